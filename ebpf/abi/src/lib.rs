@@ -1,0 +1,3 @@
+//! The records.
+#![no_std]
+#![forbid(unsafe_code)]
