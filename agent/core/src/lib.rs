@@ -1,1 +1,3 @@
 //! The decision core.
+
+pub mod units;
