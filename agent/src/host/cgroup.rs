@@ -1,0 +1,594 @@
+//! Cgroup hierarchies: which are mounted, which controller lives where, and one pod's memory files.
+//!
+//! **Problem.** The same pod is one directory on cgroup v2, one directory per controller on v1, and some of each on a hybrid host.
+//! **Approach.** [`CgroupMounts`] is read once from `/proc/self/mounts`; a [`CgroupPath`] is relative to any hierarchy; and each question
+//! ("where is memory accounted?") is asked by [`Controller`]. Source: Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst.
+
+use std::fmt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::HostRoot;
+use super::file::{ControlFile, FileError, errno_of, read_text};
+
+/// Mounts looked at, at most; a node with a thousand pods has a few thousand.
+const MOUNTS_MAX: usize = 65_536;
+
+/// What can go wrong with the cgroup file systems.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CgroupError {
+    /// One file of them.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// No cgroup file system is mounted.
+    #[error("{mounts}: no cgroup file system is mounted; mount one: mount -t cgroup2 cgroup2 /sys/fs/cgroup", mounts = mounts.display())]
+    NoHierarchy {
+        /// The mounts file that was read.
+        mounts: PathBuf,
+    },
+    /// A path that would leave its hierarchy.
+    #[error(
+        "{path:?} is not a cgroup path: use names separated by \"/\", none of them empty, \".\" or \"..\""
+    )]
+    BadPath {
+        /// The text.
+        path: String,
+    },
+    /// No hierarchy has the controller.
+    #[error("cgroup controller {controller} is not available{hint}", hint = controller.hint())]
+    NoController {
+        /// Which controller.
+        controller: Controller,
+    },
+}
+
+/// A cgroup controller that Plimsoll uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(missing_docs, reason = "the kernel's own names")]
+pub enum Controller {
+    Cpu,
+    Cpuset,
+    Memory,
+    Pids,
+    Hugetlb,
+    Freezer,
+}
+
+impl Controller {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Cpu,
+        Self::Cpuset,
+        Self::Memory,
+        Self::Pids,
+        Self::Hugetlb,
+        Self::Freezer,
+    ];
+
+    /// The kernel's name, as in `cgroup.controllers` and in v1 mount options.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cpuset => "cpuset",
+            Self::Memory => "memory",
+            Self::Pids => "pids",
+            Self::Hugetlb => "hugetlb",
+            Self::Freezer => "freezer",
+        }
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|controller| controller.name() == name)
+    }
+
+    fn hint(self) -> &'static str {
+        match self {
+            Self::Memory => {
+                "; boot the kernel with cgroup_enable=memory, or without cgroup_disable=memory"
+            }
+            Self::Hugetlb => "; the kernel needs CONFIG_CGROUP_HUGETLB",
+            _ => {
+                "; see /proc/cgroups for what the kernel has, and check that a hierarchy with it is mounted and delegated"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Controller {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// The version of one hierarchy's interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// `cgroup`: control files such as `memory.usage_in_bytes`.
+    V1,
+    /// `cgroup2`: the unified tree.
+    V2,
+}
+
+/// How the host as a whole is set up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Only v1 hierarchies.
+    V1,
+    /// Only the unified tree.
+    V2,
+    /// Both: some or all controllers on v1 and a unified tree beside them.
+    Hybrid,
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::V1 => "cgroup v1",
+            Self::V2 => "cgroup v2",
+            Self::Hybrid => "cgroup v1 and v2 (hybrid)",
+        })
+    }
+}
+
+/// A cgroup below the root of a hierarchy: `kubepods/burstable/pod1234`. The empty path is the root.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct CgroupPath(PathBuf);
+
+impl CgroupPath {
+    /// Leading and trailing slashes are ignored, as in `--cgroup-root /plimsoll/`.
+    ///
+    /// # Errors
+    /// [`CgroupError::BadPath`] for an empty name inside, `.` or `..`.
+    pub fn new(path: &str) -> Result<Self, CgroupError> {
+        let trimmed = path.trim_matches('/');
+        if trimmed.is_empty() {
+            return Ok(Self::default());
+        }
+        let is_bad = |name: &str| {
+            name.is_empty() || name == "." || name == ".." || name.contains(['\0', '\n'])
+        };
+        if trimmed.split('/').any(is_bad) {
+            return Err(CgroupError::BadPath {
+                path: path.to_owned(),
+            });
+        }
+        Ok(Self(PathBuf::from(trimmed)))
+    }
+
+    /// A child of this cgroup; `name` may itself have several parts.
+    ///
+    /// # Errors
+    /// [`CgroupError::BadPath`], as for [`CgroupPath::new`].
+    pub fn join(&self, name: &str) -> Result<Self, CgroupError> {
+        Ok(Self(self.0.join(Self::new(name)?.0)))
+    }
+
+    /// The path, relative to the hierarchy's mount point.
+    pub fn as_path(&self) -> &Path {
+        &self.0
+    }
+
+    /// This cgroup and those above it, from just below the root downwards.
+    pub fn lineage(&self) -> Vec<Self> {
+        let mut lineage: Vec<_> = self
+            .0
+            .ancestors()
+            .filter(|path| !path.as_os_str().is_empty())
+            .map(|path| Self(path.to_owned()))
+            .collect();
+        lineage.reverse();
+        lineage
+    }
+}
+
+impl fmt::Display for CgroupPath {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "/{}", self.0.display())
+    }
+}
+
+/// One mounted hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hierarchy {
+    /// Its interface.
+    pub version: Version,
+    /// The controllers that it has, sorted. On v2: those in the root's `cgroup.controllers`.
+    pub controllers: Vec<Controller>,
+    /// Where it is mounted, below the [`HostRoot`].
+    pub mount: PathBuf,
+}
+
+impl Hierarchy {
+    /// The directory of a cgroup.
+    pub fn dir(&self, path: &CgroupPath) -> PathBuf {
+        self.mount.join(path.as_path())
+    }
+
+    /// Whether the cgroup exists here.
+    pub fn has(&self, path: &CgroupPath) -> bool {
+        self.dir(path).is_dir()
+    }
+
+    /// The cgroup's id as BPF programs see it (`cgroup->kn->id`), which is its directory's inode number.
+    ///
+    /// # Errors
+    /// [`FileError::Vanished`] when the cgroup does not exist.
+    pub fn cgroup_id(&self, path: &CgroupPath) -> Result<u64, FileError> {
+        cgroup_id(&self.dir(path))
+    }
+}
+
+/// The cgroup id of a cgroup directory: its inode number.
+///
+/// # Errors
+/// [`FileError::Vanished`] when it does not exist.
+pub fn cgroup_id(dir: &Path) -> Result<u64, FileError> {
+    match std::fs::metadata(dir) {
+        Ok(metadata) => Ok(metadata.ino()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(FileError::Vanished {
+            path: Arc::from(dir),
+        }),
+        Err(error) => Err(FileError::Unreadable {
+            path: Arc::from(dir),
+            source: errno_of(&error),
+        }),
+    }
+}
+
+/// The host's hierarchies. Mounts do not change while a node runs pods, so this is read once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CgroupMounts {
+    hierarchies: Vec<Hierarchy>,
+}
+
+impl CgroupMounts {
+    /// Reads `/proc/self/mounts`. When a hierarchy is mounted several times, its first mount counts.
+    ///
+    /// # Errors
+    /// [`CgroupError::NoHierarchy`] when none is mounted; [`FileError`] for a file that cannot be read.
+    pub fn discover(host: &HostRoot) -> Result<Self, CgroupError> {
+        let mounts = host.procfs("self/mounts");
+        let mut hierarchies: Vec<Hierarchy> = Vec::new();
+        for line in read_text(&mounts)?.lines().take(MOUNTS_MAX) {
+            let mut fields = line.split(' ');
+            let (_, Some(mount_point), Some(kind), Some(options)) =
+                (fields.next(), fields.next(), fields.next(), fields.next())
+            else {
+                continue;
+            };
+            let mount = host.path(unescape(mount_point));
+            let (version, mut controllers) = match kind {
+                "cgroup2" if hierarchies.iter().all(|other| other.version != Version::V2) => {
+                    let names = read_text(mount.join("cgroup.controllers"))?;
+                    (
+                        Version::V2,
+                        names
+                            .split_ascii_whitespace()
+                            .filter_map(Controller::from_name)
+                            .collect::<Vec<_>>(),
+                    )
+                }
+                "cgroup" => {
+                    let taken = |controller: &Controller| {
+                        hierarchies
+                            .iter()
+                            .all(|other| !other.controllers.contains(controller))
+                    };
+                    (
+                        Version::V1,
+                        options
+                            .split(',')
+                            .filter_map(Controller::from_name)
+                            .filter(taken)
+                            .collect(),
+                    )
+                }
+                _ => continue,
+            };
+            if version == Version::V1 && controllers.is_empty() {
+                continue; // a named hierarchy (systemd), or one whose controllers we do not use
+            }
+            controllers.sort_unstable();
+            hierarchies.push(Hierarchy {
+                version,
+                controllers,
+                mount,
+            });
+        }
+        if hierarchies.is_empty() {
+            return Err(CgroupError::NoHierarchy { mounts });
+        }
+        Ok(Self { hierarchies })
+    }
+
+    /// All hierarchies, in the order in which they are mounted.
+    pub fn hierarchies(&self) -> &[Hierarchy] {
+        &self.hierarchies
+    }
+
+    /// The hierarchy that has a controller.
+    ///
+    /// # Errors
+    /// [`CgroupError::NoController`] says what to do.
+    pub fn hierarchy_of(&self, controller: Controller) -> Result<&Hierarchy, CgroupError> {
+        let has = |hierarchy: &&Hierarchy| hierarchy.controllers.contains(&controller);
+        self.hierarchies
+            .iter()
+            .find(has)
+            .ok_or(CgroupError::NoController { controller })
+    }
+
+    /// The v2 tree, with or without controllers.
+    pub fn unified(&self) -> Option<&Hierarchy> {
+        self.hierarchies
+            .iter()
+            .find(|hierarchy| hierarchy.version == Version::V2)
+    }
+
+    /// v1, v2 or hybrid.
+    pub fn layout(&self) -> Layout {
+        match (
+            self.unified(),
+            self.hierarchies
+                .iter()
+                .any(|hierarchy| hierarchy.version == Version::V1),
+        ) {
+            (Some(_), true) => Layout::Hybrid,
+            (Some(_), false) => Layout::V2,
+            (None, _) => Layout::V1,
+        }
+    }
+}
+
+/// Undoes the octal escapes (space, tab, newline, backslash) of a mounts file.
+fn unescape(text: &str) -> PathBuf {
+    use std::os::unix::ffi::OsStringExt;
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, tail)) = rest.split_first() {
+        let octal = (*first == b'\\').then(|| tail.get(..3)).flatten();
+        let value = octal
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        bytes.push(value.unwrap_or(*first));
+        rest = if value.is_some() { &tail[3..] } else { tail };
+    }
+    PathBuf::from(std::ffi::OsString::from_vec(bytes))
+}
+
+/// What a cgroup uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CgroupMemory {
+    /// `memory.current` or `memory.usage_in_bytes`.
+    pub usage_bytes: u64,
+    /// Page cache that the kernel can drop first; the working set is the usage less this.
+    pub inactive_file_bytes: u64,
+}
+
+/// A cgroup's usage and statistics files, opened once.
+#[derive(Debug)]
+pub struct PodMemoryFiles {
+    usage: ControlFile,
+    stat: ControlFile,
+    inactive_file_key: &'static str,
+}
+
+impl PodMemoryFiles {
+    /// Opens the memory files of a cgroup in the hierarchy that has the memory controller.
+    ///
+    /// # Errors
+    /// [`CgroupError::NoController`] without a memory controller; [`FileError::Vanished`] when the cgroup does not exist.
+    pub fn open(mounts: &CgroupMounts, path: &CgroupPath) -> Result<Self, CgroupError> {
+        let hierarchy = mounts.hierarchy_of(Controller::Memory)?;
+        let dir = hierarchy.dir(path);
+        // v1's total_ lines are the hierarchical ones, which is what v2 always shows.
+        let (usage, inactive_file_key) = match hierarchy.version {
+            Version::V1 => ("memory.usage_in_bytes", "total_inactive_file"),
+            Version::V2 => ("memory.current", "inactive_file"),
+        };
+        let usage = ControlFile::open(dir.join(usage))?;
+        let stat = ControlFile::open(dir.join("memory.stat"))?;
+        Ok(Self {
+            usage,
+            stat,
+            inactive_file_key,
+        })
+    }
+
+    /// Reads both files; allocates nothing.
+    ///
+    /// On v2, a read of `memory.current` by the agent is also what arms the BPF usage threshold (HOOKS §15).
+    ///
+    /// # Errors
+    /// [`FileError::Vanished`] when the cgroup is gone.
+    pub fn read(&self) -> Result<CgroupMemory, FileError> {
+        let usage_bytes = self.usage.read_u64()?;
+        let [inactive_file] = self.stat.read_keyed(&[self.inactive_file_key])?;
+        let inactive_file_bytes =
+            inactive_file.ok_or_else(|| self.stat.malformed(0, "a line inactive_file"))?;
+        Ok(CgroupMemory {
+            usage_bytes,
+            inactive_file_bytes,
+        })
+    }
+
+    /// Only the usage, which is one system call.
+    ///
+    /// # Errors
+    /// [`FileError::Vanished`] when the cgroup is gone.
+    pub fn read_usage_bytes(&self) -> Result<u64, FileError> {
+        self.usage.read_u64()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A directory that looks like a host with the given mounts (`KIND MOUNT_POINT OPTIONS` each).
+    pub(crate) fn fake_host(mounts: &[(&str, &str, &str)]) -> (tempfile::TempDir, HostRoot) {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        std::fs::create_dir_all(host.procfs("self")).unwrap();
+        let mut text = String::from("proc /proc proc rw 0 0\n");
+        for (kind, mount_point, options) in mounts {
+            text += &format!("{kind} {mount_point} {kind} {options} 0 0\n");
+            std::fs::create_dir_all(host.path(unescape(mount_point))).unwrap();
+        }
+        std::fs::write(host.procfs("self/mounts"), text).unwrap();
+        (dir, host)
+    }
+
+    pub(crate) fn fake_v2() -> (tempfile::TempDir, HostRoot) {
+        let (dir, host) = fake_host(&[("cgroup2", "/sys/fs/cgroup", "rw")]);
+        std::fs::write(
+            host.path("/sys/fs/cgroup/cgroup.controllers"),
+            "cpuset cpu io memory hugetlb pids rdma\n",
+        )
+        .unwrap();
+        std::fs::write(host.path("/sys/fs/cgroup/cgroup.subtree_control"), "").unwrap();
+        (dir, host)
+    }
+
+    #[test]
+    fn unified() {
+        let (_dir, host) = fake_v2();
+        let mounts = host.cgroup_mounts().unwrap();
+        assert_eq!(mounts.layout(), Layout::V2);
+        let memory = mounts.hierarchy_of(Controller::Memory).unwrap();
+        assert_eq!(memory.version, Version::V2);
+        assert_eq!(
+            memory.dir(&CgroupPath::new("/a/b/").unwrap()),
+            host.path("/sys/fs/cgroup/a/b")
+        );
+        let error = mounts.hierarchy_of(Controller::Freezer).unwrap_err();
+        assert!(
+            error.to_string().contains("freezer is not available"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn v1_and_hybrid_say_which_controller_lives_where() {
+        let v1 = [
+            ("cgroup", "/sys/fs/cgroup/cpu", "rw,relatime,cpu,cpuacct"),
+            ("cgroup", "/sys/fs/cgroup/memory", "rw,memory"),
+            ("cgroup", "/elsewhere/memory", "rw,memory"),
+            ("cgroup", "/sys/fs/cgroup/systemd", "rw,name=systemd"),
+        ];
+        let (_dir, host) = fake_host(&v1);
+        let mounts = host.cgroup_mounts().unwrap();
+        assert_eq!(mounts.layout(), Layout::V1);
+        assert_eq!(
+            mounts.hierarchies().len(),
+            2,
+            "the second mount and the named one are skipped"
+        );
+        assert_eq!(
+            mounts.hierarchy_of(Controller::Memory).unwrap().mount,
+            host.path("/sys/fs/cgroup/memory")
+        );
+
+        let (_dir, host) = fake_host(&[
+            v1[0],
+            v1[1],
+            ("cgroup2", "/sys/fs/cgroup/uni\\040fied", "rw"),
+        ]);
+        std::fs::write(
+            host.path("/sys/fs/cgroup/uni fied/cgroup.controllers"),
+            "pids\n",
+        )
+        .unwrap();
+        let mounts = host.cgroup_mounts().unwrap();
+        assert_eq!(mounts.layout(), Layout::Hybrid);
+        assert_eq!(
+            mounts.hierarchy_of(Controller::Cpu).unwrap().version,
+            Version::V1
+        );
+        assert_eq!(
+            mounts.hierarchy_of(Controller::Pids).unwrap(),
+            mounts.unified().unwrap()
+        );
+    }
+
+    #[test]
+    fn no_hierarchy_and_no_mounts_file() {
+        let (dir, host) = fake_host(&[]);
+        assert!(
+            host.cgroup_mounts()
+                .unwrap_err()
+                .to_string()
+                .contains("no cgroup file system is mounted")
+        );
+        std::fs::remove_dir_all(dir.path()).unwrap();
+        assert!(matches!(
+            host.cgroup_mounts().unwrap_err(),
+            CgroupError::File(FileError::Vanished { .. })
+        ));
+    }
+
+    #[test]
+    fn paths() {
+        assert_eq!(CgroupPath::new("/").unwrap(), CgroupPath::default());
+        let path = CgroupPath::new("root")
+            .unwrap()
+            .join("kubepods/podx")
+            .unwrap();
+        assert_eq!(path.to_string(), "/root/kubepods/podx");
+        let lineage: Vec<_> = path.lineage().iter().map(ToString::to_string).collect();
+        assert_eq!(lineage, ["/root", "/root/kubepods", "/root/kubepods/podx"]);
+        for bad in ["..", "a/../b", "a//b", "./a", "a\nb"] {
+            assert!(CgroupPath::new(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn memory_of_a_pod_on_both_versions() {
+        let (_dir, host) = fake_v2();
+        let pod = CgroupPath::new("kubepods/poda").unwrap();
+        let dir = host.path("/sys/fs/cgroup/kubepods/poda");
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("memory.current"), "5000\n").unwrap();
+        let mounts = host.cgroup_mounts().unwrap();
+        assert!(matches!(
+            PodMemoryFiles::open(&mounts, &pod).unwrap_err(),
+            CgroupError::File(FileError::Vanished { .. })
+        ));
+        std::fs::write(dir.join("memory.stat"), "anon 1\ninactive_file 77\n").unwrap();
+        let files = PodMemoryFiles::open(&mounts, &pod).unwrap();
+        assert_eq!(
+            files.read().unwrap(),
+            CgroupMemory {
+                usage_bytes: 5000,
+                inactive_file_bytes: 77
+            }
+        );
+        std::fs::write(dir.join("memory.stat"), "anon 1\n").unwrap();
+        assert!(matches!(
+            files.read().unwrap_err(),
+            FileError::Malformed { .. }
+        ));
+
+        let (_dir, host) = fake_host(&[("cgroup", "/sys/fs/cgroup/memory", "memory")]);
+        let dir = host.path("/sys/fs/cgroup/memory/kubepods/poda");
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("memory.usage_in_bytes"), "6000\n").unwrap();
+        std::fs::write(
+            dir.join("memory.stat"),
+            "inactive_file 1\ntotal_inactive_file 78\n",
+        )
+        .unwrap();
+        let files = PodMemoryFiles::open(&host.cgroup_mounts().unwrap(), &pod).unwrap();
+        assert_eq!(
+            files.read().unwrap(),
+            CgroupMemory {
+                usage_bytes: 6000,
+                inactive_file_bytes: 78
+            }
+        );
+        assert_eq!(files.read_usage_bytes().unwrap(), 6000);
+    }
+}

@@ -1,0 +1,195 @@
+//! `/proc/meminfo`: all that the node's memory signals need, in one `pread`.
+//!
+//! The kubelet on cgroup v2 builds the root cgroup's usage from this file (opencontainers/cgroups fs2 `rootStatsFromMeminfo`), and the
+//! working set is that usage less the inactive file pages. The formula itself is the decision core's; here are only its inputs.
+
+use std::path::PathBuf;
+
+use super::HostRoot;
+use super::file::{ControlFile, FileError, parse_u64};
+
+/// The node's memory at one instant, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[expect(
+    missing_docs,
+    reason = "each field is the line of /proc/meminfo that it is named after"
+)]
+pub struct NodeMemory {
+    pub total: u64,
+    pub free: u64,
+    pub available: u64,
+    pub buffers: u64,
+    pub cached: u64,
+    pub swap_cached: u64,
+    pub anon: u64,
+    pub inactive_file: u64,
+    pub active_file: u64,
+    pub swap_total: u64,
+    pub swap_free: u64,
+}
+
+/// `/proc/meminfo`, opened once.
+#[derive(Debug)]
+pub struct MeminfoFile(ControlFile);
+
+const MEMINFO_BYTES_MAX: usize = 8 * 1024;
+const LINES: [&str; 11] = [
+    "MemTotal",
+    "MemFree",
+    "MemAvailable",
+    "Buffers",
+    "Cached",
+    "SwapCached",
+    "AnonPages",
+    "Inactive(file)",
+    "Active(file)",
+    "SwapTotal",
+    "SwapFree",
+];
+/// Lines that a kernel built without swap may leave out; they are then 0.
+const LINES_OPTIONAL: [&str; 3] = ["SwapCached", "SwapTotal", "SwapFree"];
+
+impl MeminfoFile {
+    /// Opens the host's meminfo.
+    ///
+    /// # Errors
+    /// When procfs is not there or not readable.
+    pub fn open(host: &HostRoot) -> Result<Self, FileError> {
+        let path: PathBuf = host.procfs("meminfo");
+        ControlFile::open(path).map(Self)
+    }
+
+    /// Reads and parses it; allocates nothing.
+    ///
+    /// # Errors
+    /// [`FileError::Malformed`] when a line is not a number of kB, or (as line 0) when a line that every kernel has is missing.
+    pub fn read(&self) -> Result<NodeMemory, FileError> {
+        let mut buffer = [0; MEMINFO_BYTES_MAX];
+        let text = self.0.read_into(&mut buffer)?;
+        parse(text).map_err(|(line, expected)| self.0.malformed(line, expected))
+    }
+}
+
+fn parse(text: &[u8]) -> Result<NodeMemory, (u32, &'static str)> {
+    let mut values: [Option<u64>; LINES.len()] = [None; LINES.len()];
+    let mut missing = LINES.len();
+    for (line, number) in text.split(|byte| *byte == b'\n').zip(1_u32..) {
+        if missing == 0 {
+            break;
+        }
+        let Some(colon) = line.iter().position(|byte| *byte == b':') else {
+            continue;
+        };
+        let Some(index) = LINES
+            .iter()
+            .position(|name| name.as_bytes() == &line[..colon])
+        else {
+            continue;
+        };
+        let value = line[colon + 1..].trim_ascii();
+        let kib = value
+            .strip_suffix(b" kB")
+            .and_then(|digits| parse_u64(digits.trim_ascii()));
+        let bytes = kib
+            .and_then(|kib| kib.checked_mul(1024))
+            .ok_or((number, "NAME: NUMBER kB"))?;
+        missing -= usize::from(values[index].replace(bytes).is_none());
+    }
+    for (name, value) in LINES.iter().zip(&mut values) {
+        if value.is_none() && LINES_OPTIONAL.contains(name) {
+            *value = Some(0);
+        }
+        if value.is_none() {
+            return Err((0, name));
+        }
+    }
+    let [
+        total,
+        free,
+        available,
+        buffers,
+        cached,
+        swap_cached,
+        anon,
+        inactive_file,
+        active_file,
+        swap_total,
+        swap_free,
+    ] = values.map(Option::unwrap_or_default);
+    Ok(NodeMemory {
+        total,
+        free,
+        available,
+        buffers,
+        cached,
+        swap_cached,
+        anon,
+        inactive_file,
+        active_file,
+        swap_total,
+        swap_free,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "MemTotal:       1000 kB\nMemFree:         900 kB\nMemAvailable:    950 kB\nBuffers:           1 kB\n\
+        Cached:           20 kB\nSwapCached:        3 kB\nActive:            5 kB\nActive(file):      6 kB\nInactive(file):    7 kB\n\
+        SwapTotal:         8 kB\nSwapFree:          4 kB\nAnonPages:        30 kB\nHugePages_Total:       0\n";
+
+    #[test]
+    fn every_line() {
+        let memory = parse(TEXT.as_bytes()).unwrap();
+        let wanted = NodeMemory {
+            total: 1000 * 1024,
+            free: 900 * 1024,
+            available: 950 * 1024,
+            buffers: 1024,
+            cached: 20 * 1024,
+            swap_cached: 3 * 1024,
+            anon: 30 * 1024,
+            inactive_file: 7 * 1024,
+            active_file: 6 * 1024,
+            swap_total: 8 * 1024,
+            swap_free: 4 * 1024,
+        };
+        assert_eq!(memory, wanted);
+    }
+
+    #[test]
+    fn swap_lines_may_be_missing_others_not() {
+        for name in LINES {
+            let text: String = TEXT
+                .lines()
+                .filter(|line| !line.starts_with(&format!("{name}:")))
+                .map(|line| format!("{line}\n"))
+                .collect();
+            match parse(text.as_bytes()) {
+                Ok(_) => assert!(LINES_OPTIONAL.contains(&name), "{name} may not be missing"),
+                Err((line, missing)) => assert_eq!((line, missing), (0, name)),
+            }
+        }
+    }
+
+    #[test]
+    fn a_bad_number_names_its_line() {
+        let text = TEXT.replace("900 kB", "900 MB");
+        assert_eq!(parse(text.as_bytes()).unwrap_err().0, 2);
+        let text = TEXT.replace("900 kB", "99999999999999999999 kB");
+        assert_eq!(parse(text.as_bytes()).unwrap_err().0, 2);
+    }
+
+    #[test]
+    fn this_machine() {
+        let memory = MeminfoFile::open(&HostRoot::live())
+            .unwrap()
+            .read()
+            .unwrap();
+        assert!(
+            memory.total > memory.free && memory.available <= memory.total,
+            "{memory:?}"
+        );
+    }
+}
