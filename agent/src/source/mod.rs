@@ -1,0 +1,6 @@
+//! Where events come from: one file per input.
+
+pub mod cgroup_watch;
+pub mod memcg_v1;
+pub mod memory_events;
+pub mod pressure;
