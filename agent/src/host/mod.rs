@@ -11,6 +11,7 @@
 
 pub mod cgroup;
 pub mod file;
+pub mod kill;
 pub mod meminfo;
 #[expect(
     unsafe_code,
@@ -24,6 +25,7 @@ pub use cgroup::{
     CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy, Layout, PodMemoryFiles, Version,
 };
 pub use file::{ControlFile, FileError};
+pub use kill::PodKill;
 pub use meminfo::{MeminfoFile, NodeMemory};
 
 /// Where the host's file system starts: `/`, or a directory that looks like one.

@@ -1,0 +1,800 @@
+//! Ending a pod's processes: SIGTERM to each container's leader, SIGKILL to all, and their memory freed from our own CPU time.
+//!
+//! **Problem.** At the moment of a kill there is no memory: nothing may be allocated, and no file opened whose dentry and inode are not
+//! pinned already. And a pid read from a file may, by the time of the signal, belong to a process of somebody else.
+//! **Approach.** [`PodKill::open`] and [`PodKill::refresh`] run when the pod appears and whenever its cgroups change; they open
+//! directories, `cgroup.kill` and a pidfd for each leader. [`PodKill::sigterm`], [`PodKill::kill`] and [`PodKill::release_memory`]
+//! use only those, and buffers on the stack. They never wait: the caller sees from the cgroup's usage and [`PodKill::is_populated`]
+//! whether the kill has worked, and may call again.
+//!
+//! **No signal can reach a stranger.** A signal goes only through a pidfd, and only when the pid was listed in the container's
+//! `cgroup.procs` in a read that began after the pidfd had been opened. Let P be the process behind the pidfd. If P is alive at that
+//! read, the pid is P's own, so the listed process is P. If P is dead by then, a signal through its pidfd gets ESRCH, whoever has its
+//! pid now. The read is by a new open file, because v1 gives one open file the same list again for a second (kernel/cgroup/cgroup-v1.c,
+//! `cgroup_pidlist_start`).
+//!
+//! **Which way.** v2 since 5.14 has `cgroup.kill`, which is atomic, also against forks. On v1, and before 5.14, each process is
+//! signalled, in rounds, until a round finds none that is new: a process with SIGKILL pending cannot fork, so each round is shorter.
+//! On hybrid hosts both are done, since a runtime may not have put the pod into the unified tree.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::HostRoot;
+use super::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller};
+use super::file::{ControlFile, FileError, errno_of, read_text};
+use super::syscall::process_mrelease;
+
+/// Cgroups of one pod at most: containers and the cgroups that those make inside.
+pub const CGROUPS_PER_POD_MAX: usize = 256;
+/// How deep below the pod's cgroup containers' own cgroups are looked for (only needed without `cgroup.kill`).
+pub const CGROUP_DEPTH_MAX: usize = 6;
+/// Rounds of SIGKILL in one call of [`PodKill::kill`].
+pub const KILL_ROUNDS_MAX: u32 = 16;
+/// Processes whose memory one call of [`PodKill::release_memory`] frees.
+pub const RELEASES_MAX: u32 = 64;
+
+/// Open pidfds at one time.
+const BATCH: usize = 64;
+const PROCS_FILE: &CStr = c"cgroup.procs";
+const PROCS_CHUNK_BYTES: usize = 4096;
+/// Reads of one `cgroup.procs`: enough for 4 million pids, the kernel's own limit, of 8 bytes each.
+const PROCS_CHUNKS_MAX: usize = 8192;
+
+/// What [`PodKill::sigterm`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Signalled {
+    /// Processes that got the signal.
+    pub processes: u32,
+}
+
+/// By which way a pod was killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KillMethod {
+    /// `cgroup.kill`.
+    CgroupKill,
+    /// SIGKILL to each process.
+    Signals,
+    /// Both (hybrid hosts).
+    CgroupKillAndSignals,
+}
+
+/// What [`PodKill::kill`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Killed {
+    /// By which way.
+    pub how: KillMethod,
+    /// Processes signalled one by one; 0 by `cgroup.kill` alone, which does not tell.
+    pub processes: u32,
+    /// Rounds of signals; 0 by `cgroup.kill` alone.
+    pub rounds: u32,
+}
+
+/// What [`PodKill::release_memory`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Released {
+    /// Dying processes whose memory was freed.
+    pub processes: u32,
+    /// Processes that had no memory any more.
+    pub already_gone: u32,
+    /// Processes for which the kernel refused: not dying, sharing memory with one that is not, or locked. Their own exit frees it.
+    pub refused: u32,
+}
+
+#[derive(Debug)]
+enum Leader {
+    /// No process has been seen in the container yet.
+    Unknown,
+    Running {
+        pid: Pid,
+        pidfd: OwnedFd,
+    },
+    /// It has ended; a runtime would send nothing now.
+    Exited,
+}
+
+/// One cgroup of the pod: the pod's own, a container's, or one that a container made.
+#[derive(Debug)]
+struct Member {
+    path: Arc<Path>,
+    dir: OwnedFd,
+    /// Never read; keeps the dentry and the inode of `cgroup.procs` in memory, so that opening it again reads no disk and makes nothing.
+    _procs_pin: OwnedFd,
+    is_container: bool,
+    leader: Leader,
+}
+
+/// Everything open that it takes to end one pod.
+#[derive(Debug)]
+pub struct PodKill {
+    host: HostRoot,
+    pod_dir: PathBuf,
+    cgroup_kill: Option<ControlFile>,
+    /// `cgroup.kill` reaches every process: the tree that it belongs to is also the one that accounts memory.
+    is_unified: bool,
+    members: Vec<Member>,
+}
+
+impl PodKill {
+    /// Opens what there is now. Processes and containers that come later are found by [`PodKill::refresh`].
+    ///
+    /// # Errors
+    /// [`FileError::Vanished`] when the pod's cgroup does not exist; [`CgroupError::NoController`] without memory controller and unified tree.
+    pub fn open(
+        host: &HostRoot,
+        mounts: &CgroupMounts,
+        pod: &CgroupPath,
+    ) -> Result<Self, CgroupError> {
+        // Where memory is accounted is where the processes must be found.
+        let hierarchy = match (mounts.hierarchy_of(Controller::Memory), mounts.unified()) {
+            (Ok(hierarchy), _) | (Err(_), Some(hierarchy)) => hierarchy,
+            (Err(error), None) => return Err(error),
+        };
+        let unified = mounts.unified().filter(|unified| unified.has(pod));
+        let cgroup_kill = match unified
+            .map(|unified| ControlFile::open_to_write(unified.dir(pod).join("cgroup.kill")))
+        {
+            Some(Ok(file)) => Some(file),
+            Some(Err(error)) if error.is_vanished() => None, // before 5.14
+            Some(Err(error)) => return Err(error.into()),
+            None => None,
+        };
+        let is_unified = unified == Some(hierarchy);
+        let mut pod_kill = Self {
+            host: host.clone(),
+            pod_dir: hierarchy.dir(pod),
+            cgroup_kill,
+            is_unified,
+            members: Vec::new(),
+        };
+        pod_kill.refresh()?;
+        Ok(pod_kill)
+    }
+
+    /// Picks up new containers and leaders, and drops cgroups that are gone. Allocates and opens: not for the hot path.
+    ///
+    /// # Errors
+    /// [`FileError::Vanished`] when the pod's cgroup is gone.
+    pub fn refresh(&mut self) -> Result<(), FileError> {
+        let found = cgroups_below(&self.pod_dir)?;
+        self.members
+            .retain(|member| found.iter().any(|(path, _)| **path == *member.path));
+        for (path, depth) in found {
+            if self.members.iter().any(|member| *member.path == *path) {
+                continue;
+            }
+            match Member::open(&path, depth == 1) {
+                Ok(member) => self.members.push(member),
+                Err(error) if error.is_vanished() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        for member in &mut self.members {
+            match member.refresh_leader(&self.host) {
+                Err(error) if !error.is_vanished() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Containers whose leader is known and was running at the last refresh.
+    pub fn leaders(&self) -> impl Iterator<Item = Pid> + '_ {
+        self.members
+            .iter()
+            .filter_map(|member| match &member.leader {
+                Leader::Running { pid, .. } => Some(*pid),
+                _ => None,
+            })
+    }
+
+    /// Whether `cgroup.kill` will be used.
+    pub fn has_cgroup_kill(&self) -> bool {
+        self.cgroup_kill.is_some()
+    }
+
+    /// Sends SIGTERM as a container runtime does: to each container's first process. A container whose first process has ended gets
+    /// nothing; one in which none has been seen gets it for all its processes. Allocates nothing.
+    ///
+    /// # Errors
+    /// [`FileError::Unreadable`] when `cgroup.procs` cannot be read, after the other containers have been served. A cgroup that is gone is no error.
+    pub fn sigterm(&self) -> Result<Signalled, FileError> {
+        let mut signalled = Signalled::default();
+        let mut first_error = None;
+        for member in self.members.iter().filter(|member| member.is_container) {
+            let sent = match &member.leader {
+                Leader::Running { pid, pidfd } => member.signal_leader(*pid, pidfd, Signal::TERM),
+                Leader::Exited => Ok(0),
+                Leader::Unknown => member
+                    .signal_all(Signal::TERM, &mut SeenPids::new())
+                    .map(|round| round.signalled),
+            };
+            match sent {
+                Ok(processes) => signalled.processes += processes,
+                Err(error) if error.is_vanished() => {}
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        first_error.map_or(Ok(signalled), Err)
+    }
+
+    /// Kills every process of the pod. Allocates nothing and does not wait for them to be gone.
+    ///
+    /// # Errors
+    /// [`FileError`] when neither `cgroup.kill` nor `cgroup.procs` could be used. A cgroup that is gone is no error: nothing is left to kill.
+    pub fn kill(&self) -> Result<Killed, FileError> {
+        let mut kill_error = None;
+        let mut is_killed = false;
+        if let Some(file) = &self.cgroup_kill {
+            match file.write(b"1") {
+                Ok(()) => is_killed = true,
+                Err(error) if error.is_vanished() => is_killed = true,
+                Err(error) => kill_error = Some(error), // EOPNOTSUPP in a threaded cgroup
+            }
+        }
+        if is_killed && self.is_unified {
+            return Ok(Killed {
+                how: KillMethod::CgroupKill,
+                processes: 0,
+                rounds: 0,
+            });
+        }
+        let how = if is_killed {
+            KillMethod::CgroupKillAndSignals
+        } else {
+            KillMethod::Signals
+        };
+        let mut killed = Killed {
+            how,
+            processes: 0,
+            rounds: 0,
+        };
+        let mut seen = SeenPids::new();
+        let mut procs_error = None;
+        while killed.rounds < KILL_ROUNDS_MAX {
+            killed.rounds += 1;
+            let mut new = 0;
+            for member in &self.members {
+                match member.signal_all(Signal::KILL, &mut seen) {
+                    Ok(round) => new += round.new,
+                    Err(error) if error.is_vanished() => {}
+                    Err(error) => procs_error = Some(error),
+                }
+            }
+            killed.processes += new;
+            if new == 0 {
+                break;
+            }
+        }
+        match procs_error.or(kill_error) {
+            Some(error) if killed.processes == 0 && !is_killed => Err(error),
+            _ => Ok(killed),
+        }
+    }
+
+    /// Frees the memory of processes that [`PodKill::kill`] has killed, instead of waiting until they are scheduled. Allocates nothing.
+    ///
+    /// Each call works on at most [`RELEASES_MAX`] processes and takes as long as the kernel needs to unmap their pages.
+    ///
+    /// # Errors
+    /// [`FileError::Unreadable`] when `cgroup.procs` cannot be read. A cgroup that is gone is no error.
+    pub fn release_memory(&self) -> Result<Released, FileError> {
+        let mut released = Released::default();
+        let mut budget = RELEASES_MAX;
+        for member in &self.members {
+            // The leader first: on most containers it is the only process, and its pidfd is open already.
+            if let Leader::Running { pidfd, .. } = &member.leader {
+                released.count(process_mrelease(pidfd.as_fd()).map_err(|error| error.source));
+            }
+            let leader = if let Leader::Running { pid, .. } = &member.leader {
+                Some(*pid)
+            } else {
+                None
+            };
+            let result = member.for_each_pid(&mut |pid| {
+                if Some(pid) == leader || budget == 0 {
+                    return;
+                }
+                budget -= 1;
+                // A stranger behind a reused pid is not dying, so the kernel refuses; and freeing a dying one's memory harms nobody.
+                let freed = pidfd_open(pid, PidfdFlags::empty()).and_then(|pidfd| {
+                    process_mrelease(pidfd.as_fd()).map_err(|error| error.source)
+                });
+                released.count(freed);
+            });
+            match result {
+                Err(error) if !error.is_vanished() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(released)
+    }
+
+    /// Whether any process is left in the pod's cgroups. Allocates nothing.
+    ///
+    /// # Errors
+    /// [`FileError::Unreadable`] when `cgroup.procs` cannot be read. A cgroup that is gone is empty.
+    pub fn is_populated(&self) -> Result<bool, FileError> {
+        for member in &self.members {
+            let mut any = false;
+            match member.for_each_pid(&mut |_| any = true) {
+                Ok(()) if any => return Ok(true),
+                Ok(()) => {}
+                Err(error) if error.is_vanished() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Released {
+    fn count(&mut self, result: Result<(), Errno>) {
+        match result {
+            Ok(()) => self.processes += 1,
+            Err(Errno::SRCH) => self.already_gone += 1,
+            Err(_) => self.refused += 1,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Round {
+    signalled: u32,
+    new: u32,
+}
+
+impl Member {
+    fn open(path: &Path, is_container: bool) -> Result<Self, FileError> {
+        let path: Arc<Path> = Arc::from(path);
+        let dir = rustix::fs::open(&*path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|errno| file_error(&path, errno))?;
+        let procs = open_procs(&dir).map_err(|errno| file_error(&path, errno))?;
+        Ok(Self {
+            path,
+            dir,
+            _procs_pin: procs,
+            is_container,
+            leader: Leader::Unknown,
+        })
+    }
+
+    fn refresh_leader(&mut self, host: &HostRoot) -> Result<(), FileError> {
+        match &self.leader {
+            Leader::Exited => {}
+            Leader::Running { pid, .. } => {
+                if !self.is_listed(*pid)? {
+                    self.leader = Leader::Exited;
+                }
+            }
+            Leader::Unknown => {
+                // cgroup.procs is in no useful order (v1: by pid; v2: by css_set), so the oldest is looked for.
+                let mut pids = Vec::new();
+                self.for_each_pid(&mut |pid| pids.push(pid))?;
+                let oldest = pids
+                    .into_iter()
+                    .filter_map(|pid| Some((start_ticks(host, pid)?, pid)))
+                    .min_by_key(|(ticks, pid)| (*ticks, pid.as_raw_nonzero()));
+                let Some((_, pid)) = oldest else {
+                    return Ok(());
+                };
+                let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else {
+                    return Ok(());
+                };
+                if self.is_listed(pid)? {
+                    self.leader = Leader::Running { pid, pidfd };
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn signal_leader(&self, pid: Pid, pidfd: &OwnedFd, signal: Signal) -> Result<u32, FileError> {
+        // The pidfd is older than this read: see the module's proof.
+        if !self.is_listed(pid)? {
+            return Ok(0);
+        }
+        match pidfd_send_signal(pidfd, signal) {
+            Ok(()) => Ok(1),
+            Err(Errno::SRCH) => Ok(0),
+            Err(errno) => Err(FileError::Unwritable {
+                path: Arc::clone(&self.path),
+                source: errno,
+            }),
+        }
+    }
+
+    /// Signals every process of this cgroup, a batch at a time.
+    fn signal_all(&self, signal: Signal, seen: &mut SeenPids) -> Result<Round, FileError> {
+        let mut round = Round::default();
+        let mut batch: [Option<(Pid, OwnedFd)>; BATCH] = [const { None }; BATCH];
+        let mut filled = 0;
+        let mut batch_error = None;
+        self.for_each_pid(&mut |pid| {
+            // Neither ourselves nor the machine's init: whoever put them into a pod, killing them would end more than the pod.
+            if pid == rustix::process::getpid() || pid == Pid::INIT {
+                return;
+            }
+            if let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) {
+                batch[filled] = Some((pid, pidfd));
+                filled += 1;
+            }
+            if filled == BATCH {
+                filled = 0;
+                if let Err(error) = self.signal_batch(&mut batch, signal, seen, &mut round) {
+                    batch_error = Some(error);
+                }
+            }
+        })?;
+        self.signal_batch(&mut batch, signal, seen, &mut round)?;
+        batch_error.map_or(Ok(round), Err)
+    }
+
+    fn signal_batch(
+        &self,
+        batch: &mut [Option<(Pid, OwnedFd)>; BATCH],
+        signal: Signal,
+        seen: &mut SeenPids,
+        round: &mut Round,
+    ) -> Result<(), FileError> {
+        if batch.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        let result = self.for_each_pid(&mut |listed| {
+            for slot in batch.iter_mut() {
+                let Some((pid, pidfd)) = slot else { continue };
+                if *pid != listed {
+                    continue;
+                }
+                if pidfd_send_signal(&*pidfd, signal).is_ok() {
+                    round.signalled += 1;
+                    round.new += u32::from(seen.insert(listed));
+                }
+                *slot = None;
+            }
+        });
+        // Those that are not listed any more have ended or moved away: they are not the pod's.
+        batch.fill_with(|| None);
+        result
+    }
+
+    fn is_listed(&self, wanted: Pid) -> Result<bool, FileError> {
+        let mut is_listed = false;
+        self.for_each_pid(&mut |pid| is_listed |= pid == wanted)?;
+        Ok(is_listed)
+    }
+
+    /// Calls `f` for each process now in this cgroup. A pid of 0 (a process of a pid namespace that we do not see) is left out.
+    fn for_each_pid(&self, f: &mut dyn FnMut(Pid)) -> Result<(), FileError> {
+        let procs = open_procs(&self.dir).map_err(|errno| file_error(&self.path, errno))?;
+        let mut pids = PidParser::default();
+        let mut buffer = [0; PROCS_CHUNK_BYTES];
+        for _ in 0..PROCS_CHUNKS_MAX {
+            let filled = rustix::io::retry_on_intr(|| rustix::io::read(&procs, &mut buffer))
+                .map_err(|errno| file_error(&self.path, errno))?;
+            if filled == 0 {
+                pids.end(f);
+                return Ok(());
+            }
+            pids.feed(&buffer[..filled], f)
+                .map_err(|line| FileError::Malformed {
+                    path: Arc::clone(&self.path),
+                    line,
+                    expected: "a pid on each line of cgroup.procs",
+                })?;
+        }
+        Ok(())
+    }
+}
+
+fn open_procs(dir: &OwnedFd) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(
+        dir,
+        PROCS_FILE,
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+}
+
+fn file_error(path: &Arc<Path>, source: Errno) -> FileError {
+    let path = Arc::clone(path);
+    match source {
+        Errno::NOENT | Errno::NODEV => FileError::Vanished { path },
+        _ => FileError::Unreadable { path, source },
+    }
+}
+
+/// When a process was started, in clock ticks since boot: field 22 of `/proc/PID/stat`. `None` when it is gone.
+pub(crate) fn start_ticks(host: &HostRoot, pid: Pid) -> Option<u64> {
+    let stat = read_text(host.procfs(format!("{}/stat", pid.as_raw_nonzero()))).ok()?;
+    // The command may contain anything, so count from its closing parenthesis: state is field 3.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+}
+
+/// The pod's cgroup (depth 0) and those below it.
+fn cgroups_below(pod_dir: &Path) -> Result<Vec<(PathBuf, usize)>, FileError> {
+    if !pod_dir.is_dir() {
+        return Err(FileError::Vanished {
+            path: Arc::from(pod_dir),
+        });
+    }
+    let mut found = vec![(pod_dir.to_owned(), 0)];
+    let mut next = 0;
+    while next < found.len() && found.len() < CGROUPS_PER_POD_MAX {
+        let (dir, depth) = found[next].clone();
+        next += 1;
+        if depth == CGROUP_DEPTH_MAX {
+            continue;
+        }
+        let entries = match std::fs::read_dir(&dir) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(file_error(&Arc::from(dir.as_path()), errno_of(&error))),
+        };
+        let mut children: Vec<PathBuf> = entries
+            .filter_map(Result::ok)
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .map(|entry| entry.path())
+            .collect();
+        children.sort_unstable();
+        children.truncate(CGROUPS_PER_POD_MAX - found.len());
+        found.extend(children.into_iter().map(|child| (child, depth + 1)));
+    }
+    Ok(found)
+}
+
+/// Pids from the chunks of a `cgroup.procs`, which may cut a number in two.
+#[derive(Debug, Default)]
+struct PidParser {
+    value: Option<i32>,
+    line: u32,
+}
+
+impl PidParser {
+    fn feed(&mut self, chunk: &[u8], f: &mut dyn FnMut(Pid)) -> Result<(), u32> {
+        for byte in chunk {
+            match byte {
+                b'0'..=b'9' => {
+                    let digit = i32::from(byte - b'0');
+                    let value = self
+                        .value
+                        .unwrap_or(0)
+                        .checked_mul(10)
+                        .and_then(|value| value.checked_add(digit));
+                    self.value = Some(value.ok_or(self.line + 1)?);
+                }
+                b'\n' => self.end(f),
+                _ => return Err(self.line + 1),
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, f: &mut dyn FnMut(Pid)) {
+        self.line += 1;
+        if let Some(pid) = self.value.take().and_then(Pid::from_raw) {
+            f(pid);
+        }
+    }
+}
+
+/// Which pids were signalled in this call. Two pids may share a bit; the cost is a round too few, and the caller sees who is left.
+#[derive(Debug)]
+struct SeenPids([u64; 1024]);
+
+impl SeenPids {
+    fn new() -> Self {
+        Self([0; 1024])
+    }
+
+    /// Whether it was not in yet.
+    fn insert(&mut self, pid: Pid) -> bool {
+        let bit = pid.as_raw_nonzero().get().unsigned_abs() as usize % (1024 * 64);
+        let (word, mask) = (bit / 64, 1 << (bit % 64));
+        let is_new = self.0[word] & mask == 0;
+        self.0[word] |= mask;
+        is_new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::cgroup::tests::{fake_host, fake_v2};
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Child, Command};
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("60").spawn().unwrap()
+    }
+
+    fn list(dir: &Path, children: &[&Child]) {
+        std::fs::create_dir_all(dir).unwrap();
+        let text: String = children
+            .iter()
+            .map(|child| format!("{}\n", child.id()))
+            .collect();
+        std::fs::write(dir.join("cgroup.procs"), text).unwrap();
+    }
+
+    /// A fake v1 host whose procfs is the real one, a pod with container "c", and the container's directory.
+    fn v1_pod() -> (tempfile::TempDir, HostRoot, CgroupPath, PathBuf) {
+        let (dir, host) = fake_host(&[("cgroup", "/sys/fs/cgroup/memory", "memory")]);
+        let pod = CgroupPath::new("kubepods/podx").unwrap();
+        let pod_dir = host.path("/sys/fs/cgroup/memory/kubepods/podx");
+        list(&pod_dir, &[]);
+        (dir, host, pod, pod_dir.join("c"))
+    }
+
+    fn link_proc(host: &HostRoot, child: &Child) {
+        let target = format!("/proc/{}", child.id());
+        std::os::unix::fs::symlink(target, host.procfs(child.id().to_string())).unwrap();
+    }
+
+    fn signal_of(mut child: Child) -> Option<i32> {
+        child.wait().unwrap().signal()
+    }
+
+    #[test]
+    fn sigterm_goes_to_the_leader_only_and_kill_to_all() {
+        let (_dir, host, pod, container) = v1_pod();
+        let leader = sleeper();
+        std::thread::sleep(std::time::Duration::from_millis(30)); // a clock tick, so that the leader is the older one
+        let worker = sleeper();
+        list(&container, &[&worker, &leader]);
+        link_proc(&host, &leader);
+        link_proc(&host, &worker);
+        let pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+        assert_eq!(
+            pod_kill
+                .leaders()
+                .map(|pid| pid.as_raw_nonzero().get().unsigned_abs())
+                .collect::<Vec<_>>(),
+            [leader.id()]
+        );
+        assert!(!pod_kill.has_cgroup_kill() && pod_kill.is_populated().unwrap());
+        assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 1 });
+        assert_eq!(signal_of(leader), Some(15));
+        assert_eq!(
+            pod_kill.sigterm().unwrap(),
+            Signalled { processes: 0 },
+            "the leader has ended"
+        );
+        let killed = pod_kill.kill().unwrap();
+        assert_eq!((killed.how, killed.processes), (KillMethod::Signals, 1));
+        pod_kill.release_memory().unwrap();
+        assert_eq!(signal_of(worker), Some(9));
+        list(&container, &[]);
+        assert!(!pod_kill.is_populated().unwrap());
+    }
+
+    #[test]
+    fn without_a_known_leader_every_process_gets_sigterm() {
+        let (_dir, host, pod, container) = v1_pod();
+        list(&container, &[]);
+        let mut pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+        let (a, b) = (sleeper(), sleeper());
+        list(&container, &[&a, &b]);
+        assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 2 });
+        assert_eq!((signal_of(a), signal_of(b)), (Some(15), Some(15)));
+        // A leader that leaves the cgroup is not ours any more, though its pid lives on.
+        let moved = sleeper();
+        link_proc(&host, &moved);
+        list(&container, &[&moved]);
+        pod_kill.refresh().unwrap();
+        assert_eq!(pod_kill.leaders().count(), 1);
+        list(&container, &[]);
+        assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 0 });
+        pod_kill.refresh().unwrap();
+        assert_eq!(pod_kill.leaders().count(), 0);
+        let mut moved = moved;
+        assert!(moved.try_wait().unwrap().is_none(), "still alive");
+        moved.kill().unwrap();
+        moved.wait().unwrap();
+    }
+
+    #[test]
+    fn more_processes_than_a_batch_and_a_container_inside_a_container() {
+        let (_dir, host, pod, container) = v1_pod();
+        let children: Vec<Child> = (0..BATCH + 7).map(|_| sleeper()).collect();
+        let (inner, outer) = children.split_at(3);
+        list(&container, &outer.iter().collect::<Vec<_>>());
+        list(
+            &container.join("inner/most"),
+            &inner.iter().collect::<Vec<_>>(),
+        );
+        list(&container.join("inner"), &[]);
+        let pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+        let killed = pod_kill.kill().unwrap();
+        assert_eq!(killed.processes as usize, children.len());
+        assert!((2..=KILL_ROUNDS_MAX).contains(&killed.rounds), "{killed:?}");
+        assert!(
+            children
+                .into_iter()
+                .all(|child| signal_of(child) == Some(9))
+        );
+    }
+
+    #[test]
+    fn cgroup_kill_is_written_and_its_refusal_falls_back() {
+        let (_dir, host) = fake_v2();
+        let pod = CgroupPath::new("kubepods/podx").unwrap();
+        let pod_dir = host.path("/sys/fs/cgroup/kubepods/podx");
+        let child = sleeper();
+        list(&pod_dir, &[]);
+        list(&pod_dir.join("c"), &[&child]);
+        std::fs::write(pod_dir.join("cgroup.kill"), "").unwrap();
+        let pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+        assert_eq!(
+            pod_kill.kill().unwrap(),
+            Killed {
+                how: KillMethod::CgroupKill,
+                processes: 0,
+                rounds: 0
+            }
+        );
+        assert_eq!(
+            std::fs::read_to_string(pod_dir.join("cgroup.kill")).unwrap(),
+            "1"
+        );
+        std::fs::remove_file(pod_dir.join("cgroup.kill")).unwrap();
+        // /dev/full refuses every write.
+        std::os::unix::fs::symlink("/dev/full", pod_dir.join("cgroup.kill")).unwrap();
+        let pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+        let killed = pod_kill.kill().unwrap();
+        assert_eq!((killed.how, killed.processes), (KillMethod::Signals, 1));
+        assert_eq!(signal_of(child), Some(9));
+    }
+
+    #[test]
+    fn vanished_and_unreadable() {
+        let (_dir, host, pod, container) = v1_pod();
+        list(&container, &[]);
+        let mounts = host.cgroup_mounts().unwrap();
+        let mut pod_kill = PodKill::open(&host, &mounts, &pod).unwrap();
+        std::fs::write(container.join("cgroup.procs"), "12a\n").unwrap();
+        assert!(matches!(
+            pod_kill.sigterm().unwrap_err(),
+            FileError::Malformed { line: 1, .. }
+        ));
+        assert!(matches!(
+            pod_kill.kill().unwrap_err(),
+            FileError::Malformed { line: 1, .. }
+        ));
+        std::fs::remove_dir_all(container.parent().unwrap()).unwrap();
+        assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 0 });
+        assert_eq!(pod_kill.kill().unwrap().processes, 0);
+        assert_eq!(pod_kill.release_memory().unwrap(), Released::default());
+        assert!(pod_kill.refresh().unwrap_err().is_vanished());
+        assert!(matches!(
+            PodKill::open(&host, &mounts, &pod).unwrap_err(),
+            CgroupError::File(FileError::Vanished { .. })
+        ));
+    }
+
+    #[test]
+    fn pids_cut_by_a_chunk() {
+        let mut pids = Vec::new();
+        let mut parser = PidParser::default();
+        for chunk in ["1", "2\n3", "4\n0\n", "56"] {
+            parser
+                .feed(chunk.as_bytes(), &mut |pid| {
+                    pids.push(pid.as_raw_nonzero().get())
+                })
+                .unwrap();
+        }
+        parser.end(&mut |pid| pids.push(pid.as_raw_nonzero().get()));
+        assert_eq!(pids, [12, 34, 56]);
+        assert_eq!(
+            PidParser::default().feed(b"1\n99999999999\n", &mut |_| ()),
+            Err(2)
+        );
+    }
+}
