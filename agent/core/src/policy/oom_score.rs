@@ -1,0 +1,177 @@
+//! The `oom_score_adj` of a container's processes: whom the kernel kills when it has to.
+//!
+//! The kernel adds a process's share of memory, in thousandths, to this value and kills the highest sum. Burstable
+//! containers therefore get 1000 less the share they requested: a process at its request reaches 1000, one above it more.
+//!
+//! Source: `pkg/kubelet/qos/policy.go` of 1.36.
+
+use std::num::NonZeroU64;
+
+use crate::pod::{Container, Pod};
+use crate::qos::QosClass;
+use crate::resources::{self, MEMORY};
+
+/// Guaranteed and node-critical pods: the last to be killed, after the kubelet (-999).
+pub const GUARANTEED_ADJ: i32 = -997;
+
+/// BestEffort pods: the first to be killed.
+pub const BEST_EFFORT_ADJ: i32 = 1000;
+
+/// The lowest value of a Burstable container, so that one requesting everything still goes before Guaranteed ones.
+const BURSTABLE_ADJ_MIN: i32 = 1000 + GUARANTEED_ADJ;
+
+/// The value for one container of `pod`, which has API defaults applied ([`Pod::set_defaults`]), on a node with
+/// `memory_capacity_bytes` of memory.
+pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_bytes: NonZeroU64) -> i32 {
+    if pod.is_node_critical() {
+        return GUARANTEED_ADJ;
+    }
+    match pod.qos_class() {
+        QosClass::Guaranteed => return GUARANTEED_ADJ,
+        QosClass::BestEffort => return BEST_EFFORT_ADJ,
+        QosClass::Burstable => {}
+    }
+    let share = unclaimed_share_bytes(pod);
+    let from_request = |request: i64| {
+        let request = i128::from(request) + i128::from(share);
+        1000 - 1000 * request / i128::from(memory_capacity_bytes.get())
+    };
+    let mut adj = from_request(memory_request_bytes(container));
+    if is_sidecar_of(pod, container) {
+        // A sidecar goes no earlier than the regular container that requests least.
+        let least = pod
+            .spec
+            .containers
+            .iter()
+            .map(memory_request_bytes)
+            .min()
+            .unwrap_or(0);
+        adj = adj.min(from_request(least));
+    }
+    // One below BestEffort: a Burstable pod is the better protected one. Values above it need a negative request.
+    match i32::try_from(adj)
+        .unwrap_or(BURSTABLE_ADJ_MIN)
+        .max(BURSTABLE_ADJ_MIN)
+    {
+        BEST_EFFORT_ADJ => BEST_EFFORT_ADJ - 1,
+        adj => adj,
+    }
+}
+
+fn memory_request_bytes(container: &Container) -> i64 {
+    container.resources.request(MEMORY).value()
+}
+
+/// What the pod requests beyond its containers' sum, divided among all of them; negative where they request more.
+fn unclaimed_share_bytes(pod: &Pod) -> i64 {
+    let Some(own) = pod.pod_level_resources() else {
+        return 0;
+    };
+    let request = own.request(MEMORY);
+    let containers = i64::try_from(pod.all_containers().count()).unwrap_or(i64::MAX);
+    if request.is_zero() || containers == 0 {
+        return 0;
+    }
+    let claimed = resources::aggregate_container_requests(pod)
+        .get(MEMORY)
+        .map_or(0, |sum| sum.value());
+    request.value().saturating_sub(claimed) / containers
+}
+
+fn is_sidecar_of(pod: &Pod, container: &Container) -> bool {
+    container.is_sidecar()
+        && pod
+            .spec
+            .init_containers
+            .iter()
+            .any(|init| init.name == container.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn adj(spec: &str, container: &str) -> i32 {
+        let pod: Pod = serde_json::from_str(&format!(r#"{{"spec":{spec}}}"#)).unwrap();
+        let pod = pod.with_defaults();
+        oom_score_adj(
+            &pod,
+            pod.container(container).unwrap(),
+            NonZeroU64::new(30 * GIB).unwrap(),
+        )
+    }
+
+    #[test]
+    fn follows_the_documented_table() {
+        assert_eq!(adj(r#"{"containers":[{"name":"c"}]}"#, "c"), 1000);
+        assert_eq!(
+            adj(
+                r#"{"containers":[{"name":"c","resources":{"limits":{"cpu":"1","memory":"4Gi"}}}]}"#,
+                "c"
+            ),
+            -997
+        );
+        assert_eq!(
+            adj(
+                r#"{"containers":[{"name":"c","resources":{"requests":{"memory":"4Gi"}}}]}"#,
+                "c"
+            ),
+            867
+        );
+    }
+
+    #[test]
+    fn burstable_stays_between_guaranteed_and_best_effort() {
+        assert_eq!(
+            adj(
+                r#"{"containers":[{"name":"c","resources":{"requests":{"memory":"1"}}}]}"#,
+                "c"
+            ),
+            999
+        );
+        assert_eq!(
+            adj(
+                r#"{"containers":[{"name":"c","resources":{"requests":{"memory":"90Gi"}}}]}"#,
+                "c"
+            ),
+            3
+        );
+        assert_eq!(
+            adj(
+                r#"{"containers":[{"name":"c","resources":{"requests":{"memory":"8E"}}}]}"#,
+                "c"
+            ),
+            3
+        );
+    }
+
+    #[test]
+    fn node_critical_needs_priority_and_class() {
+        let spec = |more: &str| {
+            format!(r#"{{"containers":[{{"name":"c"}}],"priority":2000001000{more}}}"#)
+        };
+        assert_eq!(adj(&spec(""), "c"), 1000);
+        assert_eq!(
+            adj(&spec(r#","priorityClassName":"system-node-critical""#), "c"),
+            -997
+        );
+    }
+
+    #[test]
+    fn a_sidecar_is_no_worse_than_the_smallest_container() {
+        let spec = r#"{"containers":[{"name":"c","resources":{"requests":{"memory":"3Gi"}}}],
+            "initContainers":[{"name":"s","restartPolicy":"Always"},{"name":"i"}]}"#;
+        assert_eq!(adj(spec, "s"), 900);
+        assert_eq!(adj(spec, "i"), 999);
+    }
+
+    #[test]
+    fn what_the_pod_requests_beyond_its_containers_is_shared() {
+        let spec = r#"{"containers":[{"name":"a","resources":{"requests":{"memory":"3Gi"}}},{"name":"b"}],
+            "resources":{"requests":{"memory":"9Gi"}}}"#;
+        assert_eq!(adj(spec, "a"), 800);
+        assert_eq!(adj(spec, "b"), 900);
+    }
+}
