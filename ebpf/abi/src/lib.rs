@@ -1,3 +1,544 @@
-//! The records.
+//! The records that cross the border between Plimsoll's BPF programs and its agent.
+//!
+//! Problem: two programs built by two compilers must agree on every byte, and the reader must never trust what it
+//! reads. Approach: `repr(C)` structs of fixed-width integers and byte arrays only, without padding (zerocopy's
+//! `IntoBytes` refuses padding at compile time), each opening with a [`Header`] whose `kind` and `abi_version` are
+//! checked before anything else is read. "Unknown" is an all-ones value at this border and nowhere else.
+//!
+//! Terms: a *page* is the kernel's page (`page_counter` counts them). Times are `CLOCK_MONOTONIC` nanoseconds, as
+//! `bpf_ktime_get_ns` gives them. A *cgroup id* is the 64-bit kernfs id, which is the inode number of the cgroup's
+//! directory. A *hierarchy id* is 0 for cgroup v2 and the v1 hierarchy's number otherwise; ids are unique only
+//! within a hierarchy.
 #![no_std]
 #![forbid(unsafe_code)]
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Version of every layout in this file. A change to any of them raises it, and the agent refuses other versions.
+pub const ABI_VERSION: u16 = 1;
+
+/// "The program could not know this" in a 64-bit field.
+pub const UNKNOWN_U64: u64 = u64::MAX;
+
+/// "The program could not know this" in a 32-bit field.
+pub const UNKNOWN_U32: u32 = u32::MAX;
+
+/// [`OomKill::limit_cgroup_id`] of a kill for the whole node rather than for one cgroup's limit.
+pub const NODE_OOM: u64 = 0;
+
+/// The id under which the top of the memory hierarchy is watched: kernfs gives the root directory id 1.
+pub const ROOT_CGROUP_ID: u64 = 1;
+
+/// Bytes of a cgroup path that a record can carry. A systemd path under containerd is about 191 bytes long.
+pub const PATH_BYTES: usize = 256;
+
+/// Bytes of a task's command name, including its NUL (the kernel's `TASK_COMM_LEN`).
+pub const COMM_BYTES: usize = 16;
+
+/// What a record tells. The number is the record's [`Header::kind`] and its index among the drop counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u16)]
+pub enum Kind {
+    /// A watched counter is about to reach its armed threshold: [`ThresholdCrossed`].
+    ThresholdCrossed = 1,
+    /// A cgroup was made: [`CgroupMkdir`].
+    CgroupMkdir = 2,
+    /// A cgroup was removed: [`CgroupRmdir`].
+    CgroupRmdir = 3,
+    /// A task moved into a cgroup: [`CgroupAttach`]. Not sent for births by `clone3(CLONE_INTO_CGROUP)`.
+    CgroupAttach = 4,
+    /// A cgroup got its first or lost its last task: [`CgroupPopulated`].
+    CgroupPopulated = 5,
+    /// The kernel's OOM killer chose a victim: [`OomKill`].
+    OomKill = 6,
+    /// `memory.high`, `memory.max` or a memcg OOM was met: [`MemoryEvent`].
+    MemoryEvent = 7,
+    /// CPU bandwidth control stopped or resumed a run queue: [`Throttle`].
+    Throttle = 8,
+    /// The node's free memory fell below a zone watermark: [`NodeReclaim`].
+    NodeReclaim = 9,
+}
+
+/// Every kind, in the order of their numbers.
+pub const KINDS: [Kind; 9] = [
+    Kind::ThresholdCrossed,
+    Kind::CgroupMkdir,
+    Kind::CgroupRmdir,
+    Kind::CgroupAttach,
+    Kind::CgroupPopulated,
+    Kind::OomKill,
+    Kind::MemoryEvent,
+    Kind::Throttle,
+    Kind::NodeReclaim,
+];
+
+/// One more than the largest kind number: the length of an array indexed by kind.
+pub const KIND_SLOTS: usize = KINDS.len() + 1;
+
+impl Kind {
+    /// The record's number on the wire.
+    #[must_use]
+    pub const fn number(self) -> u16 {
+        self as u16
+    }
+
+    /// The name used in output and options.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::ThresholdCrossed => "threshold-crossed",
+            Kind::CgroupMkdir => "cgroup-mkdir",
+            Kind::CgroupRmdir => "cgroup-rmdir",
+            Kind::CgroupAttach => "cgroup-attach",
+            Kind::CgroupPopulated => "cgroup-populated",
+            Kind::OomKill => "oom-kill",
+            Kind::MemoryEvent => "memory-event",
+            Kind::Throttle => "throttle",
+            Kind::NodeReclaim => "node-reclaim",
+        }
+    }
+}
+
+/// A kind number that this version does not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownKind(pub u16);
+
+impl TryFrom<u16> for Kind {
+    type Error = UnknownKind;
+
+    fn try_from(number: u16) -> Result<Self, UnknownKind> {
+        usize::from(number)
+            .checked_sub(1)
+            .and_then(|index| KINDS.get(index).copied())
+            .ok_or(UnknownKind(number))
+    }
+}
+
+/// What every record starts with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Header {
+    /// When it happened.
+    pub ts_ns: u64,
+    /// The cgroup it is about (each record says in what sense), 0 for the whole node.
+    pub cgroup_id: u64,
+    /// A [`Kind`] by number.
+    pub kind: u16,
+    /// [`ABI_VERSION`] of the program that wrote the record.
+    pub abi_version: u16,
+    /// The CPU that it happened on.
+    pub cpu: u32,
+}
+
+/// [`Kind::ThresholdCrossed`]. One-shot: the watch is disarmed before this is sent. `cgroup_id` is the watched cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ThresholdCrossed {
+    /// Common part.
+    pub header: Header,
+    /// The counter before the charge.
+    pub usage_pages: u64,
+    /// The charge that makes `usage + charge >= threshold`. It may still fail, or be split.
+    pub charge_pages: u64,
+    /// What was armed.
+    pub threshold_pages: u64,
+    /// The agent's number for this arming.
+    pub generation: u64,
+}
+
+/// [`Kind::CgroupMkdir`]. `cgroup_id` is the new cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CgroupMkdir {
+    /// Common part.
+    pub header: Header,
+    /// Distance from the root of the hierarchy.
+    pub level: u32,
+    /// 0 for cgroup v2.
+    pub hierarchy_id: u32,
+    /// Bytes of `path` that count; [`PATH_BYTES`] − 1 means that the path may have been cut.
+    pub path_len: u32,
+    /// Zero.
+    pub pad: u32,
+    /// Path from the root of the hierarchy, without NUL. Bytes after `path_len` are undefined.
+    pub path: [u8; PATH_BYTES],
+}
+
+/// [`Kind::CgroupRmdir`]. `cgroup_id` is the removed cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CgroupRmdir {
+    /// Common part.
+    pub header: Header,
+    /// Distance from the root of the hierarchy.
+    pub level: u32,
+    /// 0 for cgroup v2.
+    pub hierarchy_id: u32,
+}
+
+/// [`Kind::CgroupAttach`]. `cgroup_id` is the destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CgroupAttach {
+    /// Common part.
+    pub header: Header,
+    /// The process. When a whole process moves this is sent once.
+    pub tgid: u32,
+    /// 0 for cgroup v2.
+    pub hierarchy_id: u32,
+}
+
+/// [`Kind::CgroupPopulated`]. `cgroup_id` is the cgroup whose state flipped; each ancestor that flips sends its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CgroupPopulated {
+    /// Common part.
+    pub header: Header,
+    /// 1 when the subtree has tasks now, 0 when it has none.
+    pub populated: u32,
+    /// 0 for cgroup v2.
+    pub hierarchy_id: u32,
+}
+
+/// [`Kind::OomKill`]. `cgroup_id` is the victim's memory cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct OomKill {
+    /// Common part.
+    pub header: Header,
+    /// The cgroup whose limit was hit, [`NODE_OOM`], or [`UNKNOWN_U64`] when the hook cannot tell.
+    pub limit_cgroup_id: u64,
+    /// The OOM killer's points for the victim, in pages (`oom_control.chosen_points`); `i64::MAX` when unknown.
+    pub points: i64,
+    /// Pages of address space of the victim (`mm.total_vm`).
+    pub total_pages: u64,
+    /// Anonymous pages of the victim that are resident; approximate since 6.2, where the kernel counts per CPU.
+    pub anon_pages: u64,
+    /// The victim's process id.
+    pub tgid: u32,
+    /// The victim's `oom_score_adj`.
+    pub oom_score_adj: i32,
+    /// The victim's command name, padded with NULs.
+    pub comm: [u8; COMM_BYTES],
+}
+
+/// [`MemoryEvent::event`] numbers: those of the kernel's `enum memcg_memory_event`.
+pub mod memory_event {
+    /// `memory.high` was exceeded and the task was sent to reclaim.
+    pub const HIGH: u32 = 1;
+    /// A charge met `memory.max`.
+    pub const MAX: u32 = 2;
+    /// Reclaim could not make room: the memcg OOM path was entered.
+    pub const OOM: u32 = 3;
+}
+
+/// [`Kind::MemoryEvent`]. `cgroup_id` owns the limit (it may be an ancestor of the task's cgroup). At most one per
+/// cgroup, event and window; the numbers are totals since the programs were attached, so a lost record loses nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MemoryEvent {
+    /// Common part.
+    pub header: Header,
+    /// How often so far.
+    pub count: u64,
+    /// Pages asked for so far; [`UNKNOWN_U64`] where the hook does not see them (7.2).
+    pub pages: u64,
+    /// One of [`memory_event`].
+    pub event: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// [`Throttle::phase`] numbers.
+pub mod throttle_phase {
+    /// The first throttle of a window: sent at once.
+    pub const START: u32 = 1;
+    /// A run queue was resumed: sent at most once per window, with the totals.
+    pub const STOP: u32 = 2;
+}
+
+/// [`Kind::Throttle`]. `cgroup_id` is the cgroup with the quota. The numbers are totals since the programs were
+/// attached and count each CPU's run queue by itself, as `throttled_usec` in `cpu.stat` does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Throttle {
+    /// Common part.
+    pub header: Header,
+    /// Finished throttles so far.
+    pub count: u64,
+    /// Their time.
+    pub sum_ns: u64,
+    /// The longest of them.
+    pub max_ns: u64,
+    /// One of [`throttle_phase`].
+    pub phase: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// [`NodeReclaim::phase`] numbers.
+pub mod reclaim_phase {
+    /// A zone fell below its low watermark and kswapd woke up.
+    pub const KSWAPD_WAKE: u32 = 1;
+    /// A zone fell below its min watermark and a task began to reclaim by itself: the last stop before the OOM killer.
+    pub const DIRECT_RECLAIM: u32 = 2;
+}
+
+/// [`Kind::NodeReclaim`]. `cgroup_id` is 0. At most one per phase (and NUMA node for kswapd) and window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct NodeReclaim {
+    /// Common part.
+    pub header: Header,
+    /// How often so far, since the programs were attached.
+    pub count: u64,
+    /// One of [`reclaim_phase`].
+    pub phase: u32,
+    /// NUMA node, [`UNKNOWN_U32`] for direct reclaim, which walks several.
+    pub node: u32,
+    /// Order of the allocation that asked for it.
+    pub order: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// The largest record of all, for buffers.
+pub const MAX_RECORD_BYTES: usize = size_of::<CgroupMkdir>();
+
+const _: () = assert!(size_of::<Header>() == 24);
+const _: () = assert!(size_of::<ThresholdCrossed>() == 56);
+const _: () = assert!(size_of::<CgroupMkdir>() == 296);
+const _: () = assert!(size_of::<OomKill>() == 80);
+
+/// What the agent decides once, before the programs are loaded. Lives in frozen read-only data.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Config {
+    /// Aggregation window of the pressure kinds.
+    pub window_ns: u64,
+    /// The agent's process id in the initial pid namespace; reads of `memory.current` by it register counters.
+    pub agent_tgid: u32,
+    /// 1 when the memory controller sits on a cgroup v1 hierarchy: a task's memory cgroup is then found through
+    /// `css_set.subsys` instead of `css_set.dfl_cgrp`.
+    pub memory_is_v1: u32,
+}
+
+macro_rules! layout {
+    ($($(#[$doc:meta])+ $field:ident: $path:literal,)+) => {
+        /// Where things are in the running kernel. The agent fills it from the kernel's BTF before loading; because the
+        /// map is frozen, the verifier knows each number and checks each load against the same BTF.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+        #[repr(C)]
+        pub struct Layout { $($(#[$doc])+ pub $field: u32,)+ }
+
+        impl Layout {
+            /// The members by the name under which errors report them, in the order of the fields.
+            pub const MEMBERS: &'static [&'static str] = &[$($path,)+];
+
+            /// All unresolved.
+            pub const UNRESOLVED: Layout = Layout { $($field: u32::MAX,)+ };
+
+            /// The field that holds `member`'s offset.
+            pub fn field_mut(&mut self, member: &str) -> Option<&mut u32> {
+                match member { $($path => Some(&mut self.$field),)+ _ => None }
+            }
+        }
+    };
+}
+
+layout! {
+    /// The memory counter embedded in a memcg.
+    memcg_memory: "mem_cgroup.memory",
+    /// The css embedded in a memcg.
+    memcg_css: "mem_cgroup.css",
+    /// The counter of the parent memcg.
+    counter_parent: "page_counter.parent",
+    /// Pages charged.
+    counter_usage: "page_counter.usage",
+    /// The cgroup of a css.
+    css_cgroup: "cgroup_subsys_state.cgroup",
+    /// The cgroup's directory.
+    cgroup_kn: "cgroup.kn",
+    /// Depth.
+    cgroup_level: "cgroup.level",
+    /// The cgroup's hierarchy.
+    cgroup_root: "cgroup.root",
+    /// The hierarchy's number.
+    root_hierarchy_id: "cgroup_root.hierarchy_id",
+    /// The cgroup id.
+    kn_id: "kernfs_node.id",
+    /// Process id.
+    task_tgid: "task_struct.tgid",
+    /// The task's set of cgroups.
+    task_cgroups: "task_struct.cgroups",
+    /// State shared by the threads of a process.
+    task_signal: "task_struct.signal",
+    /// Command name.
+    task_comm: "task_struct.comm",
+    /// Address space.
+    task_mm: "task_struct.mm",
+    /// The task's cgroup on the v2 hierarchy.
+    cset_dfl_cgrp: "css_set.dfl_cgrp",
+    /// The memory controller's entry in `css_set.subsys`.
+    cset_memory_css: "css_set.subsys[memory_cgrp_id]",
+    /// What the name says.
+    signal_oom_score_adj: "signal_struct.oom_score_adj",
+    /// Pages of address space.
+    mm_total_vm: "mm_struct.total_vm",
+    /// Anonymous resident pages.
+    mm_anon: "mm_struct.rss_stat[MM_ANONPAGES]",
+    /// The memcg whose limit was hit.
+    oc_memcg: "oom_control.memcg",
+    /// The victim.
+    oc_chosen: "oom_control.chosen",
+    /// Its points.
+    oc_chosen_points: "oom_control.chosen_points",
+    /// The group that a run queue belongs to.
+    cfs_rq_tg: "cfs_rq.tg",
+    /// The css embedded in a task group.
+    tg_css: "task_group.css",
+    /// Position of `order` among the arguments of the direct reclaim tracepoint.
+    direct_reclaim_order_arg: "mm_vmscan_direct_reclaim_begin(order)",
+}
+
+/// Entries of the per-CPU counter array: produced and dropped for each kind, then [`UNTRACKED`].
+pub const COUNTERS: u32 = 2 * KIND_SLOTS as u32 + 1;
+
+/// Index of the counter of things that found their map full, so that later totals miss them.
+pub const UNTRACKED: u32 = 2 * KIND_SLOTS as u32;
+
+/// Index of the counter of records of `kind` that the programs tried to send.
+#[must_use]
+pub const fn produced(kind: Kind) -> u32 {
+    2 * kind.number() as u32
+}
+
+/// Index of the counter of records of `kind` that found their ring full.
+#[must_use]
+pub const fn dropped(kind: Kind) -> u32 {
+    2 * kind.number() as u32 + 1
+}
+
+/// Words of the filter that spares unwatched counters a map lookup.
+pub const FILTER_WORDS: usize = 8;
+
+/// The filter's bit for the counter at this address: (word, mask). Called on both sides of the border, and with the
+/// low half of the address only, because that is all the verifier lets a program see of a kernel pointer cheaply.
+#[must_use]
+#[inline(always)]
+pub const fn filter_bit(counter_low: u32) -> (usize, u64) {
+    // Fibonacci hashing: the product's top bits depend on all bits of the address, whose low ones are equal for all
+    // memcgs because the allocator aligns them.
+    let hash = counter_low.wrapping_mul(0x9E37_79B1) >> 23;
+    ((hash >> 6) as usize & (FILTER_WORDS - 1), 1 << (hash & 63))
+}
+
+/// Value of the `WATCH` map, by field: what is armed for the counter whose address is the key.
+pub mod watch {
+    /// Whose counter it is.
+    pub const CGROUP_ID: usize = 0;
+    /// Record when `usage + charge` reaches this.
+    pub const THRESHOLD_PAGES: usize = 1;
+    /// The agent's number for this arming.
+    pub const GENERATION: usize = 2;
+    /// 1 until the record was sent.
+    pub const ARMED: usize = 3;
+    /// Length of the value in 64-bit words.
+    pub const WORDS: usize = 4;
+}
+
+/// Value of the `SEEN` map, by field: the counter behind the agent's last read of `memory.current`.
+pub mod seen {
+    /// Whose file was read.
+    pub const CGROUP_ID: usize = 0;
+    /// Address of its counter.
+    pub const COUNTER: usize = 1;
+    /// Its pages then.
+    pub const USAGE_PAGES: usize = 2;
+    /// Address of the counter at the top of its hierarchy.
+    pub const ROOT_COUNTER: usize = 3;
+    /// That one's pages.
+    pub const ROOT_USAGE_PAGES: usize = 4;
+    /// When.
+    pub const TS_NS: usize = 5;
+    /// Length of the value in 64-bit words.
+    pub const WORDS: usize = 6;
+}
+
+/// Value of the `THROTTLE` map (key: cgroup id), by field: running totals.
+pub mod throttle_totals {
+    /// When the last start record was sent.
+    pub const START_SENT_NS: usize = 0;
+    /// When the last stop record was sent.
+    pub const STOP_SENT_NS: usize = 1;
+    /// Finished throttles.
+    pub const COUNT: usize = 2;
+    /// Their time.
+    pub const SUM_NS: usize = 3;
+    /// The longest.
+    pub const MAX_NS: usize = 4;
+    /// Length of the value in 64-bit words.
+    pub const WORDS: usize = 5;
+}
+
+/// Value of the `MEMORY` map (key: cgroup id, event), by field: running totals.
+pub mod memory_totals {
+    /// When the last record was sent.
+    pub const SENT_NS: usize = 0;
+    /// Events.
+    pub const COUNT: usize = 1;
+    /// Pages asked for.
+    pub const PAGES: usize = 2;
+    /// Length of the value in 64-bit words.
+    pub const WORDS: usize = 3;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_numbered_without_gaps_and_round_trip() {
+        for (index, kind) in KINDS.into_iter().enumerate() {
+            assert_eq!(usize::from(kind.number()), index + 1);
+            assert_eq!(Kind::try_from(kind.number()), Ok(kind));
+        }
+        assert_eq!(Kind::try_from(0), Err(UnknownKind(0)));
+        assert_eq!(Kind::try_from(10), Err(UnknownKind(10)));
+        assert_eq!(Kind::try_from(u16::MAX), Err(UnknownKind(u16::MAX)));
+    }
+
+    #[test]
+    fn every_counter_index_is_used_once() {
+        let mut seen = [false; COUNTERS as usize];
+        for kind in KINDS {
+            for index in [produced(kind), dropped(kind)] {
+                assert!(!core::mem::replace(&mut seen[index as usize], true));
+            }
+        }
+        assert!(!seen[UNTRACKED as usize]);
+    }
+
+    #[test]
+    fn filter_spreads_page_aligned_addresses() {
+        let mut words = [0u64; FILTER_WORDS];
+        for index in 0..64u32 {
+            let (word, mask) = filter_bit(0x8123_4040u32.wrapping_add(index * 4096));
+            words[word] |= mask;
+        }
+        let set: u32 = words.iter().map(|word| word.count_ones()).sum();
+        assert!(set > 48, "64 neighbours share only {set} bits");
+    }
+
+    #[test]
+    fn every_member_has_a_field() {
+        let mut layout = Layout::UNRESOLVED;
+        for (index, member) in Layout::MEMBERS.iter().enumerate() {
+            *layout.field_mut(member).expect("a field") = u32::try_from(index).expect("small");
+        }
+        let words: [u32; Layout::MEMBERS.len()] = zerocopy::transmute!(layout);
+        for (index, word) in words.into_iter().enumerate() {
+            assert_eq!(word as usize, index);
+        }
+    }
+}

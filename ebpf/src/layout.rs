@@ -1,0 +1,132 @@
+//! Frozen facts of the running kernel, and the typed loads that use them.
+//!
+//! [`LAYOUT`] and [`CONFIG`] are zero in the object; the agent overwrites them before loading and the map is frozen, so
+//! the verifier folds each number into the load that uses it and checks that load against the kernel's own BTF: a wrong
+//! offset is refused at load time. They are read with `read_volatile`, otherwise LLVM would fold the zeros.
+//!
+//! [`load_ptr`] and its siblings are plain loads: they work on *typed* pointers, those that come from a BTF argument
+//! (fentry, fexit, tp_btf) or from such a load. The kernel catches faults in them (a NULL on the way reads as 0).
+
+use plimsoll_abi::{Config, Layout};
+
+#[unsafe(no_mangle)]
+pub(crate) static LAYOUT: Layout = ZERO;
+#[unsafe(no_mangle)]
+pub(crate) static CONFIG: Config = Config { window_ns: 0, agent_tgid: 0, memory_is_v1: 0 };
+
+const ZERO: Layout = {
+    // SAFETY: all fields are integers.
+    unsafe { core::mem::zeroed() }
+};
+
+/// A frozen value. Volatile, because the agent overwrites it before loading.
+#[inline(always)]
+pub(crate) fn frozen<T: Copy>(value: &'static T) -> T {
+    // SAFETY: a reference to a static is valid for reads.
+    unsafe { core::ptr::read_volatile(value) }
+}
+
+/// An offset of [`LAYOUT`].
+macro_rules! offset {
+    ($field:ident) => {
+        crate::layout::frozen(&crate::layout::LAYOUT.$field) as usize
+    };
+}
+pub(crate) use offset;
+
+/// A field of [`CONFIG`].
+macro_rules! config {
+    ($field:ident) => {
+        crate::layout::frozen(&crate::layout::CONFIG.$field)
+    };
+}
+pub(crate) use config;
+
+macro_rules! typed_load {
+    ($(#[$doc:meta])* $name:ident -> $type:ty) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// `object` is a typed kernel pointer in the verifier's eyes and `offset` a member of its type. The verifier
+        /// refuses the program otherwise, so a mistake cannot reach the kernel.
+        #[inline(always)]
+        pub(crate) unsafe fn $name(object: *const u8, offset: usize) -> $type {
+            // SAFETY: checked by the verifier, as the caller promises.
+            unsafe { core::ptr::read_volatile(object.add(offset).cast::<$type>()) }
+        }
+    };
+}
+
+typed_load!(/** A pointer member: the result is typed again. */ load_ptr -> *const u8);
+typed_load!(/** A 64-bit member. */ load_u64 -> u64);
+typed_load!(/** A 32-bit member. */ load_u32 -> u32);
+typed_load!(/** A signed 16-bit member. */ load_i16 -> i16);
+
+/// The id of a `struct cgroup`.
+///
+/// # Safety
+/// `cgroup` is typed.
+#[inline(always)]
+pub(crate) unsafe fn cgroup_id(cgroup: *const u8) -> u64 {
+    // SAFETY: `kn` is a typed member of a typed pointer.
+    let kn = unsafe { load_ptr(cgroup, offset!(cgroup_kn)) };
+    // SAFETY: as above.
+    unsafe { load_u64(kn, offset!(kn_id)) }
+}
+
+/// The hierarchy number of a `struct cgroup`, 0 for v2.
+///
+/// # Safety
+/// `cgroup` is typed.
+#[inline(always)]
+pub(crate) unsafe fn hierarchy_id(cgroup: *const u8) -> u32 {
+    // SAFETY: `root` is a typed member of a typed pointer.
+    let root = unsafe { load_ptr(cgroup, offset!(cgroup_root)) };
+    // SAFETY: as above.
+    unsafe { load_u32(root, offset!(root_hierarchy_id)) }
+}
+
+/// The cgroup id of a css that is embedded at `css_offset` in a typed object.
+///
+/// # Safety
+/// `object` is typed and has a `struct cgroup_subsys_state` at that offset.
+#[inline(always)]
+pub(crate) unsafe fn css_cgroup_id(object: *const u8, css_offset: usize) -> u64 {
+    // SAFETY: the caller's promise.
+    let cgroup = unsafe { load_ptr(object, css_offset + offset!(css_cgroup)) };
+    // SAFETY: typed by the load above.
+    unsafe { cgroup_id(cgroup) }
+}
+
+/// The cgroup id of a `struct mem_cgroup`.
+///
+/// # Safety
+/// `memcg` is typed.
+#[inline(always)]
+pub(crate) unsafe fn memcg_id(memcg: *const u8) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { css_cgroup_id(memcg, offset!(memcg_css)) }
+}
+
+/// The id of the cgroup that a task's memory is charged to.
+///
+/// On v2 this is the task's own cgroup even where the memory controller ends above it.
+///
+/// # Safety
+/// `task` is a typed `struct task_struct`.
+#[inline(always)]
+pub(crate) unsafe fn task_memory_cgroup_id(task: *const u8) -> u64 {
+    // SAFETY: a typed member of a typed pointer.
+    let cset = unsafe { load_ptr(task, offset!(task_cgroups)) };
+    if config!(memory_is_v1) == 1 {
+        // SAFETY: an element of an array of typed pointers.
+        let css = unsafe { load_ptr(cset, offset!(cset_memory_css)) };
+        // SAFETY: typed by the load above.
+        unsafe { css_cgroup_id(css, 0) }
+    } else {
+        // SAFETY: a typed member of a typed pointer.
+        let cgroup = unsafe { load_ptr(cset, offset!(cset_dfl_cgrp)) };
+        // SAFETY: typed by the load above.
+        unsafe { cgroup_id(cgroup) }
+    }
+}

@@ -1,0 +1,97 @@
+//! Cgroups coming, going, filling and emptying.
+//!
+//! Four tracepoints of the kernel's `cgroup` system as `tp_btf` programs: arguments are typed, and no tracefs is needed.
+//! Every hierarchy reports here, v1 ones too; `hierarchy_id` tells them apart.
+
+use aya_ebpf::{helpers::generated::bpf_probe_read_kernel_str, macros::btf_tracepoint, programs::BtfTracePointContext};
+use plimsoll_abi::{CgroupAttach, CgroupMkdir, CgroupPopulated, CgroupRmdir, Kind, PATH_BYTES, memory_event};
+
+use crate::{
+    layout::{cgroup_id, hierarchy_id, load_u32, offset},
+    maps::{MEMORY, THROTTLE},
+    record::{header, send_critical},
+};
+
+/// `cgroup_mkdir(struct cgroup *cgrp, const char *path)`.
+#[btf_tracepoint(function = "cgroup_mkdir")]
+pub fn cgroup_mkdir(ctx: BtfTracePointContext) -> i32 {
+    let cgroup: *const u8 = ctx.arg(0);
+    let path: *const u8 = ctx.arg(1);
+    send_critical(Kind::CgroupMkdir, |record: *mut CgroupMkdir| {
+        // SAFETY: `cgroup` is a typed argument, `record` is reserved for this type; the helper bounds its own write.
+        unsafe {
+            (*record).header = header(Kind::CgroupMkdir, cgroup_id(cgroup));
+            (*record).level = load_u32(cgroup, offset!(cgroup_level));
+            (*record).hierarchy_id = hierarchy_id(cgroup);
+            (*record).pad = 0;
+            let length = bpf_probe_read_kernel_str(
+                (&raw mut (*record).path).cast(),
+                PATH_BYTES as u32,
+                path.cast(),
+            );
+            // The helper counts the NUL, and answers a negative number when it cannot read.
+            (*record).path_len = if length > 0 { length as u32 - 1 } else { 0 };
+        }
+    });
+    0
+}
+
+/// `cgroup_rmdir(struct cgroup *cgrp, const char *path)`.
+#[btf_tracepoint(function = "cgroup_rmdir")]
+pub fn cgroup_rmdir(ctx: BtfTracePointContext) -> i32 {
+    let cgroup: *const u8 = ctx.arg(0);
+    // SAFETY: a typed argument.
+    let (id, hierarchy) = unsafe { (cgroup_id(cgroup), hierarchy_id(cgroup)) };
+    send_critical(Kind::CgroupRmdir, |record: *mut CgroupRmdir| {
+        // SAFETY: as above; `record` is reserved for this type.
+        unsafe {
+            record.write(CgroupRmdir {
+                header: header(Kind::CgroupRmdir, id),
+                level: load_u32(cgroup, offset!(cgroup_level)),
+                hierarchy_id: hierarchy,
+            });
+        }
+    });
+    // Its totals are of no more use, and their places are needed by the cgroups to come.
+    let _ = THROTTLE.remove(id);
+    for event in [memory_event::HIGH, memory_event::MAX, memory_event::OOM] {
+        let _ = MEMORY.remove([id, u64::from(event)]);
+    }
+    0
+}
+
+/// `cgroup_attach_task(struct cgroup *dst_cgrp, const char *path, struct task_struct *task, bool threadgroup)`.
+#[btf_tracepoint(function = "cgroup_attach_task")]
+pub fn cgroup_attach_task(ctx: BtfTracePointContext) -> i32 {
+    let cgroup: *const u8 = ctx.arg(0);
+    let task: *const u8 = ctx.arg(2);
+    send_critical(Kind::CgroupAttach, |record: *mut CgroupAttach| {
+        // SAFETY: typed arguments; `record` is reserved for this type.
+        unsafe {
+            record.write(CgroupAttach {
+                header: header(Kind::CgroupAttach, cgroup_id(cgroup)),
+                tgid: load_u32(task, offset!(task_tgid)),
+                hierarchy_id: hierarchy_id(cgroup),
+            });
+        }
+    });
+    0
+}
+
+/// `cgroup_notify_populated(struct cgroup *cgrp, const char *path, int val)`.
+#[btf_tracepoint(function = "cgroup_notify_populated")]
+pub fn cgroup_notify_populated(ctx: BtfTracePointContext) -> i32 {
+    let cgroup: *const u8 = ctx.arg(0);
+    let populated: u32 = ctx.arg(2);
+    send_critical(Kind::CgroupPopulated, |record: *mut CgroupPopulated| {
+        // SAFETY: a typed argument; `record` is reserved for this type.
+        unsafe {
+            record.write(CgroupPopulated {
+                header: header(Kind::CgroupPopulated, cgroup_id(cgroup)),
+                populated,
+                hierarchy_id: hierarchy_id(cgroup),
+            });
+        }
+    });
+    0
+}

@@ -1,0 +1,61 @@
+//! All maps.
+//!
+//! Every hash map is preallocated: neither a program nor the agent allocates kernel memory to use one, which matters
+//! because they are used when there is none left.
+
+use aya_ebpf::{
+    macros::map,
+    maps::{Array, HashMap, PerCpuArray, RingBuf},
+};
+use plimsoll_abi::{COUNTERS, FILTER_WORDS, memory_totals, seen, throttle_totals, watch};
+
+/// Rare and urgent: each record wakes the agent.
+#[map]
+pub(crate) static CRITICAL: RingBuf = RingBuf::with_byte_size(256 << 10, 0);
+
+/// Aggregated: no wakeup, the agent looks every few milliseconds.
+#[map]
+pub(crate) static PRESSURE: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+
+/// Produced and dropped by kind, and untracked (`plimsoll_abi::produced` and its siblings give the index).
+#[map]
+pub(crate) static COUNTS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS, 0);
+
+/// `page_counter` address → what is armed for it (`plimsoll_abi::watch`). Written by the agent, whose update replaces
+/// the element as a whole; the program only clears `ARMED`.
+#[map]
+pub(crate) static WATCH: HashMap<u64, [u64; watch::WORDS]> = HashMap::with_max_entries(1024, 0);
+
+/// One bit per watched counter (`plimsoll_abi::filter_bit`). Written by the agent.
+#[map]
+pub(crate) static FILTER: Array<[u64; FILTER_WORDS]> = Array::with_max_entries(1, 0);
+
+/// The counter behind the agent's last read of `memory.current` (`plimsoll_abi::seen`).
+#[map]
+pub(crate) static SEEN: Array<[u64; seen::WORDS]> = Array::with_max_entries(1, 0);
+
+/// `cfs_rq` address → when it was throttled.
+#[map]
+pub(crate) static THROTTLED: HashMap<u64, u64> = HashMap::with_max_entries(8192, 0);
+
+/// Cgroup id → `plimsoll_abi::throttle_totals`.
+#[map]
+pub(crate) static THROTTLE: HashMap<u64, [u64; throttle_totals::WORDS]> = HashMap::with_max_entries(4096, 0);
+
+/// (Cgroup id, event) → `plimsoll_abi::memory_totals`.
+#[map]
+pub(crate) static MEMORY: HashMap<[u64; 2], [u64; memory_totals::WORDS]> = HashMap::with_max_entries(4096, 0);
+
+/// Thread → 1 while it reclaims for a reason other than a charge that met `memory.max`.
+#[map]
+pub(crate) static NOT_A_CHARGE: HashMap<u64, u64> = HashMap::with_max_entries(4096, 0);
+
+/// NUMA node (or [`DIRECT`]) → [last sent ns, count].
+#[map]
+pub(crate) static NODE_RECLAIM: Array<[u64; 2]> = Array::with_max_entries(DIRECT + 1, 0);
+
+/// NUMA nodes told apart; a node beyond shares the last entry.
+pub(crate) const NODES: u32 = 64;
+
+/// Index of direct reclaim in [`NODE_RECLAIM`].
+pub(crate) const DIRECT: u32 = NODES;
