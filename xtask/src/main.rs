@@ -1,2 +1,71 @@
-//! The project's own commands.
-fn main() {}
+//! The project's own commands. `cargo xtask --help` lists them.
+#![forbid(unsafe_code)]
+
+mod apt;
+mod ebpf;
+mod guest;
+mod kernel;
+mod lock;
+mod paths;
+mod process;
+mod progress;
+mod setup;
+mod vm;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+const EXAMPLES: &str = "\
+Examples:
+  cargo xtask setup                                   fetch and build all that the commands need
+  cargo xtask build-ebpf                              the BPF object, with instructions per program
+  cargo xtask vm --kernel 6.1                         a shell in a guest
+  cargo xtask vm --topology numa2 --cmd 'plimsoll check'
+
+Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
+its time was up, 125 when the guest ended without one.
+
+Environment: PLIMSOLL_CACHE (kernels and Debian packages; default ~/.cache/plimsoll), PLIMSOLL_NIGHTLY (toolchain for BPF).";
+
+/// The project's own commands
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Put everything in place that the other commands need (they also do it themselves)
+    Setup {
+        /// Look for newer kernels, too
+        #[arg(long)]
+        refresh: bool,
+    },
+    /// Build the BPF object for all kernels and print each program's instructions
+    BuildEbpf,
+    /// Run a command or a shell in a guest
+    Vm(Box<vm::VmArgs>),
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            progress::say("error", format_args!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<u8> {
+    match command {
+        Command::Setup { refresh } => setup::all(refresh)?,
+        Command::BuildEbpf => print!("{}", ebpf::table(&ebpf::build()?)),
+        Command::Vm(args) => return vm::run(*args),
+    }
+    Ok(0)
+}

@@ -1,0 +1,35 @@
+//! Embeds the BPF object that `cargo xtask build-ebpf` made, when there is one.
+//!
+//! Without it the agent still builds, with no BPF toolchain: `src/bpf/object.rs` finds an empty object and says which
+//! command to run.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+/// Where xtask leaves the object, seen from this package.
+const OBJECT_FOLDER: &str = "../target/bpf";
+const OBJECT_NAME: &str = "plimsoll.bpf.o";
+
+fn main() {
+    let manifest_dir = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
+    let out_dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let folder = manifest_dir.join(OBJECT_FOLDER);
+    // The folder is watched, not the file: a watched file that does not exist makes cargo run this again at every build.
+    if fs::create_dir_all(&folder).is_ok() {
+        println!("cargo::rerun-if-changed={}", folder.display());
+    }
+    println!("cargo::rerun-if-changed=build.rs");
+    let object = folder.join(OBJECT_NAME);
+    let bytes = if object.is_file() { read(&object) } else { Vec::new() };
+    let embedded = out_dir.join(OBJECT_NAME);
+    if let Err(error) = fs::write(&embedded, bytes) {
+        panic!("cannot write {}: {error}", embedded.display());
+    }
+}
+
+fn read(object: &Path) -> Vec<u8> {
+    match fs::read(object) {
+        Ok(bytes) => bytes,
+        Err(error) => panic!("cannot read {}: {error}; run `cargo xtask build-ebpf` again", object.display()),
+    }
+}

@@ -1,0 +1,46 @@
+//! The BPF object inside this program.
+//!
+//! `build.rs` copies what `cargo xtask build-ebpf` made; a build without it carries an empty object, so that plain
+//! `cargo build` needs no BPF toolchain.
+
+/// The ELF parser reads headers in place and wants them aligned as in a mapped file.
+#[repr(C, align(8))]
+struct Aligned<Bytes: ?Sized>(Bytes);
+
+/// The object's bytes, 8-byte aligned; empty when this program was built without it.
+pub static OBJECT: &[u8] = {
+    static EMBEDDED: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/plimsoll.bpf.o")));
+    &EMBEDDED.0
+};
+
+/// This program was built before the BPF object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "this plimsoll was built without its BPF object, so it cannot see what happens inside the kernel: \
+     run `cargo xtask build-ebpf` and build again"
+)]
+pub struct ObjectMissing;
+
+/// The object to load into the kernel.
+///
+/// # Errors
+/// [`ObjectMissing`] when this program was built without it.
+pub fn object() -> Result<&'static [u8], ObjectMissing> {
+    if OBJECT.is_empty() { Err(ObjectMissing) } else { Ok(OBJECT) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_object_is_an_aligned_elf_file_or_named_missing() {
+        match object() {
+            Ok(bytes) => {
+                assert!(bytes.starts_with(b"\x7fELF"));
+                assert!(bytes.as_ptr().addr().is_multiple_of(8));
+            }
+            Err(missing) => assert!(missing.to_string().contains("cargo xtask build-ebpf")),
+        }
+    }
+}

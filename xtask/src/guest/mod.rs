@@ -1,0 +1,532 @@
+//! Guests: a kernel under QEMU's software emulation with a throw-away root file system, in which one command runs.
+//!
+//! Problem: what Plimsoll does needs root, a kernel of a known version and memory that may run out. Approach: a
+//! fresh virtual machine per run, no KVM, no disk, no network: kernel image, an initramfs made on the spot (busybox, the
+//! agent, the guest programs), the console on a serial port.
+//!
+//! ```text
+//! Guest::new(Kernel::V6_12).topology(Topology::Numa2).memory_mb(2048).command("plimsoll check").run(|line| println!("{line}"))
+//! ```
+//!
+//! What experience put in here:
+//! * `-cx16`: with it the guest double-faults after an emulated 16-byte compare-exchange, in up to 3 of 4 boots.
+//! * `thread=single`: with more threads a vCPU now and then runs stale bytes while the kernel patches its own text.
+//! * A guest that ends without a status (a panic) is started once more; every attempt's lines are given to the caller.
+//! * The exit status comes as a marker line; files come through a second serial port as `tar.gz`.
+
+mod console;
+mod cpio;
+mod packages;
+mod programs;
+mod topology;
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::kernel::Kernel;
+use crate::process::{in_path, output_of};
+use crate::progress::say;
+use crate::setup;
+
+use self::console::{Lines, status_in};
+use self::cpio::Archive;
+pub(crate) use self::topology::Topology;
+
+/// PID 1 of every guest.
+const INIT: &str = include_str!("init.sh");
+
+/// Times a guest is started when it ends without a status.
+const ATTEMPTS_MAX: u32 = 2;
+
+/// Console lines kept for the caller, newest last; all lines are streamed.
+const LINES_KEPT_MAX: usize = 200_000;
+
+/// Reads of the console that may wait for the caller.
+const CONSOLE_QUEUE: usize = 64;
+
+/// Which cgroup hierarchies PID 1 mounts on `/sys/fs/cgroup`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CgroupLayout {
+    /// The unified hierarchy with all controllers on.
+    Cgroup2,
+    /// A v1 hierarchy per controller. Debian's 6.12 and 7.2 have v1 only for cpu.
+    Cgroup1,
+    /// v1 hierarchies, and an empty v2 one on `unified`.
+    Hybrid,
+}
+
+impl CgroupLayout {
+    /// The name on the command line of xtask and of the guest's kernel.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Cgroup2 => "cgroup2",
+            Self::Cgroup1 => "cgroup1",
+            Self::Hybrid => "hybrid",
+        }
+    }
+}
+
+impl FromStr for CgroupLayout {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        [Self::Cgroup2, Self::Cgroup1, Self::Hybrid]
+            .into_iter()
+            .find(|layout| layout.name() == text)
+            .ok_or_else(|| format!("`{text}` is not cgroup2, cgroup1 or hybrid"))
+    }
+}
+
+/// A guest to be run.
+#[derive(Debug, Clone)]
+pub(crate) struct Guest {
+    kernel: Kernel,
+    topology: Topology,
+    memory_mb: u64,
+    cgroup: CgroupLayout,
+    command: String,
+    payload: Vec<PathBuf>,
+    debian_packages: Vec<String>,
+    own_programs: bool,
+    append: String,
+    icount: bool,
+    timeout: Option<Duration>,
+    out: Option<PathBuf>,
+}
+
+/// How a guest ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GuestEnd {
+    /// The command ended with this status.
+    Status(u8),
+    /// The time was up; the guest was stopped.
+    TimedOut,
+    /// The guest ended without saying a status: a panic, or an OOM kill of PID 1's children and PID 1 itself.
+    NoStatus,
+}
+
+/// A finished guest.
+#[derive(Debug)]
+pub(crate) struct GuestExit {
+    /// How it ended.
+    pub(crate) end: GuestEnd,
+    /// Console lines of the last attempt, without the marker line.
+    pub(crate) lines: Vec<String>,
+    /// How often it was started.
+    pub(crate) attempts: u32,
+    /// Wall-clock time of the last attempt.
+    pub(crate) took: Duration,
+}
+
+impl GuestExit {
+    /// As an exit status of this process: the command's, 124 for a time-out, 125 for no status.
+    pub(crate) fn code(&self) -> u8 {
+        match self.end {
+            GuestEnd::Status(status) => status,
+            GuestEnd::TimedOut => 124,
+            GuestEnd::NoStatus => 125,
+        }
+    }
+}
+
+impl Guest {
+    /// A guest of 4 CPUs and 1536 MB with cgroup v2, the agent and the guest programs, and three minutes of time.
+    pub(crate) fn new(kernel: Kernel) -> Self {
+        Self {
+            kernel,
+            topology: Topology::Flat(4),
+            memory_mb: 1536,
+            cgroup: CgroupLayout::Cgroup2,
+            command: "true".to_owned(),
+            payload: Vec::new(),
+            debian_packages: Vec::new(),
+            own_programs: true,
+            append: String::new(),
+            icount: false,
+            timeout: Some(Duration::from_secs(180)),
+            out: None,
+        }
+    }
+
+    /// CPUs and memory nodes.
+    pub(crate) fn topology(mut self, topology: Topology) -> Self {
+        self.topology = topology;
+        self
+    }
+
+    /// Memory of the machine; the kernel and the root file system take some 100 MB of it.
+    pub(crate) fn memory_mb(mut self, memory_mb: u64) -> Self {
+        self.memory_mb = memory_mb;
+        self
+    }
+
+    /// Which cgroup hierarchies are mounted.
+    pub(crate) fn cgroup(mut self, cgroup: CgroupLayout) -> Self {
+        self.cgroup = cgroup;
+        self
+    }
+
+    /// What runs, as a line of shell; `/payload` is the working directory and in `PATH`.
+    pub(crate) fn command(mut self, command: impl Into<String>) -> Self {
+        self.command = command.into();
+        self
+    }
+
+    /// A file for `/payload/NAME`, or a folder whose content goes into `/payload`.
+    pub(crate) fn payload(mut self, path: impl Into<PathBuf>) -> Self {
+        self.payload.push(path.into());
+        self
+    }
+
+    /// Debian bookworm packages to install, with the libraries that their programs need.
+    pub(crate) fn debian_packages(mut self, names: &[&str]) -> Self {
+        self.debian_packages
+            .extend(names.iter().map(|name| (*name).to_owned()));
+        self
+    }
+
+    /// Whether the agent and the guest programs are built and put into `/payload` (default) or left out.
+    pub(crate) fn own_programs(mut self, own_programs: bool) -> Self {
+        self.own_programs = own_programs;
+        self
+    }
+
+    /// More kernel parameters.
+    pub(crate) fn append(mut self, parameters: &str) -> Self {
+        self.append.push(' ');
+        self.append.push_str(parameters);
+        self
+    }
+
+    /// One CPU whose time is its executed instructions (1 ns each, idle skipped): slow, but the same on any machine.
+    pub(crate) fn icount(mut self, icount: bool) -> Self {
+        self.icount = icount;
+        self
+    }
+
+    /// Wall-clock time for the whole run; `None` for no limit.
+    pub(crate) fn timeout(mut self, timeout: Option<Duration>) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Where the files arrive that the command leaves in `/out`.
+    pub(crate) fn out(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.out = Some(folder.into());
+        self
+    }
+
+    /// Boots, runs the command, gives each console line to `on_line` as it comes, and waits for the end.
+    ///
+    /// When the guest dies without a status it is started once more; `GuestExit::lines` then has the second run only.
+    pub(crate) fn run(&self, mut on_line: impl FnMut(&str)) -> Result<GuestExit> {
+        let work = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let image = self.kernel.image()?;
+        let initramfs = self.initramfs(work.path())?;
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let mut exit = self.attempt(work.path(), &image, &initramfs, &mut on_line)?;
+            exit.attempts = attempts;
+            if exit.end != GuestEnd::NoStatus || attempts == ATTEMPTS_MAX {
+                return Ok(exit);
+            }
+            say(
+                "guest",
+                format_args!(
+                    "kernel {}: no exit status; starting it once more",
+                    self.kernel
+                ),
+            );
+        }
+    }
+
+    fn attempt(
+        &self,
+        work: &Path,
+        image: &Path,
+        initramfs: &Path,
+        on_line: &mut dyn FnMut(&str),
+    ) -> Result<GuestExit> {
+        let started = Instant::now();
+        let deadline = self.timeout.map(|timeout| started + timeout);
+        let files = work.join("files.tar.gz");
+        let mut qemu = Running::start(
+            self.qemu(image, initramfs, &files, false)?,
+            Stdio::null(),
+            work,
+        )?;
+        let console = qemu.console(CONSOLE_QUEUE)?;
+        let mut lines = Lines::default();
+        let mut kept = Vec::new();
+        let mut status = None;
+        let mut timed_out = false;
+        let mut take = |line: String| match status_in(&line) {
+            Some(seen) => status = Some(seen),
+            None => {
+                on_line(&line);
+                if kept.len() < LINES_KEPT_MAX {
+                    kept.push(line);
+                }
+            }
+        };
+        loop {
+            let left = deadline.map_or(Duration::MAX, |deadline| {
+                deadline.saturating_duration_since(Instant::now())
+            });
+            match console.recv_timeout(left) {
+                Ok(bytes) => lines.push(&bytes).into_iter().for_each(&mut take),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    timed_out = true;
+                    break;
+                }
+            }
+        }
+        lines.rest().into_iter().for_each(&mut take);
+        qemu.finish(timed_out)?;
+        self.collect(&files)?;
+        let end = match (status, timed_out) {
+            (Some(status), _) => GuestEnd::Status(status),
+            (None, true) => GuestEnd::TimedOut,
+            (None, false) => GuestEnd::NoStatus,
+        };
+        Ok(GuestExit {
+            end,
+            lines: kept,
+            attempts: 1,
+            took: started.elapsed(),
+        })
+    }
+
+    /// Boots into a shell on this terminal and waits for its end. Ctrl-C goes to the guest; Ctrl-A X ends it at once.
+    pub(crate) fn shell(&self) -> Result<u8> {
+        let work = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let image = self.kernel.image()?;
+        let initramfs = self.initramfs(work.path())?;
+        let files = work.path().join("files.tar.gz");
+        say("guest", "a shell; `exit` ends it, Ctrl-A X kills it");
+        let mut qemu = Running::start(
+            self.qemu(&image, &initramfs, &files, true)?,
+            Stdio::inherit(),
+            work.path(),
+        )?;
+        let console = qemu.console(CONSOLE_QUEUE)?;
+        let mut lines = Lines::default();
+        let mut status = None;
+        for bytes in console {
+            let mut stdout = io::stdout();
+            stdout
+                .write_all(&bytes)
+                .and_then(|()| stdout.flush())
+                .context("cannot write to the terminal")?;
+            status = lines
+                .push(&bytes)
+                .iter()
+                .find_map(|line| status_in(line))
+                .or(status);
+        }
+        qemu.finish(false)?;
+        self.collect(&files)?;
+        Ok(status.unwrap_or(125))
+    }
+
+    /// The root file system, as a file in `work`.
+    fn initramfs(&self, work: &Path) -> Result<PathBuf> {
+        let mut archive = Archive::default();
+        for folder in [
+            "bin", "dev", "etc", "out", "payload", "proc", "run", "sys", "tmp", "var/log",
+            "var/run",
+        ] {
+            archive.folder(folder);
+        }
+        archive.file("init", INIT.as_bytes().to_vec(), true);
+        archive.file("cmd", format!("{}\n", self.command).into_bytes(), false);
+        archive.file(
+            "etc/passwd",
+            b"root:x:0:0:root:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n".to_vec(),
+            false,
+        );
+        archive.file(
+            "etc/group",
+            b"root:x:0:\nnogroup:x:65534:\n".to_vec(),
+            false,
+        );
+        archive.copy("bin/busybox", &setup::busybox()?)?;
+        let names: Vec<&str> = self.debian_packages.iter().map(String::as_str).collect();
+        packages::install(&names, &mut archive)?;
+        let own = if self.own_programs {
+            programs::build()?
+        } else {
+            Vec::new()
+        };
+        for path in own.iter().chain(&self.payload) {
+            if path.is_dir() {
+                archive.copy_tree("payload", path)?;
+            } else {
+                let name = path
+                    .file_name()
+                    .with_context(|| format!("payload {} has no name", path.display()))?;
+                archive.copy(&format!("payload/{}", name.to_string_lossy()), path)?;
+            }
+        }
+        let initramfs = work.join("initramfs.cpio");
+        fs::write(&initramfs, archive.into_bytes())
+            .with_context(|| format!("cannot write {}", initramfs.display()))?;
+        Ok(initramfs)
+    }
+
+    fn qemu(&self, image: &Path, initramfs: &Path, files: &Path, shell: bool) -> Result<Command> {
+        ensure!(
+            !self.icount || matches!(self.topology, Topology::Flat(_)),
+            "instruction-counted time has one CPU: leave out the topology {}",
+            self.topology
+        );
+        let topology = if self.icount {
+            Topology::Flat(1)
+        } else {
+            self.topology
+        };
+        let machine = topology.machine(self.memory_mb);
+        let qemu = setup::qemu()?;
+        // A guest must not outlive an xtask that was killed.
+        let mut command = match in_path("setpriv") {
+            Some(setpriv) => {
+                let mut command = Command::new(setpriv);
+                command.args(["--pdeathsig", "KILL", "--"]).arg(qemu);
+                command
+            }
+            None => Command::new(qemu),
+        };
+        let mut parameters = format!(
+            "console=ttyS0 panic=-1 psi=1 quiet plimsoll.cgroup={}",
+            self.cgroup.name()
+        );
+        if shell {
+            parameters.push_str(" plimsoll.shell=1");
+        }
+        if self.icount {
+            command.args(["-icount", "shift=0,sleep=off"]);
+            parameters.push_str(" tsc=reliable clocksource=tsc");
+        }
+        parameters.push_str(&self.append);
+        command
+            .args([
+                "-accel",
+                "tcg,thread=single",
+                "-cpu",
+                &format!("{},-cx16", machine.cpu),
+            ])
+            .args(["-m", &format!("{}M", machine.memory_mb)])
+            .args(&machine.flags)
+            .arg("-kernel")
+            .arg(image)
+            .arg("-initrd")
+            .arg(initramfs)
+            .args([
+                "-append",
+                &parameters,
+                "-display",
+                "none",
+                "-no-reboot",
+                "-nodefaults",
+            ])
+            .args(["-serial", if shell { "mon:stdio" } else { "stdio" }])
+            .args(["-serial", &format!("file:{}", files.display())]);
+        Ok(command)
+    }
+
+    /// Unpacks what came through the second serial port.
+    fn collect(&self, files: &Path) -> Result<()> {
+        let Some(out) = &self.out else { return Ok(()) };
+        fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+        if fs::metadata(files).is_ok_and(|metadata| metadata.len() > 0) {
+            output_of(
+                Command::new("tar")
+                    .arg("-xzf")
+                    .arg(files)
+                    .arg("-C")
+                    .arg(out),
+                "the guest's files arrived incomplete: give it more time with --timeout",
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// QEMU while it runs; killed when dropped early.
+struct Running {
+    child: Child,
+    errors: PathBuf,
+}
+
+impl Running {
+    fn start(mut command: Command, stdin: Stdio, work: &Path) -> Result<Self> {
+        let errors = work.join("qemu.stderr");
+        let log =
+            File::create(&errors).with_context(|| format!("cannot create {}", errors.display()))?;
+        let child = command
+            .stdin(stdin)
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .context("cannot start QEMU")?;
+        Ok(Self { child, errors })
+    }
+
+    /// The console's bytes; disconnected when QEMU ends.
+    fn console(&mut self, queue: usize) -> Result<mpsc::Receiver<Vec<u8>>> {
+        let mut stdout = self
+            .child
+            .stdout
+            .take()
+            .context("QEMU's console was taken before")?;
+        let (sender, receiver): (SyncSender<Vec<u8>>, _) = mpsc::sync_channel(queue);
+        std::thread::spawn(move || {
+            let mut buffer = [0; 8192];
+            while let Ok(length @ 1..) = stdout.read(&mut buffer) {
+                if sender.send(buffer[..length].to_vec()).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(receiver)
+    }
+
+    fn finish(mut self, kill: bool) -> Result<()> {
+        if kill {
+            self.child.kill().context("cannot stop QEMU")?;
+        }
+        let status = self.child.wait().context("cannot wait for QEMU")?;
+        let errors = fs::read_to_string(&self.errors).unwrap_or_default();
+        // Emulation lacks a few features of the named CPU models; that is expected and long.
+        let told = errors
+            .lines()
+            .filter(|line| !line.contains("TCG doesn't support requested feature"));
+        let told: Vec<&str> = told.collect();
+        ensure!(
+            kill || status.success(),
+            "QEMU failed ({status}):\n{}",
+            told.join("\n")
+        );
+        for line in told {
+            say("qemu", line);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail when it has ended already, which is the usual case.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

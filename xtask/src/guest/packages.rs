@@ -1,0 +1,243 @@
+//! Debian packages inside a guest: their files, the dynamic loader, and the shared libraries that their programs name.
+//!
+//! A guest has no package manager. The packages are unpacked into the cache; then the `NEEDED` entries of each program
+//! are followed through libraries of the packages they depend on, and only libraries that are really needed go along.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use object::Endianness;
+use object::elf::FileHeader64;
+use object::read::elf::{Dyn as _, FileHeader as _};
+
+use super::cpio::Archive;
+use crate::apt::Apt;
+use crate::lock::Lock;
+use crate::paths;
+use crate::progress::say;
+
+/// The peers were measured as in this release.
+const SUITE: &str = "bookworm";
+const LOADER: &str = "ld-linux-x86-64.so.2";
+/// Where Debian's loader looks first.
+const LIBRARY_FOLDER: &str = "lib/x86_64-linux-gnu";
+/// Parts of a package that no program needs.
+const LEFT_OUT: [&str; 4] = [
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/locale",
+    "usr/share/lintian",
+];
+
+/// Adds `packages` to the guest.
+pub(super) fn install(packages: &[&str], archive: &mut Archive) -> Result<()> {
+    if packages.is_empty() {
+        return Ok(());
+    }
+    let cache = paths::cache()?;
+    let _lock = Lock::take(&cache)?;
+    let store = Store {
+        folder: cache.join("packages").join(SUITE),
+        cache,
+    };
+    let mut needed = BTreeSet::new();
+    let mut libraries = BTreeMap::new();
+    for package in packages {
+        let root = store.unpacked(package)?;
+        let mut files = Vec::new();
+        list(&root, &mut files)?;
+        for file in &files {
+            let inside = file
+                .strip_prefix(&root)
+                .unwrap_or(file)
+                .to_string_lossy()
+                .into_owned();
+            if LEFT_OUT.iter().any(|left_out| inside.starts_with(left_out)) {
+                continue;
+            }
+            match fs::read_link(file) {
+                Ok(to) => archive.link(&inside, &to.to_string_lossy()),
+                Err(_) => archive.copy(&inside, file)?,
+            }
+            needed.extend(needed_by(file)?);
+        }
+        for dependency in store.dependencies(package)? {
+            // Programs of dependencies (init systems, debconf) are not for a guest; libraries are.
+            if dependency.starts_with("lib") {
+                index(&store.unpacked(&dependency)?, &mut libraries)?;
+            }
+        }
+        index(&root, &mut libraries)?;
+    }
+    if needed.is_empty() {
+        return Ok(());
+    }
+    for (name, path) in closure(needed, &libraries)? {
+        archive.file(&format!("{LIBRARY_FOLDER}/{name}"), read(&path)?, true);
+    }
+    let loader = libraries.get(LOADER).with_context(|| {
+        format!("no package of {packages:?} depends on libc6, which has {LOADER}")
+    })?;
+    archive.file(&format!("lib64/{LOADER}"), read(loader)?, true);
+    Ok(())
+}
+
+struct Store {
+    cache: PathBuf,
+    folder: PathBuf,
+}
+
+impl Store {
+    /// The folder that holds the package's files.
+    fn unpacked(&self, package: &str) -> Result<PathBuf> {
+        let folder = self.folder.join(package);
+        if folder.is_dir() {
+            return Ok(folder);
+        }
+        say("packages", format_args!("fetching Debian's {package}"));
+        fs::create_dir_all(&self.folder)
+            .with_context(|| format!("cannot create {}", self.folder.display()))?;
+        let partial = tempfile::tempdir_in(&self.folder)
+            .context("cannot make a temporary folder in the cache")?;
+        let root = partial.path().join("root");
+        Apt::open(&self.cache, SUITE)?.unpack(package, &root)?;
+        fs::rename(&root, &folder).with_context(|| format!("cannot write {}", folder.display()))?;
+        Ok(folder)
+    }
+
+    /// All that `package` depends on, directly or not; kept beside the package, so that a filled cache needs no network.
+    fn dependencies(&self, package: &str) -> Result<Vec<String>> {
+        let known = self.folder.join(format!("{package}.depends"));
+        if let Ok(text) = fs::read_to_string(&known) {
+            return Ok(text.lines().map(str::to_owned).collect());
+        }
+        let names = Apt::open(&self.cache, SUITE)?.depends(package, true)?;
+        fs::write(&known, names.join("\n"))
+            .with_context(|| format!("cannot write {}", known.display()))?;
+        Ok(names)
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// All files and links below `folder`.
+fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in
+        fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?
+    {
+        let path = entry
+            .with_context(|| format!("cannot read {}", folder.display()))?
+            .path();
+        if path.is_dir() && !path.is_symlink() {
+            list(&path, files)?;
+        } else {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(())
+}
+
+/// Adds the shared libraries below `root` by file name, links resolved inside their folder.
+fn index(root: &Path, libraries: &mut BTreeMap<String, PathBuf>) -> Result<()> {
+    let mut files = Vec::new();
+    list(root, &mut files)?;
+    for file in files {
+        let Some(name) = file
+            .file_name()
+            .and_then(|name| name.to_str())
+            .filter(|name| name.contains(".so"))
+        else {
+            continue;
+        };
+        let target = match fs::read_link(&file) {
+            // Libraries link to a neighbour, or to an absolute path of the guest.
+            Ok(to) if to.is_absolute() => root.join(to.strip_prefix("/").unwrap_or(&to)),
+            Ok(to) => file.with_file_name(to),
+            Err(_) => file.clone(),
+        };
+        if target.is_file() {
+            libraries.entry(name.to_owned()).or_insert(target);
+        }
+    }
+    Ok(())
+}
+
+/// The libraries that `needed` and they themselves need, by name.
+fn closure(
+    mut needed: BTreeSet<String>,
+    libraries: &BTreeMap<String, PathBuf>,
+) -> Result<BTreeMap<String, PathBuf>> {
+    let mut found = BTreeMap::new();
+    while let Some(name) = needed.pop_first() {
+        if found.contains_key(&name) {
+            continue;
+        }
+        let Some(path) = libraries.get(&name) else {
+            bail!("no Debian package that these depend on has the library {name}");
+        };
+        needed.extend(needed_by(path)?);
+        found.insert(name, path.clone());
+    }
+    Ok(found)
+}
+
+/// The `NEEDED` names of a 64-bit ELF file; none for any other file.
+fn needed_by(path: &Path) -> Result<Vec<String>> {
+    if !path.is_file() {
+        return Ok(Vec::new());
+    }
+    let bytes = read(path)?;
+    Ok(needed_in(&bytes).unwrap_or_default())
+}
+
+fn needed_in(bytes: &[u8]) -> Option<Vec<String>> {
+    let header = FileHeader64::<Endianness>::parse(bytes).ok()?;
+    let endian = header.endian().ok()?;
+    let sections = header.sections(endian, bytes).ok()?;
+    let (dynamic, strings) = sections.dynamic(endian, bytes).ok()??;
+    let strings = sections.strings(endian, bytes, strings).ok()?;
+    let names = dynamic
+        .iter()
+        .filter(|entry| entry.tag(endian) == object::elf::DT_NEEDED)
+        .filter_map(|entry| entry.string(endian, strings).ok())
+        .map(|name| String::from_utf8_lossy(name).into_owned());
+    Some(names.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_very_test_needs_the_c_library() {
+        let needed = needed_by(&std::env::current_exe().unwrap()).unwrap();
+        assert!(
+            needed.iter().any(|name| name.starts_with("libc.so")),
+            "{needed:?}"
+        );
+        assert_eq!(needed_in(b"#!/bin/sh"), None);
+    }
+
+    #[test]
+    fn links_are_indexed_by_their_own_name() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("usr/lib")).unwrap();
+        fs::write(root.path().join("usr/lib/liba.so.1.2"), "").unwrap();
+        std::os::unix::fs::symlink("liba.so.1.2", root.path().join("usr/lib/liba.so.1")).unwrap();
+        let mut libraries = BTreeMap::new();
+        index(root.path(), &mut libraries).unwrap();
+        assert_eq!(
+            libraries["liba.so.1"],
+            root.path().join("usr/lib/liba.so.1.2")
+        );
+        let closed = closure(BTreeSet::from(["liba.so.1".to_owned()]), &libraries).unwrap();
+        assert_eq!(closed.len(), 1);
+        let missing = closure(BTreeSet::from(["libb.so".to_owned()]), &libraries).unwrap_err();
+        assert!(missing.to_string().contains("libb.so"), "{missing}");
+    }
+}

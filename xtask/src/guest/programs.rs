@@ -1,0 +1,88 @@
+//! The project's own programs for a guest: the agent and the bins of package `tests`, linked statically, because a guest
+//! has no libraries.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use anyhow::{Result, bail};
+use serde::Deserialize;
+
+use crate::progress::say;
+use crate::{ebpf, paths, process};
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+const PROFILE: &str = "guest";
+
+/// One line of `cargo build --message-format=json`; only what is needed of it.
+#[derive(Deserialize)]
+struct Message {
+    executable: Option<PathBuf>,
+}
+
+/// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside.
+/// Once per xtask process, so that guests started later run the same build.
+pub(crate) fn build() -> Result<Vec<PathBuf>> {
+    static BUILT: Mutex<Option<Vec<PathBuf>>> = Mutex::new(None);
+    let mut built = match BUILT.lock() {
+        Ok(built) => built,
+        Err(poisoned) => poisoned.into_inner(),
+    };
+    if let Some(programs) = built.as_ref() {
+        return Ok(programs.clone());
+    }
+    ebpf::build()?;
+    say(
+        "guest",
+        "building the agent and the guest programs (static)",
+    );
+    let output = process::run(
+        process::cargo()
+            .args([
+                "build",
+                "--package",
+                "plimsoll",
+                "--package",
+                "tests",
+                "--bins",
+                "--profile",
+                PROFILE,
+                "--target",
+                TARGET,
+            ])
+            .args([
+                "--message-format",
+                "json-render-diagnostics",
+                "--target-dir",
+            ])
+            .arg(paths::target("guest"))
+            .env("RUSTFLAGS", "-Ctarget-feature=+crt-static"),
+    )?;
+    if !output.status.success() {
+        bail!(
+            "building the guest's programs failed\n{}",
+            String::from_utf8_lossy(&output.stderr).trim_end()
+        );
+    }
+    let programs = executables(&String::from_utf8_lossy(&output.stdout));
+    Ok(built.insert(programs).clone())
+}
+
+fn executables(messages: &str) -> Vec<PathBuf> {
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Message>(line).ok()?.executable)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn executables_of_cargo_messages() {
+        let messages = "{\"reason\":\"compiler-artifact\",\"executable\":null}\n\
+                        {\"reason\":\"compiler-artifact\",\"executable\":\"/t/guest/plimsoll\"}\n\
+                        not json\n{\"reason\":\"build-finished\",\"success\":true}\n";
+        assert_eq!(executables(messages), [PathBuf::from("/t/guest/plimsoll")]);
+    }
+}

@@ -1,0 +1,288 @@
+//! The guest kernels: Debian's own cloud builds, or any image given by path.
+//!
+//! Debian names a kernel package after its version, so the newest one is found by name: the meta package
+//! `linux-image-cloud-amd64` depends on it. When the suite has moved on to the next version, packages of the wanted one that are
+//! still in the lists are used. The image itself is in `linux-image-*` or, since 7.x, `linux-binary-*`.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::apt::Apt;
+use crate::lock::Lock;
+use crate::paths;
+use crate::progress::say;
+
+const META_PACKAGE: &str = "linux-image-cloud-amd64";
+const FLAVOUR: &str = "-cloud-amd64";
+
+/// Which kernel a guest boots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    /// Debian bookworm's: cgroup v2 and v1, no `memcg_memory_event` hook.
+    V6_1,
+    /// Debian bookworm-backports': cgroup v2 (v1 without memory).
+    V6_12,
+    /// Debian sid's.
+    V7_2,
+    /// An image (`bzImage`, `vmlinuz`) of the user's.
+    Image(PathBuf),
+}
+
+impl Kernel {
+    /// The kernels everything is tested on.
+    pub(crate) const ALL: [Self; 3] = [Self::V6_1, Self::V6_12, Self::V7_2];
+
+    /// Version and Debian suite of a packaged kernel.
+    fn package(&self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::V6_1 => Some(("6.1", "bookworm")),
+            Self::V6_12 => Some(("6.12", "bookworm-backports")),
+            Self::V7_2 => Some(("7.2", "sid")),
+            Self::Image(_) => None,
+        }
+    }
+
+    /// The image file, fetched into the cache when it is not there yet.
+    pub(crate) fn image(&self) -> Result<PathBuf> {
+        match (self, self.package()) {
+            (Self::Image(path), _) => {
+                let release = release_of(&read(path)?).with_context(|| {
+                    format!(
+                        "{} is not an x86 Linux boot image; give a bzImage or vmlinuz",
+                        path.display()
+                    )
+                })?;
+                say("kernel", release);
+                Ok(path.clone())
+            }
+            (_, Some((version, suite))) => packaged(version, suite, false),
+            (_, None) => bail!("kernel {self} has no Debian package"),
+        }
+    }
+
+    /// Fetches the newest package of this kernel even when the cache has one.
+    pub(crate) fn refresh(&self) -> Result<()> {
+        if let Some((version, suite)) = self.package() {
+            packaged(version, suite, true)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self, self.package()) {
+            (Self::Image(path), _) => path.display().fmt(formatter),
+            (_, Some((version, _))) => formatter.write_str(version),
+            (_, None) => formatter.write_str("unknown"),
+        }
+    }
+}
+
+impl FromStr for Kernel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(known) = Self::ALL
+            .into_iter()
+            .find(|kernel| kernel.to_string() == text)
+        {
+            return Ok(known);
+        }
+        let path = PathBuf::from(text);
+        if path.is_file() {
+            return Ok(Self::Image(path));
+        }
+        Err(format!("`{text}` is neither 6.1, 6.12, 7.2 nor a file"))
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("cannot read kernel image {}", path.display()))
+}
+
+fn packaged(version: &str, suite: &str, refresh: bool) -> Result<PathBuf> {
+    let cache = paths::cache()?;
+    let folder = cache.join("kernels").join(version);
+    let image = folder.join("vmlinuz");
+    if image.is_file() && !refresh {
+        return Ok(image);
+    }
+    let _lock = Lock::take(&cache)?;
+    if image.is_file() && !refresh {
+        return Ok(image);
+    }
+    let apt = Apt::open(&cache, suite)?;
+    if refresh {
+        apt.update()?;
+    }
+    let package = newest_package(&apt, version, suite)?;
+    say(
+        "kernel",
+        format_args!("{version}: {package} of Debian {suite}"),
+    );
+    let unpacked =
+        tempfile::tempdir_in(&cache).context("cannot make a temporary folder in the cache")?;
+    apt.unpack(&package, unpacked.path())?;
+    let found = find_image(unpacked.path())
+        .with_context(|| format!("Debian package {package} holds no kernel image (boot/vmlinuz-*, usr/lib/modules/*/vmlinuz)"))?;
+    let bytes = read(&found)?;
+    let release = release_of(&bytes)
+        .with_context(|| format!("the image in {package} has no kernel version"))?;
+    ensure!(
+        is_version(&release, version),
+        "the image in Debian package {package} is kernel {release}, wanted {version}"
+    );
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    // Rename last: a file that is there is whole.
+    let partial = folder.join("vmlinuz.partial");
+    fs::write(&partial, bytes).with_context(|| format!("cannot write {}", partial.display()))?;
+    fs::write(folder.join("version"), format!("{release}\n{package}\n"))
+        .context("cannot write the kernel's version file")?;
+    fs::rename(&partial, &image).with_context(|| format!("cannot write {}", image.display()))?;
+    say("kernel", format_args!("{version}: {release}"));
+    Ok(image)
+}
+
+fn newest_package(apt: &Apt, version: &str, suite: &str) -> Result<String> {
+    let current = apt.depends(META_PACKAGE, false)?;
+    let names = apt.names("linux-")?;
+    let release = newest_release(&current, version)
+        .or_else(|| newest_release(&names, version))
+        .with_context(|| {
+            format!(
+                "Debian {suite} has no kernel {version} any more (it has {}); give an image by path: --kernel /path/to/vmlinuz",
+                current.join(", ")
+            )
+        })?;
+    let binary = format!("linux-binary-{release}");
+    if names.contains(&binary) {
+        return Ok(binary);
+    }
+    Ok(format!("linux-image-{release}"))
+}
+
+/// The highest `VERSION-cloud-amd64` of `version` among packages called `linux-image-VERSION-cloud-amd64`.
+fn newest_release(packages: &[String], version: &str) -> Option<String> {
+    packages
+        .iter()
+        .filter_map(|name| name.strip_prefix("linux-image-"))
+        .filter(|release| release.ends_with(FLAVOUR) && is_version(release, version))
+        .max_by(|a, b| compare_versions(a, b))
+        .map(str::to_owned)
+}
+
+/// Whether `release` (`6.1.0-50-cloud-amd64`) is of the series `version` (`6.1`).
+fn is_version(release: &str, version: &str) -> bool {
+    release
+        .strip_prefix(version)
+        .is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()))
+}
+
+/// Orders version texts with runs of digits as numbers: `6.12.9` before `6.12.85`.
+fn compare_versions(a: &str, b: &str) -> Ordering {
+    fn parts(text: &str) -> Vec<Result<u64, char>> {
+        let mut parts = Vec::new();
+        for next in text.chars() {
+            match (next.to_digit(10).map(u64::from), parts.last_mut()) {
+                (Some(digit), Some(Ok(number))) => *number = *number * 10 + digit,
+                (Some(digit), _) => parts.push(Ok(digit)),
+                (None, _) => parts.push(Err(next)),
+            }
+        }
+        parts
+    }
+    parts(a).cmp(&parts(b))
+}
+
+fn find_image(root: &Path) -> Option<PathBuf> {
+    let in_folder = |folder: PathBuf, wanted: fn(&Path) -> Option<PathBuf>| {
+        let mut files: Vec<PathBuf> = fs::read_dir(folder)
+            .ok()?
+            .flatten()
+            .filter_map(|entry| wanted(&entry.path()))
+            .collect();
+        files.sort();
+        files.pop()
+    };
+    in_folder(root.join("boot"), |path| {
+        let name = path.file_name()?.to_str()?;
+        name.starts_with("vmlinuz-").then(|| path.to_owned())
+    })
+    .or_else(|| {
+        in_folder(root.join("usr/lib/modules"), |path| {
+            Some(path.join("vmlinuz")).filter(|image| image.is_file())
+        })
+    })
+}
+
+/// The release in an x86 boot image, from the text that its set-up header points to
+/// (Documentation/arch/x86/boot.rst: `HdrS` at 0x202, `kernel_version` at 0x20e, relative to 0x200).
+fn release_of(image: &[u8]) -> Option<String> {
+    if image.get(0x202..0x206)? != b"HdrS" {
+        return None;
+    }
+    let pointer = u16::from_le_bytes(image.get(0x20e..0x210)?.try_into().ok()?);
+    let text = image.get(usize::from(pointer) + 0x200..)?;
+    let text = text.split(|byte| *byte == 0).next()?;
+    let text = std::str::from_utf8(text).ok()?;
+    let release = text.split_whitespace().next()?;
+    Some(release.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(list: &[&str]) -> Vec<String> {
+        list.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn newest_release_of_the_series() {
+        let packages = names(&[
+            "linux-image-6.12.9+deb12-cloud-amd64",
+            "linux-image-6.12.85+deb12-cloud-amd64",
+            "linux-image-6.12.85+deb12-cloud-amd64-unsigned",
+            "linux-image-6.12.90+deb12.1-cloud-amd64-dbg",
+            "linux-image-6.120.1-cloud-amd64",
+            "linux-headers-6.12.99-cloud-amd64",
+            "linux-image-cloud-amd64",
+        ]);
+        assert_eq!(
+            newest_release(&packages, "6.12").as_deref(),
+            Some("6.12.85+deb12-cloud-amd64")
+        );
+        assert_eq!(newest_release(&packages, "7.2"), None);
+    }
+
+    #[test]
+    fn series_is_not_a_text_prefix() {
+        assert!(is_version("6.1.0-50-cloud-amd64", "6.1"));
+        assert!(!is_version("6.12.95", "6.1"));
+        assert!(is_version("7.2.13+deb14-cloud-amd64", "7.2"));
+    }
+
+    #[test]
+    fn release_is_read_from_the_boot_header() {
+        let mut image = vec![0_u8; 0x400];
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x20e..0x210].copy_from_slice(&0x100_u16.to_le_bytes());
+        image[0x300..0x300 + 20].copy_from_slice(b"6.1.0-50-x (me) #1\0\0");
+        assert_eq!(release_of(&image).as_deref(), Some("6.1.0-50-x"));
+        image[0x202] = b'X';
+        assert_eq!(release_of(&image), None);
+        assert_eq!(release_of(b"short"), None);
+    }
+
+    #[test]
+    fn kernels_by_name() {
+        assert_eq!("6.12".parse(), Ok(Kernel::V6_12));
+        assert!("6.13".parse::<Kernel>().is_err());
+    }
+}

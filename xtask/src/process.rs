@@ -1,0 +1,80 @@
+//! Running other programs: their output is kept and shown only when they fail.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+/// Lines of a failed program's output that are shown.
+const SHOWN_LINES_MAX: usize = 60;
+
+/// Runs `command` to its end and returns its standard output.
+///
+/// `next` says what to do when it fails; it is the last line of the error.
+pub(crate) fn output_of(command: &mut Command, next: &str) -> Result<String> {
+    let output = run(command)?;
+    if !output.status.success() {
+        bail!(
+            "`{}` failed ({})\n{}\n{next}",
+            shown(command),
+            output.status,
+            last_lines(&merged(&output))
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Runs `command` to its end, whatever its status, and returns status and output.
+pub(crate) fn run(command: &mut Command) -> Result<Output> {
+    command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot start `{}`: is it installed?", shown(command)))
+}
+
+/// Both output streams of a finished program, errors last.
+pub(crate) fn merged(output: &Output) -> String {
+    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.push_str(&String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+/// The end of `text`, where programs say why they failed.
+pub(crate) fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    lines[lines.len().saturating_sub(SHOWN_LINES_MAX)..].join("\n")
+}
+
+/// The command as one would type it.
+pub(crate) fn shown(command: &Command) -> String {
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(OsStr::to_string_lossy)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// The first file called `program` in `PATH`.
+pub(crate) fn in_path(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(program))
+        .find(|file| file.is_file())
+}
+
+/// `cargo` as the user started it, without what the outer `cargo run` put into the environment for this process alone.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new("cargo");
+    for variable in [
+        "CARGO_MANIFEST_DIR",
+        "CARGO_PKG_NAME",
+        "RUSTC",
+        "RUSTFLAGS",
+        "CARGO_ENCODED_RUSTFLAGS",
+    ] {
+        command.env_remove(variable);
+    }
+    command.current_dir(crate::paths::root());
+    command
+}

@@ -1,0 +1,278 @@
+//! What the other commands need on this machine, put there by the project itself.
+//!
+//! Every function here does nothing when its part is there already, so the commands call the parts that they need each time.
+//! Only QEMU needs root; everything else goes into `target/` and the cache.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use object::{Object as _, ObjectSection as _};
+
+use crate::apt::Apt;
+use crate::kernel::Kernel;
+use crate::lock::Lock;
+use crate::paths;
+use crate::process::{self, in_path, output_of};
+use crate::progress::say;
+
+/// The last bpf-linker that builds with Rust 1.95.
+const BPF_LINKER_VERSION: &str = "0.10.4";
+
+/// Has the LLVM (22) that this bpf-linker can read; installed when no nightly is there at all.
+const NIGHTLY_PINNED: &str = "nightly-2026-05-20";
+
+const QEMU: &str = "qemu-system-x86_64";
+
+/// Everything, for `cargo xtask setup`.
+pub(crate) fn all(refresh: bool) -> Result<()> {
+    let nightly = nightly()?;
+    bpf_linker()?;
+    qemu()?;
+    busybox()?;
+    for kernel in Kernel::ALL {
+        if refresh {
+            kernel.refresh()?;
+        }
+        kernel.image()?;
+    }
+    say(
+        "setup",
+        format_args!(
+            "complete: {nightly} with rust-src, bpf-linker {BPF_LINKER_VERSION}, QEMU, busybox, kernels 6.1, 6.12, 7.2"
+        ),
+    );
+    Ok(())
+}
+
+/// The nightly toolchain that builds the BPF object, with `rust-src`: `$PLIMSOLL_NIGHTLY`, else the pinned one when
+/// installed, else `nightly` when installed, else the pinned one is installed.
+pub(crate) fn nightly() -> Result<String> {
+    let toolchain = match std::env::var("PLIMSOLL_NIGHTLY") {
+        Ok(name) if !name.is_empty() => name,
+        _ => installed_nightly()?,
+    };
+    let sysroot = output_of(
+        Command::new("rustup").args(["run", &toolchain, "rustc", "--print", "sysroot"]),
+        &format!(
+            "install it: `rustup toolchain install {toolchain} --profile minimal`, or set PLIMSOLL_NIGHTLY to one that is installed"
+        ),
+    )?;
+    let library = Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library");
+    if !library.join("core/src/lib.rs").is_file() {
+        let _lock = Lock::take(&paths::target("tools"))?;
+        rust_src(&toolchain, &library)?;
+    }
+    Ok(toolchain)
+}
+
+fn installed_nightly() -> Result<String> {
+    let listed = output_of(
+        Command::new("rustup").args(["toolchain", "list"]),
+        "the BPF programs need a nightly Rust, which rustup installs: see https://rustup.rs, or apt-get install rustup",
+    )?;
+    let has = |name: &str| {
+        let host = format!("{name}-");
+        listed
+            .lines()
+            .filter_map(|line| line.split_whitespace().next())
+            .any(|known| {
+                known == name
+                    || known
+                        .strip_prefix(&host)
+                        .is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()))
+            })
+    };
+    for name in [NIGHTLY_PINNED, "nightly"] {
+        if has(name) {
+            return Ok(name.to_owned());
+        }
+    }
+    say("nightly", format_args!("installing {NIGHTLY_PINNED}"));
+    output_of(
+        Command::new("rustup").args([
+            "toolchain",
+            "install",
+            NIGHTLY_PINNED,
+            "--profile",
+            "minimal",
+            "--no-self-update",
+        ]),
+        "check the network, or install any nightly yourself and name it in PLIMSOLL_NIGHTLY",
+    )?;
+    Ok(NIGHTLY_PINNED.to_owned())
+}
+
+/// The standard library's source, which `-Z build-std` compiles for BPF.
+fn rust_src(toolchain: &str, library: &Path) -> Result<()> {
+    if library.join("core/src/lib.rs").is_file() {
+        return Ok(());
+    }
+    say("rust-src", format_args!("adding to {toolchain}"));
+    let by_rustup = process::run(Command::new("rustup").args([
+        "component",
+        "add",
+        "rust-src",
+        "--toolchain",
+        toolchain,
+    ]))?;
+    if by_rustup.status.success() {
+        return Ok(());
+    }
+    say(
+        "rust-src",
+        "rustup cannot provide it; taking Debian sid's package",
+    );
+    let cache = paths::cache()?;
+    let _lock = Lock::take(&cache)?;
+    let apt = Apt::open(&cache, "sid")?;
+    let unpacked =
+        tempfile::tempdir_in(&cache).context("cannot make a temporary folder in the cache")?;
+    apt.unpack("rust-src", unpacked.path())?;
+    let source = fs::read_dir(unpacked.path().join("usr/src"))?
+        .flatten()
+        .map(|entry| entry.path().join("library"))
+        .find(|folder| folder.join("core/src/lib.rs").is_file())
+        .context("Debian's rust-src holds no usr/src/*/library")?;
+    let parent = library
+        .parent()
+        .context("the toolchain's folder has no parent")?;
+    fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    let next = format!(
+        "free some space or make {} writable; rustup said:\n{}",
+        parent.display(),
+        process::merged(&by_rustup)
+    );
+    output_of(
+        Command::new("cp").arg("-RT").arg(&source).arg(library),
+        &next,
+    )?;
+    Ok(())
+}
+
+/// The project's own bpf-linker.
+pub(crate) fn bpf_linker() -> Result<PathBuf> {
+    let linker = paths::bpf_linker();
+    let installed = || -> bool {
+        let version = Command::new(&linker).arg("--version").output();
+        version.is_ok_and(|output| {
+            String::from_utf8_lossy(&output.stdout).contains(BPF_LINKER_VERSION)
+        })
+    };
+    if installed() {
+        return Ok(linker);
+    }
+    let tools = paths::target("tools");
+    let _lock = Lock::take(&tools)?;
+    if installed() {
+        return Ok(linker);
+    }
+    say(
+        "bpf-linker",
+        format_args!("building {BPF_LINKER_VERSION} (one to five minutes, once)"),
+    );
+    let mut install = process::cargo();
+    install
+        .env_remove("CARGO_TARGET_DIR")
+        .args([
+            "install",
+            "bpf-linker",
+            "--version",
+            BPF_LINKER_VERSION,
+            "--locked",
+            "--force",
+            "--root",
+        ])
+        .arg(&tools);
+    output_of(
+        &mut install,
+        "check the network and that a C compiler is there (`apt-get install gcc libc6-dev`), then run the command again",
+    )?;
+    ensure!(
+        installed(),
+        "{} does not run after its installation; delete {} and run the command again",
+        linker.display(),
+        tools.display()
+    );
+    Ok(linker)
+}
+
+/// QEMU for x86-64. The one thing that needs root.
+pub(crate) fn qemu() -> Result<PathBuf> {
+    if let Some(qemu) = in_path(QEMU) {
+        return Ok(qemu);
+    }
+    let install = [
+        "install",
+        "-y",
+        "--no-install-recommends",
+        "qemu-system-x86",
+    ];
+    if !is_root()? {
+        bail!(
+            "QEMU is missing and installing it needs root. Run:\n\n    sudo apt-get {}\n\nand then this command again",
+            install.join(" ")
+        );
+    }
+    say("qemu", "installing Debian's qemu-system-x86");
+    let apt_get = |arguments: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command
+            .args(arguments)
+            .args(["-qq"])
+            .env("DEBIAN_FRONTEND", "noninteractive");
+        command
+    };
+    if !process::run(&mut apt_get(&install))?.status.success() {
+        // Most likely the lists are missing or old.
+        output_of(
+            &mut apt_get(&["update"]),
+            "check the network and this machine's apt sources",
+        )?;
+        output_of(
+            &mut apt_get(&install),
+            "install QEMU for x86-64 yourself, then run this command again",
+        )?;
+    }
+    in_path(QEMU)
+        .with_context(|| format!("{QEMU} is still not in PATH after installing qemu-system-x86"))
+}
+
+fn is_root() -> Result<bool> {
+    let uid = output_of(Command::new("id").arg("-u"), "coreutils are missing")?;
+    Ok(uid.trim() == "0")
+}
+
+/// A statically linked busybox: this machine's, else Debian's, unpacked into the cache.
+pub(crate) fn busybox() -> Result<PathBuf> {
+    if let Some(own) = in_path("busybox").filter(|path| is_static(path)) {
+        return Ok(own);
+    }
+    let cache = paths::cache()?;
+    let folder = cache.join("busybox");
+    let find = || {
+        ["bin/busybox", "usr/bin/busybox"]
+            .map(|name| folder.join(name))
+            .into_iter()
+            .find(|path| is_static(path))
+    };
+    if let Some(cached) = find() {
+        return Ok(cached);
+    }
+    let _lock = Lock::take(&cache)?;
+    say("busybox", "fetching Debian's busybox-static");
+    Apt::open(&cache, "bookworm")?.unpack("busybox-static", &folder)?;
+    find().context("Debian's busybox-static holds no static busybox")
+}
+
+/// Whether the file is a program that runs without a dynamic loader.
+fn is_static(path: &Path) -> bool {
+    let Ok(bytes) = fs::read(path) else {
+        return false;
+    };
+    object::File::parse(bytes.as_slice()).is_ok_and(|file| {
+        file.sections()
+            .all(|section| section.name() != Ok(".interp"))
+    })
+}
