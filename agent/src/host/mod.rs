@@ -12,7 +12,10 @@
 pub mod cgroup;
 pub mod file;
 pub mod kill;
+pub mod knobs;
+pub mod lock;
 pub mod meminfo;
+pub mod protect;
 #[expect(
     unsafe_code,
     reason = "the three system calls that rustix does not wrap"
@@ -26,6 +29,7 @@ pub use cgroup::{
 };
 pub use file::{ControlFile, FileError};
 pub use kill::PodKill;
+pub use knobs::Ledger;
 pub use meminfo::{MeminfoFile, NodeMemory};
 
 /// Where the host's file system starts: `/`, or a directory that looks like one.

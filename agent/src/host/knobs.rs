@@ -1,0 +1,899 @@
+//! The ledger of changed kernel knobs: written before each change, undone in reverse on exit, and after `kill -9` at the next start.
+//!
+//! **Problem.** An agent that dies must not leave a node with its limits, cgroups and scores in place; one that restores blindly would
+//! overwrite what an administrator or the kubelet has set meanwhile.
+//! **Approach.** Each change is one JSON line, appended *before* the change is made. So a change without a line does not exist, and a
+//! line without its change (the agent died in between, or the kernel refused) is seen from the file still having the old value. A value
+//! is restored only while the file still has the one that we wrote; else it is left alone, and said. A torn last line is a change that
+//! never happened.
+//! **Terms.** *restored*: put back. *left*: somebody else changed it, or it is gone. *busy*: cannot be undone yet (a cgroup with
+//! processes); it stays in the ledger for the next time.
+//!
+//! The ledger lives in `/run`, which a reboot clears together with the knobs; where it is on a disk instead, lines of another boot are dropped.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use rustix::process::Pid;
+use serde::{Deserialize, Serialize};
+
+use super::HostRoot;
+use super::cgroup::{CgroupPath, Controller, Hierarchy, Version};
+use super::file::{FileError, errno_of, read_text, write_text};
+use super::kill::start_ticks;
+
+/// The ledger of the agent itself, in the state directory.
+pub const AGENT_LEDGER: &str = "knobs.jsonl";
+/// The ledger of `plimsoll exec`: cgroups of pods and the controllers enabled for them. Undone as far as the pods have ended.
+pub const PODS_LEDGER: &str = "pods.jsonl";
+/// Bytes of a ledger that are read; beyond, the file is not one of ours. An agent writes about ten lines, each `exec` as many.
+pub const LEDGER_BYTES_MAX: u64 = 16 * 1024 * 1024;
+/// How often a ledger may be replaced by another process while we wait for its lock.
+const REPLACED_MAX: u32 = 100;
+
+/// Why a knob was not changed. Nothing is half applied: either the line and the change are both there, or neither counts.
+#[derive(Debug, thiserror::Error)]
+pub enum KnobError {
+    /// The ledger cannot be opened, read or appended to, so nothing was changed.
+    #[error("{path}: the ledger of changed knobs cannot be written, so nothing was changed: {source}; make room there or choose another --state-dir", path = path.display())]
+    Ledger {
+        /// The ledger.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The knob itself cannot be read or written.
+    #[error(transparent)]
+    Knob(#[from] FileError),
+    /// A cgroup directory cannot be made.
+    #[error("{path}: the cgroup cannot be created: {source}{hint}", path = path.display(), hint = create_hint(*source))]
+    Create {
+        /// The directory.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: Errno,
+    },
+}
+
+fn create_hint(errno: Errno) -> &'static str {
+    match errno {
+        Errno::ROFS => "; the cgroup file system is mounted read-only here",
+        Errno::AGAIN => "; cgroup.max.descendants or cgroup.max.depth above it is reached",
+        Errno::ACCESS | Errno::PERM => "; run as root",
+        _ => "",
+    }
+}
+
+/// One change, with what it takes to undo it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Change {
+    /// A file got a new value.
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Its text before, without the line end.
+        old: String,
+        /// What was written.
+        new: String,
+        /// For a file of a process: which one, so that a reused pid is not taken for it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        process: Option<ProcessId>,
+    },
+    /// A controller was enabled in a v2 cgroup's `cgroup.subtree_control`.
+    Enable {
+        /// The cgroup's directory.
+        cgroup: PathBuf,
+        /// The controller's name.
+        controller: String,
+    },
+    /// A cgroup was created.
+    Create {
+        /// Its directory.
+        cgroup: PathBuf,
+    },
+    /// A process was moved.
+    Move {
+        /// Which process.
+        process: ProcessId,
+        /// The directory of the cgroup in which it was.
+        from: PathBuf,
+        /// The directory of the cgroup in which it is.
+        to: PathBuf,
+    },
+}
+
+/// A process, told apart from a later one with the same pid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProcessId {
+    /// Its pid.
+    pub pid: i32,
+    /// When it was started, in clock ticks since boot.
+    pub start_ticks: u64,
+}
+
+impl ProcessId {
+    /// This process.
+    ///
+    /// # Errors
+    /// [`FileError::Vanished`] without a readable procfs.
+    pub fn current(host: &HostRoot) -> Result<Self, FileError> {
+        let pid = rustix::process::getpid();
+        let ticks = start_ticks(host, pid);
+        let path = || Arc::from(host.procfs("self/stat").as_path());
+        let start_ticks = ticks.ok_or_else(|| FileError::Vanished { path: path() })?;
+        Ok(Self {
+            pid: pid.as_raw_nonzero().get(),
+            start_ticks,
+        })
+    }
+
+    fn is_running(self, host: &HostRoot) -> bool {
+        Pid::from_raw(self.pid).and_then(|pid| start_ticks(host, pid)) == Some(self.start_ticks)
+    }
+}
+
+/// One line of the ledger.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    boot_id: String,
+    change: Change,
+}
+
+/// What [`Ledger::restore`] did with one change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Undone {
+    /// The change.
+    pub change: Change,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// What became of one change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is as it was before.
+    Restored,
+    /// It had never been made, or is undone or gone already.
+    NothingToDo,
+    /// It was left alone, for this reason.
+    Left(String),
+    /// It cannot be undone yet, for this reason, and stays in the ledger.
+    Busy(String),
+}
+
+/// All that [`Ledger::restore`] did, newest change first.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Restoration {
+    /// Each change of this boot.
+    pub changes: Vec<Undone>,
+    /// Lines that are no changes: numbers from 1. A torn last line is not among them.
+    pub unreadable_lines: Vec<usize>,
+}
+
+impl Restoration {
+    /// How many were put back.
+    pub fn restored(&self) -> usize {
+        self.changes
+            .iter()
+            .filter(|undone| undone.outcome == Outcome::Restored)
+            .count()
+    }
+
+    /// One line for each change that was left alone or is busy, and for each line that could not be read.
+    pub fn remarks(&self) -> Vec<String> {
+        let of_change = |undone: &Undone| match &undone.outcome {
+            Outcome::Left(why) => Some(format!(
+                "{}: left as it is: {why}",
+                undone.change.subject().display()
+            )),
+            Outcome::Busy(why) => Some(format!(
+                "{}: not undone yet: {why}",
+                undone.change.subject().display()
+            )),
+            Outcome::Restored | Outcome::NothingToDo => None,
+        };
+        let of_line =
+            |line: &usize| format!("line {line} of the ledger is not a change and was skipped");
+        self.changes
+            .iter()
+            .filter_map(of_change)
+            .chain(self.unreadable_lines.iter().map(of_line))
+            .collect()
+    }
+}
+
+/// An open ledger. Changes to knobs are its methods, so that none can be made without a line.
+///
+/// Several processes may append to one file (`plimsoll exec`): each holds its lock from the line until the change is made.
+#[derive(Debug)]
+pub struct Ledger {
+    host: HostRoot,
+    path: PathBuf,
+    file: File,
+    boot_id: String,
+}
+
+impl Ledger {
+    /// Opens `path`, creating it and its directory where they do not exist. Changes nothing else: see [`Ledger::restore`].
+    ///
+    /// # Errors
+    /// [`KnobError::Ledger`].
+    pub fn open(host: &HostRoot, path: impl Into<PathBuf>) -> Result<Self, KnobError> {
+        let path = path.into();
+        let open = || {
+            if let Some(dir) = path.parent() {
+                std::fs::create_dir_all(dir)?;
+            }
+            open_file(&path)
+        };
+        let file = open().map_err(|source| KnobError::Ledger {
+            path: path.clone(),
+            source,
+        })?;
+        // Without a boot id (a fake host) all lines count as this boot's.
+        let boot_id = read_text(host.procfs("sys/kernel/random/boot_id"))
+            .unwrap_or_default()
+            .trim()
+            .to_owned();
+        Ok(Self {
+            host: host.clone(),
+            path,
+            file,
+            boot_id,
+        })
+    }
+
+    /// The ledger's file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes `new` to a control file; no line and no write when it has that value already.
+    ///
+    /// # Errors
+    /// [`KnobError`]. When the kernel refuses the value, the old one is still there and the line does no harm.
+    pub fn write(&mut self, path: &Path, new: &str) -> Result<(), KnobError> {
+        self.write_knob(path, new, None)
+    }
+
+    /// As [`Ledger::write`], for a file of this process under `/proc`: after its end there is nothing to restore.
+    ///
+    /// # Errors
+    /// As for [`Ledger::write`].
+    pub fn write_own(&mut self, path: &Path, new: &str) -> Result<(), KnobError> {
+        let process = ProcessId::current(&self.host)?;
+        self.write_knob(path, new, Some(process))
+    }
+
+    fn write_knob(
+        &mut self,
+        path: &Path,
+        new: &str,
+        process: Option<ProcessId>,
+    ) -> Result<(), KnobError> {
+        let old = read_text(path)?.trim_end().to_owned();
+        if old == new {
+            return Ok(());
+        }
+        let change = Change::Write {
+            path: path.to_owned(),
+            old,
+            new: new.to_owned(),
+            process,
+        };
+        self.change(change, || write_text(path, new).map_err(KnobError::from))
+    }
+
+    /// Creates a cgroup and those above it that are missing. On v2, `controllers` are enabled for it in each cgroup above,
+    /// the hierarchy's root included; those that are enabled already are not touched.
+    ///
+    /// # Errors
+    /// [`KnobError`]; a controller that the cgroup above does not have is [`KnobError::Knob`] on its `cgroup.subtree_control`.
+    pub fn create_cgroup(
+        &mut self,
+        hierarchy: &Hierarchy,
+        cgroup: &CgroupPath,
+        controllers: &[Controller],
+    ) -> Result<(), KnobError> {
+        let mut above = hierarchy.mount.clone();
+        for path in cgroup.lineage() {
+            for controller in controllers
+                .iter()
+                .filter(|_| hierarchy.version == Version::V2)
+            {
+                self.enable(&above, *controller)?;
+            }
+            let dir = hierarchy.dir(&path);
+            if !dir.is_dir() {
+                let make = || match std::fs::create_dir(&dir) {
+                    // Somebody was faster; then it is not ours to remove, and rmdir of a cgroup in use fails anyway.
+                    Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+                    Err(error) => Err(KnobError::Create {
+                        path: dir.clone(),
+                        source: errno_of(&error),
+                    }),
+                    Ok(()) => Ok(()),
+                };
+                self.change(
+                    Change::Create {
+                        cgroup: dir.clone(),
+                    },
+                    make,
+                )?;
+            }
+            above = dir;
+        }
+        Ok(())
+    }
+
+    /// Enables a controller for the children of a v2 cgroup.
+    ///
+    /// # Errors
+    /// [`KnobError::Knob`] with ENOENT when the cgroup itself does not have it, EBUSY when it has processes of its own.
+    pub fn enable(&mut self, cgroup: &Path, controller: Controller) -> Result<(), KnobError> {
+        let control = cgroup.join("cgroup.subtree_control");
+        if is_enabled(&control, controller.name())? {
+            return Ok(());
+        }
+        let change = Change::Enable {
+            cgroup: cgroup.to_owned(),
+            controller: controller.name().to_owned(),
+        };
+        self.change(change, || {
+            write_text(&control, &format!("+{controller}")).map_err(KnobError::from)
+        })
+    }
+
+    /// Moves this process from the cgroup directory `from` to `to`.
+    ///
+    /// # Errors
+    /// [`KnobError`].
+    pub fn move_self(&mut self, from: &Path, to: &Path) -> Result<(), KnobError> {
+        let process = ProcessId::current(&self.host)?;
+        let change = Change::Move {
+            process,
+            from: from.to_owned(),
+            to: to.to_owned(),
+        };
+        // 0 means the writer.
+        self.change(change, || {
+            write_text(to.join("cgroup.procs"), "0").map_err(KnobError::from)
+        })
+    }
+
+    /// Records the change, then makes it, under the file's lock: a restore by another process sees both or neither.
+    fn change(
+        &mut self,
+        change: Change,
+        make: impl FnOnce() -> Result<(), KnobError>,
+    ) -> Result<(), KnobError> {
+        let _lock = self.lock()?;
+        self.append(&change).map_err(|source| KnobError::Ledger {
+            path: self.path.clone(),
+            source,
+        })?;
+        make()
+    }
+
+    /// Locks the file that is at the path now: a restore by another process replaces it.
+    fn lock(&mut self) -> Result<FileLock, KnobError> {
+        let path = self.path.clone();
+        let mut lock = || {
+            for _ in 0..REPLACED_MAX {
+                let file = self.file.try_clone()?;
+                rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
+                let lock = FileLock(file);
+                let ours = self.file.metadata()?;
+                match std::fs::metadata(&self.path) {
+                    Ok(there) if (there.dev(), there.ino()) == (ours.dev(), ours.ino()) => {
+                        return Ok(lock);
+                    }
+                    Ok(_) => {}
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(error),
+                }
+                drop(lock);
+                self.file = open_file(&self.path)?;
+            }
+            Err(std::io::Error::other(
+                "it is replaced again and again by another process",
+            ))
+        };
+        lock().map_err(|source| KnobError::Ledger { path, source })
+    }
+
+    fn append(&mut self, change: &Change) -> std::io::Result<()> {
+        let line = Line {
+            boot_id: self.boot_id.clone(),
+            change: change.clone(),
+        };
+        let mut text = serde_json::to_string(&line)?;
+        text.push('\n');
+        let end = self.file.seek(SeekFrom::End(0))?;
+        let start = whole_lines(&mut self.file, end)?;
+        if start < end {
+            self.file.set_len(start)?; // a torn line of somebody who was killed
+        }
+        self.file.write_all(text.as_bytes()).inspect_err(|_| {
+            // Full disk: take the torn part back. If that fails too, the next reader skips it as torn.
+            self.file.set_len(start).ok();
+        })
+    }
+
+    /// Undoes all changes, newest first, and leaves in the ledger only those that are busy.
+    ///
+    /// # Errors
+    /// [`KnobError::Ledger`] when the ledger cannot be read or rewritten. What could not be undone is no error: see [`Outcome`].
+    pub fn restore(&mut self) -> Result<Restoration, KnobError> {
+        let _lock = self.lock()?;
+        let path = self.path.clone();
+        let wrap = |source| KnobError::Ledger {
+            path: path.clone(),
+            source,
+        };
+        let (lines, unreadable_lines) = read_lines(&mut self.file).map_err(wrap)?;
+        let mut restoration = Restoration {
+            changes: Vec::new(),
+            unreadable_lines,
+        };
+        let mut busy = Vec::new();
+        for line in lines
+            .into_iter()
+            .rev()
+            .filter(|line| line.boot_id == self.boot_id)
+        {
+            let outcome = undo(&self.host, &line.change);
+            if matches!(outcome, Outcome::Busy(_)) {
+                busy.push(line.clone());
+            }
+            restoration.changes.push(Undone {
+                change: line.change,
+                outcome,
+            });
+        }
+        busy.reverse();
+        self.replace(&busy).map_err(wrap)?;
+        Ok(restoration)
+    }
+
+    /// Makes a new file with these lines and renames it, so that dying in between leaves the old ledger: undoing twice does no harm.
+    fn replace(&mut self, lines: &[Line]) -> std::io::Result<()> {
+        if lines.is_empty() {
+            return self.file.set_len(0);
+        }
+        let mut text = String::new();
+        for line in lines {
+            text += &serde_json::to_string(line)?;
+            text.push('\n');
+        }
+        let new = self.path.with_extension("new");
+        std::fs::write(&new, text)?;
+        std::fs::rename(&new, &self.path)?;
+        self.file = open_file(&self.path)?;
+        Ok(())
+    }
+}
+
+fn open_file(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(path)
+}
+
+/// Holds the lock of the open file; `flock` belongs to the open file description, so it is released explicitly.
+struct FileLock(File);
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        rustix::fs::flock(self.0.as_fd(), FlockOperation::Unlock).ok();
+    }
+}
+
+impl Change {
+    /// The file or cgroup that it is about.
+    pub fn subject(&self) -> &Path {
+        match self {
+            Self::Write { path, .. } => path,
+            Self::Enable { cgroup, .. } | Self::Create { cgroup } => cgroup,
+            Self::Move { to, .. } => to,
+        }
+    }
+}
+
+/// Where the last whole line ends.
+fn whole_lines(file: &mut File, end: u64) -> std::io::Result<u64> {
+    if end == 0 {
+        return Ok(0);
+    }
+    let text = read_all(file)?;
+    Ok(text
+        .iter()
+        .rposition(|byte| *byte == b'\n')
+        .map_or(0, |at| at as u64 + 1))
+}
+
+fn read_all(file: &mut File) -> std::io::Result<Vec<u8>> {
+    file.seek(SeekFrom::Start(0))?;
+    let mut text = Vec::new();
+    file.take(LEDGER_BYTES_MAX + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > LEDGER_BYTES_MAX {
+        return Err(std::io::Error::other(format!(
+            "larger than {LEDGER_BYTES_MAX} bytes, so not a ledger; move it away"
+        )));
+    }
+    Ok(text)
+}
+
+fn read_lines(file: &mut File) -> std::io::Result<(Vec<Line>, Vec<usize>)> {
+    let text = read_all(file)?;
+    let (mut lines, mut unreadable) = (Vec::new(), Vec::new());
+    // What follows the last line end is a torn line: its change was never made.
+    let whole = text
+        .iter()
+        .rposition(|byte| *byte == b'\n')
+        .map_or(&[][..], |at| &text[..at]);
+    for (number, line) in whole
+        .split(|byte| *byte == b'\n')
+        .enumerate()
+        .filter(|(_, line)| !line.is_empty())
+    {
+        match serde_json::from_slice(line) {
+            Ok(line) => lines.push(line),
+            Err(_) => unreadable.push(number + 1),
+        }
+    }
+    Ok((lines, unreadable))
+}
+
+fn is_enabled(subtree_control: &Path, controller: &str) -> Result<bool, FileError> {
+    Ok(read_text(subtree_control)?
+        .split_ascii_whitespace()
+        .any(|name| name == controller))
+}
+
+fn undo(host: &HostRoot, change: &Change) -> Outcome {
+    match change {
+        Change::Write {
+            path,
+            old,
+            new,
+            process,
+        } => {
+            if process.is_some_and(|process| !process.is_running(host)) {
+                return Outcome::NothingToDo;
+            }
+            match read_text(path) {
+                Err(error) if error.is_vanished() => Outcome::NothingToDo,
+                Err(error) => Outcome::Left(error.to_string()),
+                Ok(now) if now.trim_end() == old => Outcome::NothingToDo,
+                Ok(now) if now.trim_end() == new => written(path, old),
+                Ok(now) => Outcome::Left(format!(
+                    "we wrote {new:?}, somebody else has since set {:?}",
+                    now.trim_end()
+                )),
+            }
+        }
+        Change::Enable { cgroup, controller } => {
+            let control = cgroup.join("cgroup.subtree_control");
+            match is_enabled(&control, controller) {
+                Err(error) if error.is_vanished() => Outcome::NothingToDo,
+                Err(error) => Outcome::Left(error.to_string()),
+                Ok(false) => Outcome::NothingToDo,
+                Ok(true) => written(&control, &format!("-{controller}")),
+            }
+        }
+        Change::Create { cgroup } => match std::fs::remove_dir(cgroup) {
+            Ok(()) => Outcome::Restored,
+            Err(error) => match errno_of(&error) {
+                Errno::NOENT => Outcome::NothingToDo,
+                Errno::BUSY | Errno::NOTEMPTY => {
+                    Outcome::Busy("it has processes or cgroups inside".to_owned())
+                }
+                errno => Outcome::Left(errno.to_string()),
+            },
+        },
+        Change::Move { process, from, to } => {
+            let pid = process.pid.to_string();
+            let is_there = read_text(to.join("cgroup.procs"))
+                .is_ok_and(|procs| procs.lines().any(|line| line == pid));
+            if !is_there || !process.is_running(host) {
+                return Outcome::NothingToDo;
+            }
+            written(&from.join("cgroup.procs"), &pid)
+        }
+    }
+}
+
+fn written(path: &Path, value: &str) -> Outcome {
+    match write_text(path, value) {
+        Ok(()) => Outcome::Restored,
+        Err(error) if error.is_vanished() => Outcome::NothingToDo,
+        Err(FileError::Unwritable {
+            source: Errno::BUSY,
+            ..
+        }) => Outcome::Busy("it is in use".to_owned()),
+        Err(error) => Outcome::Left(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::cgroup::tests::{fake_host, fake_v2};
+    use std::collections::BTreeMap;
+
+    type Tree = BTreeMap<PathBuf, Option<String>>;
+
+    fn snapshot(dir: &Path) -> Tree {
+        let mut tree = Tree::new();
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                tree.append(&mut snapshot(&path));
+                tree.insert(path, None);
+            } else {
+                tree.insert(
+                    path.clone(),
+                    Some(std::fs::read_to_string(path).unwrap().trim_end().to_owned()),
+                );
+            }
+        }
+        tree
+    }
+
+    fn put_back(dir: &Path, tree: &Tree) {
+        std::fs::remove_dir_all(dir).unwrap();
+        std::fs::create_dir(dir).unwrap();
+        for (path, _) in tree.iter().filter(|(_, text)| text.is_none()) {
+            std::fs::create_dir_all(path).unwrap();
+        }
+        for (path, text) in tree {
+            if let Some(text) = text {
+                std::fs::write(path, text).unwrap();
+            }
+        }
+    }
+
+    fn v1() -> (tempfile::TempDir, HostRoot, Hierarchy) {
+        let (dir, host) = fake_host(&[("cgroup", "/sys/fs/cgroup/memory", "memory")]);
+        std::fs::write(host.path("/sys/fs/cgroup/memory/one"), "1\n").unwrap();
+        std::fs::write(host.path("/sys/fs/cgroup/memory/two"), "22\n").unwrap();
+        let hierarchy = host.cgroup_mounts().unwrap().hierarchies()[0].clone();
+        (dir, host, hierarchy)
+    }
+
+    #[test]
+    fn killed_at_any_point_everything_is_as_before() {
+        let (_dir, host, hierarchy) = v1();
+        let tree = hierarchy.mount.clone();
+        let ledger_path = host.path("/run/plimsoll/knobs.jsonl");
+        let mut ledger = Ledger::open(&host, &ledger_path).unwrap();
+        let mut snapshots = vec![snapshot(&tree)];
+        ledger.write(&tree.join("one"), "100").unwrap();
+        snapshots.push(snapshot(&tree));
+        ledger
+            .create_cgroup(&hierarchy, &CgroupPath::new("a").unwrap(), &[])
+            .unwrap();
+        snapshots.push(snapshot(&tree));
+        ledger
+            .create_cgroup(&hierarchy, &CgroupPath::new("a/b").unwrap(), &[])
+            .unwrap();
+        snapshots.push(snapshot(&tree));
+        ledger.write(&tree.join("two"), "7").unwrap();
+        snapshots.push(snapshot(&tree));
+        ledger.write(&tree.join("one"), "1000").unwrap();
+        snapshots.push(snapshot(&tree));
+        let text = std::fs::read(&ledger_path).unwrap();
+        assert_eq!(
+            text.iter().filter(|byte| **byte == b'\n').count(),
+            snapshots.len() - 1
+        );
+        drop(ledger);
+        for cut in 0..=text.len() {
+            let lines = text[..cut].iter().filter(|byte| **byte == b'\n').count();
+            // Killed between a line and its change, or after the change; within a line, the change before it was made.
+            let is_at_line_end = text[..cut].ends_with(b"\n");
+            for changes in lines - usize::from(is_at_line_end)..=lines {
+                put_back(&tree, &snapshots[changes]);
+                std::fs::write(&ledger_path, &text[..cut]).unwrap();
+                let restoration = Ledger::open(&host, &ledger_path)
+                    .unwrap()
+                    .restore()
+                    .unwrap();
+                assert_eq!(
+                    snapshot(&tree),
+                    snapshots[0],
+                    "cut at {cut}, {changes} changes: {restoration:?}"
+                );
+                assert_eq!(restoration.remarks(), Vec::<String>::new(), "cut at {cut}");
+                assert_eq!(std::fs::read(&ledger_path).unwrap(), b"");
+            }
+        }
+    }
+
+    #[test]
+    fn somebody_elses_value_is_left_and_said() {
+        let (_dir, host, hierarchy) = v1();
+        let one = hierarchy.mount.join("one");
+        let mut ledger = Ledger::open(&host, host.path("knobs")).unwrap();
+        ledger.write(&one, "100").unwrap();
+        ledger.write(&hierarchy.mount.join("two"), "33").unwrap();
+        ledger.write(&hierarchy.mount.join("two"), "33").unwrap();
+        std::fs::write(&one, "5\n").unwrap();
+        std::fs::remove_file(hierarchy.mount.join("two")).unwrap();
+        let restoration = ledger.restore().unwrap();
+        assert_eq!(std::fs::read_to_string(&one).unwrap(), "5\n");
+        assert_eq!(
+            restoration.changes.len(),
+            2,
+            "the same value twice is one change"
+        );
+        assert_eq!(
+            restoration.changes[0].outcome,
+            Outcome::NothingToDo,
+            "the vanished file"
+        );
+        let [remark] = restoration.remarks().try_into().unwrap();
+        assert!(
+            remark.contains("/one") && remark.contains("\"100\"") && remark.contains("\"5\""),
+            "{remark}"
+        );
+        assert_eq!(ledger.restore().unwrap(), Restoration::default());
+    }
+
+    #[test]
+    fn a_busy_cgroup_stays_in_the_ledger() {
+        let (_dir, host, hierarchy) = v1();
+        let mut ledger = Ledger::open(&host, host.path("knobs")).unwrap();
+        ledger
+            .create_cgroup(&hierarchy, &CgroupPath::new("a/b").unwrap(), &[])
+            .unwrap();
+        let process = hierarchy.mount.join("a/b/process");
+        std::fs::write(&process, "").unwrap();
+        let restoration = ledger.restore().unwrap();
+        assert_eq!(
+            (restoration.restored(), restoration.remarks().len()),
+            (0, 2),
+            "{restoration:?}"
+        );
+        std::fs::remove_file(&process).unwrap();
+        // A process that had the file open before the restore still appends to the file that is there now.
+        let mut other = Ledger::open(&host, host.path("knobs")).unwrap();
+        ledger.restore().unwrap();
+        other.write(&hierarchy.mount.join("one"), "9").unwrap();
+        assert!(!hierarchy.mount.join("a").exists());
+        assert_eq!(ledger.restore().unwrap().restored(), 1);
+        assert_eq!(
+            std::fs::read_to_string(hierarchy.mount.join("one")).unwrap(),
+            "1"
+        );
+    }
+
+    #[test]
+    fn an_unwritable_ledger_changes_nothing() {
+        let (_dir, host, hierarchy) = v1();
+        let one = hierarchy.mount.join("one");
+        std::fs::write(host.path("file"), "").unwrap();
+        let error = Ledger::open(&host, host.path("file/knobs")).unwrap_err();
+        assert!(
+            matches!(error, KnobError::Ledger { .. }) && error.to_string().contains("--state-dir"),
+            "{error}"
+        );
+        // A full disk: the file opens, and every write is refused.
+        std::os::unix::fs::symlink("/dev/full", host.path("full")).unwrap();
+        let mut ledger = Ledger::open(&host, host.path("full")).unwrap();
+        assert!(matches!(
+            ledger.write(&one, "100").unwrap_err(),
+            KnobError::Ledger { .. }
+        ));
+        let cgroup = CgroupPath::new("a").unwrap();
+        assert!(matches!(
+            ledger.create_cgroup(&hierarchy, &cgroup, &[]).unwrap_err(),
+            KnobError::Ledger { .. }
+        ));
+        assert_eq!(std::fs::read_to_string(&one).unwrap(), "1\n");
+        assert!(!hierarchy.has(&cgroup));
+    }
+
+    #[test]
+    fn a_refused_value_is_an_error_and_nothing_to_restore() {
+        let (_dir, host, hierarchy) = v1();
+        let mut ledger = Ledger::open(&host, host.path("knobs")).unwrap();
+        let error = ledger
+            .write(&hierarchy.mount.join("absent"), "1")
+            .unwrap_err();
+        assert!(
+            matches!(error, KnobError::Knob(FileError::Vanished { .. })),
+            "{error}"
+        );
+        assert_eq!(ledger.restore().unwrap(), Restoration::default());
+    }
+
+    #[test]
+    fn lines_of_another_boot_and_lines_that_are_none() {
+        let (_dir, host, hierarchy) = v1();
+        let one = hierarchy.mount.join("one");
+        std::fs::create_dir_all(host.procfs("sys/kernel/random")).unwrap();
+        std::fs::write(host.procfs("sys/kernel/random/boot_id"), "boot-1\n").unwrap();
+        let path = host.path("knobs");
+        Ledger::open(&host, &path)
+            .unwrap()
+            .write(&one, "100")
+            .unwrap();
+        let line = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, format!("rubbish\n{line}")).unwrap();
+        std::fs::write(host.procfs("sys/kernel/random/boot_id"), "boot-2\n").unwrap();
+        let restoration = Ledger::open(&host, &path).unwrap().restore().unwrap();
+        assert_eq!(
+            restoration,
+            Restoration {
+                changes: Vec::new(),
+                unreadable_lines: vec![1]
+            }
+        );
+        assert_eq!(std::fs::read_to_string(&one).unwrap(), "100");
+        assert!(restoration.remarks()[0].contains("line 1"));
+    }
+
+    #[test]
+    fn own_files_are_not_restored_to_a_later_process() {
+        let (_dir, host, hierarchy) = v1();
+        let one = hierarchy.mount.join("one");
+        let pid = std::process::id().to_string();
+        std::os::unix::fs::symlink(format!("/proc/{pid}"), host.procfs(&pid)).unwrap();
+        let mut ledger = Ledger::open(&host, host.path("knobs")).unwrap();
+        ledger.write_own(&one, "-999").unwrap();
+        assert_eq!(
+            ledger.restore().unwrap().restored(),
+            1,
+            "while the process runs"
+        );
+        ledger.write_own(&one, "-999").unwrap();
+        let text = std::fs::read_to_string(ledger.path()).unwrap();
+        let other = text.replace("\"startTicks\":", "\"startTicks\":1");
+        assert_ne!(text, other);
+        std::fs::write(ledger.path(), other).unwrap();
+        assert_eq!(
+            ledger.restore().unwrap().changes[0].outcome,
+            Outcome::NothingToDo
+        );
+        assert_eq!(std::fs::read_to_string(&one).unwrap(), "-999");
+    }
+
+    #[test]
+    fn controllers_are_enabled_only_where_they_are_not() {
+        let (_dir, host) = fake_v2();
+        let hierarchy = host.cgroup_mounts().unwrap().unified().unwrap().clone();
+        let control = hierarchy.mount.join("cgroup.subtree_control");
+        std::fs::write(&control, "cpu memory\n").unwrap();
+        let mut ledger = Ledger::open(&host, host.path("knobs")).unwrap();
+        ledger
+            .create_cgroup(
+                &hierarchy,
+                &CgroupPath::new("a").unwrap(),
+                &[Controller::Cpu, Controller::Memory],
+            )
+            .unwrap();
+        assert_eq!(std::fs::read_to_string(&control).unwrap(), "cpu memory\n");
+        ledger.enable(&hierarchy.mount, Controller::Pids).unwrap();
+        assert_eq!(std::fs::read_to_string(&control).unwrap(), "+pids");
+        std::fs::write(&control, "cpu memory pids\n").unwrap(); // as the kernel shows it then
+        assert_eq!(ledger.restore().unwrap().restored(), 2);
+        assert_eq!(std::fs::read_to_string(&control).unwrap(), "-pids");
+        assert!(!hierarchy.mount.join("a").exists());
+    }
+}
