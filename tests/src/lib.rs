@@ -1,1 +1,6 @@
 //! Shared code of the tests.
+
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "guest")]
+pub mod guest;

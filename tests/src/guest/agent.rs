@@ -1,0 +1,364 @@
+//! `plimsoll run --output json` as a child: its lines as typed events, its end, its cost.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+
+use super::clock::now_ns;
+use super::node::Node;
+use super::process::{Guard, program};
+
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Lines that may wait for the test: more than any scene produces.
+const LINES_MAX: usize = 65_536;
+
+/// One line of the agent's standard output.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// Sources are open and thresholds armed.
+    Started(Started),
+    /// The engine decided.
+    Decision(Decision),
+    /// A victim's memory is back, or the time for it is over.
+    EvictionFinished(EvictionFinished),
+    /// The last line.
+    Stopped(Stopped),
+    /// A kind that no test asks about.
+    #[serde(other)]
+    Other,
+}
+
+/// How the agent listens.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Started {
+    /// The agent's own process id.
+    pub pid: u32,
+    /// Per signal, the rung of the fallback ladder.
+    pub mechanisms: Vec<Mechanism>,
+    /// What this host does not allow, a line each.
+    pub lost: Vec<String>,
+}
+
+/// One signal's source.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Mechanism {
+    /// Such as `memory.available`.
+    pub signal: String,
+    /// Such as `fentry`.
+    pub mechanism: String,
+    /// Why this one.
+    pub reason: String,
+}
+
+/// A decision.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Decision {
+    /// As the journal has it.
+    pub decision: serde_json::Value,
+    /// For a reader.
+    #[serde(default)]
+    pub text: String,
+}
+
+/// One eviction from the crossing to the bytes; times are `CLOCK_MONOTONIC`.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct EvictionFinished {
+    /// `namespace/name`.
+    pub pod: String,
+    /// `metadata.uid`.
+    pub uid: String,
+    /// The signal whose threshold was met.
+    pub signal: String,
+    /// `freed`, or what kept it from that.
+    pub outcome: String,
+    /// The kernel's time of the record.
+    pub crossed_ns: Option<u64>,
+    /// The agent had it.
+    pub received_ns: Option<u64>,
+    /// The engine had decided.
+    pub decided_ns: Option<u64>,
+    /// SIGTERM sent.
+    pub signalled_ns: Option<u64>,
+    /// `cgroup.kill` (or SIGKILL) sent; `None` when SIGTERM was enough.
+    pub killed_ns: Option<u64>,
+    /// The last process gone.
+    pub gone_ns: Option<u64>,
+    /// 95 % of the bytes back.
+    pub freed_ns: Option<u64>,
+    /// Usage at the decision.
+    pub usage_before_bytes: u64,
+    /// What came back.
+    pub freed_bytes: u64,
+}
+
+/// The agent's last words.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub struct Stopped {
+    /// The account of records.
+    pub records: Records,
+    /// CPU time used, user and system.
+    pub cpu_ms: u64,
+    /// Resident memory.
+    pub rss_bytes: u64,
+}
+
+/// produced = consumed + dropped.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+pub struct Records {
+    /// By the programs in the kernel.
+    pub produced: u64,
+    /// By the agent.
+    pub consumed: u64,
+    /// Neither; counted.
+    pub dropped: u64,
+}
+
+/// Flags of `plimsoll run` beyond the scene's own.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    flags: Vec<String>,
+    journal: Option<PathBuf>,
+}
+
+impl Options {
+    /// With a hard threshold such as `memory.available<256Mi`.
+    #[must_use]
+    pub fn hard(threshold: &str) -> Self {
+        Self::default()
+            .flag("--eviction-hard", threshold)
+            .flag("--eviction-pressure-transition-period", "1s")
+    }
+
+    /// With one more flag and its value.
+    #[must_use]
+    pub fn flag(mut self, name: &str, value: &str) -> Self {
+        self.flags.push(format!("{name}={value}"));
+        self
+    }
+
+    /// Writes a journal there.
+    #[must_use]
+    pub fn journal(mut self, path: impl Into<PathBuf>) -> Self {
+        self.journal = Some(path.into());
+        self
+    }
+}
+
+/// A running agent; killed on drop when it was not stopped.
+#[derive(Debug)]
+pub struct Agent {
+    process: Guard,
+    lines: Receiver<(u64, String)>,
+    errors: PathBuf,
+    /// What it said when it had started.
+    pub started: Started,
+    /// Every event so far, with the time its line arrived.
+    pub events: Vec<(u64, Event)>,
+}
+
+impl Agent {
+    pub(super) fn start(node: &Node, options: &Options) -> anyhow::Result<Self> {
+        let (command, errors) = Self::command(node, options)?;
+        Self::spawn(command, errors)
+    }
+
+    /// The command line that [`Node::agent`] uses, with standard error in the returned file.
+    ///
+    /// # Errors
+    /// That file cannot be created.
+    pub fn command(node: &Node, options: &Options) -> anyhow::Result<(Command, PathBuf)> {
+        let errors = node.directory.join(format!("log/agent-{}.err", now_ns()));
+        let mut command = Command::new(program("plimsoll"));
+        command
+            .arg("run")
+            .arg("--manifests")
+            .arg(node.manifests())
+            .arg("--state-dir")
+            .arg(node.directory.join("state"));
+        command.args(["--output", "json"]).args(&options.flags);
+        if let Some(journal) = &options.journal {
+            command.arg("--journal").arg(journal);
+        }
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(File::create(&errors)?);
+        Ok((command, errors))
+    }
+
+    fn spawn(mut command: Command, errors: PathBuf) -> anyhow::Result<Self> {
+        let mut child = command.spawn().context("starting plimsoll run")?;
+        let output = child
+            .stdout
+            .take()
+            .context("its standard output is a pipe")?;
+        let (sender, lines) = sync_channel(LINES_MAX);
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if sender.send((now_ns(), line)).is_err() {
+                    return;
+                }
+            }
+        });
+        let started = Started {
+            pid: child.id(),
+            mechanisms: Vec::new(),
+            lost: Vec::new(),
+        };
+        let mut agent = Self {
+            process: Guard(child),
+            lines,
+            errors,
+            started,
+            events: Vec::new(),
+        };
+        agent.started = agent
+            .wait(START_TIMEOUT, |event| match event {
+                Event::Started(started) => Some(started.clone()),
+                _ => None,
+            })
+            .context("waiting for the agent to start")?;
+        Ok(agent)
+    }
+
+    /// Process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// The first event from now on (or not looked at yet) that `pick` accepts.
+    ///
+    /// # Errors
+    /// The agent ended, `timeout` passed, or a line is not what was agreed; with the agent's standard error.
+    pub fn wait<T>(
+        &mut self,
+        timeout: Duration,
+        mut pick: impl FnMut(&Event) -> Option<T>,
+    ) -> anyhow::Result<T> {
+        let end = Instant::now() + timeout;
+        loop {
+            match self
+                .lines
+                .recv_timeout(end.saturating_duration_since(Instant::now()))
+            {
+                Ok((at_ns, line)) => {
+                    let event: Event = serde_json::from_str(&line)
+                        .with_context(|| format!("the agent's line {line}"))?;
+                    let picked = pick(&event);
+                    self.events.push((at_ns, event));
+                    if let Some(picked) = picked {
+                        return Ok(picked);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    bail!(
+                        "nothing within {timeout:?}; seen {:?}; standard error: {}",
+                        self.events,
+                        self.errors()
+                    )
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    bail!(
+                        "the agent has ended; seen {:?}; standard error: {}",
+                        self.events,
+                        self.errors()
+                    )
+                }
+            }
+        }
+    }
+
+    /// Waits for the end of an eviction.
+    ///
+    /// # Errors
+    /// As [`Self::wait`].
+    pub fn eviction(&mut self, timeout: Duration) -> anyhow::Result<EvictionFinished> {
+        self.wait(timeout, |event| match event {
+            Event::EvictionFinished(finished) => Some(finished.clone()),
+            _ => None,
+        })
+        .context("waiting for an eviction")
+    }
+
+    /// Takes in what has arrived so far.
+    ///
+    /// # Errors
+    /// A line is not what was agreed.
+    pub fn drain(&mut self) -> anyhow::Result<()> {
+        while let Ok((at_ns, line)) = self.lines.try_recv() {
+            let event =
+                serde_json::from_str(&line).with_context(|| format!("the agent's line {line}"))?;
+            self.events.push((at_ns, event));
+        }
+        Ok(())
+    }
+
+    /// All evictions that have finished so far.
+    pub fn evictions(&self) -> impl Iterator<Item = &EvictionFinished> {
+        self.events.iter().filter_map(|(_, event)| match event {
+            Event::EvictionFinished(finished) => Some(finished),
+            _ => None,
+        })
+    }
+
+    /// What it wrote to standard error.
+    #[must_use]
+    pub fn errors(&self) -> String {
+        fs::read_to_string(&self.errors).unwrap_or_default()
+    }
+
+    /// Sends a signal.
+    ///
+    /// # Errors
+    /// As `kill(2)`.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        Ok(self.process.signal(signal)?)
+    }
+
+    /// SIGKILL, and reaped.
+    ///
+    /// # Errors
+    /// As `kill(2)`.
+    pub fn kill(mut self) -> anyhow::Result<()> {
+        self.signal(Signal::KILL)?;
+        ensure!(
+            self.process.wait_gone(STOP_TIMEOUT),
+            "the agent survived SIGKILL"
+        );
+        Ok(())
+    }
+
+    /// SIGTERM; its last words.
+    ///
+    /// # Errors
+    /// It did not end in time, said nothing, or its exit status is not 0.
+    pub fn stop(mut self) -> anyhow::Result<Stopped> {
+        self.signal(Signal::TERM)?;
+        let stopped = self.wait(STOP_TIMEOUT, |event| match event {
+            Event::Stopped(stopped) => Some(*stopped),
+            _ => None,
+        })?;
+        ensure!(
+            self.process.wait_gone(STOP_TIMEOUT),
+            "the agent does not end on SIGTERM"
+        );
+        let status: ExitStatus = self.process.0.wait()?;
+        ensure!(
+            status.success(),
+            "the agent ended with {status}: {}",
+            self.errors()
+        );
+        Ok(stopped)
+    }
+}

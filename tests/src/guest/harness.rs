@@ -1,0 +1,161 @@
+//! A list of tests, run one after the other in a guest, reported as cargo's own test runner does.
+//!
+//! Each test is a process of its own, leader of a process group: a panic (which aborts in this profile), a hang or a lost
+//! child stays its own affair. The next scene clears away what it left in `kubepods`.
+
+use std::io::Read as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::clock::wait_until;
+
+/// A guest test that takes longer has failed.
+const TEST_TIMEOUT: Duration = Duration::from_secs(180);
+const STATUS_SKIPPED: u8 = 77;
+
+/// One test. It panics or returns an error to fail.
+#[derive(Clone, Copy, Debug)]
+pub struct Test {
+    /// `theme::what_must_hold`.
+    pub name: &'static str,
+    /// The test.
+    pub run: fn() -> Outcome,
+}
+
+/// How a test ends when it does not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Done {
+    /// What must hold, holds.
+    Passed,
+    /// This guest lacks what the test is about.
+    Skipped(Lacks),
+}
+
+/// A test's result.
+pub type Outcome = anyhow::Result<Done>;
+
+/// What a guest may lack. Nothing else is a reason to skip, so that a failure cannot hide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lacks {
+    /// No cgroup v2 memory controller (hybrid or v1 boot).
+    MemoryOnV2,
+    /// No v1 memory hierarchy.
+    MemoryOnV1,
+    /// No `cgroup.kill` (kernel before 5.14, or v1).
+    CgroupKill,
+}
+
+impl Lacks {
+    fn reason(self) -> &'static str {
+        match self {
+            Self::MemoryOnV2 => "the memory controller is not on cgroup v2 here",
+            Self::MemoryOnV1 => "the memory controller is not on cgroup v1 here",
+            Self::CgroupKill => "the kernel has no cgroup.kill",
+        }
+    }
+}
+
+/// Counts of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Passed.
+    pub passed: u32,
+    /// Failed.
+    pub failed: u32,
+    /// Skipped.
+    pub skipped: u32,
+}
+
+/// Runs one test in this process: 0 passed, 77 skipped, 1 failed; what there is to say goes to standard error.
+#[must_use]
+pub fn run_here(test: &Test) -> ExitCode {
+    match (test.run)() {
+        Ok(Done::Passed) => ExitCode::SUCCESS,
+        Ok(Done::Skipped(lacks)) => {
+            eprintln!("{}", lacks.reason());
+            ExitCode::from(STATUS_SKIPPED)
+        }
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the tests, each as `own --one NAME`; prints a line for each and one at the end.
+///
+/// # Errors
+/// A test cannot be started at all.
+pub fn run(tests: &[Test]) -> anyhow::Result<Tally> {
+    let mut tally = Tally::default();
+    for test in tests {
+        let start = Instant::now();
+        let (status, said) = run_apart(test)?;
+        let took_s = start.elapsed().as_secs_f32();
+        match status {
+            Some(0) => {
+                tally.passed += 1;
+                println!("test {} ... ok ({took_s:.1} s)", test.name);
+            }
+            Some(code) if code == i32::from(STATUS_SKIPPED) => {
+                tally.skipped += 1;
+                println!("test {} ... skipped: {}", test.name, said.trim_end());
+            }
+            _ => {
+                tally.failed += 1;
+                println!("test {} ... FAILED ({took_s:.1} s)", test.name);
+                for line in said.lines() {
+                    println!("    {line}");
+                }
+            }
+        }
+    }
+    println!(
+        "\n{} passed, {} failed, {} skipped",
+        tally.passed, tally.failed, tally.skipped
+    );
+    Ok(tally)
+}
+
+/// The exit status (`None`: killed, or out of time) and what the test wrote.
+fn run_apart(test: &Test) -> anyhow::Result<(Option<i32>, String)> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .args(["--one", test.name])
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("starting {}", test.name))?;
+    let group = i32::try_from(child.id())
+        .ok()
+        .and_then(Pid::from_raw)
+        .context("a child's pid is positive")?;
+    let mut stderr = child.stderr.take().context("standard error is a pipe")?;
+    let reader = std::thread::spawn(move || {
+        let mut said = Vec::new();
+        // A read error ends the text; the status tells whether the test passed.
+        let _length = stderr.read_to_end(&mut said);
+        String::from_utf8_lossy(&said).into_owned()
+    });
+    let ended = wait_until(TEST_TIMEOUT, Duration::from_millis(10), || {
+        matches!(child.try_wait(), Ok(Some(_)))
+    });
+    // Its children are in its group; an empty group is what a tidy test leaves.
+    let _empty = kill_process_group(group, Signal::KILL);
+    let status = child.wait()?;
+    let mut said = reader.join().unwrap_or_default();
+    if !ended {
+        said.push_str(&format!(
+            "not finished after {} s\n",
+            TEST_TIMEOUT.as_secs()
+        ));
+    }
+    Ok((status.code().filter(|_| ended), said))
+}

@@ -1,0 +1,204 @@
+//! One scene: a manifests directory, its pods' processes, and a place for the agent's state; cleared away on drop.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+
+use super::agent::{Agent, Options};
+use super::cgroup;
+use super::clock::wait_until;
+use super::memory;
+use super::pod::Pod;
+use super::process::{Guard, program};
+
+static SCENES: AtomicU32 = AtomicU32::new(0);
+
+/// A scene. Its directory is on the guest's tmpfs, its pods below `kubepods` at the root of every hierarchy.
+#[derive(Debug)]
+pub struct Node {
+    /// The scene's directory.
+    pub directory: PathBuf,
+}
+
+/// A running container process.
+#[derive(Debug)]
+pub struct Running {
+    /// The process: `plimsoll exec` becomes the command, the pid stays.
+    pub process: Guard,
+    /// The hog's event log.
+    pub log: PathBuf,
+}
+
+impl Node {
+    /// An empty scene on a calm node: no `kubepods` tree, caches dropped.
+    ///
+    /// # Errors
+    /// What an earlier scene left cannot be cleared away.
+    pub fn new() -> anyhow::Result<Self> {
+        let directory = PathBuf::from(format!(
+            "/tmp/scene-{}",
+            SCENES.fetch_add(1, Ordering::Relaxed)
+        ));
+        for part in ["manifests", "state", "log"] {
+            fs::create_dir_all(directory.join(part))
+                .with_context(|| format!("creating {}/{part}", directory.display()))?;
+        }
+        let node = Self { directory };
+        node.clear()?;
+        calm_down()?;
+        Ok(node)
+    }
+
+    /// The manifests directory.
+    #[must_use]
+    pub fn manifests(&self) -> PathBuf {
+        self.directory.join("manifests")
+    }
+
+    /// The manifest file of a pod.
+    #[must_use]
+    pub fn manifest(&self, pod: &Pod) -> PathBuf {
+        self.manifests().join(format!("{}.yaml", pod.name))
+    }
+
+    /// Writes a pod's manifest, under another name first: a reader never sees half of it.
+    ///
+    /// # Errors
+    /// As `write(2)`, `rename(2)`.
+    pub fn write(&self, pod: &Pod) -> anyhow::Result<()> {
+        self.write_manifest(&format!("{}.yaml", pod.name), &pod.manifest())
+    }
+
+    /// Writes a file into the manifests directory at once.
+    ///
+    /// # Errors
+    /// As `write(2)`, `rename(2)`.
+    pub fn write_manifest(&self, name: &str, text: &str) -> anyhow::Result<()> {
+        let new = self.directory.join("new-manifest");
+        fs::write(&new, text)?;
+        fs::rename(&new, self.manifests().join(name)).context("writing a manifest")
+    }
+
+    /// Starts `command` as the container of a pod whose manifest has been written.
+    ///
+    /// # Errors
+    /// `plimsoll exec` cannot be started.
+    pub fn exec(&self, pod: &Pod, command: &[&str]) -> anyhow::Result<Running> {
+        let output = self.directory.join("log").join(format!("{}.out", pod.name));
+        let file = File::create(&output)?;
+        let child = Command::new(program("plimsoll"))
+            .arg("exec")
+            .arg("-f")
+            .arg(self.manifest(pod))
+            .args(["-c", "main", "--"])
+            .args(command)
+            .stdin(Stdio::null())
+            .stderr(file.try_clone()?)
+            .stdout(file)
+            .spawn()
+            .context("starting plimsoll exec")?;
+        Ok(Running {
+            process: Guard(child),
+            log: self.log(pod),
+        })
+    }
+
+    /// Writes a pod's manifest and starts a hog as its container; returns when the hog says that it is ready.
+    ///
+    /// # Errors
+    /// The hog did not come up within 30 s; the message has what it printed.
+    pub fn hog(&self, pod: &Pod, arguments: &str) -> anyhow::Result<Running> {
+        self.write(pod)?;
+        let hog = program("hog");
+        let hog = hog.to_string_lossy();
+        let log = self.log(pod);
+        let log_text = log.to_string_lossy();
+        let mut command = vec![&*hog, "--log", &*log_text];
+        command.extend(arguments.split_whitespace());
+        let running = self.exec(pod, &command)?;
+        let says_ready = !arguments.starts_with("spin") && !arguments.starts_with("faults");
+        let ready = !says_ready
+            || super::process::wait_log(&log, "ready", Duration::from_secs(60)).is_some();
+        ensure!(
+            ready,
+            "pod {} did not come up: {}",
+            pod.name,
+            self.output(pod)
+        );
+        Ok(running)
+    }
+
+    /// The event log of a pod's hog.
+    #[must_use]
+    pub fn log(&self, pod: &Pod) -> PathBuf {
+        self.directory.join("log").join(format!("{}.log", pod.name))
+    }
+
+    /// What a pod's process printed.
+    #[must_use]
+    pub fn output(&self, pod: &Pod) -> String {
+        let path = self.directory.join("log").join(format!("{}.out", pod.name));
+        fs::read_to_string(path).unwrap_or_default()
+    }
+
+    /// A file of a pod's memory cgroup.
+    #[must_use]
+    pub fn cgroup_file(&self, pod: &Pod, file: &str) -> PathBuf {
+        cgroup::memory_root().join(pod.cgroup()).join(file)
+    }
+
+    /// Starts the agent on this scene and waits until it says that it has started.
+    ///
+    /// # Errors
+    /// It ended or said nothing within 30 s; the message has its standard error.
+    pub fn agent(&self, options: &Options) -> anyhow::Result<Agent> {
+        Agent::start(self, options)
+    }
+
+    /// Kills all pods and removes their cgroups.
+    ///
+    /// # Errors
+    /// Something stayed.
+    pub fn clear(&self) -> anyhow::Result<()> {
+        for hierarchy in cgroup::hierarchies() {
+            let kubepods = hierarchy.join("kubepods");
+            ensure!(
+                cgroup::remove(&kubepods),
+                "{} cannot be removed",
+                kubepods.display()
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Err(error) = self.clear() {
+            eprintln!("clearing {}: {error:#}", self.directory.display());
+        }
+        if let Err(error) = fs::remove_dir_all(&self.directory) {
+            eprintln!("removing {}: {error}", self.directory.display());
+        }
+    }
+}
+
+/// Drops caches and waits until free memory has stopped changing (5 s at most).
+///
+/// # Errors
+/// `/proc` cannot be read or written.
+pub fn calm_down() -> anyhow::Result<()> {
+    fs::write("/proc/sys/vm/drop_caches", "3").context("dropping caches")?;
+    let mut last = memory::read()?.free_bytes;
+    wait_until(Duration::from_secs(5), Duration::from_millis(100), || {
+        let now = memory::read().map_or(last, |info| info.free_bytes);
+        let calm = now.abs_diff(last) < memory::mib(1);
+        last = now;
+        calm
+    });
+    Ok(())
+}

@@ -1,0 +1,501 @@
+//! What the `reaction` program does: peers, the scenario, rows and the table.
+//!
+//! Terms. *Crossing*: for Plimsoll the kernel's time of its own record when there is one; for every peer also what the
+//! sampler saw, by the measure that this peer goes by (earlyoom: `MemAvailable`; oomd: used; the kernel and Plimsoll:
+//! capacity minus working set). *Hog gone*: its pidfd became readable. *Kernel first*: the OOM killer killed anything.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::agent::{Agent, EvictionFinished, Options, Records};
+use super::clock::now_ns;
+use super::memory::{self, mib};
+use super::node::{Node, Running, calm_down};
+use super::pod::Pod;
+use super::process::{Guard, cpu_ns, program, read_log, rss_bytes};
+use super::sampler::{Seen, Watch};
+use super::table::{aligned, bytes, since, times};
+
+/// Memory left to ramp through before the threshold, as in the scenario of 2026-11.
+const RAMP_BYTES: u64 = mib(350);
+const INTERVAL_MS: u64 = 2;
+const OUT: &str = "/out/reaction.jsonl";
+
+/// Who watches over memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Peer {
+    /// Nobody but the kernel.
+    None,
+    /// Debian's earlyoom.
+    Earlyoom,
+    /// Debian's oomd, `memory_above` on the hog's parent, interval 1 s.
+    Oomd,
+    /// This project.
+    Plimsoll,
+}
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Runs of each combination.
+    pub runs: u32,
+    /// Growth of the hog.
+    pub rates_mb_s: Vec<u64>,
+    /// Quantities.
+    pub thresholds: Vec<String>,
+    /// Systems.
+    pub peers: Vec<Peer>,
+    /// Pods on the node with the hog.
+    pub pods: u32,
+    /// Idle measurement, 0 for none.
+    pub idle_s: u64,
+}
+
+/// One run.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    peer: Peer,
+    rate_mb_s: u64,
+    threshold: String,
+    pods: u32,
+    run: u32,
+    seen: Seen,
+    sigterm_ns: Option<u64>,
+    /// A peer's log line that says it acts, at the time it arrived.
+    peer_decided_ns: Option<u64>,
+    peer_said: Option<String>,
+    eviction: Option<EvictionFinished>,
+}
+
+impl Row {
+    fn crossed_ns(&self) -> Option<u64> {
+        let sampled = match self.peer {
+            Peer::Earlyoom => self.seen.mem_available_crossed_ns,
+            Peer::Oomd => self.seen.used_crossed_ns,
+            Peer::None => self.seen.working_set_crossed_ns,
+            Peer::Plimsoll => self
+                .eviction
+                .as_ref()
+                .and_then(|eviction| eviction.crossed_ns)
+                .or(self.seen.working_set_crossed_ns),
+        };
+        // An agent that acts before the sampler sees the crossing leaves none: then the start of the act is the bound.
+        sampled.or(self.sigterm_ns)
+    }
+
+    fn decided_ns(&self) -> Option<u64> {
+        self.eviction
+            .as_ref()
+            .and_then(|eviction| eviction.decided_ns)
+            .or(self.peer_decided_ns)
+    }
+
+    fn kernel_first(&self) -> bool {
+        self.seen.kernel_oom_kills > 0
+    }
+}
+
+/// A peer's cost at rest.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Idle {
+    peer: Peer,
+    seconds: u64,
+    cpu_ns: u64,
+    rss_bytes: u64,
+}
+
+/// Runs the plan.
+///
+/// # Errors
+/// The guest lacks a program, or a scene cannot be set up. A peer that fails to act is a result, not an error.
+pub fn run(plan: &Plan) -> anyhow::Result<()> {
+    let mut out = File::create(OUT).with_context(|| format!("creating {OUT}"))?;
+    let (mut rows, mut idles) = (Vec::new(), Vec::new());
+    for &peer in &plan.peers {
+        for threshold in &plan.thresholds {
+            let mut system = System::start(peer, threshold, plan)?;
+            if plan.idle_s > 0
+                && threshold == &plan.thresholds[0]
+                && let Some(idle) = system.idle(plan.idle_s)?
+            {
+                writeln!(out, "{}", serde_json::to_string(&idle)?)?;
+                idles.push(idle);
+            }
+            for &rate_mb_s in &plan.rates_mb_s {
+                for run in 1..=plan.runs {
+                    let row = system.ramp(rate_mb_s, run)?;
+                    println!("{}", told(&row));
+                    writeln!(out, "{}", serde_json::to_string(&row)?)?;
+                    rows.push(row);
+                }
+            }
+            if let Some(records) = system.stop()? {
+                println!(
+                    "{peer:?}: records produced {}, consumed {}, dropped {}",
+                    records.produced, records.consumed, records.dropped
+                );
+            }
+        }
+    }
+    println!("\n{}", summary(plan, &rows));
+    if !idles.is_empty() {
+        println!("{}", idle_table(&idles));
+    }
+    Ok(())
+}
+
+/// A peer that is running, with its scene.
+struct System<'plan> {
+    peer: Peer,
+    threshold: String,
+    threshold_bytes: u64,
+    plan: &'plan Plan,
+    node: Node,
+    agent: Option<Agent>,
+    other: Option<Other>,
+    _bystanders: Vec<Running>,
+    hogs: u32,
+}
+
+/// A peer that is not ours: its process and its lines, with the time they arrived.
+struct Other {
+    process: Guard,
+    lines: Arc<Mutex<Vec<(u64, String)>>>,
+}
+
+impl<'plan> System<'plan> {
+    fn start(peer: Peer, threshold: &str, plan: &'plan Plan) -> anyhow::Result<Self> {
+        let threshold_bytes = quantity_bytes(threshold)?;
+        let node = Node::new()?;
+        let mut bystanders = Vec::new();
+        for index in 1..plan.pods {
+            let pod = if index % 2 == 1 {
+                Pod::guaranteed(&format!("bystander-{index}"), "10m", "16Mi")
+            } else {
+                Pod::best_effort(&format!("bystander-{index}"))
+            };
+            bystanders.push(node.hog(&pod, "hold --mb 2")?);
+        }
+        let (mut agent, mut other) = (None, None);
+        match peer {
+            Peer::None => {}
+            Peer::Plimsoll => {
+                agent = Some(node.agent(&Options::hard(&format!("memory.available<{threshold}")))?)
+            }
+            Peer::Earlyoom => {
+                // SIGTERM at the threshold, SIGKILL at half of it; no periodic report.
+                let limits = format!("{},{}", threshold_bytes >> 10, threshold_bytes >> 11);
+                other = Some(Other::spawn(
+                    Command::new("earlyoom").args(["-M", &limits, "-r", "0"]),
+                )?);
+            }
+            Peer::Oomd => {
+                let config = node.directory.join("oomd.json");
+                let used_bytes = memory::read()?
+                    .used_available_bytes()
+                    .saturating_sub(threshold_bytes);
+                fs::write(&config, oomd_config(used_bytes))?;
+                other = Some(Other::spawn(
+                    Command::new("oomd")
+                        .args(["--interval", "1", "--config"])
+                        .arg(&config),
+                )?);
+            }
+        }
+        std::thread::sleep(Duration::from_secs(2));
+        Ok(Self {
+            peer,
+            threshold: threshold.to_owned(),
+            threshold_bytes,
+            plan,
+            node,
+            agent,
+            other,
+            _bystanders: bystanders,
+            hogs: 0,
+        })
+    }
+
+    fn ramp(&mut self, rate_mb_s: u64, run: u32) -> anyhow::Result<Row> {
+        calm_down()?;
+        self.hogs += 1;
+        let pod = Pod::burstable(&format!("hog-{}", self.hogs), "64Mi");
+        let available_bytes = memory::read()?.working_set_available_bytes();
+        let pre_mb = available_bytes.saturating_sub(self.threshold_bytes + RAMP_BYTES) >> 20;
+        let mut hog = self.node.hog(
+            &pod,
+            &format!("ramp --wait-usr1 --rate-mb-s {rate_mb_s} --pre-mb {pre_mb}"),
+        )?;
+        // The peers' polling phases must vary from run to run.
+        std::thread::sleep(Duration::from_millis(1000 + u64::from(run) * 370 % 1000));
+        let from_line = self
+            .other
+            .as_ref()
+            .map_or(0, |other| other.lines.lock().map_or(0, |lines| lines.len()));
+        let seen = sample(&Watch {
+            pid: hog.process.pid(),
+            threshold_bytes: self.threshold_bytes,
+            interval_ms: INTERVAL_MS,
+            max_ms: 60_000,
+            settle_ms: 500,
+        })?;
+        let eviction = match &mut self.agent {
+            Some(agent) if seen.gone_ns.is_some() => agent.eviction(Duration::from_secs(20)).ok(),
+            _ => None,
+        };
+        let (peer_decided_ns, peer_said) = self
+            .other
+            .as_ref()
+            .and_then(|other| other.acted(from_line))
+            .unzip();
+        let sigterm_ns = read_log(&hog.log, "sigterm");
+        // Gone already in the runs that went well.
+        let _gone = hog.process.signal(rustix::process::Signal::KILL);
+        ensure!(
+            hog.process.wait_gone(Duration::from_secs(10)),
+            "the hog cannot be killed"
+        );
+        fs::remove_file(self.node.manifest(&pod))?;
+        Ok(Row {
+            peer: self.peer,
+            rate_mb_s,
+            threshold: self.threshold.clone(),
+            pods: self.plan.pods,
+            run,
+            seen,
+            sigterm_ns,
+            peer_decided_ns,
+            peer_said,
+            eviction,
+        })
+    }
+
+    fn idle(&mut self, seconds: u64) -> anyhow::Result<Option<Idle>> {
+        let pid = match (&self.agent, &self.other) {
+            (Some(agent), _) => agent.pid(),
+            (_, Some(other)) => other.process.pid(),
+            _ => return Ok(None),
+        };
+        calm_down()?;
+        let before_ns = cpu_ns(pid)?;
+        std::thread::sleep(Duration::from_secs(seconds));
+        Ok(Some(Idle {
+            peer: self.peer,
+            seconds,
+            cpu_ns: cpu_ns(pid)?.saturating_sub(before_ns),
+            rss_bytes: rss_bytes(pid)?,
+        }))
+    }
+
+    fn stop(self) -> anyhow::Result<Option<Records>> {
+        Ok(match self.agent {
+            Some(agent) => Some(agent.stop()?.records),
+            None => None,
+        })
+    }
+}
+
+impl Other {
+    fn spawn(command: &mut Command) -> anyhow::Result<Self> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let (reader, writer) = std::io::pipe()?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone()?)
+            .stderr(writer)
+            .spawn()
+            .with_context(|| format!("starting {name}: is its Debian package in this guest?"))?;
+        // What the peer's own unit file does for it on a real system.
+        fs::write(format!("/proc/{}/oom_score_adj", child.id()), "-900")?;
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&lines);
+        std::thread::spawn(move || {
+            for line in BufReader::new(reader).lines().map_while(Result::ok) {
+                let Ok(mut lines) = sink.lock() else { return };
+                lines.push((now_ns(), line));
+            }
+        });
+        let mut other = Self {
+            process: Guard(child),
+            lines,
+        };
+        std::thread::sleep(Duration::from_millis(500));
+        ensure!(
+            other.process.is_running()?,
+            "{name} ended at once: {:?}",
+            other
+                .lines
+                .lock()
+                .map(|lines| lines.clone())
+                .unwrap_or_default()
+        );
+        Ok(other)
+    }
+
+    fn acted(&self, from_line: usize) -> Option<(u64, String)> {
+        const ACTS: &[&str] = &[
+            "sending SIG",
+            "Trying to kill",
+            "Killed",
+            "killing",
+            "Action",
+        ];
+        let lines = self.lines.lock().ok()?;
+        lines
+            .iter()
+            .skip(from_line)
+            .find(|(_, line)| ACTS.iter().any(|act| line.contains(act)))
+            .cloned()
+    }
+}
+
+/// `sampler` as a process of its own: its memory is locked, this program's is not.
+fn sample(watch: &Watch) -> anyhow::Result<Seen> {
+    let output = Command::new(program("sampler"))
+        .args([
+            "--pid",
+            &watch.pid.to_string(),
+            "--threshold-bytes",
+            &watch.threshold_bytes.to_string(),
+        ])
+        .args([
+            "--interval-ms",
+            &watch.interval_ms.to_string(),
+            "--max-ms",
+            &watch.max_ms.to_string(),
+        ])
+        .args(["--settle-ms", &watch.settle_ms.to_string()])
+        .stderr(Stdio::inherit())
+        .output()
+        .context("starting the sampler")?;
+    ensure!(
+        output.status.success(),
+        "the sampler ended with {}",
+        output.status
+    );
+    serde_json::from_slice(&output.stdout).context("the sampler's line")
+}
+
+fn quantity_bytes(text: &str) -> anyhow::Result<u64> {
+    let (digits, shift) = match (text.strip_suffix("Gi"), text.strip_suffix("Mi")) {
+        (Some(digits), _) => (digits, 30),
+        (_, Some(digits)) => (digits, 20),
+        _ => bail!("threshold {text}: write it in Mi or Gi"),
+    };
+    Ok(digits
+        .parse::<u64>()
+        .with_context(|| format!("threshold {text}"))?
+        << shift)
+}
+
+fn oomd_config(used_bytes: u64) -> String {
+    format!(
+        r#"{{"rulesets":[{{"name":"ramp","detectors":[["above",{{"name":"memory_above","args":{{"cgroup":"kubepods","threshold":"{}M","duration":"0"}}}}]],
+        "actions":[{{"name":"kill_by_memory_size_or_growth","args":{{"cgroup":"kubepods/burstable/*"}}}}]}}]}}"#,
+        used_bytes >> 20
+    )
+}
+
+fn told(row: &Row) -> String {
+    let crossed = row.crossed_ns();
+    let part =
+        |at: Option<u64>| since(at, crossed).map_or_else(|| "-".to_owned(), super::table::duration);
+    format!(
+        "{:?} {} MB/s {} run {}: decision {}, hog gone {}, back {}{}",
+        row.peer,
+        row.rate_mb_s,
+        row.threshold,
+        row.run,
+        part(row.decided_ns()),
+        part(row.seen.gone_ns),
+        part(row.seen.recovered_ns),
+        row.seen
+            .kernel_victims
+            .first()
+            .map(|victim| format!(", KERNEL killed {} ({})", victim.comm, victim.pid))
+            .unwrap_or_default()
+    )
+}
+
+fn summary(plan: &Plan, rows: &[Row]) -> String {
+    let heading = [
+        "peer",
+        "threshold",
+        "MB/s",
+        "n",
+        "to record",
+        "to decision",
+        "hog gone",
+        "memory back",
+        "kernel first",
+        "least available",
+    ];
+    let mut table = vec![heading.map(str::to_owned).to_vec()];
+    for threshold in &plan.thresholds {
+        for &rate_mb_s in &plan.rates_mb_s {
+            for &peer in &plan.peers {
+                let group: Vec<&Row> = rows
+                    .iter()
+                    .filter(|row| {
+                        row.peer == peer
+                            && row.rate_mb_s == rate_mb_s
+                            && &row.threshold == threshold
+                    })
+                    .collect();
+                let span = |at: fn(&Row) -> Option<u64>| {
+                    times(
+                        group
+                            .iter()
+                            .filter_map(|row| since(at(row), row.crossed_ns())),
+                    )
+                };
+                table.push(vec![
+                    format!("{peer:?}").to_lowercase(),
+                    threshold.clone(),
+                    rate_mb_s.to_string(),
+                    group.len().to_string(),
+                    span(|row| row.eviction.as_ref()?.received_ns),
+                    span(Row::decided_ns),
+                    span(|row| row.seen.gone_ns),
+                    span(|row| row.seen.recovered_ns),
+                    format!(
+                        "{}/{}",
+                        group.iter().filter(|row| row.kernel_first()).count(),
+                        group.len()
+                    ),
+                    group
+                        .iter()
+                        .map(|row| row.seen.available_bytes_min)
+                        .min()
+                        .map_or_else(|| "-".to_owned(), bytes),
+                ]);
+            }
+        }
+    }
+    aligned(&table)
+}
+
+fn idle_table(idles: &[Idle]) -> String {
+    let mut table = vec![
+        ["peer", "idle CPU", "of", "RSS"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
+    for idle in idles {
+        table.push(vec![
+            format!("{:?}", idle.peer).to_lowercase(),
+            super::table::duration(i64::try_from(idle.cpu_ns).unwrap_or(i64::MAX)),
+            format!("{} s", idle.seconds),
+            bytes(idle.rss_bytes),
+        ]);
+    }
+    aligned(&table)
+}
