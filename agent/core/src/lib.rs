@@ -1,8 +1,20 @@
-//! The decision core.
+//! The decision core of Plimsoll: what a node does about memory, as pure functions.
+//!
+//! Events go into [`engine::Engine::step`], decisions come out. Nothing here does I/O, reads a clock, draws a random number,
+//! logs, or iterates in an order that is not fixed by the data.
 
+#![forbid(unsafe_code)]
+
+pub mod decision;
+pub mod duration;
+pub mod engine;
+pub mod event;
 pub mod pod;
 pub mod policy;
 pub mod qos;
 pub mod quantity;
 pub mod resources;
+pub mod signal;
+pub mod state;
+pub mod threshold;
 pub mod units;

@@ -59,7 +59,10 @@ mod tests {
     fn uid_is_plain_text_in_json() {
         let uid = PodUid::of_name("default", "web");
         assert_eq!(serde_json::to_string(&uid).unwrap(), r#""default_web""#);
-        assert_eq!(serde_json::from_str::<PodUid>(r#""default_web""#).unwrap(), uid);
+        assert_eq!(
+            serde_json::from_str::<PodUid>(r#""default_web""#).unwrap(),
+            uid
+        );
         assert_eq!(format!("{uid:>12}"), " default_web");
     }
 

@@ -1,4 +1,7 @@
 //! Decisions as plain functions: one file per policy.
 
+pub mod eviction;
+pub mod leaving;
 pub mod oom_score;
 pub mod rank;
+pub mod sampling;

@@ -15,6 +15,9 @@
 //! request and may be negative.
 
 use std::cmp::Ordering;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
 
 use crate::pod::Pod;
 use crate::quantity::Quantity;
@@ -22,7 +25,7 @@ use crate::resources::{self, EPHEMERAL_STORAGE, MEMORY};
 use crate::units::PodUid;
 
 /// Units of a resource, counted in 10⁻⁹ because requests may have fractions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub struct Nanos(i128);
 
 impl Nanos {
@@ -39,6 +42,12 @@ impl Nanos {
         Self(quantity.nanos())
     }
 
+    /// In whole units, rounded up, between 0 and 2⁶⁴ - 1.
+    pub fn units_up(self) -> u64 {
+        let units = self.0.max(0).saturating_add(Self::PER_UNIT - 1) / Self::PER_UNIT;
+        u64::try_from(units).unwrap_or(u64::MAX)
+    }
+
     /// What `self` has beyond `other`.
     const fn minus(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
@@ -46,7 +55,7 @@ impl Nanos {
 }
 
 /// One pod in a ranking. A field that the ranking does not use stays at its default.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankRow {
     /// Whose row it is; the last tie-break.
     pub uid: PodUid,
@@ -111,7 +120,8 @@ impl RankRow {
 }
 
 /// One step of a ranking. `Less` means: evicted earlier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Comparator {
     /// A pod without statistics goes first: nobody can say it is innocent.
     MissingStats,
@@ -146,6 +156,18 @@ impl Comparator {
             Self::UsageOverRequest => "usageOverRequest",
             Self::Uid => "uid",
         }
+    }
+}
+
+impl fmt::Display for Comparator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::MissingStats => "having no statistics",
+            Self::ExceedsRequest => "exceeding its request",
+            Self::Priority => "lower priority",
+            Self::UsageOverRequest => "more usage over request",
+            Self::Uid => "UID only",
+        })
     }
 }
 
@@ -288,6 +310,30 @@ impl DiskScope {
                 local_volumes: false,
             },
         }
+    }
+
+    /// A pod's usage in this scope (`podDiskUsage`), in bytes or inodes as the arguments are.
+    ///
+    /// `containers` gives each container's writable layer and logs, `volume` a volume's usage by name; a missing figure
+    /// counts as zero.
+    pub fn usage(
+        self,
+        pod: &Pod,
+        containers: impl Iterator<Item = (Option<u64>, Option<u64>)>,
+        volume: impl Fn(&str) -> Option<u64>,
+    ) -> u64 {
+        let mut sum = 0u64;
+        for (rootfs, logs) in containers {
+            for (counts, usage) in [(self.rootfs, rootfs), (self.logs, logs)] {
+                sum = sum.saturating_add(usage.filter(|_| counts).unwrap_or(0));
+            }
+        }
+        if self.local_volumes {
+            for own in pod.spec.volumes.iter().filter(|own| own.is_local()) {
+                sum = sum.saturating_add(volume(&own.name).unwrap_or(0));
+            }
+        }
+        sum
     }
 }
 

@@ -1,0 +1,154 @@
+//! Durations as Go writes them (`"1m30s"`, `"500ms"`, `"1.5h"`), the notation of every Kubernetes configuration file.
+//!
+//! Rule: `time.ParseDuration` of Go 1.26. Units `ns us µs ms s m h`, each number with its unit, an optional sign, fractions
+//! truncated to whole nanoseconds; a bare `0` is allowed.
+
+use thiserror::Error;
+
+/// Why a text is not a duration.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum DurationError {
+    /// Not a number followed by a unit.
+    #[error("invalid duration {0:?}: write a number and a unit, such as 30s, 1m30s or 500ms")]
+    Invalid(String),
+    /// A number without a unit.
+    #[error("missing unit in duration {0:?}: add one of ns, us, ms, s, m, h")]
+    MissingUnit(String),
+    /// A unit that Go does not know.
+    #[error("unknown unit {unit:?} in duration {text:?}: use ns, us, ms, s, m or h")]
+    UnknownUnit {
+        /// The unit as written.
+        unit: String,
+        /// The whole text.
+        text: String,
+    },
+    /// More than about 292 years.
+    #[error("duration {0:?} is too long: it must fit in 64 bits of nanoseconds")]
+    Overflow(String),
+}
+
+const UNITS_NS: [(&str, u64); 8] = [
+    ("ns", 1),
+    ("us", 1_000),
+    ("\u{b5}s", 1_000),
+    ("\u{3bc}s", 1_000),
+    ("ms", 1_000_000),
+    ("s", 1_000_000_000),
+    ("m", 60_000_000_000),
+    ("h", 3_600_000_000_000),
+];
+
+/// Reads a duration, in nanoseconds.
+///
+/// # Errors
+/// [`DurationError`] with the text as written.
+pub fn parse_ns(text: &str) -> Result<i64, DurationError> {
+    let (negative, mut rest) = match text.as_bytes().first() {
+        Some(b'-') => (true, &text[1..]),
+        Some(b'+') => (false, &text[1..]),
+        _ => (false, text),
+    };
+    if rest == "0" {
+        return Ok(0);
+    }
+    if rest.is_empty() {
+        return Err(DurationError::Invalid(text.into()));
+    }
+    let overflow = || DurationError::Overflow(text.into());
+    let mut total_ns: i128 = 0;
+    while !rest.is_empty() {
+        let number_len = rest
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(rest.len());
+        let (number, after) = rest.split_at(number_len);
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
+            return Err(DurationError::Invalid(text.into()));
+        }
+        let unit_len = after
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .unwrap_or(after.len());
+        let (unit, next) = after.split_at(unit_len);
+        if unit.is_empty() {
+            return Err(DurationError::MissingUnit(text.into()));
+        }
+        let Some(&(_, unit_ns)) = UNITS_NS.iter().find(|(name, _)| *name == unit) else {
+            return Err(DurationError::UnknownUnit {
+                unit: unit.into(),
+                text: text.into(),
+            });
+        };
+        let whole: i128 = if whole.is_empty() {
+            0
+        } else {
+            whole.parse().map_err(|_| overflow())?
+        };
+        total_ns += whole
+            .checked_mul(i128::from(unit_ns))
+            .ok_or_else(overflow)?;
+        // 18 digits are more than any unit resolves; the rest cannot change a truncated result.
+        let digits = &fraction[..fraction.len().min(18)];
+        if !digits.is_empty() {
+            let value: i128 = digits.parse().map_err(|_| overflow())?;
+            total_ns += value * i128::from(unit_ns) / 10_i128.pow(digits.len() as u32);
+        }
+        if total_ns > i128::from(u64::MAX) {
+            return Err(overflow());
+        }
+        rest = next;
+    }
+    i64::try_from(if negative { -total_ns } else { total_ns }).map_err(|_| overflow())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_go_reads() {
+        for (text, ns) in [
+            ("0", 0),
+            ("0s", 0),
+            ("-0", 0),
+            ("30s", 30_000_000_000),
+            ("1m30s", 90_000_000_000),
+            ("500ms", 500_000_000),
+            ("1.5h", 5_400_000_000_000),
+            (".5s", 500_000_000),
+            ("1.s", 1_000_000_000),
+            ("10us", 10_000),
+            ("10\u{b5}s", 10_000),
+            ("-5s", -5_000_000_000),
+            ("+5s", 5_000_000_000),
+            ("0.3333333333333333333h", 1_199_999_999_999),
+        ] {
+            assert_eq!(parse_ns(text), Ok(ns), "{text}");
+        }
+    }
+
+    #[test]
+    fn refuses_the_rest_by_name() {
+        assert!(matches!(parse_ns(""), Err(DurationError::Invalid(_))));
+        assert!(matches!(parse_ns("-"), Err(DurationError::Invalid(_))));
+        assert!(matches!(parse_ns("."), Err(DurationError::Invalid(_))));
+        assert!(matches!(parse_ns("s"), Err(DurationError::Invalid(_))));
+        assert!(matches!(parse_ns("1.2.3s"), Err(DurationError::Invalid(_))));
+        assert!(matches!(parse_ns("5"), Err(DurationError::MissingUnit(_))));
+        assert!(matches!(
+            parse_ns("1d"),
+            Err(DurationError::UnknownUnit { .. })
+        ));
+        assert!(matches!(
+            parse_ns("3000000h"),
+            Err(DurationError::Overflow(_))
+        ));
+        assert!(matches!(
+            parse_ns(&"9".repeat(60)),
+            Err(DurationError::MissingUnit(_))
+        ));
+        assert!(matches!(
+            parse_ns(&format!("{}s", "9".repeat(60))),
+            Err(DurationError::Overflow(_))
+        ));
+    }
+}

@@ -1,0 +1,173 @@
+//! Everything that can happen to the engine. Time is a field: the engine has no clock.
+//!
+//! An event holds raw readings (bytes as the kernel reports them), never a conclusion: what a reading means is decided in
+//! the core, so that a journal of events replays to the same decisions.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::pod::Pod;
+use crate::units::PodUid;
+
+/// Something that happened, and when.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Event {
+    /// When it was noticed: CLOCK_MONOTONIC, nanoseconds.
+    pub at_ns: u64,
+    /// What happened.
+    #[serde(flatten)]
+    pub kind: EventKind,
+}
+
+/// What happened.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum EventKind {
+    /// A pod is to be looked after, or its specification changed. Requests must be defaulted from limits already.
+    PodApplied {
+        /// The pod as its source gives it.
+        pod: Arc<Pod>,
+    },
+    /// A pod's manifest is gone: it is to be ended.
+    PodRemoved {
+        /// Which pod.
+        uid: PodUid,
+    },
+    /// A pod's cgroup has its first process.
+    PodRunning {
+        /// Which pod.
+        uid: PodUid,
+    },
+    /// The last process of a pod is gone, or its cgroup is.
+    PodEmpty {
+        /// Which pod.
+        uid: PodUid,
+    },
+    /// Readings of the node and of every pod with a cgroup.
+    Sample(Sample),
+    /// A decision was carried out, or could not be.
+    Outcome {
+        /// Which pod it concerned.
+        uid: PodUid,
+        /// What had been asked for.
+        action: Action,
+        /// The error, if it could not be done.
+        error: Option<String>,
+    },
+}
+
+/// What an executor does to a pod.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// SIGTERM to the pod's containers.
+    Terminate,
+    /// The whole cgroup is killed.
+    Kill,
+}
+
+/// Why a sample was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// The time that the engine asked for has come.
+    #[default]
+    Timer,
+    /// The armed charge threshold was crossed.
+    ChargeThreshold {
+        /// When, by the kernel's CLOCK_MONOTONIC.
+        crossed_ns: u64,
+        /// Which arming: an old one is noise.
+        generation: u64,
+    },
+    /// The kernel woke kswapd: free memory fell below the low watermark.
+    KswapdWake {
+        /// When, by the kernel's CLOCK_MONOTONIC.
+        crossed_ns: u64,
+    },
+    /// A task had to reclaim by itself: free memory fell below the min watermark.
+    DirectReclaim {
+        /// When, by the kernel's CLOCK_MONOTONIC.
+        crossed_ns: u64,
+    },
+    /// A PSI trigger fired.
+    PressureStall,
+    /// A `memory.events` file changed, or a cgroup v1 event descriptor fired.
+    MemoryEvent,
+    /// A pod's cgroup came, went, or lost its last process.
+    Lifecycle,
+}
+
+/// Readings taken at one instant. Pods are read first and the node last, so that the node's figures are never older than a
+/// victim's.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Sample {
+    /// Why it was taken.
+    pub cause: Cause,
+    /// The node, from `/proc/meminfo`.
+    pub node: NodeMemory,
+    /// The kubepods cgroup, where it exists.
+    pub kubepods: Option<CgroupMemory>,
+    /// Bytes charged to memory cgroups since the programs were loaded (gross: it never falls). `None` without that program.
+    pub charged_bytes: Option<u64>,
+    /// Every pod with a cgroup, in no particular order.
+    pub pods: Vec<PodMemory>,
+}
+
+/// The node's memory, all bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct NodeMemory {
+    /// `MemTotal`.
+    pub capacity_bytes: u64,
+    /// `AnonPages`.
+    pub anon_bytes: u64,
+    /// `Cached + Buffers + SwapCached`: the kernel's NR_FILE_PAGES.
+    pub file_bytes: u64,
+    /// `Inactive(file)`.
+    pub inactive_file_bytes: u64,
+    /// `MemFree`.
+    pub free_bytes: u64,
+    /// `MemAvailable`.
+    pub kernel_available_bytes: u64,
+    /// `SwapTotal`.
+    pub swap_total_bytes: u64,
+    /// `SwapFree`.
+    pub swap_free_bytes: u64,
+}
+
+/// Memory of one cgroup, all bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct CgroupMemory {
+    /// `memory.current` (v1: `memory.usage_in_bytes`).
+    pub usage_bytes: u64,
+    /// `inactive_file` of `memory.stat` (v1: `total_inactive_file`).
+    pub inactive_file_bytes: u64,
+    /// `memory.max`, where one is set.
+    pub limit_bytes: Option<u64>,
+}
+
+impl CgroupMemory {
+    /// The working set as cAdvisor computes it: usage minus inactive file pages, never below 0.
+    pub fn working_set_bytes(&self) -> u64 {
+        self.usage_bytes.saturating_sub(self.inactive_file_bytes)
+    }
+}
+
+/// Memory of one pod's cgroup, all bytes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PodMemory {
+    /// Which pod.
+    pub uid: PodUid,
+    /// `memory.current` of the pod's cgroup.
+    pub usage_bytes: u64,
+    /// `inactive_file` of its `memory.stat`, possibly of an earlier sample: see the agent's sampler for how old it may be.
+    pub inactive_file_bytes: u64,
+}
+
+impl PodMemory {
+    /// The working set: usage minus inactive file pages, never below 0.
+    pub fn working_set_bytes(&self) -> u64 {
+        self.usage_bytes.saturating_sub(self.inactive_file_bytes)
+    }
+}

@@ -1,0 +1,165 @@
+//! When to look again.
+//!
+//! Problem: polling at a fixed interval is late under load and wasteful when idle. An exact threshold on usage is not enough
+//! either: while the kernel replaces page cache by anonymous memory, usage stays level and availability falls.
+//!
+//! Approach: *charges*, not usage. Every page that a pod takes is charged once, so between two samples availability can fall
+//! by at most what was charged. After each sample the engine takes the headroom (the least that must go before a threshold
+//! can be met) and has the kernel report when that much has been charged ([`arm`]). The report is never late; it can be early
+//! (freed or reclaimable memory is charged too), and then the next arming is closer. Near a threshold a smallest step bounds
+//! how often; it doubles while reports come quickly without a crossing.
+//!
+//! What is not charged (tasks in the root cgroup, some kernel memory) is covered by a timer ([`schedule`]) that halves the
+//! headroom at an assumed rate: slow where charges are counted, the fastest rate seen or assumed where they are not.
+
+use crate::decision::Decision;
+use crate::engine::EngineConfig;
+use crate::event::{Cause, Sample};
+use crate::policy::{eviction, leaving};
+use crate::state::{NodeReading, NodeState};
+
+/// Smallest step between two reports: the kernel charges memory cgroups in batches of 64 pages per CPU, so less is noise.
+pub const STEP_MIN_BYTES: u64 = 64 * 4096;
+/// Largest smallest step: at 10 GB/s of page cache traffic 600 reports a second.
+pub const STEP_MAX_BYTES: u64 = 16 << 20;
+/// Reports that follow each other faster than this, without a crossing, double the step.
+const STEP_DOUBLES_BELOW_NS: u64 = 10_000_000;
+/// Never wait longer for a sample: the kubelet's `evictionMonitoringPeriod`.
+pub const INTERVAL_MAX_NS: u64 = 10_000_000_000;
+/// Never sample more often on a timer.
+pub const INTERVAL_MIN_NS: u64 = 5_000_000;
+/// Assumed loss of availability that is not charged to any memory cgroup, bytes per second.
+const UNCHARGED_RATE: u64 = 64 << 20;
+/// Assumed loss of availability where charges are not counted, unless a faster one has been seen, bytes per second.
+const ASSUMED_RATE: u64 = 1 << 30;
+
+/// Takes note of the headroom and has the kernel report when it may be used up.
+pub(crate) fn arm(
+    config: &EngineConfig,
+    state: &mut NodeState,
+    sample: &Sample,
+    decisions: &mut Vec<Decision>,
+) {
+    let now_ns = state.now_ns;
+    let victim_in_grace = state.pods.values().any(|pod| {
+        pod.leaving
+            .is_some_and(|leaving| leaving.evicted && leaving.killed_at_ns.is_none())
+    });
+    let mut headroom_bytes: Option<u64> = None;
+    let mut all_resolved = true;
+    for threshold in &config.thresholds {
+        let Some(observation) = (threshold.signal.row().observe)(sample) else {
+            continue;
+        };
+        let value_bytes = threshold.value.bytes(observation.capacity_bytes);
+        let mut left = observation.available_bytes.checked_sub(value_bytes);
+        if left.is_none() {
+            all_resolved = false;
+            // Met: what matters now is when the victim's grace is over.
+            if victim_in_grace && threshold.is_hard() {
+                left = observation
+                    .available_bytes
+                    .checked_sub(eviction::half(threshold, observation));
+            }
+        }
+        if let Some(left) = left {
+            headroom_bytes = Some(headroom_bytes.map_or(left, |least| least.min(left)));
+        }
+    }
+    observe_growth(state, sample, headroom_bytes);
+    let (Some(charged_bytes), Some(headroom_bytes)) = (sample.charged_bytes, headroom_bytes) else {
+        return;
+    };
+    let arming = &mut state.arming;
+    if matches!(sample.cause, Cause::ChargeThreshold { .. }) {
+        let quick = now_ns.saturating_sub(arming.reported_ns) < STEP_DOUBLES_BELOW_NS;
+        arming.step_bytes = if quick && all_resolved {
+            arming.step_bytes.saturating_mul(2)
+        } else {
+            STEP_MIN_BYTES
+        };
+        arming.reported_ns = now_ns;
+    }
+    arming.step_bytes = arming.step_bytes.clamp(STEP_MIN_BYTES, STEP_MAX_BYTES);
+    arming.generation += 1;
+    // Available below, not at, the threshold: hence one byte more.
+    let left_bytes = headroom_bytes.saturating_add(1).max(arming.step_bytes);
+    arming.at_charged_bytes = charged_bytes.saturating_add(left_bytes);
+    decisions.push(Decision::Arm {
+        at_charged_bytes: arming.at_charged_bytes,
+        generation: arming.generation,
+    });
+}
+
+fn observe_growth(state: &mut NodeState, sample: &Sample, headroom_bytes: Option<u64>) {
+    let now_ns = state.now_ns;
+    let available_bytes = (crate::signal::Signal::MemoryAvailable.row().observe)(sample)
+        .map_or(0, |observation| observation.available_bytes);
+    if let Some(last) = &state.node {
+        let elapsed_ns = now_ns.saturating_sub(last.at_ns);
+        let lost_bytes = last.available_bytes.saturating_sub(available_bytes);
+        // Over less than a millisecond the batches in which memory is charged say more than the rate does.
+        if elapsed_ns >= 1_000_000 {
+            let rate = u128::from(lost_bytes) * 1_000_000_000 / u128::from(elapsed_ns);
+            let remembered = state.growth_bytes_per_s - state.growth_bytes_per_s / 8;
+            state.growth_bytes_per_s = remembered.max(u64::try_from(rate).unwrap_or(u64::MAX));
+        }
+    }
+    state.node = Some(NodeReading {
+        at_ns: now_ns,
+        available_bytes,
+        memory: sample.node,
+        charges_counted: sample.charged_bytes.is_some(),
+        headroom_bytes,
+    });
+}
+
+/// Asks for the next sample where that is sooner or later than asked for before.
+pub(crate) fn schedule(
+    config: &EngineConfig,
+    state: &mut NodeState,
+    decisions: &mut Vec<Decision>,
+) {
+    let now_ns = state.now_ns;
+    let Some(node) = &state.node else { return };
+    let interval_ns = match node.headroom_bytes {
+        Some(headroom_bytes) => {
+            let rate = if node.charges_counted {
+                UNCHARGED_RATE
+            } else {
+                state.growth_bytes_per_s.saturating_mul(2).max(ASSUMED_RATE)
+            };
+            // Half of the headroom at that rate.
+            let half_ns = u128::from(headroom_bytes) * 500_000_000 / u128::from(rate);
+            u64::try_from(half_ns)
+                .unwrap_or(u64::MAX)
+                .clamp(INTERVAL_MIN_NS, INTERVAL_MAX_NS)
+        }
+        // Everything is met and nobody is left to go: look now and then.
+        None => 1_000_000_000,
+    };
+    let mut at_ns = node.at_ns.saturating_add(interval_ns);
+    for (threshold, known) in config.thresholds.iter().zip(&state.thresholds) {
+        if let (Some(since_ns), false) = (known.first_observed_ns, known.met) {
+            at_ns = at_ns.min(since_ns.saturating_add(threshold.grace_ns));
+        }
+    }
+    let pressure = state.memory_pressure;
+    if let (true, Some(last_ns)) = (pressure.status, pressure.last_observed_ns) {
+        let over_ns = last_ns.saturating_add(config.pressure_transition_period_ns);
+        if over_ns > now_ns {
+            at_ns = at_ns.min(over_ns);
+        }
+    }
+    for pod in state.pods.values() {
+        if let Some(leaving) = &pod.leaving {
+            at_ns = at_ns.min(leaving::next_ns(leaving, now_ns));
+        }
+    }
+    // Never in the past, and never so soon that time does not move.
+    let at_ns = at_ns.max(now_ns.saturating_add(1));
+    if state.sample_by_ns != Some(at_ns) {
+        state.sample_by_ns = Some(at_ns);
+        decisions.push(Decision::SampleBy { at_ns });
+    }
+}

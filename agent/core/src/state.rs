@@ -1,0 +1,250 @@
+//! Everything that the engine remembers between two events. One value: it can be saved, compared and drawn.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::event::{Action, Event, EventKind, NodeMemory, Sample};
+use crate::pod::Pod;
+use crate::policy::rank::RankRow;
+use crate::signal::Signal;
+use crate::units::PodUid;
+
+/// `terminationGracePeriodSeconds` of a pod that sets none (`DefaultTerminationGracePeriodSeconds` of the Kubernetes API).
+const DEFAULT_TERMINATION_GRACE_PERIOD_S: u64 = 30;
+
+/// What is known of the node.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct NodeState {
+    /// The time of the newest event: CLOCK_MONOTONIC, nanoseconds. Never goes back.
+    pub now_ns: u64,
+    /// The pods, by identity.
+    pub pods: BTreeMap<PodUid, PodState>,
+    /// One entry per threshold of the configuration.
+    pub thresholds: Vec<ThresholdState>,
+    /// `MemoryPressure`.
+    pub memory_pressure: ConditionState,
+    /// The newest reading of the node.
+    pub node: Option<NodeReading>,
+    /// The fastest loss of `memory.available` seen lately, bytes per second.
+    pub growth_bytes_per_s: u64,
+    /// Arming of the kernel's charge threshold.
+    pub arming: Arming,
+    /// When the next sample was asked for, nanoseconds.
+    pub sample_by_ns: Option<u64>,
+    /// The threshold that found nobody to evict, so that it is said once and not at every sample.
+    pub no_victim: Option<Signal>,
+}
+
+/// What is known of one pod.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PodState {
+    /// `namespace/name`, for people.
+    pub name: String,
+    /// Its row in the memory ranking, kept ready: only usage changes from sample to sample.
+    pub row: RankRow,
+    /// Static, mirror and critical pods are never evicted.
+    pub exempt: bool,
+    /// `spec.terminationGracePeriodSeconds`.
+    pub termination_grace_period_s: u64,
+    /// Whether its cgroup has processes.
+    pub running: bool,
+    /// Whether its manifest is gone.
+    pub removed: bool,
+    /// The newest reading; `None` until its cgroup has been read, and when it vanished.
+    pub memory: Option<PodReading>,
+    /// Set while it is on its way out.
+    pub leaving: Option<Leaving>,
+    /// It was told to leave and did not, even after being killed. It is not chosen again before it runs anew.
+    pub stuck: bool,
+}
+
+/// A reading of a pod's memory, bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PodReading {
+    /// When.
+    pub at_ns: u64,
+    /// `memory.current`.
+    pub usage_bytes: u64,
+    /// Usage minus inactive file pages.
+    pub working_set_bytes: u64,
+}
+
+/// A pod on its way out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Leaving {
+    /// Whether it is evicted (and so holds up further evictions), not only removed.
+    pub evicted: bool,
+    /// When it was told, nanoseconds.
+    pub since_ns: u64,
+    /// When its grace period is over, nanoseconds.
+    pub kill_at_ns: u64,
+    /// When it was killed, nanoseconds.
+    pub killed_at_ns: Option<u64>,
+    /// When its last process was gone, nanoseconds.
+    pub empty_at_ns: Option<u64>,
+    /// SIGTERM could not be sent.
+    pub terminate_failed: bool,
+    /// `memory.current` when it was told.
+    pub usage_before_bytes: u64,
+}
+
+/// What is known of one threshold. Names as in pkg/kubelet/eviction/eviction_manager.go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ThresholdState {
+    /// Since when it has been met without a break (`thresholdsFirstObservedAt`), nanoseconds.
+    pub first_observed_ns: Option<u64>,
+    /// Whether it has been met for its grace period (`thresholdsMet`). Then its minimum reclaim counts too.
+    pub met: bool,
+}
+
+/// A node condition.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ConditionState {
+    /// Its status.
+    pub status: bool,
+    /// When one of its thresholds was last met (`nodeConditionsLastObservedAt`), nanoseconds.
+    pub last_observed_ns: Option<u64>,
+}
+
+/// A reading of the node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NodeReading {
+    /// When.
+    pub at_ns: u64,
+    /// `memory.available` then, bytes.
+    pub available_bytes: u64,
+    /// The figures it came from.
+    pub memory: NodeMemory,
+    /// Whether the kernel counts charges, so that nothing can grow unseen between two samples.
+    pub charges_counted: bool,
+    /// The least that must still go before a threshold that is not met can be, bytes. `None`: all are met.
+    pub headroom_bytes: Option<u64>,
+}
+
+/// Arming of the kernel's charge threshold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Arming {
+    /// The newest arming.
+    pub generation: u64,
+    /// The value of `charged_bytes` that it reports.
+    pub at_charged_bytes: u64,
+    /// The smallest step between two reports, bytes: grows while reports come in quick succession without a crossing.
+    pub step_bytes: u64,
+    /// When the newest report came, nanoseconds.
+    pub reported_ns: u64,
+}
+
+impl NodeState {
+    /// A state that knows nothing, for a configuration with so many thresholds.
+    pub fn new(thresholds: usize) -> Self {
+        Self {
+            thresholds: vec![ThresholdState::default(); thresholds],
+            ..Self::default()
+        }
+    }
+
+    /// Whether an eviction is under way, so that no other may begin.
+    pub fn eviction_under_way(&self) -> bool {
+        self.pods
+            .values()
+            .any(|pod| pod.leaving.is_some_and(|leaving| leaving.evicted))
+    }
+
+    /// Takes in what an event says. Decides nothing.
+    pub(crate) fn observe(&mut self, event: &Event) {
+        self.now_ns = self.now_ns.max(event.at_ns);
+        match &event.kind {
+            EventKind::PodApplied { pod } => self.apply(pod),
+            EventKind::PodRemoved { uid } => {
+                if let Some(pod) = self.pods.get_mut(uid) {
+                    pod.removed = true;
+                }
+            }
+            EventKind::PodRunning { uid } => {
+                if let Some(pod) = self.pods.get_mut(uid) {
+                    pod.running = true;
+                    pod.stuck = false;
+                    if let Some(leaving) = &mut pod.leaving {
+                        leaving.empty_at_ns = None;
+                    }
+                }
+            }
+            EventKind::PodEmpty { uid } => {
+                let now_ns = self.now_ns;
+                if let Some(pod) = self.pods.get_mut(uid) {
+                    pod.running = false;
+                    if let Some(leaving) = &mut pod.leaving {
+                        leaving.empty_at_ns.get_or_insert(now_ns);
+                    }
+                }
+            }
+            EventKind::Sample(sample) => self.sample(sample),
+            EventKind::Outcome { uid, action, error } => {
+                self.outcome(uid, *action, error.is_some())
+            }
+        }
+    }
+
+    fn apply(&mut self, pod: &Pod) {
+        let known = self.pods.remove(&pod.uid());
+        let (running, memory, leaving, stuck) = match known {
+            Some(old) => (old.running, old.memory, old.leaving, old.stuck),
+            None => (false, None, None, false),
+        };
+        self.pods.insert(
+            pod.uid(),
+            PodState {
+                name: format!("{}/{}", pod.namespace(), pod.metadata.name),
+                row: RankRow::memory(pod, memory.map(|memory| memory.working_set_bytes)),
+                exempt: pod.is_critical(),
+                termination_grace_period_s: pod
+                    .spec
+                    .termination_grace_period_seconds
+                    .map_or(DEFAULT_TERMINATION_GRACE_PERIOD_S, |s| {
+                        s.max(0).unsigned_abs()
+                    }),
+                running,
+                removed: false,
+                memory,
+                leaving,
+                stuck,
+            },
+        );
+    }
+
+    fn sample(&mut self, sample: &Sample) {
+        let now_ns = self.now_ns;
+        for memory in &sample.pods {
+            if let Some(pod) = self.pods.get_mut(&memory.uid) {
+                pod.memory = Some(PodReading {
+                    at_ns: now_ns,
+                    usage_bytes: memory.usage_bytes,
+                    working_set_bytes: memory.working_set_bytes(),
+                });
+                pod.row.stats_known = true;
+                pod.row.usage = memory.working_set_bytes();
+            }
+        }
+        for pod in self.pods.values_mut() {
+            // Not in this sample: its cgroup is gone.
+            if pod.memory.is_some_and(|memory| memory.at_ns != now_ns) {
+                pod.memory = None;
+                pod.row.stats_known = false;
+                pod.row.usage = 0;
+            }
+        }
+    }
+
+    fn outcome(&mut self, uid: &PodUid, action: Action, failed: bool) {
+        let Some(leaving) = self.pods.get_mut(uid).and_then(|pod| pod.leaving.as_mut()) else {
+            return;
+        };
+        match action {
+            Action::Terminate if failed => leaving.terminate_failed = true,
+            // A kill that failed is tried again: the wait for a pod that is stuck bounds how often.
+            Action::Kill if failed => leaving.killed_at_ns = None,
+            Action::Terminate | Action::Kill => {}
+        }
+    }
+}
