@@ -1,7 +1,8 @@
 //! `cargo xtask build-ebpf`: one BPF object for all kernels, and what each program costs in instructions.
 
-use std::ffi::OsString;
-use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
 
 use anyhow::{Context as _, Result, bail};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind, SymbolKind};
@@ -13,8 +14,7 @@ use crate::{paths, setup};
 /// Bytes of one BPF instruction.
 const INSTRUCTION_BYTES: u64 = 8;
 const TARGET: &str = "bpfel-unknown-none";
-const PACKAGE: &str = "plimsoll-ebpf";
-const BINARY: &str = "plimsoll";
+const BINARY: &str = "plimsoll-ebpf";
 
 /// One function in the object.
 #[derive(Debug, PartialEq, Eq)]
@@ -77,41 +77,33 @@ pub(crate) fn clippy() -> Result<()> {
     Ok(())
 }
 
-/// `cargo VERB` for the BPF crate with the nightly, the target and the linker set.
-fn cargo(verb: &str) -> Result<std::process::Command> {
+/// `cargo VERB` for the BPF crate with the nightly. Target, linker and flags are in `ebpf/.cargo/config.toml`, which
+/// cargo finds from the crate's folder, so that an editor builds it the same way.
+fn cargo(verb: &str) -> Result<Command> {
     let nightly = setup::nightly()?;
     let linker = setup::bpf_linker()?;
-    let mut linker_flag = OsString::from("-Clinker=");
-    linker_flag.push(&linker);
-    let flags = [
-        linker_flag,
-        "-Clink-arg=--btf".into(),
-        "-Cdebuginfo=2".into(),
-        "--cfg=bpf_target_arch=\"x86_64\"".into(),
-    ];
-    let mut command = std::process::Command::new("rustup");
+    let own_path = env::var_os("PATH").unwrap_or_default();
+    let folders = linker.parent().map(Path::to_owned).into_iter();
+    let path = env::join_paths(folders.chain(env::split_paths(&own_path)))
+        .context("the workspace's path has a `:`, which PATH cannot carry: move the project")?;
+    let mut command = Command::new("rustup");
     command
-        .args(["run", &nightly, "cargo", verb, "--manifest-path"])
-        .arg(paths::root().join("ebpf/Cargo.toml"))
         .args([
-            "--package",
-            PACKAGE,
+            "run",
+            &nightly,
+            "cargo",
+            verb,
             "--target",
             TARGET,
-            "-Z",
-            "build-std=core",
             "--target-dir",
         ])
         .arg(paths::target("ebpf"))
-        // The encoded form survives blanks in the path.
-        .env(
-            "CARGO_ENCODED_RUSTFLAGS",
-            flags.join(std::ffi::OsStr::new("\x1f")),
-        )
+        .env("PATH", path)
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("RUSTFLAGS")
         .env_remove("RUSTC")
         .env_remove("RUSTUP_TOOLCHAIN")
-        .current_dir(paths::root());
+        .current_dir(paths::root().join("ebpf"));
     Ok(command)
 }
 
