@@ -2,5 +2,6 @@
 
 #![forbid(unsafe_code)]
 
+pub mod conformance;
 #[cfg(feature = "guest")]
 pub mod guest;

@@ -211,11 +211,7 @@ impl Amount {
         {
             return sum;
         }
-        let to = match (self.sign(), other.sign()) {
-            (_, 0) => self.exponent(),
-            (0, _) => other.exponent(),
-            _ => self.exponent().min(other.exponent()),
-        };
+        let to = self.exponent().min(other.exponent());
         let (a, b) = (self.big_at(to), other.big_at(to));
         Self::Big {
             mantissa: if negate { a - b } else { a + b },
@@ -384,6 +380,11 @@ impl Quantity {
             0 => base,
             exponent => base * pow10(exponent),
         }
+    }
+
+    /// The quantity as `mantissa × 10^exponent`, in the representation that upstream holds it in.
+    pub fn mantissa_and_exponent(&self) -> (BigInt, i32) {
+        (self.amount.to_big(), self.amount.exponent())
     }
 
     /// -1, 0 or 1.

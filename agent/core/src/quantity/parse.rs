@@ -223,7 +223,7 @@ fn parse_big(scanned: &Scanned<'_>, scale: &Scale) -> Option<Quantity> {
         }
         Scale::Two { exponent: bits } => mantissa <<= bits,
     }
-    // Bounded above by MAX_EXPONENT; below, every non-zero value ends at one nano.
+    // Bounded above by MAX_EXPONENT. Below, non-zero values end at one nano; a zero keeps its exponent, within bounds.
     let mut exponent = i32::try_from(exponent).unwrap_or(i32::MIN);
     if !mantissa.is_zero() {
         mantissa = match exponent.saturating_sub(NANO) {
@@ -232,11 +232,13 @@ fn parse_big(scanned: &Scanned<'_>, scale: &Scale) -> Option<Quantity> {
         };
         exponent = NANO;
     }
+    exponent = exponent.max(-MAX_EXPONENT);
     if format == Format::BinarySI {
         let one = BigInt::from(10).pow(NANO.unsigned_abs());
         let max = BigInt::from(i64::MAX) * &one;
         if mantissa > max {
-            mantissa = max;
+            mantissa = BigInt::from(i64::MAX);
+            exponent = 0;
         } else if mantissa.is_positive() && mantissa < one {
             format = Format::DecimalSI;
         }

@@ -1,0 +1,137 @@
+//! Chooses the committed samples of the golden vectors: `sample_vectors SOURCE_DIR TARGET_DIR`.
+//!
+//! Problem: the full files are large; a sample has to have every kind, tag and shape of line. Approach: a line has
+//! *features*: which fields it has and of what type, the values of fields that take few values in the file, and the
+//! shape of its input text (`-9.9Gi`). Going from the shortest line to the longest, a line is taken if it brings a
+//! feature that no taken line has; then lines evenly spread over the shorter half of the file fill up.
+//! Taken lines are written unchanged, in their order. The same files always give the same samples.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::{env, fs};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use tests::conformance::{FILES, PARTIAL};
+
+/// Lines of a sample, unless covering all features takes more.
+const LINES: usize = 250;
+
+/// A field with at most this many values in a file contributes its values as features.
+const FEW_VALUES: usize = 32;
+
+fn main() -> Result<()> {
+    let arguments: Vec<PathBuf> = env::args_os().skip(1).map(PathBuf::from).collect();
+    let [source, target] = arguments.as_slice() else {
+        bail!("usage: sample_vectors SOURCE_DIR TARGET_DIR")
+    };
+    for (stem, _) in FILES.iter().chain(PARTIAL) {
+        let name = format!("{stem}.jsonl");
+        let path = source.join(&name);
+        let text =
+            fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        let lines: Vec<&str> = text.lines().collect();
+        let taken = sample(&lines).with_context(|| format!("sampling {}", path.display()))?;
+        let sampled: String = taken.iter().flat_map(|at| [lines[*at], "\n"]).collect();
+        let path = target.join(&name);
+        fs::write(&path, sampled).with_context(|| format!("writing {}", path.display()))?;
+        println!("{name}: {} of {} lines", taken.len(), lines.len());
+    }
+    Ok(())
+}
+
+/// The indexes of the lines taken, ascending.
+fn sample(lines: &[&str]) -> Result<BTreeSet<usize>> {
+    let parsed = lines
+        .iter()
+        .map(|line| serde_json::from_str(line))
+        .collect::<Result<Vec<Value>, _>>()?;
+    let mut values: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for line in &parsed {
+        walk(line, "", &mut |path, leaf| {
+            let seen = values.entry(path.to_owned()).or_default();
+            if seen.len() <= FEW_VALUES {
+                seen.insert(leaf.to_string());
+            }
+        });
+    }
+    let mut by_length: Vec<usize> = (0..lines.len()).collect();
+    by_length.sort_by_key(|at| lines[*at].len());
+
+    let mut taken = BTreeSet::new();
+    let mut covered = BTreeSet::new();
+    for &at in &by_length {
+        let features = features(&parsed[at], &values);
+        if !features.is_subset(&covered) {
+            taken.insert(at);
+            covered.extend(features);
+        }
+    }
+    let shorter_half = &by_length[..lines.len().div_ceil(2)];
+    let missing = LINES.saturating_sub(taken.len()).min(shorter_half.len());
+    for step in 0..missing {
+        taken.insert(shorter_half[step * shorter_half.len() / missing]);
+    }
+    Ok(taken)
+}
+
+fn features(line: &Value, values: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<String> {
+    let mut features = BTreeSet::new();
+    walk(line, "", &mut |path, leaf| {
+        let kind = match leaf {
+            Value::Null => "null",
+            Value::Bool(_) => "bool",
+            Value::Number(_) => "number",
+            Value::String(_) => "text",
+            Value::Array(_) => "empty array",
+            Value::Object(_) => "empty object",
+        };
+        features.insert(format!("{path}: {kind}"));
+        if values.get(path).is_some_and(|all| all.len() <= FEW_VALUES) {
+            features.insert(format!("{path} = {leaf}"));
+        }
+        if let Value::String(text) = leaf
+            && path == ".input"
+        {
+            features.insert(format!("{path} like {}", shape(text)));
+        }
+    });
+    features
+}
+
+/// Calls `visit` with every leaf and its path; array elements share a path.
+fn walk(value: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
+    match value {
+        Value::Array(items) if !items.is_empty() => {
+            items
+                .iter()
+                .for_each(|item| walk(item, &format!("{path}[]"), visit));
+        }
+        Value::Object(fields) if !fields.is_empty() => {
+            fields
+                .iter()
+                .for_each(|(name, field)| walk(field, &format!("{path}.{name}"), visit));
+        }
+        leaf => visit(path, leaf),
+    }
+}
+
+/// The text with every run of digits replaced by one: `9` for a short run, `99` for one that may not fit 64 bits.
+fn shape(text: &str) -> String {
+    let mut shape = String::new();
+    let mut digits = 0;
+    for c in text.chars().chain([' ']) {
+        if c.is_ascii_digit() {
+            digits += 1;
+            continue;
+        }
+        shape.push_str(match digits {
+            0 => "",
+            1..=17 => "9",
+            _ => "99",
+        });
+        digits = 0;
+        shape.push(c);
+    }
+    shape
+}

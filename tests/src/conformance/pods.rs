@@ -1,0 +1,177 @@
+//! `qos_class`, `oom_score_adj` and, in part, `pod_resources`: functions of one pod.
+
+use std::num::NonZeroU64;
+
+use plimsoll_core::pod::Pod;
+use plimsoll_core::policy::oom_score;
+use plimsoll_core::qos::QosClass;
+use plimsoll_core::quantity::Quantity;
+use plimsoll_core::resources::{self, ResourceList, Scope};
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use super::{Verdict, read, same};
+
+#[derive(Deserialize)]
+struct QosVector {
+    pod: Pod,
+    qos_after_api_defaulting: String,
+    qos_without_defaulting: String,
+}
+
+pub(super) fn qos_class(vector: &Value) -> Verdict {
+    Verdict::of(read(vector).and_then(|expected: QosVector| {
+        let raw = QosClass::of(&expected.pod);
+        same(
+            "qos_without_defaulting",
+            &raw.as_str(),
+            &expected.qos_without_defaulting.as_str(),
+        )?;
+        let defaulted = QosClass::of(&expected.pod.with_defaults());
+        same(
+            "qos_after_api_defaulting",
+            &defaulted.as_str(),
+            &expected.qos_after_api_defaulting.as_str(),
+        )
+    }))
+}
+
+#[derive(Deserialize)]
+pub(super) struct OomVector {
+    pod: Pod,
+    memory_capacity: NonZeroU64,
+    qos: String,
+    expected: Vec<OomExpected>,
+}
+
+#[derive(Deserialize)]
+struct OomExpected {
+    list: String,
+    index: usize,
+    adj: i32,
+}
+
+pub(super) fn oom_score_adj(vector: &Value) -> Verdict {
+    Verdict::of(read(vector).and_then(oom))
+}
+
+fn oom(expected: OomVector) -> Result<(), String> {
+    let pod = expected.pod.with_defaults();
+    same("qos", &pod.qos_class().as_str(), &expected.qos.as_str())?;
+    same(
+        "number of containers",
+        &pod.all_containers().count(),
+        &expected.expected.len(),
+    )?;
+    for OomExpected { list, index, adj } in expected.expected {
+        let containers = match list.as_str() {
+            "containers" => &pod.spec.containers,
+            "initContainers" => &pod.spec.init_containers,
+            _ => return Err(format!("list {list:?} is unknown")),
+        };
+        let container = containers
+            .get(index)
+            .ok_or_else(|| format!("{list}[{index}] does not exist"))?;
+        let actual = oom_score::oom_score_adj(&pod, container, expected.memory_capacity);
+        same(&format!("{list}[{index}]"), &actual, &adj)?;
+    }
+    Ok(())
+}
+
+#[derive(Deserialize)]
+struct ResourcesVector {
+    pod: Pod,
+    defaulted_pod_level_resources: Option<Level>,
+    eviction_request_quantity_after_defaulting: ResourceList,
+    #[serde(deserialize_with = "null_as_empty")]
+    pod_limits: ResourceList,
+    #[serde(deserialize_with = "null_as_empty")]
+    pod_requests: ResourceList,
+    #[serde(deserialize_with = "null_as_empty")]
+    pod_requests_no_overhead: ResourceList,
+    #[serde(deserialize_with = "null_as_empty")]
+    pod_requests_skip_pod_level: ResourceList,
+}
+
+#[derive(Deserialize)]
+struct Level {
+    #[serde(default, deserialize_with = "null_as_empty")]
+    requests: ResourceList,
+    #[serde(default, deserialize_with = "null_as_empty")]
+    limits: ResourceList,
+}
+
+fn null_as_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ResourceList, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// Everything but the API server's validation (`resources_valid`, `api_resource_errors`).
+pub(super) fn pod_resources(vector: &Value) -> Verdict {
+    read(vector)
+        .and_then(totals)
+        .unwrap_or_else(|why| Verdict::Fail { why })
+}
+
+fn totals(expected: ResourcesVector) -> Result<Verdict, String> {
+    let pod = expected.pod.with_defaults();
+    let level = pod
+        .spec
+        .resources
+        .as_ref()
+        .map(|own| (&own.requests, &own.limits));
+    let expected_level = expected.defaulted_pod_level_resources.as_ref();
+    same(
+        "pod level",
+        &level,
+        &expected_level.map(|own| (&own.requests, &own.limits)),
+    )?;
+    for (name, request) in &expected.eviction_request_quantity_after_defaulting {
+        let actual: Quantity = resources::eviction_request(&pod, name);
+        same(&format!("eviction request of {name}"), &actual, request)?;
+    }
+    let requests = |scope| resources::pod_requests(&pod, scope);
+    same(
+        "pod_limits",
+        &resources::pod_limits(&pod, Scope::ALL),
+        &expected.pod_limits,
+    )?;
+    let all = requests(Scope::ALL);
+    same("pod_requests", &all, &expected.pod_requests)?;
+    let skip_pod_level = requests(Scope {
+        pod_level: false,
+        ..Scope::ALL
+    });
+    same(
+        "pod_requests_skip_pod_level",
+        &skip_pod_level,
+        &expected.pod_requests_skip_pod_level,
+    )?;
+
+    let no_overhead = requests(Scope {
+        overhead: false,
+        ..Scope::ALL
+    });
+    // Upstream shares the big decimal of a pod-level request between the pod and the result of the call with overhead,
+    // which adds to it in place; the call without overhead then sees the sum.
+    let mut shared = no_overhead.clone();
+    for (name, request) in level.iter().flat_map(|(requests, _)| requests.iter()) {
+        if request.is_big()
+            && let Some(sum) = all.get(name)
+        {
+            shared.insert(name.clone(), sum.clone());
+        }
+    }
+    if no_overhead != expected.pod_requests_no_overhead
+        && shared == expected.pod_requests_no_overhead
+    {
+        return Ok(Verdict::KnownUpstreamDefect(
+            "pod_requests_no_overhead has overhead in a shared decimal".to_owned(),
+        ));
+    }
+    same(
+        "pod_requests_no_overhead",
+        &no_overhead,
+        &expected.pod_requests_no_overhead,
+    )?;
+    Ok(Verdict::Pass)
+}
