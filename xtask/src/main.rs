@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod apt;
+mod conformance;
 mod ebpf;
 mod guest;
 mod kernel;
@@ -10,8 +11,10 @@ mod paths;
 mod process;
 mod progress;
 mod setup;
+mod test;
 mod vm;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -23,6 +26,8 @@ Examples:
   cargo xtask build-ebpf                              the BPF object, with instructions per program
   cargo xtask vm --kernel 6.1                         a shell in a guest
   cargo xtask vm --topology numa2 --cmd 'plimsoll check'
+  cargo xtask test                                    everything, guests on three kernels included
+  cargo xtask conformance tests/vectors/*.jsonl
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
 its time was up, 125 when the guest ended without one.
@@ -49,6 +54,18 @@ enum Command {
     BuildEbpf,
     /// Run a command or a shell in a guest
     Vm(Box<vm::VmArgs>),
+    /// Run all tests and print one summary line
+    Test {
+        /// Leave out the guests
+        #[arg(long)]
+        quick: bool,
+    },
+    /// Check golden vector files (names: see tests/vectors); exit status 2 for a file that it does not know
+    Conformance {
+        /// Vector files, JSON lines
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -66,6 +83,8 @@ fn run(command: Command) -> Result<u8> {
         Command::Setup { refresh } => setup::all(refresh)?,
         Command::BuildEbpf => print!("{}", ebpf::table(&ebpf::build()?)),
         Command::Vm(args) => return vm::run(*args),
+        Command::Test { quick } => return test::run(quick),
+        Command::Conformance { files } => return Ok(conformance::run(&files)),
     }
     Ok(0)
 }

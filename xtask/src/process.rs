@@ -63,18 +63,26 @@ pub(crate) fn in_path(program: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// `cargo` as the user started it, without what the outer `cargo run` put into the environment for this process alone.
+/// `cargo` for the workspace, as the user would start it.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new("cargo");
-    for variable in [
-        "CARGO_MANIFEST_DIR",
-        "CARGO_PKG_NAME",
-        "RUSTC",
-        "RUSTFLAGS",
-        "CARGO_ENCODED_RUSTFLAGS",
-    ] {
-        command.env_remove(variable);
-    }
+    without_own_environment(&mut command);
     command.current_dir(crate::paths::root());
     command
+}
+
+/// Takes out what the outer `cargo run` put into the environment for this process alone: it would make the inner cargo
+/// build everything again.
+pub(crate) fn without_own_environment(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        let of_package = name.to_str().is_some_and(|name| {
+            name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
+        });
+        if of_package {
+            command.env_remove(name);
+        }
+    }
+    for name in ["RUSTC", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
+        command.env_remove(name);
+    }
 }

@@ -1,0 +1,250 @@
+//! `cargo xtask test`: everything that must hold before a change goes in, and one summary line.
+//!
+//! Stages run one after the other, cheap ones first; the guests run in pairs, because a guest uses one CPU of this machine.
+//! A failing stage prints its log and the others still run.
+
+mod report;
+
+use std::io::{self, Write as _};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use self::report::Counts;
+use crate::guest::{CgroupLayout, Guest, GuestEnd, Topology};
+use crate::kernel::Kernel;
+use crate::progress::say;
+use crate::{ebpf, process, setup};
+
+/// The guest tests: a kernel and the cgroup hierarchies of each guest.
+const GUESTS: [(Kernel, CgroupLayout); 3] = [
+    (Kernel::V6_1, CgroupLayout::Cgroup2),
+    (Kernel::V6_12, CgroupLayout::Cgroup2),
+    (Kernel::V7_2, CgroupLayout::Cgroup2),
+];
+/// Guests at a time.
+const GUESTS_AT_ONCE: usize = 2;
+/// The program that runs in them (tests/src/bin/guest_tests.rs).
+const GUEST_TESTS: &str = "guest_tests";
+/// Room for a node with pods and a hog.
+const GUEST_MEMORY_MB: u64 = 2048;
+/// Time for one guest.
+const GUEST_TIME_MAX: Duration = Duration::from_secs(15 * 60);
+/// Time for `cargo test`, seconds, its build included: a test that hangs must not hang everything.
+const CARGO_TEST_TIME_MAX_S: &str = "1500";
+
+/// What a stage came to.
+struct Outcome {
+    counts: Counts,
+    /// Shown when the stage failed.
+    log: String,
+    /// Always shown: skipped tests with their reasons.
+    notes: Vec<String>,
+}
+
+impl From<Result<()>> for Outcome {
+    fn from(result: Result<()>) -> Self {
+        Self {
+            counts: Counts::one(result.is_ok()),
+            log: result
+                .err()
+                .map(|error| format!("{error:#}"))
+                .unwrap_or_default(),
+            notes: Vec::new(),
+        }
+    }
+}
+
+/// Runs the stages and prints the summary line; 1 on any failure.
+pub(crate) fn run(quick: bool) -> Result<u8> {
+    let started = Instant::now();
+    // First, so that progress of a first-time set-up is not mixed with the stages.
+    setup::nightly()?;
+    setup::bpf_linker()?;
+    if !quick {
+        setup::qemu()?;
+        setup::busybox()?;
+        for kernel in Kernel::ALL {
+            kernel.image()?;
+        }
+    }
+
+    let mut sum = Counts::default();
+    sum += stage("formatting", || {
+        passes(process::cargo().args(["fmt", "--all", "--check"])).into()
+    });
+    sum += stage("formatting of ebpf", || {
+        let manifest = ["fmt", "--check", "--manifest-path", "ebpf/Cargo.toml"];
+        passes(process::cargo().args(manifest)).into()
+    });
+    // Before what embeds the object.
+    sum += stage("BPF object", || ebpf::build().map(|_| ()).into());
+    sum += stage("clippy", || {
+        let clippy = [
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ];
+        passes(process::cargo().args(clippy)).into()
+    });
+    sum += stage("clippy of ebpf", || ebpf::clippy().into());
+    sum += stage("unit, golden and CLI tests", cargo_test);
+    if quick {
+        say(
+            "test",
+            "guests left out (--quick): kernels 6.1, 6.12 and 7.2 were not tested",
+        );
+    } else {
+        sum += guests();
+    }
+    say("test", format_args!("took {}", minutes(started.elapsed())));
+    println!("{sum}");
+    Ok(u8::from(sum.failed > 0))
+}
+
+fn stage(name: &str, run: impl FnOnce() -> Outcome) -> Counts {
+    say("test", name);
+    let started = Instant::now();
+    let outcome = run();
+    tell(name, &outcome, started.elapsed())
+}
+
+/// One line on how a stage went, and its log when it failed.
+fn tell(name: &str, outcome: &Outcome, took: Duration) -> Counts {
+    let Outcome { counts, log, notes } = outcome;
+    let word = if counts.failed == 0 { "ok" } else { "FAILED" };
+    if counts.failed > 0 {
+        let _ = writeln!(io::stderr(), "---- {name}\n{}\n----", log.trim_end());
+    }
+    for note in notes {
+        say("", note);
+    }
+    say(word, format_args!("{name}: {counts} ({})", minutes(took)));
+    *counts
+}
+
+fn minutes(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds => format!("{} min {} s", seconds / 60, seconds % 60),
+    }
+}
+
+/// Whether a command succeeds; its words when it does not.
+fn passes(command: &mut Command) -> Result<()> {
+    process::output_of(
+        command,
+        &format!("run it yourself: `{}`", process::shown(command)),
+    )
+    .map(|_| ())
+}
+
+fn cargo_test() -> Outcome {
+    let mut command = Command::new("timeout");
+    command
+        .args(["--kill-after=10", CARGO_TEST_TIME_MAX_S])
+        .args(["cargo", "test", "--workspace", "--no-fail-fast"])
+        .current_dir(crate::paths::root());
+    process::without_own_environment(&mut command);
+    match process::run(&mut command) {
+        Ok(output) => {
+            let log = process::merged(&output);
+            let mut counts = report::of_cargo_test(&log, output.status.success());
+            if counts == Counts::default() {
+                counts.failed = 1;
+            }
+            Outcome {
+                counts,
+                log: failures(&log),
+                notes: Vec::new(),
+            }
+        }
+        Err(error) => Err(error).into(),
+    }
+}
+
+/// `cargo test`'s output without the tests that succeeded.
+fn failures(log: &str) -> String {
+    let told = |line: &&str| {
+        let trimmed = line.trim_start();
+        let passed = line.starts_with("test ") && line.ends_with(" ... ok");
+        let noise = ["Compiling ", "Running ", "Doc-tests ", "running "];
+        !passed && !line.is_empty() && !noise.iter().any(|noise| trimmed.starts_with(noise))
+    };
+    log.lines().filter(told).collect::<Vec<_>>().join("\n")
+}
+
+/// Runs all guests, at most [`GUESTS_AT_ONCE`] at a time, and tells of each when it ends.
+fn guests() -> Counts {
+    say("test", "guests: kernels 6.1, 6.12 and 7.2");
+    let queue = Mutex::new(GUESTS.iter());
+    let (sender, ended) = mpsc::channel();
+    let mut sum = Counts::default();
+    std::thread::scope(|scope| {
+        for _ in 0..GUESTS_AT_ONCE {
+            let (queue, sender) = (&queue, sender.clone());
+            scope.spawn(move || {
+                // A poisoned queue means that a worker panicked; the scope passes that on.
+                while let Some((kernel, cgroup)) =
+                    queue.lock().ok().and_then(|mut queue| queue.next())
+                {
+                    let started = Instant::now();
+                    let outcome = guest(kernel, *cgroup);
+                    let name = format!("guest tests, kernel {kernel}, {}", cgroup.name());
+                    if sender.send((name, outcome, started.elapsed())).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        for (name, outcome, took) in ended {
+            sum += tell(&name, &outcome, took);
+        }
+    });
+    sum
+}
+
+fn guest(kernel: &Kernel, cgroup: CgroupLayout) -> Outcome {
+    let run = Guest::new(kernel.clone())
+        .topology(Topology::Flat(4))
+        .memory_mb(GUEST_MEMORY_MB)
+        .cgroup(cgroup)
+        .timeout(Some(GUEST_TIME_MAX))
+        .command(GUEST_TESTS)
+        .run(|_| {});
+    let exit = match run {
+        Ok(exit) => exit,
+        Err(error) => return Err(error).into(),
+    };
+    let counts = report::of_guest_tests(&exit.lines, exit.code());
+    let end = match exit.end {
+        GuestEnd::Status(status) => format!("{GUEST_TESTS} ended with status {status}"),
+        GuestEnd::TimedOut => format!("the guest was stopped after {}", minutes(GUEST_TIME_MAX)),
+        GuestEnd::NoStatus => "the guest ended without a status".to_owned(),
+    };
+    let starts = if exit.attempts > 1 {
+        ", started twice"
+    } else {
+        ""
+    };
+    let again = format!(
+        "cargo xtask vm --kernel {kernel} --cgroup {} --memory {GUEST_MEMORY_MB} --cmd {GUEST_TESTS}",
+        cgroup.name()
+    );
+    Outcome {
+        counts,
+        log: format!(
+            "{}\n{end}{starts}, {} after its start\nrun it yourself: `{again}`",
+            exit.lines.join("\n"),
+            minutes(exit.took)
+        ),
+        notes: report::notable(&exit.lines).map(str::to_owned).collect(),
+    }
+}
