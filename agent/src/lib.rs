@@ -1,3 +1,7 @@
 //! The agent.
 
+pub mod check;
+pub mod facts;
 pub mod host;
+pub mod ladder;
+pub mod source;

@@ -1,4 +1,5 @@
 //! Where events come from: one file per input.
+#![forbid(unsafe_code)]
 
 pub mod cgroup_watch;
 pub mod memcg_v1;

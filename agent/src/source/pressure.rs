@@ -24,6 +24,9 @@ pub const WINDOW_MS_MIN: u32 = 500;
 /// Longest window (kernel/sched/psi.c WINDOW_MAX_US).
 pub const WINDOW_MS_MAX: u32 = 10_000;
 
+/// Without CAP_SYS_RESOURCE kernels since 6.5 take only windows that are a multiple of this, and look at them no more often.
+pub const WINDOW_MS_UNPRIVILEGED: u32 = 2_000;
+
 /// Whose stall counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stall {
@@ -62,6 +65,24 @@ impl Trigger {
             stall_us: stall_ms * 1000,
             window_us: window_ms * 1000,
         })
+    }
+}
+
+impl Trigger {
+    /// The same stall in a window that needs no capability: the next multiple of [`WINDOW_MS_UNPRIVILEGED`]. At least as sensitive, but the kernel
+    /// then looks every 2 s only.
+    pub fn unprivileged(self) -> Self {
+        Self {
+            window_us: self
+                .window_us
+                .next_multiple_of(WINDOW_MS_UNPRIVILEGED * 1000),
+            ..self
+        }
+    }
+
+    /// Whether the kernel takes it without CAP_SYS_RESOURCE (6.5 or newer).
+    pub fn is_unprivileged(self) -> bool {
+        self.window_us.is_multiple_of(WINDOW_MS_UNPRIVILEGED * 1000)
     }
 }
 
@@ -106,7 +127,18 @@ pub enum PressureError {
         /// Which file.
         path: Arc<Path>,
     },
-    /// Kernels before 6.5 want CAP_SYS_RESOURCE for any trigger, later ones for windows that are not a multiple of 2 s.
+    /// The kernel wants CAP_SYS_RESOURCE for this window.
+    #[error(
+        "{path}: trigger \"{trigger}\" refused: without CAP_SYS_RESOURCE windows must be a multiple of 2 s; grant it, or ask for such a window",
+        path = path.display()
+    )]
+    Unprivileged {
+        /// Which file.
+        path: Arc<Path>,
+        /// What was written.
+        trigger: Trigger,
+    },
+    /// Kernels before 6.5 want CAP_SYS_RESOURCE for any trigger.
     #[error("{path}: trigger not permitted; run as root, or grant CAP_SYS_RESOURCE and write access to the file", path = path.display())]
     NotPermitted {
         /// Which file.
@@ -226,6 +258,8 @@ fn classify(path: &Arc<Path>, trigger: Trigger, errno: Errno) -> PressureError {
         Errno::OPNOTSUPP | Errno::NOENT => PressureError::Disabled { path },
         Errno::NODEV => PressureError::Vanished { path },
         Errno::PERM | Errno::ACCESS => PressureError::NotPermitted { path },
+        // Everything else that psi_trigger_create refuses with EINVAL was refused by Trigger::new.
+        Errno::INVAL if !trigger.is_unprivileged() => PressureError::Unprivileged { path, trigger },
         source => PressureError::Kernel {
             path,
             trigger,
@@ -270,6 +304,19 @@ mod tests {
                 .to_string(),
             "full 10000000 10000000"
         );
+    }
+
+    #[test]
+    fn windows_for_the_unprivileged_are_multiples_of_two_seconds() {
+        for (window_ms, wanted) in [
+            (500, "some 50000 2000000"),
+            (2000, "some 50000 2000000"),
+            (9000, "some 50000 10000000"),
+        ] {
+            let trigger = Trigger::new(Stall::Some, 50, window_ms).unwrap();
+            assert_eq!(trigger.unprivileged().to_string(), wanted);
+            assert_eq!(trigger.is_unprivileged(), window_ms == 2000);
+        }
     }
 
     #[test]

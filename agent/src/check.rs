@@ -1,0 +1,443 @@
+//! `plimsoll check`: what this machine allows, which mechanism serves each signal, why, and what that costs.
+//!
+//! Loads and attaches the BPF programs for a moment and detaches them again; changes nothing else. The same [`Facts`] and [`choose`] decide for
+//! `plimsoll run`, so what is shown is what would happen.
+#![forbid(unsafe_code)]
+
+use std::fmt::{self, Write as _};
+use std::io;
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use crate::facts::{Facts, Hook, HookOutcome};
+use crate::host::{CgroupError, CgroupPath, HostRoot, Version};
+use crate::ladder::{Choice, Mechanism, Role, Without, choose, is_full};
+
+/// Everything is served by the best mechanism.
+pub const EXIT_FULL: u8 = 0;
+/// It works, with losses.
+pub const EXIT_DEGRADED: u8 = 1;
+/// It cannot work.
+pub const EXIT_UNUSABLE: u8 = 2;
+
+/// How to print.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Output {
+    /// Tables for a person.
+    #[default]
+    Text,
+    /// One JSON document: facts, choices, exit status.
+    Json,
+}
+
+/// Show which mechanism serves each signal on this machine, and why
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(
+    after_help = "Exit status: 0 every signal has its best mechanism; 1 plimsoll works here, with the losses that are listed; \
+                        2 plimsoll cannot work here (no cgroup memory controller) or the arguments are wrong."
+)]
+pub struct CheckArgs {
+    /// How to print
+    #[arg(long, short, value_enum, default_value_t)]
+    pub output: Output,
+    /// The cgroup below which kubepods is, relative to the cgroup mount
+    #[arg(long, value_name = "CGROUP", default_value = "")]
+    pub cgroup_root: String,
+    /// Leave a mechanism out, to see what plimsoll falls back to; may be repeated
+    #[arg(long, value_enum, value_name = "MECHANISM", value_delimiter = ',')]
+    pub without: Vec<Without>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// `--cgroup-root` is not a cgroup path.
+    #[error("--cgroup-root: {0}")]
+    CgroupRoot(#[source] CgroupError),
+    /// The report could not be written.
+    #[error("standard output: {0}")]
+    Output(#[from] io::Error),
+}
+
+/// What `plimsoll check` found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// What was found.
+    pub facts: Facts,
+    /// What follows from it.
+    pub choices: Vec<Choice>,
+    /// [`EXIT_FULL`], [`EXIT_DEGRADED`] or [`EXIT_UNUSABLE`].
+    pub exit_status: u8,
+}
+
+impl Report {
+    /// Chooses from `facts`.
+    pub fn new(facts: Facts) -> Self {
+        let choices = choose(&facts);
+        let exit_status = match (&facts.memory, is_full(&choices)) {
+            (Err(_), _) => EXIT_UNUSABLE,
+            (Ok(_), true) => EXIT_FULL,
+            (Ok(_), false) => EXIT_DEGRADED,
+        };
+        Self {
+            facts,
+            choices,
+            exit_status,
+        }
+    }
+
+    /// One line per loss, with what to do about it. `plimsoll run` logs the same lines.
+    pub fn losses(&self) -> Vec<String> {
+        let mut losses: Vec<String> = self
+            .choices
+            .iter()
+            .filter_map(|choice| {
+                let lost = choice.lost.as_ref()?;
+                let remedy = choice
+                    .remedy()
+                    .map(|remedy| format!(" To mend: {remedy}."))
+                    .unwrap_or_default();
+                Some(format!("{}: {lost}.{remedy}", choice.signal))
+            })
+            .collect();
+        if let Err(reason) = &self.facts.psi
+            && !self.facts.without.contains(&Without::Psi)
+        {
+            losses.push(format!("safety net: nothing wakes plimsoll when tasks stall on memory and all else is silent. To mend: {reason}."));
+        }
+        losses
+    }
+
+    /// The report for a person; `color` for a terminal.
+    pub fn render(&self, color: bool) -> String {
+        let style = Style { color };
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        self.write(&mut text, style).ok();
+        text
+    }
+
+    fn write(&self, out: &mut String, style: Style) -> fmt::Result {
+        let Self { facts, choices, .. } = self;
+        let lockdown = facts.lockdown;
+        let (memory, cpu) = (controller(&facts.memory), controller(&facts.cpu));
+        writeln!(
+            out,
+            "kernel {}, lockdown {lockdown}, memory on {memory}, cpu on {cpu}\n",
+            facts.kernel
+        )?;
+
+        let width = choices
+            .iter()
+            .map(|choice| choice.signal.name().len())
+            .max()
+            .unwrap_or(0);
+        writeln!(
+            out,
+            "{}",
+            style.bold(&format!("{:width$}  {:13}  WHY", "SIGNAL", "MECHANISM"))
+        )?;
+        for choice in choices {
+            let (signal, mechanism) = match choice.role {
+                Role::Primary => (choice.signal.name(), choice.mechanism.name().to_owned()),
+                Role::Beside => ("", format!("+ {}", choice.mechanism)),
+            };
+            let mechanism = format!("{mechanism:13}");
+            let mechanism = match (choice.role, choice.rung, choice.mechanism) {
+                (Role::Beside, ..) => mechanism,
+                (Role::Primary, 0, _) => style.green(&mechanism),
+                (Role::Primary, _, Mechanism::Sampling) => style.red(&mechanism),
+                (Role::Primary, ..) => style.yellow(&mechanism),
+            };
+            writeln!(out, "{signal:width$}  {mechanism}  {}", choice.why)?;
+            for obstacle in choice.because() {
+                writeln!(
+                    out,
+                    "{:width$}  {:13}  {}",
+                    "",
+                    "",
+                    style.dim(&format!("no better: {obstacle}"))
+                )?;
+            }
+        }
+
+        match &facts.bpf {
+            Ok(hooks) => write_hooks(out, hooks, style)?,
+            Err(reason) => writeln!(out, "\n{} {reason}", style.bold("No BPF programs:"))?,
+        }
+
+        let losses = self.losses();
+        if !losses.is_empty() {
+            writeln!(out, "\n{}", style.bold("LOST"))?;
+            for loss in losses {
+                writeln!(out, "{loss}")?;
+            }
+        }
+        match (self.exit_status, &facts.memory) {
+            (EXIT_UNUSABLE, Err(reason)) => {
+                writeln!(
+                    out,
+                    "\n{}",
+                    style.red(&format!("plimsoll cannot work here: {reason}"))
+                )
+            }
+            (EXIT_FULL, _) => writeln!(
+                out,
+                "\n{}",
+                style.green("Every signal has its best mechanism.")
+            ),
+            _ => writeln!(
+                out,
+                "\n{}",
+                style.yellow("plimsoll works here, with these losses.")
+            ),
+        }
+    }
+}
+
+fn write_hooks(out: &mut String, hooks: &[Hook], style: Style) -> fmt::Result {
+    let width = hooks
+        .iter()
+        .map(|hook| hook.target.len())
+        .max()
+        .unwrap_or(0)
+        .max("HOOK".len());
+    writeln!(
+        out,
+        "\n{}",
+        style.bold(&format!("{:width$}  {:6}  STATE", "HOOK", "KIND"))
+    )?;
+    for Hook {
+        target,
+        kind,
+        outcome,
+    } in hooks
+    {
+        let state = match outcome {
+            HookOutcome::Attached => style.green("attached"),
+            HookOutcome::Unavailable { reason } | HookOutcome::KindRefused { reason } => {
+                style.yellow(reason)
+            }
+            HookOutcome::Idle { reason } => style.dim(reason),
+        };
+        writeln!(out, "{target:width$}  {kind:6}  {state}")?;
+    }
+    Ok(())
+}
+
+fn controller(version: &Result<Version, String>) -> &'static str {
+    match version {
+        Ok(Version::V1) => "cgroup v1",
+        Ok(Version::V2) => "cgroup v2",
+        Err(_) => "no cgroup",
+    }
+}
+
+/// ANSI styles, or none.
+#[derive(Clone, Copy)]
+struct Style {
+    color: bool,
+}
+
+impl Style {
+    fn paint(self, code: &str, text: &str) -> String {
+        if self.color {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+
+    fn bold(self, text: &str) -> String {
+        self.paint("1", text)
+    }
+
+    fn dim(self, text: &str) -> String {
+        self.paint("2", text)
+    }
+
+    fn red(self, text: &str) -> String {
+        self.paint("31", text)
+    }
+
+    fn green(self, text: &str) -> String {
+        self.paint("32", text)
+    }
+
+    fn yellow(self, text: &str) -> String {
+        self.paint("33", text)
+    }
+}
+
+/// Checks the machine and writes the report to `out`.
+///
+/// `load` loads and attaches the BPF programs, reports on its hooks and detaches them; it is not called where that is ruled out already.
+///
+/// # Errors
+/// [`CheckError`] for a bad `--cgroup-root` or an unwritable `out`.
+pub fn run_with(
+    args: &CheckArgs,
+    host: &HostRoot,
+    load: impl FnOnce(&Facts) -> Result<Vec<Hook>, String>,
+    out: &mut impl io::Write,
+    color: bool,
+) -> Result<ExitCode, CheckError> {
+    let cgroup_root = CgroupPath::new(&args.cgroup_root).map_err(CheckError::CgroupRoot)?;
+    let mut facts = Facts::probe(host, &cgroup_root, &args.without, Ok(Vec::new()));
+    facts.bpf = match facts.without_bpf() {
+        Some(obstacle) => Err(obstacle.to_string()),
+        None => load(&facts),
+    };
+    let report = Report::new(facts);
+    match args.output {
+        Output::Text => out.write_all(report.render(color).as_bytes())?,
+        Output::Json => {
+            serde_json::to_writer_pretty(&mut *out, &report).map_err(io::Error::from)?;
+            writeln!(out)?;
+        }
+    }
+    Ok(ExitCode::from(report.exit_status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::HookKind;
+    use crate::facts::tests::everything;
+
+    #[test]
+    fn a_full_machine_has_no_losses() {
+        let report = Report::new(everything());
+        assert_eq!(report.exit_status, EXIT_FULL);
+        assert_eq!(report.losses(), Vec::<String>::new());
+        let text = report.render(false);
+        assert!(text.contains("memory threshold            fentry         reported by the charge that crosses it\n"), "{text}");
+        assert!(
+            text.contains("page_counter_try_charge         fentry  attached\n"),
+            "{text}"
+        );
+        assert!(!text.contains("LOST") && !text.contains('\x1b'), "{text}");
+        assert!(report.render(true).contains("\x1b[32mattached\x1b[0m"));
+    }
+
+    #[test]
+    fn a_loss_is_one_line_with_its_remedy() {
+        let mut facts = everything();
+        for hook in facts
+            .bpf
+            .as_mut()
+            .unwrap()
+            .iter_mut()
+            .filter(|hook| hook.kind == HookKind::Fentry)
+        {
+            hook.outcome = HookOutcome::KindRefused {
+                reason: "fentry refused by this host: errno 1 (EPERM)".to_owned(),
+            };
+        }
+        let report = Report::new(facts);
+        assert_eq!(report.exit_status, EXIT_DEGRADED);
+        let losses = report.losses();
+        assert_eq!(losses.len(), 4, "{losses:#?}");
+        assert!(
+            losses
+                .iter()
+                .all(|line| !line.contains('\n')
+                    && line.contains("To mend: ask whoever runs the host")),
+            "{losses:#?}"
+        );
+        assert!(
+            report
+                .render(false)
+                .contains("no better: fentry refused by this host: errno 1 (EPERM)\n")
+        );
+    }
+
+    #[test]
+    fn a_missing_safety_net_is_a_loss_unless_asked_for() {
+        let mut facts = Facts {
+            psi: Err("no PSI; boot with psi=1".to_owned()),
+            ..everything()
+        };
+        assert!(
+            Report::new(facts.clone())
+                .losses()
+                .concat()
+                .starts_with("safety net: ")
+        );
+        facts.without = vec![Without::Psi];
+        assert_eq!(Report::new(facts).losses(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn without_a_memory_controller_it_cannot_work() {
+        let reason = "cgroup controller memory is not available".to_owned();
+        let report = Report::new(Facts {
+            memory: Err(reason.clone()),
+            ..everything()
+        });
+        assert_eq!(report.exit_status, EXIT_UNUSABLE);
+        assert!(
+            report
+                .render(false)
+                .ends_with(&format!("plimsoll cannot work here: {reason}\n"))
+        );
+    }
+
+    #[test]
+    fn json_has_facts_choices_and_status() {
+        let facts = Facts {
+            without: vec![Without::Bpf],
+            bpf: Err("left out".to_owned()),
+            ..everything()
+        };
+        let json = serde_json::to_value(Report::new(facts)).unwrap();
+        assert_eq!(json["exit_status"], 1);
+        assert_eq!(json["facts"]["bpf"]["reason"], "left out");
+        assert_eq!(json["facts"]["memory"]["ok"], 2);
+        assert_eq!(json["facts"]["psi"]["ok"], "privileged");
+        assert_eq!(json["choices"][0]["signal"], "memory-threshold");
+        assert_eq!(json["choices"][0]["mechanism"], "psi");
+        assert_eq!(json["choices"][0]["obstacles"][0]["obstacle"], "without");
+        assert_eq!(json["choices"][0]["obstacles"][0]["option"], "bpf");
+    }
+
+    #[test]
+    fn bpf_is_not_loaded_where_it_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        let mut out = Vec::new();
+        let args = CheckArgs {
+            without: vec![Without::Bpf],
+            output: Output::Json,
+            ..CheckArgs::default()
+        };
+        run_with(
+            &args,
+            &host,
+            |_| panic!("must not be called"),
+            &mut out,
+            false,
+        )
+        .unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(
+            json["exit_status"], EXIT_UNUSABLE,
+            "an empty directory has no memory controller"
+        );
+        assert_eq!(json["facts"]["bpf"]["reason"], "left out by --without bpf");
+        let args = CheckArgs {
+            cgroup_root: "../x".to_owned(),
+            ..CheckArgs::default()
+        };
+        let error = run_with(
+            &args,
+            &host,
+            |_| panic!("must not be called"),
+            &mut out,
+            false,
+        )
+        .unwrap_err();
+        assert!(error.to_string().starts_with("--cgroup-root: "), "{error}");
+    }
+}
