@@ -15,4 +15,5 @@ pub mod pod;
 pub mod process;
 pub mod reaction;
 pub mod sampler;
+pub mod story;
 pub mod table;
