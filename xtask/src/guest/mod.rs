@@ -45,7 +45,7 @@ const INIT: &str = include_str!("init.sh");
 /// Times a guest is started when it ends without a status.
 const ATTEMPTS_MAX: u32 = 2;
 
-/// Console lines kept for the caller, newest last; all lines are streamed.
+/// Console lines kept for the caller, the first ones; all lines are streamed.
 const LINES_KEPT_MAX: usize = 200_000;
 
 /// Reads of the console that may wait for the caller.
@@ -268,14 +268,25 @@ impl Guest {
         let mut kept = Vec::new();
         let mut status = None;
         let mut timed_out = false;
-        let mut take = |line: String| match status_in(&line) {
-            Some(seen) => status = Some(seen),
-            None => {
-                on_line(&line);
-                if kept.len() < LINES_KEPT_MAX {
-                    kept.push(line);
-                }
+        // PID 1 puts an empty line before the marker, and the kernel says goodbye after it: neither is the command's.
+        let mut empty_line_held = false;
+        let mut take = |line: String| {
+            if status.is_some() {
+                return;
             }
+            if let Some(seen) = status_in(&line) {
+                status = Some(seen);
+                return;
+            }
+            if std::mem::replace(&mut empty_line_held, line.is_empty()) {
+                on_line("");
+                kept.push(String::new());
+            }
+            if !line.is_empty() {
+                on_line(&line);
+                kept.push(line);
+            }
+            kept.truncate(LINES_KEPT_MAX);
         };
         loop {
             let left = deadline.map_or(Duration::MAX, |deadline| {
