@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cgroup_config;
 pub mod decision;
 pub mod duration;
 pub mod engine;
