@@ -1,0 +1,54 @@
+//! How long the eviction ranking takes: the part of a decision that grows with the number of pods.
+
+use std::hint::black_box;
+
+use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
+use plimsoll_core::policy::rank::{Nanos, RankRow, rank_memory};
+use plimsoll_core::units::PodUid;
+
+/// Rows in a scattered but fixed order: few priorities, and requests that some pods exceed, so that every comparator works.
+fn rows(count: u64) -> Vec<RankRow> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = move |below: u64| {
+        // xorshift64.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    (0..count)
+        .map(|_| {
+            let request = Nanos::from_units(next(64) << 26);
+            RankRow {
+                uid: PodUid::new(format!("{:016x}-{:016x}", next(u64::MAX), next(u64::MAX))),
+                stats_known: next(100) != 0,
+                priority: [0, 0, 0, 1000, 2_000_000_000][next(5) as usize],
+                usage: next(64) << 26,
+                allowance: request,
+                request,
+            }
+        })
+        .collect()
+}
+
+fn rank(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("rank_memory");
+    for pods in [100, 1_000, 10_000] {
+        let unsorted = rows(pods);
+        group.bench_with_input(
+            BenchmarkId::from_parameter(pods),
+            &unsorted,
+            |bencher, unsorted| {
+                bencher.iter_batched_ref(
+                    || unsorted.clone(),
+                    |rows| rank_memory(black_box(rows)),
+                    BatchSize::LargeInput,
+                );
+            },
+        );
+    }
+    group.finish();
+}
+
+criterion_group!(benches, rank);
+criterion_main!(benches);
