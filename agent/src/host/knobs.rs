@@ -52,6 +52,17 @@ pub enum KnobError {
     /// The knob itself cannot be read or written.
     #[error(transparent)]
     Knob(#[from] FileError),
+    /// A v2 controller cannot be enabled for the cgroups below.
+    #[error("{cgroup}: controller {controller} cannot be enabled for the cgroups below it: {source}{hint}", cgroup = cgroup.display(), hint = enable_hint(*source))]
+    Enable {
+        /// The cgroup's directory.
+        cgroup: PathBuf,
+        /// Which controller.
+        controller: Controller,
+        /// The kernel's answer.
+        #[source]
+        source: Errno,
+    },
     /// A cgroup directory cannot be made.
     #[error("{path}: the cgroup cannot be created: {source}{hint}", path = path.display(), hint = create_hint(*source))]
     Create {
@@ -68,6 +79,30 @@ fn create_hint(errno: Errno) -> &'static str {
         Errno::ROFS => "; the cgroup file system is mounted read-only here",
         Errno::AGAIN => "; cgroup.max.descendants or cgroup.max.depth above it is reached",
         Errno::ACCESS | Errno::PERM => "; run as root",
+        _ => "",
+    }
+}
+
+impl KnobError {
+    /// Whether the cgroup or file is gone.
+    pub fn is_vanished(&self) -> bool {
+        match self {
+            Self::Knob(error) => error.is_vanished(),
+            Self::Create { source, .. } => *source == Errno::NOENT,
+            Self::Ledger { .. } | Self::Enable { .. } => false,
+        }
+    }
+}
+
+fn enable_hint(errno: Errno) -> &'static str {
+    match errno {
+        Errno::BUSY => {
+            "; it has processes of its own (v2 allows them only in the leaves): move them, or choose another --cgroup-root"
+        }
+        Errno::NOENT => {
+            "; the cgroup above does not pass it on: choose another --cgroup-root, or have it delegated"
+        }
+        Errno::OPNOTSUPP => "; it is a threaded cgroup: choose another --cgroup-root",
         _ => "",
     }
 }
@@ -299,7 +334,7 @@ impl Ledger {
     /// the hierarchy's root included; those that are enabled already are not touched.
     ///
     /// # Errors
-    /// [`KnobError`]; a controller that the cgroup above does not have is [`KnobError::Knob`] on its `cgroup.subtree_control`.
+    /// [`KnobError`]; a controller that cannot be passed on is [`KnobError::Enable`].
     pub fn create_cgroup(
         &mut self,
         hierarchy: &Hierarchy,
@@ -340,7 +375,7 @@ impl Ledger {
     /// Enables a controller for the children of a v2 cgroup.
     ///
     /// # Errors
-    /// [`KnobError::Knob`] with ENOENT when the cgroup itself does not have it, EBUSY when it has processes of its own.
+    /// [`KnobError::Enable`] with ENOENT when the cgroup itself does not have it, EBUSY when it has processes of its own.
     pub fn enable(&mut self, cgroup: &Path, controller: Controller) -> Result<(), KnobError> {
         let control = cgroup.join("cgroup.subtree_control");
         if is_enabled(&control, controller.name())? {
@@ -351,7 +386,20 @@ impl Ledger {
             controller: controller.name().to_owned(),
         };
         self.change(change, || {
-            write_text(&control, &format!("+{controller}")).map_err(KnobError::from)
+            write_text(&control, &format!("+{controller}")).map_err(|error| match error {
+                FileError::Unwritable { source, .. } => KnobError::Enable {
+                    cgroup: cgroup.to_owned(),
+                    controller,
+                    source,
+                },
+                // Writing a controller that is not in cgroup.controllers gives ENOENT, though the file is there.
+                FileError::Vanished { .. } if control.exists() => KnobError::Enable {
+                    cgroup: cgroup.to_owned(),
+                    controller,
+                    source: Errno::NOENT,
+                },
+                other => KnobError::Knob(other),
+            })
         })
     }
 
