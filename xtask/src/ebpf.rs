@@ -36,7 +36,7 @@ pub(crate) fn build() -> Result<Vec<Program>> {
         bail!(
             "building the BPF object failed\n{}\nIf the linker could not read the bitcode, this nightly's LLVM is newer than \
              bpf-linker's: set PLIMSOLL_NIGHTLY to an older one (CONTRIBUTING.md names one)",
-            String::from_utf8_lossy(&output.stderr).trim_end()
+            process::last_lines(&String::from_utf8_lossy(&output.stderr))
         );
     }
     let warnings = String::from_utf8_lossy(&output.stderr);

@@ -29,6 +29,8 @@ pub(crate) fn output_of(command: &mut Command, next: &str) -> Result<String> {
 pub(crate) fn run(command: &mut Command) -> Result<Output> {
     command
         .stdin(Stdio::null())
+        .env("TERM", "dumb")
+        .env("CARGO_TERM_COLOR", "never")
         .output()
         .with_context(|| format!("cannot start `{}`: is it installed?", shown(command)))
 }
@@ -40,10 +42,28 @@ pub(crate) fn merged(output: &Output) -> String {
     text
 }
 
-/// The end of `text`, where programs say why they failed.
+/// The end of `text`, where programs say why they failed, without cargo's progress.
 pub(crate) fn last_lines(text: &str) -> String {
-    let lines: Vec<&str> = text.trim_end().lines().collect();
+    let lines: Vec<&str> = text
+        .trim_end()
+        .lines()
+        .filter(|line| !is_progress(line))
+        .collect();
     lines[lines.len().saturating_sub(SHOWN_LINES_MAX)..].join("\n")
+}
+
+/// Whether a line only says what cargo is doing: an indented verb of its own.
+pub(crate) fn is_progress(line: &str) -> bool {
+    let verbs = [
+        "Compiling ",
+        "Checking ",
+        "Running ",
+        "Doc-tests ",
+        "Downloading ",
+        "Downloaded ",
+        "Blocking ",
+    ];
+    line.starts_with(' ') && verbs.iter().any(|verb| line.trim_start().starts_with(verb))
 }
 
 /// The command as one would type it.
@@ -84,5 +104,20 @@ pub(crate) fn without_own_environment(command: &mut Command) {
     }
     for name in ["RUSTC", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
         command.env_remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_log_without_progress() {
+        let log = "   Compiling a v1\nerror: it broke\n    Checking b v2\n     Running tests\nhelp: mend it\n\n";
+        assert_eq!(last_lines(log), "error: it broke\nhelp: mend it");
+        let long: String = (0..2 * SHOWN_LINES_MAX)
+            .map(|line| format!("{line}\n"))
+            .collect();
+        assert_eq!(last_lines(&long).lines().count(), SHOWN_LINES_MAX);
     }
 }

@@ -60,7 +60,7 @@ pub(crate) fn build() -> Result<Vec<PathBuf>> {
     if !output.status.success() {
         bail!(
             "building the guest's programs failed\n{}",
-            String::from_utf8_lossy(&output.stderr).trim_end()
+            process::last_lines(&String::from_utf8_lossy(&output.stderr))
         );
     }
     let programs = executables(&String::from_utf8_lossy(&output.stdout));

@@ -172,10 +172,8 @@ fn cargo_test() -> Outcome {
 /// `cargo test`'s output without the tests that succeeded.
 fn failures(log: &str) -> String {
     let told = |line: &&str| {
-        let trimmed = line.trim_start();
         let passed = line.starts_with("test ") && line.ends_with(" ... ok");
-        let noise = ["Compiling ", "Running ", "Doc-tests ", "running "];
-        !passed && !line.is_empty() && !noise.iter().any(|noise| trimmed.starts_with(noise))
+        !passed && !line.is_empty() && !line.starts_with("running ") && !process::is_progress(line)
     };
     log.lines().filter(told).collect::<Vec<_>>().join("\n")
 }
