@@ -62,7 +62,8 @@ pub struct CgroupConfig {
     pub cpu_period_us: Option<u64>,
     /// v2 `memory.max`, v1 `memory.limit_in_bytes`.
     pub memory_max_bytes: Option<u64>,
-    /// `hugetlb.<size>.max` by page size, both in bytes.
+    /// `hugetlb.<size>.max` by page size, both in bytes. The kubelet limits every size of the host that is not listed
+    /// here to zero (`cgroup_manager_linux.go`, `GetHugepageLimitsFromResources`).
     pub huge_pages_max_bytes: BTreeMap<u64, u64>,
     /// `pids.max`.
     pub pids_max: Option<u64>,
@@ -211,7 +212,7 @@ pub fn container_config(pod: &Pod, container: &Container) -> CgroupConfig {
 
 /// The cgroup of one of the pod's containers (`generateLinuxContainerResources`).
 ///
-/// A container without a limit has the pod-level one, if any.
+/// A container without a limit, also of a size of huge pages, has the pod-level one, if any.
 pub fn container_config_with(
     pod: &Pod,
     container: &Container,
@@ -222,8 +223,12 @@ pub fn container_config_with(
         (limit, Some(level)) if limit.is_zero() => level.limit(name),
         (limit, _) => limit,
     };
+    let mut huge_pages = pod
+        .pod_level_resources()
+        .map_or_else(BTreeMap::new, |level| huge_pages_max_bytes(&level.limits));
+    huge_pages.extend(huge_pages_max_bytes(&own.limits));
     let mut config = CgroupConfig {
-        huge_pages_max_bytes: huge_pages_max_bytes(&own.limits),
+        huge_pages_max_bytes: huge_pages,
         ..CgroupConfig::default()
     };
     let cpu_limit = limit(CPU);
@@ -353,6 +358,19 @@ mod tests {
         assert_eq!(
             pod_config(&pod).huge_pages_max_bytes,
             BTreeMap::from([(2 << 20, 6 << 20)])
+        );
+    }
+
+    #[test]
+    fn a_container_has_the_huge_pages_of_its_pod_unless_it_names_its_own() {
+        let pod = pod(
+            r#"{"containers":[{"name":"c","resources":{"limits":{"cpu":"1","hugepages-2Mi":"4Mi"}}}],
+            "resources":{"limits":{"cpu":"1","hugepages-2Mi":"8Mi","hugepages-1Gi":"1Gi"}}}"#,
+        );
+        let config = container_config(&pod, pod.container("c").unwrap());
+        assert_eq!(
+            config.huge_pages_max_bytes,
+            BTreeMap::from([(2 << 20, 4 << 20), (1 << 30, 1 << 30)])
         );
     }
 

@@ -1,7 +1,7 @@
 //! `quantity`: parsing, arithmetic and printing.
 //!
 //! Where a value does not fit 64 bits upstream wraps around or returns zero, and it rounds negative big decimals the
-//! wrong way. Ours are clamped and exact. Such a line counts as a known upstream defect only if our number follows from
+//! wrong way; from 10²¹ it loses the decimal suffix. Ours are clamped, exact and complete. Such a line counts as a known upstream defect only if our number follows from
 //! the printed text *and* upstream's is what that defect makes of it; anything unexplained is a failure.
 
 use num_bigint::BigInt;
@@ -107,8 +107,19 @@ fn refused(input: &str, error: &str) -> Result<(), String> {
 
 fn parsed(expected: &Read) -> Result<Verdict, String> {
     let actual = quantity(&expected.input)?;
-    same("canonical", &actual.canonical(), &expected.canonical)?;
-    same("string", &actual.to_string(), &expected.string)?;
+    let mut defects = Vec::new();
+    defects.extend(same_text(
+        "canonical",
+        &actual,
+        actual.canonical(),
+        &expected.canonical,
+    )?);
+    defects.extend(same_text(
+        "string",
+        &actual,
+        actual.to_string(),
+        &expected.string,
+    )?);
     same(
         "format",
         &actual.format().as_str(),
@@ -127,7 +138,6 @@ fn parsed(expected: &Read) -> Result<Verdict, String> {
         &format!("{:x}", actual.approximate_f64().to_bits()),
         &expected.approx_f64,
     )?;
-    let mut defects = Vec::new();
     for (what, exponent, upstream, is_artifact) in [
         ("value", 0, Some(&expected.value), expected.value_artifact),
         (
@@ -144,7 +154,7 @@ fn parsed(expected: &Read) -> Result<Verdict, String> {
         ),
     ] {
         let Some(upstream) = upstream else { continue };
-        let defect = same_value(what, &actual, exponent, &expected.canonical, upstream)?;
+        let defect = same_value(what, &actual, exponent, upstream)?;
         // Nanos of large values overflow without a tag of their own.
         if exponent != -9 {
             same(&format!("{what}_artifact"), &defect.is_some(), &is_artifact)?;
@@ -162,18 +172,48 @@ fn verdict(defects: Vec<String>) -> Verdict {
     }
 }
 
+/// Compares a text with upstream's; returns upstream's defect, if that is the difference.
+fn same_text(
+    what: &str,
+    actual: &Quantity,
+    ours: String,
+    upstream: &str,
+) -> Result<Option<String>, String> {
+    let (digits, exponent) = actual.mantissa_and_exponent();
+    let digits = format!(
+        "{digits}{}",
+        "0".repeat(usize::try_from(exponent).unwrap_or(0))
+    );
+    let mut stripped = digits.as_str();
+    while let Some(shorter) = stripped.strip_suffix("000") {
+        stripped = shorter;
+    }
+    // 10¹⁸ is the largest that has a suffix; upstream prints larger powers as nothing.
+    let lost =
+        actual.format() == Format::DecimalSI && exponent >= 0 && digits.len() - stripped.len() > 18;
+    if lost && upstream == stripped {
+        return Ok(Some(format!(
+            "{what}: upstream has {upstream}, without the suffix of {ours}"
+        )));
+    }
+    same(what, &ours.as_str(), &upstream)?;
+    Ok(None)
+}
+
 /// Compares a value in units of `10^exponent` with upstream's; returns upstream's defect, if that is the difference.
-///
-/// `printed` is upstream's text of the quantity, from which the right value follows.
 fn same_value(
     what: &str,
     actual: &Quantity,
     exponent: i32,
-    printed: &str,
     upstream: &str,
 ) -> Result<Option<String>, String> {
     let ours = actual.scaled_value(exponent);
-    same(what, &ours, &value_of_canonical(printed, exponent)?)?;
+    // The text was compared before: it is upstream's, or what upstream's should be.
+    same(
+        what,
+        &ours,
+        &value_of_canonical(&actual.canonical(), exponent)?,
+    )?;
     if ours.to_string() == upstream {
         return Ok(None);
     }
@@ -299,24 +339,18 @@ fn arith(expected: &Arith) -> Result<Verdict, String> {
     same("cmp", &(a.cmp(&b) as i32), &expected.cmp)?;
     let mut sum = a.clone();
     sum += &b;
-    same("sum", &sum.to_string(), &expected.sum)?;
     let mut diff = a;
     diff -= &b;
-    same("diff", &diff.to_string(), &expected.diff)?;
     let mut defects = Vec::new();
-    for (what, actual, exponent, printed, upstream) in [
-        ("sum_value", &sum, 0, &expected.sum, &expected.sum_value),
-        ("sum_milli", &sum, -3, &expected.sum, &expected.sum_milli),
-        ("diff_value", &diff, 0, &expected.diff, &expected.diff_value),
-        (
-            "diff_milli",
-            &diff,
-            -3,
-            &expected.diff,
-            &expected.diff_milli,
-        ),
+    defects.extend(same_text("sum", &sum, sum.to_string(), &expected.sum)?);
+    defects.extend(same_text("diff", &diff, diff.to_string(), &expected.diff)?);
+    for (what, actual, exponent, upstream) in [
+        ("sum_value", &sum, 0, &expected.sum_value),
+        ("sum_milli", &sum, -3, &expected.sum_milli),
+        ("diff_value", &diff, 0, &expected.diff_value),
+        ("diff_milli", &diff, -3, &expected.diff_milli),
     ] {
-        defects.extend(same_value(what, actual, exponent, printed, upstream)?);
+        defects.extend(same_value(what, actual, exponent, upstream)?);
     }
     Ok(verdict(defects))
 }
@@ -341,4 +375,60 @@ fn format_int(expected: &FormatInt) -> Result<(), String> {
         &Quantity::from_milli(int, Format::DecimalSI).to_string(),
         &expected.milli_decimal_si,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn parse(input: &str, canonical: &str, value: &str, is_artifact: bool) -> Verdict {
+        check(&json!({
+            "kind": "parse", "input": input, "canonical": canonical, "string": canonical, "format": "DecimalSI",
+            "sign": 1, "is_zero": false, "as_int64_exact": false, "dec_form": false, "approx_f64": "44b52d02c7e14af6",
+            "value": value, "value_artifact": is_artifact, "milli_value": "0", "milli_value_artifact": true,
+        }))
+    }
+
+    #[test]
+    fn a_lost_suffix_is_a_known_defect_and_any_other_text_is_a_failure() {
+        let known = |verdict| matches!(verdict, Verdict::KnownUpstreamDefect(_));
+        assert!(
+            known(parse("100000E", "100", "0", true)),
+            "{:?}",
+            parse("100000E", "100", "0", true)
+        );
+        assert!(known(parse("100000E", "100000E", "0", true)));
+        assert!(matches!(
+            parse("100000E", "10", "0", true),
+            Verdict::Fail { .. }
+        ));
+        // A wrong value, and one that no defect explains.
+        assert!(matches!(
+            parse("100000E", "100000E", "7", true),
+            Verdict::Fail { .. }
+        ));
+        assert!(matches!(
+            parse("100000E", "100000E", "0", false),
+            Verdict::Fail { .. }
+        ));
+    }
+
+    #[test]
+    fn the_judge_of_values_rounds_and_clamps() {
+        for (text, unit, value) in [
+            ("1536Mi", 0, 1_610_612_736),
+            ("-1500m", 0, -2),
+            ("1500m", -3, 1500),
+            ("1n", -3, 1),
+            ("12e3", 0, 12_000),
+            ("5E", 0, 5_000_000_000_000_000_000),
+            ("50E", 0, i64::MAX),
+            ("-50E", -9, i64::MIN),
+            ("0", 0, 0),
+        ] {
+            assert_eq!(value_of_canonical(text, unit), Ok(value), "{text}");
+        }
+    }
 }
