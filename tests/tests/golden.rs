@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use tests::conformance::{self, FILES, PARTIAL};
+use serde_json::Value;
+use tests::conformance::{self, FILES, PARTIAL, Verdict};
 
 fn check_all(directory: &Path) {
     let mut failed = Vec::new();
@@ -30,5 +31,98 @@ fn full_files_agree_with_the_kubelet() {
         check_all(&directory);
     } else {
         println!("no {}: only the samples were checked", directory.display());
+    }
+}
+
+/// The fields of each file that are compared; the others are inputs or text for people.
+const COMPARED: &[(&str, &[&str])] = &[
+    (
+        "qos_class",
+        &["qos_after_api_defaulting", "qos_without_defaulting"],
+    ),
+    ("oom_score_adj", &["expected", "qos"]),
+    (
+        "quantity",
+        &[
+            "approx_f64",
+            "as_int64_exact",
+            "binary_si",
+            "canonical",
+            "cmp",
+            "dec_form",
+            "decimal_si",
+            "diff",
+            "diff_milli",
+            "diff_value",
+            "format",
+            "is_zero",
+            "milli_decimal_si",
+            "milli_value",
+            "sign",
+            "string",
+            "sum",
+            "sum_milli",
+            "sum_value",
+            "value",
+        ],
+    ),
+    ("eviction_rank", &["ranked", "tie_groups"]),
+    ("seeds_tables", &["expected", "ranked"]),
+    (
+        "pod_resources",
+        &[
+            "defaulted_pod_level_resources",
+            "eviction_request_quantity_after_defaulting",
+            "pod_limits",
+            "pod_requests",
+            "pod_requests_no_overhead",
+            "pod_requests_skip_pod_level",
+        ],
+    ),
+];
+
+/// Changes one scalar somewhere in `value`; false if there is none.
+fn falsify(value: &mut Value) -> bool {
+    match value {
+        Value::Null => return false,
+        Value::Bool(flag) => *flag = !*flag,
+        Value::Number(number) => *value = (number.as_i64().unwrap_or(0) + 1).into(),
+        Value::String(text) => text.push('1'),
+        Value::Array(items) => return items.iter_mut().rev().any(falsify),
+        Value::Object(fields) => return fields.values_mut().rev().any(falsify),
+    }
+    true
+}
+
+/// A check that passes whatever is expected would be worth nothing: each compared field, made wrong, has to fail.
+#[test]
+fn every_compared_field_can_fail() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("vectors");
+    for (stem, fields) in COMPARED {
+        let path = directory.join(format!("{stem}.jsonl"));
+        let check = FILES
+            .iter()
+            .chain(PARTIAL)
+            .find(|(own, _)| own == stem)
+            .unwrap()
+            .1;
+        let mut falsified = vec![0; fields.len()];
+        for line in std::fs::read_to_string(&path).unwrap().lines() {
+            let vector: Value = serde_json::from_str(line).unwrap();
+            for (field, count) in fields.iter().zip(&mut falsified) {
+                let mut wrong = vector.clone();
+                if wrong.get_mut(field).is_some_and(falsify) {
+                    *count += 1;
+                    assert!(
+                        matches!(check(&wrong), Verdict::Fail { .. }),
+                        "{stem}: {} passes with a wrong {field}",
+                        vector["id"]
+                    );
+                }
+            }
+        }
+        for (field, count) in fields.iter().zip(falsified) {
+            assert!(count > 0, "{stem}: no line of the sample has {field}");
+        }
     }
 }
