@@ -84,7 +84,7 @@ fn run(command: Command) -> Result<u8> {
         Command::BuildEbpf => print!("{}", ebpf::table(&ebpf::build()?)),
         Command::Vm(args) => return vm::run(*args),
         Command::Test { quick } => return test::run(quick),
-        Command::Conformance { files } => return Ok(conformance::run(&files)),
+        Command::Conformance { files } => return conformance::run(&files),
     }
     Ok(0)
 }
