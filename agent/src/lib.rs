@@ -1,6 +1,8 @@
 //! The agent.
 
+pub mod bpf;
 pub mod check;
+pub mod events;
 pub mod exec;
 pub mod facts;
 pub mod host;

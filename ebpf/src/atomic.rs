@@ -14,6 +14,17 @@ pub(crate) unsafe fn add(word: *mut u64, value: u64) {
     unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(word, value) };
 }
 
+/// Adds to a 64-bit word and returns the sum.
+///
+/// # Safety
+/// As for [`add`].
+#[inline(always)]
+pub(crate) unsafe fn add_and_get(word: *mut u64, value: u64) -> u64 {
+    // SAFETY: the caller's promise.
+    let was = unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::SeqCst }>(word, value) };
+    was.wrapping_add(value)
+}
+
 /// Replaces a 64-bit word and returns what it was.
 ///
 /// # Safety
@@ -31,7 +42,9 @@ pub(crate) unsafe fn swap(word: *mut u64, value: u64) -> u64 {
 #[inline(always)]
 pub(crate) unsafe fn replace(word: *mut u64, old: u64, new: u64) -> bool {
     // SAFETY: the caller's promise.
-    let (was, _) = unsafe { atomic_cxchg::<u64, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(word, old, new) };
+    let (was, _) = unsafe {
+        atomic_cxchg::<u64, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(word, old, new)
+    };
     was == old
 }
 

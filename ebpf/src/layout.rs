@@ -7,12 +7,17 @@
 //! [`load_ptr`] and its siblings are plain loads: they work on *typed* pointers, those that come from a BTF argument
 //! (fentry, fexit, tp_btf) or from such a load. The kernel catches faults in them (a NULL on the way reads as 0).
 
+use aya_ebpf::helpers::bpf_probe_read_kernel;
 use plimsoll_abi::{Config, Layout};
 
 #[unsafe(no_mangle)]
 pub(crate) static LAYOUT: Layout = ZERO;
 #[unsafe(no_mangle)]
-pub(crate) static CONFIG: Config = Config { window_ns: 0, agent_tgid: 0, memory_is_v1: 0 };
+pub(crate) static CONFIG: Config = Config {
+    window_ns: 0,
+    agent_tgid: 0,
+    memory_is_v1: 0,
+};
 
 const ZERO: Layout = {
     // SAFETY: all fields are integers.
@@ -61,6 +66,13 @@ typed_load!(/** A pointer member: the result is typed again. */ load_ptr -> *con
 typed_load!(/** A 64-bit member. */ load_u64 -> u64);
 typed_load!(/** A 32-bit member. */ load_u32 -> u32);
 typed_load!(/** A signed 16-bit member. */ load_i16 -> i16);
+
+/// A 64-bit word of kernel memory by probe read, 0 when it cannot be read: for addresses that the verifier does not type.
+#[inline(always)]
+pub(crate) fn probe_u64(address: u64) -> u64 {
+    // SAFETY: the helper checks the address.
+    unsafe { bpf_probe_read_kernel(address as *const u64) }.unwrap_or(0)
+}
 
 /// The id of a `struct cgroup`.
 ///

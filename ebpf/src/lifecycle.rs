@@ -3,8 +3,13 @@
 //! Four tracepoints of the kernel's `cgroup` system as `tp_btf` programs: arguments are typed, and no tracefs is needed.
 //! Every hierarchy reports here, v1 ones too; `hierarchy_id` tells them apart.
 
-use aya_ebpf::{helpers::generated::bpf_probe_read_kernel_str, macros::btf_tracepoint, programs::BtfTracePointContext};
-use plimsoll_abi::{CgroupAttach, CgroupMkdir, CgroupPopulated, CgroupRmdir, Kind, PATH_BYTES, memory_event};
+use aya_ebpf::{
+    helpers::generated::bpf_probe_read_kernel_str, macros::btf_tracepoint,
+    programs::BtfTracePointContext,
+};
+use plimsoll_abi::{
+    CgroupAttach, CgroupMkdir, CgroupPopulated, CgroupRmdir, Kind, PATH_BYTES, memory_event,
+};
 
 use crate::{
     layout::{cgroup_id, hierarchy_id, load_u32, offset},

@@ -10,10 +10,14 @@
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
-#![allow(internal_features, reason = "core's atomics have no read-modify-write on this target; the intrinsics do")]
+#![allow(
+    internal_features,
+    reason = "core's atomics have no read-modify-write on this target; the intrinsics do"
+)]
 
 mod atomic;
 mod canary;
+mod charges;
 mod layout;
 mod lifecycle;
 mod maps;

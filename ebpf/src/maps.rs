@@ -7,7 +7,7 @@ use aya_ebpf::{
     macros::map,
     maps::{Array, HashMap, PerCpuArray, RingBuf},
 };
-use plimsoll_abi::{COUNTERS, FILTER_WORDS, memory_totals, seen, throttle_totals, watch};
+use plimsoll_abi::{COUNTERS, FILTER_WORDS, charges, memory_totals, seen, throttle_totals, watch};
 
 /// Rare and urgent: each record wakes the agent.
 #[map]
@@ -34,17 +34,23 @@ pub(crate) static FILTER: Array<[u64; FILTER_WORDS]> = Array::with_max_entries(1
 #[map]
 pub(crate) static SEEN: Array<[u64; seen::WORDS]> = Array::with_max_entries(1, 0);
 
+/// What is charged in all, and the total to report (`plimsoll_abi::charges`).
+#[map]
+pub(crate) static CHARGES: Array<u64> = Array::with_max_entries(charges::WORDS, 0);
+
 /// `cfs_rq` address → when it was throttled.
 #[map]
 pub(crate) static THROTTLED: HashMap<u64, u64> = HashMap::with_max_entries(8192, 0);
 
 /// Cgroup id → `plimsoll_abi::throttle_totals`.
 #[map]
-pub(crate) static THROTTLE: HashMap<u64, [u64; throttle_totals::WORDS]> = HashMap::with_max_entries(4096, 0);
+pub(crate) static THROTTLE: HashMap<u64, [u64; throttle_totals::WORDS]> =
+    HashMap::with_max_entries(4096, 0);
 
 /// (Cgroup id, event) → `plimsoll_abi::memory_totals`.
 #[map]
-pub(crate) static MEMORY: HashMap<[u64; 2], [u64; memory_totals::WORDS]> = HashMap::with_max_entries(4096, 0);
+pub(crate) static MEMORY: HashMap<[u64; 2], [u64; memory_totals::WORDS]> =
+    HashMap::with_max_entries(4096, 0);
 
 /// Thread → 1 while it reclaims for a reason other than a charge that met `memory.max`.
 #[map]

@@ -37,7 +37,11 @@ pub fn memcg_high(ctx: FEntryContext) -> u32 {
     mark();
     let pages: u32 = ctx.arg(1);
     // SAFETY: a typed argument.
-    note(unsafe { memcg_id(ctx.arg(0)) }, memory_event::HIGH, Some(u64::from(pages)));
+    note(
+        unsafe { memcg_id(ctx.arg(0)) },
+        memory_event::HIGH,
+        Some(u64::from(pages)),
+    );
     0
 }
 
@@ -54,7 +58,11 @@ pub fn memcg_max(ctx: FEntryContext) -> u32 {
     // SAFETY: the map's own contract: the value is only compared with nothing.
     if unsafe { NOT_A_CHARGE.get(bpf_get_current_pid_tgid()) }.is_none() {
         // SAFETY: a typed argument.
-        note(unsafe { memcg_id(ctx.arg(0)) }, memory_event::MAX, Some(ctx.arg(1)));
+        note(
+            unsafe { memcg_id(ctx.arg(0)) },
+            memory_event::MAX,
+            Some(ctx.arg(1)),
+        );
     }
     0
 }
@@ -93,7 +101,10 @@ marks! {
 
 #[inline(always)]
 fn mark() {
-    if NOT_A_CHARGE.insert(bpf_get_current_pid_tgid(), 1, 0).is_err() {
+    if NOT_A_CHARGE
+        .insert(bpf_get_current_pid_tgid(), 1, 0)
+        .is_err()
+    {
         count_untracked();
     }
 }
@@ -124,14 +135,22 @@ fn note(cgroup_id: u64, event: u32, pages: Option<u64>) {
         if let Some(pages) = pages {
             atomic::add(&raw mut (*totals)[memory_totals::PAGES], pages);
         }
-        if !atomic::claim_window(&raw mut (*totals)[memory_totals::SENT_NS], bpf_ktime_get_ns(), config!(window_ns)) {
+        if !atomic::claim_window(
+            &raw mut (*totals)[memory_totals::SENT_NS],
+            bpf_ktime_get_ns(),
+            config!(window_ns),
+        ) {
             return;
         }
         send_pressure(Kind::MemoryEvent, |record: *mut MemoryEvent| {
             record.write(MemoryEvent {
                 header: header(Kind::MemoryEvent, cgroup_id),
                 count: (*totals)[memory_totals::COUNT],
-                pages: if pages.is_some() { (*totals)[memory_totals::PAGES] } else { UNKNOWN_U64 },
+                pages: if pages.is_some() {
+                    (*totals)[memory_totals::PAGES]
+                } else {
+                    UNKNOWN_U64
+                },
                 event,
                 pad: 0,
             });

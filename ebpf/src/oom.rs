@@ -10,7 +10,9 @@ use aya_ebpf::{
 use plimsoll_abi::{Kind, NODE_OOM, OomKill, UNKNOWN_U64};
 
 use crate::{
-    layout::{load_i16, load_ptr, load_u32, load_u64, memcg_id, offset, task_memory_cgroup_id},
+    layout::{
+        load_i16, load_ptr, load_u32, load_u64, memcg_id, offset, probe_u64, task_memory_cgroup_id,
+    },
     record::{header, send_critical},
 };
 
@@ -21,7 +23,11 @@ pub fn oom_kill_process(ctx: FEntryContext) -> u32 {
     // SAFETY: typed members of a typed argument.
     unsafe {
         let memcg = load_ptr(oc, offset!(oc_memcg));
-        let limit_cgroup_id = if memcg.is_null() { NODE_OOM } else { memcg_id(memcg) };
+        let limit_cgroup_id = if memcg.is_null() {
+            NODE_OOM
+        } else {
+            memcg_id(memcg)
+        };
         let points = load_u64(oc, offset!(oc_chosen_points)) as i64;
         send_victim(load_ptr(oc, offset!(oc_chosen)), limit_cgroup_id, points);
     }
@@ -46,13 +52,17 @@ unsafe fn send_victim(task: *const u8, limit_cgroup_id: u64, points: i64) {
         unsafe {
             let mm = load_ptr(task, offset!(task_mm));
             let signal = load_ptr(task, offset!(task_signal));
-            let comm = [load_u64(task, offset!(task_comm)), load_u64(task, offset!(task_comm) + 8)];
+            let comm = [
+                load_u64(task, offset!(task_comm)),
+                load_u64(task, offset!(task_comm) + 8),
+            ];
             record.write(OomKill {
                 header: header(Kind::OomKill, task_memory_cgroup_id(task)),
                 limit_cgroup_id,
                 points,
                 total_pages: load_u64(mm, offset!(mm_total_vm)),
-                anon_pages: load_u64(mm, offset!(mm_anon)),
+                // Not typed: 6.1 does not walk an array of atomics.
+                anon_pages: probe_u64((mm as u64).wrapping_add(offset!(mm_anon) as u64)),
                 tgid: load_u32(task, offset!(task_tgid)),
                 oom_score_adj: i32::from(load_i16(signal, offset!(signal_oom_score_adj))),
                 comm: core::mem::transmute::<[u64; 2], [u8; 16]>(comm),

@@ -30,18 +30,28 @@ pub fn direct_reclaim(ctx: BtfTracePointContext) -> i32 {
     // refuse a context pointer that was computed.
     let first: u32 = core::hint::black_box(ctx.arg(0));
     let second: u32 = core::hint::black_box(ctx.arg(1));
-    let order = if offset!(direct_reclaim_order_arg) == 0 { first } else { second };
+    let order = if offset!(direct_reclaim_order_arg) == 0 {
+        first
+    } else {
+        second
+    };
     note(DIRECT, reclaim_phase::DIRECT_RECLAIM, UNKNOWN_U32, order);
     0
 }
 
 #[inline(always)]
 fn note(index: u32, phase: u32, node: u32, order: u32) {
-    let Some(totals) = NODE_RECLAIM.get_ptr_mut(index) else { return };
+    let Some(totals) = NODE_RECLAIM.get_ptr_mut(index) else {
+        return;
+    };
     // SAFETY: a map value of two words, throughout; a helper without arguments.
     unsafe {
         atomic::add(&raw mut (*totals)[1], 1);
-        if !atomic::claim_window(&raw mut (*totals)[0], bpf_ktime_get_ns(), config!(window_ns)) {
+        if !atomic::claim_window(
+            &raw mut (*totals)[0],
+            bpf_ktime_get_ns(),
+            config!(window_ns),
+        ) {
             return;
         }
         send_critical(Kind::NodeReclaim, |record: *mut NodeReclaim| {

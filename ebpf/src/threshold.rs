@@ -10,7 +10,7 @@
 //! reading the `memory.current` file that it wants to read anyway ([`threshold_seen`]).
 
 use aya_ebpf::{
-    helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_probe_read_kernel},
+    helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns},
     macros::fentry,
     programs::FEntryContext,
 };
@@ -18,7 +18,7 @@ use plimsoll_abi::{Kind, ThresholdCrossed, filter_bit, seen, watch};
 
 use crate::{
     atomic,
-    layout::{config, css_cgroup_id, load_ptr, load_u64, offset},
+    layout::{config, css_cgroup_id, load_ptr, load_u64, offset, probe_u64},
     maps::{FILTER, SEEN, WATCH},
     record::{header, send_critical},
 };
@@ -35,7 +35,9 @@ const LEVELS_TO_ROOT: usize = 16;
 pub fn threshold_charge(ctx: FEntryContext) -> u32 {
     let mut counter: *const u8 = ctx.arg(0);
     let charge_pages: u64 = ctx.arg(1);
-    let Some(filter) = FILTER.get(0) else { return 0 };
+    let Some(filter) = FILTER.get(0) else {
+        return 0;
+    };
     for _ in 0..LEVELS {
         if counter.is_null() {
             break;
@@ -58,7 +60,9 @@ pub fn threshold_charge(ctx: FEntryContext) -> u32 {
 /// `counter` is a typed `struct page_counter`.
 #[inline(always)]
 unsafe fn check(counter: *const u8, charge_pages: u64) {
-    let Some(slot) = WATCH.get_ptr_mut(counter as u64) else { return };
+    let Some(slot) = WATCH.get_ptr_mut(counter as u64) else {
+        return;
+    };
     // SAFETY: `usage` starts with its 64-bit value.
     let usage_pages = unsafe { load_u64(counter, offset!(counter_usage)) };
     // SAFETY: a map value of `watch::WORDS` words, here and below.
@@ -74,7 +78,8 @@ unsafe fn check(counter: *const u8, charge_pages: u64) {
         return;
     }
     // SAFETY: as above.
-    let (cgroup_id, generation) = unsafe { ((*slot)[watch::CGROUP_ID], (*slot)[watch::GENERATION]) };
+    let (cgroup_id, generation) =
+        unsafe { ((*slot)[watch::CGROUP_ID], (*slot)[watch::GENERATION]) };
     let sent = send_critical(Kind::ThresholdCrossed, |record: *mut ThresholdCrossed| {
         // SAFETY: reserved for this type.
         unsafe {
@@ -115,13 +120,17 @@ fn remember(ctx: &FEntryContext) {
     if (bpf_get_current_pid_tgid() >> 32) as u32 != config!(agent_tgid) {
         return;
     }
-    let Some(slot) = SEEN.get_ptr_mut(0) else { return };
+    let Some(slot) = SEEN.get_ptr_mut(0) else {
+        return;
+    };
     let css: *const u8 = ctx.arg(0);
     // SAFETY: a typed argument.
     let cgroup_id = unsafe { css_cgroup_id(css, 0) };
     // From the embedded css to the memcg around it: the verifier would refuse a typed load out there, so what follows
     // uses probe reads. This runs when the agent asks, not when a workload charges.
-    let counter = (css as u64).wrapping_sub(offset!(memcg_css) as u64).wrapping_add(offset!(memcg_memory) as u64);
+    let counter = (css as u64)
+        .wrapping_sub(offset!(memcg_css) as u64)
+        .wrapping_add(offset!(memcg_memory) as u64);
     let mut root = counter;
     for _ in 0..LEVELS_TO_ROOT {
         let parent = probe_u64(root.wrapping_add(offset!(counter_parent) as u64));
@@ -141,11 +150,4 @@ fn remember(ctx: &FEntryContext) {
         (*slot)[seen::TS_NS] = bpf_ktime_get_ns();
         (*slot)[seen::CGROUP_ID] = cgroup_id;
     }
-}
-
-/// A 64-bit word of kernel memory, 0 when it cannot be read.
-#[inline(always)]
-fn probe_u64(address: u64) -> u64 {
-    // SAFETY: the helper checks the address.
-    unsafe { bpf_probe_read_kernel(address as *const u64) }.unwrap_or(0)
 }

@@ -34,9 +34,17 @@ pub fn throttle_start(ctx: FExitContext) -> u32 {
     }
     // SAFETY: a typed argument.
     let cgroup_id = unsafe { owner(cfs_rq) };
-    let Some(totals) = totals(cgroup_id) else { return 0 };
+    let Some(totals) = totals(cgroup_id) else {
+        return 0;
+    };
     // SAFETY: a map value of `throttle_totals::WORDS` words.
-    if unsafe { atomic::claim_window(&raw mut (*totals)[throttle_totals::START_SENT_NS], now_ns, config!(window_ns)) } {
+    if unsafe {
+        atomic::claim_window(
+            &raw mut (*totals)[throttle_totals::START_SENT_NS],
+            now_ns,
+            config!(window_ns),
+        )
+    } {
         // SAFETY: as above.
         unsafe { send(cgroup_id, throttle_phase::START, totals) };
     }
@@ -59,13 +67,19 @@ pub fn throttle_stop(ctx: FEntryContext) -> u32 {
     let duration_ns = now_ns.saturating_sub(since_ns);
     // SAFETY: a typed argument.
     let cgroup_id = unsafe { owner(cfs_rq) };
-    let Some(totals) = totals(cgroup_id) else { return 0 };
+    let Some(totals) = totals(cgroup_id) else {
+        return 0;
+    };
     // SAFETY: a map value of `throttle_totals::WORDS` words, throughout.
     unsafe {
         atomic::add(&raw mut (*totals)[throttle_totals::COUNT], 1);
         atomic::add(&raw mut (*totals)[throttle_totals::SUM_NS], duration_ns);
         atomic::raise(&raw mut (*totals)[throttle_totals::MAX_NS], duration_ns);
-        if atomic::claim_window(&raw mut (*totals)[throttle_totals::STOP_SENT_NS], now_ns, config!(window_ns)) {
+        if atomic::claim_window(
+            &raw mut (*totals)[throttle_totals::STOP_SENT_NS],
+            now_ns,
+            config!(window_ns),
+        ) {
             send(cgroup_id, throttle_phase::STOP, totals);
         }
     }

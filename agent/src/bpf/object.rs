@@ -9,7 +9,8 @@ struct Aligned<Bytes: ?Sized>(Bytes);
 
 /// The object's bytes, 8-byte aligned; empty when this program was built without it.
 pub static OBJECT: &[u8] = {
-    static EMBEDDED: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/plimsoll.bpf.o")));
+    static EMBEDDED: &Aligned<[u8]> =
+        &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/plimsoll.bpf.o")));
     &EMBEDDED.0
 };
 
@@ -26,7 +27,11 @@ pub struct ObjectMissing;
 /// # Errors
 /// [`ObjectMissing`] when this program was built without it.
 pub fn object() -> Result<&'static [u8], ObjectMissing> {
-    if OBJECT.is_empty() { Err(ObjectMissing) } else { Ok(OBJECT) }
+    if OBJECT.is_empty() {
+        Err(ObjectMissing)
+    } else {
+        Ok(OBJECT)
+    }
 }
 
 #[cfg(test)]

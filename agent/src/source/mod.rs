@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cgroup_watch;
+pub mod decode;
 pub mod manifests;
 pub mod memcg_v1;
 pub mod memory_events;

@@ -57,10 +57,12 @@ pub enum Kind {
     Throttle = 8,
     /// The node's free memory fell below a zone watermark: [`NodeReclaim`].
     NodeReclaim = 9,
+    /// What is charged to memory cgroups has reached the armed total: [`ChargesReached`].
+    ChargesReached = 10,
 }
 
 /// Every kind, in the order of their numbers.
-pub const KINDS: [Kind; 9] = [
+pub const KINDS: [Kind; 10] = [
     Kind::ThresholdCrossed,
     Kind::CgroupMkdir,
     Kind::CgroupRmdir,
@@ -70,6 +72,7 @@ pub const KINDS: [Kind; 9] = [
     Kind::MemoryEvent,
     Kind::Throttle,
     Kind::NodeReclaim,
+    Kind::ChargesReached,
 ];
 
 /// One more than the largest kind number: the length of an array indexed by kind.
@@ -95,6 +98,7 @@ impl Kind {
             Kind::MemoryEvent => "memory-event",
             Kind::Throttle => "throttle",
             Kind::NodeReclaim => "node-reclaim",
+            Kind::ChargesReached => "charges-reached",
         }
     }
 }
@@ -300,6 +304,28 @@ pub struct NodeReclaim {
     pub order: u32,
     /// Zero.
     pub pad: u32,
+}
+
+/// [`Kind::ChargesReached`]. One-shot: the threshold is disarmed before this is sent. `cgroup_id` is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ChargesReached {
+    /// Common part.
+    pub header: Header,
+    /// Pages charged so far, this charge included.
+    pub charged_pages: u64,
+    /// What was armed.
+    pub threshold_pages: u64,
+}
+
+/// The words of the `CHARGES` map.
+pub mod charges {
+    /// Pages charged to memory cgroups since the programs were attached: gross, so it never falls. Only the program writes it.
+    pub const TOTAL_PAGES: u32 = 0;
+    /// The total at which to send a record; 0 when none is armed. Written by the agent, cleared by the program.
+    pub const THRESHOLD_PAGES: u32 = 1;
+    /// Length.
+    pub const WORDS: u32 = 2;
 }
 
 /// The largest record of all, for buffers.

@@ -1,0 +1,468 @@
+//! The hooks: what each program attaches to, what it needs, and which other program makes it superfluous.
+//!
+//! The order of [`HOOKS`] is the order of loading, so a second choice comes after the first.
+
+use std::fmt;
+
+/// What a hook is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Family {
+    /// Armed usage thresholds.
+    Threshold,
+    /// Cgroups coming, going, filling and emptying.
+    Lifecycle,
+    /// The kernel's OOM killer.
+    Oom,
+    /// Free memory below a zone watermark.
+    Reclaim,
+    /// `memory.high`, `memory.max` and memcg OOM.
+    Memcg,
+    /// CPU bandwidth throttling.
+    Throttle,
+}
+
+impl Family {
+    /// All of them.
+    pub const ALL: [Family; 6] = [
+        Family::Threshold,
+        Family::Lifecycle,
+        Family::Oom,
+        Family::Reclaim,
+        Family::Memcg,
+        Family::Throttle,
+    ];
+
+    /// The word for output and options.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Family::Threshold => "threshold",
+            Family::Lifecycle => "lifecycle",
+            Family::Oom => "oom",
+            Family::Reclaim => "reclaim",
+            Family::Memcg => "memcg",
+            Family::Throttle => "throttle",
+        }
+    }
+}
+
+/// A set of families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HookSet(u8);
+
+impl HookSet {
+    /// Every family.
+    pub const ALL: HookSet = HookSet((1 << Family::ALL.len()) - 1);
+    /// None.
+    pub const NONE: HookSet = HookSet(0);
+
+    /// This set and one more.
+    #[must_use]
+    pub const fn with(self, family: Family) -> HookSet {
+        HookSet(self.0 | 1 << family as u8)
+    }
+
+    /// This set without one.
+    #[must_use]
+    pub const fn without(self, family: Family) -> HookSet {
+        HookSet(self.0 & !(1 << family as u8))
+    }
+
+    /// Whether it has the family.
+    #[must_use]
+    pub const fn contains(self, family: Family) -> bool {
+        self.0 & 1 << family as u8 != 0
+    }
+}
+
+/// How a program is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HookKind {
+    /// On entry of a kernel function, typed arguments.
+    Fentry,
+    /// On exit of a kernel function, typed arguments and the return value.
+    Fexit,
+    /// On a tracepoint, typed arguments.
+    TpBtf,
+}
+
+impl fmt::Display for HookKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            HookKind::Fentry => "fentry",
+            HookKind::Fexit => "fexit",
+            HookKind::TpBtf => "tp_btf",
+        })
+    }
+}
+
+/// On which hosts a hook makes sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Where {
+    Everywhere,
+    /// The memory controller is on cgroup v2.
+    MemoryV2,
+    /// The memory controller is on cgroup v1.
+    MemoryV1,
+}
+
+pub(super) struct Hook {
+    pub(super) family: Family,
+    /// Name of the program in the object.
+    pub(super) program: &'static str,
+    pub(super) kind: HookKind,
+    /// Kernel function or tracepoint.
+    pub(super) target: &'static str,
+    /// Members that it loads, by their names in `Layout::MEMBERS`.
+    pub(super) needs: &'static [&'static [&'static str]],
+    /// Superfluous when this program is attached.
+    pub(super) unless: Option<&'static str>,
+    /// Useless unless one of these programs is attached.
+    pub(super) only_with: &'static [&'static str],
+    pub(super) location: Where,
+}
+
+const CGROUP_ID: &[&str] = &["cgroup.kn", "kernfs_node.id"];
+const CSS_ID: &[&str] = &["cgroup_subsys_state.cgroup", "cgroup.kn", "kernfs_node.id"];
+const MEMCG_ID: &[&str] = &[
+    "mem_cgroup.css",
+    "cgroup_subsys_state.cgroup",
+    "cgroup.kn",
+    "kernfs_node.id",
+];
+const HIERARCHY: &[&str] = &["cgroup.root", "cgroup_root.hierarchy_id"];
+const COUNTER: &[&str] = &["page_counter.parent", "page_counter.usage"];
+const RUN_QUEUE: &[&str] = &["cfs_rq.tg", "task_group.css"];
+const VICTIM: &[&str] = &[
+    "task_struct.tgid",
+    "task_struct.cgroups",
+    "task_struct.signal",
+    "task_struct.comm",
+    "task_struct.mm",
+    "css_set.dfl_cgrp",
+    "css_set.subsys[memory_cgrp_id]",
+    "signal_struct.oom_score_adj",
+    "mm_struct.total_vm",
+    "mm_struct.rss_stat[MM_ANONPAGES]",
+];
+
+const fn hook(family: Family, program: &'static str, kind: HookKind, target: &'static str) -> Hook {
+    Hook {
+        family,
+        program,
+        kind,
+        target,
+        needs: &[],
+        unless: None,
+        only_with: &[],
+        location: Where::Everywhere,
+    }
+}
+
+impl Hook {
+    const fn needs(self, needs: &'static [&'static [&'static str]]) -> Hook {
+        Hook { needs, ..self }
+    }
+
+    const fn unless(self, program: &'static str) -> Hook {
+        Hook {
+            unless: Some(program),
+            ..self
+        }
+    }
+
+    const fn only_with(self, programs: &'static [&'static str]) -> Hook {
+        Hook {
+            only_with: programs,
+            ..self
+        }
+    }
+
+    const fn only(self, location: Where) -> Hook {
+        Hook { location, ..self }
+    }
+}
+
+use Family::{Lifecycle, Memcg, Oom, Reclaim, Threshold, Throttle};
+use HookKind::{Fentry, Fexit, TpBtf};
+
+/// Name of the program that covers every memcg event where the kernel has its target.
+const ALL_EVENTS: &str = "memcg_memory_event";
+
+pub(super) const HOOKS: &[Hook] = &[
+    // Lifecycle first: cgroups made while the rest is being loaded are seen.
+    hook(Lifecycle, "cgroup_mkdir", TpBtf, "cgroup_mkdir").needs(&[
+        CGROUP_ID,
+        HIERARCHY,
+        &["cgroup.level"],
+    ]),
+    hook(Lifecycle, "cgroup_rmdir", TpBtf, "cgroup_rmdir").needs(&[
+        CGROUP_ID,
+        HIERARCHY,
+        &["cgroup.level"],
+    ]),
+    hook(Lifecycle, "cgroup_attach_task", TpBtf, "cgroup_attach_task").needs(&[
+        CGROUP_ID,
+        HIERARCHY,
+        &["task_struct.tgid"],
+    ]),
+    hook(
+        Lifecycle,
+        "cgroup_notify_populated",
+        TpBtf,
+        "cgroup_notify_populated",
+    )
+    .needs(&[CGROUP_ID, HIERARCHY]),
+    hook(Threshold, "threshold_seen", Fentry, "memory_current_read")
+        .needs(&[CSS_ID, COUNTER, &["mem_cgroup.css", "mem_cgroup.memory"]])
+        .only(Where::MemoryV2),
+    hook(
+        Threshold,
+        "threshold_seen_v1",
+        Fentry,
+        "mem_cgroup_read_u64",
+    )
+    .needs(&[CSS_ID, COUNTER, &["mem_cgroup.css", "mem_cgroup.memory"]])
+    .only(Where::MemoryV1),
+    hook(
+        Threshold,
+        "threshold_charge",
+        Fentry,
+        "page_counter_try_charge",
+    )
+    .needs(&[COUNTER])
+    .only_with(&["threshold_seen", "threshold_seen_v1"]),
+    hook(Oom, "oom_kill_process", Fentry, "oom_kill_process").needs(&[
+        MEMCG_ID,
+        VICTIM,
+        &[
+            "oom_control.memcg",
+            "oom_control.chosen",
+            "oom_control.chosen_points",
+        ],
+    ]),
+    hook(Oom, "mark_victim", TpBtf, "mark_victim")
+        .needs(&[CSS_ID, VICTIM])
+        .unless("oom_kill_process"),
+    hook(Reclaim, "kswapd_wake", TpBtf, "mm_vmscan_kswapd_wake"),
+    hook(
+        Reclaim,
+        "direct_reclaim",
+        TpBtf,
+        "mm_vmscan_direct_reclaim_begin",
+    )
+    .needs(&[&["mm_vmscan_direct_reclaim_begin(order)"]]),
+    hook(Memcg, ALL_EVENTS, Fentry, "__memcg_memory_event").needs(&[MEMCG_ID]),
+    // The end of a mark before its begin, so that no mark stays behind.
+    hook(Memcg, "memcg_high_end", Fexit, "reclaim_high").unless(ALL_EVENTS),
+    hook(Memcg, "memcg_high", Fentry, "reclaim_high")
+        .needs(&[MEMCG_ID])
+        .unless(ALL_EVENTS)
+        .only_with(&["memcg_high_end"]),
+    hook(Memcg, "memcg_reclaim_end", Fexit, "memory_reclaim").unless(ALL_EVENTS),
+    hook(Memcg, "memcg_reclaim_begin", Fentry, "memory_reclaim")
+        .unless(ALL_EVENTS)
+        .only_with(&["memcg_reclaim_end"]),
+    hook(Memcg, "memcg_high_write_end", Fexit, "memory_high_write").unless(ALL_EVENTS),
+    hook(Memcg, "memcg_high_write_begin", Fentry, "memory_high_write")
+        .unless(ALL_EVENTS)
+        .only_with(&["memcg_high_write_end"]),
+    hook(Memcg, "memcg_max_write_end", Fexit, "memory_max_write").unless(ALL_EVENTS),
+    hook(Memcg, "memcg_max_write_begin", Fentry, "memory_max_write")
+        .unless(ALL_EVENTS)
+        .only_with(&["memcg_max_write_end"]),
+    hook(Memcg, "memcg_max", Fentry, "try_to_free_mem_cgroup_pages")
+        .needs(&[MEMCG_ID])
+        .unless(ALL_EVENTS)
+        .only_with(&["memcg_high"]),
+    hook(Memcg, "memcg_oom", Fentry, "mem_cgroup_out_of_memory")
+        .needs(&[MEMCG_ID])
+        .unless(ALL_EVENTS),
+    // The end before the begin, so that no throttle is noted whose end would be missed.
+    hook(Throttle, "throttle_stop", Fentry, "unthrottle_cfs_rq").needs(&[CSS_ID, RUN_QUEUE]),
+    hook(Throttle, "throttle_start", Fexit, "throttle_cfs_rq")
+        .needs(&[CSS_ID, RUN_QUEUE])
+        .only_with(&["throttle_stop"]),
+];
+
+/// Why a hook is not attached.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    /// The running kernel lacks the function or tracepoint.
+    #[error("this kernel has no {kind} target {target}")]
+    NoTarget {
+        /// How it would be attached.
+        kind: HookKind,
+        /// The function or tracepoint.
+        target: &'static str,
+    },
+    /// The running kernel's struct lacks a member that the program loads.
+    #[error("this kernel's BTF has no {member}")]
+    NoMember {
+        /// The member.
+        member: &'static str,
+    },
+    /// The kernel refuses every program of this kind: a program that does nothing was refused too.
+    #[error("{kind} refused by this host: {reason}")]
+    KindRefused {
+        /// Of which kind.
+        kind: HookKind,
+        /// errno and its name, or the verifier's last words.
+        reason: String,
+    },
+    /// The kernel refuses this program.
+    #[error("{kind} {target} refused: {reason}")]
+    Refused {
+        /// How it would be attached.
+        kind: HookKind,
+        /// The function or tracepoint.
+        target: &'static str,
+        /// errno and its name, or the verifier's last words.
+        reason: String,
+    },
+    /// Another program sees the same and more.
+    #[error("not needed: {by} is attached")]
+    NotNeeded {
+        /// The other program.
+        by: &'static str,
+    },
+    /// It works only together with another program, which is not attached.
+    #[error("useless without {of}, which is not attached")]
+    Partner {
+        /// The other program.
+        of: &'static str,
+    },
+    /// For the other version of the memory controller.
+    #[error("for hosts with the memory controller on cgroup v{version}")]
+    OtherHierarchy {
+        /// That version.
+        version: u8,
+    },
+}
+
+impl Unavailable {
+    /// Whether something is lost: `false` when the hook is simply not for this host.
+    #[must_use]
+    pub const fn is_loss(&self) -> bool {
+        !matches!(
+            self,
+            Unavailable::NotNeeded { .. } | Unavailable::OtherHierarchy { .. }
+        )
+    }
+}
+
+/// What became of a hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HookState {
+    /// It is in place.
+    Attached {
+        /// Instructions that the verifier walked; `None` before 5.16.
+        verified_insns: Option<u32>,
+        /// Instructions of the program as the kernel runs it.
+        translated_insns: Option<u32>,
+    },
+    /// It is not.
+    Unavailable(Unavailable),
+}
+
+/// What became of a hook, with its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HookReport {
+    /// What it is for.
+    pub family: Family,
+    /// Name of the program.
+    pub program: &'static str,
+    /// How it attaches.
+    pub kind: HookKind,
+    /// Kernel function or tracepoint.
+    pub target: &'static str,
+    /// Attached or not.
+    pub state: HookState,
+}
+
+impl HookReport {
+    /// Whether it is in place.
+    #[must_use]
+    pub const fn is_attached(&self) -> bool {
+        matches!(self.state, HookState::Attached { .. })
+    }
+}
+
+impl fmt::Display for HookReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}: ", self.family.name(), self.kind, self.target)?;
+        match &self.state {
+            HookState::Attached { verified_insns, .. } => {
+                f.write_str("attached")?;
+                verified_insns.map_or(Ok(()), |count| write!(f, ", {count} instructions verified"))
+            }
+            HookState::Unavailable(reason) => reason.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_abi::Layout;
+
+    use super::*;
+
+    #[test]
+    fn every_need_is_a_member_of_the_layout() {
+        for hook in HOOKS {
+            for member in hook.needs.iter().copied().flatten() {
+                assert!(
+                    Layout::MEMBERS.contains(member),
+                    "{}: {member}",
+                    hook.program
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_hook_refers_to_hooks_before_it() {
+        for (index, hook) in HOOKS.iter().enumerate() {
+            for other in hook.only_with.iter().chain(hook.unless.iter()) {
+                assert!(
+                    HOOKS[..index]
+                        .iter()
+                        .any(|earlier| earlier.program == *other),
+                    "{}: {other}",
+                    hook.program
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn sets_hold_what_was_put_in() {
+        let set = HookSet::NONE.with(Family::Oom).with(Family::Threshold);
+        for family in Family::ALL {
+            assert_eq!(
+                set.contains(family),
+                matches!(family, Family::Oom | Family::Threshold)
+            );
+            assert!(HookSet::ALL.contains(family));
+            assert!(!HookSet::ALL.without(family).contains(family));
+        }
+    }
+
+    #[test]
+    fn a_report_is_one_line() {
+        let report = HookReport {
+            family: Family::Oom,
+            program: "oom_kill_process",
+            kind: HookKind::Fentry,
+            target: "oom_kill_process",
+            state: HookState::Unavailable(Unavailable::KindRefused {
+                kind: HookKind::Fentry,
+                reason: "errno 1 (EPERM)".into(),
+            }),
+        };
+        assert_eq!(
+            report.to_string(),
+            "oom fentry oom_kill_process: fentry refused by this host: errno 1 (EPERM)"
+        );
+    }
+}

@@ -1,0 +1,244 @@
+//! Object → attached hooks.
+
+use std::fs;
+
+use aya::programs::{Program, ProgramError};
+use aya::{Ebpf, EbpfLoader, Endianness};
+use plimsoll_abi::Config;
+use zerocopy::IntoBytes;
+
+use super::btf::Btf;
+use super::error::reason;
+use super::hooks::{HOOKS, Hook, Where};
+use super::layout::{self, Resolved};
+use super::{BpfError, BpfOptions, HookKind, HookReport, HookState, Unavailable, policy};
+use crate::host::{Controller, HostRoot, Version};
+
+/// The running kernel's type information.
+const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
+
+pub(super) struct Loaded {
+    pub(super) ebpf: Ebpf,
+    pub(super) hooks: Vec<HookReport>,
+}
+
+pub(super) fn load(object: &[u8], options: &BpfOptions) -> Result<Loaded, BpfError> {
+    policy::check()?;
+    let bytes = fs::read(VMLINUX).map_err(|source| BpfError::NoBtf {
+        path: VMLINUX,
+        source,
+    })?;
+    let btf = Btf::parse(&bytes).map_err(|source| BpfError::Btf {
+        path: VMLINUX,
+        source,
+    })?;
+    // aya finds attach targets by itself and has its own reader for them.
+    let aya_btf =
+        aya::Btf::parse(&bytes, Endianness::default()).map_err(|error| BpfError::Object {
+            reason: reason(&error),
+        })?;
+    let resolved = layout::resolve(&btf);
+    let config = Config {
+        window_ns: u64::try_from(options.window.as_nanos()).unwrap_or(u64::MAX),
+        agent_tgid: options.agent_tgid,
+        memory_is_v1: u32::from(memory_is_v1()),
+    };
+    let ebpf = EbpfLoader::new()
+        .btf(Some(&aya_btf))
+        .override_global("LAYOUT", resolved.layout.as_bytes(), true)
+        .override_global("CONFIG", config.as_bytes(), true)
+        .load(object)
+        .map_err(|error| BpfError::Object {
+            reason: reason(&error),
+        })?;
+    let mut attaching = Attaching {
+        ebpf,
+        btf: &btf,
+        aya_btf: &aya_btf,
+        resolved,
+        config,
+        hooks: Vec::new(),
+    };
+    let refused = [
+        (
+            HookKind::Fentry,
+            attaching.canary("canary_fentry", HookKind::Fentry, "bpf_fentry_test1"),
+        ),
+        (
+            HookKind::TpBtf,
+            attaching.canary("canary_tp_btf", HookKind::TpBtf, "bpf_test_finish"),
+        ),
+    ];
+    for hook in HOOKS
+        .iter()
+        .filter(|hook| options.hooks.contains(hook.family))
+    {
+        let state = match attaching.obstacle(hook, &refused) {
+            Some(unavailable) => HookState::Unavailable(unavailable),
+            None => attaching.attach(hook),
+        };
+        attaching.hooks.push(HookReport {
+            family: hook.family,
+            program: hook.program,
+            kind: hook.kind,
+            target: hook.target,
+            state,
+        });
+    }
+    let Attaching { ebpf, hooks, .. } = attaching;
+    if !hooks.is_empty() && !hooks.iter().any(HookReport::is_attached) {
+        return Err(BpfError::NoHook {
+            reason: hooks[0].to_string(),
+        });
+    }
+    Ok(Loaded { ebpf, hooks })
+}
+
+/// Whether the memory controller sits on a cgroup v1 hierarchy. Where that cannot be told, v2 is the kernel's default.
+fn memory_is_v1() -> bool {
+    HostRoot::live().cgroup_mounts().is_ok_and(|mounts| {
+        mounts
+            .hierarchy_of(Controller::Memory)
+            .is_ok_and(|hierarchy| hierarchy.version == Version::V1)
+    })
+}
+
+struct Attaching<'kernel> {
+    ebpf: Ebpf,
+    btf: &'kernel Btf<'kernel>,
+    aya_btf: &'kernel aya::Btf,
+    resolved: Resolved,
+    config: Config,
+    hooks: Vec<HookReport>,
+}
+
+impl Attaching<'_> {
+    /// Attaches a program that does nothing and takes it away again: the reason if the host refuses its kind.
+    fn canary(&mut self, program: &str, kind: HookKind, target: &str) -> Option<String> {
+        if !self.has_target(kind, target) {
+            // A kernel without the self-test: the hooks themselves will tell.
+            return None;
+        }
+        let refusal = self.load_and_attach(program, target).err();
+        if let Some(program) = self.ebpf.program_mut(program) {
+            // Detaches too. It fails only if the program was not loaded, which `refusal` then tells.
+            let _ = match program {
+                Program::FEntry(program) => program.unload(),
+                Program::BtfTracePoint(program) => program.unload(),
+                _ => Ok(()),
+            };
+        }
+        refusal
+    }
+
+    /// What keeps a hook from being tried, if anything.
+    fn obstacle(&self, hook: &Hook, refused: &[(HookKind, Option<String>)]) -> Option<Unavailable> {
+        let is_attached = |program: &&'static str| {
+            self.hooks
+                .iter()
+                .any(|done| done.program == *program && done.is_attached())
+        };
+        match hook.location {
+            Where::MemoryV1 if self.config.memory_is_v1 == 0 => {
+                return Some(Unavailable::OtherHierarchy { version: 1 });
+            }
+            Where::MemoryV2 if self.config.memory_is_v1 == 1 => {
+                return Some(Unavailable::OtherHierarchy { version: 2 });
+            }
+            _ => {}
+        }
+        if let Some(by) = hook.unless.filter(is_attached) {
+            return Some(Unavailable::NotNeeded { by });
+        }
+        // fexit shares fentry's mechanism.
+        let kind = if hook.kind == HookKind::Fexit {
+            HookKind::Fentry
+        } else {
+            hook.kind
+        };
+        if let Some((_, Some(reason))) = refused.iter().find(|(canary, _)| *canary == kind) {
+            return Some(Unavailable::KindRefused {
+                kind: hook.kind,
+                reason: reason.clone(),
+            });
+        }
+        if !self.has_target(hook.kind, hook.target) {
+            return Some(Unavailable::NoTarget {
+                kind: hook.kind,
+                target: hook.target,
+            });
+        }
+        if let Some(of) = hook
+            .only_with
+            .first()
+            .filter(|_| !hook.only_with.iter().any(is_attached))
+        {
+            return Some(Unavailable::Partner { of });
+        }
+        hook.needs
+            .iter()
+            .copied()
+            .flatten()
+            .find(|member| self.resolved.missing.contains(member))
+            .map(|member| Unavailable::NoMember { member })
+    }
+
+    fn has_target(&self, kind: HookKind, target: &str) -> bool {
+        match kind {
+            HookKind::Fentry | HookKind::Fexit => self.btf.has_function(target),
+            HookKind::TpBtf => self.btf.has_tracepoint(target),
+        }
+    }
+
+    fn attach(&mut self, hook: &Hook) -> HookState {
+        match self.load_and_attach(hook.program, hook.target) {
+            Ok(()) => {
+                let info = self
+                    .ebpf
+                    .program(hook.program)
+                    .and_then(|program| program.info().ok());
+                HookState::Attached {
+                    verified_insns: info
+                        .as_ref()
+                        .and_then(|info| info.verified_instruction_count()),
+                    // An instruction is eight bytes.
+                    translated_insns: info
+                        .as_ref()
+                        .and_then(|info| info.size_translated())
+                        .map(|bytes| bytes / 8),
+                }
+            }
+            Err(reason) => HookState::Unavailable(Unavailable::Refused {
+                kind: hook.kind,
+                target: hook.target,
+                reason,
+            }),
+        }
+    }
+
+    fn load_and_attach(&mut self, program: &str, target: &str) -> Result<(), String> {
+        let found = self
+            .ebpf
+            .program_mut(program)
+            .ok_or_else(|| format!("the BPF object has no program {program}"))?;
+        let mut attempt = || -> Result<(), ProgramError> {
+            match found {
+                Program::FEntry(program) => {
+                    program.load(target, self.aya_btf)?;
+                    program.attach()?;
+                }
+                Program::FExit(program) => {
+                    program.load(target, self.aya_btf)?;
+                    program.attach()?;
+                }
+                Program::BtfTracePoint(program) => {
+                    program.load(target, self.aya_btf)?;
+                    program.attach()?;
+                }
+                _ => return Err(ProgramError::UnexpectedProgramType),
+            }
+            Ok(())
+        };
+        attempt().map_err(|error| reason(&error))
+    }
+}

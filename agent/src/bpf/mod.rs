@@ -1,0 +1,550 @@
+//! The BPF programs, from this side: loading, attaching, arming, reading.
+//!
+//! Problem: a host may allow all, some or none of what the programs need, and the agent must work in each case and say what
+//! it lost. Approach: policy first ([`BpfError`] when nothing at all can work), then one do-nothing program per program
+//! type, then hook by hook, each with its own outcome ([`HookReport`]). After loading, nothing here allocates or opens a file
+//! on the path from a record to a decision: reading a ring, arming a threshold and reading the root's usage are a few system
+//! calls on descriptors that are open.
+//!
+//! Terms: a *hook* is one program on one kernel function or tracepoint. To *register* a cgroup is to learn the kernel's counter
+//! behind its `memory.current`; to *arm* it is to ask for one record when that counter reaches a number.
+
+pub mod btf;
+mod error;
+mod hooks;
+mod layout;
+mod loader;
+pub mod object;
+mod policy;
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use aya::Ebpf;
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
+use plimsoll_abi::{
+    FILTER_WORDS, KIND_SLOTS, KINDS, Kind, ROOT_CGROUP_ID, UNTRACKED, charges, dropped, filter_bit,
+    produced, seen, throttle_totals, watch,
+};
+
+pub use error::BpfError;
+pub use hooks::{Family, HookKind, HookReport, HookSet, HookState, Unavailable};
+
+use crate::source::decode::{DecodeError, Record, decode};
+use error::{map_error, reason};
+
+/// Reads of `memory.current` until the program must have seen one. Another thread of the agent may read such a file at the
+/// same moment, hence more than one.
+const REGISTER_ATTEMPTS: usize = 4;
+
+/// What to load, and the numbers that are fixed at load time.
+#[derive(Clone, Copy, Debug)]
+pub struct BpfOptions {
+    /// The agent's process id in the initial pid namespace: its reads of `memory.current` register counters.
+    pub agent_tgid: u32,
+    /// Which families of hooks.
+    pub hooks: HookSet,
+    /// Of the records that come in floods, at most one per cgroup is sent in this time.
+    pub window: Duration,
+}
+
+/// A counter as it was when it was registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterSeen {
+    /// Charged to the cgroup.
+    pub usage_bytes: u64,
+    /// Charged to the top of the hierarchy, that is to all cgroups but the root itself.
+    pub root_usage_bytes: u64,
+}
+
+/// Records of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KindCount {
+    /// The programs tried to send.
+    pub produced: u64,
+    /// Read from the ring.
+    pub consumed: u64,
+    /// Found the ring full.
+    pub dropped: u64,
+}
+
+/// Where every record went. Once the rings are drained, `produced = consumed + dropped` for each kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drops {
+    kinds: [KindCount; KIND_SLOTS],
+    /// Events that found their map full and so are missing from later totals.
+    pub untracked: u64,
+    /// Records that this agent could not read, by the last reason.
+    pub unreadable: u64,
+}
+
+impl Drops {
+    /// The counts of one kind.
+    #[must_use]
+    pub fn of(&self, kind: Kind) -> KindCount {
+        self.kinds
+            .get(usize::from(kind.number()))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// Records lost, of all kinds.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.kinds.iter().map(|count| count.dropped).sum()
+    }
+}
+
+/// Running totals of a cgroup's CPU throttling since the programs were attached, each CPU's run queue by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThrottleTotals {
+    /// The cgroup with the quota.
+    pub cgroup_id: u64,
+    /// Finished throttles.
+    pub count: u64,
+    /// Their time.
+    pub sum_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+}
+
+/// How often a program ran and how long, since statistics were switched on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramStats {
+    /// Its name.
+    pub program: &'static str,
+    /// Runs.
+    pub run_count: u64,
+    /// Their time.
+    pub run_ns: u64,
+}
+
+/// As many pages as it takes to hold so many bytes: the unit of the kernel's counters.
+#[must_use]
+pub fn pages_up(bytes: u64) -> u64 {
+    bytes.div_ceil(rustix::param::page_size() as u64)
+}
+
+struct Counter {
+    address: u64,
+    is_watched: bool,
+}
+
+/// The loaded programs. Dropping it detaches and unloads them.
+pub struct Bpf {
+    ebpf: Ebpf,
+    hooks: Vec<HookReport>,
+    critical: Ring,
+    pressure: Ring,
+    watch: HashMap<MapData, u64, [u64; watch::WORDS]>,
+    filter: Array<MapData, [u64; FILTER_WORDS]>,
+    seen: Array<MapData, [u64; seen::WORDS]>,
+    counts: PerCpuArray<MapData, u64>,
+    charges: Array<MapData, u64>,
+    counts_charges: bool,
+    throttle: HashMap<MapData, u64, [u64; throttle_totals::WORDS]>,
+    /// By cgroup id.
+    counters: BTreeMap<u64, Counter>,
+    /// What `filter` holds.
+    filter_words: [u64; FILTER_WORDS],
+    /// A `memory.current` whose reading refreshes the root's usage.
+    witness: Option<OwnedFd>,
+    page_bytes: u64,
+    /// Statistics are on while this is open.
+    stats: Option<OwnedFd>,
+}
+
+struct Ring {
+    ring: RingBuf<MapData>,
+    consumed: [u64; KIND_SLOTS],
+    unreadable: u64,
+    last_error: Option<DecodeError>,
+}
+
+impl Ring {
+    fn new(ring: RingBuf<MapData>) -> Self {
+        Ring {
+            ring,
+            consumed: [0; KIND_SLOTS],
+            unreadable: 0,
+            last_error: None,
+        }
+    }
+
+    fn drain(&mut self, budget: usize, mut f: impl FnMut(Record<'_>)) -> usize {
+        for taken in 0..budget {
+            let Some(item) = self.ring.next() else {
+                return taken;
+            };
+            match decode(&item) {
+                Ok(record) => {
+                    if let Some(count) = self
+                        .consumed
+                        .get_mut(usize::from(record.body.kind().number()))
+                    {
+                        *count += 1;
+                    }
+                    f(record);
+                }
+                Err(error) => {
+                    self.unreadable += 1;
+                    self.last_error = Some(error);
+                }
+            }
+        }
+        budget
+    }
+}
+
+impl Bpf {
+    /// Loads the object and attaches every hook of `options` that this host allows.
+    ///
+    /// # Errors
+    /// Only when nothing at all can work: policy, capabilities, no BTF, an object that the kernel cannot take, or no hook
+    /// attached. Everything less is in [`Bpf::hooks`].
+    pub fn load(object: &[u8], options: &BpfOptions) -> Result<Bpf, BpfError> {
+        let loaded = loader::load(object, options)?;
+        let mut ebpf = loaded.ebpf;
+        let mut take = |name: &'static str| {
+            ebpf.take_map(name).ok_or_else(|| BpfError::Object {
+                reason: format!("it has no map {name}"),
+            })
+        };
+        macro_rules! map {
+            ($name:literal) => {
+                take($name)?.try_into().map_err(map_error($name))?
+            };
+        }
+        Ok(Bpf {
+            critical: Ring::new(map!("CRITICAL")),
+            pressure: Ring::new(map!("PRESSURE")),
+            watch: map!("WATCH"),
+            filter: map!("FILTER"),
+            seen: map!("SEEN"),
+            counts: map!("COUNTS"),
+            charges: map!("CHARGES"),
+            counts_charges: loaded
+                .hooks
+                .iter()
+                .any(|hook| hook.program == "charges_count" && hook.is_attached()),
+            throttle: map!("THROTTLE"),
+            hooks: loaded.hooks,
+            ebpf,
+            counters: BTreeMap::new(),
+            filter_words: [0; FILTER_WORDS],
+            witness: None,
+            page_bytes: rustix::param::page_size() as u64,
+            stats: None,
+        })
+    }
+
+    /// What became of each hook that was asked for.
+    #[must_use]
+    pub fn hooks(&self) -> &[HookReport] {
+        &self.hooks
+    }
+
+    /// Whether a program is attached.
+    #[must_use]
+    pub fn is_attached(&self, program: &str) -> bool {
+        self.hooks
+            .iter()
+            .any(|hook| hook.program == program && hook.is_attached())
+    }
+
+    /// Readable when [`Bpf::drain_critical`] has something to do.
+    #[must_use]
+    pub fn critical_fd(&self) -> BorrowedFd<'_> {
+        self.critical.ring.as_fd()
+    }
+
+    /// The ring of the aggregated records. Nothing wakes its poller: look at it every few milliseconds.
+    #[must_use]
+    pub fn pressure_fd(&self) -> BorrowedFd<'_> {
+        self.pressure.ring.as_fd()
+    }
+
+    /// Hands at most `budget` urgent records to `f`, oldest first, and returns how many places of the ring were freed.
+    /// Does not allocate. When it returns `budget` there may be more.
+    pub fn drain_critical(&mut self, budget: usize, f: impl FnMut(Record<'_>)) -> usize {
+        self.critical.drain(budget, f)
+    }
+
+    /// The same for the aggregated records.
+    pub fn drain_pressure(&mut self, budget: usize, f: impl FnMut(Record<'_>)) -> usize {
+        self.pressure.drain(budget, f)
+    }
+
+    /// The last record that could not be read, if any: how many is in [`Drops::unreadable`].
+    #[must_use]
+    pub fn last_decode_error(&self) -> Option<DecodeError> {
+        self.critical.last_error.or(self.pressure.last_error)
+    }
+
+    /// Learns which kernel counter is behind `memory_current`, an open `memory.current` (v1: `memory.usage_in_bytes`), by
+    /// reading it. The counter at the top of the hierarchy is registered with it, as [`ROOT_CGROUP_ID`].
+    ///
+    /// # Errors
+    /// When the file cannot be read, or the program that watches these reads did not see it.
+    pub fn register(
+        &mut self,
+        memory_current: BorrowedFd<'_>,
+        cgroup_id: u64,
+    ) -> Result<CounterSeen, BpfError> {
+        if !self.is_attached("threshold_charge") {
+            return Err(BpfError::NoThresholds);
+        }
+        for _ in 0..REGISTER_ATTEMPTS {
+            let seen = self.look(memory_current)?;
+            if seen[seen::CGROUP_ID] != cgroup_id
+                || seen[seen::COUNTER] == 0
+                || seen[seen::ROOT_COUNTER] == 0
+            {
+                continue;
+            }
+            if self.witness.is_none() {
+                self.witness = memory_current.try_clone_to_owned().ok();
+            }
+            // Arms nothing: an entry with the same counter keeps its watch.
+            for (id, address) in [
+                (cgroup_id, seen[seen::COUNTER]),
+                (ROOT_CGROUP_ID, seen[seen::ROOT_COUNTER]),
+            ] {
+                if self
+                    .counters
+                    .get(&id)
+                    .is_none_or(|known| known.address != address)
+                {
+                    self.forget(id)?;
+                    self.counters.insert(
+                        id,
+                        Counter {
+                            address,
+                            is_watched: false,
+                        },
+                    );
+                }
+            }
+            return Ok(CounterSeen {
+                usage_bytes: self.bytes(seen[seen::USAGE_PAGES]),
+                root_usage_bytes: self.bytes(seen[seen::ROOT_USAGE_PAGES]),
+            });
+        }
+        Err(BpfError::CounterNotSeen { cgroup_id })
+    }
+
+    /// Asks for one [`Kind::ThresholdCrossed`] record when the cgroup's usage is about to reach `threshold_bytes`, replacing
+    /// what was asked before. If it is there already, the next charge sends it. `generation` comes back in the record.
+    ///
+    /// One map update (a second one the first time), no allocation on either side of the border.
+    ///
+    /// # Errors
+    /// When the cgroup is not registered, or the kernel refuses the update (too many watched counters).
+    pub fn arm(
+        &mut self,
+        cgroup_id: u64,
+        threshold_bytes: u64,
+        generation: u64,
+    ) -> Result<(), BpfError> {
+        let threshold_pages = threshold_bytes.div_ceil(self.page_bytes);
+        let counter = self
+            .counters
+            .get_mut(&cgroup_id)
+            .ok_or(BpfError::NotRegistered { cgroup_id })?;
+        let mut value = [0; watch::WORDS];
+        value[watch::CGROUP_ID] = cgroup_id;
+        value[watch::THRESHOLD_PAGES] = threshold_pages;
+        value[watch::GENERATION] = generation;
+        value[watch::ARMED] = 1;
+        self.watch
+            .insert(counter.address, value, 0)
+            .map_err(map_error("WATCH"))?;
+        counter.is_watched = true;
+        let (word, mask) = filter_bit(counter.address as u32);
+        if self.filter_words[word] & mask == 0 {
+            self.filter_words[word] |= mask;
+            self.filter
+                .set(0, self.filter_words, 0)
+                .map_err(map_error("FILTER"))?;
+        }
+        Ok(())
+    }
+
+    /// Bytes charged to memory cgroups since the programs were attached, gross; `None` where nobody counts them. One map lookup,
+    /// no allocation.
+    #[must_use]
+    pub fn charged_bytes(&self) -> Option<u64> {
+        let pages = self
+            .counts_charges
+            .then(|| self.charges.get(&charges::TOTAL_PAGES, 0).ok())
+            .flatten()?;
+        Some(pages.saturating_mul(self.page_bytes))
+    }
+
+    /// Asks for one [`Kind::ChargesReached`] record when [`Bpf::charged_bytes`] reaches this, replacing what was asked before. If
+    /// it is there already, the next charge sends it. One map update, no allocation.
+    ///
+    /// # Errors
+    /// When the kernel refuses the update.
+    pub fn arm_charges(&mut self, at_charged_bytes: u64) -> Result<(), BpfError> {
+        self.charges
+            .set(charges::THRESHOLD_PAGES, pages_up(at_charged_bytes), 0)
+            .map_err(map_error("CHARGES"))
+    }
+
+    /// Takes back what was asked for with [`Bpf::arm`]. A record may be on its way already.
+    ///
+    /// # Errors
+    /// When the kernel refuses the update.
+    pub fn disarm(&mut self, cgroup_id: u64) -> Result<(), BpfError> {
+        let Some(counter) = self
+            .counters
+            .get_mut(&cgroup_id)
+            .filter(|counter| counter.is_watched)
+        else {
+            return Ok(());
+        };
+        counter.is_watched = false;
+        let address = counter.address;
+        // The filter first: a hit without an entry would only cost time.
+        let mut words = [0; FILTER_WORDS];
+        for watched in self.counters.values().filter(|counter| counter.is_watched) {
+            let (word, mask) = filter_bit(watched.address as u32);
+            words[word] |= mask;
+        }
+        if words != self.filter_words {
+            self.filter_words = words;
+            self.filter.set(0, words, 0).map_err(map_error("FILTER"))?;
+        }
+        self.watch.remove(&address).map_err(map_error("WATCH"))
+    }
+
+    /// Forgets a cgroup that is gone, so that its counter's address can be another's.
+    ///
+    /// # Errors
+    /// As [`Bpf::disarm`].
+    pub fn forget(&mut self, cgroup_id: u64) -> Result<(), BpfError> {
+        self.disarm(cgroup_id)?;
+        self.counters.remove(&cgroup_id);
+        Ok(())
+    }
+
+    /// What is charged to the top of the hierarchy now: all cgroups but the root itself. Costs one `pread` of a file that
+    /// [`Bpf::register`] was given, and one map lookup.
+    ///
+    /// # Errors
+    /// When nothing is registered, or the file's cgroup is gone; then the next [`Bpf::register`] provides another.
+    pub fn root_usage_bytes(&mut self) -> Result<u64, BpfError> {
+        let Some(witness) = self.witness.take() else {
+            return Err(BpfError::NotRegistered {
+                cgroup_id: ROOT_CGROUP_ID,
+            });
+        };
+        let seen = self.look(witness.as_fd())?;
+        self.witness = Some(witness);
+        Ok(self.bytes(seen[seen::ROOT_USAGE_PAGES]))
+    }
+
+    /// Reads the file, whereupon the program notes the counter behind it.
+    fn look(&self, memory_current: BorrowedFd<'_>) -> Result<[u64; seen::WORDS], BpfError> {
+        let mut text = [0u8; 32];
+        rustix::io::pread(memory_current, &mut text, 0).map_err(|errno| BpfError::Read {
+            errno: errno.raw_os_error(),
+        })?;
+        self.seen.get(&0, 0).map_err(map_error("SEEN"))
+    }
+
+    fn bytes(&self, pages: u64) -> u64 {
+        // A counter can be below zero for a moment.
+        if pages > u64::MAX / 2 {
+            0
+        } else {
+            pages.saturating_mul(self.page_bytes)
+        }
+    }
+
+    /// Where every record went so far.
+    ///
+    /// # Errors
+    /// When the kernel refuses to show the counters.
+    pub fn drops(&self) -> Result<Drops, BpfError> {
+        let sum = |index: u32| -> Result<u64, BpfError> {
+            Ok(self
+                .counts
+                .get(&index, 0)
+                .map_err(map_error("COUNTS"))?
+                .iter()
+                .sum())
+        };
+        let mut drops = Drops {
+            untracked: sum(UNTRACKED)?,
+            unreadable: self.critical.unreadable + self.pressure.unreadable,
+            ..Drops::default()
+        };
+        for kind in KINDS {
+            let slot = usize::from(kind.number());
+            drops.kinds[slot] = KindCount {
+                // Dropped first: a record that is sent in between counts as on its way, not as lost.
+                dropped: sum(dropped(kind))?,
+                produced: sum(produced(kind))?,
+                consumed: self.critical.consumed[slot] + self.pressure.consumed[slot],
+            };
+        }
+        Ok(drops)
+    }
+
+    /// Every cgroup's throttling so far, including what no record has told yet. Reads only.
+    ///
+    /// # Errors
+    /// When the kernel refuses to show the map.
+    pub fn drain_throttle(&self, mut f: impl FnMut(ThrottleTotals)) -> Result<(), BpfError> {
+        for entry in self.throttle.iter() {
+            let (cgroup_id, value) = entry.map_err(map_error("THROTTLE"))?;
+            f(ThrottleTotals {
+                cgroup_id,
+                count: value[throttle_totals::COUNT],
+                sum_ns: value[throttle_totals::SUM_NS],
+                max_ns: value[throttle_totals::MAX_NS],
+            });
+        }
+        Ok(())
+    }
+
+    /// Switches the kernel's run statistics on or off. They cost two clock reads per run of every BPF program on the host.
+    ///
+    /// # Errors
+    /// When the kernel refuses (before 5.8, or without CAP_SYS_ADMIN).
+    pub fn set_stats(&mut self, on: bool) -> Result<(), BpfError> {
+        self.stats = if on {
+            Some(
+                aya::sys::enable_stats(aya::sys::Stats::RunTime).map_err(|error| {
+                    BpfError::Stats {
+                        reason: reason(&error),
+                    }
+                })?,
+            )
+        } else {
+            None
+        };
+        Ok(())
+    }
+
+    /// Run counts and times of the attached programs; all zero unless [`Bpf::set_stats`] was called.
+    #[must_use]
+    pub fn program_stats(&self) -> Vec<ProgramStats> {
+        let stats = |hook: &HookReport| {
+            let info = self.ebpf.program(hook.program)?.info().ok()?;
+            Some(ProgramStats {
+                program: hook.program,
+                run_count: info.run_count(),
+                run_ns: u64::try_from(info.run_time().as_nanos()).unwrap_or(u64::MAX),
+            })
+        };
+        self.hooks
+            .iter()
+            .filter(|hook| hook.is_attached())
+            .filter_map(stats)
+            .collect()
+    }
+}

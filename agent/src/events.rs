@@ -1,0 +1,852 @@
+//! `plimsoll events`: every record of the BPF programs as it comes, and where each one went.
+//!
+//! The tool for seeing the kernel side work: it loads every hook, says which are in place, prints, and at the end accounts for
+//! each record by kind (produced = consumed + dropped). It decides nothing and changes nothing on the host.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use plimsoll_abi::{KINDS, Kind, ROOT_CGROUP_ID};
+use rustix::event::{PollFd, PollFlags, poll};
+use serde_json::{Value, json};
+
+use crate::bpf::object::{ObjectMissing, object};
+use crate::bpf::{Bpf, BpfError, BpfOptions, Drops, Family, HookReport, HookSet};
+use crate::host::{CgroupError, CgroupMounts, Controller, FileError, HostRoot, Version};
+use crate::source::decode::{
+    Body, MemoryLimitEvent, OomLimit, ReclaimPhase, Record, ThrottlePhase,
+};
+
+/// Records read from a ring before looking at the clock again.
+const BUDGET: usize = 256;
+
+/// The rings are looked at this often even if nothing wakes us: the aggregated one never does.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Cgroups whose directories are read for their paths at the start.
+const CGROUPS_MAX: usize = 65_536;
+
+/// Options of `plimsoll events`.
+#[derive(Debug, Clone, Args)]
+pub struct EventsArgs {
+    /// Show only this cgroup and those below it (path from the root of its hierarchy, such as /kubepods)
+    #[arg(long, value_name = "PATH")]
+    pub cgroup: Option<PathBuf>,
+
+    /// Show only these kinds of records (all are loaded and counted)
+    #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = parse_kind)]
+    pub kind: Vec<Kind>,
+
+    /// How to print
+    #[arg(long, value_enum, default_value_t = Output::Text)]
+    pub output: Output,
+
+    /// Stop after this time; without it, run until interrupted
+    #[arg(long, value_name = "N")]
+    pub seconds: Option<u64>,
+
+    /// Send at most one record per cgroup in this time for the kinds that come in floods
+    #[arg(long, value_name = "MS", default_value_t = 100)]
+    pub window_ms: u64,
+
+    /// Arm a usage threshold: PATH=BYTES, where PATH "/" is the whole node. Each is armed once
+    #[arg(long, value_name = "PATH=BYTES", value_parser = parse_arm)]
+    pub arm: Vec<Arm>,
+
+    /// Do not read the rings before the end: shows that an overrun is counted exactly
+    #[arg(long, hide = true)]
+    pub stall: bool,
+
+    /// The BPF object to load, instead of the one inside this program
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub object: Option<PathBuf>,
+}
+
+/// How `plimsoll events` prints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// One line per record, for people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// A threshold to arm.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Arm {
+    path: String,
+    bytes: u64,
+}
+
+fn parse_kind(text: &str) -> Result<Kind, String> {
+    KINDS
+        .into_iter()
+        .find(|kind| kind.name() == text)
+        .ok_or_else(|| {
+            let names: Vec<_> = KINDS.iter().map(|kind| kind.name()).collect();
+            format!("use one of {}", names.join(", "))
+        })
+}
+
+fn parse_arm(text: &str) -> Result<Arm, String> {
+    let (path, bytes) = text
+        .rsplit_once('=')
+        .ok_or("write it as PATH=BYTES, such as /kubepods=67108864")?;
+    Ok(Arm {
+        path: path.to_owned(),
+        bytes: bytes
+            .parse()
+            .map_err(|_| format!("{bytes:?} is not a number of bytes"))?,
+    })
+}
+
+/// Why `plimsoll events` cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum EventsError {
+    /// Built without the object.
+    #[error(transparent)]
+    Object(#[from] ObjectMissing),
+    /// The object file cannot be read.
+    #[error("{path}: {source}")]
+    ObjectFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// BPF cannot be used here.
+    #[error(transparent)]
+    Bpf(#[from] BpfError),
+    /// The cgroup file systems cannot be found.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// A control file cannot be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A cgroup that was asked for is not there.
+    #[error("{path}: {source}; give the path of a cgroup from the root of the memory hierarchy")]
+    NoCgroup {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Waiting for records failed.
+    #[error("waiting for records: {0}")]
+    Poll(rustix::io::Errno),
+    /// The output cannot be written.
+    #[error("writing the output: {0}")]
+    Output(#[from] io::Error),
+}
+
+/// Loads, prints until the time is over, and accounts for every record.
+///
+/// Exit status 0 when records were neither lost nor unreadable, 1 otherwise.
+///
+/// # Errors
+/// When BPF cannot be used at all, a cgroup does not exist, or the output cannot be written.
+pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
+    let file = match &args.object {
+        Some(path) => Some(
+            std::fs::read(path).map_err(|source| EventsError::ObjectFile {
+                path: path.clone(),
+                source,
+            })?,
+        ),
+        None => None,
+    };
+    let bytes = match &file {
+        Some(bytes) => bytes.as_slice(),
+        None => object()?,
+    };
+    let mounts = HostRoot::live().cgroup_mounts()?;
+    let mut bpf = Bpf::load(
+        bytes,
+        &BpfOptions {
+            agent_tgid: std::process::id(),
+            hooks: HookSet::ALL,
+            window: Duration::from_millis(args.window_ms),
+        },
+    )?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    for hook in bpf.hooks() {
+        print_hook(&mut out, args.output, hook)?;
+    }
+    let mut screen = Screen::new(args, Paths::walk(&mounts));
+    // Their descriptors stay open as long as the thresholds are armed.
+    let _armed = arm(&mut bpf, &mounts, &args.arm, &mut out, args.output)?;
+    out.flush()?;
+
+    let end = args
+        .seconds
+        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    while end.is_none_or(|end| Instant::now() < end) {
+        let left = end.map_or(LOOK_EVERY, |end| {
+            end.saturating_duration_since(Instant::now())
+                .min(LOOK_EVERY)
+        });
+        if args.stall {
+            std::thread::sleep(left);
+            continue;
+        }
+        wait(&bpf, left)?;
+        screen.drain(&mut bpf, &mut out)?;
+        out.flush()?;
+    }
+    screen.drain(&mut bpf, &mut out)?;
+    let drops = bpf.drops()?;
+    print_throttle(&mut out, args.output, &bpf, &screen.paths)?;
+    print_drops(&mut out, args.output, &drops)?;
+    if let Some(error) = bpf.last_decode_error() {
+        writeln!(out, "unreadable record: {error}")?;
+    }
+    out.flush()?;
+    let is_clean = drops.lost() == 0 && drops.unreadable == 0;
+    Ok(if is_clean {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn wait(bpf: &Bpf, left: Duration) -> Result<(), EventsError> {
+    let critical = bpf.critical_fd();
+    let mut fds = [PollFd::new(&critical, PollFlags::IN)];
+    let timeout = rustix::event::Timespec {
+        tv_sec: 0,
+        tv_nsec: i64::from(left.subsec_nanos()),
+    };
+    match poll(&mut fds, Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(errno) => Err(EventsError::Poll(errno)),
+    }
+}
+
+/// Registers and arms each threshold, and returns the files that were opened for it.
+fn arm(
+    bpf: &mut Bpf,
+    mounts: &CgroupMounts,
+    arms: &[Arm],
+    out: &mut impl Write,
+    output: Output,
+) -> Result<Vec<std::fs::File>, EventsError> {
+    let mut files = Vec::new();
+    if arms.is_empty() {
+        return Ok(files);
+    }
+    let hierarchy = mounts.hierarchy_of(Controller::Memory)?;
+    let name = match hierarchy.version {
+        Version::V1 => "memory.usage_in_bytes",
+        Version::V2 => "memory.current",
+    };
+    // The root has no such file on v2; it is registered together with any other.
+    let mut arms: Vec<_> = arms.iter().collect();
+    arms.sort_by_key(|arm| arm.path == "/");
+    for (generation, arm) in (1u64..).zip(arms) {
+        let id = if arm.path == "/" {
+            ROOT_CGROUP_ID
+        } else {
+            let directory = hierarchy.mount.join(arm.path.trim_start_matches('/'));
+            let no_cgroup = |source| EventsError::NoCgroup {
+                path: directory.clone(),
+                source,
+            };
+            let id = std::fs::metadata(&directory).map_err(no_cgroup)?.ino();
+            let file = std::fs::File::open(directory.join(name)).map_err(no_cgroup)?;
+            let seen = bpf.register(file.as_fd(), id)?;
+            files.push(file);
+            match output {
+                Output::Text => writeln!(
+                    out,
+                    "registered {}: usage {} bytes, node {} bytes",
+                    arm.path, seen.usage_bytes, seen.root_usage_bytes
+                )?,
+                Output::Json => writeln!(
+                    out,
+                    "{}",
+                    json!({"registered": arm.path, "usage_bytes": seen.usage_bytes, "root_usage_bytes": seen.root_usage_bytes})
+                )?,
+            }
+            id
+        };
+        bpf.arm(id, arm.bytes, generation)?;
+    }
+    Ok(files)
+}
+
+/// Paths of cgroups by (is on v1, id).
+struct Paths(BTreeMap<(bool, u64), String>);
+
+impl Paths {
+    /// Reads the directories that are there now; later ones come with their records.
+    fn walk(mounts: &CgroupMounts) -> Paths {
+        let mut paths = BTreeMap::new();
+        for hierarchy in mounts.hierarchies() {
+            let is_v1 = hierarchy.version == Version::V1;
+            let mut open = vec![(hierarchy.mount.clone(), String::new())];
+            while let Some((directory, path)) = open.pop() {
+                // A directory may vanish at any moment.
+                if let Ok(metadata) = directory.metadata() {
+                    let shown = if path.is_empty() { "/" } else { &path };
+                    paths
+                        .entry((is_v1, metadata.ino()))
+                        .or_insert_with(|| shown.to_owned());
+                }
+                if paths.len() >= CGROUPS_MAX {
+                    break;
+                }
+                let Ok(entries) = std::fs::read_dir(&directory) else {
+                    continue;
+                };
+                for entry in entries
+                    .flatten()
+                    .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+                {
+                    open.push((
+                        entry.path(),
+                        format!("{path}/{}", entry.file_name().to_string_lossy()),
+                    ));
+                }
+            }
+        }
+        Paths(paths)
+    }
+
+    /// The path of a cgroup of an unknown hierarchy: v2 if it is there, else v1.
+    fn of(&self, id: u64) -> Option<&str> {
+        let path = |is_v1| self.0.get(&(is_v1, id)).map(String::as_str);
+        path(false).or_else(|| path(true))
+    }
+}
+
+struct Screen<'args> {
+    args: &'args EventsArgs,
+    paths: Paths,
+}
+
+impl<'args> Screen<'args> {
+    fn new(args: &'args EventsArgs, paths: Paths) -> Self {
+        Screen { args, paths }
+    }
+
+    fn drain(&mut self, bpf: &mut Bpf, out: &mut impl Write) -> io::Result<()> {
+        let mut result = Ok(());
+        let mut show = |record: Record<'_>| {
+            if result.is_ok() {
+                result = self.show(&record, out);
+            }
+        };
+        while bpf.drain_critical(BUDGET, &mut show) == BUDGET {}
+        while bpf.drain_pressure(BUDGET, &mut show) == BUDGET {}
+        result
+    }
+
+    fn show(&mut self, record: &Record<'_>, out: &mut impl Write) -> io::Result<()> {
+        if let Body::CgroupMkdir {
+            hierarchy_id, path, ..
+        } = record.body
+        {
+            if self.paths.0.len() < CGROUPS_MAX {
+                let path = String::from_utf8_lossy(path).into_owned();
+                self.paths
+                    .0
+                    .insert((hierarchy_id != 0, record.cgroup_id), path);
+            }
+        }
+        let path = self.paths.of(record.cgroup_id).map(str::to_owned);
+        let is_shown = self.is_wanted(record, path.as_deref());
+        let result = match (is_shown, self.args.output) {
+            (false, _) => Ok(()),
+            (true, Output::Text) => self.text(record, path.as_deref(), out),
+            (true, Output::Json) => self.json(record, path.as_deref(), out),
+        };
+        if let Body::CgroupRmdir { hierarchy_id, .. } = record.body {
+            self.paths.0.remove(&(hierarchy_id != 0, record.cgroup_id));
+        }
+        result
+    }
+
+    fn is_wanted(&self, record: &Record<'_>, path: Option<&str>) -> bool {
+        let by_kind = self.args.kind.is_empty() || self.args.kind.contains(&record.body.kind());
+        let by_path = match (&self.args.cgroup, path) {
+            (None, _) => true,
+            (Some(wanted), Some(path)) => {
+                let root = Path::new("/");
+                root.join(path).starts_with(root.join(wanted))
+            }
+            (Some(_), None) => false,
+        };
+        by_kind && by_path
+    }
+
+    fn text(
+        &self,
+        record: &Record<'_>,
+        path: Option<&str>,
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        let (seconds, micros) = (
+            record.ts_ns / 1_000_000_000,
+            record.ts_ns / 1_000 % 1_000_000,
+        );
+        write!(
+            out,
+            "{seconds:>6}.{micros:06} cpu{:<3} {:<17} ",
+            record.cpu,
+            record.body.kind().name()
+        )?;
+        match (record.cgroup_id, path) {
+            (0, _) => write!(out, "node")?,
+            (id, Some(path)) => write!(out, "{path} ({id})")?,
+            (id, None) => write!(out, "({id})")?,
+        }
+        write!(out, ": ")?;
+        match &record.body {
+            Body::ThresholdCrossed {
+                usage_pages,
+                charge_pages,
+                threshold_pages,
+                generation,
+            } => writeln!(
+                out,
+                "usage {usage_pages} + charge {charge_pages} reaches {threshold_pages} pages, generation {generation}"
+            ),
+            Body::CgroupMkdir {
+                level,
+                hierarchy_id,
+                is_cut,
+                ..
+            } => {
+                let cut = if *is_cut { ", path cut" } else { "" };
+                writeln!(out, "level {level}{}{cut}", v1(*hierarchy_id))
+            }
+            Body::CgroupRmdir {
+                level,
+                hierarchy_id,
+            } => writeln!(out, "level {level}{}", v1(*hierarchy_id)),
+            Body::CgroupAttach { tgid, hierarchy_id } => {
+                writeln!(out, "process {tgid}{}", v1(*hierarchy_id))
+            }
+            Body::CgroupPopulated {
+                is_populated,
+                hierarchy_id,
+            } => {
+                writeln!(
+                    out,
+                    "{}{}",
+                    if *is_populated { "populated" } else { "empty" },
+                    v1(*hierarchy_id)
+                )
+            }
+            Body::OomKill {
+                limit,
+                tgid,
+                oom_score_adj,
+                points,
+                total_pages,
+                anon_pages,
+                comm,
+            } => {
+                write!(
+                    out,
+                    "victim {} (process {tgid}, oom_score_adj {oom_score_adj}, ",
+                    String::from_utf8_lossy(comm)
+                )?;
+                if let Some(points) = points {
+                    write!(out, "points {points}, ")?;
+                }
+                write!(
+                    out,
+                    "{anon_pages} of {total_pages} pages anonymous), limit of "
+                )?;
+                match limit {
+                    OomLimit::Node => writeln!(out, "the node"),
+                    OomLimit::Unknown => writeln!(out, "unknown"),
+                    OomLimit::Cgroup(id) => match self.paths.of(*id) {
+                        Some(path) => writeln!(out, "{path} ({id})"),
+                        None => writeln!(out, "cgroup {id}"),
+                    },
+                }
+            }
+            Body::MemoryEvent {
+                event,
+                count,
+                pages,
+            } => {
+                write!(out, "{} met {count} times so far", event_name(*event))?;
+                pages.map_or(Ok(()), |pages| write!(out, ", {pages} pages asked for"))?;
+                writeln!(out)
+            }
+            Body::Throttle {
+                phase: ThrottlePhase::Start,
+                count,
+                ..
+            } => writeln!(out, "start, {count} ended so far"),
+            Body::Throttle {
+                phase: ThrottlePhase::Stop,
+                count,
+                sum_ns,
+                max_ns,
+            } => {
+                writeln!(
+                    out,
+                    "stop, {count} so far for {} µs, longest {} µs",
+                    sum_ns / 1000,
+                    max_ns / 1000
+                )
+            }
+            Body::NodeReclaim {
+                phase,
+                count,
+                node,
+                order,
+            } => {
+                write!(
+                    out,
+                    "{}, order {order}, {count} times so far",
+                    phase_name(*phase)
+                )?;
+                node.map_or(Ok(()), |node| write!(out, ", NUMA node {node}"))?;
+                writeln!(out)
+            }
+        }
+    }
+
+    fn json(
+        &self,
+        record: &Record<'_>,
+        path: Option<&str>,
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        let mut object = details(&record.body);
+        object["ts_ns"] = json!(record.ts_ns);
+        object["cpu"] = json!(record.cpu);
+        object["kind"] = json!(record.body.kind().name());
+        object["cgroup_id"] = json!(record.cgroup_id);
+        object["cgroup"] = json!(path);
+        writeln!(out, "{object}")
+    }
+}
+
+/// " (v1 hierarchy N)", or nothing on v2.
+fn v1(hierarchy_id: u32) -> String {
+    if hierarchy_id == 0 {
+        String::new()
+    } else {
+        format!(" (v1 hierarchy {hierarchy_id})")
+    }
+}
+
+fn event_name(event: MemoryLimitEvent) -> &'static str {
+    match event {
+        MemoryLimitEvent::High => "memory.high",
+        MemoryLimitEvent::Max => "memory.max",
+        MemoryLimitEvent::Oom => "oom",
+    }
+}
+
+fn phase_name(phase: ReclaimPhase) -> &'static str {
+    match phase {
+        ReclaimPhase::KswapdWake => "kswapd_wake",
+        ReclaimPhase::DirectReclaim => "direct_reclaim",
+    }
+}
+
+/// The fields of a body; absent ones are null.
+fn details(body: &Body<'_>) -> Value {
+    match *body {
+        Body::ThresholdCrossed {
+            usage_pages,
+            charge_pages,
+            threshold_pages,
+            generation,
+        } => json!({
+            "usage_pages": usage_pages, "charge_pages": charge_pages, "threshold_pages": threshold_pages,
+            "generation": generation,
+        }),
+        Body::CgroupMkdir {
+            level,
+            hierarchy_id,
+            is_cut,
+            ..
+        } => {
+            json!({"level": level, "hierarchy_id": hierarchy_id, "is_cut": is_cut})
+        }
+        Body::CgroupRmdir {
+            level,
+            hierarchy_id,
+        } => json!({"level": level, "hierarchy_id": hierarchy_id}),
+        Body::CgroupAttach { tgid, hierarchy_id } => {
+            json!({"tgid": tgid, "hierarchy_id": hierarchy_id})
+        }
+        Body::CgroupPopulated {
+            is_populated,
+            hierarchy_id,
+        } => {
+            json!({"is_populated": is_populated, "hierarchy_id": hierarchy_id})
+        }
+        Body::OomKill {
+            limit,
+            tgid,
+            oom_score_adj,
+            points,
+            total_pages,
+            anon_pages,
+            comm,
+        } => {
+            let (limit, limit_cgroup_id) = match limit {
+                OomLimit::Node => ("node", None),
+                OomLimit::Unknown => ("unknown", None),
+                OomLimit::Cgroup(id) => ("cgroup", Some(id)),
+            };
+            json!({
+                "limit": limit, "limit_cgroup_id": limit_cgroup_id, "tgid": tgid, "oom_score_adj": oom_score_adj,
+                "points": points, "total_pages": total_pages, "anon_pages": anon_pages,
+                "comm": String::from_utf8_lossy(comm),
+            })
+        }
+        Body::MemoryEvent {
+            event,
+            count,
+            pages,
+        } => {
+            json!({"event": event_name(event), "count": count, "pages": pages})
+        }
+        Body::Throttle {
+            phase,
+            count,
+            sum_ns,
+            max_ns,
+        } => json!({
+            "phase": match phase { ThrottlePhase::Start => "start", ThrottlePhase::Stop => "stop" },
+            "count": count, "sum_ns": sum_ns, "max_ns": max_ns,
+        }),
+        Body::NodeReclaim {
+            phase,
+            count,
+            node,
+            order,
+        } => {
+            json!({"phase": phase_name(phase), "count": count, "node": node, "order": order})
+        }
+    }
+}
+
+fn print_hook(out: &mut impl Write, output: Output, hook: &HookReport) -> io::Result<()> {
+    match output {
+        Output::Text => writeln!(out, "{hook}"),
+        Output::Json => {
+            let (verified, translated, reason) = match &hook.state {
+                crate::bpf::HookState::Attached {
+                    verified_insns,
+                    translated_insns,
+                } => (*verified_insns, *translated_insns, None),
+                crate::bpf::HookState::Unavailable(reason) => {
+                    (None, None, Some(reason.to_string()))
+                }
+            };
+            writeln!(
+                out,
+                "{}",
+                json!({
+                    "hook": hook.program, "family": hook.family.name(), "type": hook.kind.to_string(),
+                    "target": hook.target, "attached": hook.is_attached(), "verified_insns": verified,
+                    "translated_insns": translated, "reason": reason,
+                })
+            )
+        }
+    }
+}
+
+fn print_throttle(
+    out: &mut impl Write,
+    output: Output,
+    bpf: &Bpf,
+    paths: &Paths,
+) -> Result<(), EventsError> {
+    if !bpf
+        .hooks()
+        .iter()
+        .any(|hook| hook.family == Family::Throttle && hook.is_attached())
+    {
+        return Ok(());
+    }
+    let mut totals = Vec::new();
+    bpf.drain_throttle(|total| totals.push(total))?;
+    totals.sort_by_key(|total| total.cgroup_id);
+    for total in totals {
+        let path = paths.of(total.cgroup_id);
+        match output {
+            Output::Text => writeln!(
+                out,
+                "throttled in all: {} ({}): {} times for {} µs, longest {} µs",
+                path.unwrap_or("?"),
+                total.cgroup_id,
+                total.count,
+                total.sum_ns / 1000,
+                total.max_ns / 1000
+            )?,
+            Output::Json => writeln!(
+                out,
+                "{}",
+                json!({
+                    "throttle_total": total.cgroup_id, "cgroup": path, "count": total.count, "sum_ns": total.sum_ns,
+                    "max_ns": total.max_ns,
+                })
+            )?,
+        }
+    }
+    Ok(())
+}
+
+fn print_drops(out: &mut impl Write, output: Output, drops: &Drops) -> io::Result<()> {
+    for kind in KINDS {
+        let count = drops.of(kind);
+        match output {
+            Output::Text => writeln!(
+                out,
+                "{:<17} produced {} = consumed {} + dropped {}",
+                kind.name(),
+                count.produced,
+                count.consumed,
+                count.dropped
+            )?,
+            Output::Json => writeln!(
+                out,
+                "{}",
+                json!({
+                    "counts": kind.name(), "produced": count.produced, "consumed": count.consumed,
+                    "dropped": count.dropped,
+                })
+            )?,
+        }
+    }
+    match output {
+        Output::Text => writeln!(
+            out,
+            "untracked {}, unreadable {}",
+            drops.untracked, drops.unreadable
+        ),
+        Output::Json => {
+            writeln!(
+                out,
+                "{}",
+                json!({"untracked": drops.untracked, "unreadable": drops.unreadable})
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_and_thresholds_are_parsed_or_explained() {
+        assert_eq!(parse_kind("oom-kill"), Ok(Kind::OomKill));
+        assert!(
+            parse_kind("oom").is_err_and(|error| error.contains("threshold-crossed, cgroup-mkdir"))
+        );
+        assert_eq!(
+            parse_arm("/a=b=12"),
+            Ok(Arm {
+                path: "/a=b".into(),
+                bytes: 12
+            })
+        );
+        assert!(parse_arm("/a").is_err_and(|error| error.contains("PATH=BYTES")));
+        assert!(parse_arm("/a=1Mi").is_err_and(|error| error.contains("not a number")));
+    }
+
+    #[test]
+    fn only_the_cgroup_and_those_below_it_are_shown() {
+        let args = EventsArgs {
+            cgroup: Some("/kubepods".into()),
+            kind: vec![Kind::CgroupRmdir],
+            output: Output::Text,
+            seconds: None,
+            window_ms: 100,
+            arm: vec![],
+            stall: false,
+            object: None,
+        };
+        let screen = Screen::new(&args, Paths(BTreeMap::new()));
+        let record = |body| Record {
+            ts_ns: 0,
+            cgroup_id: 9,
+            cpu: 0,
+            body,
+        };
+        let rmdir = record(Body::CgroupRmdir {
+            level: 1,
+            hierarchy_id: 0,
+        });
+        assert!(screen.is_wanted(&rmdir, Some("/kubepods")));
+        assert!(screen.is_wanted(&rmdir, Some("/kubepods/pod1")));
+        assert!(!screen.is_wanted(&rmdir, Some("/kubepods2")));
+        assert!(!screen.is_wanted(&rmdir, None));
+        assert!(!screen.is_wanted(
+            &record(Body::CgroupAttach {
+                tgid: 1,
+                hierarchy_id: 0
+            }),
+            Some("/kubepods")
+        ));
+    }
+
+    #[test]
+    fn a_record_becomes_one_line_of_text_or_json() {
+        let mut args = EventsArgs {
+            cgroup: None,
+            kind: vec![],
+            output: Output::Text,
+            seconds: None,
+            window_ms: 100,
+            arm: vec![],
+            stall: false,
+            object: None,
+        };
+        let record = Record {
+            ts_ns: 12_000_345_678,
+            cgroup_id: 9,
+            cpu: 3,
+            body: Body::OomKill {
+                limit: OomLimit::Cgroup(8),
+                tgid: 77,
+                oom_score_adj: 1000,
+                points: Some(500),
+                total_pages: 20,
+                anon_pages: 10,
+                comm: b"hog",
+            },
+        };
+        let paths = BTreeMap::from([
+            ((false, 8), "/k".to_owned()),
+            ((false, 9), "/k/p".to_owned()),
+        ]);
+        let mut text = Vec::new();
+        Screen::new(&args, Paths(paths.clone()))
+            .show(&record, &mut text)
+            .expect("a vector takes everything");
+        assert_eq!(
+            String::from_utf8_lossy(&text),
+            "    12.000345 cpu3   oom-kill          /k/p (9): victim hog (process 77, oom_score_adj 1000, points 500, \
+             10 of 20 pages anonymous), limit of /k (8)\n"
+        );
+        args.output = Output::Json;
+        let mut line = Vec::new();
+        Screen::new(&args, Paths(paths))
+            .show(&record, &mut line)
+            .expect("a vector takes everything");
+        let value: Value = serde_json::from_slice(&line).expect("JSON");
+        assert_eq!(value["cgroup"], "/k/p");
+        assert_eq!(value["limit_cgroup_id"], 8);
+        assert_eq!(value["comm"], "hog");
+    }
+}
