@@ -1,0 +1,57 @@
+//! The armed charge threshold: one record when so much memory has been charged that a node threshold may be crossed.
+//!
+//! Problem: node availability falls while usage stays level (page cache makes room for anonymous memory), so an armed usage
+//! threshold can miss it. Approach: count what is charged, gross. Whatever happens, availability cannot fall by more than was
+//! charged, so a record at "charged so far + headroom" is never late. It may be early; then the agent arms anew.
+//!
+//! Every charge of memory passes `page_counter_try_charge` once per batch (64 pages, 512 for a huge page), so this runs a few
+//! thousand times a second on a busy node: one atomic add, one load. The function also serves swap and huge page counters;
+//! counting them makes records earlier, never later. Needs no offset of any kernel structure.
+
+use aya_ebpf::{macros::fentry, programs::FEntryContext};
+use plimsoll_abi::{ChargesReached, Kind, charges};
+
+use crate::{
+    atomic,
+    maps::CHARGES,
+    record::{header, send_critical},
+};
+
+/// On entry of `page_counter_try_charge(struct page_counter *counter, unsigned long nr_pages, …)`.
+#[fentry(function = "page_counter_try_charge")]
+pub fn charges_count(ctx: FEntryContext) -> u32 {
+    let pages: u64 = ctx.arg(1);
+    let Some(total) = CHARGES.get_ptr_mut(charges::TOTAL_PAGES) else {
+        return 0;
+    };
+    // SAFETY: a map value.
+    let charged_pages = unsafe { atomic::add_and_get(total, pages) };
+    let Some(threshold) = CHARGES.get_ptr_mut(charges::THRESHOLD_PAGES) else {
+        return 0;
+    };
+    // SAFETY: a map value.
+    let threshold_pages = unsafe { threshold.read_volatile() };
+    if threshold_pages == 0 || charged_pages < threshold_pages {
+        return 0;
+    }
+    // SAFETY: a map value. One CPU takes it; a threshold that the agent has just replaced stays.
+    if !unsafe { atomic::replace(threshold, threshold_pages, 0) } {
+        return 0;
+    }
+    let sent = send_critical(Kind::ChargesReached, |record: *mut ChargesReached| {
+        // SAFETY: reserved for this type.
+        unsafe {
+            record.write(ChargesReached {
+                header: header(Kind::ChargesReached, 0),
+                charged_pages,
+                threshold_pages,
+            });
+        }
+    });
+    if !sent {
+        // The agent never heard of it: the next charge tries again, unless it has armed another one meanwhile.
+        // SAFETY: as above.
+        unsafe { atomic::replace(threshold, 0, threshold_pages) };
+    }
+    0
+}
