@@ -1,18 +1,21 @@
 //! `plimsoll check`: what this machine allows, which mechanism serves each signal, why, and what that costs.
 //!
-//! Loads and attaches the BPF programs for a moment and detaches them again; changes nothing else. The same [`Facts`] and [`choose`] decide for
-//! `plimsoll run`, so what is shown is what would happen.
+//! Loads and attaches the BPF programs for a moment and detaches them again; changes nothing else. The same [`Facts`]
+//! and [`choose`] decide for `plimsoll run`, so what is shown is what would happen.
 #![forbid(unsafe_code)]
 
 use std::fmt::{self, Write as _};
-use std::io;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::facts::{Facts, Hook, HookOutcome};
+use crate::bpf::object::object;
+use crate::bpf::{Bpf, BpfOptions, HookSet};
+use crate::facts::{Facts, Hook, HookOutcome, hooks_of};
 use crate::host::{CgroupError, CgroupPath, HostRoot, Version};
-use crate::ladder::{Choice, Mechanism, Role, Without, choose, is_full};
+use crate::ladder::{Choice, LADDER, Mechanism, Role, Without, choose, is_full};
 
 /// Everything is served by the best mechanism.
 pub const EXIT_FULL: u8 = 0;
@@ -60,6 +63,25 @@ pub enum CheckError {
     Output(#[from] io::Error),
 }
 
+/// Something that a better machine would give.
+struct Loss {
+    /// Of which signal.
+    of: &'static str,
+    /// What is slower or invisible.
+    lost: String,
+    /// What a person can do.
+    remedy: Option<String>,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.of, self.lost)?;
+        self.remedy
+            .as_ref()
+            .map_or(Ok(()), |remedy| write!(f, ". To mend: {remedy}"))
+    }
+}
+
 /// What `plimsoll check` found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
@@ -87,24 +109,31 @@ impl Report {
         }
     }
 
-    /// One line per loss, with what to do about it. `plimsoll run` logs the same lines.
+    /// What is lost here and what to do about it, one line each, as `plimsoll run` says it when it starts.
     pub fn losses(&self) -> Vec<String> {
-        let mut losses: Vec<String> = self
-            .choices
-            .iter()
-            .filter_map(|choice| {
-                let lost = choice.lost.as_ref()?;
-                let remedy = choice
-                    .remedy()
-                    .map(|remedy| format!(" To mend: {remedy}."))
-                    .unwrap_or_default();
-                Some(format!("{}: {lost}.{remedy}", choice.signal))
+        self.loss_rows().iter().map(ToString::to_string).collect()
+    }
+
+    fn loss_rows(&self) -> Vec<Loss> {
+        let of_choice = |choice: &Choice| {
+            let lost = choice.lost.clone()?;
+            Some(Loss {
+                of: choice.signal.name(),
+                lost,
+                remedy: choice.remedy(),
             })
-            .collect();
+        };
+        let mut losses: Vec<Loss> = self.choices.iter().filter_map(of_choice).collect();
         if let Err(reason) = &self.facts.psi
             && !self.facts.without.contains(&Without::Psi)
         {
-            losses.push(format!("safety net: nothing wakes plimsoll when tasks stall on memory and all else is silent. To mend: {reason}."));
+            let lost = "nothing wakes plimsoll when tasks stall on memory and all else is silent"
+                .to_owned();
+            losses.push(Loss {
+                of: "safety net",
+                lost,
+                remedy: Some(reason.clone()),
+            });
         }
         losses
     }
@@ -167,13 +196,7 @@ impl Report {
             Err(reason) => writeln!(out, "\n{} {reason}", style.bold("No BPF programs:"))?,
         }
 
-        let losses = self.losses();
-        if !losses.is_empty() {
-            writeln!(out, "\n{}", style.bold("LOST"))?;
-            for loss in losses {
-                writeln!(out, "{loss}")?;
-            }
-        }
+        self.write_losses(out, width, style)?;
         match (self.exit_status, &facts.memory) {
             (EXIT_UNUSABLE, Err(reason)) => {
                 writeln!(
@@ -193,6 +216,40 @@ impl Report {
                 style.yellow("plimsoll works here, with these losses.")
             ),
         }
+    }
+
+    /// Losses, then each remedy once: on most machines one cause is behind several losses.
+    fn write_losses(&self, out: &mut String, width: usize, style: Style) -> fmt::Result {
+        let losses = self.loss_rows();
+        if losses.is_empty() {
+            return Ok(());
+        }
+        writeln!(out, "\n{}", style.bold("LOST"))?;
+        for loss in &losses {
+            writeln!(out, "{:width$}  {}", loss.of, loss.lost)?;
+        }
+        let mut remedies: Vec<(&str, Vec<&str>)> = Vec::new();
+        for loss in &losses {
+            let Some(remedy) = loss.remedy.as_deref() else {
+                continue;
+            };
+            match remedies.iter_mut().find(|(known, _)| *known == remedy) {
+                Some((_, of)) => of.push(loss.of),
+                None => remedies.push((remedy, vec![loss.of])),
+            }
+        }
+        if !remedies.is_empty() {
+            writeln!(out, "\n{}", style.bold("WHAT TO DO"))?;
+        }
+        for (remedy, of) in remedies {
+            let of = if of.len() >= LADDER.len() {
+                "every signal".to_owned()
+            } else {
+                of.join(", ")
+            };
+            writeln!(out, "{remedy} {}", style.dim(&format!("(for {of})")))?;
+        }
+        Ok(())
     }
 }
 
@@ -270,16 +327,44 @@ impl Style {
     }
 }
 
+/// `plimsoll check` on this machine.
+///
+/// # Errors
+/// [`CheckError`] for a bad `--cgroup-root` or an unwritable standard output. What the machine lacks is in the report
+/// and the exit status.
+pub fn run(args: &CheckArgs) -> Result<ExitCode, CheckError> {
+    let mut stdout = io::stdout().lock();
+    // https://no-color.org
+    let color =
+        stdout.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    run_with(args, &HostRoot::live(), load_hooks, &mut stdout, color)
+}
+
+/// Attaches every hook that the host allows, and detaches them by dropping the programs.
+fn load_hooks() -> Result<Vec<Hook>, String> {
+    let object = object().map_err(|error| error.to_string())?;
+    // Nobody reads the rings, so the window does not matter; a full ring only counts.
+    let options = BpfOptions {
+        agent_tgid: std::process::id(),
+        hooks: HookSet::ALL,
+        without: &[],
+        window: Duration::from_secs(1),
+    };
+    let bpf = Bpf::load(object, &options).map_err(|error| error.to_string())?;
+    Ok(hooks_of(bpf.hooks()))
+}
+
 /// Checks the machine and writes the report to `out`.
 ///
-/// `load` loads and attaches the BPF programs, reports on its hooks and detaches them; it is not called where that is ruled out already.
+/// `load` loads and attaches the BPF programs, reports on its hooks and detaches them; it is not called where that is
+/// ruled out already.
 ///
 /// # Errors
 /// [`CheckError`] for a bad `--cgroup-root` or an unwritable `out`.
 pub fn run_with(
     args: &CheckArgs,
     host: &HostRoot,
-    load: impl FnOnce(&Facts) -> Result<Vec<Hook>, String>,
+    load: impl FnOnce() -> Result<Vec<Hook>, String>,
     out: &mut impl io::Write,
     color: bool,
 ) -> Result<ExitCode, CheckError> {
@@ -287,7 +372,7 @@ pub fn run_with(
     let mut facts = Facts::probe(host, &cgroup_root, &args.without, Ok(Vec::new()));
     facts.bpf = match facts.without_bpf() {
         Some(obstacle) => Err(obstacle.to_string()),
-        None => load(&facts),
+        None => load(),
     };
     let report = Report::new(facts);
     match args.output {
@@ -332,11 +417,17 @@ mod tests {
             .filter(|hook| hook.kind == HookKind::Fentry)
         {
             hook.outcome = HookOutcome::KindRefused {
-                reason: "fentry refused by this host: errno 1 (EPERM)".to_owned(),
+                reason: "refused by this host: errno 1 (EPERM)".to_owned(),
             };
         }
         let report = Report::new(facts);
         assert_eq!(report.exit_status, EXIT_DEGRADED);
+        let text = report.render(false);
+        assert_eq!(
+            text.matches("ask whoever runs the host").count(),
+            1,
+            "one remedy for four losses:\n{text}"
+        );
         let losses = report.losses();
         assert_eq!(losses.len(), 4, "{losses:#?}");
         assert!(
@@ -415,7 +506,7 @@ mod tests {
         run_with(
             &args,
             &host,
-            |_| panic!("must not be called"),
+            || panic!("must not be called"),
             &mut out,
             false,
         )
@@ -433,7 +524,7 @@ mod tests {
         let error = run_with(
             &args,
             &host,
-            |_| panic!("must not be called"),
+            || panic!("must not be called"),
             &mut out,
             false,
         )

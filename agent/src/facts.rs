@@ -1,14 +1,16 @@
 //! What this machine allows, as far as the fallback ladder asks.
 //!
 //! **Problem.** "It did not work" has a dozen causes, and a person can mend most of them when told which it is.
-//! **Approach.** Each fact is tried for real where trying leaves no trace (a PSI trigger and an eventfd are armed and dropped at once), else read. A
-//! fact that is false carries its reason. What BPF allows is told by the loader, hook by hook.
+//! **Approach.** Each fact is tried for real where trying leaves no trace (a PSI trigger and an eventfd are armed and
+//! dropped at once), else read. A fact that is false carries its reason. What BPF allows is told by the loader, hook by
+//! hook.
 #![forbid(unsafe_code)]
 
 use std::fmt;
 
 use serde::{Serialize, Serializer};
 
+use crate::bpf::{self, HookReport, HookState, Unavailable};
 use crate::host::file::read_text;
 use crate::host::{CgroupMounts, CgroupPath, Controller, HostRoot, Version};
 use crate::ladder::{Mechanism, Obstacle, Without};
@@ -160,7 +162,8 @@ pub enum HookOutcome {
         /// The loader's words.
         reason: String,
     },
-    /// It was not tried because it is not for this host, another sees the same, or it is left out on request. Nothing is lost by it.
+    /// It was not tried because it is not for this host, another sees the same, or it is left out on request. Nothing
+    /// is lost by it.
     Idle {
         /// Which of these.
         reason: String,
@@ -177,6 +180,44 @@ pub struct Hook {
     /// What became of it.
     #[serde(flatten)]
     pub outcome: HookOutcome,
+}
+
+impl From<&HookReport> for Hook {
+    fn from(report: &HookReport) -> Self {
+        let outcome = match &report.state {
+            HookState::Attached { .. } => HookOutcome::Attached,
+            HookState::Unavailable(why) => match why {
+                // Target and type stand beside the outcome wherever it is shown.
+                Unavailable::KindRefused { reason, .. } => HookOutcome::KindRefused {
+                    reason: format!("refused by this host: {reason}"),
+                },
+                Unavailable::Refused { reason, .. } => HookOutcome::Unavailable {
+                    reason: format!("refused: {reason}"),
+                },
+                why if why.is_loss() => HookOutcome::Unavailable {
+                    reason: why.to_string(),
+                },
+                why => HookOutcome::Idle {
+                    reason: why.to_string(),
+                },
+            },
+        };
+        let kind = match report.kind {
+            bpf::HookKind::Fentry => HookKind::Fentry,
+            bpf::HookKind::Fexit => HookKind::Fexit,
+            bpf::HookKind::TpBtf => HookKind::TpBtf,
+        };
+        Self {
+            target: report.target.to_owned(),
+            kind,
+            outcome,
+        }
+    }
+}
+
+/// What the loader reports of its hooks, as plain data.
+pub fn hooks_of(reports: &[HookReport]) -> Vec<Hook> {
+    reports.iter().map(Hook::from).collect()
 }
 
 /// A fact, or the reason why not.
@@ -216,7 +257,8 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Reads the machine. `bpf` is what became of loading the object: see [`Facts::without_bpf`] for when not to try at all.
+    /// Reads the machine. `bpf` is what became of loading the object: see [`Facts::without_bpf`] for when not to try at
+    /// all.
     pub fn probe(
         host: &HostRoot,
         cgroup_root: &CgroupPath,
@@ -254,8 +296,8 @@ impl Facts {
         }
     }
 
-    /// What is known, apart from the loader's answer, to keep BPF from working. Loading is not tried when there is such a reason: under
-    /// lockdown some programs would load all the same, and the lockdown file is policy.
+    /// What is known, apart from the loader's answer, to keep BPF from working. Loading is not tried when there is such
+    /// a reason: under lockdown some programs would load all the same, and the lockdown file is policy.
     pub fn bpf_obstacle(&self) -> Option<Obstacle> {
         if self.lockdown == Lockdown::Confidentiality {
             return Some(Obstacle::Lockdown);
@@ -554,6 +596,56 @@ pub(crate) mod tests {
                 "{bits}"
             );
         }
+    }
+
+    #[test]
+    fn what_the_loader_reports() {
+        let outcome = |state| {
+            let report = HookReport {
+                family: bpf::Family::Oom,
+                program: "oom_kill_process",
+                kind: bpf::HookKind::Fentry,
+                target: "oom_kill_process",
+                state,
+            };
+            Hook::from(&report).outcome
+        };
+        let unavailable = |why| outcome(HookState::Unavailable(why));
+        let attached = HookState::Attached {
+            verified_insns: None,
+            translated_insns: None,
+        };
+        assert_eq!(outcome(attached), HookOutcome::Attached);
+        let (kind, target, reason) = (
+            bpf::HookKind::Fentry,
+            "oom_kill_process",
+            "errno 1 (EPERM)".to_owned(),
+        );
+        assert_eq!(
+            unavailable(Unavailable::KindRefused {
+                kind,
+                reason: reason.clone()
+            }),
+            HookOutcome::KindRefused {
+                reason: "refused by this host: errno 1 (EPERM)".to_owned()
+            }
+        );
+        assert_eq!(
+            unavailable(Unavailable::Refused {
+                kind,
+                target,
+                reason
+            }),
+            HookOutcome::Unavailable {
+                reason: "refused: errno 1 (EPERM)".to_owned()
+            }
+        );
+        let missing = unavailable(Unavailable::NoMember {
+            member: "cgroup.kn",
+        });
+        assert!(matches!(missing, HookOutcome::Unavailable { .. }));
+        let idle = unavailable(Unavailable::NotNeeded { by: "mark_victim" });
+        assert!(matches!(idle, HookOutcome::Idle { .. }));
     }
 
     #[test]

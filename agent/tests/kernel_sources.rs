@@ -1,12 +1,17 @@
 //! The sources that need no BPF, on a real kernel: root, real cgroups, real memory.
 //!
-//! Ignored by default because each wants something of the machine; the start of a test's name says what: `v1_` a cgroup v1 memory hierarchy,
-//! `v2_` the memory controller in the unified tree, `psi_` pressure stall information. In a guest or on such a host, as root:
-//! `cargo test -p plimsoll --test kernel_sources -- --ignored --test-threads=1 v1_ psi_node`.
+//! Ignored by default because each wants something of the machine; the start of a test's name says what: `v1_` a cgroup
+//! v1 memory hierarchy, `v2_` the memory controller in the unified tree, `psi_` pressure stall information. In a guest
+//! or on such a host, as root: `cargo test -p plimsoll --test kernel_sources -- --ignored --test-threads=1 v1_
+//! psi_node`.
 
 #![expect(
     deprecated,
     reason = "tokio 1.54 has no safe way to watch for priority readiness but AsyncFd::with_interest; these types own their descriptors"
+)]
+#![expect(
+    clippy::unwrap_used,
+    reason = "all of this file is tests; clippy knows only the functions marked so"
 )]
 
 use std::path::{Path, PathBuf};

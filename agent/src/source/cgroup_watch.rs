@@ -1,12 +1,15 @@
 //! cgroups that come and go, without BPF: inotify on the cgroup directories, and a walk that catches what it missed.
 //!
-//! **Problem.** A container's cgroup must be known before its first megabyte. Tracepoints tell; where they are refused, the file system does.
-//! **Approach.** mkdir and rmdir on cgroupfs are ordinary directory operations, so inotify sees them, on v1 and v2. Each known directory has a watch.
-//! A child made between "its parent is watched" and "it is watched itself" is found by listing each new directory after watching it. A queue
-//! overflow, and whoever is in doubt, calls [`CgroupWatch::rescan`], which compares the tree with what is known.
+//! **Problem.** A container's cgroup must be known before its first megabyte. Tracepoints tell; where they are refused,
+//! the file system does.
+//! **Approach.** mkdir and rmdir on cgroupfs are ordinary directory operations, so inotify sees them, on v1 and v2.
+//! Each known directory has a watch. A child made between "its parent is watched" and "it is watched itself" is found
+//! by listing each new directory after watching it. A queue overflow, and whoever is in doubt, calls
+//! [`CgroupWatch::rescan`], which compares the tree with what is known.
 //! **Terms.** A *path* here is relative to the watched root; the root itself is never reported.
 //!
-//! Bounded: [`WATCHES_MAX`] directories. What is beyond is counted in [`CgroupWatch::unwatched`], and a rescan still finds it.
+//! Bounded: [`WATCHES_MAX`] directories. What is beyond is counted in [`CgroupWatch::unwatched`], and a rescan still
+//! finds it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -20,7 +23,8 @@ use rustix::fs::inotify::{
 };
 use rustix::io::Errno;
 
-/// Most directories watched at once. A node has at most a few hundred pods of a few containers; Linux's default limit is 8192 and up.
+/// Most directories watched at once. A node has at most a few hundred pods of a few containers; Linux's default limit
+/// is 8192 and up.
 pub const WATCHES_MAX: usize = 4096;
 
 /// Room for several hundred events in one read.
@@ -136,7 +140,8 @@ impl CgroupWatch {
         Ok(changes)
     }
 
-    /// Compares the tree with what is known and returns the difference. The walk behind the watch, and all there is without inotify.
+    /// Compares the tree with what is known and returns the difference. The walk behind the watch, and all there is
+    /// without inotify.
     ///
     /// # Errors
     /// [`CgroupWatchError::Root`] when the root cannot be listed any more.
@@ -171,7 +176,8 @@ impl CgroupWatch {
             .filter(|path| !path.as_os_str().is_empty())
     }
 
-    /// Directories that have no watch: over [`WATCHES_MAX`] or over `fs.inotify.max_user_watches`. Only a rescan sees changes in them.
+    /// Directories that have no watch: over [`WATCHES_MAX`] or over `fs.inotify.max_user_watches`. Only a rescan sees
+    /// changes in them.
     pub fn unwatched(&self) -> usize {
         self.known.values().filter(|watch| watch.is_none()).count()
     }
@@ -230,7 +236,8 @@ impl CgroupWatch {
         for path in below.into_iter().rev() {
             if let Some(watch) = self.known.remove(&path).flatten() {
                 self.by_watch.remove(&watch);
-                // The kernel has dropped the watch with the directory; this is for one that was renamed away. EINVAL is the rule.
+                // The kernel has dropped the watch with the directory; this is for one that was renamed away. EINVAL is
+                // the rule.
                 remove_watch(&self.fd, watch).ok();
             }
             changes.push(CgroupChange::Removed(path));

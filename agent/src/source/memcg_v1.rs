@@ -1,15 +1,18 @@
 //! cgroup v1 memory notifications: an eventfd that the kernel signals, registered through `cgroup.event_control`.
 //!
-//! **Problem.** On cgroup v1 there is neither `memory.events` nor `memory.pressure`, and a host that still uses v1 is often one that refuses BPF.
-//! **Approach.** `"<eventfd> <fd of a control file> <arguments>"` written to `cgroup.event_control` ties the eventfd to that file
-//! (Documentation/admin-guide/cgroup-v1/memory.rst §9-11): `memory.usage_in_bytes` with an absolute usage, `memory.oom_control` for
-//! "out of memory", `memory.pressure_level` for reclaim that gets harder. Closing the eventfd unregisters it, so each [`Notification`] is
-//! armed by being made and disarmed by being dropped; another threshold is another notification.
+//! **Problem.** On cgroup v1 there is neither `memory.events` nor `memory.pressure`, and a host that still uses v1 is
+//! often one that refuses BPF.
+//! **Approach.** `"<eventfd> <fd of a control file> <arguments>"` written to `cgroup.event_control` ties the eventfd to
+//! that file (Documentation/admin-guide/cgroup-v1/memory.rst §9-11): `memory.usage_in_bytes` with an absolute usage,
+//! `memory.oom_control` for "out of memory", `memory.pressure_level` for reclaim that gets harder. Closing the eventfd
+//! unregisters it, so each [`Notification`] is armed by being made and disarmed by being dropped; another threshold is
+//! another notification.
 //! **Terms.** *threshold*: usage in bytes; crossing it in either direction signals, as often as it happens.
 //!
-//! Limits: thresholds are looked at once per 128 page events of one CPU (mm/memcontrol-v1.c THRESHOLDS_EVENTS_TARGET), so usage is then up to
-//! half a MiB per CPU past the line. Removing the cgroup signals as well: read a file of it to tell. Debian builds its kernels without
-//! cgroup v1 memory from 6.12 on; `CONFIG_PREEMPT_RT` kernels have no `cgroup.event_control` for memory.
+//! Limits: thresholds are looked at once per 128 page events of one CPU (mm/memcontrol-v1.c THRESHOLDS_EVENTS_TARGET),
+//! so usage is then up to half a MiB per CPU past the line. Removing the cgroup signals as well: read a file of it to
+//! tell. Debian builds its kernels without cgroup v1 memory from 6.12 on; `CONFIG_PREEMPT_RT` kernels have no
+//! `cgroup.event_control` for memory.
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -161,7 +164,8 @@ impl MemcgV1 {
         )
     }
 
-    /// Signals when the cgroup runs out of memory (before the kernel picks a victim). The root cgroup has no such event.
+    /// Signals when the cgroup runs out of memory (before the kernel picks a victim). The root cgroup has no such
+    /// event.
     ///
     /// # Errors
     /// [`MemcgV1Error::Refused`] with the kernel's answer.
@@ -218,7 +222,8 @@ impl MemcgV1 {
     }
 }
 
-/// An armed notification; disarmed when dropped. Readable (POLLIN) once signalled, so ordinary read interest in an event loop.
+/// An armed notification; disarmed when dropped. Readable (POLLIN) once signalled, so ordinary read interest in an
+/// event loop.
 #[derive(Debug)]
 pub struct Notification {
     fd: OwnedFd,

@@ -1,14 +1,17 @@
 //! `memory.events` and `cgroup.events` of a cgroup v2: what happened to it, told by the kernel without polling.
 //!
-//! **Problem.** Without BPF the agent still wants to know at once that a pod hit its limit, was OOM-killed or lost its last process.
-//! **Approach.** kernfs marks these two files with POLLPRI when a counter moves (Documentation/admin-guide/cgroup-v2.rst). The file is opened
-//! once; a `pread` from offset 0 gives all counters and re-arms the notification. Nothing here allocates after opening.
-//! **Terms.** *delta*: what was counted since the previous read of the same file. Several events within 10 ms come as one notification
-//! (kernel/cgroup/cgroup.c CGROUP_FILE_NOTIFY_MIN_INTV); none is lost, because the file counts.
+//! **Problem.** Without BPF the agent still wants to know at once that a pod hit its limit, was OOM-killed or lost its
+//! last process.
+//! **Approach.** kernfs marks these two files with POLLPRI when a counter moves
+//! (Documentation/admin-guide/cgroup-v2.rst). The file is opened once; a `pread` from offset 0 gives all counters and
+//! re-arms the notification. Nothing here allocates after opening.
+//! **Terms.** *delta*: what was counted since the previous read of the same file. Several events within 10 ms come as
+//! one notification (kernel/cgroup/cgroup.c CGROUP_FILE_NOTIFY_MIN_INTV); none is lost, because the file counts.
 //!
-//! In an event loop: register for priority readiness (`Interest::PRIORITY`), read once after registering, and on each wake clear readiness
-//! **before** reading. The first wake comes at once: kernfs reports a file that was never read. A wake is also how a removed cgroup shows;
-//! the read then says [`FileError::Vanished`].
+//! In an event loop: register for priority readiness (`Interest::PRIORITY`), read once after registering, and on each
+//! wake clear readiness
+//! **before** reading. The first wake comes at once: kernfs reports a file that was never read. A wake is also how a
+//! removed cgroup shows; the read then says [`FileError::Vanished`].
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::Path;
@@ -78,8 +81,8 @@ impl MemoryEvents {
     /// Reads the counters, re-arms the notification, and returns what was counted since the last read.
     ///
     /// # Errors
-    /// [`FileError::Vanished`] once the cgroup is removed; [`FileError::Malformed`] for a file without a counter that every kernel has. The
-    /// last counts stay as they were, so the next good read reports everything.
+    /// [`FileError::Vanished`] once the cgroup is removed; [`FileError::Malformed`] for a file without a counter that
+    /// every kernel has. The last counts stay as they were, so the next good read reports everything.
     pub fn read_delta(&mut self) -> Result<MemoryEventCounts, FileError> {
         let now = self.read_counts()?;
         let delta = now.since(&self.last);
@@ -113,7 +116,8 @@ impl MemoryEvents {
         })
     }
 
-    /// Waits until a counter moved or the cgroup is gone, at most `timeout`; `false` when nothing happened. For callers without an event loop.
+    /// Waits until a counter moved or the cgroup is gone, at most `timeout`; `false` when nothing happened. For callers
+    /// without an event loop.
     ///
     /// # Errors
     /// The kernel's answer to `poll`.
@@ -207,7 +211,8 @@ impl AsRawFd for CgroupEvents {
     }
 }
 
-/// kernfs_generic_poll says POLLERR together with POLLPRI for an ordinary change, so POLLERR means nothing by itself here.
+/// kernfs_generic_poll says POLLERR together with POLLPRI for an ordinary change, so POLLERR means nothing by itself
+/// here.
 fn wait_for_change(file: &ControlFile, timeout: Duration) -> std::io::Result<bool> {
     let timeout = Timespec::try_from(timeout).ok();
     let mut fds = [PollFd::new(file, PollFlags::PRI)];

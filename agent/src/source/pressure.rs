@@ -1,13 +1,15 @@
 //! PSI triggers: the kernel says when tasks have stalled on memory for too long.
 //!
-//! **Problem.** Without BPF something must still wake the agent when memory runs short, and with BPF something must wake it when every
-//! program is silent. Averages in `/proc/pressure/memory` lag by ten seconds and would have to be polled.
-//! **Approach.** A trigger "`some` 50 ms in any 500 ms" is written to a pressure file and its descriptor polled for POLLPRI
-//! (Documentation/accounting/psi.rst). One trigger per descriptor: it lives as long as the descriptor.
-//! **Terms.** *some*: at least one task stalled. *full*: every task that was not idle stalled. *stall*: time lost inside the window.
+//! **Problem.** Without BPF something must still wake the agent when memory runs short, and with BPF something must
+//! wake it when every program is silent. Averages in `/proc/pressure/memory` lag by ten seconds and would have to be
+//! polled.
+//! **Approach.** A trigger "`some` 50 ms in any 500 ms" is written to a pressure file and its descriptor polled for
+//! POLLPRI (Documentation/accounting/psi.rst). One trigger per descriptor: it lives as long as the descriptor.
+//! **Terms.** *some*: at least one task stalled. *full*: every task that was not idle stalled. *stall*: time lost
+//! inside the window.
 //!
-//! The kernel looks ten times per window and reports at most once per window, so this is for sustained pressure: 60-120 ms after the first
-//! reclaim with a 20 ms stall in 500 ms, where `memory.events` takes less than 1 ms.
+//! The kernel looks ten times per window and reports at most once per window, so this is for sustained pressure: 60-120
+//! ms after the first reclaim with a 20 ms stall in 500 ms, where `memory.events` takes less than 1 ms.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,7 +26,8 @@ pub const WINDOW_MS_MIN: u32 = 500;
 /// Longest window (kernel/sched/psi.c WINDOW_MAX_US).
 pub const WINDOW_MS_MAX: u32 = 10_000;
 
-/// Without CAP_SYS_RESOURCE kernels since 6.5 take only windows that are a multiple of this, and look at them no more often.
+/// Without CAP_SYS_RESOURCE kernels since 6.4 take only windows that are a multiple of this, and look at them no more
+/// often.
 pub const WINDOW_MS_UNPRIVILEGED: u32 = 2_000;
 
 /// Whose stall counts.
@@ -48,8 +51,8 @@ impl Trigger {
     /// A trigger for `stall_ms` of stall within any `window_ms`.
     ///
     /// # Errors
-    /// [`PressureError::Window`] outside [`WINDOW_MS_MIN`]`..=`[`WINDOW_MS_MAX`], [`PressureError::Stall`] for a stall of 0 or longer
-    /// than its window: what the kernel would refuse with a bare EINVAL.
+    /// [`PressureError::Window`] outside [`WINDOW_MS_MIN`]`..=`[`WINDOW_MS_MAX`], [`PressureError::Stall`] for a stall
+    /// of 0 or longer than its window: what the kernel would refuse with a bare EINVAL.
     pub fn new(stall: Stall, stall_ms: u32, window_ms: u32) -> Result<Self, PressureError> {
         if !(WINDOW_MS_MIN..=WINDOW_MS_MAX).contains(&window_ms) {
             return Err(PressureError::Window { window_ms });
@@ -69,8 +72,8 @@ impl Trigger {
 }
 
 impl Trigger {
-    /// The same stall in a window that needs no capability: the next multiple of [`WINDOW_MS_UNPRIVILEGED`]. At least as sensitive, but the kernel
-    /// then looks every 2 s only.
+    /// The same stall in a window that needs no capability: the next multiple of [`WINDOW_MS_UNPRIVILEGED`]. At least
+    /// as sensitive, but the kernel then looks every 2 s only.
     pub fn unprivileged(self) -> Self {
         Self {
             window_us: self
@@ -80,7 +83,7 @@ impl Trigger {
         }
     }
 
-    /// Whether the kernel takes it without CAP_SYS_RESOURCE (6.5 or newer).
+    /// Whether the kernel takes it without CAP_SYS_RESOURCE (6.4 or newer).
     pub fn is_unprivileged(self) -> bool {
         self.window_us.is_multiple_of(WINDOW_MS_UNPRIVILEGED * 1000)
     }
@@ -138,7 +141,7 @@ pub enum PressureError {
         /// What was written.
         trigger: Trigger,
     },
-    /// Kernels before 6.5 want CAP_SYS_RESOURCE for any trigger.
+    /// Kernels before 6.4 want CAP_SYS_RESOURCE for any trigger.
     #[error("{path}: trigger not permitted; run as root, or grant CAP_SYS_RESOURCE and write access to the file", path = path.display())]
     NotPermitted {
         /// Which file.
@@ -168,9 +171,10 @@ pub enum Wake {
 
 /// An armed trigger. Dropping it disarms it.
 ///
-/// In an event loop: register its descriptor for priority readiness (`AsyncFd::with_interest(trigger, Interest::PRIORITY)`) and take the
-/// wake itself as the event, then clear readiness. Do **not** ask again with [`PsiTrigger::wait`]: the kernel reports one event to one poll
-/// (psi_trigger_poll resets it), and the loop's poll has had it. A wake may also mean that the cgroup is gone: [`PsiTrigger::check`].
+/// In an event loop: register its descriptor for priority readiness (`AsyncFd::with_interest(trigger,
+/// Interest::PRIORITY)`) and take the wake itself as the event, then clear readiness. Do **not** ask again with
+/// [`PsiTrigger::wait`]: the kernel reports one event to one poll (psi_trigger_poll resets it), and the loop's poll has
+/// had it. A wake may also mean that the cgroup is gone: [`PsiTrigger::check`].
 #[derive(Debug)]
 pub struct PsiTrigger {
     path: Arc<Path>,
