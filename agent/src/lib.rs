@@ -1,11 +1,22 @@
-//! The agent.
+//! The agent: everything that touches kernel, clock or screen. What is decided is decided in `plimsoll-core`.
 
+pub mod agent;
 pub mod bpf;
 pub mod check;
+pub mod cli;
+pub mod config;
 pub mod events;
 pub mod exec;
 pub mod facts;
 pub mod host;
+pub mod journal;
 pub mod ladder;
+pub mod output;
 pub mod pod_cgroup;
+pub mod pods;
+pub mod replay;
+pub mod report;
+pub mod run;
+pub mod sampler;
 pub mod source;
+pub mod timeline;

@@ -1,2 +1,7 @@
-//! Entry point.
-fn main() {}
+//! The `plimsoll` command: reads the arguments and prints the error, nothing else.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    plimsoll::cli::main()
+}

@@ -21,8 +21,6 @@ pub enum Decision {
     Arm {
         /// The value of `charged_bytes` at which to report.
         at_charged_bytes: u64,
-        /// To be sent back with the record.
-        generation: u64,
     },
     /// Take a sample at this time at the latest. Replaces the earlier time.
     SampleBy {
@@ -51,6 +49,12 @@ pub enum Decision {
         uid: PodUid,
         /// Why now.
         why: KillReason,
+    },
+    /// Free the memory of a pod's killed processes from the agent's own CPU time (`process_mrelease`): they have been killed and
+    /// do not get to run.
+    ReleaseMemory {
+        /// Which pod.
+        uid: PodUid,
     },
     /// A pod that was to leave is gone, and how it went.
     Finished {
@@ -232,15 +236,8 @@ impl fmt::Display for KillReason {
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Arm {
-                at_charged_bytes,
-                generation,
-            } => {
-                write!(
-                    f,
-                    "report when {} are charged in all (arming {generation})",
-                    Human(*at_charged_bytes)
-                )
+            Self::Arm { at_charged_bytes } => {
+                write!(f, "report when {} are charged in all", Human(*at_charged_bytes))
             }
             Self::SampleBy { at_ns } => {
                 write!(
@@ -259,6 +256,9 @@ impl fmt::Display for Decision {
                 write!(f, "end {uid} (grace {grace_ms} ms): its manifest is gone")
             }
             Self::Kill { uid, why } => write!(f, "kill {uid}: {why}"),
+            Self::ReleaseMemory { uid } => {
+                write!(f, "free the memory of {uid}: killed, and not gone yet")
+            }
             Self::Finished {
                 uid,
                 ending,

@@ -78,8 +78,6 @@ pub enum Cause {
     ChargeThreshold {
         /// When, by the kernel's CLOCK_MONOTONIC.
         crossed_ns: u64,
-        /// Which arming: an old one is noise.
-        generation: u64,
     },
     /// The kernel woke kswapd: free memory fell below the low watermark.
     KswapdWake {

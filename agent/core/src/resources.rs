@@ -6,6 +6,8 @@
 //!
 //! Source: `k8s.io/component-helpers/resource/helpers.go` and `pkg/api/v1/resource/helpers.go` of 1.36.
 
+pub mod validate;
+
 use std::collections::BTreeMap;
 
 use crate::pod::{Container, Pod};

@@ -81,6 +81,8 @@ pub struct Leaving {
     pub kill_at_ns: u64,
     /// When it was killed, nanoseconds.
     pub killed_at_ns: Option<u64>,
+    /// Its memory is being freed for it.
+    pub released: bool,
     /// When its last process was gone, nanoseconds.
     pub empty_at_ns: Option<u64>,
     /// SIGTERM could not be sent.
@@ -125,8 +127,6 @@ pub struct NodeReading {
 /// Arming of the kernel's charge threshold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Arming {
-    /// The newest arming.
-    pub generation: u64,
     /// The value of `charged_bytes` that it reports.
     pub at_charged_bytes: u64,
     /// The smallest step between two reports, bytes: grows while reports come in quick succession without a crossing.

@@ -9,6 +9,9 @@ use crate::decision::{Decision, Ending, KillReason};
 use crate::event::{Event, EventKind};
 use crate::state::{Leaving, NodeState, PodState};
 
+/// A killed process frees its memory by itself as soon as it runs. After this time it evidently does not: it is throttled, frozen
+/// or behind others.
+pub const RELEASE_AFTER_KILL_NS: u64 = 20_000_000;
 /// How long after a kill a pod may take to go (`podCleanupTimeout` of the kubelet's eviction manager).
 pub const STUCK_AFTER_KILL_NS: u64 = 30_000_000_000;
 /// How long an empty cgroup may take to give its memory back: what is left then is shared or cached, and another pod's kill
@@ -33,6 +36,10 @@ pub(crate) fn decide(state: &mut NodeState, event: &Event, decisions: &mut Vec<D
                 uid: uid.clone(),
                 why,
             });
+        }
+        if release_now(leaving, now_ns) {
+            leaving.released = true;
+            decisions.push(Decision::ReleaseMemory { uid: uid.clone() });
         }
         if let Some(ending) = ending(leaving, usage_bytes, now_ns) {
             decisions.push(Decision::Finished {
@@ -84,6 +91,7 @@ pub(crate) fn told_to_leave(pod: &PodState, evicted: bool, now_ns: u64, grace_ms
         since_ns: now_ns,
         kill_at_ns,
         killed_at_ns: None,
+        released: false,
         empty_at_ns: None,
         terminate_failed: false,
         usage_before_bytes: pod.memory.map_or(0, |memory| memory.usage_bytes),
@@ -98,6 +106,11 @@ fn kill_now(leaving: &Leaving, now_ns: u64) -> Option<KillReason> {
         return Some(KillReason::TerminateFailed);
     }
     (now_ns >= leaving.kill_at_ns).then_some(KillReason::GraceOver)
+}
+
+fn release_now(leaving: &Leaving, now_ns: u64) -> bool {
+    let overdue = leaving.killed_at_ns.is_some_and(|at_ns| now_ns >= at_ns.saturating_add(RELEASE_AFTER_KILL_NS));
+    overdue && leaving.empty_at_ns.is_none() && !leaving.released
 }
 
 fn ending(leaving: &Leaving, usage_bytes: Option<u64>, now_ns: u64) -> Option<Ending> {

@@ -81,14 +81,10 @@ pub(crate) fn arm(
         arming.reported_ns = now_ns;
     }
     arming.step_bytes = arming.step_bytes.clamp(STEP_MIN_BYTES, STEP_MAX_BYTES);
-    arming.generation += 1;
     // Available below, not at, the threshold: hence one byte more.
     let left_bytes = headroom_bytes.saturating_add(1).max(arming.step_bytes);
     arming.at_charged_bytes = charged_bytes.saturating_add(left_bytes);
-    decisions.push(Decision::Arm {
-        at_charged_bytes: arming.at_charged_bytes,
-        generation: arming.generation,
-    });
+    decisions.push(Decision::Arm { at_charged_bytes: arming.at_charged_bytes });
 }
 
 fn observe_growth(state: &mut NodeState, sample: &Sample, headroom_bytes: Option<u64>) {

@@ -1,0 +1,690 @@
+//! The agent's loop: sources → sample → engine → act → say.
+//!
+//! Problem: from a record of the kernel to the signal that ends a pod there is no time, and perhaps no memory. Approach: one
+//! thread, one loop. What wakes it is drained into a single cause; one sample is taken; the engine decides; decisions are
+//! carried out at once, in order; only then are journal and output written (by other threads) and slower work done, such as
+//! opening the files of new pods. Nothing on the way allocates: the event, its pods, the decisions and the timelines live in
+//! buffers of this struct.
+//!
+//! Terms: *urgent* work is what leads to a kill; *housekeeping* is everything else, done when the loop has nothing urgent.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use plimsoll_core::decision::Decision;
+use plimsoll_core::engine::Engine;
+use plimsoll_core::event::{Action, Cause, Event, EventKind, Sample};
+use plimsoll_core::units::PodUid;
+use rustix::time::ClockId;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::bpf::Bpf;
+use crate::check::Report;
+use crate::host::HostRoot;
+use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
+use crate::host::syscall::watch;
+use crate::journal::Journal;
+use crate::ladder::{Choice, Mechanism};
+use crate::pod_cgroup;
+use crate::pods::{Change, Pods};
+use crate::report::{Line, Records, Reporter};
+use crate::run::RunArgs;
+use crate::sampler::Sampler;
+use crate::source::cgroup_watch::CgroupWatch;
+use crate::source::decode::{Body, ReclaimPhase, Record};
+use crate::source::manifests::{ManifestChange, ManifestWatch};
+use crate::source::memcg_v1::{MemcgV1, Notification};
+use crate::source::pressure::{PsiTrigger, Stall, Trigger};
+use crate::timeline::Timelines;
+
+/// Records taken in one go; then the loop looks at its other sources.
+const RECORDS_PER_TURN: usize = 512;
+/// Manifest changes that may wait for the loop; their thread waits beyond.
+const MANIFEST_CHANGES: usize = 16;
+/// Decisions that one event can lead to before the buffer grows: two for each pod that is leaving, and a handful.
+const DECISIONS: usize = 256;
+/// Outcomes of decisions are events themselves. Each is answered at most so often in one turn.
+const OUTCOME_ROUNDS: usize = 4;
+/// Housekeeping where the kernel tells of cgroups that come and go: only drains the pressure ring and catches what was missed.
+const HOUSEKEEPING_TOLD: Duration = Duration::from_secs(5);
+/// Housekeeping where nothing tells of the first and last process of a pod.
+const HOUSEKEEPING_UNTOLD: Duration = Duration::from_millis(500);
+/// The PSI safety net: half of what a task can stall in a window of half a second before it is worth a look.
+const PSI: (Stall, u32, u32) = (Stall::Some, 20, 500);
+
+/// What wakes the loop.
+#[derive(Debug)]
+pub struct Sources {
+    critical: Option<AsyncFd<OwnedFd>>,
+    psi: Option<Watched<PsiTrigger>>,
+    usage: Option<V1Usage>,
+    cgroups: Option<Watched<CgroupWatch>>,
+    manifests: mpsc::Receiver<ManifestChange>,
+    _manifest_watch: ManifestWatch,
+    housekeeping: Duration,
+}
+
+/// A source and the descriptor by which it is waited for.
+#[derive(Debug)]
+struct Watched<T> {
+    // Dropped first: a descriptor must be deregistered before its source ends.
+    fd: AsyncFd<OwnedFd>,
+    source: T,
+}
+
+/// The cgroup v1 notification on the node's usage. It is armed anew after each sample.
+#[derive(Debug)]
+struct V1Usage {
+    memcg: MemcgV1,
+    armed: Option<Watched<Notification>>,
+}
+
+impl Sources {
+    /// Opens what the ladder has chosen.
+    ///
+    /// # Errors
+    /// When the manifests cannot be watched. Another source that cannot be opened after all is said and left out.
+    pub fn open(
+        args: &RunArgs,
+        host: &HostRoot,
+        mounts: &CgroupMounts,
+        cgroup_root: &CgroupPath,
+        bpf: Option<&Bpf>,
+        report: &Report,
+        reporter: &mut Reporter,
+    ) -> Result<Self> {
+        let uses = |mechanism| report.choices.iter().any(|choice| choice.mechanism == mechanism);
+        let mut left_out = |what: &str, error: &dyn std::fmt::Display| {
+            reporter.say(&Line::Warning { text: format!("{what} is left out: {error}") });
+        };
+        let critical = bpf
+            .map(|bpf| watch(bpf.critical_fd(), Interest::READABLE))
+            .transpose()
+            .context("the ring buffer cannot be waited for")?;
+        let psi = uses(Mechanism::Psi)
+            .then(|| {
+                let (stall, stall_ms, window_ms) = PSI;
+                let trigger = Trigger::new(stall, stall_ms, window_ms)?;
+                PsiTrigger::arm(host.procfs("pressure/memory"), trigger)
+            })
+            .and_then(|psi| psi.map_err(|error| left_out("the PSI trigger", &error)).ok())
+            .and_then(|trigger| {
+                let fd = watch(trigger.as_fd(), Interest::PRIORITY)
+                    .map_err(|error| left_out("the PSI trigger", &error))
+                    .ok()?;
+                Some(Watched { fd, source: trigger })
+            });
+        let usage = uses(Mechanism::EventControl)
+            .then(|| {
+                let memory = mounts.hierarchy_of(Controller::Memory).ok().filter(|memory| memory.version == Version::V1)?;
+                MemcgV1::open(&memory.dir(&CgroupPath::default()))
+                    .map_err(|error| left_out("the cgroup v1 usage notification", &error))
+                    .ok()
+            })
+            .flatten()
+            .map(|memcg| V1Usage { memcg, armed: None });
+        let told = bpf.is_some_and(|bpf| bpf.is_attached("cgroup_notify_populated"));
+        let cgroups = uses(Mechanism::Inotify)
+            .then(|| {
+                let memory = mounts.hierarchy_of(Controller::Memory).ok()?;
+                let kubepods = pod_cgroup::kubepods_path(cgroup_root).ok()?;
+                let cgroups = CgroupWatch::open(&memory.dir(&kubepods))
+                    .map_err(|error| left_out("the watch of the cgroup directories", &error))
+                    .ok()?;
+                let fd = watch(cgroups.as_fd(), Interest::READABLE)
+                    .map_err(|error| left_out("the watch of the cgroup directories", &error))
+                    .ok()?;
+                Some(Watched { fd, source: cgroups })
+            })
+            .flatten();
+        let (sender, manifests) = mpsc::channel(MANIFEST_CHANGES);
+        let manifest_watch = ManifestWatch::spawn(&args.manifests, move |change| sender.blocking_send(change).is_ok())?;
+        Ok(Self {
+            critical,
+            psi,
+            usage,
+            cgroups,
+            manifests,
+            _manifest_watch: manifest_watch,
+            housekeeping: if told { HOUSEKEEPING_TOLD } else { HOUSEKEEPING_UNTOLD },
+        })
+    }
+}
+
+/// What a turn of the loop has found.
+#[derive(Debug, Default)]
+struct Woken {
+    cause: Option<Cause>,
+    /// Cgroups have come or gone.
+    housekeeping: bool,
+}
+
+impl Woken {
+    /// Of several causes the most telling is kept: an armed threshold before the watermarks, those before everything else.
+    fn by(&mut self, cause: Cause) {
+        let weight = |cause: &Cause| match cause {
+            Cause::ChargeThreshold { .. } => 4,
+            Cause::DirectReclaim { .. } => 3,
+            Cause::KswapdWake { .. } => 2,
+            Cause::PressureStall | Cause::MemoryEvent | Cause::Lifecycle => 1,
+            Cause::Timer => 0,
+        };
+        if self.cause.as_ref().is_none_or(|known| weight(known) < weight(&cause)) {
+            self.cause = Some(cause);
+        }
+    }
+}
+
+/// The agent, ready to run.
+pub struct Agent {
+    engine: Engine,
+    pods: Pods,
+    sampler: Sampler,
+    bpf: Option<Bpf>,
+    journal: Option<Journal>,
+    reporter: Reporter,
+    timelines: Timelines,
+    /// Reused for every sample.
+    sample: Sample,
+    decisions: Vec<Decision>,
+    leaving: Vec<PodUid>,
+    oom_kills: Vec<OomKill>,
+    /// When the engine wants the next sample.
+    sample_by_ns: u64,
+    /// Something has changed that the engine cannot know yet: sample now.
+    hurry: bool,
+    lost_records_told: u64,
+}
+
+/// A kill by the kernel's OOM killer, to be told when there is time.
+#[derive(Debug)]
+struct OomKill {
+    at_ns: u64,
+    cgroup_id: u64,
+    tgid: u32,
+    comm: [u8; plimsoll_abi::COMM_BYTES],
+}
+
+impl Agent {
+    /// Takes everything that it needs.
+    pub fn new(
+        engine: Engine,
+        pods: Pods,
+        sampler: Sampler,
+        bpf: Option<Bpf>,
+        journal: Option<Journal>,
+        reporter: Reporter,
+    ) -> Self {
+        Self {
+            engine,
+            pods,
+            sampler,
+            bpf,
+            journal,
+            reporter,
+            timelines: Timelines::default(),
+            sample: Sample::default(),
+            decisions: Vec::with_capacity(DECISIONS),
+            leaving: Vec::with_capacity(DECISIONS),
+            oom_kills: Vec::with_capacity(64),
+            sample_by_ns: 0,
+            hurry: true,
+            lost_records_told: 0,
+        }
+    }
+
+    /// Says that it is ready, and on what it stands.
+    pub fn started(&mut self, mechanisms: &[Choice], lost: &[String]) {
+        let pods = self.pods.len();
+        self.reporter.say(&Line::Started { pid: std::process::id(), mechanisms, lost, pods });
+    }
+
+    /// Runs until SIGINT or SIGTERM.
+    ///
+    /// # Errors
+    /// When the node's memory can no longer be read, or the loop cannot wait.
+    pub async fn run(mut self, mut sources: Sources) -> Result<()> {
+        let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
+        let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
+        let timer = tokio::time::sleep(Duration::ZERO);
+        tokio::pin!(timer);
+        let housekeeping = tokio::time::sleep(sources.housekeeping);
+        tokio::pin!(housekeeping);
+        loop {
+            let mut woken = Woken::default();
+            tokio::select! {
+                biased;
+                ready = ready(sources.critical.as_ref(), Interest::READABLE) => ready?,
+                ready = ready(sources.psi.as_ref().map(|psi| &psi.fd), Interest::PRIORITY) => {
+                    ready?;
+                    woken.by(Cause::PressureStall);
+                }
+                fired = usage_reached(sources.usage.as_ref()) => {
+                    fired?;
+                    woken.by(Cause::MemoryEvent);
+                }
+                () = &mut timer => woken.by(Cause::Timer),
+                _ = interrupt.recv() => break,
+                _ = terminate.recv() => break,
+                Some(change) = sources.manifests.recv() => self.manifests(change),
+                changed = ready(sources.cgroups.as_ref().map(|cgroups| &cgroups.fd), Interest::READABLE) => {
+                    changed?;
+                    if let Some(cgroups) = &mut sources.cgroups {
+                        // Which cgroup it was does not matter: every wanted pod is looked at.
+                        if let Err(error) = cgroups.source.changes() {
+                            self.warn(error.to_string());
+                        }
+                    }
+                    woken.housekeeping = true;
+                }
+                () = &mut housekeeping => woken.housekeeping = true,
+            }
+            // Whatever it was that woke us, the kernel's records say more about why.
+            self.drain_critical(&mut woken);
+            if std::mem::take(&mut self.hurry) {
+                woken.by(Cause::Timer);
+            }
+            if let Some(cause) = woken.cause {
+                self.sample(cause)?;
+                if let Some(usage) = &mut sources.usage {
+                    self.arm_v1(usage);
+                }
+            }
+            self.tell_oom_kills();
+            if woken.housekeeping {
+                self.housekeeping();
+                housekeeping.as_mut().reset(Instant::now() + sources.housekeeping);
+            }
+            let wait_ns = if self.hurry { 0 } else { self.sample_by_ns.saturating_sub(now_ns()) };
+            let wait = Duration::from_nanos(wait_ns);
+            timer.as_mut().reset(Instant::now() + wait);
+        }
+        self.stop();
+        Ok(())
+    }
+
+    /// Takes what the kernel has sent.
+    fn drain_critical(&mut self, woken: &mut Woken) {
+        let Some(bpf) = &mut self.bpf else { return };
+        let armed_bytes = self.engine.state().arming.at_charged_bytes;
+        let oom_kills = &mut self.oom_kills;
+        let taken = bpf.drain_critical(RECORDS_PER_TURN, |record| judge(&record, armed_bytes, woken, oom_kills));
+        if taken == RECORDS_PER_TURN {
+            // There may be more, and the descriptor has been marked as read: come back at once.
+            self.hurry = true;
+        }
+    }
+
+    /// Takes a sample, has the engine judge it, acts.
+    fn sample(&mut self, cause: Cause) -> Result<()> {
+        let received_ns = now_ns();
+        self.look_for_empty_pods(received_ns);
+        let charged_bytes = self.bpf.as_ref().and_then(Bpf::charged_bytes);
+        let mut sample = std::mem::take(&mut self.sample);
+        let mut failure = None;
+        self.sampler
+            .take(cause, received_ns, charged_bytes, &mut self.pods, &mut sample, |uid, error| {
+                // Told after the decision; one of several is enough to go and look.
+                failure.get_or_insert_with(|| match uid {
+                    Some(uid) => format!("pod {uid}: {error}"),
+                    None => error.to_string(),
+                });
+            })
+            .context("the node's memory cannot be read")?;
+        let event = Event { at_ns: received_ns, kind: EventKind::Sample(sample) };
+        self.step(&event, received_ns);
+        if let EventKind::Sample(sample) = event.kind {
+            self.sample = sample;
+        }
+        if let Some(text) = failure {
+            self.warn(text);
+        }
+        Ok(())
+    }
+
+    /// Pods on their way out are looked at before each sample: their last process may be gone.
+    fn look_for_empty_pods(&mut self, at_ns: u64) {
+        self.leaving.clear();
+        let leaving = self.engine.state().pods.iter().filter(|(_, pod)| pod.leaving.is_some() && pod.running);
+        self.leaving.extend(leaving.map(|(uid, _)| uid.clone()));
+        for index in 0..self.leaving.len() {
+            let uid = self.leaving[index].clone();
+            match self.pods.has_emptied(&uid) {
+                Ok(false) => {}
+                Ok(true) => {
+                    self.timelines.gone(&uid, at_ns);
+                    self.step(&Event { at_ns, kind: EventKind::PodEmpty { uid } }, at_ns);
+                }
+                Err(error) => self.warn(format!("pod {uid}: {error}")),
+            }
+        }
+    }
+
+    /// One event: decide, act, then write down and say what was done.
+    fn step(&mut self, event: &Event, received_ns: u64) {
+        let mut decisions = std::mem::take(&mut self.decisions);
+        decisions.clear();
+        self.engine.step(event, &mut decisions);
+        let decided_ns = now_ns();
+        let mut failed: Option<(PodUid, Action, String)> = None;
+        for decision in &decisions {
+            self.act(event, decision, received_ns, decided_ns, &mut failed);
+        }
+        if let Some(journal) = &mut self.journal {
+            journal.record(event, &decisions, &self.engine);
+        }
+        for decision in &decisions {
+            self.tell(event, decision);
+        }
+        self.decisions = decisions;
+        if let Some((uid, action, error)) = failed {
+            self.warn(format!("pod {uid}: {error}"));
+            self.outcome(uid, action, error);
+        }
+    }
+
+    /// A decision could not be carried out: the engine is told, and may decide otherwise.
+    fn outcome(&mut self, uid: PodUid, action: Action, error: String) {
+        let mut next = Some((uid, action, error));
+        for _ in 0..OUTCOME_ROUNDS {
+            let Some((uid, action, error)) = next.take() else { return };
+            let at_ns = now_ns();
+            let event = Event { at_ns, kind: EventKind::Outcome { uid, action, error: Some(error) } };
+            let mut decisions = Vec::new();
+            self.engine.step(&event, &mut decisions);
+            for decision in &decisions {
+                self.act(&event, decision, at_ns, at_ns, &mut next);
+            }
+            if let Some(journal) = &mut self.journal {
+                journal.record(&event, &decisions, &self.engine);
+            }
+            for decision in &decisions {
+                self.tell(&event, decision);
+            }
+        }
+    }
+
+    /// Carries out one decision. Allocates only when that fails.
+    fn act(
+        &mut self,
+        event: &Event,
+        decision: &Decision,
+        received_ns: u64,
+        decided_ns: u64,
+        failed: &mut Option<(PodUid, Action, String)>,
+    ) {
+        match decision {
+            Decision::Evict { uid, reason, .. } => {
+                let cause = if let EventKind::Sample(sample) = &event.kind { sample.cause } else { Cause::Timer };
+                self.timelines.decided(uid, reason.signal, cause, received_ns, decided_ns);
+                self.terminate(uid, failed);
+            }
+            Decision::End { uid, .. } => self.terminate(uid, failed),
+            Decision::Kill { uid, .. } => match self.pods.kill(uid) {
+                Ok(()) => self.timelines.killed(uid, now_ns()),
+                Err(error) => *failed = Some((uid.clone(), Action::Kill, error.to_string())),
+            },
+            Decision::ReleaseMemory { uid } => {
+                // Help only: the kernel frees the memory in any case when the process gets to run.
+                if let Err(error) = self.pods.release_memory(uid) {
+                    tracing::debug!(%uid, %error, "process_mrelease");
+                }
+            }
+            Decision::Arm { at_charged_bytes } => {
+                if let Some(bpf) = &mut self.bpf
+                    && let Err(error) = bpf.arm_charges(*at_charged_bytes)
+                {
+                    tracing::warn!(%error, "the charge threshold cannot be armed; the timer remains");
+                }
+            }
+            Decision::SampleBy { at_ns } => self.sample_by_ns = *at_ns,
+            Decision::Finished { uid, .. } => self.pods.forget(uid),
+            Decision::NoVictim { .. } | Decision::Condition { .. } => {}
+        }
+    }
+
+    fn terminate(&mut self, uid: &PodUid, failed: &mut Option<(PodUid, Action, String)>) {
+        match self.pods.terminate(uid) {
+            Ok(_) => self.timelines.signalled(uid, now_ns()),
+            Err(error) => *failed = Some((uid.clone(), Action::Terminate, error.to_string())),
+        }
+    }
+
+    fn tell(&mut self, event: &Event, decision: &Decision) {
+        let uid = match decision {
+            Decision::Arm { .. } | Decision::SampleBy { .. } | Decision::ReleaseMemory { .. } => return,
+            Decision::Evict { uid, .. }
+            | Decision::End { uid, .. }
+            | Decision::Kill { uid, .. }
+            | Decision::Finished { uid, .. } => Some(uid),
+            Decision::NoVictim { .. } | Decision::Condition { .. } => None,
+        };
+        let name = uid.map(|uid| self.engine.state().pods.get(uid).map_or_else(|| uid.to_string(), |pod| pod.name.clone()));
+        let text = decision.to_string();
+        self.reporter.say(&Line::Decision { at_ns: event.at_ns, pod: name.as_deref(), decision, text });
+        if let (Some(finished), Some(pod)) = (self.timelines.finished(decision, now_ns()), &name) {
+            self.reporter.say(&Line::EvictionFinished { pod, finished: &finished });
+        }
+    }
+
+    /// The manifests have changed.
+    fn manifests(&mut self, change: ManifestChange) {
+        let ManifestChange { added, changed, removed, errors } = change;
+        for error in errors {
+            self.warn(error.to_string());
+        }
+        for manifest in added.into_iter().chain(changed) {
+            let pod = manifest.pod;
+            let uid = pod.uid();
+            if let Err(error) = self.pods.apply(pod.clone()) {
+                self.warn(format!("{}:{}: pod {uid}: {error}", manifest.file.display(), manifest.line));
+                continue;
+            }
+            let at_ns = now_ns();
+            self.step(&Event { at_ns, kind: EventKind::PodApplied { pod } }, at_ns);
+            self.look_at(&uid);
+        }
+        for uid in removed {
+            let at_ns = now_ns();
+            self.pods.remove(&uid);
+            self.step(&Event { at_ns, kind: EventKind::PodRemoved { uid } }, at_ns);
+        }
+        // Room for all of them, so that no sample has to make any.
+        let pods = self.pods.len();
+        self.sample.pods.reserve(pods.saturating_sub(self.sample.pods.len()));
+        self.hurry = true;
+    }
+
+    fn look_at(&mut self, uid: &PodUid) {
+        match self.pods.refresh(uid) {
+            Ok(Some(change)) => self.changed(change),
+            Ok(None) => {}
+            Err(error) => self.warn(format!("pod {uid}: {error}")),
+        }
+    }
+
+    fn changed(&mut self, Change { uid, running }: Change) {
+        let at_ns = now_ns();
+        if !running {
+            self.timelines.gone(&uid, at_ns);
+        }
+        let kind = if running { EventKind::PodRunning { uid } } else { EventKind::PodEmpty { uid } };
+        self.step(&Event { at_ns, kind }, at_ns);
+    }
+
+    /// What can wait: new and gone cgroups, the pressure ring, counts of lost records.
+    fn housekeeping(&mut self) {
+        let mut changes = Vec::new();
+        let mut errors = Vec::new();
+        self.pods.refresh_all(|change| match change {
+            Ok(change) => changes.push(change),
+            Err((uid, error)) => errors.push(format!("pod {uid}: {error}")),
+        });
+        for change in changes {
+            self.changed(change);
+        }
+        for error in errors {
+            self.warn(error);
+        }
+        if let Some(bpf) = &mut self.bpf {
+            bpf.drain_pressure(usize::MAX, |record| tracing::trace!(?record));
+        }
+        self.tell_lost_records();
+        if let Some(error) = self.journal.as_mut().and_then(Journal::take_error) {
+            self.warn(error.to_string());
+        }
+    }
+
+    fn tell_lost_records(&mut self) {
+        let Some(Ok(drops)) = self.bpf.as_ref().map(Bpf::drops) else { return };
+        let lost = drops.lost() + drops.unreadable;
+        if lost > self.lost_records_told {
+            let text = format!(
+                "{} records of the kernel were lost; all pods were read again",
+                lost - self.lost_records_told
+            );
+            self.lost_records_told = lost;
+            self.warn(text);
+        }
+    }
+
+    fn tell_oom_kills(&mut self) {
+        for kill in std::mem::take(&mut self.oom_kills) {
+            let uid = self.pods.by_cgroup_id(kill.cgroup_id).cloned();
+            let pod = uid.and_then(|uid| self.engine.state().pods.get(&uid)).map(|pod| pod.name.clone());
+            let comm = String::from_utf8_lossy(&kill.comm);
+            let comm = comm.trim_end_matches('\0');
+            self.reporter.say(&Line::KernelOomKill { at_ns: kill.at_ns, pod: pod.as_deref(), tgid: kill.tgid, comm });
+        }
+    }
+
+    /// Arms the cgroup v1 notification at the usage that the newest headroom allows.
+    fn arm_v1(&mut self, usage: &mut V1Usage) {
+        let headroom_bytes = self.engine.state().node.as_ref().and_then(|node| node.headroom_bytes);
+        let Some(headroom_bytes) = headroom_bytes else {
+            usage.armed = None;
+            return;
+        };
+        let armed = usage
+            .memcg
+            .usage_bytes()
+            .and_then(|now_bytes| usage.memcg.notify_at(now_bytes.saturating_add(headroom_bytes.max(1))))
+            .map_err(anyhow::Error::from)
+            .and_then(|source| Ok(Watched { fd: watch(source.as_fd(), Interest::READABLE)?, source }));
+        usage.armed = match armed {
+            Ok(armed) => Some(armed),
+            Err(error) => {
+                tracing::warn!(%error, "the cgroup v1 notification cannot be armed; the timer remains");
+                None
+            }
+        };
+    }
+
+    fn warn(&mut self, text: String) {
+        self.reporter.say(&Line::Warning { text });
+    }
+
+    fn stop(mut self) {
+        if let Some(bpf) = &mut self.bpf {
+            bpf.drain_critical(usize::MAX, |_| {});
+            bpf.drain_pressure(usize::MAX, |_| {});
+        }
+        let records = match self.bpf.as_ref().map(Bpf::drops) {
+            Some(Ok(drops)) => {
+                let mut records = Records::default();
+                for kind in plimsoll_abi::KINDS {
+                    let count = drops.of(kind);
+                    records.produced += count.produced;
+                    records.consumed += count.consumed;
+                    records.dropped += count.dropped;
+                }
+                records
+            }
+            Some(Err(error)) => {
+                self.warn(format!("the counts of records cannot be read: {error}"));
+                Records::default()
+            }
+            None => Records::default(),
+        };
+        let journal_lost = self.journal.as_ref().map_or(0, Journal::lost);
+        if let Some(Err(error)) = self.journal.take().map(Journal::finish) {
+            self.warn(error.to_string());
+        }
+        let (cpu_ms, rss_bytes) = own_cost();
+        let lines_lost = self.reporter.lost();
+        self.reporter.say(&Line::Stopped { records, lines_lost, journal_lost, cpu_ms, rss_bytes });
+        self.reporter.finish();
+    }
+}
+
+/// What one record means for the loop.
+fn judge(record: &Record<'_>, armed_bytes: u64, woken: &mut Woken, oom_kills: &mut Vec<OomKill>) {
+    let crossed_ns = record.ts_ns;
+    match record.body {
+        // One that was armed earlier says nothing that the newest sample did not.
+        Body::ChargesReached { threshold_pages, .. } => {
+            if threshold_pages == crate::bpf::pages_up(armed_bytes) {
+                woken.by(Cause::ChargeThreshold { crossed_ns });
+            }
+        }
+        Body::NodeReclaim { phase: ReclaimPhase::KswapdWake, .. } => woken.by(Cause::KswapdWake { crossed_ns }),
+        Body::NodeReclaim { phase: ReclaimPhase::DirectReclaim, .. } => woken.by(Cause::DirectReclaim { crossed_ns }),
+        Body::CgroupMkdir { .. } | Body::CgroupRmdir { .. } | Body::CgroupAttach { .. } => woken.housekeeping = true,
+        Body::CgroupPopulated { .. } => {
+            woken.housekeeping = true;
+            woken.by(Cause::Lifecycle);
+        }
+        Body::OomKill { tgid, comm, .. } => {
+            woken.by(Cause::Lifecycle);
+            // A storm of kills is told in part; `memory.events` counts them all.
+            if oom_kills.len() < oom_kills.capacity() {
+                let mut name = [0; plimsoll_abi::COMM_BYTES];
+                let length = comm.len().min(name.len());
+                name[..length].copy_from_slice(&comm[..length]);
+                oom_kills.push(OomKill { at_ns: record.ts_ns, cgroup_id: record.cgroup_id, tgid, comm: name });
+            }
+        }
+        Body::ThresholdCrossed { .. } | Body::MemoryEvent { .. } | Body::Throttle { .. } => {}
+    }
+}
+
+/// CLOCK_MONOTONIC, the clock of the kernel's records.
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(ClockId::Monotonic);
+    // The kernel's monotonic clock starts at boot and is never negative.
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+/// CPU time of this process in milliseconds, and its resident memory in bytes; 0 for what `/proc` does not show.
+fn own_cost() -> (u64, u64) {
+    let cpu = rustix::time::clock_gettime(ClockId::ProcessCPUTime);
+    let cpu_ms = cpu.tv_sec.unsigned_abs() * 1000 + cpu.tv_nsec.unsigned_abs() / 1_000_000;
+    let resident_pages = std::fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|statm| statm.split_whitespace().nth(1)?.parse::<u64>().ok())
+        .unwrap_or(0);
+    (cpu_ms, resident_pages * rustix::param::page_size() as u64)
+}
+
+/// Waits until a descriptor is ready; for ever if there is none. The caller then takes all that there is.
+async fn ready(fd: Option<&AsyncFd<OwnedFd>>, interest: Interest) -> std::io::Result<()> {
+    match fd {
+        Some(fd) => {
+            fd.ready(interest).await?.clear_ready();
+            Ok(())
+        }
+        None => std::future::pending().await,
+    }
+}
+
+async fn usage_reached(usage: Option<&V1Usage>) -> Result<()> {
+    let Some(armed) = usage.and_then(|usage| usage.armed.as_ref()) else { return std::future::pending().await };
+    ready(Some(&armed.fd), Interest::READABLE).await?;
+    armed.source.take()?;
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! The command line: subcommands, logging, and how an error is printed.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::check::CheckArgs;
+use crate::events::EventsArgs;
+use crate::exec::ExecArgs;
+use crate::replay::ReplayArgs;
+use crate::run::RunArgs;
+
+/// Keeps a Kubernetes node, or any Linux machine, on the safe side of its memory
+#[derive(Debug, Parser)]
+#[command(name = "plimsoll", version, after_help = "\
+Examples:
+  plimsoll check                                    what this machine allows
+  plimsoll run --manifests ./pods                   watch the node, evict when it runs short
+  plimsoll exec -f ./pods/web.yaml -- nginx         start a container of a pod
+  plimsoll replay run.journal                       take the same decisions again
+  plimsoll events --seconds 10                      what the kernel tells
+
+PLIMSOLL_LOG=debug shows on standard error what is done and why (error, warn, info, debug, trace).")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(RunArgs),
+    Exec(ExecArgs),
+    Check(CheckArgs),
+    Events(EventsArgs),
+    /// Feed a journal to a fresh engine and compare its decisions byte for byte
+    #[command(after_help = "Exit status: 0 the same decisions; 1 they differ; 2 the journal cannot be replayed.")]
+    Replay(ReplayArgs),
+}
+
+/// Exit status when a command fails; `exec`, `check` and `replay` document their own.
+const EXIT_FAILURE: u8 = 1;
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("PLIMSOLL_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .init();
+    match cli.command {
+        Command::Run(args) => answer(crate::run::run(&args), EXIT_FAILURE),
+        Command::Exec(args) => match crate::exec::run(args) {
+            Ok(never) => match never {},
+            Err(error) => {
+                let status = error.exit_code();
+                answer(Err(error.into()), status)
+            }
+        },
+        Command::Check(args) => answer(crate::check::run(&args).map_err(Into::into), crate::check::EXIT_UNUSABLE),
+        Command::Events(args) => answer(crate::events::run(&args).map_err(Into::into), EXIT_FAILURE),
+        Command::Replay(args) => answer(crate::replay::run(&args).map_err(Into::into), 2),
+    }
+}
+
+fn answer(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        eprintln!("plimsoll: {error:#}");
+        ExitCode::from(failure)
+    })
+}

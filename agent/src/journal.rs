@@ -1,0 +1,320 @@
+//! The journal: every event that reached the engine and every decision that it took, one JSON line per step.
+//!
+//! Problem: to explain a decision, and to repeat it, everything that it was based on must be kept; yet a slow or full disk must
+//! never delay an eviction. Approach: the loop formats a line into a recycled buffer *after* it has acted, and hands it to a
+//! writer thread through a bounded queue. What cannot be written is counted and said; the agent goes on.
+//!
+//! Format: a header line `{"journal":1,"plimsoll":VERSION,"config":…,"state":…}`, then `{"event":…,"decisions":[…]}` lines. A file
+//! that reaches its size limit is renamed to `NAME.1` and a new one begins with the state of that moment, so each file replays by
+//! itself. A step that could not be queued leaves a line `{"lost":N}`: what follows it cannot be replayed.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::thread::JoinHandle;
+
+use serde::{Deserialize, Serialize};
+
+use plimsoll_core::decision::Decision;
+use plimsoll_core::engine::{Engine, EngineConfig};
+use plimsoll_core::event::Event;
+use plimsoll_core::state::NodeState;
+
+/// The format's version.
+pub const JOURNAL_VERSION: u32 = 1;
+/// Steps that may wait for the disk. More are counted as lost.
+const QUEUE_STEPS: usize = 1024;
+/// Bytes of one file before the next is begun.
+pub const FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// Why there is no journal, or no more of it.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// The file cannot be made or written.
+    #[error("{path}: the journal cannot be written: {source}; make room there or choose another --journal; the agent goes on without", path = path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The writer thread cannot be started.
+    #[error("the journal's writer thread cannot be started: {0}")]
+    Thread(#[source] std::io::Error),
+}
+
+/// The first line of a journal.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Header<'a> {
+    /// [`JOURNAL_VERSION`].
+    pub journal: u32,
+    /// The agent's version.
+    pub plimsoll: std::borrow::Cow<'a, str>,
+    /// What the engine was told.
+    pub config: std::borrow::Cow<'a, EngineConfig>,
+    /// What it knew when this file began.
+    pub state: std::borrow::Cow<'a, NodeState>,
+}
+
+/// One step, as written.
+#[derive(Serialize)]
+struct StepLine<'a> {
+    event: &'a Event,
+    decisions: &'a [Decision],
+}
+
+enum Message {
+    Line(Vec<u8>),
+    /// The old file is full: go on in a new one, which begins with this line.
+    NextFile(Vec<u8>),
+}
+
+/// The loop's end of the journal.
+#[derive(Debug)]
+pub struct Journal {
+    lines: Option<SyncSender<Message>>,
+    spare: Receiver<Vec<u8>>,
+    errors: Receiver<JournalError>,
+    writer: Option<JoinHandle<()>>,
+    written_bytes: u64,
+    file_bytes_max: u64,
+    /// Steps since the last one that was queued.
+    lost_now: u64,
+    lost: u64,
+}
+
+impl Journal {
+    /// Begins a journal; an earlier file of that name is replaced.
+    ///
+    /// # Errors
+    /// When the file cannot be made or its first line not written.
+    pub fn create(path: &Path, engine: &Engine) -> Result<Self, JournalError> {
+        Self::with_file_bytes_max(path, engine, FILE_BYTES_MAX)
+    }
+
+    fn with_file_bytes_max(path: &Path, engine: &Engine, file_bytes_max: u64) -> Result<Self, JournalError> {
+        let header = header_line(engine);
+        let written_bytes = header.len() as u64;
+        let mut output = Output { path: path.to_owned(), file: begin(path, &header)? };
+        let (lines, queue) = sync_channel(QUEUE_STEPS);
+        let (spare_sender, spare) = channel();
+        let (error_sender, errors) = channel();
+        let writer = std::thread::Builder::new()
+            .name("journal".into())
+            .stack_size(128 << 10)
+            .spawn(move || output.write_all(&queue, &spare_sender, &error_sender))
+            .map_err(JournalError::Thread)?;
+        Ok(Self {
+            lines: Some(lines),
+            spare,
+            errors,
+            writer: Some(writer),
+            written_bytes,
+            file_bytes_max,
+            lost_now: 0,
+            lost: 0,
+        })
+    }
+
+    /// Queues one step. Never waits.
+    pub fn record(&mut self, event: &Event, decisions: &[Decision], engine: &Engine) {
+        let Some(lines) = &self.lines else {
+            self.lost += 1;
+            return;
+        };
+        let mut line = self.spare.try_recv().unwrap_or_default();
+        line.clear();
+        if self.lost_now > 0 {
+            line.extend_from_slice(format!("{{\"lost\":{}}}\n", self.lost_now).as_bytes());
+        }
+        if let Err(error) = serde_json::to_writer(&mut line, &StepLine { event, decisions }) {
+            tracing::error!(%error, "a step cannot be written as JSON; it is missing from the journal");
+            self.lost_now += 1;
+            self.lost += 1;
+            return;
+        }
+        line.push(b'\n');
+        self.written_bytes += line.len() as u64;
+        match lines.try_send(Message::Line(line)) {
+            Ok(()) => self.lost_now = 0,
+            Err(TrySendError::Full(_)) => {
+                self.lost_now += 1;
+                self.lost += 1;
+            }
+            Err(TrySendError::Disconnected(_)) => {
+                self.lines = None;
+                self.lost += 1;
+            }
+        }
+        if self.written_bytes > self.file_bytes_max {
+            self.next_file(engine);
+        }
+    }
+
+    fn next_file(&mut self, engine: &Engine) {
+        let header = header_line(engine);
+        let bytes = header.len() as u64;
+        if let Some(lines) = &self.lines
+            && lines.try_send(Message::NextFile(header)).is_ok()
+        {
+            self.written_bytes = bytes;
+            self.lost_now = 0;
+        }
+    }
+
+    /// The error that ended the journal, once.
+    pub fn take_error(&mut self) -> Option<JournalError> {
+        self.errors.try_recv().ok()
+    }
+
+    /// Steps that are not in the journal.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Writes what is queued and closes the file.
+    ///
+    /// # Errors
+    /// The error that ended the journal, if it has not been taken.
+    pub fn finish(mut self) -> Result<(), JournalError> {
+        self.lines = None;
+        if let Some(writer) = self.writer.take()
+            && writer.join().is_err()
+        {
+            tracing::error!("the journal's writer thread panicked");
+        }
+        self.take_error().map_or(Ok(()), Err)
+    }
+}
+
+fn header_line(engine: &Engine) -> Vec<u8> {
+    let header = Header {
+        journal: JOURNAL_VERSION,
+        plimsoll: env!("CARGO_PKG_VERSION").into(),
+        config: std::borrow::Cow::Borrowed(engine.config()),
+        state: std::borrow::Cow::Borrowed(engine.state()),
+    };
+    // Plain structs with text keys: serialising them to memory cannot fail; an empty line would be refused by `replay`.
+    let mut line = serde_json::to_vec(&header).unwrap_or_default();
+    line.push(b'\n');
+    line
+}
+
+fn begin(path: &Path, header: &[u8]) -> Result<File, JournalError> {
+    let begin = || {
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+        file.write_all(header)?;
+        Ok(file)
+    };
+    begin().map_err(|source| JournalError::Write { path: path.to_owned(), source })
+}
+
+struct Output {
+    path: PathBuf,
+    file: File,
+}
+
+impl Output {
+    fn write_all(&mut self, queue: &Receiver<Message>, spare: &Sender<Vec<u8>>, errors: &Sender<JournalError>) {
+        for message in queue {
+            let result = match &message {
+                Message::Line(line) => self
+                    .file
+                    .write_all(line)
+                    .map_err(|source| JournalError::Write { path: self.path.clone(), source }),
+                Message::NextFile(header) => self.next_file(header),
+            };
+            if let Err(error) = result {
+                // The receiver is gone only when the agent is: then nobody is left to tell.
+                let _ = errors.send(error);
+                return;
+            }
+            let (Message::Line(buffer) | Message::NextFile(buffer)) = message;
+            let _ = spare.send(buffer);
+        }
+    }
+
+    fn next_file(&mut self, header: &[u8]) -> Result<(), JournalError> {
+        let mut old = self.path.clone().into_os_string();
+        old.push(".1");
+        std::fs::rename(&self.path, &old)
+            .map_err(|source| JournalError::Write { path: self.path.clone(), source })?;
+        self.file = begin(&self.path, header)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_core::event::EventKind;
+    use plimsoll_core::units::PodUid;
+
+    fn engine() -> Engine {
+        Engine::new(EngineConfig {
+            thresholds: Vec::new(),
+            pressure_transition_period_ns: 0,
+            max_pod_grace_period_s: 0,
+        })
+    }
+
+    fn event(at_ns: u64) -> Event {
+        Event { at_ns, kind: EventKind::PodEmpty { uid: PodUid::from("a") } }
+    }
+
+    #[test]
+    fn each_step_is_a_line_after_the_header() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let engine = engine();
+        let mut journal = Journal::create(&path, &engine).unwrap();
+        for at_ns in 1..=3 {
+            journal.record(&event(at_ns), &[Decision::SampleBy { at_ns }], &engine);
+        }
+        journal.finish().unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4);
+        assert!(lines[0].starts_with(r#"{"journal":1,"#));
+        assert_eq!(
+            lines[1],
+            r#"{"event":{"at_ns":1,"event":"pod_empty","uid":"a"},"decisions":[{"decision":"sample_by","at_ns":1}]}"#
+        );
+    }
+
+    #[test]
+    fn a_full_file_is_set_aside_and_the_next_begins_with_a_header() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let engine = engine();
+        let mut journal = Journal::with_file_bytes_max(&path, &engine, 400).unwrap();
+        for at_ns in 1..=10 {
+            journal.record(&event(at_ns), &[], &engine);
+        }
+        journal.finish().unwrap();
+        assert!(std::fs::read_to_string(&path).unwrap().starts_with(r#"{"journal":1,"#));
+        assert!(std::fs::read_to_string(dir.path().join("journal.1")).unwrap().starts_with(r#"{"journal":1,"#));
+    }
+
+    #[test]
+    fn a_full_disk_ends_the_journal_and_is_said_once() {
+        let engine = engine();
+        // /dev/full takes nothing at all; a journal on it never begins.
+        let error = Journal::create(Path::new("/dev/full"), &engine).unwrap_err();
+        assert!(error.to_string().contains("/dev/full"), "{error}");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let mut journal = Journal::create(&path, &engine).unwrap();
+        // The next file cannot be begun: as on a full disk, writing fails from here on.
+        std::fs::remove_file(&path).unwrap();
+        journal.next_file(&engine);
+        let writer = journal.writer.take().unwrap();
+        writer.join().unwrap();
+        assert!(journal.take_error().is_some());
+        assert!(journal.take_error().is_none());
+        journal.record(&event(1), &[], &engine);
+        assert_eq!(journal.lost(), 1);
+    }
+}

@@ -1,0 +1,296 @@
+//! The pods of this node: which are wanted, which have a cgroup, and the files that are open for each.
+//!
+//! Problem: between a record and a kill nothing may be opened or allocated. Approach: everything is opened when a pod's cgroup
+//! appears ([`Pods::refresh`], off the hot path) and only read or written later ([`Pods::read`], [`Pods::terminate`],
+//! [`Pods::kill`]). Usage is read for every pod in every sample, one system call each. `memory.stat`, fifty times as dear, is
+//! read again only where usage has moved since.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use plimsoll_core::event::PodMemory;
+use plimsoll_core::pod::Pod;
+use plimsoll_core::units::PodUid;
+
+use crate::host::HostRoot;
+use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, PodMemoryFiles};
+use crate::host::file::FileError;
+use crate::host::kill::PodKill;
+use crate::pod_cgroup;
+
+/// Usage may move this far before `memory.stat` is read again at an urgent sample.
+const STAT_STALE_BYTES: u64 = 4 << 20;
+/// At an urgent sample `memory.stat` is read for at most this many pods, those that moved first found; the others keep their
+/// last figure. Bounds the time between a record and a decision.
+const URGENT_STATS_MAX: usize = 8;
+/// Without urgency it is read again after this time, even if usage stood still.
+const STAT_AGE_MAX_NS: u64 = 10_000_000_000;
+
+/// A wanted pod.
+#[derive(Debug)]
+pub struct Entry {
+    /// Its manifest.
+    pub pod: Arc<Pod>,
+    /// Where its cgroup is, or will be.
+    pub path: CgroupPath,
+    /// Its manifest is gone; it stays until it has left.
+    pub removed: bool,
+    open: Option<Open>,
+}
+
+/// What is open for a pod with a cgroup.
+#[derive(Debug)]
+struct Open {
+    memory: PodMemoryFiles,
+    kill: PodKill,
+    /// The cgroup's id in the hierarchy that accounts memory.
+    cgroup_id: u64,
+    populated: bool,
+    inactive_file_bytes: u64,
+    /// Usage and time when `inactive_file_bytes` was read; `None`: never.
+    stat_read: Option<(u64, u64)>,
+}
+
+/// A pod got its first process, or lost its last one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Which pod.
+    pub uid: PodUid,
+    /// Whether it has processes now.
+    pub running: bool,
+}
+
+/// All wanted pods.
+#[derive(Debug)]
+pub struct Pods {
+    host: HostRoot,
+    mounts: CgroupMounts,
+    cgroup_root: CgroupPath,
+    entries: BTreeMap<PodUid, Entry>,
+}
+
+impl Pods {
+    /// None yet.
+    pub fn new(host: HostRoot, mounts: CgroupMounts, cgroup_root: CgroupPath) -> Self {
+        Self { host, mounts, cgroup_root, entries: BTreeMap::new() }
+    }
+
+    /// How many are wanted.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether none is wanted.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// A pod by identity.
+    pub fn get(&self, uid: &PodUid) -> Option<&Entry> {
+        self.entries.get(uid)
+    }
+
+    /// Adds a pod, or replaces its specification.
+    ///
+    /// # Errors
+    /// When its identity cannot name a cgroup.
+    pub fn apply(&mut self, pod: Arc<Pod>) -> Result<(), CgroupError> {
+        let path = pod_cgroup::pod_path(&self.cgroup_root, &pod)?;
+        let uid = pod.uid();
+        match self.entries.get_mut(&uid) {
+            // A change of QoS class moves the cgroup; the kubelet does not allow that while the pod lives.
+            Some(entry) if entry.open.is_some() => {
+                entry.pod = pod;
+                entry.removed = false;
+            }
+            _ => {
+                self.entries.insert(uid, Entry { pod, path, removed: false, open: None });
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks a pod as no longer wanted. It is forgotten when it has no processes.
+    pub fn remove(&mut self, uid: &PodUid) {
+        if let Some(entry) = self.entries.get_mut(uid) {
+            entry.removed = true;
+            if entry.open.is_none() {
+                self.entries.remove(uid);
+            }
+        }
+    }
+
+    /// Forgets a pod whose manifest is gone and that has left.
+    pub fn forget(&mut self, uid: &PodUid) {
+        if self.entries.get(uid).is_some_and(|entry| entry.removed) {
+            self.entries.remove(uid);
+        }
+    }
+
+    /// Looks at one pod's cgroup: opens what has appeared, closes what is gone. Not for the hot path.
+    ///
+    /// Returns whether the pod has begun or ceased to run.
+    ///
+    /// # Errors
+    /// When a control file that should be readable is not; the pod is then looked at again next time.
+    pub fn refresh(&mut self, uid: &PodUid) -> Result<Option<Change>, CgroupError> {
+        let Some(entry) = self.entries.get_mut(uid) else { return Ok(None) };
+        let was = entry.open.as_ref().is_some_and(|open| open.populated);
+        let now = match open_or_refresh(&self.host, &self.mounts, entry) {
+            Ok(populated) => populated,
+            Err(error) if error.is_vanished() => {
+                entry.open = None;
+                false
+            }
+            Err(error) => return Err(error),
+        };
+        Ok((was != now).then(|| Change { uid: uid.clone(), running: now }))
+    }
+
+    /// Looks at every pod's cgroup. Errors are passed on with the pod, the others are still served.
+    pub fn refresh_all(&mut self, mut changed: impl FnMut(Result<Change, (PodUid, CgroupError)>)) {
+        let uids: Vec<PodUid> = self.entries.keys().cloned().collect();
+        for uid in uids {
+            match self.refresh(&uid) {
+                Ok(Some(change)) => changed(Ok(change)),
+                Ok(None) => {}
+                Err(error) => changed(Err((uid, error))),
+            }
+        }
+    }
+
+    /// The pod whose own cgroup has this id.
+    pub fn by_cgroup_id(&self, cgroup_id: u64) -> Option<&PodUid> {
+        self.entries
+            .iter()
+            .find(|(_, entry)| entry.open.as_ref().is_some_and(|open| open.cgroup_id == cgroup_id))
+            .map(|(uid, _)| uid)
+    }
+
+    /// The pod that a cgroup path (relative to the hierarchy, with or without a leading `/`) belongs to.
+    pub fn by_cgroup_path(&self, path: &[u8]) -> Option<&PodUid> {
+        let path = std::str::from_utf8(path).ok()?.trim_start_matches('/');
+        self.entries
+            .iter()
+            .find(|(_, entry)| std::path::Path::new(path).starts_with(entry.path.as_path()))
+            .map(|(uid, _)| uid)
+    }
+
+    /// Reads the memory of every pod with a cgroup into `into`. Allocates nothing if `into` has room for all pods.
+    ///
+    /// A cgroup that has vanished is left out; any other error is passed to `failed` and the pod keeps no place in the sample.
+    pub fn read(
+        &mut self,
+        into: &mut Vec<PodMemory>,
+        now_ns: u64,
+        urgent: bool,
+        mut failed: impl FnMut(&PodUid, &FileError),
+    ) {
+        into.clear();
+        let mut stats_left = if urgent { URGENT_STATS_MAX } else { usize::MAX };
+        for (uid, entry) in &mut self.entries {
+            let Some(open) = &mut entry.open else { continue };
+            match open.read(now_ns, urgent, &mut stats_left) {
+                Ok(usage_bytes) => into.push(PodMemory {
+                    uid: uid.clone(),
+                    usage_bytes,
+                    inactive_file_bytes: open.inactive_file_bytes,
+                }),
+                Err(error) if error.is_vanished() => {}
+                Err(error) => failed(uid, &error),
+            }
+        }
+    }
+
+    /// Sends SIGTERM to a pod's containers. Allocates nothing.
+    ///
+    /// # Errors
+    /// When `cgroup.procs` cannot be read. A pod that is gone already is no error.
+    pub fn terminate(&self, uid: &PodUid) -> Result<u32, FileError> {
+        match self.open(uid) {
+            Some(open) => open.kill.sigterm().map(|signalled| signalled.processes),
+            None => Ok(0),
+        }
+    }
+
+    /// Kills everything in a pod's cgroup. Allocates nothing.
+    ///
+    /// # Errors
+    /// When neither `cgroup.kill` nor `cgroup.procs` could be used. A pod that is gone already is no error.
+    pub fn kill(&self, uid: &PodUid) -> Result<(), FileError> {
+        match self.open(uid) {
+            Some(open) => open.kill.kill().map(|_| ()),
+            None => Ok(()),
+        }
+    }
+
+    /// Frees the memory of killed processes from our own CPU time. Allocates nothing.
+    ///
+    /// # Errors
+    /// When `cgroup.procs` cannot be read.
+    pub fn release_memory(&self, uid: &PodUid) -> Result<(), FileError> {
+        match self.open(uid) {
+            Some(open) => open.kill.release_memory().map(|_| ()),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a pod that was running has lost its last process since. Allocates nothing.
+    ///
+    /// # Errors
+    /// When `cgroup.procs` cannot be read.
+    pub fn has_emptied(&mut self, uid: &PodUid) -> Result<bool, FileError> {
+        let Some(open) = self.entries.get_mut(uid).and_then(|entry| entry.open.as_mut()) else { return Ok(false) };
+        if !open.populated || open.kill.is_populated()? {
+            return Ok(false);
+        }
+        open.populated = false;
+        Ok(true)
+    }
+
+    fn open(&self, uid: &PodUid) -> Option<&Open> {
+        self.entries.get(uid)?.open.as_ref()
+    }
+}
+
+fn open_or_refresh(host: &HostRoot, mounts: &CgroupMounts, entry: &mut Entry) -> Result<bool, CgroupError> {
+    use crate::host::cgroup::Controller;
+    let cgroup_id = mounts.hierarchy_of(Controller::Memory)?.cgroup_id(&entry.path)?;
+    let open = match &mut entry.open {
+        // A new directory of the same name is a new cgroup: what is open belongs to the old one.
+        Some(open) if open.cgroup_id == cgroup_id => {
+            open.kill.refresh()?;
+            open
+        }
+        stale => stale.insert(Open {
+            memory: PodMemoryFiles::open(mounts, &entry.path)?,
+            kill: PodKill::open(host, mounts, &entry.path)?,
+            cgroup_id,
+            populated: false,
+            inactive_file_bytes: 0,
+            stat_read: None,
+        }),
+    };
+    open.populated = open.kill.is_populated()?;
+    Ok(open.populated)
+}
+
+impl Open {
+    /// Returns the usage; brings `inactive_file_bytes` up to date where that is worth a read.
+    fn read(&mut self, now_ns: u64, urgent: bool, stats_left: &mut usize) -> Result<u64, FileError> {
+        let usage_bytes = self.memory.read_usage_bytes()?;
+        let stale = match self.stat_read {
+            None => true,
+            Some((usage_then, at_ns)) => {
+                usage_bytes.abs_diff(usage_then) >= STAT_STALE_BYTES
+                    || (!urgent && now_ns.saturating_sub(at_ns) >= STAT_AGE_MAX_NS)
+            }
+        };
+        if stale && *stats_left > 0 {
+            *stats_left -= 1;
+            self.inactive_file_bytes = self.memory.read_inactive_file_bytes()?;
+            self.stat_read = Some((usage_bytes, now_ns));
+        }
+        Ok(usage_bytes)
+    }
+}

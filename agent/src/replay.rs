@@ -1,0 +1,257 @@
+//! `plimsoll replay JOURNAL`: feeds a journal's events to a fresh engine and compares the decisions byte for byte.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use plimsoll_core::decision::Decision;
+use plimsoll_core::engine::Engine;
+use plimsoll_core::event::Event;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::journal::{Header, JOURNAL_VERSION};
+use crate::output::Output;
+
+/// Arguments of `plimsoll replay`.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// The journal that `plimsoll run --journal` wrote
+    pub journal: PathBuf,
+    /// text: one readable line per decision; json: each decision as the journal has it
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+}
+
+/// Why a journal cannot be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// The file cannot be read, or the result not printed.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A line is not what it should be.
+    #[error("{path}:{line}: {source}; the journal is damaged here", path = path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The journal of another format.
+    #[error("{path}: this is a journal of format {found}, and this plimsoll reads format {JOURNAL_VERSION}: use the plimsoll that wrote it ({wrote})", path = path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+        /// The version that wrote it.
+        wrote: String,
+    },
+    /// Steps are missing.
+    #[error("{path}:{line}: {lost} steps before this line were never written (the disk was too slow or full); what follows cannot be replayed", path = path.display())]
+    Gap {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// How many.
+        lost: u64,
+    },
+}
+
+#[derive(Deserialize)]
+struct StepLine<'a> {
+    #[serde(default)]
+    lost: u64,
+    event: Option<Event>,
+    #[serde(borrow)]
+    decisions: Option<&'a RawValue>,
+}
+
+/// What a replay found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Replayed {
+    /// Steps replayed.
+    pub steps: usize,
+    /// Decisions taken.
+    pub decisions: usize,
+    /// The first line whose decisions differ: its number, what it says, and what came out now.
+    pub difference: Option<(usize, String, String)>,
+    /// The last line was cut off, as by `kill -9`.
+    pub torn: bool,
+}
+
+/// Replays a journal, passing each step's decisions to `show`.
+///
+/// # Errors
+/// [`ReplayError`]; a torn last line is none.
+pub fn replay(
+    path: &Path,
+    mut show: impl FnMut(&Event, &[Decision]) -> std::io::Result<()>,
+) -> Result<Replayed, ReplayError> {
+    let io = |source| ReplayError::Io { path: path.to_owned(), source };
+    let mut reader = BufReader::new(File::open(path).map_err(io)?);
+    let mut text = String::new();
+    reader.read_line(&mut text).map_err(io)?;
+    let bad_line = |line, source| ReplayError::Line { path: path.to_owned(), line, source };
+    let header: Header<'_> = serde_json::from_str(&text).map_err(|source| bad_line(1, source))?;
+    if header.journal != JOURNAL_VERSION {
+        return Err(ReplayError::Version {
+            path: path.to_owned(),
+            found: header.journal,
+            wrote: header.plimsoll.into_owned(),
+        });
+    }
+    let mut engine = Engine::resume(header.config.into_owned(), header.state.into_owned());
+    let mut replayed = Replayed::default();
+    let mut decisions = Vec::new();
+    for line in 2.. {
+        text.clear();
+        if reader.read_line(&mut text).map_err(io)? == 0 {
+            break;
+        }
+        if !text.ends_with('\n') {
+            replayed.torn = true;
+            break;
+        }
+        let step: StepLine<'_> = serde_json::from_str(&text).map_err(|source| bad_line(line, source))?;
+        if step.lost > 0 {
+            return Err(ReplayError::Gap { path: path.to_owned(), line, lost: step.lost });
+        }
+        let missing = || bad_line(line, serde::de::Error::custom("a step needs \"event\" and \"decisions\""));
+        let event = step.event.as_ref().ok_or_else(missing)?;
+        let recorded = step.decisions.ok_or_else(missing)?.get();
+        decisions.clear();
+        engine.step(event, &mut decisions);
+        replayed.steps += 1;
+        replayed.decisions += decisions.len();
+        let now = serde_json::to_string(&decisions).map_err(|source| bad_line(line, source))?;
+        show(event, &decisions).map_err(io)?;
+        if now != recorded {
+            replayed.difference = Some((line, recorded.to_owned(), now));
+            break;
+        }
+    }
+    Ok(replayed)
+}
+
+/// Runs `plimsoll replay`: exit status 0 when all decisions are the same, 1 when one differs.
+///
+/// # Errors
+/// [`ReplayError`] when the journal cannot be replayed (exit status 2).
+pub fn run(args: &ReplayArgs) -> Result<ExitCode, ReplayError> {
+    let mut out = std::io::stdout().lock();
+    let result = replay(&args.journal, |event, decisions| {
+        for decision in decisions {
+            match args.output {
+                Output::Text => {
+                    let (s, ms) = (event.at_ns / 1_000_000_000, event.at_ns / 1_000_000 % 1000);
+                    writeln!(out, "{s:>8}.{ms:03}  {decision}")?;
+                }
+                Output::Json => {
+                    serde_json::to_writer(&mut out, decision)?;
+                    writeln!(out)?;
+                }
+            }
+        }
+        Ok(())
+    })?;
+    if result.torn {
+        eprintln!("{}: the last line is cut off and was left out", args.journal.display());
+    }
+    if let Some((line, recorded, now)) = &result.difference {
+        eprintln!("{}:{line}: the decisions differ\n  journal: {recorded}\n  now:     {now}", args.journal.display());
+        return Ok(ExitCode::from(1));
+    }
+    eprintln!("{} events, {} decisions: all the same, byte for byte", result.steps, result.decisions);
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::Journal;
+    use plimsoll_core::engine::EngineConfig;
+    use plimsoll_core::event::{EventKind, NodeMemory, Sample};
+    use plimsoll_core::signal::Signal;
+    use plimsoll_core::threshold::{Amount, Threshold};
+
+    fn journal(path: &Path) {
+        let threshold = Threshold {
+            signal: Signal::MemoryAvailable,
+            value: Amount::Bytes(500),
+            grace_ns: 0,
+            min_reclaim: None,
+        };
+        let mut engine = Engine::new(EngineConfig {
+            thresholds: vec![threshold],
+            pressure_transition_period_ns: 10,
+            max_pod_grace_period_s: 0,
+        });
+        let mut journal = Journal::create(path, &engine).unwrap();
+        let mut decisions = Vec::new();
+        for (at_ns, anon_bytes) in [(1, 100), (2, 900), (100, 100)] {
+            let node = NodeMemory { capacity_bytes: 1000, anon_bytes, ..NodeMemory::default() };
+            let event = Event { at_ns, kind: EventKind::Sample(Sample { node, ..Sample::default() }) };
+            decisions.clear();
+            engine.step(&event, &mut decisions);
+            journal.record(&event, &decisions, &engine);
+        }
+        journal.finish().unwrap();
+    }
+
+    #[test]
+    fn the_same_decisions_come_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        journal(&path);
+        let mut shown = 0;
+        let replayed = replay(&path, |_, decisions| {
+            shown += decisions.len();
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!((replayed.steps, replayed.difference.as_ref()), (3, None));
+        assert!(shown >= 4, "{shown}");
+        assert_eq!(replayed.decisions, shown);
+    }
+
+    #[test]
+    fn a_changed_decision_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        journal(&path);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains(r#""status":true"#));
+        std::fs::write(&path, text.replace(r#""status":true"#, r#""status":false"#)).unwrap();
+        assert_eq!(replay(&path, |_, _| Ok(())).unwrap().difference.unwrap().0, 3);
+    }
+
+    #[test]
+    fn a_torn_last_line_is_left_out_and_damage_before_it_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        journal(&path);
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, &text[..text.len() - 5]).unwrap();
+        let replayed = replay(&path, |_, _| Ok(())).unwrap();
+        assert!(replayed.torn && replayed.steps == 2);
+        std::fs::write(&path, text.replacen(r#"{"event""#, r#"{"evnt""#, 1)).unwrap();
+        assert!(matches!(replay(&path, |_, _| Ok(())), Err(ReplayError::Line { line: 2, .. })));
+        std::fs::write(&path, text.replacen("{\"event\"", "{\"lost\":3}\n{\"event\"", 1)).unwrap();
+        assert!(matches!(replay(&path, |_, _| Ok(())), Err(ReplayError::Gap { line: 2, lost: 3, .. })));
+        std::fs::write(&path, text.replacen("\"journal\":1", "\"journal\":9", 1)).unwrap();
+        assert!(matches!(replay(&path, |_, _| Ok(())), Err(ReplayError::Version { found: 9, .. })));
+    }
+}

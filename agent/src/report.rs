@@ -1,0 +1,233 @@
+//! What `plimsoll run` says on standard output: one line per thing that happened, for people or for programs.
+//!
+//! Lines are written after the agent has acted. A reader that is slow or gone must not hold it up: standard output is written
+//! by a thread of its own behind a bounded queue, and lines that do not fit are counted.
+
+use std::io::{IsTerminal, Write};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+
+use plimsoll_core::decision::Decision;
+use serde::Serialize;
+
+use crate::ladder::Choice;
+use crate::output::Output;
+use crate::timeline::Finished;
+
+/// Lines that may wait for a slow reader.
+const QUEUE_LINES: usize = 4096;
+
+/// One line.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Line<'a> {
+    /// The agent is ready: pods and thresholds are known.
+    Started {
+        /// Its process.
+        pid: u32,
+        /// What serves each signal.
+        mechanisms: &'a [Choice],
+        /// What this host does not allow, one line each.
+        lost: &'a [String],
+        /// How many pods are wanted.
+        pods: usize,
+    },
+    /// A decision, other than arming and sampling.
+    Decision {
+        /// When: CLOCK_MONOTONIC, nanoseconds.
+        at_ns: u64,
+        /// The pod it concerns, `namespace/name`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pod: Option<&'a str>,
+        /// The decision.
+        decision: &'a Decision,
+        /// The same in words.
+        text: String,
+    },
+    /// An evicted pod has left.
+    EvictionFinished {
+        /// `namespace/name`.
+        pod: &'a str,
+        /// Its steps.
+        #[serde(flatten)]
+        finished: &'a Finished,
+    },
+    /// The kernel's OOM killer struck.
+    KernelOomKill {
+        /// When: CLOCK_MONOTONIC, nanoseconds.
+        at_ns: u64,
+        /// The pod, `namespace/name`, if it was one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pod: Option<&'a str>,
+        /// The victim's process.
+        tgid: u32,
+        /// Its command.
+        comm: &'a str,
+    },
+    /// Something is not as it should be; the agent goes on.
+    Warning {
+        /// What, and what to do.
+        text: String,
+    },
+    /// The agent is about to end.
+    Stopped {
+        /// Records from the kernel.
+        records: Records,
+        /// Lines that did not fit into the queue of this output.
+        lines_lost: u64,
+        /// Steps that are missing from the journal.
+        journal_lost: u64,
+        /// CPU time of the agent, milliseconds.
+        cpu_ms: u64,
+        /// Its resident memory, bytes.
+        rss_bytes: u64,
+    },
+}
+
+/// Records from the kernel. `produced = consumed + dropped`, once the rings are drained.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Records {
+    /// Sent by the programs.
+    pub produced: u64,
+    /// Read by the agent.
+    pub consumed: u64,
+    /// Lost to a full ring.
+    pub dropped: u64,
+}
+
+/// Standard output of `plimsoll run`.
+#[derive(Debug)]
+pub struct Reporter {
+    output: Output,
+    color: bool,
+    lines: Option<SyncSender<Vec<u8>>>,
+    writer: Option<JoinHandle<()>>,
+    lost: u64,
+}
+
+impl Reporter {
+    /// Starts the writer.
+    ///
+    /// # Errors
+    /// When no thread can be had.
+    pub fn start(output: Output) -> std::io::Result<Self> {
+        let (lines, queue) = sync_channel::<Vec<u8>>(QUEUE_LINES);
+        let writer = std::thread::Builder::new().name("output".into()).stack_size(128 << 10).spawn(move || {
+            let mut out = std::io::stdout();
+            // A reader that has gone away ends the output, not the agent.
+            for line in queue {
+                if out.write_all(&line).and_then(|()| out.flush()).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { output, color: std::io::stdout().is_terminal(), lines: Some(lines), writer: Some(writer), lost: 0 })
+    }
+
+    /// Queues one line. Never waits.
+    pub fn say(&mut self, line: &Line<'_>) {
+        let mut text = match self.output {
+            Output::Text => self.text(line).into_bytes(),
+            Output::Json => match serde_json::to_vec(line) {
+                Ok(text) => text,
+                Err(error) => {
+                    tracing::error!(%error, "a line cannot be written as JSON");
+                    self.lost += 1;
+                    return;
+                }
+            },
+        };
+        text.push(b'\n');
+        if let Some(lines) = &self.lines
+            && let Err(TrySendError::Full(_)) = lines.try_send(text)
+        {
+            self.lost += 1;
+        }
+    }
+
+    /// Lines that did not fit into the queue.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Writes what is queued.
+    pub fn finish(mut self) {
+        self.lines = None;
+        if let Some(writer) = self.writer.take() {
+            // It cannot panic: it only writes.
+            let _ = writer.join();
+        }
+    }
+
+    fn text(&self, line: &Line<'_>) -> String {
+        match line {
+            Line::Started { pid, mechanisms, lost, pods } => {
+                let mut text = format!("plimsoll {} runs (pid {pid}), {pods} pods", env!("CARGO_PKG_VERSION"));
+                for choice in mechanisms.iter().filter(|choice| choice.role == crate::ladder::Role::Primary) {
+                    text.push_str(&format!("\n  {:<28}{}", choice.signal.name(), choice.mechanism));
+                }
+                for line in *lost {
+                    text.push_str(&format!("\n  {} {line}", self.paint("33", "lost:")));
+                }
+                text
+            }
+            Line::Decision { at_ns, text, decision, .. } => {
+                let color = match decision {
+                    Decision::Evict { .. } | Decision::Kill { .. } => "31",
+                    Decision::Finished { .. } => "32",
+                    _ => "1",
+                };
+                format!("{} {}", seconds(*at_ns), self.paint(color, text))
+            }
+            Line::EvictionFinished { pod, finished } => {
+                let timeline = &finished.timeline;
+                let since = timeline.crossed_ns.unwrap_or(timeline.received_ns);
+                let after = |at_ns: Option<u64>| at_ns.map_or("-".into(), |at_ns| micros(at_ns.saturating_sub(since)));
+                format!(
+                    "{}   {pod}: {} → received {} → decided {} → signalled {} → killed {} → gone {} → memory back {}",
+                    seconds(finished.freed_ns),
+                    if timeline.crossed_ns.is_some() { "crossing" } else { "sample" },
+                    after(Some(timeline.received_ns)),
+                    after(Some(timeline.decided_ns)),
+                    after(timeline.signalled_ns),
+                    after(timeline.killed_ns),
+                    after(timeline.gone_ns),
+                    after(Some(finished.freed_ns)),
+                )
+            }
+            Line::KernelOomKill { at_ns, pod, tgid, comm } => {
+                let pod = pod.map_or(String::new(), |pod| format!(" of pod {pod}"));
+                format!("{} {} process {tgid} ({comm}){pod}", seconds(*at_ns), self.paint("31", "kernel OOM killer:"))
+            }
+            Line::Warning { text } => format!("{} {text}", self.paint("33", "warning:")),
+            Line::Stopped { records, lines_lost, journal_lost, cpu_ms, rss_bytes } => {
+                let mut text = format!(
+                    "plimsoll stops: {} records, {} lost; {cpu_ms} ms of CPU, {} KiB resident",
+                    records.produced,
+                    records.dropped,
+                    rss_bytes >> 10
+                );
+                if lines_lost + journal_lost > 0 {
+                    text.push_str(&format!("; {lines_lost} lines and {journal_lost} journal steps lost"));
+                }
+                text
+            }
+        }
+    }
+
+    fn paint(&self, code: &str, text: &str) -> String {
+        if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+fn seconds(at_ns: u64) -> String {
+    format!("{:>6}.{:06}", at_ns / 1_000_000_000, at_ns / 1000 % 1_000_000)
+}
+
+fn micros(ns: u64) -> String {
+    match ns {
+        0..1_000_000 => format!("{} µs", ns / 1000),
+        1_000_000..1_000_000_000 => format!("{}.{:02} ms", ns / 1_000_000, ns / 10_000 % 100),
+        _ => format!("{}.{:02} s", ns / 1_000_000_000, ns / 10_000_000 % 100),
+    }
+}

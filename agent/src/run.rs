@@ -1,0 +1,191 @@
+//! `plimsoll run`: puts everything in place, in an order in which each step can still be undone, and hands over to the loop.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use plimsoll_core::engine::Engine;
+
+use crate::agent::{Agent, Sources};
+use crate::bpf::{Bpf, BpfOptions, Family, HookKind, HookSet, object};
+use crate::check::Report;
+use crate::config::{Config, ConfigFile, EvictionFlags};
+use crate::facts::{Facts, hooks_of};
+use crate::host::HostRoot;
+use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Hierarchy, Version};
+use crate::host::knobs::{AGENT_LEDGER, Ledger};
+use crate::host::lock::StateLock;
+use crate::host::meminfo::MeminfoFile;
+use crate::host::protect::protect;
+use crate::journal::Journal;
+use crate::ladder::Without;
+use crate::output::Output;
+use crate::pod_cgroup;
+use crate::pods::Pods;
+use crate::report::{Line, Reporter};
+use crate::sampler::Sampler;
+
+/// In this time at most one record of a flood (throttling, reclaim) is sent per cgroup.
+const WINDOW: Duration = Duration::from_millis(100);
+
+/// Watch this node and evict pods before the kernel's OOM killer has to
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  plimsoll run --manifests ./pods
+  plimsoll run --manifests ./pods --eviction-hard 'memory.available<1Gi' --journal /var/log/plimsoll.journal
+  plimsoll run --manifests ./pods --config kubelet-eviction.yaml --output json
+
+Stops on SIGINT and SIGTERM; pods go on running, and every kernel setting that was changed is put back.
+
+Exit status: 0 stopped by a signal; 1 it could not start or go on (the message says why and what to do); 2 wrong usage.")]
+pub struct RunArgs {
+    /// Directory of Kubernetes Pod manifests (YAML or JSON); a pod whose manifest is removed is ended
+    #[arg(long, value_name = "DIR", default_value = "/etc/plimsoll/pods")]
+    pub manifests: PathBuf,
+    /// Configuration file, with the field names of a KubeletConfiguration
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The cgroup below which kubepods is, relative to the cgroup mount
+    #[arg(long, value_name = "CGROUP", default_value = "")]
+    pub cgroup_root: String,
+    /// Where the lock and the record of changed kernel settings are kept
+    #[arg(long, value_name = "DIR", default_value = "/run/plimsoll")]
+    pub state_dir: PathBuf,
+    /// Write every event and decision there, for `plimsoll replay`
+    #[arg(long, value_name = "FILE")]
+    pub journal: Option<PathBuf>,
+    /// text: for people; json: one object per line
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+    /// Leave a mechanism out, to see what plimsoll falls back to; may be repeated
+    #[arg(long, value_enum, value_name = "MECHANISM", value_delimiter = ',')]
+    pub without: Vec<Without>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its own type says what it is")]
+    pub eviction: EvictionFlags,
+}
+
+/// Runs the agent until it is told to stop.
+///
+/// # Errors
+/// Whatever keeps it from starting, or from reading the node's memory later, with what to do about it.
+pub fn run(args: &RunArgs) -> Result<ExitCode> {
+    let file = args.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
+    let config = Config::new(file, &args.eviction)?;
+    let host = HostRoot::live();
+    let cgroup_root = CgroupPath::new(&args.cgroup_root).context("--cgroup-root")?;
+    let _lock = StateLock::acquire(&args.state_dir)?;
+    let mut reporter = Reporter::start(args.output).context("the output thread cannot be started")?;
+    let mut ledger = Ledger::open(&host, args.state_dir.join(AGENT_LEDGER))?;
+    restore(&mut ledger, &mut reporter, "left by an agent that was killed")?;
+    let result = with_ledger(args, config, &host, cgroup_root, &mut ledger, reporter);
+    // Undone whatever happened; an error of the run itself is what the caller wants to see.
+    match ledger.restore() {
+        Ok(restoration) => restoration.remarks().iter().for_each(|remark| tracing::info!("{remark}")),
+        Err(error) => tracing::error!(%error, "kernel settings could not be put back; the next start tries again"),
+    }
+    result
+}
+
+fn with_ledger(
+    args: &RunArgs,
+    config: Config,
+    host: &HostRoot,
+    cgroup_root: CgroupPath,
+    ledger: &mut Ledger,
+    mut reporter: Reporter,
+) -> Result<ExitCode> {
+    let mounts = host.cgroup_mounts()?;
+    let kubepods = pod_cgroup::kubepods_path(&cgroup_root)?;
+    let limit_bytes = make_kubepods(host, &mounts, &kubepods, &config, ledger)?;
+    let sampler = Sampler::open(host, &mounts, &kubepods, limit_bytes)?;
+
+    let mut facts = Facts::probe(host, &cgroup_root, &args.without, Ok(Vec::new()));
+    let mut bpf = None;
+    facts.bpf = match facts.without_bpf() {
+        Some(obstacle) => Err(obstacle.to_string()),
+        None => load_bpf(&args.without).map(|loaded| {
+            let hooks = hooks_of(loaded.hooks());
+            bpf = Some(loaded);
+            hooks
+        }),
+    };
+    let report = Report::new(facts);
+    let mut lost = report.losses();
+
+    let engine = Engine::new(config.engine);
+    let journal = args.journal.as_deref().map(|path| Journal::create(path, &engine)).transpose()?;
+    let pods = Pods::new(host.clone(), mounts.clone(), cgroup_root.clone());
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()
+        .context("the event loop cannot be made")?;
+    let outcome = runtime.block_on(async {
+        let sources = Sources::open(args, host, &mounts, &cgroup_root, bpf.as_ref(), &report, &mut reporter)?;
+        // Last, so that what was opened and allocated above is locked in memory too.
+        lost.extend(protect(host, &mounts, &cgroup_root, ledger).iter().map(ToString::to_string));
+        let mut agent = Agent::new(engine, pods, sampler, bpf, journal, reporter);
+        agent.started(&report.choices, &lost);
+        agent.run(sources).await
+    });
+    outcome.map(|()| ExitCode::SUCCESS)
+}
+
+fn load_bpf(without: &[Without]) -> Result<Bpf, String> {
+    let object = object::object().map_err(|error| error.to_string())?;
+    let options = BpfOptions {
+        agent_tgid: std::process::id(),
+        // Thresholds of single cgroups are for `plimsoll events`: the node's are reached by what is charged in all.
+        hooks: HookSet::ALL.without(Family::Threshold),
+        without: match (without.contains(&Without::Fentry), without.contains(&Without::Tracepoint)) {
+            (false, false) => &[],
+            (true, false) => &[HookKind::Fentry, HookKind::Fexit],
+            (false, true) => &[HookKind::TpBtf],
+            (true, true) => &[HookKind::Fentry, HookKind::Fexit, HookKind::TpBtf],
+        },
+        window: WINDOW,
+    };
+    Bpf::load(object, &options).map_err(|error| error.to_string())
+}
+
+fn restore(ledger: &mut Ledger, reporter: &mut Reporter, whose: &str) -> Result<()> {
+    let restoration = ledger.restore()?;
+    if restoration.restored() > 0 {
+        let text = format!("{} kernel settings {whose} were put back", restoration.restored());
+        reporter.say(&Line::Warning { text });
+    }
+    for text in restoration.remarks() {
+        reporter.say(&Line::Warning { text });
+    }
+    Ok(())
+}
+
+/// Makes the kubepods cgroup and gives it node allocatable as its limit, as the kubelet does when it enforces `pods`.
+/// Returns that limit.
+fn make_kubepods(
+    host: &HostRoot,
+    mounts: &CgroupMounts,
+    kubepods: &CgroupPath,
+    config: &Config,
+    ledger: &mut Ledger,
+) -> Result<u64> {
+    let memory = mounts.hierarchy_of(Controller::Memory)?;
+    ledger.create_cgroup(memory, kubepods, &[Controller::Memory])?;
+    let capacity_bytes = MeminfoFile::open(host)?.read()?.total;
+    let limit_bytes = capacity_bytes.saturating_sub(config.reserved_memory_bytes);
+    if config.enforce_pods {
+        ledger.write(&memory.dir(kubepods).join(limit_file(memory)), &limit_bytes.to_string())?;
+    }
+    Ok(limit_bytes)
+}
+
+fn limit_file(memory: &Hierarchy) -> &'static str {
+    match memory.version {
+        Version::V1 => "memory.limit_in_bytes",
+        Version::V2 => "memory.max",
+    }
+}
