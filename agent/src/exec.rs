@@ -22,10 +22,11 @@ use plimsoll_core::cgroup_config::{
 use plimsoll_core::pod::{Container, Pod};
 use plimsoll_core::policy::oom_score::oom_score_adj;
 use plimsoll_core::qos::QosClass;
+use rustix::io::Errno;
 
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};
-use crate::host::file::{FileError, write_text};
+use crate::host::file::{FileError, read_text, write_text};
 use crate::host::knobs::{KnobError, Ledger, PODS_LEDGER};
 use crate::host::meminfo::MeminfoFile;
 use crate::pod_cgroup::{self, ApplyError};
@@ -115,15 +116,6 @@ pub enum ExecError {
     /// A file of /proc or a cgroup.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The container's `oom_score_adj` is lower than we may set.
-    #[error("oom_score_adj {value}: {source}; lowering it needs CAP_SYS_RESOURCE")]
-    OomScoreAdj {
-        /// The value of the container.
-        value: i32,
-        /// The kernel's answer.
-        #[source]
-        source: FileError,
-    },
     /// The agent removed the cgroup each time, or its parent is being removed.
     #[error(
         "{cgroup}: removed {JOIN_ATTEMPTS_MAX} times while being made; is another program cleaning up this tree?"
@@ -200,14 +192,8 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
         NonZeroU64::new(capacity).unwrap_or(NonZeroU64::MIN),
     );
 
-    let cgroup = enter(&mounts, &cgroup_root, pod, container, &options, &mut ledger)?;
-    let undo = || {
-        pod_cgroup::remove_empty(&mounts, &cgroup).ok();
-    };
-    let set_adj = write_text(host.procfs("self/oom_score_adj"), &adj.to_string());
-    set_adj
-        .map_err(|source| ExecError::OomScoreAdj { value: adj, source })
-        .inspect_err(|_| undo())?;
+    enter(&mounts, &cgroup_root, pod, container, &options, &mut ledger)?;
+    set_oom_score_adj(&host, adj)?;
     // `exec` returns only when it has failed. Our descriptors are close-on-exec, so the ledger's lock cannot leak.
     let source = std::process::Command::new(&program)
         .arg0(&args.command[0])
@@ -217,6 +203,25 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
         command: program,
         source,
     })
+}
+
+/// Takes on the container's score. A score that protects needs CAP_SYS_RESOURCE; without it the command runs all the same, and this is said.
+fn set_oom_score_adj(host: &HostRoot, adj: i32) -> Result<(), FileError> {
+    let path = host.procfs("self/oom_score_adj");
+    match write_text(&path, &adj.to_string()) {
+        Err(FileError::Unwritable {
+            source: Errno::ACCESS | Errno::PERM,
+            ..
+        }) => {
+            let now = read_text(&path)?;
+            eprintln!(
+                "plimsoll: note: oom_score_adj stays {} instead of {adj}: lowering it needs CAP_SYS_RESOURCE",
+                now.trim()
+            );
+            Ok(())
+        }
+        result => result,
+    }
 }
 
 fn pids_limit(limit: i64) -> Result<Option<u64>, ExecError> {
@@ -340,7 +345,7 @@ fn check_program(command: PathBuf) -> Result<PathBuf, ExecError> {
     }
 }
 
-/// Makes the cgroups with their limits and moves this process in. Returns the pod's cgroup.
+/// Makes the cgroups with their limits and moves this process in.
 fn enter(
     mounts: &CgroupMounts,
     cgroup_root: &CgroupPath,
@@ -348,10 +353,10 @@ fn enter(
     container: &Container,
     options: &CgroupOptions,
     ledger: &mut Ledger,
-) -> Result<CgroupPath, ExecError> {
+) -> Result<(), ExecError> {
     let pod_path = pod_cgroup::pod_path(cgroup_root, pod)?;
     let container_path = pod_cgroup::container_path(&pod_path, &container.name)?;
-    for _ in 0..JOIN_ATTEMPTS_MAX {
+    for attempt in 1..=JOIN_ATTEMPTS_MAX {
         match try_enter(
             mounts,
             cgroup_root,
@@ -364,9 +369,15 @@ fn enter(
                 for note in notes {
                     eprintln!("plimsoll: note: {note}");
                 }
-                return Ok(pod_path);
+                return Ok(());
             }
-            Err(error) if is_vanished(&error) => {} // an agent has removed the pod's empty cgroup just now
+            // An agent has removed the pod's empty cgroup just now.
+            Err(error) if is_vanished(&error) => {}
+            // Or another's ledger has taken back a controller between our look and our write; if it stays so, it is not passed on here.
+            Err(ExecError::Create(KnobError::Enable {
+                source: Errno::NOENT,
+                ..
+            })) if attempt < JOIN_ATTEMPTS_MAX => {}
             Err(error) => {
                 pod_cgroup::remove_empty(mounts, &pod_path).ok(); // best effort: the first error is the one to report
                 return Err(error);

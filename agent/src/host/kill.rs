@@ -157,6 +157,22 @@ impl PodKill {
         Ok(pod_kill)
     }
 
+    /// As [`PodKill::open`], for a kernel before 5.14: signals only. Lets the fallback be used, and tested, on any kernel.
+    ///
+    /// # Errors
+    /// As for [`PodKill::open`].
+    pub fn open_without_cgroup_kill(
+        host: &HostRoot,
+        mounts: &CgroupMounts,
+        pod: &CgroupPath,
+    ) -> Result<Self, CgroupError> {
+        let pod_kill = Self::open(host, mounts, pod)?;
+        Ok(Self {
+            cgroup_kill: None,
+            ..pod_kill
+        })
+    }
+
     /// Picks up new containers and leaders, and drops cgroups that are gone. Allocates and opens: not for the hot path.
     ///
     /// # Errors

@@ -1,8 +1,11 @@
-//! The system calls that rustix does not wrap, each behind a safe function with a typed error. The only `unsafe` of the host side.
+//! The system calls that rustix does not wrap, and tokio's registration of a descriptor, each behind a safe function. The only `unsafe` of the host side.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// A refused system call: which one, and the kernel's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -106,6 +109,16 @@ fn check(call: &'static str, result: libc::c_long) -> Result<(), SyscallError> {
     // libc::syscall leaves the error number in this thread's errno.
     let source = Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO);
     Err(SyscallError { call, source })
+}
+
+/// A descriptor of our own for what is behind `fd`, to be waited for in tokio's event loop.
+///
+/// # Errors
+/// When no descriptor is to be had, or it cannot be waited for.
+pub fn watch(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    let own = fd.try_clone_to_owned()?;
+    // SAFETY: an `OwnedFd` names the same open descriptor for as long as it lives, and `AsyncFd` deregisters before dropping it.
+    unsafe { AsyncFd::register_with_interest(own, interest) }.map_err(io::Error::from)
 }
 
 #[cfg(test)]

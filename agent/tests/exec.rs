@@ -1,0 +1,459 @@
+//! `plimsoll exec`, the real binary on the real kernel: v1, hybrid or v2, whatever is mounted here.
+//!
+//! What needs root and writable cgroups says so and is left out where they are missing. Everything is made below a cgroup of its own,
+//! which is gone afterwards.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
+use plimsoll::host::knobs::PODS_LEDGER;
+use plimsoll::host::{HostRoot, Ledger, PodKill, PodMemoryFiles};
+use plimsoll::pod_cgroup;
+
+const PODS: &str = "\
+apiVersion: v1
+kind: Pod
+metadata: {name: burstable}
+spec:
+  containers:
+  - name: app
+    resources: {requests: {cpu: 500m, memory: 32Mi}, limits: {cpu: '1', memory: 64Mi}}
+  - name: side
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: besteffort}
+spec:
+  containers: [{name: app}]
+";
+
+/// Patience for things that happen at once; nothing is measured by it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Node {
+    dir: tempfile::TempDir,
+    host: HostRoot,
+    cgroup_root: String,
+}
+
+impl Node {
+    fn new(name: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("pods.yaml"), PODS).unwrap();
+        let cgroup_root = format!("plimsoll-test-{name}-{}", std::process::id());
+        Self {
+            dir,
+            host: HostRoot::live(),
+            cgroup_root,
+        }
+    }
+
+    /// `None`, and a line, where cgroups cannot be made.
+    fn with_cgroups(name: &str) -> Option<(Self, CgroupMounts)> {
+        let node = Self::new(name);
+        let mounts = match node.host.cgroup_mounts() {
+            Ok(mounts) => mounts,
+            Err(error) => {
+                eprintln!("left out: {error}");
+                return None;
+            }
+        };
+        let probe = node.ledger().create_cgroup(
+            pod_cgroup::pod_hierarchies(&mounts)[0].0,
+            &node.root(),
+            &[],
+        );
+        match probe {
+            Ok(()) => Some((node, mounts)),
+            Err(error) => {
+                eprintln!("left out: {error}");
+                None
+            }
+        }
+    }
+
+    fn root(&self) -> CgroupPath {
+        CgroupPath::new(&self.cgroup_root).unwrap()
+    }
+
+    fn ledger(&self) -> Ledger {
+        Ledger::open(&self.host, self.dir.path().join(PODS_LEDGER)).unwrap()
+    }
+
+    fn command(&self, options: &[&str], command: &[&str]) -> Command {
+        let mut exec = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+        exec.arg("exec")
+            .arg("-f")
+            .arg(self.dir.path().join("pods.yaml"));
+        exec.args(["--cgroup-root", &self.cgroup_root, "--state-dir"])
+            .arg(self.dir.path());
+        exec.args(options).arg("--").args(command);
+        exec
+    }
+
+    fn output(&self, options: &[&str], command: &[&str]) -> Output {
+        self.command(options, command).output().unwrap()
+    }
+
+    /// Starts a command and waits until it says that it runs.
+    fn start(&self, options: &[&str], script: &str) -> Child {
+        use std::io::BufRead;
+        let script = format!("echo started; {script}");
+        let mut child = self
+            .command(options, &["sh", "-c", &script])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        std::io::BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        assert_eq!(line, "started\n");
+        child
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Ok(mut ledger) = Ledger::open(&self.host, self.dir.path().join(PODS_LEDGER)) {
+            ledger.restore().ok();
+        }
+    }
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn control(
+    mounts: &CgroupMounts,
+    controller: Controller,
+    cgroup: &CgroupPath,
+    v1: &str,
+    v2: &str,
+) -> String {
+    let hierarchy = mounts.hierarchy_of(controller).unwrap();
+    let file = if hierarchy.version == Version::V1 {
+        v1
+    } else {
+        v2
+    };
+    std::fs::read_to_string(hierarchy.dir(cgroup).join(file))
+        .unwrap()
+        .trim()
+        .to_owned()
+}
+
+#[test]
+fn mistakes_are_named_before_anything_is_made() {
+    let node = Node::new("mistakes");
+    std::fs::write(node.dir.path().join("plain"), "").unwrap();
+    let plain = node.dir.path().join("plain");
+    for (options, command, code, message) in [
+        (
+            &[][..],
+            "true",
+            125,
+            "several pods in this file; name one with --pod; the file has: default/burstable, default/besteffort",
+        ),
+        (&["--pod", "none"], "true", 125, "no pod none"),
+        (
+            &["--pod", "burstable"],
+            "true",
+            125,
+            "several containers; name one with -c; it has: app, side",
+        ),
+        (
+            &["--pod", "burstable", "-c", "none"],
+            "true",
+            125,
+            "no container none",
+        ),
+        (
+            &["--pod", "besteffort", "--pod-pids-limit", "0"],
+            "true",
+            125,
+            "--pod-pids-limit 0",
+        ),
+        (
+            &["--pod", "besteffort"],
+            "plimsoll-no-such-command",
+            127,
+            "command not found",
+        ),
+        (
+            &["--pod", "besteffort"],
+            plain.to_str().unwrap(),
+            126,
+            "cannot be executed",
+        ),
+    ] {
+        let output = node.output(options, &[command]);
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{options:?} {command}: {}",
+            stderr(&output)
+        );
+        assert!(
+            stderr(&output).contains(message),
+            "{options:?} {command}: {}",
+            stderr(&output)
+        );
+    }
+    std::fs::write(
+        node.dir.path().join("pods.yaml"),
+        PODS.replace("resources", "resorces"),
+    )
+    .unwrap();
+    let output = node.output(&[], &["true"]);
+    assert_eq!(output.status.code(), Some(125));
+    let wanted = "pods.yaml:7: spec.containers[0].resorces: unknown field; did you mean resources?";
+    assert!(stderr(&output).contains(wanted), "{}", stderr(&output));
+    assert!(
+        !node.dir.path().join(PODS_LEDGER).exists(),
+        "nothing was made"
+    );
+    std::fs::remove_file(node.dir.path().join("pods.yaml")).unwrap();
+    assert_eq!(node.output(&[], &["true"]).status.code(), Some(125));
+}
+
+#[test]
+fn a_command_runs_in_its_pods_cgroups_and_is_killed_with_them() {
+    let Some((node, mounts)) = Node::with_cgroups("run") else {
+        return;
+    };
+    let output = node.output(&["--pod", "besteffort"], &["sh", "-c", "exit 7"]);
+    assert_eq!(
+        output.status.code(),
+        Some(7),
+        "the command's own status: {}",
+        stderr(&output)
+    );
+
+    let options = ["--pod", "burstable", "-c", "app", "--pod-pids-limit", "200"];
+    let mut leader = node.start(&options, "sleep 1000 & sleep 1000 & wait");
+    let mut side = node.start(
+        &[
+            "--pod",
+            "burstable",
+            "-c",
+            "side",
+            "--pod-pids-limit",
+            "200",
+        ],
+        "exec sleep 1000",
+    );
+    let pod = CgroupPath::new(&format!(
+        "{}/kubepods/burstable/poddefault_burstable",
+        node.cgroup_root
+    ))
+    .unwrap();
+    assert_eq!(
+        pod_cgroup::find(&mounts, &node.root(), &"default_burstable".into()),
+        Some(pod.clone())
+    );
+    let app = pod.join("app").unwrap();
+
+    // Same pid, in the container's cgroup of every hierarchy, with its score.
+    for (hierarchy, _) in pod_cgroup::pod_hierarchies(&mounts) {
+        let procs = std::fs::read_to_string(hierarchy.dir(&app).join("cgroup.procs")).unwrap();
+        assert!(
+            procs.lines().any(|pid| pid == leader.id().to_string()),
+            "{hierarchy:?}: {procs}"
+        );
+    }
+    let adj = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", leader.id())).unwrap();
+    assert!(
+        (900..1000).contains(&adj.trim().parse::<i32>().unwrap()),
+        "{adj}"
+    );
+    // The limits: kubelet's 512 shares are a weight of 59 (opencontainers/cgroups v0.0.6).
+    if mounts.hierarchy_of(Controller::Cpu).is_ok() {
+        let cpu = mounts.hierarchy_of(Controller::Cpu).unwrap();
+        let wanted = if cpu.version == Version::V1 {
+            ("512", "100000")
+        } else {
+            ("59", "100000 100000")
+        };
+        assert_eq!(
+            control(&mounts, Controller::Cpu, &app, "cpu.shares", "cpu.weight"),
+            wanted.0
+        );
+        assert_eq!(
+            control(
+                &mounts,
+                Controller::Cpu,
+                &app,
+                "cpu.cfs_quota_us",
+                "cpu.max"
+            ),
+            wanted.1
+        );
+    }
+    assert_eq!(
+        control(
+            &mounts,
+            Controller::Memory,
+            &app,
+            "memory.limit_in_bytes",
+            "memory.max"
+        ),
+        (64 << 20).to_string()
+    );
+    if mounts.hierarchy_of(Controller::Pids).is_ok() {
+        assert_eq!(
+            control(&mounts, Controller::Pids, &pod, "pids.max", "pids.max"),
+            "200"
+        );
+    }
+    if mounts.hierarchy_of(Controller::Memory).unwrap().version == Version::V2 {
+        assert_eq!(
+            control(&mounts, Controller::Memory, &app, "", "memory.oom.group"),
+            "1"
+        );
+    }
+    let memory = PodMemoryFiles::open(&mounts, &pod).unwrap();
+    assert!(memory.read().unwrap().usage_bytes > 0);
+
+    // SIGTERM reaches the two leaders and not their children; the kill reaches the rest.
+    wait_until("two children", || {
+        let dir = mounts.hierarchy_of(Controller::Memory).unwrap().dir(&app);
+        std::fs::read_to_string(dir.join("cgroup.procs"))
+            .unwrap()
+            .lines()
+            .count()
+            == 3
+    });
+    let mut pod_kill = PodKill::open(&node.host, &mounts, &pod).unwrap();
+    assert_eq!(
+        pod_kill.has_cgroup_kill(),
+        mounts.unified().is_some(),
+        "both are there since 5.14"
+    );
+    let mut leaders: Vec<_> = pod_kill
+        .leaders()
+        .map(|pid| pid.as_raw_nonzero().get().unsigned_abs())
+        .collect();
+    leaders.sort_unstable();
+    let mut wanted = [leader.id(), side.id()];
+    wanted.sort_unstable();
+    assert_eq!(leaders, wanted);
+    assert_eq!(pod_kill.sigterm().unwrap().processes, 2);
+    leader.wait().unwrap();
+    side.wait().unwrap();
+    assert!(pod_cgroup::is_populated(&mounts, &pod).unwrap() && pod_kill.is_populated().unwrap());
+    pod_kill.refresh().unwrap();
+    assert_eq!(
+        (
+            pod_kill.leaders().count(),
+            pod_kill.sigterm().unwrap().processes
+        ),
+        (0, 0),
+        "both leaders have ended"
+    );
+    pod_kill.kill().unwrap();
+    pod_kill.release_memory().unwrap();
+    wait_until("the pod is empty", || {
+        !pod_cgroup::is_populated(&mounts, &pod).unwrap()
+    });
+    wait_until("its processes have left the lists", || {
+        !pod_kill.is_populated().unwrap()
+    });
+
+    // An agent removes what has ended, and the ledger the rest.
+    wait_until("the cgroup can be removed", || {
+        pod_cgroup::remove_empty(&mounts, &pod).unwrap()
+    });
+    assert!(
+        memory.read().unwrap_err().is_vanished(),
+        "open files say that their cgroup is gone"
+    );
+    assert!(pod_kill.refresh().unwrap_err().is_vanished());
+    assert_eq!(pod_kill.kill().unwrap().processes, 0);
+    let restoration = node.ledger().restore().unwrap();
+    assert_eq!(restoration.remarks(), Vec::<String>::new());
+    assert!(restoration.restored() > 0);
+    nothing_is_left(&mounts, &node.root());
+}
+
+#[test]
+fn a_fork_storm_is_killed_without_cgroup_kill() {
+    let Some((node, mounts)) = Node::with_cgroups("storm") else {
+        return;
+    };
+    let options = ["--pod", "besteffort", "--pod-pids-limit", "60"];
+    let mut leader = node.start(
+        &options,
+        "while :; do (sleep 1000) & (:) & done 2>/dev/null",
+    );
+    let pod = CgroupPath::new(&format!(
+        "{}/kubepods/besteffort/poddefault_besteffort",
+        node.cgroup_root
+    ))
+    .unwrap();
+    let dir = mounts
+        .hierarchy_of(Controller::Memory)
+        .unwrap()
+        .dir(&pod.join("app").unwrap());
+    wait_until("many children", || {
+        std::fs::read_to_string(dir.join("cgroup.procs"))
+            .unwrap()
+            .lines()
+            .count()
+            > 20
+    });
+    // A host without the unified tree: only the hierarchies with the memory controller of v1, or on v2 the same tree as signals see it.
+    let pod_kill = PodKill::open_without_cgroup_kill(&node.host, &mounts, &pod).unwrap();
+    assert!(!pod_kill.has_cgroup_kill());
+    wait_until("the pod is empty", || {
+        pod_kill.kill().unwrap();
+        !pod_cgroup::is_populated(&mounts, &pod).unwrap()
+    });
+    leader.wait().unwrap();
+    wait_until("the cgroup can be removed", || {
+        pod_cgroup::remove_empty(&mounts, &pod).unwrap()
+    });
+}
+
+#[test]
+fn a_ledger_outlives_its_writers_and_spares_what_runs() {
+    let Some((node, mounts)) = Node::with_cgroups("ledger") else {
+        return;
+    };
+    let mut child = node.start(&["--pod", "besteffort"], "exec sleep 1000");
+    let busy = node.ledger().restore().unwrap();
+    assert!(
+        busy.remarks()
+            .iter()
+            .any(|remark| remark.contains("not undone yet")),
+        "{busy:?}"
+    );
+    assert!(child.try_wait().unwrap().is_none(), "the pod runs on");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait_until("all is undone", || {
+        node.ledger().restore().unwrap().remarks().is_empty()
+    });
+    nothing_is_left(&mounts, &node.root());
+}
+
+fn nothing_is_left(mounts: &CgroupMounts, root: &CgroupPath) {
+    let left: Vec<PathBuf> = mounts
+        .hierarchies()
+        .iter()
+        .map(|hierarchy| hierarchy.dir(root))
+        .filter(|dir: &PathBuf| Path::exists(dir))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
