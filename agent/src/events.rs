@@ -171,6 +171,7 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
         &BpfOptions {
             agent_tgid: std::process::id(),
             hooks: HookSet::ALL,
+            without: &[],
             window: Duration::from_millis(args.window_ms),
         },
     )?;
@@ -417,6 +418,13 @@ impl<'args> Screen<'args> {
                 out,
                 "usage {usage_pages} + charge {charge_pages} reaches {threshold_pages} pages, generation {generation}"
             ),
+            Body::ChargesReached {
+                charged_pages,
+                threshold_pages,
+            } => writeln!(
+                out,
+                "{charged_pages} pages charged in all, {threshold_pages} armed"
+            ),
             Body::CgroupMkdir {
                 level,
                 hierarchy_id,
@@ -570,6 +578,10 @@ fn details(body: &Body<'_>) -> Value {
             "usage_pages": usage_pages, "charge_pages": charge_pages, "threshold_pages": threshold_pages,
             "generation": generation,
         }),
+        Body::ChargesReached {
+            charged_pages,
+            threshold_pages,
+        } => json!({"charged_pages": charged_pages, "threshold_pages": threshold_pages}),
         Body::CgroupMkdir {
             level,
             hierarchy_id,

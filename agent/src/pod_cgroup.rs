@@ -47,12 +47,20 @@ pub fn tier(class: QosClass) -> Option<&'static str> {
     }
 }
 
+/// The cgroup of all pods.
+///
+/// # Errors
+/// None for a root that is a [`CgroupPath`].
+pub fn kubepods_path(cgroup_root: &CgroupPath) -> Result<CgroupPath, CgroupError> {
+    cgroup_root.join(KUBEPODS)
+}
+
 /// The cgroup of all pods of a QoS class.
 ///
 /// # Errors
 /// None for a root that is a [`CgroupPath`].
 pub fn tier_path(cgroup_root: &CgroupPath, class: QosClass) -> Result<CgroupPath, CgroupError> {
-    let kubepods = cgroup_root.join(KUBEPODS)?;
+    let kubepods = kubepods_path(cgroup_root)?;
     tier(class).map_or(Ok(kubepods.clone()), |tier| kubepods.join(tier))
 }
 

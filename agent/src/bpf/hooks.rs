@@ -7,7 +7,9 @@ use std::fmt;
 /// What a hook is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Family {
-    /// Armed usage thresholds.
+    /// What is charged to memory cgroups in all: the node's armed threshold.
+    Charges,
+    /// Armed usage thresholds of single cgroups.
     Threshold,
     /// Cgroups coming, going, filling and emptying.
     Lifecycle,
@@ -23,7 +25,8 @@ pub enum Family {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 6] = [
+    pub const ALL: [Family; 7] = [
+        Family::Charges,
         Family::Threshold,
         Family::Lifecycle,
         Family::Oom,
@@ -36,6 +39,7 @@ impl Family {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Family::Charges => "charges",
             Family::Threshold => "threshold",
             Family::Lifecycle => "lifecycle",
             Family::Oom => "oom",
@@ -183,7 +187,7 @@ impl Hook {
     }
 }
 
-use Family::{Lifecycle, Memcg, Oom, Reclaim, Threshold, Throttle};
+use Family::{Charges, Lifecycle, Memcg, Oom, Reclaim, Threshold, Throttle};
 use HookKind::{Fentry, Fexit, TpBtf};
 
 /// Name of the program that covers every memcg event where the kernel has its target.
@@ -213,6 +217,7 @@ pub(super) const HOOKS: &[Hook] = &[
         "cgroup_notify_populated",
     )
     .needs(&[CGROUP_ID, HIERARCHY]),
+    hook(Charges, "charges_count", Fentry, "page_counter_try_charge"),
     hook(Threshold, "threshold_seen", Fentry, "memory_current_read")
         .needs(&[CSS_ID, COUNTER, &["mem_cgroup.css", "mem_cgroup.memory"]])
         .only(Where::MemoryV2),
@@ -309,6 +314,12 @@ pub enum Unavailable {
         kind: HookKind,
         /// errno and its name, or the verifier's last words.
         reason: String,
+    },
+    /// Programs of this kind are not wanted (`--without`).
+    #[error("{kind} is left out on request")]
+    LeftOut {
+        /// Which kind.
+        kind: HookKind,
     },
     /// The kernel refuses this program.
     #[error("{kind} {target} refused: {reason}")]

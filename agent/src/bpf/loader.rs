@@ -75,6 +75,9 @@ pub(super) fn load(object: &[u8], options: &BpfOptions) -> Result<Loaded, BpfErr
     {
         let state = match attaching.obstacle(hook, &refused) {
             Some(unavailable) => HookState::Unavailable(unavailable),
+            None if options.without.contains(&hook.kind) => {
+                HookState::Unavailable(Unavailable::LeftOut { kind: hook.kind })
+            }
             None => attaching.attach(hook),
         };
         attaching.hooks.push(HookReport {

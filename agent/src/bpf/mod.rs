@@ -45,6 +45,8 @@ pub struct BpfOptions {
     pub agent_tgid: u32,
     /// Which families of hooks.
     pub hooks: HookSet,
+    /// Kinds of programs that are not to be used, to see what the agent falls back to.
+    pub without: &'static [HookKind],
     /// Of the records that come in floods, at most one per cgroup is sent in this time.
     pub window: Duration,
 }
