@@ -35,8 +35,9 @@ pub(crate) fn build() -> Result<Vec<Program>> {
     if !output.status.success() {
         bail!(
             "building the BPF object failed\n{}\nIf the linker could not read the bitcode, this nightly's LLVM is newer than \
-             bpf-linker's: set PLIMSOLL_NIGHTLY to an older one (CONTRIBUTING.md names one)",
-            process::last_lines(&String::from_utf8_lossy(&output.stderr))
+             bpf-linker's: run `rustup toolchain install {pinned} --profile minimal` and this command again",
+            process::last_lines(&String::from_utf8_lossy(&output.stderr)),
+            pinned = setup::NIGHTLY_PINNED
         );
     }
     let warnings = String::from_utf8_lossy(&output.stderr);

@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 mod apt;
+mod bench;
 mod conformance;
+mod demo;
 mod ebpf;
 mod guest;
 mod kernel;
@@ -26,6 +28,8 @@ Examples:
   cargo xtask build-ebpf                              the BPF object, with instructions per program
   cargo xtask vm --kernel 6.1                         a shell in a guest
   cargo xtask vm --topology numa2 --cmd 'plimsoll check'
+  cargo xtask demo                                    pods, a leak, an eviction: live (--without: with the agent off)
+  cargo xtask bench reaction --peers earlyoom,plimsoll
   cargo xtask test                                    everything, guests on three kernels included
   cargo xtask conformance tests/vectors/*.jsonl
 
@@ -54,6 +58,11 @@ enum Command {
     BuildEbpf,
     /// Run a command or a shell in a guest
     Vm(Box<vm::VmArgs>),
+    /// Watch the agent at work on a real kernel; exit status 1 when anything went wrong
+    Demo(demo::DemoArgs),
+    /// Measure, in guests whose time counts instructions
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
     /// Run all tests and print one summary line
     Test {
         /// Leave out the guests
@@ -83,6 +92,8 @@ fn run(command: Command) -> Result<u8> {
         Command::Setup { refresh } => setup::all(refresh)?,
         Command::BuildEbpf => print!("{}", ebpf::table(&ebpf::build()?)),
         Command::Vm(args) => return vm::run(*args),
+        Command::Demo(args) => return demo::run(&args),
+        Command::Bench(command) => return bench::run(&command),
         Command::Test { quick } => return test::run(quick),
         Command::Conformance { files } => return conformance::run(&files),
     }

@@ -21,16 +21,17 @@ use crate::progress::say;
 const BPF_LINKER_VERSION: &str = "0.10.4";
 
 /// Has the LLVM (22) that this bpf-linker can read; installed when no nightly is there at all.
-const NIGHTLY_PINNED: &str = "nightly-2026-05-20";
+pub(crate) const NIGHTLY_PINNED: &str = "nightly-2026-05-20";
 
 const QEMU: &str = "qemu-system-x86_64";
 
 /// Everything, for `cargo xtask setup`.
 pub(crate) fn all(refresh: bool) -> Result<()> {
-    let nightly = nightly()?;
-    bpf_linker()?;
+    // First: it is what may need the user.
     qemu()?;
     busybox()?;
+    let nightly = nightly()?;
+    bpf_linker()?;
     for kernel in Kernel::ALL {
         if refresh {
             kernel.refresh()?;
@@ -102,6 +103,21 @@ fn installed_nightly() -> Result<String> {
         "check the network, or install any nightly yourself and name it in PLIMSOLL_NIGHTLY",
     )?;
     Ok(NIGHTLY_PINNED.to_owned())
+}
+
+/// Clippy for the nightly, which a minimal toolchain leaves out. Only the tests need it.
+pub(crate) fn nightly_clippy(toolchain: &str) -> Result<()> {
+    let mut version = Command::new("rustup");
+    version.args(["run", toolchain, "cargo-clippy", "--version"]);
+    if process::run(&mut version)?.status.success() {
+        return Ok(());
+    }
+    say("clippy", format_args!("adding to {toolchain}"));
+    output_of(
+        Command::new("rustup").args(["component", "add", "clippy", "--toolchain", toolchain]),
+        "check the network, or name a nightly that has clippy in PLIMSOLL_NIGHTLY",
+    )?;
+    Ok(())
 }
 
 /// The standard library's source, which `-Z build-std` compiles for BPF.

@@ -227,6 +227,8 @@ impl Guest {
     ///
     /// When the guest dies without a status it is started once more; `GuestExit::lines` then has the second run only.
     pub(crate) fn run(&self, mut on_line: impl FnMut(&str)) -> Result<GuestExit> {
+        // First: it is what may need the user.
+        setup::qemu()?;
         let work = tempfile::tempdir().context("cannot make a temporary folder")?;
         let image = self.kernel.image()?;
         let initramfs = self.initramfs(work.path())?;
@@ -319,6 +321,8 @@ impl Guest {
 
     /// Boots into a shell on this terminal and waits for its end. Ctrl-C goes to the guest; Ctrl-A X ends it at once.
     pub(crate) fn shell(&self) -> Result<u8> {
+        // First: it is what may need the user.
+        setup::qemu()?;
         let work = tempfile::tempdir().context("cannot make a temporary folder")?;
         let image = self.kernel.image()?;
         let initramfs = self.initramfs(work.path())?;

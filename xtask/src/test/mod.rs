@@ -62,10 +62,12 @@ impl From<Result<()>> for Outcome {
 pub(crate) fn run(quick: bool) -> Result<u8> {
     let started = Instant::now();
     // First, so that progress of a first-time set-up is not mixed with the stages.
-    setup::nightly()?;
-    setup::bpf_linker()?;
     if !quick {
         setup::qemu()?;
+    }
+    setup::nightly_clippy(&setup::nightly()?)?;
+    setup::bpf_linker()?;
+    if !quick {
         setup::busybox()?;
         for kernel in Kernel::ALL {
             kernel.image()?;
