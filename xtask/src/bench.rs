@@ -1,0 +1,223 @@
+//! `cargo xtask bench`: the project's claims as measurements anyone can repeat.
+//!
+//! All run in a guest of one CPU whose time is its executed instructions, so that the figures hardly depend on this machine
+//! or on what else it does. Raw rows go to `target/bench/` as JSON lines, one file a command, replaced each time.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Args, Subcommand, ValueEnum};
+
+use crate::guest::Guest;
+use crate::kernel::Kernel;
+use crate::paths;
+use crate::progress::say;
+
+/// As in the scenario that the peers were measured with.
+const MEMORY_MB: u64 = 4096;
+/// Wall-clock time for one ramp: emulated, some are a minute of guest time.
+const RAMP_TIME_MAX: Duration = Duration::from_secs(120);
+const BOOT_TIME_MAX: Duration = Duration::from_secs(300);
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// From a threshold crossed to memory back, beside other systems
+    Reaction(ReactionArgs),
+    /// Cost of the armed threshold on a page-fault loop, attached against detached
+    Cost(CostArgs),
+    /// CPU time and memory of each system at rest
+    Idle(IdleArgs),
+}
+
+/// A system under test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Peer {
+    None,
+    Earlyoom,
+    Oomd,
+    Plimsoll,
+}
+
+impl Peer {
+    fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Earlyoom => "earlyoom",
+            Self::Oomd => "oomd",
+            Self::Plimsoll => "plimsoll",
+        }
+    }
+
+    fn debian_package(self) -> Option<&'static str> {
+        match self {
+            Self::Earlyoom | Self::Oomd => Some(self.name()),
+            Self::None | Self::Plimsoll => None,
+        }
+    }
+}
+
+/// The ramp scenario.
+#[derive(Debug, Args)]
+pub(crate) struct ReactionArgs {
+    /// Kernel to boot: 6.1, 6.12, 7.2, or the path of an image
+    #[arg(long, default_value = "6.1")]
+    kernel: Kernel,
+    /// Runs of each combination
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+    /// Growth of the hog, MB a second
+    #[arg(long, value_delimiter = ',', default_value = "64,512")]
+    rates: Vec<u64>,
+    /// Thresholds of memory.available
+    #[arg(long, value_delimiter = ',', default_value = "1Gi,100Mi")]
+    thresholds: Vec<String>,
+    /// Systems, one after the other
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_enum,
+        default_value = "none,earlyoom,oomd,plimsoll"
+    )]
+    peers: Vec<Peer>,
+    /// Pods on the node, the hog with them
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=500))]
+    pods: u32,
+    /// Seconds at rest over which idle cost is measured; 0 leaves it out
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    idle: u64,
+}
+
+/// The page-fault loop.
+#[derive(Debug, Args)]
+pub(crate) struct CostArgs {
+    /// Kernel to boot: 6.1, 6.12, 7.2, or the path of an image
+    #[arg(long, default_value = "6.1")]
+    kernel: Kernel,
+    /// Measurements of each, in turns
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pairs: u32,
+}
+
+/// At rest.
+#[derive(Debug, Args)]
+pub(crate) struct IdleArgs {
+    /// Kernel to boot: 6.1, 6.12, 7.2, or the path of an image
+    #[arg(long, default_value = "6.1")]
+    kernel: Kernel,
+    /// Systems, one after the other
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_enum,
+        default_value = "earlyoom,oomd,plimsoll"
+    )]
+    peers: Vec<Peer>,
+    /// Pods on the node
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=500))]
+    pods: u32,
+    /// How long
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+}
+
+/// Runs the measurement; the status is the guest program's.
+pub(crate) fn run(command: &BenchCommand) -> Result<u8> {
+    match command {
+        BenchCommand::Reaction(args) => {
+            let combinations = args.peers.len() * args.rates.len() * args.thresholds.len();
+            let ramps = u32::try_from(combinations)
+                .unwrap_or(u32::MAX)
+                .saturating_mul(args.runs);
+            let rates: Vec<String> = args.rates.iter().map(u64::to_string).collect();
+            let program = format!(
+                "reaction --runs {} --rates {} --thresholds {} --peers {} --pods {} --idle-s {}",
+                args.runs,
+                rates.join(","),
+                args.thresholds.join(","),
+                names(&args.peers),
+                args.pods,
+                args.idle
+            );
+            measure(
+                &args.kernel,
+                &args.peers,
+                &program,
+                RAMP_TIME_MAX.saturating_mul(ramps),
+                "reaction",
+            )
+        }
+        BenchCommand::Cost(args) => {
+            let program = format!("cost --pairs {}", args.pairs);
+            measure(
+                &args.kernel,
+                &[],
+                &program,
+                RAMP_TIME_MAX.saturating_mul(args.pairs),
+                "cost",
+            )
+        }
+        BenchCommand::Idle(args) => {
+            let program = format!(
+                "reaction --runs 0 --thresholds 100Mi --peers {} --pods {} --idle-s {}",
+                names(&args.peers),
+                args.pods,
+                args.seconds
+            );
+            measure(
+                &args.kernel,
+                &args.peers,
+                &program,
+                RAMP_TIME_MAX.saturating_mul(10),
+                "idle",
+            )
+        }
+    }
+}
+
+fn names(peers: &[Peer]) -> String {
+    let names: Vec<&str> = peers.iter().map(|peer| peer.name()).collect();
+    names.join(",")
+}
+
+fn measure(
+    kernel: &Kernel,
+    peers: &[Peer],
+    program: &str,
+    time: Duration,
+    name: &str,
+) -> Result<u8> {
+    let packages: Vec<&str> = peers
+        .iter()
+        .filter_map(|peer| peer.debian_package())
+        .collect();
+    let came = tempfile::tempdir().context("cannot make a temporary folder")?;
+    say(
+        "bench",
+        format_args!("kernel {kernel}, 1 CPU, {MEMORY_MB} MB: {program}"),
+    );
+    let exit = Guest::new(kernel.clone())
+        .memory_mb(MEMORY_MB)
+        .icount(true)
+        .debian_packages(&packages)
+        .timeout(Some(BOOT_TIME_MAX.saturating_add(time)))
+        .out(came.path())
+        .command(program)
+        .run(|line| {
+            // A closed stdout (a pager that ended) must not stop the guest.
+            let _closed = writeln!(io::stdout(), "{line}");
+        })?;
+    ensure!(exit.code() == 0, "the guest ended as {:?}", exit.end);
+    let folder = paths::target("bench");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    for file in fs::read_dir(came.path())? {
+        let file = file?;
+        let kernel = kernel.to_string().replace('/', "_");
+        let to = folder.join(format!("{name}-{kernel}.jsonl"));
+        fs::copy(file.path(), &to).with_context(|| format!("cannot write {}", to.display()))?;
+        say("bench", format_args!("raw rows in {}", to.display()));
+    }
+    Ok(exit.code())
+}
