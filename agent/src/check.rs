@@ -12,10 +12,11 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::bpf::object::object;
-use crate::bpf::{Bpf, BpfOptions, HookSet};
+use crate::bpf::{Bpf, BpfOptions, Family, HookKind, HookSet};
 use crate::facts::{Facts, Hook, HookOutcome, hooks_of};
 use crate::host::{CgroupError, CgroupPath, HostRoot, Version};
 use crate::ladder::{Choice, LADDER, Mechanism, Role, Without, choose, is_full};
+use crate::output::Output;
 
 /// Everything is served by the best mechanism.
 pub const EXIT_FULL: u8 = 0;
@@ -23,16 +24,6 @@ pub const EXIT_FULL: u8 = 0;
 pub const EXIT_DEGRADED: u8 = 1;
 /// It cannot work.
 pub const EXIT_UNUSABLE: u8 = 2;
-
-/// How to print.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum Output {
-    /// Tables for a person.
-    #[default]
-    Text,
-    /// One JSON document: facts, choices, exit status.
-    Json,
-}
 
 /// Show which mechanism serves each signal on this machine, and why
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -254,18 +245,25 @@ impl Report {
 }
 
 fn write_hooks(out: &mut String, hooks: &[Hook], style: Style) -> fmt::Result {
-    let width = hooks
-        .iter()
-        .map(|hook| hook.target.len())
-        .max()
-        .unwrap_or(0)
-        .max("HOOK".len());
-    writeln!(
-        out,
-        "\n{}",
-        style.bold(&format!("{:width$}  {:6}  STATE", "HOOK", "KIND"))
-    )?;
+    let widest = |text: fn(&Hook) -> &str, heading: &str| {
+        hooks
+            .iter()
+            .map(|hook| text(hook).len())
+            .max()
+            .unwrap_or(0)
+            .max(heading.len())
+    };
+    let (wide_program, wide_target) = (
+        widest(|hook| &hook.program, "PROGRAM"),
+        widest(|hook| &hook.target, "HOOK"),
+    );
+    let heading = format!(
+        "{:wide_program$}  {:wide_target$}  {:6}  STATE",
+        "PROGRAM", "HOOK", "KIND"
+    );
+    writeln!(out, "\n{}", style.bold(&heading))?;
     for Hook {
+        program,
         target,
         kind,
         outcome,
@@ -278,7 +276,10 @@ fn write_hooks(out: &mut String, hooks: &[Hook], style: Style) -> fmt::Result {
             }
             HookOutcome::Idle { reason } => style.dim(reason),
         };
-        writeln!(out, "{target:width$}  {kind:6}  {state}")?;
+        writeln!(
+            out,
+            "{program:wide_program$}  {target:wide_target$}  {kind:6}  {state}"
+        )?;
     }
     Ok(())
 }
@@ -340,18 +341,35 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, CheckError> {
     run_with(args, &HostRoot::live(), load_hooks, &mut stdout, color)
 }
 
-/// Attaches every hook that the host allows, and detaches them by dropping the programs.
-fn load_hooks() -> Result<Vec<Hook>, String> {
-    let object = object().map_err(|error| error.to_string())?;
+/// Attaches every hook that `plimsoll run` uses and the host allows, and detaches them by dropping the programs.
+fn load_hooks(without: &[Without]) -> Result<Vec<Hook>, String> {
     // Nobody reads the rings, so the window does not matter; a full ring only counts.
+    let bpf = load_bpf(without, Duration::from_secs(1))?;
+    Ok(hooks_of(bpf.hooks()))
+}
+
+/// Loads what `plimsoll run` uses. Of records that come in floods, at most one per cgroup is sent in `window`.
+///
+/// # Errors
+/// In words, when nothing at all could be attached.
+pub fn load_bpf(without: &[Without], window: Duration) -> Result<Bpf, String> {
+    let object = object().map_err(|error| error.to_string())?;
     let options = BpfOptions {
         agent_tgid: std::process::id(),
-        hooks: HookSet::ALL,
-        without: &[],
-        window: Duration::from_secs(1),
+        // Thresholds of single cgroups are for `plimsoll events`: the node's are reached by what is charged in all.
+        hooks: HookSet::ALL.without(Family::Threshold),
+        without: match (
+            without.contains(&Without::Fentry),
+            without.contains(&Without::Tracepoint),
+        ) {
+            (false, false) => &[],
+            (true, false) => &[HookKind::Fentry, HookKind::Fexit],
+            (false, true) => &[HookKind::TpBtf],
+            (true, true) => &[HookKind::Fentry, HookKind::Fexit, HookKind::TpBtf],
+        },
+        window,
     };
-    let bpf = Bpf::load(object, &options).map_err(|error| error.to_string())?;
-    Ok(hooks_of(bpf.hooks()))
+    Bpf::load(object, &options).map_err(|error| error.to_string())
 }
 
 /// Checks the machine and writes the report to `out`.
@@ -364,7 +382,7 @@ fn load_hooks() -> Result<Vec<Hook>, String> {
 pub fn run_with(
     args: &CheckArgs,
     host: &HostRoot,
-    load: impl FnOnce() -> Result<Vec<Hook>, String>,
+    load: impl FnOnce(&[Without]) -> Result<Vec<Hook>, String>,
     out: &mut impl io::Write,
     color: bool,
 ) -> Result<ExitCode, CheckError> {
@@ -372,7 +390,7 @@ pub fn run_with(
     let mut facts = Facts::probe(host, &cgroup_root, &args.without, Ok(Vec::new()));
     facts.bpf = match facts.without_bpf() {
         Some(obstacle) => Err(obstacle.to_string()),
-        None => load(),
+        None => load(&args.without),
     };
     let report = Report::new(facts);
     match args.output {
@@ -399,7 +417,7 @@ mod tests {
         let text = report.render(false);
         assert!(text.contains("memory threshold            fentry         reported by the charge that crosses it\n"), "{text}");
         assert!(
-            text.contains("page_counter_try_charge         fentry  attached\n"),
+            text.contains("charges_count     page_counter_try_charge         fentry  attached\n"),
             "{text}"
         );
         assert!(!text.contains("LOST") && !text.contains('\x1b'), "{text}");
@@ -506,7 +524,7 @@ mod tests {
         run_with(
             &args,
             &host,
-            || panic!("must not be called"),
+            |_| panic!("must not be called"),
             &mut out,
             false,
         )
@@ -524,7 +542,7 @@ mod tests {
         let error = run_with(
             &args,
             &host,
-            || panic!("must not be called"),
+            |_| panic!("must not be called"),
             &mut out,
             false,
         )

@@ -15,7 +15,7 @@ use crate::host::file::read_text;
 use crate::host::{CgroupMounts, CgroupPath, Controller, HostRoot, Version};
 use crate::ladder::{Mechanism, Obstacle, Without};
 use crate::source::memcg_v1::MemcgV1;
-use crate::source::pressure::{PressureError, PsiTrigger, Stall, Trigger};
+use crate::source::pressure::{PsiTrigger, Stall, Trigger};
 
 /// Bits of `CapEff` (include/uapi/linux/capability.h).
 const CAP_SYS_ADMIN: u32 = 21;
@@ -173,6 +173,8 @@ pub enum HookOutcome {
 /// One BPF program and where it is attached.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Hook {
+    /// Name of the program in the BPF object.
+    pub program: String,
     /// Kernel function or tracepoint.
     pub target: String,
     /// Program type.
@@ -194,6 +196,10 @@ impl From<&HookReport> for Hook {
                 Unavailable::Refused { reason, .. } => HookOutcome::Unavailable {
                     reason: format!("refused: {reason}"),
                 },
+                // is_loss says so of what was left out too; here that is no fault of the machine.
+                Unavailable::LeftOut { .. } => HookOutcome::Idle {
+                    reason: "left out on request".to_owned(),
+                },
                 why if why.is_loss() => HookOutcome::Unavailable {
                     reason: why.to_string(),
                 },
@@ -208,6 +214,7 @@ impl From<&HookReport> for Hook {
             bpf::HookKind::TpBtf => HookKind::TpBtf,
         };
         Self {
+            program: report.program.to_owned(),
             target: report.target.to_owned(),
             kind,
             outcome,
@@ -323,14 +330,11 @@ impl Facts {
 }
 
 fn probe_psi(host: &HostRoot) -> Fact<PsiReach> {
-    let path = host.procfs("pressure/memory");
     let trigger = Trigger::new(Stall::Some, PROBE_STALL_MS, PROBE_WINDOW_MS)
         .map_err(|error| error.to_string())?;
-    match PsiTrigger::arm(&path, trigger) {
-        Ok(_) => Ok(PsiReach::Privileged),
-        Err(PressureError::Unprivileged { .. }) => PsiTrigger::arm(&path, trigger.unprivileged())
-            .map(|_| PsiReach::Unprivileged)
-            .map_err(|error| error.to_string()),
+    match PsiTrigger::arm_as_allowed(host.procfs("pressure/memory"), trigger) {
+        Ok(armed) if armed.trigger() == trigger => Ok(PsiReach::Privileged),
+        Ok(_) => Ok(PsiReach::Unprivileged),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -388,38 +392,34 @@ pub(crate) mod tests {
 
     /// A machine where everything works: cgroup v2, PSI, and each hook of the ladder attached.
     pub(crate) fn everything() -> Facts {
-        let targets = |kind, targets: &[&str]| -> Vec<Hook> {
-            targets
-                .iter()
-                .map(|target| Hook {
-                    target: (*target).to_owned(),
-                    kind,
-                    outcome: HookOutcome::Attached,
-                })
-                .collect()
+        let hook = |(program, kind, target): (&str, HookKind, &str)| Hook {
+            program: program.to_owned(),
+            target: target.to_owned(),
+            kind,
+            outcome: HookOutcome::Attached,
         };
-        let mut hooks = targets(
-            HookKind::Fentry,
-            &[
-                "page_counter_try_charge",
-                "memory_current_read",
-                "reclaim_high",
-                "try_to_free_mem_cgroup_pages",
-                "oom_kill_process",
-                "unthrottle_cfs_rq",
-            ],
-        );
-        hooks.extend(targets(HookKind::Fexit, &["throttle_cfs_rq"]));
-        hooks.extend(targets(
-            HookKind::TpBtf,
-            &[
-                "cgroup_mkdir",
-                "cgroup_rmdir",
-                "mark_victim",
-                "mm_vmscan_kswapd_wake",
+        let hooks = [
+            ("cgroup_mkdir", HookKind::TpBtf, "cgroup_mkdir"),
+            ("cgroup_rmdir", HookKind::TpBtf, "cgroup_rmdir"),
+            ("charges_count", HookKind::Fentry, "page_counter_try_charge"),
+            ("oom_kill_process", HookKind::Fentry, "oom_kill_process"),
+            ("mark_victim", HookKind::TpBtf, "mark_victim"),
+            ("kswapd_wake", HookKind::TpBtf, "mm_vmscan_kswapd_wake"),
+            (
+                "direct_reclaim",
+                HookKind::TpBtf,
                 "mm_vmscan_direct_reclaim_begin",
-            ],
-        ));
+            ),
+            ("memcg_high", HookKind::Fentry, "reclaim_high"),
+            (
+                "memcg_max",
+                HookKind::Fentry,
+                "try_to_free_mem_cgroup_pages",
+            ),
+            ("throttle_stop", HookKind::Fentry, "unthrottle_cfs_rq"),
+            ("throttle_start", HookKind::Fexit, "throttle_cfs_rq"),
+        ];
+        let hooks: Vec<Hook> = hooks.into_iter().map(hook).collect();
         Facts {
             kernel: "6.12.0".to_owned(),
             bpf: Ok(hooks),
@@ -644,8 +644,12 @@ pub(crate) mod tests {
             member: "cgroup.kn",
         });
         assert!(matches!(missing, HookOutcome::Unavailable { .. }));
-        let idle = unavailable(Unavailable::NotNeeded { by: "mark_victim" });
-        assert!(matches!(idle, HookOutcome::Idle { .. }));
+        for why in [
+            Unavailable::NotNeeded { by: "mark_victim" },
+            Unavailable::LeftOut { kind },
+        ] {
+            assert!(matches!(unavailable(why), HookOutcome::Idle { .. }));
+        }
     }
 
     #[test]

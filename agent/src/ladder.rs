@@ -279,7 +279,7 @@ fn met(need: Need, mechanism: Mechanism, facts: &Facts) -> Result<(), Obstacle> 
         }),
     };
     match need {
-        Need::Hook(targets) => hook(targets, mechanism, facts),
+        Need::Program(programs) => program(programs, mechanism, facts),
         Need::MemoryEvents => on_memory(Version::V2, Obstacle::MemoryOnV1),
         Need::EventControl => {
             on_memory(Version::V1, Obstacle::MemoryOnV2)?;
@@ -300,44 +300,39 @@ fn met(need: Need, mechanism: Mechanism, facts: &Facts) -> Result<(), Obstacle> 
     }
 }
 
-/// One of `targets` is attached by a program of this mechanism; else the deepest cause that is known, then the loader's
-/// words.
-fn hook(
-    targets: &'static [&'static str],
+/// One of `programs` is attached; else the deepest cause that is known, then the loader's words.
+fn program(
+    programs: &'static [&'static str],
     mechanism: Mechanism,
     facts: &Facts,
 ) -> Result<(), Obstacle> {
     let loaded = facts.bpf.as_ref();
+    let hooks = loaded.map(Vec::as_slice).unwrap_or_default();
     let mut refused = None;
-    for target in targets {
-        for hook in loaded.map(Vec::as_slice).unwrap_or_default() {
-            if hook.target != *target || hook.kind.mechanism() != mechanism {
-                continue;
+    for hook in programs
+        .iter()
+        .flat_map(|program| hooks.iter().filter(move |hook| hook.program == *program))
+    {
+        match &hook.outcome {
+            HookOutcome::Attached => return Ok(()),
+            // The last program is for what older kernels have, so its refusal tells most.
+            HookOutcome::Unavailable { reason } => {
+                let (hook, kind, reason) = (hook.target.clone(), hook.kind, reason.clone());
+                refused = Some(Obstacle::HookUnavailable { hook, kind, reason });
             }
-            match &hook.outcome {
-                HookOutcome::Attached => return Ok(()),
-                // The last target is the one that older kernels have, so its refusal tells most.
-                HookOutcome::Unavailable { reason } => {
-                    refused = Some(Obstacle::HookUnavailable {
-                        hook: hook.target.clone(),
-                        kind: hook.kind,
-                        reason: reason.clone(),
-                    });
-                }
-                HookOutcome::KindRefused { reason } => {
-                    // Fentry and fexit are refused together: one reason, said once.
-                    let kind = if mechanism == Mechanism::Fentry {
-                        HookKind::Fentry
-                    } else {
-                        hook.kind
-                    };
-                    refused = Some(Obstacle::KindRefused {
-                        kind,
-                        reason: reason.clone(),
-                    });
-                }
-                HookOutcome::Idle { .. } => {}
+            HookOutcome::KindRefused { reason } => {
+                // Fentry and fexit are refused together: one reason, said once.
+                let kind = if mechanism == Mechanism::Fentry {
+                    HookKind::Fentry
+                } else {
+                    hook.kind
+                };
+                refused = Some(Obstacle::KindRefused {
+                    kind,
+                    reason: reason.clone(),
+                });
             }
+            HookOutcome::Idle { .. } => {}
         }
     }
     if let Some(cause) = facts.bpf_obstacle() {
@@ -348,8 +343,8 @@ fn hook(
             reason: reason.clone(),
         }),
         (Ok(_), Some(obstacle)) => Err(obstacle),
-        (Ok(_), None) => Err(Obstacle::HookAbsent {
-            hook: targets.first().copied().unwrap_or("?"),
+        (Ok(_), None) => Err(Obstacle::ProgramAbsent {
+            program: programs.first().copied().unwrap_or("?"),
         }),
     }
 }

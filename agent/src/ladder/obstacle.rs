@@ -51,11 +51,11 @@ pub enum Obstacle {
         /// The loader's words.
         reason: String,
     },
-    /// The object has no such program of this type.
-    #[error("the BPF object has no program on {hook}")]
-    HookAbsent {
-        /// Kernel function or tracepoint.
-        hook: &'static str,
+    /// The object has no such program, or did not try it.
+    #[error("the BPF program {program} is not in use")]
+    ProgramAbsent {
+        /// Its name in the object.
+        program: &'static str,
     },
     /// No PSI trigger.
     #[error("{reason}")]
@@ -127,7 +127,7 @@ impl Obstacle {
                 Some("mend what keeps the BPF object from loading, as it says above")
             }
             Self::Without { .. }
-            | Self::HookAbsent { .. }
+            | Self::ProgramAbsent { .. }
             | Self::NoPsi { .. }
             | Self::MemoryOnV2
             | Self::NoEventControl { .. }

@@ -6,8 +6,8 @@ use super::{LadderSignal, Mechanism};
 /// What a rung stands on.
 #[derive(Debug, Clone, Copy)]
 pub enum Need {
-    /// A BPF program on one of these targets (kernel function or tracepoint), the first that there is.
-    Hook(&'static [&'static str]),
+    /// The first of these BPF programs, by their names in the object, that is attached.
+    Program(&'static [&'static str]),
     /// `memory.events`: memory on cgroup v2.
     MemoryEvents,
     /// `cgroup.event_control`: memory on cgroup v1.
@@ -51,12 +51,7 @@ pub static LADDER: [Row; 6] = [
         rungs: &[
             Rung {
                 mechanism: Fentry,
-                // The counter's address comes from the agent's own read of the usage file, which differs between v2 and
-                // v1.
-                needs: &[
-                    Need::Hook(&["page_counter_try_charge"]),
-                    Need::Hook(&["memory_current_read", "mem_cgroup_read_u64"]),
-                ],
+                needs: &[Need::Program(&["charges_count"])],
                 gives: "reported by the charge that crosses it",
                 lost: "",
                 beside: &[Psi, Sampling],
@@ -73,8 +68,8 @@ pub static LADDER: [Row; 6] = [
             Rung {
                 mechanism: Tracepoint,
                 needs: &[
-                    Need::Hook(&["mm_vmscan_kswapd_wake"]),
-                    Need::Hook(&["mm_vmscan_direct_reclaim_begin"]),
+                    Need::Program(&["kswapd_wake"]),
+                    Need::Program(&["direct_reclaim"]),
                 ],
                 gives: "shortage of the whole node is reported as it begins",
                 lost: "a threshold crossed while the node still has free memory is seen by the next sample, not at once",
@@ -102,8 +97,8 @@ pub static LADDER: [Row; 6] = [
             Rung {
                 mechanism: Tracepoint,
                 needs: &[
-                    Need::Hook(&["mm_vmscan_kswapd_wake"]),
-                    Need::Hook(&["mm_vmscan_direct_reclaim_begin"]),
+                    Need::Program(&["kswapd_wake"]),
+                    Need::Program(&["direct_reclaim"]),
                 ],
                 gives: "reported when kswapd wakes and when a task must reclaim by itself",
                 lost: "",
@@ -137,7 +132,10 @@ pub static LADDER: [Row; 6] = [
         rungs: &[
             Rung {
                 mechanism: Tracepoint,
-                needs: &[Need::Hook(&["cgroup_mkdir"]), Need::Hook(&["cgroup_rmdir"])],
+                needs: &[
+                    Need::Program(&["cgroup_mkdir"]),
+                    Need::Program(&["cgroup_rmdir"]),
+                ],
                 gives: "reported with the cgroup's id as it happens",
                 lost: "",
                 beside: &[],
@@ -163,14 +161,14 @@ pub static LADDER: [Row; 6] = [
         rungs: &[
             Rung {
                 mechanism: Fentry,
-                needs: &[Need::Hook(&["oom_kill_process"])],
+                needs: &[Need::Program(&["oom_kill_process"])],
                 gives: "reported with the victim and the cgroup whose limit was hit",
                 lost: "",
                 beside: &[],
             },
             Rung {
                 mechanism: Tracepoint,
-                needs: &[Need::Hook(&["mark_victim"])],
+                needs: &[Need::Program(&["mark_victim"])],
                 gives: "reported with the victim and its cgroup",
                 lost: "the record names the victim but not the cgroup whose limit was hit",
                 beside: &[MemoryEvents, EventControl],
@@ -205,8 +203,8 @@ pub static LADDER: [Row; 6] = [
                 mechanism: Fentry,
                 // One function on 7.2; before, one per kind, because the common one is inlined.
                 needs: &[
-                    Need::Hook(&["__memcg_memory_event", "reclaim_high"]),
-                    Need::Hook(&["__memcg_memory_event", "try_to_free_mem_cgroup_pages"]),
+                    Need::Program(&["memcg_memory_event", "memcg_high"]),
+                    Need::Program(&["memcg_memory_event", "memcg_max"]),
                 ],
                 gives: "each event is counted in the kernel, with the cgroup that owns the limit",
                 lost: "",
@@ -234,8 +232,8 @@ pub static LADDER: [Row; 6] = [
             Rung {
                 mechanism: Fentry,
                 needs: &[
-                    Need::Hook(&["throttle_cfs_rq"]),
-                    Need::Hook(&["unthrottle_cfs_rq"]),
+                    Need::Program(&["throttle_start"]),
+                    Need::Program(&["throttle_stop"]),
                 ],
                 gives: "start, stop and duration per cgroup",
                 lost: "",

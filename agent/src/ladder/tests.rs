@@ -158,12 +158,26 @@ fn psi_and_sampling_run_beside_the_armed_threshold() {
 }
 
 #[test]
-fn the_threshold_needs_both_of_its_programs() {
-    for target in ["page_counter_try_charge", "memory_current_read"] {
+fn a_rung_needs_all_of_its_programs() {
+    for (target, signal, wanted) in [
+        (
+            "page_counter_try_charge",
+            LadderSignal::MemoryThreshold,
+            Tracepoint,
+        ),
+        ("cgroup_rmdir", LadderSignal::CgroupLifecycle, Inotify),
+        ("reclaim_high", LadderSignal::MemoryLimit, MemoryEvents),
+        (
+            "try_to_free_mem_cgroup_pages",
+            LadderSignal::MemoryLimit,
+            MemoryEvents,
+        ),
+        ("unthrottle_cfs_rq", LadderSignal::CpuThrottling, Sampling),
+    ] {
         let mut facts = everything();
         refuse(&mut facts, |hook| hook.target == target);
-        let choice = primary(&facts, LadderSignal::MemoryThreshold);
-        assert_eq!(choice.mechanism, Tracepoint);
+        let choice = primary(&facts, signal);
+        assert_eq!(choice.mechanism, wanted, "{target}");
         assert!(
             choice.obstacles[0].to_string().contains(target),
             "{}",
@@ -174,28 +188,50 @@ fn the_threshold_needs_both_of_its_programs() {
 
 #[test]
 fn a_newer_function_or_the_older_pair() {
-    // 7.2 has __memcg_memory_event; there reclaim_high may be gone.
+    // 7.2 has __memcg_memory_event; the programs on the older functions are idle there.
     let mut facts = everything();
-    facts.bpf.as_mut().unwrap().retain(|hook| {
-        !matches!(
-            hook.target.as_str(),
-            "reclaim_high" | "try_to_free_mem_cgroup_pages"
-        )
-    });
+    for hook in facts
+        .bpf
+        .as_mut()
+        .unwrap()
+        .iter_mut()
+        .filter(|hook| hook.program.starts_with("memcg_"))
+    {
+        hook.outcome = HookOutcome::Idle {
+            reason: "not needed: memcg_memory_event is attached".to_owned(),
+        };
+    }
     let choice = primary(&facts, LadderSignal::MemoryLimit);
     assert_eq!(choice.mechanism, MemoryEvents);
     assert_eq!(
         choice.obstacles,
-        [Obstacle::HookAbsent {
-            hook: "__memcg_memory_event"
+        [Obstacle::ProgramAbsent {
+            program: "memcg_memory_event"
         }]
     );
     facts.bpf.as_mut().unwrap().push(Hook {
+        program: "memcg_memory_event".to_owned(),
         target: "__memcg_memory_event".to_owned(),
         kind: HookKind::Fentry,
         outcome: HookOutcome::Attached,
     });
     assert_eq!(primary(&facts, LadderSignal::MemoryLimit).mechanism, Fentry);
+}
+
+/// The table names programs by hand; the loader has the list.
+#[test]
+fn every_program_of_the_table_exists() {
+    let hooks = include_str!("../bpf/hooks.rs");
+    for rung in LADDER.iter().flat_map(|row| row.rungs) {
+        for need in rung.needs {
+            let Need::Program(programs) = need else {
+                continue;
+            };
+            for program in *programs {
+                assert!(hooks.contains(&format!("\"{program}\"")), "{program}");
+            }
+        }
+    }
 }
 
 #[test]

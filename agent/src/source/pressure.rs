@@ -202,6 +202,18 @@ impl PsiTrigger {
         Ok(Self { path, trigger, fd })
     }
 
+    /// Arms `trigger`, or where CAP_SYS_RESOURCE is missing its [`Trigger::unprivileged`] form; [`PsiTrigger::trigger`] says
+    /// which it became.
+    ///
+    /// # Errors
+    /// As [`PsiTrigger::arm`].
+    pub fn arm_as_allowed(path: impl AsRef<Path>, trigger: Trigger) -> Result<Self, PressureError> {
+        match Self::arm(&path, trigger) {
+            Err(PressureError::Unprivileged { .. }) => Self::arm(path, trigger.unprivileged()),
+            other => other,
+        }
+    }
+
     /// Waits for the stall, at most `timeout`. Zero asks without waiting.
     ///
     /// # Errors
@@ -235,6 +247,11 @@ impl PsiTrigger {
         rustix::io::retry_on_intr(|| rustix::io::pread(&self.fd, &mut buffer, 0))
             .map(drop)
             .map_err(|errno| classify(&self.path, self.trigger, errno))
+    }
+
+    /// What it waits for.
+    pub fn trigger(&self) -> Trigger {
+        self.trigger
     }
 
     /// The file it is armed on.
