@@ -449,6 +449,21 @@ impl Quantity {
         Some(format!("{mantissa}{}", parse::binary_suffix(steps)))
     }
 
+    /// Rounds to whole units of `10^exponent`, away from zero (upstream `RoundUp`).
+    pub fn round_up(&mut self, exponent: i32) {
+        if self.amount.exponent() >= exponent {
+            return;
+        }
+        self.text = None;
+        self.amount = match self.amount.small_integer_at(exponent) {
+            Some(mantissa) => Amount::Small { mantissa, exponent },
+            None => Amount::Big {
+                mantissa: self.amount.integer_at(exponent),
+                exponent,
+            },
+        };
+    }
+
     fn combine(&mut self, other: &Self, negate: bool) {
         if self.is_zero() {
             self.format = other.format;

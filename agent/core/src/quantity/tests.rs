@@ -55,6 +55,21 @@ fn rounds_away_from_zero_and_saturates() {
 }
 
 #[test]
+fn rounds_to_a_unit() {
+    for (text, rounded) in [
+        ("1500u", "2m"),
+        ("-1500u", "-2m"),
+        ("5", "5"),
+        ("1e3", "1e3"),
+        ("12345678901234567890.1u", "12345678901234568m"),
+    ] {
+        let mut quantity = quantity(text);
+        quantity.round_up(-3);
+        assert_eq!(quantity.to_string(), rounded, "{text}");
+    }
+}
+
+#[test]
 fn names_what_is_wrong() {
     let malformed = |text: &str| QuantityError::Malformed {
         text: text.to_owned(),

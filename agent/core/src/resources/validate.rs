@@ -94,6 +94,7 @@ impl fmt::Display for Problem {
 
 /// Everything wrong with the resources of `pod`; empty if the API server would accept them.
 pub fn validate(pod: &Pod) -> Vec<ResourceError> {
+    let pod = &in_thousandths(pod);
     let mut errors = Errors(Vec::new());
     let lists = [
         ("containers", &pod.spec.containers),
@@ -136,6 +137,27 @@ fn may_overcommit(name: &str) -> bool {
 
 fn is_whole(quantity: &Quantity) -> bool {
     quantity.nanos() % 1_000_000_000 == 0
+}
+
+/// The pod as the API server sees it: its own types have no quantity finer than a thousandth, so two containers of 500u
+/// are 2m together (`Convert_v1_ResourceList_To_core_ResourceList`).
+fn in_thousandths(pod: &Pod) -> Pod {
+    let mut pod = pod.clone();
+    let containers = pod
+        .spec
+        .containers
+        .iter_mut()
+        .chain(&mut pod.spec.init_containers);
+    let resources = containers
+        .map(|container| &mut container.resources)
+        .chain(&mut pod.spec.resources);
+    let lists = resources
+        .flat_map(|own| [&mut own.requests, &mut own.limits])
+        .chain([&mut pod.spec.overhead]);
+    lists
+        .flat_map(|list| list.values_mut())
+        .for_each(|quantity| quantity.round_up(-3));
+    pod
 }
 
 struct Errors(Vec<ResourceError>);
@@ -305,6 +327,20 @@ mod tests {
                 ),
             }
         }
+    }
+
+    #[test]
+    fn a_sum_is_of_rounded_values() {
+        let errors = errors(
+            r#"{"containers":[{"resources":{"requests":{"cpu":"500u"}}},{"resources":{"requests":{"cpu":"500u"}}}],
+            "resources":{"requests":{"cpu":"1m"}}}"#,
+        );
+        assert_eq!(
+            errors,
+            [
+                "spec.resources.requests[cpu]: 1m is less than the containers' sum: write at least 2m"
+            ]
+        );
     }
 
     #[test]
