@@ -38,9 +38,13 @@ fn full_files_agree_with_the_kubelet() {
 const COMPARED: &[(&str, &[&str])] = &[
     (
         "qos_class",
-        &["qos_after_api_defaulting", "qos_without_defaulting"],
+        &[
+            "qos_after_api_defaulting",
+            "qos_without_defaulting",
+            "resources_valid",
+        ],
     ),
-    ("oom_score_adj", &["expected", "qos"]),
+    ("oom_score_adj", &["expected", "qos", "resources_valid"]),
     (
         "quantity",
         &[
@@ -77,6 +81,7 @@ const COMPARED: &[(&str, &[&str])] = &[
             "pod_requests",
             "pod_requests_no_overhead",
             "pod_requests_skip_pod_level",
+            "resources_valid",
         ],
     ),
 ];

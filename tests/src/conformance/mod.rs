@@ -53,14 +53,12 @@ pub const FILES: &[(&str, Check)] = &[
     ("oom_score_adj", pods::oom_score_adj),
     ("quantity", quantity::check),
     ("eviction_rank", rank::check),
+    ("pod_resources", pods::pod_resources),
     ("seeds_tables", seeds::check),
 ];
 
 /// Files of which not everything is implemented, hence not in [`FILES`]; the check says what it covers.
-pub const PARTIAL: &[(&str, Check)] = &[
-    ("cgroup_config", cgroup_config::check),
-    ("pod_resources", pods::pod_resources),
-];
+pub const PARTIAL: &[(&str, Check)] = &[("cgroup_config", cgroup_config::check)];
 
 /// How many failures a report keeps in full.
 const FAILURES_KEPT: usize = 20;

@@ -1,4 +1,6 @@
-//! `qos_class`, `oom_score_adj` and, in part, `pod_resources`: functions of one pod.
+//! `qos_class`, `oom_score_adj` and `pod_resources`: functions of one pod.
+//!
+//! Vectors of pods that the API server would refuse are compared like any other, and their refusal too.
 
 use std::num::NonZeroU64;
 
@@ -6,7 +8,7 @@ use plimsoll_core::pod::Pod;
 use plimsoll_core::policy::oom_score;
 use plimsoll_core::qos::QosClass;
 use plimsoll_core::quantity::Quantity;
-use plimsoll_core::resources::{self, ResourceList, Scope};
+use plimsoll_core::resources::{self, ResourceList, Scope, validate};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
@@ -15,6 +17,7 @@ use super::{Verdict, read, same};
 #[derive(Deserialize)]
 struct QosVector {
     pod: Pod,
+    resources_valid: bool,
     qos_after_api_defaulting: String,
     qos_without_defaulting: String,
 }
@@ -27,7 +30,9 @@ pub(super) fn qos_class(vector: &Value) -> Verdict {
             &raw.as_str(),
             &expected.qos_without_defaulting.as_str(),
         )?;
-        let defaulted = QosClass::of(&expected.pod.with_defaults());
+        let pod = expected.pod.with_defaults();
+        refused(&pod, expected.resources_valid)?;
+        let defaulted = QosClass::of(&pod);
         same(
             "qos_after_api_defaulting",
             &defaulted.as_str(),
@@ -40,8 +45,15 @@ pub(super) fn qos_class(vector: &Value) -> Verdict {
 pub(super) struct OomVector {
     pod: Pod,
     memory_capacity: NonZeroU64,
+    /// Absent in `seeds_tables`, whose pods are valid.
+    #[serde(default = "yes")]
+    resources_valid: bool,
     qos: String,
     expected: Vec<OomExpected>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 #[derive(Deserialize)]
@@ -57,6 +69,7 @@ pub(super) fn oom_score_adj(vector: &Value) -> Verdict {
 
 fn oom(expected: OomVector) -> Result<(), String> {
     let pod = expected.pod.with_defaults();
+    refused(&pod, expected.resources_valid)?;
     same("qos", &pod.qos_class().as_str(), &expected.qos.as_str())?;
     same(
         "number of containers",
@@ -81,6 +94,8 @@ fn oom(expected: OomVector) -> Result<(), String> {
 #[derive(Deserialize)]
 struct ResourcesVector {
     pod: Pod,
+    resources_valid: bool,
+    api_resource_errors: Vec<String>,
     defaulted_pod_level_resources: Option<Level>,
     eviction_request_quantity_after_defaulting: ResourceList,
     #[serde(deserialize_with = "null_as_empty")]
@@ -105,7 +120,18 @@ fn null_as_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ResourceL
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Everything but the API server's validation (`resources_valid`, `api_resource_errors`).
+/// Whether the API server refuses the pod's resources.
+fn refused(pod: &Pod, resources_valid: bool) -> Result<(), String> {
+    let errors = validate::validate(pod);
+    if errors.is_empty() == resources_valid {
+        Ok(())
+    } else {
+        Err(format!(
+            "resources_valid is {resources_valid}, our errors are {errors:?}"
+        ))
+    }
+}
+
 pub(super) fn pod_resources(vector: &Value) -> Verdict {
     read(vector)
         .and_then(totals)
@@ -114,6 +140,19 @@ pub(super) fn pod_resources(vector: &Value) -> Verdict {
 
 fn totals(expected: ResourcesVector) -> Result<Verdict, String> {
     let pod = expected.pod.with_defaults();
+    refused(&pod, expected.resources_valid)?;
+    let mut fields: Vec<_> = validate::validate(&pod)
+        .into_iter()
+        .map(|error| error.field)
+        .collect();
+    fields.sort_unstable();
+    let upstream = expected
+        .api_resource_errors
+        .iter()
+        .map(|text| text.split(": ").next().unwrap_or(text));
+    let mut upstream: Vec<_> = upstream.map(str::to_owned).collect();
+    upstream.sort_unstable();
+    same("fields of errors", &fields, &upstream)?;
     let level = pod
         .spec
         .resources
