@@ -13,6 +13,9 @@ use crate::units::PodUid;
 /// `terminationGracePeriodSeconds` of a pod that sets none (`DefaultTerminationGracePeriodSeconds` of the Kubernetes API).
 const DEFAULT_TERMINATION_GRACE_PERIOD_S: u64 = 30;
 
+/// A kill that failed is tried again after this time.
+const KILL_RETRY_NS: u64 = 100_000_000;
+
 /// What is known of the node.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct NodeState {
@@ -79,8 +82,10 @@ pub struct Leaving {
     pub since_ns: u64,
     /// When its grace period is over, nanoseconds.
     pub kill_at_ns: u64,
-    /// When it was killed, nanoseconds.
+    /// When it was killed, nanoseconds. `None` again after a kill that failed.
     pub killed_at_ns: Option<u64>,
+    /// When a kill was first tried, nanoseconds.
+    pub kill_tried_ns: Option<u64>,
     /// Its memory is being freed for it.
     pub released: bool,
     /// When its last process was gone, nanoseconds.
@@ -237,13 +242,17 @@ impl NodeState {
     }
 
     fn outcome(&mut self, uid: &PodUid, action: Action, failed: bool) {
+        let now_ns = self.now_ns;
         let Some(leaving) = self.pods.get_mut(uid).and_then(|pod| pod.leaving.as_mut()) else {
             return;
         };
         match action {
             Action::Terminate if failed => leaving.terminate_failed = true,
-            // A kill that failed is tried again: the wait for a pod that is stuck bounds how often.
-            Action::Kill if failed => leaving.killed_at_ns = None,
+            Action::Kill if failed => {
+                leaving.killed_at_ns = None;
+                leaving.terminate_failed = false;
+                leaving.kill_at_ns = now_ns.saturating_add(KILL_RETRY_NS);
+            }
             Action::Terminate | Action::Kill => {}
         }
     }

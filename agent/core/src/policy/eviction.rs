@@ -146,7 +146,7 @@ fn shorten_grace(
             continue;
         }
         if let Some(why) = half_gone(config, sample) {
-            leaving.killed_at_ns = Some(now_ns);
+            leaving::killed(leaving, now_ns);
             decisions.push(Decision::Kill {
                 uid: uid.clone(),
                 why,

@@ -31,7 +31,7 @@ pub(crate) fn decide(state: &mut NodeState, event: &Event, decisions: &mut Vec<D
             continue;
         };
         if let Some(why) = kill_now(leaving, now_ns) {
-            leaving.killed_at_ns = Some(now_ns);
+            killed(leaving, now_ns);
             decisions.push(Decision::Kill {
                 uid: uid.clone(),
                 why,
@@ -91,11 +91,18 @@ pub(crate) fn told_to_leave(pod: &PodState, evicted: bool, now_ns: u64, grace_ms
         since_ns: now_ns,
         kill_at_ns,
         killed_at_ns: None,
+        kill_tried_ns: None,
         released: false,
         empty_at_ns: None,
         terminate_failed: false,
         usage_before_bytes: pod.memory.map_or(0, |memory| memory.usage_bytes),
     }
+}
+
+/// Takes note that it is killed now.
+pub(crate) fn killed(leaving: &mut Leaving, now_ns: u64) {
+    leaving.killed_at_ns = Some(now_ns);
+    leaving.kill_tried_ns.get_or_insert(now_ns);
 }
 
 fn kill_now(leaving: &Leaving, now_ns: u64) -> Option<KillReason> {
@@ -124,8 +131,8 @@ fn ending(leaving: &Leaving, usage_bytes: Option<u64>, now_ns: u64) -> Option<En
         return (now_ns >= empty_at_ns.saturating_add(LINGER_AFTER_EMPTY_NS))
             .then_some(Ending::Lingering);
     }
-    let killed_at_ns = leaving.killed_at_ns?;
-    (now_ns >= killed_at_ns.saturating_add(STUCK_AFTER_KILL_NS)).then_some(Ending::Stuck)
+    let tried_ns = leaving.kill_tried_ns?;
+    (now_ns >= tried_ns.saturating_add(STUCK_AFTER_KILL_NS)).then_some(Ending::Stuck)
 }
 
 /// When something is to be done about this pod, if nothing happens before.
