@@ -7,6 +7,7 @@ use std::{env, fs};
 use anyhow::{Context as _, Result, bail};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind, SymbolKind};
 
+use crate::lock::Lock;
 use crate::process;
 use crate::progress::say;
 use crate::{paths, setup};
@@ -51,6 +52,7 @@ pub(crate) fn build() -> Result<Vec<Program>> {
     let bytes = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
     let programs = programs(&bytes).with_context(|| format!("cannot parse {}", built.display()))?;
     let object = paths::bpf_object();
+    let _lock = Lock::take(&paths::target("ebpf"))?;
     // An unchanged object keeps its time stamp, so that the agent is not built again for nothing.
     if fs::read(&object).ok().as_deref() != Some(bytes.as_slice()) {
         let folder = paths::target("bpf");

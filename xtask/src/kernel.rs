@@ -65,11 +65,21 @@ impl Kernel {
         }
     }
 
-    /// Fetches the newest package of this kernel even when the cache has one.
+    /// Fetches the newest package of this kernel even when the cache has one. An image that is there already is kept when
+    /// Debian has no newer one to give.
     pub(crate) fn refresh(&self) -> Result<()> {
-        if let Some((version, suite)) = self.package() {
-            packaged(version, suite, true)?;
-        }
+        let Some((version, suite)) = self.package() else {
+            return Ok(());
+        };
+        let Err(error) = packaged(version, suite, true) else {
+            return Ok(());
+        };
+        let reason = format!("{error:#}");
+        let known = packaged(version, suite, false).map_err(|_| error)?;
+        say(
+            "kernel",
+            format_args!("{version}: keeping {}: {reason}", known.display()),
+        );
         Ok(())
     }
 }
@@ -156,7 +166,8 @@ fn newest_package(apt: &Apt, version: &str, suite: &str) -> Result<String> {
         .or_else(|| newest_release(&names, version))
         .with_context(|| {
             format!(
-                "Debian {suite} has no kernel {version} any more (it has {}); give an image by path: --kernel /path/to/vmlinuz",
+                "Debian {suite} has no kernel {version} any more (it has {}); put an image of it at \
+                 kernels/{version}/vmlinuz in the cache ($PLIMSOLL_CACHE, else ~/.cache/plimsoll), or give one by path: --kernel PATH",
                 current.join(", ")
             )
         })?;

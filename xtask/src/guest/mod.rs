@@ -18,14 +18,15 @@ mod console;
 mod cpio;
 mod packages;
 mod programs;
+mod qemu;
 mod topology;
 
-use std::fs::{self, File};
-use std::io::{self, Read, Write as _};
+use std::fs;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::str::FromStr;
-use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -37,6 +38,7 @@ use crate::setup;
 
 use self::console::{Lines, status_in};
 use self::cpio::Archive;
+use self::qemu::Running;
 pub(crate) use self::topology::Topology;
 
 /// PID 1 of every guest.
@@ -47,9 +49,6 @@ const ATTEMPTS_MAX: u32 = 2;
 
 /// Console lines kept for the caller, the first ones; all lines are streamed.
 const LINES_KEPT_MAX: usize = 200_000;
-
-/// Reads of the console that may wait for the caller.
-const CONSOLE_QUEUE: usize = 64;
 
 /// Which cgroup hierarchies PID 1 mounts on `/sys/fs/cgroup`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -265,7 +264,7 @@ impl Guest {
             Stdio::null(),
             work,
         )?;
-        let console = qemu.console(CONSOLE_QUEUE)?;
+        let console = qemu.console()?;
         let mut lines = Lines::default();
         let mut kept = Vec::new();
         let mut status = None;
@@ -333,7 +332,7 @@ impl Guest {
             Stdio::inherit(),
             work.path(),
         )?;
-        let console = qemu.console(CONSOLE_QUEUE)?;
+        let console = qemu.console()?;
         let mut lines = Lines::default();
         let mut status = None;
         for bytes in console {
@@ -473,75 +472,5 @@ impl Guest {
             )?;
         }
         Ok(())
-    }
-}
-
-/// QEMU while it runs; killed when dropped early.
-struct Running {
-    child: Child,
-    errors: PathBuf,
-}
-
-impl Running {
-    fn start(mut command: Command, stdin: Stdio, work: &Path) -> Result<Self> {
-        let errors = work.join("qemu.stderr");
-        let log =
-            File::create(&errors).with_context(|| format!("cannot create {}", errors.display()))?;
-        let child = command
-            .stdin(stdin)
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .context("cannot start QEMU")?;
-        Ok(Self { child, errors })
-    }
-
-    /// The console's bytes; disconnected when QEMU ends.
-    fn console(&mut self, queue: usize) -> Result<mpsc::Receiver<Vec<u8>>> {
-        let mut stdout = self
-            .child
-            .stdout
-            .take()
-            .context("QEMU's console was taken before")?;
-        let (sender, receiver): (SyncSender<Vec<u8>>, _) = mpsc::sync_channel(queue);
-        std::thread::spawn(move || {
-            let mut buffer = [0; 8192];
-            while let Ok(length @ 1..) = stdout.read(&mut buffer) {
-                if sender.send(buffer[..length].to_vec()).is_err() {
-                    break;
-                }
-            }
-        });
-        Ok(receiver)
-    }
-
-    fn finish(mut self, kill: bool) -> Result<()> {
-        if kill {
-            self.child.kill().context("cannot stop QEMU")?;
-        }
-        let status = self.child.wait().context("cannot wait for QEMU")?;
-        let errors = fs::read_to_string(&self.errors).unwrap_or_default();
-        // Emulation lacks a few features of the named CPU models; that is expected and long.
-        let told = errors
-            .lines()
-            .filter(|line| !line.contains("TCG doesn't support requested feature"));
-        let told: Vec<&str> = told.collect();
-        ensure!(
-            kill || status.success(),
-            "QEMU failed ({status}):\n{}",
-            told.join("\n")
-        );
-        for line in told {
-            say("qemu", line);
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Both fail when it has ended already, which is the usual case.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
