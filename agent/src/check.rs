@@ -25,6 +25,9 @@ pub const EXIT_DEGRADED: u8 = 1;
 /// It cannot work.
 pub const EXIT_UNUSABLE: u8 = 2;
 
+/// Columns for the longest entry, "+ memory.events".
+const WIDE_MECHANISM: usize = 15;
+
 /// Show which mechanism serves each signal on this machine, and why
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(
@@ -156,14 +159,17 @@ impl Report {
         writeln!(
             out,
             "{}",
-            style.bold(&format!("{:width$}  {:13}  WHY", "SIGNAL", "MECHANISM"))
+            style.bold(&format!(
+                "{:width$}  {:WIDE_MECHANISM$}  WHY",
+                "SIGNAL", "MECHANISM"
+            ))
         )?;
         for choice in choices {
             let (signal, mechanism) = match choice.role {
                 Role::Primary => (choice.signal.name(), choice.mechanism.name().to_owned()),
                 Role::Beside => ("", format!("+ {}", choice.mechanism)),
             };
-            let mechanism = format!("{mechanism:13}");
+            let mechanism = format!("{mechanism:WIDE_MECHANISM$}");
             let mechanism = match (choice.role, choice.rung, choice.mechanism) {
                 (Role::Beside, ..) => mechanism,
                 (Role::Primary, 0, _) => style.green(&mechanism),
@@ -174,7 +180,7 @@ impl Report {
             for obstacle in choice.because() {
                 writeln!(
                     out,
-                    "{:width$}  {:13}  {}",
+                    "{:width$}  {:WIDE_MECHANISM$}  {}",
                     "",
                     "",
                     style.dim(&format!("no better: {obstacle}"))
@@ -415,7 +421,7 @@ mod tests {
         assert_eq!(report.exit_status, EXIT_FULL);
         assert_eq!(report.losses(), Vec::<String>::new());
         let text = report.render(false);
-        assert!(text.contains("memory threshold            fentry         reported by the charge that crosses it\n"), "{text}");
+        assert!(text.contains("memory threshold            fentry           reported by the charge that crosses it\n"), "{text}");
         assert!(
             text.contains("charges_count     page_counter_try_charge         fentry  attached\n"),
             "{text}"
