@@ -5,8 +5,10 @@
 //! All times are `CLOCK_MONOTONIC` nanoseconds, the clock of the BPF records.
 
 pub mod agent;
+pub mod cases;
 pub mod cgroup;
 pub mod clock;
+pub mod cost;
 pub mod harness;
 pub mod kernel_oom;
 pub mod memory;

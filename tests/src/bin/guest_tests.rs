@@ -1,0 +1,48 @@
+//! The tests that need a kernel of their own: `guest_tests [FILTER]`, `--list`. Run by `cargo xtask test` on each kernel.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Parser;
+use tests::guest::cases;
+use tests::guest::harness::{Test, run, run_here};
+
+#[derive(Parser)]
+struct Arguments {
+    /// Only tests whose name contains this.
+    #[arg(default_value = "")]
+    filter: String,
+    /// Prints the names.
+    #[arg(long)]
+    list: bool,
+    /// Runs this test in this process.
+    #[arg(long, hide = true)]
+    one: Option<String>,
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let arguments = Arguments::parse();
+    let mut tests: Vec<Test> = cases::all();
+    if let Some(name) = arguments.one {
+        let test = tests
+            .iter()
+            .find(|test| test.name == name)
+            .with_context(|| format!("no test {name}"))?;
+        return Ok(run_here(test));
+    }
+    tests.retain(|test| test.name.contains(&arguments.filter));
+    if arguments.list {
+        for test in tests {
+            println!("{}", test.name);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let tally = run(&tests)?;
+    Ok(if tally.failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,485 @@
+//! The BPF programs against a real kernel: each record is compared with what the kernel itself says.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use plimsoll::bpf::object::object;
+use plimsoll::bpf::{Bpf, BpfOptions, Family, HookSet, HookState, Unavailable};
+use plimsoll::source::decode::{Body, MemoryLimitEvent, OomLimit, Record};
+use plimsoll_abi::Kind;
+
+use super::super::cgroup;
+use super::super::clock::now_ns;
+use super::super::harness::{Done, Outcome, Test};
+use super::super::memory::mib;
+use super::super::process::{Guard, program, wait_log};
+use super::needs_memory_v2;
+
+pub(super) const TESTS: &[Test] = &[
+    Test {
+        name: "records::every_family_attaches",
+        run: every_family_attaches,
+    },
+    Test {
+        name: "records::one_threshold_record_per_arming",
+        run: one_threshold_record_per_arming,
+    },
+    Test {
+        name: "records::a_cgroup_s_life",
+        run: a_cgroup_s_life,
+    },
+    Test {
+        name: "records::oom_names_limit_owner_and_victim",
+        run: oom_names_limit_owner_and_victim,
+    },
+    Test {
+        name: "records::limit_counts_equal_memory_events",
+        run: limit_counts_equal_memory_events,
+    },
+    Test {
+        name: "records::throttle_time_equals_cpu_stat",
+        run: throttle_time_equals_cpu_stat,
+    },
+    Test {
+        name: "records::an_overrun_is_counted_exactly",
+        run: an_overrun_is_counted_exactly,
+    },
+];
+
+/// A scratch cgroup in the hierarchy of a controller.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(controller: &str) -> anyhow::Result<Self> {
+        let root = cgroup::hierarchies()
+            .into_iter()
+            .find(|root| {
+                let v1 = root.file_name().is_some_and(|name| {
+                    name.to_string_lossy()
+                        .split(',')
+                        .any(|part| part == controller)
+                });
+                v1 || fs::read_to_string(root.join("cgroup.controllers"))
+                    .is_ok_and(|text| text.split_whitespace().any(|word| word == controller))
+            })
+            .with_context(|| format!("no hierarchy has the {controller} controller"))?;
+        let path = root.join("records-test");
+        ensure!(
+            cgroup::remove(&path),
+            "{} cannot be removed",
+            path.display()
+        );
+        fs::create_dir(&path)?;
+        Ok(Self(path))
+    }
+
+    fn child(&self, name: &str) -> anyhow::Result<PathBuf> {
+        // On v1 there is no such file and no need for it.
+        let subtree = self.0.join("cgroup.subtree_control");
+        if subtree.exists() {
+            fs::write(subtree, "+memory")?;
+        }
+        let path = self.0.join(name);
+        fs::create_dir(&path)?;
+        Ok(path)
+    }
+
+    fn set(&self, file: &str, value: &str) -> anyhow::Result<()> {
+        fs::write(self.0.join(file), value).with_context(|| format!("writing {value} to {file}"))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if !cgroup::remove(&self.0) {
+            eprintln!("{} stays behind", self.0.display());
+        }
+    }
+}
+
+fn id(directory: &Path) -> anyhow::Result<u64> {
+    Ok(fs::metadata(directory)?.ino())
+}
+
+/// A hog that joins the cgroup first.
+fn hog_in(directory: &Path, arguments: &str) -> anyhow::Result<Guard> {
+    let script = format!(
+        "echo $$ > {}/cgroup.procs && exec {} {arguments}",
+        directory.display(),
+        program("hog").display()
+    );
+    Ok(Guard(
+        Command::new("sh")
+            .args(["-c", &script])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .context("starting a shell")?,
+    ))
+}
+
+fn load(families: &[Family], window: Duration) -> anyhow::Result<Bpf> {
+    let hooks = families
+        .iter()
+        .fold(HookSet::NONE, |set, &family| set.with(family));
+    Ok(Bpf::load(
+        object()?,
+        &BpfOptions {
+            agent_tgid: std::process::id(),
+            hooks,
+            without: &[],
+            without: &[],
+            window,
+        },
+    )?)
+}
+
+/// Drains both rings for at most `timeout`, until `done`.
+fn drain(bpf: &mut Bpf, timeout: Duration, mut done: impl FnMut(Record<'_>) -> bool) -> bool {
+    let end = Instant::now() + timeout;
+    let mut is_done = false;
+    while !is_done && Instant::now() < end {
+        bpf.drain_critical(1024, |record| is_done |= done(record));
+        bpf.drain_pressure(1024, |record| is_done |= done(record));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    is_done
+}
+
+/// What is there now, and arrives within a moment.
+fn settle(bpf: &mut Bpf, mut each: impl FnMut(Record<'_>)) {
+    drain(bpf, Duration::from_millis(300), |record| {
+        each(record);
+        false
+    });
+}
+
+fn every_family_attaches() -> Outcome {
+    let bpf = Bpf::load(
+        object()?,
+        &BpfOptions {
+            agent_tgid: std::process::id(),
+            hooks: HookSet::ALL,
+            without: &[],
+            without: &[],
+            window: Duration::from_millis(10),
+        },
+    )?;
+    for family in Family::ALL {
+        let hooks = bpf.hooks().iter().filter(|hook| hook.family == family);
+        ensure!(
+            hooks.clone().any(|hook| hook.is_attached()),
+            "{}: nothing attached: {:?}",
+            family.name(),
+            hooks.collect::<Vec<_>>()
+        );
+    }
+    for hook in bpf.hooks() {
+        // What this kernel does not have is fine; what it has and refuses is not.
+        if let HookState::Unavailable(
+            unavailable @ (Unavailable::Refused { .. } | Unavailable::KindRefused { .. }),
+        ) = &hook.state
+        {
+            anyhow::bail!("{}: {unavailable}", hook.program);
+        }
+    }
+    Ok(Done::Passed)
+}
+
+fn one_threshold_record_per_arming() -> Outcome {
+    let scratch = Scratch::new("memory")?;
+    let group = scratch.child("grows")?;
+    let mut bpf = load(&[Family::Threshold], Duration::from_millis(10))?;
+    let usage_file = ["memory.current", "memory.usage_in_bytes"]
+        .map(|name| group.join(name))
+        .into_iter()
+        .find(|path| path.exists());
+    let usage = File::open(usage_file.context("the cgroup has no usage file")?)?;
+    let group_id = id(&group)?;
+    let log = Path::new("/tmp/records-hog.log");
+    let mut hogs = Vec::new();
+    for generation in 1..=3 {
+        let seen = bpf.register(usage.as_fd(), group_id)?;
+        let threshold_bytes = seen.usage_bytes + mib(16);
+        bpf.arm(group_id, threshold_bytes, generation)?;
+        let before_ns = now_ns();
+        // A log that is not there yet is as good as one that was removed.
+        let _not_there = fs::remove_file(log);
+        hogs.push(hog_in(
+            &group,
+            &format!("--log {} hold --mb 64", log.display()),
+        )?);
+        ensure!(
+            wait_log(log, "ready", Duration::from_secs(30)).is_some(),
+            "the hog did not come up"
+        );
+        let mut records = Vec::new();
+        settle(&mut bpf, |record| {
+            if let Body::ThresholdCrossed {
+                usage_pages,
+                charge_pages,
+                threshold_pages,
+                generation,
+            } = record.body
+            {
+                records.push((
+                    record.cgroup_id,
+                    usage_pages,
+                    charge_pages,
+                    threshold_pages,
+                    generation,
+                    record.ts_ns,
+                ));
+            }
+        });
+        ensure!(
+            records.len() == 1,
+            "{} records for arming {generation}: {records:?}",
+            records.len()
+        );
+        let (cgroup_id, usage_pages, charge_pages, threshold_pages, of_generation, at_ns) =
+            records[0];
+        ensure!(
+            cgroup_id == group_id && of_generation == generation,
+            "the record is of {cgroup_id}, arming {of_generation}"
+        );
+        ensure!(
+            threshold_pages == threshold_bytes.div_ceil(4096),
+            "threshold {threshold_pages} pages for {threshold_bytes} bytes"
+        );
+        ensure!(
+            usage_pages < threshold_pages && usage_pages + charge_pages >= threshold_pages,
+            "{usage_pages} + {charge_pages} pages do not cross {threshold_pages}"
+        );
+        ensure!(
+            at_ns > before_ns && at_ns < now_ns(),
+            "the record's time {at_ns} is not of CLOCK_MONOTONIC"
+        );
+    }
+    Ok(Done::Passed)
+}
+
+fn a_cgroup_s_life() -> Outcome {
+    let scratch = Scratch::new("memory")?;
+    let mut bpf = load(&[Family::Lifecycle], Duration::from_millis(10))?;
+    let group = scratch.child("lives")?;
+    let group_id = id(&group)?;
+    let hog = hog_in(&group, "hold --mb 1")?;
+    let pid = hog.pid();
+    std::thread::sleep(Duration::from_millis(200));
+    drop(hog);
+    ensure!(cgroup::remove(&group), "the cgroup cannot be removed");
+    let mut life = Vec::new();
+    let path_end = "/records-test/lives";
+    let ended = drain(&mut bpf, Duration::from_secs(10), |record| {
+        if record.cgroup_id != group_id {
+            return false;
+        }
+        match record.body {
+            Body::CgroupMkdir { path, level, .. } => {
+                let path = String::from_utf8_lossy(path).into_owned();
+                life.push(if path.ends_with(path_end) && level == 2 {
+                    "made".to_owned()
+                } else {
+                    format!("made as {path}, level {level}")
+                });
+            }
+            Body::CgroupAttach { tgid, .. } => life.push(if tgid == pid {
+                "joined".to_owned()
+            } else {
+                format!("joined by {tgid}")
+            }),
+            Body::CgroupPopulated { is_populated, .. } => {
+                life.push(if is_populated { "populated" } else { "empty" }.to_owned())
+            }
+            Body::CgroupRmdir { .. } => life.push("removed".to_owned()),
+            _ => {}
+        }
+        life.last().is_some_and(|last| last == "removed")
+    });
+    ensure!(ended, "no end of the cgroup's life: {life:?}");
+    // `populated` is reported on cgroup v2 only, before or after the task's own record.
+    let mut expected = vec!["made", "joined", "removed"];
+    if needs_memory_v2().is_none() {
+        expected.extend(["populated", "empty"]);
+    }
+    let mut sorted = life.clone();
+    sorted.sort();
+    expected.sort_unstable();
+    ensure!(
+        sorted == expected && life.first().is_some_and(|first| first == "made"),
+        "a life of {life:?}, expected {expected:?}"
+    );
+    Ok(Done::Passed)
+}
+
+fn oom_names_limit_owner_and_victim() -> Outcome {
+    if let Some(skipped) = needs_memory_v2() {
+        return Ok(skipped);
+    }
+    let scratch = Scratch::new("memory")?;
+    let victim = scratch.child("victim")?;
+    scratch.set("memory.max", "32M")?;
+    let mut bpf = load(&[Family::Oom], Duration::from_millis(10))?;
+    let mut hog = hog_in(&victim, "hold --mb 64")?;
+    let pid = hog.pid();
+    ensure!(
+        hog.wait_gone(Duration::from_secs(30)),
+        "the hog is over its limit and lives"
+    );
+    let mut kills = Vec::new();
+    settle(&mut bpf, |record| {
+        if let Body::OomKill {
+            limit, tgid, comm, ..
+        } = record.body
+        {
+            kills.push((record.cgroup_id, limit, tgid, comm.to_vec()));
+        }
+    });
+    let expected = vec![(
+        id(&victim)?,
+        OomLimit::Cgroup(id(&scratch.0)?),
+        pid,
+        b"hog".to_vec(),
+    )];
+    ensure!(kills == expected, "kills {kills:?}, expected {expected:?}");
+    Ok(Done::Passed)
+}
+
+fn limit_counts_equal_memory_events() -> Outcome {
+    if let Some(skipped) = needs_memory_v2() {
+        return Ok(skipped);
+    }
+    let scratch = Scratch::new("memory")?;
+    let (high, max) = (scratch.child("high")?, scratch.child("max")?);
+    fs::write(high.join("memory.high"), "16M")?;
+    fs::write(max.join("memory.max"), "16M")?;
+    // With no window every event has its own record, so that the last one has the full count.
+    let mut bpf = load(&[Family::Memcg], Duration::ZERO)?;
+    let (high_id, max_id) = (id(&high)?, id(&max)?);
+    let slowed = hog_in(&high, "hold --mb 17")?;
+    let mut killed = hog_in(&max, "hold --mb 64")?;
+    ensure!(
+        killed.wait_gone(Duration::from_secs(30)),
+        "the hog is over its limit and lives"
+    );
+    let (mut highs, mut maxes, mut ooms) = (0, 0, 0);
+    let mut take = |record: Record<'_>| {
+        if let Body::MemoryEvent { event, count, .. } = record.body {
+            match event {
+                MemoryLimitEvent::High if record.cgroup_id == high_id => highs = count.max(highs),
+                MemoryLimitEvent::Max if record.cgroup_id == max_id => maxes = count.max(maxes),
+                MemoryLimitEvent::Oom if record.cgroup_id == max_id => ooms = count.max(ooms),
+                _ => {}
+            }
+        }
+    };
+    drain(&mut bpf, Duration::from_secs(3), |record| {
+        take(record);
+        false
+    });
+    drop(slowed);
+    settle(&mut bpf, &mut take);
+    let events = |directory: &Path, key| cgroup::keyed(&directory.join("memory.events"), key);
+    let kernel = (
+        events(&high, "high")?,
+        events(&max, "max")?,
+        events(&max, "oom")?,
+    );
+    ensure!(
+        kernel.0 > 0 && kernel.1 > 0 && kernel.2 > 0,
+        "the hogs did not meet their limits: {kernel:?}"
+    );
+    ensure!(
+        (highs, maxes, ooms) == kernel,
+        "records say high {highs}, max {maxes}, oom {ooms}; memory.events {kernel:?}"
+    );
+    Ok(Done::Passed)
+}
+
+fn throttle_time_equals_cpu_stat() -> Outcome {
+    if let Some(skipped) = needs_memory_v2() {
+        return Ok(skipped);
+    }
+    let scratch = Scratch::new("cpu")?;
+    scratch.set("cpu.max", "10000 50000")?;
+    let mut bpf = load(&[Family::Throttle], Duration::from_millis(10))?;
+    let mut hog = hog_in(&scratch.0, "spin --threads 2 --seconds 3")?;
+    ensure!(
+        hog.wait_gone(Duration::from_secs(60)),
+        "the spinner does not end"
+    );
+    settle(&mut bpf, |_| {});
+    let group_id = id(&scratch.0)?;
+    let mut totals = None;
+    bpf.drain_throttle(|seen| {
+        if seen.cgroup_id == group_id {
+            totals = Some(seen);
+        }
+    })?;
+    let totals = totals.context("no throttling was seen")?;
+    let kernel_ns = cgroup::keyed(&scratch.0.join("cpu.stat"), "throttled_usec")? * 1000;
+    // Both clocks stop a few instructions apart, at each of the throttles: 5 % and one period.
+    let bound_ns = kernel_ns / 20 + 50_000_000;
+    ensure!(
+        kernel_ns > 0 && totals.count > 0,
+        "the spinner was not throttled"
+    );
+    ensure!(
+        totals.sum_ns.abs_diff(kernel_ns) <= bound_ns,
+        "records say {} ns, cpu.stat {kernel_ns} ns, allowed {bound_ns} ns apart",
+        totals.sum_ns
+    );
+    Ok(Done::Passed)
+}
+
+fn an_overrun_is_counted_exactly() -> Outcome {
+    const ROUNDS_MAX: u32 = 100_000;
+    let scratch = Scratch::new("memory")?;
+    let mut bpf = load(&[Family::Lifecycle], Duration::from_millis(10))?;
+    let path = scratch.0.join("flicker");
+    let mut rounds = 0_u64;
+    for round in 0..ROUNDS_MAX {
+        fs::create_dir(&path)?;
+        fs::remove_dir(&path)?;
+        rounds += 1;
+        if round % 256 == 0 && bpf.drops()?.lost() > 100 {
+            break;
+        }
+    }
+    let mut made = 0_u64;
+    settle(&mut bpf, |record| {
+        made += u64::from(matches!(record.body, Body::CgroupMkdir { .. }))
+    });
+    let drops = bpf.drops()?;
+    ensure!(
+        drops.lost() > 0,
+        "{ROUNDS_MAX} rounds did not fill the ring"
+    );
+    for kind in plimsoll_abi::KINDS {
+        let count = drops.of(kind);
+        ensure!(
+            count.produced == count.consumed + count.dropped,
+            "{}: {count:?} does not add up",
+            kind.name()
+        );
+    }
+    let mkdirs = drops.of(Kind::CgroupMkdir);
+    ensure!(
+        mkdirs.produced >= rounds && mkdirs.consumed == made,
+        "{rounds} rounds, {made} records read, counted {mkdirs:?}"
+    );
+    // And the ring works again.
+    fs::create_dir(&path)?;
+    let path_id = id(&path)?;
+    let again = drain(&mut bpf, Duration::from_secs(5), |record| {
+        record.cgroup_id == path_id
+    });
+    ensure!(again, "no record after the overrun");
+    Ok(Done::Passed)
+}
