@@ -414,7 +414,7 @@ fn try_enter(
     pod_cgroup::create(mounts, container_path, ledger)?;
     if is_new_tier && class == QosClass::BestEffort {
         // What the Burstable pods together request is known to the agent only, which sets it.
-        pod_cgroup::apply(mounts, &tier, &best_effort_tier_config())?;
+        pod_cgroup::apply_tier(mounts, cgroup_root, class, &best_effort_tier_config())?;
     }
     let notes = pod_cgroup::apply(mounts, pod_path, &pod_config_with(pod, options))?;
     pod_cgroup::apply(

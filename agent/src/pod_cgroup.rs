@@ -14,7 +14,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use plimsoll_core::cgroup_config::CgroupConfig;
+use plimsoll_core::cgroup_config::{CgroupConfig, best_effort_tier_config, burstable_tier_config};
 use plimsoll_core::pod::Pod;
 use plimsoll_core::qos::QosClass;
 use plimsoll_core::units::PodUid;
@@ -352,13 +352,24 @@ pub fn create(
     Ok(())
 }
 
-/// Writes a cgroup's limits. Returns one line for each controller that is missing and that the specification did not ask for.
+/// Writes the limits of a pod's or container's cgroup. Returns one line for each controller that is missing and that the
+/// specification did not ask for.
 ///
 /// These are not in the ledger: they are gone with the cgroup, which is.
 ///
 /// # Errors
 /// [`ApplyError`] names the pod's field and the controller or file.
 pub fn apply(
+    mounts: &CgroupMounts,
+    cgroup: &CgroupPath,
+    config: &CgroupConfig,
+) -> Result<Vec<String>, ApplyError> {
+    let notes = apply_cpu_memory_pids(mounts, cgroup, config)?;
+    apply_huge_pages(mounts, cgroup, config)?;
+    Ok(notes)
+}
+
+fn apply_cpu_memory_pids(
     mounts: &CgroupMounts,
     cgroup: &CgroupPath,
     config: &CgroupConfig,
@@ -443,8 +454,56 @@ pub fn apply(
             vec![("pids.max", pids_max.to_string())]
         })?;
     }
-    apply_huge_pages(mounts, cgroup, config)?;
     Ok(notes)
+}
+
+/// Writes the CPU weights of the Burstable and BestEffort tiers, which depend on all pods: the kubelet does it every minute
+/// (`qos_container_manager_linux.go`), the agent when its pods change. A tier without a cgroup is left out, and huge pages stay unlimited at this level (`setHugePagesUnbounded`).
+///
+/// # Errors
+/// [`ApplyError`]. A tier that vanishes meanwhile is no error.
+pub fn apply_tiers<'a>(
+    mounts: &CgroupMounts,
+    cgroup_root: &CgroupPath,
+    pods: impl IntoIterator<Item = &'a Pod>,
+) -> Result<(), ApplyError> {
+    apply_tier(
+        mounts,
+        cgroup_root,
+        QosClass::Burstable,
+        &burstable_tier_config(pods),
+    )?;
+    apply_tier(
+        mounts,
+        cgroup_root,
+        QosClass::BestEffort,
+        &best_effort_tier_config(),
+    )
+}
+
+/// As [`apply_tiers`], for one of them.
+///
+/// # Errors
+/// As for [`apply_tiers`].
+pub fn apply_tier(
+    mounts: &CgroupMounts,
+    cgroup_root: &CgroupPath,
+    class: QosClass,
+    config: &CgroupConfig,
+) -> Result<(), ApplyError> {
+    let (Ok(cpu), Ok(path)) = (
+        mounts.hierarchy_of(Controller::Cpu),
+        tier_path(cgroup_root, class),
+    ) else {
+        return Ok(());
+    };
+    if !cpu.has(&path) {
+        return Ok(());
+    }
+    match apply_cpu_memory_pids(mounts, &path, config) {
+        Err(error) if !error.is_vanished() => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Sizes that the specification does not name get 0, as the kubelet does it (`HugePageSizes` of kuberuntime and of the cgroup manager).

@@ -94,7 +94,7 @@ impl Controller {
     fn hint(self) -> &'static str {
         match self {
             Self::Memory => {
-                "; boot the kernel with cgroup_enable=memory, or without cgroup_disable=memory"
+                "; mount cgroup2 (newer kernels account memory only there), or boot without cgroup_disable=memory"
             }
             Self::Hugetlb => "; the kernel needs CONFIG_CGROUP_HUGETLB",
             _ => {

@@ -125,16 +125,23 @@ impl PodKill {
     /// Opens what there is now. Processes and containers that come later are found by [`PodKill::refresh`].
     ///
     /// # Errors
-    /// [`FileError::Vanished`] when the pod's cgroup does not exist; [`CgroupError::NoController`] without memory controller and unified tree.
+    /// [`FileError::Vanished`] when the pod's cgroup does not exist; [`CgroupError::NoController`] when it does not and memory is not accounted either.
     pub fn open(
         host: &HostRoot,
         mounts: &CgroupMounts,
         pod: &CgroupPath,
     ) -> Result<Self, CgroupError> {
-        // Where memory is accounted is where the processes must be found.
-        let hierarchy = match (mounts.hierarchy_of(Controller::Memory), mounts.unified()) {
-            (Ok(hierarchy), _) | (Err(_), Some(hierarchy)) => hierarchy,
-            (Err(error), None) => return Err(error),
+        // Where memory is accounted is where the processes must be found; without that controller, any tree that has the pod will do.
+        let others = || {
+            mounts
+                .unified()
+                .into_iter()
+                .chain(mounts.hierarchies())
+                .find(|hierarchy| hierarchy.has(pod))
+        };
+        let hierarchy = match mounts.hierarchy_of(Controller::Memory) {
+            Ok(hierarchy) => hierarchy,
+            Err(error) => others().ok_or(error)?,
         };
         let unified = mounts.unified().filter(|unified| unified.has(pod));
         let cgroup_kill = match unified

@@ -288,3 +288,42 @@ fn populated_on_v1_looks_below() {
     );
     assert!(!is_populated(&mounts, &cgroup).unwrap());
 }
+
+#[test]
+fn tiers_have_weights_and_unlimited_huge_pages() {
+    let (_dir, host) = fake_v2();
+    for tier in ["burstable", "besteffort"] {
+        make(
+            &host,
+            &format!("/sys/fs/cgroup/kubepods/{tier}"),
+            &[("cpu.weight", "100"), ("hugetlb.2MB.max", "max")],
+        );
+    }
+    let mounts = host.cgroup_mounts().unwrap();
+    let pods = [
+        r#"{"requests":{"cpu":"600m"}}"#,
+        r#"{"requests":{"cpu":"400m"}}"#,
+        "{}",
+    ]
+    .map(|resources| {
+        pod(&format!(
+            r#"{{"containers":[{{"name":"c","resources":{resources}}}]}}"#
+        ))
+    });
+    apply_tiers(&mounts, &CgroupPath::default(), &pods).unwrap();
+    assert_eq!(
+        text(&host, "/sys/fs/cgroup/kubepods/burstable/cpu.weight"),
+        "100",
+        "1024 shares together"
+    );
+    assert_eq!(
+        text(&host, "/sys/fs/cgroup/kubepods/besteffort/cpu.weight"),
+        "1"
+    );
+    assert_eq!(
+        text(&host, "/sys/fs/cgroup/kubepods/burstable/hugetlb.2MB.max"),
+        "max"
+    );
+    std::fs::remove_dir_all(host.path("/sys/fs/cgroup/kubepods/burstable")).unwrap();
+    apply_tiers(&mounts, &CgroupPath::default(), &pods).unwrap();
+}

@@ -10,6 +10,10 @@ use serde_saphyr::Spanned;
 
 /// Levels of nesting at most: the deepest field of a Pod has fourteen. The parser recurses, so this also bounds its stack.
 const DEPTH_MAX: usize = 32;
+/// Values in one file: as many as its largest size holds, one each dozen bytes.
+const NODES_MAX: usize = 100_000;
+/// Values that aliases may add, so that a few lines cannot become millions.
+const NODES_FROM_ALIASES_MAX: usize = 10_000;
 
 /// A value and where it stands.
 #[derive(Debug, Clone)]
@@ -48,7 +52,10 @@ pub(super) struct SyntaxError {
 
 /// All documents of a text; empty ones are left out.
 pub(super) fn documents(text: &str) -> Result<Vec<Node>, SyntaxError> {
-    let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_depth: DEPTH_MAX } };
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_depth: DEPTH_MAX, max_nodes: NODES_MAX },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: NODES_FROM_ALIASES_MAX },
+    };
     let documents: Vec<Spanned<Value>> = serde_saphyr::from_multiple_with_options(text, options)
         .map_err(|error| {
             let line = error.location().map_or(0, |location| location.line());
