@@ -133,7 +133,6 @@ fn load(families: &[Family], window: Duration) -> anyhow::Result<Bpf> {
             agent_tgid: std::process::id(),
             hooks,
             without: &[],
-            without: &[],
             window,
         },
     )?)
@@ -165,7 +164,6 @@ fn every_family_attaches() -> Outcome {
         &BpfOptions {
             agent_tgid: std::process::id(),
             hooks: HookSet::ALL,
-            without: &[],
             without: &[],
             window: Duration::from_millis(10),
         },
