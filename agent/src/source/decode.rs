@@ -476,6 +476,13 @@ mod tests {
             }
             .as_bytes()
             .to_vec(),
+            abi::ChargesReached {
+                header: header(Kind::ChargesReached),
+                charged_pages: 1000,
+                threshold_pages: 999,
+            }
+            .as_bytes()
+            .to_vec(),
         ]
     }
 
@@ -532,7 +539,13 @@ mod tests {
                 node: None,
                 order: 0,
             },
+            Body::ChargesReached {
+                charged_pages: 1000,
+                threshold_pages: 999,
+            },
         ];
+        assert_eq!(samples().len(), KINDS.len());
+        assert_eq!(wanted.len(), KINDS.len());
         for ((kind, bytes), body) in KINDS.into_iter().zip(samples()).zip(wanted) {
             let record = decode(&bytes).expect("a whole record");
             assert_eq!(
@@ -620,7 +633,7 @@ mod tests {
         let samples = samples();
         let mut decoded = 0;
         for _ in 0..50_000 {
-            let mut bytes = samples[(next() % 9) as usize].clone();
+            let mut bytes = samples[(next() as usize) % samples.len()].clone();
             for _ in 0..next() % 8 {
                 let at = (next() as usize) % bytes.len();
                 bytes[at] = next() as u8;
