@@ -1,0 +1,191 @@
+use super::*;
+use crate::host::cgroup::tests::{fake_host, fake_v2};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command};
+
+fn sleeper() -> Child {
+    Command::new("sleep").arg("60").spawn().unwrap()
+}
+
+fn list(dir: &Path, children: &[&Child]) {
+    std::fs::create_dir_all(dir).unwrap();
+    let text: String = children
+        .iter()
+        .map(|child| format!("{}\n", child.id()))
+        .collect();
+    std::fs::write(dir.join("cgroup.procs"), text).unwrap();
+}
+
+/// A fake v1 host whose procfs is the real one, a pod with container "c", and the container's directory.
+fn v1_pod() -> (tempfile::TempDir, HostRoot, CgroupPath, PathBuf) {
+    let (dir, host) = fake_host(&[("cgroup", "/sys/fs/cgroup/memory", "memory")]);
+    let pod = CgroupPath::new("kubepods/podx").unwrap();
+    let pod_dir = host.path("/sys/fs/cgroup/memory/kubepods/podx");
+    list(&pod_dir, &[]);
+    (dir, host, pod, pod_dir.join("c"))
+}
+
+fn link_proc(host: &HostRoot, child: &Child) {
+    let target = format!("/proc/{}", child.id());
+    std::os::unix::fs::symlink(target, host.procfs(child.id().to_string())).unwrap();
+}
+
+fn signal_of(mut child: Child) -> Option<i32> {
+    child.wait().unwrap().signal()
+}
+
+#[test]
+fn sigterm_goes_to_the_leader_only_and_kill_to_all() {
+    let (_dir, host, pod, container) = v1_pod();
+    let leader = sleeper();
+    std::thread::sleep(std::time::Duration::from_millis(30)); // a clock tick, so that the leader is the older one
+    let worker = sleeper();
+    list(&container, &[&worker, &leader]);
+    link_proc(&host, &leader);
+    link_proc(&host, &worker);
+    let pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+    assert_eq!(
+        pod_kill
+            .leaders()
+            .map(|pid| pid.as_raw_nonzero().get().unsigned_abs())
+            .collect::<Vec<_>>(),
+        [leader.id()]
+    );
+    assert!(!pod_kill.has_cgroup_kill() && pod_kill.is_populated().unwrap());
+    assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 1 });
+    assert_eq!(signal_of(leader), Some(15));
+    assert_eq!(
+        pod_kill.sigterm().unwrap(),
+        Signalled { processes: 0 },
+        "the leader has ended"
+    );
+    let killed = pod_kill.kill().unwrap();
+    assert_eq!((killed.how, killed.processes), (KillMethod::Signals, 1));
+    pod_kill.release_memory().unwrap();
+    assert_eq!(signal_of(worker), Some(9));
+    list(&container, &[]);
+    assert!(!pod_kill.is_populated().unwrap());
+}
+
+#[test]
+fn without_a_known_leader_every_process_gets_sigterm() {
+    let (_dir, host, pod, container) = v1_pod();
+    list(&container, &[]);
+    let mut pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+    let (a, b) = (sleeper(), sleeper());
+    list(&container, &[&a, &b]);
+    assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 2 });
+    assert_eq!((signal_of(a), signal_of(b)), (Some(15), Some(15)));
+    // A leader that leaves the cgroup is not ours any more, though its pid lives on.
+    let moved = sleeper();
+    link_proc(&host, &moved);
+    list(&container, &[&moved]);
+    pod_kill.refresh().unwrap();
+    assert_eq!(pod_kill.leaders().count(), 1);
+    list(&container, &[]);
+    assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 0 });
+    pod_kill.refresh().unwrap();
+    assert_eq!(pod_kill.leaders().count(), 0);
+    let mut moved = moved;
+    assert!(moved.try_wait().unwrap().is_none(), "still alive");
+    moved.kill().unwrap();
+    moved.wait().unwrap();
+}
+
+#[test]
+fn more_processes_than_a_batch_and_a_container_inside_a_container() {
+    let (_dir, host, pod, container) = v1_pod();
+    let children: Vec<Child> = (0..BATCH + 7).map(|_| sleeper()).collect();
+    let (inner, outer) = children.split_at(3);
+    list(&container, &outer.iter().collect::<Vec<_>>());
+    list(
+        &container.join("inner/most"),
+        &inner.iter().collect::<Vec<_>>(),
+    );
+    list(&container.join("inner"), &[]);
+    let pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+    let killed = pod_kill.kill().unwrap();
+    assert_eq!(killed.processes as usize, children.len());
+    assert!((2..=KILL_ROUNDS_MAX).contains(&killed.rounds), "{killed:?}");
+    assert!(
+        children
+            .into_iter()
+            .all(|child| signal_of(child) == Some(9))
+    );
+}
+
+#[test]
+fn cgroup_kill_is_written_and_its_refusal_falls_back() {
+    let (_dir, host) = fake_v2();
+    let pod = CgroupPath::new("kubepods/podx").unwrap();
+    let pod_dir = host.path("/sys/fs/cgroup/kubepods/podx");
+    let child = sleeper();
+    list(&pod_dir, &[]);
+    list(&pod_dir.join("c"), &[&child]);
+    std::fs::write(pod_dir.join("cgroup.kill"), "").unwrap();
+    let pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+    assert_eq!(
+        pod_kill.kill().unwrap(),
+        Killed {
+            how: KillMethod::CgroupKill,
+            processes: 0,
+            rounds: 0
+        }
+    );
+    assert_eq!(
+        std::fs::read_to_string(pod_dir.join("cgroup.kill")).unwrap(),
+        "1"
+    );
+    std::fs::remove_file(pod_dir.join("cgroup.kill")).unwrap();
+    // /dev/full refuses every write.
+    std::os::unix::fs::symlink("/dev/full", pod_dir.join("cgroup.kill")).unwrap();
+    let pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+    let killed = pod_kill.kill().unwrap();
+    assert_eq!((killed.how, killed.processes), (KillMethod::Signals, 1));
+    assert_eq!(signal_of(child), Some(9));
+}
+
+#[test]
+fn vanished_and_unreadable() {
+    let (_dir, host, pod, container) = v1_pod();
+    list(&container, &[]);
+    let mounts = host.cgroup_mounts().unwrap();
+    let mut pod_kill = PodKill::open(&host, &mounts, &pod).unwrap();
+    std::fs::write(container.join("cgroup.procs"), "12a\n").unwrap();
+    assert!(matches!(
+        pod_kill.sigterm().unwrap_err(),
+        FileError::Malformed { line: 1, .. }
+    ));
+    assert!(matches!(
+        pod_kill.kill().unwrap_err(),
+        FileError::Malformed { line: 1, .. }
+    ));
+    std::fs::remove_dir_all(container.parent().unwrap()).unwrap();
+    assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 0 });
+    assert_eq!(pod_kill.kill().unwrap().processes, 0);
+    assert_eq!(pod_kill.release_memory().unwrap(), Released::default());
+    assert!(pod_kill.refresh().unwrap_err().is_vanished());
+    assert!(matches!(
+        PodKill::open(&host, &mounts, &pod).unwrap_err(),
+        CgroupError::File(FileError::Vanished { .. })
+    ));
+}
+
+#[test]
+fn pids_cut_by_a_chunk() {
+    let mut pids = Vec::new();
+    let mut parser = PidParser::default();
+    for chunk in ["1", "2\n3", "4\n0\n", "56"] {
+        parser
+            .feed(chunk.as_bytes(), &mut |pid| {
+                pids.push(pid.as_raw_nonzero().get())
+            })
+            .unwrap();
+    }
+    parser.end(&mut |pid| pids.push(pid.as_raw_nonzero().get()));
+    assert_eq!(pids, [12, 34, 56]);
+    assert_eq!(
+        PidParser::default().feed(b"1\n99999999999\n", &mut |_| ()),
+        Err(2)
+    );
+}

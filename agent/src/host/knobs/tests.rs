@@ -1,0 +1,264 @@
+use super::*;
+use crate::host::cgroup::tests::{fake_host, fake_v2};
+use std::collections::BTreeMap;
+
+type Tree = BTreeMap<PathBuf, Option<String>>;
+
+fn snapshot(dir: &Path) -> Tree {
+    let mut tree = Tree::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            tree.append(&mut snapshot(&path));
+            tree.insert(path, None);
+        } else {
+            tree.insert(
+                path.clone(),
+                Some(std::fs::read_to_string(path).unwrap().trim_end().to_owned()),
+            );
+        }
+    }
+    tree
+}
+
+fn put_back(dir: &Path, tree: &Tree) {
+    std::fs::remove_dir_all(dir).unwrap();
+    std::fs::create_dir(dir).unwrap();
+    for (path, _) in tree.iter().filter(|(_, text)| text.is_none()) {
+        std::fs::create_dir_all(path).unwrap();
+    }
+    for (path, text) in tree {
+        if let Some(text) = text {
+            std::fs::write(path, text).unwrap();
+        }
+    }
+}
+
+fn v1() -> (tempfile::TempDir, HostRoot, Hierarchy) {
+    let (dir, host) = fake_host(&[("cgroup", "/sys/fs/cgroup/memory", "memory")]);
+    std::fs::write(host.path("/sys/fs/cgroup/memory/one"), "1\n").unwrap();
+    std::fs::write(host.path("/sys/fs/cgroup/memory/two"), "22\n").unwrap();
+    let hierarchy = host.cgroup_mounts().unwrap().hierarchies()[0].clone();
+    (dir, host, hierarchy)
+}
+
+#[test]
+fn killed_at_any_point_everything_is_as_before() {
+    let (_dir, host, hierarchy) = v1();
+    let tree = hierarchy.mount.clone();
+    let ledger_path = host.path("/run/plimsoll/knobs.jsonl");
+    let mut ledger = Ledger::open(&host, &ledger_path).unwrap();
+    let mut snapshots = vec![snapshot(&tree)];
+    ledger.write(&tree.join("one"), "100").unwrap();
+    snapshots.push(snapshot(&tree));
+    ledger
+        .create_cgroup(&hierarchy, &CgroupPath::new("a").unwrap(), &[])
+        .unwrap();
+    snapshots.push(snapshot(&tree));
+    ledger
+        .create_cgroup(&hierarchy, &CgroupPath::new("a/b").unwrap(), &[])
+        .unwrap();
+    snapshots.push(snapshot(&tree));
+    ledger.write(&tree.join("two"), "7").unwrap();
+    snapshots.push(snapshot(&tree));
+    ledger.write(&tree.join("one"), "1000").unwrap();
+    snapshots.push(snapshot(&tree));
+    let text = std::fs::read(&ledger_path).unwrap();
+    assert_eq!(
+        text.iter().filter(|byte| **byte == b'\n').count(),
+        snapshots.len() - 1
+    );
+    drop(ledger);
+    for cut in 0..=text.len() {
+        let lines = text[..cut].iter().filter(|byte| **byte == b'\n').count();
+        // Killed between a line and its change, or after the change; within a line, the change before it was made.
+        let is_at_line_end = text[..cut].ends_with(b"\n");
+        for changes in lines - usize::from(is_at_line_end)..=lines {
+            put_back(&tree, &snapshots[changes]);
+            std::fs::write(&ledger_path, &text[..cut]).unwrap();
+            let restoration = Ledger::open(&host, &ledger_path)
+                .unwrap()
+                .restore()
+                .unwrap();
+            assert_eq!(
+                snapshot(&tree),
+                snapshots[0],
+                "cut at {cut}, {changes} changes: {restoration:?}"
+            );
+            assert_eq!(restoration.remarks(), Vec::<String>::new(), "cut at {cut}");
+            assert_eq!(std::fs::read(&ledger_path).unwrap(), b"");
+        }
+    }
+}
+
+#[test]
+fn somebody_elses_value_is_left_and_said() {
+    let (_dir, host, hierarchy) = v1();
+    let one = hierarchy.mount.join("one");
+    let mut ledger = Ledger::open(&host, host.path("knobs")).unwrap();
+    ledger.write(&one, "100").unwrap();
+    ledger.write(&hierarchy.mount.join("two"), "33").unwrap();
+    ledger.write(&hierarchy.mount.join("two"), "33").unwrap();
+    std::fs::write(&one, "5\n").unwrap();
+    std::fs::remove_file(hierarchy.mount.join("two")).unwrap();
+    let restoration = ledger.restore().unwrap();
+    assert_eq!(std::fs::read_to_string(&one).unwrap(), "5\n");
+    assert_eq!(
+        restoration.changes.len(),
+        2,
+        "the same value twice is one change"
+    );
+    assert_eq!(
+        restoration.changes[0].outcome,
+        Outcome::NothingToDo,
+        "the vanished file"
+    );
+    let [remark] = restoration.remarks().try_into().unwrap();
+    assert!(
+        remark.contains("/one") && remark.contains("\"100\"") && remark.contains("\"5\""),
+        "{remark}"
+    );
+    assert_eq!(ledger.restore().unwrap(), Restoration::default());
+}
+
+#[test]
+fn a_busy_cgroup_stays_in_the_ledger() {
+    let (_dir, host, hierarchy) = v1();
+    let mut ledger = Ledger::open(&host, host.path("knobs")).unwrap();
+    ledger
+        .create_cgroup(&hierarchy, &CgroupPath::new("a/b").unwrap(), &[])
+        .unwrap();
+    let process = hierarchy.mount.join("a/b/process");
+    std::fs::write(&process, "").unwrap();
+    let restoration = ledger.restore().unwrap();
+    assert_eq!(
+        (restoration.restored(), restoration.remarks().len()),
+        (0, 2),
+        "{restoration:?}"
+    );
+    std::fs::remove_file(&process).unwrap();
+    // A process that had the file open before the restore still appends to the file that is there now.
+    let mut other = Ledger::open(&host, host.path("knobs")).unwrap();
+    ledger.restore().unwrap();
+    other.write(&hierarchy.mount.join("one"), "9").unwrap();
+    assert!(!hierarchy.mount.join("a").exists());
+    assert_eq!(ledger.restore().unwrap().restored(), 1);
+    assert_eq!(
+        std::fs::read_to_string(hierarchy.mount.join("one")).unwrap(),
+        "1"
+    );
+}
+
+#[test]
+fn an_unwritable_ledger_changes_nothing() {
+    let (_dir, host, hierarchy) = v1();
+    let one = hierarchy.mount.join("one");
+    std::fs::write(host.path("file"), "").unwrap();
+    let error = Ledger::open(&host, host.path("file/knobs")).unwrap_err();
+    assert!(
+        matches!(error, KnobError::Ledger { .. }) && error.to_string().contains("--state-dir"),
+        "{error}"
+    );
+    // A full disk: the file opens, and every write is refused.
+    std::os::unix::fs::symlink("/dev/full", host.path("full")).unwrap();
+    let mut ledger = Ledger::open(&host, host.path("full")).unwrap();
+    assert!(matches!(
+        ledger.write(&one, "100").unwrap_err(),
+        KnobError::Ledger { .. }
+    ));
+    let cgroup = CgroupPath::new("a").unwrap();
+    assert!(matches!(
+        ledger.create_cgroup(&hierarchy, &cgroup, &[]).unwrap_err(),
+        KnobError::Ledger { .. }
+    ));
+    assert_eq!(std::fs::read_to_string(&one).unwrap(), "1\n");
+    assert!(!hierarchy.has(&cgroup));
+}
+
+#[test]
+fn a_refused_value_is_an_error_and_nothing_to_restore() {
+    let (_dir, host, hierarchy) = v1();
+    let mut ledger = Ledger::open(&host, host.path("knobs")).unwrap();
+    let error = ledger
+        .write(&hierarchy.mount.join("absent"), "1")
+        .unwrap_err();
+    assert!(
+        matches!(error, KnobError::Knob(FileError::Vanished { .. })),
+        "{error}"
+    );
+    assert_eq!(ledger.restore().unwrap(), Restoration::default());
+}
+
+#[test]
+fn lines_of_another_boot_and_lines_that_are_none() {
+    let (_dir, host, hierarchy) = v1();
+    let one = hierarchy.mount.join("one");
+    std::fs::create_dir_all(host.procfs("sys/kernel/random")).unwrap();
+    std::fs::write(host.procfs("sys/kernel/random/boot_id"), "boot-1\n").unwrap();
+    let path = host.path("knobs");
+    Ledger::open(&host, &path)
+        .unwrap()
+        .write(&one, "100")
+        .unwrap();
+    let line = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, format!("rubbish\n{line}")).unwrap();
+    std::fs::write(host.procfs("sys/kernel/random/boot_id"), "boot-2\n").unwrap();
+    let restoration = Ledger::open(&host, &path).unwrap().restore().unwrap();
+    assert_eq!(
+        restoration,
+        Restoration {
+            changes: Vec::new(),
+            unreadable_lines: vec![1]
+        }
+    );
+    assert_eq!(std::fs::read_to_string(&one).unwrap(), "100");
+    assert!(restoration.remarks()[0].contains("line 1"));
+}
+
+#[test]
+fn own_files_are_not_restored_to_a_later_process() {
+    let (_dir, host, hierarchy) = v1();
+    let one = hierarchy.mount.join("one");
+    let pid = std::process::id().to_string();
+    std::os::unix::fs::symlink(format!("/proc/{pid}"), host.procfs(&pid)).unwrap();
+    let mut ledger = Ledger::open(&host, host.path("knobs")).unwrap();
+    ledger.write_own(&one, "-999").unwrap();
+    assert_eq!(
+        ledger.restore().unwrap().restored(),
+        1,
+        "while the process runs"
+    );
+    ledger.write_own(&one, "-999").unwrap();
+    let text = std::fs::read_to_string(ledger.path()).unwrap();
+    let other = text.replace("\"startTicks\":", "\"startTicks\":1");
+    assert_ne!(text, other);
+    std::fs::write(ledger.path(), other).unwrap();
+    assert_eq!(
+        ledger.restore().unwrap().changes[0].outcome,
+        Outcome::NothingToDo
+    );
+    assert_eq!(std::fs::read_to_string(&one).unwrap(), "-999");
+}
+
+#[test]
+fn controllers_are_enabled_only_where_they_are_not() {
+    let (_dir, host) = fake_v2();
+    let hierarchy = host.cgroup_mounts().unwrap().unified().unwrap().clone();
+    let control = hierarchy.mount.join("cgroup.subtree_control");
+    std::fs::write(&control, "cpu memory\n").unwrap();
+    let mut ledger = Ledger::open(&host, host.path("knobs")).unwrap();
+    ledger
+        .create_cgroup(
+            &hierarchy,
+            &CgroupPath::new("a").unwrap(),
+            &[Controller::Cpu, Controller::Memory],
+        )
+        .unwrap();
+    assert_eq!(std::fs::read_to_string(&control).unwrap(), "cpu memory\n");
+    ledger.enable(&hierarchy.mount, Controller::Pids).unwrap();
+    assert_eq!(std::fs::read_to_string(&control).unwrap(), "+pids");
+    std::fs::write(&control, "cpu memory pids\n").unwrap(); // as the kernel shows it then
+    assert_eq!(ledger.restore().unwrap().restored(), 2);
+    assert_eq!(std::fs::read_to_string(&control).unwrap(), "-pids");
+    assert!(!hierarchy.mount.join("a").exists());
+}
