@@ -352,13 +352,12 @@ impl<'args> Screen<'args> {
         if let Body::CgroupMkdir {
             hierarchy_id, path, ..
         } = record.body
+            && self.paths.0.len() < CGROUPS_MAX
         {
-            if self.paths.0.len() < CGROUPS_MAX {
-                let path = String::from_utf8_lossy(path).into_owned();
-                self.paths
-                    .0
-                    .insert((hierarchy_id != 0, record.cgroup_id), path);
-            }
+            let path = String::from_utf8_lossy(path).into_owned();
+            self.paths
+                .0
+                .insert((hierarchy_id != 0, record.cgroup_id), path);
         }
         let path = self.paths.of(record.cgroup_id).map(str::to_owned);
         let is_shown = self.is_wanted(record, path.as_deref());
