@@ -133,6 +133,16 @@ struct Counter {
     is_watched: bool,
 }
 
+/// Reading the kernel's types took tens of megabytes, which the allocator keeps: the agent, soon locked in memory, would
+/// hold them for life.
+fn give_memory_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes no pointers; glibc documents it as safe to call from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// The loaded programs. Dropping it detaches and unloads them.
 pub struct Bpf {
     ebpf: Ebpf,
@@ -207,6 +217,7 @@ impl Bpf {
     /// attached. Everything less is in [`Bpf::hooks`].
     pub fn load(object: &[u8], options: &BpfOptions) -> Result<Bpf, BpfError> {
         let loaded = loader::load(object, options)?;
+        give_memory_back();
         let mut ebpf = loaded.ebpf;
         let mut take = |name: &'static str| {
             ebpf.take_map(name).ok_or_else(|| BpfError::Object {
