@@ -11,7 +11,8 @@ const OBJECT_FOLDER: &str = "../target/bpf";
 const OBJECT_NAME: &str = "plimsoll.bpf.o";
 
 fn main() {
-    let manifest_dir = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
+    let manifest_dir =
+        PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let folder = manifest_dir.join(OBJECT_FOLDER);
     // The folder is watched, not the file: a watched file that does not exist makes cargo run this again at every build.
@@ -20,7 +21,11 @@ fn main() {
     }
     println!("cargo::rerun-if-changed=build.rs");
     let object = folder.join(OBJECT_NAME);
-    let bytes = if object.is_file() { read(&object) } else { Vec::new() };
+    let bytes = if object.is_file() {
+        read(&object)
+    } else {
+        Vec::new()
+    };
     let embedded = out_dir.join(OBJECT_NAME);
     if let Err(error) = fs::write(&embedded, bytes) {
         panic!("cannot write {}: {error}", embedded.display());
@@ -30,6 +35,9 @@ fn main() {
 fn read(object: &Path) -> Vec<u8> {
     match fs::read(object) {
         Ok(bytes) => bytes,
-        Err(error) => panic!("cannot read {}: {error}; run `cargo xtask build-ebpf` again", object.display()),
+        Err(error) => panic!(
+            "cannot read {}: {error}; run `cargo xtask build-ebpf` again",
+            object.display()
+        ),
     }
 }

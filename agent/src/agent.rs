@@ -98,9 +98,16 @@ impl Sources {
         report: &Report,
         reporter: &mut Reporter,
     ) -> Result<Self> {
-        let uses = |mechanism| report.choices.iter().any(|choice| choice.mechanism == mechanism);
+        let uses = |mechanism| {
+            report
+                .choices
+                .iter()
+                .any(|choice| choice.mechanism == mechanism)
+        };
         let mut left_out = |what: &str, error: &dyn std::fmt::Display| {
-            reporter.say(&Line::Warning { text: format!("{what} is left out: {error}") });
+            reporter.say(&Line::Warning {
+                text: format!("{what} is left out: {error}"),
+            });
         };
         let critical = bpf
             .map(|bpf| watch(bpf.critical_fd(), Interest::READABLE))
@@ -110,18 +117,27 @@ impl Sources {
             .then(|| {
                 let (stall, stall_ms, window_ms) = PSI;
                 let trigger = Trigger::new(stall, stall_ms, window_ms)?;
-                PsiTrigger::arm(host.procfs("pressure/memory"), trigger)
+                PsiTrigger::arm_as_allowed(host.procfs("pressure/memory"), trigger)
             })
-            .and_then(|psi| psi.map_err(|error| left_out("the PSI trigger", &error)).ok())
+            .and_then(|psi| {
+                psi.map_err(|error| left_out("the PSI trigger", &error))
+                    .ok()
+            })
             .and_then(|trigger| {
                 let fd = watch(trigger.as_fd(), Interest::PRIORITY)
                     .map_err(|error| left_out("the PSI trigger", &error))
                     .ok()?;
-                Some(Watched { fd, source: trigger })
+                Some(Watched {
+                    fd,
+                    source: trigger,
+                })
             });
         let usage = uses(Mechanism::EventControl)
             .then(|| {
-                let memory = mounts.hierarchy_of(Controller::Memory).ok().filter(|memory| memory.version == Version::V1)?;
+                let memory = mounts
+                    .hierarchy_of(Controller::Memory)
+                    .ok()
+                    .filter(|memory| memory.version == Version::V1)?;
                 MemcgV1::open(&memory.dir(&CgroupPath::default()))
                     .map_err(|error| left_out("the cgroup v1 usage notification", &error))
                     .ok()
@@ -139,11 +155,16 @@ impl Sources {
                 let fd = watch(cgroups.as_fd(), Interest::READABLE)
                     .map_err(|error| left_out("the watch of the cgroup directories", &error))
                     .ok()?;
-                Some(Watched { fd, source: cgroups })
+                Some(Watched {
+                    fd,
+                    source: cgroups,
+                })
             })
             .flatten();
         let (sender, manifests) = mpsc::channel(MANIFEST_CHANGES);
-        let manifest_watch = ManifestWatch::spawn(&args.manifests, move |change| sender.blocking_send(change).is_ok())?;
+        let manifest_watch = ManifestWatch::spawn(&args.manifests, move |change| {
+            sender.blocking_send(change).is_ok()
+        })?;
         Ok(Self {
             critical,
             psi,
@@ -151,7 +172,11 @@ impl Sources {
             cgroups,
             manifests,
             _manifest_watch: manifest_watch,
-            housekeeping: if told { HOUSEKEEPING_TOLD } else { HOUSEKEEPING_UNTOLD },
+            housekeeping: if told {
+                HOUSEKEEPING_TOLD
+            } else {
+                HOUSEKEEPING_UNTOLD
+            },
         })
     }
 }
@@ -174,7 +199,11 @@ impl Woken {
             Cause::PressureStall | Cause::MemoryEvent | Cause::Lifecycle => 1,
             Cause::Timer => 0,
         };
-        if self.cause.as_ref().is_none_or(|known| weight(known) < weight(&cause)) {
+        if self
+            .cause
+            .as_ref()
+            .is_none_or(|known| weight(known) < weight(&cause))
+        {
             self.cause = Some(cause);
         }
     }
@@ -241,7 +270,12 @@ impl Agent {
     /// Says that it is ready, and on what it stands.
     pub fn started(&mut self, mechanisms: &[Choice], lost: &[String]) {
         let pods = self.pods.len();
-        self.reporter.say(&Line::Started { pid: std::process::id(), mechanisms, lost, pods });
+        self.reporter.say(&Line::Started {
+            pid: std::process::id(),
+            mechanisms,
+            lost,
+            pods,
+        });
     }
 
     /// Runs until SIGINT or SIGTERM.
@@ -298,9 +332,15 @@ impl Agent {
             self.tell_oom_kills();
             if woken.housekeeping {
                 self.housekeeping();
-                housekeeping.as_mut().reset(Instant::now() + sources.housekeeping);
+                housekeeping
+                    .as_mut()
+                    .reset(Instant::now() + sources.housekeeping);
             }
-            let wait_ns = if self.hurry { 0 } else { self.sample_by_ns.saturating_sub(now_ns()) };
+            let wait_ns = if self.hurry {
+                0
+            } else {
+                self.sample_by_ns.saturating_sub(now_ns())
+            };
             let wait = Duration::from_nanos(wait_ns);
             timer.as_mut().reset(Instant::now() + wait);
         }
@@ -313,7 +353,9 @@ impl Agent {
         let Some(bpf) = &mut self.bpf else { return };
         let armed_bytes = self.engine.state().arming.at_charged_bytes;
         let oom_kills = &mut self.oom_kills;
-        let taken = bpf.drain_critical(RECORDS_PER_TURN, |record| judge(&record, armed_bytes, woken, oom_kills));
+        let taken = bpf.drain_critical(RECORDS_PER_TURN, |record| {
+            judge(&record, armed_bytes, woken, oom_kills)
+        });
         if taken == RECORDS_PER_TURN {
             // There may be more, and the descriptor has been marked as read: come back at once.
             self.hurry = true;
@@ -328,15 +370,25 @@ impl Agent {
         let mut sample = std::mem::take(&mut self.sample);
         let mut failure = None;
         self.sampler
-            .take(cause, received_ns, charged_bytes, &mut self.pods, &mut sample, |uid, error| {
-                // Told after the decision; one of several is enough to go and look.
-                failure.get_or_insert_with(|| match uid {
-                    Some(uid) => format!("pod {uid}: {error}"),
-                    None => error.to_string(),
-                });
-            })
+            .take(
+                cause,
+                received_ns,
+                charged_bytes,
+                &mut self.pods,
+                &mut sample,
+                |uid, error| {
+                    // Told after the decision; one of several is enough to go and look.
+                    failure.get_or_insert_with(|| match uid {
+                        Some(uid) => format!("pod {uid}: {error}"),
+                        None => error.to_string(),
+                    });
+                },
+            )
             .context("the node's memory cannot be read")?;
-        let event = Event { at_ns: received_ns, kind: EventKind::Sample(sample) };
+        let event = Event {
+            at_ns: received_ns,
+            kind: EventKind::Sample(sample),
+        };
         self.step(&event, received_ns);
         if let EventKind::Sample(sample) = event.kind {
             self.sample = sample;
@@ -350,7 +402,12 @@ impl Agent {
     /// Pods on their way out are looked at before each sample: their last process may be gone.
     fn look_for_empty_pods(&mut self, at_ns: u64) {
         self.leaving.clear();
-        let leaving = self.engine.state().pods.iter().filter(|(_, pod)| pod.leaving.is_some() && pod.running);
+        let leaving = self
+            .engine
+            .state()
+            .pods
+            .iter()
+            .filter(|(_, pod)| pod.leaving.is_some() && pod.running);
         self.leaving.extend(leaving.map(|(uid, _)| uid.clone()));
         for index in 0..self.leaving.len() {
             let uid = self.leaving[index].clone();
@@ -358,7 +415,13 @@ impl Agent {
                 Ok(false) => {}
                 Ok(true) => {
                     self.timelines.gone(&uid, at_ns);
-                    self.step(&Event { at_ns, kind: EventKind::PodEmpty { uid } }, at_ns);
+                    self.step(
+                        &Event {
+                            at_ns,
+                            kind: EventKind::PodEmpty { uid },
+                        },
+                        at_ns,
+                    );
                 }
                 Err(error) => self.warn(format!("pod {uid}: {error}")),
             }
@@ -392,9 +455,18 @@ impl Agent {
     fn outcome(&mut self, uid: PodUid, action: Action, error: String) {
         let mut next = Some((uid, action, error));
         for _ in 0..OUTCOME_ROUNDS {
-            let Some((uid, action, error)) = next.take() else { return };
+            let Some((uid, action, error)) = next.take() else {
+                return;
+            };
             let at_ns = now_ns();
-            let event = Event { at_ns, kind: EventKind::Outcome { uid, action, error: Some(error) } };
+            let event = Event {
+                at_ns,
+                kind: EventKind::Outcome {
+                    uid,
+                    action,
+                    error: Some(error),
+                },
+            };
             let mut decisions = Vec::new();
             self.engine.step(&event, &mut decisions);
             for decision in &decisions {
@@ -420,8 +492,13 @@ impl Agent {
     ) {
         match decision {
             Decision::Evict { uid, reason, .. } => {
-                let cause = if let EventKind::Sample(sample) = &event.kind { sample.cause } else { Cause::Timer };
-                self.timelines.decided(uid, reason.signal, cause, received_ns, decided_ns);
+                let cause = if let EventKind::Sample(sample) = &event.kind {
+                    sample.cause
+                } else {
+                    Cause::Timer
+                };
+                self.timelines
+                    .decided(uid, reason.signal, cause, received_ns, decided_ns);
                 self.terminate(uid, failed);
             }
             Decision::End { uid, .. } => self.terminate(uid, failed),
@@ -443,8 +520,8 @@ impl Agent {
                 }
             }
             Decision::SampleBy { at_ns } => self.sample_by_ns = *at_ns,
-            Decision::Finished { uid, .. } => self.pods.forget(uid),
-            Decision::NoVictim { .. } | Decision::Condition { .. } => {}
+            // Said, and cleaned up after, when everything urgent is done.
+            Decision::Finished { .. } | Decision::NoVictim { .. } | Decision::Condition { .. } => {}
         }
     }
 
@@ -457,24 +534,44 @@ impl Agent {
 
     fn tell(&mut self, event: &Event, decision: &Decision) {
         let uid = match decision {
-            Decision::Arm { .. } | Decision::SampleBy { .. } | Decision::ReleaseMemory { .. } => return,
+            Decision::Arm { .. } | Decision::SampleBy { .. } | Decision::ReleaseMemory { .. } => {
+                return;
+            }
             Decision::Evict { uid, .. }
             | Decision::End { uid, .. }
             | Decision::Kill { uid, .. }
             | Decision::Finished { uid, .. } => Some(uid),
             Decision::NoVictim { .. } | Decision::Condition { .. } => None,
         };
-        let name = uid.map(|uid| self.engine.state().pods.get(uid).map_or_else(|| uid.to_string(), |pod| pod.name.clone()));
+        let name = uid.map(|uid| self.pods.name(uid));
         let text = decision.to_string();
-        self.reporter.say(&Line::Decision { at_ns: event.at_ns, pod: name.as_deref(), decision, text });
+        self.reporter.say(&Line::Decision {
+            at_ns: event.at_ns,
+            pod: name.as_deref(),
+            decision,
+            text,
+        });
         if let (Some(finished), Some(pod)) = (self.timelines.finished(decision, now_ns()), &name) {
-            self.reporter.say(&Line::EvictionFinished { pod, finished: &finished });
+            self.reporter.say(&Line::EvictionFinished {
+                pod,
+                finished: &finished,
+            });
+        }
+        if let (Decision::Finished { uid, .. }, Some(name)) = (decision, name)
+            && let Err(error) = self.pods.left(uid)
+        {
+            self.warn(format!("pod {name}: {error}"));
         }
     }
 
     /// The manifests have changed.
     fn manifests(&mut self, change: ManifestChange) {
-        let ManifestChange { added, changed, removed, errors } = change;
+        let ManifestChange {
+            added,
+            changed,
+            removed,
+            errors,
+        } = change;
         for error in errors {
             self.warn(error.to_string());
         }
@@ -482,21 +579,42 @@ impl Agent {
             let pod = manifest.pod;
             let uid = pod.uid();
             if let Err(error) = self.pods.apply(pod.clone()) {
-                self.warn(format!("{}:{}: pod {uid}: {error}", manifest.file.display(), manifest.line));
+                self.warn(format!(
+                    "{}:{}: pod {uid}: {error}",
+                    manifest.file.display(),
+                    manifest.line
+                ));
                 continue;
             }
             let at_ns = now_ns();
-            self.step(&Event { at_ns, kind: EventKind::PodApplied { pod } }, at_ns);
+            self.step(
+                &Event {
+                    at_ns,
+                    kind: EventKind::PodApplied { pod },
+                },
+                at_ns,
+            );
             self.look_at(&uid);
+            if let Err(error) = self.pods.apply_limits(&uid) {
+                self.warn(format!("pod {uid}: {error}"));
+            }
         }
         for uid in removed {
             let at_ns = now_ns();
             self.pods.remove(&uid);
-            self.step(&Event { at_ns, kind: EventKind::PodRemoved { uid } }, at_ns);
+            self.step(
+                &Event {
+                    at_ns,
+                    kind: EventKind::PodRemoved { uid },
+                },
+                at_ns,
+            );
         }
         // Room for all of them, so that no sample has to make any.
         let pods = self.pods.len();
-        self.sample.pods.reserve(pods.saturating_sub(self.sample.pods.len()));
+        self.sample
+            .pods
+            .reserve(pods.saturating_sub(self.sample.pods.len()));
         self.hurry = true;
     }
 
@@ -513,7 +631,11 @@ impl Agent {
         if !running {
             self.timelines.gone(&uid, at_ns);
         }
-        let kind = if running { EventKind::PodRunning { uid } } else { EventKind::PodEmpty { uid } };
+        let kind = if running {
+            EventKind::PodRunning { uid }
+        } else {
+            EventKind::PodEmpty { uid }
+        };
         self.step(&Event { at_ns, kind }, at_ns);
     }
 
@@ -541,7 +663,9 @@ impl Agent {
     }
 
     fn tell_lost_records(&mut self) {
-        let Some(Ok(drops)) = self.bpf.as_ref().map(Bpf::drops) else { return };
+        let Some(Ok(drops)) = self.bpf.as_ref().map(Bpf::drops) else {
+            return;
+        };
         let lost = drops.lost() + drops.unreadable;
         if lost > self.lost_records_told {
             let text = format!(
@@ -556,16 +680,28 @@ impl Agent {
     fn tell_oom_kills(&mut self) {
         for kill in std::mem::take(&mut self.oom_kills) {
             let uid = self.pods.by_cgroup_id(kill.cgroup_id).cloned();
-            let pod = uid.and_then(|uid| self.engine.state().pods.get(&uid)).map(|pod| pod.name.clone());
+            let pod = uid
+                .and_then(|uid| self.engine.state().pods.get(&uid))
+                .map(|pod| pod.name.clone());
             let comm = String::from_utf8_lossy(&kill.comm);
             let comm = comm.trim_end_matches('\0');
-            self.reporter.say(&Line::KernelOomKill { at_ns: kill.at_ns, pod: pod.as_deref(), tgid: kill.tgid, comm });
+            self.reporter.say(&Line::KernelOomKill {
+                at_ns: kill.at_ns,
+                pod: pod.as_deref(),
+                tgid: kill.tgid,
+                comm,
+            });
         }
     }
 
     /// Arms the cgroup v1 notification at the usage that the newest headroom allows.
     fn arm_v1(&mut self, usage: &mut V1Usage) {
-        let headroom_bytes = self.engine.state().node.as_ref().and_then(|node| node.headroom_bytes);
+        let headroom_bytes = self
+            .engine
+            .state()
+            .node
+            .as_ref()
+            .and_then(|node| node.headroom_bytes);
         let Some(headroom_bytes) = headroom_bytes else {
             usage.armed = None;
             return;
@@ -573,9 +709,18 @@ impl Agent {
         let armed = usage
             .memcg
             .usage_bytes()
-            .and_then(|now_bytes| usage.memcg.notify_at(now_bytes.saturating_add(headroom_bytes.max(1))))
+            .and_then(|now_bytes| {
+                usage
+                    .memcg
+                    .notify_at(now_bytes.saturating_add(headroom_bytes.max(1)))
+            })
             .map_err(anyhow::Error::from)
-            .and_then(|source| Ok(Watched { fd: watch(source.as_fd(), Interest::READABLE)?, source }));
+            .and_then(|source| {
+                Ok(Watched {
+                    fd: watch(source.as_fd(), Interest::READABLE)?,
+                    source,
+                })
+            });
         usage.armed = match armed {
             Ok(armed) => Some(armed),
             Err(error) => {
@@ -617,7 +762,13 @@ impl Agent {
         }
         let (cpu_ms, rss_bytes) = own_cost();
         let lines_lost = self.reporter.lost();
-        self.reporter.say(&Line::Stopped { records, lines_lost, journal_lost, cpu_ms, rss_bytes });
+        self.reporter.say(&Line::Stopped {
+            records,
+            lines_lost,
+            journal_lost,
+            cpu_ms,
+            rss_bytes,
+        });
         self.reporter.finish();
     }
 }
@@ -627,14 +778,24 @@ fn judge(record: &Record<'_>, armed_bytes: u64, woken: &mut Woken, oom_kills: &m
     let crossed_ns = record.ts_ns;
     match record.body {
         // One that was armed earlier says nothing that the newest sample did not.
-        Body::ChargesReached { threshold_pages, .. } => {
+        Body::ChargesReached {
+            threshold_pages, ..
+        } => {
             if threshold_pages == crate::bpf::pages_up(armed_bytes) {
                 woken.by(Cause::ChargeThreshold { crossed_ns });
             }
         }
-        Body::NodeReclaim { phase: ReclaimPhase::KswapdWake, .. } => woken.by(Cause::KswapdWake { crossed_ns }),
-        Body::NodeReclaim { phase: ReclaimPhase::DirectReclaim, .. } => woken.by(Cause::DirectReclaim { crossed_ns }),
-        Body::CgroupMkdir { .. } | Body::CgroupRmdir { .. } | Body::CgroupAttach { .. } => woken.housekeeping = true,
+        Body::NodeReclaim {
+            phase: ReclaimPhase::KswapdWake,
+            ..
+        } => woken.by(Cause::KswapdWake { crossed_ns }),
+        Body::NodeReclaim {
+            phase: ReclaimPhase::DirectReclaim,
+            ..
+        } => woken.by(Cause::DirectReclaim { crossed_ns }),
+        Body::CgroupMkdir { .. } | Body::CgroupRmdir { .. } | Body::CgroupAttach { .. } => {
+            woken.housekeeping = true
+        }
         Body::CgroupPopulated { .. } => {
             woken.housekeeping = true;
             woken.by(Cause::Lifecycle);
@@ -646,7 +807,12 @@ fn judge(record: &Record<'_>, armed_bytes: u64, woken: &mut Woken, oom_kills: &m
                 let mut name = [0; plimsoll_abi::COMM_BYTES];
                 let length = comm.len().min(name.len());
                 name[..length].copy_from_slice(&comm[..length]);
-                oom_kills.push(OomKill { at_ns: record.ts_ns, cgroup_id: record.cgroup_id, tgid, comm: name });
+                oom_kills.push(OomKill {
+                    at_ns: record.ts_ns,
+                    cgroup_id: record.cgroup_id,
+                    tgid,
+                    comm: name,
+                });
             }
         }
         Body::ThresholdCrossed { .. } | Body::MemoryEvent { .. } | Body::Throttle { .. } => {}
@@ -683,7 +849,9 @@ async fn ready(fd: Option<&AsyncFd<OwnedFd>>, interest: Interest) -> std::io::Re
 }
 
 async fn usage_reached(usage: Option<&V1Usage>) -> Result<()> {
-    let Some(armed) = usage.and_then(|usage| usage.armed.as_ref()) else { return std::future::pending().await };
+    let Some(armed) = usage.and_then(|usage| usage.armed.as_ref()) else {
+        return std::future::pending().await;
+    };
     ready(Some(&armed.fd), Interest::READABLE).await?;
     armed.source.take()?;
     Ok(())

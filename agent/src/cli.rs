@@ -12,7 +12,10 @@ use crate::run::RunArgs;
 
 /// Keeps a Kubernetes node, or any Linux machine, on the safe side of its memory
 #[derive(Debug, Parser)]
-#[command(name = "plimsoll", version, after_help = "\
+#[command(
+    name = "plimsoll",
+    version,
+    after_help = "\
 Examples:
   plimsoll check                                    what this machine allows
   plimsoll run --manifests ./pods                   watch the node, evict when it runs short
@@ -20,7 +23,8 @@ Examples:
   plimsoll replay run.journal                       take the same decisions again
   plimsoll events --seconds 10                      what the kernel tells
 
-PLIMSOLL_LOG=debug shows on standard error what is done and why (error, warn, info, debug, trace).")]
+PLIMSOLL_LOG=debug shows on standard error what is done and why (error, warn, info, debug, trace)."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -33,7 +37,9 @@ enum Command {
     Check(CheckArgs),
     Events(EventsArgs),
     /// Feed a journal to a fresh engine and compare its decisions byte for byte
-    #[command(after_help = "Exit status: 0 the same decisions; 1 they differ; 2 the journal cannot be replayed.")]
+    #[command(
+        after_help = "Exit status: 0 the same decisions; 1 they differ; 2 the journal cannot be replayed."
+    )]
     Replay(ReplayArgs),
 }
 
@@ -59,8 +65,13 @@ pub fn main() -> ExitCode {
                 answer(Err(error.into()), status)
             }
         },
-        Command::Check(args) => answer(crate::check::run(&args).map_err(Into::into), crate::check::EXIT_UNUSABLE),
-        Command::Events(args) => answer(crate::events::run(&args).map_err(Into::into), EXIT_FAILURE),
+        Command::Check(args) => answer(
+            crate::check::run(&args).map_err(Into::into),
+            crate::check::EXIT_UNUSABLE,
+        ),
+        Command::Events(args) => {
+            answer(crate::events::run(&args).map_err(Into::into), EXIT_FAILURE)
+        }
         Command::Replay(args) => answer(crate::replay::run(&args).map_err(Into::into), 2),
     }
 }

@@ -148,10 +148,14 @@ impl ConfigFile {
     /// # Errors
     /// [`ConfigError`] with the file, and line and column where it is malformed.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        serde_saphyr::from_str(&text)
-            .map_err(|error| ConfigError::Parse { path: path.to_owned(), message: error.to_string() })
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        serde_saphyr::from_str(&text).map_err(|error| ConfigError::Parse {
+            path: path.to_owned(),
+            message: error.to_string(),
+        })
     }
 }
 
@@ -168,11 +172,20 @@ impl Config {
             file.eviction_soft = pairs("eviction-soft", text, '<', "memory.available<2Gi")?;
         }
         if let Some(text) = &flags.eviction_soft_grace_period {
-            file.eviction_soft_grace_period =
-                pairs("eviction-soft-grace-period", text, '=', "memory.available=1m30s")?;
+            file.eviction_soft_grace_period = pairs(
+                "eviction-soft-grace-period",
+                text,
+                '=',
+                "memory.available=1m30s",
+            )?;
         }
         if let Some(text) = &flags.eviction_minimum_reclaim {
-            file.eviction_minimum_reclaim = pairs("eviction-minimum-reclaim", text, '=', "memory.available=200Mi")?;
+            file.eviction_minimum_reclaim = pairs(
+                "eviction-minimum-reclaim",
+                text,
+                '=',
+                "memory.available=200Mi",
+            )?;
         }
         if let Some(text) = &flags.eviction_pressure_transition_period {
             file.eviction_pressure_transition_period = Some(text.clone());
@@ -185,15 +198,22 @@ impl Config {
 
     fn validated(file: ConfigFile) -> Result<Self, ConfigError> {
         let (signal, value) = DEFAULT_EVICTION_HARD;
-        let mut hard = file.eviction_hard.unwrap_or_else(|| BTreeMap::from([(signal.into(), value.into())]));
+        let mut hard = file
+            .eviction_hard
+            .unwrap_or_else(|| BTreeMap::from([(signal.into(), value.into())]));
         let kernel = Signal::KernelMemoryAvailable.row().name;
         debug_assert_eq!(kernel, DEFAULT_KERNEL_HARD.0);
         if !hard.contains_key(kernel) && !file.eviction_soft.contains_key(kernel) {
             hard.insert(kernel.into(), DEFAULT_KERNEL_HARD.1.into());
         }
-        let enforce = file.enforce_node_allocatable.unwrap_or_else(|| vec!["pods".into()]);
+        let enforce = file
+            .enforce_node_allocatable
+            .unwrap_or_else(|| vec!["pods".into()]);
         let enforce_pods = enforce.iter().any(|what| what == "pods");
-        if let Some(unknown) = enforce.iter().find(|what| !["pods", "none", ""].contains(&what.as_str())) {
+        if let Some(unknown) = enforce
+            .iter()
+            .find(|what| !["pods", "none", ""].contains(&what.as_str()))
+        {
             return Err(ConfigError::Enforce(unknown.clone()));
         }
         let thresholds = threshold::parse(&ThresholdSettings {
@@ -203,7 +223,10 @@ impl Config {
             minimum_reclaim: file.eviction_minimum_reclaim,
             enforce_pods,
         })?;
-        let period = file.eviction_pressure_transition_period.as_deref().unwrap_or(DEFAULT_TRANSITION_PERIOD);
+        let period = file
+            .eviction_pressure_transition_period
+            .as_deref()
+            .unwrap_or(DEFAULT_TRANSITION_PERIOD);
         let pressure_transition_period_ns = u64::try_from(duration::parse_ns(period)?)
             .map_err(|_| ConfigError::NegativeTransitionPeriod(period.into()))?;
         let reserved_memory_bytes = reserved("kubeReserved", &file.kube_reserved)?
@@ -221,8 +244,14 @@ impl Config {
 }
 
 fn reserved(field: &'static str, resources: &BTreeMap<String, String>) -> Result<u64, ConfigError> {
-    let Some(value) = resources.get("memory") else { return Ok(0) };
-    let bad = |reason: String| ConfigError::Reserved { field, value: value.clone(), reason };
+    let Some(value) = resources.get("memory") else {
+        return Ok(0);
+    };
+    let bad = |reason: String| ConfigError::Reserved {
+        field,
+        value: value.clone(),
+        reason,
+    };
     let quantity: Quantity = value.parse().map_err(|error| bad(format!("{error}")))?;
     u64::try_from(quantity.value()).map_err(|_| bad("it must not be negative".into()))
 }
@@ -233,9 +262,18 @@ fn pairs(
     separator: char,
     example: &'static str,
 ) -> Result<BTreeMap<String, String>, ConfigError> {
-    let bad = |entry: &str| ConfigError::Flag { flag, entry: entry.into(), separator, example };
+    let bad = |entry: &str| ConfigError::Flag {
+        flag,
+        entry: entry.into(),
+        separator,
+        example,
+    };
     let mut map = BTreeMap::new();
-    for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
+    for entry in text
+        .split(',')
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty())
+    {
         let (signal, value) = entry.split_once(separator).ok_or_else(|| bad(entry))?;
         let (signal, value) = (signal.trim(), value.trim());
         if signal.is_empty() || value.is_empty() {
@@ -259,7 +297,12 @@ mod tests {
     }
 
     fn thresholds(config: &Config) -> Vec<(&'static str, Amount)> {
-        config.engine.thresholds.iter().map(|threshold| (threshold.signal.row().name, threshold.value)).collect()
+        config
+            .engine
+            .thresholds
+            .iter()
+            .map(|threshold| (threshold.signal.row().name, threshold.value))
+            .collect()
     }
 
     #[test]
@@ -300,19 +343,36 @@ mod tests {
         let config = Config::new(ConfigFile::default(), &flags).unwrap();
         assert!(thresholds(&config).contains(&("memory.available", Amount::Bytes(1 << 30))));
         assert_eq!(config.engine.pressure_transition_period_ns, 1_000_000_000);
-        let bad = EvictionFlags { eviction_hard: Some("memory.available=1Gi".into()), ..EvictionFlags::default() };
-        let message = Config::new(ConfigFile::default(), &bad).unwrap_err().to_string();
-        assert!(message.contains("--eviction-hard") && message.contains("memory.available<1Gi"), "{message}");
+        let bad = EvictionFlags {
+            eviction_hard: Some("memory.available=1Gi".into()),
+            ..EvictionFlags::default()
+        };
+        let message = Config::new(ConfigFile::default(), &bad)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.contains("--eviction-hard") && message.contains("memory.available<1Gi"),
+            "{message}"
+        );
     }
 
     #[test]
     fn errors_name_line_and_field() {
         let message = |text: &str| of(text).unwrap_err().to_string();
         let unknown = message("evictionHard:\n  memory.available: 1Gi\nevictionHrad: {}\n");
-        assert!(unknown.contains("evictionHrad") && unknown.contains("line 3"), "{unknown}");
-        assert!(message("evictionHard: {memory.available: 1Qi}").contains("evictionHard: memory.available"));
+        assert!(
+            unknown.contains("evictionHrad") && unknown.contains("line 3"),
+            "{unknown}"
+        );
+        assert!(
+            message("evictionHard: {memory.available: 1Qi}")
+                .contains("evictionHard: memory.available")
+        );
         assert!(message("kubeReserved: {memory: lots}").contains("kubeReserved: memory"));
-        assert!(message("evictionPressureTransitionPeriod: 5d").contains("evictionPressureTransitionPeriod"));
+        assert!(
+            message("evictionPressureTransitionPeriod: 5d")
+                .contains("evictionPressureTransitionPeriod")
+        );
         assert!(message("enforceNodeAllocatable: [system-reserved]").contains("system-reserved"));
     }
 }

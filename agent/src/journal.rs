@@ -94,10 +94,17 @@ impl Journal {
         Self::with_file_bytes_max(path, engine, FILE_BYTES_MAX)
     }
 
-    fn with_file_bytes_max(path: &Path, engine: &Engine, file_bytes_max: u64) -> Result<Self, JournalError> {
+    fn with_file_bytes_max(
+        path: &Path,
+        engine: &Engine,
+        file_bytes_max: u64,
+    ) -> Result<Self, JournalError> {
         let header = header_line(engine);
         let written_bytes = header.len() as u64;
-        let mut output = Output { path: path.to_owned(), file: begin(path, &header)? };
+        let mut output = Output {
+            path: path.to_owned(),
+            file: begin(path, &header)?,
+        };
         let (lines, queue) = sync_channel(QUEUE_STEPS);
         let (spare_sender, spare) = channel();
         let (error_sender, errors) = channel();
@@ -204,11 +211,18 @@ fn header_line(engine: &Engine) -> Vec<u8> {
 
 fn begin(path: &Path, header: &[u8]) -> Result<File, JournalError> {
     let begin = || {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(path)?;
         file.write_all(header)?;
         Ok(file)
     };
-    begin().map_err(|source| JournalError::Write { path: path.to_owned(), source })
+    begin().map_err(|source| JournalError::Write {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 struct Output {
@@ -217,13 +231,22 @@ struct Output {
 }
 
 impl Output {
-    fn write_all(&mut self, queue: &Receiver<Message>, spare: &Sender<Vec<u8>>, errors: &Sender<JournalError>) {
+    fn write_all(
+        &mut self,
+        queue: &Receiver<Message>,
+        spare: &Sender<Vec<u8>>,
+        errors: &Sender<JournalError>,
+    ) {
         for message in queue {
             let result = match &message {
-                Message::Line(line) => self
-                    .file
-                    .write_all(line)
-                    .map_err(|source| JournalError::Write { path: self.path.clone(), source }),
+                Message::Line(line) => {
+                    self.file
+                        .write_all(line)
+                        .map_err(|source| JournalError::Write {
+                            path: self.path.clone(),
+                            source,
+                        })
+                }
                 Message::NextFile(header) => self.next_file(header),
             };
             if let Err(error) = result {
@@ -239,8 +262,10 @@ impl Output {
     fn next_file(&mut self, header: &[u8]) -> Result<(), JournalError> {
         let mut old = self.path.clone().into_os_string();
         old.push(".1");
-        std::fs::rename(&self.path, &old)
-            .map_err(|source| JournalError::Write { path: self.path.clone(), source })?;
+        std::fs::rename(&self.path, &old).map_err(|source| JournalError::Write {
+            path: self.path.clone(),
+            source,
+        })?;
         self.file = begin(&self.path, header)?;
         Ok(())
     }
@@ -261,7 +286,12 @@ mod tests {
     }
 
     fn event(at_ns: u64) -> Event {
-        Event { at_ns, kind: EventKind::PodEmpty { uid: PodUid::from("a") } }
+        Event {
+            at_ns,
+            kind: EventKind::PodEmpty {
+                uid: PodUid::from("a"),
+            },
+        }
     }
 
     #[test]
@@ -294,8 +324,16 @@ mod tests {
             journal.record(&event(at_ns), &[], &engine);
         }
         journal.finish().unwrap();
-        assert!(std::fs::read_to_string(&path).unwrap().starts_with(r#"{"journal":1,"#));
-        assert!(std::fs::read_to_string(dir.path().join("journal.1")).unwrap().starts_with(r#"{"journal":1,"#));
+        assert!(
+            std::fs::read_to_string(&path)
+                .unwrap()
+                .starts_with(r#"{"journal":1,"#)
+        );
+        assert!(
+            std::fs::read_to_string(dir.path().join("journal.1"))
+                .unwrap()
+                .starts_with(r#"{"journal":1,"#)
+        );
     }
 
     #[test]

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use plimsoll_core::cgroup_config::{container_config, pod_config};
 use plimsoll_core::event::PodMemory;
 use plimsoll_core::pod::Pod;
 use plimsoll_core::units::PodUid;
@@ -16,7 +17,7 @@ use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, PodMemoryFiles};
 use crate::host::file::FileError;
 use crate::host::kill::PodKill;
-use crate::pod_cgroup;
+use crate::pod_cgroup::{self, ApplyError};
 
 /// Usage may move this far before `memory.stat` is read again at an urgent sample.
 const STAT_STALE_BYTES: u64 = 4 << 20;
@@ -72,7 +73,12 @@ pub struct Pods {
 impl Pods {
     /// None yet.
     pub fn new(host: HostRoot, mounts: CgroupMounts, cgroup_root: CgroupPath) -> Self {
-        Self { host, mounts, cgroup_root, entries: BTreeMap::new() }
+        Self {
+            host,
+            mounts,
+            cgroup_root,
+            entries: BTreeMap::new(),
+        }
     }
 
     /// How many are wanted.
@@ -90,6 +96,14 @@ impl Pods {
         self.entries.get(uid)
     }
 
+    /// `namespace/name` of a pod, its identity if it is not known any more.
+    pub fn name(&self, uid: &PodUid) -> String {
+        match self.entries.get(uid) {
+            Some(Entry { pod, .. }) => format!("{}/{}", pod.namespace(), pod.metadata.name),
+            None => uid.to_string(),
+        }
+    }
+
     /// Adds a pod, or replaces its specification.
     ///
     /// # Errors
@@ -104,10 +118,48 @@ impl Pods {
                 entry.removed = false;
             }
             _ => {
-                self.entries.insert(uid, Entry { pod, path, removed: false, open: None });
+                self.entries.insert(
+                    uid,
+                    Entry {
+                        pod,
+                        path,
+                        removed: false,
+                        open: None,
+                    },
+                );
             }
         }
         Ok(())
+    }
+
+    /// Writes the limits of a pod that is there already, after its specification changed, and the weights of the QoS tiers, which
+    /// depend on all pods. Not for the hot path.
+    ///
+    /// # Errors
+    /// The first limit that cannot be written; those before it are in force. Cgroups that are not there yet are no error:
+    /// `plimsoll exec` writes their limits when it makes them.
+    pub fn apply_limits(&self, uid: &PodUid) -> Result<(), ApplyError> {
+        let vanished = |error: &ApplyError| error.is_vanished();
+        if let Some(entry) = self.entries.get(uid).filter(|entry| entry.open.is_some()) {
+            let pod = &entry.pod;
+            match pod_cgroup::apply(&self.mounts, &entry.path, &pod_config(pod)) {
+                Err(error) if !vanished(&error) => return Err(error),
+                _ => {}
+            }
+            for container in pod.all_containers() {
+                let path = pod_cgroup::container_path(&entry.path, &container.name)?;
+                match pod_cgroup::apply(&self.mounts, &path, &container_config(pod, container)) {
+                    Err(error) if !vanished(&error) => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        let wanted = self
+            .entries
+            .values()
+            .filter(|entry| !entry.removed)
+            .map(|entry| &*entry.pod);
+        pod_cgroup::apply_tiers(&self.mounts, &self.cgroup_root, wanted)
     }
 
     /// Marks a pod as no longer wanted. It is forgotten when it has no processes.
@@ -120,11 +172,20 @@ impl Pods {
         }
     }
 
-    /// Forgets a pod whose manifest is gone and that has left.
-    pub fn forget(&mut self, uid: &PodUid) {
-        if self.entries.get(uid).is_some_and(|entry| entry.removed) {
+    /// A pod has left: its empty cgroup is removed, and it is forgotten if its manifest is gone. Not for the hot path.
+    ///
+    /// # Errors
+    /// When the cgroup is empty and cannot be removed all the same.
+    pub fn left(&mut self, uid: &PodUid) -> Result<(), FileError> {
+        let Some(entry) = self.entries.get_mut(uid) else {
+            return Ok(());
+        };
+        entry.open = None;
+        let result = pod_cgroup::remove_empty(&self.mounts, &entry.path).map(|_| ());
+        if entry.removed {
             self.entries.remove(uid);
         }
+        result
     }
 
     /// Looks at one pod's cgroup: opens what has appeared, closes what is gone. Not for the hot path.
@@ -134,7 +195,9 @@ impl Pods {
     /// # Errors
     /// When a control file that should be readable is not; the pod is then looked at again next time.
     pub fn refresh(&mut self, uid: &PodUid) -> Result<Option<Change>, CgroupError> {
-        let Some(entry) = self.entries.get_mut(uid) else { return Ok(None) };
+        let Some(entry) = self.entries.get_mut(uid) else {
+            return Ok(None);
+        };
         let was = entry.open.as_ref().is_some_and(|open| open.populated);
         let now = match open_or_refresh(&self.host, &self.mounts, entry) {
             Ok(populated) => populated,
@@ -144,7 +207,10 @@ impl Pods {
             }
             Err(error) => return Err(error),
         };
-        Ok((was != now).then(|| Change { uid: uid.clone(), running: now }))
+        Ok((was != now).then(|| Change {
+            uid: uid.clone(),
+            running: now,
+        }))
     }
 
     /// Looks at every pod's cgroup. Errors are passed on with the pod, the others are still served.
@@ -163,7 +229,12 @@ impl Pods {
     pub fn by_cgroup_id(&self, cgroup_id: u64) -> Option<&PodUid> {
         self.entries
             .iter()
-            .find(|(_, entry)| entry.open.as_ref().is_some_and(|open| open.cgroup_id == cgroup_id))
+            .find(|(_, entry)| {
+                entry
+                    .open
+                    .as_ref()
+                    .is_some_and(|open| open.cgroup_id == cgroup_id)
+            })
             .map(|(uid, _)| uid)
     }
 
@@ -189,7 +260,9 @@ impl Pods {
         into.clear();
         let mut stats_left = if urgent { URGENT_STATS_MAX } else { usize::MAX };
         for (uid, entry) in &mut self.entries {
-            let Some(open) = &mut entry.open else { continue };
+            let Some(open) = &mut entry.open else {
+                continue;
+            };
             match open.read(now_ns, urgent, &mut stats_left) {
                 Ok(usage_bytes) => into.push(PodMemory {
                     uid: uid.clone(),
@@ -240,7 +313,13 @@ impl Pods {
     /// # Errors
     /// When `cgroup.procs` cannot be read.
     pub fn has_emptied(&mut self, uid: &PodUid) -> Result<bool, FileError> {
-        let Some(open) = self.entries.get_mut(uid).and_then(|entry| entry.open.as_mut()) else { return Ok(false) };
+        let Some(open) = self
+            .entries
+            .get_mut(uid)
+            .and_then(|entry| entry.open.as_mut())
+        else {
+            return Ok(false);
+        };
         if !open.populated || open.kill.is_populated()? {
             return Ok(false);
         }
@@ -253,9 +332,15 @@ impl Pods {
     }
 }
 
-fn open_or_refresh(host: &HostRoot, mounts: &CgroupMounts, entry: &mut Entry) -> Result<bool, CgroupError> {
+fn open_or_refresh(
+    host: &HostRoot,
+    mounts: &CgroupMounts,
+    entry: &mut Entry,
+) -> Result<bool, CgroupError> {
     use crate::host::cgroup::Controller;
-    let cgroup_id = mounts.hierarchy_of(Controller::Memory)?.cgroup_id(&entry.path)?;
+    let cgroup_id = mounts
+        .hierarchy_of(Controller::Memory)?
+        .cgroup_id(&entry.path)?;
     let open = match &mut entry.open {
         // A new directory of the same name is a new cgroup: what is open belongs to the old one.
         Some(open) if open.cgroup_id == cgroup_id => {
@@ -277,7 +362,12 @@ fn open_or_refresh(host: &HostRoot, mounts: &CgroupMounts, entry: &mut Entry) ->
 
 impl Open {
     /// Returns the usage; brings `inactive_file_bytes` up to date where that is worth a read.
-    fn read(&mut self, now_ns: u64, urgent: bool, stats_left: &mut usize) -> Result<u64, FileError> {
+    fn read(
+        &mut self,
+        now_ns: u64,
+        urgent: bool,
+        stats_left: &mut usize,
+    ) -> Result<u64, FileError> {
         let usage_bytes = self.memory.read_usage_bytes()?;
         let stale = match self.stat_read {
             None => true,

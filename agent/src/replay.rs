@@ -100,11 +100,18 @@ pub fn replay(
     path: &Path,
     mut show: impl FnMut(&Event, &[Decision]) -> std::io::Result<()>,
 ) -> Result<Replayed, ReplayError> {
-    let io = |source| ReplayError::Io { path: path.to_owned(), source };
+    let io = |source| ReplayError::Io {
+        path: path.to_owned(),
+        source,
+    };
     let mut reader = BufReader::new(File::open(path).map_err(io)?);
     let mut text = String::new();
     reader.read_line(&mut text).map_err(io)?;
-    let bad_line = |line, source| ReplayError::Line { path: path.to_owned(), line, source };
+    let bad_line = |line, source| ReplayError::Line {
+        path: path.to_owned(),
+        line,
+        source,
+    };
     let header: Header<'_> = serde_json::from_str(&text).map_err(|source| bad_line(1, source))?;
     if header.journal != JOURNAL_VERSION {
         return Err(ReplayError::Version {
@@ -125,11 +132,21 @@ pub fn replay(
             replayed.torn = true;
             break;
         }
-        let step: StepLine<'_> = serde_json::from_str(&text).map_err(|source| bad_line(line, source))?;
+        let step: StepLine<'_> =
+            serde_json::from_str(&text).map_err(|source| bad_line(line, source))?;
         if step.lost > 0 {
-            return Err(ReplayError::Gap { path: path.to_owned(), line, lost: step.lost });
+            return Err(ReplayError::Gap {
+                path: path.to_owned(),
+                line,
+                lost: step.lost,
+            });
         }
-        let missing = || bad_line(line, serde::de::Error::custom("a step needs \"event\" and \"decisions\""));
+        let missing = || {
+            bad_line(
+                line,
+                serde::de::Error::custom("a step needs \"event\" and \"decisions\""),
+            )
+        };
         let event = step.event.as_ref().ok_or_else(missing)?;
         let recorded = step.decisions.ok_or_else(missing)?.get();
         decisions.clear();
@@ -168,13 +185,22 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, ReplayError> {
         Ok(())
     })?;
     if result.torn {
-        eprintln!("{}: the last line is cut off and was left out", args.journal.display());
+        eprintln!(
+            "{}: the last line is cut off and was left out",
+            args.journal.display()
+        );
     }
     if let Some((line, recorded, now)) = &result.difference {
-        eprintln!("{}:{line}: the decisions differ\n  journal: {recorded}\n  now:     {now}", args.journal.display());
+        eprintln!(
+            "{}:{line}: the decisions differ\n  journal: {recorded}\n  now:     {now}",
+            args.journal.display()
+        );
         return Ok(ExitCode::from(1));
     }
-    eprintln!("{} events, {} decisions: all the same, byte for byte", result.steps, result.decisions);
+    eprintln!(
+        "{} events, {} decisions: all the same, byte for byte",
+        result.steps, result.decisions
+    );
     Ok(ExitCode::SUCCESS)
 }
 
@@ -202,8 +228,18 @@ mod tests {
         let mut journal = Journal::create(path, &engine).unwrap();
         let mut decisions = Vec::new();
         for (at_ns, anon_bytes) in [(1, 100), (2, 900), (100, 100)] {
-            let node = NodeMemory { capacity_bytes: 1000, anon_bytes, ..NodeMemory::default() };
-            let event = Event { at_ns, kind: EventKind::Sample(Sample { node, ..Sample::default() }) };
+            let node = NodeMemory {
+                capacity_bytes: 1000,
+                anon_bytes,
+                ..NodeMemory::default()
+            };
+            let event = Event {
+                at_ns,
+                kind: EventKind::Sample(Sample {
+                    node,
+                    ..Sample::default()
+                }),
+            };
             decisions.clear();
             engine.step(&event, &mut decisions);
             journal.record(&event, &decisions, &engine);
@@ -235,7 +271,10 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.contains(r#""status":true"#));
         std::fs::write(&path, text.replace(r#""status":true"#, r#""status":false"#)).unwrap();
-        assert_eq!(replay(&path, |_, _| Ok(())).unwrap().difference.unwrap().0, 3);
+        assert_eq!(
+            replay(&path, |_, _| Ok(())).unwrap().difference.unwrap().0,
+            3
+        );
     }
 
     #[test]
@@ -248,10 +287,27 @@ mod tests {
         let replayed = replay(&path, |_, _| Ok(())).unwrap();
         assert!(replayed.torn && replayed.steps == 2);
         std::fs::write(&path, text.replacen(r#"{"event""#, r#"{"evnt""#, 1)).unwrap();
-        assert!(matches!(replay(&path, |_, _| Ok(())), Err(ReplayError::Line { line: 2, .. })));
-        std::fs::write(&path, text.replacen("{\"event\"", "{\"lost\":3}\n{\"event\"", 1)).unwrap();
-        assert!(matches!(replay(&path, |_, _| Ok(())), Err(ReplayError::Gap { line: 2, lost: 3, .. })));
+        assert!(matches!(
+            replay(&path, |_, _| Ok(())),
+            Err(ReplayError::Line { line: 2, .. })
+        ));
+        std::fs::write(
+            &path,
+            text.replacen("{\"event\"", "{\"lost\":3}\n{\"event\"", 1),
+        )
+        .unwrap();
+        assert!(matches!(
+            replay(&path, |_, _| Ok(())),
+            Err(ReplayError::Gap {
+                line: 2,
+                lost: 3,
+                ..
+            })
+        ));
         std::fs::write(&path, text.replacen("\"journal\":1", "\"journal\":9", 1)).unwrap();
-        assert!(matches!(replay(&path, |_, _| Ok(())), Err(ReplayError::Version { found: 9, .. })));
+        assert!(matches!(
+            replay(&path, |_, _| Ok(())),
+            Err(ReplayError::Version { found: 9, .. })
+        ));
     }
 }

@@ -112,16 +112,25 @@ impl Reporter {
     /// When no thread can be had.
     pub fn start(output: Output) -> std::io::Result<Self> {
         let (lines, queue) = sync_channel::<Vec<u8>>(QUEUE_LINES);
-        let writer = std::thread::Builder::new().name("output".into()).stack_size(128 << 10).spawn(move || {
-            let mut out = std::io::stdout();
-            // A reader that has gone away ends the output, not the agent.
-            for line in queue {
-                if out.write_all(&line).and_then(|()| out.flush()).is_err() {
-                    return;
+        let writer = std::thread::Builder::new()
+            .name("output".into())
+            .stack_size(128 << 10)
+            .spawn(move || {
+                let mut out = std::io::stdout();
+                // A reader that has gone away ends the output, not the agent.
+                for line in queue {
+                    if out.write_all(&line).and_then(|()| out.flush()).is_err() {
+                        return;
+                    }
                 }
-            }
-        })?;
-        Ok(Self { output, color: std::io::stdout().is_terminal(), lines: Some(lines), writer: Some(writer), lost: 0 })
+            })?;
+        Ok(Self {
+            output,
+            color: std::io::stdout().is_terminal(),
+            lines: Some(lines),
+            writer: Some(writer),
+            lost: 0,
+        })
     }
 
     /// Queues one line. Never waits.
@@ -161,17 +170,37 @@ impl Reporter {
 
     fn text(&self, line: &Line<'_>) -> String {
         match line {
-            Line::Started { pid, mechanisms, lost, pods } => {
-                let mut text = format!("plimsoll {} runs (pid {pid}), {pods} pods", env!("CARGO_PKG_VERSION"));
-                for choice in mechanisms.iter().filter(|choice| choice.role == crate::ladder::Role::Primary) {
-                    text.push_str(&format!("\n  {:<28}{}", choice.signal.name(), choice.mechanism));
+            Line::Started {
+                pid,
+                mechanisms,
+                lost,
+                pods,
+            } => {
+                let mut text = format!(
+                    "plimsoll {} runs (pid {pid}), {pods} pods",
+                    env!("CARGO_PKG_VERSION")
+                );
+                for choice in mechanisms
+                    .iter()
+                    .filter(|choice| choice.role == crate::ladder::Role::Primary)
+                {
+                    text.push_str(&format!(
+                        "\n  {:<28}{}",
+                        choice.signal.name(),
+                        choice.mechanism
+                    ));
                 }
                 for line in *lost {
                     text.push_str(&format!("\n  {} {line}", self.paint("33", "lost:")));
                 }
                 text
             }
-            Line::Decision { at_ns, text, decision, .. } => {
+            Line::Decision {
+                at_ns,
+                text,
+                decision,
+                ..
+            } => {
                 let color = match decision {
                     Decision::Evict { .. } | Decision::Kill { .. } => "31",
                     Decision::Finished { .. } => "32",
@@ -182,11 +211,17 @@ impl Reporter {
             Line::EvictionFinished { pod, finished } => {
                 let timeline = &finished.timeline;
                 let since = timeline.crossed_ns.unwrap_or(timeline.received_ns);
-                let after = |at_ns: Option<u64>| at_ns.map_or("-".into(), |at_ns| micros(at_ns.saturating_sub(since)));
+                let after = |at_ns: Option<u64>| {
+                    at_ns.map_or("-".into(), |at_ns| micros(at_ns.saturating_sub(since)))
+                };
                 format!(
                     "{}   {pod}: {} → received {} → decided {} → signalled {} → killed {} → gone {} → memory back {}",
                     seconds(finished.freed_ns),
-                    if timeline.crossed_ns.is_some() { "crossing" } else { "sample" },
+                    if timeline.crossed_ns.is_some() {
+                        "crossing"
+                    } else {
+                        "sample"
+                    },
                     after(Some(timeline.received_ns)),
                     after(Some(timeline.decided_ns)),
                     after(timeline.signalled_ns),
@@ -195,12 +230,27 @@ impl Reporter {
                     after(Some(finished.freed_ns)),
                 )
             }
-            Line::KernelOomKill { at_ns, pod, tgid, comm } => {
+            Line::KernelOomKill {
+                at_ns,
+                pod,
+                tgid,
+                comm,
+            } => {
                 let pod = pod.map_or(String::new(), |pod| format!(" of pod {pod}"));
-                format!("{} {} process {tgid} ({comm}){pod}", seconds(*at_ns), self.paint("31", "kernel OOM killer:"))
+                format!(
+                    "{} {} process {tgid} ({comm}){pod}",
+                    seconds(*at_ns),
+                    self.paint("31", "kernel OOM killer:")
+                )
             }
             Line::Warning { text } => format!("{} {text}", self.paint("33", "warning:")),
-            Line::Stopped { records, lines_lost, journal_lost, cpu_ms, rss_bytes } => {
+            Line::Stopped {
+                records,
+                lines_lost,
+                journal_lost,
+                cpu_ms,
+                rss_bytes,
+            } => {
                 let mut text = format!(
                     "plimsoll stops: {} records, {} lost; {cpu_ms} ms of CPU, {} KiB resident",
                     records.produced,
@@ -208,7 +258,9 @@ impl Reporter {
                     rss_bytes >> 10
                 );
                 if lines_lost + journal_lost > 0 {
-                    text.push_str(&format!("; {lines_lost} lines and {journal_lost} journal steps lost"));
+                    text.push_str(&format!(
+                        "; {lines_lost} lines and {journal_lost} journal steps lost"
+                    ));
                 }
                 text
             }
@@ -216,12 +268,20 @@ impl Reporter {
     }
 
     fn paint(&self, code: &str, text: &str) -> String {
-        if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+        if self.color {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
     }
 }
 
 fn seconds(at_ns: u64) -> String {
-    format!("{:>6}.{:06}", at_ns / 1_000_000_000, at_ns / 1000 % 1_000_000)
+    format!(
+        "{:>6}.{:06}",
+        at_ns / 1_000_000_000,
+        at_ns / 1000 % 1_000_000
+    )
 }
 
 fn micros(ns: u64) -> String {

@@ -9,13 +9,12 @@ use clap::Args;
 use plimsoll_core::engine::Engine;
 
 use crate::agent::{Agent, Sources};
-use crate::bpf::{Bpf, BpfOptions, Family, HookKind, HookSet, object};
-use crate::check::Report;
+use crate::check::{Report, load_bpf};
 use crate::config::{Config, ConfigFile, EvictionFlags};
 use crate::facts::{Facts, hooks_of};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Hierarchy, Version};
-use crate::host::knobs::{AGENT_LEDGER, Ledger};
+use crate::host::knobs::{AGENT_LEDGER, KnobError, Ledger, PODS_LEDGER};
 use crate::host::lock::StateLock;
 use crate::host::meminfo::MeminfoFile;
 use crate::host::protect::protect;
@@ -73,19 +72,34 @@ pub struct RunArgs {
 /// # Errors
 /// Whatever keeps it from starting, or from reading the node's memory later, with what to do about it.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
-    let file = args.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
+    let file = args
+        .config
+        .as_deref()
+        .map(ConfigFile::read)
+        .transpose()?
+        .unwrap_or_default();
     let config = Config::new(file, &args.eviction)?;
     let host = HostRoot::live();
     let cgroup_root = CgroupPath::new(&args.cgroup_root).context("--cgroup-root")?;
     let _lock = StateLock::acquire(&args.state_dir)?;
-    let mut reporter = Reporter::start(args.output).context("the output thread cannot be started")?;
+    let mut reporter =
+        Reporter::start(args.output).context("the output thread cannot be started")?;
     let mut ledger = Ledger::open(&host, args.state_dir.join(AGENT_LEDGER))?;
-    restore(&mut ledger, &mut reporter, "left by an agent that was killed")?;
+    let mut pods_ledger = Ledger::open(&host, args.state_dir.join(PODS_LEDGER))?;
+    let put_back = restore(&mut pods_ledger)? + restore(&mut ledger)?;
+    if put_back > 0 {
+        let text = format!(
+            "{put_back} kernel settings left by an agent that was killed, or by pods that have ended, were put back"
+        );
+        reporter.say(&Line::Warning { text });
+    }
     let result = with_ledger(args, config, &host, cgroup_root, &mut ledger, reporter);
-    // Undone whatever happened; an error of the run itself is what the caller wants to see.
-    match ledger.restore() {
-        Ok(restoration) => restoration.remarks().iter().for_each(|remark| tracing::info!("{remark}")),
-        Err(error) => tracing::error!(%error, "kernel settings could not be put back; the next start tries again"),
+    // Undone whatever happened; an error of the run itself is what the caller wants to see. Pods first: their cgroups are
+    // inside ours.
+    for ledger in [&mut pods_ledger, &mut ledger] {
+        if let Err(error) = restore(ledger) {
+            tracing::error!(%error, "kernel settings could not be put back; the next start tries again");
+        }
     }
     result
 }
@@ -107,7 +121,7 @@ fn with_ledger(
     let mut bpf = None;
     facts.bpf = match facts.without_bpf() {
         Some(obstacle) => Err(obstacle.to_string()),
-        None => load_bpf(&args.without).map(|loaded| {
+        None => load_bpf(&args.without, WINDOW).map(|loaded| {
             let hooks = hooks_of(loaded.hooks());
             bpf = Some(loaded);
             hooks
@@ -117,7 +131,11 @@ fn with_ledger(
     let mut lost = report.losses();
 
     let engine = Engine::new(config.engine);
-    let journal = args.journal.as_deref().map(|path| Journal::create(path, &engine)).transpose()?;
+    let journal = args
+        .journal
+        .as_deref()
+        .map(|path| Journal::create(path, &engine))
+        .transpose()?;
     let pods = Pods::new(host.clone(), mounts.clone(), cgroup_root.clone());
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -125,9 +143,21 @@ fn with_ledger(
         .build()
         .context("the event loop cannot be made")?;
     let outcome = runtime.block_on(async {
-        let sources = Sources::open(args, host, &mounts, &cgroup_root, bpf.as_ref(), &report, &mut reporter)?;
+        let sources = Sources::open(
+            args,
+            host,
+            &mounts,
+            &cgroup_root,
+            bpf.as_ref(),
+            &report,
+            &mut reporter,
+        )?;
         // Last, so that what was opened and allocated above is locked in memory too.
-        lost.extend(protect(host, &mounts, &cgroup_root, ledger).iter().map(ToString::to_string));
+        lost.extend(
+            protect(host, &mounts, &cgroup_root, ledger)
+                .iter()
+                .map(ToString::to_string),
+        );
         let mut agent = Agent::new(engine, pods, sampler, bpf, journal, reporter);
         agent.started(&report.choices, &lost);
         agent.run(sources).await
@@ -135,33 +165,13 @@ fn with_ledger(
     outcome.map(|()| ExitCode::SUCCESS)
 }
 
-fn load_bpf(without: &[Without]) -> Result<Bpf, String> {
-    let object = object::object().map_err(|error| error.to_string())?;
-    let options = BpfOptions {
-        agent_tgid: std::process::id(),
-        // Thresholds of single cgroups are for `plimsoll events`: the node's are reached by what is charged in all.
-        hooks: HookSet::ALL.without(Family::Threshold),
-        without: match (without.contains(&Without::Fentry), without.contains(&Without::Tracepoint)) {
-            (false, false) => &[],
-            (true, false) => &[HookKind::Fentry, HookKind::Fexit],
-            (false, true) => &[HookKind::TpBtf],
-            (true, true) => &[HookKind::Fentry, HookKind::Fexit, HookKind::TpBtf],
-        },
-        window: WINDOW,
-    };
-    Bpf::load(object, &options).map_err(|error| error.to_string())
-}
-
-fn restore(ledger: &mut Ledger, reporter: &mut Reporter, whose: &str) -> Result<()> {
+/// Undoes what a ledger says, as far as it can be now. Returns how many settings were put back.
+fn restore(ledger: &mut Ledger) -> Result<usize, KnobError> {
     let restoration = ledger.restore()?;
-    if restoration.restored() > 0 {
-        let text = format!("{} kernel settings {whose} were put back", restoration.restored());
-        reporter.say(&Line::Warning { text });
+    for remark in restoration.remarks() {
+        tracing::info!("{remark}");
     }
-    for text in restoration.remarks() {
-        reporter.say(&Line::Warning { text });
-    }
-    Ok(())
+    Ok(restoration.restored())
 }
 
 /// Makes the kubepods cgroup and gives it node allocatable as its limit, as the kubelet does when it enforces `pods`.
@@ -178,7 +188,10 @@ fn make_kubepods(
     let capacity_bytes = MeminfoFile::open(host)?.read()?.total;
     let limit_bytes = capacity_bytes.saturating_sub(config.reserved_memory_bytes);
     if config.enforce_pods {
-        ledger.write(&memory.dir(kubepods).join(limit_file(memory)), &limit_bytes.to_string())?;
+        ledger.write(
+            &memory.dir(kubepods).join(limit_file(memory)),
+            &limit_bytes.to_string(),
+        )?;
     }
     Ok(limit_bytes)
 }

@@ -49,10 +49,15 @@ impl Sampler {
         sample: &mut Sample,
         mut failed: impl FnMut(Option<&PodUid>, &FileError),
     ) -> Result<(), FileError> {
-        let urgent = matches!(cause, Cause::ChargeThreshold { .. } | Cause::DirectReclaim { .. });
+        let urgent = matches!(
+            cause,
+            Cause::ChargeThreshold { .. } | Cause::DirectReclaim { .. }
+        );
         sample.cause = cause;
         sample.charged_bytes = charged_bytes;
-        pods.read(&mut sample.pods, now_ns, urgent, |uid, error| failed(Some(uid), error));
+        pods.read(&mut sample.pods, now_ns, urgent, |uid, error| {
+            failed(Some(uid), error)
+        });
         sample.kubepods = match self.kubepods.read() {
             Ok(memory) => Some(CgroupMemory {
                 usage_bytes: memory.usage_bytes,

@@ -41,7 +41,9 @@ pub struct Timelines {
 impl Default for Timelines {
     fn default() -> Self {
         // All the room there will ever be: nothing is allocated between a record and a kill.
-        Self { current: Vec::with_capacity(TIMELINES_MAX) }
+        Self {
+            current: Vec::with_capacity(TIMELINES_MAX),
+        }
     }
 }
 
@@ -73,7 +75,14 @@ pub fn crossed_ns(cause: Cause) -> Option<u64> {
 
 impl Timelines {
     /// An eviction was decided.
-    pub fn decided(&mut self, uid: &PodUid, signal: Signal, cause: Cause, received_ns: u64, decided_ns: u64) {
+    pub fn decided(
+        &mut self,
+        uid: &PodUid,
+        signal: Signal,
+        cause: Cause,
+        received_ns: u64,
+        decided_ns: u64,
+    ) {
         if self.current.len() == TIMELINES_MAX {
             self.current.remove(0);
         }
@@ -101,13 +110,26 @@ impl Timelines {
 
     /// The last process is gone.
     pub fn gone(&mut self, uid: &PodUid, at_ns: u64) {
-        self.of(uid, |timeline| timeline.gone_ns = timeline.gone_ns.or(Some(at_ns)));
+        self.of(uid, |timeline| {
+            timeline.gone_ns = timeline.gone_ns.or(Some(at_ns))
+        });
     }
 
     /// The engine says that a pod has left: returns the whole story if it was an eviction.
     pub fn finished(&mut self, decision: &Decision, at_ns: u64) -> Option<Finished> {
-        let Decision::Finished { uid, ending, usage_before_bytes, freed_bytes } = decision else { return None };
-        let index = self.current.iter().position(|timeline| timeline.uid == *uid)?;
+        let Decision::Finished {
+            uid,
+            ending,
+            usage_before_bytes,
+            freed_bytes,
+        } = decision
+        else {
+            return None;
+        };
+        let index = self
+            .current
+            .iter()
+            .position(|timeline| timeline.uid == *uid)?;
         Some(Finished {
             timeline: self.current.remove(index),
             outcome: *ending,
@@ -118,7 +140,11 @@ impl Timelines {
     }
 
     fn of(&mut self, uid: &PodUid, change: impl FnOnce(&mut Timeline)) {
-        if let Some(timeline) = self.current.iter_mut().find(|timeline| timeline.uid == *uid) {
+        if let Some(timeline) = self
+            .current
+            .iter_mut()
+            .find(|timeline| timeline.uid == *uid)
+        {
             change(timeline);
         }
     }

@@ -237,7 +237,11 @@ impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Arm { at_charged_bytes } => {
-                write!(f, "report when {} are charged in all", Human(*at_charged_bytes))
+                write!(
+                    f,
+                    "report when {} are charged in all",
+                    Human(*at_charged_bytes)
+                )
             }
             Self::SampleBy { at_ns } => {
                 write!(

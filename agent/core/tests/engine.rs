@@ -1,4 +1,5 @@
 //! The engine as its caller sees it: events in, decisions out, on small nodes.
+#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 use std::sync::Arc;
 
@@ -6,7 +7,9 @@ use plimsoll_core::decision::{Decision, Ending, KillReason, NoVictimReason};
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::event::{Action, Cause, Event, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::pod::Pod;
-use plimsoll_core::policy::leaving::{LINGER_AFTER_EMPTY_NS, RELEASE_AFTER_KILL_NS, STUCK_AFTER_KILL_NS};
+use plimsoll_core::policy::leaving::{
+    LINGER_AFTER_EMPTY_NS, RELEASE_AFTER_KILL_NS, STUCK_AFTER_KILL_NS,
+};
 use plimsoll_core::policy::sampling::{INTERVAL_MAX_NS, STEP_MAX_BYTES, STEP_MIN_BYTES};
 use plimsoll_core::signal::Signal;
 use plimsoll_core::threshold::{Amount, Threshold};
@@ -19,11 +22,19 @@ const S: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;
 
 fn hard(signal: Signal, mi: u64) -> Threshold {
-    Threshold { signal, value: Amount::Bytes(mi * MI), grace_ns: 0, min_reclaim: None }
+    Threshold {
+        signal,
+        value: Amount::Bytes(mi * MI),
+        grace_ns: 0,
+        min_reclaim: None,
+    }
 }
 
 fn soft(mi: u64, grace_s: u64) -> Threshold {
-    Threshold { grace_ns: grace_s * S, ..hard(Signal::MemoryAvailable, mi) }
+    Threshold {
+        grace_ns: grace_s * S,
+        ..hard(Signal::MemoryAvailable, mi)
+    }
 }
 
 /// A node of 1000 Mi and the engine that looks after it.
@@ -36,14 +47,28 @@ struct Node {
 
 impl Node {
     fn new(thresholds: Vec<Threshold>) -> Self {
-        let config =
-            EngineConfig { thresholds, pressure_transition_period_ns: 30 * S, max_pod_grace_period_s: 5 };
-        Self { engine: Engine::new(config), now_ns: S, charged_bytes: Some(0), pods: Vec::new() }
+        let config = EngineConfig {
+            thresholds,
+            pressure_transition_period_ns: 30 * S,
+            max_pod_grace_period_s: 5,
+        };
+        Self {
+            engine: Engine::new(config),
+            now_ns: S,
+            charged_bytes: Some(0),
+            pods: Vec::new(),
+        }
     }
 
     fn step(&mut self, kind: EventKind) -> Vec<Decision> {
         let mut decisions = Vec::new();
-        self.engine.step(&Event { at_ns: self.now_ns, kind }, &mut decisions);
+        self.engine.step(
+            &Event {
+                at_ns: self.now_ns,
+                kind,
+            },
+            &mut decisions,
+        );
         decisions
     }
 
@@ -57,16 +82,24 @@ impl Node {
         }
         let pod: Pod = serde_json::from_value(pod).unwrap();
         self.step(EventKind::PodApplied { pod: Arc::new(pod) });
-        self.step(EventKind::PodRunning { uid: PodUid::from(name) });
+        self.step(EventKind::PodRunning {
+            uid: PodUid::from(name),
+        });
         self.pods.push((name, 0));
     }
 
     fn uses(&mut self, name: &str, mi: u64) {
-        self.pods.iter_mut().find(|(pod, _)| *pod == name).unwrap().1 = mi;
+        self.pods
+            .iter_mut()
+            .find(|(pod, _)| *pod == name)
+            .unwrap()
+            .1 = mi;
     }
 
     fn empty(&mut self, name: &'static str) -> Vec<Decision> {
-        self.step(EventKind::PodEmpty { uid: PodUid::from(name) })
+        self.step(EventKind::PodEmpty {
+            uid: PodUid::from(name),
+        })
     }
 
     /// A sample `after_ns` later; the node is used as much as its pods use.
@@ -87,23 +120,45 @@ impl Node {
         let pods = self
             .pods
             .iter()
-            .map(|(name, mi)| PodMemory { uid: PodUid::from(*name), usage_bytes: mi * MI, inactive_file_bytes: 0 })
+            .map(|(name, mi)| PodMemory {
+                uid: PodUid::from(*name),
+                usage_bytes: mi * MI,
+                inactive_file_bytes: 0,
+            })
             .collect();
-        self.step(EventKind::Sample(Sample { cause, node, kubepods: None, charged_bytes: self.charged_bytes, pods }))
+        self.step(EventKind::Sample(Sample {
+            cause,
+            node,
+            kubepods: None,
+            charged_bytes: self.charged_bytes,
+            pods,
+        }))
     }
 }
 
 fn evicted(decisions: &[Decision]) -> Vec<&str> {
     decisions
         .iter()
-        .filter_map(|decision| if let Decision::Evict { uid, .. } = decision { Some(uid.as_str()) } else { None })
+        .filter_map(|decision| {
+            if let Decision::Evict { uid, .. } = decision {
+                Some(uid.as_str())
+            } else {
+                None
+            }
+        })
         .collect()
 }
 
 fn killed(decisions: &[Decision]) -> Vec<(&str, KillReason)> {
     decisions
         .iter()
-        .filter_map(|decision| if let Decision::Kill { uid, why } = decision { Some((uid.as_str(), *why)) } else { None })
+        .filter_map(|decision| {
+            if let Decision::Kill { uid, why } = decision {
+                Some((uid.as_str(), *why))
+            } else {
+                None
+            }
+        })
         .collect()
 }
 
@@ -111,7 +166,11 @@ fn endings(decisions: &[Decision]) -> Vec<(&str, Ending)> {
     decisions
         .iter()
         .filter_map(|decision| {
-            if let Decision::Finished { uid, ending, .. } = decision { Some((uid.as_str(), *ending)) } else { None }
+            if let Decision::Finished { uid, ending, .. } = decision {
+                Some((uid.as_str(), *ending))
+            } else {
+                None
+            }
         })
         .collect()
 }
@@ -137,14 +196,25 @@ fn the_pod_over_its_request_goes_and_its_reason_has_every_figure() {
     node.uses("web", 400);
     node.uses("hog", 501);
     let decisions = node.sample(S);
-    let Some(Decision::Evict { uid, grace_ms, reason }) =
-        decisions.iter().find(|decision| matches!(decision, Decision::Evict { .. }))
+    let Some(Decision::Evict {
+        uid,
+        grace_ms,
+        reason,
+    }) = decisions
+        .iter()
+        .find(|decision| matches!(decision, Decision::Evict { .. }))
     else {
         panic!("{decisions:?}");
     };
     assert_eq!((uid.as_str(), *grace_ms), ("hog", 1000));
-    assert_eq!((reason.observed_bytes, reason.threshold_bytes), (99 * MI, 100 * MI));
-    assert_eq!((reason.usage_bytes, reason.request_bytes), (501 * MI, 50 * MI));
+    assert_eq!(
+        (reason.observed_bytes, reason.threshold_bytes),
+        (99 * MI, 100 * MI)
+    );
+    assert_eq!(
+        (reason.usage_bytes, reason.request_bytes),
+        (501 * MI, 50 * MI)
+    );
     assert_eq!((reason.rank, reason.ranked, reason.exempt), (1, 2, 0));
     let text = reason.to_string();
     assert_eq!(
@@ -194,8 +264,16 @@ fn grace_then_kill_then_help_then_stuck() {
     assert_eq!(killed(&node.sample(999 * MS)), []);
     assert_eq!(killed(&node.sample(MS)), [("hog", KillReason::GraceOver)]);
     let decisions = node.sample(RELEASE_AFTER_KILL_NS);
-    assert!(decisions.contains(&Decision::ReleaseMemory { uid: "hog".into() }), "{decisions:?}");
-    assert!(!node.sample(MS).iter().any(|decision| matches!(decision, Decision::ReleaseMemory { .. })));
+    assert!(
+        decisions.contains(&Decision::ReleaseMemory { uid: "hog".into() }),
+        "{decisions:?}"
+    );
+    assert!(
+        !node
+            .sample(MS)
+            .iter()
+            .any(|decision| matches!(decision, Decision::ReleaseMemory { .. }))
+    );
     let decisions = node.sample(STUCK_AFTER_KILL_NS);
     assert_eq!(endings(&decisions), [("hog", Ending::Stuck)]);
     // It cannot be freed: another has to go.
@@ -209,15 +287,28 @@ fn grace_is_over_when_half_of_the_threshold_is_gone() {
     assert_eq!(killed(&node.sample(5 * MS)), []);
     node.uses("hog", 551);
     let decisions = node.sample(5 * MS);
-    assert!(matches!(killed(&decisions)[..], [("hog", KillReason::HeadroomHalved { .. })]), "{decisions:?}");
+    assert!(
+        matches!(
+            killed(&decisions)[..],
+            [("hog", KillReason::HeadroomHalved { .. })]
+        ),
+        "{decisions:?}"
+    );
     assert_eq!(killed(&node.sample(5 * MS)), [], "once is enough");
 }
 
 #[test]
 fn a_pod_that_cannot_be_told_to_leave_is_killed() {
     let mut node = with_hog_leaving();
-    let failed = |action| EventKind::Outcome { uid: "hog".into(), action, error: Some("EIO".into()) };
-    assert_eq!(killed(&node.step(failed(Action::Terminate))), [("hog", KillReason::TerminateFailed)]);
+    let failed = |action| EventKind::Outcome {
+        uid: "hog".into(),
+        action,
+        error: Some("EIO".into()),
+    };
+    assert_eq!(
+        killed(&node.step(failed(Action::Terminate))),
+        [("hog", KillReason::TerminateFailed)]
+    );
     // When that failed too: not at once, which would fail again, but soon.
     assert_eq!(killed(&node.step(failed(Action::Kill))), []);
     assert_eq!(killed(&node.sample(99 * MS)), []);
@@ -239,9 +330,15 @@ fn soft_threshold_waits_for_its_grace_period_and_gives_the_smaller_grace() {
     assert_eq!(evicted(&node.sample(S)), Vec::<&str>::new());
     let decisions = node.sample(9 * S + 500 * MS);
     assert_eq!(evicted(&decisions), Vec::<&str>::new());
-    assert!(decisions.contains(&Decision::SampleBy { at_ns: 12 * S }), "looks again when the grace is over: {decisions:?}");
+    assert!(
+        decisions.contains(&Decision::SampleBy { at_ns: 12 * S }),
+        "looks again when the grace is over: {decisions:?}"
+    );
     let decisions = node.sample(500 * MS);
-    assert!(matches!(&decisions[..], [Decision::Evict { grace_ms: 3000, reason, .. }, ..] if reason.soft), "{decisions:?}");
+    assert!(
+        matches!(&decisions[..], [Decision::Evict { grace_ms: 3000, reason, .. }, ..] if reason.soft),
+        "{decisions:?}"
+    );
 }
 
 #[test]
@@ -260,13 +357,26 @@ fn a_break_restarts_the_grace_period() {
 
 #[test]
 fn hard_comes_before_soft() {
-    let mut node = Node::new(vec![soft(300, 0), Threshold { grace_ns: 1, ..soft(300, 0) }, hard(Signal::KernelMemoryAvailable, 60)]);
+    let mut node = Node::new(vec![
+        soft(300, 0),
+        Threshold {
+            grace_ns: 1,
+            ..soft(300, 0)
+        },
+        hard(Signal::KernelMemoryAvailable, 60),
+    ]);
     node.pod("hog", 50, json!({}));
     node.uses("hog", 900);
     node.sample(S);
     let decisions = node.sample(S);
     assert_eq!(evicted(&decisions).len(), 0, "one at a time");
-    let mut node = Node::new(vec![Threshold { grace_ns: 1, ..soft(300, 0) }, hard(Signal::KernelMemoryAvailable, 60)]);
+    let mut node = Node::new(vec![
+        Threshold {
+            grace_ns: 1,
+            ..soft(300, 0)
+        },
+        hard(Signal::KernelMemoryAvailable, 60),
+    ]);
     node.pod("hog", 50, json!({}));
     node.uses("hog", 700);
     node.sample(S);
@@ -281,13 +391,20 @@ fn hard_comes_before_soft() {
 
 #[test]
 fn minimum_reclaim_counts_only_after_the_threshold_was_met() {
-    let threshold = Threshold { min_reclaim: Some(Amount::Bytes(200 * MI)), ..hard(Signal::MemoryAvailable, 100) };
+    let threshold = Threshold {
+        min_reclaim: Some(Amount::Bytes(200 * MI)),
+        ..hard(Signal::MemoryAvailable, 100)
+    };
     let mut node = Node::new(vec![threshold]);
     node.pod("a", 0, json!({}));
     node.pod("b", 0, json!({}));
     node.uses("a", 440);
     node.uses("b", 360);
-    assert_eq!(evicted(&node.sample(S)), Vec::<&str>::new(), "200 Mi are available, and nothing was met before");
+    assert_eq!(
+        evicted(&node.sample(S)),
+        Vec::<&str>::new(),
+        "200 Mi are available, and nothing was met before"
+    );
     node.uses("a", 541);
     assert_eq!(evicted(&node.sample(S)), ["a"]);
     node.empty("a");
@@ -310,11 +427,23 @@ fn exempt_pods_are_skipped_and_that_is_said() {
     node.uses("web", 0);
     node.uses("critical", 950);
     let decisions = node.sample(S);
-    let no_victim = |why| {
-        move |decision: &&Decision| matches!(decision, Decision::NoVictim { why: found, .. } if *found == why)
-    };
-    assert_eq!(decisions.iter().filter(no_victim(NoVictimReason::AllExempt)).count(), 1, "{decisions:?}");
-    assert_eq!(node.sample(S).iter().filter(no_victim(NoVictimReason::AllExempt)).count(), 0, "said once");
+    let no_victim = |why| move |decision: &&Decision| matches!(decision, Decision::NoVictim { why: found, .. } if *found == why);
+    assert_eq!(
+        decisions
+            .iter()
+            .filter(no_victim(NoVictimReason::AllExempt))
+            .count(),
+        1,
+        "{decisions:?}"
+    );
+    assert_eq!(
+        node.sample(S)
+            .iter()
+            .filter(no_victim(NoVictimReason::AllExempt))
+            .count(),
+        0,
+        "said once"
+    );
 }
 
 #[test]
@@ -324,7 +453,13 @@ fn pods_without_processes_are_no_candidates() {
     node.uses("ended", 950);
     node.empty("ended");
     let decisions = node.sample(S);
-    assert!(decisions.iter().any(|decision| matches!(decision, Decision::NoVictim { why: NoVictimReason::NoPods, .. })));
+    assert!(decisions.iter().any(|decision| matches!(
+        decision,
+        Decision::NoVictim {
+            why: NoVictimReason::NoPods,
+            ..
+        }
+    )));
 }
 
 #[test]
@@ -351,7 +486,13 @@ fn a_removed_manifest_ends_the_pod_and_an_eviction_shortens_that() {
     node.uses("a", 100);
     node.sample(S);
     let decisions = node.step(EventKind::PodRemoved { uid: "a".into() });
-    assert!(decisions.contains(&Decision::End { uid: "a".into(), grace_ms: 20_000 }), "{decisions:?}");
+    assert!(
+        decisions.contains(&Decision::End {
+            uid: "a".into(),
+            grace_ms: 20_000
+        }),
+        "{decisions:?}"
+    );
     node.uses("a", 920);
     assert_eq!(evicted(&node.sample(S)), ["a"]);
     assert_eq!(killed(&node.sample(S)), [("a", KillReason::GraceOver)]);
@@ -363,7 +504,10 @@ fn a_removed_manifest_ends_the_pod_and_an_eviction_shortens_that() {
 
 #[test]
 fn the_kernel_is_armed_at_the_headroom() {
-    let mut node = Node::new(vec![hard(Signal::MemoryAvailable, 100), hard(Signal::KernelMemoryAvailable, 100)]);
+    let mut node = Node::new(vec![
+        hard(Signal::MemoryAvailable, 100),
+        hard(Signal::KernelMemoryAvailable, 100),
+    ]);
     node.pod("a", 0, json!({}));
     node.uses("a", 300);
     node.charged_bytes = Some(5000 * MI);
@@ -376,7 +520,11 @@ fn the_kernel_is_armed_at_the_headroom() {
     };
     assert_eq!(armed(&node.sample(S)), Some(550 * MI + 1));
     node.uses("a", 850);
-    assert_eq!(armed(&node.sample(S)), Some(STEP_MIN_BYTES), "never closer than the kernel's own batches");
+    assert_eq!(
+        armed(&node.sample(S)),
+        Some(STEP_MIN_BYTES),
+        "never closer than the kernel's own batches"
+    );
 }
 
 #[test]
@@ -386,10 +534,20 @@ fn reports_without_a_crossing_come_ever_less_often() {
     node.uses("a", 900);
     node.sample(S);
     for _ in 0..10 {
-        node.sample_for(MS, Cause::ChargeThreshold { crossed_ns: node.now_ns });
+        node.sample_for(
+            MS,
+            Cause::ChargeThreshold {
+                crossed_ns: node.now_ns,
+            },
+        );
     }
     assert_eq!(node.engine.state().arming.step_bytes, STEP_MAX_BYTES);
-    node.sample_for(S, Cause::ChargeThreshold { crossed_ns: node.now_ns });
+    node.sample_for(
+        S,
+        Cause::ChargeThreshold {
+            crossed_ns: node.now_ns,
+        },
+    );
     assert_eq!(node.engine.state().arming.step_bytes, STEP_MIN_BYTES);
 }
 
@@ -403,20 +561,31 @@ fn the_timer_follows_headroom_and_growth() {
     node.charged_bytes = None;
     node.sample(S);
     let uncounted = by(&node);
-    assert!(uncounted < counted && counted <= INTERVAL_MAX_NS, "{uncounted} {counted}");
+    assert!(
+        uncounted < counted && counted <= INTERVAL_MAX_NS,
+        "{uncounted} {counted}"
+    );
     // 900 Mi at 1 GiB/s assumed: 0.44 s is half of the time left.
     assert_eq!(uncounted / MS, 439);
     // Faster growth seen: 300 Mi in 10 ms.
     node.uses("a", 300);
     node.sample(10 * MS);
-    assert_eq!(by(&node), 5 * MS, "{}", node.engine.state().growth_bytes_per_s);
+    assert_eq!(
+        by(&node),
+        5 * MS,
+        "{}",
+        node.engine.state().growth_bytes_per_s
+    );
 }
 
 #[test]
 fn state_survives_a_round_trip_through_json() {
     let node = with_hog_leaving();
     let text = serde_json::to_string(node.engine.state()).unwrap();
-    assert_eq!(&serde_json::from_str::<plimsoll_core::state::NodeState>(&text).unwrap(), node.engine.state());
+    assert_eq!(
+        &serde_json::from_str::<plimsoll_core::state::NodeState>(&text).unwrap(),
+        node.engine.state()
+    );
 }
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
@@ -456,11 +625,19 @@ fn history(steps: &[Step], thresholds: &[Threshold]) -> (Node, Vec<(u64, Decisio
                 Vec::new()
             }
             Step::Empty(pod) => node.empty(NAMES[*pod]),
-            Step::Running(pod) => node.step(EventKind::PodRunning { uid: NAMES[*pod].into() }),
-            Step::Removed(pod) => node.step(EventKind::PodRemoved { uid: NAMES[*pod].into() }),
+            Step::Running(pod) => node.step(EventKind::PodRunning {
+                uid: NAMES[*pod].into(),
+            }),
+            Step::Removed(pod) => node.step(EventKind::PodRemoved {
+                uid: NAMES[*pod].into(),
+            }),
             Step::Sample(after_ns) => node.sample(*after_ns),
         };
-        all.extend(decisions.into_iter().map(|decision| (node.now_ns, decision)));
+        all.extend(
+            decisions
+                .into_iter()
+                .map(|decision| (node.now_ns, decision)),
+        );
     }
     (node, all)
 }

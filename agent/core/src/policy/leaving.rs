@@ -116,7 +116,9 @@ fn kill_now(leaving: &Leaving, now_ns: u64) -> Option<KillReason> {
 }
 
 fn release_now(leaving: &Leaving, now_ns: u64) -> bool {
-    let overdue = leaving.killed_at_ns.is_some_and(|at_ns| now_ns >= at_ns.saturating_add(RELEASE_AFTER_KILL_NS));
+    let overdue = leaving
+        .killed_at_ns
+        .is_some_and(|at_ns| now_ns >= at_ns.saturating_add(RELEASE_AFTER_KILL_NS));
     overdue && leaving.empty_at_ns.is_none() && !leaving.released
 }
 

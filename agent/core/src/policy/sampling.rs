@@ -28,6 +28,8 @@ const STEP_DOUBLES_BELOW_NS: u64 = 10_000_000;
 pub const INTERVAL_MAX_NS: u64 = 10_000_000_000;
 /// Never sample more often on a timer.
 pub const INTERVAL_MIN_NS: u64 = 5_000_000;
+/// The same where charges are counted: the kernel reports what matters, the timer is only for what it does not count.
+pub const INTERVAL_COUNTED_MIN_NS: u64 = 100_000_000;
 /// Assumed loss of availability that is not charged to any memory cgroup, bytes per second.
 const UNCHARGED_RATE: u64 = 64 << 20;
 /// Assumed loss of availability where charges are not counted, unless a faster one has been seen, bytes per second.
@@ -84,7 +86,9 @@ pub(crate) fn arm(
     // Available below, not at, the threshold: hence one byte more.
     let left_bytes = headroom_bytes.saturating_add(1).max(arming.step_bytes);
     arming.at_charged_bytes = charged_bytes.saturating_add(left_bytes);
-    decisions.push(Decision::Arm { at_charged_bytes: arming.at_charged_bytes });
+    decisions.push(Decision::Arm {
+        at_charged_bytes: arming.at_charged_bytes,
+    });
 }
 
 fn observe_growth(state: &mut NodeState, sample: &Sample, headroom_bytes: Option<u64>) {
@@ -120,16 +124,19 @@ pub(crate) fn schedule(
     let Some(node) = &state.node else { return };
     let interval_ns = match node.headroom_bytes {
         Some(headroom_bytes) => {
-            let rate = if node.charges_counted {
-                UNCHARGED_RATE
+            let (rate, least_ns) = if node.charges_counted {
+                (UNCHARGED_RATE, INTERVAL_COUNTED_MIN_NS)
             } else {
-                state.growth_bytes_per_s.saturating_mul(2).max(ASSUMED_RATE)
+                (
+                    state.growth_bytes_per_s.saturating_mul(2).max(ASSUMED_RATE),
+                    INTERVAL_MIN_NS,
+                )
             };
             // Half of the headroom at that rate.
             let half_ns = u128::from(headroom_bytes) * 500_000_000 / u128::from(rate);
             u64::try_from(half_ns)
                 .unwrap_or(u64::MAX)
-                .clamp(INTERVAL_MIN_NS, INTERVAL_MAX_NS)
+                .clamp(least_ns, INTERVAL_MAX_NS)
         }
         // Everything is met and nobody is left to go: look now and then.
         None => 1_000_000_000,
