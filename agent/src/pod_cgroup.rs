@@ -294,6 +294,9 @@ fn children(dir: &Path) -> Result<Vec<String>, FileError> {
 /// Why a cgroup does not have its limits.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
+    /// A name that cannot name a cgroup.
+    #[error(transparent)]
+    Path(#[from] CgroupError),
     /// The specification asks for something that needs a controller which no hierarchy has.
     #[error("{field} needs a cgroup controller: {source}; or take {field} out of the manifest")]
     NoController {
@@ -331,6 +334,7 @@ impl ApplyError {
     /// Whether the cgroup was removed meanwhile.
     pub fn is_vanished(&self) -> bool {
         match self {
+            Self::Path(error) => error.is_vanished(),
             Self::Refused { source, .. } | Self::File(source) => source.is_vanished(),
             Self::NoController { .. } | Self::NoPageSize { .. } => false,
         }
