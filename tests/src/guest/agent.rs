@@ -31,6 +31,11 @@ pub enum Event {
     Decision(Decision),
     /// A victim's memory is back, or the time for it is over.
     EvictionFinished(EvictionFinished),
+    /// Something is not as it should be; the agent goes on.
+    Warning {
+        /// What, and what to do.
+        text: String,
+    },
     /// The last line.
     Stopped(Stopped),
     /// A kind that no test asks about.
@@ -56,8 +61,10 @@ pub struct Mechanism {
     pub signal: String,
     /// Such as `fentry`.
     pub mechanism: String,
+    /// `primary`, or `beside` when it runs along with that.
+    pub role: String,
     /// Why this one.
-    pub reason: String,
+    pub why: String,
 }
 
 /// A decision.
@@ -65,8 +72,9 @@ pub struct Mechanism {
 pub struct Decision {
     /// As the journal has it.
     pub decision: serde_json::Value,
+    /// The pod it concerns, `namespace/name`.
+    pub pod: Option<String>,
     /// For a reader.
-    #[serde(default)]
     pub text: String,
 }
 
@@ -289,6 +297,20 @@ impl Agent {
             _ => None,
         })
         .context("waiting for an eviction")
+    }
+
+    /// Waits for a warning that has all of `words` in it.
+    ///
+    /// # Errors
+    /// As [`Self::wait`].
+    pub fn warning(&mut self, timeout: Duration, words: &[&str]) -> anyhow::Result<String> {
+        self.wait(timeout, |event| match event {
+            Event::Warning { text } if words.iter().all(|word| text.contains(word)) => {
+                Some(text.clone())
+            }
+            _ => None,
+        })
+        .with_context(|| format!("waiting for a warning with {words:?}"))
     }
 
     /// Takes in what has arrived so far.

@@ -56,22 +56,17 @@ fn broken_manifest() -> Outcome {
     let node = Node::new()?;
     let pod = Pod::burstable("good", "16Mi");
     let mut running = node.hog(&pod, "hold --mb 8")?;
-    let agent = node.agent(&Options::hard("memory.available<1Mi"))?;
+    let mut agent = node.agent(&Options::hard("memory.available<1Mi"))?;
     node.write_manifest("broken.yaml", BROKEN)?;
-    let named =
-        |text: &str| text.contains("broken.yaml") && text.contains("12") && text.contains("memory");
-    let told = wait_until(Duration::from_secs(20), Duration::from_millis(50), || {
-        named(&agent.errors())
-    });
-    ensure!(
-        told,
-        "the error does not name file, line 12 and field: {}",
-        agent.errors()
-    );
+    agent.warning(
+        Duration::from_secs(20),
+        &["broken.yaml", "12", "memory", "12Qx"],
+    )?;
     ensure!(running.process.is_running()?, "the good pod died");
     // And one that breaks while it is known: its pod lives on, too.
     node.write_manifest("good.yaml", "kind: Pod\nspec: [\n")?;
-    std::thread::sleep(Duration::from_secs(2));
+    agent.warning(Duration::from_secs(20), &["good.yaml"])?;
+    std::thread::sleep(Duration::from_secs(1));
     ensure!(
         running.process.is_running()?,
         "the pod died with its manifest: {}",

@@ -258,12 +258,13 @@ fn watch(
 
 /// The text of the decision that named the pod.
 fn reason_of(agent: &Agent, pod: &str) -> String {
-    let name = pod.rsplit('/').next().unwrap_or(pod);
     agent
         .events
         .iter()
         .find_map(|(_, event)| match event {
-            Event::Decision(decision) if decision.text.contains(name) => {
+            Event::Decision(decision)
+                if decision.pod.as_deref() == Some(pod) && decision.text.starts_with("evict") =>
+            {
                 Some(decision.text.clone())
             }
             _ => None,

@@ -69,10 +69,14 @@ impl Narrator {
 
     pub(super) fn agent(&self, started: &Started) {
         self.say(&format!("plimsoll run, pid {}", started.pid));
-        for mechanism in &started.mechanisms {
+        for mechanism in started
+            .mechanisms
+            .iter()
+            .filter(|mechanism| mechanism.role == "primary")
+        {
             self.say(&format!(
-                "    {}: {} ({})",
-                mechanism.signal, mechanism.mechanism, mechanism.reason
+                "    {:<16} {:<10} {}",
+                mechanism.signal, mechanism.mechanism, mechanism.why
             ));
         }
         for lost in &started.lost {
@@ -120,6 +124,7 @@ impl Narrator {
                     after(finished.freed_ns)
                 ));
             }
+            Event::Warning { text } => self.say(&format!("!!! {text}")),
             Event::Started(_) | Event::Stopped(_) | Event::Other => {}
         }
     }

@@ -254,6 +254,13 @@ impl Report {
             "kernel oom_kill   {} ({by_pod})",
             self.seen.kernel_oom_kills
         ));
+        if !self.without {
+            let by = match self.evictions.first().map(|eviction| eviction.crossed_ns) {
+                Some(Some(_)) => "the kernel's record",
+                _ => "the sampler beside: no record was the cause",
+            };
+            add(format!("crossing timed by {by}"));
+        }
         add(format!(
             "least available   {}, threshold {}",
             bytes(self.seen.available_bytes_min),
