@@ -6,6 +6,7 @@
 //! read again only where usage has moved since.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use plimsoll_core::cgroup_config::{container_config, pod_config};
@@ -225,17 +226,20 @@ impl Pods {
         }
     }
 
-    /// The pod whose own cgroup has this id.
+    /// The pod that a cgroup belongs to, by the cgroup's id in the hierarchy that accounts memory: its own or one below it,
+    /// as of the last refresh.
     pub fn by_cgroup_id(&self, cgroup_id: u64) -> Option<&PodUid> {
-        self.entries
-            .iter()
-            .find(|(_, entry)| {
-                entry
-                    .open
-                    .as_ref()
-                    .is_some_and(|open| open.cgroup_id == cgroup_id)
-            })
-            .map(|(uid, _)| uid)
+        self.cgroups()
+            .find_map(|(uid, mut cgroups)| cgroups.any(|(_, id)| id == cgroup_id).then_some(uid))
+    }
+
+    /// Every pod with its cgroups in the hierarchy that accounts memory, as of the last refresh: the pod's own first, then
+    /// those below it, each with its directory and id. None for a pod that has no cgroup.
+    pub fn cgroups(&self) -> impl Iterator<Item = (&PodUid, impl Iterator<Item = (&Path, u64)>)> {
+        self.entries.iter().map(|(uid, entry)| {
+            let open = entry.open.iter();
+            (uid, open.flat_map(|open| open.kill.cgroups()))
+        })
     }
 
     /// The pod that a cgroup path (relative to the hierarchy, with or without a leading `/`) belongs to.

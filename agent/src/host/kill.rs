@@ -19,6 +19,7 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirEntryExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::HostRoot;
-use super::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller};
+use super::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, cgroup_id};
 use super::file::{ControlFile, FileError, errno_of, read_text};
 use super::syscall::process_mrelease;
 
@@ -103,6 +104,7 @@ enum Leader {
 #[derive(Debug)]
 struct Member {
     path: Arc<Path>,
+    id: u64,
     dir: OwnedFd,
     /// Never read; keeps the dentry and the inode of `cgroup.procs` in memory, so that opening it again reads no disk and makes nothing.
     _procs_pin: OwnedFd,
@@ -186,13 +188,17 @@ impl PodKill {
     /// [`FileError::Vanished`] when the pod's cgroup is gone.
     pub fn refresh(&mut self) -> Result<(), FileError> {
         let found = cgroups_below(&self.pod_dir)?;
-        self.members
-            .retain(|member| found.iter().any(|(path, _)| **path == *member.path));
-        for (path, depth) in found {
+        // A container that was restarted has a new cgroup of the same name.
+        self.members.retain(|member| {
+            found
+                .iter()
+                .any(|cgroup| cgroup.id == member.id && *cgroup.path == *member.path)
+        });
+        for Cgroup { path, depth, id } in found {
             if self.members.iter().any(|member| *member.path == *path) {
                 continue;
             }
-            match Member::open(&path, depth == 1) {
+            match Member::open(&path, id, depth == 1) {
                 Ok(member) => self.members.push(member),
                 Err(error) if error.is_vanished() => {}
                 Err(error) => return Err(error),
@@ -205,6 +211,11 @@ impl PodKill {
             }
         }
         Ok(())
+    }
+
+    /// The pod's cgroup and those below it, as of the last refresh: directory, and id in its hierarchy.
+    pub fn cgroups(&self) -> impl Iterator<Item = (&Path, u64)> + '_ {
+        self.members.iter().map(|member| (&*member.path, member.id))
     }
 
     /// Containers whose leader is known and was running at the last refresh.
@@ -374,13 +385,14 @@ struct Round {
 }
 
 impl Member {
-    fn open(path: &Path, is_container: bool) -> Result<Self, FileError> {
+    fn open(path: &Path, id: u64, is_container: bool) -> Result<Self, FileError> {
         let path: Arc<Path> = Arc::from(path);
         let dir = rustix::fs::open(&*path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| file_error(&path, errno))?;
         let procs = open_procs(&dir).map_err(|errno| file_error(&path, errno))?;
         Ok(Self {
             path,
+            id,
             dir,
             _procs_pin: procs,
             is_container,
@@ -541,34 +553,47 @@ pub(crate) fn start_ticks(host: &HostRoot, pid: Pid) -> Option<u64> {
     rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
 }
 
-/// The pod's cgroup (depth 0) and those below it.
-fn cgroups_below(pod_dir: &Path) -> Result<Vec<(PathBuf, usize)>, FileError> {
-    if !pod_dir.is_dir() {
-        return Err(FileError::Vanished {
-            path: Arc::from(pod_dir),
-        });
-    }
-    let mut found = vec![(pod_dir.to_owned(), 0)];
+/// A cgroup found below a pod's.
+#[derive(Debug, Clone)]
+struct Cgroup {
+    path: PathBuf,
+    /// 0 for the pod's own.
+    depth: usize,
+    /// Its directory's inode number: the same path with another id is another cgroup.
+    id: u64,
+}
+
+/// The pod's cgroup and those below it.
+fn cgroups_below(pod_dir: &Path) -> Result<Vec<Cgroup>, FileError> {
+    let mut found = vec![Cgroup {
+        path: pod_dir.to_owned(),
+        depth: 0,
+        id: cgroup_id(pod_dir)?,
+    }];
     let mut next = 0;
     while next < found.len() && found.len() < CGROUPS_PER_POD_MAX {
-        let (dir, depth) = found[next].clone();
+        let Cgroup { path, depth, .. } = found[next].clone();
         next += 1;
         if depth == CGROUP_DEPTH_MAX {
             continue;
         }
-        let entries = match std::fs::read_dir(&dir) {
+        let entries = match std::fs::read_dir(&path) {
             Ok(entries) => entries,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(file_error(&Arc::from(dir.as_path()), errno_of(&error))),
+            Err(error) => return Err(file_error(&Arc::from(path.as_path()), errno_of(&error))),
         };
-        let mut children: Vec<PathBuf> = entries
+        let mut children: Vec<Cgroup> = entries
             .filter_map(Result::ok)
             .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-            .map(|entry| entry.path())
+            .map(|entry| Cgroup {
+                path: entry.path(),
+                depth: depth + 1,
+                id: entry.ino(),
+            })
             .collect();
-        children.sort_unstable();
+        children.sort_unstable_by(|left, right| left.path.cmp(&right.path));
         children.truncate(CGROUPS_PER_POD_MAX - found.len());
-        found.extend(children.into_iter().map(|child| (child, depth + 1)));
+        found.extend(children);
     }
     Ok(found)
 }

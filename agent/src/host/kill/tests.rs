@@ -189,3 +189,35 @@ fn pids_cut_by_a_chunk() {
         Err(2)
     );
 }
+
+#[test]
+fn a_restarted_container_is_another_cgroup_of_the_same_name() {
+    let (_dir, host, pod, container) = v1_pod();
+    let first = sleeper();
+    list(&container, &[&first]);
+    link_proc(&host, &first);
+    let mut pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+    let ids = |pod_kill: &PodKill| pod_kill.cgroups().map(|(_, id)| id).collect::<Vec<_>>();
+    let before = ids(&pod_kill);
+    assert_eq!(before[0], cgroup_id(container.parent().unwrap()).unwrap());
+    assert_eq!(before[1], cgroup_id(&container).unwrap());
+
+    // Kept until the new one is there, so that it cannot get the same inode.
+    let aside = host.path("aside");
+    std::fs::rename(&container, &aside).unwrap();
+    let second = sleeper();
+    list(&container, &[&second]);
+    link_proc(&host, &second);
+    pod_kill.refresh().unwrap();
+    assert_eq!(ids(&pod_kill)[0], before[0]);
+    assert_ne!(ids(&pod_kill)[1], before[1]);
+    assert_eq!(pod_kill.kill().unwrap().processes, 1);
+    assert_eq!(signal_of(second), Some(9));
+    let mut first = first;
+    assert!(
+        first.try_wait().unwrap().is_none(),
+        "not the pod's any more"
+    );
+    first.kill().unwrap();
+    first.wait().unwrap();
+}
