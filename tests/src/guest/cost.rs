@@ -123,10 +123,8 @@ fn table(rows: &[Row]) -> String {
                 .filter_map(|row| i64::try_from(pick(&row.faults)).ok()),
         )
     };
-    let measures: [(&str, fn(&Loop) -> u64); 2] = [
-        ("wall", |faults| faults.wall_ns),
-        ("CPU of the loop", |faults| faults.cpu_ns),
-    ];
+    let wall: fn(&Loop) -> u64 = |faults| faults.wall_ns;
+    let measures = [("wall", wall), ("CPU of the loop", |faults| faults.cpu_ns)];
     let mut lines = vec![
         ["time", "detached", "attached", "attached / detached"]
             .map(str::to_owned)

@@ -1,5 +1,7 @@
 //! Hosts that allow only part of what the agent would like: it still evicts in time, and says what it lost.
 
+use std::process::Command;
+
 use anyhow::ensure;
 
 use super::super::agent::Options;
@@ -21,21 +23,46 @@ pub(super) const TESTS: &[Test] = &[
         name: "fallback::without_bpf_and_psi",
         run: || evicts_without("bpf,psi"),
     },
+    Test {
+        name: "fallback::a_kernel_without_btf",
+        run: without_btf,
+    },
 ];
 
+const BTF: &str = "/sys/kernel/btf/vmlinux";
+
 fn evicts_without(mechanisms: &str) -> Outcome {
+    evicts_with_losses(|options| options.flag("--without", mechanisms), "")
+}
+
+/// Hides the kernel's type information, as a kernel built without it would.
+fn without_btf() -> Outcome {
+    let hidden = Command::new("mount")
+        .args(["--bind", "/dev/null", BTF])
+        .status()?;
+    ensure!(hidden.success(), "{BTF} cannot be hidden");
+    let result = evicts_with_losses(|options| options, "BTF");
+    let shown = Command::new("umount").args(["-l", BTF]).status()?;
+    ensure!(shown.success(), "{BTF} stays hidden");
+    result
+}
+
+/// Evicts in time, and says what was lost, a line each, one of them with `word` in it.
+fn evicts_with_losses(change: impl FnOnce(Options) -> Options, word: &str) -> Outcome {
     let kills = oom_kills()?;
     let node = Node::new()?;
     let leaky = Pod::burstable("leaky", "32Mi");
     // Grows without end: too late is never.
     let hog = node.hog(&leaky, "ramp --wait-usr1 --rate-mb-s 64")?;
-    let mut agent =
-        node.agent(&Options::hard(&threshold_below_now(96)?).flag("--without", mechanisms))?;
-    ensure!(!agent.started.lost.is_empty(), "nothing is said to be lost");
+    let mut agent = node.agent(&change(Options::hard(&threshold_below_now(96)?)))?;
+    let lost = &agent.started.lost;
     ensure!(
-        agent.started.lost.iter().all(|line| !line.contains('\n')),
-        "not a line each: {:?}",
-        agent.started.lost
+        !lost.is_empty() && lost.iter().all(|line| !line.contains('\n')),
+        "not a line each: {lost:?}"
+    );
+    ensure!(
+        lost.iter().any(|line| line.contains(word)),
+        "none of these speaks of {word}: {lost:?}"
     );
     go(&hog)?;
     let finished = agent.eviction(EVICTION_TIMEOUT)?;

@@ -1,12 +1,14 @@
 //! Two agents, a killed agent: what stays behind, and who notices.
 
+use std::fs;
 use std::time::Duration;
 
 use anyhow::ensure;
 
 use super::super::agent::{Agent, Options};
+use super::super::cgroup;
 use super::super::harness::{Done, Outcome, Test};
-use super::super::node::Node;
+use super::super::node::{Node, Running};
 use super::super::pod::Pod;
 use super::super::process::Guard;
 use super::{EVICTION_TIMEOUT, go, leak, threshold_below_now, whole_tree};
@@ -24,6 +26,14 @@ pub(super) const TESTS: &[Test] = &[
         name: "faults::a_killed_agent_s_successor_evicts",
         run: successor_evicts,
     },
+    Test {
+        name: "faults::pods_that_come_and_go_at_once",
+        run: pods_come_and_go,
+    },
+    Test {
+        name: "faults::a_flood_of_records_is_accounted_for",
+        run: flood,
+    },
 ];
 
 fn second_agent() -> Outcome {
@@ -36,7 +46,7 @@ fn second_agent() -> Outcome {
         !second.0.wait()?.success(),
         "the second agent says that all is well"
     );
-    let said = std::fs::read_to_string(errors)?;
+    let said = fs::read_to_string(errors)?;
     ensure!(
         said.contains(&first.pid().to_string()),
         "the refusal does not name pid {}: {said}",
@@ -78,5 +88,60 @@ fn successor_evicts() -> Outcome {
         "{finished:?}"
     );
     agent.stop()?;
+    Ok(Done::Passed)
+}
+
+/// Evicts the leaking pod and stops; the account of records must be even.
+fn evicts_and_adds_up(mut agent: Agent, hog: &Running, leaky: &Pod) -> anyhow::Result<()> {
+    go(hog)?;
+    let finished = agent.eviction(EVICTION_TIMEOUT)?;
+    ensure!(
+        finished.pod == leaky.full_name() && finished.outcome == "freed",
+        "{finished:?}"
+    );
+    let records = agent.stop()?.records;
+    ensure!(
+        records.produced == records.consumed + records.dropped,
+        "{records:?} does not add up"
+    );
+    Ok(())
+}
+
+/// Cgroups vanish between the agent's look at the tree and its look at their files.
+fn pods_come_and_go() -> Outcome {
+    const PODS: u32 = 40;
+    let node = Node::new()?;
+    let leaky = Pod::burstable("leaky", "32Mi");
+    let hog = leak(&node, &leaky, 192, "")?;
+    let agent = node.agent(&Options::hard(&threshold_below_now(96)?))?;
+    for index in 0..PODS {
+        let pod = Pod::best_effort(&format!("moth-{index}"));
+        drop(node.hog(&pod, "hold --mb 1")?);
+        for hierarchy in cgroup::hierarchies() {
+            ensure!(
+                cgroup::remove(&hierarchy.join(pod.cgroup())),
+                "{} stays",
+                pod.cgroup()
+            );
+        }
+        fs::remove_file(node.manifest(&pod))?;
+    }
+    evicts_and_adds_up(agent, &hog, &leaky)?;
+    Ok(Done::Passed)
+}
+
+fn flood() -> Outcome {
+    const CGROUPS: u32 = 20_000;
+    let node = Node::new()?;
+    let leaky = Pod::burstable("leaky", "32Mi");
+    let hog = leak(&node, &leaky, 192, "")?;
+    let agent = node.agent(&Options::hard(&threshold_below_now(96)?))?;
+    // A pod that makes cgroups as fast as it can, to drown the records that matter.
+    let path = cgroup::memory_root().join(leaky.cgroup()).join("flood");
+    for _ in 0..CGROUPS {
+        fs::create_dir(&path)?;
+        fs::remove_dir(&path)?;
+    }
+    evicts_and_adds_up(agent, &hog, &leaky)?;
     Ok(Done::Passed)
 }

@@ -301,11 +301,8 @@ fn a_cgroup_s_life() -> Outcome {
         life.last().is_some_and(|last| last == "removed")
     });
     ensure!(ended, "no end of the cgroup's life: {life:?}");
-    // `populated` is reported on cgroup v2 only, before or after the task's own record.
-    let mut expected = vec!["made", "joined", "removed"];
-    if needs_memory_v2().is_none() {
-        expected.extend(["populated", "empty"]);
-    }
+    // `populated` comes before or after the task's own record.
+    let mut expected = vec!["made", "joined", "populated", "empty", "removed"];
     let mut sorted = life.clone();
     sorted.sort();
     expected.sort_unstable();
