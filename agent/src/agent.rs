@@ -8,6 +8,7 @@
 //!
 //! Terms: *urgent* work is what leads to a kill; *housekeeping* is everything else, done when the loop has nothing urgent.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ use crate::bpf::Bpf;
 use crate::check::Report;
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
+use crate::host::file::FileError;
 use crate::host::syscall::watch;
 use crate::journal::Journal;
 use crate::ladder::{Choice, Mechanism};
@@ -46,7 +48,7 @@ use crate::timeline::Timelines;
 const RECORDS_PER_TURN: usize = 512;
 /// Manifest changes that may wait for the loop; their thread waits beyond.
 const MANIFEST_CHANGES: usize = 16;
-/// Decisions that one event can lead to before the buffer grows: two for each pod that is leaving, and a handful.
+/// Decisions, and steps, that one sample can lead to before a buffer grows: two for each pod that is leaving, and a handful.
 const DECISIONS: usize = 256;
 /// Outcomes of decisions are events themselves. Each is answered at most so often in one turn.
 const OUTCOME_ROUNDS: usize = 4;
@@ -220,7 +222,12 @@ pub struct Agent {
     timelines: Timelines,
     /// Reused for every sample.
     sample: Sample,
+    /// What has been done and not been written down yet, and the decisions of all these steps.
+    steps: Vec<Step>,
     decisions: Vec<Decision>,
+    failures: Vec<Failure>,
+    /// The first thing that the newest sample could not read.
+    sample_failure: Option<String>,
     leaving: Vec<PodUid>,
     oom_kills: Vec<OomKill>,
     /// When the engine wants the next sample.
@@ -228,6 +235,22 @@ pub struct Agent {
     /// Something has changed that the engine cannot know yet: sample now.
     hurry: bool,
     lost_records_told: u64,
+}
+
+/// An event that the engine has taken in and that has been acted upon.
+#[derive(Debug)]
+struct Step {
+    event: Event,
+    /// Its part of [`Agent::decisions`].
+    decisions: Range<usize>,
+}
+
+/// A decision that could not be carried out.
+#[derive(Debug)]
+struct Failure {
+    uid: PodUid,
+    action: Action,
+    error: FileError,
 }
 
 /// A kill by the kernel's OOM killer, to be told when there is time.
@@ -258,7 +281,10 @@ impl Agent {
             reporter,
             timelines: Timelines::default(),
             sample: Sample::default(),
+            steps: Vec::with_capacity(DECISIONS),
             decisions: Vec::with_capacity(DECISIONS),
+            failures: Vec::with_capacity(DECISIONS),
+            sample_failure: None,
             leaving: Vec::with_capacity(DECISIONS),
             oom_kills: Vec::with_capacity(64),
             sample_by_ns: 0,
@@ -324,7 +350,9 @@ impl Agent {
                 woken.by(Cause::Timer);
             }
             if let Some(cause) = woken.cause {
-                self.sample(cause)?;
+                let reacted = self.react(cause);
+                self.settle();
+                reacted?;
                 if let Some(usage) = &mut sources.usage {
                     self.arm_v1(usage);
                 }
@@ -362,13 +390,17 @@ impl Agent {
         }
     }
 
-    /// Takes a sample, has the engine judge it, acts.
-    fn sample(&mut self, cause: Cause) -> Result<()> {
+    /// Takes a sample, has the engine judge it, and does at once what it decides. Allocates nothing, unless something cannot
+    /// be read or done. [`Agent::settle`] is to follow.
+    ///
+    /// # Errors
+    /// When the node's memory cannot be read.
+    pub fn react(&mut self, cause: Cause) -> Result<()> {
         let received_ns = now_ns();
         self.look_for_empty_pods(received_ns);
         let charged_bytes = self.bpf.as_ref().and_then(Bpf::charged_bytes);
         let mut sample = std::mem::take(&mut self.sample);
-        let mut failure = None;
+        let failure = &mut self.sample_failure;
         self.sampler
             .take(
                 cause,
@@ -385,18 +417,42 @@ impl Agent {
                 },
             )
             .context("the node's memory cannot be read")?;
-        let event = Event {
-            at_ns: received_ns,
-            kind: EventKind::Sample(sample),
-        };
-        self.step(&event, received_ns);
-        if let EventKind::Sample(sample) = event.kind {
-            self.sample = sample;
+        self.step(received_ns, EventKind::Sample(sample));
+        self.outcomes();
+        Ok(())
+    }
+
+    /// What follows acting: journal, output, and the cleaning up after pods that have left.
+    pub fn settle(&mut self) {
+        let mut steps = std::mem::take(&mut self.steps);
+        let decisions = std::mem::take(&mut self.decisions);
+        for step in &steps {
+            let decisions = &decisions[step.decisions.clone()];
+            if let Some(journal) = &mut self.journal {
+                journal.record(&step.event, decisions);
+            }
+            for decision in decisions {
+                self.tell(&step.event, decision);
+            }
         }
-        if let Some(text) = failure {
+        if let Some(journal) = &mut self.journal {
+            // Not before the last step is in: a new file begins with the state after it.
+            journal.next_file_if_full(&self.engine);
+        }
+        for step in steps.drain(..) {
+            if let EventKind::Sample(sample) = step.event.kind {
+                self.sample = sample;
+            }
+        }
+        self.steps = steps;
+        self.decisions = decisions;
+        self.decisions.clear();
+        for Failure { uid, error, .. } in std::mem::take(&mut self.failures) {
+            self.warn(format!("pod {uid}: {error}"));
+        }
+        if let Some(text) = self.sample_failure.take() {
             self.warn(text);
         }
-        Ok(())
     }
 
     /// Pods on their way out are looked at before each sample: their last process may be gone.
@@ -415,81 +471,60 @@ impl Agent {
                 Ok(false) => {}
                 Ok(true) => {
                     self.timelines.gone(&uid, at_ns);
-                    self.step(
-                        &Event {
-                            at_ns,
-                            kind: EventKind::PodEmpty { uid },
-                        },
-                        at_ns,
-                    );
+                    self.step(at_ns, EventKind::PodEmpty { uid });
                 }
                 Err(error) => self.warn(format!("pod {uid}: {error}")),
             }
         }
     }
 
-    /// One event: decide, act, then write down and say what was done.
-    fn step(&mut self, event: &Event, received_ns: u64) {
-        let mut decisions = std::mem::take(&mut self.decisions);
-        decisions.clear();
-        self.engine.step(event, &mut decisions);
-        let decided_ns = now_ns();
-        let mut failed: Option<(PodUid, Action, String)> = None;
-        for decision in &decisions {
-            self.act(event, decision, received_ns, decided_ns, &mut failed);
-        }
-        if let Some(journal) = &mut self.journal {
-            journal.record(event, &decisions, &self.engine);
-        }
-        for decision in &decisions {
-            self.tell(event, decision);
-        }
-        self.decisions = decisions;
-        if let Some((uid, action, error)) = failed {
-            self.warn(format!("pod {uid}: {error}"));
-            self.outcome(uid, action, error);
-        }
+    /// One event that is not urgent: decide, act, then write down and say what was done.
+    fn take_in(&mut self, kind: EventKind) {
+        self.step(now_ns(), kind);
+        self.outcomes();
+        self.settle();
     }
 
-    /// A decision could not be carried out: the engine is told, and may decide otherwise.
-    fn outcome(&mut self, uid: PodUid, action: Action, error: String) {
-        let mut next = Some((uid, action, error));
+    /// One event: decide and act.
+    fn step(&mut self, at_ns: u64, kind: EventKind) {
+        let event = Event { at_ns, kind };
+        let mut decisions = std::mem::take(&mut self.decisions);
+        let begin = decisions.len();
+        self.engine.step(&event, &mut decisions);
+        let decided_ns = now_ns();
+        for decision in &decisions[begin..] {
+            self.act(&event, decision, decided_ns);
+        }
+        self.steps.push(Step {
+            event,
+            decisions: begin..decisions.len(),
+        });
+        self.decisions = decisions;
+    }
+
+    /// Decisions that could not be carried out: the engine is told, and may decide otherwise.
+    fn outcomes(&mut self) {
+        let mut told = 0;
         for _ in 0..OUTCOME_ROUNDS {
-            let Some((uid, action, error)) = next.take() else {
+            let end = self.failures.len();
+            if told == end {
                 return;
-            };
-            let at_ns = now_ns();
-            let event = Event {
-                at_ns,
-                kind: EventKind::Outcome {
-                    uid,
-                    action,
-                    error: Some(error),
-                },
-            };
-            let mut decisions = Vec::new();
-            self.engine.step(&event, &mut decisions);
-            for decision in &decisions {
-                self.act(&event, decision, at_ns, at_ns, &mut next);
             }
-            if let Some(journal) = &mut self.journal {
-                journal.record(&event, &decisions, &self.engine);
+            for index in told..end {
+                let Failure { uid, action, error } = &self.failures[index];
+                let kind = EventKind::Outcome {
+                    uid: uid.clone(),
+                    action: *action,
+                    error: Some(error.to_string()),
+                };
+                self.step(now_ns(), kind);
             }
-            for decision in &decisions {
-                self.tell(&event, decision);
-            }
+            told = end;
         }
     }
 
     /// Carries out one decision. Allocates only when that fails.
-    fn act(
-        &mut self,
-        event: &Event,
-        decision: &Decision,
-        received_ns: u64,
-        decided_ns: u64,
-        failed: &mut Option<(PodUid, Action, String)>,
-    ) {
+    fn act(&mut self, event: &Event, decision: &Decision, decided_ns: u64) {
         match decision {
             Decision::Evict { uid, reason, .. } => {
                 let cause = if let EventKind::Sample(sample) = &event.kind {
@@ -498,13 +533,13 @@ impl Agent {
                     Cause::Timer
                 };
                 self.timelines
-                    .decided(uid, reason.signal, cause, received_ns, decided_ns);
-                self.terminate(uid, failed);
+                    .decided(uid, reason.signal, cause, event.at_ns, decided_ns);
+                self.terminate(uid);
             }
-            Decision::End { uid, .. } => self.terminate(uid, failed),
+            Decision::End { uid, .. } => self.terminate(uid),
             Decision::Kill { uid, .. } => match self.pods.kill(uid) {
                 Ok(()) => self.timelines.killed(uid, now_ns()),
-                Err(error) => *failed = Some((uid.clone(), Action::Kill, error.to_string())),
+                Err(error) => self.failed(uid, Action::Kill, error),
             },
             Decision::ReleaseMemory { uid } => {
                 // Help only: the kernel frees the memory in any case when the process gets to run.
@@ -525,11 +560,16 @@ impl Agent {
         }
     }
 
-    fn terminate(&mut self, uid: &PodUid, failed: &mut Option<(PodUid, Action, String)>) {
+    fn terminate(&mut self, uid: &PodUid) {
         match self.pods.terminate(uid) {
             Ok(_) => self.timelines.signalled(uid, now_ns()),
-            Err(error) => *failed = Some((uid.clone(), Action::Terminate, error.to_string())),
+            Err(error) => self.failed(uid, Action::Terminate, error),
         }
+    }
+
+    fn failed(&mut self, uid: &PodUid, action: Action, error: FileError) {
+        let uid = uid.clone();
+        self.failures.push(Failure { uid, action, error });
     }
 
     fn tell(&mut self, event: &Event, decision: &Decision) {
@@ -564,8 +604,8 @@ impl Agent {
         }
     }
 
-    /// The manifests have changed.
-    fn manifests(&mut self, change: ManifestChange) {
+    /// The manifests have changed. Opens the files of pods that are there already: not for the hot path.
+    pub fn manifests(&mut self, change: ManifestChange) {
         let ManifestChange {
             added,
             changed,
@@ -586,29 +626,15 @@ impl Agent {
                 ));
                 continue;
             }
-            let at_ns = now_ns();
-            self.step(
-                &Event {
-                    at_ns,
-                    kind: EventKind::PodApplied { pod },
-                },
-                at_ns,
-            );
+            self.take_in(EventKind::PodApplied { pod });
             self.look_at(&uid);
             if let Err(error) = self.pods.apply_limits(&uid) {
                 self.warn(format!("pod {uid}: {error}"));
             }
         }
         for uid in removed {
-            let at_ns = now_ns();
             self.pods.remove(&uid);
-            self.step(
-                &Event {
-                    at_ns,
-                    kind: EventKind::PodRemoved { uid },
-                },
-                at_ns,
-            );
+            self.take_in(EventKind::PodRemoved { uid });
         }
         // Room for all of them, so that no sample has to make any.
         let pods = self.pods.len();
@@ -627,16 +653,15 @@ impl Agent {
     }
 
     fn changed(&mut self, Change { uid, running }: Change) {
-        let at_ns = now_ns();
         if !running {
-            self.timelines.gone(&uid, at_ns);
+            self.timelines.gone(&uid, now_ns());
         }
         let kind = if running {
             EventKind::PodRunning { uid }
         } else {
             EventKind::PodEmpty { uid }
         };
-        self.step(&Event { at_ns, kind }, at_ns);
+        self.take_in(kind);
     }
 
     /// What can wait: new and gone cgroups, the pressure ring, counts of lost records.

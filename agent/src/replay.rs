@@ -242,7 +242,7 @@ mod tests {
             };
             decisions.clear();
             engine.step(&event, &mut decisions);
-            journal.record(&event, &decisions, &engine);
+            journal.record(&event, &decisions);
         }
         journal.finish().unwrap();
     }
