@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::ensure;
 
-use super::super::agent::Options;
+use super::super::agent::{Event, Options};
 use super::super::harness::{Done, Outcome, Test};
 use super::super::node::Node;
 use super::super::pod::Pod;
@@ -47,7 +47,7 @@ fn without_btf() -> Outcome {
     result
 }
 
-/// Evicts in time, and says what was lost, a line each, one of them with `word` in it.
+/// Evicts in time, and says what was lost, a line each, and why, in a line with `word` in it.
 fn evicts_with_losses(change: impl FnOnce(Options) -> Options, word: &str) -> Outcome {
     let kills = oom_kills()?;
     let node = Node::new()?;
@@ -60,9 +60,14 @@ fn evicts_with_losses(change: impl FnOnce(Options) -> Options, word: &str) -> Ou
         !lost.is_empty() && lost.iter().all(|line| !line.contains('\n')),
         "not a line each: {lost:?}"
     );
+    let warnings = agent.events.iter().filter_map(|(_, event)| match event {
+        Event::Warning { text } => Some(text),
+        _ => None,
+    });
     ensure!(
-        lost.iter().any(|line| line.contains(word)),
-        "none of these speaks of {word}: {lost:?}"
+        lost.iter().chain(warnings).any(|line| line.contains(word)),
+        "nothing speaks of {word}: {:?}",
+        agent.events
     );
     go(&hog)?;
     let finished = agent.eviction(EVICTION_TIMEOUT)?;
