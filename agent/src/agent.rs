@@ -31,7 +31,8 @@ use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::file::FileError;
 use crate::host::syscall::watch;
 use crate::journal::Journal;
-use crate::ladder::{Choice, Mechanism};
+use crate::ladder::{Choice, LadderSignal, Mechanism};
+use crate::limits::{LimitCounts, Limits};
 use crate::pod_cgroup;
 use crate::pods::{Change, Pods};
 use crate::report::{Line, Records, Reporter};
@@ -40,7 +41,7 @@ use crate::sampler::Sampler;
 use crate::source::cgroup_watch::CgroupWatch;
 use crate::source::decode::{Body, ReclaimPhase, Record};
 use crate::source::manifests::{ManifestChange, ManifestWatch};
-use crate::source::memcg_v1::{MemcgV1, Notification};
+use crate::source::memcg_v1::{MemcgV1, Notification, PressureLevel};
 use crate::source::pressure::{PsiTrigger, Stall, Trigger};
 use crate::timeline::Timelines;
 
@@ -59,12 +60,25 @@ const HOUSEKEEPING_UNTOLD: Duration = Duration::from_millis(500);
 /// The PSI safety net: half of what a task can stall in a window of half a second before it is worth a look.
 const PSI: (Stall, u32, u32) = (Stall::Some, 20, 500);
 
+/// "Medium" is when the kernel has to scan more than twice the pages that it frees; "low" is ordinary page cache at work.
+const PRESSURE_LEVEL: PressureLevel = PressureLevel::Medium;
+/// The kernel signals that for each 512 pages scanned.
+const PRESSURE_LEVEL_PACE: Duration = Duration::from_millis(10);
+/// The kernel signals a change of one `memory.events` every 10 ms, for as long as a pod is at its limit.
+const POD_EVENTS_PACE: Duration = Duration::from_millis(100);
+/// OOM kills told one by one in a turn.
+const OOM_KILLS: usize = 64;
+
 /// What wakes the loop.
 #[derive(Debug)]
 pub struct Sources {
     critical: Option<AsyncFd<OwnedFd>>,
     psi: Option<Watched<PsiTrigger>>,
     usage: Option<V1Usage>,
+    /// `memory.pressure_level` of cgroup v1.
+    pressure_level: Option<Paced<Notification>>,
+    /// `memory.events` and its like of all pods.
+    pod_events: Option<Paced<()>>,
     cgroups: Option<Watched<CgroupWatch>>,
     manifests: mpsc::Receiver<ManifestChange>,
     _manifest_watch: ManifestWatch,
@@ -77,6 +91,29 @@ struct Watched<T> {
     // Dropped first: a descriptor must be deregistered before its source ends.
     fd: AsyncFd<OwnedFd>,
     source: T,
+}
+
+/// A source that can fire much more often than there is a point in looking.
+#[derive(Debug)]
+struct Paced<T> {
+    watched: Watched<T>,
+    pace: Duration,
+    not_before: Instant,
+}
+
+impl<T> Paced<T> {
+    fn new(source: T, fd: AsyncFd<OwnedFd>, pace: Duration) -> Self {
+        Self {
+            watched: Watched { fd, source },
+            pace,
+            not_before: Instant::now(),
+        }
+    }
+
+    /// It has been looked at: not again so soon.
+    fn looked_at(&mut self) {
+        self.not_before = Instant::now() + self.pace;
+    }
 }
 
 /// The cgroup v1 notification on the node's usage. It is armed anew after each sample.
@@ -100,6 +137,12 @@ impl Sources {
         report: &Report,
         reporter: &mut Reporter,
     ) -> Result<Self> {
+        let serves = |signal, mechanism| {
+            report
+                .choices
+                .iter()
+                .any(|choice| choice.signal == signal && choice.mechanism == mechanism)
+        };
         let uses = |mechanism| {
             report
                 .choices
@@ -134,18 +177,27 @@ impl Sources {
                     source: trigger,
                 })
             });
-        let usage = uses(Mechanism::EventControl)
-            .then(|| {
-                let memory = mounts
-                    .hierarchy_of(Controller::Memory)
-                    .ok()
-                    .filter(|memory| memory.version == Version::V1)?;
-                MemcgV1::open(&memory.dir(&CgroupPath::default()))
-                    .map_err(|error| left_out("the cgroup v1 usage notification", &error))
-                    .ok()
-            })
+        let mut v1_root = |what: &str| {
+            let memory = mounts
+                .hierarchy_of(Controller::Memory)
+                .ok()
+                .filter(|memory| memory.version == Version::V1)?;
+            MemcgV1::open(&memory.dir(&CgroupPath::default()))
+                .map_err(|error| left_out(what, &error))
+                .ok()
+        };
+        let usage = serves(LadderSignal::MemoryThreshold, Mechanism::EventControl)
+            .then(|| v1_root("the cgroup v1 usage notification"))
             .flatten()
             .map(|memcg| V1Usage { memcg, armed: None });
+        let pressure_level = serves(LadderSignal::NodeReclaim, Mechanism::EventControl)
+            .then(|| v1_root("memory.pressure_level"))
+            .flatten()
+            .and_then(|memcg| {
+                watch_pressure_level(&memcg)
+                    .map_err(|error| left_out("memory.pressure_level", &error))
+                    .ok()
+            });
         let told = bpf.is_some_and(|bpf| bpf.is_attached("cgroup_notify_populated"));
         let cgroups = uses(Mechanism::Inotify)
             .then(|| {
@@ -171,6 +223,8 @@ impl Sources {
             critical,
             psi,
             usage,
+            pressure_level,
+            pod_events: None,
             cgroups,
             manifests,
             _manifest_watch: manifest_watch,
@@ -181,6 +235,26 @@ impl Sources {
             },
         })
     }
+
+    /// Waits for the memory events of pods too, if any are watched.
+    ///
+    /// # Errors
+    /// When their descriptor cannot be waited for.
+    pub fn watch_pods(&mut self, limits: &Limits) -> Result<()> {
+        self.pod_events = limits
+            .events_fd()
+            .map(|fd| watch(fd, Interest::READABLE))
+            .transpose()
+            .context("the pods' memory events cannot be waited for")?
+            .map(|fd| Paced::new((), fd, POD_EVENTS_PACE));
+        Ok(())
+    }
+}
+
+fn watch_pressure_level(memcg: &MemcgV1) -> Result<Paced<Notification>> {
+    let source = memcg.notify_pressure(PRESSURE_LEVEL)?;
+    let fd = watch(source.as_fd(), Interest::READABLE)?;
+    Ok(Paced::new(source, fd, PRESSURE_LEVEL_PACE))
 }
 
 /// What a turn of the loop has found.
@@ -229,7 +303,9 @@ pub struct Agent {
     /// The first thing that the newest sample could not read.
     sample_failure: Option<String>,
     leaving: Vec<PodUid>,
-    oom_kills: Vec<OomKill>,
+    limits: Limits,
+    oom_kills: OomKills,
+    not_watched_told: u64,
     /// When the engine wants the next sample.
     sample_by_ns: u64,
     /// Something has changed that the engine cannot know yet: sample now.
@@ -253,7 +329,15 @@ struct Failure {
     error: FileError,
 }
 
-/// A kill by the kernel's OOM killer, to be told when there is time.
+/// Kills by the kernel's OOM killer, to be told when there is time.
+#[derive(Debug)]
+struct OomKills {
+    kills: Vec<OomKill>,
+    /// A storm is told in part.
+    untold: u64,
+}
+
+/// One of them.
 #[derive(Debug)]
 struct OomKill {
     at_ns: u64,
@@ -268,6 +352,7 @@ impl Agent {
         engine: Engine,
         pods: Pods,
         sampler: Sampler,
+        limits: Limits,
         bpf: Option<Bpf>,
         journal: Option<Journal>,
         reporter: Reporter,
@@ -286,7 +371,12 @@ impl Agent {
             failures: Vec::with_capacity(DECISIONS),
             sample_failure: None,
             leaving: Vec::with_capacity(DECISIONS),
-            oom_kills: Vec::with_capacity(64),
+            limits,
+            oom_kills: OomKills {
+                kills: Vec::with_capacity(OOM_KILLS),
+                untold: 0,
+            },
+            not_watched_told: 0,
             sample_by_ns: 0,
             hurry: true,
             lost_records_told: 0,
@@ -327,6 +417,24 @@ impl Agent {
                 fired = usage_reached(sources.usage.as_ref()) => {
                     fired?;
                     woken.by(Cause::MemoryEvent);
+                }
+                ready = ready_paced(sources.pressure_level.as_ref()) => {
+                    ready?;
+                    if let Some(level) = &mut sources.pressure_level {
+                        level.watched.source.take()?;
+                        level.looked_at();
+                    }
+                    woken.by(Cause::PressureStall);
+                }
+                ready = ready_paced(sources.pod_events.as_ref()) => {
+                    ready?;
+                    if let Some(events) = &mut sources.pod_events {
+                        events.looked_at();
+                    }
+                    if self.limits.take_events()? > 0 {
+                        woken.by(Cause::MemoryEvent);
+                        woken.housekeeping = true;
+                    }
                 }
                 () = &mut timer => woken.by(Cause::Timer),
                 _ = interrupt.recv() => break,
@@ -597,10 +705,13 @@ impl Agent {
                 finished: &finished,
             });
         }
-        if let (Decision::Finished { uid, .. }, Some(name)) = (decision, name)
-            && let Err(error) = self.pods.left(uid)
-        {
-            self.warn(format!("pod {name}: {error}"));
+        if let (Decision::Finished { uid, .. }, Some(name)) = (decision, name) {
+            // Its counts go with its cgroup.
+            self.limits.read_last(uid);
+            self.say_limits(event.at_ns);
+            if let Err(error) = self.pods.left(uid) {
+                self.warn(format!("pod {name}: {error}"));
+            }
         }
     }
 
@@ -636,6 +747,8 @@ impl Agent {
             self.pods.remove(&uid);
             self.take_in(EventKind::PodRemoved { uid });
         }
+        // What they have behind them is not news.
+        self.tell_limits();
         // Room for all of them, so that no sample has to make any.
         let pods = self.pods.len();
         self.sample
@@ -678,9 +791,7 @@ impl Agent {
         for error in errors {
             self.warn(error);
         }
-        if let Some(bpf) = &mut self.bpf {
-            bpf.drain_pressure(usize::MAX, |record| tracing::trace!(?record));
-        }
+        self.tell_limits();
         self.tell_lost_records();
         if let Some(error) = self.journal.as_mut().and_then(Journal::take_error) {
             self.warn(error.to_string());
@@ -703,20 +814,98 @@ impl Agent {
     }
 
     fn tell_oom_kills(&mut self) {
-        for kill in std::mem::take(&mut self.oom_kills) {
-            let uid = self.pods.by_cgroup_id(kill.cgroup_id).cloned();
-            let pod = uid
-                .and_then(|uid| self.engine.state().pods.get(&uid))
-                .map(|pod| pod.name.clone());
+        for index in 0..self.oom_kills.kills.len() {
+            let kill = &self.oom_kills.kills[index];
+            let uid = self.pods.by_cgroup_id(kill.cgroup_id);
+            let pod = uid.map(|uid| self.pods.name(uid));
             let comm = String::from_utf8_lossy(&kill.comm);
-            let comm = comm.trim_end_matches('\0');
             self.reporter.say(&Line::KernelOomKill {
                 at_ns: kill.at_ns,
                 pod: pod.as_deref(),
-                tgid: kill.tgid,
-                comm,
+                tgid: Some(kill.tgid),
+                comm: Some(comm.trim_end_matches('\0')),
+                kills: 1,
             });
         }
+        // Keeps its room: the next records find it.
+        self.oom_kills.kills.clear();
+        let untold = std::mem::take(&mut self.oom_kills.untold);
+        if untold > 0 {
+            self.warn(format!(
+                "the kernel's OOM killer struck {untold} times more in the same moment"
+            ));
+        }
+    }
+
+    /// What the pods' limits have cost them since the last time.
+    fn tell_limits(&mut self) {
+        let mut failures = Vec::new();
+        self.limits
+            .follow(&self.pods, |failure| failures.push(failure));
+        if let Some(bpf) = &mut self.bpf {
+            bpf.drain_pressure(usize::MAX, |record| self.limits.record(&record));
+            // Totals that no record has told yet: within a window the kernel sends one.
+            if self.limits.takes_from_kernel()
+                && let Err(error) = bpf
+                    .drain_memory(|totals| self.limits.memory_totals(totals))
+                    .and_then(|()| bpf.drain_throttle(|totals| self.limits.throttle_totals(totals)))
+            {
+                failures.push(error.to_string());
+            }
+        }
+        let at_ns = now_ns();
+        self.limits.read(at_ns, |failure| failures.push(failure));
+        self.say_limits(at_ns);
+        let not_watched = self.limits.not_watched();
+        if not_watched > self.not_watched_told {
+            failures.push(format!(
+                "{} files of pods cannot be waited for and are only read now and then; raise fs.epoll.max_user_watches",
+                not_watched - self.not_watched_told
+            ));
+            self.not_watched_told = not_watched;
+        }
+        for failure in failures {
+            self.warn(failure);
+        }
+    }
+
+    fn say_limits(&mut self, at_ns: u64) {
+        let Self {
+            limits,
+            pods,
+            reporter,
+            ..
+        } = self;
+        limits.collect(pods, |uid, counts| {
+            let pod = &pods.name(uid);
+            let LimitCounts { high, max, oom, .. } = counts;
+            if high + max + oom > 0 {
+                reporter.say(&Line::MemoryLimit {
+                    at_ns,
+                    pod,
+                    high,
+                    max,
+                    oom,
+                });
+            }
+            if counts.oom_kills > 0 {
+                reporter.say(&Line::KernelOomKill {
+                    at_ns,
+                    pod: Some(pod),
+                    tgid: None,
+                    comm: None,
+                    kills: counts.oom_kills,
+                });
+            }
+            if counts.throttled + counts.throttled_ns > 0 {
+                reporter.say(&Line::Throttled {
+                    at_ns,
+                    pod,
+                    count: counts.throttled,
+                    ms: counts.throttled_ns / 1_000_000,
+                });
+            }
+        });
     }
 
     /// Arms the cgroup v1 notification at the usage that the newest headroom allows.
@@ -799,7 +988,7 @@ impl Agent {
 }
 
 /// What one record means for the loop.
-fn judge(record: &Record<'_>, armed_bytes: u64, woken: &mut Woken, oom_kills: &mut Vec<OomKill>) {
+fn judge(record: &Record<'_>, armed_bytes: u64, woken: &mut Woken, oom_kills: &mut OomKills) {
     let crossed_ns = record.ts_ns;
     match record.body {
         // One that was armed earlier says nothing that the newest sample did not.
@@ -827,12 +1016,13 @@ fn judge(record: &Record<'_>, armed_bytes: u64, woken: &mut Woken, oom_kills: &m
         }
         Body::OomKill { tgid, comm, .. } => {
             woken.by(Cause::Lifecycle);
-            // A storm of kills is told in part; `memory.events` counts them all.
-            if oom_kills.len() < oom_kills.capacity() {
+            if oom_kills.kills.len() == OOM_KILLS {
+                oom_kills.untold += 1;
+            } else {
                 let mut name = [0; plimsoll_abi::COMM_BYTES];
                 let length = comm.len().min(name.len());
                 name[..length].copy_from_slice(&comm[..length]);
-                oom_kills.push(OomKill {
+                oom_kills.kills.push(OomKill {
                     at_ns: record.ts_ns,
                     cgroup_id: record.cgroup_id,
                     tgid,
@@ -871,6 +1061,14 @@ async fn ready(fd: Option<&AsyncFd<OwnedFd>>, interest: Interest) -> std::io::Re
         }
         None => std::future::pending().await,
     }
+}
+
+/// The same for a source that is not to be looked at too often.
+async fn ready_paced<T>(paced: Option<&Paced<T>>) -> std::io::Result<()> {
+    if let Some(paced) = paced {
+        tokio::time::sleep_until(paced.not_before).await;
+    }
+    ready(paced.map(|paced| &paced.watched.fd), Interest::READABLE).await
 }
 
 async fn usage_reached(usage: Option<&V1Usage>) -> Result<()> {

@@ -11,6 +11,7 @@ pub mod facts;
 pub mod host;
 pub mod journal;
 pub mod ladder;
+pub mod limits;
 pub mod output;
 pub mod pod_cgroup;
 pub mod pods;

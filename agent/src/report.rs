@@ -59,10 +59,38 @@ pub enum Line<'a> {
         /// The pod, `namespace/name`, if it was one.
         #[serde(skip_serializing_if = "Option::is_none")]
         pod: Option<&'a str>,
-        /// The victim's process.
-        tgid: u32,
+        /// The victim's process; absent where kills are only counted.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tgid: Option<u32>,
         /// Its command.
-        comm: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        comm: Option<&'a str>,
+        /// How many processes: 1 where the kernel tells of each.
+        kills: u64,
+    },
+    /// A pod has run into its memory limits.
+    MemoryLimit {
+        /// When it was looked at: CLOCK_MONOTONIC, nanoseconds.
+        at_ns: u64,
+        /// `namespace/name`.
+        pod: &'a str,
+        /// How often since the last such line: over `memory.high`, sent to reclaim.
+        high: u64,
+        /// At `memory.max`, had to reclaim first.
+        max: u64,
+        /// Reclaim made no room.
+        oom: u64,
+    },
+    /// A pod has used up its CPU quota.
+    Throttled {
+        /// When it was looked at: CLOCK_MONOTONIC, nanoseconds.
+        at_ns: u64,
+        /// `namespace/name`.
+        pod: &'a str,
+        /// How often since the last such line.
+        count: u64,
+        /// For how long, milliseconds, each CPU by itself.
+        ms: u64,
     },
     /// Something is not as it should be; the agent goes on.
     Warning {
@@ -235,14 +263,55 @@ impl Reporter {
                 pod,
                 tgid,
                 comm,
+                kills,
             } => {
                 let pod = pod.map_or(String::new(), |pod| format!(" of pod {pod}"));
+                let victim = match (tgid, comm) {
+                    (Some(tgid), Some(comm)) => format!("process {tgid} ({comm})"),
+                    _ if *kills == 1 => "a process".to_owned(),
+                    _ => format!("{kills} processes"),
+                };
                 format!(
-                    "{} {} process {tgid} ({comm}){pod}",
+                    "{} {} {victim}{pod}",
                     seconds(*at_ns),
                     self.paint("31", "kernel OOM killer:")
                 )
             }
+            Line::MemoryLimit {
+                at_ns,
+                pod,
+                high,
+                max,
+                oom,
+            } => {
+                let counts = [
+                    ("memory.high", high),
+                    ("memory.max", max),
+                    ("out of memory", oom),
+                ];
+                let counts: Vec<String> = counts
+                    .iter()
+                    .filter(|(_, count)| **count > 0)
+                    .map(|(what, count)| format!("{what} {}", times(**count)))
+                    .collect();
+                format!(
+                    "{} {} {pod}: {}",
+                    seconds(*at_ns),
+                    self.paint("33", "memory limit:"),
+                    counts.join(", ")
+                )
+            }
+            Line::Throttled {
+                at_ns,
+                pod,
+                count,
+                ms,
+            } => format!(
+                "{} {} {pod}: {}, {ms} ms",
+                seconds(*at_ns),
+                self.paint("33", "CPU throttled:"),
+                times(*count)
+            ),
             Line::Warning { text } => format!("{} {text}", self.paint("33", "warning:")),
             Line::Stopped {
                 records,
@@ -282,6 +351,13 @@ fn seconds(at_ns: u64) -> String {
         at_ns / 1_000_000_000,
         at_ns / 1000 % 1_000_000
     )
+}
+
+fn times(count: u64) -> String {
+    match count {
+        1 => "once".to_owned(),
+        _ => format!("{count} times"),
+    }
 }
 
 fn micros(ns: u64) -> String {

@@ -20,6 +20,7 @@ use crate::host::meminfo::MeminfoFile;
 use crate::host::protect::protect;
 use crate::journal::Journal;
 use crate::ladder::Without;
+use crate::limits::{Limits, Origins};
 use crate::output::Output;
 use crate::pod_cgroup;
 use crate::pods::Pods;
@@ -136,6 +137,8 @@ fn with_ledger(
         .as_deref()
         .map(|path| Journal::create(path, &engine))
         .transpose()?;
+    let limits = Limits::new(&mounts, Origins::of(&report.choices))
+        .context("the pods' limits cannot be watched")?;
     let pods = Pods::new(host.clone(), mounts.clone(), cgroup_root.clone());
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -143,7 +146,7 @@ fn with_ledger(
         .build()
         .context("the event loop cannot be made")?;
     let outcome = runtime.block_on(async {
-        let sources = Sources::open(
+        let mut sources = Sources::open(
             args,
             host,
             &mounts,
@@ -152,13 +155,14 @@ fn with_ledger(
             &report,
             &mut reporter,
         )?;
+        sources.watch_pods(&limits)?;
         // Last, so that what was opened and allocated above is locked in memory too.
         lost.extend(
             protect(host, &mounts, &cgroup_root, ledger)
                 .iter()
                 .map(ToString::to_string),
         );
-        let mut agent = Agent::new(engine, pods, sampler, bpf, journal, reporter);
+        let mut agent = Agent::new(engine, pods, sampler, limits, bpf, journal, reporter);
         agent.started(&report.choices, &lost);
         agent.run(sources).await
     });

@@ -15,6 +15,7 @@ use std::time::Duration;
 use plimsoll::agent::Agent;
 use plimsoll::config::{Config, ConfigFile, EvictionFlags};
 use plimsoll::host::{CgroupPath, HostRoot};
+use plimsoll::limits::{Limits, Origins};
 use plimsoll::output::Output;
 use plimsoll::pods::Pods;
 use plimsoll::report::Reporter;
@@ -119,12 +120,14 @@ impl Node {
         let mounts = host.cgroup_mounts().unwrap();
         let config = Config::new(ConfigFile::default(), &EvictionFlags::default()).unwrap();
         let sampler = Sampler::open(&host, &mounts, &kubepods, 15 * GIB).unwrap();
+        let limits = Limits::new(&mounts, Origins::of(&[])).unwrap();
         let pods = Pods::new(host.clone(), mounts, CgroupPath::default());
         let reporter = Reporter::start(Output::Json).unwrap();
         let mut agent = Agent::new(
             Engine::new(config.engine),
             pods,
             sampler,
+            limits,
             None,
             None,
             reporter,
@@ -162,7 +165,7 @@ fn pod_dir(host: &HostRoot, cgroup: Cgroup, index: usize) -> PathBuf {
 }
 
 fn set_available(host: &HostRoot, available_bytes: u64) {
-    let total_kib = 16 * GIB >> 10;
+    let total_kib = (16 * GIB) >> 10;
     let available_kib = available_bytes >> 10;
     let anon_kib = total_kib - available_kib;
     let text = format!(

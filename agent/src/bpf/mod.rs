@@ -25,13 +25,13 @@ use aya::Ebpf;
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use plimsoll_abi::{
     FILTER_WORDS, KIND_SLOTS, KINDS, Kind, ROOT_CGROUP_ID, UNTRACKED, charges, dropped, filter_bit,
-    produced, seen, throttle_totals, watch,
+    memory_totals, produced, seen, throttle_totals, watch,
 };
 
 pub use error::BpfError;
 pub use hooks::{Family, HookKind, HookReport, HookSet, HookState, Unavailable};
 
-use crate::source::decode::{DecodeError, Record, decode};
+use crate::source::decode::{DecodeError, MemoryLimitEvent, Record, decode, memory_limit_event};
 use error::{map_error, reason};
 
 /// Reads of `memory.current` until the program must have seen one. Another thread of the agent may read such a file at the
@@ -98,6 +98,17 @@ impl Drops {
     }
 }
 
+/// How often a cgroup met one of its memory limits since the programs were attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryTotals {
+    /// The cgroup that owns the limit.
+    pub cgroup_id: u64,
+    /// Which limit.
+    pub event: MemoryLimitEvent,
+    /// How often.
+    pub count: u64,
+}
+
 /// Running totals of a cgroup's CPU throttling since the programs were attached, each CPU's run queue by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThrottleTotals {
@@ -156,6 +167,7 @@ pub struct Bpf {
     charges: Array<MapData, u64>,
     counts_charges: bool,
     throttle: HashMap<MapData, u64, [u64; throttle_totals::WORDS]>,
+    memory: HashMap<MapData, [u64; 2], [u64; memory_totals::WORDS]>,
     /// By cgroup id.
     counters: BTreeMap<u64, Counter>,
     /// What `filter` holds.
@@ -242,6 +254,7 @@ impl Bpf {
                 .iter()
                 .any(|hook| hook.program == "charges_count" && hook.is_attached()),
             throttle: map!("THROTTLE"),
+            memory: map!("MEMORY"),
             hooks: loaded.hooks,
             ebpf,
             counters: BTreeMap::new(),
@@ -520,6 +533,26 @@ impl Bpf {
                 sum_ns: value[throttle_totals::SUM_NS],
                 max_ns: value[throttle_totals::MAX_NS],
             });
+        }
+        Ok(())
+    }
+
+    /// How often each cgroup met its memory limits so far, including what no record has told yet. Reads only.
+    ///
+    /// # Errors
+    /// When the kernel refuses to show the map.
+    pub fn drain_memory(&self, mut f: impl FnMut(MemoryTotals)) -> Result<(), BpfError> {
+        for entry in self.memory.iter() {
+            let ([cgroup_id, event], value) = entry.map_err(map_error("MEMORY"))?;
+            // The programs write no other.
+            let event = u32::try_from(event).ok().and_then(memory_limit_event);
+            if let Some(event) = event {
+                f(MemoryTotals {
+                    cgroup_id,
+                    event,
+                    count: value[memory_totals::COUNT],
+                });
+            }
         }
         Ok(())
     }

@@ -308,11 +308,9 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
         Kind::MemoryEvent => {
             let record: abi::MemoryEvent = read(bytes)?;
             Body::MemoryEvent {
-                event: match record.event {
-                    memory_event::HIGH => MemoryLimitEvent::High,
-                    memory_event::MAX => MemoryLimitEvent::Max,
-                    memory_event::OOM => MemoryLimitEvent::Oom,
-                    value => return unknown_value(kind, "event", value),
+                event: match memory_limit_event(record.event) {
+                    Some(event) => event,
+                    None => return unknown_value(kind, "event", record.event),
                 },
                 count: record.count,
                 pages: (record.pages != UNKNOWN_U64).then_some(record.pages),
@@ -351,6 +349,16 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
         cpu: header.cpu,
         body,
     })
+}
+
+/// A number of `plimsoll_abi::memory_event`.
+pub(crate) fn memory_limit_event(number: u32) -> Option<MemoryLimitEvent> {
+    match number {
+        memory_event::HIGH => Some(MemoryLimitEvent::High),
+        memory_event::MAX => Some(MemoryLimitEvent::Max),
+        memory_event::OOM => Some(MemoryLimitEvent::Oom),
+        _ => None,
+    }
 }
 
 fn read<T: FromBytes>(bytes: &[u8]) -> Result<T, DecodeError> {

@@ -6,4 +6,5 @@ pub mod decode;
 pub mod manifests;
 pub mod memcg_v1;
 pub mod memory_events;
+pub mod pod_events;
 pub mod pressure;

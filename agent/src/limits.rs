@@ -1,0 +1,519 @@
+//! What the limits of pods have cost them: `memory.high`, `memory.max`, OOM kills and CPU throttling, counted per pod.
+//!
+//! Problem: these events come in floods, from the kernel's records on one host and from files on another, for cgroups that come
+//! and go. A person wants one line per pod that says what is new. Approach: each cgroup of a pod has running totals, from
+//! whichever source the ladder has chosen; a turn brings them up to date ([`Limits::follow`], [`Limits::record`],
+//! [`Limits::read`]) and [`Limits::collect`] hands out, per pod, what has been added since the last turn. All of it is
+//! housekeeping: nothing here is on the way from a record to a kill.
+//!
+//! Terms: *totals* only grow. Of a pod that is already there when the agent first sees it, what was counted before does not
+//! count; of a cgroup that appears later everything does.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use plimsoll_core::units::PodUid;
+
+use crate::bpf::{MemoryTotals, ThrottleTotals};
+use crate::host::cgroup::{CgroupMounts, Controller, Hierarchy, Version, cgroup_id};
+use crate::host::file::{ControlFile, FileError};
+use crate::ladder::{Choice, LadderSignal, Mechanism, Role};
+use crate::pods::Pods;
+use crate::source::decode::{Body, MemoryLimitEvent, Record};
+use crate::source::memcg_v1::{MemcgV1, Notification};
+use crate::source::memory_events::MemoryEvents;
+use crate::source::pod_events::PodEvents;
+
+/// `cpu.stat` is read this often: on v2 the kernel brings the cgroup's statistics up to date for it, on every CPU.
+const CPU_STAT_EVERY_NS: u64 = 5_000_000_000;
+
+/// Where the counts come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The BPF programs.
+    Kernel,
+    /// The cgroup's files.
+    Files,
+}
+
+/// The origin of each kind, and whether files are also watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Origins {
+    /// `memory.high`, `memory.max` and out of memory.
+    pub memory: Origin,
+    /// OOM kills. Those that the kernel reports are told one by one elsewhere, and not counted here.
+    pub oom_kills: Origin,
+    /// CPU throttling.
+    pub throttling: Origin,
+    /// POLLPRI on `memory.events`.
+    pub memory_events: bool,
+    /// An eventfd on `memory.oom_control`.
+    pub event_control: bool,
+}
+
+impl Origins {
+    /// As the ladder has chosen.
+    pub fn of(choices: &[Choice]) -> Self {
+        let of = |signal| move |choice: &&Choice| choice.signal == signal;
+        let origin = |signal| {
+            let by_kernel = choices.iter().filter(of(signal)).any(|choice| {
+                choice.role == Role::Primary
+                    && matches!(choice.mechanism, Mechanism::Fentry | Mechanism::Tracepoint)
+            });
+            if by_kernel {
+                Origin::Kernel
+            } else {
+                Origin::Files
+            }
+        };
+        let uses = |signal, mechanism| {
+            choices
+                .iter()
+                .filter(of(signal))
+                .any(|choice| choice.mechanism == mechanism)
+        };
+        Self {
+            memory: origin(LadderSignal::MemoryLimit),
+            oom_kills: origin(LadderSignal::OomKill),
+            throttling: origin(LadderSignal::CpuThrottling),
+            memory_events: uses(LadderSignal::MemoryLimit, Mechanism::MemoryEvents)
+                || uses(LadderSignal::OomKill, Mechanism::MemoryEvents),
+            event_control: uses(LadderSignal::OomKill, Mechanism::EventControl),
+        }
+    }
+
+    fn reads_memory(self) -> bool {
+        self.memory == Origin::Files
+            || self.oom_kills == Origin::Files
+            || self.memory_events
+            || self.event_control
+    }
+}
+
+/// What a pod's limits have cost it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LimitCounts {
+    /// `memory.high` was exceeded and tasks were sent to reclaim. Always 0 on cgroup v1, which has no such limit.
+    pub high: u64,
+    /// A charge met `memory.max` (v1: `memory.limit_in_bytes`) and had to reclaim first.
+    pub max: u64,
+    /// Reclaim made no room. 0 on cgroup v1 without BPF: its files do not count it.
+    pub oom: u64,
+    /// Processes killed by an OOM killer, where nothing tells which.
+    pub oom_kills: u64,
+    /// Times that the CPU quota was used up: throttles of one CPU's run queue where BPF counts them, else periods.
+    pub throttled: u64,
+    /// For how long in all, nanoseconds, each CPU by itself.
+    pub throttled_ns: u64,
+}
+
+impl LimitCounts {
+    fn since(self, earlier: Self) -> Self {
+        Self {
+            high: self.high.saturating_sub(earlier.high),
+            max: self.max.saturating_sub(earlier.max),
+            oom: self.oom.saturating_sub(earlier.oom),
+            oom_kills: self.oom_kills.saturating_sub(earlier.oom_kills),
+            throttled: self.throttled.saturating_sub(earlier.throttled),
+            throttled_ns: self.throttled_ns.saturating_sub(earlier.throttled_ns),
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.high += other.high;
+        self.max += other.max;
+        self.oom += other.oom;
+        self.oom_kills += other.oom_kills;
+        self.throttled += other.throttled;
+        self.throttled_ns += other.throttled_ns;
+    }
+}
+
+/// A file that may not be there yet.
+#[derive(Debug)]
+enum Slot<T> {
+    /// Not there when it was last looked for.
+    Absent,
+    Open(T),
+    /// It was there and could not be used; said once.
+    Unusable,
+}
+
+#[derive(Debug)]
+enum MemoryFiles {
+    /// Of the pod's own cgroup, whose counts include those of the cgroups below.
+    V2(MemoryEvents),
+    /// Of every cgroup of the pod: on v1 each counts for itself.
+    V1 {
+        oom_control: ControlFile,
+        failcnt: ControlFile,
+        /// Disarmed when dropped.
+        _out_of_memory: Option<Notification>,
+    },
+}
+
+/// One cgroup of a pod.
+#[derive(Debug)]
+struct Watched {
+    /// Its directory in the hierarchy that accounts memory.
+    dir: PathBuf,
+    /// Its directory and its id in the hierarchy of the cpu controller.
+    cpu_dir: Option<PathBuf>,
+    cpu_id: Option<u64>,
+    memory: Slot<MemoryFiles>,
+    cpu: Slot<ControlFile>,
+    now: LimitCounts,
+    told: LimitCounts,
+    /// What has been counted so far is history.
+    is_history: bool,
+    is_gone: bool,
+}
+
+/// The counts of all pods.
+#[derive(Debug)]
+pub struct Limits {
+    memory: Option<Hierarchy>,
+    cpu: Option<Hierarchy>,
+    origins: Origins,
+    events: Option<PodEvents>,
+    /// By pod, then by the cgroup's id in the memory hierarchy.
+    pods: BTreeMap<PodUid, BTreeMap<u64, Watched>>,
+    cpu_read_ns: Option<u64>,
+}
+
+impl Limits {
+    /// Counts nothing yet.
+    ///
+    /// # Errors
+    /// When files are to be watched and no descriptor is to be had for it.
+    pub fn new(mounts: &CgroupMounts, origins: Origins) -> std::io::Result<Self> {
+        let hierarchy = |controller| mounts.hierarchy_of(controller).ok().cloned();
+        let watches = origins.memory_events || origins.event_control;
+        Ok(Self {
+            memory: hierarchy(Controller::Memory),
+            cpu: hierarchy(Controller::Cpu),
+            origins,
+            events: watches.then(PodEvents::new).transpose()?,
+            pods: BTreeMap::new(),
+            cpu_read_ns: None,
+        })
+    }
+
+    /// Readable when a watched file of a pod has changed; then call [`Limits::take_events`]. `None` if none is watched.
+    pub fn events_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.events.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Takes what the watched files have to say, and returns how many events that were.
+    ///
+    /// # Errors
+    /// The kernel's answer to `epoll_wait`.
+    pub fn take_events(&self) -> std::io::Result<usize> {
+        self.events.as_ref().map_or(Ok(0), PodEvents::take)
+    }
+
+    /// Files that the kernel would not watch, so that they are only read at every housekeeping.
+    pub fn not_watched(&self) -> u64 {
+        self.events.as_ref().map_or(0, PodEvents::left_out)
+    }
+
+    /// Whether the BPF programs' totals are of any use here.
+    pub fn takes_from_kernel(&self) -> bool {
+        self.origins.memory == Origin::Kernel || self.origins.throttling == Origin::Kernel
+    }
+
+    /// Brings the set of cgroups up to date. Opens files. What cannot be used is passed to `failed`, once.
+    pub fn follow(&mut self, pods: &Pods, mut failed: impl FnMut(String)) {
+        let Some(memory) = &self.memory else { return };
+        for cgroups in self.pods.values_mut() {
+            for watched in cgroups.values_mut() {
+                watched.is_gone = true;
+            }
+        }
+        for (uid, cgroups) in pods.cgroups() {
+            let is_first_look = !self.pods.contains_key(uid);
+            let known = self.pods.entry(uid.clone()).or_default();
+            for (index, (dir, id)) in cgroups.enumerate() {
+                let watched = known.entry(id).or_insert_with(|| Watched {
+                    dir: dir.to_owned(),
+                    cpu_dir: cpu_dir(memory, self.cpu.as_ref(), dir),
+                    cpu_id: None,
+                    memory: Slot::Absent,
+                    cpu: Slot::Absent,
+                    now: LimitCounts::default(),
+                    told: LimitCounts::default(),
+                    is_history: is_first_look,
+                    is_gone: false,
+                });
+                watched.is_gone = false;
+                let is_pods_own = index == 0;
+                if self.origins.reads_memory() && (memory.version == Version::V1 || is_pods_own) {
+                    watched.open_memory(
+                        memory.version,
+                        self.origins,
+                        self.events.as_mut(),
+                        &mut failed,
+                    );
+                }
+                watched.open_cpu(self.origins.throttling, &mut failed);
+            }
+        }
+    }
+
+    /// Takes in a record of the kernel. Its totals are those of one cgroup, since the programs were attached.
+    pub fn record(&mut self, record: &Record<'_>) {
+        match record.body {
+            Body::MemoryEvent { event, count, .. } => self.memory_totals(MemoryTotals {
+                cgroup_id: record.cgroup_id,
+                event,
+                count,
+            }),
+            Body::Throttle {
+                count,
+                sum_ns,
+                max_ns,
+                ..
+            } => self.throttle_totals(ThrottleTotals {
+                cgroup_id: record.cgroup_id,
+                count,
+                sum_ns,
+                max_ns,
+            }),
+            _ => {}
+        }
+    }
+
+    /// Takes in what the kernel has counted of a cgroup's memory limits.
+    pub fn memory_totals(&mut self, totals: MemoryTotals) {
+        if self.origins.memory != Origin::Kernel {
+            return;
+        }
+        let of_id = |cgroups: &mut BTreeMap<u64, Watched>| {
+            cgroups
+                .get_mut(&totals.cgroup_id)
+                .map(|watched| match totals.event {
+                    MemoryLimitEvent::High => raise(&mut watched.now.high, totals.count),
+                    MemoryLimitEvent::Max => raise(&mut watched.now.max, totals.count),
+                    MemoryLimitEvent::Oom => raise(&mut watched.now.oom, totals.count),
+                })
+        };
+        self.pods.values_mut().find_map(of_id);
+    }
+
+    /// Takes in what the kernel has counted of a cgroup's throttling.
+    pub fn throttle_totals(&mut self, totals: ThrottleTotals) {
+        if self.origins.throttling != Origin::Kernel {
+            return;
+        }
+        let watched = self
+            .pods
+            .values_mut()
+            .flat_map(BTreeMap::values_mut)
+            .find(|watched| watched.cpu_id == Some(totals.cgroup_id));
+        if let Some(watched) = watched {
+            raise(&mut watched.now.throttled, totals.count);
+            raise(&mut watched.now.throttled_ns, totals.sum_ns);
+        }
+    }
+
+    /// Reads the files of all pods, as far as counts come from files; `cpu.stat` only every few seconds. What cannot be read is
+    /// passed to `failed`, once; a cgroup that is gone is no failure.
+    pub fn read(&mut self, now_ns: u64, mut failed: impl FnMut(String)) {
+        let reads_cpu = self
+            .cpu_read_ns
+            .is_none_or(|read_ns| now_ns.saturating_sub(read_ns) >= CPU_STAT_EVERY_NS);
+        if reads_cpu {
+            self.cpu_read_ns = Some(now_ns);
+        }
+        for watched in self.pods.values_mut().flat_map(BTreeMap::values_mut) {
+            // What a pod has behind it is read at the first look, whenever that is.
+            watched.read(self.origins, reads_cpu || watched.is_history, &mut failed);
+        }
+    }
+
+    /// Reads the files of one pod once more, before it is forgotten. What cannot be read any more is gone.
+    pub fn read_last(&mut self, uid: &PodUid) {
+        for watched in self
+            .pods
+            .get_mut(uid)
+            .into_iter()
+            .flat_map(BTreeMap::values_mut)
+        {
+            watched.read(self.origins, true, &mut |_| {});
+        }
+    }
+
+    /// Hands out, per pod, what has been added since the last call, if anything, and forgets cgroups that are gone and pods that
+    /// `pods` does not have any more.
+    pub fn collect(&mut self, pods: &Pods, mut told: impl FnMut(&PodUid, LimitCounts)) {
+        for (uid, cgroups) in &mut self.pods {
+            let mut added = LimitCounts::default();
+            for watched in cgroups.values_mut() {
+                if !std::mem::take(&mut watched.is_history) {
+                    added.add(watched.now.since(watched.told));
+                }
+                watched.told = watched.now;
+            }
+            cgroups.retain(|_, watched| !watched.is_gone);
+            if added != LimitCounts::default() {
+                told(uid, added);
+            }
+        }
+        self.pods.retain(|uid, _| pods.get(uid).is_some());
+    }
+}
+
+fn raise(total: &mut u64, to: u64) {
+    *total = (*total).max(to);
+}
+
+/// The same cgroup in the hierarchy of the cpu controller.
+fn cpu_dir(memory: &Hierarchy, cpu: Option<&Hierarchy>, dir: &Path) -> Option<PathBuf> {
+    let path = dir.strip_prefix(&memory.mount).ok()?;
+    Some(cpu?.mount.join(path))
+}
+
+/// What opening or reading came to: nothing there is as good as nothing to say.
+fn slot<T>(opened: Result<T, FileError>, failed: &mut impl FnMut(String)) -> Slot<T> {
+    match opened {
+        Ok(file) => Slot::Open(file),
+        Err(error) if error.is_vanished() => Slot::Absent,
+        Err(error) => {
+            failed(error.to_string());
+            Slot::Unusable
+        }
+    }
+}
+
+impl Watched {
+    fn open_memory(
+        &mut self,
+        version: Version,
+        origins: Origins,
+        events: Option<&mut PodEvents>,
+        failed: &mut impl FnMut(String),
+    ) {
+        if !matches!(self.memory, Slot::Absent) {
+            return;
+        }
+        let opened = match version {
+            // Opening takes the counts as a starting point; here the totals matter.
+            Version::V2 => MemoryEvents::open(&self.dir).map(MemoryFiles::V2),
+            Version::V1 => open_v1(&self.dir).map(|(oom_control, failcnt)| MemoryFiles::V1 {
+                oom_control,
+                failcnt,
+                _out_of_memory: None,
+            }),
+        };
+        self.memory = slot(opened, failed);
+        let (Slot::Open(files), Some(events)) = (&mut self.memory, events) else {
+            return;
+        };
+        match files {
+            MemoryFiles::V2(counters) if origins.memory_events => events.watch_counters(counters),
+            MemoryFiles::V1 { _out_of_memory, .. } if origins.event_control => {
+                match MemcgV1::open(&self.dir).and_then(|memcg| memcg.notify_oom()) {
+                    Ok(notification) => {
+                        events.watch_notification(&notification);
+                        *_out_of_memory = Some(notification);
+                    }
+                    Err(error) if error.is_vanished() => {}
+                    Err(error) => failed(error.to_string()),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn open_cpu(&mut self, origin: Origin, failed: &mut impl FnMut(String)) {
+        let Some(dir) = &self.cpu_dir else { return };
+        match origin {
+            Origin::Kernel if self.cpu_id.is_none() => self.cpu_id = cgroup_id(dir).ok(),
+            Origin::Files if matches!(self.cpu, Slot::Absent) => {
+                self.cpu = slot(ControlFile::open(dir.join("cpu.stat")), failed);
+            }
+            Origin::Kernel | Origin::Files => {}
+        }
+    }
+
+    fn read(&mut self, origins: Origins, reads_cpu: bool, failed: &mut impl FnMut(String)) {
+        if let Slot::Open(files) = &mut self.memory {
+            match files.read() {
+                Ok(read) => {
+                    if origins.memory == Origin::Files {
+                        raise(&mut self.now.high, read.high);
+                        raise(&mut self.now.max, read.max);
+                        raise(&mut self.now.oom, read.oom);
+                    }
+                    if origins.oom_kills == Origin::Files {
+                        raise(&mut self.now.oom_kills, read.oom_kills);
+                    }
+                }
+                Err(error) => self.memory = slot(Err(error), failed),
+            }
+        }
+        if let (Slot::Open(stat), true) = (&self.cpu, reads_cpu) {
+            match read_cpu_stat(stat) {
+                Ok((throttled, throttled_ns)) => {
+                    raise(&mut self.now.throttled, throttled);
+                    raise(&mut self.now.throttled_ns, throttled_ns);
+                }
+                Err(error) => self.cpu = slot(Err(error), failed),
+            }
+        }
+    }
+}
+
+fn open_v1(dir: &Path) -> Result<(ControlFile, ControlFile), FileError> {
+    Ok((
+        ControlFile::open(dir.join("memory.oom_control"))?,
+        ControlFile::open(dir.join("memory.failcnt"))?,
+    ))
+}
+
+impl MemoryFiles {
+    fn read(&mut self) -> Result<LimitCounts, FileError> {
+        match self {
+            Self::V2(events) => {
+                events.read_delta()?;
+                let counts = events.counts();
+                Ok(LimitCounts {
+                    high: counts.high,
+                    max: counts.max,
+                    oom: counts.oom,
+                    oom_kills: counts.oom_kill,
+                    ..LimitCounts::default()
+                })
+            }
+            Self::V1 {
+                oom_control,
+                failcnt,
+                ..
+            } => {
+                // No such line before 4.13: those kernels do not count kills.
+                let [oom_kill] = oom_control.read_keyed(&["oom_kill"])?;
+                Ok(LimitCounts {
+                    max: failcnt.read_u64()?,
+                    oom_kills: oom_kill.unwrap_or(0),
+                    ..LimitCounts::default()
+                })
+            }
+        }
+    }
+}
+
+/// Periods in which the quota was used up, and for how long, in nanoseconds. v1 says nanoseconds, v2 microseconds
+/// (kernel/sched/core.c `cpu_cfs_stat_show`, `cpu_extra_stat_show`).
+fn read_cpu_stat(stat: &ControlFile) -> Result<(u64, u64), FileError> {
+    let [throttled, throttled_usec, throttled_time] =
+        stat.read_keyed(&["nr_throttled", "throttled_usec", "throttled_time"])?;
+    let throttled_ns = throttled_usec
+        .map(|usec| usec.saturating_mul(1000))
+        .or(throttled_time);
+    // No lines at all where the cpu controller is not enabled: nothing is throttled there.
+    Ok((throttled.unwrap_or(0), throttled_ns.unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod tests;

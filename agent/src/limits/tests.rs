@@ -1,0 +1,386 @@
+//! On fake trees of both cgroup versions.
+
+use super::*;
+use crate::host::HostRoot;
+use crate::host::cgroup::CgroupPath;
+use crate::host::cgroup::tests::fake_host;
+use plimsoll_core::pod::Pod;
+use std::fs;
+use std::sync::Arc;
+
+const FILES: Origins = Origins {
+    memory: Origin::Files,
+    oom_kills: Origin::Files,
+    throttling: Origin::Files,
+    memory_events: false,
+    event_control: false,
+};
+const KERNEL: Origins = Origins {
+    memory: Origin::Kernel,
+    oom_kills: Origin::Kernel,
+    throttling: Origin::Kernel,
+    ..FILES
+};
+const SECOND: u64 = 1_000_000_000;
+
+struct Node {
+    _dir: tempfile::TempDir,
+    host: HostRoot,
+    pods: Pods,
+    limits: Limits,
+    now_ns: u64,
+}
+
+fn v1(origins: Origins) -> Node {
+    Node::new(
+        &[
+            ("cgroup", "/sys/fs/cgroup/cpu", "cpu,cpuacct"),
+            ("cgroup", "/sys/fs/cgroup/memory", "memory"),
+        ],
+        origins,
+    )
+}
+
+fn v2(origins: Origins) -> Node {
+    Node::new(&[("cgroup2", "/sys/fs/cgroup", "rw")], origins)
+}
+
+impl Node {
+    fn new(mounts: &[(&str, &str, &str)], origins: Origins) -> Self {
+        let (dir, host) = fake_host(mounts);
+        if mounts[0].0 == "cgroup2" {
+            let controllers = host.path("/sys/fs/cgroup/cgroup.controllers");
+            fs::write(controllers, "cpu memory\n").unwrap();
+        }
+        let mounts = host.cgroup_mounts().unwrap();
+        let limits = Limits::new(&mounts, origins).unwrap();
+        let pods = Pods::new(host.clone(), mounts, CgroupPath::default());
+        Self {
+            _dir: dir,
+            host,
+            pods,
+            limits,
+            now_ns: 0,
+        }
+    }
+
+    fn dir(&self, hierarchy: &str, cgroup: &str) -> PathBuf {
+        self.host
+            .path("/sys/fs/cgroup")
+            .join(hierarchy)
+            .join("kubepods/besteffort")
+            .join(cgroup)
+    }
+
+    fn memory_v1(&self, cgroup: &str, failcnt: u64, oom_kill: u64) {
+        let dir = self.dir("memory", cgroup);
+        fs::create_dir_all(&dir).unwrap();
+        for (file, text) in [
+            ("cgroup.procs", String::new()),
+            ("memory.usage_in_bytes", "0\n".to_owned()),
+            ("memory.stat", "total_inactive_file 0\n".to_owned()),
+            ("memory.failcnt", format!("{failcnt}\n")),
+            (
+                "memory.oom_control",
+                format!("oom_kill_disable 0\nunder_oom 0\noom_kill {oom_kill}\n"),
+            ),
+            ("cgroup.event_control", String::new()),
+        ] {
+            fs::write(dir.join(file), text).unwrap();
+        }
+    }
+
+    fn memory_v2(&self, cgroup: &str, high: u64, max: u64, oom: u64, oom_kill: u64) {
+        let dir = self.dir("", cgroup);
+        fs::create_dir_all(&dir).unwrap();
+        for (file, text) in [
+            ("cgroup.procs", String::new()),
+            ("memory.current", "0\n".to_owned()),
+            ("memory.stat", "inactive_file 0\n".to_owned()),
+            (
+                "memory.events",
+                format!("low 0\nhigh {high}\nmax {max}\noom {oom}\noom_kill {oom_kill}\n"),
+            ),
+        ] {
+            fs::write(dir.join(file), text).unwrap();
+        }
+    }
+
+    fn cpu(&self, hierarchy: &str, cgroup: &str, text: &str) {
+        let dir = self.dir(hierarchy, cgroup);
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("cpu.stat"), text).unwrap();
+    }
+
+    fn apply(&mut self, uid: &str) {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": uid, "namespace": "default", "uid": uid},
+            "spec": {"containers": [{"name": "c"}]},
+        }))
+        .unwrap();
+        self.pods.apply(Arc::new(pod)).unwrap();
+    }
+
+    fn begin(&mut self) {
+        self.now_ns += 10 * SECOND;
+        self.pods.refresh_all(|change| drop(change.unwrap()));
+        self.limits
+            .follow(&self.pods, |failure| panic!("{failure}"));
+    }
+
+    fn end(&mut self) -> Vec<(String, LimitCounts)> {
+        self.limits.read(self.now_ns, |failure| panic!("{failure}"));
+        let mut told = Vec::new();
+        self.limits.collect(&self.pods, |uid, counts| {
+            told.push((uid.to_string(), counts));
+        });
+        told
+    }
+
+    fn turn(&mut self) -> Vec<(String, LimitCounts)> {
+        self.begin();
+        self.end()
+    }
+}
+
+fn one(uid: &str, counts: LimitCounts) -> Vec<(String, LimitCounts)> {
+    vec![(uid.to_owned(), counts)]
+}
+
+#[test]
+fn v1_files_of_all_cgroups_of_a_pod_are_summed() {
+    let mut node = v1(FILES);
+    node.apply("a");
+    assert_eq!(node.turn(), [], "a pod without a cgroup");
+    node.memory_v1("poda", 1, 0);
+    node.memory_v1("poda/c", 10, 2);
+    node.cpu(
+        "cpu",
+        "poda",
+        "nr_periods 9\nnr_throttled 0\nthrottled_time 0\n",
+    );
+    node.cpu(
+        "cpu",
+        "poda/c",
+        "nr_periods 9\nnr_throttled 3\nthrottled_time 4000\n",
+    );
+    let wanted = LimitCounts {
+        max: 11,
+        oom_kills: 2,
+        throttled: 3,
+        throttled_ns: 4000,
+        ..LimitCounts::default()
+    };
+    assert_eq!(node.turn(), one("a", wanted), "it appeared while we looked");
+    assert_eq!(node.turn(), [], "told once");
+    node.memory_v1("poda/c", 12, 2);
+    let wanted = LimitCounts {
+        max: 2,
+        ..LimitCounts::default()
+    };
+    assert_eq!(node.turn(), one("a", wanted));
+}
+
+#[test]
+fn v2_counts_come_from_the_pods_own_events_and_every_cpu_stat() {
+    let mut node = v2(FILES);
+    node.apply("a");
+    node.turn();
+    node.memory_v2("poda", 5, 4, 3, 2);
+    node.memory_v2("poda/c", 5, 4, 3, 2);
+    node.cpu(
+        "",
+        "poda",
+        "usage_usec 1\nnr_throttled 1\nthrottled_usec 10\n",
+    );
+    node.cpu(
+        "",
+        "poda/c",
+        "usage_usec 1\nnr_throttled 2\nthrottled_usec 30\n",
+    );
+    let wanted = LimitCounts {
+        high: 5,
+        max: 4,
+        oom: 3,
+        oom_kills: 2,
+        throttled: 3,
+        throttled_ns: 40_000,
+    };
+    assert_eq!(node.turn(), one("a", wanted));
+}
+
+#[test]
+fn what_was_before_the_first_look_is_history() {
+    let mut node = v2(FILES);
+    node.memory_v2("poda", 5, 4, 3, 2);
+    node.cpu("", "poda", "nr_throttled 7\nthrottled_usec 10\n");
+    node.apply("a");
+    assert_eq!(node.turn(), []);
+    node.memory_v2("poda", 6, 4, 3, 2);
+    let wanted = LimitCounts {
+        high: 1,
+        ..LimitCounts::default()
+    };
+    assert_eq!(node.turn(), one("a", wanted));
+    // Another cgroup of the same name starts from 0.
+    let dir = node.dir("", "poda");
+    fs::rename(&dir, node.host.path("aside")).unwrap();
+    node.memory_v2("poda", 2, 0, 0, 0);
+    let wanted = LimitCounts {
+        high: 2,
+        ..LimitCounts::default()
+    };
+    assert_eq!(node.turn(), one("a", wanted));
+}
+
+#[test]
+fn cpu_stat_is_read_now_and_then_and_before_a_pod_is_forgotten() {
+    let mut node = v2(FILES);
+    node.apply("a");
+    node.turn();
+    node.memory_v2("poda", 0, 0, 0, 0);
+    node.cpu("", "poda", "nr_throttled 1\nthrottled_usec 1\n");
+    let once = LimitCounts {
+        throttled: 1,
+        throttled_ns: 1000,
+        ..LimitCounts::default()
+    };
+    assert_eq!(node.turn(), one("a", once));
+    node.cpu("", "poda", "nr_throttled 2\nthrottled_usec 2\n");
+    node.begin();
+    node.now_ns -= 9 * SECOND;
+    assert_eq!(node.end(), [], "not again within five seconds");
+    node.limits.read_last(&PodUid::from("a"));
+    let mut told = Vec::new();
+    node.limits
+        .collect(&node.pods, |_, counts| told.push(counts));
+    assert_eq!(told, [once]);
+    node.pods.remove(&PodUid::from("a"));
+    node.pods.left(&PodUid::from("a")).ok();
+    node.turn();
+    assert!(node.limits.pods.is_empty());
+}
+
+#[test]
+fn the_kernels_totals_are_taken_by_cgroup_id_each_in_its_hierarchy() {
+    let mut node = v1(KERNEL);
+    node.apply("a");
+    node.turn();
+    node.memory_v1("poda", 99, 99);
+    node.memory_v1("poda/c", 99, 99);
+    node.cpu("cpu", "poda/c", "nr_throttled 99\n");
+    let memory_id = cgroup_id(&node.dir("memory", "poda/c")).unwrap();
+    let cpu_id = cgroup_id(&node.dir("cpu", "poda/c")).unwrap();
+    node.begin();
+    let record = |cgroup_id, body| Record {
+        ts_ns: 1,
+        cgroup_id,
+        cpu: 0,
+        body,
+    };
+    let max = |count| Body::MemoryEvent {
+        event: MemoryLimitEvent::Max,
+        count,
+        pages: None,
+    };
+    let throttle = Body::Throttle {
+        phase: crate::source::decode::ThrottlePhase::Stop,
+        count: 2,
+        sum_ns: 30,
+        max_ns: 20,
+    };
+    node.limits.record(&record(memory_id, max(7)));
+    node.limits.record(&record(memory_id, max(5)));
+    node.limits.record(&record(cpu_id, throttle));
+    node.limits.record(&record(u64::MAX, max(1000)));
+    node.limits.memory_totals(MemoryTotals {
+        cgroup_id: memory_id,
+        event: MemoryLimitEvent::Oom,
+        count: 1,
+    });
+    let wanted = LimitCounts {
+        max: 7,
+        oom: 1,
+        throttled: 2,
+        throttled_ns: 30,
+        ..LimitCounts::default()
+    };
+    assert_eq!(
+        node.end(),
+        one("a", wanted),
+        "an older record is no news, files are not read, a stranger is nobody's"
+    );
+    // A record of a cgroup that is gone by now still counts.
+    fs::rename(node.dir("memory", "poda/c"), node.host.path("aside")).unwrap();
+    node.begin();
+    node.limits.record(&record(memory_id, max(9)));
+    let wanted = LimitCounts {
+        max: 2,
+        ..LimitCounts::default()
+    };
+    assert_eq!(node.end(), one("a", wanted));
+}
+
+#[test]
+fn a_file_that_cannot_be_used_is_said_once_and_the_rest_is_served() {
+    let mut node = v2(FILES);
+    node.apply("a");
+    node.turn();
+    node.memory_v2("poda", 1, 0, 0, 0);
+    node.cpu("", "poda", "nr_throttled many\n");
+    let mut failures = Vec::new();
+    let mut told = Vec::new();
+    for _ in 0..2 {
+        node.begin();
+        node.limits
+            .read(node.now_ns, |failure| failures.push(failure));
+        node.limits
+            .collect(&node.pods, |_, counts| told.push(counts.high));
+    }
+    assert_eq!(told, [1]);
+    assert_eq!(failures.len(), 1);
+    assert!(failures[0].contains("poda/cpu.stat"), "{failures:?}");
+}
+
+#[test]
+fn v1_eventfds_are_watched_for_every_cgroup_of_a_pod() {
+    let mut node = v1(Origins {
+        event_control: true,
+        ..FILES
+    });
+    assert!(node.limits.events_fd().is_some());
+    node.apply("a");
+    node.turn();
+    node.memory_v1("poda", 0, 0);
+    node.memory_v1("poda/c", 0, 0);
+    node.turn();
+    for cgroup in ["poda", "poda/c"] {
+        let control = node.dir("memory", cgroup).join("cgroup.event_control");
+        let registered = fs::read_to_string(control).unwrap();
+        assert_eq!(registered.split(' ').count(), 3, "{registered:?}");
+    }
+    assert_eq!(node.limits.not_watched(), 0);
+    assert_eq!(node.limits.take_events().unwrap(), 0);
+}
+
+#[test]
+fn origins_follow_the_ladder() {
+    use crate::facts::tests::everything;
+    use crate::ladder::choose;
+    assert_eq!(Origins::of(&choose(&everything())), KERNEL);
+    let mut facts = everything();
+    facts.bpf = Err("none".to_owned());
+    let events = Origins {
+        memory_events: true,
+        ..FILES
+    };
+    assert_eq!(Origins::of(&choose(&facts)), events);
+    facts.memory = Ok(Version::V1);
+    facts.event_control = Ok(());
+    let eventfds = Origins {
+        event_control: true,
+        ..FILES
+    };
+    assert_eq!(Origins::of(&choose(&facts)), eventfds);
+}
