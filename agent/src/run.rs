@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use plimsoll_core::engine::Engine;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::agent::{Agent, Sources};
 use crate::check::{Report, load_bpf};
@@ -85,6 +86,12 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let _lock = StateLock::acquire(&args.state_dir)?;
     let mut reporter =
         Reporter::start(args.output).context("the output thread cannot be started")?;
+    if let Err(error) = raise_open_files() {
+        let text = format!(
+            "the limit on open files stays as it is, about ten are needed for each pod: {error}"
+        );
+        reporter.say(&Line::Warning { text });
+    }
     let mut ledger = Ledger::open(&host, args.state_dir.join(AGENT_LEDGER))?;
     let mut pods_ledger = Ledger::open(&host, args.state_dir.join(PODS_LEDGER))?;
     let put_back = restore(&mut pods_ledger)? + restore(&mut ledger)?;
@@ -167,6 +174,19 @@ fn with_ledger(
         agent.run(sources).await
     });
     outcome.map(|()| ExitCode::SUCCESS)
+}
+
+/// The soft limit on open files becomes the hard one. The usual soft limit of 1024 is for programs that call `select`; the
+/// files of a hundred pods are more.
+fn raise_open_files() -> rustix::io::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    )
 }
 
 /// Undoes what a ledger says, as far as it can be now. Returns how many settings were put back.

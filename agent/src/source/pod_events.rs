@@ -20,7 +20,8 @@ use crate::source::memory_events::MemoryEvents;
 
 /// Events taken from the kernel in one call.
 const BATCH: usize = 64;
-/// Calls in one [`PodEvents::take`]: enough for one event of each of 4096 cgroups. More wake the loop again.
+/// Calls in one [`PodEvents::take`]: enough for one event of each of 4096 cgroups. More are taken with the next ones; nothing is
+/// lost by that, because every pod is looked at anyway.
 const BATCHES_MAX: usize = 64;
 
 /// The watched files of all pods. Readable when something has happened to one of them.
