@@ -2,8 +2,8 @@
 //!
 //! Problem: between a record and a kill nothing may be opened or allocated. Approach: everything is opened when a pod's cgroup
 //! appears ([`Pods::refresh`], off the hot path) and only read or written later ([`Pods::read`], [`Pods::terminate`],
-//! [`Pods::kill`]). Usage is read for every pod in every sample, one system call each. `memory.stat`, fifty times as dear, is
-//! read again only where usage has moved since.
+//! [`Pods::kill`]). Usage is read for every pod in every sample, one system call each. `memory.stat`, much dearer, is read again
+//! where usage has moved since; at an urgent sample only where the engine asks for it ([`Pods::freshen`]).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,6 +12,7 @@ use std::sync::Arc;
 use plimsoll_core::cgroup_config::{container_config, pod_config};
 use plimsoll_core::event::PodMemory;
 use plimsoll_core::pod::Pod;
+use plimsoll_core::policy::freshness::STALE_BYTES;
 use plimsoll_core::units::PodUid;
 
 use crate::host::HostRoot;
@@ -20,11 +21,6 @@ use crate::host::file::FileError;
 use crate::host::kill::PodKill;
 use crate::pod_cgroup::{self, ApplyError};
 
-/// Usage may move this far before `memory.stat` is read again at an urgent sample.
-const STAT_STALE_BYTES: u64 = 4 << 20;
-/// At an urgent sample `memory.stat` is read for at most this many pods, those that moved first found; the others keep their
-/// last figure. Bounds the time between a record and a decision.
-const URGENT_STATS_MAX: usize = 8;
 /// Without urgency it is read again after this time, even if usage stood still.
 const STAT_AGE_MAX_NS: u64 = 10_000_000_000;
 
@@ -48,9 +44,17 @@ struct Open {
     /// The cgroup's id in the hierarchy that accounts memory.
     cgroup_id: u64,
     populated: bool,
+    stat: Stat,
+}
+
+/// The newest reading of `memory.stat`.
+#[derive(Debug, Clone, Copy, Default)]
+struct Stat {
     inactive_file_bytes: u64,
-    /// Usage and time when `inactive_file_bytes` was read; `None`: never.
-    stat_read: Option<(u64, u64)>,
+    /// The usage then.
+    usage_bytes: u64,
+    /// When; `None`: never.
+    read_ns: Option<u64>,
 }
 
 /// A pod got its first process, or lost its last one.
@@ -262,21 +266,40 @@ impl Pods {
         mut failed: impl FnMut(&PodUid, &FileError),
     ) {
         into.clear();
-        let mut stats_left = if urgent { URGENT_STATS_MAX } else { usize::MAX };
         for (uid, entry) in &mut self.entries {
             let Some(open) = &mut entry.open else {
                 continue;
             };
-            match open.read(now_ns, urgent, &mut stats_left) {
+            match open.read(now_ns, urgent) {
                 Ok(usage_bytes) => into.push(PodMemory {
                     uid: uid.clone(),
                     usage_bytes,
-                    inactive_file_bytes: open.inactive_file_bytes,
+                    inactive_file_bytes: open.stat.inactive_file_bytes,
+                    usage_at_stat_bytes: open.stat.usage_bytes,
                 }),
                 Err(error) if error.is_vanished() => {}
                 Err(error) => failed(uid, &error),
             }
         }
+    }
+
+    /// Reads one pod's memory in full, into its place in a sample. Allocates nothing.
+    ///
+    /// # Errors
+    /// When its files cannot be read; the sample keeps the older figures.
+    pub fn freshen(&mut self, memory: &mut PodMemory, now_ns: u64) -> Result<(), FileError> {
+        let Some(open) = self
+            .entries
+            .get_mut(&memory.uid)
+            .and_then(|entry| entry.open.as_mut())
+        else {
+            return Ok(());
+        };
+        memory.usage_bytes = open.memory.read_usage_bytes()?;
+        open.read_stat(memory.usage_bytes, now_ns)?;
+        memory.inactive_file_bytes = open.stat.inactive_file_bytes;
+        memory.usage_at_stat_bytes = open.stat.usage_bytes;
+        Ok(())
     }
 
     /// Sends SIGTERM to a pod's containers. Allocates nothing.
@@ -356,8 +379,7 @@ fn open_or_refresh(
             kill: PodKill::open(host, mounts, &entry.path)?,
             cgroup_id,
             populated: false,
-            inactive_file_bytes: 0,
-            stat_read: None,
+            stat: Stat::default(),
         }),
     };
     open.populated = open.kill.is_populated()?;
@@ -365,26 +387,29 @@ fn open_or_refresh(
 }
 
 impl Open {
-    /// Returns the usage; brings `inactive_file_bytes` up to date where that is worth a read.
-    fn read(
-        &mut self,
-        now_ns: u64,
-        urgent: bool,
-        stats_left: &mut usize,
-    ) -> Result<u64, FileError> {
+    /// Returns the usage; brings the inactive file pages up to date where that is worth a read.
+    fn read(&mut self, now_ns: u64, urgent: bool) -> Result<u64, FileError> {
         let usage_bytes = self.memory.read_usage_bytes()?;
-        let stale = match self.stat_read {
+        let stale = match self.stat.read_ns {
             None => true,
-            Some((usage_then, at_ns)) => {
-                usage_bytes.abs_diff(usage_then) >= STAT_STALE_BYTES
-                    || (!urgent && now_ns.saturating_sub(at_ns) >= STAT_AGE_MAX_NS)
+            Some(_) if urgent => false,
+            Some(at_ns) => {
+                usage_bytes.abs_diff(self.stat.usage_bytes) >= STALE_BYTES
+                    || now_ns.saturating_sub(at_ns) >= STAT_AGE_MAX_NS
             }
         };
-        if stale && *stats_left > 0 {
-            *stats_left -= 1;
-            self.inactive_file_bytes = self.memory.read_inactive_file_bytes()?;
-            self.stat_read = Some((usage_bytes, now_ns));
+        if stale {
+            self.read_stat(usage_bytes, now_ns)?;
         }
         Ok(usage_bytes)
+    }
+
+    fn read_stat(&mut self, usage_bytes: u64, now_ns: u64) -> Result<(), FileError> {
+        self.stat = Stat {
+            inactive_file_bytes: self.memory.read_inactive_file_bytes()?,
+            usage_bytes,
+            read_ns: Some(now_ns),
+        };
+        Ok(())
     }
 }

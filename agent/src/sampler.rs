@@ -1,6 +1,7 @@
 //! Reads the node and its pods into the engine's sample, without allocating.
 
 use plimsoll_core::event::{Cause, CgroupMemory, NodeMemory, Sample};
+use plimsoll_core::policy::freshness::Stale;
 use plimsoll_core::units::PodUid;
 
 use crate::host::HostRoot;
@@ -14,7 +15,8 @@ use crate::pods::Pods;
 pub struct Sampler {
     meminfo: MeminfoFile,
     kubepods: PodMemoryFiles,
-    kubepods_limit_bytes: u64,
+    /// Its newest full reading.
+    kubepods_memory: CgroupMemory,
 }
 
 impl Sampler {
@@ -31,7 +33,10 @@ impl Sampler {
         Ok(Self {
             meminfo: MeminfoFile::open(host)?,
             kubepods: PodMemoryFiles::open(mounts, kubepods)?,
-            kubepods_limit_bytes,
+            kubepods_memory: CgroupMemory {
+                limit_bytes: Some(kubepods_limit_bytes),
+                ..CgroupMemory::default()
+            },
         })
     }
 
@@ -41,7 +46,7 @@ impl Sampler {
     /// When the node's own file cannot be read; then there is no sample. A pod or the kubepods cgroup that cannot be read is
     /// passed to `failed` and missing from the sample.
     pub fn take(
-        &self,
+        &mut self,
         cause: Cause,
         now_ns: u64,
         charged_bytes: Option<u64>,
@@ -58,12 +63,8 @@ impl Sampler {
         pods.read(&mut sample.pods, now_ns, urgent, |uid, error| {
             failed(Some(uid), error)
         });
-        sample.kubepods = match self.kubepods.read() {
-            Ok(memory) => Some(CgroupMemory {
-                usage_bytes: memory.usage_bytes,
-                inactive_file_bytes: memory.inactive_file_bytes,
-                limit_bytes: Some(self.kubepods_limit_bytes),
-            }),
+        sample.kubepods = match self.read_kubepods(urgent) {
+            Ok(memory) => Some(memory),
             Err(error) => {
                 failed(None, &error);
                 None
@@ -81,5 +82,37 @@ impl Sampler {
             swap_free_bytes: node.swap_free,
         };
         Ok(())
+    }
+
+    /// Brings one figure of a sample up to date.
+    ///
+    /// # Errors
+    /// When it cannot be read; the sample keeps the older one.
+    pub fn freshen(
+        &mut self,
+        stale: Stale,
+        now_ns: u64,
+        pods: &mut Pods,
+        sample: &mut Sample,
+    ) -> Result<(), FileError> {
+        match stale {
+            Stale::Kubepods => sample.kubepods = Some(self.read_kubepods(false)?),
+            Stale::Pod(index) => {
+                if let Some(memory) = sample.pods.get_mut(index) {
+                    pods.freshen(memory, now_ns)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_kubepods(&mut self, urgent: bool) -> Result<CgroupMemory, FileError> {
+        let known = &mut self.kubepods_memory;
+        known.usage_bytes = self.kubepods.read_usage_bytes()?;
+        if !urgent {
+            known.inactive_file_bytes = self.kubepods.read_inactive_file_bytes()?;
+            known.usage_at_stat_bytes = known.usage_bytes;
+        }
+        Ok(*known)
     }
 }

@@ -11,8 +11,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::decision::Decision;
-use crate::event::{Event, EventKind};
+use crate::event::{Event, EventKind, Sample};
 use crate::policy::eviction;
+use crate::policy::freshness::{self, Stale};
 use crate::policy::rank::RankRow;
 use crate::policy::{leaving, sampling};
 use crate::state::NodeState;
@@ -66,6 +67,13 @@ impl Engine {
     /// What it knows.
     pub fn state(&self) -> &NodeState {
         &self.state
+    }
+
+    /// The first figure of a sample that is too old for the decision that would hang on it; `None` when the sample can be given to
+    /// [`Engine::step`]. Changes nothing that matters; allocates nothing.
+    pub fn stale(&mut self, sample: &Sample, at_ns: u64) -> Option<Stale> {
+        let now_ns = at_ns.max(self.state.now_ns);
+        freshness::decisive(&self.config, &self.state, sample, now_ns, &mut self.rows)
     }
 
     /// Takes one event and appends what is to be done about it, in the order in which it is to be done.

@@ -141,6 +141,8 @@ pub struct CgroupMemory {
     pub usage_bytes: u64,
     /// `inactive_file` of `memory.stat` (v1: `total_inactive_file`).
     pub inactive_file_bytes: u64,
+    /// The usage when `inactive_file_bytes` was read: at an urgent sample that may be a while ago.
+    pub usage_at_stat_bytes: u64,
     /// `memory.max`, where one is set.
     pub limit_bytes: Option<u64>,
 }
@@ -159,8 +161,10 @@ pub struct PodMemory {
     pub uid: PodUid,
     /// `memory.current` of the pod's cgroup.
     pub usage_bytes: u64,
-    /// `inactive_file` of its `memory.stat`, possibly of an earlier sample: see the agent's sampler for how old it may be.
+    /// `inactive_file` of its `memory.stat`.
     pub inactive_file_bytes: u64,
+    /// The usage when `inactive_file_bytes` was read: at an urgent sample that may be a while ago.
+    pub usage_at_stat_bytes: u64,
 }
 
 impl PodMemory {

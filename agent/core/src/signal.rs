@@ -167,6 +167,7 @@ mod tests {
             kubepods: Some(CgroupMemory {
                 usage_bytes: 400,
                 inactive_file_bytes: 100,
+                usage_at_stat_bytes: 400,
                 limit_bytes: Some(800),
             }),
             charged_bytes: None,
@@ -206,6 +207,7 @@ mod tests {
         sample.kubepods = Some(CgroupMemory {
             usage_bytes: 1,
             inactive_file_bytes: 0,
+            usage_at_stat_bytes: 1,
             limit_bytes: None,
         });
         assert_eq!(

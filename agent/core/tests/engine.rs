@@ -7,6 +7,7 @@ use plimsoll_core::decision::{Decision, Ending, KillReason, NoVictimReason};
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::event::{Action, Cause, Event, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::pod::Pod;
+use plimsoll_core::policy::freshness::Stale;
 use plimsoll_core::policy::leaving::{
     LINGER_AFTER_EMPTY_NS, RELEASE_AFTER_KILL_NS, STUCK_AFTER_KILL_NS,
 };
@@ -124,6 +125,7 @@ impl Node {
                 uid: PodUid::from(*name),
                 usage_bytes: mi * MI,
                 inactive_file_bytes: 0,
+                usage_at_stat_bytes: mi * MI,
             })
             .collect();
         self.step(EventKind::Sample(Sample {
@@ -576,6 +578,52 @@ fn the_timer_follows_headroom_and_growth() {
         "{}",
         node.engine.state().growth_bytes_per_s
     );
+}
+
+/// What is too old in an urgent sample of a node with two pods. Each pod: name, request, usage at its last full reading, inactive
+/// file pages then, usage now, all Mi.
+fn stale(pods: [(&'static str, u64, u64, u64, u64); 2]) -> Option<&'static str> {
+    let mut node = Node::new(vec![hard(Signal::MemoryAvailable, 100)]);
+    let mut sample = Sample {
+        cause: Cause::ChargeThreshold { crossed_ns: S },
+        ..Sample::default()
+    };
+    for (name, request_mi, then_mi, inactive_mi, now_mi) in pods {
+        node.pod(name, request_mi, json!({}));
+        sample.node.anon_bytes += now_mi * MI;
+        sample.pods.push(PodMemory {
+            uid: name.into(),
+            usage_bytes: now_mi * MI,
+            inactive_file_bytes: inactive_mi * MI,
+            usage_at_stat_bytes: then_mi * MI,
+        });
+    }
+    sample.node.capacity_bytes = 1000 * MI;
+    match node.engine.stale(&sample, 2 * S) {
+        Some(Stale::Pod(index)) => Some(pods[index].0),
+        Some(Stale::Kubepods) => Some("kubepods"),
+        None => None,
+    }
+}
+
+#[test]
+fn only_a_figure_that_could_change_the_victim_is_read_anew() {
+    // Above the threshold: nothing hangs on it.
+    assert_eq!(stale([("a", 0, 100, 0, 300), ("b", 0, 100, 0, 300)]), None);
+    // It grew, and was ahead before it did.
+    assert_eq!(stale([("a", 0, 500, 0, 850), ("b", 0, 100, 0, 100)]), None);
+    // It is ahead only by what it grew, which may be files.
+    assert_eq!(
+        stale([("a", 0, 100, 0, 750), ("b", 0, 200, 0, 200)]),
+        Some("a")
+    );
+    // The same, within its request then: what it grew decides whether it exceeds it.
+    assert_eq!(
+        stale([("a", 200, 100, 0, 750), ("b", 0, 200, 0, 200)]),
+        Some("a")
+    );
+    // It has hardly moved.
+    assert_eq!(stale([("a", 0, 750, 0, 753), ("b", 0, 200, 0, 200)]), None);
 }
 
 #[test]

@@ -426,18 +426,16 @@ impl Guest {
         if shell {
             parameters.push_str(" plimsoll.shell=1");
         }
+        let mut cpu = format!("{},-cx16", machine.cpu);
         if self.icount {
             command.args(["-icount", "shift=0,sleep=off"]);
             parameters.push_str(" tsc=reliable clocksource=tsc");
+            // One string instruction would count as one instruction per byte; without these the kernel copies words.
+            cpu.push_str(",erms=off,fsrm=off");
         }
         parameters.push_str(&self.append);
         command
-            .args([
-                "-accel",
-                "tcg,thread=single",
-                "-cpu",
-                &format!("{},-cx16", machine.cpu),
-            ])
+            .args(["-accel", "tcg,thread=single", "-cpu", &cpu])
             .args(["-m", &format!("{}M", machine.memory_mb)])
             .args(&machine.flags)
             .arg("-kernel")

@@ -18,8 +18,8 @@ use crate::engine::EngineConfig;
 use crate::event::Sample;
 use crate::policy::leaving;
 use crate::policy::rank::{RankRow, Ranking};
-use crate::signal::Observation;
-use crate::state::NodeState;
+use crate::signal::{Observation, Signal};
+use crate::state::{NodeState, ThresholdState};
 use crate::threshold::Threshold;
 
 /// Grace period of a hard eviction (`immediateEvictionGracePeriodSeconds` of the kubelet: 1 s, whatever its documentation says).
@@ -56,33 +56,75 @@ pub(crate) fn decide(
 /// Brings the thresholds up to date. Returns the one to act on: hard before soft, then in the order of the configuration.
 fn thresholds(config: &EngineConfig, state: &mut NodeState, sample: &Sample) -> Option<Met> {
     let now_ns = state.now_ns;
-    let mut act_on: Option<Met> = None;
-    for (threshold, known) in config.thresholds.iter().zip(&mut state.thresholds) {
-        let Some(observation) = (threshold.signal.row().observe)(sample) else {
-            *known = Default::default();
-            continue;
-        };
-        let value_bytes = threshold.value.bytes(observation.capacity_bytes);
-        // A threshold that was met is resolved only when its minimum reclaim is there too.
-        let min_reclaim_bytes = match threshold.min_reclaim {
-            Some(amount) if known.met => amount.bytes(observation.capacity_bytes),
-            _ => 0,
-        };
-        let below = observation.available_bytes < value_bytes.saturating_add(min_reclaim_bytes);
-        known.first_observed_ns = below.then(|| known.first_observed_ns.unwrap_or(now_ns));
-        known.met = known
-            .first_observed_ns
-            .is_some_and(|since_ns| now_ns - since_ns >= threshold.grace_ns);
-        let first = act_on.is_none_or(|best| !best.threshold.is_hard() && threshold.is_hard());
-        if known.met && first {
-            act_on = Some(Met {
-                threshold: *threshold,
-                observation,
-                value_bytes,
-            });
-        }
-    }
-    act_on
+    let known = state.thresholds.iter_mut();
+    most_urgent(
+        config
+            .thresholds
+            .iter()
+            .zip(known)
+            .filter_map(|(threshold, known)| {
+                let met;
+                (*known, met) = judge(threshold, *known, sample, now_ns);
+                met
+            }),
+    )
+}
+
+/// The threshold that a sample would make the engine act on, without taking note of anything.
+pub(crate) fn would_act_on(
+    config: &EngineConfig,
+    state: &NodeState,
+    sample: &Sample,
+    now_ns: u64,
+) -> Option<Signal> {
+    let known = state.thresholds.iter();
+    most_urgent(
+        config
+            .thresholds
+            .iter()
+            .zip(known)
+            .filter_map(|(threshold, known)| judge(threshold, *known, sample, now_ns).1),
+    )
+    .map(|met| met.threshold.signal)
+}
+
+fn most_urgent(met: impl Iterator<Item = Met>) -> Option<Met> {
+    met.fold(None, |best, met| match best {
+        Some(best) if best.threshold.is_hard() || !met.threshold.is_hard() => Some(best),
+        _ => Some(met),
+    })
+}
+
+/// What a sample makes of a threshold, and whether it is to be acted on.
+fn judge(
+    threshold: &Threshold,
+    known: ThresholdState,
+    sample: &Sample,
+    now_ns: u64,
+) -> (ThresholdState, Option<Met>) {
+    let Some(observation) = (threshold.signal.row().observe)(sample) else {
+        return (ThresholdState::default(), None);
+    };
+    let value_bytes = threshold.value.bytes(observation.capacity_bytes);
+    // A threshold that was met is resolved only when its minimum reclaim is there too.
+    let min_reclaim_bytes = match threshold.min_reclaim {
+        Some(amount) if known.met => amount.bytes(observation.capacity_bytes),
+        _ => 0,
+    };
+    let below = observation.available_bytes < value_bytes.saturating_add(min_reclaim_bytes);
+    let first_observed_ns = below.then(|| known.first_observed_ns.unwrap_or(now_ns));
+    let met = first_observed_ns
+        .is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= threshold.grace_ns);
+    let judged = ThresholdState {
+        first_observed_ns,
+        met,
+    };
+    let met = met.then_some(Met {
+        threshold: *threshold,
+        observation,
+        value_bytes,
+    });
+    (judged, met)
 }
 
 fn conditions(config: &EngineConfig, state: &mut NodeState, decisions: &mut Vec<Decision>) {
