@@ -8,8 +8,10 @@
 //!
 //! Terms: *urgent* work is what leads to a kill; *housekeeping* is everything else, done when the loop has nothing urgent.
 
+mod sources;
+mod telling;
+
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -19,243 +21,31 @@ use plimsoll_core::event::{Action, Cause, Event, EventKind, Sample};
 use plimsoll_core::units::PodUid;
 use rustix::time::ClockId;
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::bpf::Bpf;
-use crate::check::Report;
-use crate::host::HostRoot;
-use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::file::FileError;
-use crate::host::syscall::watch;
 use crate::journal::Journal;
-use crate::ladder::{Choice, LadderSignal, Mechanism};
-use crate::limits::{LimitCounts, Limits};
-use crate::pod_cgroup;
+use crate::limits::Limits;
 use crate::pods::{Change, Pods};
-use crate::report::{Line, Records, Reporter};
-use crate::run::RunArgs;
+use crate::report::Reporter;
 use crate::sampler::Sampler;
-use crate::source::cgroup_watch::CgroupWatch;
 use crate::source::decode::{Body, ReclaimPhase, Record};
-use crate::source::manifests::{ManifestChange, ManifestWatch};
-use crate::source::memcg_v1::{MemcgV1, Notification, PressureLevel};
-use crate::source::pressure::{PsiTrigger, Stall, Trigger};
+use crate::source::manifests::ManifestChange;
 use crate::timeline::Timelines;
+
+pub use sources::Sources;
+use sources::{ready, ready_paced, usage_reached};
 
 /// Records taken in one go; then the loop looks at its other sources.
 const RECORDS_PER_TURN: usize = 512;
-/// Manifest changes that may wait for the loop; their thread waits beyond.
-const MANIFEST_CHANGES: usize = 16;
 /// Decisions, and steps, that one sample can lead to before a buffer grows: two for each pod that is leaving, and a handful.
 const DECISIONS: usize = 256;
 /// Outcomes of decisions are events themselves. Each is answered at most so often in one turn.
 const OUTCOME_ROUNDS: usize = 4;
-/// Housekeeping where the kernel tells of cgroups that come and go: only drains the pressure ring and catches what was missed.
-const HOUSEKEEPING_TOLD: Duration = Duration::from_secs(5);
-/// Housekeeping where nothing tells of the first and last process of a pod.
-const HOUSEKEEPING_UNTOLD: Duration = Duration::from_millis(500);
-/// The PSI safety net: half of what a task can stall in a window of half a second before it is worth a look.
-const PSI: (Stall, u32, u32) = (Stall::Some, 20, 500);
-
-/// "Medium" is when the kernel has to scan more than twice the pages that it frees; "low" is ordinary page cache at work.
-const PRESSURE_LEVEL: PressureLevel = PressureLevel::Medium;
-/// The kernel signals that for each 512 pages scanned.
-const PRESSURE_LEVEL_PACE: Duration = Duration::from_millis(10);
-/// The kernel signals a change of one `memory.events` every 10 ms, for as long as a pod is at its limit.
-const POD_EVENTS_PACE: Duration = Duration::from_millis(100);
 /// OOM kills told one by one in a turn.
 const OOM_KILLS: usize = 64;
-
-/// What wakes the loop.
-#[derive(Debug)]
-pub struct Sources {
-    critical: Option<AsyncFd<OwnedFd>>,
-    psi: Option<Watched<PsiTrigger>>,
-    usage: Option<V1Usage>,
-    /// `memory.pressure_level` of cgroup v1.
-    pressure_level: Option<Paced<Notification>>,
-    /// `memory.events` and its like of all pods.
-    pod_events: Option<Paced<()>>,
-    cgroups: Option<Watched<CgroupWatch>>,
-    manifests: mpsc::Receiver<ManifestChange>,
-    _manifest_watch: ManifestWatch,
-    housekeeping: Duration,
-}
-
-/// A source and the descriptor by which it is waited for.
-#[derive(Debug)]
-struct Watched<T> {
-    // Dropped first: a descriptor must be deregistered before its source ends.
-    fd: AsyncFd<OwnedFd>,
-    source: T,
-}
-
-/// A source that can fire much more often than there is a point in looking.
-#[derive(Debug)]
-struct Paced<T> {
-    watched: Watched<T>,
-    pace: Duration,
-    not_before: Instant,
-}
-
-impl<T> Paced<T> {
-    fn new(source: T, fd: AsyncFd<OwnedFd>, pace: Duration) -> Self {
-        Self {
-            watched: Watched { fd, source },
-            pace,
-            not_before: Instant::now(),
-        }
-    }
-
-    /// It has been looked at: not again so soon.
-    fn looked_at(&mut self) {
-        self.not_before = Instant::now() + self.pace;
-    }
-}
-
-/// The cgroup v1 notification on the node's usage. It is armed anew after each sample.
-#[derive(Debug)]
-struct V1Usage {
-    memcg: MemcgV1,
-    armed: Option<Watched<Notification>>,
-}
-
-impl Sources {
-    /// Opens what the ladder has chosen.
-    ///
-    /// # Errors
-    /// When the manifests cannot be watched. Another source that cannot be opened after all is said and left out.
-    pub fn open(
-        args: &RunArgs,
-        host: &HostRoot,
-        mounts: &CgroupMounts,
-        cgroup_root: &CgroupPath,
-        bpf: Option<&Bpf>,
-        report: &Report,
-        reporter: &mut Reporter,
-    ) -> Result<Self> {
-        let serves = |signal, mechanism| {
-            report
-                .choices
-                .iter()
-                .any(|choice| choice.signal == signal && choice.mechanism == mechanism)
-        };
-        let uses = |mechanism| {
-            report
-                .choices
-                .iter()
-                .any(|choice| choice.mechanism == mechanism)
-        };
-        let mut left_out = |what: &str, error: &dyn std::fmt::Display| {
-            reporter.say(&Line::Warning {
-                text: format!("{what} is left out: {error}"),
-            });
-        };
-        let critical = bpf
-            .map(|bpf| watch(bpf.critical_fd(), Interest::READABLE))
-            .transpose()
-            .context("the ring buffer cannot be waited for")?;
-        let psi = uses(Mechanism::Psi)
-            .then(|| {
-                let (stall, stall_ms, window_ms) = PSI;
-                let trigger = Trigger::new(stall, stall_ms, window_ms)?;
-                PsiTrigger::arm_as_allowed(host.procfs("pressure/memory"), trigger)
-            })
-            .and_then(|psi| {
-                psi.map_err(|error| left_out("the PSI trigger", &error))
-                    .ok()
-            })
-            .and_then(|trigger| {
-                let fd = watch(trigger.as_fd(), Interest::PRIORITY)
-                    .map_err(|error| left_out("the PSI trigger", &error))
-                    .ok()?;
-                Some(Watched {
-                    fd,
-                    source: trigger,
-                })
-            });
-        let mut v1_root = |what: &str| {
-            let memory = mounts
-                .hierarchy_of(Controller::Memory)
-                .ok()
-                .filter(|memory| memory.version == Version::V1)?;
-            MemcgV1::open(&memory.dir(&CgroupPath::default()))
-                .map_err(|error| left_out(what, &error))
-                .ok()
-        };
-        let usage = serves(LadderSignal::MemoryThreshold, Mechanism::EventControl)
-            .then(|| v1_root("the cgroup v1 usage notification"))
-            .flatten()
-            .map(|memcg| V1Usage { memcg, armed: None });
-        let pressure_level = serves(LadderSignal::NodeReclaim, Mechanism::EventControl)
-            .then(|| v1_root("memory.pressure_level"))
-            .flatten()
-            .and_then(|memcg| {
-                watch_pressure_level(&memcg)
-                    .map_err(|error| left_out("memory.pressure_level", &error))
-                    .ok()
-            });
-        let told = bpf.is_some_and(|bpf| bpf.is_attached("cgroup_notify_populated"));
-        let cgroups = uses(Mechanism::Inotify)
-            .then(|| {
-                let memory = mounts.hierarchy_of(Controller::Memory).ok()?;
-                let kubepods = pod_cgroup::kubepods_path(cgroup_root).ok()?;
-                let cgroups = CgroupWatch::open(&memory.dir(&kubepods))
-                    .map_err(|error| left_out("the watch of the cgroup directories", &error))
-                    .ok()?;
-                let fd = watch(cgroups.as_fd(), Interest::READABLE)
-                    .map_err(|error| left_out("the watch of the cgroup directories", &error))
-                    .ok()?;
-                Some(Watched {
-                    fd,
-                    source: cgroups,
-                })
-            })
-            .flatten();
-        let (sender, manifests) = mpsc::channel(MANIFEST_CHANGES);
-        let manifest_watch = ManifestWatch::spawn(&args.manifests, move |change| {
-            sender.blocking_send(change).is_ok()
-        })?;
-        Ok(Self {
-            critical,
-            psi,
-            usage,
-            pressure_level,
-            pod_events: None,
-            cgroups,
-            manifests,
-            _manifest_watch: manifest_watch,
-            housekeeping: if told {
-                HOUSEKEEPING_TOLD
-            } else {
-                HOUSEKEEPING_UNTOLD
-            },
-        })
-    }
-
-    /// Waits for the memory events of pods too, if any are watched.
-    ///
-    /// # Errors
-    /// When their descriptor cannot be waited for.
-    pub fn watch_pods(&mut self, limits: &Limits) -> Result<()> {
-        self.pod_events = limits
-            .events_fd()
-            .map(|fd| watch(fd, Interest::READABLE))
-            .transpose()
-            .context("the pods' memory events cannot be waited for")?
-            .map(|fd| Paced::new((), fd, POD_EVENTS_PACE));
-        Ok(())
-    }
-}
-
-fn watch_pressure_level(memcg: &MemcgV1) -> Result<Paced<Notification>> {
-    let source = memcg.notify_pressure(PRESSURE_LEVEL)?;
-    let fd = watch(source.as_fd(), Interest::READABLE)?;
-    Ok(Paced::new(source, fd, PRESSURE_LEVEL_PACE))
-}
 
 /// What a turn of the loop has found.
 #[derive(Debug, Default)]
@@ -383,17 +173,6 @@ impl Agent {
         }
     }
 
-    /// Says that it is ready, and on what it stands.
-    pub fn started(&mut self, mechanisms: &[Choice], lost: &[String]) {
-        let pods = self.pods.len();
-        self.reporter.say(&Line::Started {
-            pid: std::process::id(),
-            mechanisms,
-            lost,
-            pods,
-        });
-    }
-
     /// Runs until SIGINT or SIGTERM.
     ///
     /// # Errors
@@ -462,7 +241,8 @@ impl Agent {
                 self.settle();
                 reacted?;
                 if let Some(usage) = &mut sources.usage {
-                    self.arm_v1(usage);
+                    let node = self.engine.state().node.as_ref();
+                    usage.arm(node.and_then(|node| node.headroom_bytes));
                 }
             }
             self.tell_oom_kills();
@@ -680,41 +460,6 @@ impl Agent {
         self.failures.push(Failure { uid, action, error });
     }
 
-    fn tell(&mut self, event: &Event, decision: &Decision) {
-        let uid = match decision {
-            Decision::Arm { .. } | Decision::SampleBy { .. } | Decision::ReleaseMemory { .. } => {
-                return;
-            }
-            Decision::Evict { uid, .. }
-            | Decision::End { uid, .. }
-            | Decision::Kill { uid, .. }
-            | Decision::Finished { uid, .. } => Some(uid),
-            Decision::NoVictim { .. } | Decision::Condition { .. } => None,
-        };
-        let name = uid.map(|uid| self.pods.name(uid));
-        let text = decision.to_string();
-        self.reporter.say(&Line::Decision {
-            at_ns: event.at_ns,
-            pod: name.as_deref(),
-            decision,
-            text,
-        });
-        if let (Some(finished), Some(pod)) = (self.timelines.finished(decision, now_ns()), &name) {
-            self.reporter.say(&Line::EvictionFinished {
-                pod,
-                finished: &finished,
-            });
-        }
-        if let (Decision::Finished { uid, .. }, Some(name)) = (decision, name) {
-            // Its counts go with its cgroup.
-            self.limits.read_last(uid);
-            self.say_limits(event.at_ns);
-            if let Err(error) = self.pods.left(uid) {
-                self.warn(format!("pod {name}: {error}"));
-            }
-        }
-    }
-
     /// The manifests have changed. Opens the files of pods that are there already: not for the hot path.
     pub fn manifests(&mut self, change: ManifestChange) {
         let ManifestChange {
@@ -797,194 +542,6 @@ impl Agent {
             self.warn(error.to_string());
         }
     }
-
-    fn tell_lost_records(&mut self) {
-        let Some(Ok(drops)) = self.bpf.as_ref().map(Bpf::drops) else {
-            return;
-        };
-        let lost = drops.lost() + drops.unreadable;
-        if lost > self.lost_records_told {
-            let text = format!(
-                "{} records of the kernel were lost; all pods were read again",
-                lost - self.lost_records_told
-            );
-            self.lost_records_told = lost;
-            self.warn(text);
-        }
-    }
-
-    fn tell_oom_kills(&mut self) {
-        for index in 0..self.oom_kills.kills.len() {
-            let kill = &self.oom_kills.kills[index];
-            let uid = self.pods.by_cgroup_id(kill.cgroup_id);
-            let pod = uid.map(|uid| self.pods.name(uid));
-            let comm = String::from_utf8_lossy(&kill.comm);
-            self.reporter.say(&Line::KernelOomKill {
-                at_ns: kill.at_ns,
-                pod: pod.as_deref(),
-                tgid: Some(kill.tgid),
-                comm: Some(comm.trim_end_matches('\0')),
-                kills: 1,
-            });
-        }
-        // Keeps its room: the next records find it.
-        self.oom_kills.kills.clear();
-        let untold = std::mem::take(&mut self.oom_kills.untold);
-        if untold > 0 {
-            self.warn(format!(
-                "the kernel's OOM killer struck {untold} times more in the same moment"
-            ));
-        }
-    }
-
-    /// What the pods' limits have cost them since the last time.
-    fn tell_limits(&mut self) {
-        let mut failures = Vec::new();
-        self.limits
-            .follow(&self.pods, |failure| failures.push(failure));
-        if let Some(bpf) = &mut self.bpf {
-            bpf.drain_pressure(usize::MAX, |record| self.limits.record(&record));
-            // Totals that no record has told yet: within a window the kernel sends one.
-            if self.limits.takes_from_kernel()
-                && let Err(error) = bpf
-                    .drain_memory(|totals| self.limits.memory_totals(totals))
-                    .and_then(|()| bpf.drain_throttle(|totals| self.limits.throttle_totals(totals)))
-            {
-                failures.push(error.to_string());
-            }
-        }
-        let at_ns = now_ns();
-        self.limits.read(at_ns, |failure| failures.push(failure));
-        self.say_limits(at_ns);
-        let not_watched = self.limits.not_watched();
-        if not_watched > self.not_watched_told {
-            failures.push(format!(
-                "{} files of pods cannot be waited for and are only read now and then; raise fs.epoll.max_user_watches",
-                not_watched - self.not_watched_told
-            ));
-            self.not_watched_told = not_watched;
-        }
-        for failure in failures {
-            self.warn(failure);
-        }
-    }
-
-    fn say_limits(&mut self, at_ns: u64) {
-        let Self {
-            limits,
-            pods,
-            reporter,
-            ..
-        } = self;
-        limits.collect(pods, |uid, counts| {
-            let pod = &pods.name(uid);
-            let LimitCounts { high, max, oom, .. } = counts;
-            if high + max + oom > 0 {
-                reporter.say(&Line::MemoryLimit {
-                    at_ns,
-                    pod,
-                    high,
-                    max,
-                    oom,
-                });
-            }
-            if counts.oom_kills > 0 {
-                reporter.say(&Line::KernelOomKill {
-                    at_ns,
-                    pod: Some(pod),
-                    tgid: None,
-                    comm: None,
-                    kills: counts.oom_kills,
-                });
-            }
-            if counts.throttled + counts.throttled_ns > 0 {
-                reporter.say(&Line::Throttled {
-                    at_ns,
-                    pod,
-                    count: counts.throttled,
-                    ms: counts.throttled_ns / 1_000_000,
-                });
-            }
-        });
-    }
-
-    /// Arms the cgroup v1 notification at the usage that the newest headroom allows.
-    fn arm_v1(&mut self, usage: &mut V1Usage) {
-        let headroom_bytes = self
-            .engine
-            .state()
-            .node
-            .as_ref()
-            .and_then(|node| node.headroom_bytes);
-        let Some(headroom_bytes) = headroom_bytes else {
-            usage.armed = None;
-            return;
-        };
-        let armed = usage
-            .memcg
-            .usage_bytes()
-            .and_then(|now_bytes| {
-                usage
-                    .memcg
-                    .notify_at(now_bytes.saturating_add(headroom_bytes.max(1)))
-            })
-            .map_err(anyhow::Error::from)
-            .and_then(|source| {
-                Ok(Watched {
-                    fd: watch(source.as_fd(), Interest::READABLE)?,
-                    source,
-                })
-            });
-        usage.armed = match armed {
-            Ok(armed) => Some(armed),
-            Err(error) => {
-                tracing::warn!(%error, "the cgroup v1 notification cannot be armed; the timer remains");
-                None
-            }
-        };
-    }
-
-    fn warn(&mut self, text: String) {
-        self.reporter.say(&Line::Warning { text });
-    }
-
-    fn stop(mut self) {
-        if let Some(bpf) = &mut self.bpf {
-            bpf.drain_critical(usize::MAX, |_| {});
-            bpf.drain_pressure(usize::MAX, |_| {});
-        }
-        let records = match self.bpf.as_ref().map(Bpf::drops) {
-            Some(Ok(drops)) => {
-                let mut records = Records::default();
-                for kind in plimsoll_abi::KINDS {
-                    let count = drops.of(kind);
-                    records.produced += count.produced;
-                    records.consumed += count.consumed;
-                    records.dropped += count.dropped;
-                }
-                records
-            }
-            Some(Err(error)) => {
-                self.warn(format!("the counts of records cannot be read: {error}"));
-                Records::default()
-            }
-            None => Records::default(),
-        };
-        let journal_lost = self.journal.as_ref().map_or(0, Journal::lost);
-        if let Some(Err(error)) = self.journal.take().map(Journal::finish) {
-            self.warn(error.to_string());
-        }
-        let (cpu_ms, rss_bytes) = own_cost();
-        let lines_lost = self.reporter.lost();
-        self.reporter.say(&Line::Stopped {
-            records,
-            lines_lost,
-            journal_lost,
-            cpu_ms,
-            rss_bytes,
-        });
-        self.reporter.finish();
-    }
 }
 
 /// What one record means for the loop.
@@ -1039,43 +596,4 @@ fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(ClockId::Monotonic);
     // The kernel's monotonic clock starts at boot and is never negative.
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
-}
-
-/// CPU time of this process in milliseconds, and its resident memory in bytes; 0 for what `/proc` does not show.
-fn own_cost() -> (u64, u64) {
-    let cpu = rustix::time::clock_gettime(ClockId::ProcessCPUTime);
-    let cpu_ms = cpu.tv_sec.unsigned_abs() * 1000 + cpu.tv_nsec.unsigned_abs() / 1_000_000;
-    let resident_pages = std::fs::read_to_string("/proc/self/statm")
-        .ok()
-        .and_then(|statm| statm.split_whitespace().nth(1)?.parse::<u64>().ok())
-        .unwrap_or(0);
-    (cpu_ms, resident_pages * rustix::param::page_size() as u64)
-}
-
-/// Waits until a descriptor is ready; for ever if there is none. The caller then takes all that there is.
-async fn ready(fd: Option<&AsyncFd<OwnedFd>>, interest: Interest) -> std::io::Result<()> {
-    match fd {
-        Some(fd) => {
-            fd.ready(interest).await?.clear_ready();
-            Ok(())
-        }
-        None => std::future::pending().await,
-    }
-}
-
-/// The same for a source that is not to be looked at too often.
-async fn ready_paced<T>(paced: Option<&Paced<T>>) -> std::io::Result<()> {
-    if let Some(paced) = paced {
-        tokio::time::sleep_until(paced.not_before).await;
-    }
-    ready(paced.map(|paced| &paced.watched.fd), Interest::READABLE).await
-}
-
-async fn usage_reached(usage: Option<&V1Usage>) -> Result<()> {
-    let Some(armed) = usage.and_then(|usage| usage.armed.as_ref()) else {
-        return std::future::pending().await;
-    };
-    ready(Some(&armed.fd), Interest::READABLE).await?;
-    armed.source.take()?;
-    Ok(())
 }

@@ -1,0 +1,223 @@
+//! What the agent says, when it has acted: decisions, the kernel's OOM kills, what limits have cost the pods, and its own end.
+
+use plimsoll_core::decision::Decision;
+use plimsoll_core::event::Event;
+use rustix::time::ClockId;
+
+use super::{Agent, now_ns};
+use crate::bpf::Bpf;
+use crate::journal::Journal;
+use crate::ladder::Choice;
+use crate::limits::LimitCounts;
+use crate::report::{Line, Records};
+
+impl Agent {
+    /// Says that it is ready, and on what it stands.
+    pub fn started(&mut self, mechanisms: &[Choice], lost: &[String]) {
+        let pods = self.pods.len();
+        self.reporter.say(&Line::Started {
+            pid: std::process::id(),
+            mechanisms,
+            lost,
+            pods,
+        });
+    }
+
+    pub(super) fn tell(&mut self, event: &Event, decision: &Decision) {
+        let uid = match decision {
+            Decision::Arm { .. } | Decision::SampleBy { .. } | Decision::ReleaseMemory { .. } => {
+                return;
+            }
+            Decision::Evict { uid, .. }
+            | Decision::End { uid, .. }
+            | Decision::Kill { uid, .. }
+            | Decision::Finished { uid, .. } => Some(uid),
+            Decision::NoVictim { .. } | Decision::Condition { .. } => None,
+        };
+        let name = uid.map(|uid| self.pods.name(uid));
+        let text = decision.to_string();
+        self.reporter.say(&Line::Decision {
+            at_ns: event.at_ns,
+            pod: name.as_deref(),
+            decision,
+            text,
+        });
+        if let (Some(finished), Some(pod)) = (self.timelines.finished(decision, now_ns()), &name) {
+            self.reporter.say(&Line::EvictionFinished {
+                pod,
+                finished: &finished,
+            });
+        }
+        if let (Decision::Finished { uid, .. }, Some(name)) = (decision, name) {
+            // Its counts go with its cgroup.
+            self.limits.read_last(uid);
+            self.say_limits(event.at_ns);
+            if let Err(error) = self.pods.left(uid) {
+                self.warn(format!("pod {name}: {error}"));
+            }
+        }
+    }
+
+    pub(super) fn tell_lost_records(&mut self) {
+        let Some(Ok(drops)) = self.bpf.as_ref().map(Bpf::drops) else {
+            return;
+        };
+        let lost = drops.lost() + drops.unreadable;
+        if lost > self.lost_records_told {
+            let text = format!(
+                "{} records of the kernel were lost; all pods were read again",
+                lost - self.lost_records_told
+            );
+            self.lost_records_told = lost;
+            self.warn(text);
+        }
+    }
+
+    pub(super) fn tell_oom_kills(&mut self) {
+        for index in 0..self.oom_kills.kills.len() {
+            let kill = &self.oom_kills.kills[index];
+            let uid = self.pods.by_cgroup_id(kill.cgroup_id);
+            let pod = uid.map(|uid| self.pods.name(uid));
+            let comm = String::from_utf8_lossy(&kill.comm);
+            self.reporter.say(&Line::KernelOomKill {
+                at_ns: kill.at_ns,
+                pod: pod.as_deref(),
+                tgid: Some(kill.tgid),
+                comm: Some(comm.trim_end_matches('\0')),
+                kills: 1,
+            });
+        }
+        // Keeps its room: the next records find it.
+        self.oom_kills.kills.clear();
+        let untold = std::mem::take(&mut self.oom_kills.untold);
+        if untold > 0 {
+            self.warn(format!(
+                "the kernel's OOM killer struck {untold} times more in the same moment"
+            ));
+        }
+    }
+
+    /// What the pods' limits have cost them since the last time.
+    pub(super) fn tell_limits(&mut self) {
+        let mut failures = Vec::new();
+        self.limits
+            .follow(&self.pods, |failure| failures.push(failure));
+        if let Some(bpf) = &mut self.bpf {
+            bpf.drain_pressure(usize::MAX, |record| self.limits.record(&record));
+            // Totals that no record has told yet: within a window the kernel sends one.
+            if self.limits.takes_from_kernel()
+                && let Err(error) = bpf
+                    .drain_memory(|totals| self.limits.memory_totals(totals))
+                    .and_then(|()| bpf.drain_throttle(|totals| self.limits.throttle_totals(totals)))
+            {
+                failures.push(error.to_string());
+            }
+        }
+        let at_ns = now_ns();
+        self.limits.read(at_ns, |failure| failures.push(failure));
+        self.say_limits(at_ns);
+        let not_watched = self.limits.not_watched();
+        if not_watched > self.not_watched_told {
+            failures.push(format!(
+                "{} files of pods cannot be waited for and are only read now and then; raise fs.epoll.max_user_watches",
+                not_watched - self.not_watched_told
+            ));
+            self.not_watched_told = not_watched;
+        }
+        for failure in failures {
+            self.warn(failure);
+        }
+    }
+
+    fn say_limits(&mut self, at_ns: u64) {
+        let Self {
+            limits,
+            pods,
+            reporter,
+            ..
+        } = self;
+        limits.collect(pods, |uid, counts| {
+            let pod = &pods.name(uid);
+            let LimitCounts { high, max, oom, .. } = counts;
+            if high + max + oom > 0 {
+                reporter.say(&Line::MemoryLimit {
+                    at_ns,
+                    pod,
+                    high,
+                    max,
+                    oom,
+                });
+            }
+            if counts.oom_kills > 0 {
+                reporter.say(&Line::KernelOomKill {
+                    at_ns,
+                    pod: Some(pod),
+                    tgid: None,
+                    comm: None,
+                    kills: counts.oom_kills,
+                });
+            }
+            if counts.throttled + counts.throttled_ns > 0 {
+                reporter.say(&Line::Throttled {
+                    at_ns,
+                    pod,
+                    count: counts.throttled,
+                    ms: counts.throttled_ns / 1_000_000,
+                });
+            }
+        });
+    }
+
+    pub(super) fn warn(&mut self, text: String) {
+        self.reporter.say(&Line::Warning { text });
+    }
+
+    pub(super) fn stop(mut self) {
+        if let Some(bpf) = &mut self.bpf {
+            bpf.drain_critical(usize::MAX, |_| {});
+            bpf.drain_pressure(usize::MAX, |_| {});
+        }
+        let records = match self.bpf.as_ref().map(Bpf::drops) {
+            Some(Ok(drops)) => {
+                let mut records = Records::default();
+                for kind in plimsoll_abi::KINDS {
+                    let count = drops.of(kind);
+                    records.produced += count.produced;
+                    records.consumed += count.consumed;
+                    records.dropped += count.dropped;
+                }
+                records
+            }
+            Some(Err(error)) => {
+                self.warn(format!("the counts of records cannot be read: {error}"));
+                Records::default()
+            }
+            None => Records::default(),
+        };
+        let journal_lost = self.journal.as_ref().map_or(0, Journal::lost);
+        if let Some(Err(error)) = self.journal.take().map(Journal::finish) {
+            self.warn(error.to_string());
+        }
+        let (cpu_ms, rss_bytes) = own_cost();
+        let lines_lost = self.reporter.lost();
+        self.reporter.say(&Line::Stopped {
+            records,
+            lines_lost,
+            journal_lost,
+            cpu_ms,
+            rss_bytes,
+        });
+        self.reporter.finish();
+    }
+}
+
+/// CPU time of this process in milliseconds, and its resident memory in bytes; 0 for what `/proc` does not show.
+fn own_cost() -> (u64, u64) {
+    let cpu = rustix::time::clock_gettime(ClockId::ProcessCPUTime);
+    let cpu_ms = cpu.tv_sec.unsigned_abs() * 1000 + cpu.tv_nsec.unsigned_abs() / 1_000_000;
+    let resident_pages = std::fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|statm| statm.split_whitespace().nth(1)?.parse::<u64>().ok())
+        .unwrap_or(0);
+    (cpu_ms, resident_pages * rustix::param::page_size() as u64)
+}
