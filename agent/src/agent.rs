@@ -21,7 +21,6 @@ use plimsoll_core::event::{Action, Cause, Event, EventKind, Sample};
 use plimsoll_core::units::PodUid;
 use rustix::time::ClockId;
 use tokio::io::Interest;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
 use crate::bpf::Bpf;
@@ -35,13 +34,15 @@ use crate::source::decode::{Body, ReclaimPhase, Record};
 use crate::source::manifests::ManifestChange;
 use crate::timeline::Timelines;
 
-pub use sources::Sources;
+pub use sources::{Sources, StopSignals};
 use sources::{ready, ready_paced, usage_reached};
 
 /// Records taken in one go; then the loop looks at its other sources.
 const RECORDS_PER_TURN: usize = 512;
 /// Decisions, and steps, that one sample can lead to before a buffer grows: two for each pod that is leaving, and a handful.
 const DECISIONS: usize = 256;
+/// Figures that are read anew before one decision. Each could have changed it; the bound is for a node where all pods grow at once.
+const FRESHENED_MAX: usize = 16;
 /// Outcomes of decisions are events themselves. Each is answered at most so often in one turn.
 const OUTCOME_ROUNDS: usize = 4;
 /// OOM kills told one by one in a turn.
@@ -177,9 +178,7 @@ impl Agent {
     ///
     /// # Errors
     /// When the node's memory can no longer be read, or the loop cannot wait.
-    pub async fn run(mut self, mut sources: Sources) -> Result<()> {
-        let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
-        let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
+    pub async fn run(mut self, mut sources: Sources, mut stop: StopSignals) -> Result<()> {
         let timer = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(timer);
         let housekeeping = tokio::time::sleep(sources.housekeeping);
@@ -216,8 +215,7 @@ impl Agent {
                     }
                 }
                 () = &mut timer => woken.by(Cause::Timer),
-                _ = interrupt.recv() => break,
-                _ = terminate.recv() => break,
+                () = stop.received() => break,
                 Some(change) = sources.manifests.recv() => self.manifests(change),
                 changed = ready(sources.cgroups.as_ref().map(|cgroups| &cgroups.fd), Interest::READABLE) => {
                     changed?;
@@ -305,6 +303,19 @@ impl Agent {
                 },
             )
             .context("the node's memory cannot be read")?;
+        for _ in 0..FRESHENED_MAX {
+            let Some(stale) = self.engine.stale(&sample, received_ns) else {
+                break;
+            };
+            let freshened = self
+                .sampler
+                .freshen(stale, received_ns, &mut self.pods, &mut sample);
+            if let Err(error) = freshened {
+                // The older figure has to do.
+                self.sample_failure.get_or_insert_with(|| error.to_string());
+                break;
+            }
+        }
         self.step(received_ns, EventKind::Sample(sample));
         self.outcomes();
         Ok(())

@@ -137,8 +137,7 @@ impl Pods {
         Ok(())
     }
 
-    /// Writes the limits of a pod that is there already, after its specification changed, and the weights of the QoS tiers, which
-    /// depend on all pods. Not for the hot path.
+    /// Writes the limits of a pod that is there already, after its specification changed. Not for the hot path.
     ///
     /// # Errors
     /// The first limit that cannot be written; those before it are in force. Cgroups that are not there yet are no error:
@@ -159,12 +158,7 @@ impl Pods {
                 }
             }
         }
-        let wanted = self
-            .entries
-            .values()
-            .filter(|entry| !entry.removed)
-            .map(|entry| &*entry.pod);
-        pod_cgroup::apply_tiers(&self.mounts, &self.cgroup_root, wanted)
+        Ok(())
     }
 
     /// Marks a pod as no longer wanted. It is forgotten when it has no processes.

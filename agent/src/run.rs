@@ -9,7 +9,7 @@ use clap::Args;
 use plimsoll_core::engine::Engine;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::agent::{Agent, Sources};
+use crate::agent::{Agent, Sources, StopSignals};
 use crate::check::{Report, load_bpf};
 use crate::config::{Config, ConfigFile, EvictionFlags};
 use crate::facts::{Facts, hooks_of};
@@ -92,6 +92,16 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         );
         reporter.say(&Line::Warning { text });
     }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()
+        .context("the event loop cannot be made")?;
+    // From here on a signal ends the agent in an orderly way: before the first kernel setting is changed.
+    let stop = {
+        let _in_runtime = runtime.enter();
+        StopSignals::catch()?
+    };
     let mut ledger = Ledger::open(&host, args.state_dir.join(AGENT_LEDGER))?;
     let mut pods_ledger = Ledger::open(&host, args.state_dir.join(PODS_LEDGER))?;
     let put_back = restore(&mut pods_ledger)? + restore(&mut ledger)?;
@@ -101,7 +111,15 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         );
         reporter.say(&Line::Warning { text });
     }
-    let result = with_ledger(args, config, &host, cgroup_root, &mut ledger, reporter);
+    let started = Started {
+        args,
+        config,
+        host: &host,
+        cgroup_root,
+        runtime,
+        stop,
+    };
+    let result = started.run(&mut ledger, reporter);
     // Undone whatever happened; an error of the run itself is what the caller wants to see. Pods first: their cgroups are
     // inside ours.
     for ledger in [&mut pods_ledger, &mut ledger] {
@@ -112,68 +130,80 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     result
 }
 
-fn with_ledger(
-    args: &RunArgs,
+/// What is there before the first kernel setting is changed.
+struct Started<'a> {
+    args: &'a RunArgs,
     config: Config,
-    host: &HostRoot,
+    host: &'a HostRoot,
     cgroup_root: CgroupPath,
-    ledger: &mut Ledger,
-    mut reporter: Reporter,
-) -> Result<ExitCode> {
-    let mounts = host.cgroup_mounts()?;
-    let kubepods = pod_cgroup::kubepods_path(&cgroup_root)?;
-    let limit_bytes = make_kubepods(host, &mounts, &kubepods, &config, ledger)?;
-    let sampler = Sampler::open(host, &mounts, &kubepods, limit_bytes)?;
+    runtime: tokio::runtime::Runtime,
+    stop: StopSignals,
+}
 
-    let mut facts = Facts::probe(host, &cgroup_root, &args.without, Ok(Vec::new()));
-    let mut bpf = None;
-    facts.bpf = match facts.without_bpf() {
-        Some(obstacle) => Err(obstacle.to_string()),
-        None => load_bpf(&args.without, WINDOW).map(|loaded| {
-            let hooks = hooks_of(loaded.hooks());
-            bpf = Some(loaded);
-            hooks
-        }),
-    };
-    let report = Report::new(facts);
-    let mut lost = report.losses();
-
-    let engine = Engine::new(config.engine);
-    let journal = args
-        .journal
-        .as_deref()
-        .map(|path| Journal::create(path, &engine))
-        .transpose()?;
-    let limits = Limits::new(&mounts, Origins::of(&report.choices))
-        .context("the pods' limits cannot be watched")?;
-    let pods = Pods::new(host.clone(), mounts.clone(), cgroup_root.clone());
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .enable_time()
-        .build()
-        .context("the event loop cannot be made")?;
-    let outcome = runtime.block_on(async {
-        let mut sources = Sources::open(
+impl Started<'_> {
+    /// Makes the rest and runs the loop. What is changed is in the ledger.
+    fn run(self, ledger: &mut Ledger, mut reporter: Reporter) -> Result<ExitCode> {
+        let Self {
             args,
+            config,
             host,
-            &mounts,
-            &cgroup_root,
-            bpf.as_ref(),
-            &report,
-            &mut reporter,
-        )?;
-        sources.watch_pods(&limits)?;
-        // Last, so that what was opened and allocated above is locked in memory too.
-        lost.extend(
-            protect(host, &mounts, &cgroup_root, ledger)
-                .iter()
-                .map(ToString::to_string),
-        );
-        let mut agent = Agent::new(engine, pods, sampler, limits, bpf, journal, reporter);
-        agent.started(&report.choices, &lost);
-        agent.run(sources).await
-    });
-    outcome.map(|()| ExitCode::SUCCESS)
+            cgroup_root,
+            runtime,
+            stop,
+        } = self;
+        let mounts = host.cgroup_mounts()?;
+        let kubepods = pod_cgroup::kubepods_path(&cgroup_root)?;
+        let limit_bytes = make_kubepods(host, &mounts, &kubepods, &config, ledger)?;
+        let sampler = Sampler::open(host, &mounts, &kubepods, limit_bytes)?;
+
+        let mut facts = Facts::probe(host, &cgroup_root, &args.without, Ok(Vec::new()));
+        let mut bpf = None;
+        facts.bpf = match facts.without_bpf() {
+            Some(obstacle) => Err(obstacle.to_string()),
+            None => load_bpf(&args.without, WINDOW).map(|loaded| {
+                let hooks = hooks_of(loaded.hooks());
+                bpf = Some(loaded);
+                hooks
+            }),
+        };
+        let report = Report::new(facts);
+        let mut lost = report.losses();
+        if let Err(reason) = &report.facts.bpf {
+            lost.insert(0, format!("BPF programs: {reason}"));
+        }
+
+        let engine = Engine::new(config.engine);
+        let journal = args
+            .journal
+            .as_deref()
+            .map(|path| Journal::create(path, &engine))
+            .transpose()?;
+        let limits = Limits::new(&mounts, Origins::of(&report.choices))
+            .context("the pods' limits cannot be watched")?;
+        let pods = Pods::new(host.clone(), mounts.clone(), cgroup_root.clone());
+        let outcome = runtime.block_on(async {
+            let mut sources = Sources::open(
+                args,
+                host,
+                &mounts,
+                &cgroup_root,
+                bpf.as_ref(),
+                &report,
+                &mut reporter,
+            )?;
+            sources.watch_pods(&limits)?;
+            // Last, so that what was opened and allocated above is locked in memory too.
+            lost.extend(
+                protect(host, &mounts, &cgroup_root, ledger)
+                    .iter()
+                    .map(ToString::to_string),
+            );
+            let mut agent = Agent::new(engine, pods, sampler, limits, bpf, journal, reporter);
+            agent.started(&report.choices, &lost);
+            agent.run(sources, stop).await
+        });
+        outcome.map(|()| ExitCode::SUCCESS)
+    }
 }
 
 /// The soft limit on open files becomes the hard one. The usual soft limit of 1024 is for programs that call `select`; the

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -38,6 +39,34 @@ const PRESSURE_LEVEL: PressureLevel = PressureLevel::Medium;
 const PRESSURE_LEVEL_PACE: Duration = Duration::from_millis(10);
 /// The kernel signals a change of one `memory.events` every 10 ms, for as long as a pod is at its limit.
 const POD_EVENTS_PACE: Duration = Duration::from_millis(100);
+
+/// SIGINT and SIGTERM.
+#[derive(Debug)]
+pub struct StopSignals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl StopSignals {
+    /// Catches them from now on. Needs a runtime.
+    ///
+    /// # Errors
+    /// When a handler cannot be installed.
+    pub fn catch() -> Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt()).context("SIGINT cannot be caught")?,
+            terminate: signal(SignalKind::terminate()).context("SIGTERM cannot be caught")?,
+        })
+    }
+
+    /// Waits for either; at once when one has come since [`StopSignals::catch`].
+    pub(super) async fn received(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
 
 /// What wakes the loop.
 #[derive(Debug)]

@@ -1,0 +1,192 @@
+//! What a pod's limits cost it is said by `plimsoll run`, whatever this host allows: the real binary, the real kernel, by each of
+//! the mechanisms that can be left out in turn.
+//!
+//! Needs root and writable cgroups; left out, with a line, where they are missing.
+
+#![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use plimsoll::host::cgroup::{CgroupPath, Controller};
+use plimsoll::host::{HostRoot, Ledger};
+use plimsoll::pod_cgroup;
+use serde_json::Value;
+
+const PODS: &str = "\
+apiVersion: v1
+kind: Pod
+metadata: {name: tight}
+spec:
+  containers:
+  - name: app
+    resources: {limits: {cpu: 50m, memory: 24Mi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: calm}
+spec:
+  containers: [{name: app}]
+";
+
+/// Keeps 100 MB in memory, is killed for it, and then works for more than its share of a CPU.
+const HOG: &str = "head -c 100000000 /dev/zero | tail -c 100000000 >/dev/null; \
+    i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done";
+
+/// Patience for things that happen within seconds; nothing is measured by it.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+struct Agent {
+    process: Child,
+    lines: Arc<Mutex<Vec<Value>>>,
+}
+
+impl Agent {
+    fn start(dir: &std::path::Path, cgroup_root: &str, without: &str) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+        command.arg("run").arg("--manifests").arg(dir.join("pods"));
+        command.args(["--cgroup-root", cgroup_root, "--output", "json"]);
+        // Nobody is to be evicted for what other tests do to this machine.
+        command.args(["--eviction-hard", "memory.available<1Ki"]);
+        if !without.is_empty() {
+            command.args(["--without", without]);
+        }
+        let mut process = command
+            .arg("--state-dir")
+            .arg(dir.join("state"))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let (output, sink) = (process.stdout.take().unwrap(), Arc::clone(&lines));
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines() {
+                let line = serde_json::from_str(&line.unwrap()).unwrap();
+                sink.lock().unwrap().push(line);
+            }
+        });
+        Self { process, lines }
+    }
+
+    /// The lines of this kind so far.
+    fn said(&self, event: &str) -> Vec<Value> {
+        let lines = self.lines.lock().unwrap();
+        let of_kind = lines.iter().filter(|line| line["event"] == event);
+        of_kind.cloned().collect()
+    }
+
+    fn wait_for(&mut self, event: &str) {
+        let start = Instant::now();
+        while self.said(event).is_empty() {
+            let ended = self.process.try_wait().unwrap();
+            assert!(ended.is_none(), "the agent has ended: {ended:?}");
+            let lines = self.lines.lock().unwrap();
+            assert!(start.elapsed() < PATIENCE, "no {event} in {lines:#?}");
+            drop(lines);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn stop(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+fn sum(lines: &[Value], field: &str) -> u64 {
+    lines.iter().filter_map(|line| line[field].as_u64()).sum()
+}
+
+#[test]
+fn limits_are_told_by_every_mechanism() {
+    let host = HostRoot::live();
+    let Some(mounts) = writable_cgroups(&host) else {
+        return;
+    };
+    for (case, without) in ["", "bpf", "bpf,memory-events,event-control"]
+        .iter()
+        .enumerate()
+    {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("pods")).unwrap();
+        let manifest = dir.path().join("pods/pods.yaml");
+        std::fs::write(&manifest, PODS).unwrap();
+        let cgroup_root = format!("plimsoll-test-limits-{case}-{}", std::process::id());
+        let mut agent = Agent::start(dir.path(), &cgroup_root, without);
+        agent.wait_for("started");
+        let exec = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .args(["exec", "--pod", "tight", "--cgroup-root", &cgroup_root])
+            .arg("--state-dir")
+            .arg(dir.path().join("state"))
+            .arg("-f")
+            .arg(&manifest)
+            .args(["--", "sh", "-c", HOG])
+            .stderr(Stdio::null())
+            .status()
+            .unwrap();
+        assert!(exec.success(), "{exec}");
+        for event in ["memory_limit", "kernel_oom_kill", "throttled"] {
+            agent.wait_for(event);
+        }
+        agent.stop();
+
+        let memory = agent.said("memory_limit");
+        assert!(sum(&memory, "max") > 0, "{memory:?}");
+        let kills = agent.said("kernel_oom_kill");
+        assert_eq!(sum(&kills, "kills"), 1, "{kills:?}");
+        let started = &agent.said("started")[0];
+        let is_told_by_kernel = started["mechanisms"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|choice| {
+                choice["signal"] == "oom-kill"
+                    && choice["role"] == "primary"
+                    && (choice["mechanism"] == "tracepoint" || choice["mechanism"] == "fentry")
+            });
+        assert_eq!(kills[0]["tgid"].is_u64(), is_told_by_kernel, "{kills:?}");
+        let throttled = agent.said("throttled");
+        assert!(sum(&throttled, "count") > 0, "{throttled:?}");
+        for line in memory.iter().chain(&kills).chain(&throttled) {
+            assert_eq!(line["pod"], "default/tight", "{line}");
+        }
+        let kubepods = pod_cgroup::kubepods_path(&CgroupPath::new(&cgroup_root).unwrap()).unwrap();
+        let memory = mounts.hierarchy_of(Controller::Memory).unwrap();
+        assert!(
+            !memory.has(&kubepods),
+            "{} is left",
+            memory.dir(&kubepods).display()
+        );
+    }
+}
+
+/// `None`, and a line, where cgroups cannot be made or do not account memory and CPU.
+fn writable_cgroups(host: &HostRoot) -> Option<plimsoll::host::CgroupMounts> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = CgroupPath::new(&format!("plimsoll-test-limits-{}", std::process::id())).unwrap();
+    let mut ledger = Ledger::open(host, dir.path().join("ledger")).unwrap();
+    let probe = host.cgroup_mounts().map_err(|error| error.to_string());
+    let probe = probe.and_then(|mounts| {
+        for controller in [Controller::Memory, Controller::Cpu] {
+            let hierarchy = mounts
+                .hierarchy_of(controller)
+                .map_err(|error| error.to_string())?;
+            ledger
+                .create_cgroup(hierarchy, &path, &[controller])
+                .map_err(|error| error.to_string())?;
+        }
+        Ok(mounts)
+    });
+    ledger.restore().unwrap();
+    probe.map_err(|error| eprintln!("left out: {error}")).ok()
+}
