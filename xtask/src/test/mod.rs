@@ -20,10 +20,12 @@ use crate::progress::say;
 use crate::{ebpf, process, setup};
 
 /// The guest tests: a kernel and the cgroup hierarchies of each guest.
-const GUESTS: [(Kernel, CgroupLayout); 3] = [
+const GUESTS: [(Kernel, CgroupLayout); 4] = [
     (Kernel::V6_1, CgroupLayout::Cgroup2),
     (Kernel::V6_12, CgroupLayout::Cgroup2),
     (Kernel::V7_2, CgroupLayout::Cgroup2),
+    // The one kernel of the three that still has the memory controller on cgroup v1.
+    (Kernel::V6_1, CgroupLayout::Hybrid),
 ];
 /// Guests at a time.
 const GUESTS_AT_ONCE: usize = 2;
