@@ -28,6 +28,9 @@ use crate::source::pod_events::PodEvents;
 /// `cpu.stat` is read this often: on v2 the kernel brings the cgroup's statistics up to date for it, on every CPU.
 const CPU_STAT_EVERY_NS: u64 = 5_000_000_000;
 
+/// Of a pod at its limit no more is said than this, unless a process is killed; what is held back is added to the next line.
+const SAID_EVERY_NS: u64 = 1_000_000_000;
+
 /// Where the counts come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
@@ -102,7 +105,8 @@ pub struct LimitCounts {
     pub oom: u64,
     /// Processes killed by an OOM killer, where nothing tells which.
     pub oom_kills: u64,
-    /// Times that the CPU quota was used up: throttles of one CPU's run queue where BPF counts them, else periods.
+    /// Times that a CPU quota was used up: throttles of one CPU's run queue where BPF counts them, else periods. The pod's own
+    /// quota, or those of its containers, whichever were more: with one container both are the same and are used up together.
     pub throttled: u64,
     /// For how long in all, nanoseconds, each CPU by itself.
     pub throttled_ns: u64,
@@ -153,9 +157,22 @@ enum MemoryFiles {
     },
 }
 
+/// What is known of a pod.
+#[derive(Debug, Default)]
+struct PodLimits {
+    /// By the cgroup's id in the memory hierarchy.
+    cgroups: BTreeMap<u64, Watched>,
+    /// Counted and not told yet.
+    untold: LimitCounts,
+    /// When something was told.
+    told_ns: Option<u64>,
+}
+
 /// One cgroup of a pod.
 #[derive(Debug)]
 struct Watched {
+    /// It is the pod's, not a container's.
+    is_pods_own: bool,
     /// Its directory in the hierarchy that accounts memory.
     dir: PathBuf,
     /// Its directory and its id in the hierarchy of the cpu controller.
@@ -177,8 +194,7 @@ pub struct Limits {
     cpu: Option<Hierarchy>,
     origins: Origins,
     events: Option<PodEvents>,
-    /// By pod, then by the cgroup's id in the memory hierarchy.
-    pods: BTreeMap<PodUid, BTreeMap<u64, Watched>>,
+    pods: BTreeMap<PodUid, PodLimits>,
     cpu_read_ns: Option<u64>,
 }
 
@@ -226,16 +242,15 @@ impl Limits {
     /// Brings the set of cgroups up to date. Opens files. What cannot be used is passed to `failed`, once.
     pub fn follow(&mut self, pods: &Pods, mut failed: impl FnMut(String)) {
         let Some(memory) = &self.memory else { return };
-        for cgroups in self.pods.values_mut() {
-            for watched in cgroups.values_mut() {
-                watched.is_gone = true;
-            }
+        for watched in all(&mut self.pods) {
+            watched.is_gone = true;
         }
         for (uid, cgroups) in pods.cgroups() {
             let is_first_look = !self.pods.contains_key(uid);
             let known = self.pods.entry(uid.clone()).or_default();
             for (index, (dir, id)) in cgroups.enumerate() {
-                let watched = known.entry(id).or_insert_with(|| Watched {
+                let watched = known.cgroups.entry(id).or_insert_with(|| Watched {
+                    is_pods_own: index == 0,
                     dir: dir.to_owned(),
                     cpu_dir: cpu_dir(memory, self.cpu.as_ref(), dir),
                     cpu_id: None,
@@ -247,8 +262,8 @@ impl Limits {
                     is_gone: false,
                 });
                 watched.is_gone = false;
-                let is_pods_own = index == 0;
-                if self.origins.reads_memory() && (memory.version == Version::V1 || is_pods_own) {
+                let counts_memory = memory.version == Version::V1 || watched.is_pods_own;
+                if self.origins.reads_memory() && counts_memory {
                     watched.open_memory(
                         memory.version,
                         self.origins,
@@ -289,16 +304,18 @@ impl Limits {
         if self.origins.memory != Origin::Kernel {
             return;
         }
-        let of_id = |cgroups: &mut BTreeMap<u64, Watched>| {
-            cgroups
-                .get_mut(&totals.cgroup_id)
-                .map(|watched| match totals.event {
-                    MemoryLimitEvent::High => raise(&mut watched.now.high, totals.count),
-                    MemoryLimitEvent::Max => raise(&mut watched.now.max, totals.count),
-                    MemoryLimitEvent::Oom => raise(&mut watched.now.oom, totals.count),
-                })
-        };
-        self.pods.values_mut().find_map(of_id);
+        let watched = self
+            .pods
+            .values_mut()
+            .find_map(|pod| pod.cgroups.get_mut(&totals.cgroup_id));
+        if let Some(watched) = watched {
+            let total = match totals.event {
+                MemoryLimitEvent::High => &mut watched.now.high,
+                MemoryLimitEvent::Max => &mut watched.now.max,
+                MemoryLimitEvent::Oom => &mut watched.now.oom,
+            };
+            raise(total, totals.count);
+        }
     }
 
     /// Takes in what the kernel has counted of a cgroup's throttling.
@@ -306,11 +323,7 @@ impl Limits {
         if self.origins.throttling != Origin::Kernel {
             return;
         }
-        let watched = self
-            .pods
-            .values_mut()
-            .flat_map(BTreeMap::values_mut)
-            .find(|watched| watched.cpu_id == Some(totals.cgroup_id));
+        let watched = all(&mut self.pods).find(|watched| watched.cpu_id == Some(totals.cgroup_id));
         if let Some(watched) = watched {
             raise(&mut watched.now.throttled, totals.count);
             raise(&mut watched.now.throttled_ns, totals.sum_ns);
@@ -326,42 +339,83 @@ impl Limits {
         if reads_cpu {
             self.cpu_read_ns = Some(now_ns);
         }
-        for watched in self.pods.values_mut().flat_map(BTreeMap::values_mut) {
+        for watched in all(&mut self.pods) {
             // What a pod has behind it is read at the first look, whenever that is.
             watched.read(self.origins, reads_cpu || watched.is_history, &mut failed);
         }
     }
 
-    /// Reads the files of one pod once more, before it is forgotten. What cannot be read any more is gone.
+    /// Reads the files of one pod once more, before it is forgotten, and holds nothing back any more. What cannot be read is
+    /// gone.
     pub fn read_last(&mut self, uid: &PodUid) {
-        for watched in self
-            .pods
-            .get_mut(uid)
-            .into_iter()
-            .flat_map(BTreeMap::values_mut)
-        {
-            watched.read(self.origins, true, &mut |_| {});
+        if let Some(pod) = self.pods.get_mut(uid) {
+            pod.told_ns = None;
+            for watched in pod.cgroups.values_mut() {
+                watched.read(self.origins, true, &mut |_| {});
+            }
         }
     }
 
-    /// Hands out, per pod, what has been added since the last call, if anything, and forgets cgroups that are gone and pods that
-    /// `pods` does not have any more.
-    pub fn collect(&mut self, pods: &Pods, mut told: impl FnMut(&PodUid, LimitCounts)) {
-        for (uid, cgroups) in &mut self.pods {
-            let mut added = LimitCounts::default();
-            for watched in cgroups.values_mut() {
-                if !std::mem::take(&mut watched.is_history) {
-                    added.add(watched.now.since(watched.told));
-                }
-                watched.told = watched.now;
-            }
-            cgroups.retain(|_, watched| !watched.is_gone);
-            if added != LimitCounts::default() {
-                told(uid, added);
+    /// The next turn is the last: it reads everything and holds nothing back.
+    pub fn finish(&mut self) {
+        self.cpu_read_ns = None;
+        for pod in self.pods.values_mut() {
+            pod.told_ns = None;
+        }
+    }
+
+    /// Hands out, per pod, what has been added since it was last told, if anything, and forgets cgroups that are gone and pods
+    /// that `pods` does not have any more.
+    pub fn collect(
+        &mut self,
+        now_ns: u64,
+        pods: &Pods,
+        mut told: impl FnMut(&PodUid, LimitCounts),
+    ) {
+        for (uid, pod) in &mut self.pods {
+            pod.add_up();
+            let is_due = pod
+                .told_ns
+                .is_none_or(|told_ns| now_ns.saturating_sub(told_ns) >= SAID_EVERY_NS);
+            if pod.untold.oom_kills > 0 || (is_due && pod.untold != LimitCounts::default()) {
+                told(uid, std::mem::take(&mut pod.untold));
+                pod.told_ns = Some(now_ns);
             }
         }
         self.pods.retain(|uid, _| pods.get(uid).is_some());
     }
+}
+
+impl PodLimits {
+    /// Adds what is new in its cgroups, and forgets those that are gone.
+    fn add_up(&mut self) {
+        let (mut own, mut below) = (LimitCounts::default(), LimitCounts::default());
+        for watched in self.cgroups.values_mut() {
+            if !std::mem::take(&mut watched.is_history) {
+                let sum = if watched.is_pods_own {
+                    &mut own
+                } else {
+                    &mut below
+                };
+                sum.add(watched.now.since(watched.told));
+            }
+            watched.told = watched.now;
+        }
+        self.cgroups.retain(|_, watched| !watched.is_gone);
+        let throttled = own.throttled.max(below.throttled);
+        let throttled_ns = own.throttled_ns.max(below.throttled_ns);
+        own.add(below);
+        self.untold.add(LimitCounts {
+            throttled,
+            throttled_ns,
+            ..own
+        });
+    }
+}
+
+/// The cgroups of all pods.
+fn all(pods: &mut BTreeMap<PodUid, PodLimits>) -> impl Iterator<Item = &mut Watched> {
+    pods.values_mut().flat_map(|pod| pod.cgroups.values_mut())
 }
 
 fn raise(total: &mut u64, to: u64) {

@@ -136,7 +136,7 @@ impl Agent {
             reporter,
             ..
         } = self;
-        limits.collect(pods, |uid, counts| {
+        limits.collect(at_ns, pods, |uid, counts| {
             let pod = &pods.name(uid);
             let LimitCounts { high, max, oom, .. } = counts;
             if high + max + oom > 0 {
@@ -175,8 +175,9 @@ impl Agent {
     pub(super) fn stop(mut self) {
         if let Some(bpf) = &mut self.bpf {
             bpf.drain_critical(usize::MAX, |_| {});
-            bpf.drain_pressure(usize::MAX, |_| {});
         }
+        self.limits.finish();
+        self.tell_limits();
         let records = match self.bpf.as_ref().map(Bpf::drops) {
             Some(Ok(drops)) => {
                 let mut records = Records::default();

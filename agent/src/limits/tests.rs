@@ -132,7 +132,7 @@ impl Node {
     fn end(&mut self) -> Vec<(String, LimitCounts)> {
         self.limits.read(self.now_ns, |failure| panic!("{failure}"));
         let mut told = Vec::new();
-        self.limits.collect(&self.pods, |uid, counts| {
+        self.limits.collect(self.now_ns, &self.pods, |uid, counts| {
             told.push((uid.to_string(), counts));
         });
         told
@@ -149,7 +149,7 @@ fn one(uid: &str, counts: LimitCounts) -> Vec<(String, LimitCounts)> {
 }
 
 #[test]
-fn v1_files_of_all_cgroups_of_a_pod_are_summed() {
+fn v1_memory_of_all_cgroups_is_summed_and_quotas_that_are_used_up_together_are_not() {
     let mut node = v1(FILES);
     node.apply("a");
     assert_eq!(node.turn(), [], "a pod without a cgroup");
@@ -158,7 +158,7 @@ fn v1_files_of_all_cgroups_of_a_pod_are_summed() {
     node.cpu(
         "cpu",
         "poda",
-        "nr_periods 9\nnr_throttled 0\nthrottled_time 0\n",
+        "nr_periods 9\nnr_throttled 2\nthrottled_time 5000\n",
     );
     node.cpu(
         "cpu",
@@ -169,7 +169,7 @@ fn v1_files_of_all_cgroups_of_a_pod_are_summed() {
         max: 11,
         oom_kills: 2,
         throttled: 3,
-        throttled_ns: 4000,
+        throttled_ns: 5000,
         ..LimitCounts::default()
     };
     assert_eq!(node.turn(), one("a", wanted), "it appeared while we looked");
@@ -204,8 +204,8 @@ fn v2_counts_come_from_the_pods_own_events_and_every_cpu_stat() {
         max: 4,
         oom: 3,
         oom_kills: 2,
-        throttled: 3,
-        throttled_ns: 40_000,
+        throttled: 2,
+        throttled_ns: 30_000,
     };
     assert_eq!(node.turn(), one("a", wanted));
 }
@@ -254,7 +254,7 @@ fn cpu_stat_is_read_now_and_then_and_before_a_pod_is_forgotten() {
     node.limits.read_last(&PodUid::from("a"));
     let mut told = Vec::new();
     node.limits
-        .collect(&node.pods, |_, counts| told.push(counts));
+        .collect(node.now_ns, &node.pods, |_, counts| told.push(counts));
     assert_eq!(told, [once]);
     node.pods.remove(&PodUid::from("a"));
     node.pods.left(&PodUid::from("a")).ok();
@@ -323,6 +323,34 @@ fn the_kernels_totals_are_taken_by_cgroup_id_each_in_its_hierarchy() {
 }
 
 #[test]
+fn a_pod_at_its_limit_is_one_line_a_second_and_a_kill_is_told_at_once() {
+    let mut node = v2(FILES);
+    node.apply("a");
+    node.turn();
+    let mut look = |after_ns: u64, max, oom_kill| {
+        node.memory_v2("poda", 0, max, 0, oom_kill);
+        node.begin();
+        node.now_ns -= 10 * SECOND - after_ns;
+        let told = node.end();
+        told.first()
+            .map(|(_, counts)| (counts.max, counts.oom_kills))
+    };
+    assert_eq!(look(SECOND, 1, 0), Some((1, 0)));
+    assert_eq!(look(SECOND / 2, 3, 0), None);
+    assert_eq!(
+        look(SECOND / 2, 4, 0),
+        Some((3, 0)),
+        "with what was held back"
+    );
+    assert_eq!(look(SECOND / 10, 5, 0), None);
+    assert_eq!(look(SECOND / 10, 6, 1), Some((2, 1)));
+    assert_eq!(look(SECOND / 10, 7, 1), None);
+    node.limits.finish();
+    let told = node.turn();
+    assert_eq!(told[0].1.max, 1);
+}
+
+#[test]
 fn a_file_that_cannot_be_used_is_said_once_and_the_rest_is_served() {
     let mut node = v2(FILES);
     node.apply("a");
@@ -336,7 +364,7 @@ fn a_file_that_cannot_be_used_is_said_once_and_the_rest_is_served() {
         node.limits
             .read(node.now_ns, |failure| failures.push(failure));
         node.limits
-            .collect(&node.pods, |_, counts| told.push(counts.high));
+            .collect(node.now_ns, &node.pods, |_, counts| told.push(counts.high));
     }
     assert_eq!(told, [1]);
     assert_eq!(failures.len(), 1);
