@@ -334,6 +334,24 @@ mod tests {
     }
 
     #[test]
+    fn the_example_is_the_defaults_and_more() {
+        let example = of(include_str!("../../docs/example-config.yaml")).unwrap();
+        let hard = |config: &Config| {
+            let mut hard = thresholds(config);
+            hard.truncate(2);
+            hard
+        };
+        assert_eq!(hard(&example), hard(&of("").unwrap()));
+        assert!(
+            example
+                .engine
+                .thresholds
+                .iter()
+                .any(|threshold| !threshold.is_hard())
+        );
+    }
+
+    #[test]
     fn flags_override_the_file() {
         let flags = EvictionFlags {
             eviction_hard: Some("memory.available<1Gi, kernelMemory.available<10%".into()),

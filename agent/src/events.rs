@@ -16,6 +16,7 @@ use plimsoll_abi::{KINDS, Kind, ROOT_CGROUP_ID};
 use rustix::event::{PollFd, PollFlags, poll};
 use serde_json::{Value, json};
 
+use crate::agent::StopSignals;
 use crate::bpf::object::{ObjectMissing, object};
 use crate::bpf::{Bpf, BpfError, BpfOptions, Drops, Family, HookReport, HookSet};
 use crate::host::{CgroupError, CgroupMounts, Controller, FileError, HostRoot, Version};
@@ -32,8 +33,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Cgroups whose directories are read for their paths at the start.
 const CGROUPS_MAX: usize = 65_536;
 
-/// Options of `plimsoll events`.
+/// Print what the kernel tells: every record of the BPF programs as it comes, and at the end where each one went
 #[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "Exit status: 0 every record was read; 1 records were lost or unreadable, or BPF cannot be used here."
+)]
 pub struct EventsArgs {
     /// Show only this cgroup and those below it (path from the root of its hierarchy, such as /kubepods)
     #[arg(long, value_name = "PATH")]
@@ -137,6 +141,9 @@ pub enum EventsError {
         /// Why.
         source: io::Error,
     },
+    /// SIGINT and SIGTERM cannot be caught.
+    #[error("catching signals: {0}")]
+    Signals(#[source] io::Error),
     /// Waiting for records failed.
     #[error("waiting for records: {0}")]
     Poll(rustix::io::Errno),
@@ -184,10 +191,18 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
     let _armed = arm(&mut bpf, &mounts, &args.arm, &mut out, args.output)?;
     out.flush()?;
 
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .map_err(EventsError::Signals)?;
+    let mut stop = {
+        let _in_runtime = runtime.enter();
+        StopSignals::catch().map_err(EventsError::Signals)?
+    };
     let end = args
         .seconds
         .map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    while end.is_none_or(|end| Instant::now() < end) {
+    while end.is_none_or(|end| Instant::now() < end) && !runtime.block_on(stop.have_come()) {
         let left = end.map_or(LOOK_EVERY, |end| {
             end.saturating_duration_since(Instant::now())
                 .min(LOOK_EVERY)

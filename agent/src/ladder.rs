@@ -30,7 +30,7 @@ pub use table::{LADDER, Need, Row, Rung};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LadderSignal {
-    /// Usage of the node or of kubepods crosses the armed threshold.
+    /// Memory of the node may fall below a threshold.
     MemoryThreshold,
     /// The node's free memory falls below a zone watermark.
     NodeReclaim,

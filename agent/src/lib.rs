@@ -1,5 +1,7 @@
 //! The agent: everything that touches kernel, clock or screen. What is decided is decided in `plimsoll-core`.
 
+#![deny(unsafe_code)]
+
 pub mod agent;
 pub mod bpf;
 pub mod check;

@@ -14,7 +14,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use plimsoll_core::cgroup_config::{CgroupConfig, best_effort_tier_config, burstable_tier_config};
+use plimsoll_core::cgroup_config::CgroupConfig;
 use plimsoll_core::pod::Pod;
 use plimsoll_core::qos::QosClass;
 use plimsoll_core::units::PodUid;
@@ -461,34 +461,11 @@ fn apply_cpu_memory_pids(
     Ok(notes)
 }
 
-/// Writes the CPU weights of the Burstable and BestEffort tiers, which depend on all pods: the kubelet does it every minute
-/// (`qos_container_manager_linux.go`), the agent when its pods change. A tier without a cgroup is left out, and huge pages stay unlimited at this level (`setHugePagesUnbounded`).
+/// Writes the limits of the cgroup of all pods of a QoS class (`qos_container_manager_linux.go`). A tier without a cgroup is left out, and
+/// huge pages stay unlimited at this level (`setHugePagesUnbounded`).
 ///
 /// # Errors
 /// [`ApplyError`]. A tier that vanishes meanwhile is no error.
-pub fn apply_tiers<'a>(
-    mounts: &CgroupMounts,
-    cgroup_root: &CgroupPath,
-    pods: impl IntoIterator<Item = &'a Pod>,
-) -> Result<(), ApplyError> {
-    apply_tier(
-        mounts,
-        cgroup_root,
-        QosClass::Burstable,
-        &burstable_tier_config(pods),
-    )?;
-    apply_tier(
-        mounts,
-        cgroup_root,
-        QosClass::BestEffort,
-        &best_effort_tier_config(),
-    )
-}
-
-/// As [`apply_tiers`], for one of them.
-///
-/// # Errors
-/// As for [`apply_tiers`].
 pub fn apply_tier(
     mounts: &CgroupMounts,
     cgroup_root: &CgroupPath,

@@ -100,7 +100,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     // From here on a signal ends the agent in an orderly way: before the first kernel setting is changed.
     let stop = {
         let _in_runtime = runtime.enter();
-        StopSignals::catch()?
+        StopSignals::catch().context("SIGINT and SIGTERM cannot be caught")?
     };
     let mut ledger = Ledger::open(&host, args.state_dir.join(AGENT_LEDGER))?;
     let mut pods_ledger = Ledger::open(&host, args.state_dir.join(PODS_LEDGER))?;

@@ -1,8 +1,9 @@
 //! The armed charge threshold: one record when so much memory has been charged that a node threshold may be crossed.
 //!
 //! Problem: node availability falls while usage stays level (page cache makes room for anonymous memory), so an armed usage
-//! threshold can miss it. Approach: count what is charged, gross. Whatever happens, availability cannot fall by more than was
-//! charged, so a record at "charged so far + headroom" is never late. It may be early; then the agent arms anew.
+//! threshold can miss it. Approach: count what is charged, gross. Pods cannot take more than they are charged for, so a record
+//! at "charged so far + headroom" is not late for anything that pods take (but for the 64 pages that each CPU charges ahead).
+//! It may be early; then the agent arms anew.
 //!
 //! Every charge of memory passes `page_counter_try_charge` once per batch (64 pages, 512 for a huge page), so this runs a few
 //! thousand times a second on a busy node: one atomic add, one load. The function also serves swap and huge page counters;

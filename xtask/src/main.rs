@@ -31,7 +31,7 @@ Examples:
   cargo xtask demo                                    pods, a leak, an eviction: live (--without: with the agent off)
   cargo xtask bench reaction --peers earlyoom,plimsoll
   cargo xtask test                                    everything, guests on three kernels included
-  cargo xtask conformance tests/vectors/*.jsonl
+  cargo xtask conformance tests/vectors/quantity.jsonl
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
 its time was up, 125 when the guest ended without one.

@@ -1,8 +1,7 @@
 //! What the engine wants done, as plain data, each with its reason.
 //!
-//! A decision carries every figure it was based on: the log line, the Kubernetes Event, `plimsoll explain` and the journal
-//! print the same value. Carrying one out is the agent's `executor`; what came of it returns as
-//! [`EventKind::Outcome`](crate::event::EventKind::Outcome).
+//! A decision carries every figure it was based on: the line on the screen and the journal print the same value. Carrying one
+//! out is the agent's job; what failed returns as [`EventKind::Outcome`](crate::event::EventKind::Outcome).
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
 //! Eviction signals: what is watched, and how it is read from a sample.
 //!
 //! Problem: the kubelet spreads what it knows of one signal over five maps. Here a signal is one row of [`SIGNALS`]:
-//! its name, the node condition that it raises and the function that observes it; parsing, decisions, `plimsoll check` and
-//! the documentation all read the same row.
+//! its name, the node condition that it raises and the function that observes it; parsing, decisions and output all read the
+//! same row.
 //!
 //! Terms: an *observation* is what a signal shows at one instant (available and capacity, in bytes). A *signal* falls
 //! below a *threshold*; see [`crate::threshold`].

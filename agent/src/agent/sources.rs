@@ -52,11 +52,20 @@ impl StopSignals {
     ///
     /// # Errors
     /// When a handler cannot be installed.
-    pub fn catch() -> Result<Self> {
+    pub fn catch() -> std::io::Result<Self> {
         Ok(Self {
-            interrupt: signal(SignalKind::interrupt()).context("SIGINT cannot be caught")?,
-            terminate: signal(SignalKind::terminate()).context("SIGTERM cannot be caught")?,
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
         })
+    }
+
+    /// Whether either has come. Lets the runtime look for them once, and does not wait.
+    pub async fn have_come(&mut self) -> bool {
+        tokio::select! {
+            biased;
+            () = self.received() => true,
+            () = tokio::task::yield_now() => false,
+        }
     }
 
     /// Waits for either; at once when one has come since [`StopSignals::catch`].

@@ -146,6 +146,7 @@ struct Counter {
 
 /// Reading the kernel's types took tens of megabytes, which the allocator keeps: the agent, soon locked in memory, would
 /// hold them for life.
+#[allow(unsafe_code, reason = "the allocator's own call has no safe wrapper")]
 fn give_memory_back() {
     #[cfg(target_env = "gnu")]
     // SAFETY: takes no pointers; glibc documents it as safe to call from any thread.

@@ -1,3 +1,5 @@
+use plimsoll_core::cgroup_config::{best_effort_tier_config, burstable_tier_config};
+
 use super::*;
 use crate::host::HostRoot;
 use crate::host::cgroup::tests::{fake_host, fake_v2};
@@ -310,7 +312,16 @@ fn tiers_have_weights_and_unlimited_huge_pages() {
             r#"{{"containers":[{{"name":"c","resources":{resources}}}]}}"#
         ))
     });
-    apply_tiers(&mounts, &CgroupPath::default(), &pods).unwrap();
+    let apply_both = || {
+        let tiers = [
+            (QosClass::Burstable, burstable_tier_config(&pods)),
+            (QosClass::BestEffort, best_effort_tier_config()),
+        ];
+        for (class, config) in tiers {
+            apply_tier(&mounts, &CgroupPath::default(), class, &config).unwrap();
+        }
+    };
+    apply_both();
     assert_eq!(
         text(&host, "/sys/fs/cgroup/kubepods/burstable/cpu.weight"),
         "100",
@@ -325,5 +336,5 @@ fn tiers_have_weights_and_unlimited_huge_pages() {
         "max"
     );
     std::fs::remove_dir_all(host.path("/sys/fs/cgroup/kubepods/burstable")).unwrap();
-    apply_tiers(&mounts, &CgroupPath::default(), &pods).unwrap();
+    apply_both();
 }

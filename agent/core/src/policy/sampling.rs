@@ -3,11 +3,11 @@
 //! Problem: polling at a fixed interval is late under load and wasteful when idle. An exact threshold on usage is not enough
 //! either: while the kernel replaces page cache by anonymous memory, usage stays level and availability falls.
 //!
-//! Approach: *charges*, not usage. Every page that a pod takes is charged once, so between two samples availability can fall
-//! by at most what was charged. After each sample the engine takes the headroom (the least that must go before a threshold
-//! can be met) and has the kernel report when that much has been charged ([`arm`]). The report is never late; it can be early
-//! (freed or reclaimable memory is charged too), and then the next arming is closer. Near a threshold a smallest step bounds
-//! how often; it doubles while reports come quickly without a crossing.
+//! Approach: *charges*, not usage. Every page that a pod takes is charged once, so what pods take between two samples is at
+//! most what was charged. After each sample the engine takes the headroom (the least that must go before a threshold can be
+//! met) and has the kernel report when that much has been charged ([`arm`]). The report can be early (freed or reclaimable
+//! memory is charged too), and then the next arming is closer. Near a threshold a smallest step bounds how often; it doubles
+//! while reports come quickly without a crossing, and by at most that step a report can be late.
 //!
 //! What is not charged (tasks in the root cgroup, some kernel memory) is covered by a timer ([`schedule`]) that halves the
 //! headroom at an assumed rate: slow where charges are counted, the fastest rate seen or assumed where they are not.
