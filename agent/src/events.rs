@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use plimsoll_abi::{KINDS, Kind, ROOT_CGROUP_ID};
 use rustix::event::{PollFd, PollFlags, poll};
 use serde_json::{Value, json};
@@ -20,6 +20,7 @@ use crate::agent::StopSignals;
 use crate::bpf::object::{ObjectMissing, object};
 use crate::bpf::{Bpf, BpfError, BpfOptions, Drops, Family, HookReport, HookSet};
 use crate::host::{CgroupError, CgroupMounts, Controller, FileError, HostRoot, Version};
+use crate::output::Output;
 use crate::source::decode::{
     Body, MemoryLimitEvent, OomLimit, ReclaimPhase, Record, ThrottlePhase,
 };
@@ -48,7 +49,7 @@ pub struct EventsArgs {
     pub kind: Vec<Kind>,
 
     /// How to print
-    #[arg(long, value_enum, default_value_t = Output::Text)]
+    #[arg(long, value_enum, default_value_t)]
     pub output: Output,
 
     /// Stop after this time; without it, run until interrupted
@@ -70,15 +71,6 @@ pub struct EventsArgs {
     /// The BPF object to load, instead of the one inside this program
     #[arg(long, value_name = "FILE", hide = true)]
     pub object: Option<PathBuf>,
-}
-
-/// How `plimsoll events` prints.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// One line per record, for people.
-    Text,
-    /// One JSON object per line.
-    Json,
 }
 
 /// A threshold to arm.

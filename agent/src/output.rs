@@ -8,6 +8,6 @@ pub enum Output {
     /// For people: lines and aligned tables.
     #[default]
     Text,
-    /// For programs: JSON.
+    /// For programs: one JSON object per line, or one document.
     Json,
 }
