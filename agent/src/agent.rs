@@ -229,26 +229,20 @@ impl Agent {
                 }
                 () = &mut housekeeping => woken.housekeeping = true,
             }
-            // Whatever it was that woke us, the kernel's records say more about why.
-            self.drain_critical(&mut woken);
-            if std::mem::take(&mut self.hurry) {
-                woken.by(Cause::Timer);
-            }
-            if let Some(cause) = woken.cause {
-                let reacted = self.react(cause);
-                self.settle();
-                reacted?;
-                if let Some(usage) = &mut sources.usage {
-                    let node = self.engine.state().node.as_ref();
-                    usage.arm(node.and_then(|node| node.headroom_bytes));
-                }
+            let sampled = self.attend(&mut woken)?;
+            if let (true, Some(usage)) = (sampled, &mut sources.usage) {
+                let node = self.engine.state().node.as_ref();
+                usage.arm(node.and_then(|node| node.headroom_bytes));
             }
             self.tell_oom_kills();
             if woken.housekeeping {
-                self.housekeeping();
-                housekeeping
-                    .as_mut()
-                    .reset(Instant::now() + sources.housekeeping);
+                let more = self.housekeeping()?;
+                let wait = if more {
+                    Duration::ZERO
+                } else {
+                    sources.housekeeping
+                };
+                housekeeping.as_mut().reset(Instant::now() + wait);
             }
             let wait_ns = if self.hurry {
                 0
@@ -260,6 +254,20 @@ impl Agent {
         }
         self.stop();
         Ok(())
+    }
+
+    /// Does what is urgent: whatever woke us, the kernel's records say more about why. Returns whether a sample was taken.
+    fn attend(&mut self, woken: &mut Woken) -> Result<bool> {
+        self.drain_critical(woken);
+        if std::mem::take(&mut self.hurry) {
+            woken.by(Cause::Timer);
+        }
+        let Some(cause) = woken.cause else {
+            return Ok(false);
+        };
+        let reacted = self.react(cause);
+        self.settle();
+        reacted.map(|()| true)
     }
 
     /// Takes what the kernel has sent.
@@ -534,24 +542,23 @@ impl Agent {
     }
 
     /// What can wait: new and gone cgroups, the pressure ring, counts of lost records.
-    fn housekeeping(&mut self) {
-        let mut changes = Vec::new();
-        let mut errors = Vec::new();
-        self.pods.refresh_all(|change| match change {
-            Ok(change) => changes.push(change),
-            Err((uid, error)) => errors.push(format!("pod {uid}: {error}")),
-        });
-        for change in changes {
-            self.changed(change);
-        }
-        for error in errors {
-            self.warn(error);
+    ///
+    /// Between any two pods urgent work comes first: looking at all of a hundred pods takes longer than an eviction may wait.
+    /// Returns whether cgroups have come or gone meanwhile.
+    fn housekeeping(&mut self) -> Result<bool> {
+        let mut more = false;
+        for uid in self.pods.uids() {
+            self.look_at(&uid);
+            let mut woken = Woken::default();
+            self.attend(&mut woken)?;
+            more |= woken.housekeeping;
         }
         self.tell_limits();
         self.tell_lost_records();
         if let Some(error) = self.journal.as_mut().and_then(Journal::take_error) {
             self.warn(error.to_string());
         }
+        Ok(more)
     }
 }
 

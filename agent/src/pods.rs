@@ -212,16 +212,9 @@ impl Pods {
         }))
     }
 
-    /// Looks at every pod's cgroup. Errors are passed on with the pod, the others are still served.
-    pub fn refresh_all(&mut self, mut changed: impl FnMut(Result<Change, (PodUid, CgroupError)>)) {
-        let uids: Vec<PodUid> = self.entries.keys().cloned().collect();
-        for uid in uids {
-            match self.refresh(&uid) {
-                Ok(Some(change)) => changed(Ok(change)),
-                Ok(None) => {}
-                Err(error) => changed(Err((uid, error))),
-            }
-        }
+    /// Every wanted pod.
+    pub fn uids(&self) -> Vec<PodUid> {
+        self.entries.keys().cloned().collect()
     }
 
     /// The pod that a cgroup belongs to, by the cgroup's id in the hierarchy that accounts memory: its own or one below it,
@@ -238,15 +231,6 @@ impl Pods {
             let open = entry.open.iter();
             (uid, open.flat_map(|open| open.kill.cgroups()))
         })
-    }
-
-    /// The pod that a cgroup path (relative to the hierarchy, with or without a leading `/`) belongs to.
-    pub fn by_cgroup_path(&self, path: &[u8]) -> Option<&PodUid> {
-        let path = std::str::from_utf8(path).ok()?.trim_start_matches('/');
-        self.entries
-            .iter()
-            .find(|(_, entry)| std::path::Path::new(path).starts_with(entry.path.as_path()))
-            .map(|(uid, _)| uid)
     }
 
     /// Reads the memory of every pod with a cgroup into `into`. Allocates nothing if `into` has room for all pods.

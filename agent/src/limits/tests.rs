@@ -124,7 +124,9 @@ impl Node {
 
     fn begin(&mut self) {
         self.now_ns += 10 * SECOND;
-        self.pods.refresh_all(|change| drop(change.unwrap()));
+        for uid in self.pods.uids() {
+            self.pods.refresh(&uid).unwrap();
+        }
         self.limits
             .follow(&self.pods, |failure| panic!("{failure}"));
     }
