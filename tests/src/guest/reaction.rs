@@ -450,6 +450,9 @@ fn summary(plan: &Plan, rows: &[Row]) -> String {
                             && &row.threshold == threshold
                     })
                     .collect();
+                if group.is_empty() {
+                    continue;
+                }
                 let span = |at: fn(&Row) -> Option<u64>| {
                     times(
                         group
