@@ -1,8 +1,8 @@
 //! The journal: every event that reached the engine and every decision that it took, one JSON line per step.
 //!
 //! Problem: to explain a decision, and to repeat it, everything that it was based on must be kept; yet a slow or full disk must
-//! never delay an eviction. Approach: the loop formats a line into a recycled buffer *after* it has acted, and hands it to a
-//! writer thread through a bounded queue. What cannot be written is counted and said; the agent goes on.
+//! never delay an eviction. Approach: the loop formats a line *after* it has acted, into a buffer whose written parts come back
+//! (`BytesMut`), and hands it to a writer thread through a bounded queue. What cannot be written is counted and said; the agent goes on.
 //!
 //! Format: a header line `{"journal":1,"plimsoll":VERSION,"config":…,"state":…}`, then `{"event":…,"decisions":[…]}` lines. A file
 //! that reaches its size limit is renamed to `NAME.1` and a new one begins with the state of that moment, so each file replays by
@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::thread::JoinHandle;
 
+use bytes::{BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
 use plimsoll_core::decision::Decision;
@@ -25,6 +26,8 @@ use plimsoll_core::state::NodeState;
 pub const JOURNAL_VERSION: u32 = 1;
 /// Steps that may wait for the disk. More are counted as lost.
 const QUEUE_STEPS: usize = 1024;
+/// Room for some tens of steps of a busy node.
+const BUFFER_BYTES: usize = 64 << 10;
 /// Bytes of one file before the next is begun.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
 
@@ -66,16 +69,17 @@ struct StepLine<'a> {
 }
 
 enum Message {
-    Line(Vec<u8>),
+    Line(Bytes),
     /// The old file is full: go on in a new one, which begins with this line.
-    NextFile(Vec<u8>),
+    NextFile(Bytes),
 }
 
 /// The loop's end of the journal.
 #[derive(Debug)]
 pub struct Journal {
     lines: Option<SyncSender<Message>>,
-    spare: Receiver<Vec<u8>>,
+    /// The next line.
+    buffer: BytesMut,
     errors: Receiver<JournalError>,
     writer: Option<JoinHandle<()>>,
     written_bytes: u64,
@@ -106,16 +110,15 @@ impl Journal {
             file: begin(path, &header)?,
         };
         let (lines, queue) = sync_channel(QUEUE_STEPS);
-        let (spare_sender, spare) = channel();
         let (error_sender, errors) = channel();
         let writer = std::thread::Builder::new()
             .name("journal".into())
             .stack_size(128 << 10)
-            .spawn(move || output.write_all(&queue, &spare_sender, &error_sender))
+            .spawn(move || output.write_all(queue, &error_sender))
             .map_err(JournalError::Thread)?;
         Ok(Self {
             lines: Some(lines),
-            spare,
+            buffer: BytesMut::with_capacity(BUFFER_BYTES),
             errors,
             writer: Some(writer),
             written_bytes,
@@ -131,18 +134,22 @@ impl Journal {
             self.lost += 1;
             return;
         };
-        let mut line = self.spare.try_recv().unwrap_or_default();
-        line.clear();
+        // The room of lines that have been written meanwhile is taken back here, if a new step would not fit.
+        self.buffer.reserve(BUFFER_BYTES / 4);
         if self.lost_now > 0 {
-            line.extend_from_slice(format!("{{\"lost\":{}}}\n", self.lost_now).as_bytes());
+            let lost = format!("{{\"lost\":{}}}\n", self.lost_now);
+            self.buffer.extend_from_slice(lost.as_bytes());
         }
-        if let Err(error) = serde_json::to_writer(&mut line, &StepLine { event, decisions }) {
+        let step = StepLine { event, decisions };
+        if let Err(error) = serde_json::to_writer((&mut self.buffer).writer(), &step) {
             tracing::error!(%error, "a step cannot be written as JSON; it is missing from the journal");
+            self.buffer.clear();
             self.lost_now += 1;
             self.lost += 1;
             return;
         }
-        line.push(b'\n');
+        self.buffer.put_u8(b'\n');
+        let line = self.buffer.split().freeze();
         self.written_bytes += line.len() as u64;
         match lines.try_send(Message::Line(line)) {
             Ok(()) => self.lost_now = 0,
@@ -168,7 +175,7 @@ impl Journal {
         let header = header_line(engine);
         let bytes = header.len() as u64;
         if let Some(lines) = &self.lines
-            && lines.try_send(Message::NextFile(header)).is_ok()
+            && lines.try_send(Message::NextFile(header.into())).is_ok()
         {
             self.written_bytes = bytes;
             self.lost_now = 0;
@@ -235,31 +242,24 @@ struct Output {
 }
 
 impl Output {
-    fn write_all(
-        &mut self,
-        queue: &Receiver<Message>,
-        spare: &Sender<Vec<u8>>,
-        errors: &Sender<JournalError>,
-    ) {
+    fn write_all(&mut self, queue: Receiver<Message>, errors: &Sender<JournalError>) {
         for message in queue {
-            let result = match &message {
+            let result = match message {
                 Message::Line(line) => {
                     self.file
-                        .write_all(line)
+                        .write_all(&line)
                         .map_err(|source| JournalError::Write {
                             path: self.path.clone(),
                             source,
                         })
                 }
-                Message::NextFile(header) => self.next_file(header),
+                Message::NextFile(header) => self.next_file(&header),
             };
             if let Err(error) = result {
                 // The receiver is gone only when the agent is: then nobody is left to tell.
                 let _ = errors.send(error);
                 return;
             }
-            let (Message::Line(buffer) | Message::NextFile(buffer)) = message;
-            let _ = spare.send(buffer);
         }
     }
 
