@@ -530,7 +530,10 @@ mod tests {
             assert_eq!(Kind::try_from(kind.number()), Ok(kind));
         }
         assert_eq!(Kind::try_from(0), Err(UnknownKind(0)));
-        assert_eq!(Kind::try_from(10), Err(UnknownKind(10)));
+        assert_eq!(
+            Kind::try_from(KIND_SLOTS as u16),
+            Err(UnknownKind(KIND_SLOTS as u16))
+        );
         assert_eq!(Kind::try_from(u16::MAX), Err(UnknownKind(u16::MAX)));
     }
 
