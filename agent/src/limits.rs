@@ -382,7 +382,7 @@ impl Limits {
                 pod.told_ns = Some(now_ns);
             }
         }
-        self.pods.retain(|uid, _| pods.get(uid).is_some());
+        self.pods.retain(|uid, _| pods.contains(uid));
     }
 }
 

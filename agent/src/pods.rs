@@ -26,13 +26,13 @@ const STAT_AGE_MAX_NS: u64 = 10_000_000_000;
 
 /// A wanted pod.
 #[derive(Debug)]
-pub struct Entry {
+struct Entry {
     /// Its manifest.
-    pub pod: Arc<Pod>,
+    pod: Arc<Pod>,
     /// Where its cgroup is, or will be.
-    pub path: CgroupPath,
+    path: CgroupPath,
     /// Its manifest is gone; it stays until it has left.
-    pub removed: bool,
+    removed: bool,
     open: Option<Open>,
 }
 
@@ -96,9 +96,9 @@ impl Pods {
         self.entries.is_empty()
     }
 
-    /// A pod by identity.
-    pub fn get(&self, uid: &PodUid) -> Option<&Entry> {
-        self.entries.get(uid)
+    /// Whether a pod is wanted, or has not left yet.
+    pub fn contains(&self, uid: &PodUid) -> bool {
+        self.entries.contains_key(uid)
     }
 
     /// `namespace/name` of a pod, its identity if it is not known any more.

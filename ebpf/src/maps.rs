@@ -13,7 +13,7 @@ use plimsoll_abi::{COUNTERS, FILTER_WORDS, charges, memory_totals, seen, throttl
 #[map]
 pub(crate) static CRITICAL: RingBuf = RingBuf::with_byte_size(256 << 10, 0);
 
-/// Aggregated: no wakeup, the agent looks every few milliseconds.
+/// Aggregated: no wakeup, the agent looks now and then (`run` at its housekeeping, `events` every 20 ms).
 #[map]
 pub(crate) static PRESSURE: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 

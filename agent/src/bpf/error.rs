@@ -83,12 +83,6 @@ pub enum BpfError {
         /// The cgroup.
         cgroup_id: u64,
     },
-    /// Run statistics cannot be switched on.
-    #[error("BPF run statistics are not available: {reason}")]
-    Stats {
-        /// errno and its name.
-        reason: String,
-    },
 }
 
 /// For `map_err` on an operation on `map`.

@@ -3,8 +3,8 @@
 //! Problem: a host may allow all, some or none of what the programs need, and the agent must work in each case and say what
 //! it lost. Approach: policy first ([`BpfError`] when nothing at all can work), then one do-nothing program per program
 //! type, then hook by hook, each with its own outcome ([`HookReport`]). After loading, nothing here allocates or opens a file
-//! on the path from a record to a decision: reading a ring, arming a threshold and reading the root's usage are a few system
-//! calls on descriptors that are open.
+//! on the path from a record to a decision: reading a ring and arming a threshold are a few system calls on descriptors that are
+//! open.
 //!
 //! Terms: a *hook* is one program on one kernel function or tracepoint. To *register* a cgroup is to learn the kernel's counter
 //! behind its `memory.current`; to *arm* it is to ask for one record when that counter reaches a number.
@@ -18,7 +18,7 @@ pub mod object;
 mod policy;
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use aya::Ebpf;
@@ -32,7 +32,7 @@ pub use error::BpfError;
 pub use hooks::{Family, HookKind, HookReport, HookSet, HookState, Unavailable};
 
 use crate::source::decode::{DecodeError, MemoryLimitEvent, Record, decode, memory_limit_event};
-use error::{map_error, reason};
+use error::map_error;
 
 /// Reads of `memory.current` until the program must have seen one. Another thread of the agent may read such a file at the
 /// same moment, hence more than one.
@@ -122,17 +122,6 @@ pub struct ThrottleTotals {
     pub max_ns: u64,
 }
 
-/// How often a program ran and how long, since statistics were switched on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProgramStats {
-    /// Its name.
-    pub program: &'static str,
-    /// Runs.
-    pub run_count: u64,
-    /// Their time.
-    pub run_ns: u64,
-}
-
 /// As many pages as it takes to hold so many bytes: the unit of the kernel's counters.
 #[must_use]
 pub fn pages_up(bytes: u64) -> u64 {
@@ -157,7 +146,8 @@ fn give_memory_back() {
 
 /// The loaded programs. Dropping it detaches and unloads them.
 pub struct Bpf {
-    ebpf: Ebpf,
+    /// Holds the programs in place.
+    _ebpf: Ebpf,
     hooks: Vec<HookReport>,
     critical: Ring,
     pressure: Ring,
@@ -173,11 +163,7 @@ pub struct Bpf {
     counters: BTreeMap<u64, Counter>,
     /// What `filter` holds.
     filter_words: [u64; FILTER_WORDS],
-    /// A `memory.current` whose reading refreshes the root's usage.
-    witness: Option<OwnedFd>,
     page_bytes: u64,
-    /// Statistics are on while this is open.
-    stats: Option<OwnedFd>,
 }
 
 struct Ring {
@@ -257,12 +243,10 @@ impl Bpf {
             throttle: map!("THROTTLE"),
             memory: map!("MEMORY"),
             hooks: loaded.hooks,
-            ebpf,
+            _ebpf: ebpf,
             counters: BTreeMap::new(),
             filter_words: [0; FILTER_WORDS],
-            witness: None,
             page_bytes: rustix::param::page_size() as u64,
-            stats: None,
         })
     }
 
@@ -284,12 +268,6 @@ impl Bpf {
     #[must_use]
     pub fn critical_fd(&self) -> BorrowedFd<'_> {
         self.critical.ring.as_fd()
-    }
-
-    /// The ring of the aggregated records. Nothing wakes its poller: look at it every few milliseconds.
-    #[must_use]
-    pub fn pressure_fd(&self) -> BorrowedFd<'_> {
-        self.pressure.ring.as_fd()
     }
 
     /// Hands at most `budget` urgent records to `f`, oldest first, and returns how many places of the ring were freed.
@@ -329,9 +307,6 @@ impl Bpf {
                 || seen[seen::ROOT_COUNTER] == 0
             {
                 continue;
-            }
-            if self.witness.is_none() {
-                self.witness = memory_current.try_clone_to_owned().ok();
             }
             // Arms nothing: an entry with the same counter keeps its watch.
             for (id, address) in [
@@ -457,22 +432,6 @@ impl Bpf {
         Ok(())
     }
 
-    /// What is charged to the top of the hierarchy now: all cgroups but the root itself. Costs one `pread` of a file that
-    /// [`Bpf::register`] was given, and one map lookup.
-    ///
-    /// # Errors
-    /// When nothing is registered, or the file's cgroup is gone; then the next [`Bpf::register`] provides another.
-    pub fn root_usage_bytes(&mut self) -> Result<u64, BpfError> {
-        let Some(witness) = self.witness.take() else {
-            return Err(BpfError::NotRegistered {
-                cgroup_id: ROOT_CGROUP_ID,
-            });
-        };
-        let seen = self.look(witness.as_fd())?;
-        self.witness = Some(witness);
-        Ok(self.bytes(seen[seen::ROOT_USAGE_PAGES]))
-    }
-
     /// Reads the file, whereupon the program notes the counter behind it.
     fn look(&self, memory_current: BorrowedFd<'_>) -> Result<[u64; seen::WORDS], BpfError> {
         let mut text = [0u8; 32];
@@ -556,42 +515,5 @@ impl Bpf {
             }
         }
         Ok(())
-    }
-
-    /// Switches the kernel's run statistics on or off. They cost two clock reads per run of every BPF program on the host.
-    ///
-    /// # Errors
-    /// When the kernel refuses (before 5.8, or without CAP_SYS_ADMIN).
-    pub fn set_stats(&mut self, on: bool) -> Result<(), BpfError> {
-        self.stats = if on {
-            Some(
-                aya::sys::enable_stats(aya::sys::Stats::RunTime).map_err(|error| {
-                    BpfError::Stats {
-                        reason: reason(&error),
-                    }
-                })?,
-            )
-        } else {
-            None
-        };
-        Ok(())
-    }
-
-    /// Run counts and times of the attached programs; all zero unless [`Bpf::set_stats`] was called.
-    #[must_use]
-    pub fn program_stats(&self) -> Vec<ProgramStats> {
-        let stats = |hook: &HookReport| {
-            let info = self.ebpf.program(hook.program)?.info().ok()?;
-            Some(ProgramStats {
-                program: hook.program,
-                run_count: info.run_count(),
-                run_ns: u64::try_from(info.run_time().as_nanos()).unwrap_or(u64::MAX),
-            })
-        };
-        self.hooks
-            .iter()
-            .filter(|hook| hook.is_attached())
-            .filter_map(stats)
-            .collect()
     }
 }
