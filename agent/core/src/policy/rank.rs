@@ -252,7 +252,8 @@ pub fn rank_memory(rows: &mut [RankRow]) {
 }
 
 /// How images, container layers and the kubelet's own directory are spread over file systems.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ImageFsLayout {
     /// All on one.
     Shared,

@@ -1,0 +1,99 @@
+//! Where Plimsoll can do better than the kubelet: one option each, with the complaint that it answers.
+//!
+//! Problem: users have asked the kubelet for these for years, and an operator who replaces its eviction loop must still be able
+//! to have exactly its answers. Approach: [`EvictionOptions::kubelet`] is the kubelet, bit for bit; every departure is a named
+//! option with its default argued in `docs/decisions/`, and `explain` shows both answers where they differ.
+
+use serde::{Deserialize, Serialize};
+
+/// The options of the eviction policy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EvictionOptions {
+    /// How many pods one pass may evict.
+    pub victims: Victims,
+    /// What counts as available memory.
+    pub availability: Availability,
+    /// Evict before the kernel's OOM killer runs, whatever the thresholds say. `None`: off.
+    pub foresight: Option<Foresight>,
+    /// What is tried before a pod is evicted for memory. `None`: nothing, as the kubelet.
+    pub remedies: Option<Remedies>,
+    /// Whether a pod whose disruption budget is used up is passed over where another choice exists.
+    pub disruption_budgets: bool,
+    /// The order in which the kernel's OOM killer is to take pods.
+    pub oom_order: OomOrder,
+    /// Whether the kernel's OOM killer takes a pod as a whole (`memory.oom.group` on the pod's cgroup; kubernetes#117793).
+    pub pod_oom_group: bool,
+}
+
+/// How many pods one pass may evict.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Victims {
+    /// One, as the kubelet.
+    #[default]
+    One,
+    /// As many as the threshold and its minimum reclaim need, and no more (kubernetes#30173, #31362, #56152).
+    Targeted,
+}
+
+/// What counts as available memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Availability {
+    /// Capacity minus working set, as the kubelet: active page cache counts as used, free swap as nothing.
+    #[default]
+    Kubelet,
+    /// What the kernel could hand out: page cache that can go counts as available, and so does free swap for what can move there
+    /// (kubernetes#43916, #138372, enhancements#5433).
+    Reclaimable,
+}
+
+/// Evicting before the kernel's OOM killer has to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Foresight {
+    /// How far ahead, nanoseconds: if memory goes on shrinking as it does, the kernel has none left by then.
+    pub horizon_ns: u64,
+}
+
+/// Steps before an eviction, in this order. A step with a budget of 0 is left out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Remedies {
+    /// How long the kernel may reclaim page cache and swap from the first in the ranking (`memory.reclaim`), nanoseconds.
+    pub reclaim_budget_ns: u64,
+    /// How long the first in the ranking may be held at its present size (`memory.high`), nanoseconds.
+    pub throttle_budget_ns: u64,
+    /// How long a pod may take to give memory back by itself after it was told, nanoseconds.
+    pub notify_budget_ns: u64,
+}
+
+/// The order in which the kernel's OOM killer is to take pods.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OomOrder {
+    /// `oom_score_adj` by QoS class and request when a container starts, as the kubelet.
+    #[default]
+    Kubelet,
+    /// By the eviction ranking, recomputed when usage, requests or limits change (kubernetes#142230, #111356).
+    Dynamic,
+}
+
+impl EvictionOptions {
+    /// Exactly the kubelet.
+    pub const fn kubelet() -> Self {
+        Self {
+            victims: Victims::One,
+            availability: Availability::Kubelet,
+            foresight: None,
+            remedies: None,
+            disruption_budgets: false,
+            oom_order: OomOrder::Kubelet,
+            pod_oom_group: false,
+        }
+    }
+}
+
+impl Default for EvictionOptions {
+    fn default() -> Self {
+        Self::kubelet()
+    }
+}
