@@ -148,6 +148,24 @@ pub struct Container {
     /// `Always` on an init container makes it a sidecar.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart_policy: Option<String>,
+    /// Which of the pod's volumes it sees, and where.
+    #[serde(
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub volume_mounts: Vec<VolumeMount>,
+}
+
+/// One of a container's `volumeMounts`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VolumeMount {
+    /// One of the pod's volumes.
+    #[serde(deserialize_with = "null_as_default")]
+    pub name: String,
+    /// Where the container sees it.
+    #[serde(deserialize_with = "null_as_default")]
+    pub mount_path: String,
 }
 
 impl Container {
@@ -192,6 +210,9 @@ pub struct EmptyDir {
         skip_serializing_if = "String::is_empty"
     )]
     pub medium: String,
+    /// Above this much the pod is evicted (`emptyDirLimitEviction`); absent or zero: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size_limit: Option<Quantity>,
 }
 
 impl Volume {
@@ -399,6 +420,29 @@ mod tests {
         );
         assert_eq!(pod.uid().as_str(), "default_a");
         assert_eq!(pod.spec.containers[0].resources, Resources::default());
+    }
+
+    #[test]
+    fn an_empty_dir_has_a_size_limit_and_a_container_says_where_it_sees_it() {
+        let pod = pod(
+            r#"{"spec":{"containers":[{"name":"c","volumeMounts":[{"name":"data","mountPath":"/data","readOnly":true}]},
+            {"name":"d","volumeMounts":null}],
+            "volumes":[{"name":"data","emptyDir":{"sizeLimit":"1Gi"}},{"name":"more","emptyDir":{"sizeLimit":null}}]}}"#,
+        );
+        let limit = |index: usize| {
+            let volume = &pod.spec.volumes[index];
+            volume.empty_dir.as_ref().unwrap().size_limit.clone()
+        };
+        assert_eq!(limit(0).map(|limit| limit.to_string()), Some("1Gi".into()));
+        assert_eq!(limit(1), None);
+        let mounts = &pod.spec.containers[0].volume_mounts;
+        assert_eq!(
+            (mounts[0].name.as_str(), mounts[0].mount_path.as_str()),
+            ("data", "/data")
+        );
+        assert!(pod.spec.containers[1].volume_mounts.is_empty());
+        let again: Pod = serde_json::from_str(&serde_json::to_string(&pod).unwrap()).unwrap();
+        assert_eq!(again, pod);
     }
 
     #[test]

@@ -310,6 +310,7 @@ impl Check {
                 }
             }
         }
+        self.volumes(spec, &path);
         if let Some(resources) = spec.get("resources") {
             self.resources(resources, &join(&path, "resources"));
         }
@@ -326,6 +327,64 @@ impl Check {
             );
         }
         self.priority(spec, &path);
+    }
+
+    /// Volumes and who mounts them (`ValidateVolumes`, `ValidateVolumeMounts`). A volume's name becomes a directory's name.
+    fn volumes(&mut self, spec: &Node, path: &str) {
+        let mut names: BTreeMap<&str, u64> = BTreeMap::new();
+        let volumes = spec.get("volumes").map_or(&[][..], Node::items);
+        for (index, volume) in volumes.iter().enumerate() {
+            let path = join(path, &format!("volumes[{index}]"));
+            match volume.get("name").map(|node| (node.line, node.text())) {
+                Some((line, Some(name))) if is_dns_label(name) => {
+                    if let Some(first) = names.insert(name, line) {
+                        let what = format!("{name:?} is already the volume of line {first}");
+                        self.add(line, join(&path, "name"), what);
+                    }
+                }
+                Some((line, Some(name))) => {
+                    let what = format!(
+                        "{name:?} is not a volume's name; use lower-case letters, digits and '-', at most 63"
+                    );
+                    self.add(line, join(&path, "name"), what);
+                }
+                Some((line, None)) => self.add(line, join(&path, "name"), "expected text"),
+                None => {
+                    let what = "missing; every volume needs a name";
+                    self.add(volume.line, join(&path, "name"), what);
+                }
+            }
+            let limit = volume
+                .get("emptyDir")
+                .and_then(|source| source.get("sizeLimit"))
+                .filter(|limit| !limit.is_null());
+            if let Some(limit) = limit {
+                let field = join(&join(&path, "emptyDir"), "sizeLimit");
+                self.quantity(limit, field, false);
+            }
+        }
+        for list in ["initContainers", "containers", "ephemeralContainers"] {
+            let containers = spec.get(list).map_or(&[][..], Node::items);
+            for (index, container) in containers.iter().enumerate() {
+                let mounts = container.get("volumeMounts").map_or(&[][..], Node::items);
+                for (mount_index, mount) in mounts.iter().enumerate() {
+                    let path = join(
+                        path,
+                        &format!("{list}[{index}].volumeMounts[{mount_index}]"),
+                    );
+                    let name = mount.get("name").and_then(Node::text).unwrap_or_default();
+                    if !names.contains_key(name) {
+                        let what = format!("{name:?} is no volume of this pod; see spec.volumes");
+                        self.add(mount.line, join(&path, "name"), what);
+                    }
+                    let at = mount.get("mountPath").and_then(Node::text);
+                    if at.is_none_or(str::is_empty) {
+                        let what = "missing; every mount needs a path";
+                        self.add(mount.line, join(&path, "mountPath"), what);
+                    }
+                }
+            }
+        }
     }
 
     fn priority(&mut self, spec: &Node, path: &str) {
@@ -418,43 +477,37 @@ impl Check {
                 self.add(key.line, field, what);
                 continue;
             }
-            let text = match &value.value {
-                Value::Text(text) => text.clone(),
-                Value::Number(number) => number.to_string(),
-                _ => {
-                    self.add(
-                        value.line,
-                        field,
-                        format!(
-                            "expected a quantity such as 500m or 1Gi, found {}",
-                            value.kind()
-                        ),
-                    );
-                    continue;
-                }
-            };
-            match Quantity::parse(&text) {
-                Err(error) => self.add(
-                    value.line,
-                    field,
-                    format!("{text:?} is not a quantity: {error}"),
-                ),
-                Ok(quantity) if quantity.sign() < 0 => {
-                    self.add(
-                        value.line,
-                        field,
-                        format!("{text} must be greater than or equal to 0"),
-                    );
-                }
-                Ok(quantity) if is_whole(name) && quantity.milli_value() % 1000 != 0 => {
-                    self.add(value.line, field, format!("{text} must be a whole number"));
-                }
-                Ok(quantity) => {
-                    quantities.insert(name, (value.line, quantity));
-                }
+            if let Some(quantity) = self.quantity(value, field, is_whole(name)) {
+                quantities.insert(name, (value.line, quantity));
             }
         }
         quantities
+    }
+
+    /// A quantity that is not negative; anything else is a finding.
+    fn quantity(&mut self, value: &Node, field: String, is_whole: bool) -> Option<Quantity> {
+        let text = match &value.value {
+            Value::Text(text) => text.clone(),
+            Value::Number(number) => number.to_string(),
+            _ => {
+                let kind = value.kind();
+                let what = format!("expected a quantity such as 500m or 1Gi, found {kind}");
+                self.add(value.line, field, what);
+                return None;
+            }
+        };
+        let what = match Quantity::parse(&text) {
+            Err(error) => format!("{text:?} is not a quantity: {error}"),
+            Ok(quantity) if quantity.sign() < 0 => {
+                format!("{text} must be greater than or equal to 0")
+            }
+            Ok(quantity) if is_whole && quantity.milli_value() % 1000 != 0 => {
+                format!("{text} must be a whole number")
+            }
+            Ok(quantity) => return Some(quantity),
+        };
+        self.add(value.line, field, what);
+        None
     }
 }
 
@@ -649,6 +702,36 @@ spec:
                 "pods.yaml:7: spec.terminationGracePeriodSeconds: must not",
             ),
             ("image: nginx", "image: nginx\n   bad", "pods.yaml:"),
+            (
+                "  containers:",
+                "  volumes: [{name: ../etc, emptyDir: {}}]\n  containers:",
+                "pods.yaml:7: spec.volumes[0].name: \"../etc\" is not a volume's name",
+            ),
+            (
+                "  containers:",
+                "  volumes: [{name: a}, {emptyDir: {}}, {name: a}]\n  containers:",
+                "pods.yaml:7: spec.volumes[2].name: \"a\" is already the volume of line 7",
+            ),
+            (
+                "  containers:",
+                "  volumes: [{emptyDir: {}}]\n  containers:",
+                "pods.yaml:7: spec.volumes[0].name: missing",
+            ),
+            (
+                "  containers:",
+                "  volumes: [{name: a, emptyDir: {sizeLimit: -1Gi}}]\n  containers:",
+                "pods.yaml:7: spec.volumes[0].emptyDir.sizeLimit: -1Gi must be greater",
+            ),
+            (
+                "    image: nginx",
+                "    volumeMounts: [{name: a, mountPath: /a}]",
+                "pods.yaml:9: spec.containers[0].volumeMounts[0].name: \"a\" is no volume of this pod",
+            ),
+            (
+                "    image: nginx",
+                "    volumeMounts: [{name: a}]",
+                "pods.yaml:9: spec.containers[0].volumeMounts[0].mountPath: missing",
+            ),
         ];
         for (old, new, wanted) in cases {
             assert!(GOOD.contains(old), "{old}");
