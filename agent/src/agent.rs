@@ -63,7 +63,11 @@ impl Woken {
             Cause::ChargeThreshold { .. } => 4,
             Cause::DirectReclaim { .. } => 3,
             Cause::KswapdWake { .. } => 2,
-            Cause::PressureStall | Cause::MemoryEvent | Cause::Lifecycle => 1,
+            Cause::PressureStall
+            | Cause::MemoryEvent
+            | Cause::Lifecycle
+            | Cause::Storage
+            | Cause::NodeReclaimed => 1,
             Cause::Timer => 0,
         };
         if self
@@ -440,7 +444,7 @@ impl Agent {
                     Cause::Timer
                 };
                 self.timelines
-                    .decided(uid, reason.signal, cause, event.at_ns, decided_ns);
+                    .decided(uid, reason.signal(), cause, event.at_ns, decided_ns);
                 self.terminate(uid);
             }
             Decision::End { uid, .. } => self.terminate(uid),
@@ -463,7 +467,11 @@ impl Agent {
             }
             Decision::SampleBy { at_ns } => self.sample_by_ns = *at_ns,
             // Said, and cleaned up after, when everything urgent is done.
-            Decision::Finished { .. } | Decision::NoVictim { .. } | Decision::Condition { .. } => {}
+            Decision::ReclaimNode { .. }
+            | Decision::ReadStorageEvery { .. }
+            | Decision::Finished { .. }
+            | Decision::NoVictim { .. }
+            | Decision::Condition { .. } => {}
         }
     }
 

@@ -41,7 +41,7 @@ pub struct ConfigFile {
     /// How long a node condition stays after its last threshold.
     pub eviction_pressure_transition_period: Option<String>,
     /// Upper bound of a soft eviction's grace period, in seconds.
-    pub eviction_max_pod_grace_period: u64,
+    pub eviction_max_pod_grace_period: i64,
     /// Resource → quantity that pods cannot have: the kubelet and container runtime.
     pub kube_reserved: BTreeMap<String, String>,
     /// Resource → quantity that pods cannot have: the rest of the system.
@@ -72,7 +72,7 @@ pub struct EvictionFlags {
     pub eviction_pressure_transition_period: Option<String>,
     /// Upper bound of a soft eviction's grace period [default: 0]
     #[arg(long, value_name = "SECONDS")]
-    pub eviction_max_pod_grace_period: Option<u64>,
+    pub eviction_max_pod_grace_period: Option<i64>,
 }
 
 /// What is wrong with the configuration.
@@ -236,6 +236,7 @@ impl Config {
                 thresholds,
                 pressure_transition_period_ns,
                 max_pod_grace_period_s: file.eviction_max_pod_grace_period,
+                ..EngineConfig::default()
             },
             reserved_memory_bytes,
             enforce_pods,
@@ -311,9 +312,9 @@ mod tests {
         assert_eq!(
             thresholds(&config),
             [
-                ("kernelMemory.available", Amount::Bytes(64 << 20)),
-                ("memory.available", Amount::Bytes(100 << 20)),
-                ("allocatableMemory.available", Amount::Bytes(100 << 20)),
+                ("kernelMemory.available", Amount::Absolute(64 << 20)),
+                ("memory.available", Amount::Absolute(100 << 20)),
+                ("allocatableMemory.available", Amount::Absolute(100 << 20)),
             ]
         );
         assert_eq!(config.engine.pressure_transition_period_ns, 300_000_000_000);
@@ -359,7 +360,7 @@ mod tests {
             ..EvictionFlags::default()
         };
         let config = Config::new(ConfigFile::default(), &flags).unwrap();
-        assert!(thresholds(&config).contains(&("memory.available", Amount::Bytes(1 << 30))));
+        assert!(thresholds(&config).contains(&("memory.available", Amount::Absolute(1 << 30))));
         assert_eq!(config.engine.pressure_transition_period_ns, 1_000_000_000);
         let bad = EvictionFlags {
             eviction_hard: Some("memory.available=1Gi".into()),

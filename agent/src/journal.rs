@@ -286,6 +286,7 @@ mod tests {
             thresholds: Vec::new(),
             pressure_transition_period_ns: 0,
             max_pod_grace_period_s: 0,
+            ..EngineConfig::default()
         })
     }
 

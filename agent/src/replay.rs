@@ -211,12 +211,13 @@ mod tests {
     use plimsoll_core::engine::EngineConfig;
     use plimsoll_core::event::{EventKind, NodeMemory, Sample};
     use plimsoll_core::signal::Signal;
-    use plimsoll_core::threshold::{Amount, Threshold};
+    use plimsoll_core::threshold::{Amount, Operator, Threshold};
 
     fn journal(path: &Path) {
         let threshold = Threshold {
             signal: Signal::MemoryAvailable,
-            value: Amount::Bytes(500),
+            operator: Operator::LessThan,
+            value: Amount::Absolute(500),
             grace_ns: 0,
             min_reclaim: None,
         };
@@ -224,6 +225,7 @@ mod tests {
             thresholds: vec![threshold],
             pressure_transition_period_ns: 10,
             max_pod_grace_period_s: 0,
+            ..EngineConfig::default()
         });
         let mut journal = Journal::create(path, &engine).unwrap();
         let mut decisions = Vec::new();

@@ -17,7 +17,7 @@ pub struct Timeline {
     /// The victim.
     pub uid: PodUid,
     /// Why.
-    pub signal: Signal,
+    pub signal: Option<Signal>,
     /// The kernel's stamp of what set off the sample; `None` when a timer did.
     pub crossed_ns: Option<u64>,
     /// When the agent had it in hand.
@@ -69,7 +69,12 @@ pub fn crossed_ns(cause: Cause) -> Option<u64> {
         Cause::ChargeThreshold { crossed_ns }
         | Cause::KswapdWake { crossed_ns }
         | Cause::DirectReclaim { crossed_ns } => Some(crossed_ns),
-        Cause::Timer | Cause::PressureStall | Cause::MemoryEvent | Cause::Lifecycle => None,
+        Cause::Timer
+        | Cause::PressureStall
+        | Cause::MemoryEvent
+        | Cause::Lifecycle
+        | Cause::Storage
+        | Cause::NodeReclaimed => None,
     }
 }
 
@@ -78,7 +83,7 @@ impl Timelines {
     pub fn decided(
         &mut self,
         uid: &PodUid,
-        signal: Signal,
+        signal: Option<Signal>,
         cause: Cause,
         received_ns: u64,
         decided_ns: u64,

@@ -8,7 +8,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::policy::rank::Comparator;
-use crate::signal::{NodeCondition, Signal};
+use crate::signal::{NodeCondition, Signal, Unit};
+use crate::threshold::Operator;
 use crate::units::PodUid;
 
 /// One thing to do.
@@ -30,8 +31,9 @@ pub enum Decision {
     Evict {
         /// Which pod.
         uid: PodUid,
-        /// How long it may take to leave, in milliseconds.
-        grace_ms: u64,
+        /// How long it may take to leave, in seconds. Not below 0 unless `evictionMaxPodGracePeriod` is: the kubelet passes that
+        /// on, and here it means at once.
+        grace_s: i64,
         /// Why, and why this one.
         reason: Reason,
     },
@@ -66,14 +68,26 @@ pub enum Decision {
         /// How much of that came back.
         freed_bytes: u64,
     },
+    /// Free disk space without ending a pod; [`EventKind::NodeReclaimed`](crate::event::EventKind::NodeReclaimed) follows.
+    ReclaimNode {
+        /// The threshold that is met.
+        signal: Signal,
+        /// What to look at, in this order.
+        sources: Vec<ReclaimSource>,
+    },
+    /// Read file systems, and what pods have on them, at this interval. Replaces the earlier one.
+    ReadStorageEvery {
+        /// Nanoseconds.
+        interval_ns: u64,
+    },
     /// Pods must leave, and none may be chosen.
     NoVictim {
         /// The threshold that asks for one.
         signal: Signal,
-        /// What it shows.
-        observed_bytes: u64,
+        /// What it shows, in its unit.
+        observed: u64,
         /// What it should show.
-        threshold_bytes: u64,
+        threshold: u64,
         /// Why there is none.
         why: NoVictimReason,
     },
@@ -86,26 +100,58 @@ pub enum Decision {
     },
 }
 
+/// What can be freed on a file system without ending a pod.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReclaimSource {
+    /// Logs and local volumes of pods that have ended.
+    EndedPods,
+    /// Containers that have ended (`containerGC.DeleteAllUnusedContainers` of the kubelet).
+    EndedContainers,
+    /// Images that no container uses (`imageGC.DeleteUnusedImages`).
+    UnusedImages,
+}
+
 /// Why a pod is evicted.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Reason {
+#[serde(tag = "cause", rename_all = "snake_case")]
+pub enum Reason {
+    /// A threshold is met, and it is the pod's turn.
+    Threshold(ThresholdReason),
+    /// It has more on disk than it may.
+    LocalStorage(LocalStorageReason),
+}
+
+impl Reason {
+    /// The signal whose threshold is met; `None` if it is about the pod's own limit.
+    pub const fn signal(&self) -> Option<Signal> {
+        match self {
+            Self::Threshold(reason) => Some(reason.signal),
+            Self::LocalStorage(_) => None,
+        }
+    }
+}
+
+/// Which threshold is met, and why it is this pod's turn. Amounts are in the signal's unit.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ThresholdReason {
     /// The signal whose threshold is met.
     pub signal: Signal,
     /// Whether the threshold is soft (met for its grace period).
     pub soft: bool,
     /// What the signal shows.
-    pub observed_bytes: u64,
+    pub observed: u64,
     /// The threshold.
-    pub threshold_bytes: u64,
+    pub threshold: u64,
     /// What a percentage would be a percentage of.
-    pub capacity_bytes: u64,
-    /// The victim's working set.
-    pub usage_bytes: u64,
-    /// Its memory request.
-    pub request_bytes: u64,
+    pub capacity: u64,
+    /// What the victim uses.
+    pub usage: u64,
+    /// Its request.
+    pub request: u64,
     /// Its priority.
     pub priority: i32,
-    /// Its place in the kubelet's ranking, from 1.
+    /// Its place in the ranking, from 1.
     pub rank: u32,
     /// How many pods were ranked.
     pub ranked: u32,
@@ -113,6 +159,29 @@ pub struct Reason {
     pub exempt: u32,
     /// What decided between it and the next pod in the ranking; `None` if it is the last.
     pub ahead_by: Option<Comparator>,
+}
+
+/// Which limit on local storage is exceeded. All bytes.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct LocalStorageReason {
+    /// What has the limit.
+    pub limited: Limited,
+    /// What it uses.
+    pub usage: u64,
+    /// The limit.
+    pub limit: u64,
+}
+
+/// What has a limit on local storage.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limited {
+    /// An `emptyDir` with a `sizeLimit`, by name.
+    EmptyDir(String),
+    /// The pod: the sum of its limits on `ephemeral-storage`.
+    Pod,
+    /// A container's `ephemeral-storage` limit, by name.
+    Container(String),
 }
 
 /// Why a pod is killed now.
@@ -125,10 +194,10 @@ pub enum KillReason {
     HeadroomHalved {
         /// Which signal.
         signal: Signal,
-        /// What it shows.
-        observed_bytes: u64,
+        /// What it shows, in its unit.
+        observed: u64,
         /// Half of its threshold.
-        limit_bytes: u64,
+        limit: u64,
     },
     /// SIGTERM could not be sent.
     TerminateFailed,
@@ -176,31 +245,83 @@ impl fmt::Display for Human {
     }
 }
 
+/// An amount in a signal's unit, as people write it.
+#[derive(Clone, Copy, Debug)]
+pub struct In(pub Unit, pub u64);
+
+impl fmt::Display for In {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(unit, amount) = *self;
+        match unit {
+            Unit::Bytes => Human(amount).fmt(f),
+            Unit::Inodes => write!(f, "{amount} inodes"),
+            Unit::Processes => write!(f, "{amount} processes"),
+            Unit::Share => write!(f, "{}.{:02}%", amount / 100, amount % 100),
+        }
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Threshold(reason) => reason.fmt(f),
+            Self::LocalStorage(reason) => reason.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for LocalStorageReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.limited {
+            Limited::EmptyDir(name) => write!(f, "its emptyDir {name}")?,
+            Limited::Pod => write!(f, "the pod")?,
+            Limited::Container(name) => write!(f, "its container {name}")?,
+        }
         write!(
             f,
-            "{} {} < {}",
-            self.signal,
-            Human(self.observed_bytes),
-            Human(self.threshold_bytes)
-        )?;
+            " uses {} of local storage, more than its limit of {}",
+            Human(self.usage),
+            Human(self.limit)
+        )
+    }
+}
+
+/// `memory.available 90Mi < 100Mi`, the sign by the signal's own side.
+fn met(f: &mut fmt::Formatter<'_>, signal: Signal, observed: u64, threshold: u64) -> fmt::Result {
+    let row = signal.row();
+    let sign = match row.operator {
+        Operator::GreaterThan => '>',
+        Operator::LessThan | Operator::Never => '<',
+    };
+    write!(
+        f,
+        "{signal} {} {sign} {}",
+        In(row.unit, observed),
+        In(row.unit, threshold)
+    )
+}
+
+impl fmt::Display for ThresholdReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        met(f, self.signal, self.observed, self.threshold)?;
+        let unit = self.signal.row().usage_unit();
         if self.soft {
             write!(f, " for its grace period")?;
         }
-        write!(f, "; it uses {}, ", Human(self.usage_bytes))?;
-        match self.usage_bytes.checked_sub(self.request_bytes) {
+        write!(f, "; it uses {}, ", In(unit, self.usage))?;
+        match self.usage.checked_sub(self.request) {
+            _ if unit != Unit::Bytes => {}
             Some(over) if over > 0 => write!(
                 f,
-                "{} over its request of {}",
+                "{} over its request of {}, ",
                 Human(over),
-                Human(self.request_bytes)
+                Human(self.request)
             )?,
-            _ => write!(f, "within its request of {}", Human(self.request_bytes))?,
+            _ => write!(f, "within its request of {}, ", Human(self.request))?,
         }
         write!(
             f,
-            ", priority {}, rank {} of {}",
+            "priority {}, rank {} of {}",
             self.priority, self.rank, self.ranked
         )?;
         if self.exempt > 0 {
@@ -219,13 +340,13 @@ impl fmt::Display for KillReason {
             Self::GraceOver => write!(f, "its grace period is over"),
             Self::HeadroomHalved {
                 signal,
-                observed_bytes,
-                limit_bytes,
+                observed,
+                limit,
             } => write!(
                 f,
                 "{signal} fell to {}, below half of its threshold ({}): no time for grace",
-                Human(*observed_bytes),
-                Human(*limit_bytes)
+                In(signal.row().unit, *observed),
+                In(signal.row().unit, *limit)
             ),
             Self::TerminateFailed => write!(f, "SIGTERM could not be sent"),
         }
@@ -252,9 +373,9 @@ impl fmt::Display for Decision {
             }
             Self::Evict {
                 uid,
-                grace_ms,
+                grace_s,
                 reason,
-            } => write!(f, "evict {uid} (grace {grace_ms} ms): {reason}"),
+            } => write!(f, "evict {uid} (grace {grace_s} s): {reason}"),
             Self::End { uid, grace_ms } => {
                 write!(f, "end {uid} (grace {grace_ms} ms): its manifest is gone")
             }
@@ -280,32 +401,36 @@ impl fmt::Display for Decision {
                     Human(*usage_before_bytes)
                 )
             }
+            Self::ReclaimNode { signal, sources } => {
+                write!(f, "free disk space for {signal}:")?;
+                for (at, source) in sources.iter().enumerate() {
+                    let what = match source {
+                        ReclaimSource::EndedPods => "logs and volumes of ended pods",
+                        ReclaimSource::EndedContainers => "ended containers",
+                        ReclaimSource::UnusedImages => "unused images",
+                    };
+                    write!(f, "{} {what}", if at > 0 { "," } else { "" })?;
+                }
+                Ok(())
+            }
+            Self::ReadStorageEvery { interval_ns } => {
+                write!(f, "read file systems every {} ms", interval_ns / 1_000_000)
+            }
             Self::NoVictim {
                 signal,
-                observed_bytes,
-                threshold_bytes,
+                observed,
+                threshold,
                 why,
             } => {
                 let why = match why {
                     NoVictimReason::NoPods => "no pod is running",
                     NoVictimReason::AllExempt => "every pod left is static, mirror or critical",
                 };
-                write!(
-                    f,
-                    "{signal} {} < {}, but {why}",
-                    Human(*observed_bytes),
-                    Human(*threshold_bytes)
-                )
+                met(f, *signal, *observed, *threshold)?;
+                write!(f, ", but {why}")
             }
-            Self::Condition {
-                condition: NodeCondition::MemoryPressure,
-                status,
-            } => {
-                write!(
-                    f,
-                    "MemoryPressure is {}",
-                    if *status { "true" } else { "false" }
-                )
+            Self::Condition { condition, status } => {
+                write!(f, "{condition} is {status}")
             }
         }
     }

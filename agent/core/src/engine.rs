@@ -11,23 +11,62 @@
 use serde::{Deserialize, Serialize};
 
 use crate::decision::Decision;
-use crate::event::{Event, EventKind, Sample};
+use crate::event::{Cause, Event, EventKind, Sample};
+use crate::options::EvictionOptions;
 use crate::policy::eviction;
 use crate::policy::freshness::{self, Stale};
-use crate::policy::rank::RankRow;
+use crate::policy::rank::{ImageFsLayout, RankRow};
 use crate::policy::{leaving, sampling};
+use crate::signal::{Observations, Readings};
 use crate::state::NodeState;
 use crate::threshold::Threshold;
 
 /// What the engine is told once. Part of every journal's header.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct EngineConfig {
-    /// The eviction thresholds, as [`crate::threshold::parse`] returns them, and any of Plimsoll's own signals.
+    /// The eviction thresholds, as [`crate::threshold::parse`] and then [`crate::threshold::with_containerfs`] return them.
     pub thresholds: Vec<Threshold>,
+    /// How images, writable layers and the kubelet's directory are spread over file systems.
+    pub layout: ImageFsLayout,
+    /// `localStorageCapacityIsolation`: whether pods over a limit of local storage are evicted.
+    pub local_storage_limits: bool,
     /// `evictionPressureTransitionPeriod`: how long a condition is kept after its last threshold, in nanoseconds.
     pub pressure_transition_period_ns: u64,
-    /// `evictionMaxPodGracePeriod`: upper bound of a soft eviction's grace period, in seconds.
-    pub max_pod_grace_period_s: u64,
+    /// `evictionMaxPodGracePeriod`: upper bound of a soft eviction's grace period, in seconds. May be negative, as in the
+    /// kubelet: then there is no grace.
+    pub max_pod_grace_period_s: i64,
+    /// Where it departs from the kubelet.
+    pub options: EvictionOptions,
+}
+
+impl Default for EngineConfig {
+    /// No thresholds, and the kubelet's defaults for everything else.
+    fn default() -> Self {
+        Self {
+            thresholds: Vec::new(),
+            layout: ImageFsLayout::Shared,
+            local_storage_limits: true,
+            pressure_transition_period_ns: 300_000_000_000,
+            max_pod_grace_period_s: 0,
+            options: EvictionOptions::kubelet(),
+        }
+    }
+}
+
+/// Space for one decision, kept so that none is allocated on the way to a kill.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scratch {
+    /// The ranking.
+    pub(crate) rows: Vec<RankRow>,
+    /// Places in it.
+    pub(crate) chosen: Vec<usize>,
+}
+
+impl Scratch {
+    fn reserve(&mut self, pods: usize) {
+        self.rows.reserve(pods.saturating_sub(self.rows.len()));
+        self.chosen.reserve(pods.saturating_sub(self.chosen.len()));
+    }
 }
 
 /// The decision core of one node.
@@ -35,27 +74,24 @@ pub struct EngineConfig {
 pub struct Engine {
     config: EngineConfig,
     state: NodeState,
-    rows: Vec<RankRow>,
+    scratch: Scratch,
 }
 
 impl Engine {
     /// An engine that has seen nothing yet.
     pub fn new(config: EngineConfig) -> Self {
         let state = NodeState::new(config.thresholds.len());
-        Self {
-            config,
-            state,
-            rows: Vec::new(),
-        }
+        Self::resume(config, state)
     }
 
     /// An engine that goes on from a state, for instance the one at the head of a journal.
     pub fn resume(config: EngineConfig, state: NodeState) -> Self {
-        let rows = Vec::with_capacity(state.pods.len());
+        let mut scratch = Scratch::default();
+        scratch.reserve(state.pods.len());
         Self {
             config,
             state,
-            rows,
+            scratch,
         }
     }
 
@@ -73,24 +109,42 @@ impl Engine {
     /// [`Engine::step`]. Changes nothing that matters; allocates nothing.
     pub fn stale(&mut self, sample: &Sample, at_ns: u64) -> Option<Stale> {
         let now_ns = at_ns.max(self.state.now_ns);
-        freshness::decisive(&self.config, &self.state, sample, now_ns, &mut self.rows)
+        let rows = &mut self.scratch.rows;
+        freshness::decisive(&self.config, &self.state, sample, now_ns, rows)
     }
 
     /// Takes one event and appends what is to be done about it, in the order in which it is to be done.
     pub fn step(&mut self, event: &Event, decisions: &mut Vec<Decision>) {
+        self.state.observe(event);
+        self.scratch.reserve(self.state.pods.len());
+        // Pods that are leaving come first: whether one of them is gone decides whether another may be chosen.
+        leaving::decide(&mut self.state, event, decisions);
+        if let EventKind::Sample(sample) = &event.kind {
+            let observations = self.state.observations.updated(&Readings {
+                sample,
+                at_ns: self.state.now_ns,
+                availability: self.config.options.availability,
+            });
+            self.judge(sample.cause, &observations, decisions);
+            sampling::arm(&self.config, &mut self.state, sample, decisions);
+        }
+        sampling::schedule(&self.config, &mut self.state, decisions);
+    }
+
+    /// What [`Engine::step`] does with a sample once its signals have been observed. For vectors and simulations, which give
+    /// observations and not readings.
+    pub fn judge(
+        &mut self,
+        cause: Cause,
+        observations: &Observations,
+        decisions: &mut Vec<Decision>,
+    ) {
         let Self {
             config,
             state,
-            rows,
+            scratch,
         } = self;
-        state.observe(event);
-        rows.reserve(state.pods.len().saturating_sub(rows.len()));
-        // Pods that are leaving come first: whether one of them is gone decides whether another may be chosen.
-        leaving::decide(state, event, decisions);
-        if let EventKind::Sample(sample) = &event.kind {
-            eviction::decide(config, state, sample, rows, decisions);
-            sampling::arm(config, state, sample, decisions);
-        }
-        sampling::schedule(config, state, decisions);
+        eviction::decide(config, state, cause, observations, scratch, decisions);
+        state.observations = *observations;
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::pod::Pod;
+use crate::reading::{NumaMemory, PressureReading, ProcessReading, StorageReading};
 use crate::units::PodUid;
 
 /// Something that happened, and when.
@@ -21,6 +22,10 @@ pub struct Event {
 }
 
 /// What happened.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all events are samples, and their buffers are used again: a box would be one more allocation"
+)]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum EventKind {
@@ -46,6 +51,16 @@ pub enum EventKind {
     },
     /// Readings of the node and of every pod with a cgroup.
     Sample(Sample),
+    /// What was asked for by [`Decision::ReclaimNode`](crate::decision::Decision::ReclaimNode) has been done, as far as it could
+    /// be. The next sample with [`Cause::NodeReclaimed`] shows what came of it.
+    NodeReclaimed {
+        /// Bytes that were freed.
+        bytes: u64,
+        /// Inodes that were freed.
+        inodes: u64,
+        /// What could not be done.
+        error: Option<String>,
+    },
     /// A decision was carried out, or could not be.
     Outcome {
         /// Which pod it concerned.
@@ -95,6 +110,10 @@ pub enum Cause {
     MemoryEvent,
     /// A pod's cgroup came, went, or lost its last process.
     Lifecycle,
+    /// File systems, and what pods have on them, have been read.
+    Storage,
+    /// Disk space has been freed without ending a pod, and file systems have been read since.
+    NodeReclaimed,
 }
 
 /// Readings taken at one instant. Pods are read first and the node last, so that the node's figures are never older than a
@@ -111,6 +130,18 @@ pub struct Sample {
     pub charged_bytes: Option<u64>,
     /// Every pod with a cgroup, in no particular order.
     pub pods: Vec<PodMemory>,
+    /// File systems, if they have been read since the last sample.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage: Option<Arc<StorageReading>>,
+    /// Processes, if they were counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes: Option<Arc<ProcessReading>>,
+    /// Pressure stalls, if they were read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pressure: Option<PressureReading>,
+    /// NUMA nodes by ascending number; empty if they were not read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub numa: Vec<NumaMemory>,
 }
 
 /// The node's memory, all bytes.
@@ -143,6 +174,9 @@ pub struct CgroupMemory {
     pub inactive_file_bytes: u64,
     /// The usage when `inactive_file_bytes` was read: at an urgent sample that may be a while ago.
     pub usage_at_stat_bytes: u64,
+    /// `active_file` of `memory.stat` (v1: `total_active_file`), read at the same time.
+    #[serde(default)]
+    pub active_file_bytes: u64,
     /// `memory.max`, where one is set.
     pub limit_bytes: Option<u64>,
 }
@@ -151,6 +185,12 @@ impl CgroupMemory {
     /// The working set as cAdvisor computes it: usage minus inactive file pages, never below 0.
     pub fn working_set_bytes(&self) -> u64 {
         self.usage_bytes.saturating_sub(self.inactive_file_bytes)
+    }
+
+    /// Usage without any page cache, never below 0.
+    pub fn unreclaimable_bytes(&self) -> u64 {
+        self.working_set_bytes()
+            .saturating_sub(self.active_file_bytes)
     }
 }
 

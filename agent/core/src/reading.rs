@@ -8,14 +8,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::policy::rank::ImageFsLayout;
 use crate::units::PodUid;
 
 /// The node's file systems and what each pod has on them.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct StorageReading {
-    /// How images, writable layers and the kubelet's directory are spread over file systems.
-    pub layout: ImageFsLayout,
     /// The file system of the kubelet's directory. `None`: it could not be read.
     pub nodefs: Option<FileSystemReading>,
     /// The file system of images.

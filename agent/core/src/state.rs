@@ -1,13 +1,15 @@
 //! Everything that the engine remembers between two events. One value: it can be saved, compared and drawn.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::event::{Action, Event, EventKind, NodeMemory, Sample};
 use crate::pod::Pod;
 use crate::policy::rank::RankRow;
-use crate::signal::Signal;
+use crate::reading::{ProcessReading, StorageReading};
+use crate::signal::{NodeCondition, Observations, Resource, Signal};
 use crate::units::PodUid;
 
 /// `terminationGracePeriodSeconds` of a pod that sets none (`DefaultTerminationGracePeriodSeconds` of the Kubernetes API).
@@ -25,10 +27,20 @@ pub struct NodeState {
     pub pods: BTreeMap<PodUid, PodState>,
     /// One entry per threshold of the configuration.
     pub thresholds: Vec<ThresholdState>,
-    /// `MemoryPressure`.
-    pub memory_pressure: ConditionState,
+    /// The node conditions, in the order of [`NodeCondition::ALL`].
+    pub conditions: [ConditionState; NodeCondition::ALL.len()],
+    /// What each signal showed last.
+    pub observations: Observations,
     /// The newest reading of the node.
     pub node: Option<NodeReading>,
+    /// The newest reading of file systems and of what pods have on them.
+    pub storage: Option<Arc<StorageReading>>,
+    /// The newest count of processes.
+    pub processes: Option<Arc<ProcessReading>>,
+    /// Freeing disk space without ending a pod.
+    pub node_reclaim: Option<NodeReclaim>,
+    /// The interval at which file systems are read, nanoseconds; 0: not said yet.
+    pub storage_interval_ns: u64,
     /// The fastest loss of `memory.available` seen lately, bytes per second.
     pub growth_bytes_per_s: u64,
     /// Arming of the kernel's charge threshold.
@@ -44,6 +56,8 @@ pub struct NodeState {
 pub struct PodState {
     /// `namespace/name`, for people.
     pub name: String,
+    /// Its specification.
+    pub pod: Arc<Pod>,
     /// Its row in the memory ranking, kept ready: only usage changes from sample to sample.
     pub row: RankRow,
     /// Static, mirror and critical pods are never evicted.
@@ -76,8 +90,8 @@ pub struct PodReading {
 /// A pod on its way out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Leaving {
-    /// Whether it is evicted (and so holds up further evictions), not only removed.
-    pub evicted: bool,
+    /// What it was evicted for, so that others are not for a while. `None`: it is only removed.
+    pub evicted_for: Option<Resource>,
     /// When it was told, nanoseconds.
     pub since_ns: u64,
     /// When its grace period is over, nanoseconds.
@@ -103,6 +117,8 @@ pub struct ThresholdState {
     pub first_observed_ns: Option<u64>,
     /// Whether it has been met for its grace period (`thresholdsMet`). Then its minimum reclaim counts too.
     pub met: bool,
+    /// Whether its signal has been read anew since the sample before: only then it evicts (`thresholdsUpdatedStats`).
+    pub updated: bool,
 }
 
 /// A node condition.
@@ -112,6 +128,17 @@ pub struct ConditionState {
     pub status: bool,
     /// When one of its thresholds was last met (`nodeConditionsLastObservedAt`), nanoseconds.
     pub last_observed_ns: Option<u64>,
+}
+
+/// Freeing disk space without ending a pod.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NodeReclaim {
+    /// The threshold that asked for it: its place in the configuration.
+    pub threshold: usize,
+    /// Since when, nanoseconds.
+    pub since_ns: u64,
+    /// Whether it has been done, and only the next reading is awaited.
+    pub done: bool,
 }
 
 /// A reading of the node.
@@ -149,11 +176,18 @@ impl NodeState {
         }
     }
 
-    /// Whether an eviction is under way, so that no other may begin.
-    pub fn eviction_under_way(&self) -> bool {
-        self.pods
-            .values()
-            .any(|pod| pod.leaving.is_some_and(|leaving| leaving.evicted))
+    /// The state of a condition.
+    pub fn condition(&self, condition: NodeCondition) -> ConditionState {
+        self.conditions[condition as usize]
+    }
+
+    /// Whether an eviction is under way, so that none for `resource` may begin. Memory does not wait for a pod that may take
+    /// its time because it leaves for another reason.
+    pub fn eviction_under_way(&self, resource: Resource) -> bool {
+        self.pods.values().any(|pod| {
+            let cause = pod.leaving.and_then(|leaving| leaving.evicted_for);
+            cause.is_some_and(|cause| resource != Resource::Memory || cause == Resource::Memory)
+        })
     }
 
     /// Takes in what an event says. Decides nothing.
@@ -185,13 +219,18 @@ impl NodeState {
                 }
             }
             EventKind::Sample(sample) => self.sample(sample),
+            EventKind::NodeReclaimed { .. } => {
+                if let Some(reclaim) = &mut self.node_reclaim {
+                    reclaim.done = true;
+                }
+            }
             EventKind::Outcome { uid, action, error } => {
                 self.outcome(uid, *action, error.is_some())
             }
         }
     }
 
-    fn apply(&mut self, pod: &Pod) {
+    fn apply(&mut self, pod: &Arc<Pod>) {
         let known = self.pods.remove(&pod.uid());
         let (running, memory, leaving, stuck) = match known {
             Some(old) => (old.running, old.memory, old.leaving, old.stuck),
@@ -201,6 +240,7 @@ impl NodeState {
             pod.uid(),
             PodState {
                 name: format!("{}/{}", pod.namespace(), pod.metadata.name),
+                pod: Arc::clone(pod),
                 row: RankRow::memory(pod, memory.map(|memory| memory.working_set_bytes)),
                 exempt: pod.is_critical(),
                 termination_grace_period_s: pod
@@ -220,6 +260,12 @@ impl NodeState {
 
     fn sample(&mut self, sample: &Sample) {
         let now_ns = self.now_ns;
+        if let Some(storage) = &sample.storage {
+            self.storage = Some(Arc::clone(storage));
+        }
+        if let Some(processes) = &sample.processes {
+            self.processes = Some(Arc::clone(processes));
+        }
         for memory in &sample.pods {
             if let Some(pod) = self.pods.get_mut(&memory.uid) {
                 pod.memory = Some(PodReading {

@@ -2,7 +2,8 @@
 //!
 //! Rules: `ParseThresholdConfig` in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36. A threshold without a grace period
 //! is *hard*; a soft one with a grace period of `0s` is hard too. `0%` and `100%` (exactly these texts) switch a threshold
-//! off. A hard `memory.available` is copied to `allocatableMemory.available` when node allocatable is enforced on pods.
+//! off. A hard `memory.available` is copied to `allocatableMemory.available` when node allocatable is enforced on pods; those
+//! of `containerfs` are always copies of another file system's ([`with_containerfs`]).
 
 use std::collections::BTreeMap;
 
@@ -10,29 +11,40 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::duration::{self, DurationError};
+use crate::policy::rank::ImageFsLayout;
 use crate::quantity::Quantity;
-use crate::signal::{SIGNALS, Signal};
+use crate::signal::{Observation, SIGNALS, Signal};
 
-/// An amount of memory: bytes, or a share of the signal's capacity.
+/// On which side of a threshold's value a signal is dangerous.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Operator {
+    /// Below it: something runs out.
+    LessThan,
+    /// Above it: something piles up.
+    GreaterThan,
+    /// On neither: the kubelet's copy of a threshold that does not exist (`""`).
+    Never,
+}
+
+/// An amount in the signal's unit, or a share of its capacity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Amount {
-    /// Bytes.
-    Bytes(u64),
+    /// Bytes, inodes, processes.
+    Absolute(u64),
     /// A fraction of the capacity: the bits of the `float32` that the kubelet keeps, so that equal configuration means equal
     /// thresholds and no rounding of ours comes in between.
     Fraction(u32),
 }
 
 impl Amount {
-    /// The amount in bytes where the signal's capacity is known. The kubelet's arithmetic: `float32` fraction, product in
-    /// `float64`, truncated.
-    pub fn bytes(self, capacity_bytes: u64) -> u64 {
+    /// The amount where the signal's capacity is known. The kubelet's arithmetic: `float32` fraction, product in `float64`,
+    /// truncated.
+    pub fn of(self, capacity: u64) -> u64 {
         match self {
-            Self::Bytes(bytes) => bytes,
-            Self::Fraction(bits) => {
-                (capacity_bytes as f64 * f64::from(f32::from_bits(bits))) as u64
-            }
+            Self::Absolute(amount) => amount,
+            Self::Fraction(bits) => (capacity as f64 * f64::from(f32::from_bits(bits))) as u64,
         }
     }
 }
@@ -42,7 +54,9 @@ impl Amount {
 pub struct Threshold {
     /// What is watched.
     pub signal: Signal,
-    /// The threshold is met while less than this is available.
+    /// On which side of `value` it is met.
+    pub operator: Operator,
+    /// The threshold is met while the signal shows less than this (stalls: more).
     pub value: Amount,
     /// How long it must be met before pods are evicted, in nanoseconds. 0 = hard.
     pub grace_ns: u64,
@@ -54,6 +68,37 @@ impl Threshold {
     /// Whether pods are evicted at once, with a grace period of one second.
     pub fn is_hard(&self) -> bool {
         self.grace_ns == 0
+    }
+
+    /// Its value in the signal's unit.
+    pub fn amount(&self, capacity: u64) -> u64 {
+        self.value.of(capacity)
+    }
+
+    /// Its minimum reclaim in the signal's unit; 0 if it has none.
+    pub fn reclaim(&self, capacity: u64) -> u64 {
+        self.min_reclaim.map_or(0, |amount| amount.of(capacity))
+    }
+
+    /// What is missing until an observation satisfies it, in the signal's unit; `None` if it is not met. `with_reclaim`: its
+    /// minimum reclaim is to be there too.
+    pub fn shortfall(&self, observation: Observation, with_reclaim: bool) -> Option<u64> {
+        let value = self.amount(observation.capacity);
+        let reclaim = if with_reclaim {
+            self.reclaim(observation.capacity)
+        } else {
+            0
+        };
+        let missing = match self.operator {
+            Operator::LessThan => value
+                .saturating_add(reclaim)
+                .saturating_sub(observation.value),
+            Operator::GreaterThan => observation
+                .value
+                .saturating_sub(value.saturating_sub(reclaim)),
+            Operator::Never => 0,
+        };
+        (missing > 0).then_some(missing)
     }
 }
 
@@ -183,6 +228,52 @@ pub fn parse(settings: &ThresholdSettings) -> Result<Vec<Threshold>, ThresholdEr
     Ok(thresholds)
 }
 
+/// The thresholds with those of `containerfs` as copies of the file system that holds writable layers: the node's, or the
+/// images' where these have their own and are not split (`UpdateContainerFsThresholds` of the same file). What was configured
+/// for `containerfs` is overridden; where there is nothing to copy the kubelet puts a threshold that is never met.
+pub fn with_containerfs(thresholds: &[Threshold], layout: ImageFsLayout) -> Vec<Threshold> {
+    use Signal::{
+        ContainerfsAvailable, ContainerfsInodesFree, ImagefsAvailable, ImagefsInodesFree,
+        NodefsAvailable, NodefsInodesFree,
+    };
+    let (bytes, inodes) = match layout {
+        ImageFsLayout::Shared | ImageFsLayout::Split => (NodefsAvailable, NodefsInodesFree),
+        ImageFsLayout::Dedicated => (ImagefsAvailable, ImagefsInodesFree),
+    };
+    let mut updated = thresholds.to_vec();
+    for (copy, original) in [
+        (ContainerfsAvailable, bytes),
+        (ContainerfsInodesFree, inodes),
+    ] {
+        for hard in [true, false] {
+            let find = |signal| {
+                // The kubelet's loop keeps the last.
+                thresholds
+                    .iter()
+                    .rposition(|own| own.signal == signal && own.is_hard() == hard)
+            };
+            let threshold = match find(original) {
+                Some(at) => Threshold {
+                    signal: copy,
+                    ..thresholds[at]
+                },
+                None => Threshold {
+                    signal: copy,
+                    operator: Operator::Never,
+                    value: Amount::Fraction(0),
+                    grace_ns: 0,
+                    min_reclaim: None,
+                },
+            };
+            match find(copy) {
+                Some(at) => updated[at] = threshold,
+                None => updated.push(threshold),
+            }
+        }
+    }
+    updated
+}
+
 fn statements(
     field: &'static str,
     map: &BTreeMap<String, String>,
@@ -197,6 +288,7 @@ fn statements(
         let value = amount(field, signal, text, Zero::Refused)?;
         thresholds.push(Threshold {
             signal,
+            operator: signal.row().operator,
             value,
             grace_ns: 0,
             min_reclaim: None,
@@ -249,7 +341,7 @@ fn amount(
         Ok(0) if zero == Zero::Refused => Err(bad(
             "must be more than zero; write 0% to switch the threshold off".into(),
         )),
-        Ok(bytes) => Ok(Amount::Bytes(bytes)),
+        Ok(bytes) => Ok(Amount::Absolute(bytes)),
         Err(_) => Err(bad("must not be negative".into())),
     }
 }
@@ -280,9 +372,10 @@ mod tests {
         let thresholds = parse(&settings).unwrap();
         let expected = Threshold {
             signal: Signal::MemoryAvailable,
-            value: Amount::Bytes(100 << 20),
+            operator: Operator::LessThan,
+            value: Amount::Absolute(100 << 20),
             grace_ns: 0,
-            min_reclaim: Some(Amount::Bytes(10 << 20)),
+            min_reclaim: Some(Amount::Absolute(10 << 20)),
         };
         assert_eq!(
             thresholds,
@@ -300,7 +393,7 @@ mod tests {
     fn percentage_is_a_float32_share_of_capacity() {
         let thresholds = parse(&hard(&[("memory.available", "18.3%")])).unwrap();
         assert_eq!(thresholds[0].value, Amount::Fraction(1_044_079_706));
-        assert_eq!(Amount::Fraction(1_022_739_087).bytes(101), 3);
+        assert_eq!(Amount::Fraction(1_022_739_087).of(101), 3);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use plimsoll_core::decision::{Decision, Ending, KillReason, NoVictimReason};
+use plimsoll_core::decision::{Decision, Ending, KillReason, NoVictimReason, Reason};
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::event::{Action, Cause, Event, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::pod::Pod;
@@ -12,8 +12,8 @@ use plimsoll_core::policy::leaving::{
     LINGER_AFTER_EMPTY_NS, RELEASE_AFTER_KILL_NS, STUCK_AFTER_KILL_NS,
 };
 use plimsoll_core::policy::sampling::{INTERVAL_MAX_NS, STEP_MAX_BYTES, STEP_MIN_BYTES};
-use plimsoll_core::signal::Signal;
-use plimsoll_core::threshold::{Amount, Threshold};
+use plimsoll_core::signal::{NodeCondition, Signal};
+use plimsoll_core::threshold::{Amount, Operator, Threshold};
 use plimsoll_core::units::PodUid;
 use proptest::prelude::*;
 use serde_json::json;
@@ -25,7 +25,8 @@ const MS: u64 = 1_000_000;
 fn hard(signal: Signal, mi: u64) -> Threshold {
     Threshold {
         signal,
-        value: Amount::Bytes(mi * MI),
+        operator: Operator::LessThan,
+        value: Amount::Absolute(mi * MI),
         grace_ns: 0,
         min_reclaim: None,
     }
@@ -52,6 +53,7 @@ impl Node {
             thresholds,
             pressure_transition_period_ns: 30 * S,
             max_pod_grace_period_s: 5,
+            ..EngineConfig::default()
         };
         Self {
             engine: Engine::new(config),
@@ -134,6 +136,7 @@ impl Node {
             kubepods: None,
             charged_bytes: self.charged_bytes,
             pods,
+            ..Sample::default()
         }))
     }
 }
@@ -200,23 +203,17 @@ fn the_pod_over_its_request_goes_and_its_reason_has_every_figure() {
     let decisions = node.sample(S);
     let Some(Decision::Evict {
         uid,
-        grace_ms,
-        reason,
+        grace_s,
+        reason: Reason::Threshold(reason),
     }) = decisions
         .iter()
         .find(|decision| matches!(decision, Decision::Evict { .. }))
     else {
         panic!("{decisions:?}");
     };
-    assert_eq!((uid.as_str(), *grace_ms), ("hog", 1000));
-    assert_eq!(
-        (reason.observed_bytes, reason.threshold_bytes),
-        (99 * MI, 100 * MI)
-    );
-    assert_eq!(
-        (reason.usage_bytes, reason.request_bytes),
-        (501 * MI, 50 * MI)
-    );
+    assert_eq!((uid.as_str(), *grace_s), ("hog", 1));
+    assert_eq!((reason.observed, reason.threshold), (99 * MI, 100 * MI));
+    assert_eq!((reason.usage, reason.request), (501 * MI, 50 * MI));
     assert_eq!((reason.rank, reason.ranked, reason.exempt), (1, 2, 0));
     let text = reason.to_string();
     assert_eq!(
@@ -338,7 +335,7 @@ fn soft_threshold_waits_for_its_grace_period_and_gives_the_smaller_grace() {
     );
     let decisions = node.sample(500 * MS);
     assert!(
-        matches!(&decisions[..], [Decision::Evict { grace_ms: 3000, reason, .. }, ..] if reason.soft),
+        matches!(&decisions[..], [Decision::Evict { grace_s: 3, reason: Reason::Threshold(reason), .. }, ..] if reason.soft),
         "{decisions:?}"
     );
 }
@@ -385,7 +382,10 @@ fn hard_comes_before_soft() {
     node.uses("hog", 900);
     let decisions = node.sample(1);
     let reason = decisions.iter().find_map(|decision| match decision {
-        Decision::Evict { reason, .. } => Some(reason),
+        Decision::Evict {
+            reason: Reason::Threshold(reason),
+            ..
+        } => Some(reason),
         _ => None,
     });
     assert_eq!(reason.unwrap().signal, Signal::KernelMemoryAvailable);
@@ -394,7 +394,7 @@ fn hard_comes_before_soft() {
 #[test]
 fn minimum_reclaim_counts_only_after_the_threshold_was_met() {
     let threshold = Threshold {
-        min_reclaim: Some(Amount::Bytes(200 * MI)),
+        min_reclaim: Some(Amount::Absolute(200 * MI)),
         ..hard(Signal::MemoryAvailable, 100)
     };
     let mut node = Node::new(vec![threshold]);
@@ -475,7 +475,12 @@ fn the_condition_stays_for_its_transition_period() {
             _ => None,
         })
     };
-    assert!(node.engine.state().memory_pressure.status);
+    assert!(
+        node.engine
+            .state()
+            .condition(NodeCondition::MemoryPressure)
+            .status
+    );
     assert_eq!(condition(&node.sample(S)), None);
     assert_eq!(condition(&node.sample(29 * S - 1)), None);
     assert_eq!(condition(&node.sample(1)), Some(false));
@@ -695,7 +700,7 @@ proptest! {
     fn whatever_happens(steps in prop::collection::vec(any_step(), 0..60), mi in 1u64..900, grace_s in 0u64..4, min_mi in 0u64..300) {
         let thresholds = [
             hard(Signal::KernelMemoryAvailable, mi / 2),
-            Threshold { min_reclaim: Some(Amount::Bytes(min_mi * MI)), ..soft(mi, grace_s) },
+            Threshold { min_reclaim: Some(Amount::Absolute(min_mi * MI)), ..soft(mi, grace_s) },
         ];
         let (_, decisions) = history(&steps, &thresholds);
         // Twice the same, byte for byte.

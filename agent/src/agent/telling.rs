@@ -25,14 +25,19 @@ impl Agent {
 
     pub(super) fn tell(&mut self, event: &Event, decision: &Decision) {
         let uid = match decision {
-            Decision::Arm { .. } | Decision::SampleBy { .. } | Decision::ReleaseMemory { .. } => {
+            Decision::Arm { .. }
+            | Decision::SampleBy { .. }
+            | Decision::ReadStorageEvery { .. }
+            | Decision::ReleaseMemory { .. } => {
                 return;
             }
             Decision::Evict { uid, .. }
             | Decision::End { uid, .. }
             | Decision::Kill { uid, .. }
             | Decision::Finished { uid, .. } => Some(uid),
-            Decision::NoVictim { .. } | Decision::Condition { .. } => None,
+            Decision::ReclaimNode { .. }
+            | Decision::NoVictim { .. }
+            | Decision::Condition { .. } => None,
         };
         let name = uid.map(|uid| self.pods.name(uid));
         let text = decision.to_string();

@@ -1,182 +1,143 @@
-//! Which thresholds are met, what that means for the node's conditions, and which pod has to go.
+//! Which pod has to go.
 //!
-//! Rules: `synchronize` in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.36, for memory signals. A threshold is
-//! *met* while less than its value is available; one that was met for its grace period stays met until its minimum reclaim
-//! is available on top. Conditions follow the thresholds at once and leave a transition period after the last. At most one
-//! pod is chosen, the first of the ranking that is not exempt; a hard threshold gives it one second, a soft one the smaller
-//! of `evictionMaxPodGracePeriod` and its own.
+//! Rules: `synchronize` in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.36, from the choice of a threshold on
+//! ([`thresholds`](crate::policy::thresholds) says which): pods over a limit of local storage go first, all of them; for a
+//! disk signal space is freed without ending a pod, and only if that does not suffice the first of the ranking goes that is
+//! not exempt. A hard threshold gives it one second, a soft one the smaller of `evictionMaxPodGracePeriod` and its own.
 //!
 //! Differences, each on purpose:
-//! - The kubelet chooses among several met memory thresholds in no defined order; here hard comes before soft, then the order
-//!   of the configuration.
-//! - Pods without processes are not candidates: nothing would come back.
-//! - While a victim's memory is still being freed nobody else is chosen (the kubelet waits up to 30 s, blind). If meanwhile
-//!   half of a hard threshold is gone too, the victim's grace is over.
+//! - While a victim is leaving and what it used is still being freed nobody else is chosen for the same thing (the kubelet
+//!   waits up to 30 s, blind). If meanwhile half of a hard memory threshold is gone too, the victim's grace is over.
+//! - With [`Victims::Targeted`] as many go at once as are needed ([`target`](crate::policy::target)).
 
-use crate::decision::{Decision, KillReason, NoVictimReason, Reason};
-use crate::engine::EngineConfig;
-use crate::event::Sample;
-use crate::policy::leaving;
-use crate::policy::rank::{RankRow, Ranking};
-use crate::signal::{Observation, Signal};
-use crate::state::{NodeState, ThresholdState};
-use crate::threshold::Threshold;
+use crate::decision::{Decision, KillReason, NoVictimReason, Reason, ThresholdReason};
+use crate::engine::{EngineConfig, Scratch};
+use crate::event::Cause;
+use crate::options::Victims;
+use crate::policy::rank::RankRow;
+use crate::policy::thresholds::{self, Met};
+use crate::policy::{candidates, leaving, local_storage, node_reclaim, target};
+use crate::signal::{Observation, Observations, Resource};
+use crate::state::{Leaving, NodeReclaim, NodeState};
+use crate::threshold::{Operator, Threshold};
+use crate::units::PodUid;
 
 /// Grace period of a hard eviction (`immediateEvictionGracePeriodSeconds` of the kubelet: 1 s, whatever its documentation says).
-pub const HARD_EVICTION_GRACE_MS: u64 = 1000;
+pub const HARD_EVICTION_GRACE_S: i64 = 1;
 
-/// A threshold that asks for a victim.
-#[derive(Clone, Copy)]
-struct Met {
-    threshold: Threshold,
-    observation: Observation,
-    value_bytes: u64,
-}
-
-/// Judges one sample.
+/// Judges what a sample has shown.
 pub(crate) fn decide(
     config: &EngineConfig,
     state: &mut NodeState,
-    sample: &Sample,
-    rows: &mut Vec<RankRow>,
+    cause: Cause,
+    observations: &Observations,
+    scratch: &mut Scratch,
     decisions: &mut Vec<Decision>,
 ) {
-    let met = thresholds(config, state, sample);
-    conditions(config, state, decisions);
-    shorten_grace(config, state, sample, decisions);
+    if let Some(reclaim) = state.node_reclaim {
+        if reclaim.done && cause == Cause::NodeReclaimed {
+            state.node_reclaim = None;
+            after_node_reclaim(config, state, reclaim, observations, scratch, decisions);
+            return;
+        }
+        if state.now_ns.saturating_sub(reclaim.since_ns) >= node_reclaim::PATIENCE_NS {
+            state.node_reclaim = None;
+        }
+    }
+    let met = thresholds::update(config, state, observations);
+    thresholds::conditions(config, state, decisions);
+    shorten_grace(config, state, observations, decisions);
+    if config.local_storage_limits && cause == Cause::Storage {
+        local_storage::decide(config, state, decisions);
+    }
     let Some(met) = met else {
         state.no_victim = None;
         return;
     };
-    if !state.eviction_under_way() {
-        choose(config, state, &met, rows, decisions);
+    let resource = met.resource();
+    if state.eviction_under_way(resource) {
+        return;
     }
-}
-
-/// Brings the thresholds up to date. Returns the one to act on: hard before soft, then in the order of the configuration.
-fn thresholds(config: &EngineConfig, state: &mut NodeState, sample: &Sample) -> Option<Met> {
-    let now_ns = state.now_ns;
-    let known = state.thresholds.iter_mut();
-    most_urgent(
-        config
-            .thresholds
-            .iter()
-            .zip(known)
-            .filter_map(|(threshold, known)| {
-                let met;
-                (*known, met) = judge(threshold, *known, sample, now_ns);
-                met
-            }),
-    )
-}
-
-/// The threshold that a sample would make the engine act on, without taking note of anything.
-pub(crate) fn would_act_on(
-    config: &EngineConfig,
-    state: &NodeState,
-    sample: &Sample,
-    now_ns: u64,
-) -> Option<Signal> {
-    let known = state.thresholds.iter();
-    most_urgent(
-        config
-            .thresholds
-            .iter()
-            .zip(known)
-            .filter_map(|(threshold, known)| judge(threshold, *known, sample, now_ns).1),
-    )
-    .map(|met| met.threshold.signal)
-}
-
-fn most_urgent(met: impl Iterator<Item = Met>) -> Option<Met> {
-    met.fold(None, |best, met| match best {
-        Some(best) if best.threshold.is_hard() || !met.threshold.is_hard() => Some(best),
-        _ => Some(met),
-    })
-}
-
-/// What a sample makes of a threshold, and whether it is to be acted on.
-fn judge(
-    threshold: &Threshold,
-    known: ThresholdState,
-    sample: &Sample,
-    now_ns: u64,
-) -> (ThresholdState, Option<Met>) {
-    let Some(observation) = (threshold.signal.row().observe)(sample) else {
-        return (ThresholdState::default(), None);
-    };
-    let value_bytes = threshold.value.bytes(observation.capacity_bytes);
-    // A threshold that was met is resolved only when its minimum reclaim is there too.
-    let min_reclaim_bytes = match threshold.min_reclaim {
-        Some(amount) if known.met => amount.bytes(observation.capacity_bytes),
-        _ => 0,
-    };
-    let below = observation.available_bytes < value_bytes.saturating_add(min_reclaim_bytes);
-    let first_observed_ns = below.then(|| known.first_observed_ns.unwrap_or(now_ns));
-    let met = first_observed_ns
-        .is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= threshold.grace_ns);
-    let judged = ThresholdState {
-        first_observed_ns,
-        met,
-    };
-    let met = met.then_some(Met {
-        threshold: *threshold,
-        observation,
-        value_bytes,
-    });
-    (judged, met)
-}
-
-fn conditions(config: &EngineConfig, state: &mut NodeState, decisions: &mut Vec<Decision>) {
-    // Every signal so far raises MemoryPressure; more conditions come with more signals.
-    let condition = crate::signal::NodeCondition::MemoryPressure;
-    let now_ns = state.now_ns;
-    let observed = config
-        .thresholds
-        .iter()
-        .zip(&state.thresholds)
-        .any(|(threshold, known)| {
-            threshold.signal.row().condition == condition && known.first_observed_ns.is_some()
+    let sources = node_reclaim::sources(resource, config.layout);
+    if sources.is_empty() {
+        choose(config, state, &met, scratch, decisions);
+    } else if state.node_reclaim.is_none() {
+        state.node_reclaim = Some(NodeReclaim {
+            threshold: met.index,
+            since_ns: state.now_ns,
+            done: false,
         });
-    let known = &mut state.memory_pressure;
-    if observed {
-        known.last_observed_ns = Some(now_ns);
-    }
-    let status = known
-        .last_observed_ns
-        .is_some_and(|last_ns| observed || now_ns - last_ns < config.pressure_transition_period_ns);
-    if status != known.status {
-        known.status = status;
-        decisions.push(Decision::Condition { condition, status });
+        decisions.push(Decision::ReclaimNode {
+            signal: met.threshold.signal,
+            sources: sources.to_vec(),
+        });
     }
 }
 
-/// The first hard threshold of which less than half is left.
-fn half_gone(config: &EngineConfig, sample: &Sample) -> Option<KillReason> {
+/// Space has been freed and file systems have been read again: does a pod still have to go?
+fn after_node_reclaim(
+    config: &EngineConfig,
+    state: &mut NodeState,
+    reclaim: NodeReclaim,
+    observations: &Observations,
+    scratch: &mut Scratch,
+    decisions: &mut Vec<Decision>,
+) {
+    let Some(threshold) = config.thresholds.get(reclaim.threshold) else {
+        return;
+    };
+    if thresholds::all_satisfied(config, observations)
+        || state.eviction_under_way(threshold.signal.row().resource)
+    {
+        return;
+    }
+    // The kubelet acts on what it saw before, even if this very threshold is satisfied now and another one is not.
+    let observation = observations
+        .get(threshold.signal)
+        .or_else(|| state.observations.get(threshold.signal));
+    if let Some(observation) = observation {
+        let met = Met {
+            index: reclaim.threshold,
+            threshold: *threshold,
+            observation,
+        };
+        choose(config, state, &met, scratch, decisions);
+    }
+}
+
+/// The first hard memory threshold of which less than half is left.
+fn half_gone(config: &EngineConfig, observations: &Observations) -> Option<KillReason> {
     config
         .thresholds
         .iter()
-        .filter(|threshold| threshold.is_hard())
+        .filter(|threshold| is_memory_floor(threshold))
         .find_map(|threshold| {
-            let observation = (threshold.signal.row().observe)(sample)?;
-            let limit_bytes = half(threshold, observation);
-            (observation.available_bytes < limit_bytes).then_some(KillReason::HeadroomHalved {
+            let observation = observations.get(threshold.signal)?;
+            let limit = half(threshold, observation);
+            (observation.value < limit).then_some(KillReason::HeadroomHalved {
                 signal: threshold.signal,
-                observed_bytes: observation.available_bytes,
-                limit_bytes,
+                observed: observation.value,
+                limit,
             })
         })
 }
 
+/// Whether it is a hard threshold below which memory runs out.
+pub(crate) fn is_memory_floor(threshold: &Threshold) -> bool {
+    threshold.is_hard()
+        && threshold.operator == Operator::LessThan
+        && threshold.signal.row().resource == Resource::Memory
+}
+
 /// Below this a victim of this threshold has no grace left.
 pub(crate) fn half(threshold: &Threshold, observation: Observation) -> u64 {
-    threshold.value.bytes(observation.capacity_bytes) / 2
+    threshold.amount(observation.capacity) / 2
 }
 
 fn shorten_grace(
     config: &EngineConfig,
     state: &mut NodeState,
-    sample: &Sample,
+    observations: &Observations,
     decisions: &mut Vec<Decision>,
 ) {
     let now_ns = state.now_ns;
@@ -184,10 +145,13 @@ fn shorten_grace(
         let Some(leaving) = &mut pod.leaving else {
             continue;
         };
-        if !leaving.evicted || leaving.killed_at_ns.is_some() || leaving.empty_at_ns.is_some() {
+        if leaving.evicted_for != Some(Resource::Memory)
+            || leaving.killed_at_ns.is_some()
+            || leaving.empty_at_ns.is_some()
+        {
             continue;
         }
-        if let Some(why) = half_gone(config, sample) {
+        if let Some(why) = half_gone(config, observations) {
             leaving::killed(leaving, now_ns);
             decisions.push(Decision::Kill {
                 uid: uid.clone(),
@@ -201,60 +165,104 @@ fn choose(
     config: &EngineConfig,
     state: &mut NodeState,
     met: &Met,
-    rows: &mut Vec<RankRow>,
+    scratch: &mut Scratch,
     decisions: &mut Vec<Decision>,
 ) {
-    rows.clear();
-    rows.extend(
-        state
-            .pods
-            .values()
-            .filter(|pod| pod.running && !pod.stuck)
-            .map(|pod| pod.row.clone()),
-    );
-    Ranking::Memory.rank(rows);
-    let Some(position) = rows
-        .iter()
-        .position(|row| state.pods.get(&row.uid).is_some_and(|pod| !pod.exempt))
-    else {
+    let resource = met.resource();
+    let ranking = resource.ranking();
+    let Scratch { rows, chosen } = scratch;
+    candidates::rows(config, state, resource, rows);
+    ranking.rank(rows);
+    let exempt = |row: &RankRow| state.pods.get(&row.uid).is_none_or(|pod| pod.exempt);
+    chosen.clear();
+    chosen.extend((0..rows.len()).filter(|&at| !exempt(&rows[at])));
+    if chosen.is_empty() {
         no_victim(state, met, rows, decisions);
         return;
-    };
+    }
+    let need = met.threshold.shortfall(met.observation, true);
+    match (config.options.victims, need) {
+        (Victims::Targeted, Some(need)) if met.threshold.operator == Operator::LessThan => {
+            target::select(
+                chosen,
+                need,
+                |at| rows[at].usage,
+                |own, at| {
+                    let last = &rows[own[at]];
+                    let same = |next: &&usize| ranking.same_class(last, &rows[**next]);
+                    at + 1 + own[at + 1..].iter().take_while(same).count()
+                },
+            );
+        }
+        _ => chosen.truncate(1),
+    }
     state.no_victim = None;
-    let row = &rows[position];
-    let ahead_by = rows
-        .get(position + 1)
-        .map(|next| Ranking::Memory.deciding_comparator(row, next));
-    let reason = Reason {
-        signal: met.threshold.signal,
-        soft: !met.threshold.is_hard(),
-        observed_bytes: met.observation.available_bytes,
-        threshold_bytes: met.value_bytes,
-        capacity_bytes: met.observation.capacity_bytes,
-        usage_bytes: row.usage,
-        request_bytes: row.request.units_up(),
-        priority: row.priority,
-        rank: place(position),
-        ranked: place(rows.len().saturating_sub(1)),
-        exempt: place(position) - 1,
-        ahead_by,
-    };
+    for &at in chosen.iter() {
+        let row = &rows[at];
+        let exempt_before = rows[..at].iter().filter(|row| exempt_uid(state, &row.uid));
+        let reason = ThresholdReason {
+            signal: met.threshold.signal,
+            soft: !met.threshold.is_hard(),
+            observed: met.observation.value,
+            threshold: met.threshold.amount(met.observation.capacity),
+            capacity: met.observation.capacity,
+            usage: row.usage,
+            request: row.request.units_up(),
+            priority: row.priority,
+            rank: count(at + 1),
+            ranked: count(rows.len()),
+            exempt: count(exempt_before.count()),
+            ahead_by: rows
+                .get(at + 1)
+                .map(|next| ranking.deciding_comparator(row, next)),
+        };
+        let grace_s = grace_s(config, state, &met.threshold, &row.uid);
+        evict(
+            state,
+            &row.uid,
+            resource,
+            grace_s,
+            Reason::Threshold(reason),
+            decisions,
+        );
+    }
+}
+
+fn exempt_uid(state: &NodeState, uid: &PodUid) -> bool {
+    state.pods.get(uid).is_some_and(|pod| pod.exempt)
+}
+
+fn grace_s(config: &EngineConfig, state: &NodeState, threshold: &Threshold, uid: &PodUid) -> i64 {
+    if threshold.is_hard() {
+        return HARD_EVICTION_GRACE_S;
+    }
+    let own = state
+        .pods
+        .get(uid)
+        .map_or(0, |pod| pod.termination_grace_period_s);
+    config
+        .max_pod_grace_period_s
+        .min(i64::try_from(own).unwrap_or(i64::MAX))
+}
+
+/// Tells a pod to leave.
+pub(crate) fn evict(
+    state: &mut NodeState,
+    uid: &PodUid,
+    resource: Resource,
+    grace_s: i64,
+    reason: Reason,
+    decisions: &mut Vec<Decision>,
+) {
     let now_ns = state.now_ns;
-    let Some(pod) = state.pods.get_mut(&row.uid) else {
+    let Some(pod) = state.pods.get_mut(uid) else {
         return;
     };
-    let grace_ms = if met.threshold.is_hard() {
-        HARD_EVICTION_GRACE_MS
-    } else {
-        config
-            .max_pod_grace_period_s
-            .min(pod.termination_grace_period_s)
-            .saturating_mul(1000)
-    };
-    let told = leaving::told_to_leave(pod, true, now_ns, grace_ms);
+    let grace_ms = grace_s.max(0).unsigned_abs().saturating_mul(1000);
+    let told = leaving::told_to_leave(pod, Some(resource), now_ns, grace_ms);
     pod.leaving = Some(match pod.leaving {
-        // Its manifest is gone and it is still there: it was leaving already, now it has less time.
-        Some(earlier) => crate::state::Leaving {
+        // It was leaving already and is still there: now it has less time.
+        Some(earlier) => Leaving {
             kill_at_ns: earlier.kill_at_ns.min(told.kill_at_ns),
             killed_at_ns: earlier.killed_at_ns,
             usage_before_bytes: told.usage_before_bytes,
@@ -263,15 +271,15 @@ fn choose(
         None => told,
     });
     decisions.push(Decision::Evict {
-        uid: row.uid.clone(),
-        grace_ms,
+        uid: uid.clone(),
+        grace_s,
         reason,
     });
 }
 
-/// A place in a ranking, counted from 1.
-fn place(index: usize) -> u32 {
-    u32::try_from(index).unwrap_or(u32::MAX - 1) + 1
+/// A number of pods, for a reason.
+fn count(pods: usize) -> u32 {
+    u32::try_from(pods).unwrap_or(u32::MAX)
 }
 
 fn no_victim(state: &mut NodeState, met: &Met, rows: &[RankRow], decisions: &mut Vec<Decision>) {
@@ -282,8 +290,8 @@ fn no_victim(state: &mut NodeState, met: &Met, rows: &[RankRow], decisions: &mut
     state.no_victim = Some(met.threshold.signal);
     decisions.push(Decision::NoVictim {
         signal: met.threshold.signal,
-        observed_bytes: met.observation.available_bytes,
-        threshold_bytes: met.value_bytes,
+        observed: met.observation.value,
+        threshold: met.threshold.amount(met.observation.capacity),
         why: if rows.is_empty() {
             NoVictimReason::NoPods
         } else {

@@ -13,9 +13,9 @@
 
 use crate::engine::EngineConfig;
 use crate::event::{PodMemory, Sample};
-use crate::policy::eviction;
 use crate::policy::rank::{RankRow, Ranking};
-use crate::signal::Signal;
+use crate::policy::thresholds;
+use crate::signal::{Readings, Resource, Signal};
 use crate::state::NodeState;
 
 /// Usage may move this far before the inactive file pages of the last full reading count as old.
@@ -38,14 +38,22 @@ pub(crate) fn decisive(
     now_ns: u64,
     rows: &mut Vec<RankRow>,
 ) -> Option<Stale> {
-    let signal = eviction::would_act_on(config, state, sample, now_ns)?;
+    let observations = state.observations.updated(&Readings {
+        sample,
+        at_ns: now_ns,
+        availability: config.options.availability,
+    });
+    let met = thresholds::would_act_on(config, state, &observations, now_ns)?;
+    if met.resource() != Resource::Memory {
+        return None;
+    }
     let kubepods_is_stale = sample
         .kubepods
         .is_some_and(|memory| is_stale(memory.usage_bytes, memory.usage_at_stat_bytes));
-    if signal == Signal::AllocatableMemoryAvailable && kubepods_is_stale {
+    if met.threshold.signal == Signal::AllocatableMemoryAvailable && kubepods_is_stale {
         return Some(Stale::Kubepods);
     }
-    if state.eviction_under_way() {
+    if state.eviction_under_way(Resource::Memory) {
         return None;
     }
     rows.clear();

@@ -7,6 +7,7 @@
 
 use crate::decision::{Decision, Ending, KillReason};
 use crate::event::{Event, EventKind};
+use crate::signal::Resource;
 use crate::state::{Leaving, NodeState, PodState};
 
 /// A killed process frees its memory by itself as soon as it runs. After this time it evidently does not: it is throttled, frozen
@@ -75,7 +76,7 @@ fn end(state: &mut NodeState, uid: &crate::units::PodUid, decisions: &mut Vec<De
     }
     if pod.leaving.is_none() {
         let grace_ms = pod.termination_grace_period_s.saturating_mul(1000);
-        pod.leaving = Some(told_to_leave(pod, false, now_ns, grace_ms));
+        pod.leaving = Some(told_to_leave(pod, None, now_ns, grace_ms));
         decisions.push(Decision::End {
             uid: uid.clone(),
             grace_ms,
@@ -84,10 +85,15 @@ fn end(state: &mut NodeState, uid: &crate::units::PodUid, decisions: &mut Vec<De
 }
 
 /// A pod that is told to leave now.
-pub(crate) fn told_to_leave(pod: &PodState, evicted: bool, now_ns: u64, grace_ms: u64) -> Leaving {
+pub(crate) fn told_to_leave(
+    pod: &PodState,
+    evicted_for: Option<Resource>,
+    now_ns: u64,
+    grace_ms: u64,
+) -> Leaving {
     let kill_at_ns = now_ns.saturating_add(grace_ms.saturating_mul(1_000_000));
     Leaving {
-        evicted,
+        evicted_for,
         since_ns: now_ns,
         kill_at_ns,
         killed_at_ns: None,

@@ -1,8 +1,13 @@
 //! Decisions as plain functions: one file per policy.
 
+pub(crate) mod candidates;
 pub mod eviction;
 pub mod freshness;
 pub mod leaving;
+mod local_storage;
+pub mod node_reclaim;
 pub mod oom_score;
 pub mod rank;
 pub mod sampling;
+pub mod target;
+mod thresholds;

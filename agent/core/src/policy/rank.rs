@@ -231,6 +231,16 @@ impl Ranking {
             .unwrap_or(Ordering::Equal)
     }
 
+    /// Whether only amounts tell two rows apart: neither pod is more important than the other.
+    pub fn same_class(self, a: &RankRow, b: &RankRow) -> bool {
+        let amounts =
+            |step: &&Comparator| matches!(step, Comparator::UsageOverRequest | Comparator::Uid);
+        self.order()
+            .iter()
+            .filter(|step| !amounts(step))
+            .all(|step| step.compare(a, b).is_eq())
+    }
+
     /// Sorts `rows`, the first to be evicted at index 0: O(n log n), in place, no allocation.
     pub fn rank(self, rows: &mut [RankRow]) {
         rows.sort_unstable_by(|a, b| self.compare(a, b));
@@ -264,7 +274,8 @@ pub enum ImageFsLayout {
 }
 
 /// The file systems that signals are about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum FileSystem {
     /// The kubelet's directory: logs and local volumes.
     Node,

@@ -16,7 +16,9 @@ use crate::decision::Decision;
 use crate::engine::EngineConfig;
 use crate::event::{Cause, Sample};
 use crate::policy::{eviction, leaving};
+use crate::signal::{Resource, Signal};
 use crate::state::{NodeReading, NodeState};
+use crate::threshold::Operator;
 
 /// Smallest step between two reports: the kernel charges memory cgroups in batches of 64 pages per CPU, so less is noise.
 pub const STEP_MIN_BYTES: u64 = 64 * 4096;
@@ -35,6 +37,17 @@ const UNCHARGED_RATE: u64 = 64 << 20;
 /// Assumed loss of availability where charges are not counted, unless a faster one has been seen, bytes per second.
 const ASSUMED_RATE: u64 = 1 << 30;
 
+/// Assumed rate at which processes are made, per second.
+const FORK_RATE: u64 = 20_000;
+/// Never count processes more often.
+pub const PROCESSES_INTERVAL_MIN_NS: u64 = 50_000_000;
+/// Assumed rate at which a file system fills, bytes per second.
+const WRITE_RATE: u64 = 1 << 30;
+/// Assumed rate at which files are made, per second.
+const CREATE_RATE: u64 = 50_000;
+/// Never read file systems more often.
+pub const STORAGE_INTERVAL_MIN_NS: u64 = 100_000_000;
+
 /// Takes note of the headroom and has the kernel report when it may be used up.
 pub(crate) fn arm(
     config: &EngineConfig,
@@ -44,23 +57,29 @@ pub(crate) fn arm(
 ) {
     let now_ns = state.now_ns;
     let victim_in_grace = state.pods.values().any(|pod| {
-        pod.leaving
-            .is_some_and(|leaving| leaving.evicted && leaving.killed_at_ns.is_none())
+        pod.leaving.is_some_and(|leaving| {
+            leaving.evicted_for == Some(Resource::Memory) && leaving.killed_at_ns.is_none()
+        })
     });
     let mut headroom_bytes: Option<u64> = None;
     let mut all_resolved = true;
-    for threshold in &config.thresholds {
-        let Some(observation) = (threshold.signal.row().observe)(sample) else {
+    let charged = config.thresholds.iter().filter(|threshold| {
+        threshold.operator == Operator::LessThan
+            && threshold.signal.row().resource == Resource::Memory
+    });
+    for threshold in charged {
+        let Some(observation) = state.observations.get(threshold.signal) else {
             continue;
         };
-        let value_bytes = threshold.value.bytes(observation.capacity_bytes);
-        let mut left = observation.available_bytes.checked_sub(value_bytes);
+        let mut left = observation
+            .value
+            .checked_sub(threshold.amount(observation.capacity));
         if left.is_none() {
             all_resolved = false;
             // Met: what matters now is when the victim's grace is over.
             if victim_in_grace && threshold.is_hard() {
                 left = observation
-                    .available_bytes
+                    .value
                     .checked_sub(eviction::half(threshold, observation));
             }
         }
@@ -93,8 +112,8 @@ pub(crate) fn arm(
 
 fn observe_growth(state: &mut NodeState, sample: &Sample, headroom_bytes: Option<u64>) {
     let now_ns = state.now_ns;
-    let available_bytes = (crate::signal::Signal::MemoryAvailable.row().observe)(sample)
-        .map_or(0, |observation| observation.available_bytes);
+    let available = state.observations.get(Signal::MemoryAvailable);
+    let available_bytes = available.map_or(0, |observation| observation.value);
     if let Some(last) = &state.node {
         let elapsed_ns = now_ns.saturating_sub(last.at_ns);
         let lost_bytes = last.available_bytes.saturating_sub(available_bytes);
@@ -120,6 +139,7 @@ pub(crate) fn schedule(
     state: &mut NodeState,
     decisions: &mut Vec<Decision>,
 ) {
+    storage_interval(config, state, decisions);
     let now_ns = state.now_ns;
     let Some(node) = &state.node else { return };
     let interval_ns = match node.headroom_bytes {
@@ -132,26 +152,27 @@ pub(crate) fn schedule(
                     INTERVAL_MIN_NS,
                 )
             };
-            // Half of the headroom at that rate.
-            let half_ns = u128::from(headroom_bytes) * 500_000_000 / u128::from(rate);
-            u64::try_from(half_ns)
-                .unwrap_or(u64::MAX)
-                .clamp(least_ns, INTERVAL_MAX_NS)
+            half_of(headroom_bytes, rate).clamp(least_ns, INTERVAL_MAX_NS)
         }
         // Everything is met and nobody is left to go: look now and then.
         None => 1_000_000_000,
     };
     let mut at_ns = node.at_ns.saturating_add(interval_ns);
+    if let Some(left) = headroom(config, state, |resource| resource == Resource::Processes) {
+        let interval_ns = half_of(left, FORK_RATE).max(PROCESSES_INTERVAL_MIN_NS);
+        at_ns = at_ns.min(node.at_ns.saturating_add(interval_ns));
+    }
     for (threshold, known) in config.thresholds.iter().zip(&state.thresholds) {
         if let (Some(since_ns), false) = (known.first_observed_ns, known.met) {
             at_ns = at_ns.min(since_ns.saturating_add(threshold.grace_ns));
         }
     }
-    let pressure = state.memory_pressure;
-    if let (true, Some(last_ns)) = (pressure.status, pressure.last_observed_ns) {
-        let over_ns = last_ns.saturating_add(config.pressure_transition_period_ns);
-        if over_ns > now_ns {
-            at_ns = at_ns.min(over_ns);
+    for condition in &state.conditions {
+        if let (true, Some(last_ns)) = (condition.status, condition.last_observed_ns) {
+            let over_ns = last_ns.saturating_add(config.pressure_transition_period_ns);
+            if over_ns > now_ns {
+                at_ns = at_ns.min(over_ns);
+            }
         }
     }
     for pod in state.pods.values() {
@@ -165,4 +186,49 @@ pub(crate) fn schedule(
         state.sample_by_ns = Some(at_ns);
         decisions.push(Decision::SampleBy { at_ns });
     }
+}
+
+/// How soon file systems are to be read again: said when it has changed by half or doubled.
+fn storage_interval(config: &EngineConfig, state: &mut NodeState, decisions: &mut Vec<Decision>) {
+    let bytes = headroom(config, state, |resource| {
+        matches!(resource, Resource::DiskBytes(_))
+    });
+    let inodes = headroom(config, state, |resource| {
+        matches!(resource, Resource::DiskInodes(_))
+    });
+    let soonest_ns = [(bytes, WRITE_RATE), (inodes, CREATE_RATE)]
+        .into_iter()
+        .filter_map(|(left, rate)| Some(half_of(left?, rate)))
+        .min();
+    let Some(soonest_ns) = soonest_ns else { return };
+    let interval_ns = soonest_ns.clamp(STORAGE_INTERVAL_MIN_NS, INTERVAL_MAX_NS);
+    let known_ns = state.storage_interval_ns;
+    let differs = interval_ns <= known_ns / 2 || interval_ns / 2 >= known_ns;
+    let is_bound = interval_ns == STORAGE_INTERVAL_MIN_NS || interval_ns == INTERVAL_MAX_NS;
+    if differs || (is_bound && interval_ns != known_ns) {
+        state.storage_interval_ns = interval_ns;
+        decisions.push(Decision::ReadStorageEvery { interval_ns });
+    }
+}
+
+/// What is left of the resources that `of` names until the first of their thresholds is met; 0 if one is, `None` without any.
+fn headroom(config: &EngineConfig, state: &NodeState, of: fn(Resource) -> bool) -> Option<u64> {
+    let own = config.thresholds.iter().filter(|threshold| {
+        threshold.operator == Operator::LessThan && of(threshold.signal.row().resource)
+    });
+    own.filter_map(|threshold| {
+        let observation = state.observations.get(threshold.signal)?;
+        Some(
+            observation
+                .value
+                .saturating_sub(threshold.amount(observation.capacity)),
+        )
+    })
+    .min()
+}
+
+/// The time in which half of `left` is used up at `rate` per second, nanoseconds.
+fn half_of(left: u64, rate: u64) -> u64 {
+    let half_ns = u128::from(left) * 500_000_000 / u128::from(rate);
+    u64::try_from(half_ns).unwrap_or(u64::MAX)
 }

@@ -1,0 +1,87 @@
+//! The pods that may have to go, as rows of the ranking of what runs out.
+//!
+//! Rule: `buildSignalToRankFunc` in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36. Difference, on purpose: pods without
+//! processes are not candidates, nothing would come back; and one that did not leave when it was told is not told again.
+
+use crate::engine::EngineConfig;
+use crate::policy::rank::{DiskScope, RankRow, Ranking};
+use crate::reading::{PodStorage, Used};
+use crate::signal::Resource;
+use crate::state::{NodeState, PodState};
+
+impl Resource {
+    /// How pods are ranked when it runs out.
+    pub const fn ranking(self) -> Ranking {
+        match self {
+            Self::Memory => Ranking::Memory,
+            Self::DiskBytes(_) | Self::DiskInodes(_) => Ranking::Disk,
+            Self::Processes | Self::Io | Self::Cpu => Ranking::Pids,
+        }
+    }
+}
+
+/// Fills `rows`, unsorted. For memory nothing is allocated if there is room for all pods.
+pub(crate) fn rows(
+    config: &EngineConfig,
+    state: &NodeState,
+    resource: Resource,
+    rows: &mut Vec<RankRow>,
+) {
+    rows.clear();
+    let pods = state.pods.values().filter(|pod| pod.running && !pod.stuck);
+    rows.extend(pods.map(|pod| row(config, state, pod, resource)));
+}
+
+/// A pod's row in the ranking of `resource`.
+pub(crate) fn row(
+    config: &EngineConfig,
+    state: &NodeState,
+    pod: &PodState,
+    resource: Resource,
+) -> RankRow {
+    let storage = || {
+        let all = &state.storage.as_ref()?.pods;
+        let at = all.binary_search_by(|own| own.uid.cmp(&pod.row.uid)).ok()?;
+        Some(&all[at])
+    };
+    match resource {
+        Resource::Memory => pod.row.clone(),
+        Resource::DiskBytes(file_system) => {
+            let scope = DiskScope::of(file_system, config.layout);
+            let used = storage().map(|own| usage(scope, pod, own, |used| used.bytes));
+            RankRow::disk_bytes(&pod.pod, used)
+        }
+        Resource::DiskInodes(file_system) => {
+            let scope = DiskScope::of(file_system, config.layout);
+            let used = storage().map(|own| usage(scope, pod, own, |used| used.inodes));
+            RankRow::disk_inodes(&pod.pod, used)
+        }
+        Resource::Processes | Resource::Io | Resource::Cpu => {
+            let processes = state.processes.as_ref().and_then(|all| {
+                let at = all
+                    .pods
+                    .binary_search_by(|own| own.uid.cmp(&pod.row.uid))
+                    .ok()?;
+                Some(all.pods[at].processes)
+            });
+            RankRow::pids(&pod.pod, processes)
+        }
+    }
+}
+
+/// What of a pod's disk usage counts in `scope`.
+pub(crate) fn usage(
+    scope: DiskScope,
+    pod: &PodState,
+    storage: &PodStorage,
+    figure: fn(&Used) -> Option<u64>,
+) -> u64 {
+    let containers = storage
+        .containers
+        .iter()
+        .map(|own| (figure(&own.rootfs), figure(&own.logs)));
+    scope.usage(&pod.pod, containers, |name| {
+        let volume = storage.volumes.iter().find(|own| own.name == name)?;
+        figure(&volume.used)
+    })
+}
