@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use std::fmt::{self, Write as _};
-use std::io::{self, IsTerminal};
+use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::bpf::{Bpf, BpfOptions, Family, HookKind, HookSet};
 use crate::facts::{Facts, Hook, HookOutcome, hooks_of};
 use crate::host::{CgroupError, CgroupPath, HostRoot, Version};
 use crate::ladder::{Choice, LADDER, Mechanism, Role, Without, choose, is_full};
-use crate::output::Output;
+use crate::output::{Output, Style};
 
 /// Everything is served by the best mechanism.
 pub const EXIT_FULL: u8 = 0;
@@ -298,42 +298,6 @@ fn controller(version: &Result<Version, String>) -> &'static str {
     }
 }
 
-/// ANSI styles, or none.
-#[derive(Clone, Copy)]
-struct Style {
-    color: bool,
-}
-
-impl Style {
-    fn paint(self, code: &str, text: &str) -> String {
-        if self.color {
-            format!("\x1b[{code}m{text}\x1b[0m")
-        } else {
-            text.to_owned()
-        }
-    }
-
-    fn bold(self, text: &str) -> String {
-        self.paint("1", text)
-    }
-
-    fn dim(self, text: &str) -> String {
-        self.paint("2", text)
-    }
-
-    fn red(self, text: &str) -> String {
-        self.paint("31", text)
-    }
-
-    fn green(self, text: &str) -> String {
-        self.paint("32", text)
-    }
-
-    fn yellow(self, text: &str) -> String {
-        self.paint("33", text)
-    }
-}
-
 /// `plimsoll check` on this machine.
 ///
 /// # Errors
@@ -341,9 +305,7 @@ impl Style {
 /// and the exit status.
 pub fn run(args: &CheckArgs) -> Result<ExitCode, CheckError> {
     let mut stdout = io::stdout().lock();
-    // https://no-color.org
-    let color =
-        stdout.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let color = Style::of(&stdout).color;
     run_with(args, &HostRoot::live(), load_hooks, &mut stdout, color)
 }
 

@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 use crate::check::CheckArgs;
 use crate::events::EventsArgs;
 use crate::exec::ExecArgs;
+use crate::rank::RankArgs;
 use crate::replay::ReplayArgs;
 use crate::run::RunArgs;
 
@@ -20,6 +21,7 @@ Examples:
   plimsoll check                                    what this machine allows
   plimsoll run --manifests ./pods                   watch the node, evict when it runs short
   plimsoll exec -f ./pods/web.yaml -- nginx         start a container of a pod
+  plimsoll rank -f ./pods --usage usage.yaml        who would be evicted first, and why; needs no agent
   plimsoll replay run.journal                       take the same decisions again
   plimsoll events --seconds 10                      what the kernel tells
 
@@ -36,6 +38,7 @@ enum Command {
     Exec(ExecArgs),
     Check(CheckArgs),
     Events(EventsArgs),
+    Rank(RankArgs),
     /// Feed a journal to a fresh engine and compare its decisions byte for byte
     #[command(
         after_help = "Exit status: 0 the same decisions; 1 they differ; 2 the journal cannot be replayed."
@@ -72,6 +75,7 @@ pub fn main() -> ExitCode {
         Command::Events(args) => {
             answer(crate::events::run(&args).map_err(Into::into), EXIT_FAILURE)
         }
+        Command::Rank(args) => answer(crate::rank::run(&args).map_err(Into::into), EXIT_FAILURE),
         Command::Replay(args) => answer(crate::replay::run(&args).map_err(Into::into), 2),
     }
 }

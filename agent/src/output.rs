@@ -1,5 +1,7 @@
 //! The two forms in which every command can answer.
 
+use std::io::IsTerminal;
+
 use clap::ValueEnum;
 
 /// For whom the answer is.
@@ -10,4 +12,48 @@ pub enum Output {
     Text,
     /// For programs: one JSON object per line, or one document.
     Json,
+}
+
+/// ANSI styles, or none.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Style {
+    /// Whether anything is painted.
+    pub(crate) color: bool,
+}
+
+impl Style {
+    /// What `out` is to have: colour only on a terminal, and not where `NO_COLOR` is set (<https://no-color.org>).
+    pub(crate) fn of(out: &impl IsTerminal) -> Self {
+        let color =
+            out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Self { color }
+    }
+
+    fn paint(self, code: &str, text: &str) -> String {
+        if self.color {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+
+    pub(crate) fn bold(self, text: &str) -> String {
+        self.paint("1", text)
+    }
+
+    pub(crate) fn dim(self, text: &str) -> String {
+        self.paint("2", text)
+    }
+
+    pub(crate) fn red(self, text: &str) -> String {
+        self.paint("31", text)
+    }
+
+    pub(crate) fn green(self, text: &str) -> String {
+        self.paint("32", text)
+    }
+
+    pub(crate) fn yellow(self, text: &str) -> String {
+        self.paint("33", text)
+    }
 }

@@ -10,6 +10,7 @@ pub mod decision;
 pub mod duration;
 pub mod engine;
 pub mod event;
+pub mod explain;
 pub mod options;
 pub mod pod;
 pub mod policy;

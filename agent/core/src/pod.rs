@@ -6,6 +6,7 @@
 //! Source: `k8s.io/api/core/v1/types.go`, `pkg/apis/core/v1/defaults.go`, `pkg/kubelet/types/pod_update.go` of 1.36.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -253,6 +254,28 @@ fn qos_class_or_empty<'de, D: Deserializer<'de>>(
     }
 }
 
+/// Why evictions skip a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Exemption {
+    /// The node's own: [`Pod::is_static`].
+    Static,
+    /// The API server's image of a static pod: [`Pod::is_mirror`].
+    Mirror,
+    /// Its priority is [`SYSTEM_CRITICAL_PRIORITY`] or above.
+    SystemPriority,
+}
+
+impl fmt::Display for Exemption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Static => "static pod",
+            Self::Mirror => "mirror of a static pod",
+            Self::SystemPriority => "system-critical priority",
+        })
+    }
+}
+
 impl Pod {
     /// `metadata.uid`, else an identity made of namespace and name.
     pub fn uid(&self) -> PodUid {
@@ -301,9 +324,22 @@ impl Pod {
             .contains_key(CONFIG_MIRROR_ANNOTATION)
     }
 
-    /// Whether evictions skip it: static, mirror, or of a system priority (`types.IsCriticalPod`).
+    /// Why evictions skip it, if they do (`types.IsCriticalPod`, which asks in this order).
+    pub fn exemption(&self) -> Option<Exemption> {
+        if self.is_static() {
+            Some(Exemption::Static)
+        } else if self.is_mirror() {
+            Some(Exemption::Mirror)
+        } else if self.priority() >= SYSTEM_CRITICAL_PRIORITY {
+            Some(Exemption::SystemPriority)
+        } else {
+            None
+        }
+    }
+
+    /// Whether evictions skip it: static, mirror, or of a system priority.
     pub fn is_critical(&self) -> bool {
-        self.is_static() || self.is_mirror() || self.priority() >= SYSTEM_CRITICAL_PRIORITY
+        self.exemption().is_some()
     }
 
     /// Whether it is critical and of the class `system-node-critical` (`types.IsNodeCriticalPod`).
@@ -468,13 +504,20 @@ mod tests {
                 .insert(key.to_owned(), value.to_owned());
             pod
         };
-        assert!(!Pod::default().is_critical());
-        assert!(with(CONFIG_SOURCE_ANNOTATION, "file").is_critical());
+        assert_eq!(Pod::default().exemption(), None);
+        assert_eq!(
+            with(CONFIG_SOURCE_ANNOTATION, "file").exemption(),
+            Some(Exemption::Static)
+        );
         assert!(!with(CONFIG_SOURCE_ANNOTATION, "api").is_critical());
-        assert!(with(CONFIG_MIRROR_ANNOTATION, "").is_critical());
+        assert_eq!(
+            with(CONFIG_MIRROR_ANNOTATION, "").exemption(),
+            Some(Exemption::Mirror)
+        );
         let mut pod = Pod::default();
         pod.spec.priority = Some(SYSTEM_CRITICAL_PRIORITY);
-        assert!(pod.is_critical() && !pod.is_node_critical());
+        assert_eq!(pod.exemption(), Some(Exemption::SystemPriority));
+        assert!(!pod.is_node_critical());
         pod.spec.priority_class_name = Some(SYSTEM_NODE_CRITICAL.to_owned());
         assert!(pod.is_node_critical());
     }

@@ -10,7 +10,8 @@
 //! takes all that do not start with a dot, editors' backups included).
 #![forbid(unsafe_code)]
 
-mod document;
+pub(crate) mod document;
+mod gather;
 mod pods;
 mod schema;
 
@@ -30,6 +31,8 @@ use rustix::io::Errno;
 
 use pods::{Parsed, parse};
 
+pub use gather::{STDIN, gather};
+
 /// Size of one manifest file, at most.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Documents and list items in one file, at most.
@@ -38,6 +41,33 @@ pub const DOCUMENTS_PER_FILE_MAX: usize = 256;
 pub const FILES_MAX: usize = 1024;
 /// Pods of all files, at most.
 pub const PODS_MAX: usize = 1024;
+
+/// How much one text may hold.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    /// Its size.
+    pub(crate) bytes: u64,
+    /// Documents and list items.
+    pub(crate) documents: usize,
+    /// YAML values.
+    pub(crate) nodes: usize,
+}
+
+impl Bounds {
+    /// Of a file that `run` and `exec` read. As many values as the largest size holds, one each dozen bytes.
+    const MANIFEST: Self = Self {
+        bytes: FILE_BYTES_MAX,
+        documents: DOCUMENTS_PER_FILE_MAX,
+        nodes: 100_000,
+    };
+    /// Of a text that an offline command reads, such as all pods of a node from kubectl.
+    pub(crate) const OFFLINE: Self = Self {
+        bytes: 64 << 20,
+        documents: 16_384,
+        nodes: 8_000_000,
+    };
+}
+
 /// How long a file must stay the same before it is believed.
 pub const SETTLE_MS: u64 = 100;
 /// How often a directory that has gone away is looked for.
@@ -138,28 +168,43 @@ pub struct ManifestChange {
 /// All errors of the file. Pods of its correct documents are returned beside them.
 pub fn read_file(path: &Path) -> (Vec<ManifestPod>, Vec<ManifestError>) {
     let file: Arc<Path> = Arc::from(path);
-    match read_text(&file) {
+    let bounds = Bounds::MANIFEST;
+    match read_text(&file, bounds.bytes) {
         Ok(text) => {
-            let Parsed { pods, errors } = parse(&file, &text);
+            let Parsed { pods, errors } = parse(&file, &text, bounds);
             (pods, errors)
         }
         Err(error) => (Vec::new(), vec![error]),
     }
 }
 
-fn read_text(file: &Arc<Path>) -> Result<String, ManifestError> {
-    use std::io::Read;
-    let unreadable = |error: &std::io::Error| ManifestError::Unreadable {
+fn unreadable(file: &Arc<Path>, error: &std::io::Error) -> ManifestError {
+    ManifestError::Unreadable {
         file: Arc::clone(file),
         source: Errno::from_io_error(error).unwrap_or(Errno::IO),
-    };
+    }
+}
+
+/// The text of a file of `bytes_max` at most.
+pub(crate) fn read_text(file: &Arc<Path>, bytes_max: u64) -> Result<String, ManifestError> {
+    let open = std::fs::File::open(file).map_err(|error| unreadable(file, &error))?;
+    text_of(file, open, bytes_max)
+}
+
+/// The text that `input` gives; `file` is its name in errors.
+pub(crate) fn text_of(
+    file: &Arc<Path>,
+    input: impl std::io::Read,
+    bytes_max: u64,
+) -> Result<String, ManifestError> {
+    use std::io::Read as _;
     let mut bytes = Vec::new();
-    let open = std::fs::File::open(file).map_err(|error| unreadable(&error))?;
-    open.take(FILE_BYTES_MAX + 1)
+    input
+        .take(bytes_max.saturating_add(1))
         .read_to_end(&mut bytes)
-        .map_err(|error| unreadable(&error))?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        let what = format!("larger than {FILE_BYTES_MAX} bytes; split it");
+        .map_err(|error| unreadable(file, &error))?;
+    if bytes.len() as u64 > bytes_max {
+        let what = format!("larger than {bytes_max} bytes; split it");
         return Err(ManifestError::TooMuch {
             file: Arc::clone(file),
             what,
@@ -174,6 +219,15 @@ fn read_text(file: &Arc<Path>) -> Result<String, ManifestError> {
             + 1,
         what: "not UTF-8 text".to_owned(),
     })
+}
+
+/// Whether a file of a manifests directory is one of those that are read.
+fn is_manifest(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|end| ["yaml", "yml", "json"].iter().any(|known| end == *known))
+        && path
+            .file_name()
+            .is_some_and(|name| !name.as_encoded_bytes().starts_with(b"."))
 }
 
 /// What tells one state of a file from another.
@@ -289,20 +343,11 @@ impl ManifestDir {
         &self,
         errors: &mut Vec<ManifestError>,
     ) -> Result<BTreeMap<Arc<Path>, Stamp>, ManifestError> {
-        let unreadable = |error: std::io::Error| ManifestError::Unreadable {
-            file: Arc::clone(&self.dir),
-            source: Errno::from_io_error(&error).unwrap_or(Errno::IO),
-        };
+        let unreadable = |error: std::io::Error| unreadable(&self.dir, &error);
         let mut stamps = BTreeMap::new();
         for entry in std::fs::read_dir(&self.dir).map_err(unreadable)? {
             let path = entry.map_err(unreadable)?.path();
-            let is_manifest = path
-                .extension()
-                .is_some_and(|end| ["yaml", "yml", "json"].iter().any(|known| end == *known))
-                && path
-                    .file_name()
-                    .is_some_and(|name| !name.as_encoded_bytes().starts_with(b"."));
-            if !is_manifest {
+            if !is_manifest(&path) {
                 continue;
             }
             // Follows symbolic links, as in a mounted ConfigMap. A file that is gone again is a missing file.

@@ -48,6 +48,12 @@ impl Nanos {
         u64::try_from(units).unwrap_or(u64::MAX)
     }
 
+    /// In whole units, rounded down, between -2⁶³ and 2⁶³ - 1.
+    pub fn units_down(self) -> i64 {
+        let units = self.0.div_euclid(Self::PER_UNIT);
+        i64::try_from(units).unwrap_or(if units < 0 { i64::MIN } else { i64::MAX })
+    }
+
     /// What `self` has beyond `other`.
     const fn minus(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
@@ -114,7 +120,8 @@ impl RankRow {
         self.stats_known && Nanos::from_units(self.usage) > self.allowance
     }
 
-    fn excess(&self) -> Nanos {
+    /// Usage minus request, negative below it.
+    pub fn excess(&self) -> Nanos {
         Nanos::from_units(self.usage).minus(self.request)
     }
 }

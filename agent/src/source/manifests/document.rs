@@ -8,24 +8,26 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
+use super::Bounds;
+
 /// Levels of nesting at most: the deepest field of a Pod has fourteen. The parser recurses, so this also bounds its stack.
 const DEPTH_MAX: usize = 32;
-/// Values in one file: as many as its largest size holds, one each dozen bytes.
-const NODES_MAX: usize = 100_000;
+/// Documents in one file, at least: those beyond the bound on pods are counted, not refused by the parser.
+const DOCUMENTS_MAX: usize = 1024;
 /// Values that aliases may add, so that a few lines cannot become millions.
 const NODES_FROM_ALIASES_MAX: usize = 10_000;
 
 /// A value and where it stands.
 #[derive(Debug, Clone)]
-pub(super) struct Node {
+pub(crate) struct Node {
     /// Line in the file, from 1.
-    pub(super) line: u64,
-    pub(super) value: Value,
+    pub(crate) line: u64,
+    pub(crate) value: Value,
 }
 
 /// What a value is.
 #[derive(Debug, Clone)]
-pub(super) enum Value {
+pub(crate) enum Value {
     Null,
     Bool(bool),
     Number(serde_json::Number),
@@ -37,23 +39,25 @@ pub(super) enum Value {
 
 /// A field's name and where it stands.
 #[derive(Debug, Clone)]
-pub(super) struct Key {
-    pub(super) line: u64,
-    pub(super) name: String,
+pub(crate) struct Key {
+    pub(crate) line: u64,
+    pub(crate) name: String,
 }
 
 /// Why text is no YAML.
 #[derive(Debug)]
-pub(super) struct SyntaxError {
+pub(crate) struct SyntaxError {
     /// 0 when the parser does not know.
-    pub(super) line: u64,
-    pub(super) what: String,
+    pub(crate) line: u64,
+    pub(crate) what: String,
 }
 
 /// All documents of a text; empty ones are left out.
-pub(super) fn documents(text: &str) -> Result<Vec<Node>, SyntaxError> {
+pub(crate) fn documents(text: &str, bounds: Bounds) -> Result<Vec<Node>, SyntaxError> {
     let options = serde_saphyr::options! {
-        budget: serde_saphyr::budget! { max_depth: DEPTH_MAX, max_nodes: NODES_MAX },
+        budget: serde_saphyr::budget! { max_depth: DEPTH_MAX, max_nodes: bounds.nodes,
+            // Every value is an event, every object and list two.
+            max_events: bounds.nodes.saturating_mul(3), max_documents: bounds.documents.max(DOCUMENTS_MAX) },
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: NODES_FROM_ALIASES_MAX },
     };
     let documents: Vec<Spanned<Value>> = serde_saphyr::from_multiple_with_options(text, options)
@@ -84,7 +88,7 @@ impl From<Spanned<Value>> for Node {
 
 impl Node {
     /// The value of a field, when this is a map and has it.
-    pub(super) fn get(&self, name: &str) -> Option<&Self> {
+    pub(crate) fn get(&self, name: &str) -> Option<&Self> {
         self.fields()
             .iter()
             .find(|(key, _)| key.name == name)
@@ -93,7 +97,7 @@ impl Node {
     }
 
     /// The fields, none when this is no map.
-    pub(super) fn fields(&self) -> &[(Key, Self)] {
+    pub(crate) fn fields(&self) -> &[(Key, Self)] {
         if let Value::Map(fields) = &self.value {
             fields
         } else {
@@ -102,7 +106,7 @@ impl Node {
     }
 
     /// The items, none when this is no list.
-    pub(super) fn items(&self) -> &[Self] {
+    pub(crate) fn items(&self) -> &[Self] {
         if let Value::List(items) = &self.value {
             items
         } else {
@@ -110,7 +114,7 @@ impl Node {
         }
     }
 
-    pub(super) fn text(&self) -> Option<&str> {
+    pub(crate) fn text(&self) -> Option<&str> {
         if let Value::Text(text) = &self.value {
             Some(text)
         } else {
@@ -118,12 +122,12 @@ impl Node {
         }
     }
 
-    pub(super) fn is_null(&self) -> bool {
+    pub(crate) fn is_null(&self) -> bool {
         matches!(self.value, Value::Null)
     }
 
     /// What this is, for an error.
-    pub(super) fn kind(&self) -> String {
+    pub(crate) fn kind(&self) -> String {
         match &self.value {
             Value::Null => "nothing".to_owned(),
             Value::Bool(value) => format!("the boolean {value}"),
@@ -134,7 +138,7 @@ impl Node {
         }
     }
 
-    pub(super) fn to_json(&self) -> serde_json::Value {
+    pub(crate) fn to_json(&self) -> serde_json::Value {
         match &self.value {
             Value::Null => serde_json::Value::Null,
             Value::Bool(value) => serde_json::Value::Bool(*value),
@@ -233,6 +237,10 @@ impl<'de> Visitor<'de> for ValueVisitor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn documents(text: &str) -> Result<Vec<Node>, SyntaxError> {
+        super::documents(text, Bounds::MANIFEST)
+    }
 
     #[test]
     fn every_value_knows_its_line() {

@@ -13,7 +13,7 @@ use plimsoll_core::resources;
 
 use super::document::{Node, Value, documents};
 use super::schema::{self, Finding, join};
-use super::{DOCUMENTS_PER_FILE_MAX, ManifestError, ManifestPod};
+use super::{Bounds, ManifestError, ManifestPod};
 
 const SYSTEM_CLUSTER_CRITICAL: &str = "system-cluster-critical";
 /// `scheduling.SystemCriticalPriority + 1000`.
@@ -33,9 +33,9 @@ pub(super) struct Parsed {
 }
 
 /// Reads all documents of a text.
-pub(super) fn parse(file: &Arc<Path>, text: &str) -> Parsed {
+pub(super) fn parse(file: &Arc<Path>, text: &str, bounds: Bounds) -> Parsed {
     let mut parsed = Parsed::default();
-    let documents = match documents(text) {
+    let documents = match documents(text, bounds) {
         Ok(documents) => documents,
         Err(error) => {
             parsed.errors.push(ManifestError::Syntax {
@@ -46,9 +46,9 @@ pub(super) fn parse(file: &Arc<Path>, text: &str) -> Parsed {
             return parsed;
         }
     };
-    let mut budget = DOCUMENTS_PER_FILE_MAX;
+    let mut budget = bounds.documents;
     for document in &documents {
-        read_document(file, document, "", &mut budget, &mut parsed);
+        read_document(file, document, "", bounds, &mut budget, &mut parsed);
     }
     parsed
 }
@@ -57,6 +57,7 @@ fn read_document(
     file: &Arc<Path>,
     document: &Node,
     path: &str,
+    bounds: Bounds,
     budget: &mut usize,
     parsed: &mut Parsed,
 ) {
@@ -66,8 +67,10 @@ fn read_document(
     }
     *budget -= 1;
     if *budget == 0 {
-        let what =
-            format!("more than {DOCUMENTS_PER_FILE_MAX} documents and list items; split the file");
+        let what = format!(
+            "more than {} documents and list items; split the file",
+            bounds.documents
+        );
         findings.push(Finding {
             line: document.line,
             field: path.to_owned(),
@@ -83,6 +86,7 @@ fn read_document(
                         file,
                         item,
                         &join(path, &format!("items[{index}]")),
+                        bounds,
                         budget,
                         parsed,
                     );
@@ -564,10 +568,11 @@ fn is_dns_subdomain(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::DOCUMENTS_PER_FILE_MAX;
     use super::*;
 
     fn parse_text(text: &str) -> Parsed {
-        parse(&Arc::from(Path::new("pods.yaml")), text)
+        parse(&Arc::from(Path::new("pods.yaml")), text, Bounds::MANIFEST)
     }
 
     const GOOD: &str = "\

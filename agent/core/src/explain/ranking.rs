@@ -1,0 +1,236 @@
+//! A ranking with its reasons: each pod's figures, whether it can be chosen, and what sets it apart from its neighbour.
+
+use serde::{Deserialize, Serialize};
+
+use crate::pod::Exemption;
+use crate::policy::rank::{Comparator, RankRow, Ranking};
+use crate::qos::QosClass;
+use crate::units::PodUid;
+
+/// A pod to be ranked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Candidate {
+    /// `namespace/name`.
+    pub pod: String,
+    /// Its class. It takes no part in the ranking; people expect it to.
+    pub qos_class: QosClass,
+    /// Why it cannot be chosen, if so.
+    pub hindrance: Option<Hindrance>,
+    /// What it is ranked by.
+    pub row: RankRow,
+}
+
+/// Why a pod that is ranked cannot be chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "kind", content = "why")]
+pub enum Hindrance {
+    /// Evictions skip it.
+    Exempt(Exemption),
+}
+
+/// Where a pod stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Standing {
+    /// The first that can be chosen.
+    Next,
+    /// Others go before it.
+    Waits,
+    /// It cannot be chosen; see [`Place::hindrance`].
+    Skipped,
+}
+
+/// One pod of the ranking.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Place {
+    /// Its rank, from 1; pods that cannot be chosen are counted too, as the kubelet does it.
+    pub rank: usize,
+    /// `namespace/name`.
+    pub pod: String,
+    /// Its identity.
+    pub uid: PodUid,
+    /// Whether it is the next to go.
+    pub standing: Standing,
+    /// Why it cannot be chosen, if so.
+    pub hindrance: Option<Hindrance>,
+    /// Its priority.
+    pub priority: i32,
+    /// Its class.
+    pub qos_class: QosClass,
+    /// What it uses; `None` without statistics.
+    pub usage: Option<u64>,
+    /// What is subtracted from that before amounts are compared, rounded up.
+    pub request: u64,
+    /// Usage minus request, rounded down; `None` without statistics.
+    pub usage_over_request: Option<i64>,
+    /// Whether it uses more than it requested.
+    pub exceeds_request: bool,
+    /// What puts it ahead of the next pod; `None` for the last.
+    pub ahead_of_next_by: Option<Comparator>,
+}
+
+/// A ranking with its reasons.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExplainedRanking {
+    /// What is compared, the most important first.
+    pub comparators: Vec<Comparator>,
+    /// The pods, the first to be evicted first.
+    pub places: Vec<Place>,
+}
+
+impl ExplainedRanking {
+    /// Ranks `candidates` exactly as an eviction would.
+    pub fn new(ranking: Ranking, mut candidates: Vec<Candidate>) -> Self {
+        candidates.sort_unstable_by(|a, b| ranking.compare(&a.row, &b.row));
+        let next = candidates
+            .iter()
+            .position(|candidate| candidate.hindrance.is_none());
+        let ahead_by: Vec<Comparator> = candidates
+            .windows(2)
+            .map(|pair| ranking.deciding_comparator(&pair[0].row, &pair[1].row))
+            .collect();
+        let places = candidates
+            .into_iter()
+            .enumerate()
+            .map(|(index, candidate)| {
+                let standing = match (candidate.hindrance, next) {
+                    (Some(_), _) => Standing::Skipped,
+                    (None, Some(first)) if first == index => Standing::Next,
+                    (None, _) => Standing::Waits,
+                };
+                Place::new(index, candidate, standing, ahead_by.get(index).copied())
+            })
+            .collect();
+        Self {
+            comparators: ranking.order().to_vec(),
+            places,
+        }
+    }
+
+    /// The pod that would be evicted.
+    pub fn next(&self) -> Option<&Place> {
+        self.places
+            .iter()
+            .find(|place| place.standing == Standing::Next)
+    }
+}
+
+impl Place {
+    fn new(
+        index: usize,
+        candidate: Candidate,
+        standing: Standing,
+        ahead_of_next_by: Option<Comparator>,
+    ) -> Self {
+        let Candidate {
+            pod,
+            qos_class,
+            hindrance,
+            row,
+        } = candidate;
+        Self {
+            rank: index + 1,
+            pod,
+            standing,
+            hindrance,
+            priority: row.priority,
+            qos_class,
+            usage: row.stats_known.then_some(row.usage),
+            request: row.request.units_up(),
+            usage_over_request: row.stats_known.then(|| row.excess().units_down()),
+            exceeds_request: row.exceeds_request(),
+            ahead_of_next_by,
+            uid: row.uid,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::Pod;
+    use crate::policy::rank::Nanos;
+
+    fn candidate(name: &str, usage: Option<u64>, request: u64, exempt: bool) -> Candidate {
+        let mut pod = Pod::default();
+        pod.metadata.name = name.to_owned();
+        let mut row = RankRow::memory(&pod, usage);
+        row.request = Nanos::from_units(request);
+        row.allowance = row.request;
+        Candidate {
+            pod: format!("default/{name}"),
+            qos_class: pod.qos_class(),
+            hindrance: exempt.then_some(Hindrance::Exempt(Exemption::Static)),
+            row,
+        }
+    }
+
+    #[test]
+    fn the_first_that_is_not_exempt_is_next() {
+        let ranking = ExplainedRanking::new(
+            Ranking::Memory,
+            vec![
+                candidate("small", Some(1), 10, false),
+                candidate("large", Some(90), 10, false),
+                candidate("system", Some(900), 10, true),
+                candidate("unknown", None, 10, true),
+            ],
+        );
+        let of = |place: &Place| (place.pod.clone(), place.standing, place.ahead_of_next_by);
+        assert_eq!(
+            ranking.places.iter().map(of).collect::<Vec<_>>(),
+            [
+                (
+                    "default/unknown".into(),
+                    Standing::Skipped,
+                    Some(Comparator::MissingStats)
+                ),
+                (
+                    "default/system".into(),
+                    Standing::Skipped,
+                    Some(Comparator::UsageOverRequest)
+                ),
+                (
+                    "default/large".into(),
+                    Standing::Next,
+                    Some(Comparator::ExceedsRequest)
+                ),
+                ("default/small".into(), Standing::Waits, None),
+            ]
+        );
+        assert_eq!(ranking.next().unwrap().rank, 3);
+        let small = &ranking.places[3];
+        assert_eq!(
+            (small.usage, small.request, small.usage_over_request),
+            (Some(1), 10, Some(-9))
+        );
+        assert_eq!(ranking.places[0].usage_over_request, None);
+    }
+
+    #[test]
+    fn nobody_is_next_where_all_are_exempt() {
+        let all = vec![candidate("a", Some(1), 0, true)];
+        assert_eq!(ExplainedRanking::new(Ranking::Memory, all).next(), None);
+        assert!(
+            ExplainedRanking::new(Ranking::Pids, Vec::new())
+                .places
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn json_is_read_back() {
+        let ranking = ExplainedRanking::new(Ranking::Disk, vec![candidate("a", Some(1), 0, true)]);
+        let json = serde_json::to_value(&ranking).unwrap();
+        assert_eq!(
+            json["places"][0]["hindrance"],
+            serde_json::json!({"kind": "exempt", "why": "static"})
+        );
+        assert_eq!(
+            serde_json::from_value::<ExplainedRanking>(json).unwrap(),
+            ranking
+        );
+    }
+}
