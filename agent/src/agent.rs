@@ -27,6 +27,7 @@ use crate::bpf::Bpf;
 use crate::host::file::FileError;
 use crate::journal::Journal;
 use crate::limits::Limits;
+use crate::oom_scores::OomScores;
 use crate::pods::{Change, Pods};
 use crate::report::Reporter;
 use crate::sampler::Sampler;
@@ -100,6 +101,8 @@ pub struct Agent {
     leaving: Vec<PodUid>,
     limits: Limits,
     oom_kills: OomKills,
+    /// `None`: the scores of processes are left as they are.
+    oom_scores: Option<OomScores>,
     not_watched_told: u64,
     /// When the engine wants the next sample.
     sample_by_ns: u64,
@@ -171,11 +174,18 @@ impl Agent {
                 kills: Vec::with_capacity(OOM_KILLS),
                 untold: 0,
             },
+            oom_scores: None,
             not_watched_told: 0,
             sample_by_ns: 0,
             hurry: true,
             lost_records_told: 0,
         }
+    }
+
+    /// Also keeps the `oom_score_adj` of the pods' processes.
+    pub fn with_oom_scores(mut self, oom_scores: OomScores) -> Self {
+        self.oom_scores = Some(oom_scores);
+        self
     }
 
     /// Runs until SIGINT or SIGTERM.
@@ -239,8 +249,10 @@ impl Agent {
                 usage.arm(node.and_then(|node| node.headroom_bytes));
             }
             self.tell_oom_kills();
+            self.serve_newcomers(false);
             if woken.housekeeping {
                 let more = self.housekeeping()?;
+                self.serve_newcomers(true);
                 let wait = if more {
                     Duration::ZERO
                 } else {
@@ -279,7 +291,13 @@ impl Agent {
         let Some(bpf) = &mut self.bpf else { return };
         let armed_bytes = self.engine.state().arming.at_charged_bytes;
         let oom_kills = &mut self.oom_kills;
+        let oom_scores = &mut self.oom_scores;
         let taken = bpf.drain_critical(RECORDS_PER_TURN, |record| {
+            if let (Body::CgroupAttach { tgid, hierarchy_id }, Some(scores)) =
+                (&record.body, oom_scores.as_mut())
+            {
+                scores.attached(record.cgroup_id, *hierarchy_id, *tgid);
+            }
             judge(&record, armed_bytes, woken, oom_kills)
         });
         if taken == RECORDS_PER_TURN {
@@ -511,6 +529,7 @@ impl Agent {
             }
             self.take_in(EventKind::PodApplied { pod });
             self.look_at(&uid);
+            self.keep_oom_scores(&uid);
             if let Err(error) = self.pods.apply_limits(&uid) {
                 self.warn(format!("pod {uid}: {error}"));
             }
@@ -549,6 +568,34 @@ impl Agent {
         self.take_in(kind);
     }
 
+    /// Processes that were put into cgroups get their scores. With `is_last`, those in cgroups that are not known are no pod's.
+    fn serve_newcomers(&mut self, is_last: bool) {
+        if let Some(scores) = self
+            .oom_scores
+            .as_mut()
+            .filter(|scores| scores.has_newcomers())
+        {
+            let mut failures = Vec::new();
+            scores.serve(now_ns(), is_last, &mut |error| {
+                failures.push(error.to_string())
+            });
+            failures.into_iter().for_each(|failure| self.warn(failure));
+        }
+    }
+
+    /// Brings the scores of one pod up to date. Returns whether some are left for the next turn.
+    fn keep_oom_scores(&mut self, uid: &PodUid) -> bool {
+        let Some(scores) = &mut self.oom_scores else {
+            return false;
+        };
+        let mut failures = Vec::new();
+        let more = scores.follow(uid, &self.pods, now_ns(), &mut |error| {
+            failures.push(error.to_string())
+        });
+        failures.into_iter().for_each(|failure| self.warn(failure));
+        more
+    }
+
     /// What can wait: new and gone cgroups, the pressure ring, counts of lost records.
     ///
     /// Between any two pods urgent work comes first: looking at all of a hundred pods takes longer than an eviction may wait.
@@ -557,9 +604,13 @@ impl Agent {
         let mut more = false;
         for uid in self.pods.uids() {
             self.look_at(&uid);
+            more |= self.keep_oom_scores(&uid);
             let mut woken = Woken::default();
             self.attend(&mut woken)?;
             more |= woken.housekeeping;
+        }
+        if let Some(scores) = &mut self.oom_scores {
+            scores.retain(&self.pods);
         }
         self.tell_limits();
         self.tell_lost_records();

@@ -385,7 +385,7 @@ mod tests {
         let text = report.render(false);
         assert!(text.contains("memory threshold            fentry           reported by the charge that crosses it\n"), "{text}");
         assert!(
-            text.contains("charges_count     page_counter_try_charge         fentry  attached\n"),
+            text.contains("charges_count       page_counter_try_charge         fentry  attached\n"),
             "{text}"
         );
         assert!(!text.contains("LOST") && !text.contains('\x1b'), "{text}");

@@ -401,6 +401,7 @@ pub(crate) mod tests {
         let hooks = [
             ("cgroup_mkdir", HookKind::TpBtf, "cgroup_mkdir"),
             ("cgroup_rmdir", HookKind::TpBtf, "cgroup_rmdir"),
+            ("cgroup_attach_task", HookKind::TpBtf, "cgroup_attach_task"),
             ("charges_count", HookKind::Fentry, "page_counter_try_charge"),
             ("oom_kill_process", HookKind::Fentry, "oom_kill_process"),
             ("mark_victim", HookKind::TpBtf, "mark_victim"),

@@ -36,6 +36,8 @@ pub enum LadderSignal {
     NodeReclaim,
     /// A cgroup is made or removed.
     CgroupLifecycle,
+    /// A process is put into a cgroup: its `oom_score_adj` is to become the container's.
+    ProcessAttach,
     /// The kernel kills a task for lack of memory.
     OomKill,
     /// A cgroup runs into `memory.high` or `memory.max`.
@@ -51,6 +53,7 @@ impl LadderSignal {
             Self::MemoryThreshold => "memory threshold",
             Self::NodeReclaim => "node reclaim",
             Self::CgroupLifecycle => "cgroup lifecycle",
+            Self::ProcessAttach => "process attach",
             Self::OomKill => "OOM kill",
             Self::MemoryLimit => "memory.high and memory.max",
             Self::CpuThrottling => "CPU throttling",

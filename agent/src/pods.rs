@@ -233,6 +233,18 @@ impl Pods {
         })
     }
 
+    /// A wanted pod's specification.
+    pub fn pod(&self, uid: &PodUid) -> Option<&Arc<Pod>> {
+        self.entries.get(uid).map(|entry| &entry.pod)
+    }
+
+    /// One pod's part of [`Pods::cgroups`].
+    pub fn cgroups_of(&self, uid: &PodUid) -> impl Iterator<Item = (&Path, u64)> {
+        self.open(uid)
+            .into_iter()
+            .flat_map(|open| open.kill.cgroups())
+    }
+
     /// Reads the memory of every pod with a cgroup into `into`. Allocates nothing if `into` has room for all pods.
     ///
     /// A cgroup that has vanished is left out; any other error is passed to `failed` and the pod keeps no place in the sample.

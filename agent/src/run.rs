@@ -1,5 +1,6 @@
 //! `plimsoll run`: puts everything in place, in an order in which each step can still be undone, and hands over to the loop.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,6 +23,7 @@ use crate::host::protect::protect;
 use crate::journal::Journal;
 use crate::ladder::Without;
 use crate::limits::{Limits, Origins};
+use crate::oom_scores::OomScores;
 use crate::output::Output;
 use crate::pod_cgroup;
 use crate::pods::Pods;
@@ -181,6 +183,12 @@ impl Started<'_> {
         let limits = Limits::new(&mounts, Origins::of(&report.choices))
             .context("the pods' limits cannot be watched")?;
         let pods = Pods::new(host.clone(), mounts.clone(), cgroup_root.clone());
+        let attach_told = bpf
+            .as_ref()
+            .is_some_and(|bpf| bpf.is_attached("cgroup_attach_task"));
+        let capacity_bytes =
+            NonZeroU64::new(MeminfoFile::open(host)?.read()?.total).unwrap_or(NonZeroU64::MIN);
+        let scores = OomScores::new(host.clone(), &mounts, capacity_bytes, attach_told);
         let outcome = runtime.block_on(async {
             let mut sources = Sources::open(
                 args,
@@ -198,7 +206,8 @@ impl Started<'_> {
                     .iter()
                     .map(ToString::to_string),
             );
-            let mut agent = Agent::new(engine, pods, sampler, limits, bpf, journal, reporter);
+            let mut agent = Agent::new(engine, pods, sampler, limits, bpf, journal, reporter)
+                .with_oom_scores(scores);
             agent.started(&report.choices, &lost);
             agent.run(sources, stop).await
         });

@@ -29,7 +29,7 @@ use crate::source::pressure::{PsiTrigger, Stall, Trigger};
 const MANIFEST_CHANGES: usize = 16;
 /// Housekeeping where the kernel tells of cgroups that come and go: only drains the pressure ring and catches what was missed.
 const HOUSEKEEPING_TOLD: Duration = Duration::from_secs(5);
-/// Housekeeping where nothing tells of the first and last process of a pod.
+/// Housekeeping where nothing tells of the first and last process of a pod, or of those put into it later.
 const HOUSEKEEPING_UNTOLD: Duration = Duration::from_millis(500);
 /// The PSI safety net: half of what a task can stall in a window of half a second before it is worth a look.
 const PSI: (Stall, u32, u32) = (Stall::Some, 20, 500);
@@ -206,7 +206,9 @@ impl Sources {
                     .map_err(|error| left_out("memory.pressure_level", &error))
                     .ok()
             });
-        let told = bpf.is_some_and(|bpf| bpf.is_attached("cgroup_notify_populated"));
+        let told = bpf.is_some_and(|bpf| {
+            bpf.is_attached("cgroup_notify_populated") && bpf.is_attached("cgroup_attach_task")
+        });
         let cgroups = uses(Mechanism::Inotify)
             .then(|| {
                 let memory = mounts.hierarchy_of(Controller::Memory).ok()?;

@@ -45,7 +45,7 @@ pub struct Row {
 use Mechanism::{EventControl, Fentry, Inotify, MemoryEvents, Psi, Sampling, Tracepoint};
 
 /// The ladder.
-pub static LADDER: [Row; 6] = [
+pub static LADDER: [Row; 7] = [
     Row {
         signal: LadderSignal::MemoryThreshold,
         rungs: &[
@@ -152,6 +152,25 @@ pub static LADDER: [Row; 6] = [
                 needs: &[],
                 gives: "the cgroup tree is walked",
                 lost: "a new pod is not known, nor counted, until the next walk",
+                beside: &[],
+            },
+        ],
+    },
+    Row {
+        signal: LadderSignal::ProcessAttach,
+        rungs: &[
+            Rung {
+                mechanism: Tracepoint,
+                needs: &[Need::Program(&["cgroup_attach_task"])],
+                gives: "reported as it happens: oom_score_adj is right within milliseconds",
+                lost: "",
+                beside: &[],
+            },
+            Rung {
+                mechanism: Sampling,
+                needs: &[],
+                gives: "cgroup.procs of each pod, read twice a second",
+                lost: "a process put into a running container has a wrong oom_score_adj for up to 0.5 s, and keeps a higher one than its container's",
                 beside: &[],
             },
         ],

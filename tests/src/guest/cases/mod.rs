@@ -4,6 +4,7 @@ mod eviction;
 mod fallback;
 mod faults;
 mod journal;
+mod oom_scores;
 mod pods;
 mod records;
 
@@ -25,6 +26,7 @@ pub fn all() -> Vec<Test> {
         pods::TESTS,
         eviction::TESTS,
         journal::TESTS,
+        oom_scores::TESTS,
         faults::TESTS,
         fallback::TESTS,
     ]

@@ -1,0 +1,348 @@
+//! On a fake procfs whose files behave as the kernel's do as far as reading and writing goes; and with real processes, which fork.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+/// A host in a directory with one pod: container `main` (Burstable, 1 of 10 GiB: 900) and container `free`.
+struct Fake {
+    dir: tempfile::TempDir,
+    scores: OomScores,
+    told: Vec<String>,
+}
+
+impl Fake {
+    fn new() -> Self {
+        Self::with(
+            r#"{"spec":{"containers":[{"name":"main","resources":{"requests":{"memory":"1Gi"}}},{"name":"free"}]}}"#,
+        )
+    }
+
+    fn with(pod: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write(
+            "proc/self/mounts",
+            "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n",
+        );
+        write("proc/self/cgroup", "7:cpu:/\n4:memory:/\n0::/\n");
+        let host = HostRoot::new(dir.path());
+        let mounts = host.cgroup_mounts().unwrap();
+        let capacity = NonZeroU64::new(10 * GIB).unwrap();
+        let mut scores = OomScores::new(host, &mounts, capacity, true);
+        let pod: Pod = serde_json::from_str(pod).unwrap();
+        scores.pods.insert(
+            PodUid::from("u"),
+            PodScores {
+                pod: Arc::new(pod.with_defaults()),
+                ordered: BTreeMap::new(),
+                cgroups: Vec::new(),
+            },
+        );
+        let mut fake = Self {
+            dir,
+            scores,
+            told: Vec::new(),
+        };
+        for cgroup in ["", "main", "free", "main/below", "0123abcd"] {
+            fs::create_dir_all(fake.cgroup(cgroup)).unwrap();
+            fake.procs(cgroup, &[]);
+        }
+        fake.find();
+        fake
+    }
+
+    fn cgroup(&self, name: &str) -> PathBuf {
+        self.dir.path().join("pod").join(name)
+    }
+
+    fn id(&self, name: &str) -> u64 {
+        fs::metadata(self.cgroup(name)).unwrap().ino()
+    }
+
+    fn procs(&self, cgroup: &str, pids: &[u32]) {
+        let text: String = pids.iter().map(|pid| format!("{pid}\n")).collect();
+        fs::write(self.cgroup(cgroup).join("cgroup.procs"), text).unwrap();
+    }
+
+    fn pod(&mut self) -> &mut PodScores {
+        self.scores.pods.get_mut(&PodUid::from("u")).unwrap()
+    }
+
+    fn find(&mut self) {
+        let found: Vec<(PathBuf, u64)> = ["", "main", "free", "main/below", "0123abcd"]
+            .map(|name| (self.cgroup(name), self.id(name)))
+            .into();
+        let capacity = self.scores.capacity_bytes;
+        let found = found.iter().map(|(dir, id)| (dir.as_path(), *id));
+        self.pod().find_cgroups(found, capacity);
+    }
+
+    fn set(&self, pid: u32, adj: i32) {
+        let dir = self.dir.path().join(format!("proc/{pid}"));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("oom_score_adj"), format!("{adj}\n")).unwrap();
+    }
+
+    fn adj(&self, pid: u32) -> i32 {
+        let path = self.dir.path().join(format!("proc/{pid}/oom_score_adj"));
+        let text = fs::read_to_string(path).unwrap();
+        text.lines().next().unwrap().parse().unwrap()
+    }
+
+    fn attach(&mut self, cgroup: &str, pid: u32) {
+        let id = self.id(cgroup);
+        self.scores.attached(id, 4, pid);
+        let told = &mut self.told;
+        self.scores
+            .serve(1, true, &mut |error| told.push(error.to_string()));
+    }
+
+    /// One look at every cgroup.
+    fn look(&mut self, now_ns: u64, budget: usize) {
+        let Self { scores, told, .. } = self;
+        let mut budget = budget;
+        for cgroup in &mut scores.pods.get_mut(&PodUid::from("u")).unwrap().cgroups {
+            let mut turn = Turn {
+                host: &scores.host,
+                counts: &mut scores.counts,
+                budget: &mut budget,
+                failed: &mut |error| told.push(error.to_string()),
+            };
+            cgroup.look(&[], now_ns, &mut turn);
+        }
+    }
+}
+
+#[test]
+fn each_cgroup_has_its_containers_score() {
+    let mut fake = Fake::new();
+    let wanted: BTreeMap<String, i32> = fake
+        .pod()
+        .cgroups
+        .iter()
+        .map(|cgroup| {
+            let dir = cgroup.dir.to_string_lossy();
+            (dir.rsplit("pod").next().unwrap().to_owned(), cgroup.wanted)
+        })
+        .collect();
+    // The pod's own has the least protected one's; a runtime's sandbox has none of ours.
+    let expected = [
+        ("/", 999),
+        ("/free", 999),
+        ("/main", 900),
+        ("/main/below", 900),
+    ];
+    assert_eq!(
+        wanted,
+        expected.map(|(name, adj)| (name.to_owned(), adj)).into()
+    );
+    assert_eq!(fake.scores.score(&PodUid::from("u"), "main"), Some(900));
+    assert_eq!(fake.scores.score(&PodUid::from("u"), "none"), None);
+}
+
+#[test]
+fn whoever_is_there_at_the_start_is_served() {
+    let mut fake = Fake::new();
+    for (pid, adj) in [(100_001, 0), (100_002, 1000), (100_003, 900)] {
+        fake.set(pid, adj);
+    }
+    fake.set(100_009, -998);
+    fake.procs("main", &[100_003, 100_001, 100_002, 100_004]);
+    fake.procs("0123abcd", &[100_009]);
+    fake.look(1, 100);
+    assert_eq!(
+        [100_001, 100_002, 100_003].map(|pid| fake.adj(pid)),
+        [900; 3]
+    );
+    assert_eq!(fake.adj(100_009), -998, "a runtime's sandbox was touched");
+    assert_eq!(fake.scores.counts().written, 2);
+    assert_eq!(fake.told, Vec::<String>::new());
+}
+
+#[test]
+fn a_newcomer_is_served_and_a_raised_score_is_not_fought() {
+    let mut fake = Fake::new();
+    fake.look(1, 100);
+    fake.set(100_001, 0);
+    fake.set(100_002, 1000);
+    fake.procs("main", &[100_001, 100_002]);
+    fake.attach("main", 100_001);
+    assert_eq!(fake.adj(100_001), 900);
+    // Not named by a record, and higher: somebody's choice.
+    assert_eq!(fake.adj(100_002), 1000);
+    fake.attach("main", 100_002);
+    assert_eq!(fake.adj(100_002), 900);
+    // It raises itself, and its child inherits that.
+    fake.set(100_002, 950);
+    fake.set(100_003, 950);
+    fake.procs("main", &[100_001, 100_002, 100_003]);
+    fake.look(2, 100);
+    let review = |fake: &mut Fake| {
+        for cgroup in &mut fake.pod().cgroups {
+            cgroup.review_due = true;
+        }
+        fake.look(3, 100);
+    };
+    review(&mut fake);
+    assert_eq!([100_002, 100_003].map(|pid| fake.adj(pid)), [950; 2]);
+    // Lowering is another matter: only who may can do that, and the next review takes it back.
+    fake.set(100_001, -1000);
+    review(&mut fake);
+    assert_eq!(fake.adj(100_001), 900);
+}
+
+#[test]
+fn a_child_forked_before_its_parent_was_served_is_found() {
+    let mut fake = Fake::with(
+        r#"{"spec":{"containers":[{"name":"main","resources":{"limits":{"cpu":"1","memory":"1Gi"}}}]}}"#,
+    );
+    fake.look(1, 100);
+    // Both have 0, more than a Guaranteed container's -997; only the parent is named.
+    fake.set(100_001, 0);
+    fake.set(100_002, 0);
+    fake.procs("main", &[100_001]);
+    fake.attach("main", 100_001);
+    fake.procs("main", &[100_001, 100_002]);
+    fake.look(2, 100);
+    assert_eq!([100_001, 100_002].map(|pid| fake.adj(pid)), [-997; 2]);
+}
+
+#[test]
+fn a_new_score_reaches_what_had_the_old_one() {
+    let mut fake = Fake::new();
+    for (pid, adj) in [(100_001, 0), (100_002, 0)] {
+        fake.set(pid, adj);
+    }
+    fake.procs("main", &[100_001, 100_002]);
+    fake.look(1, 100);
+    fake.set(100_002, 950);
+    fake.scores.order(&PodUid::from("u"), "main", Some(500));
+    fake.look(2, 100);
+    assert_eq!([100_001, 100_002].map(|pid| fake.adj(pid)), [500, 950]);
+    fake.scores.order(&PodUid::from("u"), "main", Some(970));
+    fake.look(3, 100);
+    assert_eq!([100_001, 100_002].map(|pid| fake.adj(pid)), [970, 970]);
+    fake.scores.order(&PodUid::from("u"), "main", None);
+    fake.look(4, 100);
+    assert_eq!([100_001, 100_002].map(|pid| fake.adj(pid)), [900, 900]);
+}
+
+#[test]
+fn a_turn_writes_no_more_than_its_budget_and_goes_on_later() {
+    let mut fake = Fake::new();
+    let pids: Vec<u32> = (100_001..100_301).collect();
+    for &pid in &pids {
+        fake.set(pid, 0);
+    }
+    fake.procs("main", &pids);
+    let mut looks = 0;
+    while pids.iter().any(|pid| fake.adj(*pid) != 900) {
+        let before = fake.scores.counts().written;
+        looks += 1;
+        fake.look(looks, 128);
+        assert!(fake.scores.counts().written - before <= 128);
+        assert!(looks <= 3, "no end");
+    }
+    assert_eq!((looks, fake.scores.counts().written), (3, 300));
+}
+
+#[test]
+fn records_of_other_hierarchies_and_of_other_cgroups_are_nothing_to_us() {
+    let mut fake = Fake::new();
+    fake.look(1, 100);
+    fake.set(100_001, 0);
+    fake.procs("main", &[100_001]);
+    let id = fake.id("main");
+    fake.scores.attached(id, 7, 100_001);
+    assert!(!fake.scores.has_newcomers());
+    fake.scores.attached(id + 1_000_000, 4, 100_001);
+    fake.scores.serve(1, false, &mut |_| {});
+    assert!(fake.scores.has_newcomers(), "its pod may be found yet");
+    fake.scores.serve(1, true, &mut |_| {});
+    assert!(!fake.scores.has_newcomers());
+    assert_eq!(fake.adj(100_001), 0);
+}
+
+#[test]
+fn too_many_newcomers_lead_to_a_review() {
+    let mut fake = Fake::new();
+    fake.look(1, 100);
+    fake.set(100_001, 1000);
+    fake.procs("main", &[100_001]);
+    for _ in 0..NEWCOMERS_MAX {
+        fake.scores.attached(1, 4, 2);
+    }
+    let id = fake.id("main");
+    fake.scores.attached(id, 4, 100_001);
+    assert_eq!(fake.scores.counts().overflowed, 1);
+    fake.scores.serve(1, true, &mut |_| {});
+    fake.look(2, 100);
+    assert_eq!(fake.adj(100_001), 900);
+}
+
+#[test]
+fn what_cannot_be_read_is_told() {
+    let mut fake = Fake::new();
+    let procs = fake.cgroup("main").join("cgroup.procs");
+    fs::remove_file(&procs).unwrap();
+    fs::create_dir(&procs).unwrap();
+    fake.look(1, 100);
+    assert_eq!(fake.told.len(), 1);
+    assert!(
+        fake.told[0].contains("main/cgroup.procs"),
+        "{:?}",
+        fake.told
+    );
+}
+
+/// A real process; killed at the end.
+struct Sleeper(Child);
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// On the real procfs: raising needs no privilege.
+#[test]
+fn a_real_process_gets_its_score() {
+    let mut fake = Fake::new();
+    fs::rename(
+        fake.dir.path().join("proc"),
+        fake.dir.path().join("fake-proc"),
+    )
+    .unwrap();
+    std::os::unix::fs::symlink("/proc", fake.dir.path().join("proc")).unwrap();
+    let sleeper = Sleeper(
+        Command::new("sleep")
+            .arg("60")
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap(),
+    );
+    let pid = sleeper.0.id();
+    fake.procs("main", &[pid]);
+    fake.attach("main", pid);
+    let path = format!("/proc/{pid}/oom_score_adj");
+    assert_eq!(fs::read_to_string(&path).unwrap().trim(), "900");
+    assert_eq!(fake.told, Vec::<String>::new());
+    // Gone: nothing to do, nothing to say.
+    drop(sleeper);
+    std::thread::sleep(Duration::from_millis(10));
+    fake.scores.order(&PodUid::from("u"), "main", Some(950));
+    fake.look(2, 100);
+    assert_eq!(fake.told, Vec::<String>::new());
+}
