@@ -249,8 +249,8 @@ fn make_kubepods(
     let memory = mounts.hierarchy_of(Controller::Memory)?;
     ledger.create_cgroup(memory, kubepods, &[Controller::Memory])?;
     let capacity_bytes = MeminfoFile::open(host)?.read()?.total;
-    let limit_bytes = capacity_bytes.saturating_sub(config.reserved_memory_bytes);
-    if config.enforce_pods {
+    let limit_bytes = capacity_bytes.saturating_sub(config.reserved_memory_bytes());
+    if config.enforces_pods() {
         ledger.write(
             &memory.dir(kubepods).join(limit_file(memory)),
             &limit_bytes.to_string(),

@@ -1,0 +1,250 @@
+//! Plimsoll's own options: the object `plimsoll:`, and the kind of a file that is not a kubelet's.
+//!
+//! Their defaults are [`EvictionOptions::default`], in one place ([`PlimsollOptions::default`]); the table has none.
+
+use plimsoll_core::duration;
+use plimsoll_core::options::{
+    Availability, EvictionOptions, Foresight, OomOrder, Remedies, Victims,
+};
+
+use super::document::{Entry, Node, Origin, Value};
+use super::problem::Problem;
+use super::schema::{Class::Used, Field, Shape, field};
+
+/// `apiVersion` of our own file.
+pub const API_VERSION: &str = "plimsoll.dev/v1alpha1";
+/// `kind` of our own file.
+pub const KIND: &str = "PlimsollConfiguration";
+
+/// The fields below `plimsoll`.
+#[rustfmt::skip]
+pub const FIELDS: &[Field] = &[
+    field("evictionVictims", Used, Shape::OneOf(&["One", "Targeted"]),
+        "pods that one pass may evict: One, as the kubelet, or as many as the threshold needs"),
+    field("memoryAvailability", Used, Shape::OneOf(&["Kubelet", "Reclaimable"]),
+        "what counts as available memory: capacity minus working set, or what the kernel could hand out"),
+    field("outOfMemoryForesight", Used, Shape::Object(&[
+        field("horizon", Used, Shape::Duration, "how far ahead; 0s: off").pointer(),
+    ]), "evict before the kernel's OOM killer has to, whatever the thresholds say"),
+    field("remedies", Used, Shape::Object(&[
+        field("reclaim", Used, Shape::Duration, "budget of memory.reclaim on the first in the ranking; 0s: left out").pointer(),
+        field("throttle", Used, Shape::Duration, "budget of memory.high on the first in the ranking; 0s: left out").pointer(),
+        field("notify", Used, Shape::Duration, "time for the pod to give memory back by itself; 0s: left out").pointer(),
+    ]), "what is tried, for how long, before a pod is evicted for memory"),
+    field("respectDisruptionBudgets", Used, Shape::Bool,
+        "whether a pod whose disruption budget is used up is passed over where there is another").pointer(),
+    field("oomScoreOrder", Used, Shape::OneOf(&["Kubelet", "Dynamic"]),
+        "oom_score_adj once by QoS class and request, or by the eviction ranking as it changes"),
+    field("podOOMGroup", Used, Shape::Bool,
+        "whether the kernel's OOM killer takes a pod as a whole (memory.oom.group)").pointer(),
+];
+
+/// The options as the engine takes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PlimsollOptions {
+    /// Of the eviction policy.
+    pub eviction: EvictionOptions,
+}
+
+const VICTIMS: [(&str, Victims); 2] = [("One", Victims::One), ("Targeted", Victims::Targeted)];
+const AVAILABILITY: [(&str, Availability); 2] = [
+    ("Kubelet", Availability::Kubelet),
+    ("Reclaimable", Availability::Reclaimable),
+];
+const OOM_ORDER: [(&str, OomOrder); 2] = [
+    ("Kubelet", OomOrder::Kubelet),
+    ("Dynamic", OomOrder::Dynamic),
+];
+
+fn named<T: Copy>(names: &[(&str, T)], node: Option<&Node>) -> Option<T> {
+    let Value::Text(text) = &node?.value else {
+        return None;
+    };
+    names
+        .iter()
+        .find(|(name, _)| name == text)
+        .map(|(_, value)| *value)
+}
+
+fn name_of<T: PartialEq>(names: &[(&'static str, T)], value: &T) -> Value {
+    let name = names
+        .iter()
+        .find(|(_, known)| known == value)
+        .map_or("", |(name, _)| name);
+    Value::Text(name.to_owned())
+}
+
+fn bool_of(node: Option<&Node>) -> Option<bool> {
+    match node?.value {
+        Value::Bool(value) => Some(value),
+        _ => None,
+    }
+}
+
+/// Nanoseconds of a duration that was checked; 0 where there is none.
+fn duration_ns(node: Option<&Node>) -> u64 {
+    match node.map(|node| &node.value) {
+        Some(Value::Text(text)) => duration::parse_ns(text)
+            .ok()
+            .and_then(|ns| u64::try_from(ns).ok())
+            .unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// A duration as it is written, exactly.
+pub(super) fn duration_text(ns: u64) -> String {
+    const UNITS: [(u64, &str); 6] = [
+        (3_600_000_000_000, "h"),
+        (60_000_000_000, "m"),
+        (1_000_000_000, "s"),
+        (1_000_000, "ms"),
+        (1_000, "us"),
+        (1, "ns"),
+    ];
+    let mut text = String::new();
+    let mut rest = ns;
+    for (unit_ns, unit) in UNITS {
+        if rest >= unit_ns {
+            text += &format!("{}{unit}", rest / unit_ns);
+            rest %= unit_ns;
+        }
+    }
+    if text.is_empty() {
+        text.push_str("0s");
+    }
+    text
+}
+
+impl PlimsollOptions {
+    /// Reads the object, checked and with defaults.
+    pub(super) fn read(node: Option<&Node>) -> Self {
+        let default = Self::default().eviction;
+        let get = |name: &str| node.and_then(|node| node.get(name));
+        let foresight = match get("outOfMemoryForesight") {
+            Some(object) => match duration_ns(object.get("horizon")) {
+                0 => None,
+                horizon_ns => Some(Foresight { horizon_ns }),
+            },
+            None => default.foresight,
+        };
+        let remedies = match get("remedies") {
+            Some(object) => {
+                let remedies = Remedies {
+                    reclaim_budget_ns: duration_ns(object.get("reclaim")),
+                    throttle_budget_ns: duration_ns(object.get("throttle")),
+                    notify_budget_ns: duration_ns(object.get("notify")),
+                };
+                let any = remedies.reclaim_budget_ns != 0
+                    || remedies.throttle_budget_ns != 0
+                    || remedies.notify_budget_ns != 0;
+                any.then_some(remedies)
+            }
+            None => default.remedies,
+        };
+        Self {
+            eviction: EvictionOptions {
+                victims: named(&VICTIMS, get("evictionVictims")).unwrap_or(default.victims),
+                availability: named(&AVAILABILITY, get("memoryAvailability"))
+                    .unwrap_or(default.availability),
+                foresight,
+                remedies,
+                disruption_budgets: bool_of(get("respectDisruptionBudgets"))
+                    .unwrap_or(default.disruption_budgets),
+                oom_order: named(&OOM_ORDER, get("oomScoreOrder")).unwrap_or(default.oom_order),
+                pod_oom_group: bool_of(get("podOOMGroup")).unwrap_or(default.pod_oom_group),
+            },
+        }
+    }
+
+    /// The options as they would be written.
+    fn entries(&self) -> [(&'static str, Value); 7] {
+        let eviction = &self.eviction;
+        let durations = |pairs: &[(&str, u64)]| {
+            Value::Map(
+                pairs
+                    .iter()
+                    .map(|(name, ns)| entry(name, Value::Text(duration_text(*ns))))
+                    .collect(),
+            )
+        };
+        let remedies = eviction.remedies.unwrap_or(Remedies {
+            reclaim_budget_ns: 0,
+            throttle_budget_ns: 0,
+            notify_budget_ns: 0,
+        });
+        [
+            ("evictionVictims", name_of(&VICTIMS, &eviction.victims)),
+            (
+                "memoryAvailability",
+                name_of(&AVAILABILITY, &eviction.availability),
+            ),
+            (
+                "outOfMemoryForesight",
+                durations(&[("horizon", eviction.foresight.map_or(0, |it| it.horizon_ns))]),
+            ),
+            (
+                "remedies",
+                durations(&[
+                    ("reclaim", remedies.reclaim_budget_ns),
+                    ("throttle", remedies.throttle_budget_ns),
+                    ("notify", remedies.notify_budget_ns),
+                ]),
+            ),
+            (
+                "respectDisruptionBudgets",
+                Value::Bool(eviction.disruption_budgets),
+            ),
+            ("oomScoreOrder", name_of(&OOM_ORDER, &eviction.oom_order)),
+            ("podOOMGroup", Value::Bool(eviction.pod_oom_group)),
+        ]
+    }
+}
+
+fn entry(name: &str, value: Value) -> Entry {
+    Entry {
+        key: name.to_owned(),
+        origin: Origin::Default,
+        node: Node::default_of(value),
+    }
+}
+
+/// Adds the options that the file leaves out, and says what an object lacks. A remedy that is left out of `remedies` is off.
+pub(super) fn complete(root: &mut Node, problems: &mut Vec<Problem>) {
+    let Value::Map(fields) = &mut root.value else {
+        return;
+    };
+    if !fields.iter().any(|field| field.key == "plimsoll") {
+        fields.push(entry("plimsoll", Value::Map(Vec::new())));
+    }
+    let Some(own) = fields.iter_mut().find(|field| field.key == "plimsoll") else {
+        return;
+    };
+    let Value::Map(options) = &mut own.node.value else {
+        return;
+    };
+    for (name, value) in PlimsollOptions::default().entries() {
+        let Some(given) = options.iter_mut().find(|option| option.key == name) else {
+            options.push(entry(name, value));
+            continue;
+        };
+        let origin = given.node.origin;
+        let (Value::Map(parts), Value::Map(wanted)) = (&mut given.node.value, value) else {
+            continue;
+        };
+        for part in wanted {
+            if parts.iter().any(|given| given.key == part.key) {
+                continue;
+            }
+            if name == "outOfMemoryForesight" {
+                problems.push(Problem::new(
+                    origin,
+                    "plimsoll.outOfMemoryForesight",
+                    "horizon is missing: write for example {horizon: 500ms}, or {horizon: 0s} for off",
+                ));
+                break;
+            }
+            parts.push(entry(&part.key, Value::Text("0s".into())));
+        }
+    }
+}
