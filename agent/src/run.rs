@@ -12,7 +12,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::agent::{Agent, Sources, StopSignals};
 use crate::check::{Report, load_bpf};
-use crate::config::{Config, ConfigFile, EvictionFlags};
+use crate::config::{Config, ConfigFile, Effective, EvictionFlags};
 use crate::facts::{Facts, hooks_of};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Hierarchy, Version};
@@ -48,12 +48,12 @@ pub struct RunArgs {
     /// Directory of Kubernetes Pod manifests (YAML or JSON); a pod whose manifest is removed is ended
     #[arg(long, value_name = "DIR", default_value = "/etc/plimsoll/pods")]
     pub manifests: PathBuf,
-    /// Configuration file, with the field names of a KubeletConfiguration
+    /// Configuration file: a KubeletConfiguration, YAML or JSON; see `plimsoll config check`
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// The cgroup below which kubepods is, relative to the cgroup mount
-    #[arg(long, value_name = "CGROUP", default_value = "")]
-    pub cgroup_root: String,
+    /// The cgroup below which kubepods is, relative to the cgroup mount [default: cgroupRoot of the file, or the mount itself]
+    #[arg(long, value_name = "CGROUP")]
+    pub cgroup_root: Option<String>,
     /// Where the lock and the record of changed kernel settings are kept
     #[arg(long, value_name = "DIR", default_value = "/run/plimsoll")]
     pub state_dir: PathBuf,
@@ -82,12 +82,31 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         .map(ConfigFile::read)
         .transpose()?
         .unwrap_or_default();
-    let config = Config::new(file, &args.eviction)?;
+    let effective = Effective::new(file, &args.eviction)?;
+    let remarks = effective.remarks();
+    let config = effective.config;
     let host = HostRoot::live();
-    let cgroup_root = CgroupPath::new(&args.cgroup_root).context("--cgroup-root")?;
+    let cgroup_root = match &args.cgroup_root {
+        Some(path) => CgroupPath::new(path).context("--cgroup-root")?,
+        None => CgroupPath::new(&config.cgroups.root).context("cgroupRoot")?,
+    };
+    if config.fail_cgroup_v1 {
+        let memory = host
+            .cgroup_mounts()?
+            .hierarchy_of(Controller::Memory)?
+            .version;
+        anyhow::ensure!(
+            memory == Version::V2,
+            "failCgroupV1 is true, and memory is controlled by cgroup v1 here: boot with cgroup v2, or set failCgroupV1: false"
+        );
+    }
     let _lock = StateLock::acquire(&args.state_dir)?;
     let mut reporter =
         Reporter::start(args.output).context("the output thread cannot be started")?;
+    for remark in remarks {
+        let text = format!("{}: {}", remark.field, remark.text);
+        reporter.say(&Line::Warning { text });
+    }
     if let Err(error) = raise_open_files() {
         let text = format!(
             "the limit on open files stays as it is, about ten are needed for each pod: {error}"

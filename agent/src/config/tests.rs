@@ -210,9 +210,10 @@ fn our_options_are_read_and_left_out_parts_are_off() {
 fn the_example_is_the_defaults_and_more() {
     let example = of(include_str!("../../../docs/example-config.yaml")).unwrap();
     let defaults = of("").unwrap();
-    for signal in ["memory.available", "kernelMemory.available"] {
-        assert_eq!(hard(&example, signal), hard(&defaults, signal));
+    for (signal, amount) in thresholds(&defaults) {
+        assert_eq!(hard(&example, signal), Some(amount), "{signal}");
     }
+    assert_eq!(example.engine.options, defaults.engine.options);
     assert!(
         example
             .engine

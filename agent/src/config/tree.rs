@@ -87,7 +87,7 @@ impl<'a> Tree<'a> {
 
     /// The items of a list of objects.
     pub(super) fn items(self, field: &str) -> impl Iterator<Item = Tree<'a>> + use<'a> {
-        self.list(field).iter().map(|item| Tree(item))
+        self.list(field).iter().map(Tree)
     }
 
     fn list(self, field: &str) -> &'a [Node] {
