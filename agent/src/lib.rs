@@ -14,6 +14,7 @@ pub mod host;
 pub mod journal;
 pub mod ladder;
 pub mod limits;
+pub mod observer;
 pub mod oom_scores;
 pub mod output;
 pub mod pod_cgroup;

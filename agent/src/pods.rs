@@ -13,6 +13,7 @@ use plimsoll_core::cgroup_config::{container_config, pod_config};
 use plimsoll_core::event::PodMemory;
 use plimsoll_core::pod::Pod;
 use plimsoll_core::policy::freshness::STALE_BYTES;
+use plimsoll_core::reading::PodProcesses;
 use plimsoll_core::units::PodUid;
 
 use crate::host::HostRoot;
@@ -290,6 +291,27 @@ impl Pods {
         memory.inactive_file_bytes = open.stat.inactive_file_bytes;
         memory.usage_at_stat_bytes = open.stat.usage_bytes;
         Ok(())
+    }
+
+    /// Counts the processes of every pod with a cgroup into `into`, by ascending UID. Allocates nothing if `into` has room.
+    ///
+    /// A pod that cannot be counted is passed to `failed` and missing.
+    pub fn count_processes(
+        &self,
+        into: &mut Vec<PodProcesses>,
+        mut failed: impl FnMut(&PodUid, &FileError),
+    ) {
+        into.clear();
+        for (uid, entry) in &self.entries {
+            let Some(open) = &entry.open else { continue };
+            match open.kill.count_processes() {
+                Ok(processes) => into.push(PodProcesses {
+                    uid: uid.clone(),
+                    processes,
+                }),
+                Err(error) => failed(uid, &error),
+            }
+        }
     }
 
     /// Sends SIGTERM to a pod's containers. Allocates nothing.

@@ -17,6 +17,8 @@
 //! signalled, in rounds, until a round finds none that is new: a process with SIGKILL pending cannot fork, so each round is shorter.
 //! On hybrid hosts both are done, since a runtime may not have put the pod into the unified tree.
 
+mod count;
+
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirEntryExt;

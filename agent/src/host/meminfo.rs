@@ -71,30 +71,7 @@ impl MeminfoFile {
 }
 
 fn parse(text: &[u8]) -> Result<NodeMemory, (u32, &'static str)> {
-    let mut values: [Option<u64>; LINES.len()] = [None; LINES.len()];
-    let mut missing = LINES.len();
-    for (line, number) in text.split(|byte| *byte == b'\n').zip(1_u32..) {
-        if missing == 0 {
-            break;
-        }
-        let Some(colon) = line.iter().position(|byte| *byte == b':') else {
-            continue;
-        };
-        let Some(index) = LINES
-            .iter()
-            .position(|name| name.as_bytes() == &line[..colon])
-        else {
-            continue;
-        };
-        let value = line[colon + 1..].trim_ascii();
-        let kib = value
-            .strip_suffix(b" kB")
-            .and_then(|digits| parse_u64(digits.trim_ascii()));
-        let bytes = kib
-            .and_then(|kib| kib.checked_mul(1024))
-            .ok_or((number, "NAME: NUMBER kB"))?;
-        missing -= usize::from(values[index].replace(bytes).is_none());
-    }
+    let mut values = parse_lines(text, b"", &LINES)?;
     for (name, value) in LINES.iter().zip(&mut values) {
         if value.is_none() && LINES_OPTIONAL.contains(name) {
             *value = Some(0);
@@ -129,6 +106,46 @@ fn parse(text: &[u8]) -> Result<NodeMemory, (u32, &'static str)> {
         swap_total,
         swap_free,
     })
+}
+
+/// The lines `PREFIX NAME: NUMBER kB` of `names`, in bytes; `None` for a name that has no line. A NUMA node's own meminfo puts
+/// `Node 0 ` before each.
+///
+/// # Errors
+/// The line, from 1, whose value is not a number of kB.
+pub(super) fn parse_lines<const N: usize>(
+    text: &[u8],
+    prefix: &[u8],
+    names: &[&str; N],
+) -> Result<[Option<u64>; N], (u32, &'static str)> {
+    let mut values: [Option<u64>; N] = [None; N];
+    let mut missing = N;
+    for (line, number) in text.split(|byte| *byte == b'\n').zip(1_u32..) {
+        if missing == 0 {
+            break;
+        }
+        let Some(line) = line.strip_prefix(prefix) else {
+            continue;
+        };
+        let Some(colon) = line.iter().position(|byte| *byte == b':') else {
+            continue;
+        };
+        let Some(index) = names
+            .iter()
+            .position(|name| name.as_bytes() == &line[..colon])
+        else {
+            continue;
+        };
+        let value = line[colon + 1..].trim_ascii();
+        let kib = value
+            .strip_suffix(b" kB")
+            .and_then(|digits| parse_u64(digits.trim_ascii()));
+        let bytes = kib
+            .and_then(|kib| kib.checked_mul(1024))
+            .ok_or((number, "NAME: NUMBER kB"))?;
+        missing -= usize::from(values[index].replace(bytes).is_none());
+    }
+    Ok(values)
 }
 
 #[cfg(test)]

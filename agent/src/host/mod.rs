@@ -15,6 +15,9 @@ pub mod kill;
 pub mod knobs;
 pub mod lock;
 pub mod meminfo;
+pub mod numa;
+pub mod pressure;
+pub mod processes;
 pub mod protect;
 #[expect(
     unsafe_code,

@@ -8,3 +8,4 @@ pub mod memcg_v1;
 pub mod memory_events;
 pub mod pod_events;
 pub mod pressure;
+pub mod stall_triggers;

@@ -1,0 +1,259 @@
+//! Reads what an eviction may depend on beside memory and storage: processes, pressure stalls and NUMA nodes.
+//!
+//! **Problem.** Not every kernel has all of these, and an agent that cannot count PIDs must still guard memory.
+//! **Approach.** [`NodeObserver::open`] opens what there is and returns what there is not, each with its file and reason, to be
+//! said once. After that a reading is a `pread` per file. Only [`NodeObserver::read_processes`] allocates (its reading is shared
+//! with the engine), so it is not for the way from a record to a kill.
+
+use std::sync::Arc;
+
+use plimsoll_core::reading::{NumaMemory, PressureReading, ProcessReading};
+use plimsoll_core::units::PodUid;
+
+use crate::host::HostRoot;
+use crate::host::file::FileError;
+use crate::host::numa::NumaFiles;
+use crate::host::pressure::{PressureFiles, StallError};
+use crate::host::processes::ProcessFiles;
+use crate::pods::Pods;
+
+/// Something that cannot be observed on this machine, and what follows from it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unobserved {
+    /// A file about the node's PIDs.
+    #[error(
+        "{0}; pid.available is computed from what else there is, and has no value without a limit"
+    )]
+    Processes(#[source] FileError),
+    /// A file of `/proc/pressure`.
+    #[error("{0}; its pressure signals have no value")]
+    Pressure(#[source] StallError),
+    /// The NUMA nodes.
+    #[error("{0}; numaMemory.available has no value")]
+    Numa(#[source] FileError),
+}
+
+/// The files of the node beside memory's, opened once.
+#[derive(Debug)]
+pub struct NodeObserver {
+    processes: Option<ProcessFiles>,
+    pressure: Option<PressureFiles>,
+    numa: Option<NumaFiles>,
+}
+
+impl NodeObserver {
+    /// Opens what this machine has. The second part is what it has not.
+    pub fn open(host: &HostRoot) -> (Self, Vec<Unobserved>) {
+        let mut unobserved = Vec::new();
+        let processes =
+            ProcessFiles::open(host, |error| unobserved.push(Unobserved::Processes(error)));
+        let pressure =
+            PressureFiles::open(host, |error| unobserved.push(Unobserved::Pressure(error)));
+        let numa = NumaFiles::open(host)
+            .map_err(|error| unobserved.push(Unobserved::Numa(error)))
+            .ok();
+        let observer = Self {
+            processes,
+            pressure,
+            numa,
+        };
+        (observer, unobserved)
+    }
+
+    /// Counts the node's processes and those of each pod, at `now_ns`. `None` when this machine shows no limit of PIDs.
+    ///
+    /// What cannot be read but is not needed for the node's figure is passed to `failed`, with the pod if it is one's.
+    ///
+    /// # Errors
+    /// When the limits cannot be read any more.
+    pub fn read_processes(
+        &self,
+        now_ns: u64,
+        pods: &Pods,
+        mut failed: impl FnMut(Option<&PodUid>, &FileError),
+    ) -> Result<Option<Arc<ProcessReading>>, FileError> {
+        let Some(files) = &self.processes else {
+            return Ok(None);
+        };
+        // Pods first: the node's figure is never older than a victim's.
+        let mut of_pods = Vec::with_capacity(pods.len());
+        pods.count_processes(&mut of_pods, |uid, error| failed(Some(uid), error));
+        let node = files.read(|error| failed(None, error))?;
+        Ok(Some(Arc::new(ProcessReading {
+            at_ns: now_ns,
+            max: node.max,
+            running: node.running,
+            pods: of_pods,
+        })))
+    }
+
+    /// Reads the pressure stalls, at `now_ns`; allocates nothing. `None` when this machine has none.
+    ///
+    /// A file that cannot be read is passed to `failed` and missing from the reading.
+    pub fn read_pressure(
+        &self,
+        now_ns: u64,
+        failed: impl FnMut(&StallError),
+    ) -> Option<PressureReading> {
+        Some(self.pressure.as_ref()?.read(now_ns, failed))
+    }
+
+    /// Reads the NUMA nodes into `into`, by ascending number; none on a kernel without NUMA. Allocates nothing if `into` has
+    /// room and no node came or went.
+    ///
+    /// # Errors
+    /// When a node's file cannot be read; `into` is then empty, since the worst node may be the one that is missing.
+    pub fn read_numa(&mut self, into: &mut Vec<NumaMemory>) -> Result<(), FileError> {
+        into.clear();
+        let Some(files) = &mut self.numa else {
+            return Ok(());
+        };
+        files.read(into).inspect_err(|_| into.clear())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::CgroupPath;
+    use crate::host::cgroup::tests::{fake_host, fake_v2};
+
+    fn pod(uid: &str) -> Arc<plimsoll_core::pod::Pod> {
+        let pod = serde_json::json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": uid, "namespace": "default", "uid": uid},
+            "spec": {"containers": [{"name": "c"}]},
+        });
+        Arc::new(serde_json::from_value(pod).unwrap())
+    }
+
+    /// Pods `b` with two containers, one of which made a cgroup, and `a` without processes; `c` has no cgroup.
+    fn pods(host: &HostRoot, mount: &str) -> Pods {
+        let besteffort = host.path(mount).join("kubepods/besteffort");
+        for (cgroup, procs) in [
+            ("podb", ""),
+            ("podb/c", "11\n12\n0\n"),
+            ("podb/d", "13\n"),
+            ("podb/d/inner", "14\n15\n"),
+            ("poda", ""),
+        ] {
+            let dir = besteffort.join(cgroup);
+            std::fs::create_dir_all(&dir).unwrap();
+            for (name, text) in [
+                ("cgroup.procs", procs),
+                ("cgroup.kill", ""),
+                ("memory.current", "1\n"),
+                ("memory.usage_in_bytes", "1\n"),
+                ("memory.stat", "inactive_file 0\ntotal_inactive_file 0\n"),
+            ] {
+                std::fs::write(dir.join(name), text).unwrap();
+            }
+        }
+        let mounts = host.cgroup_mounts().unwrap();
+        let mut pods = Pods::new(host.clone(), mounts, CgroupPath::default());
+        for uid in ["a", "b", "c"] {
+            pods.apply(pod(uid)).unwrap();
+            pods.refresh(&uid.into()).unwrap();
+        }
+        pods
+    }
+
+    fn write_limits(host: &HostRoot) {
+        std::fs::create_dir_all(host.procfs("sys/kernel")).unwrap();
+        std::fs::write(host.procfs("sys/kernel/pid_max"), "1000\n").unwrap();
+        std::fs::write(host.procfs("loadavg"), "0.00 0.00 0.00 1/900 77\n").unwrap();
+    }
+
+    fn processes_of_pods(host: &HostRoot, mount: &str) {
+        write_limits(host);
+        let (observer, _) = NodeObserver::open(host);
+        let pods = pods(host, mount);
+        let read = observer
+            .read_processes(5, &pods, |_, error| panic!("{error}"))
+            .unwrap()
+            .unwrap();
+        assert_eq!((read.at_ns, read.max, read.running), (5, 1000, 900));
+        let of_pods: Vec<_> = read
+            .pods
+            .iter()
+            .map(|pod| (pod.uid.to_string(), pod.processes))
+            .collect();
+        assert_eq!(of_pods, [("a".to_owned(), 0), ("b".to_owned(), 6)]);
+
+        let procs = "kubepods/besteffort/podb/c/cgroup.procs";
+        std::fs::remove_file(host.path(mount).join(procs)).unwrap();
+        let read = observer.read_processes(6, &pods, |_, error| panic!("{error}"));
+        let processes = read.unwrap().unwrap().pods[1].processes;
+        assert_eq!(processes, 3, "a container that is gone has none");
+    }
+
+    #[test]
+    fn processes_of_pods_on_v2() {
+        let (_dir, host) = fake_v2();
+        processes_of_pods(&host, "/sys/fs/cgroup");
+    }
+
+    #[test]
+    fn processes_of_pods_on_v1() {
+        let (_dir, host) = fake_host(&[("cgroup", "/sys/fs/cgroup/memory", "memory")]);
+        processes_of_pods(&host, "/sys/fs/cgroup/memory");
+    }
+
+    #[test]
+    fn a_machine_without_any_of_it() {
+        let (_dir, host) = fake_v2();
+        let (mut observer, unobserved) = NodeObserver::open(&host);
+        let text: Vec<_> = unobserved.iter().map(ToString::to_string).collect();
+        let files = [
+            "pid_max",
+            "threads-max",
+            "loadavg",
+            "memory",
+            "io",
+            "cpu",
+            "has_memory",
+        ];
+        assert_eq!(text.len(), files.len(), "{text:#?}");
+        for (line, file) in text.iter().zip(files) {
+            assert!(line.contains(&format!("/{file}: ")), "{line}");
+        }
+        let pods = Pods::new(
+            host.clone(),
+            host.cgroup_mounts().unwrap(),
+            CgroupPath::default(),
+        );
+        let read = observer.read_processes(1, &pods, |_, error| panic!("{error}"));
+        assert_eq!(read.unwrap(), None);
+        assert_eq!(observer.read_pressure(1, |error| panic!("{error}")), None);
+        let mut numa = vec![NumaMemory::default()];
+        observer.read_numa(&mut numa).unwrap();
+        assert_eq!(numa, []);
+    }
+
+    #[test]
+    fn this_machine() {
+        let host = HostRoot::live();
+        let (mut observer, unobserved) = NodeObserver::open(&host);
+        let pods = Pods::new(
+            host.clone(),
+            host.cgroup_mounts().unwrap(),
+            CgroupPath::default(),
+        );
+        let processes = observer
+            .read_processes(1, &pods, |_, error| panic!("{error}"))
+            .unwrap();
+        assert!(processes.is_some_and(|read| read.running < read.max));
+        let has_pressure = !unobserved
+            .iter()
+            .any(|what| matches!(what, Unobserved::Pressure(_)));
+        let pressure = observer.read_pressure(1, |error| panic!("{error}"));
+        assert_eq!(has_pressure, pressure.is_some());
+        let has_numa = !unobserved
+            .iter()
+            .any(|what| matches!(what, Unobserved::Numa(_)));
+        let mut numa = Vec::new();
+        observer.read_numa(&mut numa).unwrap();
+        assert_eq!(has_numa, !numa.is_empty());
+    }
+}
