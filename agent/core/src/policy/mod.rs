@@ -6,6 +6,7 @@ pub mod freshness;
 pub mod leaving;
 mod local_storage;
 pub mod node_reclaim;
+pub mod oom_order;
 pub mod oom_score;
 pub mod rank;
 pub mod sampling;
