@@ -1,8 +1,8 @@
 //! Guests: a kernel under QEMU's software emulation with a throw-away root file system, in which one command runs.
 //!
 //! Problem: what Plimsoll does needs root, a kernel of a known version and memory that may run out. Approach: a
-//! fresh virtual machine per run, no KVM, no disk, no network: kernel image, an initramfs made on the spot (busybox, the
-//! agent, the guest programs), the console on a serial port.
+//! fresh virtual machine per run, no KVM, no network: kernel image, an initramfs made on the spot (busybox, the
+//! agent, the guest programs), two empty disks, the console on a serial port.
 //!
 //! ```text
 //! Guest::new(Kernel::V6_12).topology(Topology::Numa2).memory_mb(2048).command("plimsoll check").run(|line| println!("{line}"))
@@ -21,7 +21,7 @@ mod programs;
 mod qemu;
 mod topology;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -41,11 +41,18 @@ use self::cpio::Archive;
 use self::qemu::Running;
 pub(crate) use self::topology::Topology;
 
+/// What comes through the second serial port, in the run's folder.
+const FILES: &str = "files.tar.gz";
+
 /// PID 1 of every guest.
 const INIT: &str = include_str!("init.sh");
 
 /// Times a guest is started when it ends without a status.
 const ATTEMPTS_MAX: u32 = 2;
+
+/// The empty disks of every guest, `/dev/nvme0n1` for a file system and `/dev/nvme0n2` for swap: NVMe, the one block driver that
+/// is built into all of Debian's kernels. Sparse files that go with the run.
+const DISKS: [(&str, u64); 2] = [("disk.img", 1 << 30), ("swap.img", 512 << 20)];
 
 /// Console lines kept for the caller, the first ones; all lines are streamed.
 const LINES_KEPT_MAX: usize = 200_000;
@@ -258,9 +265,9 @@ impl Guest {
     ) -> Result<GuestExit> {
         let started = Instant::now();
         let deadline = self.timeout.map(|timeout| started + timeout);
-        let files = work.join("files.tar.gz");
+        let files = work.join(FILES);
         let mut qemu = Running::start(
-            self.qemu(image, initramfs, &files, false)?,
+            self.qemu(image, initramfs, work, false)?,
             Stdio::null(),
             work,
         )?;
@@ -325,10 +332,10 @@ impl Guest {
         let work = tempfile::tempdir().context("cannot make a temporary folder")?;
         let image = self.kernel.image()?;
         let initramfs = self.initramfs(work.path())?;
-        let files = work.path().join("files.tar.gz");
+        let files = work.path().join(FILES);
         say("guest", "a shell; `exit` ends it, Ctrl-A X kills it");
         let mut qemu = Running::start(
-            self.qemu(&image, &initramfs, &files, true)?,
+            self.qemu(&image, &initramfs, work.path(), true)?,
             Stdio::inherit(),
             work.path(),
         )?;
@@ -397,7 +404,7 @@ impl Guest {
         Ok(initramfs)
     }
 
-    fn qemu(&self, image: &Path, initramfs: &Path, files: &Path, shell: bool) -> Result<Command> {
+    fn qemu(&self, image: &Path, initramfs: &Path, work: &Path, shell: bool) -> Result<Command> {
         ensure!(
             !self.icount || matches!(self.topology, Topology::Flat(_)),
             "instruction-counted time has one CPU: leave out the topology {}",
@@ -451,7 +458,21 @@ impl Guest {
                 "-nodefaults",
             ])
             .args(["-serial", if shell { "mon:stdio" } else { "stdio" }])
-            .args(["-serial", &format!("file:{}", files.display())]);
+            .args(["-serial", &format!("file:{}", work.join(FILES).display())])
+            .args(["-device", "nvme,id=nvme0,serial=plimsoll"]);
+        for (name, bytes) in DISKS {
+            // Made anew for each attempt, so that a second one does not find what the first left.
+            let path = work.join(name);
+            File::create(&path)
+                .and_then(|file| file.set_len(bytes))
+                .with_context(|| format!("cannot make {}", path.display()))?;
+            let drive = format!(
+                "file={},if=none,id={name},format=raw,cache=unsafe,discard=unmap",
+                path.display()
+            );
+            let device = format!("nvme-ns,bus=nvme0,drive={name}");
+            command.args(["-drive", &drive, "-device", &device]);
+        }
         Ok(command)
     }
 
