@@ -1,0 +1,78 @@
+//! Files: bytes, inodes and page cache.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use super::{Go, Growth, Log};
+
+const MIB: usize = 1 << 20;
+/// Files in one directory; more make slow directories on old file systems.
+const FILES_PER_DIRECTORY: u64 = 1000;
+/// MiB in one file of [`fill`].
+const FILE_MB: u64 = 16;
+
+/// Writes a file of `mb` MiB to the disk, so that its pages are clean page cache.
+pub(crate) fn write(path: &Path, mb: usize) -> anyhow::Result<()> {
+    let mut file = File::create(path).with_context(|| format!("creating {}", path.display()))?;
+    let block = vec![1_u8; MIB];
+    for _ in 0..mb {
+        file.write_all(&block)
+            .with_context(|| format!("writing {}", path.display()))?;
+    }
+    file.sync_all()?;
+    Ok(())
+}
+
+/// Reads a file to its end again and again. The amount in the log is the round.
+pub(crate) fn reread(path: &Path, pause: Duration, log: &Log) -> anyhow::Result<()> {
+    let mut block = vec![0_u8; MIB];
+    for round in 1_u64.. {
+        let mut file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
+        while file.read(&mut block)? > 0 {}
+        // The second round is what makes pages active.
+        match round {
+            2 => log.goal(round),
+            _ => log.event("at", round),
+        }
+        thread::sleep(pause);
+    }
+    Ok(())
+}
+
+/// MiB after MiB, in files of [`FILE_MB`].
+pub(crate) fn fill(dir: &Path, growth: &Growth, go: &Go, log: &Log) -> anyhow::Result<()> {
+    fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
+    let block = vec![1_u8; MIB];
+    let mut file: Option<File> = None;
+    growth.run(go, log, |made| {
+        let open = match &mut file {
+            Some(open) if !made.is_multiple_of(FILE_MB) => open,
+            stale => stale.insert(File::create(dir.join(format!("fill-{}", made / FILE_MB)))?),
+        };
+        open.write_all(&block)?;
+        // Space is taken when pages are written back, on file systems that allocate late.
+        if (made + 1).is_multiple_of(FILE_MB) || made + 1 == growth.count {
+            open.sync_all()?;
+        }
+        Ok(())
+    });
+    Ok(())
+}
+
+/// Empty files, and a directory for each [`FILES_PER_DIRECTORY`] of them.
+pub(crate) fn inodes(dir: &Path, growth: &Growth, go: &Go, log: &Log) -> anyhow::Result<()> {
+    fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
+    growth.run(go, log, |made| -> io::Result<()> {
+        let below = dir.join(format!("{}", made / FILES_PER_DIRECTORY));
+        if made.is_multiple_of(FILES_PER_DIRECTORY) {
+            fs::create_dir_all(&below)?;
+        }
+        File::create(below.join(format!("{made}"))).map(drop)
+    });
+    Ok(())
+}

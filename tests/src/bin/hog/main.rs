@@ -1,0 +1,396 @@
+//! A workload for the guests: takes memory, page cache, disk space, inodes, PIDs or CPU time, and says when it was told to go.
+//!
+//! With `--log FILE` each event is one line `WORD NS AMOUNT` (`CLOCK_MONOTONIC`): `ready`, `start`, `at`, `full` (its goal is
+//! reached), `refused` (the kernel gave no more), `sigterm`. The amount is in the mode's unit: MiB, inodes, processes or rounds. `full`
+//! and `refused` are also said on standard output.
+
+#![forbid(unsafe_code)]
+
+mod files;
+mod memory;
+mod processes;
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::exit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use signal_hook::consts::{SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+use tests::guest::clock::now_ns;
+
+use self::memory::Memory;
+
+/// Between two steps of what grows at a rate.
+const STEP: Duration = Duration::from_millis(10);
+const SHELL_STATUS_OF_SIGTERM: i32 = 143;
+
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    manners: Manners,
+    #[command(subcommand)]
+    mode: Mode,
+}
+
+#[derive(Args)]
+struct Manners {
+    /// What SIGTERM does: leave, only be noted, or nothing at all.
+    #[arg(long, value_enum, default_value_t = OnTerm::Exit, global = true)]
+    on_term: OnTerm,
+    /// Appends events to this file.
+    #[arg(long, global = true)]
+    log: Option<PathBuf>,
+    /// Runs on the CPUs of this NUMA node, so that its memory comes from there as long as there is any.
+    #[arg(long, global = true, value_name = "NODE")]
+    numa_node: Option<u32>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum OnTerm {
+    Exit,
+    Log,
+    Ignore,
+}
+
+#[derive(Subcommand)]
+enum Mode {
+    /// Touches anonymous memory at a fixed rate, in steps of 10 ms.
+    Ramp {
+        /// Growth.
+        #[arg(long)]
+        rate_mb_s: u64,
+        /// Touched at once, before the ramp.
+        #[arg(long, default_value_t = 0)]
+        pre_mb: usize,
+        /// Stops growing here and holds; otherwise grows until it is killed.
+        #[arg(long)]
+        max_mb: Option<usize>,
+        /// Starts the ramp on SIGUSR1 only.
+        #[arg(long)]
+        wait_usr1: bool,
+    },
+    /// Touches memory and sleeps.
+    Hold {
+        /// Size.
+        #[arg(long)]
+        mb: usize,
+    },
+    /// Writes a file, so that its pages are in the page cache, and sleeps.
+    File {
+        /// Size.
+        #[arg(long)]
+        mb: usize,
+        /// The file.
+        #[arg(long)]
+        path: PathBuf,
+    },
+    /// Starts processes that hold memory each, and sleeps.
+    Fork {
+        /// How many.
+        #[arg(long)]
+        n: usize,
+        /// Size of each.
+        #[arg(long, default_value_t = 1)]
+        mb: usize,
+    },
+    /// Lets memory grow and shrink between two sizes, for ever.
+    Flap {
+        /// The smaller size.
+        #[arg(long)]
+        low_mb: usize,
+        /// The larger size.
+        #[arg(long)]
+        high_mb: usize,
+        /// Time from one peak to the next; half of it is spent at each size.
+        #[arg(long)]
+        period_ms: u64,
+        /// Starts on SIGUSR1 only; until then it has the smaller size.
+        #[arg(long)]
+        wait_usr1: bool,
+    },
+    /// Fills a directory with bytes at a fixed rate, and then sleeps.
+    Fill {
+        /// The directory; it is made.
+        #[arg(long)]
+        dir: PathBuf,
+        #[command(flatten)]
+        growth: Growth,
+    },
+    /// Fills a directory with empty files at a fixed rate, and then sleeps.
+    Inodes {
+        /// The directory; it is made.
+        #[arg(long)]
+        dir: PathBuf,
+        #[command(flatten)]
+        growth: Growth,
+    },
+    /// Starts sleeping processes at a fixed rate, and then sleeps. They end with it.
+    Pids {
+        #[command(flatten)]
+        growth: Growth,
+    },
+    /// Writes a file and reads it again and again: its pages stay in the page cache, and are used.
+    Reread {
+        /// The file.
+        #[arg(long)]
+        path: PathBuf,
+        /// Size.
+        #[arg(long)]
+        mb: usize,
+        /// Rests this long after each round.
+        #[arg(long, default_value_t = 100)]
+        pause_ms: u64,
+        /// Starts writing on SIGUSR1 only.
+        #[arg(long)]
+        wait_usr1: bool,
+    },
+    /// What `pids` starts.
+    #[command(hide = true)]
+    Sleep,
+    /// Maps, touches and unmaps memory in a loop; prints one JSON line with faults and times.
+    Faults {
+        /// Rounds of 64 MiB.
+        #[arg(long)]
+        rounds: u32,
+    },
+    /// Uses the CPU.
+    Spin {
+        /// Threads.
+        #[arg(long, default_value_t = 1)]
+        threads: usize,
+        /// Stops after this time; otherwise runs until it is killed.
+        #[arg(long)]
+        seconds: Option<u64>,
+    },
+}
+
+/// How something countable grows.
+#[derive(Args)]
+struct Growth {
+    /// How many: MiB, files or processes.
+    #[arg(long)]
+    count: u64,
+    /// How many in a second.
+    #[arg(long)]
+    rate_s: u64,
+    /// Starts on SIGUSR1 only.
+    #[arg(long)]
+    wait_usr1: bool,
+}
+
+impl Growth {
+    /// Makes one after the other until there are enough or the kernel refuses, and says which of both it was.
+    fn run(&self, go: &Go, log: &Log, mut make: impl FnMut(u64) -> std::io::Result<()>) {
+        log.event("ready", 0);
+        if self.wait_usr1 {
+            go.wait();
+        }
+        log.event("start", 0);
+        let start = Instant::now();
+        let mut made = 0;
+        while made < self.count {
+            let due = u128::from(self.rate_s) * start.elapsed().as_millis() / 1000 + 1;
+            while made < self.count && u128::from(made) < due {
+                if let Err(error) = make(made) {
+                    println!("refused at {made}: {error}");
+                    log.event("refused", made);
+                    return;
+                }
+                made += 1;
+            }
+            thread::sleep(STEP);
+        }
+        log.goal(made);
+    }
+}
+
+/// SIGUSR1 has come.
+#[derive(Clone)]
+struct Go(Arc<AtomicBool>);
+
+impl Go {
+    /// On the main thread only: that is the one which is woken.
+    fn wait(&self) {
+        while !self.0.load(Ordering::Acquire) {
+            thread::park();
+        }
+    }
+}
+
+/// Writes events; failing to is no reason to stop hogging.
+struct Log(Option<File>);
+
+impl Log {
+    fn event(&self, word: &str, amount: u64) {
+        let Some(mut file) = self.0.as_ref() else {
+            return;
+        };
+        let line = format!("{word} {} {amount}\n", now_ns());
+        if let Err(error) = file.write_all(line.as_bytes()) {
+            eprintln!("hog: cannot write to its log: {error}");
+        }
+    }
+
+    /// It has what it was to take.
+    fn goal(&self, amount: u64) {
+        println!("reached {amount}");
+        self.event("full", amount);
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let Arguments { manners, mode } = Arguments::parse();
+    if let Mode::Sleep = mode {
+        return processes::sleep_while_the_parent_lives();
+    }
+    if let Some(node) = manners.numa_node {
+        memory::run_on_numa_node(node)?;
+    }
+    let file = match &manners.log {
+        Some(path) => Some(
+            OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(path)
+                .with_context(|| format!("opening {}", path.display()))?,
+        ),
+        None => None,
+    };
+    let go = Go(Arc::new(AtomicBool::new(false)));
+    answer_signals(
+        manners.on_term,
+        Log(file.as_ref().map(File::try_clone).transpose()?),
+        go.clone(),
+    )?;
+    let log = Log(file);
+    match mode {
+        Mode::Ramp {
+            rate_mb_s,
+            pre_mb,
+            max_mb,
+            wait_usr1,
+        } => {
+            let mut memory = Memory::default();
+            memory.grow_to(pre_mb << 20);
+            log.event("ready", memory.touched_mb());
+            if wait_usr1 {
+                go.wait();
+            }
+            memory::ramp(&mut memory, rate_mb_s, max_mb.map(|mb| mb << 20), &log);
+            sleep_for_ever();
+        }
+        Mode::Hold { mb } => {
+            let mut memory = Memory::default();
+            memory.grow_to(mb << 20);
+            log.event("ready", memory.touched_mb());
+            sleep_for_ever();
+        }
+        Mode::Flap {
+            low_mb,
+            high_mb,
+            period_ms,
+            wait_usr1,
+        } => {
+            let mut low = Memory::default();
+            low.grow_to(low_mb << 20);
+            log.event("ready", low.touched_mb());
+            if wait_usr1 {
+                go.wait();
+            }
+            let half = Duration::from_millis(period_ms / 2);
+            memory::flap(high_mb.saturating_sub(low_mb) << 20, half, &log)
+        }
+        Mode::File { mb, path } => {
+            files::write(&path, mb)?;
+            log.event("ready", mb as u64);
+            sleep_for_ever();
+        }
+        Mode::Fill { dir, growth } => {
+            files::fill(&dir, &growth, &go, &log)?;
+            sleep_for_ever();
+        }
+        Mode::Inodes { dir, growth } => {
+            files::inodes(&dir, &growth, &go, &log)?;
+            sleep_for_ever();
+        }
+        Mode::Reread {
+            path,
+            mb,
+            pause_ms,
+            wait_usr1,
+        } => {
+            log.event("ready", 0);
+            if wait_usr1 {
+                go.wait();
+            }
+            files::write(&path, mb)?;
+            files::reread(&path, Duration::from_millis(pause_ms), &log)
+        }
+        Mode::Fork { n, mb } => {
+            processes::fork(n, mb)?;
+            log.event("ready", (n * mb) as u64);
+            sleep_for_ever();
+        }
+        Mode::Pids { growth } => {
+            processes::pids(&growth, &go, &log)?;
+            sleep_for_ever();
+        }
+        // Done above.
+        Mode::Sleep => Ok(()),
+        Mode::Faults { rounds } => {
+            memory::fault_loop(rounds);
+            Ok(())
+        }
+        Mode::Spin { threads, seconds } => {
+            for _ in 0..threads.max(1) {
+                thread::spawn(|| {
+                    loop {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            match seconds {
+                Some(seconds) => {
+                    thread::sleep(Duration::from_secs(seconds));
+                    Ok(())
+                }
+                None => sleep_for_ever(),
+            }
+        }
+    }
+}
+
+/// A thread that waits for signals: SIGTERM is answered while the ramp is in the middle of a step.
+fn answer_signals(on_term: OnTerm, log: Log, go: Go) -> anyhow::Result<()> {
+    let main = thread::current();
+    let mut signals = Signals::new([SIGTERM, SIGUSR1]).context("installing signal handlers")?;
+    thread::spawn(move || {
+        for signal in signals.forever() {
+            if signal == SIGUSR1 {
+                go.0.store(true, Ordering::Release);
+                main.unpark();
+                continue;
+            }
+            if on_term != OnTerm::Ignore {
+                log.event("sigterm", 0);
+            }
+            if on_term == OnTerm::Exit {
+                exit(SHELL_STATUS_OF_SIGTERM);
+            }
+        }
+    });
+    Ok(())
+}
+
+fn sleep_for_ever() -> ! {
+    loop {
+        thread::park();
+    }
+}

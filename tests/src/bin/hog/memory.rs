@@ -1,0 +1,114 @@
+//! Anonymous memory: grown, held, given back.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use tests::guest::clock::now_ns;
+
+use super::{Log, STEP};
+
+const PAGE_BYTES: usize = 4096;
+/// Larger than what malloc ever serves from its heap (32 MiB), so that each block is a mapping of its own, untouched and zero.
+const BLOCK_BYTES: usize = 64 << 20;
+
+/// Anonymous memory that is mapped in blocks and touched page by page.
+#[derive(Default)]
+pub(crate) struct Memory {
+    blocks: Vec<Vec<u8>>,
+    touched_bytes: usize,
+}
+
+impl Memory {
+    pub(crate) fn grow_to(&mut self, bytes: usize) {
+        while self.touched_bytes < bytes {
+            let offset = self.touched_bytes % BLOCK_BYTES;
+            if self.touched_bytes / BLOCK_BYTES == self.blocks.len() {
+                self.blocks.push(vec![0; BLOCK_BYTES]);
+            }
+            if let Some(block) = self.blocks.last_mut() {
+                block[offset] = 1;
+            }
+            self.touched_bytes += PAGE_BYTES;
+        }
+    }
+
+    pub(crate) fn touched_mb(&self) -> u64 {
+        (self.touched_bytes >> 20) as u64
+    }
+}
+
+pub(crate) fn ramp(memory: &mut Memory, rate_mb_s: u64, max_bytes: Option<usize>, log: &Log) {
+    let base_bytes = memory.touched_bytes;
+    let start = Instant::now();
+    log.event("start", memory.touched_mb());
+    let mut told_bytes = base_bytes;
+    loop {
+        let grown_bytes = u128::from(rate_mb_s << 20) * start.elapsed().as_micros() / 1_000_000;
+        let want_bytes =
+            base_bytes.saturating_add(usize::try_from(grown_bytes).unwrap_or(usize::MAX));
+        memory.grow_to(max_bytes.map_or(want_bytes, |max| want_bytes.min(max)));
+        if memory.touched_bytes - told_bytes >= 256 << 20 {
+            told_bytes = memory.touched_bytes;
+            log.event("at", memory.touched_mb());
+        }
+        if max_bytes.is_some_and(|max| memory.touched_bytes >= max) {
+            log.goal(memory.touched_mb());
+            return;
+        }
+        thread::sleep(STEP);
+    }
+}
+
+pub(crate) fn fault_loop(rounds: u32) {
+    let wall_ns = now_ns();
+    let cpu_ns = thread_cpu_ns();
+    let mut faults = 0_u64;
+    for _ in 0..rounds {
+        // Freed at the end of the round, back to the kernel: a new mapping each time.
+        let mut block = vec![0_u8; BLOCK_BYTES];
+        for page in block.chunks_mut(PAGE_BYTES) {
+            page[0] = 1;
+            faults += 1;
+        }
+        std::hint::black_box(&block);
+    }
+    let (wall_ns, cpu_ns) = (now_ns() - wall_ns, thread_cpu_ns() - cpu_ns);
+    println!("{{\"faults\":{faults},\"wall_ns\":{wall_ns},\"cpu_ns\":{cpu_ns}}}");
+}
+
+fn thread_cpu_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+/// Holds `bytes` for a while, gives them back for a while, and so on. The amount in the log is the round.
+pub(crate) fn flap(bytes: usize, half: Duration, log: &Log) -> ! {
+    for round in 0_u64.. {
+        let mut memory = Memory::default();
+        memory.grow_to(bytes);
+        log.event("at", round);
+        thread::sleep(half);
+        drop(memory);
+        thread::sleep(half);
+    }
+    unreachable!("u64 has more rounds than the machine has time")
+}
+
+/// Memory is taken from the node of the CPU that touches it first, unless that node is full. A binding without that exception
+/// is the pod's `cpuset.mems`.
+pub(crate) fn run_on_numa_node(node: u32) -> anyhow::Result<()> {
+    let path = format!("/sys/devices/system/node/node{node}/cpulist");
+    let list = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+    let mut cpus = CpuSet::new();
+    for range in list.trim().split(',').filter(|range| !range.is_empty()) {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        for cpu in first.parse::<usize>()?..=last.parse()? {
+            cpus.set(cpu);
+        }
+    }
+    ensure!(cpus.count() > 0, "NUMA node {node} has no CPU");
+    sched_setaffinity(None, &cpus).context("choosing CPUs")
+}

@@ -1,0 +1,45 @@
+//! Processes: with memory, or only with a PID.
+
+use std::process::{Command, Stdio};
+
+use anyhow::Context as _;
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+
+use super::{Go, Growth, Log, sleep_for_ever};
+
+/// `n` processes that hold `mb` MiB each.
+pub(crate) fn fork(n: usize, mb: usize) -> anyhow::Result<()> {
+    let own = std::env::current_exe()?;
+    let mb_each = mb.to_string();
+    for _ in 0..n {
+        Command::new(&own)
+            .args(["hold", "--mb", &mb_each])
+            .spawn()
+            .context("starting a child")?;
+    }
+    Ok(())
+}
+
+/// Sleeping processes of one thread, which end when this one does.
+pub(crate) fn pids(growth: &Growth, go: &Go, log: &Log) -> anyhow::Result<()> {
+    let own = std::env::current_exe()?;
+    growth.run(go, log, |_| {
+        Command::new(&own)
+            .arg("sleep")
+            .stdin(Stdio::null())
+            .spawn()
+            .map(drop)
+    });
+    Ok(())
+}
+
+/// One of them: the kernel kills it when the main thread of its parent ends.
+pub(crate) fn sleep_while_the_parent_lives() -> anyhow::Result<()> {
+    let parent = getppid();
+    set_parent_process_death_signal(Some(Signal::KILL)).context("asking for a signal")?;
+    if getppid() != parent {
+        // It ended before the kernel was asked.
+        return Ok(());
+    }
+    sleep_for_ever()
+}
