@@ -211,7 +211,7 @@ mod tests {
     use plimsoll_core::engine::EngineConfig;
     use plimsoll_core::event::{EventKind, NodeMemory, Sample};
     use plimsoll_core::signal::Signal;
-    use plimsoll_core::threshold::{Amount, Operator, Threshold};
+    use plimsoll_core::threshold::{Amount, Operator, Passes, Threshold};
 
     fn journal(path: &Path) {
         let threshold = Threshold {
@@ -220,6 +220,7 @@ mod tests {
             value: Amount::Absolute(500),
             grace_ns: 0,
             min_reclaim: None,
+            passes: Passes::All,
         };
         let mut engine = Engine::new(EngineConfig {
             thresholds: vec![threshold],

@@ -24,7 +24,7 @@ use crate::threshold::Threshold;
 /// What the engine is told once. Part of every journal's header.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct EngineConfig {
-    /// The eviction thresholds, as [`crate::threshold::parse`] and then [`crate::threshold::with_containerfs`] return them.
+    /// The eviction thresholds, as [`crate::threshold::for_layout`] returns them.
     pub thresholds: Vec<Threshold>,
     /// How images, writable layers and the kubelet's directory are spread over file systems.
     pub layout: ImageFsLayout,
@@ -125,7 +125,7 @@ impl Engine {
                 at_ns: self.state.now_ns,
                 availability: self.config.options.availability,
             });
-            self.judge(sample.cause, &observations, decisions);
+            self.judge(event.at_ns, sample.cause, &observations, decisions);
             sampling::arm(&self.config, &mut self.state, sample, decisions);
         }
         sampling::schedule(&self.config, &mut self.state, decisions);
@@ -135,6 +135,7 @@ impl Engine {
     /// observations and not readings.
     pub fn judge(
         &mut self,
+        at_ns: u64,
         cause: Cause,
         observations: &Observations,
         decisions: &mut Vec<Decision>,
@@ -144,6 +145,7 @@ impl Engine {
             state,
             scratch,
         } = self;
+        state.now_ns = state.now_ns.max(at_ns);
         eviction::decide(config, state, cause, observations, scratch, decisions);
         state.observations = *observations;
     }

@@ -25,6 +25,8 @@ pub struct NodeState {
     pub now_ns: u64,
     /// The pods, by identity.
     pub pods: BTreeMap<PodUid, PodState>,
+    /// Whether thresholds have been judged before ([`Passes`](crate::threshold::Passes)).
+    pub passed: bool,
     /// One entry per threshold of the configuration.
     pub thresholds: Vec<ThresholdState>,
     /// The node conditions, in the order of [`NodeCondition::ALL`].

@@ -3,7 +3,7 @@
 //! Rules: `ParseThresholdConfig` in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36. A threshold without a grace period
 //! is *hard*; a soft one with a grace period of `0s` is hard too. `0%` and `100%` (exactly these texts) switch a threshold
 //! off. A hard `memory.available` is copied to `allocatableMemory.available` when node allocatable is enforced on pods; those
-//! of `containerfs` are always copies of another file system's ([`with_containerfs`]).
+//! of `containerfs` are always copies of another file system's ([`for_layout`]).
 
 use std::collections::BTreeMap;
 
@@ -39,14 +39,39 @@ pub enum Amount {
 }
 
 impl Amount {
-    /// The amount where the signal's capacity is known. The kubelet's arithmetic: `float32` fraction, product in `float64`,
-    /// truncated.
-    pub fn of(self, capacity: u64) -> u64 {
+    /// The amount where the signal's capacity is known. The kubelet's arithmetic (`GetThresholdQuantity`): `float32` fraction,
+    /// product in `float64`, truncated; what no `int64` can hold becomes the smallest one, as on amd64.
+    pub fn of(self, capacity: u64) -> i64 {
         match self {
-            Self::Absolute(amount) => amount,
-            Self::Fraction(bits) => (capacity as f64 * f64::from(f32::from_bits(bits))) as u64,
+            Self::Absolute(amount) => i64::try_from(amount).unwrap_or(i64::MAX),
+            Self::Fraction(bits) => {
+                let product = capacity as f64 * f64::from(f32::from_bits(bits));
+                // 2^63 is exact in float64; NaN is in no range.
+                let fits =
+                    (-9_223_372_036_854_775_808.0..9_223_372_036_854_775_808.0).contains(&product);
+                if fits { product as i64 } else { i64::MIN }
+            }
         }
     }
+
+    /// The same for people and for head-room: never below 0.
+    pub fn units(self, capacity: u64) -> u64 {
+        self.of(capacity).max(0).unsigned_abs()
+    }
+}
+
+/// In which passes a threshold counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Passes {
+    /// In all.
+    #[default]
+    All,
+    /// In the first pass of the engine; later only for as long as it stays met with its minimum reclaim. See
+    /// [`for_layout`].
+    First,
+    /// In all but the first.
+    Later,
 }
 
 /// One eviction threshold.
@@ -62,6 +87,9 @@ pub struct Threshold {
     pub grace_ns: u64,
     /// How much more must be available before a threshold that was met counts as resolved.
     pub min_reclaim: Option<Amount>,
+    /// In which passes it counts.
+    #[serde(default)]
+    pub passes: Passes,
 }
 
 impl Threshold {
@@ -70,35 +98,26 @@ impl Threshold {
         self.grace_ns == 0
     }
 
-    /// Its value in the signal's unit.
+    /// Its value in the signal's unit, never below 0.
     pub fn amount(&self, capacity: u64) -> u64 {
-        self.value.of(capacity)
-    }
-
-    /// Its minimum reclaim in the signal's unit; 0 if it has none.
-    pub fn reclaim(&self, capacity: u64) -> u64 {
-        self.min_reclaim.map_or(0, |amount| amount.of(capacity))
+        self.value.units(capacity)
     }
 
     /// What is missing until an observation satisfies it, in the signal's unit; `None` if it is not met. `with_reclaim`: its
     /// minimum reclaim is to be there too.
     pub fn shortfall(&self, observation: Observation, with_reclaim: bool) -> Option<u64> {
-        let value = self.amount(observation.capacity);
-        let reclaim = if with_reclaim {
-            self.reclaim(observation.capacity)
-        } else {
-            0
+        let value = i128::from(self.value.of(observation.capacity));
+        let reclaim = match self.min_reclaim {
+            Some(amount) if with_reclaim => i128::from(amount.of(observation.capacity)),
+            _ => 0,
         };
+        let shown = i128::from(observation.value);
         let missing = match self.operator {
-            Operator::LessThan => value
-                .saturating_add(reclaim)
-                .saturating_sub(observation.value),
-            Operator::GreaterThan => observation
-                .value
-                .saturating_sub(value.saturating_sub(reclaim)),
+            Operator::LessThan => value + reclaim - shown,
+            Operator::GreaterThan => shown - (value - reclaim).max(0),
             Operator::Never => 0,
         };
-        (missing > 0).then_some(missing)
+        (missing > 0).then(|| u64::try_from(missing).unwrap_or(u64::MAX))
     }
 }
 
@@ -196,6 +215,12 @@ pub fn parse(settings: &ThresholdSettings) -> Result<Vec<Threshold>, ThresholdEr
         })?;
         grace_periods.insert(signal, ns);
     }
+    let mut reclaims = BTreeMap::new();
+    for (name, text) in &settings.minimum_reclaim {
+        const FIELD: &str = "evictionMinimumReclaim";
+        let signal = signal(FIELD, name)?;
+        reclaims.insert(signal, amount(FIELD, signal, text, Zero::Allowed)?);
+    }
     for threshold in &mut soft {
         let signal = threshold.signal;
         threshold.grace_ns = *grace_periods
@@ -203,16 +228,8 @@ pub fn parse(settings: &ThresholdSettings) -> Result<Vec<Threshold>, ThresholdEr
             .ok_or(ThresholdError::NoGracePeriod { signal })?;
     }
     thresholds.append(&mut soft);
-    for (name, text) in &settings.minimum_reclaim {
-        const FIELD: &str = "evictionMinimumReclaim";
-        let signal = signal(FIELD, name)?;
-        let amount = amount(FIELD, signal, text, Zero::Allowed)?;
-        for threshold in thresholds
-            .iter_mut()
-            .filter(|threshold| threshold.signal == signal)
-        {
-            threshold.min_reclaim = Some(amount);
-        }
+    for threshold in &mut thresholds {
+        threshold.min_reclaim = reclaims.get(&threshold.signal).copied();
     }
     if settings.enforce_pods {
         let copies: Vec<Threshold> = thresholds
@@ -228,10 +245,22 @@ pub fn parse(settings: &ThresholdSettings) -> Result<Vec<Threshold>, ThresholdEr
     Ok(thresholds)
 }
 
-/// The thresholds with those of `containerfs` as copies of the file system that holds writable layers: the node's, or the
-/// images' where these have their own and are not split (`UpdateContainerFsThresholds` of the same file). What was configured
-/// for `containerfs` is overridden; where there is nothing to copy the kubelet puts a threshold that is never met.
-pub fn with_containerfs(thresholds: &[Threshold], layout: ImageFsLayout) -> Vec<Threshold> {
+/// Reads the settings for a node whose file systems are known: [`parse`], with those of `containerfs` as copies of the file system
+/// that holds writable layers, which is the node's, or the images' where these have their own and are not split
+/// (`UpdateContainerFsThresholds` of the same file). What was configured for `containerfs` is overridden; where there is nothing
+/// to copy the kubelet puts a threshold that is never met.
+///
+/// The kubelet finds out about file systems in its first pass and judges that pass by the list as it was before (`synchronize` in
+/// eviction_manager.go assigns the new one to a variable of an inner scope). So copies count [after](Passes::Later) it, and what
+/// is overridden counts in the [first](Passes::First), unless the override was written into the array that both lists share:
+/// that is so until the list outgrows it ([`Room`]).
+///
+/// # Errors
+/// As [`parse`].
+pub fn for_layout(
+    settings: &ThresholdSettings,
+    layout: ImageFsLayout,
+) -> Result<Vec<Threshold>, ThresholdError> {
     use Signal::{
         ContainerfsAvailable, ContainerfsInodesFree, ImagefsAvailable, ImagefsInodesFree,
         NodefsAvailable, NodefsInodesFree,
@@ -240,14 +269,16 @@ pub fn with_containerfs(thresholds: &[Threshold], layout: ImageFsLayout) -> Vec<
         ImageFsLayout::Shared | ImageFsLayout::Split => (NodefsAvailable, NodefsInodesFree),
         ImageFsLayout::Dedicated => (ImagefsAvailable, ImagefsInodesFree),
     };
-    let mut updated = thresholds.to_vec();
+    let thresholds = parse(settings)?;
+    let mut room = Room::of(settings, &thresholds);
+    let mut updated = thresholds.clone();
     for (copy, original) in [
         (ContainerfsAvailable, bytes),
         (ContainerfsInodesFree, inodes),
     ] {
         for hard in [true, false] {
+            // Of several the kubelet's loop keeps the last.
             let find = |signal| {
-                // The kubelet's loop keeps the last.
                 thresholds
                     .iter()
                     .rposition(|own| own.signal == signal && own.is_hard() == hard)
@@ -255,6 +286,7 @@ pub fn with_containerfs(thresholds: &[Threshold], layout: ImageFsLayout) -> Vec<
             let threshold = match find(original) {
                 Some(at) => Threshold {
                     signal: copy,
+                    passes: Passes::Later,
                     ..thresholds[at]
                 },
                 None => Threshold {
@@ -263,15 +295,81 @@ pub fn with_containerfs(thresholds: &[Threshold], layout: ImageFsLayout) -> Vec<
                     value: Amount::Fraction(0),
                     grace_ns: 0,
                     min_reclaim: None,
+                    passes: Passes::Later,
                 },
             };
             match find(copy) {
-                Some(at) => updated[at] = threshold,
-                None => updated.push(threshold),
+                Some(at) if room.is_shared => {
+                    updated[at] = Threshold {
+                        passes: Passes::All,
+                        ..threshold
+                    };
+                }
+                Some(at) => {
+                    updated[at].passes = Passes::First;
+                    updated.push(threshold);
+                }
+                None => {
+                    room.append(1);
+                    updated.push(threshold);
+                }
             }
         }
     }
-    updated
+    Ok(updated)
+}
+
+/// The array behind the kubelet's list of thresholds: whether the list before its last change and the one after still share it.
+#[derive(Clone, Copy)]
+struct Room {
+    used: usize,
+    capacity: usize,
+    is_shared: bool,
+}
+
+impl Room {
+    /// What the kubelet's parser leaves: it appends the hard ones, then the soft ones, and begins a new array where copies for
+    /// allocatable memory are made.
+    fn of(settings: &ThresholdSettings, thresholds: &[Threshold]) -> Self {
+        let stated = |map: &BTreeMap<String, String>| {
+            map.values().filter(|text| !is_switched_off(text)).count()
+        };
+        let (hard, soft) = (stated(&settings.hard), stated(&settings.soft));
+        let mut room = Self {
+            used: 0,
+            capacity: 0,
+            is_shared: true,
+        };
+        if settings.enforce_pods {
+            room.append(hard + soft);
+            room.append(thresholds.len() - hard - soft);
+        } else {
+            room.append(hard);
+            room.append(soft);
+        }
+        room.is_shared = true;
+        room
+    }
+
+    /// Go's `append` for elements of 64 bytes: room for twice as many, or as many as there are, in whole size classes of its
+    /// allocator.
+    fn append(&mut self, more: usize) {
+        const CLASSES: [usize; 20] = [
+            1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 22, 24, 28, 32,
+        ];
+        self.used += more;
+        if self.used > self.capacity {
+            let wanted = self.used.max(2 * self.capacity);
+            let class = CLASSES.into_iter().find(|class| *class >= wanted);
+            self.capacity = class.unwrap_or(wanted);
+            self.is_shared = false;
+        }
+    }
+}
+
+/// Exactly these two texts; "0.0%" stays a threshold that never fires.
+fn is_switched_off(text: &str) -> bool {
+    text == "0%" || text == "100%"
 }
 
 fn statements(
@@ -281,8 +379,7 @@ fn statements(
     let mut thresholds = Vec::new();
     for (name, text) in map {
         let signal = signal(field, name)?;
-        // Exactly these two texts; "0.0%" stays a threshold that never fires.
-        if text == "0%" || text == "100%" {
+        if is_switched_off(text) {
             continue;
         }
         let value = amount(field, signal, text, Zero::Refused)?;
@@ -292,6 +389,7 @@ fn statements(
             value,
             grace_ns: 0,
             min_reclaim: None,
+            passes: Passes::All,
         });
     }
     Ok(thresholds)
@@ -304,7 +402,8 @@ fn signal(field: &'static str, name: &str) -> Result<Signal, ThresholdError> {
     })
 }
 
-/// Whether a quantity of zero is a value: not for a threshold, but for a minimum reclaim.
+/// Whether a quantity of zero is a value: not for a threshold, but for a minimum reclaim. (For percentages the kubelet has it
+/// the other way round, and no upper bound for a minimum reclaim.)
 #[derive(Clone, Copy, PartialEq)]
 enum Zero {
     Allowed,
@@ -323,15 +422,20 @@ fn amount(
         value: text.into(),
         reason,
     };
-    if let Some(number) = text.strip_suffix('%') {
-        let percent: f32 = number
+    if text.ends_with('%') {
+        // All of them (strings.TrimRight): "5%%" is 5 % to the kubelet.
+        let percent: f32 = text
+            .trim_end_matches('%')
             .parse()
             .map_err(|_| bad("is not a percentage such as 5%".into()))?;
         let fraction = percent / 100.0;
-        if !(0.0..=1.0).contains(&fraction) {
-            return Err(bad("must be between 0% and 100%".into()));
-        }
-        return Ok(Amount::Fraction(fraction.to_bits()));
+        // Not a number passes both of the kubelet's tests, and then the threshold is never met.
+        let (below, above) = (fraction < 0.0, fraction > 1.0);
+        return match zero {
+            Zero::Refused if below || above => Err(bad("must be between 0% and 100%".into())),
+            Zero::Allowed if fraction <= 0.0 => Err(bad("must be more than 0%".into())),
+            _ => Ok(Amount::Fraction(fraction.to_bits())),
+        };
     }
     let quantity: Quantity = text
         .parse()
@@ -376,6 +480,7 @@ mod tests {
             value: Amount::Absolute(100 << 20),
             grace_ns: 0,
             min_reclaim: Some(Amount::Absolute(10 << 20)),
+            passes: Passes::All,
         };
         assert_eq!(
             thresholds,
@@ -436,7 +541,7 @@ mod tests {
             message(&hard(&[("memory.free", "1Gi")]))
                 .starts_with("evictionHard: unsupported eviction signal")
         );
-        for bad in ["", "1Qi", "-1Gi", "0", "x%", "-1%", "101%", "NaN%"] {
+        for bad in ["", "1Qi", "-1Gi", "0", "x%", "%", "-1%", "101%", "inf%"] {
             let text = message(&hard(&[("memory.available", bad)]));
             assert!(
                 text.starts_with("evictionHard: memory.available: "),

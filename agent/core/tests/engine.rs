@@ -13,7 +13,7 @@ use plimsoll_core::policy::leaving::{
 };
 use plimsoll_core::policy::sampling::{INTERVAL_MAX_NS, STEP_MAX_BYTES, STEP_MIN_BYTES};
 use plimsoll_core::signal::{NodeCondition, Signal};
-use plimsoll_core::threshold::{Amount, Operator, Threshold};
+use plimsoll_core::threshold::{Amount, Operator, Passes, Threshold};
 use plimsoll_core::units::PodUid;
 use proptest::prelude::*;
 use serde_json::json;
@@ -29,6 +29,7 @@ fn hard(signal: Signal, mi: u64) -> Threshold {
         value: Amount::Absolute(mi * MI),
         grace_ns: 0,
         min_reclaim: None,
+        passes: Passes::All,
     }
 }
 

@@ -80,7 +80,7 @@ pub fn stall_triggers(thresholds: &[Threshold]) -> Vec<StallTrigger> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_core::threshold::Amount;
+    use plimsoll_core::threshold::{Amount, Passes};
 
     fn above(signal: Signal, share: u64) -> Threshold {
         Threshold {
@@ -89,6 +89,7 @@ mod tests {
             value: Amount::Absolute(share),
             grace_ns: 0,
             min_reclaim: None,
+            passes: Passes::All,
         }
     }
 

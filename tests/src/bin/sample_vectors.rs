@@ -3,7 +3,7 @@
 //! Problem: the full files are large; a sample has to have every kind, tag and shape of line. Approach: a line has
 //! *features*: which fields it has and of what type, the values of fields that take few values in the file, and the
 //! shape of its input text (`-9.9Gi`). Going from the shortest line to the longest, a line is taken if it brings a
-//! feature that no taken line has; then lines evenly spread over the shorter half of the file fill up.
+//! feature that no taken line has; then lines evenly spread over the shorter half of the file fill up, as far as the sample stays small.
 //! Taken lines are written unchanged, in their order. The same files always give the same samples.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +16,9 @@ use tests::conformance::{FILES, PARTIAL, Verdict};
 
 /// Lines of a sample, unless covering all features takes more.
 const LINES: usize = 250;
+
+/// Bytes of a sample: longer lines than fit are not taken, whatever their features.
+const BYTES: usize = 720_000;
 
 /// A field with at most this many values in a file contributes its values as features.
 const FEW_VALUES: usize = 32;
@@ -65,9 +68,11 @@ fn sample(lines: &[&str]) -> Result<BTreeSet<usize>> {
 
     let mut taken = BTreeSet::new();
     let mut covered = BTreeSet::new();
+    let mut bytes = 0;
     for &at in &by_length {
         let features = features(&parsed[at], &values);
-        if !features.is_subset(&covered) {
+        if !features.is_subset(&covered) && bytes + lines[at].len() <= BYTES {
+            bytes += lines[at].len();
             taken.insert(at);
             covered.extend(features);
         }
@@ -75,7 +80,10 @@ fn sample(lines: &[&str]) -> Result<BTreeSet<usize>> {
     let shorter_half = &by_length[..lines.len().div_ceil(2)];
     let missing = LINES.saturating_sub(taken.len()).min(shorter_half.len());
     for step in 0..missing {
-        taken.insert(shorter_half[step * shorter_half.len() / missing]);
+        let at = shorter_half[step * shorter_half.len() / missing];
+        if bytes + lines[at].len() <= BYTES && taken.insert(at) {
+            bytes += lines[at].len();
+        }
     }
     Ok(taken)
 }

@@ -9,6 +9,9 @@ mod pods;
 mod quantity;
 mod rank;
 mod seeds;
+mod stats;
+mod thresholds;
+mod timeline;
 
 use std::fmt;
 use std::fs::File;
@@ -54,6 +57,8 @@ pub const FILES: &[(&str, Check)] = &[
     ("quantity", quantity::check),
     ("eviction_rank", rank::check),
     ("pod_resources", pods::pod_resources),
+    ("eviction_thresholds_parse", thresholds::check),
+    ("eviction_timeline", timeline::check),
     ("seeds_tables", seeds::check),
 ];
 

@@ -9,10 +9,12 @@ use plimsoll_core::pod::Pod;
 use plimsoll_core::policy::rank::{
     Comparator, DiskScope, FileSystem, ImageFsLayout, RankRow, Ranking,
 };
+use plimsoll_core::reading::Used;
 use plimsoll_core::units::PodUid;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::stats::{Entry, Stats};
 use super::{Verdict, read, same};
 
 #[derive(Deserialize)]
@@ -23,59 +25,6 @@ struct Vector {
     pods: Vec<Entry>,
     ranked: Vec<String>,
     tie_groups: Vec<Vec<String>>,
-}
-
-#[derive(Deserialize)]
-struct Entry {
-    pod: Pod,
-    // Without `default`, a missing field is an error and null is "no statistics".
-    #[serde(deserialize_with = "Option::deserialize")]
-    stats: Option<Stats>,
-}
-
-#[derive(Deserialize)]
-struct Stats {
-    memory_working_set_bytes: Option<u64>,
-    process_count: Option<u64>,
-    containers: Vec<ContainerStats>,
-    volumes: Vec<VolumeStats>,
-}
-
-#[derive(Deserialize)]
-struct ContainerStats {
-    rootfs_used_bytes: Option<u64>,
-    rootfs_inodes_used: Option<u64>,
-    logs_used_bytes: Option<u64>,
-    logs_inodes_used: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct VolumeStats {
-    name: String,
-    used_bytes: Option<u64>,
-    inodes_used: Option<u64>,
-}
-
-impl Stats {
-    fn disk_bytes(&self, pod: &Pod, scope: DiskScope) -> u64 {
-        let containers = self
-            .containers
-            .iter()
-            .map(|own| (own.rootfs_used_bytes, own.logs_used_bytes));
-        scope.usage(pod, containers, |name| self.volume(name)?.used_bytes)
-    }
-
-    fn disk_inodes(&self, pod: &Pod, scope: DiskScope) -> u64 {
-        let containers = self
-            .containers
-            .iter()
-            .map(|own| (own.rootfs_inodes_used, own.logs_inodes_used));
-        scope.usage(pod, containers, |name| self.volume(name)?.inodes_used)
-    }
-
-    fn volume(&self, name: &str) -> Option<&VolumeStats> {
-        self.volumes.iter().find(|volume| volume.name == name)
-    }
 }
 
 /// What a signal ranks by.
@@ -120,14 +69,21 @@ impl Measure {
                 stats.map(|own| own.memory_working_set_bytes.unwrap_or(0)),
             ),
             Self::Pids => RankRow::pids(pod, stats.map(|own| own.process_count.unwrap_or(0))),
-            Self::DiskBytes(scope) => {
-                RankRow::disk_bytes(pod, stats.map(|own| own.disk_bytes(pod, scope)))
-            }
-            Self::DiskInodes(scope) => {
-                RankRow::disk_inodes(pod, stats.map(|own| own.disk_inodes(pod, scope)))
-            }
+            Self::DiskBytes(scope) => RankRow::disk_bytes(
+                pod,
+                stats.map(|own| used(own, pod, scope, |used| used.bytes)),
+            ),
+            Self::DiskInodes(scope) => RankRow::disk_inodes(
+                pod,
+                stats.map(|own| used(own, pod, scope, |used| used.inodes)),
+            ),
         }
     }
+}
+
+fn used(stats: &Stats, pod: &Pod, scope: DiskScope, figure: fn(Used) -> Option<u64>) -> u64 {
+    let storage = stats.storage(pod);
+    scope.used(pod, &storage.containers, &storage.volumes, figure)
 }
 
 pub(super) fn check(vector: &Value) -> Verdict {

@@ -102,15 +102,8 @@ impl Measure {
     pub fn row(self, pod: &Pod, usage: Option<&PodUsage>, layout: ImageFsLayout) -> RankRow {
         let on_disk = |file_system, figure: fn(Used) -> Option<u64>| {
             let usage = usage?;
-            let containers = usage
-                .containers
-                .iter()
-                .map(|own| (figure(own.rootfs), figure(own.logs)));
-            let volume = |name: &str| {
-                let own = usage.volumes.iter().find(|own| own.name == name)?;
-                figure(own.used)
-            };
-            Some(DiskScope::of(file_system, layout).usage(pod, containers, volume))
+            let scope = DiskScope::of(file_system, layout);
+            Some(scope.used(pod, &usage.containers, &usage.volumes, figure))
         };
         match self {
             Self::Memory => {

@@ -5,7 +5,6 @@
 
 use crate::engine::EngineConfig;
 use crate::policy::rank::{DiskScope, RankRow, Ranking};
-use crate::reading::{PodStorage, Used};
 use crate::signal::Resource;
 use crate::state::{NodeState, PodState};
 
@@ -48,12 +47,14 @@ pub(crate) fn row(
         Resource::Memory => pod.row.clone(),
         Resource::DiskBytes(file_system) => {
             let scope = DiskScope::of(file_system, config.layout);
-            let used = storage().map(|own| usage(scope, pod, own, |used| used.bytes));
+            let used = storage()
+                .map(|own| scope.used(&pod.pod, &own.containers, &own.volumes, |used| used.bytes));
             RankRow::disk_bytes(&pod.pod, used)
         }
         Resource::DiskInodes(file_system) => {
             let scope = DiskScope::of(file_system, config.layout);
-            let used = storage().map(|own| usage(scope, pod, own, |used| used.inodes));
+            let used = storage()
+                .map(|own| scope.used(&pod.pod, &own.containers, &own.volumes, |used| used.inodes));
             RankRow::disk_inodes(&pod.pod, used)
         }
         Resource::Processes | Resource::Io | Resource::Cpu => {
@@ -67,21 +68,4 @@ pub(crate) fn row(
             RankRow::pids(&pod.pod, processes)
         }
     }
-}
-
-/// What of a pod's disk usage counts in `scope`.
-pub(crate) fn usage(
-    scope: DiskScope,
-    pod: &PodState,
-    storage: &PodStorage,
-    figure: fn(&Used) -> Option<u64>,
-) -> u64 {
-    let containers = storage
-        .containers
-        .iter()
-        .map(|own| (figure(&own.rootfs), figure(&own.logs)));
-    scope.usage(&pod.pod, containers, |name| {
-        let volume = storage.volumes.iter().find(|own| own.name == name)?;
-        figure(&volume.used)
-    })
 }

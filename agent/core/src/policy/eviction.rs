@@ -45,6 +45,7 @@ pub(crate) fn decide(
         }
     }
     let met = thresholds::update(config, state, observations);
+    state.passed = true;
     thresholds::conditions(config, state, decisions);
     shorten_grace(config, state, observations, decisions);
     if config.local_storage_limits && cause == Cause::Storage {
@@ -236,13 +237,10 @@ fn grace_s(config: &EngineConfig, state: &NodeState, threshold: &Threshold, uid:
     if threshold.is_hard() {
         return HARD_EVICTION_GRACE_S;
     }
-    let own = state
-        .pods
-        .get(uid)
-        .map_or(0, |pod| pod.termination_grace_period_s);
-    config
-        .max_pod_grace_period_s
-        .min(i64::try_from(own).unwrap_or(i64::MAX))
+    let max_s = config.max_pod_grace_period_s;
+    let pod = state.pods.get(uid);
+    let own_s = pod.and_then(|pod| pod.pod.spec.termination_grace_period_seconds);
+    own_s.map_or(max_s, |own_s| own_s.min(max_s))
 }
 
 /// Tells a pod to leave.

@@ -7,7 +7,6 @@
 
 use crate::decision::{Decision, Limited, LocalStorageReason, Reason};
 use crate::engine::EngineConfig;
-use crate::policy::candidates;
 use crate::policy::eviction::{self, HARD_EVICTION_GRACE_S};
 use crate::policy::rank::{DiskScope, FileSystem, ImageFsLayout};
 use crate::quantity::Quantity;
@@ -86,7 +85,7 @@ fn whole_pod(
         logs: true,
         local_volumes: true,
     };
-    let usage = candidates::usage(scope, pod, used, |used| used.bytes);
+    let usage = scope.used(&pod.pod, &used.containers, &used.volumes, |used| used.bytes);
     exceeded(Limited::Pod, usage, limit)
 }
 

@@ -19,8 +19,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::pod::Pod;
+use crate::pod::{Pod, Volume};
 use crate::quantity::Quantity;
+use crate::reading::{ContainerStorage, Used, VolumeStorage};
 use crate::resources::{self, EPHEMERAL_STORAGE, MEMORY};
 use crate::units::PodUid;
 
@@ -331,26 +332,29 @@ impl DiskScope {
         }
     }
 
-    /// A pod's usage in this scope (`podDiskUsage`), in bytes or inodes as the arguments are.
-    ///
-    /// `containers` gives each container's writable layer and logs, `volume` a volume's usage by name; a missing figure
-    /// counts as zero.
-    pub fn usage(
+    /// A pod's usage in this scope (`podDiskUsage`): bytes or inodes, as `figure` says. A missing figure counts as zero.
+    pub fn used(
         self,
         pod: &Pod,
-        containers: impl Iterator<Item = (Option<u64>, Option<u64>)>,
-        volume: impl Fn(&str) -> Option<u64>,
+        containers: &[ContainerStorage],
+        volumes: &[VolumeStorage],
+        figure: fn(Used) -> Option<u64>,
     ) -> u64 {
         let mut sum = 0u64;
-        for (rootfs, logs) in containers {
-            for (counts, usage) in [(self.rootfs, rootfs), (self.logs, logs)] {
-                sum = sum.saturating_add(usage.filter(|_| counts).unwrap_or(0));
-            }
+        let mut add = |counts: bool, used: Used| {
+            let figure = figure(used).filter(|_| counts);
+            sum = sum.saturating_add(figure.unwrap_or(0));
+        };
+        for container in containers {
+            add(self.rootfs, container.rootfs);
+            add(self.logs, container.logs);
         }
-        if self.local_volumes {
-            for own in pod.spec.volumes.iter().filter(|own| own.is_local()) {
-                sum = sum.saturating_add(volume(&own.name).unwrap_or(0));
-            }
+        for volume in volumes {
+            let own = pod.spec.volumes.iter().find(|own| own.name == volume.name);
+            add(
+                self.local_volumes && own.is_some_and(Volume::is_local),
+                volume.used,
+            );
         }
         sum
     }

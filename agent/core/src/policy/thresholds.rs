@@ -13,7 +13,7 @@ use crate::decision::Decision;
 use crate::engine::EngineConfig;
 use crate::signal::{NodeCondition, Observation, Observations, Resource};
 use crate::state::{NodeState, ThresholdState};
-use crate::threshold::Threshold;
+use crate::threshold::{Passes, Threshold};
 
 /// A threshold that asks for a victim.
 #[derive(Clone, Copy, Debug)]
@@ -40,11 +40,12 @@ pub(crate) fn update(
         now_ns,
         thresholds,
         observations: last,
+        passed,
         ..
     } = state;
     let thresholds = config.thresholds.iter().zip(thresholds).enumerate();
     most_urgent(thresholds.filter_map(|(index, (threshold, known))| {
-        *known = judge(threshold, *known, observations, last, *now_ns);
+        *known = judge(threshold, *known, observations, last, *now_ns, *passed);
         met(index, threshold, *known, observations)
     }))
 }
@@ -58,7 +59,8 @@ pub(crate) fn would_act_on(
 ) -> Option<Met> {
     let thresholds = config.thresholds.iter().zip(&state.thresholds).enumerate();
     most_urgent(thresholds.filter_map(|(index, (threshold, known))| {
-        let judged = judge(threshold, *known, observations, &state.observations, now_ns);
+        let last = &state.observations;
+        let judged = judge(threshold, *known, observations, last, now_ns, state.passed);
         met(index, threshold, judged, observations)
     }))
 }
@@ -94,10 +96,16 @@ fn judge(
     observations: &Observations,
     last: &Observations,
     now_ns: u64,
+    passed: bool,
 ) -> ThresholdState {
     let Some(observation) = observations.get(threshold.signal) else {
         return ThresholdState::default();
     };
+    match threshold.passes {
+        Passes::First if passed && !known.met => return ThresholdState::default(),
+        Passes::Later if !passed => return ThresholdState::default(),
+        Passes::All | Passes::First | Passes::Later => {}
+    }
     // A threshold that was met is resolved only when its minimum reclaim is there too.
     let first_observed_ns = threshold
         .shortfall(observation, known.met)
@@ -118,7 +126,11 @@ fn judge(
 /// Whether every threshold is satisfied with its minimum reclaim, whatever its grace period: the kubelet's test after it has freed
 /// disk space without ending a pod.
 pub(crate) fn all_satisfied(config: &EngineConfig, observations: &Observations) -> bool {
-    config.thresholds.iter().all(|threshold| {
+    let mut all = config
+        .thresholds
+        .iter()
+        .filter(|threshold| threshold.passes != Passes::First);
+    all.all(|threshold| {
         observations
             .get(threshold.signal)
             .and_then(|observation| threshold.shortfall(observation, true))
