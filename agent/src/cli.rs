@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::check::CheckArgs;
+use crate::config::command::ConfigArgs;
 use crate::events::EventsArgs;
 use crate::exec::ExecArgs;
 use crate::rank::RankArgs;
@@ -22,6 +23,7 @@ Examples:
   plimsoll run --manifests ./pods                   watch the node, evict when it runs short
   plimsoll exec -f ./pods/web.yaml -- nginx         start a container of a pod
   plimsoll rank -f ./pods --usage usage.yaml        who would be evicted first, and why; needs no agent
+  plimsoll config check -f kubelet.yaml             whether a configuration would be accepted, and what is done with it
   plimsoll replay run.journal                       take the same decisions again
   plimsoll events --seconds 10                      what the kernel tells
 
@@ -39,6 +41,7 @@ enum Command {
     Check(CheckArgs),
     Events(EventsArgs),
     Rank(RankArgs),
+    Config(ConfigArgs),
     /// Feed a journal to a fresh engine and compare its decisions byte for byte
     #[command(
         after_help = "Exit status: 0 the same decisions; 1 they differ; 2 the journal cannot be replayed."
@@ -75,6 +78,7 @@ pub fn main() -> ExitCode {
         Command::Events(args) => {
             answer(crate::events::run(&args).map_err(Into::into), EXIT_FAILURE)
         }
+        Command::Config(args) => answer(crate::config::command::run(&args), EXIT_FAILURE),
         Command::Rank(args) => answer(crate::rank::run(&args).map_err(Into::into), EXIT_FAILURE),
         Command::Replay(args) => answer(crate::replay::run(&args).map_err(Into::into), 2),
     }

@@ -184,6 +184,7 @@ pub static FIELDS: &[Field] = &[
     field("imageServiceEndpoint", Kubelet, Text, "socket of the image service"),
     field("failCgroupV1", Used, Bool, "whether to refuse to start on cgroup v1").or("false").pointer(),
     field("userNamespaces", Kubelet, Object(USER_NAMESPACES), "user IDs of pods"),
+    field("configTrialDuration", Kubelet, Duration, "no longer read by any kubelet (before 1.24)"),
     // Of releases after 1.36, so that a newer file is no error for what is not Plimsoll's.
     field("defaultPodSysctls", Kubelet, LABELS, "sysctls of all pods (after 1.36)"),
     field("draManagerReconcilePeriod", Kubelet, Duration, "between two checks of claims (after 1.36)"),

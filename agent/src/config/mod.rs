@@ -6,21 +6,28 @@
 //! ([`rules`]), and resolved with defaults and flags ([`resolve`]) into a [`Config`]. Everything that is wrong is said at once
 //! ([`problem`]). This is the only place that knows defaults.
 
+pub mod command;
 pub mod document;
 pub mod flags;
 pub mod kubelet;
 pub mod plimsoll;
+pub mod print;
 pub mod problem;
+pub mod remarks;
 pub mod resolve;
 pub mod rules;
 pub mod schema;
+pub mod settings;
 mod tree;
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 pub use flags::EvictionFlags;
 pub use problem::{Problem, Problems};
-pub use resolve::{Config, Effective, Remark};
+pub use remarks::Remark;
+pub use resolve::Effective;
+pub use settings::Config;
 
 use document::{Node, Value};
 
@@ -45,29 +52,62 @@ impl Default for ConfigFile {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("{path}: the configuration cannot be read: {source}", path = path.display())]
+    #[error("{}: the configuration cannot be read: {error}", display_name(path))]
     Read {
         /// The file.
         path: PathBuf,
         /// The system's answer.
-        #[source]
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// The file or a flag is not what it should be.
     #[error(transparent)]
     Invalid(#[from] Problems),
 }
 
+/// More than any configuration has.
+const FILE_MAX_BYTES: u64 = 1 << 20;
+/// The path that stands for standard input.
+pub const STDIN: &str = "-";
+
+/// A path as people read it.
+fn display_name(path: &Path) -> String {
+    if path.as_os_str() == STDIN {
+        "standard input".to_owned()
+    } else {
+        path.display().to_string()
+    }
+}
+
 impl ConfigFile {
-    /// Reads a file, YAML or JSON.
+    /// Reads a file, YAML or JSON; [`STDIN`] is standard input.
     ///
     /// # Errors
     /// [`ConfigError`] with the file, and the line where it is malformed.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        let unreadable = |error| ConfigError::Read {
             path: path.to_owned(),
-            source,
-        })?;
+            error,
+        };
+        let mut bytes = Vec::new();
+        if path.as_os_str() == STDIN {
+            let stdin = std::io::stdin().lock();
+            stdin.take(FILE_MAX_BYTES + 1).read_to_end(&mut bytes)
+        } else {
+            let file = std::fs::File::open(path).map_err(unreadable)?;
+            file.take(FILE_MAX_BYTES + 1).read_to_end(&mut bytes)
+        }
+        .map_err(unreadable)?;
+        let refuse = |reason: String| {
+            let problem = Problem::new(document::Origin::Default, "", reason);
+            ConfigError::Invalid(Problems::new(Some(path), vec![problem]))
+        };
+        if bytes.len() as u64 > FILE_MAX_BYTES {
+            return Err(refuse(format!(
+                "it is larger than {FILE_MAX_BYTES} bytes, and no configuration of a node is"
+            )));
+        }
+        let text = String::from_utf8(bytes)
+            .map_err(|error| refuse(format!("it is not UTF-8 text: {error}")))?;
         Self::parse(&text, Some(path))
     }
 }

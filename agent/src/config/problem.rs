@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use super::display_name;
 use super::document::Origin;
 
 /// One thing that is wrong.
@@ -60,9 +61,11 @@ impl fmt::Display for Problems {
             }
             match (problem.origin, &self.path) {
                 (Origin::Flag(flag), _) => write!(f, "--{flag}: ")?,
-                (Origin::File { line }, Some(path)) => write!(f, "{}:{line}: ", path.display())?,
+                (Origin::File { line }, Some(path)) => {
+                    write!(f, "{}:{line}: ", display_name(path))?;
+                }
                 (Origin::File { line }, None) => write!(f, "line {line}: ")?,
-                (Origin::Default, Some(path)) => write!(f, "{}: ", path.display())?,
+                (Origin::Default, Some(path)) => write!(f, "{}: ", display_name(path))?,
                 (Origin::Default, None) => {}
             }
             if !problem.field.is_empty() {

@@ -29,7 +29,7 @@ impl Class {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Used => "used",
-            Self::Later => "accepted, not acted on yet",
+            Self::Later => "not acted on yet",
             Self::Kubelet => "not Plimsoll's",
         }
     }

@@ -1,3 +1,7 @@
+mod files;
+mod properties;
+mod reference;
+
 use super::document::Origin;
 use super::schema::{Class, Field, Shape};
 use super::*;

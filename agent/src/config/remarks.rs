@@ -1,0 +1,167 @@
+//! What is set and not acted on as the kubelet would: nothing that changes eviction, QoS or OOM handling passes in silence.
+
+use plimsoll_core::duration;
+use plimsoll_core::quantity::Quantity;
+use plimsoll_core::resources::MEMORY;
+
+use super::document::{Node, Origin, Value};
+use super::kubelet::{DEFAULT_EVICTION_HARD, FIELDS};
+use super::resolve::Effective;
+use super::rules::GATES;
+use super::schema::{self, Class, Field, Shape};
+use super::tree::Tree;
+
+/// Feature gates that change eviction, QoS or OOM handling in the kubelet and are not acted on, with their defaults in 1.36.
+const GATES_LATER: [(&str, bool); 6] = [
+    ("DisableCPUQuotaWithExclusiveCPUs", true),
+    ("InPlacePodVerticalScaling", true),
+    ("KubeletSeparateDiskGC", true),
+    ("LocalStorageCapacityIsolationFSQuotaMonitoring", false),
+    ("MemoryQoS", false),
+    ("PodLevelResources", true),
+];
+
+/// Something that is accepted, and does not do what the kubelet would do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remark {
+    /// Where the value comes from.
+    pub origin: Origin,
+    /// The field.
+    pub field: String,
+    /// What is different.
+    pub text: String,
+}
+
+impl Effective {
+    /// What is set and not acted on as the kubelet would.
+    pub fn remarks(&self) -> Vec<Remark> {
+        let tree = Tree(&self.root);
+        let mut remarks = Vec::new();
+        let mut say = |origin: Origin, field: String, text: String| {
+            remarks.push(Remark {
+                origin,
+                field,
+                text,
+            });
+        };
+        for field in FIELDS.iter().filter(|field| field.class == Class::Later) {
+            let Some(node) = self.root.get(field.name) else {
+                continue;
+            };
+            if node.origin == Origin::Default || same_as_default(node, field) {
+                continue;
+            }
+            let text = match field.name {
+                "cgroupDriver" => {
+                    "systemd: pods' cgroups are made with the cgroupfs driver's names all the same, and pods in a kubelet's slices are not seen"
+                        .to_owned()
+                }
+                _ => format!("accepted, and not acted on yet: {}", field.meaning),
+            };
+            say(node.origin, field.name.to_owned(), text);
+        }
+        for list in ["kubeReserved", "systemReserved"] {
+            for (name, quantity, origin) in tree.quantities(list) {
+                if name != MEMORY && !quantity.is_zero() {
+                    say(
+                        origin,
+                        format!("{list}: {name}"),
+                        "accepted, and not acted on yet: only memory is kept from pods".to_owned(),
+                    );
+                }
+            }
+        }
+        for (item, origin) in tree.texts("enforceNodeAllocatable") {
+            if !["pods", "none"].contains(&item) {
+                say(
+                    origin,
+                    format!("enforceNodeAllocatable: {item}"),
+                    "accepted, and not acted on yet: only pods is enforced".to_owned(),
+                );
+            }
+        }
+        for (name, default) in GATES_LATER {
+            let gates = tree.object("featureGates");
+            if let Some(gates) = gates
+                && gates.bool(name) == Some(!default)
+            {
+                say(
+                    gates.given(name).unwrap_or(Origin::Default),
+                    format!("featureGates: {name}"),
+                    "accepted, and not acted on yet".to_owned(),
+                );
+            }
+        }
+        remarks.sort_by_key(|remark| match remark.origin {
+            Origin::File { line } => line,
+            Origin::Default | Origin::Flag(_) => 0,
+        });
+        remarks
+    }
+}
+
+/// What is done with one entry of a map, where that differs from entry to entry.
+pub(super) fn class_of_entry(field: &Field, key: &str) -> Class {
+    match field.name {
+        "kubeReserved" | "systemReserved" if key != MEMORY => Class::Later,
+        "featureGates" if GATES_LATER.iter().any(|(gate, _)| *gate == key) => Class::Later,
+        "featureGates" if GATES.iter().all(|(gate, _)| *gate != key) => Class::Kubelet,
+        _ => field.class,
+    }
+}
+
+impl Effective {
+    /// What is as in the kubelet, and perhaps not meant: one sentence each.
+    pub fn hints(&self) -> Vec<Remark> {
+        let Some(hard) = self.root.get("evictionHard") else {
+            return Vec::new();
+        };
+        let missing: Vec<&str> = DEFAULT_EVICTION_HARD
+            .iter()
+            .map(|(signal, _)| *signal)
+            .filter(|signal| hard.get(signal).is_none())
+            .collect();
+        if missing.is_empty() {
+            return Vec::new();
+        }
+        let remedy = match hard.origin {
+            Origin::Flag(_) => "name them in the flag, too",
+            _ => "mergeDefaultEvictionSettings: true keeps their defaults",
+        };
+        vec![Remark {
+            origin: hard.origin,
+            field: "evictionHard".to_owned(),
+            text: format!(
+                "as in the kubelet, signals that it does not name have no threshold: {}; {remedy}",
+                missing.join(", ")
+            ),
+        }]
+    }
+}
+
+/// Whether a value means the same as leaving the field out.
+fn same_as_default(node: &Node, field: &Field) -> bool {
+    schema::default_value(field).is_some_and(|default| same(&node.value, &default, &field.shape))
+}
+
+fn same(value: &Value, other: &Value, shape: &Shape) -> bool {
+    match (shape, value, other) {
+        (Shape::Duration, Value::Text(a), Value::Text(b)) => {
+            duration::parse_ns(a) == duration::parse_ns(b)
+        }
+        (Shape::Quantity, Value::Text(a), Value::Text(b)) => {
+            matches!((Quantity::parse(a), Quantity::parse(b)), (Ok(a), Ok(b)) if a == b)
+        }
+        (Shape::Object(fields), Value::Map(a), Value::Map(b)) => {
+            a.len() == b.len()
+                && a.iter().all(|entry| {
+                    let field = fields.iter().find(|field| field.name == entry.key);
+                    let other = b.iter().find(|other| other.key == entry.key);
+                    matches!((field, other), (Some(field), Some(other))
+                        if same(&entry.node.value, &other.node.value, &field.shape))
+                })
+        }
+        (Shape::Number, Value::Integer(a), Value::Float(b)) => *a as f64 == *b,
+        _ => value == other,
+    }
+}
