@@ -25,5 +25,6 @@ pub mod report;
 pub mod run;
 pub mod sampler;
 pub mod source;
+pub mod storage;
 mod table;
 pub mod timeline;

@@ -19,10 +19,7 @@ pub mod numa;
 pub mod pressure;
 pub mod processes;
 pub mod protect;
-#[expect(
-    unsafe_code,
-    reason = "the three system calls that rustix does not wrap"
-)]
+#[expect(unsafe_code, reason = "the system calls that rustix does not wrap")]
 pub mod syscall;
 
 use std::path::{Path, PathBuf};

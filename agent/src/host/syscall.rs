@@ -79,6 +79,141 @@ pub fn sched_policy() -> Result<i32, SyscallError> {
     check("sched_getscheduler", result).map(|()| i32::try_from(result).unwrap_or(i32::MAX))
 }
 
+/// Puts the calling thread under SCHED_IDLE: it runs when nothing else wants the CPU. [`sched_other`] takes it back.
+///
+/// # Errors
+/// None that is known for a thread that lowers itself; typed all the same.
+pub fn sched_idle() -> Result<(), SyscallError> {
+    let parameter = sched_param(0);
+    // SAFETY: as in `sched_fifo_reset_on_fork`.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_sched_setscheduler,
+            0,
+            libc::SCHED_IDLE,
+            &raw const parameter,
+        )
+    };
+    check("sched_setscheduler", result)
+}
+
+/// How the calling thread's disk requests stand beside those of others (`ioprio_set(2)`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IoPriority {
+    /// Only when nobody else wants the disk (IOPRIO_CLASS_IDLE).
+    Idle,
+    /// As by the thread's nice value (IOPRIO_CLASS_NONE).
+    Ordinary,
+}
+
+/// Sets the calling thread's I/O priority. Schedulers without classes ignore it.
+///
+/// # Errors
+/// EPERM where a security module forbids it.
+pub fn ioprio_set(priority: IoPriority) -> Result<(), SyscallError> {
+    const IOPRIO_WHO_PROCESS: libc::c_int = 1;
+    const IOPRIO_CLASS_SHIFT: u32 = 13;
+    let value: libc::c_int = match priority {
+        IoPriority::Idle => 3 << IOPRIO_CLASS_SHIFT,
+        IoPriority::Ordinary => 0,
+    };
+    // SAFETY: ioprio_set takes three integers and touches no memory of ours; `who` 0 is the calling thread.
+    let result = unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, value) };
+    check("ioprio_set", result)
+}
+
+/// The project that a file or directory is accounted to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Project {
+    /// Its number; 0 is the default project, that of everything nobody has put elsewhere.
+    pub id: u32,
+    /// Whether what is made in this directory belongs to it too (FS_XFLAG_PROJINHERIT).
+    pub is_inherited: bool,
+}
+
+/// The project of the open file `fd` (`ioctl(FS_IOC_FSGETXATTR)`).
+///
+/// # Errors
+/// ENOTTY or EOPNOTSUPP: the file system knows no projects.
+pub fn project_of(fd: BorrowedFd<'_>) -> Result<Project, SyscallError> {
+    // `struct fsxattr` of linux/fs.h.
+    #[repr(C)]
+    #[derive(Default)]
+    struct FsXattr {
+        xflags: u32,
+        extsize: u32,
+        nextents: u32,
+        projid: u32,
+        cowextsize: u32,
+        pad: [u8; 8],
+    }
+    const _: () = assert!(size_of::<FsXattr>() == 28);
+    // _IOR('X', 31, struct fsxattr)
+    const FS_IOC_FSGETXATTR: libc::c_ulong = 0x801c_581f;
+    const FS_XFLAG_PROJINHERIT: u32 = 0x200;
+    let mut attributes = FsXattr::default();
+    // SAFETY: the request's number says that the kernel writes 28 bytes, the size of `attributes` (asserted above), which lives for the
+    // call; every bit pattern is a valid FsXattr. A file system that does not know the request answers with an error.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_ioctl,
+            fd.as_raw_fd(),
+            FS_IOC_FSGETXATTR,
+            &raw mut attributes,
+        )
+    };
+    check("ioctl(FS_IOC_FSGETXATTR)", result)?;
+    Ok(Project {
+        id: attributes.projid,
+        is_inherited: attributes.xflags & FS_XFLAG_PROJINHERIT != 0,
+    })
+}
+
+/// What a project takes: `(bytes, inodes)`, as the file system that `fd` is on keeps count (`quotactl_fd(Q_GETQUOTA)`, Linux 5.14).
+///
+/// # Errors
+/// ESRCH: project quotas are off, or none is kept for this project. EPERM: it needs CAP_SYS_ADMIN. ENOSYS: no quotas here.
+pub fn project_usage(fd: BorrowedFd<'_>, project: u32) -> Result<(u64, u64), SyscallError> {
+    // `struct if_dqblk` of linux/quota.h.
+    #[repr(C)]
+    #[derive(Default)]
+    struct IfDqblk {
+        bhardlimit: u64,
+        bsoftlimit: u64,
+        curspace: u64,
+        ihardlimit: u64,
+        isoftlimit: u64,
+        curinodes: u64,
+        btime: u64,
+        itime: u64,
+        valid: u32,
+    }
+    const _: () = assert!(size_of::<IfDqblk>() == 72);
+    const PRJQUOTA: libc::c_uint = 2;
+    const Q_GETQUOTA: libc::c_uint = 0x80_0007;
+    const QIF_SPACE_AND_INODES: u32 = 2 | 8;
+    let mut block = IfDqblk::default();
+    // SAFETY: Q_GETQUOTA writes one if_dqblk, the size of `block` (asserted above), which lives for the call; every bit pattern is a
+    // valid IfDqblk. The other arguments are integers.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_quotactl_fd,
+            fd.as_raw_fd(),
+            Q_GETQUOTA << 8 | PRJQUOTA,
+            project,
+            &raw mut block,
+        )
+    };
+    check("quotactl_fd(Q_GETQUOTA)", result)?;
+    if block.valid & QIF_SPACE_AND_INODES != QIF_SPACE_AND_INODES {
+        return Err(SyscallError {
+            call: "quotactl_fd(Q_GETQUOTA)",
+            source: Errno::SRCH,
+        });
+    }
+    Ok((block.curspace, block.curinodes))
+}
+
 #[cfg(not(target_env = "musl"))]
 fn sched_param(priority: i32) -> libc::sched_param {
     libc::sched_param {
@@ -149,6 +284,31 @@ mod tests {
             process_mrelease(pidfd.as_fd()).unwrap_err().source,
             Errno::SRCH
         );
+    }
+
+    #[test]
+    fn a_thread_steps_back_and_forward_again() {
+        std::thread::spawn(|| {
+            sched_idle().unwrap();
+            assert_eq!(sched_policy().unwrap(), libc::SCHED_IDLE);
+            sched_other().unwrap();
+            assert_eq!(sched_policy().unwrap(), libc::SCHED_OTHER);
+            ioprio_set(IoPriority::Idle).unwrap();
+            ioprio_set(IoPriority::Ordinary).unwrap();
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_file_system_without_projects_says_so() {
+        let file = std::fs::File::open("/proc/meminfo").unwrap();
+        let error = project_of(file.as_fd()).unwrap_err();
+        assert!(
+            matches!(error.source, Errno::NOTTY | Errno::OPNOTSUPP),
+            "{error}"
+        );
+        assert!(project_usage(file.as_fd(), 1).is_err());
     }
 
     #[test]

@@ -1,0 +1,247 @@
+//! The node's file systems: how much is free, and which of the three roles share one.
+//!
+//! **Terms**, the kubelet's: *nodefs* holds its directory (volumes; logs are counted to it), *imagefs* the images, *containerfs* the
+//! writable layers. **Where they are**: nodefs is that of the kubelet's directory, or of the nearest directory above it that exists. The
+//! others are told by option or found where container runtimes keep their data by default; the container runtime itself is not
+//! asked yet. **Layout**: from device numbers, as `HasDedicatedImageFs` (`pkg/kubelet/stats/provider.go`) compares devices and
+//! `IsContainerFsSeparateFromImageFs` (`pkg/kubelet/container/container_gc.go`) mount points: one device for all is `Shared`, one for
+//! images and layers together is `Dedicated`, anything else is `Split`.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use plimsoll_core::policy::rank::ImageFsLayout;
+use plimsoll_core::reading::FileSystemReading;
+use rustix::fs::statvfs;
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::host::HostRoot;
+
+/// Where runtimes keep images and layers, in the order in which they are looked for.
+pub const RUNTIME_DIRS: [&str; 3] = [
+    "/var/lib/containerd",
+    "/var/lib/containers/storage",
+    "/var/lib/docker",
+];
+
+/// A file system that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{role}: {path}: {source}; its thresholds are not watched", path = path.display())]
+pub struct FileSystemError {
+    /// `nodefs`, `imagefs` or `containerfs`.
+    pub role: &'static str,
+    /// The directory.
+    pub path: PathBuf,
+    /// The kernel's answer.
+    #[source]
+    pub source: Errno,
+}
+
+/// A directory on each of the three.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileSystems {
+    /// On nodefs.
+    pub nodefs: PathBuf,
+    /// On imagefs.
+    pub imagefs: PathBuf,
+    /// On containerfs.
+    pub containerfs: PathBuf,
+}
+
+/// The three, read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FileSystemReadings {
+    /// The kubelet's directory.
+    pub nodefs: Result<FileSystemReading, FileSystemError>,
+    /// Images.
+    pub imagefs: Result<FileSystemReading, FileSystemError>,
+    /// Writable layers.
+    pub containerfs: Result<FileSystemReading, FileSystemError>,
+}
+
+impl FileSystems {
+    /// Finds the three. A directory that is given counts, whether it exists or not.
+    pub fn detect(
+        host: &HostRoot,
+        kubelet_dir: &Path,
+        image_dir: Option<&Path>,
+        container_dir: Option<&Path>,
+    ) -> Self {
+        let kubelet_dir = host.path(kubelet_dir);
+        let nodefs = kubelet_dir
+            .ancestors()
+            .find(|dir| dir.is_dir())
+            .unwrap_or(&kubelet_dir)
+            .to_owned();
+        let imagefs = image_dir.map(|dir| host.path(dir)).unwrap_or_else(|| {
+            RUNTIME_DIRS
+                .iter()
+                .map(|dir| host.path(dir))
+                .find(|dir| dir.is_dir())
+                .unwrap_or_else(|| nodefs.clone())
+        });
+        let containerfs = container_dir
+            .map(|dir| host.path(dir))
+            .unwrap_or_else(|| imagefs.clone());
+        Self {
+            nodefs,
+            imagefs,
+            containerfs,
+        }
+    }
+
+    /// Which of the three share one, now.
+    pub fn layout(&self) -> ImageFsLayout {
+        let device = |dir: &Path| std::fs::metadata(dir).ok().map(|status| status.dev());
+        layout(
+            device(&self.nodefs),
+            device(&self.imagefs),
+            device(&self.containerfs),
+        )
+    }
+
+    /// Reads all three: a handful of system calls.
+    pub fn read(&self) -> FileSystemReadings {
+        FileSystemReadings {
+            nodefs: read("nodefs", &self.nodefs),
+            imagefs: read("imagefs", &self.imagefs),
+            containerfs: read("containerfs", &self.containerfs),
+        }
+    }
+}
+
+/// Who shares what, from the device numbers. One that is not known counts as the node's.
+fn layout(node: Option<u64>, image: Option<u64>, container: Option<u64>) -> ImageFsLayout {
+    let image = image.or(node);
+    let container = container.or(node);
+    if image == node && container == node {
+        ImageFsLayout::Shared
+    } else if image == container {
+        ImageFsLayout::Dedicated
+    } else {
+        ImageFsLayout::Split
+    }
+}
+
+fn read(role: &'static str, dir: &Path) -> Result<FileSystemReading, FileSystemError> {
+    let status = statvfs(dir).map_err(|source| FileSystemError {
+        role,
+        path: dir.to_owned(),
+        source,
+    })?;
+    let has_inodes = status.f_files > 0;
+    Ok(FileSystemReading {
+        at_ns: monotonic_ns(),
+        available_bytes: status.f_bavail.saturating_mul(status.f_frsize),
+        capacity_bytes: status.f_blocks.saturating_mul(status.f_frsize),
+        inodes_free: has_inodes.then_some(status.f_ffree),
+        inodes: has_inodes.then_some(status.f_files),
+    })
+}
+
+/// CLOCK_MONOTONIC, nanoseconds.
+pub(super) fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    // Both parts are never negative on this clock.
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+    #[test]
+    fn layouts_from_device_numbers() {
+        use ImageFsLayout::{Dedicated, Shared, Split};
+        for (node, image, container, wanted) in [
+            (Some(1), Some(1), Some(1), Shared),
+            (Some(1), Some(2), Some(2), Dedicated),
+            (Some(1), Some(2), Some(1), Split),
+            (Some(1), Some(2), Some(3), Split),
+            (Some(1), Some(1), Some(2), Split),
+            (Some(1), None, None, Shared),
+            (None, None, None, Shared),
+        ] {
+            assert_eq!(
+                layout(node, image, container),
+                wanted,
+                "{node:?} {image:?} {container:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_three_are_found_or_fall_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        let kubelet = Path::new("/var/lib/kubelet");
+        let at = |path: &str| host.path(path);
+        std::fs::create_dir_all(at("/var/lib")).unwrap();
+        let found = FileSystems::detect(&host, kubelet, None, None);
+        assert_eq!(
+            (&found.nodefs, &found.imagefs),
+            (&at("/var/lib"), &at("/var/lib"))
+        );
+        std::fs::create_dir_all(at("/var/lib/kubelet")).unwrap();
+        std::fs::create_dir_all(at("/var/lib/containers/storage")).unwrap();
+        let found = FileSystems::detect(&host, kubelet, None, None);
+        assert_eq!(
+            (found.nodefs, found.imagefs, found.containerfs),
+            (
+                at("/var/lib/kubelet"),
+                at("/var/lib/containers/storage"),
+                at("/var/lib/containers/storage")
+            )
+        );
+        let found =
+            FileSystems::detect(&host, kubelet, Some(Path::new("/i")), Some(Path::new("/c")));
+        assert_eq!((found.imagefs, found.containerfs), (at("/i"), at("/c")));
+    }
+
+    #[test]
+    fn a_file_system_is_read_and_a_missing_one_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let none = dir.path().join("none");
+        let file_systems = FileSystems {
+            nodefs: dir.path().to_owned(),
+            imagefs: none.clone(),
+            containerfs: dir.path().to_owned(),
+        };
+        assert_eq!(file_systems.layout(), ImageFsLayout::Shared);
+        let readings = file_systems.read();
+        let nodefs = readings.nodefs.unwrap();
+        assert!(nodefs.at_ns > 0 && nodefs.at_ns <= monotonic_ns());
+        assert!(nodefs.available_bytes > 0 && nodefs.available_bytes <= nodefs.capacity_bytes);
+        let error = readings.imagefs.unwrap_err();
+        assert_eq!(
+            (error.role, &error.path, error.source),
+            ("imagefs", &none, Errno::NOENT)
+        );
+    }
+
+    #[test]
+    fn free_space_and_inodes_of_a_small_file_system() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = c"size=1m,nr_inodes=100";
+        match mount("tmpfs", dir.path(), "tmpfs", MountFlags::empty(), options) {
+            Err(error @ (Errno::PERM | Errno::ACCESS)) => {
+                eprintln!("left out: mount: {error}");
+                return;
+            }
+            result => result.unwrap(),
+        }
+        let empty = read("nodefs", dir.path()).unwrap();
+        std::fs::write(dir.path().join("f"), vec![1; 512 << 10]).unwrap();
+        let filled = read("nodefs", dir.path()).unwrap();
+        unmount(dir.path(), UnmountFlags::DETACH).unwrap();
+        assert_eq!((empty.capacity_bytes, empty.inodes), (1 << 20, Some(100)));
+        assert_eq!(
+            empty.available_bytes - filled.available_bytes,
+            512 << 10,
+            "{empty:?} {filled:?}"
+        );
+        assert_eq!(empty.inodes_free.unwrap() - filled.inodes_free.unwrap(), 1);
+    }
+}

@@ -1,0 +1,405 @@
+//! The node's disks: how full they are, which pod has what on them, and what can be freed before a pod has to go.
+//!
+//! **Problem.** Whether a file system is nearly full is one system call; whose fault it is may take minutes of walking. Both have to be
+//! ready when a threshold is met, and neither may hold up the loop that watches memory, or take the disk away from pods.
+//! **Approach.** Two threads. `storage` reads the file systems ([`filesystem`]) as often as the caller says and sends each reading with the
+//! newest figures of pods. `storage-walk` surveys the pods ([`usage`]), a slice of [`SLICE_ENTRIES`] at a time, under SCHED_IDLE and with
+//! idle I/O priority, resting [`REST`] times as long as it worked; [`StorageHandle::rank_now`] makes it finish a new survey of all pods
+//! at ordinary priority and without rest. It also frees what the node can do without ([`reclaim`]), when asked to.
+//! **Between the threads and the loop** are bounded queues and counters without locks: the walking thread may be kept from the CPU for
+//! long, and the loop must never wait for it. Reports that do not fit are told later or counted.
+//! **Terms.** *cycle*: one survey of all pods; a figure is at most one cycle old, a pod without one is surveyed next.
+#![deny(unsafe_code)]
+
+mod descent;
+pub mod filesystem;
+mod mountinfo;
+mod observer;
+pub mod reclaim;
+pub mod remove;
+mod surveyor;
+#[cfg(test)]
+mod tests;
+pub mod usage;
+pub mod walk;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use plimsoll_core::reading::StorageReading;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use tokio::sync::mpsc;
+
+use crate::host::HostRoot;
+use crate::host::cgroup::{CgroupError, CgroupPath};
+use filesystem::FileSystems;
+use reclaim::{EndedPods, NodeReclaim, ReclaimRequest, Reclaimed};
+use surveyor::Surveyor;
+use usage::{DirectoryReport, Places, PodDirs};
+
+/// Entries of directories that one slice looks at: some milliseconds.
+pub const SLICE_ENTRIES: u32 = 1_000;
+/// How many times as long as a slice took the thread rests after it, unless a ranking is waited for.
+pub const REST: u32 = 4;
+/// Shortest time between two readings of the file systems.
+pub const INTERVAL_MIN: Duration = Duration::from_millis(100);
+/// Longest time between two readings of the file systems.
+pub const INTERVAL_MAX: Duration = Duration::from_secs(10);
+/// Time between the starts of two cycles, as the kubelet's `volumeStatsAggPeriod`.
+pub const CYCLE: Duration = Duration::from_secs(60);
+/// Events that wait for the loop.
+const EVENTS_MAX: usize = 64;
+/// Orders that wait for the walking thread.
+const ORDERS_MAX: usize = 64;
+/// How long the end of a thread is waited for: it may be held up by a disk that does not answer.
+const SHUTDOWN: Duration = Duration::from_secs(2);
+/// Neither thread goes deep, and `mlockall` keeps all of it in memory.
+const STACK_BYTES: usize = 256 << 10;
+
+/// What to watch.
+#[derive(Debug, Clone)]
+pub struct StorageSettings {
+    /// The machine.
+    pub host: HostRoot,
+    /// The kubelet's directory.
+    pub kubelet_dir: PathBuf,
+    /// The directory of pods' logs.
+    pub logs_dir: PathBuf,
+    /// A directory on imagefs; else the runtime's, if there is one.
+    pub image_dir: Option<PathBuf>,
+    /// A directory on containerfs; else as imagefs.
+    pub container_dir: Option<PathBuf>,
+    /// Below which the pods' cgroups are.
+    pub cgroup_root: CgroupPath,
+    /// The first interval between readings of the file systems; see [`StorageHandle::set_interval`].
+    pub interval: Duration,
+    /// Time between the starts of two cycles.
+    pub cycle: Duration,
+}
+
+impl StorageSettings {
+    /// The kubelet's directories on this machine.
+    pub fn live(cgroup_root: CgroupPath) -> Self {
+        Self {
+            host: HostRoot::live(),
+            kubelet_dir: PathBuf::from(KUBELET_DIR),
+            logs_dir: PathBuf::from(LOGS_DIR),
+            image_dir: None,
+            container_dir: None,
+            cgroup_root,
+            interval: INTERVAL_MAX,
+            cycle: CYCLE,
+        }
+    }
+
+    /// The file systems that are watched with these settings; their layout is a setting of the engine.
+    pub fn file_systems(&self) -> FileSystems {
+        FileSystems::detect(
+            &self.host,
+            &self.kubelet_dir,
+            self.image_dir.as_deref(),
+            self.container_dir.as_deref(),
+        )
+    }
+}
+
+/// The kubelet's directory, unless told otherwise (`--root-dir` of the kubelet).
+pub const KUBELET_DIR: &str = "/var/lib/kubelet";
+/// Where pods' logs are, unless told otherwise (`podLogsDir` of the kubelet).
+pub const LOGS_DIR: &str = "/var/log/pods";
+
+/// What the threads tell.
+#[derive(Debug)]
+pub enum StorageEvent {
+    /// File systems just read, and the newest figures of pods.
+    Reading(Arc<StorageReading>),
+    /// The same, after a [`StorageHandle::rank_now`]: every pod that the thread knew of at that call has been measured since.
+    Ranked(Arc<StorageReading>),
+    /// Something was freed, or would have been.
+    Reclaimed {
+        /// Which provider.
+        provider: &'static str,
+        /// Nothing was really deleted.
+        dry: bool,
+        /// All since the request. With `more` set this is progress, else the end.
+        reclaimed: Reclaimed,
+    },
+    /// Answer to [`StorageHandle::report`]: every directory as it was last measured, by ascending UID.
+    Report(Vec<DirectoryReport>),
+    /// Something that people should know.
+    Warning(String),
+}
+
+/// Why the threads cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StorageError {
+    /// Without cgroups no pod's processes can be found.
+    #[error(transparent)]
+    Cgroups(#[from] CgroupError),
+    /// The kernel refused something.
+    #[error("storage: {what}: {source}; raise the limit on threads or open files")]
+    Kernel {
+        /// Which call.
+        what: &'static str,
+        /// Its answer.
+        #[source]
+        source: Errno,
+    },
+}
+
+/// [`ORDERS_MAX`] orders wait already. Ask again later; nothing was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("storage: {ORDERS_MAX} orders wait already; ask again later")]
+pub struct Busy;
+
+/// What the loop wants from the walking thread.
+#[derive(Debug)]
+enum Order {
+    Pods(Arc<[PodDirs]>),
+    Rank,
+    Reclaim(ReclaimRequest),
+    Report,
+}
+
+/// What both threads and the handle share. Nobody ever waits for it.
+#[derive(Debug)]
+struct Shared {
+    stop: AtomicBool,
+    interval_ms: AtomicU64,
+    events_dropped: AtomicU64,
+    wake_observer: OwnedFd,
+    wake_surveyor: OwnedFd,
+}
+
+impl Shared {
+    fn interval(&self) -> Duration {
+        Duration::from_millis(self.interval_ms.load(Ordering::Relaxed))
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+}
+
+fn wake(fd: &OwnedFd) {
+    // Full (EAGAIN): whoever waits is woken already. Nothing else can fail here.
+    rustix::io::write(fd, &1_u64.to_ne_bytes()).ok();
+}
+
+/// Waits until woken or `longest` is over.
+fn rest(fd: &OwnedFd, longest: Duration) {
+    let timeout = Timespec {
+        tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: longest.subsec_nanos().into(),
+    };
+    let mut fds = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)];
+    if poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0) {
+        // Only takes the count back to zero; that it was not zero is known.
+        rustix::io::read(fd, &mut [0; 8]).ok();
+    }
+}
+
+/// The observers of the node's disks.
+#[derive(Debug)]
+pub struct Storage;
+
+impl Storage {
+    /// Starts both threads, with [`EndedPods`] to free space.
+    ///
+    /// # Errors
+    /// [`StorageError`]: no cgroups, or no more threads or descriptors.
+    pub fn spawn(
+        settings: StorageSettings,
+    ) -> Result<(StorageHandle, mpsc::Receiver<StorageEvent>), StorageError> {
+        let places = places(&settings);
+        let ended = EndedPods::new(
+            places,
+            settings.host.cgroup_mounts()?,
+            settings.cgroup_root.clone(),
+        );
+        Self::spawn_with(settings, vec![Box::new(ended)])
+    }
+
+    /// Starts both threads, with these providers, which are asked in this order.
+    ///
+    /// # Errors
+    /// As [`Self::spawn`].
+    pub fn spawn_with(
+        settings: StorageSettings,
+        providers: Vec<Box<dyn NodeReclaim>>,
+    ) -> Result<(StorageHandle, mpsc::Receiver<StorageEvent>), StorageError> {
+        let kernel = |what| move |source| StorageError::Kernel { what, source };
+        let counter = || {
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            eventfd(0, flags).map_err(kernel("eventfd"))
+        };
+        let shared = Arc::new(Shared {
+            stop: AtomicBool::new(false),
+            interval_ms: AtomicU64::new(0),
+            events_dropped: AtomicU64::new(0),
+            wake_observer: counter()?,
+            wake_surveyor: counter()?,
+        });
+        let places = places(&settings);
+        let mounts = settings.host.cgroup_mounts()?;
+        let file_systems = settings.file_systems();
+        let (events, receiver) = mpsc::channel(EVENTS_MAX);
+        let (orders, surveyor_orders) = sync_channel(ORDERS_MAX);
+        let (figures, observer_figures) = sync_channel(surveyor::FIGURES_MAX);
+        let mut handle = StorageHandle {
+            shared: Arc::clone(&shared),
+            orders,
+            threads: Vec::new(),
+        };
+        handle.set_interval(settings.interval);
+        let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new()
+                .name(name.to_owned())
+                .stack_size(STACK_BYTES)
+                .spawn(work)
+                .map_err(|error| StorageError::Kernel {
+                    what: "clone",
+                    source: Errno::from_io_error(&error).unwrap_or(Errno::IO),
+                })
+        };
+        // If the second cannot be started, dropping the handle ends the first.
+        let observer = observer::Observer::new(
+            file_systems,
+            Arc::clone(&shared),
+            observer_figures,
+            events.clone(),
+        );
+        handle
+            .threads
+            .push(spawn("storage", Box::new(move || observer.run()))?);
+        let surveyor = Surveyor::new(
+            surveyor::Means {
+                places,
+                mounts,
+                providers,
+                cycle: settings.cycle,
+            },
+            Arc::clone(&shared),
+            surveyor_orders,
+            figures,
+            events,
+        );
+        handle
+            .threads
+            .push(spawn("storage-walk", Box::new(move || surveyor.run()))?);
+        Ok((handle, receiver))
+    }
+}
+
+fn places(settings: &StorageSettings) -> Places {
+    Places {
+        host: settings.host.clone(),
+        kubelet_dir: settings.kubelet_dir.clone(),
+        logs_dir: settings.logs_dir.clone(),
+    }
+}
+
+/// What the loop holds. No call waits for anything, except [`Self::shutdown`] and dropping it.
+#[derive(Debug)]
+pub struct StorageHandle {
+    shared: Arc<Shared>,
+    orders: SyncSender<Order>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl StorageHandle {
+    /// The pods to measure from now on.
+    ///
+    /// # Errors
+    /// [`Busy`]: ask again later.
+    pub fn set_pods(&self, pods: Vec<PodDirs>) -> Result<(), Busy> {
+        self.order(Order::Pods(pods.into()))
+    }
+
+    /// How often the file systems are to be read, from now on: the nearer to a threshold, the sooner. Held between [`INTERVAL_MIN`] and
+    /// [`INTERVAL_MAX`].
+    pub fn set_interval(&self, interval: Duration) {
+        let interval = interval.clamp(INTERVAL_MIN, INTERVAL_MAX).as_millis();
+        let interval = u64::try_from(interval).unwrap_or(u64::MAX);
+        if self.shared.interval_ms.swap(interval, Ordering::Relaxed) != interval {
+            wake(&self.shared.wake_observer);
+        }
+    }
+
+    /// Measures all pods as fast as possible; [`StorageEvent::Ranked`] follows. Asking again before that adds one more survey, not several.
+    ///
+    /// # Errors
+    /// [`Busy`]: ask again later.
+    pub fn rank_now(&self) -> Result<(), Busy> {
+        self.order(Order::Rank)
+    }
+
+    /// Frees what the request allows; [`StorageEvent::Reclaimed`] follows, per provider. A pod that [`Self::set_pods`] brings later
+    /// counts as live from then on. A request that comes while another is worked on replaces it.
+    ///
+    /// # Errors
+    /// [`Busy`]: ask again later.
+    pub fn reclaim(&self, request: ReclaimRequest) -> Result<(), Busy> {
+        self.order(Order::Reclaim(request))
+    }
+
+    /// Asks for every directory with its figures and how they were found; [`StorageEvent::Report`] follows.
+    ///
+    /// # Errors
+    /// [`Busy`]: ask again later.
+    pub fn report(&self) -> Result<(), Busy> {
+        self.order(Order::Report)
+    }
+
+    /// Events that did not fit into the loop's queue and were not kept for later: readings, of which the next one takes the place, and
+    /// warnings.
+    pub fn events_dropped(&self) -> u64 {
+        self.shared.events_dropped.load(Ordering::Relaxed)
+    }
+
+    /// Ends both threads. Whether they have ended: a disk that does not answer may keep one, which then ends with the process.
+    pub fn shutdown(mut self) -> bool {
+        self.stop()
+    }
+
+    fn order(&self, order: Order) -> Result<(), Busy> {
+        match self.orders.try_send(order) {
+            // A thread that has ended does so because the process ends.
+            Ok(()) | Err(TrySendError::Disconnected(_)) => {}
+            Err(TrySendError::Full(_)) => return Err(Busy),
+        }
+        wake(&self.shared.wake_surveyor);
+        Ok(())
+    }
+
+    fn stop(&mut self) -> bool {
+        self.shared.stop.store(true, Ordering::Release);
+        wake(&self.shared.wake_observer);
+        wake(&self.shared.wake_surveyor);
+        let deadline = Instant::now() + SHUTDOWN;
+        let mut have_ended = true;
+        for thread in self.threads.drain(..) {
+            while !thread.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if thread.is_finished() {
+                thread.join().ok(); // a panic was printed by the panic hook
+            } else {
+                have_ended = false;
+            }
+        }
+        have_ended
+    }
+}
+
+impl Drop for StorageHandle {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,445 @@
+//! Logs and emptyDir volumes of pods that have ended.
+//!
+//! **Problem.** They take space until somebody deletes them, and deleting the wrong ones is the worst that a node agent can do.
+//! **Approach.** A directory goes only if all of these hold at the moment its turn comes:
+//! 1. its pod is not live, by the caller's list;
+//! 2. no cgroup with the pod's UID in its name, of either cgroup driver, has a process; one that cannot be read counts as having some;
+//! 3. nothing is mounted on the pod's directory or below it (`/proc/self/mountinfo`);
+//! 4. the caller says that the pod has ended, or, for a pod that nobody has heard of, nothing about its directory has changed for
+//!    [`ReclaimRequest::age_min`]: the kubelet may just be making it.
+//!
+//! What goes are the emptyDir volumes, then the directories above them as far as they are empty, and the pod's directory of logs. Other
+//! volumes stay: they may be somebody's data. Deletion is [`super::super::remove`]: no link is followed, no mount crossed.
+
+use std::collections::VecDeque;
+use std::ffi::{CString, OsStr, OsString};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use plimsoll_core::units::PodUid;
+use rustix::fs::{AtFlags, CWD, Mode, openat, unlinkat};
+use rustix::io::Errno;
+
+use super::{Kept, KeptBecause, NodeReclaim, ReclaimError, ReclaimRequest, Reclaimed};
+use crate::host::cgroup::{CgroupMounts, CgroupPath};
+use crate::pod_cgroup;
+use crate::storage::descent::OPEN_DIRECTORY;
+use crate::storage::mountinfo::has_mount_at_or_below;
+use crate::storage::remove::{Removal, open_beneath};
+use crate::storage::usage::{Places, VolumePlugin, mountinfo};
+use crate::storage::walk::Walk;
+
+/// Directories of pods that one request looks at.
+const CANDIDATES_MAX: usize = 10_000;
+/// Volumes of one pod that one request looks at.
+const VOLUMES_MAX: usize = 1_000;
+/// Levels of cgroups that are searched for a pod's: `kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod….slice` and two more.
+const CGROUP_DEPTH_MAX: usize = 5;
+/// Cgroups that are searched for one pod's.
+const CGROUPS_MAX: usize = 100_000;
+
+/// The provider.
+#[derive(Debug)]
+pub struct EndedPods {
+    places: Places,
+    mounts: CgroupMounts,
+    cgroup_root: CgroupPath,
+    waiting: VecDeque<Candidate>,
+    current: Option<Current>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Candidate {
+    uid: PodUid,
+    kind: Kind,
+    /// The directory of all pods' directories, without links.
+    parent: PathBuf,
+    name: OsString,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Volumes,
+    Logs,
+}
+
+/// A pod's directory whose turn it is.
+#[derive(Debug)]
+struct Current {
+    /// Where its trees are: the logs of all pods, or the pod's emptyDir volumes.
+    dir: OwnedFd,
+    path: PathBuf,
+    trees: Vec<CString>,
+    job: Option<(CString, Job)>,
+    /// Directories above, deepest first, which go if they are empty then.
+    above: Vec<(OwnedFd, CString)>,
+}
+
+#[derive(Debug)]
+enum Job {
+    Count(Walk),
+    Remove(Removal),
+}
+
+impl Candidate {
+    fn path(&self) -> PathBuf {
+        self.parent.join(&self.name)
+    }
+
+    fn kept(&self, why: KeptBecause) -> Kept {
+        Kept {
+            path: self.path(),
+            why,
+        }
+    }
+}
+
+impl EndedPods {
+    /// For pods below `cgroup_root`.
+    pub fn new(places: Places, mounts: CgroupMounts, cgroup_root: CgroupPath) -> Self {
+        Self {
+            places,
+            mounts,
+            cgroup_root,
+            waiting: VecDeque::new(),
+            current: None,
+        }
+    }
+
+    /// Lists the directories of pods that are not live. How many there are beyond [`CANDIDATES_MAX`].
+    fn look(&mut self, request: &ReclaimRequest) -> Result<u64, ReclaimError> {
+        let mut beyond = 0;
+        self.current = None;
+        self.waiting.clear();
+        let logs_dir = self.places.host.path(&self.places.logs_dir);
+        for (kind, dir) in [
+            (Kind::Volumes, self.places.pods_dir()),
+            (Kind::Logs, logs_dir),
+        ] {
+            let error = |error: &std::io::Error| ReclaimError::Directory {
+                path: dir.clone(),
+                source: Errno::from_io_error(error).unwrap_or(Errno::IO),
+            };
+            let parent = match std::fs::canonicalize(&dir) {
+                Ok(parent) => parent,
+                Err(gone) if gone.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(source) => return Err(error(&source)),
+            };
+            let entries = std::fs::read_dir(&parent).map_err(|source| error(&source))?;
+            for entry in entries.flatten() {
+                let name = entry.file_name();
+                let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+                let Some(uid) = name.to_str().and_then(|name| uid_of(kind, name)) else {
+                    continue;
+                };
+                if !is_dir || request.live.contains(&uid) {
+                    continue;
+                }
+                if self.waiting.len() >= CANDIDATES_MAX {
+                    beyond += 1;
+                } else {
+                    self.waiting.push_back(Candidate {
+                        uid,
+                        kind,
+                        parent: parent.clone(),
+                        name,
+                    });
+                }
+            }
+        }
+        Ok(beyond)
+    }
+
+    /// Whether its turn may come.
+    fn check(&self, candidate: &Candidate, request: &ReclaimRequest) -> Result<(), KeptBecause> {
+        match self.has_processes(&candidate.uid) {
+            Some(false) => {}
+            Some(true) => return Err(KeptBecause::Processes),
+            None => return Err(KeptBecause::CgroupUnknown),
+        }
+        let mounted = mountinfo(&self.places, "self")
+            .is_none_or(|text| has_mount_at_or_below(&text, &candidate.path()));
+        if mounted {
+            return Err(KeptBecause::Mounted);
+        }
+        if !request.ended.contains(&candidate.uid)
+            && age(candidate).is_none_or(|age| age < request.age_min)
+        {
+            return Err(KeptBecause::Young);
+        }
+        Ok(())
+    }
+
+    /// Whether any cgroup of this pod has a process; `None` if that cannot be known.
+    fn has_processes(&self, uid: &PodUid) -> Option<bool> {
+        let plain = format!("pod{uid}");
+        let slice = format!("pod{}.slice", uid.as_str().replace('-', "_"));
+        let mut left = CGROUPS_MAX;
+        let mut waiting = vec![(self.cgroup_root.clone(), 0)];
+        let mut found = Vec::new();
+        while let Some((cgroup, depth)) = waiting.pop() {
+            for (hierarchy, _) in pod_cgroup::pod_hierarchies(&self.mounts) {
+                let entries = match std::fs::read_dir(hierarchy.dir(&cgroup)) {
+                    Ok(entries) => entries,
+                    Err(gone) if gone.kind() == std::io::ErrorKind::NotFound => continue,
+                    Err(_) => return None,
+                };
+                for entry in entries {
+                    let entry = entry.ok()?;
+                    if !entry.file_type().ok()?.is_dir() {
+                        continue;
+                    }
+                    left = left.checked_sub(1)?;
+                    let name = entry.file_name();
+                    // A name that is not text is no pod's, and nothing of ours is below it.
+                    let Some(name) = name.to_str() else { continue };
+                    let child = cgroup.join(name).ok()?;
+                    if name == plain || name == slice || name.ends_with(&format!("-{slice}")) {
+                        found.push(child);
+                    } else if depth < CGROUP_DEPTH_MAX {
+                        waiting.push((child, depth + 1));
+                    }
+                }
+            }
+        }
+        for cgroup in found {
+            if pod_cgroup::is_populated(&self.mounts, &cgroup).ok()? {
+                return Some(true);
+            }
+        }
+        Some(false)
+    }
+}
+
+impl NodeReclaim for EndedPods {
+    fn name(&self) -> &'static str {
+        "ended-pods"
+    }
+
+    fn frees(&self) -> &'static str {
+        "logs and emptyDir volumes of pods that have ended"
+    }
+
+    fn reclaim(
+        &mut self,
+        request: &ReclaimRequest,
+        is_first: bool,
+        entries: u32,
+    ) -> Result<Reclaimed, ReclaimError> {
+        let mut reclaimed = Reclaimed::default();
+        if is_first {
+            reclaimed.kept_more = self.look(request)?;
+        }
+        let mut left = entries;
+        while left > 0 {
+            if let Some(current) = &mut self.current {
+                if current.advance(request.dry, &mut left, &mut reclaimed) {
+                    self.current = None;
+                }
+                continue;
+            }
+            let Some(candidate) = self.waiting.pop_front() else {
+                return Ok(reclaimed);
+            };
+            left -= 1;
+            if request.live.contains(&candidate.uid) {
+                continue; // since it was listed
+            }
+            match self
+                .check(&candidate, request)
+                .and_then(|()| Current::open(&candidate).map_err(KeptBecause::Unreadable))
+            {
+                Ok(current) => self.current = current,
+                Err(KeptBecause::Unreadable(Errno::NOENT)) => {}
+                Err(why) => reclaimed.keep(candidate.kept(why)),
+            }
+        }
+        reclaimed.more = true;
+        Ok(reclaimed)
+    }
+}
+
+impl Current {
+    /// Opens what is to go; `None`: the pod has no such directory.
+    fn open(candidate: &Candidate) -> Result<Option<Self>, Errno> {
+        let parent = openat(CWD, &candidate.parent, OPEN_DIRECTORY, Mode::empty())?;
+        let name = c_string(candidate.name.as_os_str())?;
+        if candidate.kind == Kind::Logs {
+            return Ok(Some(Self {
+                dir: parent,
+                path: candidate.parent.clone(),
+                trees: vec![name],
+                job: None,
+                above: Vec::new(),
+            }));
+        }
+        let plugin = CString::new(VolumePlugin::EmptyDir.directory()).map_err(|_| Errno::INVAL)?;
+        let pod = open_beneath(parent.as_fd(), &name)?;
+        let volumes = open_beneath(pod.as_fd(), c"volumes")?;
+        let dir = open_beneath(volumes.as_fd(), &plugin)?;
+        let mut trees = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&dir)?.take(VOLUMES_MAX) {
+            let entry = entry?;
+            if entry.file_name() != c"." && entry.file_name() != c".." {
+                trees.push(entry.file_name().to_owned());
+            }
+        }
+        Ok(Some(Self {
+            dir,
+            path: candidate
+                .path()
+                .join("volumes")
+                .join(VolumePlugin::EmptyDir.directory()),
+            trees,
+            job: None,
+            above: vec![
+                (volumes, plugin),
+                (pod, c"volumes".to_owned()),
+                (parent, name),
+            ],
+        }))
+    }
+
+    /// Goes on; `true`: nothing is left to do.
+    fn advance(&mut self, dry: bool, left: &mut u32, reclaimed: &mut Reclaimed) -> bool {
+        let Some((name, job)) = &mut self.job else {
+            let Some(name) = self.trees.pop() else {
+                if !dry {
+                    self.remove_above();
+                }
+                return true;
+            };
+            *left = left.saturating_sub(1);
+            let started = if dry {
+                open_beneath(self.dir.as_fd(), &name)
+                    .and_then(|fd| Walk::start_at(fd.as_fd()))
+                    .map(Job::Count)
+            } else {
+                Removal::start(self.dir.as_fd(), &name).map(Job::Remove)
+            };
+            match started {
+                Ok(job) => {
+                    if let Job::Count(walk) = &job {
+                        // The root is counted when a walk starts.
+                        reclaimed.bytes += walk.so_far().bytes;
+                        reclaimed.inodes += walk.so_far().inodes;
+                    }
+                    self.job = Some((name, job));
+                }
+                Err(Errno::NOENT) => {}
+                Err(error) => reclaimed.keep(Kept {
+                    path: self.path.join(OsStr::from_bytes(name.to_bytes())),
+                    why: KeptBecause::Unreadable(error),
+                }),
+            }
+            return false;
+        };
+        let is_done = match job {
+            Job::Count(walk) => {
+                let before = walk.so_far();
+                let walked = walk.advance(*left);
+                let now = walk.so_far();
+                reclaimed.bytes += now.bytes - before.bytes;
+                reclaimed.inodes += now.inodes - before.inodes;
+                walked.map(|_| reclaimed.items += 1).is_some()
+            }
+            Job::Remove(removal) => {
+                let before = removal.so_far();
+                let removed = removal.advance(*left);
+                let now = removal.so_far();
+                reclaimed.bytes += now.bytes - before.bytes;
+                reclaimed.inodes += now.inodes - before.inodes;
+                if let Some(removed) = removed {
+                    if removed.is_gone {
+                        reclaimed.items += 1;
+                    } else {
+                        reclaimed.keep(Kept {
+                            path: self.path.join(OsStr::from_bytes(name.to_bytes())),
+                            why: if removed.moved {
+                                KeptBecause::Moved
+                            } else {
+                                KeptBecause::Undeletable(removed.failed)
+                            },
+                        });
+                    }
+                }
+                removed.is_some()
+            }
+        };
+        *left = 0; // what is left of a slice is not worth counting exactly
+        if is_done {
+            self.job = None;
+        }
+        false
+    }
+
+    fn remove_above(&self) {
+        for (dir, name) in &self.above {
+            // Best effort: a directory that has something else in it stays, and so do those above.
+            if unlinkat(dir, name.as_c_str(), AtFlags::REMOVEDIR).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The pod that a directory belongs to. Logs are in `<namespace>_<name>_<UID>`; neither of the first two may contain `_`.
+fn uid_of(kind: Kind, name: &str) -> Option<PodUid> {
+    let uid = match kind {
+        Kind::Volumes => name,
+        Kind::Logs => name.splitn(3, '_').nth(2)?,
+    };
+    (!uid.is_empty()).then(|| PodUid::from(uid))
+}
+
+/// How long nothing has changed about a pod's directory, the ones that volumes or containers have in it, and files right in those.
+fn age(candidate: &Candidate) -> Option<Duration> {
+    let root = candidate.path();
+    let inner = match candidate.kind {
+        Kind::Volumes => root
+            .join("volumes")
+            .join(VolumePlugin::EmptyDir.directory()),
+        Kind::Logs => root.clone(),
+    };
+    let mut newest = newest_change(&root)?;
+    if candidate.kind == Kind::Volumes {
+        newest = newest.max(newest_change(&root.join("volumes")).unwrap_or_default());
+        newest = newest.max(newest_change(&inner).unwrap_or_default());
+    }
+    for entry in std::fs::read_dir(&inner).into_iter().flatten() {
+        let path = entry.ok()?.path();
+        newest = newest.max(newest_change(&path)?);
+        for file in std::fs::read_dir(&path)
+            .into_iter()
+            .flatten()
+            .take(VOLUMES_MAX)
+        {
+            newest = newest.max(newest_change(&file.ok()?.path())?);
+        }
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    // A change that lies ahead (the clock was set back) is no age.
+    now.checked_sub(newest)
+}
+
+/// When contents or attributes last changed, since the epoch. ctime cannot be set by a program.
+fn newest_change(path: &Path) -> Option<Duration> {
+    let status = std::fs::symlink_metadata(path).ok()?;
+    let at = |seconds: i64, nanoseconds: i64| {
+        Some(Duration::new(
+            u64::try_from(seconds).ok()?,
+            u32::try_from(nanoseconds).ok()?,
+        ))
+    };
+    Some(at(status.ctime(), status.ctime_nsec())?.max(at(status.mtime(), status.mtime_nsec())?))
+}
+
+fn c_string(name: &OsStr) -> Result<CString, Errno> {
+    CString::new(name.to_owned().into_vec()).map_err(|_| Errno::INVAL)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,297 @@
+use std::collections::BTreeSet;
+use std::os::unix::fs::symlink;
+
+use super::*;
+use crate::host::HostRoot;
+use crate::storage::reclaim::AGE_MIN;
+
+/// A machine in a directory.
+struct Machine {
+    _dir: tempfile::TempDir,
+    places: Places,
+    provider: EndedPods,
+}
+
+const EMPTY_DIRS: &str = "volumes/kubernetes.io~empty-dir";
+
+impl Machine {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(std::fs::canonicalize(dir.path()).unwrap());
+        let places = Places {
+            host: host.clone(),
+            kubelet_dir: PathBuf::from("/var/lib/kubelet"),
+            logs_dir: PathBuf::from("/var/log/pods"),
+        };
+        write(
+            &host.path("/proc/self/mounts"),
+            "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n",
+        );
+        write(&host.path("/proc/self/mountinfo"), "");
+        write(
+            &host.path("/sys/fs/cgroup/cgroup.controllers"),
+            "cpu memory pids\n",
+        );
+        let mounts = host.cgroup_mounts().unwrap();
+        let root = CgroupPath::new("/").unwrap();
+        Self {
+            _dir: dir,
+            provider: EndedPods::new(places.clone(), mounts, root),
+            places,
+        }
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.places.host.path(path)
+    }
+
+    fn has(&self, path: &str) -> bool {
+        self.path(path).symlink_metadata().is_ok()
+    }
+
+    fn volume_file(&self, uid: &str, file: &str) -> String {
+        let path = format!("/var/lib/kubelet/pods/{uid}/{EMPTY_DIRS}/{file}");
+        write(&self.path(&path), "0123456789");
+        path
+    }
+
+    fn log(&self, uid: &str) -> String {
+        let path = format!("/var/log/pods/default_name_{uid}/app/0.log");
+        write(&self.path(&path), "line\n");
+        path
+    }
+
+    fn processes(&self, cgroup: &str, populated: u32) {
+        let path = self.path(&format!("/sys/fs/cgroup/{cgroup}/cgroup.events"));
+        write(&path, &format!("populated {populated}\nfrozen 0\n"));
+    }
+
+    fn reclaim(&mut self, request: &ReclaimRequest) -> Reclaimed {
+        self.reclaim_by(request, 100_000)
+    }
+
+    fn reclaim_by(&mut self, request: &ReclaimRequest, entries: u32) -> Reclaimed {
+        let mut all = self.provider.reclaim(request, true, entries).unwrap();
+        for _ in 0..100_000 {
+            if !all.more {
+                return all;
+            }
+            let next = self.provider.reclaim(request, false, entries).unwrap();
+            all.add(next);
+        }
+        panic!("a reclaim without end");
+    }
+}
+
+fn write(path: &Path, text: &str) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, text).unwrap();
+}
+
+fn uids(names: &[&str]) -> BTreeSet<PodUid> {
+    names.iter().map(|name| PodUid::from(*name)).collect()
+}
+
+fn wet(ended: &[&str]) -> ReclaimRequest {
+    ReclaimRequest {
+        dry: false,
+        ended: uids(ended),
+        ..ReclaimRequest::default()
+    }
+}
+
+fn why(reclaimed: &Reclaimed) -> Vec<KeptBecause> {
+    let mut kept: Vec<_> = reclaimed.kept.iter().collect();
+    kept.sort_by(|left, right| left.path.cmp(&right.path));
+    kept.into_iter().map(|kept| kept.why).collect()
+}
+
+#[test]
+fn volumes_and_logs_of_ended_pods_go_and_nothing_else() {
+    for entries in [1, 2, 5, 100_000] {
+        let mut machine = Machine::new();
+        let gone = [
+            machine.volume_file("ended", "data/deep/er/f"),
+            machine.volume_file("ended", "cache/f"),
+            machine.log("ended"),
+        ];
+        let live = [machine.volume_file("live", "data/f"), machine.log("live")];
+        // Somebody's data, in the pod's directory.
+        let claim = "/var/lib/kubelet/pods/ended/volumes/kubernetes.io~csi/claim/f".to_owned();
+        write(&machine.path(&claim), "precious");
+        let only_volume = machine.volume_file("whole", "data/f");
+        let mut request = wet(&["ended", "whole", "live"]);
+        request.live = uids(&["live"]);
+
+        let reclaimed = machine.reclaim_by(&request, entries);
+        assert_eq!(reclaimed.items, 4, "{reclaimed:?}");
+        assert_eq!(reclaimed.kept, []);
+        assert!(reclaimed.bytes >= 4 * 512);
+        // data, deep, er, f; cache, f; default_name_ended, app, 0.log; data, f.
+        assert_eq!(reclaimed.inodes, 11);
+        for path in gone.iter().chain([&only_volume]) {
+            assert!(!machine.has(path), "{path}");
+        }
+        for path in live.iter().chain([&claim]) {
+            assert!(machine.has(path), "{path}");
+        }
+        assert!(!machine.has("/var/lib/kubelet/pods/whole"));
+        assert!(!machine.has("/var/log/pods/default_name_ended"));
+        assert_eq!(machine.reclaim(&request), Reclaimed::default());
+    }
+}
+
+#[test]
+fn a_dry_request_says_the_same_and_deletes_nothing() {
+    let mut machine = Machine::new();
+    let paths = [
+        machine.volume_file("ended", "data/d/f"),
+        machine.volume_file("ended", "cache/f"),
+        machine.log("ended"),
+    ];
+    rustix::fs::syncfs(std::fs::File::open(machine.path("/")).unwrap()).unwrap();
+    let mut dry = wet(&["ended"]);
+    dry.dry = true;
+    let said = machine.reclaim_by(&dry, 2);
+    assert!(paths.iter().all(|path| machine.has(path)));
+    let done = machine.reclaim(&wet(&["ended"]));
+    assert_eq!(
+        (said.bytes, said.items, done.items),
+        (done.bytes, 3, 3),
+        "{said:?}"
+    );
+    assert!(paths.iter().all(|path| !machine.has(path)));
+}
+
+#[test]
+fn unless_told_otherwise_it_is_dry() {
+    assert!(ReclaimRequest::default().dry);
+}
+
+#[test]
+fn a_pod_with_processes_keeps_all_whatever_the_cgroup_driver() {
+    for cgroup in [
+        "kubepods/burstable/podu-1",
+        "kubepods/podu-1",
+        "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu_1.slice",
+        "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podu_1.slice",
+    ] {
+        let mut machine = Machine::new();
+        let (volume, log) = (machine.volume_file("u-1", "data/f"), machine.log("u-1"));
+        // Another pod's UID starts the same.
+        let other = machine.volume_file("u-11", "data/f");
+        machine.processes("kubepods/burstable/podu-11", 0);
+        machine.processes(cgroup, 1);
+        let reclaimed = machine.reclaim(&wet(&["u-1", "u-11"]));
+        assert_eq!(why(&reclaimed), [KeptBecause::Processes; 2], "{cgroup}");
+        assert!(machine.has(&volume) && machine.has(&log));
+        assert!(!machine.has(&other));
+        machine.processes(cgroup, 0);
+        assert_eq!(machine.reclaim(&wet(&["u-1"])).items, 2, "{cgroup}");
+    }
+}
+
+#[test]
+fn what_cannot_be_known_counts_as_running() {
+    let mut machine = Machine::new();
+    let volume = machine.volume_file("u", "data/f");
+    // An unreadable file: a directory in its place.
+    std::fs::create_dir_all(machine.path("/sys/fs/cgroup/kubepods/podu/cgroup.events")).unwrap();
+    assert_eq!(
+        why(&machine.reclaim(&wet(&["u"]))),
+        [KeptBecause::CgroupUnknown]
+    );
+    assert!(machine.has(&volume));
+}
+
+#[test]
+fn a_pod_that_nobody_has_heard_of_must_be_old() {
+    let mut machine = Machine::new();
+    let (volume, log) = (machine.volume_file("u", "data/f"), machine.log("u"));
+    let mut request = wet(&[]);
+    assert_eq!(request.age_min, AGE_MIN);
+    assert_eq!(why(&machine.reclaim(&request)), [KeptBecause::Young; 2]);
+    request.age_min = Duration::ZERO;
+    assert_eq!(machine.reclaim(&request).items, 2);
+    assert!(!machine.has(&volume) && !machine.has(&log));
+    // A time that lies ahead is no age.
+    let file = machine.volume_file("u", "data/f");
+    let ahead = SystemTime::now() + Duration::from_secs(3600);
+    let open = std::fs::File::open(machine.path(&file)).unwrap();
+    open.set_modified(ahead).unwrap();
+    assert_eq!(why(&machine.reclaim(&request)), [KeptBecause::Young]);
+}
+
+#[test]
+fn nothing_is_deleted_where_something_is_mounted() {
+    let mut machine = Machine::new();
+    let volume = machine.volume_file("u", "data/f");
+    let mounted = machine.path(&format!("/var/lib/kubelet/pods/u/{EMPTY_DIRS}/tmpfs"));
+    let text = format!("9 1 0:9 / {} rw - tmpfs tmpfs rw\n", mounted.display());
+    write(&machine.path("/proc/self/mountinfo"), &text);
+    assert_eq!(why(&machine.reclaim(&wet(&["u"]))), [KeptBecause::Mounted]);
+    // Without the list of mounts nothing is certain.
+    std::fs::remove_file(machine.path("/proc/self/mountinfo")).unwrap();
+    assert_eq!(why(&machine.reclaim(&wet(&["u"]))), [KeptBecause::Mounted]);
+    assert!(machine.has(&volume));
+}
+
+#[test]
+fn links_in_the_place_of_any_directory_lead_nowhere() {
+    let outside = "/outside/volumes/kubernetes.io~empty-dir/data/f";
+    for place in [
+        "/var/lib/kubelet/pods/u",
+        "/var/lib/kubelet/pods/u/volumes",
+        "/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir",
+        "/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/data",
+        "/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/data/sub",
+        "/var/log/pods/default_name_u",
+        "/var/log/pods/default_name_u/app",
+    ] {
+        let mut machine = Machine::new();
+        write(&machine.path(outside), "precious");
+        let place = machine.path(place);
+        std::fs::create_dir_all(place.parent().unwrap()).unwrap();
+        symlink(machine.path("/outside"), &place).unwrap();
+        let mut request = wet(&["u"]);
+        request.age_min = Duration::ZERO;
+        machine.reclaim_by(&request, 1);
+        assert!(machine.has(outside), "{}", place.display());
+    }
+}
+
+#[test]
+fn a_pod_that_is_wanted_again_keeps_what_has_not_gone_yet() {
+    let mut machine = Machine::new();
+    for uid in ["a", "b", "c"] {
+        machine.volume_file(uid, "data/f");
+    }
+    let mut request = wet(&["a", "b", "c"]);
+    let first = machine.provider.reclaim(&request, true, 1).unwrap();
+    assert!(first.more);
+    request.live = uids(&["a", "b", "c"]);
+    let mut rest = first;
+    while rest.more {
+        let next = machine.provider.reclaim(&request, false, 1).unwrap();
+        rest.add(next);
+    }
+    assert_eq!(rest.items, 1, "only the one whose turn had come");
+}
+
+#[test]
+fn a_machine_without_the_directories_has_nothing_to_free() {
+    let mut machine = Machine::new();
+    assert_eq!(machine.reclaim(&wet(&["u"])), Reclaimed::default());
+}
+
+#[test]
+fn whose_logs() {
+    for (name, wanted) in [
+        ("default_web_default_web", Some("default_web")),
+        ("ns_name_8bf6b0ae-4c5a", Some("8bf6b0ae-4c5a")),
+        ("ns_name_", None),
+        ("lost+found", None),
+    ] {
+        assert_eq!(uid_of(Kind::Logs, name), wanted.map(PodUid::from), "{name}");
+    }
+}

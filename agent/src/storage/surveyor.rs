@@ -1,0 +1,374 @@
+//! The thread that walks: it surveys the pods, cycle after cycle, frees space when asked to, and stays out of everybody's way.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
+use std::time::{Duration, Instant};
+
+use plimsoll_core::units::PodUid;
+use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc::error::TrySendError as EventError;
+
+use super::observer::Figures;
+use super::reclaim::{NodeReclaim, ReclaimRequest, Reclaimed};
+use super::usage::{Places, PodDirs, PodSurvey, Survey};
+use super::{Order, REST, SLICE_ENTRIES, Shared, StorageEvent, rest, wake};
+use crate::host::cgroup::CgroupMounts;
+use crate::host::syscall::{IoPriority, ioprio_set, sched_idle, sched_other};
+
+/// Figures that wait for the other thread.
+pub(super) const FIGURES_MAX: usize = 4;
+/// How often figures are handed on while a cycle is under way.
+const HAND_ON: Duration = Duration::from_secs(1);
+/// Events that wait until the loop's queue has room.
+const UNSENT_MAX: usize = 64;
+/// Directories whose shortfall was said and is not said again.
+const SAID_MAX: usize = 4096;
+
+/// What it works with.
+pub(super) struct Means {
+    pub(super) places: Places,
+    pub(super) mounts: CgroupMounts,
+    pub(super) providers: Vec<Box<dyn NodeReclaim>>,
+    pub(super) cycle: Duration,
+}
+
+struct Reclaim {
+    request: ReclaimRequest,
+    provider: usize,
+    is_first: bool,
+    so_far: Reclaimed,
+}
+
+pub(super) struct Surveyor {
+    means: Means,
+    shared: Arc<Shared>,
+    orders: Receiver<Order>,
+    figures: SyncSender<Figures>,
+    events: Sender<StorageEvent>,
+
+    pods: Arc<[PodDirs]>,
+    surveyed: BTreeMap<PodUid, PodSurvey>,
+    survey: Option<Survey>,
+    /// The survey under way answers a ranking.
+    is_ranking: bool,
+    /// A ranking was asked for since.
+    rank_next: bool,
+    /// When the last full cycle started.
+    cycle_start: Option<Instant>,
+    reclaim: Option<Reclaim>,
+    /// Figures that were not handed on yet, and whether they answer a ranking.
+    is_changed: bool,
+    is_ranked: bool,
+    handed_on: Option<Instant>,
+    unsent: VecDeque<StorageEvent>,
+    /// Directories whose figures are known to be short.
+    said: BTreeSet<std::path::PathBuf>,
+    is_idle_class: bool,
+}
+
+impl Surveyor {
+    pub(super) fn new(
+        means: Means,
+        shared: Arc<Shared>,
+        orders: Receiver<Order>,
+        figures: SyncSender<Figures>,
+        events: Sender<StorageEvent>,
+    ) -> Self {
+        Self {
+            means,
+            shared,
+            orders,
+            figures,
+            events,
+            pods: Arc::from([]),
+            surveyed: BTreeMap::new(),
+            survey: None,
+            is_ranking: false,
+            rank_next: false,
+            cycle_start: None,
+            reclaim: None,
+            is_changed: false,
+            is_ranked: false,
+            handed_on: None,
+            unsent: VecDeque::new(),
+            said: BTreeSet::new(),
+            is_idle_class: false,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        while !self.shared.is_stopped() {
+            self.take_orders();
+            let is_urgent = self.reclaim.is_some() || self.is_ranking || self.rank_next;
+            self.set_class(!is_urgent);
+            let start = Instant::now();
+            // Space first: a ranking is of use only if freeing was not enough.
+            let has_worked = self.free_slice() || self.survey_slice(start);
+            let worked = start.elapsed();
+            self.hand_on();
+            self.flush();
+            let pause = if is_urgent && has_worked {
+                Duration::ZERO
+            } else if has_worked {
+                worked.saturating_mul(REST)
+            } else {
+                self.until_work()
+            };
+            if pause.is_zero() {
+                std::thread::yield_now();
+            } else {
+                rest(&self.shared.wake_surveyor, pause);
+            }
+        }
+    }
+
+    fn take_orders(&mut self) {
+        // The queue is bounded, so this is.
+        while let Ok(order) = self.orders.try_recv() {
+            match order {
+                Order::Pods(pods) => self.set_pods(pods),
+                Order::Rank => self.rank_next = true,
+                Order::Reclaim(request) => {
+                    self.reclaim = Some(Reclaim {
+                        request,
+                        provider: 0,
+                        is_first: true,
+                        so_far: Reclaimed::default(),
+                    });
+                }
+                Order::Report => {
+                    let all = self.surveyed.values();
+                    let all = all.flat_map(|pod| pod.directories.iter().cloned());
+                    let report = StorageEvent::Report(all.collect());
+                    self.tell(report);
+                }
+            }
+        }
+    }
+
+    fn set_pods(&mut self, pods: Arc<[PodDirs]>) {
+        let uids: BTreeSet<&PodUid> = pods.iter().map(|pod| &pod.uid).collect();
+        let before = self.surveyed.len();
+        self.surveyed.retain(|uid, _| uids.contains(uid));
+        self.is_changed |= self.surveyed.len() != before;
+        if let Some(reclaim) = &mut self.reclaim {
+            let known: BTreeSet<&PodUid> = self.pods.iter().map(|pod| &pod.uid).collect();
+            let new = uids.difference(&known).copied().cloned();
+            reclaim.request.live.extend(new);
+        }
+        self.pods = pods;
+    }
+
+    /// Behind everybody else, or as everybody else when somebody waits for the result.
+    fn set_class(&mut self, is_idle: bool) {
+        if self.is_idle_class == is_idle {
+            return;
+        }
+        self.is_idle_class = is_idle;
+        let (class, io) = if is_idle {
+            (sched_idle(), IoPriority::Idle)
+        } else {
+            (sched_other(), IoPriority::Ordinary)
+        };
+        for result in [class, ioprio_set(io)] {
+            if let Err(error) = result {
+                self.tell(StorageEvent::Warning(format!(
+                    "storage: the walking thread keeps its priority: {error}"
+                )));
+            }
+        }
+    }
+
+    /// A slice of reclaim. Whether there was one to do.
+    fn free_slice(&mut self) -> bool {
+        let Some(mut reclaim) = self.reclaim.take() else {
+            return false;
+        };
+        let Some(provider) = self.means.providers.get_mut(reclaim.provider) else {
+            return false;
+        };
+        let name = provider.name();
+        match provider.reclaim(&reclaim.request, reclaim.is_first, SLICE_ENTRIES) {
+            Ok(reclaimed) => {
+                let more = reclaimed.more;
+                reclaim.so_far.add(reclaimed);
+                reclaim.is_first = false;
+                let is_due = reclaim.so_far.more.then(|| self.is_progress_due());
+                if is_due != Some(false) {
+                    self.tell(StorageEvent::Reclaimed {
+                        provider: name,
+                        dry: reclaim.request.dry,
+                        reclaimed: reclaim.so_far.clone(),
+                    });
+                }
+                if !more {
+                    reclaim = Self::next_provider(reclaim);
+                }
+            }
+            Err(error) => {
+                self.tell(StorageEvent::Warning(format!("reclaim: {name}: {error}")));
+                reclaim = Self::next_provider(reclaim);
+            }
+        }
+        self.reclaim = Some(reclaim);
+        true
+    }
+
+    fn next_provider(reclaim: Reclaim) -> Reclaim {
+        Reclaim {
+            provider: reclaim.provider + 1,
+            is_first: true,
+            so_far: Reclaimed::default(),
+            ..reclaim
+        }
+    }
+
+    /// Progress is told at the pace of figures.
+    fn is_progress_due(&mut self) -> bool {
+        let is_due = self
+            .handed_on
+            .is_none_or(|handed_on| handed_on.elapsed() >= HAND_ON);
+        if is_due {
+            self.handed_on = Some(Instant::now());
+        }
+        is_due
+    }
+
+    /// A slice of the survey, of a new one if it is time. Whether there was anything to do.
+    fn survey_slice(&mut self, now: Instant) -> bool {
+        if self.rank_next && !self.is_ranking {
+            // Pods that were measured before the ranking was asked for are measured again.
+            self.survey = Some(Survey::of(Arc::clone(&self.pods)));
+            self.cycle_start = Some(now);
+            self.is_ranking = true;
+            self.rank_next = false;
+        }
+        if self.survey.is_none() {
+            self.survey = self.next_survey(now);
+        }
+        let Some(survey) = &mut self.survey else {
+            return false;
+        };
+        let mut finished = Vec::new();
+        let is_done = survey.advance(
+            &self.means.places,
+            &self.means.mounts,
+            SLICE_ENTRIES,
+            |pod| finished.push(pod),
+        );
+        for pod in finished {
+            self.keep(pod);
+        }
+        if is_done {
+            self.survey = None;
+            self.is_changed = true;
+            self.is_ranked |= self.is_ranking;
+            self.is_ranking = false;
+        }
+        true
+    }
+
+    fn next_survey(&mut self, now: Instant) -> Option<Survey> {
+        if self.pods.is_empty() {
+            return None;
+        }
+        let is_due = self
+            .cycle_start
+            .is_none_or(|start| now.saturating_duration_since(start) >= self.means.cycle);
+        if is_due {
+            self.cycle_start = Some(now);
+            return Some(Survey::of(Arc::clone(&self.pods)));
+        }
+        let new: Vec<PodDirs> = self
+            .pods
+            .iter()
+            .filter(|pod| !self.surveyed.contains_key(&pod.uid))
+            .cloned()
+            .collect();
+        (!new.is_empty()).then(|| Survey::of(new.into()))
+    }
+
+    fn keep(&mut self, pod: PodSurvey) {
+        for directory in &pod.directories {
+            match directory.shortfall() {
+                None => {
+                    self.said.remove(&directory.path);
+                }
+                Some(shortfall) if !self.said.contains(&directory.path) => {
+                    if self.said.len() >= SAID_MAX {
+                        self.said.clear(); // and so it is said again
+                    }
+                    self.said.insert(directory.path.clone());
+                    self.tell(StorageEvent::Warning(shortfall));
+                }
+                Some(_) => {}
+            }
+        }
+        // It may have gone while it was measured.
+        let uid = pod.storage.uid.clone();
+        if self.pods.iter().any(|known| known.uid == uid) {
+            self.surveyed.insert(uid, pod);
+            self.is_changed = true;
+        }
+    }
+
+    /// Hands figures on: at the end of a survey at once, else now and then.
+    fn hand_on(&mut self) {
+        let is_due = self.survey.is_none() || self.is_ranked || {
+            let last = self.handed_on;
+            last.is_none_or(|last| last.elapsed() >= HAND_ON)
+        };
+        if !self.is_changed || !is_due {
+            return;
+        }
+        let pods = self.surveyed.values().map(|pod| pod.storage.clone());
+        let figures = Figures {
+            pods: pods.collect(),
+            is_ranking: self.is_ranked,
+        };
+        match self.figures.try_send(figures) {
+            Err(TrySendError::Full(_)) => {} // tried again after the next slice
+            Ok(()) | Err(TrySendError::Disconnected(_)) => {
+                self.is_changed = false;
+                self.handed_on = Some(Instant::now());
+                if std::mem::take(&mut self.is_ranked) {
+                    wake(&self.shared.wake_observer);
+                }
+            }
+        }
+    }
+
+    fn tell(&mut self, event: StorageEvent) {
+        if self.unsent.len() >= UNSENT_MAX {
+            self.unsent.pop_front();
+            self.shared.events_dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        self.unsent.push_back(event);
+    }
+
+    fn flush(&mut self) {
+        while let Some(event) = self.unsent.pop_front() {
+            match self.events.try_send(event) {
+                Ok(()) => {}
+                Err(EventError::Full(event)) => return self.unsent.push_front(event),
+                Err(EventError::Closed(_)) => return self.unsent.clear(),
+            }
+        }
+    }
+
+    /// How long there is nothing to do.
+    fn until_work(&self) -> Duration {
+        if self.is_changed || !self.unsent.is_empty() {
+            return super::INTERVAL_MIN;
+        }
+        match self.cycle_start {
+            Some(start) if !self.pods.is_empty() => {
+                self.means.cycle.saturating_sub(start.elapsed())
+            }
+            _ => self.means.cycle,
+        }
+        .max(Duration::from_millis(1))
+    }
+}

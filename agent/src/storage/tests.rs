@@ -1,0 +1,329 @@
+use std::path::Path;
+
+use super::*;
+use crate::storage::usage::{ContainerDirs, VolumeDir, VolumePlugin};
+use plimsoll_core::policy::rank::ImageFsLayout;
+use plimsoll_core::units::PodUid;
+
+/// Patience for things that happen at once; nothing is measured by it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Machine {
+    dir: tempfile::TempDir,
+    settings: StorageSettings,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(std::fs::canonicalize(dir.path()).unwrap());
+        let settings = StorageSettings {
+            host,
+            interval: INTERVAL_MIN,
+            cycle: Duration::from_millis(200),
+            ..StorageSettings::live(CgroupPath::new("/").unwrap())
+        };
+        let machine = Self { dir, settings };
+        machine.write(
+            "proc/self/mounts",
+            "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n",
+        );
+        machine.write("proc/self/mountinfo", "");
+        machine.write("sys/fs/cgroup/cgroup.controllers", "memory\n");
+        machine
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.dir.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn volume_file(&self, uid: &str, file: &str) {
+        let path =
+            format!("var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/data/{file}");
+        self.write(&path, "0123456789");
+    }
+
+    fn spawn(&self) -> (StorageHandle, mpsc::Receiver<StorageEvent>) {
+        Storage::spawn(self.settings.clone()).unwrap()
+    }
+}
+
+fn pod(uid: &str) -> PodDirs {
+    PodDirs {
+        uid: PodUid::from(uid),
+        namespace: "default".into(),
+        name: "name".into(),
+        containers: vec![ContainerDirs {
+            name: "app".into(),
+            cgroup: CgroupPath::new("/kubepods/app").unwrap(),
+        }],
+        volumes: vec![VolumeDir {
+            name: "data".into(),
+            plugin: VolumePlugin::EmptyDir,
+        }],
+    }
+}
+
+/// The first event that `wanted` takes.
+fn wait<T>(
+    events: &mut mpsc::Receiver<StorageEvent>,
+    mut wanted: impl FnMut(StorageEvent) -> Option<T>,
+) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        tokio::time::timeout(PATIENCE, async {
+            loop {
+                if let Some(found) = wanted(events.recv().await.expect("the threads run")) {
+                    return found;
+                }
+            }
+        })
+        .await
+        .expect("an event in time")
+    })
+}
+
+fn reading(event: StorageEvent) -> Option<Arc<StorageReading>> {
+    match event {
+        StorageEvent::Reading(reading) | StorageEvent::Ranked(reading) => Some(reading),
+        _ => None,
+    }
+}
+
+fn ranked(event: StorageEvent) -> Option<Arc<StorageReading>> {
+    match event {
+        StorageEvent::Ranked(reading) => Some(reading),
+        _ => None,
+    }
+}
+
+fn inodes(reading: &StorageReading) -> Vec<(&str, Option<u64>)> {
+    reading
+        .pods
+        .iter()
+        .map(|pod| (pod.uid.as_str(), pod.volumes[0].used.inodes))
+        .collect()
+}
+
+#[test]
+fn readings_come_by_themselves_and_figures_follow_what_pods_write() {
+    let machine = Machine::new();
+    machine.volume_file("a", "1");
+    machine.volume_file("b", "1");
+    let (handle, mut events) = machine.spawn();
+    let first = wait(&mut events, reading);
+    assert!(first.pods.is_empty());
+    assert_eq!(
+        machine.settings.file_systems().layout(),
+        ImageFsLayout::Shared
+    );
+    let nodefs = first.nodefs.unwrap();
+    assert!(nodefs.at_ns > 0 && nodefs.capacity_bytes > 0);
+    assert_eq!(first.imagefs.unwrap().capacity_bytes, nodefs.capacity_bytes);
+
+    handle.set_pods(vec![pod("b"), pod("a")]).unwrap();
+    let both = [("a", Some(2)), ("b", Some(2))];
+    wait(&mut events, |event| {
+        (inodes(&*reading(event)?) == both).then_some(())
+    });
+    // Sooner or later the next cycle sees it, without being asked.
+    machine.volume_file("a", "2");
+    let more = [("a", Some(3)), ("b", Some(2))];
+    wait(&mut events, |event| {
+        (inodes(&*reading(event)?) == more).then_some(())
+    });
+    // A pod that has gone has no figures any more.
+    handle.set_pods(vec![pod("b")]).unwrap();
+    wait(&mut events, |event| {
+        (inodes(&*reading(event)?) == [("b", Some(2))]).then_some(())
+    });
+    assert!(handle.shutdown());
+}
+
+#[test]
+fn a_ranking_measures_every_pod_again() {
+    let mut machine = Machine::new();
+    // No cycle ever comes again by itself.
+    machine.settings.cycle = Duration::from_secs(100_000);
+    let names: Vec<String> = (0..50).map(|index| format!("pod-{index:02}")).collect();
+    for name in &names {
+        machine.volume_file(name, "1");
+    }
+    let (handle, mut events) = machine.spawn();
+    let pods = || names.iter().map(|name| pod(name)).collect();
+    handle.set_pods(pods()).unwrap();
+    wait(&mut events, |event| {
+        (reading(event)?.pods.len() == names.len()).then_some(())
+    });
+    for round in 2..5 {
+        for name in &names {
+            machine.volume_file(name, &round.to_string());
+        }
+        handle.rank_now().unwrap();
+        let reading = wait(&mut events, ranked);
+        let wanted: Vec<_> = names
+            .iter()
+            .map(|name| (name.as_str(), Some(round + 1)))
+            .collect();
+        assert_eq!(inodes(&reading), wanted);
+    }
+    // A new pod is not made to wait for the next cycle.
+    machine.volume_file("new", "1");
+    let mut more: Vec<PodDirs> = pods();
+    more.push(pod("new"));
+    handle.set_pods(more).unwrap();
+    wait(&mut events, |event| {
+        inodes(&*reading(event)?)
+            .contains(&("new", Some(2)))
+            .then_some(())
+    });
+}
+
+#[test]
+fn a_ranking_without_pods_is_answered_too() {
+    let (handle, mut events) = Machine::new().spawn();
+    handle.rank_now().unwrap();
+    assert!(wait(&mut events, ranked).pods.is_empty());
+}
+
+#[test]
+fn what_is_freed_is_told_and_a_dry_request_frees_nothing() {
+    let machine = Machine::new();
+    machine.volume_file("ended", "1");
+    let file = machine
+        .dir
+        .path()
+        .join("var/lib/kubelet/pods/ended/volumes/kubernetes.io~empty-dir/data/1");
+    let (handle, mut events) = machine.spawn();
+    for dry in [true, false] {
+        handle
+            .reclaim(ReclaimRequest {
+                dry,
+                ended: [PodUid::from("ended")].into(),
+                ..ReclaimRequest::default()
+            })
+            .unwrap();
+        let (provider, said_dry, reclaimed) = wait(&mut events, |event| match event {
+            StorageEvent::Reclaimed {
+                provider,
+                dry,
+                reclaimed,
+            } if !reclaimed.more => Some((provider, dry, reclaimed)),
+            _ => None,
+        });
+        assert_eq!((provider, said_dry), ("ended-pods", dry));
+        assert_eq!((reclaimed.items, reclaimed.inodes), (1, 2));
+        assert_eq!(file.exists(), dry);
+    }
+}
+
+#[test]
+fn every_directory_is_reported_with_the_way_it_was_measured() {
+    let machine = Machine::new();
+    machine.volume_file("a", "1");
+    machine.write(
+        "var/log/pods/default_name_a/app",
+        "a file in the place of a directory",
+    );
+    let (handle, mut events) = machine.spawn();
+    handle.set_pods(vec![pod("a")]).unwrap();
+    let warning = wait(&mut events, |event| match event {
+        StorageEvent::Warning(text) => Some(text),
+        _ => None,
+    });
+    assert!(
+        warning.ends_with("default_name_a/app: Not a directory (os error 20); not counted"),
+        "{warning}"
+    );
+    handle.report().unwrap();
+    let report = wait(&mut events, |event| match event {
+        StorageEvent::Report(report) => Some(report),
+        _ => None,
+    });
+    let ways: Vec<_> = report.iter().map(|directory| &directory.way).collect();
+    assert!(
+        matches!(
+            ways[..],
+            [usage::Way::Failed(Errno::NOTDIR), usage::Way::Walked(_)]
+        ),
+        "{report:?}"
+    );
+}
+
+#[test]
+fn a_file_system_that_cannot_be_read_is_said_once() {
+    let mut machine = Machine::new();
+    machine.settings.image_dir = Some(Path::new("/none").to_owned());
+    let (handle, mut events) = machine.spawn();
+    let mut warnings = Vec::new();
+    let mut readings = 0;
+    wait(&mut events, |event| {
+        match event {
+            StorageEvent::Warning(text) => {
+                warnings.push(text.split(':').next().unwrap_or_default().to_owned());
+            }
+            StorageEvent::Reading(reading) => {
+                assert_eq!(reading.imagefs, None);
+                assert!(reading.nodefs.is_some());
+                readings += 1;
+            }
+            _ => {}
+        }
+        (readings == 3).then_some(())
+    });
+    // Layers are where images are, unless told otherwise.
+    assert_eq!(warnings, ["imagefs", "containerfs"]);
+    assert_eq!(handle.events_dropped(), 0);
+}
+
+#[test]
+fn a_loop_that_does_not_listen_loses_readings_and_nothing_else() {
+    let machine = Machine::new();
+    machine.volume_file("ended", "1");
+    let (handle, mut events) = machine.spawn();
+    while handle.events_dropped() == 0 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    handle.rank_now().unwrap();
+    handle.reclaim(ReclaimRequest::default()).unwrap();
+    std::thread::sleep(INTERVAL_MIN * 3);
+    let (mut is_ranked, mut is_reclaimed) = (false, false);
+    wait(&mut events, |event| {
+        is_ranked |= matches!(event, StorageEvent::Ranked(_));
+        is_reclaimed |= matches!(event, StorageEvent::Reclaimed { .. });
+        (is_ranked && is_reclaimed).then_some(())
+    });
+}
+
+#[test]
+fn an_interval_is_held_in_its_bounds_and_a_shorter_one_counts_at_once() {
+    let mut machine = Machine::new();
+    machine.settings.interval = Duration::from_secs(3600);
+    let (handle, mut events) = machine.spawn();
+    assert_eq!(handle.shared.interval(), INTERVAL_MAX);
+    wait(&mut events, reading);
+    handle.set_interval(Duration::ZERO);
+    assert_eq!(handle.shared.interval(), INTERVAL_MIN);
+    wait(&mut events, reading);
+    wait(&mut events, reading);
+}
+
+#[test]
+fn orders_beyond_the_queue_are_refused() {
+    let machine = Machine::new();
+    let (handle, _events) = machine.spawn();
+    // Ended threads take no orders any more, so the queue fills; or it is closed, which is no refusal.
+    let (orders, _kept) = sync_channel(1);
+    let full = StorageHandle {
+        shared: Arc::clone(&handle.shared),
+        orders,
+        threads: Vec::new(),
+    };
+    assert_eq!(full.rank_now(), Ok(()));
+    assert_eq!(full.rank_now(), Err(Busy));
+}

@@ -1,0 +1,551 @@
+//! What each pod has on the node's disks: writable layers, logs and volumes, directory by directory.
+//!
+//! **What is measured** is what the kubelet measures, where it lays it out:
+//! - *Volumes*: `<kubelet-dir>/pods/<UID>/volumes/kubernetes.io~<plugin>/<volume>`, for the plugins whose space counts against the pod
+//!   ([`VolumePlugin`]; `IsLocalEphemeralVolume` in `pkg/volume/util/util.go`). hostPath is not: its plugin has no metrics
+//!   (`hostPath` embeds `MetricsNil` in `pkg/volume/hostpath/host_path.go`), so the kubelet's summary, and its ranking, know nothing of it.
+//! - *Logs*: `<logs-dir>/<namespace>_<name>_<UID>/<container>` (`BuildContainerLogsDirectory` in `pkg/kubelet/kuberuntime/helpers.go`).
+//! - *Writable layers*: the upper directory of the overlay that is the root of the container's processes ([`super::mountinfo`]).
+//!
+//! **How**: by project quota where the directory is the root of a project of its own: one system call, exact, and files that are deleted
+//! but still open count too. *Of its own* means: things made in it inherit the project, the directory above has another, and no other
+//! measured directory has the same. Otherwise it is walked ([`super::walk`]). Each time anew: nothing a directory shows tells that no file
+//! below has grown, so no figure is kept because a directory looks unchanged.
+//!
+//! **Terms.** *survey*: one measurement of a list of pods, a slice at a time.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use plimsoll_core::pod::Pod;
+use plimsoll_core::reading::{ContainerStorage, PodStorage, Used, VolumeStorage};
+use plimsoll_core::units::PodUid;
+use rustix::fs::{CWD, Mode, openat};
+use rustix::io::Errno;
+
+use super::descent::OPEN_DIRECTORY;
+use super::filesystem::monotonic_ns;
+use super::mountinfo::writable_layer;
+use super::walk::{Walk, Walked};
+use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};
+use crate::host::syscall::{project_of, project_usage};
+use crate::host::{HostRoot, file::read_text};
+
+/// Levels of cgroups below a container's that are searched for a process.
+const CGROUP_DEPTH_MAX: usize = 4;
+/// Processes of one container that are asked for its root.
+const PROCESSES_ASKED_MAX: usize = 8;
+/// Bytes of one mountinfo that are read; more is not looked at.
+const MOUNTINFO_BYTES_MAX: u64 = 16 << 20;
+
+/// Volume plugins whose space counts against the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VolumePlugin {
+    /// `emptyDir`, of any medium.
+    EmptyDir,
+    /// `configMap`
+    ConfigMap,
+    /// `gitRepo`
+    GitRepo,
+}
+
+impl VolumePlugin {
+    /// Its directory below a pod's `volumes`.
+    pub fn directory(self) -> &'static str {
+        match self {
+            Self::EmptyDir => "kubernetes.io~empty-dir",
+            Self::ConfigMap => "kubernetes.io~configmap",
+            Self::GitRepo => "kubernetes.io~git-repo",
+        }
+    }
+}
+
+/// A container that may have something on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerDirs {
+    /// Its name in the pod.
+    pub name: String,
+    /// Its cgroup, in which its processes are looked for.
+    pub cgroup: CgroupPath,
+}
+
+/// A volume that may have a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeDir {
+    /// Its name in the pod.
+    pub name: String,
+    /// Whose directory it is in.
+    pub plugin: VolumePlugin,
+}
+
+/// Where a pod may have something on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodDirs {
+    /// Which pod.
+    pub uid: PodUid,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its containers, init containers too.
+    pub containers: Vec<ContainerDirs>,
+    /// Its volumes.
+    pub volumes: Vec<VolumeDir>,
+}
+
+impl PodDirs {
+    /// The pod's, with each container in a cgroup of its own name below `pod_cgroup`, as `plimsoll exec` has it.
+    ///
+    /// # Errors
+    /// When a container's name cannot name a cgroup.
+    pub fn of(pod: &Pod, pod_cgroup: &CgroupPath) -> Result<Self, CgroupError> {
+        let containers = pod.all_containers().map(|container| {
+            Ok(ContainerDirs {
+                cgroup: crate::pod_cgroup::container_path(pod_cgroup, &container.name)?,
+                name: container.name.clone(),
+            })
+        });
+        let volumes = pod.spec.volumes.iter().filter_map(|volume| {
+            let plugin = if volume.empty_dir.is_some() {
+                VolumePlugin::EmptyDir
+            } else if volume.config_map.is_some() {
+                VolumePlugin::ConfigMap
+            } else if volume.git_repo.is_some() {
+                VolumePlugin::GitRepo
+            } else {
+                return None;
+            };
+            Some(VolumeDir {
+                name: volume.name.clone(),
+                plugin,
+            })
+        });
+        Ok(Self {
+            uid: pod.uid(),
+            namespace: pod.namespace().to_owned(),
+            name: pod.metadata.name.clone(),
+            containers: containers.collect::<Result<_, CgroupError>>()?,
+            volumes: volumes.collect(),
+        })
+    }
+}
+
+/// Where pods keep things on this machine.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// The machine.
+    pub host: HostRoot,
+    /// The kubelet's directory.
+    pub kubelet_dir: PathBuf,
+    /// The directory of pods' logs.
+    pub logs_dir: PathBuf,
+}
+
+impl Places {
+    /// The directory of all pods' directories.
+    pub fn pods_dir(&self) -> PathBuf {
+        self.host.path(&self.kubelet_dir).join("pods")
+    }
+
+    /// A pod's volume; `None` if a name cannot name a directory.
+    pub fn volume_dir(&self, uid: &PodUid, plugin: VolumePlugin, volume: &str) -> Option<PathBuf> {
+        let dir = self.pods_dir().join(component(uid.as_str())?);
+        Some(
+            dir.join("volumes")
+                .join(plugin.directory())
+                .join(component(volume)?),
+        )
+    }
+
+    /// A container's logs; `None` if a name cannot name a directory.
+    pub fn container_logs_dir(
+        &self,
+        (namespace, name, uid): (&str, &str, &PodUid),
+        container: &str,
+    ) -> Option<PathBuf> {
+        let pod = format!("{namespace}_{name}_{uid}");
+        let dir = self.host.path(&self.logs_dir).join(component(&pod)?);
+        Some(dir.join(component(container)?))
+    }
+}
+
+/// A name that is one component of a path, so that it cannot lead elsewhere.
+fn component(name: &str) -> Option<&str> {
+    let is_safe = !matches!(name, "" | "." | "..") && !name.contains(['/', '\0']);
+    is_safe.then_some(name)
+}
+
+/// Which part of a pod a directory is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// The writable layer of the container of this name.
+    Rootfs(String),
+    /// The logs of the container of this name.
+    Logs(String),
+    /// The volume of this name.
+    Volume(String),
+}
+
+/// How a directory was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// The file system keeps count for this project.
+    Quota {
+        /// The project.
+        project: u32,
+    },
+    /// Every file was looked at.
+    Walked(Walked),
+    /// It could not be read.
+    Failed(Errno),
+}
+
+/// One directory, measured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirectoryReport {
+    /// Whose.
+    pub uid: PodUid,
+    /// What of it.
+    pub part: Part,
+    /// Where.
+    pub path: PathBuf,
+    /// How.
+    pub way: Way,
+    /// The result.
+    pub used: Used,
+    /// When it was finished: CLOCK_MONOTONIC, nanoseconds.
+    pub at_ns: u64,
+}
+
+impl DirectoryReport {
+    /// Why the figures are less than what is there, if they are.
+    pub fn shortfall(&self) -> Option<String> {
+        match &self.way {
+            Way::Quota { .. } => None,
+            Way::Walked(walked) if walked.is_complete() => None,
+            // It ended in the meantime.
+            Way::Failed(Errno::NOENT) => None,
+            Way::Walked(walked) => Some(format!(
+                "{path}: not counted as it is: {unreadable} unreadable, {moved} moved meanwhile, {deep} too deep, {links} hard links perhaps twice",
+                path = self.path.display(),
+                unreadable = walked.unreadable,
+                moved = walked.moved,
+                deep = walked.too_deep,
+                links = walked.links_untracked,
+            )),
+            Way::Failed(error) => Some(format!("{}: {error}; not counted", self.path.display())),
+        }
+    }
+}
+
+/// A pod, measured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodSurvey {
+    /// The figures.
+    pub storage: PodStorage,
+    /// Where they come from.
+    pub directories: Vec<DirectoryReport>,
+}
+
+/// A project on a device.
+type ProjectKey = (u64, u32);
+
+#[derive(Debug)]
+struct Planned {
+    part: Part,
+    path: PathBuf,
+    project: Option<ProjectKey>,
+}
+
+/// A survey under way.
+#[derive(Debug)]
+pub struct Survey {
+    pods: Arc<[PodDirs]>,
+    /// Of each pod, once it was looked for.
+    plans: Vec<Vec<Planned>>,
+    /// How many directories are in each project.
+    projects: BTreeMap<ProjectKey, u32>,
+    /// The pod that is measured.
+    pod: usize,
+    reports: Vec<DirectoryReport>,
+    walk: Option<Walk>,
+    /// The writable layer of the machine's own root, once it was looked for.
+    host_layer: Option<Option<PathBuf>>,
+}
+
+impl Survey {
+    /// A survey of these pods, in this order.
+    pub fn of(pods: Arc<[PodDirs]>) -> Self {
+        Self {
+            plans: Vec::with_capacity(pods.len()),
+            pods,
+            projects: BTreeMap::new(),
+            pod: 0,
+            reports: Vec::new(),
+            walk: None,
+            host_layer: None,
+        }
+    }
+
+    /// Looks at about `entries` entries more and gives each pod that is finished to `finished`. Whether all are.
+    ///
+    /// All directories are found before the first is measured: only then is it known which share a project.
+    pub fn advance(
+        &mut self,
+        places: &Places,
+        mounts: &CgroupMounts,
+        entries: u32,
+        mut finished: impl FnMut(PodSurvey),
+    ) -> bool {
+        let mut left = entries;
+        while let Some(pod) = self.pods.get(self.plans.len()) {
+            if left == 0 {
+                return false;
+            }
+            let host_layer = self.host_layer.get_or_insert_with(|| host_layer(places));
+            let plan = plan(places, mounts, pod, host_layer.as_deref());
+            left = left.saturating_sub(1 + u32::try_from(plan.len()).unwrap_or(u32::MAX));
+            for directory in &plan {
+                if let Some(key) = directory.project {
+                    *self.projects.entry(key).or_default() += 1;
+                }
+            }
+            self.plans.push(plan);
+        }
+        while self.pod < self.pods.len() {
+            if left == 0 {
+                return false;
+            }
+            match self.plans[self.pod].get(self.reports.len()) {
+                None => {
+                    let directories = std::mem::take(&mut self.reports);
+                    finished(PodSurvey {
+                        storage: assemble(&self.pods[self.pod], &directories),
+                        directories,
+                    });
+                    self.pod += 1;
+                    left -= 1;
+                }
+                Some(_) => match self.measure(&mut left) {
+                    Some(report) => self.reports.push(report),
+                    None => return false,
+                },
+            }
+        }
+        true
+    }
+
+    /// Goes on with the current directory.
+    fn measure(&mut self, left: &mut u32) -> Option<DirectoryReport> {
+        let planned = &self.plans[self.pod][self.reports.len()];
+        let (way, used) = match self.walk.as_mut() {
+            Some(walk) => {
+                let walked = walk.advance(*left);
+                *left = 0; // what is left of a slice is not worth counting exactly
+                walked_way(walked?)
+            }
+            None => {
+                *left = left.saturating_sub(1);
+                let alone = planned
+                    .project
+                    .filter(|key| self.projects.get(key) == Some(&1));
+                match alone.and_then(|key| by_quota(&planned.path, key)) {
+                    Some(measured) => measured,
+                    None => match Walk::start(&planned.path) {
+                        Ok(mut walk) => match walk.advance(*left) {
+                            Some(walked) => {
+                                let inodes = u32::try_from(walked.inodes).unwrap_or(u32::MAX);
+                                *left = left.saturating_sub(inodes);
+                                walked_way(walked)
+                            }
+                            None => {
+                                self.walk = Some(walk);
+                                return None;
+                            }
+                        },
+                        Err(error) => (Way::Failed(error), Used::default()),
+                    },
+                }
+            }
+        };
+        self.walk = None;
+        Some(DirectoryReport {
+            uid: self.pods[self.pod].uid.clone(),
+            part: planned.part.clone(),
+            path: planned.path.clone(),
+            way,
+            used,
+            at_ns: monotonic_ns(),
+        })
+    }
+}
+
+fn walked_way(walked: Walked) -> (Way, Used) {
+    let used = Used {
+        bytes: Some(walked.bytes),
+        inodes: Some(walked.inodes),
+    };
+    (Way::Walked(walked), used)
+}
+
+fn open_dir(path: &Path) -> Result<OwnedFd, Errno> {
+    openat(CWD, path, OPEN_DIRECTORY, Mode::empty())
+}
+
+/// The directories that a pod has.
+fn plan(
+    places: &Places,
+    mounts: &CgroupMounts,
+    pod: &PodDirs,
+    host_layer: Option<&Path>,
+) -> Vec<Planned> {
+    let mut plan = Vec::new();
+    let mut add = |part, path: PathBuf| match open_dir(&path) {
+        Ok(fd) => plan.push(Planned {
+            part,
+            project: own_project(&fd),
+            path,
+        }),
+        Err(Errno::NOENT) => {}
+        // What cannot be read is said when it is measured.
+        Err(_) => plan.push(Planned {
+            part,
+            path,
+            project: None,
+        }),
+    };
+    for container in &pod.containers {
+        if let Some(layer) = container_layer(places, mounts, &container.cgroup, host_layer) {
+            add(
+                Part::Rootfs(container.name.clone()),
+                places.host.path(layer),
+            );
+        }
+        let identity = (pod.namespace.as_str(), pod.name.as_str(), &pod.uid);
+        if let Some(logs) = places.container_logs_dir(identity, &container.name) {
+            add(Part::Logs(container.name.clone()), logs);
+        }
+    }
+    for volume in &pod.volumes {
+        if let Some(path) = places.volume_dir(&pod.uid, volume.plugin, &volume.name) {
+            add(Part::Volume(volume.name.clone()), path);
+        }
+    }
+    plan
+}
+
+/// The project that this directory is the root of.
+fn own_project(fd: &OwnedFd) -> Option<ProjectKey> {
+    let project = project_of(fd.as_fd()).ok()?;
+    if project.id == 0 || !project.is_inherited {
+        return None;
+    }
+    let above = openat(fd, c"..", OPEN_DIRECTORY, Mode::empty()).ok()?;
+    // At the root of a file system the directory above is on another, which may know no projects.
+    if project_of(above.as_fd()).is_ok_and(|above| above.id == project.id) {
+        return None;
+    }
+    let device = std::fs::File::from(fd.try_clone().ok()?)
+        .metadata()
+        .ok()?
+        .dev();
+    Some((device, project.id))
+}
+
+fn by_quota(path: &Path, key: ProjectKey) -> Option<(Way, Used)> {
+    let fd = open_dir(path).ok()?;
+    if own_project(&fd) != Some(key) {
+        return None;
+    }
+    let (bytes, inodes) = project_usage(fd.as_fd(), key.1).ok()?;
+    let used = Used {
+        bytes: Some(bytes),
+        inodes: Some(inodes),
+    };
+    Some((Way::Quota { project: key.1 }, used))
+}
+
+/// The writable layer under the machine's own root, where that is an overlay.
+fn host_layer(places: &Places) -> Option<PathBuf> {
+    let text = mountinfo(places, "1").or_else(|| mountinfo(places, "self"))?;
+    writable_layer(&text, None)
+}
+
+pub(super) fn mountinfo(places: &Places, process: &str) -> Option<Vec<u8>> {
+    use std::io::Read;
+    let path = places.host.procfs(format!("{process}/mountinfo"));
+    let mut text = Vec::new();
+    let file = std::fs::File::open(path).ok()?;
+    file.take(MOUNTINFO_BYTES_MAX).read_to_end(&mut text).ok()?;
+    Some(text)
+}
+
+/// The writable layer of the container whose processes are in `cgroup`.
+fn container_layer(
+    places: &Places,
+    mounts: &CgroupMounts,
+    cgroup: &CgroupPath,
+    host_layer: Option<&Path>,
+) -> Option<PathBuf> {
+    let dir = mounts
+        .hierarchies()
+        .iter()
+        .map(|hierarchy| hierarchy.dir(cgroup))
+        .find(|dir| dir.is_dir())?;
+    let mut pids = Vec::new();
+    processes(&dir, CGROUP_DEPTH_MAX, &mut pids);
+    // A process may be ending, and then has no mounts to show.
+    let text = pids
+        .iter()
+        .find_map(|pid| mountinfo(places, pid).filter(|text| !text.is_empty()))?;
+    writable_layer(&text, host_layer)
+}
+
+/// Some processes of a cgroup, else of those below.
+fn processes(dir: &Path, depth_left: usize, pids: &mut Vec<String>) {
+    if let Ok(text) = read_text(dir.join("cgroup.procs")) {
+        pids.extend(text.lines().take(PROCESSES_ASKED_MAX).map(str::to_owned));
+    }
+    if !pids.is_empty() || depth_left == 0 {
+        return;
+    }
+    for child in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if child.file_type().is_ok_and(|kind| kind.is_dir()) {
+            processes(&child.path(), depth_left - 1, pids);
+            if !pids.is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+fn assemble(pod: &PodDirs, reports: &[DirectoryReport]) -> PodStorage {
+    let used = |part: Part| {
+        reports
+            .iter()
+            .find(|report| report.part == part)
+            .map(|report| report.used)
+    };
+    let containers = pod.containers.iter().map(|container| ContainerStorage {
+        name: container.name.clone(),
+        rootfs: used(Part::Rootfs(container.name.clone())).unwrap_or_default(),
+        logs: used(Part::Logs(container.name.clone())).unwrap_or_default(),
+    });
+    let volumes = pod.volumes.iter().filter_map(|volume| {
+        Some(VolumeStorage {
+            name: volume.name.clone(),
+            used: used(Part::Volume(volume.name.clone()))?,
+        })
+    });
+    PodStorage {
+        uid: pod.uid.clone(),
+        containers: containers.collect(),
+        volumes: volumes.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

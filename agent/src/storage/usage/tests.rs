@@ -1,0 +1,210 @@
+use super::*;
+
+/// A machine in a directory: cgroup v2, and what the tests put there.
+struct Machine {
+    dir: tempfile::TempDir,
+    places: Places,
+    mounts: CgroupMounts,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        let write = |path: &str, text: &str| {
+            let path = host.path(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write(
+            "/proc/self/mounts",
+            "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n",
+        );
+        write("/sys/fs/cgroup/cgroup.controllers", "cpu memory pids\n");
+        let mounts = host.cgroup_mounts().unwrap();
+        Self {
+            dir,
+            places: Places {
+                host,
+                kubelet_dir: PathBuf::from("/var/lib/kubelet"),
+                logs_dir: PathBuf::from("/var/log/pods"),
+            },
+            mounts,
+        }
+    }
+
+    fn write(&self, path: &str, bytes: usize) {
+        let path = self.places.host.path(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, vec![1; bytes]).unwrap();
+    }
+
+    fn text(&self, path: &str, text: &str) {
+        self.write(path, 0);
+        std::fs::write(self.places.host.path(path), text).unwrap();
+    }
+
+    fn survey(&self, pods: Vec<PodDirs>, entries: u32) -> Vec<PodSurvey> {
+        let mut survey = Survey::of(pods.into());
+        let mut finished = Vec::new();
+        for _ in 0..100_000 {
+            if survey.advance(&self.places, &self.mounts, entries, |pod| {
+                finished.push(pod);
+            }) {
+                return finished;
+            }
+        }
+        panic!("a survey without end");
+    }
+}
+
+fn pod(json: &str) -> PodDirs {
+    let pod: Pod = serde_json::from_str(json).unwrap();
+    PodDirs::of(&pod, &CgroupPath::new("kubepods/podu").unwrap()).unwrap()
+}
+
+const WEB: &str = r#"{"metadata":{"name":"web","namespace":"shop","uid":"u"},"spec":{
+    "containers":[{"name":"app"},{"name":"side"}],"initContainers":[{"name":"init"}],
+    "volumes":[{"name":"data","emptyDir":{}},{"name":"shm","emptyDir":{"medium":"Memory"}},{"name":"conf","configMap":{}},
+               {"name":"etc","hostPath":{}},{"name":"none","emptyDir":{}}]}}"#;
+
+#[test]
+fn a_pods_directories_are_where_the_kubelet_has_them() {
+    let machine = Machine::new();
+    let volumes = "/var/lib/kubelet/pods/u/volumes";
+    machine.write(
+        &format!("{volumes}/kubernetes.io~empty-dir/data/f"),
+        100_000,
+    );
+    machine.write(&format!("{volumes}/kubernetes.io~empty-dir/shm/f"), 1);
+    machine.write(&format!("{volumes}/kubernetes.io~configmap/conf/key"), 10);
+    machine.write("/var/log/pods/shop_web_u/app/0.log", 50_000);
+    machine.write("/var/log/pods/shop_web_other/app/0.log", 70_000);
+    machine.write("/run/snapshots/75/fs/etc/passwd", 30_000);
+    machine.text("/sys/fs/cgroup/kubepods/podu/app/cgroup.procs", "7\n8\n");
+    // The first process has ended; the container's root is what the second shows.
+    machine.text(
+        "/proc/8/mountinfo",
+        "1 0 0:5 / / rw - overlay overlay rw,lowerdir=/l,upperdir=/run/snapshots/75/fs,workdir=/w\n",
+    );
+    // A container in a cgroup of its own below, without an overlay.
+    machine.text(
+        "/sys/fs/cgroup/kubepods/podu/side/inner/cgroup.procs",
+        "9\n",
+    );
+    machine.text("/proc/9/mountinfo", "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n");
+
+    for entries in [1, 3, 1_000_000] {
+        let surveyed = machine.survey(vec![pod(WEB)], entries);
+        assert_eq!(surveyed.len(), 1);
+        let PodSurvey {
+            storage,
+            directories,
+        } = &surveyed[0];
+        let names: Vec<_> = storage
+            .volumes
+            .iter()
+            .map(|volume| (volume.name.as_str(), volume.used.inodes))
+            .collect();
+        // hostPath is not measured, and a volume without a directory is not there.
+        assert_eq!(
+            names,
+            [("data", Some(2)), ("shm", Some(2)), ("conf", Some(2))]
+        );
+        assert!(storage.volumes[0].used.bytes.unwrap() >= 100_000);
+        let [app, side, init] = &storage.containers[..] else {
+            panic!("{storage:?}");
+        };
+        assert_eq!((app.rootfs.inodes, app.logs.inodes), (Some(3), Some(2)));
+        assert!(app.rootfs.bytes.unwrap() >= 30_000 && app.logs.bytes.unwrap() >= 50_000);
+        for other in [side, init] {
+            assert_eq!((other.rootfs, other.logs), Default::default());
+        }
+        assert_eq!(directories.len(), 5);
+        for report in directories {
+            assert!(matches!(report.way, Way::Walked(_)), "{report:?}");
+            assert_eq!(report.shortfall(), None);
+        }
+    }
+}
+
+#[test]
+fn a_command_in_the_root_of_the_machine_has_no_layer_of_its_own() {
+    let machine = Machine::new();
+    let overlay = "1 0 0:5 / / rw - overlay overlay rw,upperdir=/run/layer\n";
+    machine.write("/run/layer/f", 1);
+    machine.text("/sys/fs/cgroup/kubepods/podu/app/cgroup.procs", "7\n");
+    machine.text("/proc/7/mountinfo", overlay);
+    let layer = |machine: &Machine| {
+        let surveyed = machine.survey(vec![pod(WEB)], 100);
+        surveyed[0].storage.containers[0].rootfs.inodes
+    };
+    assert_eq!(layer(&machine), Some(2));
+    machine.text("/proc/1/mountinfo", overlay);
+    assert_eq!(layer(&machine), None);
+}
+
+#[test]
+fn names_that_would_lead_elsewhere_have_no_directory() {
+    let machine = Machine::new();
+    machine.write("/var/lib/kubelet/f", 1);
+    for uid in ["..", ".", "", "a/b", "a\0b"] {
+        let mut web = pod(WEB);
+        web.uid = PodUid::from(uid);
+        web.containers.clear();
+        web.volumes[0].name = "../../../..".to_owned();
+        let surveyed = machine.survey(vec![web], 100);
+        assert!(surveyed[0].directories.is_empty(), "{uid:?}");
+    }
+    assert_eq!(component("a..b"), Some("a..b"));
+}
+
+#[test]
+fn what_is_no_directory_is_said_and_the_rest_is_measured() {
+    let machine = Machine::new();
+    let volumes = "/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir";
+    machine.write(&format!("{volumes}/data"), 1);
+    machine.write(&format!("{volumes}/none/f"), 1);
+    let surveyed = machine.survey(vec![pod(WEB)], 100);
+    let [data, none] = &surveyed[0].directories[..] else {
+        panic!("{surveyed:?}");
+    };
+    assert_eq!(
+        (data.used, data.way),
+        (Used::default(), Way::Failed(Errno::NOTDIR))
+    );
+    let shortfall = data.shortfall().unwrap();
+    assert!(
+        shortfall.contains("kubernetes.io~empty-dir/data: Not a directory"),
+        "{shortfall}"
+    );
+    assert_eq!(none.used.inodes, Some(2));
+}
+
+#[test]
+fn a_survey_goes_on_where_a_slice_ended() {
+    let machine = Machine::new();
+    let mut pods = Vec::new();
+    for index in 0..20 {
+        let mut web = pod(WEB);
+        web.uid = PodUid::from(format!("u{index}").as_str());
+        for file in 0..=index {
+            machine.write(
+                &format!(
+                    "/var/lib/kubelet/pods/u{index}/volumes/kubernetes.io~empty-dir/data/{file}"
+                ),
+                1,
+            );
+        }
+        pods.push(web);
+    }
+    for entries in [1, 2, 10, 1000] {
+        let surveyed = machine.survey(pods.clone(), entries);
+        let inodes: Vec<_> = surveyed
+            .iter()
+            .map(|pod| pod.storage.volumes[0].used.inodes.unwrap())
+            .collect();
+        assert_eq!(inodes, (2..22).collect::<Vec<u64>>(), "{entries}");
+    }
+    drop(machine.dir);
+}
