@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::policy::foresight::Foreseen;
 use crate::policy::rank::Comparator;
 use crate::signal::{NodeCondition, Signal, Unit};
 use crate::threshold::Operator;
@@ -159,6 +160,10 @@ pub struct ThresholdReason {
     pub exempt: u32,
     /// What decided between it and the next pod in the ranking; `None` if it is the last.
     pub ahead_by: Option<Comparator>,
+    /// Set if no threshold is met but the end of memory is foreseen (option `outOfMemoryForesight`): `threshold` is then what goes
+    /// within the horizon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub foreseen: Option<Foreseen>,
 }
 
 /// Which limit on local storage is exceeded. All bytes.
@@ -307,6 +312,16 @@ impl fmt::Display for ThresholdReason {
         let unit = self.signal.row().usage_unit();
         if self.soft {
             write!(f, " for its grace period")?;
+        }
+        if let Some(foreseen) = &self.foreseen {
+            let rate = foreseen.rate_bytes_per_s;
+            let gone_ms = u128::from(self.observed) * 1000 / u128::from(rate.max(1));
+            write!(
+                f,
+                " (out of memory foreseen: {} go per second, so it is gone in {gone_ms} ms, horizon {} ms)",
+                Human(rate),
+                foreseen.horizon_ns / 1_000_000
+            )?;
         }
         write!(f, "; it uses {}, ", In(unit, self.usage))?;
         match self.usage.checked_sub(self.request) {

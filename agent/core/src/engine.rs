@@ -16,7 +16,7 @@ use crate::options::EvictionOptions;
 use crate::policy::eviction;
 use crate::policy::freshness::{self, Stale};
 use crate::policy::rank::{ImageFsLayout, RankRow};
-use crate::policy::{leaving, sampling};
+use crate::policy::{foresight, leaving, sampling};
 use crate::signal::{Observations, Readings};
 use crate::state::NodeState;
 use crate::threshold::Threshold;
@@ -125,6 +125,7 @@ impl Engine {
                 at_ns: self.state.now_ns,
                 availability: self.config.options.availability,
             });
+            foresight::observe(&self.config, &mut self.state, sample);
             self.judge(event.at_ns, sample.cause, &observations, decisions);
             sampling::arm(&self.config, &mut self.state, sample, decisions);
         }

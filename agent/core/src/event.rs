@@ -155,6 +155,9 @@ pub struct NodeMemory {
     pub file_bytes: u64,
     /// `Inactive(file)`.
     pub inactive_file_bytes: u64,
+    /// `Active(file)`.
+    #[serde(default)]
+    pub active_file_bytes: u64,
     /// `MemFree`.
     pub free_bytes: u64,
     /// `MemAvailable`.

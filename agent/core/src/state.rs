@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::{Action, Event, EventKind, NodeMemory, Sample};
 use crate::pod::Pod;
+use crate::policy::foresight::Outlook;
 use crate::policy::rank::RankRow;
 use crate::reading::{ProcessReading, StorageReading};
 use crate::signal::{NodeCondition, Observations, Resource, Signal};
@@ -43,6 +44,9 @@ pub struct NodeState {
     pub node_reclaim: Option<NodeReclaim>,
     /// The interval at which file systems are read, nanoseconds; 0: not said yet.
     pub storage_interval_ns: u64,
+    /// How memory goes down, where it is foreseen when it is gone.
+    #[serde(default)]
+    pub outlook: Outlook,
     /// The fastest loss of `memory.available` seen lately, bytes per second.
     pub growth_bytes_per_s: u64,
     /// Arming of the kernel's charge threshold.

@@ -8,16 +8,18 @@
 //! Differences, each on purpose:
 //! - While a victim is leaving and what it used is still being freed nobody else is chosen for the same thing (the kubelet
 //!   waits up to 30 s, blind). If meanwhile half of a hard memory threshold is gone too, the victim's grace is over.
+//! - With [`foresight`](crate::policy::foresight) the first in the ranking also goes when the kernel will soon have nothing left.
 //! - With [`Victims::Targeted`] as many go at once as are needed ([`target`](crate::policy::target)).
 
 use crate::decision::{Decision, KillReason, NoVictimReason, Reason, ThresholdReason};
 use crate::engine::{EngineConfig, Scratch};
 use crate::event::Cause;
 use crate::options::Victims;
+use crate::policy::foresight::{self, Verdict};
 use crate::policy::rank::RankRow;
 use crate::policy::thresholds::{self, Met};
 use crate::policy::{candidates, leaving, local_storage, node_reclaim, target};
-use crate::signal::{Observation, Observations, Resource};
+use crate::signal::{NodeCondition, Observation, Observations, Resource, Signal};
 use crate::state::{Leaving, NodeReclaim, NodeState};
 use crate::threshold::{Operator, Threshold};
 use crate::units::PodUid;
@@ -46,8 +48,14 @@ pub(crate) fn decide(
     }
     let met = thresholds::update(config, state, observations);
     state.passed = true;
+    let foreseen = foresight::verdict(config, state);
+    if foreseen.is_some() {
+        state.conditions[NodeCondition::MemoryPressure as usize].last_observed_ns =
+            Some(state.now_ns);
+    }
     thresholds::conditions(config, state, decisions);
-    shorten_grace(config, state, observations, decisions);
+    shorten_grace(config, state, observations, foreseen.as_ref(), decisions);
+    let met = foreseen.as_ref().map(Met::foreseen).or(met);
     if config.local_storage_limits && cause == Cause::Storage {
         local_storage::decide(config, state, decisions);
     }
@@ -101,14 +109,25 @@ fn after_node_reclaim(
             index: reclaim.threshold,
             threshold: *threshold,
             observation,
+            foreseen: None,
         };
         choose(config, state, &met, scratch, decisions);
     }
 }
 
-/// The first hard memory threshold of which less than half is left.
-fn half_gone(config: &EngineConfig, observations: &Observations) -> Option<KillReason> {
-    config
+/// The first hard memory threshold of which less than half is left; or half of the horizon is over.
+fn half_gone(
+    config: &EngineConfig,
+    observations: &Observations,
+    foreseen: Option<&Verdict>,
+) -> Option<KillReason> {
+    let soon = foreseen.filter(|soon| soon.left_bytes < soon.half_bytes());
+    let soon = soon.map(|soon| KillReason::HeadroomHalved {
+        signal: Signal::KernelMemoryAvailable,
+        observed: soon.left_bytes,
+        limit: soon.half_bytes(),
+    });
+    let thresholds = config
         .thresholds
         .iter()
         .filter(|threshold| is_memory_floor(threshold))
@@ -120,7 +139,8 @@ fn half_gone(config: &EngineConfig, observations: &Observations) -> Option<KillR
                 observed: observation.value,
                 limit,
             })
-        })
+        });
+    soon.or(thresholds)
 }
 
 /// Whether it is a hard threshold below which memory runs out.
@@ -139,6 +159,7 @@ fn shorten_grace(
     config: &EngineConfig,
     state: &mut NodeState,
     observations: &Observations,
+    foreseen: Option<&Verdict>,
     decisions: &mut Vec<Decision>,
 ) {
     let now_ns = state.now_ns;
@@ -152,7 +173,7 @@ fn shorten_grace(
         {
             continue;
         }
-        if let Some(why) = half_gone(config, observations) {
+        if let Some(why) = half_gone(config, observations, foreseen) {
             leaving::killed(leaving, now_ns);
             decisions.push(Decision::Kill {
                 uid: uid.clone(),
@@ -216,6 +237,7 @@ fn choose(
             ahead_by: rows
                 .get(at + 1)
                 .map(|next| ranking.deciding_comparator(row, next)),
+            foreseen: met.foreseen,
         };
         let grace_s = grace_s(config, state, &met.threshold, &row.uid);
         evict(

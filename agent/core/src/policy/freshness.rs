@@ -13,8 +13,9 @@
 
 use crate::engine::EngineConfig;
 use crate::event::{PodMemory, Sample};
+use crate::policy::foresight;
 use crate::policy::rank::{RankRow, Ranking};
-use crate::policy::thresholds;
+use crate::policy::thresholds::{self, Met};
 use crate::signal::{Readings, Resource, Signal};
 use crate::state::NodeState;
 
@@ -43,7 +44,9 @@ pub(crate) fn decisive(
         at_ns: now_ns,
         availability: config.options.availability,
     });
-    let met = thresholds::would_act_on(config, state, &observations, now_ns)?;
+    let foreseen = foresight::would_foresee(config, state, sample, now_ns);
+    let met = foreseen.as_ref().map(Met::foreseen);
+    let met = met.or_else(|| thresholds::would_act_on(config, state, &observations, now_ns))?;
     if met.resource() != Resource::Memory {
         return None;
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod candidates;
 pub mod eviction;
+pub mod foresight;
 pub mod freshness;
 pub mod leaving;
 mod local_storage;

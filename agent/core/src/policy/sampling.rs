@@ -15,7 +15,7 @@
 use crate::decision::Decision;
 use crate::engine::EngineConfig;
 use crate::event::{Cause, Sample};
-use crate::policy::{eviction, leaving};
+use crate::policy::{eviction, foresight, leaving};
 use crate::signal::{Resource, Signal};
 use crate::state::{NodeReading, NodeState};
 use crate::threshold::Operator;
@@ -88,7 +88,10 @@ pub(crate) fn arm(
         }
     }
     observe_growth(state, sample, headroom_bytes);
-    let (Some(charged_bytes), Some(headroom_bytes)) = (sample.charged_bytes, headroom_bytes) else {
+    let step_bytes = foresight::step_bytes(config, state);
+    let report_in_bytes = [headroom_bytes, step_bytes].into_iter().flatten().min();
+    let (Some(charged_bytes), Some(headroom_bytes)) = (sample.charged_bytes, report_in_bytes)
+    else {
         return;
     };
     let arming = &mut state.arming;
@@ -142,21 +145,21 @@ pub(crate) fn schedule(
     storage_interval(config, state, decisions);
     let now_ns = state.now_ns;
     let Some(node) = &state.node else { return };
+    let (rate, least_ns) = if node.charges_counted {
+        (UNCHARGED_RATE, INTERVAL_COUNTED_MIN_NS)
+    } else {
+        (
+            state.growth_bytes_per_s.saturating_mul(2).max(ASSUMED_RATE),
+            INTERVAL_MIN_NS,
+        )
+    };
     let interval_ns = match node.headroom_bytes {
-        Some(headroom_bytes) => {
-            let (rate, least_ns) = if node.charges_counted {
-                (UNCHARGED_RATE, INTERVAL_COUNTED_MIN_NS)
-            } else {
-                (
-                    state.growth_bytes_per_s.saturating_mul(2).max(ASSUMED_RATE),
-                    INTERVAL_MIN_NS,
-                )
-            };
-            half_of(headroom_bytes, rate).clamp(least_ns, INTERVAL_MAX_NS)
-        }
+        Some(headroom_bytes) => half_of(headroom_bytes, rate).clamp(least_ns, INTERVAL_MAX_NS),
         // Everything is met and nobody is left to go: look now and then.
         None => 1_000_000_000,
     };
+    let watch_ns = foresight::wait_ns(config, state, rate).map(|wait_ns| wait_ns.max(least_ns));
+    let interval_ns = watch_ns.map_or(interval_ns, |watch_ns| watch_ns.min(interval_ns));
     let mut at_ns = node.at_ns.saturating_add(interval_ns);
     if let Some(left) = headroom(config, state, |resource| resource == Resource::Processes) {
         let interval_ns = half_of(left, FORK_RATE).max(PROCESSES_INTERVAL_MIN_NS);

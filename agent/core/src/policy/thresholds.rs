@@ -11,6 +11,7 @@
 
 use crate::decision::Decision;
 use crate::engine::EngineConfig;
+use crate::policy::foresight::{Foreseen, Verdict};
 use crate::signal::{NodeCondition, Observation, Observations, Resource};
 use crate::state::{NodeState, ThresholdState};
 use crate::threshold::{Passes, Threshold};
@@ -22,9 +23,23 @@ pub(crate) struct Met {
     pub(crate) index: usize,
     pub(crate) threshold: Threshold,
     pub(crate) observation: Observation,
+    /// Set if it is no threshold of the configuration but what would be short within the horizon.
+    pub(crate) foreseen: Option<Foreseen>,
 }
 
 impl Met {
+    /// An end of memory that is foreseen, as a threshold that is met.
+    pub(crate) fn foreseen(verdict: &Verdict) -> Self {
+        let (threshold, observation) = verdict.threshold();
+        Self {
+            // Only disk thresholds are looked up again by their place.
+            index: usize::MAX,
+            threshold,
+            observation,
+            foreseen: Some(verdict.foreseen),
+        }
+    }
+
     pub(crate) fn resource(&self) -> Resource {
         self.threshold.signal.row().resource
     }
@@ -86,6 +101,7 @@ fn met(
         index,
         threshold: *threshold,
         observation: observations.get(threshold.signal)?,
+        foreseen: None,
     })
 }
 

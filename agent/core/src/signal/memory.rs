@@ -134,6 +134,7 @@ mod tests {
                 anon_bytes: 300,
                 file_bytes: 200,
                 inactive_file_bytes: 150,
+                active_file_bytes: 40,
                 free_bytes: 400,
                 kernel_available_bytes: 450,
                 swap_total_bytes: 100,
