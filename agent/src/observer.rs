@@ -145,7 +145,10 @@ mod tests {
                 ("cgroup.kill", ""),
                 ("memory.current", "1\n"),
                 ("memory.usage_in_bytes", "1\n"),
-                ("memory.stat", "inactive_file 0\ntotal_inactive_file 0\n"),
+                (
+                    "memory.stat",
+                    "inactive_file 0\nactive_file 0\ntotal_inactive_file 0\ntotal_active_file 0\n",
+                ),
             ] {
                 std::fs::write(dir.join(name), text).unwrap();
             }

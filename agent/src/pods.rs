@@ -17,7 +17,7 @@ use plimsoll_core::reading::PodProcesses;
 use plimsoll_core::units::PodUid;
 
 use crate::host::HostRoot;
-use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, PodMemoryFiles};
+use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, PageCache, PodMemoryFiles};
 use crate::host::file::FileError;
 use crate::host::kill::PodKill;
 use crate::pod_cgroup::{self, ApplyError};
@@ -51,7 +51,7 @@ struct Open {
 /// The newest reading of `memory.stat`.
 #[derive(Debug, Clone, Copy, Default)]
 struct Stat {
-    inactive_file_bytes: u64,
+    cache: PageCache,
     /// The usage then.
     usage_bytes: u64,
     /// When; `None`: never.
@@ -265,8 +265,9 @@ impl Pods {
                 Ok(usage_bytes) => into.push(PodMemory {
                     uid: uid.clone(),
                     usage_bytes,
-                    inactive_file_bytes: open.stat.inactive_file_bytes,
+                    inactive_file_bytes: open.stat.cache.inactive_file_bytes,
                     usage_at_stat_bytes: open.stat.usage_bytes,
+                    active_file_bytes: open.stat.cache.active_file_bytes,
                 }),
                 Err(error) if error.is_vanished() => {}
                 Err(error) => failed(uid, &error),
@@ -288,7 +289,8 @@ impl Pods {
         };
         memory.usage_bytes = open.memory.read_usage_bytes()?;
         open.read_stat(memory.usage_bytes, now_ns)?;
-        memory.inactive_file_bytes = open.stat.inactive_file_bytes;
+        memory.inactive_file_bytes = open.stat.cache.inactive_file_bytes;
+        memory.active_file_bytes = open.stat.cache.active_file_bytes;
         memory.usage_at_stat_bytes = open.stat.usage_bytes;
         Ok(())
     }
@@ -418,7 +420,7 @@ impl Open {
 
     fn read_stat(&mut self, usage_bytes: u64, now_ns: u64) -> Result<(), FileError> {
         self.stat = Stat {
-            inactive_file_bytes: self.memory.read_inactive_file_bytes()?,
+            cache: self.memory.read_cache()?,
             usage_bytes,
             read_ns: Some(now_ns),
         };

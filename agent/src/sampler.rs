@@ -76,6 +76,7 @@ impl Sampler {
             anon_bytes: node.anon,
             file_bytes: node.cached + node.buffers + node.swap_cached,
             inactive_file_bytes: node.inactive_file,
+            active_file_bytes: node.active_file,
             free_bytes: node.free,
             kernel_available_bytes: node.available,
             swap_total_bytes: node.swap_total,
@@ -110,7 +111,9 @@ impl Sampler {
         let known = &mut self.kubepods_memory;
         known.usage_bytes = self.kubepods.read_usage_bytes()?;
         if !urgent {
-            known.inactive_file_bytes = self.kubepods.read_inactive_file_bytes()?;
+            let cache = self.kubepods.read_cache()?;
+            known.inactive_file_bytes = cache.inactive_file_bytes;
+            known.active_file_bytes = cache.active_file_bytes;
             known.usage_at_stat_bytes = known.usage_bytes;
         }
         Ok(*known)

@@ -115,7 +115,7 @@ impl Engine {
 
     /// Takes one event and appends what is to be done about it, in the order in which it is to be done.
     pub fn step(&mut self, event: &Event, decisions: &mut Vec<Decision>) {
-        self.state.observe(event);
+        self.state.observe(event, self.config.options.availability);
         self.scratch.reserve(self.state.pods.len());
         // Pods that are leaving come first: whether one of them is gone decides whether another may be chosen.
         leaving::decide(&mut self.state, event, decisions);

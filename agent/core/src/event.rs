@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::options::Availability;
 use crate::pod::Pod;
 use crate::reading::{NumaMemory, PressureReading, ProcessReading, StorageReading};
 use crate::units::PodUid;
@@ -208,11 +209,30 @@ pub struct PodMemory {
     pub inactive_file_bytes: u64,
     /// The usage when `inactive_file_bytes` was read: at an urgent sample that may be a while ago.
     pub usage_at_stat_bytes: u64,
+    /// `active_file` of its `memory.stat`, read at the same time.
+    #[serde(default)]
+    pub active_file_bytes: u64,
 }
 
 impl PodMemory {
     /// The working set: usage minus inactive file pages, never below 0.
     pub fn working_set_bytes(&self) -> u64 {
         self.usage_bytes.saturating_sub(self.inactive_file_bytes)
+    }
+
+    /// What it uses in the sense in which memory is available: what the signal would show more of if the pod were gone.
+    pub fn used_bytes(&self, availability: Availability) -> u64 {
+        self.usage_bytes
+            .saturating_sub(self.cache_bytes(availability))
+    }
+
+    /// The page cache that does not count as used.
+    pub(crate) fn cache_bytes(&self, availability: Availability) -> u64 {
+        match availability {
+            Availability::Kubelet => self.inactive_file_bytes,
+            Availability::Reclaimable => self
+                .inactive_file_bytes
+                .saturating_add(self.active_file_bytes),
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::event::{Action, Event, EventKind, NodeMemory, Sample};
+use crate::options::Availability;
 use crate::pod::Pod;
 use crate::policy::foresight::Outlook;
 use crate::policy::rank::RankRow;
@@ -64,7 +65,8 @@ pub struct PodState {
     pub name: String,
     /// Its specification.
     pub pod: Arc<Pod>,
-    /// Its row in the memory ranking, kept ready: only usage changes from sample to sample.
+    /// Its row in the memory ranking, kept ready: only usage changes from sample to sample
+    /// ([`PodMemory::used_bytes`](crate::event::PodMemory::used_bytes)).
     pub row: RankRow,
     /// Static, mirror and critical pods are never evicted.
     pub exempt: bool,
@@ -197,7 +199,7 @@ impl NodeState {
     }
 
     /// Takes in what an event says. Decides nothing.
-    pub(crate) fn observe(&mut self, event: &Event) {
+    pub(crate) fn observe(&mut self, event: &Event, availability: Availability) {
         self.now_ns = self.now_ns.max(event.at_ns);
         match &event.kind {
             EventKind::PodApplied { pod } => self.apply(pod),
@@ -224,7 +226,7 @@ impl NodeState {
                     }
                 }
             }
-            EventKind::Sample(sample) => self.sample(sample),
+            EventKind::Sample(sample) => self.sample(sample, availability),
             EventKind::NodeReclaimed { .. } => {
                 if let Some(reclaim) = &mut self.node_reclaim {
                     reclaim.done = true;
@@ -238,6 +240,9 @@ impl NodeState {
 
     fn apply(&mut self, pod: &Arc<Pod>) {
         let known = self.pods.remove(&pod.uid());
+        let usage_bytes = known
+            .as_ref()
+            .and_then(|old| old.row.stats_known.then_some(old.row.usage));
         let (running, memory, leaving, stuck) = match known {
             Some(old) => (old.running, old.memory, old.leaving, old.stuck),
             None => (false, None, None, false),
@@ -247,7 +252,7 @@ impl NodeState {
             PodState {
                 name: format!("{}/{}", pod.namespace(), pod.metadata.name),
                 pod: Arc::clone(pod),
-                row: RankRow::memory(pod, memory.map(|memory| memory.working_set_bytes)),
+                row: RankRow::memory(pod, usage_bytes),
                 exempt: pod.is_critical(),
                 termination_grace_period_s: pod
                     .spec
@@ -264,7 +269,7 @@ impl NodeState {
         );
     }
 
-    fn sample(&mut self, sample: &Sample) {
+    fn sample(&mut self, sample: &Sample, availability: Availability) {
         let now_ns = self.now_ns;
         if let Some(storage) = &sample.storage {
             self.storage = Some(Arc::clone(storage));
@@ -280,7 +285,7 @@ impl NodeState {
                     working_set_bytes: memory.working_set_bytes(),
                 });
                 pod.row.stats_known = true;
-                pod.row.usage = memory.working_set_bytes();
+                pod.row.usage = memory.used_bytes(availability);
             }
         }
         for pod in self.pods.values_mut() {

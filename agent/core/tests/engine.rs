@@ -129,6 +129,7 @@ impl Node {
                 usage_bytes: mi * MI,
                 inactive_file_bytes: 0,
                 usage_at_stat_bytes: mi * MI,
+                active_file_bytes: 0,
             })
             .collect();
         self.step(EventKind::Sample(Sample {
@@ -602,6 +603,7 @@ fn stale(pods: [(&'static str, u64, u64, u64, u64); 2]) -> Option<&'static str> 
             usage_bytes: now_mi * MI,
             inactive_file_bytes: inactive_mi * MI,
             usage_at_stat_bytes: then_mi * MI,
+            active_file_bytes: 0,
         });
     }
     sample.node.capacity_bytes = 1000 * MI;

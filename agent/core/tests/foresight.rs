@@ -154,6 +154,7 @@ impl World {
                 usage_bytes: machine.hog,
                 inactive_file_bytes: 0,
                 usage_at_stat_bytes: machine.hog,
+                active_file_bytes: 0,
             }],
             ..Sample::default()
         };
@@ -309,12 +310,10 @@ proptest! {
     fn a_flapping_load_is_no_trend(period_ms in 4u64..60, mb_per_ms in 1u64..4, capacity_gi in 2u64..=16) {
         let machine = machine(capacity_gi, period_ms * mb_per_ms * 1_000_000 + 16 * MI, 10, 400);
         let mut world = World::new(machine, Sight::Kernel, Vec::new());
-        let mut at = 0;
-        for _ in 0..200 {
+        for at in 0..200 {
             let outcome = world.run(period_ms / 2, |_| (mb_per_ms * 1_000_000, 0));
             prop_assert!(outcome.evicted.is_none(), "{:?} in period {at}", outcome.evicted);
             world.machine.hog -= period_ms / 2 * mb_per_ms * 1_000_000;
-            at += 1;
         }
     }
 }

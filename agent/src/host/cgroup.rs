@@ -371,8 +371,17 @@ fn unescape(text: &str) -> PathBuf {
 pub struct CgroupMemory {
     /// `memory.current` or `memory.usage_in_bytes`.
     pub usage_bytes: u64,
-    /// Page cache that the kernel can drop first; the working set is the usage less this.
+    /// Its page cache.
+    pub cache: PageCache,
+}
+
+/// Page cache of a cgroup, on the kernel's lists of file pages: tmpfs and shared memory are not in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PageCache {
+    /// What the kernel drops first; the working set is the usage less this.
     pub inactive_file_bytes: u64,
+    /// What was used more than once lately. It can be dropped too.
+    pub active_file_bytes: u64,
 }
 
 /// A cgroup's usage and statistics files, opened once.
@@ -380,7 +389,7 @@ pub struct CgroupMemory {
 pub struct PodMemoryFiles {
     usage: ControlFile,
     stat: ControlFile,
-    inactive_file_key: &'static str,
+    cache_keys: [&'static str; 2],
 }
 
 impl PodMemoryFiles {
@@ -392,16 +401,19 @@ impl PodMemoryFiles {
         let hierarchy = mounts.hierarchy_of(Controller::Memory)?;
         let dir = hierarchy.dir(path);
         // v1's total_ lines are the hierarchical ones, which is what v2 always shows.
-        let (usage, inactive_file_key) = match hierarchy.version {
-            Version::V1 => ("memory.usage_in_bytes", "total_inactive_file"),
-            Version::V2 => ("memory.current", "inactive_file"),
+        let (usage, cache_keys) = match hierarchy.version {
+            Version::V1 => (
+                "memory.usage_in_bytes",
+                ["total_inactive_file", "total_active_file"],
+            ),
+            Version::V2 => ("memory.current", ["inactive_file", "active_file"]),
         };
         let usage = ControlFile::open(dir.join(usage))?;
         let stat = ControlFile::open(dir.join("memory.stat"))?;
         Ok(Self {
             usage,
             stat,
-            inactive_file_key,
+            cache_keys,
         })
     }
 
@@ -413,20 +425,25 @@ impl PodMemoryFiles {
     /// [`FileError::Vanished`] when the cgroup is gone.
     pub fn read(&self) -> Result<CgroupMemory, FileError> {
         let usage_bytes = self.usage.read_u64()?;
-        let inactive_file_bytes = self.read_inactive_file_bytes()?;
-        Ok(CgroupMemory {
-            usage_bytes,
-            inactive_file_bytes,
-        })
+        let cache = self.read_cache()?;
+        Ok(CgroupMemory { usage_bytes, cache })
     }
 
-    /// Only the inactive file pages. `memory.stat` is some fifty times as dear as the usage: the kernel flushes statistics for it.
+    /// Only the page cache. `memory.stat` is some fifty times as dear as the usage: the kernel flushes statistics for it.
     ///
     /// # Errors
     /// [`FileError::Vanished`] when the cgroup is gone.
-    pub fn read_inactive_file_bytes(&self) -> Result<u64, FileError> {
-        let [inactive_file] = self.stat.read_keyed(&[self.inactive_file_key])?;
-        inactive_file.ok_or_else(|| self.stat.malformed(0, "a line inactive_file"))
+    pub fn read_cache(&self) -> Result<PageCache, FileError> {
+        let [inactive_file, active_file] = self.stat.read_keyed(&self.cache_keys)?;
+        let (Some(inactive_file_bytes), Some(active_file_bytes)) = (inactive_file, active_file)
+        else {
+            let expected = "a line inactive_file and a line active_file";
+            return Err(self.stat.malformed(0, expected));
+        };
+        Ok(PageCache {
+            inactive_file_bytes,
+            active_file_bytes,
+        })
     }
 
     /// Only the usage, which is one system call.
@@ -571,16 +588,23 @@ pub(crate) mod tests {
             PodMemoryFiles::open(&mounts, &pod).unwrap_err(),
             CgroupError::File(FileError::Vanished { .. })
         ));
-        std::fs::write(dir.join("memory.stat"), "anon 1\ninactive_file 77\n").unwrap();
+        std::fs::write(
+            dir.join("memory.stat"),
+            "anon 1\ninactive_file 77\nactive_file 7\n",
+        )
+        .unwrap();
         let files = PodMemoryFiles::open(&mounts, &pod).unwrap();
         assert_eq!(
             files.read().unwrap(),
             CgroupMemory {
                 usage_bytes: 5000,
-                inactive_file_bytes: 77
+                cache: PageCache {
+                    inactive_file_bytes: 77,
+                    active_file_bytes: 7,
+                },
             }
         );
-        std::fs::write(dir.join("memory.stat"), "anon 1\n").unwrap();
+        std::fs::write(dir.join("memory.stat"), "inactive_file 77\n").unwrap();
         assert!(matches!(
             files.read().unwrap_err(),
             FileError::Malformed { .. }
@@ -592,7 +616,7 @@ pub(crate) mod tests {
         std::fs::write(dir.join("memory.usage_in_bytes"), "6000\n").unwrap();
         std::fs::write(
             dir.join("memory.stat"),
-            "inactive_file 1\ntotal_inactive_file 78\n",
+            "inactive_file 1\ntotal_inactive_file 78\ntotal_active_file 8\n",
         )
         .unwrap();
         let files = PodMemoryFiles::open(&host.cgroup_mounts().unwrap(), &pod).unwrap();
@@ -600,7 +624,10 @@ pub(crate) mod tests {
             files.read().unwrap(),
             CgroupMemory {
                 usage_bytes: 6000,
-                inactive_file_bytes: 78
+                cache: PageCache {
+                    inactive_file_bytes: 78,
+                    active_file_bytes: 8,
+                },
             }
         );
         assert_eq!(files.read_usage_bytes().unwrap(), 6000);

@@ -78,7 +78,10 @@ impl Node {
         for (file, text) in [
             ("cgroup.procs", String::new()),
             ("memory.usage_in_bytes", "0\n".to_owned()),
-            ("memory.stat", "total_inactive_file 0\n".to_owned()),
+            (
+                "memory.stat",
+                "total_inactive_file 0\ntotal_active_file 0\n".to_owned(),
+            ),
             ("memory.failcnt", format!("{failcnt}\n")),
             (
                 "memory.oom_control",
@@ -96,7 +99,7 @@ impl Node {
         for (file, text) in [
             ("cgroup.procs", String::new()),
             ("memory.current", "0\n".to_owned()),
-            ("memory.stat", "inactive_file 0\n".to_owned()),
+            ("memory.stat", "inactive_file 0\nactive_file 0\n".to_owned()),
             (
                 "memory.events",
                 format!("low 0\nhigh {high}\nmax {max}\noom {oom}\noom_kill {oom_kill}\n"),

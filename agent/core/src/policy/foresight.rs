@@ -11,8 +11,8 @@
 //!   counts the first of it by half. Only what goes below the lowest point of the last horizon counts: a load that swings comes
 //!   back there again and again. Left must go down too, by a quarter of it at least (slab that can go also takes free memory), or
 //!   be gone already: then kswapd lives on the last page cache.
-//! - *rate*: the median of what was lost in each of the five newest intervals. Four of them must show a loss: memory that is taken at once, or by an
-//!   ordinary ramp that has ended, is no trend.
+//! - *rate*: the median of what was lost in each of the five newest intervals. Four of them must show a
+//!   loss: memory that is taken at once, or by an ordinary ramp that has ended, is no trend.
 //! - The kernel must agree: it woke kswapd, or somebody reclaimed or stalled, within the last second; or so little is really free
 //!   ([`FREE_SHARE`]) that it is about to.
 //!

@@ -13,6 +13,7 @@
 
 use crate::engine::EngineConfig;
 use crate::event::{PodMemory, Sample};
+use crate::options::Availability;
 use crate::policy::foresight;
 use crate::policy::rank::{RankRow, Ranking};
 use crate::policy::thresholds::{self, Met};
@@ -39,10 +40,11 @@ pub(crate) fn decisive(
     now_ns: u64,
     rows: &mut Vec<RankRow>,
 ) -> Option<Stale> {
+    let availability = config.options.availability;
     let observations = state.observations.updated(&Readings {
         sample,
         at_ns: now_ns,
-        availability: config.options.availability,
+        availability,
     });
     let foreseen = foresight::would_foresee(config, state, sample, now_ns);
     let met = foreseen.as_ref().map(Met::foreseen);
@@ -63,7 +65,7 @@ pub(crate) fn decisive(
     rows.extend(sample.pods.iter().filter_map(|memory| {
         let pod = state.pods.get(&memory.uid)?;
         (pod.running && !pod.stuck).then(|| RankRow {
-            usage: memory.working_set_bytes(),
+            usage: memory.used_bytes(availability),
             stats_known: true,
             ..pod.row.clone()
         })
@@ -82,7 +84,7 @@ pub(crate) fn decisive(
         return None;
     }
     let at_least = RankRow {
-        usage: least_working_set_bytes(memory),
+        usage: least_used_bytes(memory, availability),
         ..first.clone()
     };
     let stays_first = candidates
@@ -95,9 +97,9 @@ fn is_stale(usage_bytes: u64, usage_at_stat_bytes: u64) -> bool {
     usage_bytes.abs_diff(usage_at_stat_bytes) >= STALE_BYTES
 }
 
-fn least_working_set_bytes(memory: &PodMemory) -> u64 {
+fn least_used_bytes(memory: &PodMemory, availability: Availability) -> u64 {
     memory
         .usage_bytes
         .min(memory.usage_at_stat_bytes)
-        .saturating_sub(memory.inactive_file_bytes)
+        .saturating_sub(memory.cache_bytes(availability))
 }

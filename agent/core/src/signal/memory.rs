@@ -65,7 +65,8 @@ fn available_bytes(node: &NodeMemory, availability: Availability) -> u64 {
             node.capacity_bytes.saturating_sub(working_set)
         }
         // MemAvailable counts the page cache that can go, active or not, and the watermarks; anonymous memory can still move
-        // to free swap, but no more of it than there is.
+        // to free swap, but no more of it than there is. tmpfs and shared memory, though in `Cached`, are on the lists of
+        // anonymous pages and so in neither; that they could be swapped too is left out, as AnonPages leaves them out.
         Availability::Reclaimable => {
             node.kernel_available_bytes + node.swap_free_bytes.min(node.anon_bytes)
         }
@@ -79,6 +80,7 @@ fn allocatable(readings: &Readings<'_>) -> Seen {
         let limit = pods.limit_bytes?;
         let used = match readings.availability {
             Availability::Kubelet => pods.working_set_bytes(),
+            // `active_file` and `inactive_file` are lists of pages too: tmpfs, which is in `file`, is not in them.
             Availability::Reclaimable => pods.unreclaimable_bytes(),
         };
         Some(Observation {
