@@ -17,7 +17,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use plimsoll_core::cgroup_config::{
-    CgroupOptions, best_effort_tier_config, container_config_with, pod_config_with,
+    NodeCapacity, QosSettings, container_config, pod_config, tiers,
 };
 use plimsoll_core::pod::{Container, Pod};
 use plimsoll_core::policy::oom_score::oom_score_adj;
@@ -166,9 +166,9 @@ fn lines(errors: &[ManifestError]) -> String {
 /// [`ExecError`], with the exit status in [`ExecError::exit_code`].
 pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
     let host = HostRoot::live();
-    let options = CgroupOptions {
+    let settings = QosSettings {
         pod_pids_limit: pids_limit(args.pod_pids_limit)?,
-        ..CgroupOptions::default()
+        ..QosSettings::default()
     };
     let (pods, errors) = read_file(&args.file);
     let pod = select_pod(&args.file, &pods, errors, args.pod.as_deref())?;
@@ -192,7 +192,14 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
         NonZeroU64::new(capacity).unwrap_or(NonZeroU64::MIN),
     );
 
-    enter(&mounts, &cgroup_root, pod, container, &options, &mut ledger)?;
+    enter(
+        &mounts,
+        &cgroup_root,
+        pod,
+        container,
+        &settings,
+        &mut ledger,
+    )?;
     set_oom_score_adj(&host, adj)?;
     // `exec` returns only when it has failed. Our descriptors are close-on-exec, so the ledger's lock cannot leak.
     let source = std::process::Command::new(&program)
@@ -351,7 +358,7 @@ fn enter(
     cgroup_root: &CgroupPath,
     pod: &Pod,
     container: &Container,
-    options: &CgroupOptions,
+    settings: &QosSettings,
     ledger: &mut Ledger,
 ) -> Result<(), ExecError> {
     let pod_path = pod_cgroup::pod_path(cgroup_root, pod)?;
@@ -362,7 +369,7 @@ fn enter(
             cgroup_root,
             (pod, &pod_path),
             (container, &container_path),
-            options,
+            settings,
             ledger,
         ) {
             Ok(notes) => {
@@ -403,10 +410,11 @@ fn try_enter(
     cgroup_root: &CgroupPath,
     (pod, pod_path): (&Pod, &CgroupPath),
     (container, container_path): (&Container, &CgroupPath),
-    options: &CgroupOptions,
+    settings: &QosSettings,
     ledger: &mut Ledger,
 ) -> Result<Vec<String>, ExecError> {
     let class = pod.qos_class();
+    let node = NodeCapacity::default();
     let tier = pod_cgroup::tier_path(cgroup_root, class)?;
     let is_new_tier = pod_cgroup::pod_hierarchies(mounts)
         .iter()
@@ -414,13 +422,18 @@ fn try_enter(
     pod_cgroup::create(mounts, container_path, ledger)?;
     if is_new_tier && class == QosClass::BestEffort {
         // What the Burstable pods together request is known to the agent only, which sets it.
-        pod_cgroup::apply_tier(mounts, cgroup_root, class, &best_effort_tier_config())?;
+        pod_cgroup::apply_tier(
+            mounts,
+            cgroup_root,
+            class,
+            &tiers([], settings, &node).best_effort,
+        )?;
     }
-    let notes = pod_cgroup::apply(mounts, pod_path, &pod_config_with(pod, options))?;
+    let notes = pod_cgroup::apply(mounts, pod_path, &pod_config(pod, settings, &node))?;
     pod_cgroup::apply(
         mounts,
         container_path,
-        &container_config_with(pod, container, options),
+        &container_config(pod, container, settings, &node),
     )?;
     pod_cgroup::set_oom_group(mounts, container_path)?;
     pod_cgroup::join_self(mounts, container_path)?;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use plimsoll_core::cgroup_config::{container_config, pod_config};
+use plimsoll_core::cgroup_config::{NodeCapacity, QosSettings, container_config, pod_config};
 use plimsoll_core::event::PodMemory;
 use plimsoll_core::pod::Pod;
 use plimsoll_core::policy::freshness::STALE_BYTES;
@@ -73,6 +73,8 @@ pub struct Pods {
     host: HostRoot,
     mounts: CgroupMounts,
     cgroup_root: CgroupPath,
+    settings: QosSettings,
+    capacity: NodeCapacity,
     entries: BTreeMap<PodUid, Entry>,
 }
 
@@ -83,7 +85,19 @@ impl Pods {
             host,
             mounts,
             cgroup_root,
+            settings: QosSettings::default(),
+            capacity: NodeCapacity::default(),
             entries: BTreeMap::new(),
+        }
+    }
+
+    /// With these settings for the limits of pods, instead of the kubelet's defaults on a machine of which nothing is known.
+    #[must_use]
+    pub fn with_settings(self, settings: QosSettings, capacity: NodeCapacity) -> Self {
+        Self {
+            settings,
+            capacity,
+            ..self
         }
     }
 
@@ -147,13 +161,15 @@ impl Pods {
         let vanished = |error: &ApplyError| error.is_vanished();
         if let Some(entry) = self.entries.get(uid).filter(|entry| entry.open.is_some()) {
             let pod = &entry.pod;
-            match pod_cgroup::apply(&self.mounts, &entry.path, &pod_config(pod)) {
+            let config = pod_config(pod, &self.settings, &self.capacity);
+            match pod_cgroup::apply(&self.mounts, &entry.path, &config) {
                 Err(error) if !vanished(&error) => return Err(error),
                 _ => {}
             }
             for container in pod.all_containers() {
                 let path = pod_cgroup::container_path(&entry.path, &container.name)?;
-                match pod_cgroup::apply(&self.mounts, &path, &container_config(pod, container)) {
+                let config = container_config(pod, container, &self.settings, &self.capacity);
+                match pod_cgroup::apply(&self.mounts, &path, &config) {
                     Err(error) if !vanished(&error) => return Err(error),
                     _ => {}
                 }

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use serde_json::Value;
-use tests::conformance::{self, FILES, PARTIAL, Verdict};
+use tests::conformance::{self, FILES, Verdict};
 
 fn check_all(directory: &Path) {
     let mut failed = Vec::new();
-    for (stem, check) in FILES.iter().chain(PARTIAL) {
+    for (stem, check) in FILES {
         let report = conformance::run_with(&directory.join(format!("{stem}.jsonl")), *check)
             .unwrap_or_else(|error| panic!("{error}"));
         println!("{report}");
@@ -95,6 +95,29 @@ const COMPARED: &[(&str, &[&str])] = &[
     ),
     ("seeds_tables", &["expected", "ranked"]),
     (
+        "cgroup_config",
+        &[
+            "expected",
+            "qos",
+            "quota_100000",
+            "resources_valid",
+            "shares_to_milli_cpu",
+            "weight_new",
+        ],
+    ),
+    (
+        "node_allocatable",
+        &[
+            "allocatable_absolute_for_cgroup",
+            "kubepods_cgroup",
+            "kubepods_cgroup_compressible_only",
+            "node_status_allocatable",
+            "node_status_allocatable_memory_bytes",
+            "reservation",
+            "valid",
+        ],
+    ),
+    (
         "pod_resources",
         &[
             "defaulted_pod_level_resources",
@@ -116,7 +139,13 @@ fn falsify(value: &mut Value) -> bool {
         Value::Number(number) => *value = (number.as_i64().unwrap_or(0) + 1).into(),
         Value::String(text) => text.push('1'),
         Value::Array(items) => return items.iter_mut().rev().any(falsify),
-        Value::Object(fields) => return fields.values_mut().rev().any(falsify),
+        // `_old` is what container runtimes did until 2025; nobody compares it.
+        Value::Object(fields) => {
+            return fields
+                .iter_mut()
+                .rev()
+                .any(|(name, field)| !name.ends_with("_old") && falsify(field));
+        }
     }
     true
 }
@@ -148,12 +177,7 @@ fn every_compared_field_can_fail() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("vectors");
     for (stem, fields) in COMPARED {
         let path = directory.join(format!("{stem}.jsonl"));
-        let check = FILES
-            .iter()
-            .chain(PARTIAL)
-            .find(|(own, _)| own == stem)
-            .unwrap()
-            .1;
+        let check = FILES.iter().find(|(own, _)| own == stem).unwrap().1;
         let mut falsified = vec![0; fields.len()];
         for line in std::fs::read_to_string(&path).unwrap().lines() {
             let vector: Value = serde_json::from_str(line).unwrap();

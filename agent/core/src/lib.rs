@@ -11,6 +11,7 @@ pub mod duration;
 pub mod engine;
 pub mod event;
 pub mod explain;
+pub mod node_allocatable;
 pub mod options;
 pub mod pod;
 pub mod policy;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use plimsoll_core::cgroup_config::CgroupOptions;
+use plimsoll_core::cgroup_config::{MemoryReservationPolicy, QosSettings, SwapBehavior};
 use plimsoll_core::engine::EngineConfig;
 use plimsoll_core::resources::{CPU, MEMORY, ResourceList};
 use plimsoll_core::threshold::Threshold;
@@ -61,20 +61,10 @@ pub struct NodeSettings {
 pub struct CgroupSettings {
     /// `cgroupRoot`; empty for the root.
     pub root: String,
-    /// `cpuCFSQuota`, `cpuCFSQuotaPeriod` and `podPidsLimit`.
-    pub options: CgroupOptions,
+    /// What is written into them.
+    pub qos: QosSettings,
     /// `singleProcessOOMKill`; `None`: false on cgroup v2, true on v1.
     pub single_process_oom_kill: Option<bool>,
-    /// Feature gate `MemoryQoS`.
-    pub memory_qos: bool,
-    /// `memoryThrottlingFactor`.
-    pub memory_throttling_factor: f64,
-    /// `memoryReservationPolicy` is `TieredReservation`.
-    pub tiered_reservation: bool,
-    /// `memorySwap.swapBehavior` is `LimitedSwap`.
-    pub limited_swap: bool,
-    /// `qosReserved` for memory, in percent, where the feature gate `QOSReserved` is on.
-    pub qos_reserved_memory_percent: Option<i64>,
 }
 
 /// What disks are kept free of.
@@ -144,7 +134,7 @@ pub(super) fn config(tree: Tree<'_>, thresholds: Vec<Threshold>) -> Config {
         node: node(tree),
         cgroups: CgroupSettings {
             root: text("cgroupRoot").unwrap_or_default(),
-            options: CgroupOptions {
+            qos: QosSettings {
                 cpu_cfs_quota: flag("cpuCFSQuota"),
                 cpu_period_us: ns("cpuCFSQuotaPeriod") / 1000,
                 pod_pids_limit: tree
@@ -152,19 +142,25 @@ pub(super) fn config(tree: Tree<'_>, thresholds: Vec<Threshold>) -> Config {
                     .and_then(|limit| u64::try_from(limit).ok())
                     // `ResourceConfigForPod` sets a limit only if it is more than 0.
                     .filter(|limit| *limit > 0),
+                memory_qos: tree.gate("MemoryQoS"),
+                memory_throttling_factor: tree.number("memoryThrottlingFactor").unwrap_or(0.9),
+                memory_reservation_policy: match tree.text("memoryReservationPolicy") {
+                    Some("TieredReservation") => MemoryReservationPolicy::TieredReservation,
+                    _ => MemoryReservationPolicy::None,
+                },
+                swap_behavior: match tree
+                    .object("memorySwap")
+                    .and_then(|swap| swap.text("swapBehavior"))
+                {
+                    Some("LimitedSwap") => SwapBehavior::LimitedSwap,
+                    _ => SwapBehavior::NoSwap,
+                },
+                qos_reserved_memory_percent: tree
+                    .labels("qosReserved")
+                    .find(|(name, ..)| *name == MEMORY && tree.gate("QOSReserved"))
+                    .and_then(|(_, text, _)| rules::percentage(text)),
             },
             single_process_oom_kill: tree.bool("singleProcessOOMKill"),
-            memory_qos: tree.gate("MemoryQoS"),
-            memory_throttling_factor: tree.number("memoryThrottlingFactor").unwrap_or(0.9),
-            tiered_reservation: tree.text("memoryReservationPolicy") == Some("TieredReservation"),
-            limited_swap: tree
-                .object("memorySwap")
-                .and_then(|swap| swap.text("swapBehavior"))
-                == Some("LimitedSwap"),
-            qos_reserved_memory_percent: tree
-                .labels("qosReserved")
-                .find(|(name, ..)| *name == MEMORY && tree.gate("QOSReserved"))
-                .and_then(|(_, text, _)| rules::percentage(text)),
         },
         storage: StorageSettings {
             pod_logs_dir: text("podLogsDir").unwrap_or_default().into(),

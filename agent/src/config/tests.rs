@@ -5,6 +5,7 @@ mod reference;
 use super::document::Origin;
 use super::schema::{Class, Field, Shape};
 use super::*;
+use plimsoll_core::cgroup_config::{MemoryReservationPolicy, SwapBehavior};
 use plimsoll_core::options::{
     Availability, EvictionOptions, Foresight, OomOrder, Remedies, Victims,
 };
@@ -70,8 +71,8 @@ fn defaults_are_the_kubelets_and_the_kernels_headroom() {
     assert_eq!(config.engine.pressure_transition_period_ns, 300_000_000_000);
     assert!(config.enforces_pods());
     assert_eq!(config.engine.options, EvictionOptions::default());
-    assert_eq!(config.cgroups.options.pod_pids_limit, None);
-    assert_eq!(config.cgroups.options.cpu_period_us, 100_000);
+    assert_eq!(config.cgroups.qos.pod_pids_limit, None);
+    assert_eq!(config.cgroups.qos.cpu_period_us, 100_000);
     assert_eq!(config.storage.container_log_max_bytes, 10 << 20);
     assert_eq!(
         config,
@@ -120,11 +121,12 @@ fn fields_of_a_kubelet_configuration_are_taken() {
     assert_eq!(thresholds(&config).len(), 2);
     assert_eq!(config.reserved_memory_bytes(), 512 << 20);
     assert!(!config.enforces_pods());
-    assert_eq!(config.cgroups.options.pod_pids_limit, Some(4096));
+    assert_eq!(config.cgroups.qos.pod_pids_limit, Some(4096));
     assert!(
-        config.cgroups.memory_qos
-            && config.cgroups.tiered_reservation
-            && config.cgroups.limited_swap
+        config.cgroups.qos.memory_qos
+            && config.cgroups.qos.memory_reservation_policy
+                == MemoryReservationPolicy::TieredReservation
+            && config.cgroups.qos.swap_behavior == SwapBehavior::LimitedSwap
     );
 }
 

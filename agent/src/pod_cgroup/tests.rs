@@ -1,4 +1,4 @@
-use plimsoll_core::cgroup_config::{best_effort_tier_config, burstable_tier_config};
+use plimsoll_core::cgroup_config::{CgroupConfig, NodeCapacity, QosSettings, tiers};
 
 use super::*;
 use crate::host::HostRoot;
@@ -8,6 +8,20 @@ fn pod(spec: &str) -> Pod {
     serde_json::from_str::<Pod>(&format!(r#"{{"metadata":{{"name":"p"}},"spec":{spec}}}"#))
         .unwrap()
         .with_defaults()
+}
+
+fn pod_config(pod: &Pod) -> CgroupConfig {
+    plimsoll_core::cgroup_config::pod_config(pod, &QosSettings::default(), &NodeCapacity::default())
+}
+
+fn container_config(pod: &Pod) -> CgroupConfig {
+    let container = &pod.spec.containers[0];
+    plimsoll_core::cgroup_config::container_config(
+        pod,
+        container,
+        &QosSettings::default(),
+        &NodeCapacity::default(),
+    )
 }
 
 /// The kernel makes control files with the directory; here the test does.
@@ -28,7 +42,7 @@ fn config() -> CgroupConfig {
     let pod = pod(&format!(r#"{{"containers":[{container}]}}"#));
     CgroupConfig {
         pids_max: Some(64),
-        ..plimsoll_core::cgroup_config::pod_config(&pod)
+        ..pod_config(&pod)
     }
 }
 
@@ -167,7 +181,7 @@ fn a_missing_controller_matters_only_when_it_is_asked_for() {
     let notes = apply(
         &mounts,
         &cgroup,
-        &plimsoll_core::cgroup_config::pod_config(&pod(r#"{"containers":[{"name":"c"}]}"#)),
+        &pod_config(&pod(r#"{"containers":[{"name":"c"}]}"#)),
     )
     .unwrap();
     assert_eq!(notes.len(), 2, "cpu and memory: {notes:?}");
@@ -183,7 +197,7 @@ fn a_missing_controller_matters_only_when_it_is_asked_for() {
         let container =
             format!(r#"{{"containers":[{{"name":"c","resources":{{"limits":{limits}}}}}]}}"#);
         let pod = pod(&container);
-        let config = plimsoll_core::cgroup_config::container_config(&pod, &pod.spec.containers[0]);
+        let config = container_config(&pod);
         let error = apply(&mounts, &cgroup, &config).unwrap_err().to_string();
         assert!(
             error.contains(field)
@@ -313,11 +327,11 @@ fn tiers_have_weights_and_unlimited_huge_pages() {
         ))
     });
     let apply_both = || {
-        let tiers = [
-            (QosClass::Burstable, burstable_tier_config(&pods)),
-            (QosClass::BestEffort, best_effort_tier_config()),
-        ];
-        for (class, config) in tiers {
+        let tiers = tiers(&pods, &QosSettings::default(), &NodeCapacity::default());
+        for (class, config) in [
+            (QosClass::Burstable, tiers.burstable),
+            (QosClass::BestEffort, tiers.best_effort),
+        ] {
             apply_tier(&mounts, &CgroupPath::default(), class, &config).unwrap();
         }
     };

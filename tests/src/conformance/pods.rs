@@ -121,7 +121,7 @@ fn null_as_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ResourceL
 }
 
 /// Whether the API server refuses the pod's resources.
-fn refused(pod: &Pod, resources_valid: bool) -> Result<(), String> {
+pub(super) fn refused(pod: &Pod, resources_valid: bool) -> Result<(), String> {
     let errors = validate::validate(pod);
     if errors.is_empty() == resources_valid {
         Ok(())
