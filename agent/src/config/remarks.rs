@@ -3,6 +3,7 @@
 use plimsoll_core::duration;
 use plimsoll_core::quantity::Quantity;
 use plimsoll_core::resources::MEMORY;
+use plimsoll_core::signal::Signal;
 
 use super::document::{Node, Origin, Value};
 use super::kubelet::{DEFAULT_EVICTION_HARD, FIELDS};
@@ -113,29 +114,43 @@ pub(super) fn class_of_entry(field: &Field, key: &str) -> Class {
 impl Effective {
     /// What is as in the kubelet, and perhaps not meant: one sentence each.
     pub fn hints(&self) -> Vec<Remark> {
-        let Some(hard) = self.root.get("evictionHard") else {
-            return Vec::new();
-        };
-        let missing: Vec<&str> = DEFAULT_EVICTION_HARD
-            .iter()
-            .map(|(signal, _)| *signal)
-            .filter(|signal| hard.get(signal).is_none())
-            .collect();
-        if missing.is_empty() {
-            return Vec::new();
+        let mut hints = Vec::new();
+        if let Some(hard) = self.root.get("evictionHard") {
+            let missing: Vec<&str> = DEFAULT_EVICTION_HARD
+                .iter()
+                .map(|(signal, _)| *signal)
+                .filter(|signal| hard.get(signal).is_none())
+                .collect();
+            let remedy = match hard.origin {
+                Origin::Flag(_) => "name them in the flag, too",
+                _ => "mergeDefaultEvictionSettings: true keeps their defaults",
+            };
+            if !missing.is_empty() {
+                hints.push(Remark {
+                    origin: hard.origin,
+                    field: "evictionHard".to_owned(),
+                    text: format!(
+                        "as in the kubelet, signals that it does not name have no threshold: {}; {remedy}",
+                        missing.join(", ")
+                    ),
+                });
+            }
         }
-        let remedy = match hard.origin {
-            Origin::Flag(_) => "name them in the flag, too",
-            _ => "mergeDefaultEvictionSettings: true keeps their defaults",
-        };
-        vec![Remark {
-            origin: hard.origin,
-            field: "evictionHard".to_owned(),
-            text: format!(
-                "as in the kubelet, signals that it does not name have no threshold: {}; {remedy}",
-                missing.join(", ")
-            ),
-        }]
+        // `UpdateContainerFsThresholds` in pkg/kubelet/eviction/helpers.go.
+        for field in ["evictionHard", "evictionSoft"] {
+            for signal in [Signal::ContainerfsAvailable, Signal::ContainerfsInodesFree] {
+                let name = signal.row().name;
+                if let Some(node) = self.root.get(field).and_then(|node| node.get(name)) {
+                    hints.push(Remark {
+                        origin: node.origin,
+                        field: format!("{field}: {name}"),
+                        text: "as in the kubelet, it has no effect: the threshold of nodefs or imagefs holds, whichever has the writable layers"
+                            .to_owned(),
+                    });
+                }
+            }
+        }
+        hints
     }
 }
 

@@ -242,6 +242,8 @@ fn thresholds(tree: Tree<'_>, problems: &mut Vec<Problem>) -> Vec<Threshold> {
                     .unwrap_or(&message);
                 problems.push(Problem::new(origin, path, reason));
             } else if field == "evictionSoft"
+                // Switched off: no threshold, so no grace period is needed.
+                && !["0%", "100%"].contains(&text)
                 && tree.object(GRACE).is_none_or(|grace| !grace.has(name))
             {
                 let reason = format!("it has no entry in {GRACE}: add one, for example \"30s\"");

@@ -182,6 +182,41 @@ fn a_list_of_thresholds_replaces_the_defaults_unless_they_are_merged() {
 }
 
 #[test]
+fn a_soft_threshold_that_is_switched_off_needs_no_grace_period() {
+    let config = of("evictionSoft: {memory.available: 0%, nodefs.available: 100%}\n").unwrap();
+    assert!(
+        config
+            .engine
+            .thresholds
+            .iter()
+            .all(|threshold| threshold.is_hard())
+    );
+    assert_eq!(errors("evictionSoft: {memory.available: 0.0%}\n").len(), 1);
+}
+
+#[test]
+fn what_may_not_be_meant_is_hinted_at() {
+    let hints = |text: &str| -> Vec<String> {
+        let effective = with_flags(text, &EvictionFlags::default()).unwrap();
+        effective
+            .hints()
+            .into_iter()
+            .map(|hint| hint.field)
+            .collect()
+    };
+    assert_eq!(hints(""), [""; 0]);
+    let few = "evictionHard:\n  memory.available: 1Gi\n  containerfs.available: 1Gi\n";
+    assert_eq!(
+        hints(few),
+        ["evictionHard", "evictionHard: containerfs.available"]
+    );
+    assert_eq!(
+        hints(&format!("{few}mergeDefaultEvictionSettings: true\n")),
+        ["evictionHard: containerfs.available"]
+    );
+}
+
+#[test]
 fn our_options_are_read_and_left_out_parts_are_off() {
     let config = of("kind: PlimsollConfiguration\napiVersion: plimsoll.dev/v1alpha1\nplimsoll:\n\
          \x20 evictionVictims: Targeted\n  memoryAvailability: Reclaimable\n  outOfMemoryForesight: {horizon: 500ms}\n\

@@ -111,8 +111,18 @@ fn file() -> impl Strategy<Value = String> {
     })
 }
 
+/// A few seconds of cases, or `PROPTEST_CASES` of them.
+fn config() -> ProptestConfig {
+    let mut config = ProptestConfig::default();
+    if std::env::var_os("PROPTEST_CASES").is_none() {
+        config.cases = 48;
+    }
+    config.max_global_rejects = 40 * config.cases;
+    config
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, max_global_rejects: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(config())]
 
     /// `config print`, as YAML or JSON, all fields or Plimsoll's own, read again means the same.
     #[test]
