@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use plimsoll_core::signal::{SIGNALS, Signal};
+use plimsoll_core::signal::{SIGNALS, Signal, Unit};
 use plimsoll_core::threshold::{self, Threshold, ThresholdSettings};
 
 use super::document::{Entry, Node, Origin, Value};
@@ -235,6 +235,12 @@ fn thresholds(tree: Tree<'_>, problems: &mut Vec<Problem>) -> Vec<Threshold> {
                 _ => settings.minimum_reclaim = one,
             }
             let path = format!("{field}: {signal}");
+            if signal.row().unit == Unit::Share && field != GRACE && !text.ends_with('%') {
+                let reason =
+                    format!("{text:?} is no share of time: write a percentage such as 20%");
+                problems.push(Problem::new(origin, path, reason));
+                continue;
+            }
             if let Err(error) = threshold::parse(&settings) {
                 let message = error.to_string();
                 let reason = message

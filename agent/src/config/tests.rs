@@ -432,6 +432,10 @@ fn a_wrong_value_is_named_with_its_reason() {
             "1: evictionHard: memory.available: it has no value: write a quantity such as \"500Mi\", or a percentage such as \"5%\"",
         ),
         (
+            "evictionHard: {memoryPressure.some.avg10: 20}\n",
+            "1: evictionHard: memoryPressure.some.avg10: \"20\" is no share of time: write a percentage such as 20%",
+        ),
+        (
             "evictionHard: {memory.available: 101%}\n",
             "1: evictionHard: memory.available: \"101%\" must be between 0% and 100%",
         ),

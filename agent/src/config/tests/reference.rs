@@ -91,3 +91,22 @@ fn the_reference_lists_the_fields_of_the_code() {
         "docs/reference/configuration.md is not what the code says; put this between its two marks:\n{wanted}"
     );
 }
+
+#[test]
+fn the_reference_lists_every_signal() {
+    for row in plimsoll_core::signal::SIGNALS.iter() {
+        // Stalls have one line for each resource: `memoryPressure.{some,full}.{avg10,avg60,avg300}`.
+        let name = row
+            .name
+            .split_once(".some.")
+            .or(row.name.split_once(".full."));
+        let start = match name {
+            Some((pressure, _)) => format!("| `{pressure}."),
+            None => format!("| `{}` |", row.name),
+        };
+        assert!(
+            REFERENCE.lines().any(|line| line.starts_with(&start)),
+            "docs/reference/configuration.md: no line under Signals begins with {start:?}"
+        );
+    }
+}
