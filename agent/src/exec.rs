@@ -7,11 +7,16 @@
 //!
 //! **Exit status.** The command's own; 125 when plimsoll itself failed, 126 when the command cannot be executed, 127 when it is not found,
 //! as docker and systemd-run have it.
+//!
+//! The pod's emptyDir volumes are directories in the kubelet's layout, and with `--log` so is the container's log ([`volumes`]).
 #![forbid(unsafe_code)]
+
+pub mod volumes;
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
 use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -31,6 +36,9 @@ use crate::host::knobs::{KnobError, Ledger, PODS_LEDGER};
 use crate::host::meminfo::MeminfoFile;
 use crate::pod_cgroup::{self, ApplyError};
 use crate::source::manifests::{ManifestError, ManifestPod, read_file};
+use crate::storage::usage::Places;
+use crate::storage::{KUBELET_DIR, LOGS_DIR};
+use volumes::VolumeError;
 
 /// Where the ledgers and the agent's lock are, unless `--state-dir` says otherwise.
 pub const STATE_DIR: &str = "/run/plimsoll";
@@ -47,6 +55,10 @@ const JOIN_ATTEMPTS_MAX: u32 = 5;
 /// Run a command as a container of a pod.
 ///
 /// Exit status: the command's own; 125 if plimsoll fails, 126 if the command cannot be executed, 127 if it is not found.
+///
+/// Each emptyDir volume of the pod gets its directory, KUBELET_DIR/pods/UID/volumes/kubernetes.io~empty-dir/NAME, if it is not there yet, and
+/// the command finds it in the environment: PLIMSOLL_VOLUME_NAME, the name in capitals with '_' for '-'. Nothing is mounted at the
+/// mountPath. Who deletes the volumes of a pod that has ended is `plimsoll run`, if it is told to.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ExecArgs {
     /// Manifest file with the pod
@@ -67,6 +79,15 @@ pub struct ExecArgs {
     /// Processes and threads that one pod may have (kubelet: podPidsLimit); -1 for no limit
     #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
     pub pod_pids_limit: i64,
+    /// The kubelet's directory, in which volumes are
+    #[arg(long, value_name = "DIR", default_value = KUBELET_DIR)]
+    pub kubelet_dir: PathBuf,
+    /// Append standard output and error, as they are, to LOGS_DIR/NAMESPACE_POD_UID/CONTAINER/0.log
+    #[arg(long)]
+    pub log: bool,
+    /// Directory of pods' logs
+    #[arg(long, value_name = "DIR", default_value = LOGS_DIR)]
+    pub logs_dir: PathBuf,
     /// Command and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     pub command: Vec<OsString>,
@@ -116,6 +137,12 @@ pub enum ExecError {
     /// A file of /proc or a cgroup.
     #[error(transparent)]
     File(#[from] FileError),
+    /// A volume or the log cannot be made.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// Standard output and error cannot be sent to the log.
+    #[error("--log: {0}")]
+    Log(#[source] Errno),
     /// The agent removed the cgroup each time, or its parent is being removed.
     #[error(
         "{cgroup}: removed {JOIN_ATTEMPTS_MAX} times while being made; is another program cleaning up this tree?"
@@ -201,15 +228,49 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
         &mut ledger,
     )?;
     set_oom_score_adj(&host, adj)?;
-    // `exec` returns only when it has failed. Our descriptors are close-on-exec, so the ledger's lock cannot leak.
-    let source = std::process::Command::new(&program)
+    let places = Places {
+        host,
+        kubelet_dir: absolute(args.kubelet_dir),
+        logs_dir: absolute(args.logs_dir),
+    };
+    let (volumes, notes) = volumes::make(&places, pod)?;
+    for note in notes {
+        eprintln!("plimsoll: note: {note}");
+    }
+    let variables = volumes.iter().map(|own| (&own.variable, &own.path));
+    let mut command = std::process::Command::new(&program);
+    command
         .arg0(&args.command[0])
         .args(arguments)
-        .exec();
+        .envs(variables);
+    let terminal = match args.log {
+        true => {
+            Some(send_to(&volumes::open_log(&places, pod, container)?).map_err(ExecError::Log)?)
+        }
+        false => None,
+    };
+    // `exec` returns only when it has failed. Our descriptors are close-on-exec, so the ledger's lock cannot leak.
+    let source = command.exec();
+    if let Some(terminal) = terminal {
+        rustix::stdio::dup2_stderr(&terminal).ok(); // else the error goes to the log, too
+    }
     Err(ExecError::CannotExecute {
         command: program,
         source,
     })
+}
+
+/// A directory given on the command line is relative to where we are, not to the host's root.
+fn absolute(dir: PathBuf) -> PathBuf {
+    std::path::absolute(&dir).unwrap_or(dir)
+}
+
+/// Sends standard output and error to `log`; what standard error was before.
+fn send_to(log: &std::fs::File) -> Result<OwnedFd, Errno> {
+    let before = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 3)?;
+    rustix::stdio::dup2_stdout(log)?;
+    rustix::stdio::dup2_stderr(log)?;
+    Ok(before)
 }
 
 /// Takes on the container's score. A score that protects needs CAP_SYS_RESOURCE; without it the command runs all the same, and this is said.

@@ -425,6 +425,54 @@ fn a_command_runs_in_its_pods_cgroups_and_is_killed_with_them() {
 }
 
 #[test]
+fn a_command_finds_its_volumes_and_its_log_is_where_the_kubelet_has_it() {
+    let Some((node, _mounts)) = Node::with_cgroups("volumes") else {
+        return;
+    };
+    let pods = "\
+apiVersion: v1
+kind: Pod
+metadata: {name: web, uid: u-1}
+spec:
+  containers:
+  - name: app
+    volumeMounts: [{name: my-data, mountPath: /data}]
+  volumes:
+  - {name: my-data, emptyDir: {sizeLimit: 1Mi}}
+";
+    std::fs::write(node.dir.path().join("pods.yaml"), pods).unwrap();
+    let dir = node.dir.path().display();
+    let kubelet = format!("--kubelet-dir={dir}/kubelet");
+    let logs = format!("--logs-dir={dir}/logs");
+    let script = "echo x > $PLIMSOLL_VOLUME_MY_DATA/file; echo out; echo err >&2";
+    let output = node.output(&[&kubelet, &logs, "--log"], &["sh", "-c", script]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!((output.stdout.len(), stderr(&output).as_str()), (0, ""));
+    let text = |path: &str| std::fs::read_to_string(node.dir.path().join(path)).unwrap();
+    assert_eq!(
+        text("kubelet/pods/u-1/volumes/kubernetes.io~empty-dir/my-data/file"),
+        "x\n"
+    );
+    assert_eq!(text("logs/default_web_u-1/app/0.log"), "out\nerr\n");
+
+    // Without --log nothing is logged, and an error with it is said on the terminal.
+    let output = node.output(&[&kubelet, &logs], &["sh", "-c", "echo out"]);
+    assert_eq!(output.stdout, b"out\n");
+    let bad = node.dir.path().join("bad");
+    std::fs::write(&bad, "#!/none/such\n").unwrap();
+    let executable = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
+    std::fs::set_permissions(&bad, executable).unwrap();
+    let output = node.output(&[&kubelet, &logs, "--log"], &[bad.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(126));
+    assert!(
+        stderr(&output).contains("cannot be executed"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(text("logs/default_web_u-1/app/0.log"), "out\nerr\n");
+}
+
+#[test]
 fn a_fork_storm_is_killed_without_cgroup_kill() {
     let Some((node, mounts)) = Node::with_cgroups("storm") else {
         return;
