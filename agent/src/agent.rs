@@ -206,6 +206,13 @@ impl Agent {
                     ready?;
                     woken.by(Cause::PressureStall);
                 }
+                ready = ready(sources.stalls.as_ref().map(|stalls| &stalls.fd), Interest::READABLE) => {
+                    ready?;
+                    if let Some(stalls) = &sources.stalls {
+                        stalls.source.take()?;
+                    }
+                    woken.by(Cause::PressureStall);
+                }
                 fired = usage_reached(sources.usage.as_ref()) => {
                     fired?;
                     woken.by(Cause::MemoryEvent);

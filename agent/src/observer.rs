@@ -1,13 +1,17 @@
 //! Reads what an eviction may depend on beside memory and storage: processes, pressure stalls and NUMA nodes.
 //!
 //! **Problem.** Not every kernel has all of these, and an agent that cannot count PIDs must still guard memory.
-//! **Approach.** [`NodeObserver::open`] opens what there is and returns what there is not, each with its file and reason, to be
+//! **Approach.** Only what a threshold asks for is observed ([`Wanted`]). [`NodeObserver::open`] opens what there is and returns what there is not, each with its file and reason, to be
 //! said once. After that a reading is a `pread` per file. Only [`NodeObserver::read_processes`] allocates (its reading is shared
 //! with the engine), so it is not for the way from a record to a kill.
 
 use std::sync::Arc;
 
+use plimsoll_core::event::Sample;
+use plimsoll_core::policy::sampling::PROCESSES_INTERVAL_MIN_NS;
 use plimsoll_core::reading::{NumaMemory, PressureReading, ProcessReading};
+use plimsoll_core::signal::{Resource, Signal};
+use plimsoll_core::threshold::Threshold;
 use plimsoll_core::units::PodUid;
 
 use crate::host::HostRoot;
@@ -16,6 +20,38 @@ use crate::host::numa::NumaFiles;
 use crate::host::pressure::{PressureFiles, StallError};
 use crate::host::processes::ProcessFiles;
 use crate::pods::Pods;
+use crate::source::stall_triggers::stall_of;
+
+/// What is to be observed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Wanted {
+    /// The node's PIDs and each pod's processes.
+    pub processes: bool,
+    /// `/proc/pressure`.
+    pub pressure: bool,
+    /// NUMA nodes.
+    pub numa: bool,
+}
+
+impl Wanted {
+    /// Everything.
+    pub const ALL: Self = Self {
+        processes: true,
+        pressure: true,
+        numa: true,
+    };
+
+    /// What some of these thresholds needs.
+    pub fn by(thresholds: &[Threshold]) -> Self {
+        let any =
+            |wants: fn(Signal) -> bool| thresholds.iter().any(|threshold| wants(threshold.signal));
+        Self {
+            processes: any(|signal| signal.row().resource == Resource::Processes),
+            pressure: any(|signal| stall_of(signal).is_some()),
+            numa: any(|signal| signal == Signal::NumaMemoryAvailable),
+        }
+    }
+}
 
 /// Something that cannot be observed on this machine, and what follows from it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -34,30 +70,72 @@ pub enum Unobserved {
 }
 
 /// The files of the node beside memory's, opened once.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct NodeObserver {
     processes: Option<ProcessFiles>,
+    /// When they were last counted.
+    processes_at_ns: Option<u64>,
     pressure: Option<PressureFiles>,
     numa: Option<NumaFiles>,
 }
 
 impl NodeObserver {
-    /// Opens what this machine has. The second part is what it has not.
-    pub fn open(host: &HostRoot) -> (Self, Vec<Unobserved>) {
+    /// Opens what is wanted and this machine has. The second part is what is wanted and it has not.
+    pub fn open(host: &HostRoot, wanted: Wanted) -> (Self, Vec<Unobserved>) {
         let mut unobserved = Vec::new();
-        let processes =
-            ProcessFiles::open(host, |error| unobserved.push(Unobserved::Processes(error)));
-        let pressure =
-            PressureFiles::open(host, |error| unobserved.push(Unobserved::Pressure(error)));
-        let numa = NumaFiles::open(host)
-            .map_err(|error| unobserved.push(Unobserved::Numa(error)))
-            .ok();
-        let observer = Self {
-            processes,
-            pressure,
-            numa,
-        };
+        let mut observer = Self::default();
+        if wanted.processes {
+            observer.processes =
+                ProcessFiles::open(host, |error| unobserved.push(Unobserved::Processes(error)));
+        }
+        if wanted.pressure {
+            observer.pressure =
+                PressureFiles::open(host, |error| unobserved.push(Unobserved::Pressure(error)));
+        }
+        if wanted.numa {
+            observer.numa = NumaFiles::open(host)
+                .map_err(|error| unobserved.push(Unobserved::Numa(error)))
+                .ok();
+        }
         (observer, unobserved)
+    }
+
+    /// Reads all that is open into a sample that is not urgent. What was read into it before is gone.
+    ///
+    /// Processes are counted [no more often](PROCESSES_INTERVAL_MIN_NS) than the engine asks for. What cannot be read is passed to
+    /// `failed` and missing.
+    pub fn observe(
+        &mut self,
+        now_ns: u64,
+        pods: &Pods,
+        sample: &mut Sample,
+        mut failed: impl FnMut(Option<&PodUid>, &FileError),
+    ) {
+        let is_due = self
+            .processes_at_ns
+            .is_none_or(|at_ns| now_ns.saturating_sub(at_ns) >= PROCESSES_INTERVAL_MIN_NS);
+        sample.processes = if is_due {
+            self.processes_at_ns = Some(now_ns);
+            self.read_processes(now_ns, pods, &mut failed)
+                .unwrap_or_else(|error| {
+                    failed(None, &error);
+                    None
+                })
+        } else {
+            None
+        };
+        sample.pressure = self.read_pressure(now_ns, |error| match error {
+            StallError::File(error) => failed(None, error),
+            StallError::Disabled { path } => failed(
+                None,
+                &FileError::Vanished {
+                    path: Arc::clone(path),
+                },
+            ),
+        });
+        if let Err(error) = self.read_numa(&mut sample.numa) {
+            failed(None, &error);
+        }
     }
 
     /// Counts the node's processes and those of each pod, at `now_ns`. `None` when this machine shows no limit of PIDs.
@@ -170,7 +248,7 @@ mod tests {
 
     fn processes_of_pods(host: &HostRoot, mount: &str) {
         write_limits(host);
-        let (observer, _) = NodeObserver::open(host);
+        let (observer, _) = NodeObserver::open(host, Wanted::ALL);
         let pods = pods(host, mount);
         let read = observer
             .read_processes(5, &pods, |_, error| panic!("{error}"))
@@ -204,9 +282,55 @@ mod tests {
     }
 
     #[test]
+    fn only_what_a_threshold_asks_for_is_read_and_not_too_often() {
+        use plimsoll_core::threshold::{Amount, Operator, Passes, Threshold};
+
+        let threshold = |signal| Threshold {
+            signal,
+            operator: Operator::LessThan,
+            value: Amount::Absolute(1),
+            grace_ns: 0,
+            min_reclaim: None,
+            passes: Passes::default(),
+        };
+        assert_eq!(
+            Wanted::by(&[threshold(Signal::MemoryAvailable)]),
+            Wanted::default()
+        );
+        let all = [
+            Signal::PidAvailable,
+            Signal::IoFull10,
+            Signal::NumaMemoryAvailable,
+        ];
+        assert_eq!(Wanted::by(&all.map(threshold)), Wanted::ALL);
+
+        let (_dir, host) = fake_v2();
+        write_limits(&host);
+        let wanted = Wanted::by(&[threshold(Signal::PidAvailable)]);
+        let (mut observer, unobserved) = NodeObserver::open(&host, wanted);
+        assert_eq!(unobserved.len(), 1, "threads-max: {unobserved:?}");
+        let pods = pods(&host, "/sys/fs/cgroup");
+        let mut sample = Sample {
+            numa: vec![NumaMemory::default()],
+            pressure: Some(PressureReading::default()),
+            ..Sample::default()
+        };
+        for (now_ns, counted) in [
+            (1, true),
+            (PROCESSES_INTERVAL_MIN_NS, false),
+            (PROCESSES_INTERVAL_MIN_NS + 1, true),
+        ] {
+            observer.observe(now_ns, &pods, &mut sample, |_, error| panic!("{error}"));
+            let at_ns = sample.processes.as_ref().map(|read| read.at_ns);
+            assert_eq!(at_ns, counted.then_some(now_ns));
+            assert!(sample.pressure.is_none() && sample.numa.is_empty());
+        }
+    }
+
+    #[test]
     fn a_machine_without_any_of_it() {
         let (_dir, host) = fake_v2();
-        let (mut observer, unobserved) = NodeObserver::open(&host);
+        let (mut observer, unobserved) = NodeObserver::open(&host, Wanted::ALL);
         let text: Vec<_> = unobserved.iter().map(ToString::to_string).collect();
         let files = [
             "pid_max",
@@ -237,7 +361,7 @@ mod tests {
     #[test]
     fn this_machine() {
         let host = HostRoot::live();
-        let (mut observer, unobserved) = NodeObserver::open(&host);
+        let (mut observer, unobserved) = NodeObserver::open(&host, Wanted::ALL);
         let pods = Pods::new(
             host.clone(),
             host.cgroup_mounts().unwrap(),

@@ -23,12 +23,14 @@ use crate::host::protect::protect;
 use crate::journal::Journal;
 use crate::ladder::Without;
 use crate::limits::{Limits, Origins};
+use crate::observer::{NodeObserver, Wanted};
 use crate::oom_scores::OomScores;
 use crate::output::Output;
 use crate::pod_cgroup;
 use crate::pods::Pods;
 use crate::report::{Line, Reporter};
 use crate::sampler::Sampler;
+use crate::source::stall_triggers::stall_triggers;
 
 /// In this time at most one record of a flood (throttling, reclaim) is sent per cgroup.
 const WINDOW: Duration = Duration::from_millis(100);
@@ -175,7 +177,10 @@ impl Started<'_> {
         let mounts = host.cgroup_mounts()?;
         let kubepods = pod_cgroup::kubepods_path(&cgroup_root)?;
         let limit_bytes = make_kubepods(host, &mounts, &kubepods, &config, ledger)?;
-        let sampler = Sampler::open(host, &mounts, &kubepods, limit_bytes)?;
+        let thresholds = &config.engine.thresholds;
+        let (observer, unobserved) = NodeObserver::open(host, Wanted::by(thresholds));
+        let stalls = stall_triggers(thresholds);
+        let sampler = Sampler::open(host, &mounts, &kubepods, limit_bytes)?.with_observer(observer);
 
         let mut facts = Facts::probe(host, &cgroup_root, &args.without, Ok(Vec::new()));
         let mut bpf = None;
@@ -189,6 +194,7 @@ impl Started<'_> {
         };
         let report = Report::new(facts);
         let mut lost = report.losses();
+        lost.extend(unobserved.iter().map(ToString::to_string));
         if let Err(reason) = &report.facts.bpf {
             lost.insert(0, format!("BPF programs: {reason}"));
         }
@@ -219,6 +225,7 @@ impl Started<'_> {
                 &mut reporter,
             )?;
             sources.watch_pods(&limits)?;
+            sources.watch_stalls(host, &stalls, &mut reporter)?;
             // Last, so that what was opened and allocated above is locked in memory too.
             lost.extend(
                 protect(host, &mounts, &cgroup_root, ledger)

@@ -8,6 +8,7 @@ use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, PodMemoryFiles};
 use crate::host::file::FileError;
 use crate::host::meminfo::MeminfoFile;
+use crate::observer::NodeObserver;
 use crate::pods::Pods;
 
 /// The files that every sample reads.
@@ -17,6 +18,8 @@ pub struct Sampler {
     kubepods: PodMemoryFiles,
     /// Its newest full reading.
     kubepods_memory: CgroupMemory,
+    /// What thresholds need beside memory.
+    observer: NodeObserver,
 }
 
 impl Sampler {
@@ -37,7 +40,14 @@ impl Sampler {
                 limit_bytes: Some(kubepods_limit_bytes),
                 ..CgroupMemory::default()
             },
+            observer: NodeObserver::default(),
         })
+    }
+
+    /// Also reads what `observer` has open, into each sample that is not urgent.
+    pub fn with_observer(mut self, observer: NodeObserver) -> Self {
+        self.observer = observer;
+        self
     }
 
     /// Takes a sample: pods first, the node last, so that the node's figures are never older than a victim's.
@@ -60,6 +70,13 @@ impl Sampler {
         );
         sample.cause = cause;
         sample.charged_bytes = charged_bytes;
+        sample.processes = None;
+        sample.pressure = None;
+        sample.numa.clear();
+        if !urgent {
+            self.observer
+                .observe(now_ns, pods, sample, |uid, error| failed(uid, error));
+        }
         pods.read(&mut sample.pods, now_ns, urgent, |uid, error| {
             failed(Some(uid), error)
         });

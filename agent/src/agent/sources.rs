@@ -24,6 +24,7 @@ use crate::source::cgroup_watch::CgroupWatch;
 use crate::source::manifests::{ManifestChange, ManifestWatch};
 use crate::source::memcg_v1::{MemcgV1, Notification, PressureLevel};
 use crate::source::pressure::{PsiTrigger, Stall, Trigger};
+use crate::source::stall_triggers::{ArmedTriggers, StallTrigger};
 
 /// Manifest changes that may wait for the loop; their thread waits beyond.
 const MANIFEST_CHANGES: usize = 16;
@@ -82,6 +83,8 @@ impl StopSignals {
 pub struct Sources {
     pub(super) critical: Option<AsyncFd<OwnedFd>>,
     pub(super) psi: Option<Watched<PsiTrigger>>,
+    /// PSI triggers that thresholds on pressure signals need.
+    pub(super) stalls: Option<Watched<ArmedTriggers>>,
     pub(super) usage: Option<V1Usage>,
     /// `memory.pressure_level` of cgroup v1.
     pub(super) pressure_level: Option<Paced<Notification>>,
@@ -232,6 +235,7 @@ impl Sources {
         Ok(Self {
             critical,
             psi,
+            stalls: None,
             usage,
             pressure_level,
             pod_events: None,
@@ -244,6 +248,31 @@ impl Sources {
                 HOUSEKEEPING_UNTOLD
             },
         })
+    }
+
+    /// Waits for the stalls that thresholds on pressure signals need too. One that cannot be had is said and left out: averages
+    /// are then seen at the next sample.
+    ///
+    /// # Errors
+    /// When they cannot be waited for.
+    pub fn watch_stalls(
+        &mut self,
+        host: &HostRoot,
+        wanted: &[StallTrigger],
+        reporter: &mut Reporter,
+    ) -> Result<()> {
+        let armed = ArmedTriggers::arm(host, wanted, |error| {
+            reporter.say(&Line::Warning {
+                text: format!("a PSI trigger for a threshold is left out: {error}"),
+            });
+        })
+        .context("PSI triggers cannot be waited for")?;
+        if let Some(source) = armed {
+            let fd = watch(source.as_fd(), Interest::READABLE)
+                .context("PSI triggers cannot be waited for")?;
+            self.stalls = Some(Watched { fd, source });
+        }
+        Ok(())
     }
 
     /// Waits for the memory events of pods too, if any are watched.

@@ -9,11 +9,19 @@
 //! wakes; what is decided, is decided by the averages.
 //! **Terms.** *stall*, *window*: see [`super::pressure`]. *share*: stalled time in hundredths of a percent, as a threshold has it.
 
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
 use plimsoll_core::signal::Signal;
 use plimsoll_core::signal::pressure::WHOLE;
 use plimsoll_core::threshold::{Operator, Threshold};
 
-use super::pressure::{Stall, Trigger};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+
+use super::pressure::{PressureError, PsiTrigger, Stall, Trigger};
+use crate::host::HostRoot;
 use crate::host::pressure::PressureFile;
 
 /// The part of a threshold's share at which its trigger fires: numerator and denominator.
@@ -32,7 +40,7 @@ pub struct StallTrigger {
 }
 
 /// The file and the kind of stall of a pressure signal; `None` for any other signal.
-fn stall_of(signal: Signal) -> Option<(PressureFile, Stall)> {
+pub(crate) fn stall_of(signal: Signal) -> Option<(PressureFile, Stall)> {
     use Signal::*;
     match signal {
         MemorySome10 | MemorySome60 | MemorySome300 => Some((PressureFile::Memory, Stall::Some)),
@@ -75,6 +83,70 @@ pub fn stall_triggers(thresholds: &[Threshold]) -> Vec<StallTrigger> {
         }
     }
     triggers
+}
+
+/// Armed triggers behind one descriptor, which is readable when one of them has fired.
+#[derive(Debug)]
+pub struct ArmedTriggers {
+    epoll: OwnedFd,
+    // After `epoll`, which they leave by being closed.
+    triggers: Vec<PsiTrigger>,
+}
+
+/// A kind of stall for each line of each file.
+const TRIGGERS_MAX: usize = 2 * PressureFile::ALL.len();
+
+impl ArmedTriggers {
+    /// Arms `wanted`. One that cannot be armed is passed to `failed`; `None` when that leaves none.
+    ///
+    /// # Errors
+    /// When they cannot be waited for.
+    pub fn arm(
+        host: &HostRoot,
+        wanted: &[StallTrigger],
+        mut failed: impl FnMut(&PressureError),
+    ) -> io::Result<Option<Self>> {
+        let mut triggers = Vec::new();
+        for StallTrigger { file, trigger } in wanted {
+            match PsiTrigger::arm_as_allowed(host.procfs(file.procfs_path()), *trigger) {
+                Ok(armed) => triggers.push(armed),
+                Err(error) => failed(&error),
+            }
+        }
+        if triggers.is_empty() {
+            return Ok(None);
+        }
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        for trigger in &triggers {
+            let flags = EventFlags::PRI | EventFlags::ET;
+            epoll::add(&epoll, trigger, EventData::new_u64(0), flags)?;
+        }
+        Ok(Some(Self { epoll, triggers }))
+    }
+
+    /// Takes what has fired. Which one it was does not matter: all averages are read then. Does not wait or allocate.
+    ///
+    /// # Errors
+    /// The kernel's answer to `epoll_wait`.
+    pub fn take(&self) -> io::Result<()> {
+        let now = Timespec::default();
+        let mut events = [MaybeUninit::uninit(); TRIGGERS_MAX];
+        rustix::io::retry_on_intr(|| {
+            epoll::wait(&self.epoll, &mut events, Some(&now)).map(|_| ())
+        })?;
+        Ok(())
+    }
+
+    /// What is armed.
+    pub fn triggers(&self) -> &[PsiTrigger] {
+        &self.triggers
+    }
+}
+
+impl AsFd for ArmedTriggers {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
 }
 
 #[cfg(test)]
@@ -155,9 +227,6 @@ mod tests {
 
     #[test]
     fn this_kernel_takes_them() {
-        use crate::host::HostRoot;
-        use crate::source::pressure::{PressureError, PsiTrigger};
-
         let thresholds = [
             above(Signal::MemorySome10, 2_000),
             above(Signal::MemoryFull10, 1),
@@ -166,14 +235,21 @@ mod tests {
         ];
         let triggers = stall_triggers(&thresholds);
         assert_eq!(triggers.len(), 4);
-        for StallTrigger { file, trigger } in triggers {
-            let path = HostRoot::live().procfs(file.procfs_path());
-            match PsiTrigger::arm_as_allowed(path, trigger) {
-                Ok(_) => {}
-                // No PSI, or not allowed to us: neither is about the trigger itself.
-                Err(PressureError::Disabled { .. } | PressureError::NotPermitted { .. }) => {}
-                Err(error) => panic!("{error}"),
-            }
+        let mut refused = 0;
+        let armed = ArmedTriggers::arm(&HostRoot::live(), &triggers, |error| {
+            // No PSI, or not allowed to us: neither is about the trigger itself.
+            let expected = matches!(
+                error,
+                PressureError::Disabled { .. } | PressureError::NotPermitted { .. }
+            );
+            assert!(expected, "{error}");
+            refused += 1;
+        })
+        .unwrap();
+        let armed_triggers = armed.as_ref().map_or(0, |armed| armed.triggers().len());
+        assert_eq!(armed_triggers + refused, 4);
+        if let Some(armed) = armed {
+            armed.take().unwrap();
         }
     }
 
