@@ -18,6 +18,7 @@ pub mod observer;
 pub mod oom_scores;
 pub mod output;
 pub mod pod_cgroup;
+pub mod pod_meters;
 pub mod pods;
 pub mod rank;
 pub mod replay;

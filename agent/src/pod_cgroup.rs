@@ -29,11 +29,12 @@ use crate::host::knobs::{KnobError, Ledger};
 /// The cgroup of all pods.
 pub const KUBEPODS: &str = "kubepods";
 /// The controllers that pods need, where the host has them.
-pub const POD_CONTROLLERS: [Controller; 4] = [
+pub const POD_CONTROLLERS: [Controller; 5] = [
     Controller::Cpu,
     Controller::Memory,
     Controller::Pids,
     Controller::Hugetlb,
+    Controller::Io,
 ];
 
 const POD_PREFIX: &str = "pod";

@@ -229,6 +229,21 @@ impl Pods {
         }))
     }
 
+    /// Those that have a cgroup, as of the last refresh, by ascending UID.
+    pub fn uids_with_cgroup(&self) -> impl Iterator<Item = &PodUid> {
+        let open = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.open.is_some());
+        open.map(|(uid, _)| uid)
+    }
+
+    /// Where a pod's cgroup is, and its id in the hierarchy that accounts memory; `None` if it has none.
+    pub fn cgroup(&self, uid: &PodUid) -> Option<(&CgroupPath, u64)> {
+        let entry = self.entries.get(uid)?;
+        Some((&entry.path, entry.open.as_ref()?.cgroup_id))
+    }
+
     /// Every wanted pod.
     pub fn uids(&self) -> Vec<PodUid> {
         self.entries.keys().cloned().collect()

@@ -27,6 +27,7 @@ use crate::observer::{NodeObserver, Wanted};
 use crate::oom_scores::OomScores;
 use crate::output::Output;
 use crate::pod_cgroup;
+use crate::pod_meters::PodMeters;
 use crate::pods::Pods;
 use crate::report::{Line, Reporter};
 use crate::sampler::Sampler;
@@ -180,7 +181,10 @@ impl Started<'_> {
         let thresholds = &config.engine.thresholds;
         let (observer, unobserved) = NodeObserver::open(host, Wanted::by(thresholds));
         let stalls = stall_triggers(thresholds);
-        let sampler = Sampler::open(host, &mounts, &kubepods, limit_bytes)?.with_observer(observer);
+        let (meters, unmeasured) = PodMeters::by(&mounts, thresholds);
+        let sampler = Sampler::open(host, &mounts, &kubepods, limit_bytes)?
+            .with_observer(observer)
+            .with_meters(meters);
 
         let mut facts = Facts::probe(host, &cgroup_root, &args.without, Ok(Vec::new()));
         let mut bpf = None;
@@ -199,6 +203,7 @@ impl Started<'_> {
             lost.insert(0, format!("BPF programs: {reason}"));
         }
 
+        lost.extend(unmeasured.map(|error| format!("disk traffic of pods: {error}")));
         let engine = Engine::new(config.engine);
         let journal = args
             .journal

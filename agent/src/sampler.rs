@@ -9,6 +9,7 @@ use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, PodMemoryFiles}
 use crate::host::file::FileError;
 use crate::host::meminfo::MeminfoFile;
 use crate::observer::NodeObserver;
+use crate::pod_meters::PodMeters;
 use crate::pods::Pods;
 
 /// The files that every sample reads.
@@ -20,6 +21,8 @@ pub struct Sampler {
     kubepods_memory: CgroupMemory,
     /// What thresholds need beside memory.
     observer: NodeObserver,
+    /// What some thresholds need of pods beside memory.
+    meters: Option<PodMeters>,
 }
 
 impl Sampler {
@@ -41,12 +44,19 @@ impl Sampler {
                 ..CgroupMemory::default()
             },
             observer: NodeObserver::default(),
+            meters: None,
         })
     }
 
     /// Also reads what `observer` has open, into each sample that is not urgent.
     pub fn with_observer(mut self, observer: NodeObserver) -> Self {
         self.observer = observer;
+        self
+    }
+
+    /// Also reads what `meters` measures, into samples that are not urgent.
+    pub fn with_meters(mut self, meters: PodMeters) -> Self {
+        self.meters = Some(meters);
         self
     }
 
@@ -87,6 +97,12 @@ impl Sampler {
                 None
             }
         };
+        sample.numa_pods = None;
+        sample.loads = None;
+        if let (false, Some(meters)) = (urgent, &mut self.meters) {
+            meters.follow(pods, |uid, error| failed(Some(uid), error));
+            sample.loads = meters.loads(now_ns, |uid, error| failed(Some(uid), error));
+        }
         let node = self.meminfo.read()?;
         sample.node = NodeMemory {
             capacity_bytes: node.total,
@@ -115,6 +131,18 @@ impl Sampler {
     ) -> Result<(), FileError> {
         match stale {
             Stale::Kubepods => sample.kubepods = Some(self.read_kubepods(false)?),
+            Stale::NumaPods(node) => {
+                let mut first = Ok(());
+                sample.numa_pods = self.meters.as_ref().map(|meters| {
+                    meters.on_node(node, now_ns, |_, error| {
+                        if first.is_ok() {
+                            first = Err(error.clone());
+                        }
+                    })
+                });
+                // Pods that could not be read are missing; the rest is there.
+                first?;
+            }
             Stale::Pod(index) => {
                 if let Some(memory) = sample.pods.get_mut(index) {
                     pods.freshen(memory, now_ns)?;

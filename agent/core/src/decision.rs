@@ -160,6 +160,9 @@ pub struct ThresholdReason {
     pub exempt: u32,
     /// What decided between it and the next pod in the ranking; `None` if it is the last.
     pub ahead_by: Option<Comparator>,
+    /// The NUMA node that is short, if the signal is about one: usage is what the pod has there, its request the same share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa_node: Option<u32>,
     /// Set if no threshold is met but the end of memory is foreseen (option `outOfMemoryForesight`): `threshold` is then what goes
     /// within the horizon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -262,6 +265,8 @@ impl fmt::Display for In {
             Unit::Inodes => write!(f, "{amount} inodes"),
             Unit::Processes => write!(f, "{amount} processes"),
             Unit::Share => write!(f, "{}.{:02}%", amount / 100, amount % 100),
+            Unit::BytesPerSecond => write!(f, "{}/s", Human(amount)),
+            Unit::MilliCpus => write!(f, "{amount}m CPU"),
         }
     }
 }
@@ -323,16 +328,20 @@ impl fmt::Display for ThresholdReason {
                 foreseen.horizon_ns / 1_000_000
             )?;
         }
-        write!(f, "; it uses {}, ", In(unit, self.usage))?;
+        write!(f, "; it uses {}", In(unit, self.usage))?;
+        if let Some(node) = self.numa_node {
+            write!(f, " on NUMA node {node}")?;
+        }
+        write!(f, ", ")?;
         match self.usage.checked_sub(self.request) {
-            _ if unit != Unit::Bytes => {}
+            _ if !matches!(unit, Unit::Bytes | Unit::MilliCpus) => {}
             Some(over) if over > 0 => write!(
                 f,
                 "{} over its request of {}, ",
-                Human(over),
-                Human(self.request)
+                In(unit, over),
+                In(unit, self.request)
             )?,
-            _ => write!(f, "within its request of {}, ", Human(self.request))?,
+            _ => write!(f, "within its request of {}, ", In(unit, self.request))?,
         }
         write!(
             f,

@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::options::Availability;
 use crate::pod::Pod;
-use crate::reading::{NumaMemory, PressureReading, ProcessReading, StorageReading};
+use crate::reading::{
+    NumaMemory, NumaPods, PodLoads, PressureReading, ProcessReading, StorageReading,
+};
 use crate::units::PodUid;
 
 /// Something that happened, and when.
@@ -143,6 +145,12 @@ pub struct Sample {
     /// NUMA nodes by ascending number; empty if they were not read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub numa: Vec<NumaMemory>,
+    /// What pods have on the most pressed of them, if the engine asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa_pods: Option<Arc<NumaPods>>,
+    /// What pods take of the CPUs and disks, if it was read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loads: Option<Arc<PodLoads>>,
 }
 
 /// The node's memory, all bytes.

@@ -1,4 +1,4 @@
-//! Readings beside memory: file systems, processes, stalls and NUMA nodes, as they are on the machine.
+//! Readings beside memory: file systems, processes, stalls, loads and NUMA nodes, as they are on the machine.
 //!
 //! Problem: these change slowly and cost much to read (a directory tree is walked, a hundred files are opened), so they are
 //! read off the hot path and at other times than memory. Approach: each reading carries its own time; it comes with a
@@ -150,4 +150,44 @@ pub struct NumaMemory {
     pub file_bytes: u64,
     /// `Inactive(file)`.
     pub inactive_file_bytes: u64,
+}
+
+/// What pods have on one NUMA node.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NumaPods {
+    /// When: CLOCK_MONOTONIC, nanoseconds.
+    pub at_ns: u64,
+    /// The node's number.
+    pub node: u32,
+    /// By ascending UID. A pod that could not be read is missing.
+    pub pods: Vec<PodOnNode>,
+}
+
+/// What one pod has there.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PodOnNode {
+    /// Which pod.
+    pub uid: PodUid,
+    /// Its working set on the node (`memory.numa_stat`).
+    pub used_bytes: u64,
+}
+
+/// What pods take of the CPUs and disks, as means since the reading before.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PodLoads {
+    /// When: CLOCK_MONOTONIC, nanoseconds.
+    pub at_ns: u64,
+    /// By ascending UID. A pod that has not been read twice yet is missing.
+    pub pods: Vec<PodLoad>,
+}
+
+/// What one pod takes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PodLoad {
+    /// Which pod.
+    pub uid: PodUid,
+    /// Thousandths of a CPU (`usage_usec` of `cpu.stat`, v1: `cpuacct.usage`). `None` where it could not be read.
+    pub cpu_milli: Option<u64>,
+    /// Bytes read and written per second (`io.stat`, v1: `blkio.throttle.io_service_bytes`). `None` where it could not be read.
+    pub io_bytes_per_s: Option<u64>,
 }

@@ -128,6 +128,10 @@ pub enum Unit {
     Processes,
     /// A share of time, in hundredths of a percent.
     Share,
+    /// Bytes per second.
+    BytesPerSecond,
+    /// Thousandths of a CPU.
+    MilliCpus,
 }
 
 /// What runs out, and so what pods are ranked by.
@@ -250,10 +254,11 @@ impl SignalRow {
     /// What pods' usage is counted in when they are ranked for this signal.
     pub const fn usage_unit(&self) -> Unit {
         match self.resource {
-            Resource::Memory | Resource::DiskBytes(_) | Resource::Io => Unit::Bytes,
+            Resource::Memory | Resource::DiskBytes(_) => Unit::Bytes,
             Resource::DiskInodes(_) => Unit::Inodes,
             Resource::Processes => Unit::Processes,
-            Resource::Cpu => Unit::Share,
+            Resource::Io => Unit::BytesPerSecond,
+            Resource::Cpu => Unit::MilliCpus,
         }
     }
 }

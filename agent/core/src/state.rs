@@ -10,7 +10,7 @@ use crate::options::Availability;
 use crate::pod::Pod;
 use crate::policy::foresight::Outlook;
 use crate::policy::rank::RankRow;
-use crate::reading::{ProcessReading, StorageReading};
+use crate::reading::{NumaPods, PodLoads, ProcessReading, StorageReading};
 use crate::signal::{NodeCondition, Observations, Resource, Signal};
 use crate::units::PodUid;
 
@@ -41,6 +41,15 @@ pub struct NodeState {
     pub storage: Option<Arc<StorageReading>>,
     /// The newest count of processes.
     pub processes: Option<Arc<ProcessReading>>,
+    /// What pods have on the NUMA node that was pressed last.
+    #[serde(default)]
+    pub numa_pods: Option<Arc<NumaPods>>,
+    /// What pods take of the CPUs and disks.
+    #[serde(default)]
+    pub loads: Option<Arc<PodLoads>>,
+    /// When an evicted pod was last still there, nanoseconds.
+    #[serde(default)]
+    pub victim_seen_ns: Option<u64>,
     /// Freeing disk space without ending a pod.
     pub node_reclaim: Option<NodeReclaim>,
     /// The interval at which file systems are read, nanoseconds; 0: not said yet.
@@ -276,6 +285,12 @@ impl NodeState {
         }
         if let Some(processes) = &sample.processes {
             self.processes = Some(Arc::clone(processes));
+        }
+        if let Some(pods) = &sample.numa_pods {
+            self.numa_pods = Some(Arc::clone(pods));
+        }
+        if let Some(loads) = &sample.loads {
+            self.loads = Some(Arc::clone(loads));
         }
         for memory in &sample.pods {
             if let Some(pod) = self.pods.get_mut(&memory.uid) {

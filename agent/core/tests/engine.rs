@@ -610,6 +610,7 @@ fn stale(pods: [(&'static str, u64, u64, u64, u64); 2]) -> Option<&'static str> 
     match node.engine.stale(&sample, 2 * S) {
         Some(Stale::Pod(index)) => Some(pods[index].0),
         Some(Stale::Kubepods) => Some("kubepods"),
+        Some(Stale::NumaPods(_)) => Some("NUMA"),
         None => None,
     }
 }

@@ -60,20 +60,22 @@ pub enum Controller {
     Pids,
     Hugetlb,
     Freezer,
+    Io,
 }
 
 impl Controller {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Cpu,
         Self::Cpuset,
         Self::Memory,
         Self::Pids,
         Self::Hugetlb,
         Self::Freezer,
+        Self::Io,
     ];
 
-    /// The kernel's name, as in `cgroup.controllers` and in v1 mount options.
+    /// The kernel's name, as in `cgroup.controllers` and in v1 mount options (`io` is `blkio` there).
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -82,10 +84,13 @@ impl Controller {
             Self::Pids => "pids",
             Self::Hugetlb => "hugetlb",
             Self::Freezer => "freezer",
+            Self::Io => "io",
         }
     }
 
     fn from_name(name: &str) -> Option<Self> {
+        // v1's name for the same.
+        let name = if name == "blkio" { "io" } else { name };
         Self::ALL
             .into_iter()
             .find(|controller| controller.name() == name)

@@ -5,6 +5,7 @@
 
 use crate::engine::EngineConfig;
 use crate::policy::rank::{DiskScope, RankRow, Ranking};
+use crate::reading::PodLoad;
 use crate::signal::Resource;
 use crate::state::{NodeState, PodState};
 
@@ -14,7 +15,9 @@ impl Resource {
         match self {
             Self::Memory => Ranking::Memory,
             Self::DiskBytes(_) | Self::DiskInodes(_) => Ranking::Disk,
-            Self::Processes | Self::Io | Self::Cpu => Ranking::Pids,
+            Self::Processes => Ranking::Pids,
+            Self::Io => Ranking::Io,
+            Self::Cpu => Ranking::Cpu,
         }
     }
 }
@@ -57,7 +60,12 @@ pub(crate) fn row(
                 .map(|own| scope.used(&pod.pod, &own.containers, &own.volumes, |used| used.inodes));
             RankRow::disk_inodes(&pod.pod, used)
         }
-        Resource::Processes | Resource::Io | Resource::Cpu => {
+        Resource::Io => RankRow::io(
+            &pod.pod,
+            load(state, pod).and_then(|own| own.io_bytes_per_s),
+        ),
+        Resource::Cpu => RankRow::cpu(&pod.pod, load(state, pod).and_then(|own| own.cpu_milli)),
+        Resource::Processes => {
             let processes = state.processes.as_ref().and_then(|all| {
                 let at = all
                     .pods
@@ -68,4 +76,10 @@ pub(crate) fn row(
             RankRow::pids(&pod.pod, processes)
         }
     }
+}
+
+fn load<'state>(state: &'state NodeState, pod: &PodState) -> Option<&'state PodLoad> {
+    let all = &state.loads.as_ref()?.pods;
+    let at = all.binary_search_by(|own| own.uid.cmp(&pod.row.uid)).ok()?;
+    Some(&all[at])
 }

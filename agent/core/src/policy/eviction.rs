@@ -18,7 +18,7 @@ use crate::options::Victims;
 use crate::policy::foresight::{self, Verdict};
 use crate::policy::rank::RankRow;
 use crate::policy::thresholds::{self, Met};
-use crate::policy::{candidates, leaving, local_storage, node_reclaim, target};
+use crate::policy::{candidates, leaving, local_storage, node_reclaim, on_node, target};
 use crate::signal::{NodeCondition, Observation, Observations, Resource, Signal};
 use crate::state::{Leaving, NodeReclaim, NodeState};
 use crate::threshold::{Operator, Threshold};
@@ -194,6 +194,7 @@ fn choose(
     let ranking = resource.ranking();
     let Scratch { rows, chosen } = scratch;
     candidates::rows(config, state, resource, rows);
+    on_node::narrow(state, met.threshold.signal, rows);
     ranking.rank(rows);
     let exempt = |row: &RankRow| state.pods.get(&row.uid).is_none_or(|pod| pod.exempt);
     chosen.clear();
@@ -237,6 +238,7 @@ fn choose(
             ahead_by: rows
                 .get(at + 1)
                 .map(|next| ranking.deciding_comparator(row, next)),
+            numa_node: on_node::node(state, met.threshold.signal),
             foreseen: met.foreseen,
         };
         let grace_s = grace_s(config, state, &met.threshold, &row.uid);

@@ -14,9 +14,9 @@
 use crate::engine::EngineConfig;
 use crate::event::{PodMemory, Sample};
 use crate::options::Availability;
-use crate::policy::foresight;
 use crate::policy::rank::{RankRow, Ranking};
 use crate::policy::thresholds::{self, Met};
+use crate::policy::{foresight, on_node};
 use crate::signal::{Readings, Resource, Signal};
 use crate::state::NodeState;
 
@@ -28,7 +28,9 @@ pub const STALE_BYTES: u64 = 4 << 20;
 pub enum Stale {
     /// The inactive file pages of the kubepods cgroup.
     Kubepods,
-    /// Those of the pod at this index of [`Sample::pods`].
+    /// What pods have on this NUMA node: [`Sample::numa_pods`].
+    NumaPods(u32),
+    /// The inactive file pages of the pod at this index of [`Sample::pods`].
     Pod(usize),
 }
 
@@ -60,6 +62,9 @@ pub(crate) fn decisive(
     }
     if state.eviction_under_way(Resource::Memory) {
         return None;
+    }
+    if met.threshold.signal == Signal::NumaMemoryAvailable {
+        return on_node::missing(sample).map(Stale::NumaPods);
     }
     rows.clear();
     rows.extend(sample.pods.iter().filter_map(|memory| {

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::pod::{Pod, Volume};
 use crate::quantity::Quantity;
 use crate::reading::{ContainerStorage, Used, VolumeStorage};
-use crate::resources::{self, EPHEMERAL_STORAGE, MEMORY};
+use crate::resources::{self, CPU, EPHEMERAL_STORAGE, MEMORY};
 use crate::units::PodUid;
 
 /// Units of a resource, counted in 10⁻⁹ because requests may have fractions.
@@ -53,6 +53,18 @@ impl Nanos {
     pub fn units_down(self) -> i64 {
         let units = self.0.div_euclid(Self::PER_UNIT);
         i64::try_from(units).unwrap_or(if units < 0 { i64::MIN } else { i64::MAX })
+    }
+
+    /// `part` of `whole` of it, rounded down. `whole` is not 0.
+    pub(crate) const fn share(self, part: u64, whole: u64) -> Self {
+        let (part, whole) = (part as i128, whole as i128);
+        // Below 2^127 in two steps: quotient and remainder are each multiplied by less than 2^64.
+        let (quotient, rest) = (self.0.div_euclid(whole), self.0.rem_euclid(whole));
+        Self(
+            quotient
+                .saturating_mul(part)
+                .saturating_add(rest * part / whole),
+        )
     }
 
     /// What `self` has beyond `other`.
@@ -103,6 +115,18 @@ impl RankRow {
     /// A row of the process ranking. Nothing requests processes.
     pub fn pids(pod: &Pod, processes: Option<u64>) -> Self {
         Self::new(pod, processes, Nanos::default(), Nanos::default())
+    }
+
+    /// A row of the ranking by CPU time: `milli_cpus` of `pod` against its CPU request.
+    pub fn cpu(pod: &Pod, milli_cpus: Option<u64>) -> Self {
+        let request = Nanos::from_quantity(&resources::eviction_request(pod, CPU));
+        let milli = Nanos(request.0.saturating_mul(1000));
+        Self::new(pod, milli_cpus, milli, milli)
+    }
+
+    /// A row of the ranking by disk traffic. Nothing requests it.
+    pub fn io(pod: &Pod, bytes_per_s: Option<u64>) -> Self {
+        Self::new(pod, bytes_per_s, Nanos::default(), Nanos::default())
     }
 
     fn new(pod: &Pod, usage: Option<u64>, allowance: Nanos, request: Nanos) -> Self {
@@ -212,6 +236,10 @@ pub enum Ranking {
     Disk,
     /// `pid.available` (`rankPIDPressure`): nobody requests processes, so nobody exceeds a request.
     Pids,
+    /// Stalls for the CPU: who takes more than was promised goes first. Not the kubelet's.
+    Cpu,
+    /// Stalls for the disk: nobody requests traffic. Not the kubelet's.
+    Io,
 }
 
 impl Ranking {
@@ -219,14 +247,14 @@ impl Ranking {
     pub const fn order(self) -> &'static [Comparator] {
         use Comparator::{ExceedsRequest, MissingStats, Priority, Uid, UsageOverRequest};
         match self {
-            Self::Memory | Self::Disk => &[
+            Self::Memory | Self::Disk | Self::Cpu => &[
                 MissingStats,
                 ExceedsRequest,
                 Priority,
                 UsageOverRequest,
                 Uid,
             ],
-            Self::Pids => &[Priority, MissingStats, UsageOverRequest, Uid],
+            Self::Pids | Self::Io => &[Priority, MissingStats, UsageOverRequest, Uid],
         }
     }
 

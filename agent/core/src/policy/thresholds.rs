@@ -12,6 +12,7 @@
 use crate::decision::Decision;
 use crate::engine::EngineConfig;
 use crate::policy::foresight::{Foreseen, Verdict};
+use crate::policy::stall;
 use crate::signal::{NodeCondition, Observation, Observations, Resource};
 use crate::state::{NodeState, ThresholdState};
 use crate::threshold::{Passes, Threshold};
@@ -56,12 +57,14 @@ pub(crate) fn update(
         thresholds,
         observations: last,
         passed,
+        victim_seen_ns,
         ..
     } = state;
     let thresholds = config.thresholds.iter().zip(thresholds).enumerate();
     most_urgent(thresholds.filter_map(|(index, (threshold, known))| {
         *known = judge(threshold, *known, observations, last, *now_ns, *passed);
         met(index, threshold, *known, observations)
+            .filter(|met| stall::settled(met.threshold.signal, *now_ns, *victim_seen_ns))
     }))
 }
 
@@ -77,6 +80,7 @@ pub(crate) fn would_act_on(
         let last = &state.observations;
         let judged = judge(threshold, *known, observations, last, now_ns, state.passed);
         met(index, threshold, judged, observations)
+            .filter(|met| stall::settled(met.threshold.signal, now_ns, state.victim_seen_ns))
     }))
 }
 

@@ -1,0 +1,83 @@
+//! Victims of stalls, and how long one eviction is given to help.
+//!
+//! Problem: a stall has no amount that an eviction gives back, and its average goes down no faster than its window: right after the pod
+//! that thrashed is gone, `avg10` still shows what was, and the next pod would go for it. Approach: after the last victim has left, a
+//! threshold on a stall evicts nobody for as long as its window ([`settled`]). It may go on raising its condition meanwhile.
+//!
+//! Who goes: for memory the memory ranking. For io and cpu what counts is what a pod does now, so pods are ranked by their load
+//! ([`PodLoads`](crate::reading::PodLoads)): bytes read and written per second, which nobody requests; and CPU time per second over
+//! the CPU request, since a pod within its request uses what it was promised.
+
+use crate::signal::Signal;
+use crate::state::NodeState;
+
+/// The window of a signal about stalls, nanoseconds; `None` for other signals.
+const fn window_ns(signal: Signal) -> Option<u64> {
+    const S: u64 = 1_000_000_000;
+    match signal {
+        Signal::MemorySome10
+        | Signal::MemoryFull10
+        | Signal::IoSome10
+        | Signal::IoFull10
+        | Signal::CpuSome10 => Some(10 * S),
+        Signal::MemorySome60
+        | Signal::MemoryFull60
+        | Signal::IoSome60
+        | Signal::IoFull60
+        | Signal::CpuSome60 => Some(60 * S),
+        Signal::MemorySome300
+        | Signal::MemoryFull300
+        | Signal::IoSome300
+        | Signal::IoFull300
+        | Signal::CpuSome300 => Some(300 * S),
+        Signal::MemoryAvailable
+        | Signal::AllocatableMemoryAvailable
+        | Signal::NodefsAvailable
+        | Signal::NodefsInodesFree
+        | Signal::ImagefsAvailable
+        | Signal::ImagefsInodesFree
+        | Signal::ContainerfsAvailable
+        | Signal::ContainerfsInodesFree
+        | Signal::PidAvailable
+        | Signal::KernelMemoryAvailable
+        | Signal::NumaMemoryAvailable => None,
+    }
+}
+
+/// Takes note of when the newest victim was still there.
+pub(crate) fn observe(state: &mut NodeState) {
+    let leaving = |pod: &crate::state::PodState| {
+        pod.leaving
+            .is_some_and(|leaving| leaving.evicted_for.is_some())
+    };
+    if state.pods.values().any(leaving) {
+        state.victim_seen_ns = Some(state.now_ns);
+    }
+}
+
+/// Whether what a signal shows at `now_ns` has been so for its whole window since the last victim was seen.
+pub(crate) fn settled(signal: Signal, now_ns: u64, victim_seen_ns: Option<u64>) -> bool {
+    let (Some(window_ns), Some(seen_ns)) = (window_ns(signal), victim_seen_ns) else {
+        return true;
+    };
+    now_ns.saturating_sub(seen_ns) >= window_ns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::signal::SIGNALS;
+    use crate::threshold::Operator;
+
+    #[test]
+    fn each_signal_with_a_window_in_its_name_has_it() {
+        for row in &SIGNALS {
+            let named = row.name.rsplit_once("avg").map(|(_, seconds)| {
+                let seconds: u64 = seconds.parse().unwrap();
+                seconds * 1_000_000_000
+            });
+            assert_eq!(window_ns(row.signal), named, "{}", row.name);
+            assert_eq!(named.is_some(), row.operator == Operator::GreaterThan);
+        }
+    }
+}
