@@ -244,16 +244,16 @@ fn fields(effective: &Effective, all: bool) -> Vec<FieldLine> {
             continue;
         };
         match (&field.shape, &node.value) {
-            (Shape::Map(_), Value::Map(entries)) if !entries.is_empty() => {
+            (Shape::Map(_) | Shape::Object(_), Value::Map(entries)) if !entries.is_empty() => {
+                // As in messages: a dot before a field, a colon before a key.
+                let separator = match field.shape {
+                    Shape::Object(_) => ".",
+                    _ => ": ",
+                };
                 for entry in entries {
-                    let name = format!("{}: {}", field.name, entry.key);
-                    leaves(
-                        &name,
-                        &entry.node,
-                        class_of_entry(field, &entry.key),
-                        all,
-                        &mut rows,
-                    );
+                    let name = format!("{}{separator}{}", field.name, entry.key);
+                    let class = class_of_entry(field, &entry.key);
+                    leaves(&name, &entry.node, class, all, &mut rows);
                 }
             }
             _ => leaves(field.name, node, field.class, all, &mut rows),

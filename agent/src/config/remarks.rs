@@ -7,6 +7,7 @@ use plimsoll_core::signal::Signal;
 
 use super::document::{Node, Origin, Value};
 use super::kubelet::{DEFAULT_EVICTION_HARD, FIELDS};
+use super::plimsoll;
 use super::resolve::Effective;
 use super::rules::GATES;
 use super::schema::{self, Class, Field, Shape};
@@ -61,6 +62,17 @@ impl Effective {
             };
             say(node.origin, field.name.to_owned(), text);
         }
+        let own = tree.object("plimsoll");
+        for field in plimsoll::FIELDS {
+            if let Some(own) = own
+                && field.class == Class::Later
+                && let Some(origin) = own.given(field.name)
+                && own.bool(field.name) != Some(false)
+            {
+                let text = format!("accepted, and not acted on yet: {}", field.meaning);
+                say(origin, format!("plimsoll.{}", field.name), text);
+            }
+        }
         for list in ["kubeReserved", "systemReserved"] {
             for (name, quantity, origin) in tree.quantities(list) {
                 if name != MEMORY && !quantity.is_zero() {
@@ -101,8 +113,12 @@ impl Effective {
     }
 }
 
-/// What is done with one entry of a map, where that differs from entry to entry.
+/// What is done with one entry of a map or an object, where that differs from entry to entry.
 pub(super) fn class_of_entry(field: &Field, key: &str) -> Class {
+    if let Shape::Object(inner) = field.shape {
+        let inner = inner.iter().find(|inner| inner.name == key);
+        return inner.map_or(field.class, |inner| inner.class);
+    }
     match field.name {
         "kubeReserved" | "systemReserved" if key != MEMORY => Class::Later,
         "featureGates" if GATES_LATER.iter().any(|(gate, _)| *gate == key) => Class::Later,

@@ -632,9 +632,8 @@ fn what_is_accepted_and_not_acted_on_is_said() {
             "featureGates: MemoryQoS"
         ]
     );
-    assert!(
-        kubelet::FIELDS
-            .iter()
-            .any(|field| field.class == Class::Kubelet)
+    assert_eq!(
+        remarks("plimsoll: {respectDisruptionBudgets: true, evictionVictims: Targeted}\n"),
+        ["plimsoll.respectDisruptionBudgets"]
     );
 }

@@ -29,10 +29,10 @@ fn tables() -> String {
         (Class::Later, "### Accepted and validated, not acted on yet"),
     ] {
         text += &format!("\n{heading}\n\n| field | default | meaning |\n|---|---|---|\n");
-        for field in kubelet::FIELDS.iter().filter(|field| field.class == class) {
+        for field in kubelet::FIELDS {
             match field.shape {
                 Shape::Object(inner) => {
-                    for inner in inner {
+                    for inner in inner.iter().filter(|inner| inner.class == class) {
                         let default = match field.name {
                             "plimsoll" => own_default(inner.name),
                             _ => default_of(inner),
@@ -43,6 +43,7 @@ fn tables() -> String {
                         );
                     }
                 }
+                _ if field.class != class => {}
                 _ => {
                     text += &format!(
                         "| `{}` | {} | {} |\n",
