@@ -9,7 +9,10 @@ struct Machine {
 
 impl Machine {
     fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::in_dir(tempfile::tempdir().unwrap())
+    }
+
+    fn in_dir(dir: tempfile::TempDir) -> Self {
         let host = HostRoot::new(dir.path());
         let write = |path: &str, text: &str| {
             let path = host.path(path);
@@ -207,4 +210,73 @@ fn a_survey_goes_on_where_a_slice_ended() {
         assert_eq!(inodes, (2..22).collect::<Vec<u64>>(), "{entries}");
     }
     drop(machine.dir);
+}
+
+/// Needs a file system with project quotas, and `chattr`:
+/// `mkfs.ext4 -O quota,project -E quotatype=prjquota IMAGE; mount -o loop,prjquota IMAGE /mnt`, then
+/// `PLIMSOLL_QUOTA_DIR=/mnt cargo test -p plimsoll --lib projects -- --ignored`
+#[test]
+#[ignore = "needs a file system with project quotas"]
+fn projects_are_asked_where_they_are_exactly_one_directory() {
+    use std::io::Write;
+    let root = std::env::var("PLIMSOLL_QUOTA_DIR").expect("PLIMSOLL_QUOTA_DIR names a directory");
+    let machine = Machine::in_dir(tempfile::tempdir_in(root).unwrap());
+    let volumes = "/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir";
+    let path = |name: &str| machine.places.host.path(format!("{volumes}/{name}"));
+    let put_in_project = |path: &Path, project: &str| {
+        let status = std::process::Command::new("chattr")
+            .args(["+P", "-p", project])
+            .arg(path)
+            .status();
+        assert!(status.unwrap().success(), "{}", path.display());
+    };
+    let web = r#"{"metadata":{"name":"web","namespace":"shop","uid":"u"},"spec":{"containers":[{"name":"app"}],
+        "volumes":[{"name":"own","emptyDir":{}},{"name":"none","emptyDir":{}},{"name":"twin-a","emptyDir":{}},
+                   {"name":"twin-b","emptyDir":{}},{"name":"part","emptyDir":{}}]}}"#;
+    for name in ["own", "none", "twin-a", "twin-b"] {
+        std::fs::create_dir_all(path(name)).unwrap();
+    }
+    put_in_project(&path("own"), "7001");
+    put_in_project(&path("twin-a"), "7002");
+    put_in_project(&path("twin-b"), "7002");
+    // Of a project that is larger than the directory.
+    put_in_project(&machine.places.host.path(volumes), "7003");
+    std::fs::create_dir(path("part")).unwrap();
+    for name in ["own", "none", "twin-a", "twin-b", "part"] {
+        machine.write(&format!("{volumes}/{name}/a/f"), 200_000);
+    }
+    // Deleted and still open: the quota counts it, no walk can.
+    let mut open = std::fs::File::create(path("own").join("open")).unwrap();
+    open.write_all(&vec![1; 1 << 20]).unwrap();
+    std::fs::remove_file(path("own").join("open")).unwrap();
+    rustix::fs::syncfs(&open).unwrap();
+
+    let surveyed = machine.survey(vec![pod(web)], 10);
+    let found: Vec<_> = surveyed[0]
+        .directories
+        .iter()
+        .map(|report| {
+            let Part::Volume(name) = &report.part else {
+                panic!("{report:?}");
+            };
+            let project = match report.way {
+                Way::Quota { project } => Some(project),
+                Way::Walked(_) => None,
+                Way::Failed(error) => panic!("{name}: {error}"),
+            };
+            (name.as_str(), project, report.used.inodes)
+        })
+        .collect();
+    assert_eq!(
+        found,
+        [
+            ("own", Some(7001), Some(4)),
+            ("none", None, Some(3)),
+            ("twin-a", None, Some(3)),
+            ("twin-b", None, Some(3)),
+            ("part", None, Some(3)),
+        ]
+    );
+    let bytes = |index: usize| surveyed[0].directories[index].used.bytes.unwrap();
+    assert_eq!(bytes(0), bytes(1) + (1 << 20));
 }
