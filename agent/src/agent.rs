@@ -8,6 +8,7 @@
 //!
 //! Terms: *urgent* work is what leads to a kill; *housekeeping* is everything else, done when the loop has nothing urgent.
 
+mod oom_kills;
 mod sources;
 mod telling;
 
@@ -27,14 +28,17 @@ use crate::bpf::Bpf;
 use crate::host::file::FileError;
 use crate::journal::Journal;
 use crate::limits::Limits;
+use crate::oom_group::OomGroups;
+use crate::oom_order::OomOrdering;
 use crate::oom_scores::OomScores;
 use crate::pods::{Change, Pods};
 use crate::report::Reporter;
 use crate::sampler::Sampler;
-use crate::source::decode::{Body, ReclaimPhase, Record};
+use crate::source::decode::{Body, OomLimit, ReclaimPhase, Record};
 use crate::source::manifests::ManifestChange;
 use crate::timeline::Timelines;
 
+use oom_kills::OomKills;
 pub use sources::{Sources, StopSignals};
 use sources::{ready, ready_paced, usage_reached};
 
@@ -46,8 +50,6 @@ const DECISIONS: usize = 256;
 const FRESHENED_MAX: usize = 16;
 /// Outcomes of decisions are events themselves. Each is answered at most so often in one turn.
 const OUTCOME_ROUNDS: usize = 4;
-/// OOM kills told one by one in a turn.
-const OOM_KILLS: usize = 64;
 
 /// What a turn of the loop has found.
 #[derive(Debug, Default)]
@@ -103,6 +105,10 @@ pub struct Agent {
     oom_kills: OomKills,
     /// `None`: the scores of processes are left as they are.
     oom_scores: Option<OomScores>,
+    /// `None`: scores are the kubelet's.
+    oom_order: Option<OomOrdering>,
+    /// `None`: memory is not on cgroup v2.
+    oom_groups: Option<OomGroups>,
     not_watched_told: u64,
     /// When the engine wants the next sample.
     sample_by_ns: u64,
@@ -125,23 +131,6 @@ struct Failure {
     uid: PodUid,
     action: Action,
     error: FileError,
-}
-
-/// Kills by the kernel's OOM killer, to be told when there is time.
-#[derive(Debug)]
-struct OomKills {
-    kills: Vec<OomKill>,
-    /// A storm is told in part.
-    untold: u64,
-}
-
-/// One of them.
-#[derive(Debug)]
-struct OomKill {
-    at_ns: u64,
-    cgroup_id: u64,
-    tgid: u32,
-    comm: [u8; plimsoll_abi::COMM_BYTES],
 }
 
 impl Agent {
@@ -170,11 +159,10 @@ impl Agent {
             sample_failure: None,
             leaving: Vec::with_capacity(DECISIONS),
             limits,
-            oom_kills: OomKills {
-                kills: Vec::with_capacity(OOM_KILLS),
-                untold: 0,
-            },
+            oom_kills: OomKills::default(),
             oom_scores: None,
+            oom_order: None,
+            oom_groups: None,
             not_watched_told: 0,
             sample_by_ns: 0,
             hurry: true,
@@ -182,9 +170,16 @@ impl Agent {
         }
     }
 
-    /// Also keeps the `oom_score_adj` of the pods' processes.
-    pub fn with_oom_scores(mut self, oom_scores: OomScores) -> Self {
-        self.oom_scores = Some(oom_scores);
+    /// Also keeps the `oom_score_adj` of the pods' processes, in the order of eviction if there is one.
+    pub fn with_oom_scores(mut self, scores: OomScores, order: Option<OomOrdering>) -> Self {
+        self.oom_scores = Some(scores);
+        self.oom_order = order;
+        self
+    }
+
+    /// Also sets whether the kernel's OOM killer takes processes, containers or pods.
+    pub fn with_oom_groups(mut self, groups: Option<OomGroups>) -> Self {
+        self.oom_groups = groups;
         self
     }
 
@@ -255,8 +250,9 @@ impl Agent {
                 let node = self.engine.state().node.as_ref();
                 usage.arm(node.and_then(|node| node.headroom_bytes));
             }
-            self.tell_oom_kills();
-            self.serve_newcomers(false);
+            self.tell_oom_kills(now_ns());
+            self.serve_newcomers(!woken.housekeeping);
+            woken.housekeeping |= self.order_oom_scores()?;
             if woken.housekeeping {
                 let more = self.housekeeping()?;
                 self.serve_newcomers(true);
@@ -270,11 +266,22 @@ impl Agent {
             let wait_ns = if self.hurry {
                 0
             } else {
-                self.sample_by_ns.saturating_sub(now_ns())
+                let serve_at_ns = self.oom_scores.as_ref().and_then(OomScores::serve_at_ns);
+                let later = [self.oom_kills.tell_at_ns(), serve_at_ns];
+                let at_ns = later
+                    .into_iter()
+                    .flatten()
+                    .fold(self.sample_by_ns, u64::min);
+                at_ns.saturating_sub(now_ns())
             };
             let wait = Duration::from_nanos(wait_ns);
             timer.as_mut().reset(Instant::now() + wait);
         }
+        if let (Some(scores), Some(_)) = (&mut self.oom_scores, &self.oom_order) {
+            scores
+                .put_back(&mut |error| tracing::warn!(%error, "an oom_score_adj is not put back"));
+        }
+        self.tell_oom_kills(u64::MAX);
         self.stop();
         Ok(())
     }
@@ -577,21 +584,48 @@ impl Agent {
 
     /// Processes that were put into cgroups get their scores. With `is_last`, those in cgroups that are not known are no pod's.
     fn serve_newcomers(&mut self, is_last: bool) {
-        if let Some(scores) = self
-            .oom_scores
-            .as_mut()
-            .filter(|scores| scores.has_newcomers())
+        let now_ns = now_ns();
+        if let Some(scores) = &mut self.oom_scores
+            && scores.serve_at_ns().is_some_and(|at_ns| at_ns <= now_ns)
         {
             let mut failures = Vec::new();
-            scores.serve(now_ns(), is_last, &mut |error| {
+            scores.serve(now_ns, is_last, &mut |error| {
                 failures.push(error.to_string())
             });
             failures.into_iter().for_each(|failure| self.warn(failure));
         }
     }
 
-    /// Brings the scores of one pod up to date. Returns whether some are left for the next turn.
+    /// Makes a new plan of the order of OOM kills if it is time, and writes the scores that differ, a pod at a time: urgent work comes
+    /// first. Returns whether housekeeping is needed.
+    fn order_oom_scores(&mut self) -> Result<bool> {
+        let (Some(order), Some(scores)) = (&mut self.oom_order, &mut self.oom_scores) else {
+            return Ok(false);
+        };
+        let changed = match order.plan_if_due(self.engine.state(), scores, now_ns()) {
+            Ok(changed) => changed,
+            Err(error) => {
+                self.warn(format!("the order of OOM kills stays as it is: {error}"));
+                return Ok(false);
+            }
+        };
+        let mut more = false;
+        for uid in changed {
+            more |= self.keep_oom_scores(&uid);
+            let mut woken = Woken::default();
+            self.attend(&mut woken)?;
+            more |= woken.housekeeping;
+        }
+        Ok(more)
+    }
+
+    /// Brings the scores and groups of one pod up to date. Returns whether some are left for the next turn.
     fn keep_oom_scores(&mut self, uid: &PodUid) -> bool {
+        if let Some(groups) = &mut self.oom_groups
+            && let Err(error) = groups.follow(uid, &self.pods)
+        {
+            self.warn(format!("pod {uid}: {error}"));
+        }
         let Some(scores) = &mut self.oom_scores else {
             return false;
         };
@@ -618,6 +652,9 @@ impl Agent {
         }
         if let Some(scores) = &mut self.oom_scores {
             scores.retain(&self.pods);
+        }
+        if let Some(groups) = &mut self.oom_groups {
+            groups.retain(&self.pods);
         }
         self.tell_limits();
         self.tell_lost_records();
@@ -655,21 +692,11 @@ fn judge(record: &Record<'_>, armed_bytes: u64, woken: &mut Woken, oom_kills: &m
             woken.housekeeping = true;
             woken.by(Cause::Lifecycle);
         }
-        Body::OomKill { tgid, comm, .. } => {
+        Body::OomKill {
+            limit, tgid, comm, ..
+        } => {
             woken.by(Cause::Lifecycle);
-            if oom_kills.kills.len() == OOM_KILLS {
-                oom_kills.untold += 1;
-            } else {
-                let mut name = [0; plimsoll_abi::COMM_BYTES];
-                let length = comm.len().min(name.len());
-                name[..length].copy_from_slice(&comm[..length]);
-                oom_kills.kills.push(OomKill {
-                    at_ns: record.ts_ns,
-                    cgroup_id: record.cgroup_id,
-                    tgid,
-                    comm: name,
-                });
-            }
+            oom_kills.named(record, limit != OomLimit::Unknown, tgid, comm);
         }
         Body::ThresholdCrossed { .. } | Body::MemoryEvent { .. } | Body::Throttle { .. } => {}
     }

@@ -481,7 +481,7 @@ impl<'args> Screen<'args> {
                 )?;
                 match limit {
                     OomLimit::Node => writeln!(out, "the node"),
-                    OomLimit::Unknown => writeln!(out, "unknown"),
+                    OomLimit::Unknown => writeln!(out, "(told with the choice, where that is)"),
                     OomLimit::Cgroup(id) => match self.paths.of(*id) {
                         Some(path) => writeln!(out, "{path} ({id})"),
                         None => writeln!(out, "cgroup {id}"),

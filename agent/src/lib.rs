@@ -15,6 +15,8 @@ pub mod journal;
 pub mod ladder;
 pub mod limits;
 pub mod observer;
+pub mod oom_group;
+pub mod oom_order;
 pub mod oom_scores;
 pub mod output;
 pub mod pod_cgroup;

@@ -7,7 +7,7 @@
 //! **Approach.** For each cgroup of a wanted pod the score is known from the pod's specification ([`OomScores::follow`]). A record of the
 //! kernel names each process that is put into a cgroup ([`OomScores::attached`]); it gets its score right after the reaction to that
 //! record ([`OomScores::serve`]). The process may have forked before it was served, and a child copies its parent's score
-//! (kernel/fork.c, `copy_signal`): so `cgroup.procs` is read again until a reading has no process that was not looked at, with a bound.
+//! (kernel/fork.c, `copy_signal`): so `cgroup.procs` is read again until a reading has no process that was not looked at, with a bound, and twice more a little later.
 //! Forks after that inherit the right score, and `execve` changes none, so nothing else has to be watched. Without the record,
 //! `cgroup.procs` is compared with what it had half a second before.
 //!
@@ -62,6 +62,9 @@ const RECENT_MAX: usize = 4;
 const COMPARE_TOLD_NS: u64 = 5_000_000_000;
 /// The same where nothing tells of them. Housekeeping comes this often then.
 const COMPARE_UNTOLD_NS: u64 = 450_000_000;
+/// After newcomers were served `cgroup.procs` is compared again so much later, and once more: a fork that was in flight has copied the
+/// old score and is not listed yet (milliseconds on a slow machine).
+const AGAIN_NS: [u64; 2] = [20_000_000, 200_000_000];
 /// How often all processes of a cgroup are looked at.
 const REVIEW_NS: u64 = 60_000_000_000;
 
@@ -82,6 +85,8 @@ pub struct OomScores {
     compare_ns: u64,
     pods: BTreeMap<PodUid, PodScores>,
     newcomers: Vec<Newcomer>,
+    /// The first of the cgroups' times to compare again.
+    again_ns: Option<u64>,
     /// Newcomers were dropped: a review of everything takes their place.
     overflowed: bool,
     counts: Counts,
@@ -125,6 +130,19 @@ struct PodScores {
     cgroups: Vec<CgroupScores>,
 }
 
+/// A container with a cgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ContainerScore<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its cgroup's directory.
+    pub dir: &'a Path,
+    /// The score that its processes have, or are about to get.
+    pub adj: i32,
+    /// The kubelet's.
+    pub kubelet_adj: i32,
+}
+
 /// One cgroup with a known score.
 #[derive(Debug)]
 struct CgroupScores {
@@ -145,6 +163,8 @@ struct CgroupScores {
     reviewed_ns: u64,
     /// A look at all that was begun and not finished, or that a new score makes necessary.
     review_due: bool,
+    /// When to compare again after newcomers were served, nanoseconds, and how often that was done.
+    again: Option<(u64, usize)>,
 }
 
 /// The last few scores.
@@ -196,6 +216,7 @@ impl OomScores {
             },
             pods: BTreeMap::new(),
             newcomers: Vec::with_capacity(NEWCOMERS_MAX),
+            again_ns: None,
             overflowed: false,
             counts: Counts::default(),
         }
@@ -220,9 +241,12 @@ impl OomScores {
         }
     }
 
-    /// Whether newcomers wait to be served.
-    pub fn has_newcomers(&self) -> bool {
-        self.overflowed || !self.newcomers.is_empty()
+    /// When [`OomScores::serve`] has something to do: at once (0) when newcomers wait, never when `None`.
+    pub fn serve_at_ns(&self) -> Option<u64> {
+        if self.overflowed || !self.newcomers.is_empty() {
+            return Some(0);
+        }
+        self.again_ns
     }
 
     /// Gives newcomers, and what they have forked, their scores. Those in a cgroup that is not known wait for
@@ -247,7 +271,8 @@ impl OomScores {
                     }
                     !is_here
                 });
-                if !pids.is_empty() {
+                let is_again = cgroup.again.is_some_and(|(at_ns, _)| at_ns <= now_ns);
+                if is_again || !pids.is_empty() {
                     let mut budget = WRITES_PER_SERVING;
                     let mut turn = Turn {
                         host: &self.host,
@@ -256,9 +281,17 @@ impl OomScores {
                         failed,
                     };
                     cgroup.look(&pids, now_ns, &mut turn);
+                    let done = match cgroup.again {
+                        Some((_, done)) if pids.is_empty() => done + 1,
+                        _ => 0,
+                    };
+                    let delay_ns = AGAIN_NS.get(done);
+                    cgroup.again = delay_ns.map(|delay_ns| (now_ns + delay_ns, done));
                 }
             }
         }
+        let cgroups = self.pods.values().flat_map(|pod| &pod.cgroups);
+        self.again_ns = cgroups.filter_map(|cgroup| Some(cgroup.again?.0)).min();
         if is_last {
             newcomers.clear();
         }
@@ -332,6 +365,50 @@ impl OomScores {
         }
     }
 
+    /// A pod whose scores are kept.
+    pub fn pod(&self, uid: &PodUid) -> Option<&Pod> {
+        self.pods.get(uid).map(|scores| &*scores.pod)
+    }
+
+    /// A pod's containers that have a cgroup.
+    pub fn containers(&self, uid: &PodUid) -> impl Iterator<Item = ContainerScore<'_>> {
+        let scores = self.pods.get(uid);
+        scores.into_iter().flat_map(|scores| {
+            scores.cgroups.iter().filter_map(|cgroup| {
+                let name = cgroup.container.as_deref()?;
+                // Not those that a container makes inside.
+                let is_own = cgroup.dir.file_name().is_some_and(|own| own == name);
+                let container = scores.pod.container(name).filter(|_| is_own)?;
+                Some(ContainerScore {
+                    name,
+                    dir: &cgroup.dir,
+                    adj: cgroup.wanted,
+                    kubelet_adj: oom_score_adj(&scores.pod, container, self.capacity_bytes),
+                })
+            })
+        })
+    }
+
+    /// All containers get the scores of their specifications again, at once.
+    pub fn put_back(&mut self, failed: &mut dyn FnMut(&OomScoreError)) {
+        for scores in self.pods.values_mut() {
+            scores.ordered.clear();
+            scores.score_anew(self.capacity_bytes);
+            for cgroup in &mut scores.cgroups {
+                let mut budget = usize::MAX;
+                let mut turn = Turn {
+                    host: &self.host,
+                    counts: &mut self.counts,
+                    budget: &mut budget,
+                    failed,
+                };
+                if cgroup.review_due {
+                    cgroup.look(&[], cgroup.compared_ns, &mut turn);
+                }
+            }
+        }
+    }
+
     /// The score that a container's processes have, or are about to get. `None` for a container without a cgroup.
     pub fn score(&self, uid: &PodUid, container: &str) -> Option<i32> {
         let cgroups = &self.pods.get(uid)?.cgroups;
@@ -381,6 +458,7 @@ impl PodScores {
                 compared_ns: 0,
                 reviewed_ns: 0,
                 review_due: true,
+                again: None,
             });
         }
         let mut is_there = is_there.into_iter();

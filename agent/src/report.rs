@@ -59,13 +59,13 @@ pub enum Line<'a> {
         /// The pod, `namespace/name`, if it was one.
         #[serde(skip_serializing_if = "Option::is_none")]
         pod: Option<&'a str>,
-        /// The victim's process; absent where kills are only counted.
+        /// The victim's process, the first of several; absent where kills are only counted.
         #[serde(skip_serializing_if = "Option::is_none")]
         tgid: Option<u32>,
         /// Its command.
         #[serde(skip_serializing_if = "Option::is_none")]
         comm: Option<&'a str>,
-        /// How many processes: 1 where the kernel tells of each.
+        /// How many processes: more than 1 for a container or pod that was killed as a whole, and where kills are only counted.
         kills: u64,
     },
     /// A pod has run into its memory limits.
@@ -267,6 +267,10 @@ impl Reporter {
             } => {
                 let pod = pod.map_or(String::new(), |pod| format!(" of pod {pod}"));
                 let victim = match (tgid, comm) {
+                    (Some(tgid), Some(comm)) if *kills > 1 => {
+                        let others = kills - 1;
+                        format!("process {tgid} ({comm}) and {others} more of its group,")
+                    }
                     (Some(tgid), Some(comm)) => format!("process {tgid} ({comm})"),
                     _ if *kills == 1 => "a process".to_owned(),
                     _ => format!("{kills} processes"),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use plimsoll_core::engine::Engine;
+use plimsoll_core::options::OomOrder;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::agent::{Agent, Sources, StopSignals};
@@ -24,6 +25,8 @@ use crate::journal::Journal;
 use crate::ladder::Without;
 use crate::limits::{Limits, Origins};
 use crate::observer::{NodeObserver, Wanted};
+use crate::oom_group::OomGroups;
+use crate::oom_order::OomOrdering;
 use crate::oom_scores::OomScores;
 use crate::output::Output;
 use crate::pod_cgroup;
@@ -204,6 +207,7 @@ impl Started<'_> {
         }
 
         lost.extend(unmeasured.map(|error| format!("disk traffic of pods: {error}")));
+        let options = config.engine.options;
         let engine = Engine::new(config.engine);
         let journal = args
             .journal
@@ -218,6 +222,22 @@ impl Started<'_> {
             .is_some_and(|bpf| bpf.is_attached("cgroup_attach_task"));
         let capacity_bytes =
             NonZeroU64::new(MeminfoFile::open(host)?.read()?.total).unwrap_or(NonZeroU64::MIN);
+        let oom_order = match options.oom_order {
+            OomOrder::Kubelet => None,
+            OomOrder::Dynamic => Some(OomOrdering::open(host, &mounts)?),
+        };
+        let single_process = config.cgroups.single_process_oom_kill.unwrap_or(false);
+        let pods_ledger = options
+            .pod_oom_group
+            .then(|| Ledger::open(host, args.state_dir.join(AGENT_LEDGER)))
+            .transpose()?;
+        let oom_groups = OomGroups::new(&mounts, single_process, pods_ledger);
+        if oom_groups.is_none() && options.pod_oom_group {
+            let text = "podOOMGroup has no effect: memory is on cgroup v1 here, which has no memory.oom.group";
+            reporter.say(&Line::Warning {
+                text: text.to_owned(),
+            });
+        }
         let scores = OomScores::new(host.clone(), &mounts, capacity_bytes, attach_told);
         let outcome = runtime.block_on(async {
             let mut sources = Sources::open(
@@ -238,7 +258,8 @@ impl Started<'_> {
                     .map(ToString::to_string),
             );
             let mut agent = Agent::new(engine, pods, sampler, limits, bpf, journal, reporter)
-                .with_oom_scores(scores);
+                .with_oom_scores(scores, oom_order)
+                .with_oom_groups(oom_groups);
             agent.started(&report.choices, &lost);
             agent.run(sources, stop).await
         });

@@ -1,7 +1,7 @@
 //! The kernel's OOM killer: whose limit, which victim.
 //!
-//! First choice is `oom_kill_process`, which knows both the cgroup whose limit was hit and the chosen victim. Where fentry
-//! is refused, the tracepoint `mark_victim` still tells the victim.
+//! `oom_kill_process` knows both the cgroup whose limit was hit and the chosen victim. The tracepoint `mark_victim` names each
+//! victim: the chosen one, and those that go with it where a cgroup is killed as a whole. Where fentry is refused it is all there is.
 
 use aya_ebpf::{
     macros::{btf_tracepoint, fentry},

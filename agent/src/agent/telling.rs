@@ -78,18 +78,38 @@ impl Agent {
         }
     }
 
-    pub(super) fn tell_oom_kills(&mut self) {
-        for index in 0..self.oom_kills.kills.len() {
-            let kill = &self.oom_kills.kills[index];
-            let uid = self.pods.by_cgroup_id(kill.cgroup_id);
-            let pod = uid.map(|uid| self.pods.name(uid));
+    /// Tells the kernel's OOM kills whose last victim has been named, a kill at a time.
+    pub(super) fn tell_oom_kills(&mut self, now_ns: u64) {
+        let Some(tell_at_ns) = self.oom_kills.tell_at_ns() else {
+            return;
+        };
+        for kill in &mut self.oom_kills.kills {
+            kill.look_up(&self.pods);
+        }
+        if now_ns < tell_at_ns {
+            return;
+        }
+        let mut index = 0;
+        while let Some(kill) = self.oom_kills.kills.get(index) {
+            let pod = kill.pod();
+            let mut kills = kill.victims();
+            index += 1;
+            // Where the choice is not told, victims of one pod at one time are one kill.
+            while let Some(next) = self.oom_kills.kills.get(index)
+                && !(kill.is_choice || next.is_choice)
+                && pod.is_some()
+                && pod == next.pod()
+            {
+                kills += next.victims();
+                index += 1;
+            }
             let comm = String::from_utf8_lossy(&kill.comm);
             self.reporter.say(&Line::KernelOomKill {
                 at_ns: kill.at_ns,
-                pod: pod.as_deref(),
+                pod,
                 tgid: Some(kill.tgid),
                 comm: Some(comm.trim_end_matches('\0')),
-                kills: 1,
+                kills,
             });
         }
         // Keeps its room: the next records find it.

@@ -246,9 +246,8 @@ pub(super) const HOOKS: &[Hook] = &[
             "oom_control.chosen_points",
         ],
     ]),
-    hook(Oom, "mark_victim", TpBtf, "mark_victim")
-        .needs(&[CSS_ID, VICTIM])
-        .unless("oom_kill_process"),
+    // Beside the former: of a cgroup that is killed as a whole that one names the first victim, this one each.
+    hook(Oom, "mark_victim", TpBtf, "mark_victim").needs(&[CSS_ID, VICTIM]),
     hook(Reclaim, "kswapd_wake", TpBtf, "mm_vmscan_kswapd_wake"),
     hook(
         Reclaim,

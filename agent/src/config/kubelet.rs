@@ -98,7 +98,7 @@ pub static FIELDS: &[Field] = &[
     field("cgroupDriver", Later, OneOf(&["cgroupfs", "systemd"]), "who makes cgroups, and their names; here always cgroupfs")
         .or("cgroupfs"),
     field("cpuManagerPolicy", Later, OneOf(&["none", "static"]), "whether Guaranteed pods get CPUs of their own").or("none"),
-    field("singleProcessOOMKill", Later, Bool, "false: an OOM kill takes the whole container (memory.oom.group, cgroup v2)")
+    field("singleProcessOOMKill", Used, Bool, "false: an OOM kill takes the whole container (memory.oom.group, cgroup v2)")
         .pointer(),
     field("cpuManagerPolicyOptions", Later, LABELS, "options of the static CPU policy"),
     field("cpuManagerReconcilePeriod", Later, Duration, "between two checks of the containers' CPUs").or("10s"),

@@ -515,6 +515,32 @@ impl Ledger {
         Ok(restoration)
     }
 
+    /// Takes out the lines of files that are gone with their cgroups, so that a ledger does not grow with the pods of a node's life.
+    /// Returns how many.
+    ///
+    /// # Errors
+    /// [`KnobError::Ledger`] when the ledger cannot be read or rewritten; then it is as it was.
+    pub fn forget_vanished(&mut self) -> Result<usize, KnobError> {
+        let _lock = self.lock()?;
+        let path = self.path.clone();
+        let wrap = |source| KnobError::Ledger {
+            path: path.clone(),
+            source,
+        };
+        let (mut lines, _) = read_lines(&mut self.file).map_err(wrap)?;
+        let before = lines.len();
+        lines.retain(|line| match &line.change {
+            // Only a file that the kernel itself says is not there: an unreadable one may be back.
+            Change::Write { path, .. } => path.try_exists().unwrap_or(true),
+            _ => true,
+        });
+        let forgotten = before - lines.len();
+        if forgotten > 0 {
+            self.replace(&lines).map_err(wrap)?;
+        }
+        Ok(forgotten)
+    }
+
     /// Makes a new file with these lines and renames it, so that dying in between leaves the old ledger: undoing twice does no harm.
     fn replace(&mut self, lines: &[Line]) -> std::io::Result<()> {
         if lines.is_empty() {

@@ -214,8 +214,14 @@ fn a_child_forked_before_its_parent_was_served_is_found() {
     fake.procs("main", &[100_001]);
     fake.attach("main", 100_001);
     fake.procs("main", &[100_001, 100_002]);
-    fake.look(2, 100);
+    // Its fork was in flight: it is listed only now.
+    let again_ns = fake.scores.serve_at_ns().unwrap();
+    assert_eq!(again_ns, 1 + AGAIN_NS[0]);
+    fake.scores.serve(again_ns, true, &mut |_| {});
     assert_eq!([100_001, 100_002].map(|pid| fake.adj(pid)), [-997; 2]);
+    let again_ns = fake.scores.serve_at_ns().unwrap();
+    fake.scores.serve(again_ns, true, &mut |_| {});
+    assert_eq!(fake.scores.serve_at_ns(), None, "for ever");
 }
 
 #[test]
@@ -265,12 +271,16 @@ fn records_of_other_hierarchies_and_of_other_cgroups_are_nothing_to_us() {
     fake.procs("main", &[100_001]);
     let id = fake.id("main");
     fake.scores.attached(id, 7, 100_001);
-    assert!(!fake.scores.has_newcomers());
+    assert_eq!(fake.scores.serve_at_ns(), None);
     fake.scores.attached(id + 1_000_000, 4, 100_001);
     fake.scores.serve(1, false, &mut |_| {});
-    assert!(fake.scores.has_newcomers(), "its pod may be found yet");
+    assert_eq!(
+        fake.scores.serve_at_ns(),
+        Some(0),
+        "its pod may be found yet"
+    );
     fake.scores.serve(1, true, &mut |_| {});
-    assert!(!fake.scores.has_newcomers());
+    assert_eq!(fake.scores.serve_at_ns(), None);
     assert_eq!(fake.adj(100_001), 0);
 }
 

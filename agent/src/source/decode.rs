@@ -194,7 +194,7 @@ pub enum OomLimit {
     Node,
     /// This cgroup's limit; it may be an ancestor of the victim's cgroup.
     Cgroup(u64),
-    /// The hook that saw the victim (`mark_victim`) does not tell.
+    /// The hook that names each victim (`mark_victim`) does not tell. The choice before it does, where that hook is attached.
     Unknown,
 }
 

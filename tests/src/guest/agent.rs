@@ -31,6 +31,13 @@ pub enum Event {
     Decision(Decision),
     /// A victim's memory is back, or the time for it is over.
     EvictionFinished(EvictionFinished),
+    /// The kernel's OOM killer has struck.
+    KernelOomKill {
+        /// `namespace/name`, if it was a pod.
+        pod: Option<String>,
+        /// How many processes went together.
+        kills: u64,
+    },
     /// Something is not as it should be; the agent goes on.
     Warning {
         /// What, and what to do.

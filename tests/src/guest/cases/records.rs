@@ -336,12 +336,13 @@ fn oom_names_limit_owner_and_victim() -> Outcome {
             kills.push((record.cgroup_id, limit, tgid, comm.to_vec()));
         }
     });
-    let expected = vec![(
-        id(&victim)?,
-        OomLimit::Cgroup(id(&scratch.0)?),
-        pid,
-        b"hog".to_vec(),
-    )];
+    // The choice, with the limit, and then each victim: here that one.
+    let limits = [OomLimit::Cgroup(id(&scratch.0)?), OomLimit::Unknown];
+    let victim_id = id(&victim)?;
+    let expected: Vec<_> = limits
+        .into_iter()
+        .map(|limit| (victim_id, limit, pid, b"hog".to_vec()))
+        .collect();
     ensure!(kills == expected, "kills {kills:?}, expected {expected:?}");
     Ok(Done::Passed)
 }

@@ -125,7 +125,7 @@ impl Narrator {
                 ));
             }
             Event::Warning { text } => self.say(&format!("!!! {text}")),
-            Event::Started(_) | Event::Stopped(_) | Event::Other => {}
+            Event::Started(_) | Event::Stopped(_) | Event::KernelOomKill { .. } | Event::Other => {}
         }
     }
 }

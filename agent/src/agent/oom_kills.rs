@@ -1,0 +1,261 @@
+//! Kills by the kernel's OOM killer, kept until they are told.
+//!
+//! **Problem.** A cgroup with `memory.oom.group` is killed as a whole. The kernel makes one choice (`oom_kill_process`) and then marks
+//! each victim, the chosen one first (`mark_oom_victim`, once per process): a record each, over some milliseconds. A person wants one
+//! line. **Approach.** A victim that is named soon after a choice, in the same pod, is the choice's: the kernel makes one at a time, under
+//! `oom_lock`. (A dying task that needs memory is marked, too, without having been chosen: `out_of_memory` lets it go first.) A kill is
+//! told when no further victim has been named for a while. Where only victims are named, those of one pod at one time are one kill.
+
+use super::Record;
+use crate::pods::Pods;
+
+/// Kills kept at most.
+const KILLS_MAX: usize = 64;
+/// A kill is told when no further victim of it has been named for so long.
+const SETTLED_NS: u64 = 50_000_000;
+/// Cgroups that the victims of one kill are counted in; those of further ones are taken for its own.
+const CGROUPS_MAX: usize = 16;
+/// But not later than this after the first.
+const TOLD_NS: u64 = 1_000_000_000;
+
+/// Those that are not told yet.
+#[derive(Debug)]
+pub(super) struct OomKills {
+    pub(super) kills: Vec<OomKill>,
+    /// A storm is told in part.
+    pub(super) untold: u64,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(super) struct OomKill {
+    pub(super) at_ns: u64,
+    pub(super) cgroup_id: u64,
+    /// The pod, looked up while its cgroup is known. `None`: not yet.
+    pod: Option<Option<String>>,
+    pub(super) tgid: u32,
+    pub(super) comm: [u8; plimsoll_abi::COMM_BYTES],
+    /// The record says whose limit was hit: it is the kernel's choice, and its victims are named by records of their own.
+    pub(super) is_choice: bool,
+    /// Victims named so far, by cgroup.
+    cgroups: [Option<Victims>; CGROUPS_MAX],
+    /// Those in further cgroups.
+    elsewhere: u64,
+    /// When the newest was.
+    newest_ns: u64,
+}
+
+/// Victims in one cgroup.
+#[derive(Debug, Clone, Copy)]
+struct Victims {
+    cgroup_id: u64,
+    count: u64,
+    /// Whether it is the pod's. `None`: not looked up yet.
+    is_of_pod: Option<bool>,
+}
+
+impl OomKill {
+    /// Counts a victim. Allocates nothing.
+    fn count(&mut self, cgroup_id: u64) {
+        for slot in &mut self.cgroups {
+            let victims = slot.get_or_insert(Victims {
+                cgroup_id,
+                count: 0,
+                is_of_pod: None,
+            });
+            if victims.cgroup_id == cgroup_id {
+                victims.count += 1;
+                return;
+            }
+        }
+        self.elsewhere += 1;
+    }
+
+    /// Looks up whose the cgroups are: soon, for they may be gone when the kill is told.
+    pub(super) fn look_up(&mut self, pods: &Pods) {
+        let name = |cgroup_id| pods.by_cgroup_id(cgroup_id).map(|uid| pods.name(uid));
+        let pod = self.pod.get_or_insert_with(|| name(self.cgroup_id));
+        for victims in self.cgroups.iter_mut().flatten() {
+            victims.is_of_pod.get_or_insert_with(|| {
+                victims.cgroup_id == self.cgroup_id
+                    || pod.is_some() && name(victims.cgroup_id) == *pod
+            });
+        }
+    }
+
+    /// The pod's name, once it was looked up.
+    pub(super) fn pod(&self) -> Option<&str> {
+        self.pod.as_ref()?.as_deref()
+    }
+
+    /// How many processes went. 1 where nobody names the victims of a choice.
+    pub(super) fn victims(&self) -> u64 {
+        let of_pod = |victims: &&Victims| victims.is_of_pod != Some(false);
+        let named: u64 = self
+            .cgroups
+            .iter()
+            .flatten()
+            .filter(of_pod)
+            .map(|victims| victims.count)
+            .sum();
+        (named + self.elsewhere).max(1)
+    }
+}
+
+impl Default for OomKills {
+    fn default() -> Self {
+        Self {
+            kills: Vec::with_capacity(KILLS_MAX),
+            untold: 0,
+        }
+    }
+}
+
+impl OomKills {
+    /// Takes in a record: a choice, or a victim. Allocates nothing.
+    pub(super) fn named(&mut self, record: &Record<'_>, is_choice: bool, tgid: u32, comm: &[u8]) {
+        let mut name = [0; plimsoll_abi::COMM_BYTES];
+        let length = comm.len().min(name.len());
+        name[..length].copy_from_slice(&comm[..length]);
+        self.push(OomKill {
+            at_ns: record.ts_ns,
+            cgroup_id: record.cgroup_id,
+            pod: None,
+            tgid,
+            comm: name,
+            is_choice,
+            cgroups: [None; CGROUPS_MAX],
+            elsewhere: 0,
+            newest_ns: record.ts_ns,
+        });
+    }
+
+    fn push(&mut self, mut kill: OomKill) {
+        if let Some(choice) = self.kills.last_mut()
+            && choice.is_choice
+            && !kill.is_choice
+            && kill.at_ns.saturating_sub(choice.newest_ns) < SETTLED_NS
+        {
+            choice.count(kill.cgroup_id);
+            choice.newest_ns = kill.at_ns;
+        } else if self.kills.len() == KILLS_MAX {
+            self.untold += 1;
+        } else {
+            if !kill.is_choice {
+                // A choice is among the victims that are named after it.
+                kill.count(kill.cgroup_id);
+            }
+            self.kills.push(kill);
+        }
+    }
+
+    /// When they are to be told: at once (0) when there is no room for more, never (`None`) when there are none.
+    pub(super) fn tell_at_ns(&self) -> Option<u64> {
+        let (first, last) = (self.kills.first()?, self.kills.last()?);
+        if self.kills.len() == KILLS_MAX {
+            return Some(0);
+        }
+        let settled_ns = last.newest_ns.saturating_add(SETTLED_NS);
+        Some(settled_ns.min(first.at_ns.saturating_add(TOLD_NS)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kill(at_ms: u64, tgid: u32, is_choice: bool) -> OomKill {
+        OomKill {
+            at_ns: at_ms * 1_000_000,
+            cgroup_id: 7,
+            pod: None,
+            tgid,
+            comm: [0; plimsoll_abi::COMM_BYTES],
+            is_choice,
+            cgroups: [None; CGROUPS_MAX],
+            elsewhere: 0,
+            newest_ns: at_ms * 1_000_000,
+        }
+    }
+
+    fn told(records: &[(u64, u32, bool)]) -> (Vec<(u32, u64)>, OomKills) {
+        let mut kills = OomKills {
+            kills: Vec::new(),
+            untold: 0,
+        };
+        for &(at_ms, tgid, is_choice) in records {
+            kills.push(kill(at_ms, tgid, is_choice));
+        }
+        let of = |kill: &OomKill| (kill.tgid, kill.victims());
+        (kills.kills.iter().map(of).collect(), kills)
+    }
+
+    #[test]
+    fn a_cgroup_that_is_killed_as_a_whole_is_one_kill() {
+        let (found, kills) = told(&[
+            (1000, 5, true),
+            (1001, 5, false),
+            (1040, 6, false),
+            (1080, 7, false),
+            (1081, 9, true),
+            (1082, 9, false),
+        ]);
+        assert_eq!(found, [(5, 3), (9, 1)]);
+        assert_eq!(kills.tell_at_ns(), Some(1_132_000_000));
+    }
+
+    #[test]
+    fn a_dying_task_of_somebody_else_is_no_victim() {
+        let (_, mut kills) = told(&[(1000, 5, true), (1001, 5, false)]);
+        kills.push(OomKill {
+            cgroup_id: 8,
+            ..kill(1002, 6, false)
+        });
+        assert_eq!(kills.kills[0].victims(), 2);
+        let host = crate::host::HostRoot::new("/nonexistent");
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("proc/self")).unwrap();
+        let mounts = "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n";
+        std::fs::write(dir.path().join("proc/self/mounts"), mounts).unwrap();
+        let mounts = crate::host::HostRoot::new(dir.path())
+            .cgroup_mounts()
+            .unwrap();
+        kills.kills[0].look_up(&Pods::new(host, mounts, Default::default()));
+        assert_eq!((kills.kills[0].victims(), kills.kills[0].pod()), (1, None));
+    }
+
+    #[test]
+    fn victims_in_many_cgroups_are_all_counted() {
+        let (_, mut kills) = told(&[(1000, 5, true)]);
+        for cgroup_id in 0..20 {
+            kills.push(OomKill {
+                cgroup_id,
+                ..kill(1001, 5, false)
+            });
+        }
+        assert_eq!(kills.kills[0].victims(), 20);
+    }
+
+    #[test]
+    fn victims_named_by_themselves_are_kills_of_their_own() {
+        let (found, _) = told(&[(1000, 5, false), (1001, 6, false)]);
+        assert_eq!(found, [(5, 1), (6, 1)]);
+        // Long after a choice it is another's (a dying task that was let go first).
+        let (found, _) = told(&[(1000, 5, true), (1001, 5, false), (1060, 6, false)]);
+        assert_eq!(found, [(5, 1), (6, 1)]);
+    }
+
+    #[test]
+    fn a_storm_is_told_at_once_and_the_rest_counted() {
+        let records: Vec<_> = (0..70).map(|index| (1000, index, true)).collect();
+        let (found, kills) = told(&records);
+        assert_eq!((found.len(), kills.untold), (KILLS_MAX, 6));
+        assert_eq!(kills.tell_at_ns(), Some(0));
+        assert_eq!(told(&[]).1.tell_at_ns(), None);
+        // It never settles, and is told all the same.
+        let stream: Vec<_> = (0..90)
+            .map(|index| (1000 + 40 * index, 5, index == 0))
+            .collect();
+        assert_eq!(told(&stream).1.tell_at_ns(), Some(2_000_000_000));
+    }
+}
