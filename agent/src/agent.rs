@@ -22,9 +22,11 @@ use plimsoll_core::event::{Action, Cause, Event, EventKind, Sample};
 use plimsoll_core::units::PodUid;
 use rustix::time::ClockId;
 use tokio::io::Interest;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::bpf::Bpf;
+use crate::control::Snapshot;
 use crate::host::file::FileError;
 use crate::journal::Journal;
 use crate::limits::Limits;
@@ -244,6 +246,7 @@ impl Agent {
                     woken.housekeeping = true;
                 }
                 () = &mut housekeeping => woken.housekeeping = true,
+                Some(asked) = sources.snapshots.recv() => self.give_snapshot(asked),
             }
             let sampled = self.attend(&mut woken)?;
             if let (true, Some(usage)) = (sampled, &mut sources.usage) {
@@ -284,6 +287,19 @@ impl Agent {
         self.tell_oom_kills(u64::MAX);
         self.stop();
         Ok(())
+    }
+
+    /// A copy of what the engine knows, for whoever explains it on another thread.
+    fn give_snapshot(&self, asked: oneshot::Sender<Snapshot>) {
+        // Whoever asked may have lost patience: then nothing is copied.
+        if !asked.is_closed() {
+            let snapshot = Snapshot {
+                config: self.engine.config().clone(),
+                state: self.engine.state().clone(),
+                oom_plan: None,
+            };
+            asked.send(snapshot).ok();
+        }
     }
 
     /// Does what is urgent: whatever woke us, the kernel's records say more about why. Returns whether a sample was taken.

@@ -8,6 +8,7 @@ use crate::check::CheckArgs;
 use crate::config::command::ConfigArgs;
 use crate::events::EventsArgs;
 use crate::exec::ExecArgs;
+use crate::explain::ExplainArgs;
 use crate::rank::RankArgs;
 use crate::replay::ReplayArgs;
 use crate::run::RunArgs;
@@ -23,6 +24,7 @@ Examples:
   plimsoll run --manifests ./pods                   watch the node, evict when it runs short
   plimsoll exec -f ./pods/web.yaml -- nginx         start a container of a pod
   plimsoll rank -f ./pods --usage usage.yaml        who would be evicted first, and why; needs no agent
+  plimsoll explain eviction                         the same of a running agent, and what would make a pod safe
   plimsoll config check -f kubelet.yaml             whether a configuration would be accepted, and what is done with it
   plimsoll replay run.journal                       take the same decisions again
   plimsoll events --seconds 10                      what the kernel tells
@@ -42,6 +44,7 @@ enum Command {
     Events(EventsArgs),
     Rank(RankArgs),
     Config(ConfigArgs),
+    Explain(ExplainArgs),
     /// Feed a journal to a fresh engine and compare its decisions byte for byte
     #[command(
         after_help = "Exit status: 0 the same decisions; 1 they differ; 2 the journal cannot be replayed."
@@ -80,6 +83,13 @@ pub fn main() -> ExitCode {
         }
         Command::Config(args) => answer(crate::config::command::run(&args), EXIT_FAILURE),
         Command::Rank(args) => answer(crate::rank::run(&args).map_err(Into::into), EXIT_FAILURE),
+        Command::Explain(args) => match crate::explain::run(&args) {
+            Ok(status) => status,
+            Err(error) => {
+                let status = error.exit_code();
+                answer(Err(error.into()), status)
+            }
+        },
         Command::Replay(args) => answer(crate::replay::run(&args).map_err(Into::into), 2),
     }
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use plimsoll_core::explain::{
-    Candidate, ExplainedRanking, Hindrance, Measure, Place, RANKED_SIGNALS, Standing,
+    Candidate, ExplainedRanking, Measure, Place, RANKED_SIGNALS, Standing,
 };
 use plimsoll_core::pod::Pod;
 use plimsoll_core::policy::oom_score::oom_score_adj;
@@ -213,7 +213,7 @@ fn answer(
         .map(|(uid, pod)| Candidate {
             pod: format!("{}/{}", pod.namespace(), pod.metadata.name),
             qos_class: pod.qos_class(),
-            hindrance: pod.exemption().map(Hindrance::Exempt),
+            exempt: pod.exemption(),
             row: measure.row(pod, usages.pods.get(uid), layout),
         })
         .collect();
@@ -283,7 +283,13 @@ impl Answer<'_> {
             self.places
                 .iter()
                 .map(|row| (row.place, scores(&row.containers))),
-            measure.is_bytes(),
+            |own| {
+                if measure.is_bytes() {
+                    bytes(own)
+                } else {
+                    own.to_string()
+                }
+            },
             self.memory_capacity_bytes.is_some(),
         )
         .render(style);
@@ -308,9 +314,9 @@ fn scores(containers: &[ContainerScore<'_>]) -> String {
 }
 
 /// The ranking as a table. `last` is the text of the column `OOM_SCORE_ADJ`, if that is wanted.
-fn ranking_table<'a>(
+pub(crate) fn ranking_table<'a>(
     places: impl Iterator<Item = (&'a Place, String)>,
-    is_bytes: bool,
+    amount: impl Fn(i128) -> String,
     with_scores: bool,
 ) -> Table {
     let mut heading = vec![
@@ -327,13 +333,6 @@ fn ranking_table<'a>(
     if with_scores {
         heading.push("OOM_SCORE_ADJ");
     }
-    let amount = |own: i128| {
-        if is_bytes {
-            bytes(own)
-        } else {
-            own.to_string()
-        }
-    };
     let mut table = Table::new(&heading, &[0, 2, 4, 5, 6]);
     for (place, scores) in places {
         let unknown = || "?".to_owned();
@@ -350,10 +349,7 @@ fn ranking_table<'a>(
             place
                 .ahead_of_next_by
                 .map_or_else(String::new, |step| step.to_string()),
-            match place.hindrance {
-                Some(Hindrance::Exempt(why)) => why.to_string(),
-                None => String::new(),
-            },
+            place.exempt.map_or_else(String::new, |why| why.to_string()),
         ];
         if with_scores {
             cells.push(scores);
@@ -465,7 +461,7 @@ Next to be evicted: default/web
         assert_eq!(web["aheadOfNextBy"], "priority");
         assert_eq!(web["containers"][0]["oomScoreAdj"], 903);
         assert_eq!(dns["standing"], "skipped");
-        assert_eq!(dns["hindrance"]["why"], "systemPriority");
+        assert_eq!(dns["exempt"], "systemPriority");
     }
 
     #[test]

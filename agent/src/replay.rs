@@ -98,8 +98,20 @@ pub struct Replayed {
 /// [`ReplayError`]; a torn last line is none.
 pub fn replay(
     path: &Path,
-    mut show: impl FnMut(&Event, &[Decision]) -> std::io::Result<()>,
+    show: impl FnMut(&Event, &[Decision]) -> std::io::Result<()>,
 ) -> Result<Replayed, ReplayError> {
+    replay_until(path, u64::MAX, show).map(|(replayed, _)| replayed)
+}
+
+/// As [`replay`], up to the last event at `until_ns` or before; and the engine as it is then.
+///
+/// # Errors
+/// [`ReplayError`]; a torn last line is none.
+pub fn replay_until(
+    path: &Path,
+    until_ns: u64,
+    mut show: impl FnMut(&Event, &[Decision]) -> std::io::Result<()>,
+) -> Result<(Replayed, Engine), ReplayError> {
     let io = |source| ReplayError::Io {
         path: path.to_owned(),
         source,
@@ -148,6 +160,9 @@ pub fn replay(
             )
         };
         let event = step.event.as_ref().ok_or_else(missing)?;
+        if event.at_ns > until_ns {
+            break;
+        }
         let recorded = step.decisions.ok_or_else(missing)?.get();
         decisions.clear();
         engine.step(event, &mut decisions);
@@ -160,7 +175,7 @@ pub fn replay(
             break;
         }
     }
-    Ok(replayed)
+    Ok((replayed, engine))
 }
 
 /// Runs `plimsoll replay`: exit status 0 when all decisions are the same, 1 when one differs.

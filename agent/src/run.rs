@@ -14,6 +14,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::agent::{Agent, Sources, StopSignals};
 use crate::check::{Report, load_bpf};
 use crate::config::{Config, ConfigFile, Effective, EvictionFlags};
+use crate::control::{self, server::Bounds};
 use crate::facts::{Facts, hooks_of};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Hierarchy, Version};
@@ -63,6 +64,12 @@ pub struct RunArgs {
     /// Where the lock and the record of changed kernel settings are kept
     #[arg(long, value_name = "DIR", default_value = "/run/plimsoll")]
     pub state_dir: PathBuf,
+    /// The socket at which `plimsoll explain` asks [default: control.sock in the state directory]
+    #[arg(long, value_name = "PATH")]
+    pub control_socket: Option<PathBuf>,
+    /// Group (name or number) that may ask too; else only root
+    #[arg(long, value_name = "GROUP")]
+    pub control_group: Option<String>,
     /// Write every event and decision there, for `plimsoll replay`
     #[arg(long, value_name = "FILE")]
     pub journal: Option<PathBuf>,
@@ -251,6 +258,12 @@ impl Started<'_> {
             )?;
             sources.watch_pods(&limits)?;
             sources.watch_stalls(host, &stalls, &mut reporter)?;
+            let (snapshot_source, snapshots) = control::snapshots();
+            sources.give_snapshots_to(snapshots);
+            let socket = control::socket_path(&args.state_dir, args.control_socket.as_deref());
+            let group = args.control_group.as_deref();
+            let _control =
+                control::server::Server::start(&socket, group, snapshot_source, Bounds::default())?;
             // Last, so that what was opened and allocated above is locked in memory too.
             lost.extend(
                 protect(host, &mounts, &cgroup_root, ledger)

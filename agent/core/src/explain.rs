@@ -3,8 +3,18 @@
 //! Problem: "why this pod?" must be answered by the same code that chose it, or the answer is a guess. Approach: everything here is a pure
 //! view on what the policies compute; nothing decides. The types serialise, so that tables for people and JSON for programs say the same.
 
+mod eviction;
 mod measure;
+mod oom;
+mod pod;
 mod ranking;
 
+pub use eviction::{
+    Difference, EvictionExplanation, ExplainError, ExplainedCondition, ExplainedSignal,
+    ExplainedThreshold, KubeletAnswer, LeavingPod, NotRanked, NotRankedReason, OverLocalStorage,
+    SignalChoice,
+};
 pub use measure::{Measure, PodUsage, RANKED_SIGNALS};
-pub use ranking::{Candidate, ExplainedRanking, Hindrance, Place, Standing};
+pub use oom::{OomContainer, OomError, OomExplanation, PlannedScore};
+pub use pod::{ExplainedPod, Neighbour, NoSuchPod, WayOut};
+pub use ranking::{Candidate, ExplainedRanking, Place, Standing};

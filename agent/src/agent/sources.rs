@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::bpf::Bpf;
 use crate::check::Report;
+use crate::control::{self, SnapshotRequests};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::syscall::watch;
@@ -93,6 +94,8 @@ pub struct Sources {
     pub(super) cgroups: Option<Watched<CgroupWatch>>,
     pub(super) manifests: mpsc::Receiver<ManifestChange>,
     _manifest_watch: ManifestWatch,
+    /// Questions for a snapshot.
+    pub(super) snapshots: SnapshotRequests,
     pub(super) housekeeping: Duration,
 }
 
@@ -242,6 +245,8 @@ impl Sources {
             cgroups,
             manifests,
             _manifest_watch: manifest_watch,
+            // Nobody asks.
+            snapshots: control::snapshots().1,
             housekeeping: if told {
                 HOUSEKEEPING_TOLD
             } else {
@@ -273,6 +278,11 @@ impl Sources {
             self.stalls = Some(Watched { fd, source });
         }
         Ok(())
+    }
+
+    /// Answers these questions for snapshots too.
+    pub fn give_snapshots_to(&mut self, requests: SnapshotRequests) {
+        self.snapshots = requests;
     }
 
     /// Waits for the memory events of pods too, if any are watched.

@@ -14,18 +14,10 @@ pub struct Candidate {
     pub pod: String,
     /// Its class. It takes no part in the ranking; people expect it to.
     pub qos_class: QosClass,
-    /// Why it cannot be chosen, if so.
-    pub hindrance: Option<Hindrance>,
+    /// Why evictions skip it, if they do.
+    pub exempt: Option<Exemption>,
     /// What it is ranked by.
     pub row: RankRow,
-}
-
-/// Why a pod that is ranked cannot be chosen.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", tag = "kind", content = "why")]
-pub enum Hindrance {
-    /// Evictions skip it.
-    Exempt(Exemption),
 }
 
 /// Where a pod stands.
@@ -36,7 +28,7 @@ pub enum Standing {
     Next,
     /// Others go before it.
     Waits,
-    /// It cannot be chosen; see [`Place::hindrance`].
+    /// Evictions skip it; see [`Place::exempt`].
     Skipped,
 }
 
@@ -44,7 +36,7 @@ pub enum Standing {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Place {
-    /// Its rank, from 1; pods that cannot be chosen are counted too, as the kubelet does it.
+    /// Its rank, from 1; exempt pods are counted too, as the kubelet does it.
     pub rank: usize,
     /// `namespace/name`.
     pub pod: String,
@@ -52,8 +44,8 @@ pub struct Place {
     pub uid: PodUid,
     /// Whether it is the next to go.
     pub standing: Standing,
-    /// Why it cannot be chosen, if so.
-    pub hindrance: Option<Hindrance>,
+    /// Why evictions skip it, if they do.
+    pub exempt: Option<Exemption>,
     /// Its priority.
     pub priority: i32,
     /// Its class.
@@ -86,7 +78,7 @@ impl ExplainedRanking {
         candidates.sort_unstable_by(|a, b| ranking.compare(&a.row, &b.row));
         let next = candidates
             .iter()
-            .position(|candidate| candidate.hindrance.is_none());
+            .position(|candidate| candidate.exempt.is_none());
         let ahead_by: Vec<Comparator> = candidates
             .windows(2)
             .map(|pair| ranking.deciding_comparator(&pair[0].row, &pair[1].row))
@@ -95,7 +87,7 @@ impl ExplainedRanking {
             .into_iter()
             .enumerate()
             .map(|(index, candidate)| {
-                let standing = match (candidate.hindrance, next) {
+                let standing = match (candidate.exempt, next) {
                     (Some(_), _) => Standing::Skipped,
                     (None, Some(first)) if first == index => Standing::Next,
                     (None, _) => Standing::Waits,
@@ -127,14 +119,14 @@ impl Place {
         let Candidate {
             pod,
             qos_class,
-            hindrance,
+            exempt,
             row,
         } = candidate;
         Self {
             rank: index + 1,
             pod,
             standing,
-            hindrance,
+            exempt,
             priority: row.priority,
             qos_class,
             usage: row.stats_known.then_some(row.usage),
@@ -162,7 +154,7 @@ mod tests {
         Candidate {
             pod: format!("default/{name}"),
             qos_class: pod.qos_class(),
-            hindrance: exempt.then_some(Hindrance::Exempt(Exemption::Static)),
+            exempt: exempt.then_some(Exemption::Static),
             row,
         }
     }
@@ -224,10 +216,7 @@ mod tests {
     fn json_is_read_back() {
         let ranking = ExplainedRanking::new(Ranking::Disk, vec![candidate("a", Some(1), 0, true)]);
         let json = serde_json::to_value(&ranking).unwrap();
-        assert_eq!(
-            json["places"][0]["hindrance"],
-            serde_json::json!({"kind": "exempt", "why": "static"})
-        );
+        assert_eq!(json["places"][0]["exempt"], "static");
         assert_eq!(
             serde_json::from_value::<ExplainedRanking>(json).unwrap(),
             ranking

@@ -192,32 +192,11 @@ fn choose(
 ) {
     let resource = met.resource();
     let ranking = resource.ranking();
+    victims(config, state, met, scratch);
     let Scratch { rows, chosen } = scratch;
-    candidates::rows(config, state, resource, rows);
-    on_node::narrow(state, met.threshold.signal, rows);
-    ranking.rank(rows);
-    let exempt = |row: &RankRow| state.pods.get(&row.uid).is_none_or(|pod| pod.exempt);
-    chosen.clear();
-    chosen.extend((0..rows.len()).filter(|&at| !exempt(&rows[at])));
     if chosen.is_empty() {
         no_victim(state, met, rows, decisions);
         return;
-    }
-    let need = met.threshold.shortfall(met.observation, true);
-    match (config.options.victims, need) {
-        (Victims::Targeted, Some(need)) if met.threshold.operator == Operator::LessThan => {
-            target::select(
-                chosen,
-                need,
-                |at| rows[at].usage,
-                |own, at| {
-                    let last = &rows[own[at]];
-                    let same = |next: &&usize| ranking.same_class(last, &rows[**next]);
-                    at + 1 + own[at + 1..].iter().take_while(same).count()
-                },
-            );
-        }
-        _ => chosen.truncate(1),
     }
     state.no_victim = None;
     for &at in chosen.iter() {
@@ -250,6 +229,44 @@ fn choose(
             Reason::Threshold(reason),
             decisions,
         );
+    }
+}
+
+/// Fills `rows` with those that may have to go for `signal`, unsorted.
+pub(crate) fn candidates(
+    config: &EngineConfig,
+    state: &NodeState,
+    signal: Signal,
+    rows: &mut Vec<RankRow>,
+) {
+    candidates::rows(config, state, signal.row().resource, rows);
+    on_node::narrow(state, signal, rows);
+}
+
+/// Ranks the candidates and says who of them has to go, as places in `scratch.rows`. Changes nothing else.
+pub(crate) fn victims(config: &EngineConfig, state: &NodeState, met: &Met, scratch: &mut Scratch) {
+    let ranking = met.resource().ranking();
+    let Scratch { rows, chosen } = scratch;
+    candidates(config, state, met.threshold.signal, rows);
+    ranking.rank(rows);
+    let exempt = |row: &RankRow| state.pods.get(&row.uid).is_none_or(|pod| pod.exempt);
+    chosen.clear();
+    chosen.extend((0..rows.len()).filter(|&at| !exempt(&rows[at])));
+    let need = met.threshold.shortfall(met.observation, true);
+    match (config.options.victims, need) {
+        (Victims::Targeted, Some(need)) if met.threshold.operator == Operator::LessThan => {
+            target::select(
+                chosen,
+                need,
+                |at| rows[at].usage,
+                |own, at| {
+                    let last = &rows[own[at]];
+                    let same = |next: &&usize| ranking.same_class(last, &rows[**next]);
+                    at + 1 + own[at + 1..].iter().take_while(same).count()
+                },
+            );
+        }
+        _ => chosen.truncate(1),
     }
 }
 

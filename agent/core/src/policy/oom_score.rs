@@ -7,6 +7,8 @@
 
 use std::num::NonZeroU64;
 
+use serde::{Deserialize, Serialize};
+
 use crate::pod::{Container, Pod};
 use crate::qos::QosClass;
 use crate::resources::{self, MEMORY};
@@ -20,15 +22,55 @@ pub const BEST_EFFORT_ADJ: i32 = 1000;
 /// The lowest value of a Burstable container, so that one requesting everything still goes before Guaranteed ones.
 const BURSTABLE_ADJ_MIN: i32 = 1000 + GUARANTEED_ADJ;
 
+/// Why a container has its value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(
+    rename_all = "camelCase",
+    tag = "rule",
+    rename_all_fields = "camelCase"
+)]
+pub enum ScoreRule {
+    /// The pod is critical and of the class `system-node-critical`.
+    NodeCritical,
+    /// The pod is Guaranteed.
+    Guaranteed,
+    /// The pod is BestEffort.
+    BestEffort,
+    /// The pod is Burstable: 1000 less the thousandths of the node's memory that the container requests.
+    Burstable {
+        /// What counts as the container's request, its share of a request of the whole pod included.
+        request_bytes: i64,
+        /// The container is a sidecar, and this is what the regular container that requests least has: it counts, being more.
+        as_least_container: bool,
+        /// The value without the bounds that keep it between the other classes.
+        unbounded: i64,
+    },
+}
+
+/// A value and its reason.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Score {
+    /// What is written to `oom_score_adj`.
+    pub adj: i32,
+    /// Why.
+    pub rule: ScoreRule,
+}
+
 /// The value for one container of `pod`, which has API defaults applied ([`Pod::set_defaults`]), on a node with
 /// `memory_capacity_bytes` of memory.
 pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_bytes: NonZeroU64) -> i32 {
+    score(pod, container, memory_capacity_bytes).adj
+}
+
+/// As [`oom_score_adj`], with the reason.
+pub fn score(pod: &Pod, container: &Container, memory_capacity_bytes: NonZeroU64) -> Score {
+    let fixed = |adj, rule| Score { adj, rule };
     if pod.is_node_critical() {
-        return GUARANTEED_ADJ;
+        return fixed(GUARANTEED_ADJ, ScoreRule::NodeCritical);
     }
     match pod.qos_class() {
-        QosClass::Guaranteed => return GUARANTEED_ADJ,
-        QosClass::BestEffort => return BEST_EFFORT_ADJ,
+        QosClass::Guaranteed => return fixed(GUARANTEED_ADJ, ScoreRule::Guaranteed),
+        QosClass::BestEffort => return fixed(BEST_EFFORT_ADJ, ScoreRule::BestEffort),
         QosClass::Burstable => {}
     }
     let share = unclaimed_share_bytes(pod);
@@ -36,7 +78,9 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_bytes: No
         let request = i128::from(request) + i128::from(share);
         1000 - 1000 * request / i128::from(memory_capacity_bytes.get())
     };
-    let mut adj = from_request(memory_request_bytes(container));
+    let mut request_bytes = memory_request_bytes(container);
+    let mut unbounded = from_request(request_bytes);
+    let mut as_least_container = false;
     if is_sidecar_of(pod, container) {
         // A sidecar goes no earlier than the regular container that requests least.
         let least = pod
@@ -46,16 +90,26 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_bytes: No
             .map(memory_request_bytes)
             .min()
             .unwrap_or(0);
-        adj = adj.min(from_request(least));
+        if from_request(least) < unbounded {
+            unbounded = from_request(least);
+            request_bytes = least;
+            as_least_container = true;
+        }
     }
     // One below BestEffort: a Burstable pod is the better protected one. Values above it need a negative request.
-    match i32::try_from(adj)
+    let adj = match i32::try_from(unbounded)
         .unwrap_or(BURSTABLE_ADJ_MIN)
         .max(BURSTABLE_ADJ_MIN)
     {
         BEST_EFFORT_ADJ => BEST_EFFORT_ADJ - 1,
         adj => adj,
-    }
+    };
+    let rule = ScoreRule::Burstable {
+        request_bytes: request_bytes.saturating_add(share),
+        as_least_container,
+        unbounded: i64::try_from(unbounded).unwrap_or(i64::MIN),
+    };
+    Score { adj, rule }
 }
 
 fn memory_request_bytes(container: &Container) -> i64 {
@@ -165,6 +219,17 @@ mod tests {
             "initContainers":[{"name":"s","restartPolicy":"Always"},{"name":"i"}]}"#;
         assert_eq!(adj(spec, "s"), 900);
         assert_eq!(adj(spec, "i"), 999);
+        let pod: Pod = serde_json::from_str(&format!(r#"{{"spec":{spec}}}"#)).unwrap();
+        let capacity = NonZeroU64::new(30 * GIB).unwrap();
+        let rule = |name| score(&pod, pod.container(name).unwrap(), capacity).rule;
+        let expect = |request_gib: i64, as_least_container, unbounded| ScoreRule::Burstable {
+            request_bytes: request_gib << 30,
+            as_least_container,
+            unbounded,
+        };
+        assert_eq!(rule("s"), expect(3, true, 900));
+        assert_eq!(rule("c"), expect(3, false, 900));
+        assert_eq!(rule("i"), expect(0, false, 1000));
     }
 
     #[test]

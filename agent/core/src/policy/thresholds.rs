@@ -85,7 +85,7 @@ pub(crate) fn would_act_on(
 }
 
 /// Memory before everything else, hard before soft, then the order of the configuration.
-fn most_urgent(met: impl Iterator<Item = Met>) -> Option<Met> {
+pub(crate) fn most_urgent(met: impl Iterator<Item = Met>) -> Option<Met> {
     met.min_by_key(|met| {
         (
             met.resource() != Resource::Memory,

@@ -57,7 +57,8 @@ fn available(readings: &Readings<'_>) -> Seen {
     })
 }
 
-fn available_bytes(node: &NodeMemory, availability: Availability) -> u64 {
+/// `memory.available` of the node, bytes.
+pub(crate) fn available_bytes(node: &NodeMemory, availability: Availability) -> u64 {
     match availability {
         Availability::Kubelet => {
             let working_set =

@@ -1,0 +1,664 @@
+//! What the engine sees, whom it would evict, and what the kubelet would do instead.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::decision::LocalStorageReason;
+use crate::engine::{EngineConfig, Scratch};
+use crate::explain::pod::{ExplainedPod, find};
+use crate::explain::{Candidate, ExplainedRanking, NoSuchPod};
+use crate::options::EvictionOptions;
+use crate::policy::foresight::Foreseen;
+use crate::policy::rank::RankRow;
+use crate::policy::thresholds::{self, Met};
+use crate::policy::{candidates, eviction, foresight, local_storage};
+use crate::signal::{NodeCondition, Observation, SIGNALS, Signal, Unit};
+use crate::state::{NodeState, PodState, ThresholdState};
+use crate::threshold::{Operator, Passes, Threshold};
+use crate::units::PodUid;
+
+/// Everything about evictions, at one instant. Times are CLOCK_MONOTONIC or spans, nanoseconds; amounts in their signal's unit.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EvictionExplanation {
+    /// When.
+    pub now_ns: u64,
+    /// Where the engine departs from the kubelet.
+    pub options: EvictionOptions,
+    /// Every signal that has a threshold or has been observed.
+    pub signals: Vec<ExplainedSignal>,
+    /// The node's conditions.
+    pub conditions: Vec<ExplainedCondition>,
+    /// Pods on their way out.
+    pub leaving: Vec<LeavingPod>,
+    /// Pods over a limit of local storage: they go whatever the signals show.
+    pub over_local_storage: Vec<OverLocalStorage>,
+    /// The signal that pods are ranked for.
+    pub signal: Signal,
+    /// Why that one.
+    pub signal_because: SignalChoice,
+    /// What pods' usage is counted in.
+    pub usage_unit: Unit,
+    /// The ranking.
+    pub ranking: ExplainedRanking,
+    /// Who would have to go if the signal asked for it now: `namespace/name`.
+    pub victims: Vec<String>,
+    /// Pods that are not ranked.
+    pub not_ranked: Vec<NotRanked>,
+    /// What the kubelet would do.
+    pub kubelet: KubeletAnswer,
+    /// The pod that was asked about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<ExplainedPod>,
+}
+
+/// One signal.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExplainedSignal {
+    /// Which.
+    pub signal: Signal,
+    /// Its unit.
+    pub unit: Unit,
+    /// The condition that it raises.
+    pub condition: Option<NodeCondition>,
+    /// Whether the kubelet knows it.
+    pub kubelet: bool,
+    /// What it shows; `None`: nothing has been read.
+    pub observed: Option<u64>,
+    /// How much there is in all.
+    pub capacity: Option<u64>,
+    /// How old the reading is.
+    pub age_ns: Option<u64>,
+    /// Its thresholds, in the order of the configuration.
+    pub thresholds: Vec<ExplainedThreshold>,
+}
+
+/// One threshold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExplainedThreshold {
+    /// Whether it evicts at once.
+    pub hard: bool,
+    /// On which side it is met.
+    pub operator: Operator,
+    /// Its value; `None`: a share of a capacity that is not known.
+    pub value: Option<u64>,
+    /// What must be there on top before it is over.
+    pub min_reclaim: Option<u64>,
+    /// What may still go (stalls: come) before it is met; negative: what is missing.
+    pub headroom: Option<i64>,
+    /// The same in hundredths of a percent of the capacity.
+    pub headroom_share: Option<i64>,
+    /// How long it must be met.
+    pub grace_ns: u64,
+    /// Since when it has been met.
+    pub met_since_ns: Option<u64>,
+    /// What is left of its grace period; `None`: it is not met. 0: it asks for a victim.
+    pub grace_left_ns: Option<u64>,
+}
+
+/// A node condition.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExplainedCondition {
+    /// Which.
+    pub condition: NodeCondition,
+    /// Its status.
+    pub status: bool,
+    /// How long it stays if nothing is met any more.
+    pub ends_in_ns: Option<u64>,
+}
+
+/// A pod on its way out.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeavingPod {
+    /// `namespace/name`.
+    pub pod: String,
+    /// Whether it is evicted; else its manifest is gone.
+    pub evicted: bool,
+    /// Since when.
+    pub since_ns: u64,
+    /// When its grace period is over; `None`: it has been killed.
+    pub kill_in_ns: Option<u64>,
+    /// Whether only its memory is awaited.
+    pub empty: bool,
+}
+
+/// A pod over a limit of local storage.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OverLocalStorage {
+    /// `namespace/name`.
+    pub pod: String,
+    /// Which limit.
+    pub reason: LocalStorageReason,
+}
+
+/// Why pods are ranked for a signal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum SignalChoice {
+    /// It was asked for.
+    Asked,
+    /// It is foreseen that memory is gone soon.
+    Foreseen,
+    /// Its threshold asks for a victim.
+    Met,
+    /// One of its thresholds is met, and the grace period runs.
+    Grace,
+    /// It is the nearest to its threshold.
+    Nearest,
+    /// There is no threshold on anything that is observed.
+    Default,
+}
+
+/// A pod that is not ranked.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NotRanked {
+    /// `namespace/name`.
+    pub pod: String,
+    /// Its identity.
+    pub uid: PodUid,
+    /// Why.
+    pub why: NotRankedReason,
+}
+
+/// Why a pod is not ranked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum NotRankedReason {
+    /// It has no processes: nothing would come back.
+    NotRunning,
+    /// It was told to leave and killed, and is still there.
+    Stuck,
+}
+
+impl NotRankedReason {
+    /// Of a pod that is not among the candidates.
+    pub(crate) fn of(own: &PodState) -> Self {
+        if own.stuck {
+            Self::Stuck
+        } else {
+            Self::NotRunning
+        }
+    }
+}
+
+impl fmt::Display for NotRankedReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::NotRunning => "has no processes, nothing would come back",
+            Self::Stuck => "was killed and is still there",
+        })
+    }
+}
+
+/// What the kubelet would do in the same place.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KubeletAnswer {
+    /// Its victim for the same signal; `None`: nobody, or it has no such signal.
+    pub victim: Option<String>,
+    /// Where both differ, and the option that makes it so. Empty: the answer is the same.
+    pub differences: Vec<Difference>,
+}
+
+/// Where Plimsoll departs from the kubelet.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Difference {
+    /// The option, as in the configuration, or the rule.
+    pub because: String,
+    /// What the kubelet would see or do.
+    pub kubelet: String,
+    /// What Plimsoll sees or does.
+    pub plimsoll: String,
+}
+
+/// Why there is no explanation.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ExplainError {
+    /// There is no such signal.
+    #[error("{0:?} is no eviction signal; one of {known}", known = SIGNALS.iter().map(|row| row.name).collect::<Vec<_>>().join(", "))]
+    UnknownSignal(String),
+    /// The pod.
+    #[error(transparent)]
+    Pod(#[from] NoSuchPod),
+}
+
+impl EvictionExplanation {
+    /// Explains `state`; for `signal`, or else for the one that would act or is nearest to its threshold; and `pod` in particular.
+    ///
+    /// # Errors
+    /// A signal or a pod that is not there.
+    pub fn new(
+        config: &EngineConfig,
+        state: &NodeState,
+        signal: Option<&str>,
+        pod: Option<&str>,
+    ) -> Result<Self, ExplainError> {
+        let asked = signal
+            .map(|name| {
+                Signal::from_name(name).ok_or_else(|| ExplainError::UnknownSignal(name.to_owned()))
+            })
+            .transpose()?;
+        let pod = pod.map(|name| find(state, name)).transpose()?;
+        let (signal, signal_because) = choose_signal(config, state, asked);
+        let resource = signal.row().resource;
+        let mut rows = Vec::new();
+        eviction::candidates(config, state, signal, &mut rows);
+        let ranked: Vec<Candidate> = rows
+            .into_iter()
+            .filter_map(|row| Some(candidate(state.pods.get(&row.uid)?, row)))
+            .collect();
+        let of = |uid: &PodUid| ranked.iter().find(|own| own.row.uid == *uid);
+        let not_ranked: Vec<NotRanked> = {
+            let names: BTreeSet<&PodUid> = ranked.iter().map(|own| &own.row.uid).collect();
+            let others = state.pods.iter().filter(|(uid, _)| !names.contains(uid));
+            others
+                .map(|(uid, own)| NotRanked {
+                    pod: own.name.clone(),
+                    uid: uid.clone(),
+                    why: NotRankedReason::of(own),
+                })
+                .collect()
+        };
+        let pod =
+            pod.map(|own| ExplainedPod::new(resource, own, of(&own.row.uid).cloned(), &ranked));
+        let ranking = ExplainedRanking::new(resource.ranking(), ranked);
+        let victims = victims(config, state, signal);
+        let kubelet = kubelet(config, state, signal, &ranking, &victims);
+        Ok(Self {
+            now_ns: state.now_ns,
+            options: config.options,
+            signals: signals(config, state),
+            conditions: conditions(config, state),
+            leaving: leaving(state),
+            over_local_storage: over_local_storage(config, state),
+            signal,
+            signal_because,
+            usage_unit: signal.row().usage_unit(),
+            ranking,
+            victims,
+            not_ranked,
+            kubelet,
+            pod,
+        })
+    }
+}
+
+/// The thresholds that the next pass looks at.
+fn counting<'own>(
+    config: &'own EngineConfig,
+    state: &'own NodeState,
+) -> impl Iterator<Item = (&'own Threshold, &'own ThresholdState)> {
+    let all = config.thresholds.iter().zip(&state.thresholds);
+    all.filter(|(threshold, known)| match threshold.passes {
+        Passes::All => true,
+        Passes::First => !state.passed || known.met,
+        Passes::Later => state.passed,
+    })
+}
+
+fn candidate(own: &PodState, row: RankRow) -> Candidate {
+    Candidate {
+        pod: own.name.clone(),
+        qos_class: own.pod.qos_class(),
+        exempt: own.pod.exemption(),
+        row,
+    }
+}
+
+fn signals(config: &EngineConfig, state: &NodeState) -> Vec<ExplainedSignal> {
+    let thresholds_of =
+        |signal| counting(config, state).filter(move |(threshold, _)| threshold.signal == signal);
+    SIGNALS
+        .iter()
+        .filter_map(|row| {
+            let observation = state.observations.get(row.signal);
+            let thresholds: Vec<ExplainedThreshold> = thresholds_of(row.signal)
+                .map(|(threshold, known)| {
+                    explained(state, threshold, known.first_observed_ns, observation)
+                })
+                .collect();
+            if observation.is_none() && thresholds.is_empty() {
+                return None;
+            }
+            Some(ExplainedSignal {
+                signal: row.signal,
+                unit: row.unit,
+                condition: row.condition,
+                kubelet: row.kubelet,
+                observed: observation.map(|own| own.value),
+                capacity: observation.map(|own| own.capacity),
+                age_ns: observation
+                    .and_then(|own| own.at_ns)
+                    .map(|at_ns| state.now_ns.saturating_sub(at_ns)),
+                thresholds,
+            })
+        })
+        .collect()
+}
+
+fn explained(
+    state: &NodeState,
+    threshold: &Threshold,
+    met_since_ns: Option<u64>,
+    observation: Option<Observation>,
+) -> ExplainedThreshold {
+    let headroom = observation.map(|own| headroom(threshold, own));
+    let clamp = |amount: i128| {
+        i64::try_from(amount).unwrap_or(if amount < 0 { i64::MIN } else { i64::MAX })
+    };
+    let capacity = observation.map(|own| own.capacity);
+    ExplainedThreshold {
+        hard: threshold.is_hard(),
+        operator: threshold.operator,
+        value: capacity.map(|capacity| threshold.amount(capacity)),
+        min_reclaim: threshold
+            .min_reclaim
+            .and_then(|amount| capacity.map(|capacity| amount.units(capacity))),
+        headroom: headroom.map(clamp),
+        headroom_share: headroom
+            .zip(capacity)
+            .map(|(headroom, capacity)| clamp(share(headroom, capacity))),
+        grace_ns: threshold.grace_ns,
+        met_since_ns,
+        grace_left_ns: met_since_ns.map(|since_ns| {
+            let met_ns = state.now_ns.saturating_sub(since_ns);
+            threshold.grace_ns.saturating_sub(met_ns)
+        }),
+    }
+}
+
+/// What may still go before the threshold is met, negative where it is.
+fn headroom(threshold: &Threshold, observation: Observation) -> i128 {
+    let value = i128::from(threshold.amount(observation.capacity));
+    let seen = i128::from(observation.value);
+    match threshold.operator {
+        Operator::LessThan => seen - value,
+        Operator::GreaterThan => value - seen,
+        Operator::Never => i128::MAX,
+    }
+}
+
+/// In hundredths of a percent of the capacity.
+fn share(headroom: i128, capacity: u64) -> i128 {
+    headroom.saturating_mul(10_000) / i128::from(capacity.max(1))
+}
+
+fn conditions(config: &EngineConfig, state: &NodeState) -> Vec<ExplainedCondition> {
+    NodeCondition::ALL
+        .into_iter()
+        .map(|condition| {
+            let own = state.condition(condition);
+            let ends_ns = own
+                .last_observed_ns
+                .map(|last_ns| last_ns.saturating_add(config.pressure_transition_period_ns));
+            ExplainedCondition {
+                condition,
+                status: own.status,
+                ends_in_ns: ends_ns
+                    .filter(|_| own.status)
+                    .map(|ends_ns| ends_ns.saturating_sub(state.now_ns)),
+            }
+        })
+        .collect()
+}
+
+fn leaving(state: &NodeState) -> Vec<LeavingPod> {
+    let of = |own: &PodState| {
+        let leaving = own.leaving?;
+        Some(LeavingPod {
+            pod: own.name.clone(),
+            evicted: leaving.evicted_for.is_some(),
+            since_ns: leaving.since_ns,
+            kill_in_ns: leaving
+                .killed_at_ns
+                .is_none()
+                .then(|| leaving.kill_at_ns.saturating_sub(state.now_ns)),
+            empty: leaving.empty_at_ns.is_some(),
+        })
+    };
+    state.pods.values().filter_map(of).collect()
+}
+
+fn over_local_storage(config: &EngineConfig, state: &NodeState) -> Vec<OverLocalStorage> {
+    let Some(storage) = state
+        .storage
+        .as_ref()
+        .filter(|_| config.local_storage_limits)
+    else {
+        return Vec::new();
+    };
+    storage
+        .pods
+        .iter()
+        .filter_map(|used| {
+            let pod = state.pods.get(&used.uid).filter(|pod| !pod.exempt)?;
+            Some(OverLocalStorage {
+                pod: pod.name.clone(),
+                reason: local_storage::offence(config, pod, used)?,
+            })
+        })
+        .collect()
+}
+
+fn choose_signal(
+    config: &EngineConfig,
+    state: &NodeState,
+    asked: Option<Signal>,
+) -> (Signal, SignalChoice) {
+    if let Some(signal) = asked {
+        return (signal, SignalChoice::Asked);
+    }
+    if let Some(verdict) = foresight::verdict(config, state) {
+        return (
+            Met::foreseen(&verdict).threshold.signal,
+            SignalChoice::Foreseen,
+        );
+    }
+    let met = config
+        .thresholds
+        .iter()
+        .zip(&state.thresholds)
+        .enumerate()
+        .filter(|(_, (_, known))| known.met)
+        .filter_map(|(index, (threshold, _))| met_of(state, index, threshold));
+    if let Some(met) = thresholds::most_urgent(met) {
+        return (met.threshold.signal, SignalChoice::Met);
+    }
+    let nearest = counting(config, state)
+        .filter(|(threshold, _)| threshold.operator != Operator::Never)
+        .filter_map(|(threshold, _)| {
+            let observation = state.observations.get(threshold.signal)?;
+            let share = share(headroom(threshold, observation), observation.capacity);
+            Some((threshold.signal, share))
+        })
+        .min_by_key(|(_, share)| *share);
+    match nearest {
+        Some((signal, share)) if share < 0 => (signal, SignalChoice::Grace),
+        Some((signal, _)) => (signal, SignalChoice::Nearest),
+        None => (Signal::MemoryAvailable, SignalChoice::Default),
+    }
+}
+
+fn met_of(state: &NodeState, index: usize, threshold: &Threshold) -> Option<Met> {
+    Some(Met {
+        index,
+        threshold: *threshold,
+        observation: state.observations.get(threshold.signal)?,
+        foreseen: None,
+    })
+}
+
+/// Who would go if a threshold of `signal` asked now: by its first threshold that is met, else by its first.
+fn victims(config: &EngineConfig, state: &NodeState, signal: Signal) -> Vec<String> {
+    let own = |index: &usize| config.thresholds[*index].signal == signal;
+    let all = || (0..config.thresholds.len()).filter(own);
+    let is_met = |index: &usize| state.thresholds.get(*index).is_some_and(|known| known.met);
+    let index = all().find(is_met).or_else(|| all().next());
+    let foreseen = foresight::verdict(config, state).map(|verdict| Met::foreseen(&verdict));
+    let met = foreseen
+        .filter(|met| met.threshold.signal == signal)
+        .or_else(|| index.and_then(|index| met_of(state, index, &config.thresholds[index])))
+        .unwrap_or(Met {
+            // No threshold, or nothing observed: the question is then about any amount.
+            index: 0,
+            threshold: Threshold {
+                signal,
+                operator: Operator::Never,
+                value: crate::threshold::Amount::Absolute(0),
+                grace_ns: 0,
+                min_reclaim: None,
+                passes: Passes::All,
+            },
+            observation: Observation {
+                value: 0,
+                capacity: 0,
+                at_ns: None,
+            },
+            foreseen: None,
+        });
+    let mut scratch = Scratch::default();
+    eviction::victims(config, state, &met, &mut scratch);
+    let name = |at: &usize| {
+        let uid = &scratch.rows[*at].uid;
+        state
+            .pods
+            .get(uid)
+            .map_or_else(|| uid.to_string(), |own| own.name.clone())
+    };
+    scratch.chosen.iter().map(name).collect()
+}
+
+/// The kubelet's answer to the same state, and why ours is another one.
+fn kubelet(
+    config: &EngineConfig,
+    state: &NodeState,
+    signal: Signal,
+    ranking: &ExplainedRanking,
+    victims: &[String],
+) -> KubeletAnswer {
+    use crate::options::{Availability, OomOrder, Victims};
+    let row = signal.row();
+    let mut differences = Vec::new();
+    let mut differ = |because: &str, kubelet: String, plimsoll: String| {
+        differences.push(Difference {
+            because: because.to_owned(),
+            kubelet,
+            plimsoll,
+        });
+    };
+    if !row.kubelet {
+        differ(
+            row.name,
+            "has no such signal and evicts nobody for it".to_owned(),
+            victims.first().map_or_else(
+                || "would evict nobody".to_owned(),
+                |pod| format!("would evict {pod}"),
+            ),
+        );
+    }
+    // The kubelet takes a pod without processes, of which it has no statistics, for the first to go.
+    let mut all: Vec<Candidate> = state
+        .pods
+        .values()
+        .filter(|own| !own.removed)
+        .map(|own| candidate(own, candidates::row(config, state, own, row.resource)))
+        .collect();
+    all.sort_unstable_by(|a, b| row.resource.ranking().compare(&a.row, &b.row));
+    let first = all.iter().find(|own| own.exempt.is_none());
+    let victim = first.map(|own| own.pod.clone()).filter(|_| row.kubelet);
+    let ours = ranking.next().map(|place| &place.pod);
+    if let Some(first) = first.filter(|own| row.kubelet && Some(&own.pod) != ours) {
+        differ(
+            "pods without processes are not candidates",
+            format!("would evict {}", first.pod),
+            ours.map_or_else(
+                || "would evict nobody".to_owned(),
+                |pod| format!("would evict {pod}"),
+            ),
+        );
+    }
+    let options = config.options;
+    if options.victims == Victims::Targeted && victims.len() > 1 {
+        differ(
+            "evictionVictims: Targeted",
+            format!(
+                "would evict {} alone, and look again",
+                victim.as_deref().unwrap_or("nobody")
+            ),
+            format!("would evict {} at once", victims.join(", ")),
+        );
+    } else if options.victims == Victims::Targeted
+        && let ([own], Some(kubelets)) = (victims, &victim)
+        && own != kubelets
+        && ours == Some(kubelets)
+    {
+        differ(
+            "evictionVictims: Targeted",
+            format!("would evict {kubelets}, which does not suffice"),
+            format!("would evict {own}, which suffices alone"),
+        );
+    }
+    if options.availability != Availability::Kubelet
+        && signal == Signal::MemoryAvailable
+        && let (Some(node), Some(seen)) = (&state.node, state.observations.get(signal))
+    {
+        let theirs = crate::signal::memory::available_bytes(&node.memory, Availability::Kubelet);
+        if theirs != seen.value {
+            differ(
+                "memoryAvailability: Reclaimable",
+                format!("sees {theirs} bytes available"),
+                format!("sees {} bytes available", seen.value),
+            );
+        }
+    }
+    let is_memory = row.resource == crate::signal::Resource::Memory;
+    if let Some(verdict) = foresight::verdict(config, state).filter(|_| is_memory) {
+        let Foreseen {
+            rate_bytes_per_s,
+            horizon_ns,
+            ..
+        } = verdict.foreseen;
+        differ(
+            "outOfMemoryForesight",
+            "waits for its threshold".to_owned(),
+            format!(
+                "evicts now: {rate_bytes_per_s} bytes go per second, and memory is gone within {} ms",
+                horizon_ns / 1_000_000
+            ),
+        );
+    }
+    if options.remedies.is_some() && is_memory {
+        differ(
+            "remedies",
+            "evicts at once".to_owned(),
+            "reclaims, throttles or notifies first, each within its budget".to_owned(),
+        );
+    }
+    if options.disruption_budgets {
+        differ(
+            "respectDisruptionBudgets: true",
+            "does not look at disruption budgets".to_owned(),
+            "passes over a pod whose budget is used up, where another choice exists".to_owned(),
+        );
+    }
+    if options.oom_order == OomOrder::Dynamic && is_memory {
+        differ(
+            "oomScoreOrder: Dynamic",
+            "leaves oom_score_adj as it was when the container started".to_owned(),
+            "keeps the kernel's order that of this ranking".to_owned(),
+        );
+    }
+    KubeletAnswer {
+        victim,
+        differences,
+    }
+}

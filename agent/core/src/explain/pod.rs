@@ -1,0 +1,412 @@
+//! One pod: where it stands, what sets it apart from its neighbours, and what would have to change for it to be safe.
+
+use serde::{Deserialize, Serialize};
+
+use crate::explain::eviction::NotRankedReason;
+use crate::explain::{Candidate, ExplainedRanking, Place, Standing};
+use crate::pod::Exemption;
+use crate::policy::rank::{Comparator, Nanos, RankRow, Ranking};
+use crate::qos::QosClass;
+use crate::signal::Resource;
+use crate::state::{NodeState, PodState};
+use crate::units::PodUid;
+
+/// No pod, or more than one, has the name that was asked for.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NoSuchPod {
+    /// None.
+    #[error("no pod is called {name:?}; {}", known(.pods))]
+    Unknown {
+        /// As asked for.
+        name: String,
+        /// The pods that there are.
+        pods: Vec<String>,
+    },
+    /// Several.
+    #[error("several pods are called {name:?}; ask for one of {}", .pods.join(", "))]
+    Ambiguous {
+        /// As asked for.
+        name: String,
+        /// Those.
+        pods: Vec<String>,
+    },
+}
+
+/// Pods named in a message, at most.
+const NAMED_MAX: usize = 20;
+
+fn known(pods: &[String]) -> String {
+    let shown = pods.len().min(NAMED_MAX);
+    match pods.len() {
+        0 => "there are no pods".to_owned(),
+        all if all > shown => format!(
+            "there are {}, and {} more",
+            pods[..shown].join(", "),
+            all - shown
+        ),
+        _ => format!("there are {}", pods.join(", ")),
+    }
+}
+
+/// The pod that is called `name`: a UID, `namespace/name`, or a name that only one has.
+pub(crate) fn find<'state>(
+    state: &'state NodeState,
+    name: &str,
+) -> Result<&'state PodState, NoSuchPod> {
+    if let Some(own) = state.pods.get(&PodUid::from(name)) {
+        return Ok(own);
+    }
+    let full: Vec<&PodState> = state.pods.values().filter(|own| own.name == name).collect();
+    let found = if full.is_empty() {
+        let short = state.pods.values();
+        short.filter(|own| own.pod.metadata.name == name).collect()
+    } else {
+        full
+    };
+    let names = |pods: &[&PodState]| pods.iter().map(|own| own.name.clone()).collect();
+    match found[..] {
+        [one] => Ok(one),
+        [] => Err(NoSuchPod::Unknown {
+            name: name.to_owned(),
+            pods: state.pods.values().map(|own| own.name.clone()).collect(),
+        }),
+        _ => Err(NoSuchPod::Ambiguous {
+            name: name.to_owned(),
+            pods: names(&found),
+        }),
+    }
+}
+
+/// One pod in a ranking.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExplainedPod {
+    /// `namespace/name`.
+    pub pod: String,
+    /// Its identity.
+    pub uid: PodUid,
+    /// Its class.
+    pub qos_class: QosClass,
+    /// Its priority.
+    pub priority: i32,
+    /// The class that its priority came from.
+    pub priority_class_name: Option<String>,
+    /// Why evictions skip it, if they do.
+    pub exempt: Option<Exemption>,
+    /// Whether it is on its way out.
+    pub leaving: bool,
+    /// Its seconds between SIGTERM and SIGKILL, for a soft threshold.
+    pub termination_grace_period_s: u64,
+    /// `memory.current`, bytes.
+    pub memory_usage_bytes: Option<u64>,
+    /// The working set, bytes.
+    pub memory_working_set_bytes: Option<u64>,
+    /// Where it stands; `None`: it is not ranked.
+    pub place: Option<Place>,
+    /// Why it is not ranked, if it is not.
+    pub not_ranked: Option<NotRankedReason>,
+    /// The pod before it, and what puts that ahead.
+    pub before: Option<Neighbour>,
+    /// The pod after it, and what puts this ahead.
+    pub after: Option<Neighbour>,
+    /// Pods that would go before it, exempt ones left out.
+    pub shielded_by: usize,
+    /// What would put another pod in its place; each alone suffices. Empty unless it is the next to go.
+    pub ways_out: Vec<WayOut>,
+    /// The usage at which it would be the next to go; `None`: it is, or never would be by usage alone.
+    pub next_at_usage: Option<u64>,
+}
+
+/// A pod beside another in a ranking.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Neighbour {
+    /// `namespace/name`.
+    pub pod: String,
+    /// What sets both apart.
+    pub by: Comparator,
+}
+
+/// A change that puts another pod in a pod's place.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(
+    rename_all = "camelCase",
+    tag = "change",
+    rename_all_fields = "camelCase"
+)]
+pub enum WayOut {
+    /// Statistics of it: without them it goes first.
+    Statistics,
+    /// It uses no more than this.
+    UsageAtMost {
+        /// In the unit of the ranking.
+        usage: u64,
+    },
+    /// It requests at least this.
+    RequestAtLeast {
+        /// In the unit of the ranking.
+        request: u64,
+    },
+    /// Its priority is at least this.
+    PriorityAtLeast {
+        /// As in `spec.priority`.
+        priority: i32,
+    },
+}
+
+impl ExplainedPod {
+    pub(crate) fn new(
+        resource: Resource,
+        own: &PodState,
+        candidate: Option<Candidate>,
+        ranked: &[Candidate],
+    ) -> Self {
+        let ranking = resource.ranking();
+        let explained = ExplainedRanking::new(ranking, ranked.to_vec());
+        let at = explained
+            .places
+            .iter()
+            .position(|place| place.uid == own.row.uid);
+        let place = at.map(|at| explained.places[at].clone());
+        let neighbour = |place: Option<&Place>, by: Option<Comparator>| {
+            let (place, by) = place.zip(by)?;
+            Some(Neighbour {
+                pod: place.pod.clone(),
+                by,
+            })
+        };
+        let previous = at
+            .and_then(|at| at.checked_sub(1))
+            .map(|at| &explained.places[at]);
+        let following = at.and_then(|at| explained.places.get(at + 1));
+        let before = neighbour(previous, previous.and_then(|place| place.ahead_of_next_by));
+        let after = neighbour(
+            following,
+            place.as_ref().and_then(|place| place.ahead_of_next_by),
+        );
+        let shielded_by = explained.places[..at.unwrap_or(0)]
+            .iter()
+            .filter(|place| place.exempt.is_none())
+            .count();
+        // The first of the others that can be chosen: whoever stands before it is safe while it is there.
+        let rival = ranked
+            .iter()
+            .filter(|other| other.exempt.is_none() && other.row.uid != own.row.uid)
+            .min_by(|a, b| ranking.compare(&a.row, &b.row));
+        let standing = place.as_ref().map(|place| place.standing);
+        let (mut ways, mut next_at_usage) = (Vec::new(), None);
+        if let (Some(candidate), Some(rival)) = (&candidate, rival) {
+            match standing {
+                Some(Standing::Next) => {
+                    ways = ways_out(resource, ranking, &candidate.row, &rival.row);
+                }
+                Some(Standing::Waits) => {
+                    next_at_usage = usage_to_be_next(ranking, &candidate.row, &rival.row);
+                }
+                _ => {}
+            }
+        }
+        Self {
+            pod: own.name.clone(),
+            uid: own.row.uid.clone(),
+            qos_class: own.pod.qos_class(),
+            priority: own.pod.priority(),
+            priority_class_name: own.pod.spec.priority_class_name.clone(),
+            exempt: own.pod.exemption(),
+            leaving: own.leaving.is_some(),
+            termination_grace_period_s: own.termination_grace_period_s,
+            memory_usage_bytes: own.memory.map(|memory| memory.usage_bytes),
+            memory_working_set_bytes: own.memory.map(|memory| memory.working_set_bytes),
+            not_ranked: match place {
+                Some(_) => None,
+                None => Some(NotRankedReason::of(own)),
+            },
+            place,
+            before,
+            after,
+            shielded_by,
+            ways_out: ways,
+            next_at_usage,
+        }
+    }
+}
+
+/// The smallest of `0..=u64::MAX` for which `holds`, which stays true once it is: 64 steps.
+fn smallest(holds: impl Fn(u64) -> bool) -> Option<u64> {
+    if !holds(u64::MAX) {
+        return None;
+    }
+    let (mut low, mut high) = (0, u64::MAX);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if holds(middle) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    Some(low)
+}
+
+/// Changes after which `rival` goes before `row`, each checked with the ranking itself.
+fn ways_out(resource: Resource, ranking: Ranking, row: &RankRow, rival: &RankRow) -> Vec<WayOut> {
+    let is_behind = |changed: &RankRow| ranking.compare(changed, rival).is_gt();
+    let mut ways = Vec::new();
+    if !row.stats_known {
+        ways.push(WayOut::Statistics);
+        return ways;
+    }
+    // The less it uses, the later it goes: look for the least usage that is not behind.
+    let with_usage = |usage| RankRow {
+        usage,
+        ..row.clone()
+    };
+    let ahead_from = smallest(|usage| !is_behind(&with_usage(usage)));
+    if let Some(usage) = ahead_from.and_then(|usage| usage.checked_sub(1)) {
+        ways.push(WayOut::UsageAtMost { usage });
+    }
+    // Inodes, processes and disk traffic cannot be requested.
+    if matches!(
+        resource,
+        Resource::Memory | Resource::DiskBytes(_) | Resource::Cpu
+    ) {
+        let with_request = |request| {
+            let request = Nanos::from_units(request);
+            RankRow {
+                allowance: request,
+                request,
+                ..row.clone()
+            }
+        };
+        if let Some(request) = smallest(|request| is_behind(&with_request(request))) {
+            ways.push(WayOut::RequestAtLeast { request });
+        }
+    }
+    let with_priority = |priority| RankRow {
+        priority,
+        ..row.clone()
+    };
+    let above = [rival.priority, rival.priority.saturating_add(1)];
+    let above = above.into_iter().filter(|own| *own > row.priority);
+    if let Some(priority) = above
+        .into_iter()
+        .find(|own| is_behind(&with_priority(*own)))
+    {
+        ways.push(WayOut::PriorityAtLeast { priority });
+    }
+    ways
+}
+
+/// The least usage with which `row` goes before `rival`.
+fn usage_to_be_next(ranking: Ranking, row: &RankRow, rival: &RankRow) -> Option<u64> {
+    let ahead = |usage| {
+        let changed = RankRow {
+            usage,
+            ..row.clone()
+        };
+        ranking.compare(&changed, rival).is_lt()
+    };
+    smallest(ahead).filter(|usage| row.stats_known && *usage > row.usage)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn row(uid: &str, priority: i32, usage: u64, request: u64) -> RankRow {
+        let request = Nanos::from_units(request);
+        RankRow {
+            uid: PodUid::from(uid),
+            stats_known: true,
+            priority,
+            usage,
+            allowance: request,
+            request,
+        }
+    }
+
+    #[test]
+    fn each_way_out_is_the_least_that_suffices() {
+        let ways = |own: &RankRow, rival: &RankRow| {
+            ways_out(Resource::Memory, Ranking::Memory, own, rival)
+        };
+        // Both exceed: 90 over request against 40.
+        assert_eq!(
+            ways(&row("a", 0, 100, 10), &row("b", 0, 50, 10)),
+            [
+                WayOut::UsageAtMost { usage: 49 },
+                WayOut::RequestAtLeast { request: 61 },
+                WayOut::PriorityAtLeast { priority: 1 }
+            ]
+        );
+        // The rival is within its request: only being so too helps, and then the amount decides.
+        assert_eq!(
+            ways(&row("a", 0, 100, 50), &row("b", 0, 5, 10)),
+            [
+                WayOut::UsageAtMost { usage: 44 },
+                WayOut::RequestAtLeast { request: 106 },
+            ]
+        );
+        let unknown = RankRow {
+            stats_known: false,
+            ..row("a", 0, 0, 10)
+        };
+        assert_eq!(ways(&unknown, &row("b", 0, 5, 10)), [WayOut::Statistics]);
+        assert_eq!(
+            ways_out(
+                Resource::Processes,
+                Ranking::Pids,
+                &row("a", 0, 9, 0),
+                &row("b", 0, 7, 0)
+            ),
+            [
+                WayOut::UsageAtMost { usage: 6 },
+                WayOut::PriorityAtLeast { priority: 1 }
+            ]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn ways_out_suffice_and_one_less_does_not(
+            own in (0i32..3, 0u64..40, 0u64..40), other in (0i32..3, 0u64..40, 0u64..40),
+        ) {
+            let (own, rival) = (row("a", own.0, own.1, own.2), row("b", other.0, other.1, other.2));
+            prop_assume!(Ranking::Memory.compare(&own, &rival).is_lt());
+            for way in ways_out(Resource::Memory, Ranking::Memory, &own, &rival) {
+                let behind = |changed: RankRow| Ranking::Memory.compare(&changed, &rival).is_gt();
+                let (enough, less) = match way {
+                    WayOut::Statistics => unreachable!(),
+                    WayOut::UsageAtMost { usage } => {
+                        let with = |usage| RankRow { usage, ..own.clone() };
+                        (behind(with(usage)), behind(with(usage + 1)))
+                    }
+                    WayOut::RequestAtLeast { request } => {
+                        let with = |request| row("a", own.priority, own.usage, request);
+                        (behind(with(request)), request > 0 && behind(with(request - 1)))
+                    }
+                    WayOut::PriorityAtLeast { priority } => {
+                        let with = |priority| RankRow { priority, ..own.clone() };
+                        (behind(with(priority)), behind(with(priority - 1)))
+                    }
+                };
+                prop_assert!(enough && !less, "{way:?}");
+            }
+        }
+
+        #[test]
+        fn the_usage_that_makes_it_next_is_the_least(
+            own in (0i32..3, 0u64..40, 0u64..40), other in (0i32..3, 0u64..40, 0u64..40),
+        ) {
+            let (own, rival) = (row("b", own.0, own.1, own.2), row("a", other.0, other.1, other.2));
+            prop_assume!(Ranking::Memory.compare(&own, &rival).is_gt());
+            let ahead = |usage| Ranking::Memory.compare(&RankRow { usage, ..own.clone() }, &rival).is_lt();
+            match usage_to_be_next(Ranking::Memory, &own, &rival) {
+                Some(usage) => prop_assert!(ahead(usage) && !ahead(usage - 1)),
+                None => prop_assert!(!ahead(u64::MAX)),
+            }
+        }
+    }
+}

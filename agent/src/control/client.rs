@@ -1,0 +1,98 @@
+//! The client's end: one question, one answer.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{Answer, Refusal, Reply, Request};
+
+/// How long the agent may take: longer than its own patience, so that its reason is seen.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// The largest answer: a thousand pods take less than a tenth of it.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// No socket, or nobody behind it.
+    #[error("no plimsoll agent answers at {path}: {why}. Start one (plimsoll run), or name its socket with --control-socket or its --state-dir", path = path.display())]
+    NoAgent {
+        /// The socket.
+        path: PathBuf,
+        /// What was found.
+        why: &'static str,
+    },
+    /// The socket is not for this user.
+    #[error("{path}: this user may not ask the agent: run as root, or start the agent with --control-group and be in that group", path = path.display())]
+    NotAllowed {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The connection broke, or nothing came.
+    #[error("{path}: the agent does not answer: {source}; it may be stopping or overloaded, ask again", path = path.display())]
+    Io {
+        /// The socket.
+        path: PathBuf,
+        /// What happened.
+        #[source]
+        source: io::Error,
+    },
+    /// Not this protocol.
+    #[error("{path}: the answer is not understood: {source}", path = path.display())]
+    Malformed {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The agent says why not.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+}
+
+/// Asks the agent behind `path`.
+///
+/// # Errors
+/// [`AskError`], with what to do next.
+pub fn ask(path: &Path, request: &Request) -> Result<Answer, AskError> {
+    let path_of = || path.to_owned();
+    let no_agent = |why| AskError::NoAgent {
+        path: path_of(),
+        why,
+    };
+    let failed = |source| AskError::Io {
+        path: path_of(),
+        source,
+    };
+    let mut stream = UnixStream::connect(path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => no_agent("there is no such socket"),
+        ErrorKind::ConnectionRefused => no_agent("the agent that made it has ended"),
+        ErrorKind::PermissionDenied => AskError::NotAllowed { path: path_of() },
+        _ => failed(error),
+    })?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
+    // An agent that has no place for us answers without reading: what it says counts, not that our line found no reader.
+    let sent = stream.write_all(request.to_line().as_bytes());
+    let mut line = Vec::new();
+    let read = stream.take(ANSWER_BYTES_MAX).read_to_end(&mut line);
+    if line.is_empty() {
+        sent.map_err(failed)?;
+        read.map_err(failed)?;
+        return Err(failed(ErrorKind::UnexpectedEof.into()));
+    }
+    match Reply::of_line(&line) {
+        Ok(Reply::Answer(answer)) => Ok(answer),
+        Ok(Reply::Error(refusal)) => Err(refusal.into()),
+        Err(source) => {
+            // Cut off, rather than wrong.
+            read.map_err(failed)?;
+            Err(AskError::Malformed {
+                path: path_of(),
+                source,
+            })
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! The server: one thread of ordinary priority, which owns the socket and every client.
+//!
+//! Bounds ([`Bounds`]): so many clients at once, a line of so many bytes, and for each of the three steps (its line, the loop's snapshot, our
+//! answer) so much time; then it is cut off. A client beyond the number is told so and not waited for. A snapshot is used for
+//! [`SNAPSHOT_LIFE`], so the loop makes at most ten a second, whoever asks how often.
+
+use std::io::{self, ErrorKind};
+use std::os::unix::net::UnixListener as StdListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use plimsoll_core::explain::{
+    EvictionExplanation, ExplainError, NoSuchPod, OomError, OomExplanation,
+};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Mutex, Semaphore, oneshot};
+use tokio::time::{Instant, timeout};
+
+use super::socket::ControlSocket;
+use super::{Answer, Refusal, RefusalKind, Reply, Request, Snapshot, SnapshotSource, SocketError};
+
+/// How long a snapshot is as good as a new one.
+pub const SNAPSHOT_LIFE: Duration = Duration::from_millis(100);
+/// All of it is locked in memory with the agent. The deepest that runs on it is the JSON reader, at its own limit of nesting.
+const STACK_BYTES: usize = 512 << 10;
+/// After an `accept` that failed, for instance because all descriptors are in use.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What clients may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Clients at one time.
+    pub clients: usize,
+    /// Bytes of a request, its end included.
+    pub line_bytes: usize,
+    /// Time for each step.
+    pub patience: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            clients: 16,
+            line_bytes: 64 << 10,
+            patience: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What has become of clients.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Got their answer, or a refusal with a reason.
+    pub answered: AtomicU64,
+    /// Were sent away, being too many.
+    pub sent_away: AtomicU64,
+    /// Were too slow, went away, or sent nothing that could be answered.
+    pub lost: AtomicU64,
+}
+
+/// A running server. Dropping it ends its thread and removes the socket.
+#[derive(Debug)]
+pub struct Server {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    counts: Arc<Counts>,
+    // Dropped last: while the file is there, somebody answers.
+    _socket: ControlSocket,
+}
+
+impl Server {
+    /// Makes the socket at `path`, for root and `group`, and serves it. Snapshots are asked for through `source`.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub fn start(
+        path: &Path,
+        group: Option<&str>,
+        source: SnapshotSource,
+        bounds: Bounds,
+    ) -> Result<Self, SocketError> {
+        let (socket, listener) = ControlSocket::bind(path, group)?;
+        let failed = |source| SocketError::Io {
+            path: path.to_owned(),
+            what: "its thread",
+            source,
+        };
+        listener.set_nonblocking(true).map_err(failed)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(failed)?;
+        let counts = Arc::new(Counts::default());
+        let shared = Arc::new(Shared {
+            source,
+            newest: Mutex::new(None),
+            places: Arc::new(Semaphore::new(bounds.clients)),
+            bounds,
+            counts: Arc::clone(&counts),
+        });
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::Builder::new()
+            .name("control".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                runtime.block_on(async {
+                    tokio::select! {
+                        biased;
+                        _ = stopped => {}
+                        error = serve(listener, shared) => {
+                            tracing::error!(%error, "the control socket is not served any more");
+                        }
+                    }
+                });
+                // Clients that are being served are cut off.
+                runtime.shutdown_background();
+            })
+            .map_err(failed)?;
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread),
+            counts,
+            _socket: socket,
+        })
+    }
+
+    /// What has become of clients so far.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // It waits for nothing that is not bounded; a panic in it has been printed.
+            thread.join().ok();
+        }
+    }
+}
+
+/// What the tasks of all clients share.
+struct Shared {
+    source: SnapshotSource,
+    newest: Mutex<Option<(Instant, Arc<Snapshot>)>>,
+    places: Arc<Semaphore>,
+    bounds: Bounds,
+    counts: Arc<Counts>,
+}
+
+/// Accepts for ever.
+async fn serve(listener: StdListener, shared: Arc<Shared>) -> io::Error {
+    let listener = match UnixListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return error,
+    };
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::debug!(%error, "accept on the control socket");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let shared = Arc::clone(&shared);
+        let Ok(place) = Arc::clone(&shared.places).try_acquire_owned() else {
+            send_away(&stream, &shared);
+            continue;
+        };
+        tokio::spawn(async move {
+            let _place = place;
+            if let Ok(peer) = stream.peer_cred() {
+                tracing::debug!(
+                    pid = peer.pid(),
+                    uid = peer.uid(),
+                    gid = peer.gid(),
+                    "control client"
+                );
+            }
+            let counted = match attend(&stream, &shared).await {
+                Ok(()) => &shared.counts.answered,
+                Err(error) => {
+                    tracing::debug!(%error, "control client");
+                    &shared.counts.lost
+                }
+            };
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
+    }
+}
+
+/// One answer that fits into the socket's buffer, without waiting.
+fn send_away(stream: &UnixStream, shared: &Shared) {
+    let text = format!(
+        "the agent answers {} clients already; ask again in a few seconds",
+        shared.bounds.clients
+    );
+    let line = Reply::Error(Refusal::new(RefusalKind::Busy, text)).to_line();
+    stream.try_write(line.as_bytes()).ok();
+    shared.counts.sent_away.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Serves one client.
+async fn attend(stream: &UnixStream, shared: &Shared) -> io::Result<()> {
+    let patience = shared.bounds.patience;
+    let reply = match timeout(patience, read_line(stream, shared.bounds.line_bytes)).await? {
+        Ok(line) => reply_to(&line, shared).await,
+        Err(ReadError::Io(error)) => return Err(error),
+        Err(ReadError::Refused(refusal)) => Reply::Error(refusal),
+    };
+    let line = reply.to_line();
+    timeout(patience, write_all(stream, line.as_bytes())).await?
+}
+
+async fn reply_to(line: &[u8], shared: &Shared) -> Reply {
+    let request = match Request::of_line(line) {
+        Ok(request) => request,
+        Err(refusal) => return Reply::Error(refusal),
+    };
+    match snapshot(shared).await {
+        Ok(snapshot) => answer(&request, &snapshot).into(),
+        Err(refusal) => Reply::Error(refusal),
+    }
+}
+
+/// Computes an answer.
+///
+/// # Errors
+/// The reason, for the client.
+pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal> {
+    let Snapshot {
+        config,
+        state,
+        oom_plan,
+    } = snapshot;
+    match request {
+        Request::ExplainEviction { signal, pod } => {
+            EvictionExplanation::new(config, state, signal.as_deref(), pod.as_deref())
+                .map(|own| Answer::Eviction(Box::new(own)))
+                .map_err(|error| {
+                    let kind = match &error {
+                        ExplainError::UnknownSignal(_) => RefusalKind::UnknownSignal,
+                        ExplainError::Pod(pod) => kind_of(pod),
+                    };
+                    Refusal::new(kind, error.to_string())
+                })
+        }
+        Request::ExplainOom { pod } => {
+            OomExplanation::new(config, state, oom_plan.as_ref(), pod.as_deref())
+                .map(|own| Answer::Oom(Box::new(own)))
+                .map_err(|error| {
+                    let kind = match &error {
+                        OomError::NotReady => RefusalKind::NotReady,
+                        OomError::Pod(pod) => kind_of(pod),
+                    };
+                    Refusal::new(kind, error.to_string())
+                })
+        }
+    }
+}
+
+fn kind_of(error: &NoSuchPod) -> RefusalKind {
+    match error {
+        NoSuchPod::Unknown { .. } => RefusalKind::UnknownPod,
+        NoSuchPod::Ambiguous { .. } => RefusalKind::AmbiguousPod,
+    }
+}
+
+/// The newest snapshot if it is new enough, else one from the loop.
+async fn snapshot(shared: &Shared) -> Result<Arc<Snapshot>, Refusal> {
+    let patience = shared.bounds.patience;
+    let ask = async {
+        // Whoever comes meanwhile waits here and then finds a new one.
+        let mut newest = shared.newest.lock().await;
+        if let Some((taken, snapshot)) = &*newest
+            && taken.elapsed() < SNAPSHOT_LIFE
+        {
+            return Some(Arc::clone(snapshot));
+        }
+        *newest = None;
+        let (reply, given) = oneshot::channel();
+        shared.source.send(reply).await.ok()?;
+        let snapshot = Arc::new(given.await.ok()?);
+        *newest = Some((Instant::now(), Arc::clone(&snapshot)));
+        Some(snapshot)
+    };
+    match timeout(patience, ask).await {
+        Ok(Some(snapshot)) => Ok(snapshot),
+        Ok(None) => Err(Refusal::new(
+            RefusalKind::Busy,
+            "the agent is starting or stopping; ask again in a second",
+        )),
+        Err(_) => Err(Refusal::new(
+            RefusalKind::Busy,
+            format!(
+                "the agent's loop had no time for {} s: it deals with something more urgent; ask again",
+                patience.as_secs()
+            ),
+        )),
+    }
+}
+
+enum ReadError {
+    Io(io::Error),
+    Refused(Refusal),
+}
+
+/// A line without its end.
+async fn read_line(stream: &UnixStream, bytes_max: usize) -> Result<Vec<u8>, ReadError> {
+    let mut line = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        stream.readable().await.map_err(ReadError::Io)?;
+        let read = match stream.try_read(&mut buffer) {
+            Ok(0) if line.is_empty() => {
+                return Err(ReadError::Io(ErrorKind::UnexpectedEof.into()));
+            }
+            Ok(0) => {
+                let text = "the request has no end: it is one line of JSON";
+                return Err(ReadError::Refused(Refusal::new(
+                    RefusalKind::BadRequest,
+                    text,
+                )));
+            }
+            Ok(read) => read,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(ReadError::Io(error)),
+        };
+        let end = buffer[..read].iter().position(|byte| *byte == b'\n');
+        line.extend_from_slice(&buffer[..end.unwrap_or(read)]);
+        if line.len() >= bytes_max {
+            let text = format!("the request has more than {bytes_max} bytes");
+            return Err(ReadError::Refused(Refusal::new(
+                RefusalKind::BadRequest,
+                text,
+            )));
+        }
+        if end.is_some() {
+            return Ok(line);
+        }
+    }
+}
+
+async fn write_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.writable().await?;
+        match stream.try_write(bytes) {
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,648 @@
+//! Explanations for people.
+
+use plimsoll_core::explain::{
+    EvictionExplanation, ExplainedPod, ExplainedSignal, ExplainedThreshold, LeavingPod,
+    OomContainer, OomExplanation, SignalChoice, Standing, WayOut,
+};
+use plimsoll_core::options::OomOrder;
+use plimsoll_core::policy::oom_score::ScoreRule;
+use plimsoll_core::signal::Unit;
+use plimsoll_core::threshold::Operator;
+
+use crate::control::Answer;
+use crate::output::Style;
+use crate::rank::ranking_table;
+use crate::table::{Table, Tone, bytes};
+
+/// The text, each line ended.
+pub(super) fn render(answer: &Answer, style: Style) -> String {
+    match answer {
+        Answer::Eviction(own) => match &own.pod {
+            None => eviction(own, style),
+            Some(pod) => one_pod(own, pod, style),
+        },
+        Answer::Oom(own) => oom(own, style),
+    }
+}
+
+/// An amount in its unit.
+fn amount(own: i128, unit: Unit) -> String {
+    match unit {
+        Unit::Bytes => bytes(own),
+        Unit::Inodes | Unit::Processes => own.to_string(),
+        Unit::Share => percent(own),
+        Unit::BytesPerSecond => format!("{}/s", bytes(own)),
+        Unit::MilliCpus => format!("{own}m"),
+    }
+}
+
+/// Hundredths of a percent.
+fn percent(share: i128) -> String {
+    let sign = if share < 0 { "-" } else { "" };
+    let share = share.unsigned_abs();
+    format!("{sign}{}.{:02} %", share / 100, share % 100)
+}
+
+/// A span of time.
+fn span(ns: u64) -> String {
+    let ms = ns / 1_000_000;
+    match ms {
+        0..1_000 => format!("{ms} ms"),
+        1_000..120_000 => match (ms / 1000, ms % 1000 / 100) {
+            (s, 0) => format!("{s} s"),
+            (s, tenth) => format!("{s}.{tenth} s"),
+        },
+        _ => format!("{} min", ms / 60_000),
+    }
+}
+
+fn eviction(own: &EvictionExplanation, style: Style) -> String {
+    let mut text = signals(own).render(style);
+    for condition in own.conditions.iter().filter(|condition| condition.status) {
+        let ends = condition.ends_in_ns.map_or_else(String::new, |ns| {
+            format!(", for {} more at least", span(ns))
+        });
+        text += &format!("\n{}{ends}\n", style.red(condition.condition.as_str()));
+    }
+    text.push('\n');
+    for pod in &own.leaving {
+        text += &leaving(pod);
+    }
+    for over in &own.over_local_storage {
+        text += &format!(
+            "{} goes whatever the signals show: {}\n",
+            over.pod, over.reason
+        );
+    }
+    if !own.leaving.is_empty() || !own.over_local_storage.is_empty() {
+        text.push('\n');
+    }
+    text += &format!("Ranking for {}, {}:\n\n", own.signal, because(own));
+    text += &ranking(own).render(style);
+    for not in &own.not_ranked {
+        text += &style.dim(&format!("not ranked: {}, which {}", not.pod, not.why));
+        text.push('\n');
+    }
+    text += &next(own, style);
+    text + &kubelet(own)
+}
+
+fn because(own: &EvictionExplanation) -> &'static str {
+    match own.signal_because {
+        SignalChoice::Asked => "as asked for",
+        SignalChoice::Foreseen => "as it is foreseen that memory is gone soon",
+        SignalChoice::Met => "which asks for a victim",
+        SignalChoice::Grace => "of which a threshold is met and its grace period runs",
+        SignalChoice::Nearest => "the nearest to its threshold",
+        SignalChoice::Default => "as no signal with a threshold has been observed",
+    }
+}
+
+fn signals(own: &EvictionExplanation) -> Table {
+    let mut table = Table::new(
+        &["SIGNAL", "SHOWS", "OF", "THRESHOLD", "HEADROOM", "STATE"],
+        &[1, 2],
+    );
+    for signal in &own.signals {
+        let unknown = || "?".to_owned();
+        let shown = |figure: Option<u64>| {
+            figure.map_or_else(unknown, |figure| amount(figure.into(), signal.unit))
+        };
+        let capacity = match signal.unit {
+            Unit::Share => String::new(),
+            _ => shown(signal.capacity),
+        };
+        let mut head = [signal.signal.to_string(), shown(signal.observed), capacity];
+        if signal.thresholds.is_empty() {
+            let [name, shows, of] = head;
+            let none = vec![name, shows, of, "none".into(), String::new(), String::new()];
+            table.row(Tone::Faint, none);
+            continue;
+        }
+        for threshold in &signal.thresholds {
+            let [name, shows, of] = std::mem::take(&mut head);
+            let cells = vec![
+                name,
+                shows,
+                of,
+                value(signal, threshold),
+                headroom(signal, threshold),
+                state(signal, threshold),
+            ];
+            let tone = match threshold.met_since_ns {
+                Some(_) => Tone::Marked,
+                None => Tone::Plain,
+            };
+            table.row(tone, cells);
+        }
+    }
+    table
+}
+
+fn value(signal: &ExplainedSignal, threshold: &ExplainedThreshold) -> String {
+    let sign = match threshold.operator {
+        Operator::LessThan => "<",
+        Operator::GreaterThan => ">",
+        Operator::Never => "never",
+    };
+    let kind = if threshold.hard {
+        "hard".to_owned()
+    } else {
+        format!("soft, {}", span(threshold.grace_ns))
+    };
+    let value = threshold
+        .value
+        .map_or_else(|| "?".to_owned(), |own| amount(own.into(), signal.unit));
+    format!("{sign} {value} {kind}")
+}
+
+fn headroom(signal: &ExplainedSignal, threshold: &ExplainedThreshold) -> String {
+    match (threshold.headroom, threshold.headroom_share) {
+        (Some(headroom), _) if signal.unit == Unit::Share => percent(headroom.into()),
+        (Some(headroom), Some(share)) => {
+            let headroom = amount(headroom.into(), signal.unit);
+            format!("{headroom} ({})", percent(share.into()))
+        }
+        _ => "?".to_owned(),
+    }
+}
+
+fn state(signal: &ExplainedSignal, threshold: &ExplainedThreshold) -> String {
+    if signal.observed.is_none() {
+        return "not observed".to_owned();
+    }
+    let Some(left_ns) = threshold.grace_left_ns else {
+        return String::new();
+    };
+    let grace = if left_ns > 0 {
+        format!("met, {} of grace left", span(left_ns))
+    } else {
+        "met: asks for a victim".to_owned()
+    };
+    match threshold.min_reclaim {
+        Some(more) if more > 0 => {
+            let more = amount(more.into(), signal.unit);
+            format!("{grace}, over when {more} more is there")
+        }
+        _ => grace,
+    }
+}
+
+fn leaving(pod: &LeavingPod) -> String {
+    let why = if pod.evicted {
+        "evicted"
+    } else {
+        "its manifest is gone"
+    };
+    let stage = match (pod.empty, pod.kill_in_ns) {
+        (true, _) => "all processes are gone, its memory is awaited".to_owned(),
+        (false, Some(ns)) => format!("killed in {} if it has not left by then", span(ns)),
+        (false, None) => "killed".to_owned(),
+    };
+    format!("{} is on its way out ({why}): {stage}\n", pod.pod)
+}
+
+fn ranking(own: &EvictionExplanation) -> Table {
+    let places = own.ranking.places.iter();
+    ranking_table(
+        places.map(|place| (place, String::new())),
+        |figure| amount(figure, own.usage_unit),
+        false,
+    )
+}
+
+fn next(own: &EvictionExplanation, style: Style) -> String {
+    let Some(next) = own.ranking.next() else {
+        let why = if own.ranking.places.is_empty() {
+            "no pod has processes"
+        } else {
+            "all are exempt"
+        };
+        return format!("\nNobody can be evicted: {why}.\n");
+    };
+    let mut text = match &own.victims[..] {
+        [only] if *only == next.pod => format!("\nNext to be evicted: {}", style.bold(only)),
+        several => format!(
+            "\nTo be evicted together, being as many as are needed: {}",
+            style.bold(&several.join(", "))
+        ),
+    };
+    let following = own
+        .ranking
+        .places
+        .iter()
+        .find(|place| place.rank == next.rank + 1);
+    if let (Some(following), Some(by)) = (following, next.ahead_of_next_by)
+        && own.victims.len() == 1
+    {
+        text += &format!(", ahead of {} by {by}", following.pod);
+    }
+    text + "\n"
+}
+
+fn kubelet(own: &EvictionExplanation) -> String {
+    let kubelet = &own.kubelet;
+    if kubelet.differences.is_empty() {
+        return "The kubelet would choose the same.\n".to_owned();
+    }
+    let mut text = String::new();
+    for difference in &kubelet.differences {
+        text += &format!(
+            "The kubelet {}; plimsoll {} ({})\n",
+            difference.kubelet, difference.plimsoll, difference.because
+        );
+    }
+    text
+}
+
+fn one_pod(own: &EvictionExplanation, pod: &ExplainedPod, style: Style) -> String {
+    let figure = |figure: u64| amount(figure.into(), own.usage_unit);
+    let class = pod
+        .priority_class_name
+        .as_ref()
+        .map_or_else(String::new, |class| format!(" ({class})"));
+    let mut text = format!(
+        "{}, {}, priority {}{class}, for {}, {}:\n",
+        style.bold(&pod.pod),
+        pod.qos_class,
+        pod.priority,
+        own.signal,
+        because(own)
+    );
+    let mut line = |what: &str, says: String| text += &format!("  {what:16}{says}\n");
+    if let (Some(usage), Some(working_set)) = (pod.memory_usage_bytes, pod.memory_working_set_bytes)
+    {
+        line(
+            "memory",
+            format!(
+                "{} charged, of which {} is the working set",
+                bytes(usage.into()),
+                bytes(working_set.into())
+            ),
+        );
+    }
+    if let Some(place) = &pod.place {
+        let usage = place.usage.map_or_else(
+            || "no statistics".to_owned(),
+            |usage| {
+                let over = place.usage_over_request.unwrap_or(0);
+                let (over, word) = (amount(over.unsigned_abs().into(), own.usage_unit), over < 0);
+                let word = if word { "below" } else { "above" };
+                format!(
+                    "{}, {over} {word} its request of {}",
+                    figure(usage),
+                    figure(place.request)
+                )
+            },
+        );
+        line("usage", usage);
+        line(
+            "place",
+            format!("{} of {}", place.rank, own.ranking.places.len()),
+        );
+    }
+    if let Some(before) = &pod.before {
+        line("before it", format!("{}, by {}", before.pod, before.by));
+    }
+    if let Some(after) = &pod.after {
+        line("after it", format!("{}, by {}", after.pod, after.by));
+    }
+    if pod.leaving {
+        line("state", "on its way out".to_owned());
+    }
+    text.push('\n');
+    text += &verdict(own, pod);
+    text + &kubelet(own)
+}
+
+fn verdict(own: &EvictionExplanation, pod: &ExplainedPod) -> String {
+    let figure = |figure: u64| amount(figure.into(), own.usage_unit);
+    if let Some(why) = pod.exempt {
+        return format!("It is not evicted for any signal: {why}.\n");
+    }
+    if let Some(why) = pod.not_ranked {
+        return format!("It is not evicted: it {why}.\n");
+    }
+    let is_next = pod
+        .place
+        .as_ref()
+        .is_some_and(|place| place.standing == Standing::Next);
+    if !is_next {
+        let mut text = match pod.shielded_by {
+            1 => "One pod that can be evicted goes before it: it is safe while that is there.\n"
+                .to_owned(),
+            pods => format!(
+                "{pods} pods that can be evicted go before it: it is safe while one of them is there.\n"
+            ),
+        };
+        text += &match pod.next_at_usage {
+            Some(usage) => format!(
+                "It would be the next from a usage of {} on, if all else stays.\n",
+                figure(usage)
+            ),
+            None => "No usage of its own would make it the next.\n".to_owned(),
+        };
+        if own.victims.contains(&pod.pod) {
+            text += "It would be evicted together with the next one: the target needs both.\n";
+        }
+        return text;
+    }
+    if own
+        .ranking
+        .places
+        .iter()
+        .filter(|place| place.exempt.is_none())
+        .count()
+        == 1
+    {
+        return "It is the next to be evicted: nobody else can be.\n".to_owned();
+    }
+    let mut text = "It is the next to be evicted.".to_owned();
+    if pod.ways_out.is_empty() {
+        return text + " No change of its own would put another pod in its place.\n";
+    }
+    text += " Another would be, if all else stays, from the moment that\n";
+    for way in &pod.ways_out {
+        text += &match way {
+            WayOut::Statistics => {
+                "  - its usage is known: without statistics a pod goes first\n".to_owned()
+            }
+            WayOut::UsageAtMost { usage } => format!("  - it uses {} or less\n", figure(*usage)),
+            WayOut::RequestAtLeast { request } => {
+                format!("  - it requests {} or more\n", figure(*request))
+            }
+            WayOut::PriorityAtLeast { priority } => {
+                format!("  - its priority is {priority} or higher\n")
+            }
+        };
+    }
+    text
+}
+
+fn oom(own: &OomExplanation, style: Style) -> String {
+    let swap = match own.swap_bytes {
+        0 => "no swap".to_owned(),
+        swap => format!("{} of swap", bytes(swap.into())),
+    };
+    let planned = own.containers.iter().any(|own| own.planned.is_some());
+    let order = match (own.order, planned) {
+        (OomOrder::Dynamic, true) => "oom_score_adj follows the eviction ranking",
+        (OomOrder::Dynamic, false) => {
+            "oom_score_adj follows the eviction ranking; there is no plan yet, so this is by the kubelet's"
+        }
+        (OomOrder::Kubelet, _) => "oom_score_adj is the kubelet's",
+    };
+    let mut text = format!(
+        "{} of memory, {swap}; {order}.\n\n",
+        bytes(own.memory_capacity_bytes.into())
+    );
+    let mut heading = vec![
+        "RANK",
+        "POD",
+        "CONTAINER",
+        "QOS",
+        "WORKING SET",
+        "ADJ",
+        "BADNESS",
+    ];
+    if planned {
+        heading.extend(["PLANNED", "HAS", "CERTAIN"]);
+    }
+    heading.push("WHY THE KUBELET'S ADJ");
+    let mut table = Table::new(&heading, &[0, 4, 5, 6]);
+    for container in &own.containers {
+        let unknown = || "?".to_owned();
+        let mut cells = vec![
+            container.rank.to_string(),
+            container.pod.clone(),
+            container.container.clone(),
+            container.qos_class.to_string(),
+            container
+                .pod_working_set_bytes
+                .map_or_else(unknown, |own| bytes(own.into())),
+            container.kubelet_adj.to_string(),
+            container.badness.to_string(),
+        ];
+        if planned {
+            let plan = container.planned;
+            cells.push(plan.map_or_else(unknown, |plan| plan.adj.to_string()));
+            let has = plan.and_then(|plan| plan.current_adj);
+            cells.push(has.map_or_else(unknown, |adj| adj.to_string()));
+            let certain = plan.is_some_and(|plan| plan.certain);
+            cells.push(if certain { "yes" } else { "" }.to_owned());
+        }
+        cells.push(rule(container, own.memory_capacity_bytes));
+        let tone = if container.rank == 1 {
+            Tone::Marked
+        } else {
+            Tone::Plain
+        };
+        table.row(tone, cells);
+    }
+    text += &table.render(style);
+    if own.containers.is_empty() {
+        return text + "\nNo process: the kernel would take nothing of this.\n";
+    }
+    text += "\nBADNESS is thousandths of memory and swap plus ADJ, as if one process had all of its pod's working set: what a process really\n\
+             has is less. The kernel kills the highest first.\n";
+    if planned {
+        text += "CERTAIN: while it has a process, the kernel takes none of a later place.\n";
+    }
+    text
+}
+
+fn rule(container: &OomContainer, capacity_bytes: u64) -> String {
+    match container.rule {
+        ScoreRule::NodeCritical => "system-node-critical".to_owned(),
+        ScoreRule::Guaranteed => "Guaranteed: after all others".to_owned(),
+        ScoreRule::BestEffort => "BestEffort: before all others".to_owned(),
+        ScoreRule::Burstable {
+            request_bytes,
+            as_least_container,
+            unbounded,
+        } => {
+            let of = if as_least_container {
+                " (its regular container that requests least: it is a sidecar)"
+            } else {
+                ""
+            };
+            let bound = if unbounded == i64::from(container.kubelet_adj) {
+                String::new()
+            } else {
+                format!(" = {unbounded}, bound to {}", container.kubelet_adj)
+            };
+            format!(
+                "1000 - 1000 * {}{of} / {}{bound}",
+                bytes(request_bytes.into()),
+                bytes(capacity_bytes.into())
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use plimsoll_core::engine::{Engine, EngineConfig};
+    use plimsoll_core::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
+    use plimsoll_core::signal::Signal;
+    use plimsoll_core::threshold::{Amount, Passes, Threshold};
+
+    use super::*;
+    use crate::control::server::answer;
+    use crate::control::{Request, Snapshot};
+
+    const MIB: u64 = 1 << 20;
+
+    fn snapshot() -> Snapshot {
+        let threshold = |mib, grace_ns| Threshold {
+            signal: Signal::MemoryAvailable,
+            operator: Operator::LessThan,
+            value: Amount::Absolute(mib * MIB),
+            grace_ns,
+            min_reclaim: Some(Amount::Absolute(50 * MIB)),
+            passes: Passes::All,
+        };
+        let mut engine = Engine::new(EngineConfig {
+            thresholds: vec![threshold(100, 0), threshold(600, 30_000_000_000)],
+            ..EngineConfig::default()
+        });
+        let mut memory = Vec::new();
+        for (name, spec, used_mib) in [
+            (
+                "web",
+                r#""containers":[{"name":"app","resources":{"requests":{"memory":"100Mi"}}}]"#,
+                300,
+            ),
+            ("batch", r#""containers":[{"name":"job"}]"#, 40),
+            (
+                "dns",
+                r#""priority":2000001000,"priorityClassName":"system-node-critical","containers":[{"name":"dns"}]"#,
+                20,
+            ),
+        ] {
+            let json = format!(r#"{{"metadata":{{"name":"{name}"}},"spec":{{{spec}}}}}"#);
+            let pod: Arc<plimsoll_core::pod::Pod> = Arc::new(serde_json::from_str(&json).unwrap());
+            let uid = pod.uid();
+            for kind in [
+                EventKind::PodApplied { pod },
+                EventKind::PodRunning { uid: uid.clone() },
+            ] {
+                engine.step(&Event { at_ns: 1, kind }, &mut Vec::new());
+            }
+            memory.push(PodMemory {
+                uid,
+                usage_bytes: used_mib * MIB,
+                inactive_file_bytes: 0,
+                active_file_bytes: 0,
+                usage_at_stat_bytes: used_mib * MIB,
+            });
+        }
+        let sample = Sample {
+            node: NodeMemory {
+                capacity_bytes: 1024 * MIB,
+                anon_bytes: 524 * MIB,
+                ..NodeMemory::default()
+            },
+            pods: memory,
+            ..Sample::default()
+        };
+        let kind = EventKind::Sample(sample);
+        engine.step(&Event { at_ns: 2, kind }, &mut Vec::new());
+        Snapshot {
+            config: engine.config().clone(),
+            state: engine.state().clone(),
+            oom_plan: None,
+        }
+    }
+
+    fn shown(request: &Request) -> String {
+        render(
+            &answer(request, &snapshot()).unwrap(),
+            Style { color: false },
+        )
+    }
+
+    fn eviction_of(pod: Option<&str>) -> Request {
+        Request::ExplainEviction {
+            signal: None,
+            pod: pod.map(ToOwned::to_owned),
+        }
+    }
+
+    #[test]
+    fn evictions() {
+        assert_eq!(shown(&eviction_of(None)), "\
+SIGNAL                  SHOWS   OF  THRESHOLD           HEADROOM          STATE
+memory.available        500Mi  1Gi  < 100Mi hard        400Mi (39.06 %)
+                                    < 600Mi soft, 30 s  -100Mi (-9.76 %)  met, 30 s of grace left, over when 50Mi more is there
+kernelMemory.available      0  1Gi  none
+
+MemoryPressure, for 5 min more at least
+
+Ranking for memory.available, of which a threshold is met and its grace period runs:
+
+RANK  POD              PRIORITY  QOS         USAGE  REQUEST  USAGE-REQUEST  AHEAD OF THE NEXT BY     EXEMPT
+   1  default/web             0  Burstable   300Mi    100Mi          200Mi  more usage over request
+   2  default/batch           0  BestEffort   40Mi        0           40Mi  lower priority
+   3  default/dns    2000001000  BestEffort   20Mi        0           20Mi                           system-critical priority
+
+Next to be evicted: default/web, ahead of default/batch by more usage over request
+The kubelet would choose the same.
+");
+    }
+
+    #[test]
+    fn one_pod_and_its_ways_out() {
+        assert_eq!(shown(&eviction_of(Some("web"))), "\
+default/web, Burstable, priority 0, for memory.available, of which a threshold is met and its grace period runs:
+  memory          300Mi charged, of which 300Mi is the working set
+  usage           300Mi, 200Mi above its request of 100Mi
+  place           1 of 3
+  after it        default/batch, by more usage over request
+
+It is the next to be evicted. Another would be, if all else stays, from the moment that
+  - it uses 140Mi or less
+  - it requests 260Mi or more
+  - its priority is 1 or higher
+The kubelet would choose the same.
+");
+        assert_eq!(shown(&eviction_of(Some("batch"))), "\
+default/batch, BestEffort, priority 0, for memory.available, of which a threshold is met and its grace period runs:
+  memory          40Mi charged, of which 40Mi is the working set
+  usage           40Mi, 40Mi above its request of 0
+  place           2 of 3
+  before it       default/web, by more usage over request
+  after it        default/dns, by lower priority
+
+One pod that can be evicted goes before it: it is safe while that is there.
+It would be the next from a usage of 200Mi on, if all else stays.
+The kubelet would choose the same.
+");
+    }
+
+    #[test]
+    fn kills_by_the_kernel() {
+        assert_eq!(shown(&Request::ExplainOom { pod: None }), "\
+1Gi of memory, no swap; oom_score_adj is the kubelet's.
+
+RANK  POD            CONTAINER  QOS         WORKING SET   ADJ  BADNESS  WHY THE KUBELET'S ADJ
+   1  default/web    app        Burstable         300Mi   903     1195  1000 - 1000 * 100Mi / 1Gi
+   2  default/batch  job        BestEffort         40Mi  1000     1039  BestEffort: before all others
+   3  default/dns    dns        BestEffort         20Mi  -997     -978  system-node-critical
+
+BADNESS is thousandths of memory and swap plus ADJ, as if one process had all of its pod's working set: what a process really
+has is less. The kernel kills the highest first.
+");
+    }
+
+    #[test]
+    fn amounts_and_spans() {
+        assert_eq!(amount(-1234, Unit::Share), "-12.34 %");
+        assert_eq!(amount(5, Unit::Inodes), "5");
+        assert_eq!(span(999_999_999), "999 ms");
+        assert_eq!(span(61_500_000_000), "61.5 s");
+        assert_eq!(span(300_000_000_000), "5 min");
+    }
+}

@@ -1,0 +1,317 @@
+//! The control socket with a loop that is not one: what clients get, and what hostile ones cannot do.
+#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use plimsoll::control::client::{AskError, ask};
+use plimsoll::control::server::{Bounds, Server};
+use plimsoll::control::{Answer, RefusalKind, Request, Snapshot, SnapshotRequests, snapshots};
+use plimsoll_core::engine::{Engine, EngineConfig};
+use plimsoll_core::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
+use plimsoll_core::pod::Pod;
+use plimsoll_core::signal::Signal;
+use plimsoll_core::threshold::{Amount, Operator, Passes, Threshold};
+
+const MIB: u64 = 1 << 20;
+const PATIENCE: Duration = Duration::from_millis(400);
+
+/// An engine that has seen `pods` running pods, each with its index in MiB.
+fn engine(pods: u64) -> Engine {
+    let mut engine = Engine::new(EngineConfig {
+        thresholds: vec![Threshold {
+            signal: Signal::MemoryAvailable,
+            operator: Operator::LessThan,
+            value: Amount::Absolute(100 * MIB),
+            grace_ns: 0,
+            min_reclaim: None,
+            passes: Passes::All,
+        }],
+        ..EngineConfig::default()
+    });
+    let mut decisions = Vec::new();
+    let mut step = |at_ns, kind| engine.step(&Event { at_ns, kind }, &mut decisions);
+    let mut memory = Vec::new();
+    for index in 0..pods {
+        let json = format!(
+            r#"{{"metadata":{{"name":"p{index}"}},"spec":{{"containers":[{{"name":"app"}}]}}}}"#
+        );
+        let pod: Pod = serde_json::from_str(&json).unwrap();
+        let uid = pod.uid();
+        step(1, EventKind::PodApplied { pod: Arc::new(pod) });
+        step(1, EventKind::PodRunning { uid: uid.clone() });
+        memory.push(PodMemory {
+            uid,
+            usage_bytes: index * MIB,
+            inactive_file_bytes: 0,
+            active_file_bytes: 0,
+            usage_at_stat_bytes: index * MIB,
+        });
+    }
+    let sample = Sample {
+        node: NodeMemory {
+            capacity_bytes: 1024 * MIB,
+            anon_bytes: 512 * MIB,
+            ..NodeMemory::default()
+        },
+        pods: memory,
+        ..Sample::default()
+    };
+    step(2, EventKind::Sample(sample));
+    engine
+}
+
+/// A server with a loop that answers at once, or never.
+struct Fixture {
+    path: PathBuf,
+    server: Server,
+    given: Arc<AtomicUsize>,
+    _loop: Option<JoinHandle<()>>,
+    _dir: tempfile::TempDir,
+}
+
+fn answer_all(mut requests: SnapshotRequests, engine: Engine, given: &AtomicUsize) {
+    while let Some(asked) = requests.blocking_recv() {
+        given.fetch_add(1, Ordering::Relaxed);
+        let snapshot = Snapshot {
+            config: engine.config().clone(),
+            state: engine.state().clone(),
+            oom_plan: None,
+        };
+        asked.send(snapshot).ok();
+    }
+}
+
+fn serve(pods: u64) -> Fixture {
+    let (source, requests) = snapshots();
+    let given = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&given);
+    let engine = engine(pods);
+    let thread = std::thread::spawn(move || answer_all(requests, engine, &counter));
+    fixture(source, given, Some(thread))
+}
+
+fn fixture(
+    source: plimsoll::control::SnapshotSource,
+    given: Arc<AtomicUsize>,
+    thread: Option<JoinHandle<()>>,
+) -> Fixture {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control.sock");
+    let bounds = Bounds {
+        patience: PATIENCE,
+        ..Bounds::default()
+    };
+    let server = Server::start(&path, None, source, bounds).unwrap();
+    Fixture {
+        path,
+        server,
+        given,
+        _loop: thread,
+        _dir: dir,
+    }
+}
+
+fn eviction(pod: Option<&str>) -> Request {
+    Request::ExplainEviction {
+        signal: None,
+        pod: pod.map(ToOwned::to_owned),
+    }
+}
+
+fn refused(path: &Path, request: &Request) -> (RefusalKind, String) {
+    match ask(path, request) {
+        Err(AskError::Refused(refusal)) => (refusal.kind, refusal.message),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Sends `bytes`, and reads what comes.
+fn raw(path: &Path, bytes: &[u8]) -> String {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.write_all(bytes).ok();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok();
+    text
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_question_is_answered() {
+    let fixture = serve(4);
+    let Answer::Eviction(answer) = ask(&fixture.path, &eviction(None)).unwrap() else {
+        panic!("another answer");
+    };
+    assert_eq!(answer.victims, ["default/p3"]);
+    assert_eq!(answer.signal, Signal::MemoryAvailable);
+    assert_eq!(answer.signals[0].thresholds[0].headroom, Some(412 << 20));
+    let Answer::Oom(answer) = ask(&fixture.path, &Request::ExplainOom { pod: None }).unwrap()
+    else {
+        panic!("another answer");
+    };
+    assert_eq!(answer.containers[0].pod, "default/p3");
+    assert_eq!(answer.containers[0].kubelet_adj, 1000);
+}
+
+#[test]
+fn pods_are_found_or_the_reason_is_given() {
+    let fixture = serve(3);
+    for name in ["default/p1", "p1", "default_p1"] {
+        let Answer::Eviction(answer) = ask(&fixture.path, &eviction(Some(name))).unwrap() else {
+            panic!("another answer");
+        };
+        assert_eq!(answer.pod.unwrap().pod, "default/p1", "{name}");
+    }
+    let (kind, text) = refused(&fixture.path, &eviction(Some("web")));
+    assert_eq!(kind, RefusalKind::UnknownPod);
+    assert!(
+        text.contains("default/p0, default/p1, default/p2"),
+        "{text}"
+    );
+    let signal = Request::ExplainEviction {
+        signal: Some("memory.free".to_owned()),
+        pod: None,
+    };
+    let (kind, text) = refused(&fixture.path, &signal);
+    assert_eq!(kind, RefusalKind::UnknownSignal);
+    assert!(text.contains("nodefs.inodesFree"), "{text}");
+}
+
+#[test]
+fn many_questions_cost_the_loop_few_snapshots() {
+    let fixture = serve(1);
+    let start = Instant::now();
+    for _ in 0..50 {
+        ask(&fixture.path, &eviction(None)).unwrap();
+    }
+    // One when the first came, and one each 100 ms.
+    let at_most = 2 + start.elapsed().as_millis() / 100;
+    let given = fixture.given.load(Ordering::Relaxed);
+    assert!(given as u128 <= at_most, "{given} > {at_most}");
+}
+
+#[test]
+fn a_loop_without_time_is_said() {
+    let (source, requests) = snapshots();
+    let fixture = fixture(source, Arc::default(), None);
+    let (kind, text) = refused(&fixture.path, &eviction(None));
+    assert_eq!(kind, RefusalKind::Busy);
+    assert!(text.contains("had no time"), "{text}");
+    drop(requests);
+    let (kind, text) = refused(&fixture.path, &eviction(None));
+    assert_eq!(kind, RefusalKind::Busy);
+    assert!(text.contains("starting or stopping"), "{text}");
+}
+
+#[test]
+fn lines_that_are_wrong_are_refused() {
+    let fixture = serve(1);
+    let huge = vec![b'x'; 1 << 20];
+    assert!(raw(&fixture.path, &huge).contains("more than 65536 bytes"));
+    assert!(raw(&fixture.path, b"\n").contains("badRequest"));
+    assert!(raw(&fixture.path, b"\xff\x00{\n").contains("badRequest"));
+    assert!(raw(&fixture.path, b"{\"v\":7}\n").contains("\"version\""));
+    let deep = "[".repeat(60_000) + "\n";
+    assert!(raw(&fixture.path, deep.as_bytes()).contains("badRequest"));
+    // What follows the line is not looked at.
+    let two = eviction(None).to_line() + "garbage";
+    assert!(raw(&fixture.path, two.as_bytes()).contains("\"answer\""));
+    ask(&fixture.path, &eviction(None)).unwrap();
+}
+
+#[test]
+fn a_half_line_is_cut_off() {
+    let fixture = serve(1);
+    let mut half = UnixStream::connect(&fixture.path).unwrap();
+    half.write_all(b"{\"v\":1,").unwrap();
+    let silent = UnixStream::connect(&fixture.path).unwrap();
+    // Both are there and hold nobody up.
+    ask(&fixture.path, &eviction(None)).unwrap();
+    half.set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    assert_eq!(half.read(&mut [0]).unwrap(), 0, "cut off without an answer");
+    drop(silent);
+    until("both are counted", || {
+        fixture.server.counts().lost.load(Ordering::Relaxed) == 2
+    });
+
+    let mut ended = UnixStream::connect(&fixture.path).unwrap();
+    ended.write_all(b"{\"v\":1,").unwrap();
+    ended.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut text = String::new();
+    ended.read_to_string(&mut text).unwrap();
+    assert!(text.contains("has no end"), "{text}");
+}
+
+#[test]
+fn a_hundred_connections_take_sixteen_places() {
+    let fixture = serve(1);
+    let mut clients: Vec<UnixStream> = (0..100)
+        .map(|_| UnixStream::connect(&fixture.path).unwrap())
+        .collect();
+    let mut sent_away = 0;
+    for client in &mut clients {
+        client
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let mut text = String::new();
+        client.read_to_string(&mut text).unwrap();
+        sent_away += usize::from(text.contains("\"busy\""));
+    }
+    let counts = fixture.server.counts();
+    assert_eq!(sent_away, 84);
+    assert_eq!(counts.sent_away.load(Ordering::Relaxed), 84);
+    until("the places are free again", || {
+        counts.lost.load(Ordering::Relaxed) == 16
+    });
+    ask(&fixture.path, &eviction(None)).unwrap();
+}
+
+#[test]
+fn whoever_goes_or_stops_reading_amid_an_answer_is_forgotten() {
+    // An answer much larger than a socket's buffer.
+    let fixture = serve(3000);
+    let line = eviction(None).to_line();
+    let mut gone = UnixStream::connect(&fixture.path).unwrap();
+    gone.write_all(line.as_bytes()).unwrap();
+    gone.read_exact(&mut [0; 10]).unwrap();
+    drop(gone);
+    let mut slow = UnixStream::connect(&fixture.path).unwrap();
+    slow.write_all(line.as_bytes()).unwrap();
+    slow.read_exact(&mut [0; 10]).unwrap();
+    until("both are forgotten", || {
+        fixture.server.counts().lost.load(Ordering::Relaxed) == 2
+    });
+    let Answer::Eviction(answer) = ask(&fixture.path, &eviction(None)).unwrap() else {
+        panic!("another answer");
+    };
+    assert_eq!(answer.ranking.places.len(), 3000);
+}
+
+#[test]
+fn nobody_there_is_said_with_the_next_step() {
+    let Fixture {
+        path, server, _dir, ..
+    } = serve(1);
+    drop(server);
+    assert!(!path.exists(), "the socket goes with its server");
+    let error = ask(&path, &eviction(None)).unwrap_err();
+    assert!(error.to_string().contains("plimsoll run"), "{error}");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let error = ask(&path, &eviction(None)).unwrap_err();
+    assert!(error.to_string().contains("has ended"), "{error}");
+    let refused = UnixStream::connect(&path).unwrap_err().kind();
+    assert_eq!(refused, ErrorKind::ConnectionRefused);
+}
