@@ -29,6 +29,7 @@ use crate::bpf::Bpf;
 use crate::control::Snapshot;
 use crate::host::file::FileError;
 use crate::journal::Journal;
+use crate::kubepods::Kubepods;
 use crate::limits::Limits;
 use crate::oom_group::OomGroups;
 use crate::oom_order::OomOrdering;
@@ -111,6 +112,8 @@ pub struct Agent {
     oom_order: Option<OomOrdering>,
     /// `None`: memory is not on cgroup v2.
     oom_groups: Option<OomGroups>,
+    /// `None`: the cgroups above the pods are left as they are.
+    kubepods: Option<Kubepods>,
     not_watched_told: u64,
     /// When the engine wants the next sample.
     sample_by_ns: u64,
@@ -165,6 +168,7 @@ impl Agent {
             oom_scores: None,
             oom_order: None,
             oom_groups: None,
+            kubepods: None,
             not_watched_told: 0,
             sample_by_ns: 0,
             hurry: true,
@@ -182,6 +186,12 @@ impl Agent {
     /// Also sets whether the kernel's OOM killer takes processes, containers or pods.
     pub fn with_oom_groups(mut self, groups: Option<OomGroups>) -> Self {
         self.oom_groups = groups;
+        self
+    }
+
+    /// Also keeps the cgroups above the pods.
+    pub fn with_kubepods(mut self, kubepods: Kubepods) -> Self {
+        self.kubepods = Some(kubepods);
         self
     }
 
@@ -568,6 +578,7 @@ impl Agent {
             self.pods.remove(&uid);
             self.take_in(EventKind::PodRemoved { uid });
         }
+        self.keep_kubepods();
         // What they have behind them is not news.
         self.tell_limits();
         // Room for all of them, so that no sample has to make any.
@@ -653,6 +664,15 @@ impl Agent {
         more
     }
 
+    /// The cgroups above the pods follow which pods there are.
+    fn keep_kubepods(&mut self) {
+        if let Some(kubepods) = &mut self.kubepods
+            && let Err(error) = kubepods.follow(&self.pods)
+        {
+            self.warn(error.to_string());
+        }
+    }
+
     /// What can wait: new and gone cgroups, the pressure ring, counts of lost records.
     ///
     /// Between any two pods urgent work comes first: looking at all of a hundred pods takes longer than an eviction may wait.
@@ -672,6 +692,7 @@ impl Agent {
         if let Some(groups) = &mut self.oom_groups {
             groups.retain(&self.pods);
         }
+        self.keep_kubepods();
         self.tell_limits();
         self.tell_lost_records();
         if let Some(error) = self.journal.as_mut().and_then(Journal::take_error) {

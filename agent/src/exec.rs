@@ -22,18 +22,19 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use plimsoll_core::cgroup_config::{
-    NodeCapacity, QosSettings, container_config, pod_config, tiers,
+    CgroupConfig, NodeCapacity, QosSettings, container_config, pod_config, tiers,
 };
 use plimsoll_core::pod::{Container, Pod};
 use plimsoll_core::policy::oom_score::oom_score_adj;
 use plimsoll_core::qos::QosClass;
 use rustix::io::Errno;
 
+use crate::config::{Config, ConfigError, ConfigFile, EvictionFlags};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};
 use crate::host::file::{FileError, read_text, write_text};
 use crate::host::knobs::{KnobError, Ledger, PODS_LEDGER};
-use crate::host::meminfo::MeminfoFile;
+use crate::kubepods::{self, KubepodsError};
 use crate::pod_cgroup::{self, ApplyError};
 use crate::source::manifests::{ManifestError, ManifestPod, read_file};
 use crate::storage::usage::Places;
@@ -76,9 +77,12 @@ pub struct ExecArgs {
     /// Directory of the ledger of changed knobs
     #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
     pub state_dir: PathBuf,
-    /// Processes and threads that one pod may have (kubelet: podPidsLimit); -1 for no limit
-    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
-    pub pod_pids_limit: i64,
+    /// Configuration file: a KubeletConfiguration, for what the node's settings make of limits, such as memory.high and swap
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Processes and threads that one pod may have; -1 for no limit [default: podPidsLimit of the file, or no limit]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub pod_pids_limit: Option<i64>,
     /// The kubelet's directory, in which volumes are
     #[arg(long, value_name = "DIR", default_value = KUBELET_DIR)]
     pub kubelet_dir: PathBuf,
@@ -122,6 +126,12 @@ pub enum ExecError {
         /// The containers that there are.
         names: String,
     },
+    /// The configuration file.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// What the machine has, or what of it is for pods.
+    #[error(transparent)]
+    Node(#[from] KubepodsError),
     /// `--pod-pids-limit` is no limit.
     #[error("--pod-pids-limit {0}: use a positive number, or -1 for no limit")]
     PodPidsLimit(i64),
@@ -193,10 +203,12 @@ fn lines(errors: &[ManifestError]) -> String {
 /// [`ExecError`], with the exit status in [`ExecError::exit_code`].
 pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
     let host = HostRoot::live();
-    let settings = QosSettings {
-        pod_pids_limit: pids_limit(args.pod_pids_limit)?,
-        ..QosSettings::default()
-    };
+    let file = args.config.as_deref().map(ConfigFile::read).transpose()?;
+    let config = Config::new(file.unwrap_or_default(), &EvictionFlags::default())?;
+    let mut settings = config.cgroups.qos;
+    if let Some(limit) = args.pod_pids_limit {
+        settings.pod_pids_limit = pids_limit(limit)?;
+    }
     let (pods, errors) = read_file(&args.file);
     let pod = select_pod(&args.file, &pods, errors, args.pod.as_deref())?;
     let container = select_container(pod, args.container.as_deref())?;
@@ -212,11 +224,11 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
     let mounts = host.cgroup_mounts()?;
     let cgroup_root = CgroupPath::new(&args.cgroup_root)?;
     let mut ledger = Ledger::open(&host, args.state_dir.join(PODS_LEDGER))?;
-    let capacity = MeminfoFile::open(&host)?.read()?.total;
+    let node = kubepods::capacity(&host, &mounts, &config)?;
     let adj = oom_score_adj(
         pod,
         container,
-        NonZeroU64::new(capacity).unwrap_or(NonZeroU64::MIN),
+        NonZeroU64::new(node.memory_bytes).unwrap_or(NonZeroU64::MIN),
     );
 
     enter(
@@ -224,7 +236,7 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
         &cgroup_root,
         pod,
         container,
-        &settings,
+        (&settings, &node),
         &mut ledger,
     )?;
     set_oom_score_adj(&host, adj)?;
@@ -419,7 +431,7 @@ fn enter(
     cgroup_root: &CgroupPath,
     pod: &Pod,
     container: &Container,
-    settings: &QosSettings,
+    (settings, node): (&QosSettings, &NodeCapacity),
     ledger: &mut Ledger,
 ) -> Result<(), ExecError> {
     let pod_path = pod_cgroup::pod_path(cgroup_root, pod)?;
@@ -430,7 +442,7 @@ fn enter(
             cgroup_root,
             (pod, &pod_path),
             (container, &container_path),
-            settings,
+            (settings, node),
             ledger,
         ) {
             Ok(notes) => {
@@ -471,11 +483,10 @@ fn try_enter(
     cgroup_root: &CgroupPath,
     (pod, pod_path): (&Pod, &CgroupPath),
     (container, container_path): (&Container, &CgroupPath),
-    settings: &QosSettings,
+    (settings, node): (&QosSettings, &NodeCapacity),
     ledger: &mut Ledger,
 ) -> Result<Vec<String>, ExecError> {
     let class = pod.qos_class();
-    let node = NodeCapacity::default();
     let tier = pod_cgroup::tier_path(cgroup_root, class)?;
     let is_new_tier = pod_cgroup::pod_hierarchies(mounts)
         .iter()
@@ -483,18 +494,17 @@ fn try_enter(
     pod_cgroup::create(mounts, container_path, ledger)?;
     if is_new_tier && class == QosClass::BestEffort {
         // What the Burstable pods together request is known to the agent only, which sets it.
-        pod_cgroup::apply_tier(
-            mounts,
-            cgroup_root,
-            class,
-            &tiers([], settings, &node).best_effort,
-        )?;
+        let config = CgroupConfig {
+            memory_max_bytes: None,
+            ..tiers([], settings, node).best_effort
+        };
+        pod_cgroup::apply_tier(mounts, &tier, &config, &mut pod_cgroup::directly)?;
     }
-    let notes = pod_cgroup::apply(mounts, pod_path, &pod_config(pod, settings, &node))?;
+    let notes = pod_cgroup::apply(mounts, pod_path, &pod_config(pod, settings, node))?;
     pod_cgroup::apply(
         mounts,
         container_path,
-        &container_config(pod, container, settings, &node),
+        &container_config(pod, container, settings, node),
     )?;
     pod_cgroup::set_oom_group(mounts, container_path)?;
     pod_cgroup::join_self(mounts, container_path)?;

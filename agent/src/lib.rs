@@ -14,6 +14,7 @@ pub mod explain;
 pub mod facts;
 pub mod host;
 pub mod journal;
+pub mod kubepods;
 pub mod ladder;
 pub mod limits;
 pub mod observer;

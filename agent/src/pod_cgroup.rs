@@ -11,10 +11,11 @@
 //! Source: `pkg/kubelet/cm/{pod_container_manager_linux,cgroup_manager_linux}.go` of 1.36, opencontainers/cgroups `fs` and `fs2`.
 #![forbid(unsafe_code)]
 
+mod limits;
+
 use std::path::Path;
 use std::sync::Arc;
 
-use plimsoll_core::cgroup_config::CgroupConfig;
 use plimsoll_core::pod::Pod;
 use plimsoll_core::qos::QosClass;
 use plimsoll_core::units::PodUid;
@@ -25,6 +26,8 @@ use crate::host::cgroup::{
 use crate::host::file::{ControlFile, FileError, errno_of, read_text, write_text};
 use crate::host::kill::{CGROUP_DEPTH_MAX, CGROUPS_PER_POD_MAX};
 use crate::host::knobs::{KnobError, Ledger};
+
+pub use limits::{ApplyError, apply, apply_pids, apply_tier, apply_with, directly};
 
 /// The cgroup of all pods.
 pub const KUBEPODS: &str = "kubepods";
@@ -292,56 +295,6 @@ fn children(dir: &Path) -> Result<Vec<String>, FileError> {
     Ok(names)
 }
 
-/// Why a cgroup does not have its limits.
-#[derive(Debug, thiserror::Error)]
-pub enum ApplyError {
-    /// A name that cannot name a cgroup.
-    #[error(transparent)]
-    Path(#[from] CgroupError),
-    /// The specification asks for something that needs a controller which no hierarchy has.
-    #[error("{field} needs a cgroup controller: {source}; or take {field} out of the manifest")]
-    NoController {
-        /// What of the pod asks for it.
-        field: String,
-        /// Which controller, and what to do.
-        #[source]
-        source: CgroupError,
-    },
-    /// The machine has no huge pages of this size.
-    #[error("{field}: this kernel has no huge pages of that size ({path} does not exist); see /sys/kernel/mm/hugepages", path = path.display())]
-    NoPageSize {
-        /// What of the pod asks for it.
-        field: String,
-        /// The control file that is missing.
-        path: Arc<Path>,
-    },
-    /// A control file refused its value.
-    #[error("{field} = {value}: {source}")]
-    Refused {
-        /// What of the pod asks for it.
-        field: &'static str,
-        /// What was written.
-        value: String,
-        /// The file and the kernel's answer.
-        #[source]
-        source: FileError,
-    },
-    /// The hugetlb control files cannot be listed.
-    #[error(transparent)]
-    File(#[from] FileError),
-}
-
-impl ApplyError {
-    /// Whether the cgroup was removed meanwhile.
-    pub fn is_vanished(&self) -> bool {
-        match self {
-            Self::Path(error) => error.is_vanished(),
-            Self::Refused { source, .. } | Self::File(source) => source.is_vanished(),
-            Self::NoController { .. } | Self::NoPageSize { .. } => false,
-        }
-    }
-}
-
 /// Creates a cgroup in all hierarchies that pods have one in. What is created or enabled is in the ledger.
 ///
 /// # Errors
@@ -355,237 +308,6 @@ pub fn create(
         ledger.create_cgroup(hierarchy, cgroup, &controllers)?;
     }
     Ok(())
-}
-
-/// Writes the limits of a pod's or container's cgroup. Returns one line for each controller that is missing and that the
-/// specification did not ask for.
-///
-/// These are not in the ledger: they are gone with the cgroup, which is.
-///
-/// # Errors
-/// [`ApplyError`] names the pod's field and the controller or file.
-pub fn apply(
-    mounts: &CgroupMounts,
-    cgroup: &CgroupPath,
-    config: &CgroupConfig,
-) -> Result<Vec<String>, ApplyError> {
-    let notes = apply_cpu_memory_pids(mounts, cgroup, config)?;
-    apply_huge_pages(mounts, cgroup, config)?;
-    Ok(notes)
-}
-
-fn apply_cpu_memory_pids(
-    mounts: &CgroupMounts,
-    cgroup: &CgroupPath,
-    config: &CgroupConfig,
-) -> Result<Vec<String>, ApplyError> {
-    let mut notes = Vec::new();
-    let mut write = |controller,
-                     field: &'static str,
-                     is_asked: bool,
-                     values: &dyn Fn(Version) -> Vec<(&'static str, String)>| {
-        let hierarchy = match mounts.hierarchy_of(controller) {
-            Ok(hierarchy) => hierarchy,
-            Err(source) if is_asked => {
-                return Err(ApplyError::NoController {
-                    field: field.to_owned(),
-                    source,
-                });
-            }
-            Err(source) => {
-                notes.push(source.to_string());
-                return Ok(());
-            }
-        };
-        for (file, value) in values(hierarchy.version) {
-            let path = hierarchy.dir(cgroup).join(file);
-            write_text(&path, &value).map_err(|source| ApplyError::Refused {
-                field,
-                value,
-                source,
-            })?;
-        }
-        Ok(())
-    };
-    if let (Some(shares), Some(weight)) = (config.cpu_shares, config.cpu_weight) {
-        let is_asked = shares > plimsoll_core::cgroup_config::SHARES_MIN;
-        write(
-            Controller::Cpu,
-            "resources.requests.cpu",
-            is_asked,
-            &|version| match version {
-                Version::V1 => vec![("cpu.shares", shares.to_string())],
-                Version::V2 => vec![("cpu.weight", weight.to_string())],
-            },
-        )?;
-    }
-    if let (Some(cpu_max), Some(quota), Some(period)) =
-        (config.cpu_max(), config.cpu_quota_us, config.cpu_period_us)
-    {
-        write(
-            Controller::Cpu,
-            "resources.limits.cpu",
-            quota > 0,
-            &|version| match version {
-                // The period first: a new quota is checked against it.
-                Version::V1 => vec![
-                    ("cpu.cfs_period_us", period.to_string()),
-                    ("cpu.cfs_quota_us", quota.max(-1).to_string()),
-                ],
-                Version::V2 => vec![("cpu.max", cpu_max.clone())],
-            },
-        )?;
-    }
-    // A limit of 0 is none, as it is to container runtimes.
-    match config.memory_max_bytes.filter(|bytes| *bytes > 0) {
-        Some(bytes) => write(
-            Controller::Memory,
-            "resources.limits.memory",
-            true,
-            &|version| match version {
-                Version::V1 => vec![("memory.limit_in_bytes", bytes.to_string())],
-                Version::V2 => vec![("memory.max", bytes.to_string())],
-            },
-        )?,
-        None => write(
-            Controller::Memory,
-            "resources.requests.memory",
-            false,
-            &|_| Vec::new(),
-        )?,
-    }
-    if let Some(pids_max) = config.pids_max {
-        write(Controller::Pids, "podPidsLimit", true, &|_| {
-            vec![("pids.max", pids_max.to_string())]
-        })?;
-    }
-    Ok(notes)
-}
-
-/// Writes the limits of the cgroup of all pods of a QoS class (`qos_container_manager_linux.go`). A tier without a cgroup is left out, and
-/// huge pages stay unlimited at this level (`setHugePagesUnbounded`).
-///
-/// # Errors
-/// [`ApplyError`]. A tier that vanishes meanwhile is no error.
-pub fn apply_tier(
-    mounts: &CgroupMounts,
-    cgroup_root: &CgroupPath,
-    class: QosClass,
-    config: &CgroupConfig,
-) -> Result<(), ApplyError> {
-    let (Ok(cpu), Ok(path)) = (
-        mounts.hierarchy_of(Controller::Cpu),
-        tier_path(cgroup_root, class),
-    ) else {
-        return Ok(());
-    };
-    if !cpu.has(&path) {
-        return Ok(());
-    }
-    match apply_cpu_memory_pids(mounts, &path, config) {
-        Err(error) if !error.is_vanished() => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// Sizes that the specification does not name get 0, as the kubelet does it (`HugePageSizes` of kuberuntime and of the cgroup manager).
-fn apply_huge_pages(
-    mounts: &CgroupMounts,
-    cgroup: &CgroupPath,
-    config: &CgroupConfig,
-) -> Result<(), ApplyError> {
-    let field = |size: u64| {
-        format!(
-            "resources.limits.hugepages-{}",
-            page_size_name(size).trim_end_matches('B').to_owned() + "i"
-        )
-    };
-    let asked = || {
-        config
-            .huge_pages_max_bytes
-            .iter()
-            .filter(|(_, limit)| **limit > 0)
-    };
-    let hierarchy = match (mounts.hierarchy_of(Controller::Hugetlb), asked().next()) {
-        (Ok(hierarchy), _) => hierarchy,
-        (Err(_), None) => return Ok(()),
-        (Err(source), Some((size, _))) => {
-            return Err(ApplyError::NoController {
-                field: field(*size),
-                source,
-            });
-        }
-    };
-    let dir = hierarchy.dir(cgroup);
-    let (limit_file, reserved_file) = match hierarchy.version {
-        Version::V1 => ("limit_in_bytes", "rsvd.limit_in_bytes"),
-        Version::V2 => ("max", "rsvd.max"),
-    };
-    let sizes = page_sizes(&dir, limit_file)?;
-    if let Some((size, _)) = asked().find(|(size, _)| !sizes.contains(&page_size_name(**size))) {
-        let path = Arc::from(dir.join(format!("hugetlb.{}.{limit_file}", page_size_name(*size))));
-        return Err(ApplyError::NoPageSize {
-            field: field(*size),
-            path,
-        });
-    }
-    for size in sizes {
-        let limit = config
-            .huge_pages_max_bytes
-            .iter()
-            .find(|(bytes, _)| page_size_name(**bytes) == size)
-            .map_or(0, |(_, limit)| *limit);
-        for file in [limit_file, reserved_file] {
-            let path = dir.join(format!("hugetlb.{size}.{file}"));
-            match write_text(&path, &limit.to_string()) {
-                Ok(()) => {}
-                Err(error) if error.is_vanished() && file == reserved_file => {} // since 5.7
-                Err(source) => {
-                    return Err(ApplyError::Refused {
-                        field: "resources.limits.hugepages",
-                        value: limit.to_string(),
-                        source,
-                    });
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The page sizes of the machine, from the names of a cgroup's hugetlb files.
-fn page_sizes(dir: &Path, limit_file: &str) -> Result<Vec<String>, FileError> {
-    let unreadable = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::NotFound => FileError::Vanished {
-            path: Arc::from(dir),
-        },
-        _ => FileError::Unreadable {
-            path: Arc::from(dir),
-            source: errno_of(&error),
-        },
-    };
-    let mut sizes = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(unreadable)? {
-        let name = entry.map_err(unreadable)?.file_name();
-        let size = name
-            .to_str()
-            .and_then(|name| name.strip_prefix("hugetlb."))
-            .and_then(|name| name.split_once('.'));
-        if let Some((size, _)) = size.filter(|(_, file)| *file == limit_file) {
-            sizes.push(size.to_owned());
-        }
-    }
-    sizes.sort_unstable();
-    Ok(sizes)
-}
-
-/// The kernel's name of a page size in hugetlb control files (mm/hugetlb_cgroup.c, `mem_fmt`).
-fn page_size_name(bytes: u64) -> String {
-    match bytes {
-        _ if bytes >= 1 << 30 => format!("{}GB", bytes >> 30),
-        _ if bytes >= 1 << 20 => format!("{}MB", bytes >> 20),
-        _ => format!("{}KB", bytes >> 10),
-    }
 }
 
 /// On v2: a container whose one process is killed for lack of memory is killed as a whole, as the kubelet sets it up unless

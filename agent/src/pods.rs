@@ -76,6 +76,7 @@ pub struct Pods {
     settings: QosSettings,
     capacity: NodeCapacity,
     entries: BTreeMap<PodUid, Entry>,
+    generation: u64,
 }
 
 impl Pods {
@@ -88,6 +89,7 @@ impl Pods {
             settings: QosSettings::default(),
             capacity: NodeCapacity::default(),
             entries: BTreeMap::new(),
+            generation: 0,
         }
     }
 
@@ -99,6 +101,16 @@ impl Pods {
             capacity,
             ..self
         }
+    }
+
+    /// All that are wanted or have not left yet, by ascending UID.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.entries.values().map(|entry| &entry.pod)
+    }
+
+    /// Another number whenever a pod came, went or changed.
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// How many are wanted.
@@ -131,6 +143,7 @@ impl Pods {
     pub fn apply(&mut self, pod: Arc<Pod>) -> Result<(), CgroupError> {
         let path = pod_cgroup::pod_path(&self.cgroup_root, &pod)?;
         let uid = pod.uid();
+        self.generation += 1;
         match self.entries.get_mut(&uid) {
             // A change of QoS class moves the cgroup; the kubelet does not allow that while the pod lives.
             Some(entry) if entry.open.is_some() => {
@@ -184,6 +197,7 @@ impl Pods {
             entry.removed = true;
             if entry.open.is_none() {
                 self.entries.remove(uid);
+                self.generation += 1;
             }
         }
     }
@@ -200,6 +214,7 @@ impl Pods {
         let result = pod_cgroup::remove_empty(&self.mounts, &entry.path).map(|_| ());
         if entry.removed {
             self.entries.remove(uid);
+            self.generation += 1;
         }
         result
     }

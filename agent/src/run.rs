@@ -17,12 +17,13 @@ use crate::config::{Config, ConfigFile, Effective, EvictionFlags};
 use crate::control::{self, server::Bounds};
 use crate::facts::{Facts, hooks_of};
 use crate::host::HostRoot;
-use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Hierarchy, Version};
+use crate::host::cgroup::{CgroupPath, Controller, Version};
 use crate::host::knobs::{AGENT_LEDGER, KnobError, Ledger, PODS_LEDGER};
 use crate::host::lock::StateLock;
 use crate::host::meminfo::MeminfoFile;
 use crate::host::protect::protect;
 use crate::journal::Journal;
+use crate::kubepods::Kubepods;
 use crate::ladder::Without;
 use crate::limits::{Limits, Origins};
 use crate::observer::{NodeObserver, Wanted};
@@ -187,12 +188,19 @@ impl Started<'_> {
         } = self;
         let mounts = host.cgroup_mounts()?;
         let kubepods = pod_cgroup::kubepods_path(&cgroup_root)?;
-        let limit_bytes = make_kubepods(host, &mounts, &kubepods, &config, ledger)?;
+        let (kubepods_cgroups, absent) = Kubepods::make(
+            host,
+            &mounts,
+            &cgroup_root,
+            &config,
+            Ledger::open(host, args.state_dir.join(AGENT_LEDGER))?,
+        )?;
+        let capacity = kubepods_cgroups.capacity();
         let thresholds = &config.engine.thresholds;
         let (observer, unobserved) = NodeObserver::open(host, Wanted::by(thresholds));
         let stalls = stall_triggers(thresholds);
         let (meters, unmeasured) = PodMeters::by(&mounts, thresholds);
-        let sampler = Sampler::open(host, &mounts, &kubepods, limit_bytes)?
+        let sampler = Sampler::open(host, &mounts, &kubepods, capacity.allocatable_memory_bytes)?
             .with_observer(observer)
             .with_meters(meters);
 
@@ -215,6 +223,8 @@ impl Started<'_> {
 
         lost.extend(unmeasured.map(|error| format!("disk traffic of pods: {error}")));
         let options = config.engine.options;
+        lost.extend(absent.iter().map(ToString::to_string));
+
         let engine = Engine::new(config.engine);
         let journal = args
             .journal
@@ -223,7 +233,8 @@ impl Started<'_> {
             .transpose()?;
         let limits = Limits::new(&mounts, Origins::of(&report.choices))
             .context("the pods' limits cannot be watched")?;
-        let pods = Pods::new(host.clone(), mounts.clone(), cgroup_root.clone());
+        let pods = Pods::new(host.clone(), mounts.clone(), cgroup_root.clone())
+            .with_settings(config.cgroups.qos, capacity);
         let attach_told = bpf
             .as_ref()
             .is_some_and(|bpf| bpf.is_attached("cgroup_attach_task"));
@@ -272,7 +283,8 @@ impl Started<'_> {
             );
             let mut agent = Agent::new(engine, pods, sampler, limits, bpf, journal, reporter)
                 .with_oom_scores(scores, oom_order)
-                .with_oom_groups(oom_groups);
+                .with_oom_groups(oom_groups)
+                .with_kubepods(kubepods_cgroups);
             agent.started(&report.choices, &lost);
             agent.run(sources, stop).await
         });
@@ -300,33 +312,4 @@ fn restore(ledger: &mut Ledger) -> Result<usize, KnobError> {
         tracing::info!("{remark}");
     }
     Ok(restoration.restored())
-}
-
-/// Makes the kubepods cgroup and gives it node allocatable as its limit, as the kubelet does when it enforces `pods`.
-/// Returns that limit.
-fn make_kubepods(
-    host: &HostRoot,
-    mounts: &CgroupMounts,
-    kubepods: &CgroupPath,
-    config: &Config,
-    ledger: &mut Ledger,
-) -> Result<u64> {
-    let memory = mounts.hierarchy_of(Controller::Memory)?;
-    ledger.create_cgroup(memory, kubepods, &[Controller::Memory])?;
-    let capacity_bytes = MeminfoFile::open(host)?.read()?.total;
-    let limit_bytes = capacity_bytes.saturating_sub(config.reserved_memory_bytes());
-    if config.enforces_pods() {
-        ledger.write(
-            &memory.dir(kubepods).join(limit_file(memory)),
-            &limit_bytes.to_string(),
-        )?;
-    }
-    Ok(limit_bytes)
-}
-
-fn limit_file(memory: &Hierarchy) -> &'static str {
-    match memory.version {
-        Version::V1 => "memory.limit_in_bytes",
-        Version::V2 => "memory.max",
-    }
 }

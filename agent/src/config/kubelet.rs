@@ -107,17 +107,17 @@ pub static FIELDS: &[Field] = &[
         "how far CPUs, memory and devices must be on the same NUMA nodes").or("none"),
     field("topologyManagerScope", Later, OneOf(&["container", "pod"]), "what is aligned as one").or("container"),
     field("topologyManagerPolicyOptions", Later, LABELS, "options of the topology policy"),
-    field("qosReserved", Later, LABELS, "share of the requests of a QoS class kept from the lower ones; memory only (gate QOSReserved)"),
+    field("qosReserved", Used, LABELS, "share of the requests of a QoS class kept from the lower ones; memory only (gate QOSReserved)"),
     field("runtimeRequestTimeout", Kubelet, Duration, "of requests to the container runtime").or("2m"),
     field("hairpinMode", Kubelet, OneOf(&["promiscuous-bridge", "hairpin-veth", "none"]), "of the container bridge")
         .or("promiscuous-bridge"),
     field("maxPods", Later, COUNT, "most pods on the node").or("110"),
     field("podCIDR", Kubelet, Text, "addresses of pods without a control plane"),
-    field("podPidsLimit", Later, INT64, "most processes of a pod (pids.max); -1: no limit").or("-1").pointer(),
+    field("podPidsLimit", Used, INT64, "most processes of a pod (pids.max); -1: no limit").or("-1").pointer(),
     field("resolvConf", Kubelet, Text, "resolver configuration for containers").or("/etc/resolv.conf").pointer(),
     field("runOnce", Kubelet, Bool, "no longer allowed to be true"),
-    field("cpuCFSQuota", Later, Bool, "whether CPU limits are enforced").or("true").pointer(),
-    field("cpuCFSQuotaPeriod", Later, Duration, "period of CPU quotas, 1ms to 1s").or("100ms").pointer(),
+    field("cpuCFSQuota", Used, Bool, "whether CPU limits are enforced").or("true").pointer(),
+    field("cpuCFSQuotaPeriod", Used, Duration, "period of CPU quotas, 1ms to 1s").or("100ms").pointer(),
     field("nodeStatusMaxImages", Kubelet, int(-1, i32::MAX as i64), "images in the node's status; -1: all").or("50").pointer(),
     field("maxOpenFiles", Kubelet, int(0, i64::MAX), "open files of the kubelet's process").or("1000000"),
     field("contentType", Kubelet, Text, "of requests to the API server").or("application/vnd.kubernetes.protobuf"),
@@ -141,7 +141,7 @@ pub static FIELDS: &[Field] = &[
     field("iptablesDropBit", Kubelet, BIT, "no effect any more").or("15").pointer(),
     field("featureGates", Used, Map(&Bool), "features that are switched on or off; MemoryQoS, NodeSwap, CustomCPUCFSQuotaPeriod and QOSReserved are read").or("{}"),
     field("failSwapOn", Kubelet, Bool, "whether the kubelet refuses to start where there is swap; Plimsoll counts swap").or("true").pointer(),
-    field("memorySwap", Later, Object(MEMORY_SWAP), "whether containers may swap"),
+    field("memorySwap", Used, Object(MEMORY_SWAP), "whether containers may swap"),
     field("containerLogMaxSize", Later, Quantity, "size at which a container's log is rotated").or("10Mi"),
     field("containerLogMaxFiles", Later, int(2, i32::MAX as i64), "most log files of a container").or("5").pointer(),
     field("containerLogMaxWorkers", Kubelet, int(1, i32::MAX as i64), "logs rotated at once").or("1").pointer(),
@@ -150,10 +150,10 @@ pub static FIELDS: &[Field] = &[
         .or("Watch"),
     field("systemReserved", Used, QUANTITIES, "resource → quantity kept for the system; Plimsoll acts on memory").or("{}"),
     field("kubeReserved", Used, QUANTITIES, "resource → quantity kept for Kubernetes' daemons; Plimsoll acts on memory").or("{}"),
-    field("reservedSystemCPUs", Later, Text, "CPUs kept for the system, as 0-1,4; replaces cpu of both reservations"),
+    field("reservedSystemCPUs", Used, Text, "CPUs kept for the system, as 0-1,4; replaces cpu of both reservations"),
     field("showHiddenMetricsForVersion", Kubelet, Text, "metrics of an earlier release"),
-    field("systemReservedCgroup", Later, Text, "cgroup on which systemReserved is enforced"),
-    field("kubeReservedCgroup", Later, Text, "cgroup on which kubeReserved is enforced"),
+    field("systemReservedCgroup", Used, Text, "cgroup on which systemReserved is enforced"),
+    field("kubeReservedCgroup", Used, Text, "cgroup on which kubeReserved is enforced"),
     field("enforceNodeAllocatable", Used, TEXTS, "which cgroups get limits: pods, system-reserved, kube-reserved, … or none")
         .or("[pods]").pointer(),
     field("allowedUnsafeSysctls", Kubelet, TEXTS, "sysctls that pods may set"),
@@ -172,9 +172,9 @@ pub static FIELDS: &[Field] = &[
     field("enableProfilingHandler", Kubelet, Bool, "whether the server has /debug/pprof").or("true").pointer(),
     field("enableDebugFlagsHandler", Kubelet, Bool, "whether the server has /debug/flags").or("true").pointer(),
     field("seccompDefault", Kubelet, Bool, "whether RuntimeDefault is the seccomp profile of pods").or("false").pointer(),
-    field("memoryThrottlingFactor", Later, Number, "where memory.high lies between request and limit, over 0 to 1 (gate MemoryQoS)")
+    field("memoryThrottlingFactor", Used, Number, "where memory.high lies between request and limit, over 0 to 1 (gate MemoryQoS)")
         .or("0.9").pointer(),
-    field("memoryReservationPolicy", Later, OneOf(&["None", "TieredReservation"]), "whether requests become memory.min and memory.low (gate MemoryQoS)")
+    field("memoryReservationPolicy", Used, OneOf(&["None", "TieredReservation"]), "whether requests become memory.min and memory.low (gate MemoryQoS)")
         .or("None"),
     field("registerWithTaints", Kubelet, List(&Object(TAINT)), "taints of a new node"),
     field("registerNode", Kubelet, Bool, "whether the node registers itself").or("true").pointer(),
@@ -249,7 +249,7 @@ const AUTHORIZATION: &[Field] = &[
 
 const MEMORY_SWAP: &[Field] = &[field(
     "swapBehavior",
-    Later,
+    Used,
     OneOf(&["NoSwap", "LimitedSwap"]),
     "NoSwap, or LimitedSwap: Burstable containers may swap in proportion to their request",
 )

@@ -2,7 +2,7 @@
 
 use plimsoll_core::duration;
 use plimsoll_core::quantity::Quantity;
-use plimsoll_core::resources::MEMORY;
+use plimsoll_core::resources::EPHEMERAL_STORAGE;
 use plimsoll_core::signal::Signal;
 
 use super::document::{Node, Origin, Value};
@@ -14,12 +14,11 @@ use super::schema::{self, Class, Field, Shape};
 use super::tree::Tree;
 
 /// Feature gates that change eviction, QoS or OOM handling in the kubelet and are not acted on, with their defaults in 1.36.
-const GATES_LATER: [(&str, bool); 6] = [
+const GATES_LATER: [(&str, bool); 5] = [
     ("DisableCPUQuotaWithExclusiveCPUs", true),
     ("InPlacePodVerticalScaling", true),
     ("KubeletSeparateDiskGC", true),
     ("LocalStorageCapacityIsolationFSQuotaMonitoring", false),
-    ("MemoryQoS", false),
     ("PodLevelResources", true),
 ];
 
@@ -75,22 +74,13 @@ impl Effective {
         }
         for list in ["kubeReserved", "systemReserved"] {
             for (name, quantity, origin) in tree.quantities(list) {
-                if name != MEMORY && !quantity.is_zero() {
+                if name == EPHEMERAL_STORAGE && !quantity.is_zero() {
                     say(
                         origin,
                         format!("{list}: {name}"),
-                        "accepted, and not acted on yet: only memory is kept from pods".to_owned(),
+                        "accepted, and not acted on yet: the node's status, which it changes, is the kubelet's".to_owned(),
                     );
                 }
-            }
-        }
-        for (item, origin) in tree.texts("enforceNodeAllocatable") {
-            if !["pods", "none"].contains(&item) {
-                say(
-                    origin,
-                    format!("enforceNodeAllocatable: {item}"),
-                    "accepted, and not acted on yet: only pods is enforced".to_owned(),
-                );
             }
         }
         for (name, default) in GATES_LATER {
@@ -120,7 +110,7 @@ pub(super) fn class_of_entry(field: &Field, key: &str) -> Class {
         return inner.map_or(field.class, |inner| inner.class);
     }
     match field.name {
-        "kubeReserved" | "systemReserved" if key != MEMORY => Class::Later,
+        "kubeReserved" | "systemReserved" if key == EPHEMERAL_STORAGE => Class::Later,
         "featureGates" if GATES_LATER.iter().any(|(gate, _)| *gate == key) => Class::Later,
         "featureGates" if GATES.iter().all(|(gate, _)| *gate != key) => Class::Kubelet,
         _ => field.class,

@@ -623,13 +623,12 @@ fn what_is_accepted_and_not_acted_on_is_said() {
     );
     assert_eq!(
         remarks(
-            "cgroupDriver: systemd\ncpuManagerPolicy: static\nkubeReserved: {cpu: 1, memory: 1Gi}\nfeatureGates: {MemoryQoS: true, Other: true}\n"
+            "cgroupDriver: systemd\ncpuManagerPolicy: static\nkubeReserved: {cpu: 1, memory: 1Gi}\nfeatureGates: {PodLevelResources: false, Other: true}\n"
         ),
         [
             "cgroupDriver",
             "cpuManagerPolicy",
-            "kubeReserved: cpu",
-            "featureGates: MemoryQoS"
+            "featureGates: PodLevelResources"
         ]
     );
     assert_eq!(

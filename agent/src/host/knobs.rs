@@ -11,6 +11,8 @@
 //!
 //! The ledger lives in `/run`, which a reboot clears together with the knobs; where it is on a disk instead, lines of another boot are dropped.
 
+mod fold;
+
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
@@ -34,6 +36,8 @@ pub const AGENT_LEDGER: &str = "knobs.jsonl";
 pub const PODS_LEDGER: &str = "pods.jsonl";
 /// Bytes of a ledger that are read; beyond, the file is not one of ours. An agent writes about ten lines, each `exec` as many.
 pub const LEDGER_BYTES_MAX: u64 = 16 * 1024 * 1024;
+/// After this many lines of one process the ledger is folded.
+const FOLD_AFTER: u32 = 256;
 /// How often a ledger may be replaced by another process while we wait for its lock.
 const REPLACED_MAX: u32 = 100;
 
@@ -257,6 +261,8 @@ pub struct Ledger {
     path: PathBuf,
     file: File,
     boot_id: String,
+    /// Lines appended since they were last folded.
+    appended: u32,
 }
 
 impl Ledger {
@@ -286,6 +292,7 @@ impl Ledger {
             path,
             file,
             boot_id,
+            appended: 0,
         })
     }
 
@@ -427,11 +434,25 @@ impl Ledger {
         make: impl FnOnce() -> Result<(), KnobError>,
     ) -> Result<(), KnobError> {
         let _lock = self.lock()?;
-        self.append(&change).map_err(|source| KnobError::Ledger {
-            path: self.path.clone(),
-            source,
-        })?;
+        self.append(&change)
+            .and_then(|()| self.fold_if_long())
+            .map_err(|source| KnobError::Ledger {
+                path: self.path.clone(),
+                source,
+            })?;
         make()
+    }
+
+    /// A file that is written again and again, such as the weight of a tier, needs one line: its first value and its last.
+    fn fold_if_long(&mut self) -> std::io::Result<()> {
+        self.appended += 1;
+        if self.appended < FOLD_AFTER {
+            return Ok(());
+        }
+        self.appended = 0;
+        let (lines, _) = read_lines(&mut self.file)?;
+        let folded = fold::fold(lines);
+        self.replace(&folded)
     }
 
     /// Locks the file that is at the path now: a restore by another process replaces it.

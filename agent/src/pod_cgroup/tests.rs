@@ -332,7 +332,8 @@ fn tiers_have_weights_and_unlimited_huge_pages() {
             (QosClass::Burstable, tiers.burstable),
             (QosClass::BestEffort, tiers.best_effort),
         ] {
-            apply_tier(&mounts, &CgroupPath::default(), class, &config).unwrap();
+            let tier = tier_path(&CgroupPath::default(), class).unwrap();
+            apply_tier(&mounts, &tier, &config, &mut directly).unwrap();
         }
     };
     apply_both();

@@ -18,29 +18,15 @@ pub(super) const FILES: [(&str, &[&str]); 8] = [
     (KIND, &["cgroupDriver", "imageGCHighThresholdPercent"]),
     (
         EKS,
-        &[
-            "cgroupDriver",
-            "kubeReserved: cpu",
-            "kubeReserved: ephemeral-storage",
-            "kubeReservedCgroup",
-            "maxPods",
-            "systemReservedCgroup",
-        ],
+        &["cgroupDriver", "kubeReserved: ephemeral-storage", "maxPods"],
     ),
-    (
-        GKE,
-        &["kubeReserved: cpu", "kubeReserved: ephemeral-storage"],
-    ),
+    (GKE, &["kubeReserved: ephemeral-storage"]),
     (
         AKS,
         &[
             "cpuManagerPolicy",
             "topologyManagerPolicy",
-            "cpuCFSQuotaPeriod",
-            "memorySwap",
             "containerLogMaxSize",
-            "kubeReserved: cpu",
-            "kubeReserved: pid",
         ],
     ),
     (
@@ -53,9 +39,7 @@ pub(super) const FILES: [(&str, &[&str]); 8] = [
             "cpuManagerReconcilePeriod",
             "maxPods",
             "memoryManagerPolicy",
-            "podPidsLimit",
             "reservedMemory",
-            "reservedSystemCPUs",
             "systemReserved: ephemeral-storage",
             "topologyManagerPolicy",
             "topologyManagerPolicyOptions",
@@ -63,22 +47,7 @@ pub(super) const FILES: [(&str, &[&str]); 8] = [
         ],
     ),
     (K3S, &["cgroupDriver"]),
-    (
-        HARDENED,
-        &[
-            "enforceNodeAllocatable: system-reserved-compressible",
-            "enforceNodeAllocatable: kube-reserved",
-            "systemReservedCgroup",
-            "kubeReservedCgroup",
-            "systemReserved: cpu",
-            "systemReserved: pid",
-            "kubeReserved: cpu",
-            "featureGates: MemoryQoS",
-            "memoryThrottlingFactor",
-            "memoryReservationPolicy",
-            "singleProcessOOMKill",
-        ],
-    ),
+    (HARDENED, &["singleProcessOOMKill"]),
 ];
 
 #[test]

@@ -1,0 +1,113 @@
+//! Keeps the ledger short where a file is written again and again, such as the weight of a tier whose pods come and go.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::{Change, Line};
+
+/// Joins writes of one file into the first of them, where each found what the one before had written. The last write of a file stays as it
+/// is: it may not have been made yet, and then the one before it has to be undone.
+pub(super) fn fold(lines: Vec<Line>) -> Vec<Line> {
+    let mut folded: Vec<Line> = Vec::with_capacity(lines.len());
+    // Places in `folded` of a file's joined writes, and of its last one.
+    let mut places: BTreeMap<PathBuf, (usize, usize)> = BTreeMap::new();
+    for line in lines {
+        let Change::Write {
+            path,
+            old,
+            new,
+            process: None,
+        } = &line.change
+        else {
+            folded.push(line);
+            continue;
+        };
+        let Some((first, last)) = places.get(path).copied() else {
+            places.insert(path.clone(), (folded.len(), folded.len()));
+            folded.push(line);
+            continue;
+        };
+        let found = written_by(&folded[last]).is_some_and(|before| before == old);
+        match (found && folded[last].boot_id == line.boot_id, first == last) {
+            (false, _) => {
+                places.insert(path.clone(), (folded.len(), folded.len()));
+                folded.push(line);
+            }
+            (true, true) => {
+                places.insert(path.clone(), (first, folded.len()));
+                folded.push(line);
+            }
+            (true, false) => {
+                let (old, new) = (old.clone(), new.clone());
+                if let Change::Write { new, .. } = &mut folded[first].change {
+                    new.clone_from(&old);
+                }
+                if let Change::Write {
+                    old: before,
+                    new: after,
+                    ..
+                } = &mut folded[last].change
+                {
+                    *before = old;
+                    *after = new;
+                }
+            }
+        }
+    }
+    folded
+}
+
+/// What a write left in its file.
+fn written_by(line: &Line) -> Option<&str> {
+    match &line.change {
+        Change::Write { new, .. } => Some(new),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(path: &str, old: &str, new: &str) -> Line {
+        Line {
+            boot_id: "boot".to_owned(),
+            change: Change::Write {
+                path: path.into(),
+                old: old.to_owned(),
+                new: new.to_owned(),
+                process: None,
+            },
+        }
+    }
+
+    #[test]
+    fn writes_of_one_file_become_two_lines() {
+        let folded = fold(vec![
+            line("a", "1", "2"),
+            line("b", "7", "8"),
+            line("a", "2", "3"),
+            line("a", "3", "4"),
+            line("a", "4", "5"),
+        ]);
+        assert_eq!(
+            folded,
+            [
+                line("a", "1", "4"),
+                line("b", "7", "8"),
+                line("a", "4", "5")
+            ]
+        );
+        assert_eq!(fold(folded.clone()), folded);
+    }
+
+    #[test]
+    fn what_somebody_else_wrote_in_between_is_kept() {
+        let lines = vec![
+            line("a", "1", "2"),
+            line("a", "9", "3"),
+            line("a", "3", "4"),
+        ];
+        assert_eq!(fold(lines.clone()), lines);
+    }
+}
