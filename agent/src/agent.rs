@@ -306,7 +306,7 @@ impl Agent {
             let snapshot = Snapshot {
                 config: self.engine.config().clone(),
                 state: self.engine.state().clone(),
-                oom_plan: None,
+                oom_plan: self.oom_order.as_ref().and_then(OomOrdering::plan).cloned(),
             };
             asked.send(snapshot).ok();
         }
