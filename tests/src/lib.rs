@@ -3,5 +3,6 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+pub mod fuzz;
 #[cfg(feature = "guest")]
 pub mod guest;

@@ -6,6 +6,7 @@ mod bench;
 mod conformance;
 mod demo;
 mod ebpf;
+mod fuzz;
 mod guest;
 mod kernel;
 mod lock;
@@ -32,6 +33,7 @@ Examples:
   cargo xtask bench reaction --peers earlyoom,plimsoll
   cargo xtask test                                    everything, guests on three kernels included
   cargo xtask conformance tests/vectors/quantity.jsonl
+  cargo xtask fuzz --seconds 600                      random histories against the decision engine
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
 its time was up, 125 when the guest ended without one.
@@ -75,6 +77,12 @@ enum Command {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
+    /// Random and hostile histories against the decision engine (arguments: cargo xtask fuzz -- --help)
+    Fuzz {
+        /// For the program, such as --seconds 600
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -96,6 +104,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Bench(command) => return bench::run(&command),
         Command::Test { quick } => return test::run(quick),
         Command::Conformance { files } => return conformance::run(&files),
+        Command::Fuzz { arguments } => return fuzz::run(&arguments),
     }
     Ok(0)
 }

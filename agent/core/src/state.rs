@@ -198,13 +198,15 @@ impl NodeState {
         self.conditions[condition as usize]
     }
 
-    /// Whether an eviction is under way, so that none for `resource` may begin. Memory does not wait for a pod that may take
-    /// its time because it leaves for another reason.
+    /// Whether an eviction is under way, so that none for `resource` may begin. Memory does not wait for a pod that still has
+    /// time to leave for another reason.
     pub fn eviction_under_way(&self, resource: Resource) -> bool {
-        self.pods.values().any(|pod| {
-            let cause = pod.leaving.and_then(|leaving| leaving.evicted_for);
-            cause.is_some_and(|cause| resource != Resource::Memory || cause == Resource::Memory)
-        })
+        let leaving = self.pods.values().filter_map(|pod| pod.leaving);
+        leaving
+            .filter_map(|leaving| Some((leaving.evicted_for?, leaving.killed_at_ns.is_some())))
+            .any(|(cause, killed)| {
+                resource != Resource::Memory || cause == Resource::Memory || killed
+            })
     }
 
     /// Takes in what an event says. Decides nothing.

@@ -151,7 +151,7 @@ pub(crate) fn next_ns(leaving: &Leaving, now_ns: u64) -> u64 {
     } else {
         50_000_000
     };
-    let look_ns = now_ns + step_ns;
+    let look_ns = now_ns.saturating_add(step_ns);
     if leaving.killed_at_ns.is_none()
         && leaving.empty_at_ns.is_none()
         && leaving.kill_at_ns > now_ns

@@ -61,16 +61,18 @@ fn available(readings: &Readings<'_>) -> Seen {
 pub(crate) fn available_bytes(node: &NodeMemory, availability: Availability) -> u64 {
     match availability {
         Availability::Kubelet => {
-            let working_set =
-                (node.anon_bytes + node.file_bytes).saturating_sub(node.inactive_file_bytes);
+            let working_set = node
+                .anon_bytes
+                .saturating_add(node.file_bytes)
+                .saturating_sub(node.inactive_file_bytes);
             node.capacity_bytes.saturating_sub(working_set)
         }
         // MemAvailable counts the page cache that can go, active or not, and the watermarks; anonymous memory can still move
         // to free swap, but no more of it than there is. tmpfs and shared memory, though in `Cached`, are on the lists of
         // anonymous pages and so in neither; that they could be swapped too is left out, as AnonPages leaves them out.
-        Availability::Reclaimable => {
-            node.kernel_available_bytes + node.swap_free_bytes.min(node.anon_bytes)
-        }
+        Availability::Reclaimable => node
+            .kernel_available_bytes
+            .saturating_add(node.swap_free_bytes.min(node.anon_bytes)),
     }
 }
 
@@ -101,8 +103,10 @@ fn kernel(readings: &Readings<'_>) -> Seen {
         return Seen::Missing;
     }
     Seen::Value(Observation {
-        value: node.kernel_available_bytes + node.swap_free_bytes,
-        capacity: node.capacity_bytes + node.swap_total_bytes,
+        value: node
+            .kernel_available_bytes
+            .saturating_add(node.swap_free_bytes),
+        capacity: node.capacity_bytes.saturating_add(node.swap_total_bytes),
         at_ns: Some(readings.at_ns),
     })
 }

@@ -1,0 +1,258 @@
+//! Configurations and events as a node could have them.
+
+use std::sync::Arc;
+
+use plimsoll_core::engine::EngineConfig;
+use plimsoll_core::event::{
+    Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, PodMemory, Sample,
+};
+use plimsoll_core::options::{Availability, EvictionOptions, Victims};
+use plimsoll_core::policy::rank::ImageFsLayout;
+use plimsoll_core::reading::{
+    ContainerStorage, FileSystemReading, NumaMemory, PodProcesses, PodStorage, PressureReading,
+    ProcessReading, StallReading, StallShares, StorageReading, Used, VolumeStorage,
+};
+use plimsoll_core::signal::SIGNALS;
+use plimsoll_core::threshold::{Amount, Passes, Threshold};
+use plimsoll_core::units::PodUid;
+use serde_json::json;
+
+use super::Random;
+
+const UIDS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+const MI: u64 = 1 << 20;
+const CAPACITY: u64 = 1000 * MI;
+const MS: u64 = 1_000_000;
+
+pub(super) fn config(random: &mut Random) -> EngineConfig {
+    let thresholds = (0..random.below(8)).map(|_| threshold(random)).collect();
+    EngineConfig {
+        thresholds,
+        layout: *random.pick(&[
+            ImageFsLayout::Shared,
+            ImageFsLayout::Dedicated,
+            ImageFsLayout::Split,
+        ]),
+        local_storage_limits: random.one_in(2),
+        pressure_transition_period_ns: random.below(60_000) * MS,
+        max_pod_grace_period_s: *random.pick(&[-1, 0, 1, 30, i64::MAX, i64::MIN]),
+        options: EvictionOptions {
+            victims: *random.pick(&[Victims::One, Victims::Targeted]),
+            availability: *random.pick(&[Availability::Kubelet, Availability::Reclaimable]),
+            ..EvictionOptions::kubelet()
+        },
+    }
+}
+
+fn threshold(random: &mut Random) -> Threshold {
+    let row = random.pick(&SIGNALS);
+    let amount = |random: &mut Random| match random.below(3) {
+        0 => Amount::Absolute(random.below(CAPACITY)),
+        1 => Amount::Absolute(*random.pick(&[1, u64::MAX, i64::MAX as u64])),
+        _ => Amount::Fraction((random.below(100) as f32 / 100.0).to_bits()),
+    };
+    Threshold {
+        signal: row.signal,
+        operator: row.operator,
+        value: amount(random),
+        grace_ns: *random.pick(&[0, 0, MS, 1000 * MS, u64::MAX]),
+        min_reclaim: random.one_in(3).then(|| amount(random)),
+        passes: *random.pick(&[Passes::All, Passes::All, Passes::First, Passes::Later]),
+    }
+}
+
+pub(super) fn event(random: &mut Random, now_ns: &mut u64) -> Event {
+    *now_ns += *random.pick(&[0, 1, MS, 20 * MS, 100 * MS, 1000 * MS, 31_000 * MS]);
+    let kind = match random.below(20) {
+        0..3 => pod(random),
+        3..6 => EventKind::PodRunning { uid: any(random) },
+        6 => EventKind::PodEmpty { uid: any(random) },
+        7 => EventKind::PodRemoved { uid: any(random) },
+        8 => EventKind::Outcome {
+            uid: any(random),
+            action: *random.pick(&[Action::Terminate, Action::Kill]),
+            error: random.one_in(2).then(|| "refused".to_owned()),
+        },
+        9 => EventKind::NodeReclaimed {
+            bytes: random.below(CAPACITY),
+            inodes: random.below(1000),
+            error: None,
+        },
+        _ => EventKind::Sample(sample(random, *now_ns)),
+    };
+    Event {
+        at_ns: *now_ns,
+        kind,
+    }
+}
+
+fn any(random: &mut Random) -> PodUid {
+    PodUid::from(*random.pick(&UIDS))
+}
+
+fn pod(random: &mut Random) -> EventKind {
+    let quantities = ["0", "1", "64Mi", "300Mi", "9Ei", "0.5", "1e20", "100m"];
+    let pod = json!({
+        "metadata": {"name": "p", "uid": any(random)},
+        "spec": {
+            "priority": random.pick(&[0, 0, 0, 5, -5, i32::MAX, 2_000_000_000]),
+            "terminationGracePeriodSeconds": random.pick(&[None, Some(0), Some(1), Some(30), Some(-1), Some(i64::MAX)]),
+            "containers": [{"name": "c", "resources": {
+                "requests": {"memory": random.pick(&quantities), "ephemeral-storage": random.pick(&quantities)},
+                "limits": {"ephemeral-storage": random.pick(&quantities)},
+            }}],
+            "volumes": [{"name": "v", "emptyDir": {"sizeLimit": random.pick(&quantities)}}],
+        },
+    });
+    // Written above, of fields that a pod has.
+    let pod = serde_json::from_value(pod).unwrap_or_default();
+    EventKind::PodApplied { pod: Arc::new(pod) }
+}
+
+fn sample(random: &mut Random, now_ns: u64) -> Sample {
+    let crossed_ns = now_ns.saturating_sub(random.below(MS));
+    let cause = *random.pick(&[
+        Cause::Timer,
+        Cause::Timer,
+        Cause::Storage,
+        Cause::NodeReclaimed,
+        Cause::PressureStall,
+        Cause::MemoryEvent,
+        Cause::Lifecycle,
+        Cause::ChargeThreshold { crossed_ns },
+        Cause::KswapdWake { crossed_ns },
+        Cause::DirectReclaim { crossed_ns },
+    ]);
+    let anon_bytes = random.below(CAPACITY);
+    let file_bytes = random.below(CAPACITY - anon_bytes + 1);
+    let free_bytes = CAPACITY - anon_bytes - file_bytes;
+    let inactive_file_bytes = random.below(file_bytes + 1);
+    let node = NodeMemory {
+        capacity_bytes: CAPACITY,
+        anon_bytes,
+        file_bytes,
+        inactive_file_bytes,
+        free_bytes,
+        kernel_available_bytes: free_bytes + inactive_file_bytes,
+        swap_total_bytes: 100 * MI,
+        swap_free_bytes: random.below(100 * MI),
+    };
+    let some = |random: &mut Random| random.one_in(3);
+    Sample {
+        cause,
+        node,
+        kubepods: some(random).then(|| CgroupMemory {
+            usage_bytes: anon_bytes,
+            inactive_file_bytes: random.below(MI),
+            usage_at_stat_bytes: anon_bytes,
+            active_file_bytes: random.below(MI),
+            limit_bytes: some(random).then_some(CAPACITY),
+        }),
+        charged_bytes: some(random).then(|| random.below(CAPACITY)),
+        pods: UIDS
+            .iter()
+            .filter_map(|uid| {
+                let usage_bytes = random.below(CAPACITY / 4);
+                (!random.one_in(8)).then(|| PodMemory {
+                    uid: PodUid::from(*uid),
+                    usage_bytes,
+                    inactive_file_bytes: random.below(usage_bytes + 1),
+                    usage_at_stat_bytes: usage_bytes,
+                })
+            })
+            .collect(),
+        storage: some(random).then(|| Arc::new(storage(random, now_ns))),
+        processes: some(random).then(|| Arc::new(processes(random, now_ns))),
+        pressure: some(random).then(|| pressure(random, now_ns)),
+        numa: if some(random) {
+            (0..2).map(|node| numa(random, node)).collect()
+        } else {
+            Vec::new()
+        },
+        ..Sample::default()
+    }
+}
+
+fn storage(random: &mut Random, at_ns: u64) -> StorageReading {
+    let mut file_system = || {
+        (!random.one_in(8)).then(|| FileSystemReading {
+            at_ns,
+            available_bytes: random.below(CAPACITY),
+            capacity_bytes: CAPACITY,
+            inodes_free: Some(random.below(10_000)),
+            inodes: Some(10_000),
+        })
+    };
+    let (nodefs, imagefs, containerfs) = (file_system(), file_system(), file_system());
+    let mut used = || Used {
+        bytes: (!random.one_in(8)).then(|| random.below(CAPACITY)),
+        inodes: (!random.one_in(8)).then(|| random.below(10_000)),
+    };
+    let pods = UIDS.iter().map(|uid| PodStorage {
+        uid: PodUid::from(*uid),
+        containers: vec![ContainerStorage {
+            name: "c".to_owned(),
+            rootfs: used(),
+            logs: used(),
+        }],
+        volumes: vec![VolumeStorage {
+            name: "v".to_owned(),
+            used: used(),
+        }],
+    });
+    StorageReading {
+        nodefs,
+        imagefs,
+        containerfs,
+        pods: pods.collect(),
+    }
+}
+
+fn processes(random: &mut Random, at_ns: u64) -> ProcessReading {
+    ProcessReading {
+        at_ns,
+        max: 32_768,
+        running: random.below(33_000),
+        pods: UIDS
+            .iter()
+            .map(|uid| PodProcesses {
+                uid: PodUid::from(*uid),
+                processes: random.below(10_000),
+            })
+            .collect(),
+    }
+}
+
+fn pressure(random: &mut Random, at_ns: u64) -> PressureReading {
+    let mut share = || random.below(10_001) as u16;
+    let mut shares = || StallShares {
+        avg10: share(),
+        avg60: share(),
+        avg300: share(),
+        total_us: 0,
+    };
+    let mut stall = || {
+        Some(StallReading {
+            some: shares(),
+            full: shares(),
+        })
+    };
+    PressureReading {
+        at_ns,
+        memory: stall(),
+        io: stall(),
+        cpu: stall(),
+    }
+}
+
+fn numa(random: &mut Random, node: u32) -> NumaMemory {
+    let anon_bytes = random.below(CAPACITY / 2);
+    NumaMemory {
+        node,
+        capacity_bytes: CAPACITY / 2,
+        free_bytes: CAPACITY / 2 - anon_bytes,
+        anon_bytes,
+        file_bytes: 0,
+        inactive_file_bytes: 0,
+    }
+}
