@@ -6,7 +6,7 @@ use plimsoll_core::engine::EngineConfig;
 use plimsoll_core::event::{
     Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, PodMemory, Sample,
 };
-use plimsoll_core::options::{Availability, EvictionOptions, Victims};
+use plimsoll_core::options::{Availability, EvictionOptions, Foresight, Victims};
 use plimsoll_core::policy::rank::ImageFsLayout;
 use plimsoll_core::reading::{
     ContainerStorage, FileSystemReading, NumaMemory, PodProcesses, PodStorage, PressureReading,
@@ -39,6 +39,15 @@ pub(super) fn config(random: &mut Random) -> EngineConfig {
         options: EvictionOptions {
             victims: *random.pick(&[Victims::One, Victims::Targeted]),
             availability: *random.pick(&[Availability::Kubelet, Availability::Reclaimable]),
+            foresight: *random.pick(&[
+                None,
+                Some(Foresight {
+                    horizon_ns: 500 * MS,
+                }),
+                Some(Foresight {
+                    horizon_ns: u64::MAX,
+                }),
+            ]),
             ..EvictionOptions::kubelet()
         },
     }
@@ -132,6 +141,7 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
         anon_bytes,
         file_bytes,
         inactive_file_bytes,
+        active_file_bytes: file_bytes - inactive_file_bytes,
         free_bytes,
         kernel_available_bytes: free_bytes + inactive_file_bytes,
         swap_total_bytes: 100 * MI,
@@ -157,6 +167,7 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
                     uid: PodUid::from(*uid),
                     usage_bytes,
                     inactive_file_bytes: random.below(usage_bytes + 1),
+                    active_file_bytes: random.below(usage_bytes + 1),
                     usage_at_stat_bytes: usage_bytes,
                 })
             })

@@ -142,11 +142,18 @@ impl Verdict {
 
 impl Figures {
     fn of(node: &NodeMemory, at_ns: u64) -> Self {
-        let cache = node.active_file_bytes + node.inactive_file_bytes;
+        let cache = node
+            .active_file_bytes
+            .saturating_add(node.inactive_file_bytes);
         Self {
             at_ns,
-            left_bytes: node.kernel_available_bytes + node.swap_free_bytes,
-            unused_bytes: node.free_bytes + cache + node.swap_free_bytes,
+            left_bytes: node
+                .kernel_available_bytes
+                .saturating_add(node.swap_free_bytes),
+            unused_bytes: node
+                .free_bytes
+                .saturating_add(cache)
+                .saturating_add(node.swap_free_bytes),
             free_bytes: node.free_bytes,
             capacity_bytes: node.capacity_bytes,
         }
@@ -300,7 +307,7 @@ pub(crate) fn wait_ns(config: &EngineConfig, state: &NodeState, rate: u64) -> Op
     let left_bytes = state.outlook.now?.left_bytes;
     let gone_ns = u128::from(left_bytes) * 1_000_000_000 / u128::from(rate.max(1));
     let gone_ns = u64::try_from(gone_ns).unwrap_or(u64::MAX);
-    let watched_ns = horizon_ns.saturating_add(interval_ns * INTERVALS as u64);
+    let watched_ns = horizon_ns.saturating_add(interval_ns.saturating_mul(INTERVALS as u64));
     Some((gone_ns.saturating_sub(watched_ns) / 2).max(interval_ns))
 }
 
