@@ -8,6 +8,7 @@
 //!
 //! Terms: *urgent* work is what leads to a kill; *housekeeping* is everything else, done when the loop has nothing urgent.
 
+mod disk;
 mod oom_kills;
 mod sources;
 mod telling;
@@ -41,9 +42,10 @@ use crate::source::decode::{Body, OomLimit, ReclaimPhase, Record};
 use crate::source::manifests::ManifestChange;
 use crate::timeline::Timelines;
 
+pub use disk::Disk;
 use oom_kills::OomKills;
 pub use sources::{Sources, StopSignals};
-use sources::{ready, ready_paced, usage_reached};
+use sources::{ready, ready_paced, told, usage_reached};
 
 /// Records taken in one go; then the loop looks at its other sources.
 const RECORDS_PER_TURN: usize = 512;
@@ -69,11 +71,9 @@ impl Woken {
             Cause::ChargeThreshold { .. } => 4,
             Cause::DirectReclaim { .. } => 3,
             Cause::KswapdWake { .. } => 2,
-            Cause::PressureStall
-            | Cause::MemoryEvent
-            | Cause::Lifecycle
-            | Cause::Storage
-            | Cause::NodeReclaimed => 1,
+            Cause::PressureStall | Cause::MemoryEvent | Cause::Lifecycle | Cause::Storage => 1,
+            // Rare, and what it answers waits for nothing else.
+            Cause::NodeReclaimed => 5,
             Cause::Timer => 0,
         };
         if self
@@ -114,6 +114,8 @@ pub struct Agent {
     oom_groups: Option<OomGroups>,
     /// `None`: the cgroups above the pods are left as they are.
     kubepods: Option<Kubepods>,
+    /// `None`: disks are not watched.
+    disk: Option<Disk>,
     not_watched_told: u64,
     /// When the engine wants the next sample.
     sample_by_ns: u64,
@@ -169,6 +171,7 @@ impl Agent {
             oom_order: None,
             oom_groups: None,
             kubepods: None,
+            disk: None,
             not_watched_told: 0,
             sample_by_ns: 0,
             hurry: true,
@@ -192,6 +195,12 @@ impl Agent {
     /// Also keeps the cgroups above the pods.
     pub fn with_kubepods(mut self, kubepods: Kubepods) -> Self {
         self.kubepods = Some(kubepods);
+        self
+    }
+
+    /// Also watches disks.
+    pub fn with_disk(mut self, disk: Disk) -> Self {
+        self.disk = Some(disk);
         self
     }
 
@@ -245,6 +254,7 @@ impl Agent {
                 () = &mut timer => woken.by(Cause::Timer),
                 () = stop.received() => break,
                 Some(change) = sources.manifests.recv() => self.manifests(change),
+                event = told(&mut sources.storage) => self.disk_event(event, &mut woken),
                 changed = ready(sources.cgroups.as_ref().map(|cgroups| &cgroups.fd), Interest::READABLE) => {
                     changed?;
                     if let Some(cgroups) = &mut sources.cgroups {
@@ -266,6 +276,7 @@ impl Agent {
             self.tell_oom_kills(now_ns());
             self.serve_newcomers(!woken.housekeeping);
             woken.housekeeping |= self.order_oom_scores()?;
+            self.order_disk_work();
             if woken.housekeeping {
                 let more = self.housekeeping()?;
                 self.serve_newcomers(true);
@@ -323,6 +334,8 @@ impl Agent {
         };
         let reacted = self.react(cause);
         self.settle();
+        // That sample has answered one question only.
+        self.hurry |= cause == Cause::NodeReclaimed;
         reacted.map(|()| true)
     }
 
@@ -356,6 +369,7 @@ impl Agent {
         self.look_for_empty_pods(received_ns);
         let charged_bytes = self.bpf.as_ref().and_then(Bpf::charged_bytes);
         let mut sample = std::mem::take(&mut self.sample);
+        sample.storage = self.disk.as_mut().and_then(Disk::take_reading);
         let failure = &mut self.sample_failure;
         self.sampler
             .take(
@@ -524,12 +538,13 @@ impl Agent {
                 }
             }
             Decision::SampleBy { at_ns } => self.sample_by_ns = *at_ns,
+            Decision::ReclaimNode { .. } | Decision::ReadStorageEvery { .. } => {
+                if let Some(disk) = &mut self.disk {
+                    disk.decided(decision);
+                }
+            }
             // Said, and cleaned up after, when everything urgent is done.
-            Decision::ReclaimNode { .. }
-            | Decision::ReadStorageEvery { .. }
-            | Decision::Finished { .. }
-            | Decision::NoVictim { .. }
-            | Decision::Condition { .. } => {}
+            Decision::Finished { .. } | Decision::NoVictim { .. } | Decision::Condition { .. } => {}
         }
     }
 
@@ -575,10 +590,16 @@ impl Agent {
             }
         }
         for uid in removed {
+            if let Some(disk) = &mut self.disk {
+                disk.has_ended(&uid);
+            }
             self.pods.remove(&uid);
             self.take_in(EventKind::PodRemoved { uid });
         }
         self.keep_kubepods();
+        if let Some(disk) = &mut self.disk {
+            disk.pods_changed();
+        }
         // What they have behind them is not news.
         self.tell_limits();
         // Room for all of them, so that no sample has to make any.

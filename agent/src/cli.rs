@@ -38,7 +38,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     Exec(ExecArgs),
     Check(CheckArgs),
     Events(EventsArgs),

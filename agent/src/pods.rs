@@ -21,6 +21,7 @@ use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, PageCache, PodM
 use crate::host::file::FileError;
 use crate::host::kill::PodKill;
 use crate::pod_cgroup::{self, ApplyError};
+use crate::storage::usage::PodDirs;
 
 /// Without urgency it is read again after this time, even if usage stood still.
 const STAT_AGE_MAX_NS: u64 = 10_000_000_000;
@@ -103,6 +104,7 @@ impl Pods {
         }
     }
 
+<<<<<<< HEAD
     /// All that are wanted or have not left yet, by ascending UID.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Pod>> {
         self.entries.values().map(|entry| &entry.pod)
@@ -111,6 +113,14 @@ impl Pods {
     /// Another number whenever a pod came, went or changed.
     pub fn generation(&self) -> u64 {
         self.generation
+=======
+    /// Where what they have on disk is. A pod whose containers cannot name cgroups has nothing: it never ran.
+    pub fn directories(&self) -> Vec<PodDirs> {
+        self.entries
+            .values()
+            .filter_map(|entry| PodDirs::of(&entry.pod, &entry.path).ok())
+            .collect()
+>>>>>>> d97f6fa (agent/disk: file systems and local storage in the loop)
     }
 
     /// How many are wanted.

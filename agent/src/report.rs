@@ -7,7 +7,8 @@ use std::io::{IsTerminal, Write};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
-use plimsoll_core::decision::Decision;
+use plimsoll_core::decision::{Decision, In};
+use plimsoll_core::signal::Unit;
 use serde::Serialize;
 
 use crate::ladder::Choice;
@@ -51,6 +52,15 @@ pub enum Line<'a> {
         /// Its steps.
         #[serde(flatten)]
         finished: &'a Finished,
+    },
+    /// Disk space was freed without ending a pod.
+    NodeReclaimed {
+        /// Bytes.
+        bytes: u64,
+        /// Inodes.
+        inodes: u64,
+        /// Directories that are gone.
+        items: u64,
     },
     /// The kernel's OOM killer struck.
     KernelOomKill {
@@ -257,6 +267,14 @@ impl Reporter {
                     after(timeline.gone_ns),
                     after(Some(finished.freed_ns)),
                 )
+            }
+            Line::NodeReclaimed {
+                bytes,
+                inodes,
+                items,
+            } => {
+                let (bytes, inodes) = (In(Unit::Bytes, *bytes), In(Unit::Inodes, *inodes));
+                format!("freed {bytes} and {inodes} of ended pods: {items} directories")
             }
             Line::KernelOomKill {
                 at_ns,

@@ -11,7 +11,7 @@ use plimsoll_core::engine::Engine;
 use plimsoll_core::options::OomOrder;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::agent::{Agent, Sources, StopSignals};
+use crate::agent::{Agent, Disk, Sources, StopSignals};
 use crate::check::{Report, load_bpf};
 use crate::config::{Config, ConfigFile, Effective, EvictionFlags};
 use crate::control::{self, server::Bounds};
@@ -37,6 +37,7 @@ use crate::pods::Pods;
 use crate::report::{Line, Reporter};
 use crate::sampler::Sampler;
 use crate::source::stall_triggers::stall_triggers;
+use crate::storage::{KUBELET_DIR, Storage, StorageSettings};
 
 /// In this time at most one record of a flood (throttling, reclaim) is sent per cgroup.
 const WINDOW: Duration = Duration::from_millis(100);
@@ -80,6 +81,18 @@ pub struct RunArgs {
     /// Leave a mechanism out, to see what plimsoll falls back to; may be repeated
     #[arg(long, value_enum, value_name = "MECHANISM", value_delimiter = ',')]
     pub without: Vec<Without>,
+    /// The kubelet's directory, in which volumes are; the file system that it is on is nodefs
+    #[arg(long, value_name = "DIR", default_value = KUBELET_DIR)]
+    pub kubelet_dir: PathBuf,
+    /// Directory of pods' logs [default: podLogsDir of the configuration, /var/log/pods]
+    #[arg(long, value_name = "DIR")]
+    pub logs_dir: Option<PathBuf>,
+    /// A directory on the file system of images [default: the container runtime's, if there is one]
+    #[arg(long, value_name = "DIR")]
+    pub image_dir: Option<PathBuf>,
+    /// A directory on the file system of writable layers [default: as for images]
+    #[arg(long, value_name = "DIR")]
+    pub container_dir: Option<PathBuf>,
     #[command(flatten)]
     #[expect(missing_docs, reason = "its own type says what it is")]
     pub eviction: EvictionFlags,
@@ -223,9 +236,14 @@ impl Started<'_> {
 
         lost.extend(unmeasured.map(|error| format!("disk traffic of pods: {error}")));
         let options = config.engine.options;
+<<<<<<< HEAD
         lost.extend(absent.iter().map(ToString::to_string));
 
         let engine = Engine::new(config.engine);
+=======
+        let disks = disks(args, host, &cgroup_root, &config);
+        let engine = Engine::new(config.engine_on(disks.file_systems().layout())?);
+>>>>>>> d97f6fa (agent/disk: file systems and local storage in the loop)
         let journal = args
             .journal
             .as_deref()
@@ -281,14 +299,57 @@ impl Started<'_> {
                     .iter()
                     .map(ToString::to_string),
             );
+            // Not before: its threads are not urgent, and their stacks are small.
+            let disk = match Storage::spawn(disks) {
+                Ok((handle, events)) => {
+                    sources.watch_disks(events);
+                    Some(Disk::new(handle))
+                }
+                Err(error) => {
+                    lost.push(format!("disks: {error}"));
+                    None
+                }
+            };
             let mut agent = Agent::new(engine, pods, sampler, limits, bpf, journal, reporter)
                 .with_oom_scores(scores, oom_order)
+<<<<<<< HEAD
                 .with_oom_groups(oom_groups)
                 .with_kubepods(kubepods_cgroups);
+=======
+                .with_oom_groups(oom_groups);
+            if let Some(disk) = disk {
+                agent = agent.with_disk(disk);
+            }
+>>>>>>> d97f6fa (agent/disk: file systems and local storage in the loop)
             agent.started(&report.choices, &lost);
             agent.run(sources, stop).await
         });
         outcome.map(|()| ExitCode::SUCCESS)
+    }
+}
+
+/// Where the node's disks are, and how often they are looked at.
+fn disks(
+    args: &RunArgs,
+    host: &HostRoot,
+    cgroup_root: &CgroupPath,
+    config: &Config,
+) -> StorageSettings {
+    let live = StorageSettings::live(cgroup_root.clone());
+    let logs_dir = args
+        .logs_dir
+        .clone()
+        .or_else(|| Some(config.storage.pod_logs_dir.clone()).filter(|dir| dir.is_absolute()));
+    let cycle = Duration::from_nanos(config.storage.volume_stats_period_ns);
+    StorageSettings {
+        host: host.clone(),
+        kubelet_dir: args.kubelet_dir.clone(),
+        logs_dir: logs_dir.unwrap_or(live.logs_dir),
+        image_dir: args.image_dir.clone(),
+        container_dir: args.container_dir.clone(),
+        // The kubelet's 0 switches its own survey off; limits of local storage need one.
+        cycle: if cycle.is_zero() { live.cycle } else { cycle },
+        ..live
     }
 }
 

@@ -39,6 +39,8 @@ pub struct NodeState {
     pub node: Option<NodeReading>,
     /// The newest reading of file systems and of what pods have on them.
     pub storage: Option<Arc<StorageReading>>,
+    /// Whether it came with the newest sample.
+    pub storage_is_new: bool,
     /// The newest count of processes.
     pub processes: Option<Arc<ProcessReading>>,
     /// What pods have on the NUMA node that was pressed last.
@@ -282,6 +284,7 @@ impl NodeState {
 
     fn sample(&mut self, sample: &Sample, availability: Availability) {
         let now_ns = self.now_ns;
+        self.storage_is_new = sample.storage.is_some();
         if let Some(storage) = &sample.storage {
             self.storage = Some(Arc::clone(storage));
         }

@@ -26,6 +26,7 @@ use crate::source::manifests::{ManifestChange, ManifestWatch};
 use crate::source::memcg_v1::{MemcgV1, Notification, PressureLevel};
 use crate::source::pressure::{PsiTrigger, Stall, Trigger};
 use crate::source::stall_triggers::{ArmedTriggers, StallTrigger};
+use crate::storage::StorageEvent;
 
 /// Manifest changes that may wait for the loop; their thread waits beyond.
 const MANIFEST_CHANGES: usize = 16;
@@ -93,6 +94,8 @@ pub struct Sources {
     pub(super) pod_events: Option<Paced<()>>,
     pub(super) cgroups: Option<Watched<CgroupWatch>>,
     pub(super) manifests: mpsc::Receiver<ManifestChange>,
+    /// What the threads that watch disks tell.
+    pub(super) storage: Option<mpsc::Receiver<StorageEvent>>,
     _manifest_watch: ManifestWatch,
     /// Questions for a snapshot.
     pub(super) snapshots: SnapshotRequests,
@@ -244,6 +247,7 @@ impl Sources {
             pod_events: None,
             cgroups,
             manifests,
+            storage: None,
             _manifest_watch: manifest_watch,
             // Nobody asks.
             snapshots: control::snapshots().1,
@@ -283,6 +287,11 @@ impl Sources {
     /// Answers these questions for snapshots too.
     pub fn give_snapshots_to(&mut self, requests: SnapshotRequests) {
         self.snapshots = requests;
+    }
+
+    /// Listens to the threads that watch disks too.
+    pub fn watch_disks(&mut self, events: mpsc::Receiver<StorageEvent>) {
+        self.storage = Some(events);
     }
 
     /// Waits for the memory events of pods too, if any are watched.
@@ -326,6 +335,16 @@ pub(super) async fn ready_paced<T>(paced: Option<&Paced<T>>) -> std::io::Result<
         tokio::time::sleep_until(paced.not_before).await;
     }
     ready(paced.map(|paced| &paced.watched.fd), Interest::READABLE).await
+}
+
+/// The next message; for ever none if nobody is there to send one.
+pub(super) async fn told<T>(messages: &mut Option<mpsc::Receiver<T>>) -> T {
+    if let Some(messages) = messages
+        && let Some(message) = messages.recv().await
+    {
+        return message;
+    }
+    std::future::pending().await
 }
 
 pub(super) async fn usage_reached(usage: Option<&V1Usage>) -> Result<()> {

@@ -53,6 +53,9 @@ impl Agent {
                 finished: &finished,
             });
         }
+        if let (Decision::Evict { uid, .. }, Some(disk)) = (decision, &mut self.disk) {
+            disk.has_ended(uid);
+        }
         if let (Decision::Finished { uid, .. }, Some(name)) = (decision, name) {
             // Its counts go with its cgroup.
             self.limits.read_last(uid);

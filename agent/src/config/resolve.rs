@@ -55,10 +55,11 @@ impl Effective {
         let tree = Tree(&root);
         rules::check(tree, &mut problems);
         let thresholds = thresholds(tree, &mut problems);
+        let statements = statements(tree);
         if !problems.is_empty() {
             return Err(Problems::new(path.as_deref(), problems).into());
         }
-        let config = config(tree, thresholds);
+        let config = config(tree, thresholds, statements);
         Ok(Self { path, root, config })
     }
 }
@@ -198,14 +199,28 @@ fn depending_defaults(root: &mut Node) {
     }
 }
 
-/// The thresholds, or all that is wrong with them.
-fn thresholds(tree: Tree<'_>, problems: &mut Vec<Problem>) -> Vec<Threshold> {
-    const GRACE: &str = "evictionSoftGracePeriod";
+const GRACE: &str = "evictionSoftGracePeriod";
+
+/// What is said about thresholds.
+fn statements(tree: Tree<'_>) -> ThresholdSettings {
     let map = |field: &str| -> BTreeMap<String, String> {
         tree.labels(field)
             .map(|(signal, text, _)| (signal.to_owned(), text.to_owned()))
             .collect()
     };
+    ThresholdSettings {
+        hard: map("evictionHard"),
+        soft: map("evictionSoft"),
+        soft_grace_period: map(GRACE),
+        minimum_reclaim: map("evictionMinimumReclaim"),
+        enforce_pods: tree
+            .texts("enforceNodeAllocatable")
+            .any(|(item, _)| item == "pods"),
+    }
+}
+
+/// The thresholds, or all that is wrong with them.
+fn thresholds(tree: Tree<'_>, problems: &mut Vec<Problem>) -> Vec<Threshold> {
     for field in [
         "evictionHard",
         "evictionSoft",
@@ -260,16 +275,7 @@ fn thresholds(tree: Tree<'_>, problems: &mut Vec<Problem>) -> Vec<Threshold> {
     if !problems.is_empty() {
         return Vec::new();
     }
-    let settings = ThresholdSettings {
-        hard: map("evictionHard"),
-        soft: map("evictionSoft"),
-        soft_grace_period: map(GRACE),
-        minimum_reclaim: map("evictionMinimumReclaim"),
-        enforce_pods: tree
-            .texts("enforceNodeAllocatable")
-            .any(|(item, _)| item == "pods"),
-    };
-    threshold::parse(&settings).unwrap_or_else(|error| {
+    threshold::parse(&statements(tree)).unwrap_or_else(|error| {
         problems.push(Problem::new(Origin::Default, "", error.to_string()));
         Vec::new()
     })

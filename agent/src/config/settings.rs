@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use plimsoll_core::cgroup_config::{MemoryReservationPolicy, QosSettings, SwapBehavior};
 use plimsoll_core::engine::EngineConfig;
+use plimsoll_core::policy::rank::ImageFsLayout;
 use plimsoll_core::resources::{CPU, MEMORY, ResourceList};
-use plimsoll_core::threshold::Threshold;
+use plimsoll_core::threshold::{self, Threshold, ThresholdError, ThresholdSettings};
 
 use super::document::Value;
 use super::flags::EvictionFlags;
@@ -19,8 +20,10 @@ use super::{ConfigError, ConfigFile};
 /// The configuration, validated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// For the engine.
+    /// For the engine, on a node of which the file systems are not known.
     pub engine: EngineConfig,
+    /// What its thresholds were read from.
+    pub thresholds: ThresholdSettings,
     /// What is kept from pods, and where that is enforced.
     pub node: NodeSettings,
     /// Where pods' cgroups are, and what is in them.
@@ -97,6 +100,18 @@ impl Config {
         Ok(Effective::new(file, flags)?.config)
     }
 
+    /// For the engine, on a node with its file systems laid out like this.
+    ///
+    /// # Errors
+    /// None that [`Config::new`] would not have found.
+    pub fn engine_on(&self, layout: ImageFsLayout) -> Result<EngineConfig, ThresholdError> {
+        Ok(EngineConfig {
+            thresholds: threshold::for_layout(&self.thresholds, layout)?,
+            layout,
+            ..self.engine.clone()
+        })
+    }
+
     /// Memory that pods cannot have, bytes.
     pub fn reserved_memory_bytes(&self) -> u64 {
         let bytes = |list: &ResourceList| {
@@ -113,7 +128,11 @@ impl Config {
 }
 
 /// The values of a tree that has been checked and has its defaults, so that no field below is missing.
-pub(super) fn config(tree: Tree<'_>, thresholds: Vec<Threshold>) -> Config {
+pub(super) fn config(
+    tree: Tree<'_>,
+    thresholds: Vec<Threshold>,
+    statements: ThresholdSettings,
+) -> Config {
     let count = |field: &str| {
         tree.integer(field)
             .and_then(|count| u32::try_from(count).ok())
@@ -123,6 +142,7 @@ pub(super) fn config(tree: Tree<'_>, thresholds: Vec<Threshold>) -> Config {
     let flag = |field: &str| tree.bool(field).unwrap_or(false);
     let text = |field: &str| tree.text(field).map(str::to_owned);
     Config {
+        thresholds: statements,
         engine: EngineConfig {
             thresholds,
             pressure_transition_period_ns: ns("evictionPressureTransitionPeriod"),

@@ -180,7 +180,6 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
         } else {
             Vec::new()
         },
-        ..Sample::default()
     }
 }
 

@@ -43,7 +43,10 @@ pub(crate) fn decide(
             return;
         }
         if state.now_ns.saturating_sub(reclaim.since_ns) >= node_reclaim::PATIENCE_NS {
+            // Nothing was heard of it: go by what is known.
             state.node_reclaim = None;
+            after_node_reclaim(config, state, reclaim, observations, scratch, decisions);
+            return;
         }
     }
     let met = thresholds::update(config, state, observations);
@@ -56,7 +59,7 @@ pub(crate) fn decide(
     thresholds::conditions(config, state, decisions);
     shorten_grace(config, state, observations, foreseen.as_ref(), decisions);
     let met = foreseen.as_ref().map(Met::foreseen).or(met);
-    if config.local_storage_limits && cause == Cause::Storage {
+    if config.local_storage_limits && state.storage_is_new {
         local_storage::decide(config, state, decisions);
     }
     let Some(met) = met else {
