@@ -104,7 +104,6 @@ impl Pods {
         }
     }
 
-<<<<<<< HEAD
     /// All that are wanted or have not left yet, by ascending UID.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Pod>> {
         self.entries.values().map(|entry| &entry.pod)
@@ -113,14 +112,14 @@ impl Pods {
     /// Another number whenever a pod came, went or changed.
     pub fn generation(&self) -> u64 {
         self.generation
-=======
+    }
+
     /// Where what they have on disk is. A pod whose containers cannot name cgroups has nothing: it never ran.
     pub fn directories(&self) -> Vec<PodDirs> {
         self.entries
             .values()
             .filter_map(|entry| PodDirs::of(&entry.pod, &entry.path).ok())
             .collect()
->>>>>>> d97f6fa (agent/disk: file systems and local storage in the loop)
     }
 
     /// How many are wanted.

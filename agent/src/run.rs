@@ -236,14 +236,9 @@ impl Started<'_> {
 
         lost.extend(unmeasured.map(|error| format!("disk traffic of pods: {error}")));
         let options = config.engine.options;
-<<<<<<< HEAD
         lost.extend(absent.iter().map(ToString::to_string));
-
-        let engine = Engine::new(config.engine);
-=======
         let disks = disks(args, host, &cgroup_root, &config);
         let engine = Engine::new(config.engine_on(disks.file_systems().layout())?);
->>>>>>> d97f6fa (agent/disk: file systems and local storage in the loop)
         let journal = args
             .journal
             .as_deref()
@@ -312,15 +307,11 @@ impl Started<'_> {
             };
             let mut agent = Agent::new(engine, pods, sampler, limits, bpf, journal, reporter)
                 .with_oom_scores(scores, oom_order)
-<<<<<<< HEAD
                 .with_oom_groups(oom_groups)
                 .with_kubepods(kubepods_cgroups);
-=======
-                .with_oom_groups(oom_groups);
             if let Some(disk) = disk {
                 agent = agent.with_disk(disk);
             }
->>>>>>> d97f6fa (agent/disk: file systems and local storage in the loop)
             agent.started(&report.choices, &lost);
             agent.run(sources, stop).await
         });

@@ -9,8 +9,9 @@ use plimsoll_core::event::{
 use plimsoll_core::options::{Availability, EvictionOptions, Foresight, Victims};
 use plimsoll_core::policy::rank::ImageFsLayout;
 use plimsoll_core::reading::{
-    ContainerStorage, FileSystemReading, NumaMemory, PodProcesses, PodStorage, PressureReading,
-    ProcessReading, StallReading, StallShares, StorageReading, Used, VolumeStorage,
+    ContainerStorage, FileSystemReading, NumaMemory, NumaPods, PodLoad, PodLoads, PodOnNode,
+    PodProcesses, PodStorage, PressureReading, ProcessReading, StallReading, StallShares,
+    StorageReading, Used, VolumeStorage,
 };
 use plimsoll_core::signal::SIGNALS;
 use plimsoll_core::threshold::{Amount, Passes, Threshold};
@@ -180,6 +181,8 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
         } else {
             Vec::new()
         },
+        numa_pods: some(random).then(|| Arc::new(numa_pods(random, now_ns))),
+        loads: some(random).then(|| Arc::new(loads(random, now_ns))),
     }
 }
 
@@ -264,5 +267,31 @@ fn numa(random: &mut Random, node: u32) -> NumaMemory {
         anon_bytes,
         file_bytes: 0,
         inactive_file_bytes: 0,
+    }
+}
+
+fn numa_pods(random: &mut Random, at_ns: u64) -> NumaPods {
+    let node = u32::from(random.one_in(2));
+    let pods = UIDS.iter().map(|uid| PodOnNode {
+        uid: PodUid::from(*uid),
+        used_bytes: random.below(CAPACITY / 2),
+    });
+    NumaPods {
+        at_ns,
+        node,
+        pods: pods.collect(),
+    }
+}
+
+fn loads(random: &mut Random, at_ns: u64) -> PodLoads {
+    let mut rate = |below| (!random.one_in(8)).then(|| random.below(below));
+    let pods = UIDS.iter().map(|uid| PodLoad {
+        uid: PodUid::from(*uid),
+        cpu_milli: rate(4000),
+        io_bytes_per_s: rate(CAPACITY),
+    });
+    PodLoads {
+        at_ns,
+        pods: pods.collect(),
     }
 }
