@@ -2,6 +2,7 @@
 //!
 //! The agent computes the explanation ([`plimsoll_core::explain`]) and sends it over its control socket; this module asks and shows.
 
+mod oom_text;
 mod text;
 
 use std::io::{self, Write};

@@ -4,16 +4,17 @@
 //! view on what the policies compute; nothing decides. The types serialise, so that tables for people and JSON for programs say the same.
 
 mod eviction;
+mod kubelet;
 mod measure;
 mod oom;
 mod pod;
 mod ranking;
 
 pub use eviction::{
-    Difference, EvictionExplanation, ExplainError, ExplainedCondition, ExplainedSignal,
-    ExplainedThreshold, KubeletAnswer, LeavingPod, NotRanked, NotRankedReason, OverLocalStorage,
-    SignalChoice,
+    EvictionExplanation, ExplainError, ExplainedCondition, ExplainedSignal, ExplainedThreshold,
+    LeavingPod, NotRanked, NotRankedReason, OverLocalStorage, SignalChoice,
 };
+pub use kubelet::{Difference, KubeletAnswer};
 pub use measure::{Measure, PodUsage, RANKED_SIGNALS};
 pub use oom::{OomContainer, OomError, OomExplanation, PlannedScore};
 pub use pod::{ExplainedPod, Neighbour, NoSuchPod, WayOut};

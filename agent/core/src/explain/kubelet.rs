@@ -1,0 +1,159 @@
+//! What the kubelet would do where Plimsoll decides, and which option or rule makes them differ.
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::EngineConfig;
+use crate::explain::eviction::candidate;
+use crate::explain::{Candidate, ExplainedRanking};
+use crate::options::{Availability, OomOrder, Victims};
+use crate::policy::candidates;
+use crate::policy::foresight::{self, Foreseen};
+use crate::signal::{Signal, memory};
+use crate::state::NodeState;
+
+/// What the kubelet would do in the same place.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KubeletAnswer {
+    /// Its victim for the same signal; `None`: nobody, or it has no such signal.
+    pub victim: Option<String>,
+    /// Where both differ, and the option that makes it so. Empty: the answer is the same.
+    pub differences: Vec<Difference>,
+}
+
+/// Where Plimsoll departs from the kubelet.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Difference {
+    /// The option, as in the configuration, or the rule.
+    pub because: String,
+    /// What the kubelet would see or do.
+    pub kubelet: String,
+    /// What Plimsoll sees or does.
+    pub plimsoll: String,
+}
+
+/// The kubelet's answer to the same state, and why ours is another one.
+pub(crate) fn answer(
+    config: &EngineConfig,
+    state: &NodeState,
+    signal: Signal,
+    ranking: &ExplainedRanking,
+    victims: &[String],
+) -> KubeletAnswer {
+    let row = signal.row();
+    let mut differences = Vec::new();
+    let mut differ = |because: &str, kubelet: String, plimsoll: String| {
+        differences.push(Difference {
+            because: because.to_owned(),
+            kubelet,
+            plimsoll,
+        });
+    };
+    if !row.kubelet {
+        differ(
+            row.name,
+            "has no such signal and evicts nobody for it".to_owned(),
+            victims.first().map_or_else(
+                || "would evict nobody".to_owned(),
+                |pod| format!("would evict {pod}"),
+            ),
+        );
+    }
+    // The kubelet takes a pod without processes, of which it has no statistics, for the first to go.
+    let mut all: Vec<Candidate> = state
+        .pods
+        .values()
+        .filter(|own| !own.removed)
+        .map(|own| candidate(own, candidates::row(config, state, own, row.resource)))
+        .collect();
+    all.sort_unstable_by(|a, b| row.resource.ranking().compare(&a.row, &b.row));
+    let first = all.iter().find(|own| own.exempt.is_none());
+    let victim = first.map(|own| own.pod.clone()).filter(|_| row.kubelet);
+    let ours = ranking.next().map(|place| &place.pod);
+    if let Some(first) = first.filter(|own| row.kubelet && Some(&own.pod) != ours) {
+        differ(
+            "pods without processes are not candidates",
+            format!("would evict {}", first.pod),
+            ours.map_or_else(
+                || "would evict nobody".to_owned(),
+                |pod| format!("would evict {pod}"),
+            ),
+        );
+    }
+    let options = config.options;
+    if options.victims == Victims::Targeted && victims.len() > 1 {
+        differ(
+            "evictionVictims: Targeted",
+            format!(
+                "would evict {} alone, and look again",
+                victim.as_deref().unwrap_or("nobody")
+            ),
+            format!("would evict {} at once", victims.join(", ")),
+        );
+    } else if options.victims == Victims::Targeted
+        && let ([own], Some(kubelets)) = (victims, &victim)
+        && own != kubelets
+        && ours == Some(kubelets)
+    {
+        differ(
+            "evictionVictims: Targeted",
+            format!("would evict {kubelets}, which does not suffice"),
+            format!("would evict {own}, which suffices alone"),
+        );
+    }
+    if options.availability != Availability::Kubelet
+        && signal == Signal::MemoryAvailable
+        && let (Some(node), Some(seen)) = (&state.node, state.observations.get(signal))
+    {
+        let theirs = memory::available_bytes(&node.memory, Availability::Kubelet);
+        if theirs != seen.value {
+            differ(
+                "memoryAvailability: Reclaimable",
+                format!("sees {theirs} bytes available"),
+                format!("sees {} bytes available", seen.value),
+            );
+        }
+    }
+    let is_memory = row.resource == crate::signal::Resource::Memory;
+    if let Some(verdict) = foresight::verdict(config, state).filter(|_| is_memory) {
+        let Foreseen {
+            rate_bytes_per_s,
+            horizon_ns,
+            ..
+        } = verdict.foreseen;
+        differ(
+            "outOfMemoryForesight",
+            "waits for its threshold".to_owned(),
+            format!(
+                "evicts now: {rate_bytes_per_s} bytes go per second, and memory is gone within {} ms",
+                horizon_ns / 1_000_000
+            ),
+        );
+    }
+    if options.remedies.is_some() && is_memory {
+        differ(
+            "remedies",
+            "evicts at once".to_owned(),
+            "reclaims, throttles or notifies first, each within its budget".to_owned(),
+        );
+    }
+    if options.disruption_budgets {
+        differ(
+            "respectDisruptionBudgets: true",
+            "does not look at disruption budgets".to_owned(),
+            "passes over a pod whose budget is used up, where another choice exists".to_owned(),
+        );
+    }
+    if options.oom_order == OomOrder::Dynamic && is_memory {
+        differ(
+            "oomScoreOrder: Dynamic",
+            "leaves oom_score_adj as it was when the container started".to_owned(),
+            "keeps the kernel's order that of this ranking".to_owned(),
+        );
+    }
+    KubeletAnswer {
+        victim,
+        differences,
+    }
+}
