@@ -11,6 +11,7 @@
 mod disk;
 mod oom_kills;
 mod sources;
+mod stages;
 mod telling;
 
 use std::ops::Range;
@@ -116,6 +117,8 @@ pub struct Agent {
     kubepods: Option<Kubepods>,
     /// `None`: disks are not watched.
     disk: Option<Disk>,
+    /// `None`: nothing is tried before an eviction.
+    stages: Option<stages::Stages>,
     not_watched_told: u64,
     /// When the engine wants the next sample.
     sample_by_ns: u64,
@@ -172,6 +175,7 @@ impl Agent {
             oom_groups: None,
             kubepods: None,
             disk: None,
+            stages: None,
             not_watched_told: 0,
             sample_by_ns: 0,
             hurry: true,
@@ -213,6 +217,7 @@ impl Agent {
         tokio::pin!(timer);
         let housekeeping = tokio::time::sleep(sources.housekeeping);
         tokio::pin!(housekeeping);
+        let mut stage_reports = self.take_stage_reports();
         loop {
             let mut woken = Woken::default();
             tokio::select! {
@@ -251,6 +256,7 @@ impl Agent {
                         woken.housekeeping = true;
                     }
                 }
+                Some(told) = stages::reported(stage_reports.as_mut()) => self.stage_reported(told),
                 () = &mut timer => woken.by(Cause::Timer),
                 () = stop.received() => break,
                 Some(change) = sources.manifests.recv() => self.manifests(change),
@@ -414,6 +420,7 @@ impl Agent {
             if let Some(journal) = &mut self.journal {
                 journal.record(&step.event, decisions);
             }
+            self.tell_stage(&step.event);
             for decision in decisions {
                 self.tell(&step.event, decision);
             }
@@ -489,6 +496,7 @@ impl Agent {
     fn outcomes(&mut self) {
         let mut told = 0;
         for _ in 0..OUTCOME_ROUNDS {
+            self.stage_outcomes();
             let end = self.failures.len();
             if told == end {
                 return;
@@ -538,13 +546,21 @@ impl Agent {
                 }
             }
             Decision::SampleBy { at_ns } => self.sample_by_ns = *at_ns,
+            Decision::Reclaim { .. }
+            | Decision::StopReclaim { .. }
+            | Decision::SetHigh { .. }
+            | Decision::ClearHigh { .. }
+            | Decision::Notify { .. } => self.act_stage(decision),
             Decision::ReclaimNode { .. } | Decision::ReadStorageEvery { .. } => {
                 if let Some(disk) = &mut self.disk {
                     disk.decided(decision);
                 }
             }
             // Said, and cleaned up after, when everything urgent is done.
-            Decision::Finished { .. } | Decision::NoVictim { .. } | Decision::Condition { .. } => {}
+            Decision::Finished { .. }
+            | Decision::StageEnded { .. }
+            | Decision::NoVictim { .. }
+            | Decision::Condition { .. } => {}
         }
     }
 
@@ -581,6 +597,9 @@ impl Agent {
                     manifest.line
                 ));
                 continue;
+            }
+            if let Err(error) = pod.pressure_signal() {
+                self.warn(format!("pod {uid}: {error}"));
             }
             self.take_in(EventKind::PodApplied { pod });
             self.look_at(&uid);

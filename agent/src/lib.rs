@@ -26,6 +26,7 @@ pub mod pod_cgroup;
 pub mod pod_meters;
 pub mod pods;
 pub mod rank;
+pub mod remedies;
 pub mod replay;
 pub mod report;
 pub mod run;

@@ -11,16 +11,19 @@ use std::sync::Arc;
 
 use plimsoll_core::cgroup_config::{NodeCapacity, QosSettings, container_config, pod_config};
 use plimsoll_core::event::PodMemory;
-use plimsoll_core::pod::Pod;
+use plimsoll_core::pod::{Pod, PressureSignal};
 use plimsoll_core::policy::freshness::STALE_BYTES;
 use plimsoll_core::reading::PodProcesses;
 use plimsoll_core::units::PodUid;
 
 use crate::host::HostRoot;
-use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, PageCache, PodMemoryFiles};
+use crate::host::cgroup::{
+    CgroupError, CgroupMounts, CgroupPath, Controller, PageCache, PodMemoryFiles, Version,
+};
 use crate::host::file::FileError;
 use crate::host::kill::PodKill;
 use crate::pod_cgroup::{self, ApplyError};
+use crate::remedies::StageFiles;
 use crate::storage::usage::PodDirs;
 
 /// Without urgency it is read again after this time, even if usage stood still.
@@ -47,6 +50,7 @@ struct Open {
     cgroup_id: u64,
     populated: bool,
     stat: Stat,
+    stage_files: Option<Arc<StageFiles>>,
 }
 
 /// The newest reading of `memory.stat`.
@@ -78,6 +82,8 @@ pub struct Pods {
     capacity: NodeCapacity,
     entries: BTreeMap<PodUid, Entry>,
     generation: u64,
+    /// Whether the files of the stages before an eviction are opened too.
+    with_stage_files: bool,
 }
 
 impl Pods {
@@ -91,6 +97,7 @@ impl Pods {
             capacity: NodeCapacity::default(),
             entries: BTreeMap::new(),
             generation: 0,
+            with_stage_files: false,
         }
     }
 
@@ -120,6 +127,13 @@ impl Pods {
             .values()
             .filter_map(|entry| PodDirs::of(&entry.pod, &entry.path).ok())
             .collect()
+    }
+
+    /// Opens the files of the stages before an eviction too.
+    #[must_use]
+    pub fn with_stage_files(mut self) -> Self {
+        self.with_stage_files = true;
+        self
     }
 
     /// How many are wanted.
@@ -239,7 +253,7 @@ impl Pods {
             return Ok(None);
         };
         let was = entry.open.as_ref().is_some_and(|open| open.populated);
-        let now = match open_or_refresh(&self.host, &self.mounts, entry) {
+        let now = match open_or_refresh(&self.host, &self.mounts, entry, self.with_stage_files) {
             Ok(populated) => populated,
             Err(error) if error.is_vanished() => {
                 entry.open = None;
@@ -382,6 +396,25 @@ impl Pods {
         }
     }
 
+    /// Sends the signal that a pod has asked for to the first process of each of its containers. Allocates nothing.
+    ///
+    /// # Errors
+    /// When `cgroup.procs` cannot be read. A pod that is gone already is no error.
+    pub fn notify(&self, uid: &PodUid, signal: PressureSignal) -> Result<u32, FileError> {
+        match self.open(uid) {
+            Some(open) => open
+                .kill
+                .notify(signal)
+                .map(|signalled| signalled.processes),
+            None => Ok(0),
+        }
+    }
+
+    /// The files of the stages before an eviction; `None` for a pod without a cgroup.
+    pub fn stage_files(&self, uid: &PodUid) -> Option<&Arc<StageFiles>> {
+        self.open(uid)?.stage_files.as_ref()
+    }
+
     /// Kills everything in a pod's cgroup. Allocates nothing.
     ///
     /// # Errors
@@ -432,8 +465,8 @@ fn open_or_refresh(
     host: &HostRoot,
     mounts: &CgroupMounts,
     entry: &mut Entry,
+    with_stage_files: bool,
 ) -> Result<bool, CgroupError> {
-    use crate::host::cgroup::Controller;
     let cgroup_id = mounts
         .hierarchy_of(Controller::Memory)?
         .cgroup_id(&entry.path)?;
@@ -449,10 +482,23 @@ fn open_or_refresh(
             cgroup_id,
             populated: false,
             stat: Stat::default(),
+            stage_files: with_stage_files
+                .then(|| stage_files(mounts, &entry.path))
+                .transpose()?
+                .map(Arc::new),
         }),
     };
     open.populated = open.kill.is_populated()?;
     Ok(open.populated)
+}
+
+/// None of them without cgroup v2: v1 has neither.
+fn stage_files(mounts: &CgroupMounts, path: &CgroupPath) -> Result<StageFiles, CgroupError> {
+    let memory = mounts.hierarchy_of(Controller::Memory)?;
+    Ok(match memory.version {
+        Version::V1 => StageFiles::default(),
+        Version::V2 => StageFiles::open(&memory.dir(path))?,
+    })
 }
 
 impl Open {

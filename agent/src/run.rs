@@ -34,6 +34,7 @@ use crate::output::Output;
 use crate::pod_cgroup;
 use crate::pod_meters::PodMeters;
 use crate::pods::Pods;
+use crate::remedies::{REMEDIES_LEDGER, Remedies};
 use crate::report::{Line, Reporter};
 use crate::sampler::Sampler;
 use crate::source::stall_triggers::stall_triggers;
@@ -152,7 +153,8 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     };
     let mut ledger = Ledger::open(&host, args.state_dir.join(AGENT_LEDGER))?;
     let mut pods_ledger = Ledger::open(&host, args.state_dir.join(PODS_LEDGER))?;
-    let put_back = restore(&mut pods_ledger)? + restore(&mut ledger)?;
+    let mut stage_ledger = Ledger::open(&host, args.state_dir.join(REMEDIES_LEDGER))?;
+    let put_back = restore(&mut stage_ledger)? + restore(&mut pods_ledger)? + restore(&mut ledger)?;
     if put_back > 0 {
         let text = format!(
             "{put_back} kernel settings left by an agent that was killed, or by pods that have ended, were put back"
@@ -167,7 +169,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         runtime,
         stop,
     };
-    let result = started.run(&mut ledger, reporter);
+    let result = started.run(&mut ledger, stage_ledger, reporter);
     // Undone whatever happened; an error of the run itself is what the caller wants to see. Pods first: their cgroups are
     // inside ours.
     for ledger in [&mut pods_ledger, &mut ledger] {
@@ -190,7 +192,12 @@ struct Started<'a> {
 
 impl Started<'_> {
     /// Makes the rest and runs the loop. What is changed is in the ledger.
-    fn run(self, ledger: &mut Ledger, mut reporter: Reporter) -> Result<ExitCode> {
+    fn run(
+        self,
+        ledger: &mut Ledger,
+        stage_ledger: Ledger,
+        mut reporter: Reporter,
+    ) -> Result<ExitCode> {
         let Self {
             args,
             config,
@@ -246,8 +253,11 @@ impl Started<'_> {
             .transpose()?;
         let limits = Limits::new(&mounts, Origins::of(&report.choices))
             .context("the pods' limits cannot be watched")?;
-        let pods = Pods::new(host.clone(), mounts.clone(), cgroup_root.clone())
+        let mut pods = Pods::new(host.clone(), mounts.clone(), cgroup_root.clone())
             .with_settings(config.cgroups.qos, capacity);
+        if options.remedies.is_some() {
+            pods = pods.with_stage_files();
+        }
         let attach_told = bpf
             .as_ref()
             .is_some_and(|bpf| bpf.is_attached("cgroup_attach_task"));
@@ -311,6 +321,11 @@ impl Started<'_> {
                 .with_kubepods(kubepods_cgroups);
             if let Some(disk) = disk {
                 agent = agent.with_disk(disk);
+            }
+            if options.remedies.is_some() {
+                let (remedies, reports) = Remedies::start(stage_ledger)
+                    .context("the thread for remedies cannot be started")?;
+                agent = agent.with_remedies(remedies, reports);
             }
             agent.started(&report.choices, &lost);
             agent.run(sources, stop).await

@@ -7,8 +7,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::pod::PressureSignal;
 use crate::policy::foresight::Foreseen;
 use crate::policy::rank::Comparator;
+use crate::policy::remedies::Stage;
 use crate::signal::{NodeCondition, Signal, Unit};
 use crate::threshold::Operator;
 use crate::units::PodUid;
@@ -81,6 +83,59 @@ pub enum Decision {
         /// Nanoseconds.
         interval_ns: u64,
     },
+    /// Have the kernel take memory back from a pod (`memory.reclaim`), until so much has come or the time is over;
+    /// [`StageReport`](crate::event::StageReport) follows.
+    Reclaim {
+        /// Which pod.
+        uid: PodUid,
+        /// How much, inactive page cache included.
+        bytes: u64,
+        /// CLOCK_MONOTONIC, nanoseconds.
+        until_ns: u64,
+    },
+    /// Have it stop that.
+    StopReclaim {
+        /// Which pod.
+        uid: PodUid,
+    },
+    /// Hold a pod at a size (`memory.high`). [`Decision::ClearHigh`] follows by that time.
+    SetHigh {
+        /// Which pod.
+        uid: PodUid,
+        /// The size.
+        bytes: u64,
+        /// CLOCK_MONOTONIC, nanoseconds.
+        until_ns: u64,
+    },
+    /// Put the pod's `memory.high` back to what it was.
+    ClearHigh {
+        /// Which pod.
+        uid: PodUid,
+    },
+    /// Tell a pod that memory is short, in the way that it has asked for.
+    Notify {
+        /// Which pod.
+        uid: PodUid,
+        /// What its containers' first processes get.
+        signal: PressureSignal,
+        /// How much is missing.
+        shortfall_bytes: u64,
+        /// How long it may take, CLOCK_MONOTONIC, nanoseconds.
+        until_ns: u64,
+    },
+    /// Something that was tried before an eviction is over, and how it went.
+    StageEnded {
+        /// Which pod.
+        uid: PodUid,
+        /// What was tried.
+        stage: Stage,
+        /// How it ended.
+        end: StageEnd,
+        /// How long it took.
+        took_ns: u64,
+        /// How long ago the pod would have been evicted without any stage.
+        episode_ns: u64,
+    },
     /// Pods must leave, and none may be chosen.
     NoVictim {
         /// The threshold that asks for one.
@@ -99,6 +154,46 @@ pub enum Decision {
         /// Its new status.
         status: bool,
     },
+}
+
+/// How something that was tried before an eviction ended. Unless it is resolved, the next stage follows, and after the last the
+/// eviction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StageEnd {
+    /// The threshold is satisfied, with its minimum reclaim: nobody is evicted.
+    Resolved,
+    /// The kernel has taken what it could from this pod.
+    Exhausted,
+    /// Nothing came back for too long.
+    NoProgress,
+    /// Its time is over.
+    BudgetOver,
+    /// Memory runs out too quickly to try anything: eviction follows at once.
+    NoTime,
+    /// The pod leaves, or may not be worked on any more.
+    PodLeaves,
+    /// This kernel, or this cgroup hierarchy, does not have it: it is not tried again.
+    Unsupported,
+    /// It could not be done.
+    Failed,
+}
+
+impl fmt::Display for StageEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Resolved => "that was enough",
+            Self::Exhausted => "there was no more to take",
+            Self::NoProgress => "nothing more came back",
+            Self::BudgetOver => "its time is over",
+            Self::NoTime => "memory runs out too quickly",
+            Self::PodLeaves => "the pod leaves",
+            Self::Unsupported => {
+                "this kernel or cgroup version does not have it, so it is not tried again"
+            }
+            Self::Failed => "it could not be done",
+        })
+    }
 }
 
 /// What can be freed on a file system without ending a pod.
@@ -440,6 +535,36 @@ impl fmt::Display for Decision {
             Self::ReadStorageEvery { interval_ns } => {
                 write!(f, "read file systems every {} ms", interval_ns / 1_000_000)
             }
+            Self::Reclaim { uid, bytes, .. } => {
+                write!(f, "reclaim {} from {uid}", Human(*bytes))
+            }
+            Self::StopReclaim { uid } => write!(f, "reclaim no more from {uid}"),
+            Self::SetHigh { uid, bytes, .. } => {
+                write!(f, "hold {uid} at {} (memory.high)", Human(*bytes))
+            }
+            Self::ClearHigh { uid } => write!(f, "let {uid} go (memory.high as before)"),
+            Self::Notify {
+                uid,
+                signal,
+                shortfall_bytes,
+                ..
+            } => write!(
+                f,
+                "tell {uid} by {signal} that {} are missing",
+                Human(*shortfall_bytes)
+            ),
+            Self::StageEnded {
+                uid,
+                stage,
+                end,
+                took_ns,
+                ..
+            } => write!(
+                f,
+                "{} of {uid} ended after {} ms: {end}",
+                stage.name(),
+                took_ns / 1_000_000
+            ),
             Self::NoVictim {
                 signal,
                 observed,

@@ -16,7 +16,7 @@ use crate::options::EvictionOptions;
 use crate::policy::eviction;
 use crate::policy::freshness::{self, Stale};
 use crate::policy::rank::{ImageFsLayout, RankRow};
-use crate::policy::{foresight, leaving, sampling, stall};
+use crate::policy::{foresight, leaving, remedies, sampling, stall};
 use crate::signal::{Observations, Readings};
 use crate::state::NodeState;
 use crate::threshold::Threshold;
@@ -118,6 +118,8 @@ impl Engine {
         self.state.observe(event, self.config.options.availability);
         self.scratch.reserve(self.state.pods.len());
         stall::observe(&mut self.state);
+        // Before anybody is told to leave: who is held back cannot.
+        remedies::follow(&mut self.state, event, decisions);
         // Pods that are leaving come first: whether one of them is gone decides whether another may be chosen.
         leaving::decide(&mut self.state, event, decisions);
         if let EventKind::Sample(sample) = &event.kind {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::options::Availability;
 use crate::pod::Pod;
+use crate::policy::remedies::Stage;
 use crate::reading::{
     NumaMemory, NumaPods, PodLoads, PressureReading, ProcessReading, StorageReading,
 };
@@ -64,6 +65,16 @@ pub enum EventKind {
         /// What could not be done.
         error: Option<String>,
     },
+    /// A stage before an eviction has ended by itself, or could not be done.
+    Stage {
+        /// Which pod it concerned.
+        uid: PodUid,
+        /// Which stage.
+        stage: Stage,
+        /// What there is to say.
+        #[serde(flatten)]
+        report: StageReport,
+    },
     /// A decision was carried out, or could not be.
     Outcome {
         /// Which pod it concerned.
@@ -72,6 +83,29 @@ pub enum EventKind {
         action: Action,
         /// The error, if it could not be done.
         error: Option<String>,
+    },
+}
+
+/// What an executor says of a stage before an eviction.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "report", rename_all = "snake_case")]
+pub enum StageReport {
+    /// The kernel has done what it could, or all that was asked for.
+    Reclaimed {
+        /// What it says to have taken.
+        bytes: u64,
+    },
+    /// This kernel, or this cgroup hierarchy, does not have it.
+    Unsupported,
+    /// It could not be done.
+    Failed {
+        /// Why.
+        error: String,
+    },
+    /// `memory.high` could not be put back.
+    NotCleared {
+        /// Why.
+        error: String,
     },
 }
 

@@ -60,7 +60,8 @@ pub struct Foresight {
 pub struct Remedies {
     /// How long the kernel may reclaim page cache and swap from the first in the ranking (`memory.reclaim`), nanoseconds.
     pub reclaim_budget_ns: u64,
-    /// How long the first in the ranking may be held at its present size (`memory.high`), nanoseconds.
+    /// How long the first in the ranking may be held at its present size (`memory.high`), nanoseconds; never longer than
+    /// [`THROTTLE_MAX_NS`](crate::policy::remedies::THROTTLE_MAX_NS).
     pub throttle_budget_ns: u64,
     /// How long a pod may take to give memory back by itself after it was told, nanoseconds.
     pub notify_budget_ns: u64,

@@ -5,6 +5,8 @@
 //!
 //! Source: `k8s.io/api/core/v1/types.go`, `pkg/apis/core/v1/defaults.go`, `pkg/kubelet/types/pod_update.go` of 1.36.
 
+mod pressure_signal;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -14,6 +16,8 @@ use crate::qos::QosClass;
 use crate::quantity::Quantity;
 use crate::resources::{self, ResourceList};
 use crate::units::PodUid;
+
+pub use pressure_signal::{PRESSURE_SIGNAL_ANNOTATION, PressureSignal, UnknownPressureSignal};
 
 /// Where the kubelet notes the source of a pod; anything but `api` makes it a static pod.
 pub const CONFIG_SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
@@ -65,7 +69,8 @@ pub struct Metadata {
     /// Absent in hand-written manifests; see [`Pod::uid`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<PodUid>,
-    /// Free text by key; two keys have a meaning here, see [`Pod::is_static`] and [`Pod::is_mirror`].
+    /// Free text by key; three keys have a meaning here, see [`Pod::is_static`], [`Pod::is_mirror`] and
+    /// [`Pod::pressure_signal`].
     #[serde(
         deserialize_with = "null_as_default",
         skip_serializing_if = "BTreeMap::is_empty"

@@ -7,9 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::{Action, Event, EventKind, NodeMemory, Sample};
 use crate::options::Availability;
-use crate::pod::Pod;
+use crate::pod::{Pod, PressureSignal};
 use crate::policy::foresight::Outlook;
 use crate::policy::rank::RankRow;
+use crate::policy::remedies::{RemedyState, Stage};
 use crate::reading::{NumaPods, PodLoads, ProcessReading, StorageReading};
 use crate::signal::{NodeCondition, Observations, Resource, Signal};
 use crate::units::PodUid;
@@ -65,6 +66,9 @@ pub struct NodeState {
     pub arming: Arming,
     /// When the next sample was asked for, nanoseconds.
     pub sample_by_ns: Option<u64>,
+    /// What is tried before a pod is evicted for memory.
+    #[serde(default)]
+    pub remedies: RemedyState,
     /// The threshold that found nobody to evict, so that it is said once and not at every sample.
     pub no_victim: Option<Signal>,
 }
@@ -93,6 +97,12 @@ pub struct PodState {
     pub leaving: Option<Leaving>,
     /// It was told to leave and did not, even after being killed. It is not chosen again before it runs anew.
     pub stuck: bool,
+    /// The signal by which it wants to be told that memory is short.
+    #[serde(default)]
+    pub pressure_signal: Option<PressureSignal>,
+    /// When each stage before an eviction, in the order of [`Stage::ALL`], was last over for it, nanoseconds.
+    #[serde(default)]
+    pub remedied_ns: [Option<u64>; Stage::ALL.len()],
 }
 
 /// A reading of a pod's memory, bytes.
@@ -104,6 +114,9 @@ pub struct PodReading {
     pub usage_bytes: u64,
     /// Usage minus inactive file pages.
     pub working_set_bytes: u64,
+    /// Active file pages.
+    #[serde(default)]
+    pub active_file_bytes: u64,
 }
 
 /// A pod on its way out.
@@ -245,6 +258,8 @@ impl NodeState {
                     reclaim.done = true;
                 }
             }
+            // Only what is being tried is concerned, see `policy::remedies`.
+            EventKind::Stage { .. } => {}
             EventKind::Outcome { uid, action, error } => {
                 self.outcome(uid, *action, error.is_some())
             }
@@ -256,9 +271,15 @@ impl NodeState {
         let usage_bytes = known
             .as_ref()
             .and_then(|old| old.row.stats_known.then_some(old.row.usage));
-        let (running, memory, leaving, stuck) = match known {
-            Some(old) => (old.running, old.memory, old.leaving, old.stuck),
-            None => (false, None, None, false),
+        let (running, memory, leaving, stuck, remedied_ns) = match known {
+            Some(old) => (
+                old.running,
+                old.memory,
+                old.leaving,
+                old.stuck,
+                old.remedied_ns,
+            ),
+            None => (false, None, None, false, [None; Stage::ALL.len()]),
         };
         self.pods.insert(
             pod.uid(),
@@ -278,6 +299,9 @@ impl NodeState {
                 memory,
                 leaving,
                 stuck,
+                // A name that is no signal's is told where manifests are read.
+                pressure_signal: pod.pressure_signal().unwrap_or_default(),
+                remedied_ns,
             },
         );
     }
@@ -303,6 +327,7 @@ impl NodeState {
                     at_ns: now_ns,
                     usage_bytes: memory.usage_bytes,
                     working_set_bytes: memory.working_set_bytes(),
+                    active_file_bytes: memory.active_file_bytes,
                 });
                 pod.row.stats_known = true;
                 pod.row.usage = memory.used_bytes(availability);

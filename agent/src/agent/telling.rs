@@ -28,12 +28,18 @@ impl Agent {
             Decision::Arm { .. }
             | Decision::SampleBy { .. }
             | Decision::ReadStorageEvery { .. }
+            | Decision::StopReclaim { .. }
             | Decision::ReleaseMemory { .. } => {
                 return;
             }
             Decision::Evict { uid, .. }
             | Decision::End { uid, .. }
             | Decision::Kill { uid, .. }
+            | Decision::Reclaim { uid, .. }
+            | Decision::SetHigh { uid, .. }
+            | Decision::ClearHigh { uid }
+            | Decision::Notify { uid, .. }
+            | Decision::StageEnded { uid, .. }
             | Decision::Finished { uid, .. } => Some(uid),
             Decision::ReclaimNode { .. }
             | Decision::NoVictim { .. }

@@ -6,6 +6,7 @@ use plimsoll_core::duration;
 use plimsoll_core::options::{
     Availability, EvictionOptions, Foresight, OomOrder, Remedies, Victims,
 };
+use plimsoll_core::policy::remedies::THROTTLE_MAX_NS;
 
 use super::document::{Entry, Node, Origin, Value};
 use super::problem::Problem;
@@ -28,7 +29,7 @@ pub const FIELDS: &[Field] = &[
     ]), "evict before the kernel's OOM killer has to, whatever the thresholds say"),
     field("remedies", Used, Shape::Object(&[
         field("reclaim", Used, Shape::Duration, "budget of memory.reclaim on the first in the ranking; 0s: left out").pointer(),
-        field("throttle", Used, Shape::Duration, "budget of memory.high on the first in the ranking; 0s: left out").pointer(),
+        field("throttle", Used, Shape::Duration, "budget of memory.high on the first in the ranking, 10s at most; 0s: left out").pointer(),
         field("notify", Used, Shape::Duration, "time for the pod to give memory back by itself; 0s: left out").pointer(),
     ]), "what is tried, for how long, before a pod is evicted for memory"),
     field("respectDisruptionBudgets", Later, Shape::Bool,
@@ -245,6 +246,21 @@ pub(super) fn complete(root: &mut Node, problems: &mut Vec<Problem>) {
                 break;
             }
             parts.push(entry(&part.key, Value::Text("0s".into())));
+        }
+        let throttle = parts
+            .iter()
+            .find(|part| name == "remedies" && part.key == "throttle");
+        if let Some(throttle) = throttle
+            && duration_ns(Some(&throttle.node)) > THROTTLE_MAX_NS
+        {
+            problems.push(Problem::new(
+                throttle.node.origin,
+                "plimsoll.remedies.throttle",
+                format!(
+                    "no pod is held for longer than {}: write that or less",
+                    duration_text(THROTTLE_MAX_NS)
+                ),
+            ));
         }
     }
 }

@@ -310,6 +310,19 @@ fn flags_override_the_file() {
 }
 
 #[test]
+fn no_pod_is_held_for_long() {
+    let longest = of("plimsoll: {remedies: {throttle: 10s}}\n").unwrap();
+    let remedies = longest.engine.options.remedies.unwrap();
+    assert_eq!(remedies.throttle_budget_ns, 10_000_000_000);
+    assert_eq!(
+        errors("plimsoll:\n  remedies: {throttle: 10s1ms}\n"),
+        [
+            "kubelet.yaml:2: plimsoll.remedies.throttle: no pod is held for longer than 10s: write that or less"
+        ]
+    );
+}
+
+#[test]
 fn all_errors_are_listed_with_line_field_and_reason() {
     assert_eq!(
         errors(

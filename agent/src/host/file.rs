@@ -117,6 +117,15 @@ impl ControlFile {
             .map_err(|(path, errno)| FileError::new_write(&path, errno))
     }
 
+    /// Opens for reading and writing.
+    ///
+    /// # Errors
+    /// [`FileError::Vanished`] when it does not exist, [`FileError::Unwritable`] otherwise.
+    pub fn open_to_change(path: impl AsRef<Path>) -> Result<Self, FileError> {
+        Self::open_with(path.as_ref(), OFlags::RDWR)
+            .map_err(|(path, errno)| FileError::new_write(&path, errno))
+    }
+
     fn open_with(path: &Path, flags: OFlags) -> Result<Self, (Arc<Path>, Errno)> {
         match rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty()) {
             Ok(fd) => Ok(Self {

@@ -25,6 +25,7 @@ use std::os::unix::fs::DirEntryExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use plimsoll_core::pod::PressureSignal;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -252,6 +253,33 @@ impl PodKill {
                     .map(|round| round.signalled),
             };
             match sent {
+                Ok(processes) => signalled.processes += processes,
+                Err(error) if error.is_vanished() => {}
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        first_error.map_or(Ok(signalled), Err)
+    }
+
+    /// Tells each container's first process that memory is short. One that is not known, or has ended, gets nothing. Allocates nothing.
+    ///
+    /// # Errors
+    /// As for [`PodKill::sigterm`].
+    pub fn notify(&self, signal: PressureSignal) -> Result<Signalled, FileError> {
+        let signal = match signal {
+            PressureSignal::Hup => Signal::HUP,
+            PressureSignal::Usr1 => Signal::USR1,
+            PressureSignal::Usr2 => Signal::USR2,
+            PressureSignal::Urg => Signal::URG,
+            PressureSignal::Winch => Signal::WINCH,
+        };
+        let mut signalled = Signalled::default();
+        let mut first_error = None;
+        for member in self.members.iter().filter(|member| member.is_container) {
+            let Leader::Running { pid, pidfd } = &member.leader else {
+                continue;
+            };
+            match member.signal_leader(*pid, pidfd, signal) {
                 Ok(processes) => signalled.processes += processes,
                 Err(error) if error.is_vanished() => {}
                 Err(error) => first_error = first_error.or(Some(error)),

@@ -9,6 +9,8 @@
 //! - While a victim is leaving and what it used is still being freed nobody else is chosen for the same thing (the kubelet
 //!   waits up to 30 s, blind). If meanwhile half of a hard memory threshold is gone too, the victim's grace is over.
 //! - With [`foresight`](crate::policy::foresight) the first in the ranking also goes when the kernel will soon have nothing left.
+//! - With [`Remedies`](crate::options::Remedies) other means are tried before anybody goes for memory
+//!   ([`remedies`](crate::policy::remedies)).
 //! - With [`Victims::Targeted`] as many go at once as are needed ([`target`](crate::policy::target)).
 
 use crate::decision::{Decision, KillReason, NoVictimReason, Reason, ThresholdReason};
@@ -18,7 +20,7 @@ use crate::options::Victims;
 use crate::policy::foresight::{self, Verdict};
 use crate::policy::rank::RankRow;
 use crate::policy::thresholds::{self, Met};
-use crate::policy::{candidates, leaving, local_storage, node_reclaim, on_node, target};
+use crate::policy::{candidates, leaving, local_storage, node_reclaim, on_node, remedies, target};
 use crate::signal::{NodeCondition, Observation, Observations, Resource, Signal};
 use crate::state::{Leaving, NodeReclaim, NodeState};
 use crate::threshold::{Operator, Threshold};
@@ -62,6 +64,7 @@ pub(crate) fn decide(
     if config.local_storage_limits && state.storage_is_new {
         local_storage::decide(config, state, decisions);
     }
+    remedies::end_if_resolved(config, state, decisions);
     let Some(met) = met else {
         state.no_victim = None;
         return;
@@ -72,6 +75,9 @@ pub(crate) fn decide(
     }
     let sources = node_reclaim::sources(resource, config.layout);
     if sources.is_empty() {
+        if remedies::before_eviction(config, state, &met, observations, scratch, decisions) {
+            return;
+        }
         choose(config, state, &met, scratch, decisions);
     } else if state.node_reclaim.is_none() {
         state.node_reclaim = Some(NodeReclaim {
@@ -119,7 +125,7 @@ fn after_node_reclaim(
 }
 
 /// The first hard memory threshold of which less than half is left; or half of the horizon is over.
-fn half_gone(
+pub(crate) fn half_gone(
     config: &EngineConfig,
     observations: &Observations,
     foreseen: Option<&Verdict>,
@@ -297,6 +303,7 @@ pub(crate) fn evict(
     decisions: &mut Vec<Decision>,
 ) {
     let now_ns = state.now_ns;
+    remedies::let_go(state, uid, decisions);
     let Some(pod) = state.pods.get_mut(uid) else {
         return;
     };

@@ -11,6 +11,7 @@ pub(crate) mod on_node;
 pub mod oom_order;
 pub mod oom_score;
 pub mod rank;
+pub mod remedies;
 pub mod sampling;
 pub(crate) mod stall;
 pub mod target;

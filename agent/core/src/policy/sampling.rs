@@ -15,7 +15,7 @@
 use crate::decision::Decision;
 use crate::engine::EngineConfig;
 use crate::event::{Cause, Sample};
-use crate::policy::{eviction, foresight, leaving};
+use crate::policy::{eviction, foresight, leaving, remedies};
 use crate::signal::{Resource, Signal};
 use crate::state::{NodeReading, NodeState};
 use crate::threshold::Operator;
@@ -76,8 +76,8 @@ pub(crate) fn arm(
             .checked_sub(threshold.amount(observation.capacity));
         if left.is_none() {
             all_resolved = false;
-            // Met: what matters now is when the victim's grace is over.
-            if victim_in_grace && threshold.is_hard() {
+            // Met: what matters now is when the victim's grace, or the time for other means, is over.
+            if (victim_in_grace || state.remedies.episode.is_some()) && threshold.is_hard() {
                 left = observation
                     .value
                     .checked_sub(eviction::half(threshold, observation));
@@ -182,6 +182,9 @@ pub(crate) fn schedule(
         if let Some(leaving) = &pod.leaving {
             at_ns = at_ns.min(leaving::next_ns(leaving, now_ns));
         }
+    }
+    if let Some(next_ns) = remedies::next_ns(state) {
+        at_ns = at_ns.min(next_ns);
     }
     // Never in the past, and never so soon that time does not move.
     let at_ns = at_ns.max(now_ns.saturating_add(1));
