@@ -6,6 +6,7 @@ mod faults;
 mod journal;
 mod oom_scores;
 mod pods;
+mod policies;
 mod records;
 
 use std::path::Path;
@@ -29,6 +30,7 @@ pub fn all() -> Vec<Test> {
         oom_scores::TESTS,
         faults::TESTS,
         fallback::TESTS,
+        policies::TESTS,
     ]
     .concat()
 }
