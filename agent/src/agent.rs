@@ -582,6 +582,8 @@ impl Agent {
             added,
             changed,
             removed,
+            budgets,
+            budgets_removed,
             errors,
         } = change;
         for error in errors {
@@ -618,6 +620,12 @@ impl Agent {
         self.keep_kubepods();
         if let Some(disk) = &mut self.disk {
             disk.pods_changed();
+        }
+        for budget in budgets {
+            self.take_in(EventKind::BudgetApplied { budget });
+        }
+        for budget in budgets_removed {
+            self.take_in(EventKind::BudgetRemoved { budget });
         }
         // What they have behind them is not news.
         self.tell_limits();

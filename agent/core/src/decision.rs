@@ -4,6 +4,7 @@
 //! out is the agent's job; what failed returns as [`EventKind::Outcome`](crate::event::EventKind::Outcome).
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -255,6 +256,9 @@ pub struct ThresholdReason {
     pub exempt: u32,
     /// What decided between it and the next pod in the ranking; `None` if it is the last.
     pub ahead_by: Option<Comparator>,
+    /// What disruption budgets had to do with it (option `respectDisruptionBudgets`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disruption: Option<Disruption>,
     /// The NUMA node that is short, if the signal is about one: usage is what the pod has there, its request the same share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
@@ -262,6 +266,22 @@ pub struct ThresholdReason {
     /// within the horizon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub foreseen: Option<Foreseen>,
+}
+
+/// What disruption budgets had to do with the choice of a pod.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Disruption {
+    /// Others before it were passed over: their budgets allow no disruption, and this pod's do.
+    PassedOver {
+        /// How many.
+        pods: u32,
+    },
+    /// One of its budgets allows no disruption, and nobody else suffices.
+    AgainstBudget {
+        /// One of its budgets: `namespace/name`.
+        budget: Arc<str>,
+    },
 }
 
 /// Which limit on local storage is exceeded. All bytes.
@@ -445,6 +465,17 @@ impl fmt::Display for ThresholdReason {
         )?;
         if self.exempt > 0 {
             write!(f, " ({} before it exempt)", self.exempt)?;
+        }
+        match &self.disruption {
+            Some(Disruption::PassedOver { pods }) => write!(
+                f,
+                ", {pods} before it passed over because their disruption budgets are used up"
+            )?,
+            Some(Disruption::AgainstBudget { budget }) => write!(
+                f,
+                ", though disruption budget {budget} allows no disruption: nobody else suffices"
+            )?,
+            None => {}
         }
         if let Some(comparator) = self.ahead_by {
             write!(f, ", ahead of the next by {comparator}")?;

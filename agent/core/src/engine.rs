@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::decision::Decision;
 use crate::event::{Cause, Event, EventKind, Sample};
 use crate::options::EvictionOptions;
+use crate::policy::disruption::Budgeting;
 use crate::policy::eviction;
 use crate::policy::freshness::{self, Stale};
 use crate::policy::rank::{ImageFsLayout, RankRow};
@@ -60,12 +61,15 @@ pub(crate) struct Scratch {
     pub(crate) rows: Vec<RankRow>,
     /// Places in it.
     pub(crate) chosen: Vec<usize>,
+    /// What disruption budgets make of them.
+    pub(crate) budgeting: Budgeting,
 }
 
 impl Scratch {
-    fn reserve(&mut self, pods: usize) {
+    fn reserve(&mut self, pods: usize, budgets: usize) {
         self.rows.reserve(pods.saturating_sub(self.rows.len()));
         self.chosen.reserve(pods.saturating_sub(self.chosen.len()));
+        self.budgeting.reserve(pods, budgets);
     }
 }
 
@@ -87,7 +91,7 @@ impl Engine {
     /// An engine that goes on from a state, for instance the one at the head of a journal.
     pub fn resume(config: EngineConfig, state: NodeState) -> Self {
         let mut scratch = Scratch::default();
-        scratch.reserve(state.pods.len());
+        scratch.reserve(state.pods.len(), state.budgets.len());
         Self {
             config,
             state,
@@ -116,7 +120,8 @@ impl Engine {
     /// Takes one event and appends what is to be done about it, in the order in which it is to be done.
     pub fn step(&mut self, event: &Event, decisions: &mut Vec<Decision>) {
         self.state.observe(event, self.config.options.availability);
-        self.scratch.reserve(self.state.pods.len());
+        self.scratch
+            .reserve(self.state.pods.len(), self.state.budgets.len());
         stall::observe(&mut self.state);
         // Before anybody is told to leave: who is held back cannot.
         remedies::follow(&mut self.state, event, decisions);

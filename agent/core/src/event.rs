@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::budget::DisruptionBudget;
 use crate::options::Availability;
 use crate::pod::Pod;
 use crate::policy::remedies::Stage;
@@ -42,6 +43,16 @@ pub enum EventKind {
     PodRemoved {
         /// Which pod.
         uid: PodUid,
+    },
+    /// A disruption budget is there, or has changed.
+    BudgetApplied {
+        /// The budget as its source gives it.
+        budget: Arc<DisruptionBudget>,
+    },
+    /// A disruption budget is gone.
+    BudgetRemoved {
+        /// Its `namespace/name`.
+        budget: Arc<str>,
     },
     /// A pod's cgroup has its first process.
     PodRunning {

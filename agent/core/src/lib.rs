@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod budget;
 pub mod cgroup_config;
 pub mod decision;
 pub mod duration;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::budget::DisruptionBudget;
 use crate::event::{Action, Event, EventKind, NodeMemory, Sample};
 use crate::options::Availability;
 use crate::pod::{Pod, PressureSignal};
@@ -28,6 +29,9 @@ pub struct NodeState {
     pub now_ns: u64,
     /// The pods, by identity.
     pub pods: BTreeMap<PodUid, PodState>,
+    /// Disruption budgets, by `namespace/name`.
+    #[serde(default)]
+    pub budgets: BTreeMap<Arc<str>, Arc<DisruptionBudget>>,
     /// Whether thresholds have been judged before ([`Passes`](crate::threshold::Passes)).
     pub passed: bool,
     /// One entry per threshold of the configuration.
@@ -233,6 +237,12 @@ impl NodeState {
                 if let Some(pod) = self.pods.get_mut(uid) {
                     pod.removed = true;
                 }
+            }
+            EventKind::BudgetApplied { budget } => {
+                self.budgets.insert(budget.key(), Arc::clone(budget));
+            }
+            EventKind::BudgetRemoved { budget } => {
+                self.budgets.remove(budget);
             }
             EventKind::PodRunning { uid } => {
                 if let Some(pod) = self.pods.get_mut(uid) {

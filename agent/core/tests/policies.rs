@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use plimsoll_core::decision::{Decision, Reason, ThresholdReason};
+use plimsoll_core::decision::{Decision, Disruption, Reason, ThresholdReason};
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
-use plimsoll_core::options::{Availability, EvictionOptions};
+use plimsoll_core::options::{Availability, EvictionOptions, Victims};
 use plimsoll_core::pod::Pod;
 use plimsoll_core::policy::freshness::Stale;
 use plimsoll_core::reading::{
@@ -15,6 +15,7 @@ use plimsoll_core::reading::{
 use plimsoll_core::signal::Signal;
 use plimsoll_core::threshold::{Amount, Passes, Threshold};
 use plimsoll_core::units::PodUid;
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 const MI: u64 = 1 << 20;
@@ -33,7 +34,7 @@ fn hard(signal: Signal, value: u64) -> Threshold {
 }
 
 /// A pod's memory in Mi: in use, inactive and active page cache.
-type Memory = (&'static str, u64, u64, u64);
+type Memory<'name> = (&'name str, u64, u64, u64);
 
 struct Node {
     engine: Engine,
@@ -75,12 +76,12 @@ impl Node {
     }
 
     /// A sample a second later, of a node of 1000 Mi with what its pods use.
-    fn sample(&mut self, pods: &[Memory], more: Sample) -> Vec<Decision> {
+    fn sample(&mut self, pods: &[Memory<'_>], more: Sample) -> Vec<Decision> {
         self.now_ns += S;
-        let sum = |of: fn(&Memory) -> u64| pods.iter().map(of).sum::<u64>() * MI;
+        let sum = |of: fn(&Memory<'_>) -> u64| pods.iter().map(of).sum::<u64>() * MI;
         let (used, inactive, active) = (sum(|pod| pod.1), sum(|pod| pod.2), sum(|pod| pod.3));
         let free = 1000 * MI - used;
-        let memory = |&(name, usage, inactive, active): &Memory| PodMemory {
+        let memory = |&(name, usage, inactive, active): &Memory<'_>| PodMemory {
             uid: PodUid::from(name),
             usage_bytes: usage * MI,
             inactive_file_bytes: inactive * MI,
@@ -190,7 +191,7 @@ fn loads(at_ns: u64, pods: &[(&str, u64, u64)]) -> Option<Arc<PodLoads>> {
     Some(Arc::new(PodLoads { at_ns, pods }))
 }
 
-const IDLE: [Memory; 3] = [
+const IDLE: [Memory<'static>; 3] = [
     ("busy", 10, 0, 0),
     ("hungry", 10, 0, 0),
     ("quiet", 10, 0, 0),
@@ -254,7 +255,7 @@ fn after_a_victim_a_stall_has_its_window_to_pass() {
         ("hungry", 300, 0, 0),
         ("quiet", 100, 0, 0),
     ];
-    let mut stalled_at = |used: &[Memory], percent| {
+    let mut stalled_at = |used: &[Memory<'_>], percent| {
         let at_ns = node.now_ns + S;
         let decisions = node.sample(used, stalled(at_ns, percent));
         let evicted: Vec<String> = names(&decisions).into_iter().map(str::to_owned).collect();
@@ -319,4 +320,140 @@ fn a_numa_node_takes_who_uses_that_node() {
         ("elsewhere", 200 * MI, 50 * MI)
     );
     assert_eq!(reason.numa_node, Some(1));
+}
+
+/// Pods with what they use in Mi; those whose names begin alike are one app. Budgets by app.
+fn budgeted(
+    victims: Victims,
+    pods: &[(&str, u64, i32)],
+    budgets: &[(&str, Value)],
+    need: u64,
+) -> Vec<Decision> {
+    let options = EvictionOptions {
+        victims,
+        disruption_budgets: true,
+        ..EvictionOptions::kubelet()
+    };
+    let used: u64 = pods.iter().map(|pod| pod.1).sum();
+    let mut node = Node::new(
+        vec![hard(Signal::MemoryAvailable, (1000 - used + need) * MI)],
+        options,
+    );
+    for (name, _, priority) in pods {
+        node.pod(name, json!({}), json!({"priority": priority}));
+    }
+    for (app, spec) in budgets {
+        let mut budget = json!({"metadata": {"name": app}, "spec": spec});
+        budget["spec"]["selector"] = json!({"matchLabels": {"app": app}});
+        let budget = serde_json::from_value(budget).unwrap();
+        node.step(EventKind::BudgetApplied {
+            budget: Arc::new(budget),
+        });
+    }
+    let memory: Vec<Memory<'_>> = pods
+        .iter()
+        .map(|(name, used, _)| (*name, *used, 0, 0))
+        .collect();
+    node.sample(&memory, Sample::default())
+}
+
+#[test]
+fn a_budget_that_is_used_up_is_respected_where_another_suffices() {
+    let all = json!({"minAvailable": "100%"});
+    let pods = [("web-1", 300, 0), ("job-1", 200, 0), ("log-1", 50, 0)];
+    let decide = |victims, pods: &[_], budgets: &[_], need| budgeted(victims, pods, budgets, need);
+    let one = |budgets: &[_], need| decide(Victims::One, &pods, budgets, need);
+    assert_eq!(names(&one(&[], 100)), ["web-1"]);
+    let decisions = one(&[("web", all.clone())], 100);
+    assert_eq!(names(&decisions), ["job-1"]);
+    let text = decisions
+        .iter()
+        .find(|own| matches!(own, Decision::Evict { .. }))
+        .unwrap()
+        .to_string();
+    assert!(
+        text.contains("1 before it passed over because their disruption budgets are used up"),
+        "{text}"
+    );
+    // Not even both others free 251: it goes, and the reason says so.
+    let decisions = one(&[("web", all.clone())], 251);
+    assert_eq!(names(&decisions), ["web-1"]);
+    assert_eq!(
+        evicted(&decisions)[0].1.disruption,
+        Some(Disruption::AgainstBudget {
+            budget: Arc::from("default/web")
+        })
+    );
+    // A budget says nothing about a pod that matters more.
+    let important = [("web-1", 300, 0), ("job-1", 200, 10), ("log-1", 50, 10)];
+    assert_eq!(
+        names(&decide(Victims::One, &important, &[("web", all)], 100)),
+        ["web-1"]
+    );
+}
+
+#[test]
+fn several_victims_use_a_budget_up_one_after_the_other() {
+    let pods = [
+        ("web-1", 200, 0),
+        ("web-2", 190, 0),
+        ("web-3", 180, 0),
+        ("job-1", 100, 0),
+    ];
+    let budgets = [("web", json!({"maxUnavailable": 1}))];
+    let decide = |need| budgeted(Victims::Targeted, &pods, &budgets, need);
+    assert_eq!(names(&decide(290)), ["web-1", "job-1"]);
+    // One more than the budget allows, and not two.
+    let decisions = decide(400);
+    assert_eq!(names(&decisions), ["web-1", "web-2", "job-1"]);
+    assert!(matches!(
+        evicted(&decisions)[1].1.disruption,
+        Some(Disruption::AgainstBudget { .. })
+    ));
+}
+
+proptest! {
+    /// Nobody goes against a budget when those who may go suffice; and an eviction never fails to happen for a budget.
+    #[test]
+    fn budgets_are_broken_only_when_they_must_be(
+        used in prop::collection::vec((1u64..90, 0usize..3), 1..9),
+        allowed in prop::collection::vec(0u32..3, 3),
+        need in 1u64..300,
+        targeted in any::<bool>(),
+    ) {
+        const APPS: [&str; 3] = ["a", "b", "c"];
+        let pods: Vec<(String, u64, i32)> = used
+            .iter()
+            .enumerate()
+            .map(|(at, (mi, app))| (format!("{}-{at}", APPS[*app]), *mi, 0))
+            .collect();
+        let pods: Vec<(&str, u64, i32)> = pods.iter().map(|(name, mi, priority)| (name.as_str(), *mi, *priority)).collect();
+        let budgets: Vec<(&str, Value)> = APPS.iter().zip(&allowed).map(|(app, allowed)| (*app, json!({"maxUnavailable": allowed}))).collect();
+        let victims = if targeted { Victims::Targeted } else { Victims::One };
+        let decisions = budgeted(victims, &pods, &budgets, need);
+        let gone = evicted(&decisions);
+        prop_assert!(!gone.is_empty());
+        // In the order of the ranking (usage down, then name), each app's first ones may go.
+        let mut order = pods.clone();
+        order.sort_by_key(|(name, mi, _)| (u64::MAX - mi, *name));
+        let mut left = allowed.clone();
+        let free: Vec<&str> = order.iter().filter(|(name, ..)| {
+            let app = APPS.iter().position(|app| name.starts_with(app)).unwrap();
+            let is_free = left[app] > 0;
+            left[app] = left[app].saturating_sub(1);
+            is_free
+        }).map(|(name, ..)| *name).collect();
+        let freed = |names: &[&str]| order.iter().filter(|(name, ..)| names.contains(name)).map(|(_, mi, _)| mi).sum::<u64>();
+        let against = |name: &&(&str, &ThresholdReason)| matches!(name.1.disruption, Some(Disruption::AgainstBudget { .. }));
+        for (name, reason) in &gone {
+            let is_against = matches!(reason.disruption, Some(Disruption::AgainstBudget { .. }));
+            prop_assert_eq!(is_against, !free.contains(name));
+        }
+        if freed(&free) >= need {
+            prop_assert_eq!(gone.iter().filter(against).count(), 0);
+        }
+        if targeted && freed(&order.iter().map(|(name, ..)| *name).collect::<Vec<_>>()) >= need {
+            prop_assert!(freed(&names(&decisions)) >= need);
+        }
+    }
 }

@@ -10,6 +10,7 @@
 //! takes all that do not start with a dot, editors' backups included).
 #![forbid(unsafe_code)]
 
+mod budgets;
 pub(crate) mod document;
 mod gather;
 mod pods;
@@ -23,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use plimsoll_core::budget::DisruptionBudget;
 use plimsoll_core::pod::Pod;
 use plimsoll_core::units::PodUid;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -31,6 +33,7 @@ use rustix::io::Errno;
 
 use pods::{Parsed, parse};
 
+pub use budgets::ManifestBudget;
 pub use gather::{STDIN, gather};
 
 /// Size of one manifest file, at most.
@@ -41,6 +44,8 @@ pub const DOCUMENTS_PER_FILE_MAX: usize = 256;
 pub const FILES_MAX: usize = 1024;
 /// Pods of all files, at most.
 pub const PODS_MAX: usize = 1024;
+/// Disruption budgets of all files, at most.
+pub const BUDGETS_MAX: usize = 1024;
 
 /// How much one text may hold.
 #[derive(Debug, Clone, Copy)]
@@ -158,6 +163,10 @@ pub struct ManifestChange {
     pub changed: Vec<ManifestPod>,
     /// Pods that no manifest has any more: they are to be ended.
     pub removed: Vec<PodUid>,
+    /// Disruption budgets that are new or have changed.
+    pub budgets: Vec<Arc<DisruptionBudget>>,
+    /// Disruption budgets that no manifest has any more, by `namespace/name`.
+    pub budgets_removed: Vec<Arc<str>>,
     /// All errors that there are now, old and new, in the order of files and lines.
     pub errors: Vec<ManifestError>,
 }
@@ -167,14 +176,19 @@ pub struct ManifestChange {
 /// # Errors
 /// All errors of the file. Pods of its correct documents are returned beside them.
 pub fn read_file(path: &Path) -> (Vec<ManifestPod>, Vec<ManifestError>) {
+    let Parsed { pods, errors, .. } = read_all(path);
+    (pods, errors)
+}
+
+fn read_all(path: &Path) -> Parsed {
     let file: Arc<Path> = Arc::from(path);
     let bounds = Bounds::MANIFEST;
     match read_text(&file, bounds.bytes) {
-        Ok(text) => {
-            let Parsed { pods, errors } = parse(&file, &text, bounds);
-            (pods, errors)
-        }
-        Err(error) => (Vec::new(), vec![error]),
+        Ok(text) => parse(&file, &text, bounds),
+        Err(error) => Parsed {
+            errors: vec![error],
+            ..Parsed::default()
+        },
     }
 }
 
@@ -246,6 +260,7 @@ struct FileState {
     unsettled: Option<(Option<Stamp>, Duration)>,
     /// The pods of the last read that gave them, in the file's order.
     pods: Vec<ManifestPod>,
+    budgets: Vec<ManifestBudget>,
     errors: Vec<ManifestError>,
 }
 
@@ -255,6 +270,7 @@ pub struct ManifestDir {
     dir: Arc<Path>,
     files: BTreeMap<Arc<Path>, FileState>,
     current: BTreeMap<PodUid, ManifestPod>,
+    budgets: BTreeMap<Arc<str>, ManifestBudget>,
     errors: Vec<ManifestError>,
     is_first: bool,
 }
@@ -267,6 +283,7 @@ impl ManifestDir {
             dir,
             files: BTreeMap::new(),
             current: BTreeMap::new(),
+            budgets: BTreeMap::new(),
             errors: Vec::new(),
             is_first: true,
         }
@@ -295,6 +312,8 @@ impl ManifestDir {
                 || !change.added.is_empty()
                 || !change.changed.is_empty()
                 || !change.removed.is_empty()
+                || !change.budgets.is_empty()
+                || !change.budgets_removed.is_empty()
         };
         let errors_before = std::mem::replace(&mut self.errors, change.errors.clone());
         let news = (is_news(&change) || errors_before != change.errors).then_some(change);
@@ -321,8 +340,23 @@ impl ManifestDir {
         };
         state.unsettled = None;
         state.stamp = Some(stamp);
-        let (pods, errors) = read_file(file);
+        let Parsed {
+            pods,
+            mut budgets,
+            errors,
+        } = read_all(file);
         state.errors = errors;
+        if !state.errors.is_empty() {
+            let known = std::mem::take(&mut state.budgets);
+            let is_known = |old: &ManifestBudget| {
+                budgets
+                    .iter()
+                    .any(|new| new.budget.key() == old.budget.key())
+            };
+            let kept: Vec<_> = known.into_iter().filter(|old| !is_known(old)).collect();
+            budgets.extend(kept);
+        }
+        state.budgets = budgets;
         if state.errors.is_empty() && pods.is_empty() && !state.pods.is_empty() {
             state.errors.push(ManifestError::Emptied {
                 file: Arc::clone(file),
@@ -452,7 +486,51 @@ impl ManifestDir {
             .cloned()
             .collect();
         self.current = merged;
+        self.change_budgets(&mut change);
         change
+    }
+
+    /// The same for disruption budgets: the first by file name counts.
+    fn change_budgets(&mut self, change: &mut ManifestChange) {
+        let mut merged: BTreeMap<Arc<str>, ManifestBudget> = BTreeMap::new();
+        let mut not_used = 0_usize;
+        for own in self.files.values().flat_map(|state| &state.budgets) {
+            let key = own.budget.key();
+            if let Some(first) = merged.get(&key) {
+                change.errors.push(ManifestError::Field {
+                    file: Arc::clone(&own.file),
+                    line: own.line,
+                    field: "metadata.name".to_owned(),
+                    what: format!(
+                        "budget {key} is already defined at {}:{}, which is used",
+                        first.file.display(),
+                        first.line
+                    ),
+                });
+            } else if merged.len() == BUDGETS_MAX {
+                not_used += 1;
+            } else {
+                merged.insert(key, own.clone());
+            }
+        }
+        if not_used > 0 {
+            let what = format!(
+                "more than {BUDGETS_MAX} disruption budgets; {not_used} are not used; remove some"
+            );
+            change.errors.push(ManifestError::TooMuch {
+                file: Arc::clone(&self.dir),
+                what,
+            });
+        }
+        for (key, own) in &merged {
+            let before = self.budgets.get(key);
+            if before.is_none_or(|before| before.budget != own.budget) {
+                change.budgets.push(Arc::clone(&own.budget));
+            }
+        }
+        let gone = self.budgets.keys().filter(|key| !merged.contains_key(*key));
+        change.budgets_removed = gone.cloned().collect();
+        self.budgets = merged;
     }
 }
 

@@ -202,7 +202,11 @@ fn choose(
     let resource = met.resource();
     let ranking = resource.ranking();
     victims(config, state, met, scratch);
-    let Scratch { rows, chosen } = scratch;
+    let Scratch {
+        rows,
+        chosen,
+        budgeting,
+    } = scratch;
     if chosen.is_empty() {
         no_victim(state, met, rows, decisions);
         return;
@@ -226,6 +230,7 @@ fn choose(
             ahead_by: rows
                 .get(at + 1)
                 .map(|next| ranking.deciding_comparator(row, next)),
+            disruption: budgeting.note(state, rows, chosen, at),
             numa_node: on_node::node(state, met.threshold.signal),
             foreseen: met.foreseen,
         };
@@ -255,24 +260,30 @@ pub(crate) fn candidates(
 /// Ranks the candidates and says who of them has to go, as places in `scratch.rows`. Changes nothing else.
 pub(crate) fn victims(config: &EngineConfig, state: &NodeState, met: &Met, scratch: &mut Scratch) {
     let ranking = met.resource().ranking();
-    let Scratch { rows, chosen } = scratch;
+    let Scratch {
+        rows,
+        chosen,
+        budgeting,
+    } = scratch;
     candidates(config, state, met.threshold.signal, rows);
     ranking.rank(rows);
     let exempt = |row: &RankRow| state.pods.get(&row.uid).is_none_or(|pod| pod.exempt);
     chosen.clear();
     chosen.extend((0..rows.len()).filter(|&at| !exempt(&rows[at])));
     let need = met.threshold.shortfall(met.observation, true);
+    let need = need.filter(|_| met.threshold.operator == Operator::LessThan);
+    budgeting.clear();
+    if config.options.disruption_budgets {
+        let several = config.options.victims == Victims::Targeted;
+        budgeting.prefer(state, ranking, rows, chosen, need, several);
+    }
     match (config.options.victims, need) {
-        (Victims::Targeted, Some(need)) if met.threshold.operator == Operator::LessThan => {
+        (Victims::Targeted, Some(need)) => {
             target::select(
                 chosen,
                 need,
                 |at| rows[at].usage,
-                |own, at| {
-                    let last = &rows[own[at]];
-                    let same = |next: &&usize| ranking.same_class(last, &rows[**next]);
-                    at + 1 + own[at + 1..].iter().take_while(same).count()
-                },
+                |own, at| target::class_end(ranking, rows, own, at),
             );
         }
         _ => chosen.truncate(1),

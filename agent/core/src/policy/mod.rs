@@ -1,6 +1,7 @@
 //! Decisions as plain functions: one file per policy.
 
 pub(crate) mod candidates;
+pub(crate) mod disruption;
 pub mod eviction;
 pub mod foresight;
 pub mod freshness;

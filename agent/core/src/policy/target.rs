@@ -14,6 +14,8 @@
 //! So no victim is more important than needed, nobody could be spared, and two never go where one suffices without being more
 //! important. If all together do not suffice, all go.
 
+use crate::policy::rank::{RankRow, Ranking};
+
 /// Keeps of `candidates` those that are to go, in their order. `class_end(n)`: how many candidates are at most as important as the
 /// one at position `n`.
 pub fn select(
@@ -46,6 +48,18 @@ pub fn select(
             candidates.remove(at);
         }
     }
+}
+
+/// How many of `candidates` (places in `rows`, in the order of `ranking`) are at most as important as the one at position `at`.
+pub(crate) fn class_end(
+    ranking: Ranking,
+    rows: &[RankRow],
+    candidates: &[usize],
+    at: usize,
+) -> usize {
+    let last = &rows[candidates[at]];
+    let same = |next: &&usize| ranking.same_class(last, &rows[**next]);
+    at + 1 + candidates[at + 1..].iter().take_while(same).count()
 }
 
 #[cfg(test)]

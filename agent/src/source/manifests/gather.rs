@@ -23,7 +23,8 @@ pub fn gather(paths: &[PathBuf], mut stdin: impl Read) -> (Vec<ManifestPod>, Vec
     let mut all = Parsed::default();
     let mut take = |file: &Arc<Path>, text: Result<String, ManifestError>| match text {
         Ok(text) => {
-            let Parsed { pods, errors } = parse(file, &text, bounds);
+            // Commands that only look know no state in which a budget could be used up.
+            let Parsed { pods, errors, .. } = parse(file, &text, bounds);
             all.pods.extend(pods);
             all.errors.extend(errors);
         }
@@ -50,7 +51,9 @@ pub fn gather(paths: &[PathBuf], mut stdin: impl Read) -> (Vec<ManifestPod>, Vec
             Err(error) => take(&file, Err(error)),
         }
     }
-    let Parsed { pods, mut errors } = all;
+    let Parsed {
+        pods, mut errors, ..
+    } = all;
     let mut first: BTreeMap<PodUid, (Arc<Path>, u64)> = BTreeMap::new();
     for pod in &pods {
         match first.entry(pod.pod.uid()) {

@@ -11,6 +11,7 @@ use plimsoll_core::pod::{DEFAULT_NAMESPACE, Pod, SYSTEM_CRITICAL_PRIORITY, SYSTE
 use plimsoll_core::quantity::Quantity;
 use plimsoll_core::resources;
 
+use super::budgets::{ManifestBudget, budget_of};
 use super::document::{Node, Value, documents};
 use super::schema::{self, Finding, join};
 use super::{Bounds, ManifestError, ManifestPod};
@@ -29,6 +30,7 @@ const UID_BYTES_MAX: usize = 252;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Parsed {
     pub(super) pods: Vec<ManifestPod>,
+    pub(super) budgets: Vec<ManifestBudget>,
     pub(super) errors: Vec<ManifestError>,
 }
 
@@ -92,6 +94,14 @@ fn read_document(
                     );
                 }
             }
+            Ok(BUDGET) => match budget_of(document, path) {
+                Ok(budget) => parsed.budgets.push(ManifestBudget {
+                    budget: Arc::new(budget),
+                    file: Arc::clone(file),
+                    line: document.line,
+                }),
+                Err(found) => findings.extend(found),
+            },
             Ok(_) => match pod_of(document, path) {
                 Ok(pod) => parsed.pods.push(ManifestPod {
                     pod: Arc::new(pod),
@@ -112,9 +122,11 @@ fn read_document(
     parsed.errors.extend(findings.into_iter().map(to_error));
 }
 
-/// `Pod` or `List`.
+const BUDGET: &str = "PodDisruptionBudget";
+
+/// `Pod`, `List` or [`BUDGET`].
 fn kind_of<'document>(document: &'document Node, path: &str) -> Result<&'document str, Finding> {
-    const ACCEPTED: &str = "accepted are kind: Pod and kind: List of Pods, both apiVersion: v1";
+    const ACCEPTED: &str = "accepted are kind: Pod and kind: List, both apiVersion: v1, and kind: PodDisruptionBudget of policy/v1";
     let finding = |node: &Node, name: &str, what: String| {
         Err(Finding {
             line: node.line,
@@ -132,13 +144,9 @@ fn kind_of<'document>(document: &'document Node, path: &str) -> Result<&'documen
     let kind = match document.get("kind") {
         None => return finding(document, "kind", format!("missing; {ACCEPTED}")),
         Some(node) => match node.text() {
-            Some(kind @ ("Pod" | "List" | "PodList")) => {
-                if kind == "Pod" {
-                    "Pod"
-                } else {
-                    "List"
-                }
-            }
+            Some("Pod") => "Pod",
+            Some("List" | "PodList" | "PodDisruptionBudgetList") => "List",
+            Some(BUDGET) => BUDGET,
             _ => {
                 return finding(
                     node,
@@ -148,15 +156,28 @@ fn kind_of<'document>(document: &'document Node, path: &str) -> Result<&'documen
             }
         },
     };
+    let version = match document.get("kind").and_then(Node::text) {
+        Some(BUDGET | "PodDisruptionBudgetList") => "policy/v1",
+        _ => "v1",
+    };
     match document.get("apiVersion") {
         None => finding(document, "apiVersion", format!("missing; {ACCEPTED}")),
-        Some(node) if node.text() != Some("v1") => finding(
+        Some(node) if node.text() != Some(version) => finding(
             node,
             "apiVersion",
             format!("{} is unknown; {ACCEPTED}", node.kind()),
         ),
         Some(_) => Ok(kind),
     }
+}
+
+/// Checks `metadata`.
+pub(super) fn check_metadata(document: &Node, path: &str, findings: &mut Vec<Finding>) {
+    let mut check = Check {
+        findings: std::mem::take(findings),
+    };
+    check.metadata(document, path);
+    *findings = check.findings;
 }
 
 fn pod_of(document: &Node, path: &str) -> Result<Pod, Vec<Finding>> {
@@ -229,7 +250,7 @@ impl Check {
         match text("name") {
             None | Some((_, "")) => {
                 let line = metadata.map_or(document.line, |node| node.line);
-                self.add(line, join(&path, "name"), "missing; every Pod needs a name");
+                self.add(line, join(&path, "name"), "missing; it needs a name");
             }
             Some((line, name)) if !is_dns_subdomain(name) => {
                 let what = format!(

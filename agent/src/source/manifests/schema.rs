@@ -42,7 +42,7 @@ pub(super) const LIST: &[Field] = &[
     ("items", List),
 ];
 
-const METADATA: &[Field] = &[
+pub(super) const METADATA: &[Field] = &[
     ("annotations", TextMap),
     ("creationTimestamp", Any),
     ("deletionGracePeriodSeconds", Integer),

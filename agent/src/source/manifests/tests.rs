@@ -267,3 +267,40 @@ fn a_missing_directory_is_refused_at_once() {
     let error = ManifestWatch::spawn("/nonexistent/manifests", |_| true).unwrap_err();
     assert!(error.to_string().contains("--manifests"), "{error}");
 }
+
+#[test]
+fn budgets_come_change_and_go_and_the_first_counts() {
+    let budget = |least: u32| {
+        format!(
+            "apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {{name: web}}\nspec: {{minAvailable: {least}, selector: {{}}}}\n"
+        )
+    };
+    let mut dir = Dir::new(&[("a.yaml", &budget(1)), ("b.yaml", &pod("b"))]);
+    let first = dir.settle().unwrap();
+    assert_eq!((names(&first.added), first.budgets.len()), (vec!["b"], 1));
+    assert_eq!(first.budgets[0].allows(2, 2, 0), 1);
+    dir.write("a.yaml", &budget(2));
+    dir.write("c.yaml", &budget(3));
+    let change = dir.settle().unwrap();
+    assert_eq!(change.budgets.len(), 1);
+    assert_eq!(change.budgets[0].allows(2, 2, 0), 0);
+    assert!(
+        change.errors[0]
+            .to_string()
+            .contains("c.yaml:1: metadata.name: budget default/web is already defined"),
+        "{:?}",
+        change.errors
+    );
+    // A file that is wrong keeps its budget, one that is removed does not.
+    dir.write(
+        "a.yaml",
+        "apiVersion: policy/v1\nkind: PodDisruptionBudget\n",
+    );
+    assert_eq!(dir.settle().unwrap().budgets_removed, []);
+    std::fs::remove_file(dir.dir.path().join("a.yaml")).unwrap();
+    std::fs::remove_file(dir.dir.path().join("c.yaml")).unwrap();
+    assert_eq!(
+        dir.settle().unwrap().budgets_removed,
+        [Arc::from("default/web")]
+    );
+}
