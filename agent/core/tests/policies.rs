@@ -231,6 +231,31 @@ fn stalls_for_the_cpu_take_who_is_furthest_above_its_request() {
 }
 
 #[test]
+fn nobody_goes_for_a_load_that_is_not_known() {
+    let mut node = three(stall(Signal::CpuSome10, 50));
+    assert_eq!(
+        names(&node.sample(&IDLE, stalled(2 * S, 60))),
+        Vec::<&str>::new()
+    );
+    let mut with = |at_ns, pods: &[_]| {
+        let more = Sample {
+            loads: loads(at_ns, pods),
+            ..stalled(at_ns, 60)
+        };
+        names(&node.sample(&IDLE, more))
+            .into_iter()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(with(3 * S, &[]), Vec::<&str>::new());
+    // `quiet` has just begun.
+    assert_eq!(
+        with(4 * S, &[("busy", 9, 0), ("hungry", 700, 0)]),
+        ["hungry"]
+    );
+}
+
+#[test]
 fn stalls_for_the_disk_take_who_reads_and_writes_most() {
     let mut node = three(stall(Signal::IoFull10, 50));
     let pods = [

@@ -30,7 +30,11 @@ pub(crate) fn rows(
     rows: &mut Vec<RankRow>,
 ) {
     rows.clear();
-    let pods = state.pods.values().filter(|pod| pod.running && !pod.stuck);
+    let by_load = matches!(resource, Resource::Io | Resource::Cpu);
+    let pods = state
+        .pods
+        .values()
+        .filter(|pod| pod.running && !pod.stuck && (!by_load || load(state, pod).is_some()));
     rows.extend(pods.map(|pod| row(config, state, pod, resource)));
 }
 

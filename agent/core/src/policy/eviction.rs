@@ -20,7 +20,9 @@ use crate::options::Victims;
 use crate::policy::foresight::{self, Verdict};
 use crate::policy::rank::RankRow;
 use crate::policy::thresholds::{self, Met};
-use crate::policy::{candidates, leaving, local_storage, node_reclaim, on_node, remedies, target};
+use crate::policy::{
+    candidates, leaving, local_storage, node_reclaim, on_node, remedies, stall, target,
+};
 use crate::signal::{NodeCondition, Observation, Observations, Resource, Signal};
 use crate::state::{Leaving, NodeReclaim, NodeState};
 use crate::threshold::{Operator, Threshold};
@@ -70,7 +72,7 @@ pub(crate) fn decide(
         return;
     };
     let resource = met.resource();
-    if state.eviction_under_way(resource) {
+    if state.eviction_under_way(resource) || !stall::is_known(state, resource) {
         return;
     }
     let sources = node_reclaim::sources(resource, config.layout);

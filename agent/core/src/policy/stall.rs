@@ -6,9 +6,10 @@
 //!
 //! Who goes: for memory the memory ranking. For io and cpu what counts is what a pod does now, so pods are ranked by their load
 //! ([`PodLoads`](crate::reading::PodLoads)): bytes read and written per second, which nobody requests; and CPU time per second over
-//! the CPU request, since a pod within its request uses what it was promised.
+//! the CPU request, since a pod within its request uses what it was promised. A load is the difference of two readings, so a pod that
+//! has only begun is no candidate, and before the second reading nobody is ([`is_known`]).
 
-use crate::signal::Signal;
+use crate::signal::{Resource, Signal};
 use crate::state::NodeState;
 
 /// The window of a signal about stalls, nanoseconds; `None` for other signals.
@@ -61,6 +62,15 @@ pub(crate) fn settled(signal: Signal, now_ns: u64, victim_seen_ns: Option<u64>) 
         return true;
     };
     now_ns.saturating_sub(seen_ns) >= window_ns
+}
+
+/// Whether what pods are ranked by has been read.
+pub(crate) fn is_known(state: &NodeState, resource: Resource) -> bool {
+    !matches!(resource, Resource::Io | Resource::Cpu)
+        || state
+            .loads
+            .as_ref()
+            .is_some_and(|loads| !loads.pods.is_empty())
 }
 
 #[cfg(test)]
