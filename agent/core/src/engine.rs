@@ -124,7 +124,7 @@ impl Engine {
             .reserve(self.state.pods.len(), self.state.budgets.len());
         stall::observe(&mut self.state);
         // Before anybody is told to leave: who is held back cannot.
-        remedies::follow(&mut self.state, event, decisions);
+        remedies::follow(&self.config, &mut self.state, event, decisions);
         // Pods that are leaving come first: whether one of them is gone decides whether another may be chosen.
         leaving::decide(&mut self.state, event, decisions);
         if let EventKind::Sample(sample) = &event.kind {

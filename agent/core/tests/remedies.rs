@@ -265,6 +265,24 @@ fn page_cache_goes_instead_of_a_pod() {
 }
 
 #[test]
+fn page_cache_that_comes_into_use_is_no_ramp() {
+    let usage = Usage {
+        anon: 400,
+        active: 560,
+        inactive: 200,
+    };
+    let mut node = short(Some(ALL), usage, &json!({}));
+    assert_eq!(told(&node.sample(5 * MS)), ["reclaim 260 hog"]);
+    // 10 GiB/s by the kubelet's measure, and the kernel has lost nothing.
+    *node.usage("hog") = Usage {
+        anon: 400,
+        active: 660,
+        inactive: 100,
+    };
+    assert_eq!(told(&node.sample(10 * MS)), NOTHING);
+}
+
+#[test]
 fn every_stage_in_its_order_and_then_the_eviction() {
     let usage = Usage {
         anon: 860,

@@ -19,6 +19,8 @@ pub struct Pod {
     pub priority_class: Option<&'static str>,
     /// `spec.terminationGracePeriodSeconds`.
     pub grace_s: Option<u32>,
+    /// `metadata.annotations`.
+    pub annotations: Vec<(&'static str, &'static str)>,
 }
 
 impl Pod {
@@ -91,6 +93,13 @@ impl Pod {
         self
     }
 
+    /// With an annotation.
+    #[must_use]
+    pub fn annotation(mut self, key: &'static str, value: &'static str) -> Self {
+        self.annotations.push((key, value));
+        self
+    }
+
     /// The pod as the agent names it.
     #[must_use]
     pub fn full_name(&self) -> String {
@@ -124,7 +133,7 @@ impl Pod {
     #[must_use]
     pub fn manifest(&self) -> String {
         let mut text = format!(
-            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {}\n{}spec:\n",
+            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {}\n{}",
             self.name,
             self.app
                 .map_or_else(String::new, |app| format!("  labels: {{app: {app}}}\n")),
@@ -133,6 +142,13 @@ impl Pod {
             // Writing to a String cannot fail.
             let _always_ok = writeln!(text, "{line}");
         };
+        if !self.annotations.is_empty() {
+            line("  annotations:".to_owned());
+        }
+        for (key, value) in &self.annotations {
+            line(format!("    {key}: {value}"));
+        }
+        line("spec:".to_owned());
         if let Some(priority) = self.priority {
             line(format!("  priority: {priority}"));
         }

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::decision::{Decision, StageEnd};
 use crate::engine::{EngineConfig, Scratch};
-use crate::event::{Event, EventKind, StageReport};
+use crate::event::{Event, EventKind, NodeMemory, StageReport};
 use crate::options::{Availability, Remedies};
 use crate::policy::candidates;
 use crate::policy::eviction;
@@ -113,6 +113,9 @@ pub struct RemedyState {
     pub unsupported: [bool; Stage::ALL.len()],
     /// Pods whose `memory.high` could not be put back, and when that is tried again, nanoseconds.
     pub clear_again: BTreeMap<PodUid, u64>,
+    /// The fastest loss of `kernelMemory.available` seen lately, bytes per second. Page cache that comes into use is none.
+    #[serde(default)]
+    pub loss_bytes_per_s: u64,
 }
 
 /// From the sample at which a pod would have been evicted until none has to be or one is.
@@ -148,7 +151,15 @@ pub struct Attempt {
 }
 
 /// Takes in what an event says about a running stage, and ends one that must not go on.
-pub(crate) fn follow(state: &mut NodeState, event: &Event, decisions: &mut Vec<Decision>) {
+pub(crate) fn follow(
+    config: &EngineConfig,
+    state: &mut NodeState,
+    event: &Event,
+    decisions: &mut Vec<Decision>,
+) {
+    if let (EventKind::Sample(sample), Some(_)) = (&event.kind, &config.options.remedies) {
+        observe_loss(state, &sample.node);
+    }
     if let EventKind::Stage { uid, stage, report } = &event.kind {
         take_report(state, uid, *stage, report);
     }
@@ -174,6 +185,23 @@ pub(crate) fn follow(state: &mut NodeState, event: &Event, decisions: &mut Vec<D
         }
         !due
     });
+}
+
+fn observe_loss(state: &mut NodeState, node: &NodeMemory) {
+    let Some(last) = &state.node else { return };
+    let left_bytes = |node: &NodeMemory| {
+        node.kernel_available_bytes
+            .saturating_add(node.swap_free_bytes)
+    };
+    let elapsed_ns = state.now_ns.saturating_sub(last.at_ns);
+    // As in `sampling`: over less than a millisecond the kernel's batches say more than the rate does.
+    if elapsed_ns < 1_000_000 || node.capacity_bytes == 0 {
+        return;
+    }
+    let lost_bytes = left_bytes(&last.memory).saturating_sub(left_bytes(node));
+    let rate = u128::from(lost_bytes) * 1_000_000_000 / u128::from(elapsed_ns);
+    let known = &mut state.remedies.loss_bytes_per_s;
+    *known = (*known - *known / 8).max(u64::try_from(rate).unwrap_or(u64::MAX));
 }
 
 fn take_report(state: &mut NodeState, uid: &PodUid, stage: Stage, report: &StageReport) {
@@ -349,18 +377,7 @@ fn time_left_ns(
     }
     let left_bytes = value(Signal::AllocatableMemoryAvailable)
         .map_or(kernel_bytes, |allocatable| allocatable.min(kernel_bytes));
-    let last_kernel_bytes = last.memory.kernel_available_bytes + last.memory.swap_free_bytes;
-    let lost_bytes = last
-        .available_bytes
-        .saturating_sub(value(Signal::MemoryAvailable).unwrap_or(0))
-        .max(last_kernel_bytes.saturating_sub(kernel_bytes));
-    // As in `sampling`: over less than a millisecond the kernel's batches say more than the rate does.
-    let rate_now = if elapsed_ns >= 1_000_000 {
-        u128::from(lost_bytes) * 1_000_000_000 / u128::from(elapsed_ns)
-    } else {
-        0
-    };
-    let rate = rate_now.max(u128::from(state.growth_bytes_per_s));
+    let rate = u128::from(state.remedies.loss_bytes_per_s);
     match (u128::from(left_bytes) * 1_000_000_000).checked_div(rate) {
         Some(left_ns) => u64::try_from(left_ns).unwrap_or(u64::MAX),
         None => u64::MAX,

@@ -82,6 +82,15 @@ enum Mode {
         #[arg(long)]
         mb: usize,
     },
+    /// Touches memory, and gives most of it back on SIGUSR1.
+    GiveBack {
+        /// Size.
+        #[arg(long)]
+        mb: usize,
+        /// What it keeps.
+        #[arg(long)]
+        keep_mb: usize,
+    },
     /// Writes a file, so that its pages are in the page cache, and sleeps.
     File {
         /// Size.
@@ -290,6 +299,16 @@ fn main() -> anyhow::Result<()> {
             let mut memory = Memory::default();
             memory.grow_to(mb << 20);
             log.event("ready", memory.touched_mb());
+            sleep_for_ever();
+        }
+        Mode::GiveBack { mb, keep_mb } => {
+            let (mut kept, mut cache) = (Memory::default(), Memory::default());
+            kept.grow_to(keep_mb << 20);
+            cache.grow_to(mb.saturating_sub(keep_mb) << 20);
+            log.event("ready", mb as u64);
+            go.wait();
+            drop(cache);
+            log.event("gave", kept.touched_mb());
             sleep_for_ever();
         }
         Mode::Flap {

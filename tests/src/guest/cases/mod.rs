@@ -8,6 +8,7 @@ mod oom_scores;
 mod pods;
 mod policies;
 mod records;
+mod remedies;
 
 use std::path::Path;
 use std::time::Duration;
@@ -31,6 +32,7 @@ pub fn all() -> Vec<Test> {
         faults::TESTS,
         fallback::TESTS,
         policies::TESTS,
+        remedies::TESTS,
     ]
     .concat()
 }

@@ -1,0 +1,189 @@
+//! What is tried before an eviction: that it spares pods where it can, that it ends, and that no pod stays held.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+
+use super::super::agent::{Agent, Decision, Event, Options};
+use super::super::clock::wait_until;
+use super::super::harness::{Done, Outcome, Test};
+use super::super::memory::mib;
+use super::super::node::{Node, Running};
+use super::super::pod::Pod;
+use super::{EVICTION_TIMEOUT, available_bytes, needs_memory_v2};
+
+pub(super) const TESTS: &[Test] = &[
+    Test {
+        name: "remedies::a_pod_that_gives_memory_back_when_told_is_spared",
+        run: gives_back,
+    },
+    Test {
+        name: "remedies::a_pod_with_nothing_to_give_goes_after_its_stages",
+        run: nothing_to_give,
+    },
+    Test {
+        name: "remedies::no_pod_stays_held_by_an_agent_that_ends_or_is_killed",
+        run: not_stuck,
+    },
+];
+
+/// Options with these remedies, and a soft threshold that is met by `short_mb` as things are now.
+fn short(node: &Node, short_mb: u64, remedies: &str) -> anyhow::Result<Options> {
+    let config = node.directory.join("config.yaml");
+    fs::write(
+        &config,
+        format!(
+            "evictionHard: {{memory.available: 1Mi}}\n\
+             evictionSoft: {{memory.available: {}Ki}}\nevictionSoftGracePeriod: {{memory.available: 300ms}}\n\
+             evictionPressureTransitionPeriod: 1s\nplimsoll: {{remedies: {remedies}}}\n",
+            (available_bytes()? + mib(short_mb)) >> 10
+        ),
+    )?;
+    Ok(Options::default().flag("--config", &config.to_string_lossy()))
+}
+
+/// Waits for a decision of this kind about `pod`.
+fn decided(agent: &mut Agent, kind: &str, pod: &Pod) -> anyhow::Result<Decision> {
+    let name = pod.full_name();
+    agent
+        .wait(EVICTION_TIMEOUT, |event| match event {
+            Event::Decision(decision)
+                if decision.decision["decision"] == kind
+                    && decision.pod.as_deref() == Some(&*name) =>
+            {
+                Some(decision.clone())
+            }
+            _ => None,
+        })
+        .with_context(|| format!("waiting for {kind} of {name}"))
+}
+
+/// The decisions so far that are about stages and evictions, in their order.
+fn story(agent: &Agent) -> Vec<String> {
+    let words = agent.events.iter().filter_map(|(_, event)| {
+        let Event::Decision(decision) = event else {
+            return None;
+        };
+        let value = &decision.decision;
+        let kind = value["decision"].as_str()?;
+        match kind {
+            "reclaim" | "set_high" | "clear_high" | "notify" | "evict" => Some(kind.to_owned()),
+            "stage_ended" => {
+                let word = |field: &str| value[field].as_str().unwrap_or_default();
+                let took_ms = value["took_ns"].as_u64().unwrap_or_default() / 1_000_000;
+                eprintln!("{} {} after {took_ms} ms", word("stage"), word("end"));
+                Some(format!("{} {}", word("stage"), word("end")))
+            }
+            _ => None,
+        }
+    });
+    words.collect()
+}
+
+fn high(node: &Node, pod: &Pod) -> anyhow::Result<String> {
+    let path = node.cgroup_file(pod, "memory.high");
+    let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    Ok(text.trim().to_owned())
+}
+
+/// Nobody has gone, and nobody goes in the next two seconds.
+fn all_stay(agent: &mut Agent, pod: &mut Running) -> anyhow::Result<()> {
+    std::thread::sleep(Duration::from_secs(2));
+    agent.drain()?;
+    ensure!(pod.process.is_running()?, "it was evicted");
+    let told = story(agent);
+    ensure!(!told.iter().any(|word| word == "evict"), "{told:?}");
+    Ok(())
+}
+
+fn gives_back() -> Outcome {
+    let node = Node::new()?;
+    let cache = Pod::burstable("cache", "16Mi")
+        .annotation("plimsoll.dev/memory-pressure-signal", "SIGUSR1");
+    let mut running = node.hog(&cache, "give-back --mb 200 --keep-mb 16")?;
+    let mut agent = node.agent(&short(&node, 96, "{notify: 10s}")?)?;
+    let ended = decided(&mut agent, "stage_ended", &cache)?;
+    ensure!(
+        ended.decision["stage"] == "notify" && ended.decision["end"] == "resolved",
+        "{}",
+        ended.text
+    );
+    all_stay(&mut agent, &mut running)?;
+    let told = story(&agent);
+    ensure!(told == ["notify", "notify resolved"], "{told:?}");
+    agent.stop()?;
+    Ok(Done::Passed)
+}
+
+fn nothing_to_give() -> Outcome {
+    if let Some(lacking) = needs_memory_v2() {
+        return Ok(lacking);
+    }
+    let node = Node::new()?;
+    let hog = Pod::burstable("hog", "16Mi");
+    let mut running = node.hog(&hog, "hold --mb 200")?;
+    let remedies = "{reclaim: 1s, throttle: 1s, notify: 1s}";
+    let mut agent = node.agent(&short(&node, 96, remedies)?)?;
+    let finished = agent.eviction(EVICTION_TIMEOUT)?;
+    ensure!(
+        finished.pod == hog.full_name() && finished.outcome == "freed",
+        "{finished:?}"
+    );
+    // Without swap there is nothing to reclaim, and nobody asks to be told.
+    let told = story(&agent);
+    ensure!(
+        told == ["set_high", "clear_high", "throttle no_progress", "evict"],
+        "{told:?}"
+    );
+    ensure!(
+        running.process.wait_gone(Duration::from_secs(5)),
+        "the victim still runs"
+    );
+    agent.stop()?;
+    Ok(Done::Passed)
+}
+
+fn not_stuck() -> Outcome {
+    if let Some(lacking) = needs_memory_v2() {
+        return Ok(lacking);
+    }
+    let node = Node::new()?;
+    let hog = Pod::burstable("hog", "16Mi");
+    let mut running = node.hog(&hog, "hold --mb 200")?;
+    let before = high(&node, &hog)?;
+    let held = |node: &Node| {
+        wait_until(Duration::from_secs(5), Duration::from_millis(5), || {
+            high(node, &hog).is_ok_and(|now| now != before)
+        })
+    };
+    let options = short(&node, 96, "{throttle: 10s}")?;
+
+    let mut agent = node.agent(&options)?;
+    decided(&mut agent, "set_high", &hog)?;
+    ensure!(held(&node), "memory.high is never set");
+    agent.stop()?;
+    ensure!(
+        high(&node, &hog)? == before,
+        "it is held after the agent's end: {}",
+        high(&node, &hog)?
+    );
+
+    let mut agent = node.agent(&options)?;
+    decided(&mut agent, "set_high", &hog)?;
+    ensure!(held(&node), "memory.high is not set again");
+    agent.kill()?;
+    ensure!(
+        high(&node, &hog)? != before,
+        "the agent was killed too late: the test tests nothing"
+    );
+    let next = node.agent(&Options::hard("memory.available<1Mi"))?;
+    ensure!(
+        high(&node, &hog)? == before,
+        "the next agent leaves it held: {}",
+        high(&node, &hog)?
+    );
+    next.stop()?;
+    ensure!(running.process.is_running()?, "it died");
+    Ok(Done::Passed)
+}
