@@ -1,6 +1,7 @@
 //! What is tried before an eviction: that it spares pods where it can, that it ends, and that no pod stays held.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -11,9 +12,14 @@ use super::super::harness::{Done, Outcome, Test};
 use super::super::memory::mib;
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
+use super::super::process::wait_log;
 use super::{EVICTION_TIMEOUT, available_bytes, needs_memory_v2};
 
 pub(super) const TESTS: &[Test] = &[
+    Test {
+        name: "remedies::page_cache_is_reclaimed_and_nobody_goes",
+        run: page_cache,
+    },
     Test {
         name: "remedies::a_pod_that_gives_memory_back_when_told_is_spared",
         run: gives_back,
@@ -27,6 +33,11 @@ pub(super) const TESTS: &[Test] = &[
         run: not_stuck,
     },
 ];
+
+/// The disk for swap: its page cache is charged to whoever reads it.
+const DISK: &str = "/dev/nvme0n2";
+/// With the generations of newer kernels, pages that are read do not become active.
+const GENERATIONS: &str = "/sys/kernel/mm/lru_gen/enabled";
 
 /// Options with these remedies, and a soft threshold that is met by `short_mb` as things are now.
 fn short(node: &Node, short_mb: u64, remedies: &str) -> anyhow::Result<Options> {
@@ -95,6 +106,44 @@ fn all_stay(agent: &mut Agent, pod: &mut Running) -> anyhow::Result<()> {
     let told = story(agent);
     ensure!(!told.iter().any(|word| word == "evict"), "{told:?}");
     Ok(())
+}
+
+fn page_cache() -> Outcome {
+    if let Some(lacking) = needs_memory_v2() {
+        return Ok(lacking);
+    }
+    let generations = fs::read_to_string(GENERATIONS).ok();
+    if generations.is_some() {
+        fs::write(GENERATIONS, "0")?;
+    }
+    let outcome = page_cache_on_lists();
+    if let Some(text) = generations {
+        fs::write(GENERATIONS, text.trim())?;
+    }
+    outcome
+}
+
+fn page_cache_on_lists() -> Outcome {
+    ensure!(Path::new(DISK).exists(), "this guest has no {DISK}");
+    // The page cache of a disk goes when nobody has it open any more.
+    let _open = fs::File::open(DISK)?;
+    let node = Node::new()?;
+    let reader = Pod::burstable("reader", "16Mi");
+    let arguments = format!("reread --path {DISK} --mb 1 --pause-ms 4000");
+    let mut running = node.hog(&reader, &arguments)?;
+    wait_log(&running.log, "full", EVICTION_TIMEOUT).context("it has not read twice")?;
+    let mut agent = node.agent(&short(&node, 96, "{reclaim: 5s}")?)?;
+    let ended = decided(&mut agent, "stage_ended", &reader)?;
+    ensure!(
+        ended.decision["stage"] == "reclaim" && ended.decision["end"] == "resolved",
+        "{}",
+        ended.text
+    );
+    all_stay(&mut agent, &mut running)?;
+    let told = story(&agent);
+    ensure!(told == ["reclaim", "reclaim resolved"], "{told:?}");
+    agent.stop()?;
+    Ok(Done::Passed)
 }
 
 fn gives_back() -> Outcome {
