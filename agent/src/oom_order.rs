@@ -115,7 +115,7 @@ impl OomOrdering {
             }
             pods.push(OomPod {
                 row: pod_state.row.clone(),
-                exempt: pod_state.exempt,
+                exempt: pod_state.row.exempt,
                 containers,
             });
         }

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
-use plimsoll_core::policy::rank::{Nanos, RankRow, rank_memory};
+use plimsoll_core::policy::rank::{Nanos, RankRow, Ranking};
 use plimsoll_core::units::PodUid;
 
 /// Rows in a scattered but fixed order: few priorities, and requests that some pods exceed, so that every comparator works.
@@ -22,6 +22,7 @@ fn rows(count: u64) -> Vec<RankRow> {
             RankRow {
                 uid: PodUid::new(format!("{:016x}-{:016x}", next(u64::MAX), next(u64::MAX))),
                 stats_known: next(100) != 0,
+                exempt: false,
                 priority: [0, 0, 0, 1000, 2_000_000_000][next(5) as usize],
                 usage: next(64) << 26,
                 allowance: request,
@@ -35,13 +36,14 @@ fn rank(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("rank_memory");
     for pods in [100, 1_000, 10_000] {
         let unsorted = rows(pods);
+        let mut places = Vec::with_capacity(unsorted.len());
         group.bench_with_input(
             BenchmarkId::from_parameter(pods),
             &unsorted,
             |bencher, unsorted| {
                 bencher.iter_batched_ref(
                     || unsorted.clone(),
-                    |rows| rank_memory(black_box(rows)),
+                    |rows| Ranking::Memory.rank(black_box(rows), &mut places),
                     BatchSize::LargeInput,
                 );
             },

@@ -165,7 +165,7 @@ impl Case {
                     let pod = pods
                         .get(uid)
                         .ok_or_else(|| format!("evicts {uid}, which it does not know"))?;
-                    if pod.exempt {
+                    if pod.row.exempt {
                         return Err(format!("evicts {uid}, which is exempt"));
                     }
                     if !pod.running {

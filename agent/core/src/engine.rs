@@ -16,7 +16,7 @@ use crate::options::EvictionOptions;
 use crate::policy::disruption::Budgeting;
 use crate::policy::eviction;
 use crate::policy::freshness::{self, Stale};
-use crate::policy::rank::{ImageFsLayout, RankRow};
+use crate::policy::rank::{ImageFsLayout, Place, RankRow};
 use crate::policy::{foresight, leaving, remedies, sampling, stall};
 use crate::signal::{Observations, Readings};
 use crate::state::NodeState;
@@ -59,7 +59,9 @@ impl Default for EngineConfig {
 pub(crate) struct Scratch {
     /// The ranking.
     pub(crate) rows: Vec<RankRow>,
-    /// Places in it.
+    /// For sorting it.
+    pub(crate) places: Vec<Place>,
+    /// Who of it goes.
     pub(crate) chosen: Vec<usize>,
     /// What disruption budgets make of them.
     pub(crate) budgeting: Budgeting,
@@ -68,6 +70,7 @@ pub(crate) struct Scratch {
 impl Scratch {
     fn reserve(&mut self, pods: usize, budgets: usize) {
         self.rows.reserve(pods.saturating_sub(self.rows.len()));
+        self.places.reserve(pods.saturating_sub(self.places.len()));
         self.chosen.reserve(pods.saturating_sub(self.chosen.len()));
         self.budgeting.reserve(pods, budgets);
     }
@@ -113,8 +116,8 @@ impl Engine {
     /// [`Engine::step`]. Changes nothing that matters; allocates nothing.
     pub fn stale(&mut self, sample: &Sample, at_ns: u64) -> Option<Stale> {
         let now_ns = at_ns.max(self.state.now_ns);
-        let rows = &mut self.scratch.rows;
-        freshness::decisive(&self.config, &self.state, sample, now_ns, rows)
+        let scratch = &mut self.scratch;
+        freshness::decisive(&self.config, &self.state, sample, now_ns, scratch)
     }
 
     /// Takes one event and appends what is to be done about it, in the order in which it is to be done.

@@ -87,8 +87,6 @@ pub struct PodState {
     /// Its row in the memory ranking, kept ready: only usage changes from sample to sample
     /// ([`PodMemory::used_bytes`](crate::event::PodMemory::used_bytes)).
     pub row: RankRow,
-    /// Static, mirror and critical pods are never evicted.
-    pub exempt: bool,
     /// `spec.terminationGracePeriodSeconds`.
     pub termination_grace_period_s: u64,
     /// Whether its cgroup has processes.
@@ -297,7 +295,6 @@ impl NodeState {
                 name: format!("{}/{}", pod.namespace(), pod.metadata.name),
                 pod: Arc::clone(pod),
                 row: RankRow::memory(pod, usage_bytes),
-                exempt: pod.is_critical(),
                 termination_grace_period_s: pod
                     .spec
                     .termination_grace_period_seconds

@@ -109,7 +109,7 @@ fn ranked(expected: Vector) -> Result<(), String> {
             return Err(format!("two pods have the UID {}", pod.uid()));
         }
     }
-    measure.ranking().rank(&mut rows);
+    measure.ranking().rank(&mut rows, &mut Vec::new());
 
     // Runs of pods that only the UID tells apart, each sorted by name.
     let mut runs: Vec<Vec<String>> = Vec::new();

@@ -418,7 +418,7 @@ fn over_local_storage(config: &EngineConfig, state: &NodeState) -> Vec<OverLocal
         .pods
         .iter()
         .filter_map(|used| {
-            let pod = state.pods.get(&used.uid).filter(|pod| !pod.exempt)?;
+            let pod = state.pods.get(&used.uid).filter(|pod| !pod.row.exempt)?;
             Some(OverLocalStorage {
                 pod: pod.name.clone(),
                 reason: local_storage::offence(config, pod, used)?,

@@ -319,6 +319,7 @@ mod tests {
         let request = Nanos::from_units(request);
         RankRow {
             uid: PodUid::from(uid),
+            exempt: false,
             stats_known: true,
             priority,
             usage,

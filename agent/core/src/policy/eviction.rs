@@ -208,6 +208,7 @@ fn choose(
         rows,
         chosen,
         budgeting,
+        ..
     } = scratch;
     if chosen.is_empty() {
         no_victim(state, met, rows, decisions);
@@ -216,7 +217,7 @@ fn choose(
     state.no_victim = None;
     for &at in chosen.iter() {
         let row = &rows[at];
-        let exempt_before = rows[..at].iter().filter(|row| exempt_uid(state, &row.uid));
+        let exempt_before = rows[..at].iter().filter(|row| row.exempt);
         let reason = ThresholdReason {
             signal: met.threshold.signal,
             soft: !met.threshold.is_hard(),
@@ -264,14 +265,14 @@ pub(crate) fn victims(config: &EngineConfig, state: &NodeState, met: &Met, scrat
     let ranking = met.resource().ranking();
     let Scratch {
         rows,
+        places,
         chosen,
         budgeting,
     } = scratch;
     candidates(config, state, met.threshold.signal, rows);
-    ranking.rank(rows);
-    let exempt = |row: &RankRow| state.pods.get(&row.uid).is_none_or(|pod| pod.exempt);
+    ranking.rank(rows, places);
     chosen.clear();
-    chosen.extend((0..rows.len()).filter(|&at| !exempt(&rows[at])));
+    chosen.extend((0..rows.len()).filter(|&at| !rows[at].exempt));
     let need = met.threshold.shortfall(met.observation, true);
     let need = need.filter(|_| met.threshold.operator == Operator::LessThan);
     budgeting.clear();
@@ -290,10 +291,6 @@ pub(crate) fn victims(config: &EngineConfig, state: &NodeState, met: &Met, scrat
         }
         _ => chosen.truncate(1),
     }
-}
-
-fn exempt_uid(state: &NodeState, uid: &PodUid) -> bool {
-    state.pods.get(uid).is_some_and(|pod| pod.exempt)
 }
 
 fn grace_s(config: &EngineConfig, state: &NodeState, threshold: &Threshold, uid: &PodUid) -> i64 {

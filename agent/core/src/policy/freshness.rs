@@ -11,7 +11,7 @@
 //! was then, and at most usage minus the inactive file pages of then. Usage that has hardly moved ([`STALE_BYTES`]) is taken as
 //! unchanged.
 
-use crate::engine::EngineConfig;
+use crate::engine::{EngineConfig, Scratch};
 use crate::event::{PodMemory, Sample};
 use crate::options::Availability;
 use crate::policy::rank::{RankRow, Ranking};
@@ -40,7 +40,7 @@ pub(crate) fn decisive(
     state: &NodeState,
     sample: &Sample,
     now_ns: u64,
-    rows: &mut Vec<RankRow>,
+    Scratch { rows, places, .. }: &mut Scratch,
 ) -> Option<Stale> {
     let availability = config.options.availability;
     let observations = state.observations.updated(&Readings {
@@ -75,10 +75,8 @@ pub(crate) fn decisive(
             ..pod.row.clone()
         })
     }));
-    Ranking::Memory.rank(rows);
-    let mut candidates = rows
-        .iter()
-        .filter(|row| state.pods.get(&row.uid).is_some_and(|pod| !pod.exempt));
+    Ranking::Memory.rank(rows, places);
+    let mut candidates = rows.iter().filter(|row| !row.exempt);
     let first = candidates.next()?;
     let index = sample
         .pods

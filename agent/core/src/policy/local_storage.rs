@@ -24,7 +24,7 @@ pub(crate) fn decide(config: &EngineConfig, state: &mut NodeState, decisions: &m
         let Some(pod) = state.pods.get(&used.uid) else {
             continue;
         };
-        let may_go = pod.running && !pod.exempt && !pod.stuck && pod.leaving.is_none();
+        let may_go = pod.running && !pod.row.exempt && !pod.stuck && pod.leaving.is_none();
         let Some(reason) = may_go.then(|| offence(config, pod, used)).flatten() else {
             continue;
         };

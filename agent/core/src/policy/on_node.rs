@@ -72,6 +72,7 @@ mod tests {
         let gib = |n: u64| n << 30;
         let row = |name: &str, usage, request| RankRow {
             uid: PodUid::from(name),
+            exempt: false,
             stats_known: true,
             priority: 0,
             usage: gib(usage),

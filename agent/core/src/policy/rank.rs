@@ -14,6 +14,8 @@
 //! Terms: *usage* is what the signal measures (working set, disk bytes, inodes, processes); *excess* is usage minus
 //! request and may be negative.
 
+mod places;
+
 use std::cmp::Ordering;
 use std::fmt;
 
@@ -24,6 +26,8 @@ use crate::quantity::Quantity;
 use crate::reading::{ContainerStorage, Used, VolumeStorage};
 use crate::resources::{self, CPU, EPHEMERAL_STORAGE, MEMORY};
 use crate::units::PodUid;
+
+pub use places::Place;
 
 /// Units of a resource, counted in 10⁻⁹ because requests may have fractions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
@@ -80,6 +84,8 @@ pub struct RankRow {
     pub uid: PodUid,
     /// Whether there are statistics for the pod at all. A missing single figure counts as zero instead.
     pub stats_known: bool,
+    /// Whether it is never evicted (static, mirror and critical pods). It is ranked all the same.
+    pub exempt: bool,
     /// The pod's priority, 0 if it has none.
     pub priority: i32,
     /// What the pod uses, in the signal's unit: bytes, inodes or processes.
@@ -133,6 +139,7 @@ impl RankRow {
         Self {
             uid: pod.uid(),
             stats_known: usage.is_some(),
+            exempt: pod.is_critical(),
             priority: pod.priority(),
             usage: usage.unwrap_or(0),
             allowance,
@@ -277,9 +284,10 @@ impl Ranking {
             .all(|step| step.compare(a, b).is_eq())
     }
 
-    /// Sorts `rows`, the first to be evicted at index 0: O(n log n), in place, no allocation.
-    pub fn rank(self, rows: &mut [RankRow]) {
-        rows.sort_unstable_by(|a, b| self.compare(a, b));
+    /// Sorts `rows`, the first to be evicted at index 0: O(n log n). Allocates only if `places`, whose content does not matter,
+    /// has no room for all.
+    pub fn rank(self, rows: &mut [RankRow], places: &mut Vec<Place>) {
+        places::sort(self, rows, places);
     }
 
     /// The comparator that sets two rows apart; [`Comparator::Uid`] where no other does.
@@ -290,11 +298,6 @@ impl Ranking {
             .find(|step| step.compare(a, b).is_ne())
             .unwrap_or(Comparator::Uid)
     }
-}
-
-/// [`Ranking::Memory`] over `rows`.
-pub fn rank_memory(rows: &mut [RankRow]) {
-    Ranking::Memory.rank(rows);
 }
 
 /// How images, container layers and the kubelet's own directory are spread over file systems.
@@ -399,6 +402,7 @@ mod tests {
         RankRow {
             uid: PodUid::from(uid),
             stats_known,
+            exempt: false,
             priority,
             usage,
             allowance: request,
@@ -407,7 +411,7 @@ mod tests {
     }
 
     fn ranked(ranking: Ranking, mut rows: Vec<RankRow>) -> Vec<String> {
-        ranking.rank(&mut rows);
+        ranking.rank(&mut rows, &mut Vec::new());
         rows.iter().map(|row| row.uid.to_string()).collect()
     }
 
@@ -466,11 +470,28 @@ mod tests {
         assert_eq!(decides(&row("b", true, 0, 10, 5)), "uid");
     }
 
+    fn any_amount() -> impl Strategy<Value = i128> {
+        prop_oneof![
+            6 => 0i128..5_000_000_000,
+            1 => any::<u64>().prop_map(|units| Nanos::from_units(units).0),
+            1 => any::<i128>(),
+        ]
+    }
+
     prop_compose! {
         fn any_row()(
-            uid in "[a-d]{1,3}", stats_known: bool, priority in -2i32..3, usage in 0u64..5, request in 0u64..5,
+            uid in "[a-d]{1,3}",
+            stats_known: bool,
+            priority in prop_oneof![4 => -2i32..3, 1 => any::<i32>()],
+            usage in prop_oneof![4 => 0u64..5, 1 => any::<u64>()],
+            allowance in any_amount(),
+            request in any_amount(),
         ) -> RankRow {
-            row(&uid, stats_known, priority, usage, request)
+            RankRow {
+                allowance: Nanos(allowance),
+                request: Nanos(request),
+                ..row(&uid, stats_known, priority, usage, 0)
+            }
         }
     }
 
@@ -487,7 +508,9 @@ mod tests {
         prop_oneof![
             Just(Ranking::Memory),
             Just(Ranking::Disk),
-            Just(Ranking::Pids)
+            Just(Ranking::Pids),
+            Just(Ranking::Cpu),
+            Just(Ranking::Io)
         ]
     }
 
@@ -515,9 +538,18 @@ mod tests {
         }
 
         #[test]
+        fn sorting_by_keys_is_sorting_by_comparators(ranking in any_ranking(), rows in any_rows()) {
+            let mut compared = rows.clone();
+            compared.sort_by(|a, b| ranking.compare(a, b));
+            let mut keyed = rows;
+            ranking.rank(&mut keyed, &mut Vec::new());
+            prop_assert_eq!(keyed, compared);
+        }
+
+        #[test]
         fn neighbours_are_set_apart_by_the_named_comparator(ranking in any_ranking(), rows in any_rows()) {
             let mut rows = rows;
-            ranking.rank(&mut rows);
+            ranking.rank(&mut rows, &mut Vec::new());
             for pair in rows.windows(2) {
                 let step = ranking.deciding_comparator(&pair[0], &pair[1]);
                 prop_assert_eq!(step.compare(&pair[0], &pair[1]), Ordering::Less);

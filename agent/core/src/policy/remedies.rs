@@ -229,7 +229,7 @@ fn take_report(state: &mut NodeState, uid: &PodUid, stage: Stage, report: &Stage
 
 /// Whether a pod may be reclaimed from, throttled or told.
 fn may_be_treated(pod: &PodState) -> bool {
-    pod.running && !pod.removed && !pod.exempt && !pod.stuck && pod.leaving.is_none()
+    pod.running && !pod.removed && !pod.row.exempt && !pod.stuck && pod.leaving.is_none()
 }
 
 /// Ends what is being tried on a pod that is about to be told to leave: a throttled process cannot leave quickly.
@@ -404,7 +404,7 @@ fn begin_next(
     let rows = &mut scratch.rows;
     candidates::rows(config, state, Resource::Memory, rows);
     rows.retain(|row| state.pods.get(&row.uid).is_some_and(may_be_treated));
-    Ranking::Memory.rank(rows);
+    Ranking::Memory.rank(rows, &mut scratch.places);
     for stage in Stage::ALL {
         let budget_ns = stage.budget_ns(situation.remedies);
         let (since_ns, until_ns) = match &state.remedies.episode {

@@ -31,6 +31,7 @@ fn pod(uid: &str, priority: i32, containers: Vec<OomContainer>) -> OomPod {
     OomPod {
         row: RankRow {
             uid: PodUid::from(uid),
+            exempt: false,
             stats_known: true,
             priority,
             usage: sum(|container| container.usage_bytes),
