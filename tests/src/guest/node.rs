@@ -83,6 +83,20 @@ impl Node {
         fs::rename(&new, self.manifests().join(name)).context("writing a manifest")
     }
 
+    /// Writes the node's configuration file, which pods that are started from now on take. Returns where it is, for the agent.
+    ///
+    /// # Errors
+    /// As `write(2)`.
+    pub fn configure(&self, text: &str) -> anyhow::Result<PathBuf> {
+        let path = self.configuration();
+        fs::write(&path, text)?;
+        Ok(path)
+    }
+
+    fn configuration(&self) -> PathBuf {
+        self.directory.join("kubelet.yaml")
+    }
+
     /// Starts `command` as the container of a pod whose manifest has been written.
     ///
     /// # Errors
@@ -90,8 +104,12 @@ impl Node {
     pub fn exec(&self, pod: &Pod, command: &[&str]) -> anyhow::Result<Running> {
         let output = self.directory.join("log").join(format!("{}.out", pod.name));
         let file = File::create(&output)?;
-        let child = Command::new(program("plimsoll"))
-            .arg("exec")
+        let mut exec = Command::new(program("plimsoll"));
+        exec.arg("exec");
+        if self.configuration().exists() {
+            exec.arg("--config").arg(self.configuration());
+        }
+        let child = exec
             .arg("-f")
             .arg(self.manifest(pod))
             .args(["-c", "main", "--"])

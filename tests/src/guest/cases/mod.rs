@@ -7,6 +7,7 @@ mod journal;
 mod oom_scores;
 mod pods;
 mod policies;
+mod qos;
 mod records;
 mod remedies;
 
@@ -26,6 +27,7 @@ pub fn all() -> Vec<Test> {
     [
         records::TESTS,
         pods::TESTS,
+        qos::TESTS,
         eviction::TESTS,
         journal::TESTS,
         oom_scores::TESTS,
