@@ -55,13 +55,15 @@ impl Cgroup {
     }
 
     fn set_usage(self, dir: &Path, usage_bytes: u64) {
-        let (usage, inactive_file) = match self {
-            Self::V1 => ("memory.usage_in_bytes", "total_inactive_file"),
-            Self::V2 => ("memory.current", "inactive_file"),
+        let (usage, prefix) = match self {
+            Self::V1 => ("memory.usage_in_bytes", "total_"),
+            Self::V2 => ("memory.current", ""),
         };
         fs::create_dir_all(dir).unwrap();
         fs::write(dir.join(usage), format!("{usage_bytes}\n")).unwrap();
-        let stat = format!("anon {usage_bytes}\nfile 0\n{inactive_file} 4096\n");
+        let stat = format!(
+            "anon {usage_bytes}\nfile 0\n{prefix}inactive_file 4096\n{prefix}active_file 4096\n"
+        );
         fs::write(dir.join("memory.stat"), stat).unwrap();
     }
 }

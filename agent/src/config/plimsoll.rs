@@ -10,7 +10,7 @@ use plimsoll_core::policy::remedies::THROTTLE_MAX_NS;
 
 use super::document::{Entry, Node, Origin, Value};
 use super::problem::Problem;
-use super::schema::{Class::Later, Class::Used, Field, Shape, field};
+use super::schema::{Class::Used, Field, Shape, field};
 
 /// `apiVersion` of our own file.
 pub const API_VERSION: &str = "plimsoll.dev/v1alpha1";
@@ -32,7 +32,7 @@ pub const FIELDS: &[Field] = &[
         field("throttle", Used, Shape::Duration, "budget of memory.high on the first in the ranking, 10s at most; 0s: left out").pointer(),
         field("notify", Used, Shape::Duration, "time for the pod to give memory back by itself; 0s: left out").pointer(),
     ]), "what is tried, for how long, before a pod is evicted for memory"),
-    field("respectDisruptionBudgets", Later, Shape::Bool,
+    field("respectDisruptionBudgets", Used, Shape::Bool,
         "whether a pod whose disruption budget is used up is passed over where there is another").pointer(),
     field("oomScoreOrder", Used, Shape::OneOf(&["Kubelet", "Dynamic"]),
         "oom_score_adj once by QoS class and request, or by the eviction ranking as it changes"),

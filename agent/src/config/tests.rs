@@ -646,6 +646,6 @@ fn what_is_accepted_and_not_acted_on_is_said() {
     );
     assert_eq!(
         remarks("plimsoll: {respectDisruptionBudgets: true, evictionVictims: Targeted}\n"),
-        ["plimsoll.respectDisruptionBudgets"]
+        Vec::<String>::new()
     );
 }

@@ -47,7 +47,7 @@ pub(super) const FILES: [(&str, &[&str]); 8] = [
         ],
     ),
     (K3S, &["cgroupDriver"]),
-    (HARDENED, &["singleProcessOOMKill"]),
+    (HARDENED, &[]),
 ];
 
 #[test]
