@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::EngineConfig;
 use plimsoll_core::event::{
-    Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, PodMemory, Sample,
+    Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, PodMemory, Sample, StageReport,
 };
-use plimsoll_core::options::{Availability, EvictionOptions, Foresight, Victims};
+use plimsoll_core::options::{Availability, EvictionOptions, Foresight, Remedies, Victims};
 use plimsoll_core::policy::rank::ImageFsLayout;
+use plimsoll_core::policy::remedies::Stage;
 use plimsoll_core::reading::{
     ContainerStorage, FileSystemReading, NumaMemory, NumaPods, PodLoad, PodLoads, PodOnNode,
     PodProcesses, PodStorage, PressureReading, ProcessReading, StallReading, StallShares,
@@ -49,6 +50,12 @@ pub(super) fn config(random: &mut Random) -> EngineConfig {
                     horizon_ns: u64::MAX,
                 }),
             ]),
+            remedies: random.one_in(2).then(|| Remedies {
+                reclaim_budget_ns: *random.pick(&[0, 500 * MS, u64::MAX]),
+                throttle_budget_ns: *random.pick(&[0, 2000 * MS, u64::MAX]),
+                notify_budget_ns: *random.pick(&[0, 1000 * MS, u64::MAX]),
+            }),
+            disruption_budgets: random.one_in(2),
             ..EvictionOptions::kubelet()
         },
     }
@@ -73,7 +80,25 @@ fn threshold(random: &mut Random) -> Threshold {
 
 pub(super) fn event(random: &mut Random, now_ns: &mut u64) -> Event {
     *now_ns += *random.pick(&[0, 1, MS, 20 * MS, 100 * MS, 1000 * MS, 31_000 * MS]);
-    let kind = match random.below(20) {
+    let kind = match random.below(23) {
+        20 => budget(random),
+        21 => EventKind::BudgetRemoved {
+            budget: Arc::from("default/budget"),
+        },
+        22 => EventKind::Stage {
+            uid: any(random),
+            stage: *random.pick(&Stage::ALL),
+            report: random
+                .pick(&[
+                    StageReport::Reclaimed { bytes: MI },
+                    StageReport::Reclaimed { bytes: u64::MAX },
+                    StageReport::Unsupported,
+                    StageReport::Failed {
+                        error: "refused".to_owned(),
+                    },
+                ])
+                .clone(),
+        },
         0..3 => pod(random),
         3..6 => EventKind::PodRunning { uid: any(random) },
         6 => EventKind::PodEmpty { uid: any(random) },
@@ -100,10 +125,27 @@ fn any(random: &mut Random) -> PodUid {
     PodUid::from(*random.pick(&UIDS))
 }
 
+fn budget(random: &mut Random) -> EventKind {
+    let budget = json!({
+        "metadata": {"name": "budget", "namespace": "default"},
+        "spec": {
+            "minAvailable": random.pick(&[json!(null), json!(1), json!(u32::MAX), json!("50%"), json!("x%")]),
+            "maxUnavailable": random.pick(&[json!(null), json!(0), json!(2), json!("100%")]),
+            "selector": random.pick(&[json!(null), json!({}), json!({"matchLabels": {"app": "a"}})]),
+        },
+        "status": random.pick(&[json!(null), json!({"disruptionsAllowed": 0}), json!({"disruptionsAllowed": 5})]),
+    });
+    // Written above, of fields that a budget has.
+    let budget = serde_json::from_value(budget).unwrap_or_default();
+    EventKind::BudgetApplied {
+        budget: Arc::new(budget),
+    }
+}
+
 fn pod(random: &mut Random) -> EventKind {
     let quantities = ["0", "1", "64Mi", "300Mi", "9Ei", "0.5", "1e20", "100m"];
     let pod = json!({
-        "metadata": {"name": "p", "uid": any(random)},
+        "metadata": {"name": "p", "uid": any(random), "labels": {"app": random.pick(&["a", "b"])}},
         "spec": {
             "priority": random.pick(&[0, 0, 0, 5, -5, i32::MAX, 2_000_000_000]),
             "terminationGracePeriodSeconds": random.pick(&[None, Some(0), Some(1), Some(30), Some(-1), Some(i64::MAX)]),
