@@ -80,6 +80,20 @@ pub enum KubepodsError {
         /// The value of `enforceNodeAllocatable` that asks for it.
         enforcement: String,
     },
+    /// That cgroup is there and does not have a controller that the reservation needs.
+    #[error(
+        "{field}: {cgroup} does not have the controller {controller}: enable it in cgroup.subtree_control of the cgroup above it, or take {enforcement} out of enforceNodeAllocatable"
+    )]
+    ReservedCgroupLacks {
+        /// The field that names it.
+        field: &'static str,
+        /// The cgroup.
+        cgroup: CgroupPath,
+        /// The controller.
+        controller: Controller,
+        /// The value of `enforceNodeAllocatable` that asks for it.
+        enforcement: String,
+    },
     /// The field that names that cgroup is not set.
     #[error(
         "{field} is not set, and enforceNodeAllocatable has {enforcement}: name a cgroup, or take it out"
@@ -412,6 +426,31 @@ impl Kubepods {
         }
     }
 
+    /// The first controller that a cgroup needs for these limits and that has not been passed on to it (v2).
+    fn lacks(&self, cgroup: &CgroupPath, config: &CgroupConfig) -> Option<Controller> {
+        [
+            (
+                Controller::Cpu,
+                "cpu.weight",
+                config.cpu_shares.is_some() && config.cpu_weight.is_some(),
+            ),
+            (
+                Controller::Memory,
+                "memory.max",
+                config.memory_max_bytes.is_some(),
+            ),
+            (Controller::Pids, "pids.max", config.pids_max.is_some()),
+        ]
+        .into_iter()
+        .filter(|(_, _, is_needed)| *is_needed)
+        .find_map(|(controller, file, _)| {
+            let hierarchy = self.mounts.hierarchy_of(controller).ok()?;
+            let is_missing =
+                hierarchy.version == Version::V2 && !hierarchy.dir(cgroup).join(file).exists();
+            is_missing.then_some(controller)
+        })
+    }
+
     /// Limits the cgroups of the system and of the kubelet to what is reserved for them, where `enforceNodeAllocatable` says so.
     fn enforce_reservations(&mut self, node: &NodeSettings) -> Result<(), KubepodsError> {
         for (name, field, cgroup, reserved) in [
@@ -457,6 +496,14 @@ impl Kubepods {
                         enforcement,
                     });
                 }
+            }
+            if let Some(controller) = self.lacks(&cgroup, &config) {
+                return Err(KubepodsError::ReservedCgroupLacks {
+                    field,
+                    cgroup,
+                    controller,
+                    enforcement,
+                });
             }
             self.hold(&cgroup, &mut config);
             let pids_max = config.pids_max;

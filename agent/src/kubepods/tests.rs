@@ -227,6 +227,15 @@ fn reservations_are_enforced_on_cgroups_that_exist() {
         error.contains("kubeReservedCgroup") && error.contains("/other.slice"),
         "{error}"
     );
+    // As in a cgroup whose parent does not pass the controller on.
+    std::fs::remove_file(host.sysfs("fs/cgroup/kube.slice/memory.max")).unwrap();
+    let error = make(&host, &enforced("kube-reserved", "/kube.slice"))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("controller memory") && error.contains("/kube.slice"),
+        "{error}"
+    );
 }
 
 #[test]
