@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use plimsoll_core::decision::{Decision, ReclaimSource};
 use plimsoll_core::event::{Cause, EventKind};
@@ -22,6 +22,10 @@ use crate::storage::{Busy, StorageEvent, StorageHandle};
 const ENDED_MAX: usize = 10_000;
 /// Directories of pods that we never heard of are not ours to delete.
 const NEVER: Duration = Duration::MAX;
+
+/// Deleted files give their blocks back a little later while the kernel still holds them, as it does with files that were written
+/// in a cgroup that is gone (`cleanup_offline_cgwb` in mm/backing-dev.c). A survey at once would show a full disk and cost another pod.
+const SETTLE: Duration = Duration::from_millis(500);
 
 /// What freeing space has come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,8 +50,10 @@ pub struct Disk {
     /// Decided and not ordered yet.
     order: Option<Vec<ReclaimSource>>,
     freeing: Freeing,
-    /// A survey could not be ordered; try again.
+    /// A survey is to be ordered.
     survey_due: bool,
+    /// Not before this: what was deleted is to show in it.
+    survey_from: Option<Instant>,
     busy_told: bool,
 }
 
@@ -62,6 +68,7 @@ impl Disk {
             order: None,
             freeing: Freeing::Idle,
             survey_due: false,
+            survey_from: None,
             busy_told: false,
         }
     }
@@ -145,6 +152,7 @@ impl Agent {
         if let Some(disk) = &mut self.disk {
             disk.freeing = Freeing::Surveyed;
             disk.survey_due = true;
+            disk.survey_from = (items > 0).then(|| Instant::now() + SETTLE);
         }
         self.take_in(EventKind::NodeReclaimed {
             bytes,
@@ -177,7 +185,8 @@ impl Agent {
             }
         }
         let Some(disk) = &mut self.disk else { return };
-        if disk.survey_due {
+        let has_settled = disk.survey_from.is_none_or(|from| Instant::now() >= from);
+        if disk.survey_due && has_settled {
             match disk.handle.rank_now() {
                 Ok(()) => disk.survey_due = false,
                 Err(Busy) => busy = true,
