@@ -38,6 +38,13 @@ pub enum Event {
         /// How many processes went together.
         kills: u64,
     },
+    /// Disk space was freed without ending a pod.
+    NodeReclaimed {
+        /// On disk.
+        bytes: u64,
+        /// Files and directories.
+        inodes: u64,
+    },
     /// Something is not as it should be; the agent goes on.
     Warning {
         /// What, and what to do.
@@ -92,8 +99,8 @@ pub struct EvictionFinished {
     pub pod: String,
     /// `metadata.uid`.
     pub uid: String,
-    /// The signal whose threshold was met.
-    pub signal: String,
+    /// The signal whose threshold was met; `None` for a limit of local storage.
+    pub signal: Option<String>,
     /// `freed`, or what kept it from that.
     pub outcome: String,
     /// The kernel's time of the record.
@@ -200,6 +207,9 @@ impl Agent {
             .arg(node.manifests())
             .arg("--state-dir")
             .arg(node.directory.join("state"));
+        if let Some(directory) = &node.kubelet_dir {
+            command.arg("--kubelet-dir").arg(directory);
+        }
         command.args(["--output", "json"]).args(&options.flags);
         if let Some(journal) = &options.journal {
             command.arg("--journal").arg(journal);

@@ -1,7 +1,7 @@
 //! One scene: a manifests directory, its pods' processes, and a place for the agent's state; cleared away on drop.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -22,6 +22,8 @@ static SCENES: AtomicU32 = AtomicU32::new(0);
 pub struct Node {
     /// The scene's directory.
     pub directory: PathBuf,
+    /// Where volumes are; `None` leaves it to the agent's default.
+    pub kubelet_dir: Option<PathBuf>,
 }
 
 /// A running container process.
@@ -47,10 +49,20 @@ impl Node {
             fs::create_dir_all(directory.join(part))
                 .with_context(|| format!("creating {}/{part}", directory.display()))?;
         }
-        let node = Self { directory };
+        let node = Self {
+            directory,
+            kubelet_dir: None,
+        };
         node.clear()?;
         calm_down()?;
         Ok(node)
+    }
+
+    /// With the volumes of pods there.
+    #[must_use]
+    pub fn with_kubelet_dir(mut self, directory: &Path) -> Self {
+        self.kubelet_dir = Some(directory.to_owned());
+        self
     }
 
     /// The manifests directory.
@@ -108,6 +120,9 @@ impl Node {
         exec.arg("exec");
         if self.configuration().exists() {
             exec.arg("--config").arg(self.configuration());
+        }
+        if let Some(directory) = &self.kubelet_dir {
+            exec.arg("--kubelet-dir").arg(directory);
         }
         let child = exec
             .arg("-f")

@@ -21,6 +21,8 @@ pub struct Pod {
     pub grace_s: Option<u32>,
     /// `metadata.annotations`.
     pub annotations: Vec<(&'static str, &'static str)>,
+    /// emptyDir volumes of the container: name and `sizeLimit`.
+    pub empty_dirs: Vec<(&'static str, Option<&'static str>)>,
 }
 
 impl Pod {
@@ -100,6 +102,19 @@ impl Pod {
         self
     }
 
+    /// With an emptyDir volume.
+    #[must_use]
+    pub fn empty_dir(mut self, name: &'static str, size_limit: Option<&'static str>) -> Self {
+        self.empty_dirs.push((name, size_limit));
+        self
+    }
+
+    /// The UID that a manifest without one gets.
+    #[must_use]
+    pub fn uid(&self) -> String {
+        format!("default_{}", self.name)
+    }
+
     /// The pod as the agent names it.
     #[must_use]
     pub fn full_name(&self) -> String {
@@ -126,7 +141,7 @@ impl Pod {
             "Burstable" => "burstable/",
             _ => "besteffort/",
         };
-        format!("kubepods/{class}poddefault_{}", self.name)
+        format!("kubepods/{class}pod{}", self.uid())
     }
 
     /// The manifest.
@@ -169,6 +184,21 @@ impl Pod {
                     line(format!("        {resource}: {quantity}"));
                 }
             }
+        }
+        if !self.empty_dirs.is_empty() {
+            line("    volumeMounts:".to_owned());
+            for (name, _) in &self.empty_dirs {
+                line(format!("    - {{name: {name}, mountPath: /{name}}}"));
+            }
+            line("  volumes:".to_owned());
+        }
+        for (name, size_limit) in &self.empty_dirs {
+            line(match size_limit {
+                Some(limit) => {
+                    format!("  - {{name: {name}, emptyDir: {{sizeLimit: {limit}}}}}")
+                }
+                None => format!("  - {{name: {name}, emptyDir: {{}}}}"),
+            });
         }
         text
     }

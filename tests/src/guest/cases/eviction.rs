@@ -93,8 +93,8 @@ fn the_right_pod_dies() -> Outcome {
         leaky.full_name()
     );
     ensure!(
-        finished.signal == "memory.available",
-        "by {}",
+        finished.signal.as_deref() == Some("memory.available"),
+        "by {:?}",
         finished.signal
     );
     freed(&finished)?;
@@ -126,7 +126,7 @@ fn the_right_pod_dies() -> Outcome {
 }
 
 /// Options with one soft threshold and no hard one in reach.
-fn soft(threshold: &str, grace: &str, pod_grace_s: &str) -> Options {
+pub(super) fn soft(threshold: &str, grace: &str, pod_grace_s: &str) -> Options {
     Options::hard("memory.available<1Mi")
         .flag("--eviction-soft", threshold)
         .flag(

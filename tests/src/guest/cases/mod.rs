@@ -1,5 +1,6 @@
 //! The guest tests, by theme. A test is a function here and a line in its theme's list.
 
+mod disk;
 mod eviction;
 mod fallback;
 mod faults;
@@ -10,6 +11,7 @@ mod policies;
 mod qos;
 mod records;
 mod remedies;
+mod scenarios;
 
 use std::path::Path;
 use std::time::Duration;
@@ -29,6 +31,8 @@ pub fn all() -> Vec<Test> {
         pods::TESTS,
         qos::TESTS,
         eviction::TESTS,
+        scenarios::TESTS,
+        disk::TESTS,
         journal::TESTS,
         oom_scores::TESTS,
         faults::TESTS,

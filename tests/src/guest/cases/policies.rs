@@ -60,8 +60,8 @@ fn foreseen() -> Outcome {
     let finished = agent.eviction(EVICTION_TIMEOUT)?;
     ensure!(finished.pod == leaky.full_name(), "{finished:?}");
     ensure!(
-        finished.signal == "kernelMemory.available",
-        "by {}",
+        finished.signal.as_deref() == Some("kernelMemory.available"),
+        "by {:?}",
         finished.signal
     );
     let text = told(&agent).context("no decision")?;
@@ -90,8 +90,8 @@ fn cpu_stall() -> Outcome {
     let finished = agent.eviction(Duration::from_secs(120))?;
     ensure!(finished.pod == thief.full_name(), "{finished:?}");
     ensure!(
-        finished.signal == "cpuPressure.some.avg10",
-        "by {}",
+        finished.signal.as_deref() == Some("cpuPressure.some.avg10"),
+        "by {:?}",
         finished.signal
     );
     eprintln!("{}", told(&agent).context("no decision")?);

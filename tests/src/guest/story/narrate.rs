@@ -125,7 +125,11 @@ impl Narrator {
                 ));
             }
             Event::Warning { text } => self.say(&format!("!!! {text}")),
-            Event::Started(_) | Event::Stopped(_) | Event::KernelOomKill { .. } | Event::Other => {}
+            Event::Started(_)
+            | Event::Stopped(_)
+            | Event::KernelOomKill { .. }
+            | Event::NodeReclaimed { .. }
+            | Event::Other => {}
         }
     }
 }
