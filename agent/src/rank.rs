@@ -14,13 +14,12 @@ use std::sync::Arc;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use plimsoll_core::explain::{
-    Candidate, ExplainedRanking, Measure, Place, RANKED_SIGNALS, Standing,
-};
+use plimsoll_core::explain::{Candidate, ExplainedRanking, Place, Standing};
 use plimsoll_core::pod::Pod;
 use plimsoll_core::policy::oom_score::oom_score_adj;
 use plimsoll_core::policy::rank::{Comparator, ImageFsLayout};
 use plimsoll_core::quantity::Quantity;
+use plimsoll_core::signal::{Resource, SIGNALS, Signal, SignalRow, Unit};
 use plimsoll_core::units::PodUid;
 use serde::Serialize;
 
@@ -54,8 +53,8 @@ pub struct RankArgs {
     #[arg(long, value_name = "FILE")]
     pub usage: Option<PathBuf>,
     /// The signal that is short
-    #[arg(long, value_name = "SIGNAL", default_value = RANKED_SIGNALS[0].0,
-        value_parser = PossibleValuesParser::new(RANKED_SIGNALS.map(|(name, _)| name)))]
+    #[arg(long, value_name = "SIGNAL", default_value = Signal::MemoryAvailable.row().name,
+        value_parser = PossibleValuesParser::new(kubelet_signals()))]
     pub signal: String,
     /// Where images and writable layers are
     #[arg(long, value_enum, default_value_t)]
@@ -206,7 +205,8 @@ fn answer(
         ));
     }
     // The parser of the argument accepts no other name.
-    let measure = Measure::of_signal(&args.signal).unwrap_or(Measure::Memory);
+    let signal = Signal::from_name(&args.signal).unwrap_or(Signal::MemoryAvailable);
+    let resource = signal.row().resource;
     let layout = args.image_fs.into();
     let candidates = pods
         .iter()
@@ -214,10 +214,10 @@ fn answer(
             pod: format!("{}/{}", pod.namespace(), pod.metadata.name),
             qos_class: pod.qos_class(),
             exempt: pod.exemption(),
-            row: measure.row(pod, usages.pods.get(uid), layout),
+            row: resource.row(pod, usages.pods.get(uid), layout),
         })
         .collect();
-    let ranking = ExplainedRanking::new(measure.ranking(), candidates);
+    let ranking = ExplainedRanking::new(resource.ranking(), candidates);
     let scores = |place: &Place| {
         args.memory_capacity
             .zip(pods.get(&place.uid))
@@ -233,7 +233,7 @@ fn answer(
     let answer = Answer {
         signal: &args.signal,
         image_fs: layout,
-        counted: measure.describe(layout),
+        counted: resource.describe(layout),
         memory_capacity_bytes: args.memory_capacity,
         next: ranking.next().map(|place| place.pod.as_str()),
         comparators: &ranking.comparators,
@@ -247,9 +247,15 @@ fn answer(
             .collect(),
     };
     Ok(match args.output {
-        Format::Table => answer.table(measure, style),
+        Format::Table => answer.table(signal.row(), style),
         Format::Json => serde_json::to_string_pretty(&answer).map_err(io::Error::from)? + "\n",
     })
+}
+
+/// Those by which a file of usages can rank: the others are about rates, or about one part of the node.
+fn kubelet_signals() -> Vec<&'static str> {
+    let rows = SIGNALS.iter().filter(|row| row.kubelet);
+    rows.map(|row| row.name).collect()
 }
 
 fn lines(errors: &[impl ToString]) -> String {
@@ -277,14 +283,14 @@ fn read_usage(
 }
 
 impl Answer<'_> {
-    fn table(&self, measure: Measure, style: Style) -> String {
+    fn table(&self, signal: &SignalRow, style: Style) -> String {
         let mut text = format!("{} ranks by {}.\n\n", self.signal, self.counted);
         text += &ranking_table(
             self.places
                 .iter()
                 .map(|row| (row.place, scores(&row.containers))),
             |own| {
-                if measure.is_bytes() {
+                if signal.usage_unit() == Unit::Bytes {
                     bytes(own)
                 } else {
                     own.to_string()
@@ -293,7 +299,7 @@ impl Answer<'_> {
             self.memory_capacity_bytes.is_some(),
         )
         .render(style);
-        if matches!(measure, Measure::DiskInodes(_)) {
+        if matches!(signal.resource, Resource::DiskInodes(_)) {
             text += "\nNothing requests inodes: as in the kubelet, the request for disk space (in bytes) is subtracted.\n";
         }
         text += &match (self.next, self.places.is_empty()) {

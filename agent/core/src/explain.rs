@@ -5,17 +5,17 @@
 
 mod eviction;
 mod kubelet;
-mod measure;
 mod oom;
 mod pod;
 mod ranking;
+mod usage;
 
 pub use eviction::{
     EvictionExplanation, ExplainError, ExplainedCondition, ExplainedSignal, ExplainedThreshold,
     LeavingPod, NotRanked, NotRankedReason, OverLocalStorage, SignalChoice,
 };
 pub use kubelet::{Difference, KubeletAnswer};
-pub use measure::{Measure, PodUsage, RANKED_SIGNALS};
 pub use oom::{OomContainer, OomError, OomExplanation, PlannedScore};
 pub use pod::{ExplainedPod, Neighbour, NoSuchPod, WayOut};
 pub use ranking::{Candidate, ExplainedRanking, Place, Standing};
+pub use usage::PodUsage;

@@ -1,10 +1,11 @@
-//! What a signal counts of a pod, given everything that is known of the pod's usage.
+//! What a resource counts of a pod, given everything that is known of the pod's usage.
 
 use crate::pod::Pod;
-use crate::policy::rank::{DiskScope, FileSystem, ImageFsLayout, RankRow, Ranking};
+use crate::policy::rank::{DiskScope, ImageFsLayout, RankRow};
 use crate::reading::{ContainerStorage, Used, VolumeStorage};
+use crate::signal::Resource;
 
-/// What is known of one pod's usage, whichever signal asks. A single figure that is missing counts as zero, as in the kubelet.
+/// What is known of one pod's usage, whichever resource is asked about. A single figure that is missing counts as zero, as in the kubelet.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PodUsage {
     /// Memory that is not inactive page cache, bytes.
@@ -17,61 +18,7 @@ pub struct PodUsage {
     pub volumes: Vec<VolumeStorage>,
 }
 
-/// What a signal counts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Measure {
-    /// The working set, bytes.
-    Memory,
-    /// Processes.
-    Processes,
-    /// Bytes on a file system.
-    DiskBytes(FileSystem),
-    /// Inodes on a file system.
-    DiskInodes(FileSystem),
-}
-
-/// The kubelet's signals and what each ranks pods by (`buildSignalToRankFunc`, pkg/kubelet/eviction/helpers.go of 1.36).
-pub const RANKED_SIGNALS: [(&str, Measure); 9] = [
-    ("memory.available", Measure::Memory),
-    ("allocatableMemory.available", Measure::Memory),
-    ("nodefs.available", Measure::DiskBytes(FileSystem::Node)),
-    ("nodefs.inodesFree", Measure::DiskInodes(FileSystem::Node)),
-    ("imagefs.available", Measure::DiskBytes(FileSystem::Image)),
-    ("imagefs.inodesFree", Measure::DiskInodes(FileSystem::Image)),
-    (
-        "containerfs.available",
-        Measure::DiskBytes(FileSystem::Container),
-    ),
-    (
-        "containerfs.inodesFree",
-        Measure::DiskInodes(FileSystem::Container),
-    ),
-    ("pid.available", Measure::Processes),
-];
-
-impl Measure {
-    /// What the signal of that name ranks pods by.
-    pub fn of_signal(name: &str) -> Option<Self> {
-        RANKED_SIGNALS
-            .iter()
-            .find(|(signal, _)| *signal == name)
-            .map(|(_, measure)| *measure)
-    }
-
-    /// The comparators that apply.
-    pub const fn ranking(self) -> Ranking {
-        match self {
-            Self::Memory => Ranking::Memory,
-            Self::Processes => Ranking::Pids,
-            Self::DiskBytes(_) | Self::DiskInodes(_) => Ranking::Disk,
-        }
-    }
-
-    /// Whether it counts bytes.
-    pub const fn is_bytes(self) -> bool {
-        matches!(self, Self::Memory | Self::DiskBytes(_))
-    }
-
+impl Resource {
     /// What it counts, for people.
     pub fn describe(self, layout: ImageFsLayout) -> String {
         let on_disk = |unit: &str, file_system| {
@@ -93,6 +40,8 @@ impl Measure {
         match self {
             Self::Memory => "bytes of the working set".to_owned(),
             Self::Processes => "processes".to_owned(),
+            Self::Io => "bytes read and written per second".to_owned(),
+            Self::Cpu => "thousandths of a CPU".to_owned(),
             Self::DiskBytes(file_system) => on_disk("bytes", file_system),
             Self::DiskInodes(file_system) => on_disk("inodes", file_system),
         }
@@ -110,6 +59,9 @@ impl Measure {
                 RankRow::memory(pod, usage.map(|own| own.working_set_bytes.unwrap_or(0)))
             }
             Self::Processes => RankRow::pids(pod, usage.map(|own| own.processes.unwrap_or(0))),
+            // Rates: only a running agent knows them.
+            Self::Io => RankRow::io(pod, None),
+            Self::Cpu => RankRow::cpu(pod, None),
             Self::DiskBytes(file_system) => {
                 RankRow::disk_bytes(pod, on_disk(file_system, |used| used.bytes))
             }
@@ -123,6 +75,7 @@ impl Measure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::signal::Signal;
 
     fn pod() -> Pod {
         serde_json::from_str(
@@ -165,18 +118,23 @@ mod tests {
             ("imagefs.inodesFree", ImageFsLayout::Split, 0, 7),
             ("containerfs.available", ImageFsLayout::Split, 105, 7),
         ] {
-            let measure = Measure::of_signal(signal).unwrap();
-            let row = measure.row(&pod(), Some(&usage()), layout);
+            let resource = Signal::from_name(signal).unwrap().row().resource;
+            let row = resource.row(&pod(), Some(&usage()), layout);
             assert_eq!(row.usage, counted, "{signal} {layout:?}");
             assert_eq!(row.request.units_up(), request, "{signal} {layout:?}");
-            assert!(row.stats_known && !measure.row(&pod(), None, layout).stats_known);
+            assert!(row.stats_known && !resource.row(&pod(), None, layout).stats_known);
         }
-        assert_eq!(Measure::of_signal("memory.free"), None);
     }
 
     #[test]
     fn what_is_counted_is_said() {
-        let describe = |signal, layout| Measure::of_signal(signal).unwrap().describe(layout);
+        let describe = |signal, layout| {
+            Signal::from_name(signal)
+                .unwrap()
+                .row()
+                .resource
+                .describe(layout)
+        };
         assert_eq!(
             describe("nodefs.available", ImageFsLayout::Dedicated),
             "bytes of logs, local volumes"
