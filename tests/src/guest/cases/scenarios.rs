@@ -34,6 +34,10 @@ pub(super) const TESTS: &[Test] = &[
         run: cache_read_once,
     },
     Test {
+        name: "scenarios::page_cache_in_use_evicts_nobody_where_it_counts_as_available",
+        run: cache_in_use,
+    },
+    Test {
         name: "scenarios::of_two_hogs_one_is_evicted_where_that_is_enough",
         run: one_of_two_is_enough,
     },
@@ -235,6 +239,37 @@ fn cache_read_once() -> Outcome {
     ensure!(
         changes.is_empty(),
         "MemoryPressure went through {changes:?}"
+    );
+    ensure!(running.process.is_running()?, "the pod died");
+    agent.stop()?;
+    Ok(Done::Passed)
+}
+
+/// A file that is read again and again is active page cache, which the kubelet's measure counts as used: it falls below the threshold,
+/// and what the kernel could hand out does not.
+fn cache_in_use() -> Outcome {
+    const MARGIN: u64 = mib(64);
+    let now = memory::read()?;
+    let (kubelet, kernel) = (now.working_set_available_bytes(), now.available_bytes);
+    let threshold_bytes = kubelet.min(kernel).saturating_sub(MARGIN);
+    let file_mb = (kubelet.saturating_sub(threshold_bytes) + MARGIN) >> 20;
+    let disk = Disk::mount(file_mb + 32, 65536)?;
+    let node = Node::new()?;
+    let config = node.configure("plimsoll: {memoryAvailability: Reclaimable}\n")?;
+    let threshold = format!("memory.available<{}Ki", threshold_bytes >> 10);
+    let options = Options::hard(&threshold).flag("--config", &config.to_string_lossy());
+    let mut agent = node.agent(&options)?;
+    let path = disk.0.join("big");
+    let mut running = node.hog(
+        &Pod::best_effort("reader"),
+        &format!("reread --mb {file_mb} --path {}", path.display()),
+    )?;
+    reached(&running)?;
+    quiet(&mut agent, 0)?;
+    let shown_bytes = available_bytes()?;
+    ensure!(
+        shown_bytes < threshold_bytes,
+        "the kubelet's measure is {shown_bytes}, not below {threshold_bytes}: the test tests nothing"
     );
     ensure!(running.process.is_running()?, "the pod died");
     agent.stop()?;
