@@ -32,6 +32,8 @@ pub const INTERVAL_MAX_NS: u64 = 10_000_000_000;
 pub const INTERVAL_MIN_NS: u64 = 5_000_000;
 /// The same where charges are counted: the kernel reports what matters, the timer is only for what it does not count.
 pub const INTERVAL_COUNTED_MIN_NS: u64 = 100_000_000;
+/// While a threshold is met, never wait longer for a sample.
+pub const INTERVAL_MET_NS: u64 = 1_000_000_000;
 /// Assumed loss of availability that is not charged to any memory cgroup, bytes per second.
 const UNCHARGED_RATE: u64 = 64 << 20;
 /// Assumed loss of availability where charges are not counted, unless a faster one has been seen, bytes per second.
@@ -166,7 +168,13 @@ pub(crate) fn schedule(
         at_ns = at_ns.min(node.at_ns.saturating_add(interval_ns));
     }
     for (threshold, known) in config.thresholds.iter().zip(&state.thresholds) {
-        if let (Some(since_ns), false) = (known.first_observed_ns, known.met) {
+        let Some(since_ns) = known.first_observed_ns else {
+            continue;
+        };
+        // Nothing reports when it is no longer met, or met again after that: a load that comes and goes must not look like one
+        // that has stayed.
+        at_ns = at_ns.min(node.at_ns.saturating_add(INTERVAL_MET_NS));
+        if !known.met {
             at_ns = at_ns.min(since_ns.saturating_add(threshold.grace_ns));
         }
     }

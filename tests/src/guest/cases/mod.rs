@@ -43,6 +43,18 @@ pub fn all() -> Vec<Test> {
     .concat()
 }
 
+/// Those that have passed and failed with nothing changed, or have not been seen to pass on each kernel yet. They run when they
+/// are named (`guest_tests FILTER`), and not in `cargo xtask test`: what fails now and then teaches to look away.
+#[must_use]
+pub fn unsettled() -> Vec<Test> {
+    [
+        oom_scores::UNSETTLED,
+        scenarios::UNSETTLED,
+        remedies::UNSETTLED,
+    ]
+    .concat()
+}
+
 /// Time for an eviction from its cause to its end, on a slow and busy machine.
 const EVICTION_TIMEOUT: Duration = Duration::from_secs(60);
 

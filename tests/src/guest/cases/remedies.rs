@@ -15,11 +15,13 @@ use super::super::pod::Pod;
 use super::super::process::wait_log;
 use super::{EVICTION_TIMEOUT, available_bytes, needs_memory_v2};
 
+/// See [`unsettled`](super::unsettled).
+pub(super) const UNSETTLED: &[Test] = &[Test {
+    name: "remedies::page_cache_is_reclaimed_and_nobody_goes",
+    run: page_cache,
+}];
+
 pub(super) const TESTS: &[Test] = &[
-    Test {
-        name: "remedies::page_cache_is_reclaimed_and_nobody_goes",
-        run: page_cache,
-    },
     Test {
         name: "remedies::a_pod_that_gives_memory_back_when_told_is_spared",
         run: gives_back,

@@ -16,6 +16,18 @@ use super::disk::{Disk, run};
 use super::eviction::soft;
 use super::{EVICTION_TIMEOUT, available_bytes, go, leak, oom_kills, threshold_below_now};
 
+/// See [`unsettled`](super::unsettled).
+pub(super) const UNSETTLED: &[Test] = &[
+    Test {
+        name: "scenarios::load_that_comes_and_goes_does_not_make_the_condition_flap",
+        run: flapping,
+    },
+    Test {
+        name: "scenarios::page_cache_in_use_evicts_nobody_where_it_counts_as_available",
+        run: cache_in_use,
+    },
+];
+
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "scenarios::who_takes_the_pids_is_evicted_alone",
@@ -34,20 +46,12 @@ pub(super) const TESTS: &[Test] = &[
         run: cache_read_once,
     },
     Test {
-        name: "scenarios::page_cache_in_use_evicts_nobody_where_it_counts_as_available",
-        run: cache_in_use,
-    },
-    Test {
         name: "scenarios::of_two_hogs_one_is_evicted_where_that_is_enough",
         run: one_of_two_is_enough,
     },
     Test {
         name: "scenarios::of_two_hogs_both_are_evicted_where_one_is_not_enough",
         run: both_of_two,
-    },
-    Test {
-        name: "scenarios::load_that_comes_and_goes_does_not_make_the_condition_flap",
-        run: flapping,
     },
     Test {
         name: "scenarios::free_swap_counts_for_kernel_memory",
