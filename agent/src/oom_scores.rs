@@ -62,9 +62,9 @@ const RECENT_MAX: usize = 4;
 const COMPARE_TOLD_NS: u64 = 5_000_000_000;
 /// The same where nothing tells of them. Housekeeping comes this often then.
 const COMPARE_UNTOLD_NS: u64 = 450_000_000;
-/// After newcomers were served `cgroup.procs` is compared again so much later, and once more: a fork that was in flight has copied the
-/// old score and is not listed yet (milliseconds on a slow machine).
-const AGAIN_NS: [u64; 2] = [20_000_000, 200_000_000];
+/// After newcomers were served `cgroup.procs` is compared again so much later, and twice more: a fork that was in flight has copied the
+/// old score and is not listed yet (milliseconds on a slow machine, more where its CPU is taken away).
+const AGAIN_NS: [u64; 3] = [20_000_000, 200_000_000, 1_000_000_000];
 /// How often all processes of a cgroup are looked at.
 const REVIEW_NS: u64 = 60_000_000_000;
 

@@ -219,8 +219,10 @@ fn a_child_forked_before_its_parent_was_served_is_found() {
     assert_eq!(again_ns, 1 + AGAIN_NS[0]);
     fake.scores.serve(again_ns, true, &mut |_| {});
     assert_eq!([100_001, 100_002].map(|pid| fake.adj(pid)), [-997; 2]);
-    let again_ns = fake.scores.serve_at_ns().unwrap();
-    fake.scores.serve(again_ns, true, &mut |_| {});
+    for _ in 1..AGAIN_NS.len() {
+        let again_ns = fake.scores.serve_at_ns().unwrap();
+        fake.scores.serve(again_ns, true, &mut |_| {});
+    }
     assert_eq!(fake.scores.serve_at_ns(), None, "for ever");
 }
 
