@@ -226,7 +226,7 @@ fn allocatable_runs_out() -> Outcome {
 fn cache_read_once() -> Outcome {
     let disk = Disk::mount(224, 65536)?;
     let node = Node::new()?;
-    let mut agent = node.agent(&Options::hard(&threshold_below_now(64)?))?;
+    let mut agent = node.agent(&Options::hard(&threshold_below_now(128)?))?;
     let before_bytes = memory::read()?.free_bytes;
     let path = disk.0.join("big");
     let mut running = node.hog(
