@@ -574,6 +574,8 @@ impl CgroupScores {
             if due.is_empty() {
                 break;
             }
+            // What a newcomer had is what its children have copied: known before these are judged.
+            due.sort_by_key(|(_, seen)| *seen != Seen::First);
             if !due.chunks(BATCH).all(|batch| self.give(batch, turn)) {
                 // Out of budget. What is unknown stays so.
                 self.review_due = true;
@@ -614,7 +616,7 @@ impl CgroupScores {
     /// Looks at a batch of processes and gives those their score that need it. `false` when the budget is used up.
     fn give(&mut self, batch: &[(u32, Seen)], turn: &mut Turn<'_>) -> bool {
         let own = std::process::id();
-        let mut open: Vec<(u32, Seen, i32, OwnedFd, PathBuf)> = Vec::new();
+        let mut open: Vec<(u32, OwnedFd, PathBuf)> = Vec::new();
         for &(pid, seen) in batch {
             // Neither ourselves nor the machine's init, whoever put them into a pod.
             if pid == own || pid == 1 {
@@ -623,7 +625,10 @@ impl CgroupScores {
             let path = turn.host.procfs(format!("{pid}/oom_score_adj"));
             match open_score(&path) {
                 Ok(Some((fd, adj))) if self.is_to_be_written(adj, seen) => {
-                    open.push((pid, seen, adj, fd, path));
+                    if seen == Seen::First {
+                        self.inherited.push(adj);
+                    }
+                    open.push((pid, fd, path));
                 }
                 Ok(_) | Err(Errno::NOENT | Errno::SRCH) => {} // right already, or ended
                 Err(source) => turn.refused(path, self.wanted, source),
@@ -636,7 +641,7 @@ impl CgroupScores {
         let Some(listed) = self.listed(turn) else {
             return true;
         };
-        for (pid, seen, adj, fd, path) in open {
+        for (pid, fd, path) in open {
             if listed.binary_search(&pid).is_err() {
                 continue;
             }
@@ -645,12 +650,7 @@ impl CgroupScores {
             }
             *turn.budget -= 1;
             match write_score(&fd, self.wanted) {
-                Ok(()) => {
-                    turn.counts.written += 1;
-                    if seen == Seen::First {
-                        self.inherited.push(adj);
-                    }
-                }
+                Ok(()) => turn.counts.written += 1,
                 Err(Errno::SRCH) => {} // it has ended
                 Err(source) => turn.refused(path, self.wanted, source),
             }

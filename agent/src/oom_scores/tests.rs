@@ -227,6 +227,22 @@ fn a_child_forked_before_its_parent_was_served_is_found() {
 }
 
 #[test]
+fn a_child_that_is_listed_with_its_parent_is_no_stranger() {
+    let mut fake = Fake::with(
+        r#"{"spec":{"containers":[{"name":"main","resources":{"limits":{"cpu":"1","memory":"1Gi"}}}]}}"#,
+    );
+    fake.set(100_001, -997);
+    fake.procs("main", &[100_001]);
+    fake.look(1, 100);
+    // Only the parent is named, and both are listed; the child has the smaller pid.
+    fake.set(100_002, 0);
+    fake.set(100_003, 0);
+    fake.procs("main", &[100_001, 100_002, 100_003]);
+    fake.attach("main", 100_003);
+    assert_eq!([100_002, 100_003].map(|pid| fake.adj(pid)), [-997; 2]);
+}
+
+#[test]
 fn a_new_score_reaches_what_had_the_old_one() {
     let mut fake = Fake::new();
     for (pid, adj) in [(100_001, 0), (100_002, 0)] {
