@@ -618,9 +618,6 @@ impl Agent {
             self.take_in(EventKind::PodRemoved { uid });
         }
         self.keep_kubepods();
-        if let Some(disk) = &mut self.disk {
-            disk.pods_changed();
-        }
         for budget in budgets {
             self.take_in(EventKind::BudgetApplied { budget });
         }

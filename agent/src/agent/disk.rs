@@ -44,8 +44,8 @@ pub struct Disk {
     handle: StorageHandle,
     /// For the next sample.
     reading: Option<Arc<StorageReading>>,
-    /// The pods have changed since the threads were last told.
-    pods_changed: bool,
+    /// [`Pods::generation`](crate::pods::Pods::generation) of what the threads were told last.
+    told: Option<u64>,
     /// Evicted or not wanted any more. What is theirs may go, unless they run again.
     ended: BTreeSet<PodUid>,
     /// Decided and not ordered yet.
@@ -64,7 +64,7 @@ impl Disk {
         Self {
             handle,
             reading: None,
-            pods_changed: true,
+            told: None,
             ended: BTreeSet::new(),
             order: None,
             freeing: Freeing::Idle,
@@ -77,11 +77,6 @@ impl Disk {
     /// The newest reading that no sample has carried yet.
     pub(super) fn take_reading(&mut self) -> Option<Arc<StorageReading>> {
         self.reading.take()
-    }
-
-    /// The pods, or what they are allowed, are no longer what they were.
-    pub(super) fn pods_changed(&mut self) {
-        self.pods_changed = true;
     }
 
     /// What is a pod's on disk may go from now on, unless it runs again.
@@ -166,9 +161,10 @@ impl Agent {
     pub(super) fn order_disk_work(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         let mut busy = false;
-        if disk.pods_changed {
+        let generation = self.pods.generation();
+        if disk.told != Some(generation) {
             match disk.handle.set_pods(self.pods.directories()) {
-                Ok(()) => disk.pods_changed = false,
+                Ok(()) => disk.told = Some(generation),
                 Err(Busy) => busy = true,
             }
         }

@@ -154,11 +154,12 @@ pub fn parse(text: &str) -> Result<Node, Malformed> {
     let mut documents = documents.into_iter();
     let first = documents.next();
     if let Some(second) = documents.next() {
-        let Origin::File { line } = second.origin else {
-            unreachable!("a document that was read has a line")
+        let line = match second.origin {
+            Origin::File { line } => Some(line),
+            Origin::Default | Origin::Flag(_) => None,
         };
         return Err(Malformed {
-            line: Some(line),
+            line,
             reason: "a second document begins here: a configuration file holds one; keep the KubeletConfiguration alone".into(),
         });
     }
