@@ -7,13 +7,16 @@
 
 pub mod budget;
 pub mod cgroup_config;
+pub mod cpu_set;
 pub mod decision;
 pub mod duration;
 pub mod engine;
 pub mod event;
 pub mod explain;
 pub mod node_allocatable;
+pub mod numa_mask;
 pub mod options;
+pub mod placement;
 pub mod pod;
 pub mod policy;
 pub mod qos;
@@ -23,4 +26,5 @@ pub mod resources;
 pub mod signal;
 pub mod state;
 pub mod threshold;
+pub mod topology;
 pub mod units;
