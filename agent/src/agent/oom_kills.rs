@@ -4,7 +4,8 @@
 //! each victim, the chosen one first (`mark_oom_victim`, once per process): a record each, over some milliseconds. A person wants one
 //! line. **Approach.** A victim that is named soon after a choice, in the same pod, is the choice's: the kernel makes one at a time, under
 //! `oom_lock`. (A dying task that needs memory is marked, too, without having been chosen: `out_of_memory` lets it go first.) A kill is
-//! told when no further victim has been named for a while. Where only victims are named, those of one pod at one time are one kill.
+//! told when no further victim has been named for a while. The chosen one may be marked twice, as itself and as a member of its
+//! cgroup (seen on 6.12, when it had not died in between), and counts once. Where only victims are named, those of one pod at one time are one kill.
 
 use super::Record;
 use crate::pods::Pods;
@@ -37,6 +38,8 @@ pub(super) struct OomKill {
     pub(super) comm: [u8; plimsoll_abi::COMM_BYTES],
     /// The record says whose limit was hit: it is the kernel's choice, and its victims are named by records of their own.
     pub(super) is_choice: bool,
+    /// Of a choice: the chosen process has been named as a victim.
+    chosen_is_counted: bool,
     /// Victims named so far, by cgroup.
     cgroups: [Option<Victims>; CGROUPS_MAX],
     /// Those in further cgroups.
@@ -124,6 +127,7 @@ impl OomKills {
             tgid,
             comm: name,
             is_choice,
+            chosen_is_counted: false,
             cgroups: [None; CGROUPS_MAX],
             elsewhere: 0,
             newest_ns: record.ts_ns,
@@ -136,7 +140,11 @@ impl OomKills {
             && !kill.is_choice
             && kill.at_ns.saturating_sub(choice.newest_ns) < SETTLED_NS
         {
-            choice.count(kill.cgroup_id);
+            let is_chosen = kill.tgid == choice.tgid;
+            if !(is_chosen && choice.chosen_is_counted) {
+                choice.count(kill.cgroup_id);
+            }
+            choice.chosen_is_counted |= is_chosen;
             choice.newest_ns = kill.at_ns;
         } else if self.kills.len() == KILLS_MAX {
             self.untold += 1;
@@ -172,6 +180,7 @@ mod tests {
             tgid,
             comm: [0; plimsoll_abi::COMM_BYTES],
             is_choice,
+            chosen_is_counted: false,
             cgroups: [None; CGROUPS_MAX],
             elsewhere: 0,
             newest_ns: at_ms * 1_000_000,
@@ -227,13 +236,24 @@ mod tests {
     #[test]
     fn victims_in_many_cgroups_are_all_counted() {
         let (_, mut kills) = told(&[(1000, 5, true)]);
-        for cgroup_id in 0..20 {
+        for tgid in 0..20 {
             kills.push(OomKill {
-                cgroup_id,
-                ..kill(1001, 5, false)
+                cgroup_id: u64::from(tgid),
+                ..kill(1001, tgid, false)
             });
         }
         assert_eq!(kills.kills[0].victims(), 20);
+    }
+
+    #[test]
+    fn the_chosen_process_counts_once() {
+        let (found, _) = told(&[
+            (1000, 5, true),
+            (1001, 5, false),
+            (1002, 6, false),
+            (1003, 5, false),
+        ]);
+        assert_eq!(found, [(5, 2)]);
     }
 
     #[test]
