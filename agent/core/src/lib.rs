@@ -13,6 +13,7 @@ pub mod duration;
 pub mod engine;
 pub mod event;
 pub mod explain;
+pub mod machine;
 pub mod node_allocatable;
 pub mod numa_mask;
 pub mod options;
