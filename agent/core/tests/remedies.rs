@@ -10,7 +10,8 @@ use plimsoll_core::event::{Cause, Event, EventKind, NodeMemory, PodMemory, Sampl
 use plimsoll_core::options::{EvictionOptions, Remedies};
 use plimsoll_core::pod::Pod;
 use plimsoll_core::policy::remedies::{
-    CLEAR_RETRY_NS, COOL_DOWN_NS, LOOK_EVERY_NS, Stage, THROTTLE_COOL_DOWN_NS, THROTTLE_MAX_NS,
+    CLEAR_RETRY_NS, COOL_DOWN_NS, Episode, LOOK_EVERY_NS, Stage, THROTTLE_COOL_DOWN_NS,
+    THROTTLE_MAX_NS,
 };
 use plimsoll_core::signal::Signal;
 use plimsoll_core::threshold::{Amount, Operator, Passes, Threshold};
@@ -234,6 +235,27 @@ fn short(remedies: Option<Remedies>, usage: Usage, more: &serde_json::Value) -> 
     let first = node.sample(200 * S);
     assert_eq!(told(&first), NOTHING, "its grace is not over");
     node
+}
+
+#[test]
+fn a_short_burst_is_no_reason_to_give_up_and_a_long_one_is() {
+    let usage = Usage {
+        anon: 400,
+        active: 560,
+        inactive: 30,
+    };
+    let after = |bursts: u64| {
+        let mut node = short(Some(ALL), usage, &json!({}));
+        for _ in 0..bursts {
+            // 1 GiB/s. All that is left would be gone in half a second, and half of the budgets are longer.
+            node.usage("hog").anon += 10;
+            node.sample(10 * MS);
+        }
+        let stage = |episode: &Episode| episode.stage;
+        node.engine.state().remedies.episode.as_ref().map(stage)
+    };
+    assert_eq!(after(2), Some(Stage::Reclaim));
+    assert_eq!(after(12), None);
 }
 
 #[test]

@@ -53,6 +53,10 @@ pub const PROGRESS_BYTES: u64 = 1 << 20;
 pub const LOOK_EVERY_NS: u64 = 10_000_000;
 /// A hard threshold trusts the rate at which memory shrinks only if the reading before is not older than this, nanoseconds.
 pub const EVIDENCE_MAX_NS: u64 = 250_000_000;
+/// What is lost over this time is held to go on: a start of a process or a read of a file is shorter, nanoseconds.
+pub const LOSS_WINDOW_NS: u64 = 50_000_000;
+/// So large a part of what is left (one in so many) says as much, however soon it went.
+pub const LOSS_PART: u64 = 16;
 /// A `memory.high` that could not be put back is tried again after this time, nanoseconds.
 pub const CLEAR_RETRY_NS: u64 = 100_000_000;
 /// `memory.high` is set in steps of this: a multiple of every page size, so that the kernel takes it as it is.
@@ -113,9 +117,20 @@ pub struct RemedyState {
     pub unsupported: [bool; Stage::ALL.len()],
     /// Pods whose `memory.high` could not be put back, and when that is tried again, nanoseconds.
     pub clear_again: BTreeMap<PodUid, u64>,
-    /// The fastest loss of `kernelMemory.available` seen lately, bytes per second. Page cache that comes into use is none.
+    /// How fast memory is lost.
     #[serde(default)]
-    pub loss_bytes_per_s: u64,
+    pub loss: Loss,
+}
+
+/// The loss of `kernelMemory.available`. Page cache that comes into use is none.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Loss {
+    /// The fastest between any two samples lately, bytes per second.
+    pub peak_bytes_per_s: u64,
+    /// The fastest lately over [`LOSS_WINDOW_NS`], or over a shorter time in which a [`LOSS_PART`] of what was left went; bytes per second.
+    pub lasting_bytes_per_s: u64,
+    /// When the present window began, nanoseconds, and what was left then, bytes.
+    window: Option<(u64, u64)>,
 }
 
 /// From the sample at which a pod would have been evicted until none has to be or one is.
@@ -188,20 +203,35 @@ pub(crate) fn follow(
 }
 
 fn observe_loss(state: &mut NodeState, node: &NodeMemory) {
-    let Some(last) = &state.node else { return };
+    if node.capacity_bytes == 0 {
+        return;
+    }
     let left_bytes = |node: &NodeMemory| {
         node.kernel_available_bytes
             .saturating_add(node.swap_free_bytes)
     };
-    let elapsed_ns = state.now_ns.saturating_sub(last.at_ns);
+    let (now_ns, now_left) = (state.now_ns, left_bytes(node));
+    let rate = |since_ns: u64, lost_bytes: u64| {
+        let elapsed_ns = u128::from(now_ns.saturating_sub(since_ns).max(1));
+        u64::try_from(u128::from(lost_bytes) * 1_000_000_000 / elapsed_ns).unwrap_or(u64::MAX)
+    };
+    let raise = |known: &mut u64, seen: u64| *known = (*known - *known / 8).max(seen);
+    let loss = &mut state.remedies.loss;
     // As in `sampling`: over less than a millisecond the kernel's batches say more than the rate does.
-    if elapsed_ns < 1_000_000 || node.capacity_bytes == 0 {
-        return;
+    let tells = |since_ns: u64| now_ns.saturating_sub(since_ns) >= 1_000_000;
+    if let Some(last) = &state.node
+        && tells(last.at_ns)
+    {
+        let lost_bytes = left_bytes(&last.memory).saturating_sub(now_left);
+        raise(&mut loss.peak_bytes_per_s, rate(last.at_ns, lost_bytes));
     }
-    let lost_bytes = left_bytes(&last.memory).saturating_sub(left_bytes(node));
-    let rate = u128::from(lost_bytes) * 1_000_000_000 / u128::from(elapsed_ns);
-    let known = &mut state.remedies.loss_bytes_per_s;
-    *known = (*known - *known / 8).max(u64::try_from(rate).unwrap_or(u64::MAX));
+    let (since_ns, was_left) = *loss.window.get_or_insert((now_ns, now_left));
+    let lost_bytes = was_left.saturating_sub(now_left);
+    let is_long = now_ns.saturating_sub(since_ns) >= LOSS_WINDOW_NS;
+    if is_long || tells(since_ns) && lost_bytes > was_left / LOSS_PART {
+        raise(&mut loss.lasting_bytes_per_s, rate(since_ns, lost_bytes));
+        loss.window = Some((now_ns, now_left));
+    }
 }
 
 fn take_report(state: &mut NodeState, uid: &PodUid, stage: Stage, report: &StageReport) {
@@ -377,7 +407,13 @@ fn time_left_ns(
     }
     let left_bytes = value(Signal::AllocatableMemoryAvailable)
         .map_or(kernel_bytes, |allocatable| allocatable.min(kernel_bytes));
-    let rate = u128::from(state.remedies.loss_bytes_per_s);
+    // Past a hard threshold nothing is waited for on the strength of a slow second: it may have become fast just now.
+    let loss = &state.remedies.loss;
+    let rate = u128::from(if met.threshold.is_hard() {
+        loss.peak_bytes_per_s
+    } else {
+        loss.lasting_bytes_per_s
+    });
     match (u128::from(left_bytes) * 1_000_000_000).checked_div(rate) {
         Some(left_ns) => u64::try_from(left_ns).unwrap_or(u64::MAX),
         None => u64::MAX,

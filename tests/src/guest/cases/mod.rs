@@ -13,11 +13,12 @@ mod records;
 mod remedies;
 mod scenarios;
 
+use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use super::cgroup;
-use super::harness::{Done, Lacks, Test};
+use super::harness::{Done, Lacks, Outcome, Test};
 use super::kernel_oom::vmstat_oom_kill;
 use super::memory::{self, mib};
 use super::node::{Node, Running};
@@ -43,18 +44,6 @@ pub fn all() -> Vec<Test> {
     .concat()
 }
 
-/// Those that have passed and failed with nothing changed, or have not been seen to pass on each kernel yet. They run when they
-/// are named (`guest_tests FILTER`), and not in `cargo xtask test`: what fails now and then teaches to look away.
-#[must_use]
-pub fn unsettled() -> Vec<Test> {
-    [
-        oom_scores::UNSETTLED,
-        scenarios::UNSETTLED,
-        remedies::UNSETTLED,
-    ]
-    .concat()
-}
-
 /// Time for an eviction from its cause to its end, on a slow and busy machine.
 const EVICTION_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -62,6 +51,22 @@ const EVICTION_TIMEOUT: Duration = Duration::from_secs(60);
 fn needs_memory_v2() -> Option<Done> {
     (!Path::new("/sys/fs/cgroup/cgroup.controllers").exists())
         .then_some(Done::Skipped(Lacks::MemoryOnV2))
+}
+
+/// With the generations of newer kernels, pages that are read do not become active.
+const GENERATIONS: &str = "/sys/kernel/mm/lru_gen/enabled";
+
+/// Runs `test` where page cache that is read again counts as active, and so as working set, on every kernel.
+fn with_active_page_cache(test: fn() -> Outcome) -> Outcome {
+    let generations = fs::read_to_string(GENERATIONS).ok();
+    if generations.is_some() {
+        fs::write(GENERATIONS, "0")?;
+    }
+    let outcome = test();
+    if let Some(text) = generations {
+        fs::write(GENERATIONS, text.trim())?;
+    }
+    outcome
 }
 
 /// Available memory now, as the kubelet counts.

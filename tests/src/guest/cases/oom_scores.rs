@@ -16,8 +16,7 @@ use super::super::node::Node;
 use super::super::pod::Pod;
 use super::super::process::{Guard, program};
 
-/// See [`unsettled`](super::unsettled).
-pub(super) const UNSETTLED: &[Test] = &[
+pub(super) const TESTS: &[Test] = &[
     Test {
         name: "oom_scores::children_forked_meanwhile_get_it_too",
         run: forked_meanwhile,
@@ -30,9 +29,6 @@ pub(super) const UNSETTLED: &[Test] = &[
         name: "oom_scores::so_does_a_pod_with_pod_oom_group",
         run: || group_oom("plimsoll: {podOOMGroup: true}\n", &["", "main"], 7),
     },
-];
-
-pub(super) const TESTS: &[Test] = &[
     Test {
         name: "oom_scores::a_process_put_into_a_container_gets_its_score",
         run: || put_into_containers(&Options::hard("memory.available<1Mi"), true),

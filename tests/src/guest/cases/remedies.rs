@@ -13,15 +13,13 @@ use super::super::memory::mib;
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
 use super::super::process::wait_log;
-use super::{EVICTION_TIMEOUT, available_bytes, needs_memory_v2};
-
-/// See [`unsettled`](super::unsettled).
-pub(super) const UNSETTLED: &[Test] = &[Test {
-    name: "remedies::page_cache_is_reclaimed_and_nobody_goes",
-    run: page_cache,
-}];
+use super::{EVICTION_TIMEOUT, available_bytes, needs_memory_v2, with_active_page_cache};
 
 pub(super) const TESTS: &[Test] = &[
+    Test {
+        name: "remedies::page_cache_is_reclaimed_and_nobody_goes",
+        run: page_cache,
+    },
     Test {
         name: "remedies::a_pod_that_gives_memory_back_when_told_is_spared",
         run: gives_back,
@@ -38,8 +36,6 @@ pub(super) const TESTS: &[Test] = &[
 
 /// The disk for swap: its page cache is charged to whoever reads it.
 const DISK: &str = "/dev/nvme0n2";
-/// With the generations of newer kernels, pages that are read do not become active.
-const GENERATIONS: &str = "/sys/kernel/mm/lru_gen/enabled";
 
 /// Options with these remedies, and a soft threshold that is met by `short_mb` as things are now.
 fn short(node: &Node, short_mb: u64, remedies: &str) -> anyhow::Result<Options> {
@@ -114,15 +110,7 @@ fn page_cache() -> Outcome {
     if let Some(lacking) = needs_memory_v2() {
         return Ok(lacking);
     }
-    let generations = fs::read_to_string(GENERATIONS).ok();
-    if generations.is_some() {
-        fs::write(GENERATIONS, "0")?;
-    }
-    let outcome = page_cache_on_lists();
-    if let Some(text) = generations {
-        fs::write(GENERATIONS, text.trim())?;
-    }
-    outcome
+    with_active_page_cache(page_cache_on_lists)
 }
 
 fn page_cache_on_lists() -> Outcome {
