@@ -35,3 +35,4 @@ pub mod source;
 pub mod storage;
 mod table;
 pub mod timeline;
+mod yaml;

@@ -1,13 +1,12 @@
-//! A configuration file as a tree that knows where each value stands.
+//! A configuration as a tree that knows where each value comes from.
 //!
-//! Problem: errors have to name line and field, all of them at once, and `config print` has to say where each value comes from;
-//! a deserializer that fills a struct stops at the first error and forgets the lines. Approach: the text becomes a [`Node`] tree,
-//! and tables ([`super::schema`]) say what it may hold. YAML is read by `serde_saphyr`; JSON is YAML.
+//! Problem: values come from a file, from flags and from defaults; errors have to name line and field, all of them at once, and
+//! `config print` has to say where each value comes from. Approach: the text ([`crate::yaml`]) becomes a tree of [`Node`]s, flags and defaults
+//! are put into it, and tables ([`super::schema`]) say what it may hold.
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::{DuplicateKeyPolicy, NonFiniteFloatPolicy, Spanned};
+use crate::yaml::{self, Limits};
 
 /// Where a value comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,135 +134,67 @@ pub struct Malformed {
     pub reason: String,
 }
 
+/// More than any configuration has, and few enough to read at once.
+const LIMITS: Limits = Limits {
+    nodes: 100_000,
+    documents: 2,
+    // So that all of them can be named.
+    repeated_keys: true,
+};
+
 /// Reads one document. An empty one is an empty map.
 ///
 /// # Errors
-/// [`Malformed`] if it is neither YAML nor JSON, has a key twice, or is more than one document.
+/// [`Malformed`] if it is neither YAML nor JSON, has a number that is none, or is more than one document.
 pub fn parse(text: &str) -> Result<Node, Malformed> {
-    let options = serde_saphyr::options! {
-        // Kept, so that all of them can be named.
-        duplicate_keys: DuplicateKeyPolicy::LastWins,
-        non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,
-        with_snippet: false,
-    };
-    let documents: Vec<Node> =
-        serde_saphyr::from_multiple_with_options(text, options).map_err(|error| Malformed {
-            line: error.location().map(|location| location.line()),
-            reason: without_location(&error.to_string()),
-        })?;
+    let documents = yaml::documents(text, LIMITS).map_err(|error| Malformed {
+        line: (error.line > 0).then_some(error.line),
+        reason: without_location(&error.what),
+    })?;
     let mut documents = documents.into_iter();
     let first = documents.next();
     if let Some(second) = documents.next() {
-        let line = match second.origin {
-            Origin::File { line } => Some(line),
-            Origin::Default | Origin::Flag(_) => None,
-        };
         return Err(Malformed {
-            line,
+            line: Some(second.line),
             reason: "a second document begins here: a configuration file holds one; keep the KubeletConfiguration alone".into(),
         });
     }
-    Ok(first.unwrap_or_else(|| Node::default_of(Value::Map(Vec::new()))))
+    Ok(first.map_or_else(|| Node::default_of(Value::Map(Vec::new())), Node::from))
 }
 
 /// The parser's message without its own place, which is said in our way.
 fn without_location(message: &str) -> String {
-    let first = message.lines().next().unwrap_or(message);
-    let end = first.find(" at line ").unwrap_or(first.len());
-    first[..end].to_owned()
+    let end = message.find(" at line ").unwrap_or(message.len());
+    message[..end].to_owned()
 }
 
-impl<'de> Deserialize<'de> for Node {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let spanned = Spanned::<Value>::deserialize(deserializer)?;
-        Ok(Self {
-            value: spanned.value,
-            origin: Origin::File {
-                line: spanned.referenced.line(),
+impl From<yaml::Node> for Node {
+    fn from(node: yaml::Node) -> Self {
+        let value = match node.value {
+            yaml::Value::Null => Value::Null,
+            yaml::Value::Bool(value) => Value::Bool(value),
+            yaml::Value::Number(number) => match number.as_i128() {
+                Some(whole) => Value::Integer(whole),
+                None => Value::Float(number.as_f64().unwrap_or(f64::NAN)),
             },
-        })
+            yaml::Value::Text(text) => Value::Text(text),
+            yaml::Value::List(items) => Value::List(items.into_iter().map(Self::from).collect()),
+            yaml::Value::Map(fields) => Value::Map(fields.into_iter().map(Entry::from).collect()),
+        };
+        Self {
+            value,
+            origin: Origin::File { line: node.line },
+        }
     }
 }
 
-impl<'de> Deserialize<'de> for Value {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ValueVisitor)
-    }
-}
-
-struct ValueVisitor;
-
-impl<'de> Visitor<'de> for ValueVisitor {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value")
-    }
-
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_none<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        Value::deserialize(deserializer)
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(Value::Bool(value))
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(Value::Integer(value.into()))
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(Value::Integer(value.into()))
-    }
-
-    fn visit_i128<E>(self, value: i128) -> Result<Value, E> {
-        Ok(Value::Integer(value))
-    }
-
-    fn visit_u128<E>(self, value: u128) -> Result<Value, E> {
-        Ok(i128::try_from(value).map_or(Value::Float(value as f64), Value::Integer))
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(Value::Float(value))
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
-        Ok(Value::Text(text.to_owned()))
-    }
-
-    fn visit_string<E>(self, text: String) -> Result<Value, E> {
-        Ok(Value::Text(text))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = access.next_element()? {
-            items.push(item);
+impl From<(yaml::Key, yaml::Node)> for Entry {
+    fn from((key, node): (yaml::Key, yaml::Node)) -> Self {
+        Self {
+            key: key.name,
+            origin: Origin::File { line: key.line },
+            node: node.into(),
         }
-        Ok(Value::List(items))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
-        let mut entries = Vec::new();
-        while let Some(key) = access.next_key::<Spanned<String>>()? {
-            entries.push(Entry {
-                origin: Origin::File {
-                    line: key.referenced.line(),
-                },
-                key: key.value,
-                node: access.next_value()?,
-            });
-        }
-        Ok(Value::Map(entries))
     }
 }
 

@@ -24,8 +24,8 @@ use plimsoll_core::quantity::Quantity;
 use plimsoll_core::reading::{ContainerStorage, Used, VolumeStorage};
 use plimsoll_core::units::PodUid;
 
-use crate::source::manifests::document::{Key, Node, Value, documents};
 use crate::source::manifests::{Bounds, ManifestError};
+use crate::yaml::{Key, Node, Value, documents};
 
 /// What is wrong with a usage file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -82,8 +82,8 @@ pub fn parse(
             what,
         }]
     };
-    let documents =
-        documents(text, Bounds::OFFLINE).map_err(|error| syntax(error.line, error.what))?;
+    let documents = documents(text, Bounds::OFFLINE.limits())
+        .map_err(|error| syntax(error.line, error.what))?;
     let document = match &documents[..] {
         [] => return Ok(Usages::default()),
         [one] => one,

@@ -11,7 +11,6 @@
 #![forbid(unsafe_code)]
 
 mod budgets;
-pub(crate) mod document;
 mod gather;
 mod pods;
 mod schema;
@@ -31,6 +30,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::inotify;
 use rustix::io::Errno;
 
+use crate::yaml::Limits;
 use pods::{Parsed, parse};
 
 pub use budgets::ManifestBudget;
@@ -65,6 +65,15 @@ impl Bounds {
         documents: DOCUMENTS_PER_FILE_MAX,
         nodes: 100_000,
     };
+    /// A key that is there twice is an error, as in the API server.
+    pub(crate) fn limits(self) -> Limits {
+        Limits {
+            nodes: self.nodes,
+            documents: self.documents,
+            repeated_keys: false,
+        }
+    }
+
     /// Of a text that an offline command reads, such as all pods of a node from kubectl.
     pub(crate) const OFFLINE: Self = Self {
         bytes: 64 << 20,

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use plimsoll_core::budget::{DisruptionBudget, IntOrPercent, LabelOperator};
 
-use super::document::Node;
 use super::pods::check_metadata;
 use super::schema::{self, Field, Finding, Kind, METADATA, join};
+use crate::yaml::Node;
 
 /// A budget and where its document stands.
 #[derive(Debug, Clone, PartialEq)]

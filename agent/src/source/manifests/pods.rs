@@ -12,9 +12,9 @@ use plimsoll_core::quantity::Quantity;
 use plimsoll_core::resources;
 
 use super::budgets::{ManifestBudget, budget_of};
-use super::document::{Node, Value, documents};
 use super::schema::{self, Finding, join};
 use super::{Bounds, ManifestError, ManifestPod};
+use crate::yaml::{Node, Value, documents};
 
 const SYSTEM_CLUSTER_CRITICAL: &str = "system-cluster-critical";
 /// `scheduling.SystemCriticalPriority + 1000`.
@@ -37,7 +37,7 @@ pub(super) struct Parsed {
 /// Reads all documents of a text.
 pub(super) fn parse(file: &Arc<Path>, text: &str, bounds: Bounds) -> Parsed {
     let mut parsed = Parsed::default();
-    let documents = match documents(text, bounds) {
+    let documents = match documents(text, bounds.limits()) {
         Ok(documents) => documents,
         Err(error) => {
             parsed.errors.push(ManifestError::Syntax {

@@ -4,7 +4,7 @@
 //! ResourceRequirements; `k8s.io/apimachinery/pkg/apis/meta/v1/types.go`: ObjectMeta). All of an object's fields are listed, also those
 //! that Plimsoll does not use; objects that it never looks into (probes, affinity, …) are not checked inside.
 
-use super::document::{Node, Value};
+use crate::yaml::{Node, Value};
 
 /// What a field's value has to be.
 #[derive(Debug, Clone, Copy)]

@@ -1,14 +1,13 @@
 //! YAML and JSON text as a tree in which every value knows its line.
 //!
-//! The tree is walked by the field check, then handed on as JSON, which is also how the API server reads YAML.
+//! Manifests are walked by their field check and handed on as JSON, which is also how the API server reads YAML; of a configuration
+//! all errors are named by line and field. A deserializer that fills a struct stops at the first error and forgets the lines.
 
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::Spanned;
-
-use super::Bounds;
+use serde_saphyr::{DuplicateKeyPolicy, Spanned};
 
 /// Levels of nesting at most: the deepest field of a Pod has fourteen. The parser recurses, so this also bounds its stack.
 const DEPTH_MAX: usize = 32;
@@ -16,6 +15,17 @@ const DEPTH_MAX: usize = 32;
 const DOCUMENTS_MAX: usize = 1024;
 /// Values that aliases may add, so that a few lines cannot become millions.
 const NODES_FROM_ALIASES_MAX: usize = 10_000;
+
+/// What a text may hold.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Values.
+    pub(crate) nodes: usize,
+    /// Documents; [`DOCUMENTS_MAX`] are read in any case.
+    pub(crate) documents: usize,
+    /// Whether a map may have a key twice; then both are in the tree.
+    pub(crate) repeated_keys: bool,
+}
 
 /// A value and where it stands.
 #[derive(Debug, Clone)]
@@ -33,7 +43,7 @@ pub(crate) enum Value {
     Number(serde_json::Number),
     Text(String),
     List(Vec<Node>),
-    /// In the file's order; keys are unique.
+    /// In the text's order.
     Map(Vec<(Key, Node)>),
 }
 
@@ -53,11 +63,16 @@ pub(crate) struct SyntaxError {
 }
 
 /// All documents of a text; empty ones are left out.
-pub(crate) fn documents(text: &str, bounds: Bounds) -> Result<Vec<Node>, SyntaxError> {
+pub(crate) fn documents(text: &str, limits: Limits) -> Result<Vec<Node>, SyntaxError> {
+    let duplicate_keys = match limits.repeated_keys {
+        true => DuplicateKeyPolicy::LastWins,
+        false => DuplicateKeyPolicy::Error,
+    };
     let options = serde_saphyr::options! {
-        budget: serde_saphyr::budget! { max_depth: DEPTH_MAX, max_nodes: bounds.nodes,
+        budget: serde_saphyr::budget! { max_depth: DEPTH_MAX, max_nodes: limits.nodes,
             // Every value is an event, every object and list two.
-            max_events: bounds.nodes.saturating_mul(3), max_documents: bounds.documents.max(DOCUMENTS_MAX) },
+            max_events: limits.nodes.saturating_mul(3), max_documents: limits.documents.max(DOCUMENTS_MAX) },
+        duplicate_keys: duplicate_keys,
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: NODES_FROM_ALIASES_MAX },
     };
     let documents: Vec<Spanned<Value>> = serde_saphyr::from_multiple_with_options(text, options)
@@ -239,7 +254,12 @@ mod tests {
     use super::*;
 
     fn documents(text: &str) -> Result<Vec<Node>, SyntaxError> {
-        super::documents(text, Bounds::MANIFEST)
+        let limits = Limits {
+            nodes: 100_000,
+            documents: 256,
+            repeated_keys: false,
+        };
+        super::documents(text, limits)
     }
 
     #[test]
