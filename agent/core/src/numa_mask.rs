@@ -6,16 +6,17 @@
 use std::fmt;
 use std::ops::{BitAnd, BitOr, Sub};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::cpu_set::{Bits, write_list};
+use crate::cpu_set::{Bits, CpuSet, write_list};
 
 /// NUMA nodes are numbered below this.
 pub const NUMA_NODES_MAX: u32 = 64;
 
 /// A set of NUMA nodes: bit *i* is node *i*. Ordered by that number.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-#[serde(transparent)]
+///
+/// As text the kernel's list form. The number is read as well, for the kubelet's state files and vectors have it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct NumaMask(pub u64);
 
 impl NumaMask {
@@ -115,6 +116,33 @@ impl fmt::Display for NumaMask {
     }
 }
 
+impl Serialize for NumaMask {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for NumaMask {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Bits(u64),
+            List(CpuSet),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::Bits(bits) => Ok(Self(bits)),
+            Written::List(nodes) => match nodes.iter().find(|node| *node >= NUMA_NODES_MAX) {
+                Some(node) => Err(serde::de::Error::custom(format!(
+                    "NUMA node {node} is beyond {}, the highest that is supported",
+                    NUMA_NODES_MAX - 1
+                ))),
+                None => Ok(nodes.iter().collect()),
+            },
+        }
+    }
+}
+
 impl fmt::Debug for NumaMask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "NumaMask({self})")
@@ -138,6 +166,10 @@ mod tests {
             [0, 1, 2, 63].into_iter().collect::<NumaMask>().to_string(),
             "0-2,63"
         );
-        assert_eq!(serde_json::to_string(&NumaMask(5)).unwrap(), "5");
+        assert_eq!(serde_json::to_string(&NumaMask(5)).unwrap(), r#""0,2""#);
+        for text in [r#""0,2""#, "5"] {
+            assert_eq!(serde_json::from_str::<NumaMask>(text).unwrap(), NumaMask(5));
+        }
+        assert!(serde_json::from_str::<NumaMask>(r#""64""#).is_err());
     }
 }

@@ -4,6 +4,7 @@
 //! of NUMA nodes a container could be served, and which of them it *prefers*; the topology manager *merges* the hints of all
 //! providers into one, and its policy says whether the container is admitted with it.
 
+pub mod assignments;
 pub mod cpuset_order;
 pub mod hints;
 

@@ -1,0 +1,109 @@
+//! Who holds what: the exclusive CPUs and the NUMA nodes of each container, and the shared pool.
+//!
+//! One value for all who need it: the engine decides it, the agent keeps it in a checkpoint across restarts and writes it to cgroups,
+//! `plimsoll exec` reads it before it starts a container, `plimsoll topology` draws it. It is the counterpart of the kubelet's
+//! `cpu_manager_state` and `memory_manager_state` (pkg/kubelet/cm/{cpumanager,memorymanager}/state, 1.36).
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cpu_set::CpuSet;
+use crate::numa_mask::NumaMask;
+use crate::placement::cpuset_order::Cpus;
+use crate::units::PodUid;
+
+/// What one container holds.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Assignment {
+    /// CPUs that are its own. `None`: it runs in the shared pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<CpuSet>,
+    /// NUMA nodes that its memory comes from. `None`: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<NumaMask>,
+    /// Devices by resource name, by their ids.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub devices: BTreeMap<String, Vec<String>>,
+}
+
+/// What all containers hold.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Assignments {
+    /// The CPUs of whoever has none of its own. Never empty.
+    pub shared_pool: CpuSet,
+    /// By pod and container. A container that is not here runs in the shared pool, with memory from any node.
+    pub containers: BTreeMap<PodUid, BTreeMap<String, Assignment>>,
+    /// Pods that could not be placed, and why: they must not be started.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub refused: BTreeMap<PodUid, String>,
+}
+
+impl Assignments {
+    /// What a container holds, if it holds anything.
+    #[must_use]
+    pub fn get(&self, pod: &PodUid, container: &str) -> Option<&Assignment> {
+        self.containers.get(pod)?.get(container)
+    }
+
+    /// Where a container is to run.
+    #[must_use]
+    pub fn cpus(&self, pod: &PodUid, container: &str) -> Cpus {
+        let own = self.get(pod, container).and_then(|own| own.cpus);
+        Cpus {
+            cpus: own.unwrap_or(self.shared_pool),
+            exclusive: own.is_some(),
+        }
+    }
+
+    /// Where its memory is to come from; `None` for any node.
+    #[must_use]
+    pub fn nodes(&self, pod: &PodUid, container: &str) -> Option<NumaMask> {
+        self.get(pod, container)?.nodes
+    }
+
+    /// All exclusive CPUs.
+    #[must_use]
+    pub fn exclusive(&self) -> CpuSet {
+        let containers = self.containers.values().flat_map(BTreeMap::values);
+        let own = containers.filter_map(|assignment| assignment.cpus);
+        own.fold(CpuSet::EMPTY, |all, cpus| all | cpus)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_reads_as_it_was_written() {
+        let own = Assignment {
+            cpus: Some(CpuSet::parse("2-3").unwrap()),
+            nodes: Some(NumaMask::of(1)),
+            devices: BTreeMap::from([("vendor.example/nic".into(), vec!["nic0".into()])]),
+        };
+        let assignments = Assignments {
+            shared_pool: CpuSet::parse("0-1,4-7").unwrap(),
+            containers: BTreeMap::from([("web".into(), BTreeMap::from([("main".into(), own)]))]),
+            refused: BTreeMap::new(),
+        };
+        let text = serde_json::to_string(&assignments).unwrap();
+        assert_eq!(
+            text,
+            r#"{"sharedPool":"0-1,4-7","containers":{"web":{"main":{"cpus":"2-3","nodes":"1","devices":{"vendor.example/nic":["nic0"]}}}}}"#
+        );
+        assert_eq!(
+            serde_json::from_str::<Assignments>(&text).unwrap(),
+            assignments
+        );
+        let (web, other) = ("web".into(), "other".into());
+        assert!(assignments.cpus(&web, "main").exclusive);
+        assert_eq!(
+            assignments.cpus(&other, "main").cpus,
+            assignments.shared_pool
+        );
+        assert_eq!(assignments.exclusive().to_string(), "2-3");
+    }
+}
