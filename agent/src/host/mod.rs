@@ -21,6 +21,7 @@ pub mod processes;
 pub mod protect;
 #[expect(unsafe_code, reason = "the system calls that rustix does not wrap")]
 pub mod syscall;
+pub mod topology;
 
 use std::path::{Path, PathBuf};
 
