@@ -35,7 +35,7 @@ fn full_files_agree_with_the_kubelet() {
 }
 
 /// The fields of each file that are compared; the others are inputs or text for people. `A/B` is B in A, or in each
-/// element of A.
+/// element of A; there may be more levels.
 const COMPARED: &[(&str, &[&str])] = &[
     (
         "qos_class",
@@ -118,6 +118,18 @@ const COMPARED: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "memory_manager",
+        &[
+            "expect_new_error/kind",
+            "initial_machine_state",
+            "pods/qos",
+            "steps/expect/blocks_changed",
+            "steps/expect/error/kind",
+            "steps/expect/hints",
+            "steps/expect/machine_state_changed",
+        ],
+    ),
+    (
         "pod_resources",
         &[
             "defaulted_pod_level_resources",
@@ -150,25 +162,36 @@ fn falsify(value: &mut Value) -> bool {
     true
 }
 
+/// Where a field is: its JSON pointers. An array on the way stands for each of its elements.
+fn places(value: &Value, field: &[&str], prefix: &str, found: &mut Vec<String>) {
+    let Some((name, rest)) = field.split_first() else {
+        found.push(prefix.to_owned());
+        return;
+    };
+    match value {
+        Value::Array(items) => {
+            for (at, item) in items.iter().enumerate() {
+                places(item, field, &format!("{prefix}/{at}"), found);
+            }
+        }
+        _ => {
+            if let Some(inner) = value.get(name) {
+                places(inner, rest, &format!("{prefix}/{name}"), found);
+            }
+        }
+    }
+}
+
 /// The vector with a field made wrong, once for each place in which it is.
 fn with_wrong(vector: &Value, field: &str) -> Vec<Value> {
-    let mut all = Vec::new();
-    let mut with = |find: &dyn Fn(&mut Value) -> Option<&mut Value>| {
+    let mut found = Vec::new();
+    let field: Vec<&str> = field.split('/').collect();
+    places(vector, &field, "", &mut found);
+    let wrong = found.iter().filter_map(|place| {
         let mut wrong = vector.clone();
-        if find(&mut wrong).is_some_and(falsify) {
-            all.push(wrong);
-        }
-    };
-    match field.split_once('/') {
-        Some((outer, field)) => match vector[outer].as_array().map(Vec::len) {
-            Some(places) => (0..places).for_each(|at| {
-                with(&|wrong| wrong.get_mut(outer)?.get_mut(at)?.get_mut(field));
-            }),
-            None => with(&|wrong| wrong.get_mut(outer)?.get_mut(field)),
-        },
-        None => with(&|wrong| wrong.get_mut(field)),
-    }
-    all
+        falsify(wrong.pointer_mut(place)?).then_some(wrong)
+    });
+    wrong.collect()
 }
 
 /// A check that passes whatever is expected would be worth nothing: each compared field, made wrong, has to fail.

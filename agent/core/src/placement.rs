@@ -7,6 +7,7 @@
 pub mod assignments;
 pub mod cpuset_order;
 pub mod hints;
+pub mod memory;
 
 use crate::numa_mask::NumaMask;
 

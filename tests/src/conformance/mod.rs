@@ -5,6 +5,7 @@
 //! tagged as a defect, ours has to be the right one and the line counts as a known upstream defect.
 
 mod cgroup_config;
+mod memory_manager;
 mod node_allocatable;
 mod pods;
 mod quantity;
@@ -61,6 +62,7 @@ pub const FILES: &[(&str, Check)] = &[
     ("seeds_tables", seeds::check),
     ("cgroup_config", cgroup_config::check),
     ("node_allocatable", node_allocatable::check),
+    ("memory_manager", memory_manager::check),
 ];
 
 /// How many failures a report keeps in full.
