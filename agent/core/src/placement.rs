@@ -8,6 +8,7 @@ pub mod assignments;
 pub mod cpuset_order;
 pub mod hints;
 pub mod memory;
+pub mod merge;
 
 use crate::numa_mask::NumaMask;
 

@@ -11,10 +11,15 @@
 //! nodes that may be used [`alone`](HintRule::alone) and [`together`](HintRule::together), and by masks that are hints of
 //! their own ([`also`](HintRule::also)).
 
+pub(crate) mod cover;
+pub(crate) mod search;
+
 use std::collections::BTreeMap;
 
 use crate::numa_mask::NumaMask;
 use crate::placement::TopologyHint;
+
+pub use cover::{SmallestFit, smallest_fit};
 
 /// Rules over more nodes than this are not turned into lists.
 pub const LISTED_NODES_MAX: u32 = 16;

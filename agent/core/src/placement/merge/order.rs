@@ -1,0 +1,177 @@
+//! Which of two merged masks is the better one.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::numa_mask::{NUMA_NODES_MAX, NumaMask};
+
+const ROW: usize = NUMA_NODES_MAX as usize;
+
+/// How far each NUMA node is from each other and from itself, as the firmware says (`SLIT`; 10 is the node itself).
+#[derive(Clone, PartialEq, Eq)]
+pub struct NumaDistances {
+    nodes: NumaMask,
+    /// Row by row; 0 where a node is not there.
+    table: Vec<u32>,
+}
+
+/// Why distances cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DistancesError {
+    /// The kubelet would read beyond the row's end and die.
+    #[error(
+        "the distance from NUMA node {from} to NUMA node {to} is not known; \
+         do without prefer-closest-numa-nodes, or give each node a distance to every node"
+    )]
+    Missing {
+        /// Whose row.
+        from: u32,
+        /// Which place of it.
+        to: u32,
+    },
+}
+
+impl NumaDistances {
+    /// From rows that are indexed by the number of the other node.
+    ///
+    /// # Errors
+    ///
+    /// Names a pair of nodes of which the distance is missing.
+    pub fn new(nodes: NumaMask, rows: &BTreeMap<u32, Vec<u32>>) -> Result<Self, DistancesError> {
+        let mut table = vec![0; ROW * ROW];
+        for from in nodes.iter() {
+            for to in nodes.iter() {
+                let row = rows.get(&from).map(Vec::as_slice).unwrap_or_default();
+                let distance = row.get(to as usize);
+                table[from as usize * ROW + to as usize] =
+                    *distance.ok_or(DistancesError::Missing { from, to })?;
+            }
+        }
+        Ok(Self { nodes, table })
+    }
+
+    /// From one node to another; 0 if either is not known.
+    #[must_use]
+    pub fn between(&self, from: u32, to: u32) -> u32 {
+        if from < NUMA_NODES_MAX && to < NUMA_NODES_MAX {
+            self.table[from as usize * ROW + to as usize]
+        } else {
+            0
+        }
+    }
+
+    /// Over all ordered pairs of the mask's nodes, each node with itself too.
+    ///
+    /// The kubelet compares averages as floats (`CalculateAverageFor` in numa_info.go). It does so for masks of as many nodes
+    /// only, and the sum of at most 64² numbers of 32 bits is below 2⁴⁴: different sums over at most 64² pairs stay
+    /// different as floats of 53 bits, so that comparing sums is the same.
+    #[must_use]
+    pub fn sum(&self, mask: NumaMask) -> u64 {
+        let row = |from: u32| -> u64 {
+            mask.iter()
+                .map(|to| u64::from(self.between(from, to)))
+                .sum()
+        };
+        mask.iter().map(row).sum()
+    }
+}
+
+impl fmt::Debug for NumaDistances {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let row =
+            |from| -> Vec<u32> { self.nodes.iter().map(|to| self.between(from, to)).collect() };
+        f.debug_map()
+            .entries(self.nodes.iter().map(|from| (from, row(from))))
+            .finish()
+    }
+}
+
+/// The order of masks, best first.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Order<'a> {
+    /// So many nodes would be best; then fewer, the nearest number first; then more, likewise.
+    pub(crate) target: u32,
+    /// Of as many nodes, those that are closest together, if that is asked for.
+    pub(crate) distances: Option<&'a NumaDistances>,
+}
+
+impl Order<'_> {
+    /// The place of a number of nodes.
+    pub(crate) fn by_size(self, nodes: u32) -> u32 {
+        if nodes <= self.target {
+            self.target - nodes
+        } else {
+            NUMA_NODES_MAX + nodes
+        }
+    }
+
+    /// Smaller is better, and no two masks are equal.
+    pub(crate) fn key(self, mask: NumaMask) -> (u32, u64, NumaMask) {
+        let sum = self.distances.map_or(0, |distances| distances.sum(mask));
+        (self.by_size(mask.len()), sum, mask)
+    }
+
+    /// The best of some masks.
+    pub(crate) fn best(self, masks: impl Iterator<Item = NumaMask>) -> Option<NumaMask> {
+        let mut best: Option<(u32, u64, NumaMask)> = None;
+        for mask in masks {
+            // Distances are looked up only for masks of a size that can win.
+            if best.is_none_or(|best| self.by_size(mask.len()) <= best.0) {
+                let key = self.key(mask);
+                if best.is_none_or(|best| key < best) {
+                    best = Some(key);
+                }
+            }
+        }
+        best.map(|(.., mask)| mask)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn distances(rows: &[&[u32]]) -> NumaDistances {
+        let nodes = (0..u32::try_from(rows.len()).unwrap()).collect();
+        let rows = (0..)
+            .zip(rows)
+            .map(|(node, row)| (node, row.to_vec()))
+            .collect();
+        NumaDistances::new(nodes, &rows).unwrap()
+    }
+
+    #[test]
+    fn sizes_come_down_from_the_target_and_then_go_up() {
+        let order = Order {
+            target: 3,
+            distances: None,
+        };
+        let mut sizes = [1, 2, 3, 4, 5, 6];
+        sizes.sort_by_key(|size| order.by_size(*size));
+        assert_eq!(sizes, [3, 2, 1, 4, 5, 6]);
+    }
+
+    #[test]
+    fn of_as_many_nodes_the_closest_win_and_then_the_lowest() {
+        let distances = distances(&[&[10, 21, 11], &[21, 10, 21], &[11, 21, 10]]);
+        let masks = || [0b011, 0b110, 0b101].map(NumaMask).into_iter();
+        let best = |distances| {
+            Order {
+                target: 2,
+                distances,
+            }
+            .best(masks())
+        };
+        assert_eq!(best(Some(&distances)), Some(NumaMask(0b101)));
+        assert_eq!(best(None), Some(NumaMask(0b011)));
+    }
+
+    #[test]
+    fn a_missing_distance_is_named() {
+        let rows = [(0, vec![10, 21]), (2, vec![21, 21, 10])]
+            .into_iter()
+            .collect();
+        let refused = NumaDistances::new(NumaMask(0b101), &rows).unwrap_err();
+        assert_eq!(refused, DistancesError::Missing { from: 0, to: 2 });
+    }
+}

@@ -1,0 +1,312 @@
+//! The merge against the kubelet's own way: every choice, folded with its `compare`.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::placement::hints::{Need, Preference, Supply};
+
+/// `HintMerger.compare` and its helpers, case by case.
+struct Fold<'a> {
+    numa: &'a NumaInfo,
+    target: u32,
+    best: Option<TopologyHint>,
+}
+
+impl Fold<'_> {
+    fn fitter(&self, current: NumaMask, candidate: NumaMask) -> NumaMask {
+        if let Some(distances) = &self.numa.distances
+            && current.len() == candidate.len()
+        {
+            let average = |mask: NumaMask| {
+                let pairs = f64::from(mask.len() * mask.len());
+                distances.sum(mask) as f64 / pairs
+            };
+            let (a, b) = (average(current), average(candidate));
+            if a != b {
+                return if a < b { current } else { candidate };
+            }
+            return current.min(candidate);
+        }
+        if candidate.is_narrower_than(current) {
+            candidate
+        } else {
+            current
+        }
+    }
+
+    fn compare(&self, current: TopologyHint, candidate: TopologyHint) -> TopologyHint {
+        let (now, new) = (current.mask.unwrap(), candidate.mask.unwrap());
+        let fitter = || {
+            if self.fitter(now, new) == now {
+                current
+            } else {
+                candidate
+            }
+        };
+        match (current.preferred, candidate.preferred) {
+            (false, true) => candidate,
+            (true, false) => current,
+            (true, true) => fitter(),
+            (false, false) => {
+                let (current_len, len, target) = (now.len(), new.len(), self.target);
+                if current_len > target {
+                    fitter()
+                } else if current_len == target {
+                    if len == target { fitter() } else { current }
+                } else if len > target {
+                    current
+                } else if len == target || len > current_len {
+                    candidate
+                } else if len < current_len {
+                    current
+                } else {
+                    fitter()
+                }
+            }
+        }
+    }
+
+    fn all(&mut self, lists: &[Vec<TopologyHint>], choice: &mut Vec<TopologyHint>) {
+        if let Some((first, rest)) = lists.split_first() {
+            for hint in first {
+                choice.push(*hint);
+                self.all(rest, choice);
+                choice.pop();
+            }
+            return;
+        }
+        let masks: Vec<NumaMask> = choice.iter().filter_map(|hint| hint.mask).collect();
+        let merged = TopologyHint {
+            mask: Some(masks.iter().fold(self.numa.nodes, |all, mask| all & *mask)),
+            preferred: choice.iter().all(|hint| hint.preferred)
+                && masks.windows(2).all(|pair| pair[0] == pair[1]),
+        };
+        if merged.mask != Some(NumaMask::EMPTY) {
+            self.best = Some(self.best.map_or(merged, |best| self.compare(best, merged)));
+        }
+    }
+}
+
+fn product(policy: TopologyPolicy, numa: &NumaInfo, providers: &[ProviderHints]) -> TopologyHint {
+    let mut lists = Vec::new();
+    for provider in providers {
+        if provider.is_empty() {
+            lists.push(ANY.to_vec());
+        }
+        for hints in provider.values() {
+            let list = hints
+                .as_ref()
+                .map_or(ANY.to_vec(), |hints| hints.list().unwrap());
+            lists.push(if list.is_empty() {
+                IMPOSSIBLE.to_vec()
+            } else {
+                list
+            });
+        }
+    }
+    let single = policy == TopologyPolicy::SingleNumaNode;
+    let mut numa = numa.clone();
+    if single {
+        numa.distances = None;
+        for list in &mut lists {
+            list.retain(|hint| hint.preferred && hint.mask.is_none_or(|mask| mask.len() == 1));
+        }
+    }
+    let narrowest = |list: &Vec<TopologyHint>| {
+        list.iter()
+            .filter_map(|hint| hint.mask)
+            .map(NumaMask::len)
+            .min()
+    };
+    let mut fold = Fold {
+        numa: &numa,
+        target: lists.iter().filter_map(narrowest).max().unwrap_or(0),
+        best: None,
+    };
+    fold.all(&lists, &mut Vec::new());
+    let mut hint = fold.best.unwrap_or(TopologyHint {
+        mask: Some(numa.nodes),
+        preferred: false,
+    });
+    if single && hint.mask == Some(numa.nodes) {
+        hint.mask = None;
+    }
+    hint
+}
+
+fn masks(nodes: NumaMask) -> impl Strategy<Value = NumaMask> {
+    // Weighted towards few nodes, as providers' hints are; sometimes none.
+    prop_oneof![
+        any::<u64>().prop_map(move |bits| NumaMask(bits) & nodes),
+        proptest::sample::select(nodes.iter().collect::<Vec<_>>()).prop_map(NumaMask::of),
+    ]
+}
+
+fn list(nodes: NumaMask, longest: usize) -> impl Strategy<Value = HintSet> {
+    let hint = (
+        proptest::option::weighted(0.95, masks(nodes)),
+        any::<bool>(),
+    );
+    let hint = hint.prop_map(|(mask, preferred)| TopologyHint { mask, preferred });
+    proptest::collection::vec(hint, 0..longest).prop_map(HintSet::List)
+}
+
+fn need(nodes: NumaMask) -> impl Strategy<Value = Need> {
+    let places: Vec<u32> = nodes.iter().collect();
+    let of_nodes = proptest::collection::vec(prop_oneof![Just(0), Just(4), 0..6_u64], places.len());
+    let shared = proptest::collection::vec((masks(nodes), 1..3_u64), 0..2);
+    (of_nodes, shared, 0..14_u64).prop_map(move |(of_nodes, shared, demand)| {
+        let mut need = Need::per_node(demand, places.iter().copied().zip(of_nodes));
+        need.supplies.extend(
+            shared
+                .into_iter()
+                .map(|(nodes, amount)| Supply { nodes, amount }),
+        );
+        need
+    })
+}
+
+fn rule(nodes: NumaMask) -> impl Strategy<Value = HintSet> {
+    let whole = prop_oneof![3 => Just(nodes), 1 => masks(nodes)];
+    let grouped = (
+        masks(nodes),
+        masks(nodes),
+        proptest::collection::vec(masks(nodes), 0..3),
+    );
+    let shape = prop_oneof![
+        2 => whole.prop_map(|nodes| (nodes, nodes, Vec::new())),
+        1 => grouped,
+    ];
+    let half = NumaMask(nodes.0 & 0x3333_3333_3333_3333);
+    let preference =
+        (1..4_u32, 1..3_u32, any::<bool>()).prop_map(move |(size, sockets, by_socket)| {
+            if by_socket {
+                Preference::NodesOrSockets {
+                    nodes: size,
+                    sockets,
+                    nodes_of_sockets: vec![half, nodes - half],
+                }
+            } else {
+                Preference::Nodes(size)
+            }
+        });
+    let needs = proptest::collection::vec(need(nodes), 0..3);
+    (shape, needs, preference).prop_map(|((alone, together, also), needs, preference)| {
+        HintSet::Rule(HintRule {
+            alone,
+            together,
+            needs,
+            also: also.into_iter().filter(|mask| !mask.is_empty()).collect(),
+            preference,
+        })
+    })
+}
+
+fn providers(
+    sets: impl Strategy<Value = HintSet>,
+    most: usize,
+) -> impl Strategy<Value = Vec<ProviderHints>> {
+    let sets = proptest::collection::vec(proptest::option::weighted(0.9, sets), 0..=most);
+    (sets, 0..4_usize).prop_map(|(sets, apart)| {
+        // Those after `apart` share a provider; one provider in four says nothing.
+        let mut providers: Vec<ProviderHints> = vec![ProviderHints::new(); usize::from(apart == 3)];
+        for (at, set) in sets.into_iter().enumerate() {
+            if at <= apart || providers.is_empty() {
+                providers.push(ProviderHints::new());
+            }
+            let last = providers.len() - 1;
+            providers[last].insert(format!("resource-{at}"), set);
+        }
+        providers
+    })
+}
+
+fn numa(nodes: NumaMask) -> impl Strategy<Value = NumaInfo> {
+    let count = nodes.len() as usize;
+    let row = proptest::collection::vec(10..13_u32, 64);
+    let rows = proptest::collection::vec(row, count);
+    proptest::option::of(rows).prop_map(move |rows| NumaInfo {
+        nodes,
+        distances: rows
+            .map(|rows| NumaDistances::new(nodes, &nodes.iter().zip(rows).collect()).unwrap()),
+    })
+}
+
+fn policy() -> impl Strategy<Value = TopologyPolicy> {
+    use TopologyPolicy::{BestEffort, Restricted, SingleNumaNode};
+    proptest::sample::select(vec![BestEffort, Restricted, SingleNumaNode])
+}
+
+/// Nodes with or without gaps.
+fn nodes(most: u32) -> impl Strategy<Value = NumaMask> {
+    (1..=most, any::<bool>()).prop_map(|(count, gaps)| {
+        (0..count)
+            .map(|node| if gaps { 3 * node } else { node })
+            .collect()
+    })
+}
+
+/// As lists where there are rules.
+fn listed(providers: &[ProviderHints]) -> Vec<ProviderHints> {
+    let list = |hints: &Option<HintSet>| {
+        hints
+            .as_ref()
+            .map(|hints| HintSet::List(hints.list().unwrap()))
+    };
+    let provider = |hints: &ProviderHints| {
+        hints
+            .iter()
+            .map(|(name, hints)| (name.clone(), list(hints)))
+            .collect()
+    };
+    providers.iter().map(provider).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1024))]
+
+    #[test]
+    fn lists_merge_as_in_the_product(
+        (numa, providers, policy) in nodes(6).prop_flat_map(|nodes| {
+            // Some hints name nodes that the machine does not have.
+            (numa(nodes), providers(list(nodes | NumaMask::of(20), 12), 3), policy())
+        })
+    ) {
+        let merged = merge(policy, &numa, &providers);
+        prop_assert_eq!(merged.hint, product(policy, &numa, &providers));
+        prop_assert!(merged.is_exact);
+    }
+
+    #[test]
+    fn rules_merge_as_in_the_product(
+        (numa, providers, policy) in nodes(6).prop_flat_map(|nodes| {
+            (numa(nodes), providers(rule(nodes), 2), policy())
+        })
+    ) {
+        let merged = merge(policy, &numa, &providers);
+        prop_assert_eq!(merged.hint, product(policy, &numa, &providers));
+        prop_assert!(merged.is_exact);
+    }
+
+    #[test]
+    fn rules_merge_as_their_lists(
+        (numa, providers, policy) in nodes(8).prop_flat_map(|nodes| {
+            (numa(nodes), providers(prop_oneof![3 => rule(nodes).boxed(), 1 => list(nodes, 40).boxed()], 4), policy())
+        })
+    ) {
+        prop_assert_eq!(merge(policy, &numa, &providers), merge(policy, &numa, &listed(&providers)));
+    }
+
+    /// The searches for machines that are too large for a lattice, on machines that are not.
+    #[test]
+    fn searches_find_what_the_lattice_has(
+        (numa, providers, policy) in nodes(9).prop_flat_map(|nodes| {
+            (numa(nodes), providers(prop_oneof![3 => rule(nodes).boxed(), 1 => list(nodes, 6).boxed()], 4), policy())
+        })
+    ) {
+        let bounds = Bounds { lattice_nodes: 0, steps: Steps::new(STEPS_MAX) };
+        let searched = merge_within(policy, &numa, &providers, bounds);
+        prop_assert!(searched.is_exact);
+        prop_assert_eq!(searched, merge(policy, &numa, &providers));
+    }
+}
