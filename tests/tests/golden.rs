@@ -141,6 +141,15 @@ const COMPARED: &[(&str, &[&str])] = &[
             "resources_valid",
         ],
     ),
+    (
+        "topology_merge",
+        &[
+            "expect/mask",
+            "expect/preferred",
+            "expect/admit",
+            "expect_error/kind",
+        ],
+    ),
 ];
 
 /// Changes one scalar somewhere in `value`; false if there is none.

@@ -9,6 +9,7 @@ pub mod cpuset_order;
 pub mod hints;
 pub mod memory;
 pub mod merge;
+pub mod topology_manager;
 
 use crate::numa_mask::NumaMask;
 

@@ -14,6 +14,7 @@ mod seeds;
 mod stats;
 mod thresholds;
 mod timeline;
+mod topology_merge;
 
 use std::fmt;
 use std::fs::File;
@@ -63,6 +64,7 @@ pub const FILES: &[(&str, Check)] = &[
     ("cgroup_config", cgroup_config::check),
     ("node_allocatable", node_allocatable::check),
     ("memory_manager", memory_manager::check),
+    ("topology_merge", topology_merge::check),
 ];
 
 /// How many failures a report keeps in full.

@@ -120,14 +120,18 @@ impl<'a> Choices<'a> {
             if provider.is_empty() {
                 choices.push(Self::List(ANY));
             }
-            choices.extend(provider.values().map(|hints| match hints {
-                None => Self::List(ANY),
-                Some(hints) if hints.is_empty() => Self::List(IMPOSSIBLE),
-                Some(HintSet::List(hints)) => Self::List(hints),
-                Some(HintSet::Rule(rule)) => Self::Rule(rule),
-            }));
+            let sets = provider.values().map(Option::as_ref);
+            choices.extend(sets.map(|hints| hints.map_or(Self::List(ANY), Self::of_set)));
         }
         choices
+    }
+
+    fn of_set(hints: &'a HintSet) -> Self {
+        match hints {
+            hints if hints.is_empty() => Self::List(IMPOSSIBLE),
+            HintSet::List(hints) => Self::List(hints),
+            HintSet::Rule(rule) => Self::Rule(rule),
+        }
     }
 
     fn list(&self) -> Option<&'a [TopologyHint]> {
@@ -210,6 +214,31 @@ pub fn merge(policy: TopologyPolicy, numa: &NumaInfo, providers: &[ProviderHints
         steps: Steps::new(STEPS_MAX),
     };
     merge_within(policy, numa, providers, bounds)
+}
+
+/// The best hint of one resource, were there no other: its mask, if it has one, and whether it is preferred.
+pub(super) fn best_alone(hints: &HintSet, numa: &NumaInfo) -> Option<(NumaMask, bool)> {
+    let mut bounds = Bounds {
+        lattice_nodes: LATTICE_NODES_MAX,
+        steps: Steps::new(STEPS_MAX),
+    };
+    let choices = Choices::of_set(hints);
+    let (hint, _) = on_any_nodes(&[choices], numa, &mut bounds);
+    let mask = hint.mask.filter(|_| !choices.prefer_any())?;
+    Some((mask, hint.preferred))
+}
+
+/// Whether a resource may be served on exactly this mask, and if so, whether it prefers that.
+pub(super) fn is_hint(hints: &HintSet, mask: NumaMask) -> Option<bool> {
+    match hints {
+        HintSet::List(hints) => {
+            let fitting = hints
+                .iter()
+                .filter(|hint| hint.mask.is_none_or(|own| own == mask));
+            fitting.map(|hint| hint.preferred).max()
+        }
+        HintSet::Rule(rule) => rule.contains(mask).then(|| rule.preference.includes(mask)),
+    }
 }
 
 fn merge_within(

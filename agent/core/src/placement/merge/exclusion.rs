@@ -8,7 +8,7 @@
 //! In theory that is bin packing. In practice most nodes cost a provider the same or nothing: a node that costs somebody
 //! nothing is left out by them; providers that pay the same for each node ([`Payer`]) are a common *pool* of so many nodes,
 //! and which of them pays does not matter. Only for others are several ways of sharing followed ([`Share`]), those that spare
-//! less of everything than another being dropped.
+//! less of everything than another being dropped; and if one way is seen to lead to the best mask that is still open, no other.
 
 use crate::numa_mask::NumaMask;
 use crate::placement::hints::search::Test;
@@ -41,8 +41,10 @@ struct Share {
 /// The costs of one need of one payer.
 struct Costs {
     of_place: Vec<u128>,
-    /// By place and count: the least that leaving out so many nodes from there on costs.
+    /// By place and count: the least that leaving out so many nodes from there on costs, free ones apart.
     least: Vec<Vec<u128>>,
+    /// The most that it costs.
+    most: Vec<Vec<u128>>,
 }
 
 /// The test whether all nodes that are not in a mask can be left out.
@@ -56,13 +58,20 @@ pub(super) struct Exclusion<'a> {
     free: Vec<usize>,
     /// By place: the ways to share out the nodes before it.
     shares: Vec<Vec<Share>>,
+    /// Whether the first mask that passes is the one that is wanted.
+    first_is_best: bool,
     /// Whether ways were dropped that might have led further.
     dropped: bool,
 }
 
 impl<'a> Exclusion<'a> {
-    /// Masks of `nodes` that arise when each rule leaves out some of them. Each rule's mask of all its nodes fits.
-    pub(super) fn new(nodes: NumaMask, rules: &[(&'a HintRule, &'a [Need])]) -> Self {
+    /// Masks of `nodes` that arise when each rule (with further needs) leaves out some of them. Each rule's mask of all its
+    /// nodes fits. `first_is_best`: in ascending order, the first one is wanted.
+    pub(super) fn new(
+        nodes: NumaMask,
+        rules: &[(&'a HintRule, &'a [Need])],
+        first_is_best: bool,
+    ) -> Self {
         let mut places: Vec<u32> = nodes.iter().collect();
         places.reverse();
         let mut is_free = vec![false; places.len()];
@@ -71,7 +80,11 @@ impl<'a> Exclusion<'a> {
         let mut spare = Vec::new();
         let mut costs: Vec<Vec<u128>> = Vec::new();
         for (rule, more) in rules {
-            let needs: Vec<&Need> = rule.needs.iter().chain(*more).collect();
+            let needs = rule.needs.iter().chain(*more);
+            // What is met without any of these nodes does not matter.
+            let needs: Vec<&Need> = needs
+                .filter(|need| !need.is_met_in(rule.together - nodes))
+                .collect();
             let of_needs: Vec<Vec<u128>> =
                 needs.iter().map(|need| costs_of(need, &places)).collect();
             let spared: Vec<u128> = needs
@@ -121,6 +134,7 @@ impl<'a> Exclusion<'a> {
             payers,
             is_free,
             shares,
+            first_is_best,
             dropped: false,
         }
     }
@@ -141,21 +155,57 @@ impl<'a> Exclusion<'a> {
             share.pool -= 1;
             next.push(share);
         }
-        for (at, payer) in self.payers.iter().enumerate() {
-            let needs = payer.first..payer.first + payer.needs.len();
-            let mut paid = share.clone();
-            let affordable = needs.clone().all(|need| {
-                let left = share.spare[need].checked_sub(self.costs[need].of_place[place]);
-                paid.spare[need] = left.unwrap_or(0);
-                left.is_some()
-            });
-            paid.left_out[at] = share.left_out[at] | NumaMask::of(self.nodes[place]);
-            let left = payer.together - paid.left_out[at];
-            let fits = || payer.needs.iter().all(|need| need.is_met_in(left));
-            if affordable && (!payer.shares_supplies || fits()) {
-                next.push(paid);
+        for payer in 0..self.payers.len() {
+            let mut share = share.clone();
+            if self.pay(&mut share, place, payer) {
+                next.push(share);
             }
         }
+    }
+
+    /// Whether the payer can leave out the node of this place; if so, it does.
+    fn pay(&self, share: &mut Share, place: usize, at: usize) -> bool {
+        let payer = &self.payers[at];
+        let needs = payer.first..payer.first + payer.needs.len();
+        let cost = |need: usize| self.costs[need].of_place[place];
+        if needs.clone().any(|need| share.spare[need] < cost(need)) {
+            return false;
+        }
+        let left_out = share.left_out[at] | NumaMask::of(self.nodes[place]);
+        let left = payer.together - left_out;
+        if payer.shares_supplies && !payer.needs.iter().all(|need| need.is_met_in(left)) {
+            return false;
+        }
+        needs.for_each(|need| share.spare[need] -= cost(need));
+        share.left_out[at] = left_out;
+        true
+    }
+
+    /// Whether this way surely leads to the best mask that is open: to leave out `count` nodes from this place on.
+    fn leads_on(&self, share: &Share, place: usize, count: usize) -> bool {
+        if self.first_is_best {
+            // That mask leaves out the next ones. Whoever can leave out a node does; the search takes the same turns.
+            let mut share = share.clone();
+            return (place..place + count).all(|place| {
+                if self.is_free[place] {
+                    return true;
+                }
+                if share.pool > 0 {
+                    share.pool -= 1;
+                    return true;
+                }
+                (0..self.payers.len()).any(|payer| self.pay(&mut share, place, payer))
+            });
+        }
+        // Any of them may have to go: somebody has to have enough for the most expensive.
+        let paid = self.nodes.len() - place - self.free[place];
+        let count = count.min(paid);
+        let has_enough = |payer: &Payer<'_>| {
+            let mut needs = payer.first..payer.first + payer.needs.len();
+            !payer.shares_supplies
+                && needs.all(|need| self.costs[need].most[place][count] <= share.spare[need])
+        };
+        share.pool as usize >= count || self.payers.iter().any(has_enough)
     }
 
     /// Whether so many of the nodes from this place on might still be left out.
@@ -178,6 +228,13 @@ impl<'a> Exclusion<'a> {
         let Some(count) = (self.nodes.len() - next).checked_sub(wanted) else {
             return false;
         };
+        if let Some(share) = shares
+            .iter()
+            .find(|share| self.leads_on(share, next, count))
+        {
+            self.shares[next] = vec![share.clone()];
+            return true;
+        }
         shares.retain(|share| self.can_leave_out(share, next, count));
         let mut kept: Vec<Share> = Vec::with_capacity(shares.len().min(SHARES_MAX));
         for share in shares {
@@ -239,19 +296,31 @@ impl Costs {
     fn new(of_place: Vec<u128>, is_free: &[bool]) -> Self {
         let mut sorted: Vec<u128> = Vec::new();
         let mut least = vec![vec![0]];
+        let mut most = vec![vec![0]];
         for (cost, free) in of_place.iter().zip(is_free).rev() {
             if !free {
                 sorted.insert(sorted.partition_point(|other| other < cost), *cost);
             }
-            let sums = sorted.iter().scan(0_u128, |sum, cost| {
-                *sum += cost;
-                Some(*sum)
-            });
-            least.push(std::iter::once(0).chain(sums).collect());
+            least.push(sums(sorted.iter()));
+            most.push(sums(sorted.iter().rev()));
         }
         least.reverse();
-        Self { of_place, least }
+        most.reverse();
+        Self {
+            of_place,
+            least,
+            most,
+        }
     }
+}
+
+/// Of the first none, one, two, …
+fn sums<'a>(costs: impl Iterator<Item = &'a u128>) -> Vec<u128> {
+    let sums = costs.scan(0_u128, |sum, cost| {
+        *sum += cost;
+        Some(*sum)
+    });
+    std::iter::once(0).chain(sums).collect()
 }
 
 /// What leaving out the node of each place costs, shared supplies apart.

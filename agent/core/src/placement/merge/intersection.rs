@@ -123,7 +123,11 @@ fn of_part(
             };
             (*rule, more)
         });
-        let mut exclusion = Exclusion::new(part, &constrained.collect::<Vec<_>>());
+        let mut exclusion = Exclusion::new(
+            part,
+            &constrained.collect::<Vec<_>>(),
+            order.distances.is_none(),
+        );
         let found = best_of_size(&mut exclusion, size, order.distances, steps);
         if exclusion.dropped_shares() {
             steps.cut_short();

@@ -1,6 +1,5 @@
 //! Which of two merged masks is the better one.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::numa_mask::{NUMA_NODES_MAX, NumaMask};
@@ -18,7 +17,7 @@ pub struct NumaDistances {
 /// Why distances cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DistancesError {
-    /// The kubelet would read beyond the row's end and die.
+    /// Nobody knows it.
     #[error(
         "the distance from NUMA node {from} to NUMA node {to} is not known; \
          do without prefer-closest-numa-nodes, or give each node a distance to every node"
@@ -32,19 +31,21 @@ pub enum DistancesError {
 }
 
 impl NumaDistances {
-    /// From rows that are indexed by the number of the other node.
+    /// From what `distance` knows of the way from one node to another.
     ///
     /// # Errors
     ///
     /// Names a pair of nodes of which the distance is missing.
-    pub fn new(nodes: NumaMask, rows: &BTreeMap<u32, Vec<u32>>) -> Result<Self, DistancesError> {
+    pub fn new(
+        nodes: NumaMask,
+        distance: impl Fn(u32, u32) -> Option<u32>,
+    ) -> Result<Self, DistancesError> {
         let mut table = vec![0; ROW * ROW];
         for from in nodes.iter() {
             for to in nodes.iter() {
-                let row = rows.get(&from).map(Vec::as_slice).unwrap_or_default();
-                let distance = row.get(to as usize);
+                let distance = distance(from, to);
                 table[from as usize * ROW + to as usize] =
-                    *distance.ok_or(DistancesError::Missing { from, to })?;
+                    distance.ok_or(DistancesError::Missing { from, to })?;
             }
         }
         Ok(Self { nodes, table })
@@ -133,11 +134,8 @@ mod tests {
 
     fn distances(rows: &[&[u32]]) -> NumaDistances {
         let nodes = (0..u32::try_from(rows.len()).unwrap()).collect();
-        let rows = (0..)
-            .zip(rows)
-            .map(|(node, row)| (node, row.to_vec()))
-            .collect();
-        NumaDistances::new(nodes, &rows).unwrap()
+        let distance = |from, to| Some(rows[from as usize][to as usize]);
+        NumaDistances::new(nodes, distance).unwrap()
     }
 
     #[test]
@@ -168,10 +166,8 @@ mod tests {
 
     #[test]
     fn a_missing_distance_is_named() {
-        let rows = [(0, vec![10, 21]), (2, vec![21, 21, 10])]
-            .into_iter()
-            .collect();
-        let refused = NumaDistances::new(NumaMask(0b101), &rows).unwrap_err();
+        let distance = |from, to| (from == to).then_some(10);
+        let refused = NumaDistances::new(NumaMask(0b101), distance).unwrap_err();
         assert_eq!(refused, DistancesError::Missing { from: 0, to: 2 });
     }
 }

@@ -222,13 +222,13 @@ fn providers(
 }
 
 fn numa(nodes: NumaMask) -> impl Strategy<Value = NumaInfo> {
-    let count = nodes.len() as usize;
-    let row = proptest::collection::vec(10..13_u32, 64);
-    let rows = proptest::collection::vec(row, count);
-    proptest::option::of(rows).prop_map(move |rows| NumaInfo {
+    let table = proptest::collection::vec(10..13_u32, 64 * 64);
+    proptest::option::of(table).prop_map(move |table| NumaInfo {
         nodes,
-        distances: rows
-            .map(|rows| NumaDistances::new(nodes, &nodes.iter().zip(rows).collect()).unwrap()),
+        distances: table.map(|table| {
+            let distance = |from, to| Some(table[(from * 64 + to) as usize]);
+            NumaDistances::new(nodes, distance).unwrap()
+        }),
     })
 }
 
