@@ -8,7 +8,7 @@
 
 use super::search::{Steps, Test, best_of_size};
 use super::{Need, spanned};
-use crate::numa_mask::NumaMask;
+use crate::numa_mask::{NUMA_NODES_MAX, NumaMask};
 
 /// In sums of needs, a demand counts as this much.
 const DEMAND_UNIT: u64 = 1 << 32;
@@ -48,13 +48,40 @@ pub(crate) fn smallest_size(
     if nodes.len() < at_least || !needs.iter().all(|need| need.is_met_in(nodes)) {
         return None;
     }
+    if let Some(least) = least_for_one(nodes, needs) {
+        return Some(least.max(at_least));
+    }
     let mut cover = Cover::new(nodes, needs.iter(), Vec::new());
     let first = cover.least_size().max(at_least);
-    let found = (first..nodes.len()).find(|size| {
-        // A single need that no two nodes share: as many of the largest as it takes, which is how `first` was found.
-        cover.is_simple() || best_of_size(&mut cover, *size, None, steps).is_some()
-    });
+    let found =
+        (first..nodes.len()).find(|size| best_of_size(&mut cover, *size, None, steps).is_some());
     Some(found.unwrap_or(nodes.len()))
+}
+
+/// For a single need of which no supply is shared by nodes: as many of the largest as it takes. All nodes meet it.
+fn least_for_one(nodes: NumaMask, needs: &[Need]) -> Option<u32> {
+    let mut needs = needs.iter().filter(|need| need.demand > 0);
+    let need = match (needs.next(), needs.next()) {
+        (Some(need), None) => need,
+        _ => return None,
+    };
+    let mut amounts = [0_u64; NUMA_NODES_MAX as usize];
+    for supply in &need.supplies {
+        if supply.nodes.len() > 1 {
+            return None;
+        }
+        for node in (supply.nodes & nodes).iter() {
+            let amount = &mut amounts[node as usize];
+            *amount = amount.saturating_add(supply.amount);
+        }
+    }
+    amounts.sort_unstable_by(|a, b| b.cmp(a));
+    let sums = amounts.iter().scan(0_u64, |sum, amount| {
+        *sum = sum.saturating_add(*amount);
+        Some(*sum)
+    });
+    let too_few = sums.take_while(|sum| *sum < need.demand).count();
+    u32::try_from(too_few + 1).ok()
 }
 
 /// Masks that span exactly so many sockets.
@@ -141,12 +168,6 @@ impl<'a> Cover<'a> {
         };
         let least = self.columns.iter().map(of_column).max().unwrap_or(0);
         u32::try_from(least).unwrap_or(u32::MAX)
-    }
-
-    /// One need at most, of which no supply is shared: then [`Self::least_size`] is exact.
-    fn is_simple(&self) -> bool {
-        let shared = |need: &&Need| need.supplies.iter().any(|supply| supply.nodes.len() > 1);
-        self.needs.len() <= 1 && !self.needs.iter().any(shared)
     }
 
     fn dominating(&self, place: usize) -> NumaMask {
@@ -306,4 +327,64 @@ fn sums(columns: &[Column]) -> Vec<Column> {
         sums.push(sum(&all));
     }
     sums
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::placement::hints::Supply;
+
+    fn fewest(nodes: u32, needs: &[Need]) -> Option<u32> {
+        let masks = (1..1_u64 << nodes).map(NumaMask);
+        let fitting = masks.filter(|mask| needs.iter().all(|need| need.is_met_in(*mask)));
+        fitting.map(NumaMask::len).min()
+    }
+
+    proptest! {
+        #[test]
+        fn the_smallest_fit_is_the_smallest_of_all_masks(
+            amounts in proptest::collection::vec(proptest::collection::vec(0..6_u64, 7), 1..4),
+            shared in proptest::option::of((1..128_u64, 0..4_u64)),
+            demands in proptest::collection::vec(0..20_u64, 3),
+        ) {
+            let per_node = |(amounts, demand): (&Vec<u64>, &u64)| {
+                Need::per_node(*demand, (0..).zip(amounts.iter().copied()))
+            };
+            let mut needs: Vec<Need> = amounts.iter().zip(&demands).map(per_node).collect();
+            if let Some((nodes, amount)) = shared {
+                needs[0].supplies.push(Supply { nodes: NumaMask(nodes), amount });
+            }
+            let fit = smallest_fit(NumaMask(0x7f), &needs);
+            prop_assert_eq!(fit.nodes, fewest(7, &needs));
+            prop_assert!(fit.is_exact);
+        }
+    }
+
+    /// Half of the nodes have what the other half lacks: each need alone could be met, and both never in so few.
+    #[test]
+    fn what_only_different_nodes_have_is_seen_without_a_search() {
+        let nodes = NumaMask(u64::MAX);
+        let needs = [0, 1]
+            .map(|odd| Need::per_node(32, (0..64).map(|node| (node, u64::from(node % 2 == odd)))));
+        let mut steps = Steps::new(100);
+        assert_eq!(smallest_size(nodes, &needs, 1, &mut steps), Some(64));
+        assert!(!steps.are_spent());
+    }
+
+    #[test]
+    fn a_search_that_is_cut_short_says_so() {
+        // Amounts that no bound tells apart from a solution.
+        let amounts = |factor: u64| {
+            (0..40).map(move |node: u32| (node, 1000 + u64::from(node) * factor % 97))
+        };
+        let needs: Vec<Need> = [31, 57, 73]
+            .map(|factor| Need::per_node(21_060, amounts(factor)))
+            .into();
+        let mut steps = Steps::new(50);
+        let size = smallest_size((0..40).collect(), &needs, 1, &mut steps);
+        assert!(steps.are_spent());
+        assert!(size.is_some_and(|size| size <= 40));
+    }
 }

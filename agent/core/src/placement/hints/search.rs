@@ -14,6 +14,9 @@ use crate::placement::merge::NumaDistances;
 /// Decisions that one merge may take: a few milliseconds.
 pub(crate) const STEPS_MAX: u32 = 1 << 15;
 
+/// What it costs, in steps, to say how close nodes can be.
+const BOUNDING_STEPS: u32 = 15;
+
 /// What is left of the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Steps {
@@ -101,7 +104,11 @@ impl<T: Test> Search<'_, T> {
         let Some(node) = self.nodes.get(place).copied() else {
             return self.found(mask);
         };
-        let bounding = if self.closeness.is_some() { 4 } else { 0 };
+        let bounding = if self.closeness.is_some() {
+            BOUNDING_STEPS
+        } else {
+            0
+        };
         if !self.steps.take(self.test.effort(place) + bounding) {
             return true;
         }

@@ -16,6 +16,8 @@ pub(super) const LATTICE_NODES_MAX: u32 = 16;
 pub(super) struct Lattice {
     all: NumaMask,
     nodes: Vec<u32>,
+    /// Whether they are numbered from 0 without gaps, so that a place is a mask.
+    without_gaps: bool,
 }
 
 /// A set of masks: 1 at the places of those that are in it.
@@ -27,6 +29,7 @@ impl Lattice {
         (nodes.len() <= at_most.min(LATTICE_NODES_MAX)).then(|| Self {
             all: nodes,
             nodes: nodes.iter().collect(),
+            without_gaps: nodes == NumaMask((1 << nodes.len()) - 1),
         })
     }
 
@@ -36,6 +39,10 @@ impl Lattice {
 
     /// The place of the part of a mask that is here.
     fn place(&self, mask: NumaMask) -> usize {
+        if self.without_gaps {
+            // Of no more than 16 bits.
+            return (mask & self.all).0 as usize;
+        }
         let bits = self.nodes.iter().enumerate();
         bits.fold(0, |place, (bit, node)| {
             place | usize::from(mask.contains(*node)) << bit
@@ -43,6 +50,9 @@ impl Lattice {
     }
 
     fn mask(&self, place: usize) -> NumaMask {
+        if self.without_gaps {
+            return NumaMask(place as u64);
+        }
         let bits = self.nodes.iter().enumerate();
         let nodes = bits.filter(|(bit, _)| place >> bit & 1 == 1);
         nodes.map(|(_, node)| *node).collect()
