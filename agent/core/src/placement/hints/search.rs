@@ -14,9 +14,6 @@ use crate::placement::merge::NumaDistances;
 /// Decisions that one merge may take: a few milliseconds.
 pub(crate) const STEPS_MAX: u32 = 1 << 15;
 
-/// What it costs, in steps, to say how close nodes can be.
-const BOUNDING_STEPS: u32 = 15;
-
 /// What is left of the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Steps {
@@ -104,11 +101,13 @@ impl<T: Test> Search<'_, T> {
         let Some(node) = self.nodes.get(place).copied() else {
             return self.found(mask);
         };
-        let bounding = if self.closeness.is_some() {
-            BOUNDING_STEPS
-        } else {
-            0
+        let left = self.nodes.len() - place;
+        // Bounding looks at the distances between all nodes left and all taken.
+        let bounding = match self.closeness {
+            Some(_) => left * (mask.len() as usize + 4) / 32 + 1,
+            None => 0,
         };
+        let bounding = u32::try_from(bounding).unwrap_or(u32::MAX);
         if !self.steps.take(self.test.effort(place) + bounding) {
             return true;
         }
@@ -117,7 +116,6 @@ impl<T: Test> Search<'_, T> {
         {
             return false;
         }
-        let left = self.nodes.len() - place;
         if left > wanted && self.test.without(place, wanted) && self.decide(place + 1, mask, wanted)
         {
             return true;
