@@ -6,6 +6,7 @@
 
 pub mod assignments;
 pub mod cpuset_order;
+pub mod device;
 pub mod hints;
 pub mod memory;
 pub mod merge;
