@@ -12,6 +12,7 @@ use crate::explain::ExplainArgs;
 use crate::rank::RankArgs;
 use crate::replay::ReplayArgs;
 use crate::run::RunArgs;
+use crate::topology::TopologyArgs;
 
 /// Keeps a Kubernetes node, or any Linux machine, on the safe side of its memory
 #[derive(Debug, Parser)]
@@ -26,6 +27,7 @@ Examples:
   plimsoll rank -f ./pods --usage usage.yaml        who would be evicted first, and why; needs no agent
   plimsoll explain eviction                         the same of a running agent, and what would make a pod safe
   plimsoll config check -f kubelet.yaml             whether a configuration would be accepted, and what is done with it
+  plimsoll topology                                 the machine: sockets, NUMA nodes, caches, cores, memory
   plimsoll replay run.journal                       take the same decisions again
   plimsoll events --seconds 10                      what the kernel tells
 
@@ -45,6 +47,7 @@ enum Command {
     Rank(RankArgs),
     Config(ConfigArgs),
     Explain(ExplainArgs),
+    Topology(TopologyArgs),
     /// Feed a journal to a fresh engine and compare its decisions byte for byte
     #[command(
         after_help = "Exit status: 0 the same decisions; 1 they differ; 2 the journal cannot be replayed."
@@ -90,6 +93,10 @@ pub fn main() -> ExitCode {
                 answer(Err(error.into()), status)
             }
         },
+        Command::Topology(args) => answer(
+            crate::topology::run(&args).map_err(Into::into),
+            EXIT_FAILURE,
+        ),
         Command::Replay(args) => answer(crate::replay::run(&args).map_err(Into::into), 2),
     }
 }

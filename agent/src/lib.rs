@@ -35,4 +35,5 @@ pub mod source;
 pub mod storage;
 mod table;
 pub mod timeline;
+pub mod topology;
 mod yaml;

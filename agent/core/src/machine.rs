@@ -20,6 +20,7 @@ use crate::numa_mask::{NUMA_NODES_MAX, NumaMask};
 use crate::topology::{Cpu, CpuTopology, TopologyCounts, TopologyError};
 
 pub use error::MachineError;
+pub use read::MachineFile;
 pub use write::page_size;
 
 /// The version of the file format that is written and read here.

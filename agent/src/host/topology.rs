@@ -45,12 +45,12 @@ pub enum TopologyReadError {
     #[error(transparent)]
     Unreadable(FileError),
     /// No list of CPUs.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("{path}: {error}", path = path.display())]
     Cpus {
         /// Which file.
         path: PathBuf,
         /// What is wrong with the list.
-        source: CpuSetError,
+        error: CpuSetError,
     },
     /// Not what this file has on any kernel that we know.
     #[error("{path}: expected {expected}, found {found:?}; please report it with the kernel's version", path = path.display())]
@@ -63,12 +63,12 @@ pub enum TopologyReadError {
         found: String,
     },
     /// The files contradict each other, or the machine is larger than supported.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("{path}: {error}", path = path.display())]
     Machine {
         /// The directory of the files.
         path: PathBuf,
         /// What cannot be.
-        source: MachineError,
+        error: MachineError,
     },
     /// CPUs came and went each time.
     #[error("{path}: CPUs went on- or offline each of {READS_MAX} times while they were read; try again when that is over", path = path.display())]
@@ -101,9 +101,9 @@ pub fn read_machine(host: &HostRoot) -> Result<Machine, TopologyReadError> {
         if cpus.list("online")? != online {
             continue;
         }
-        return Machine::new(parts?).map_err(|source| TopologyReadError::Machine {
+        return Machine::new(parts?).map_err(|error| TopologyReadError::Machine {
             path: cpus.0,
-            source,
+            error,
         });
     }
     Err(TopologyReadError::Unsteady {
@@ -427,9 +427,9 @@ fn text_if_there(path: &Path) -> Result<Option<String>, FileError> {
 }
 
 fn parse_cpus(path: &Path, text: &str) -> Result<CpuSet, TopologyReadError> {
-    CpuSet::parse(text).map_err(|source| TopologyReadError::Cpus {
+    CpuSet::parse(text).map_err(|error| TopologyReadError::Cpus {
         path: path.to_owned(),
-        source,
+        error,
     })
 }
 

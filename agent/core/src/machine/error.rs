@@ -39,12 +39,12 @@ pub enum MachineError {
         found: String,
     },
     /// No list of CPUs.
-    #[error("{field}: {source}")]
+    #[error("{field}: {error}")]
     Cpus {
         /// Its path.
         field: String,
         /// What is wrong with the list.
-        source: CpuSetError,
+        error: CpuSetError,
     },
     /// Threads that do not pair up to cores.
     #[error(

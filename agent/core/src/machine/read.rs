@@ -17,11 +17,33 @@ use crate::topology::TopologyCounts;
 /// Quantities are parsed as text; longer ones are no amount of memory.
 const QUANTITY_CHARS_MAX: usize = 32;
 
-/// Either shape; errors are those of [`MachineError`] as text.
+/// A file that may describe a machine, of either shape: read, and not yet understood. It keeps errors of the file's format apart
+/// from [`MachineError`], which names fields.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MachineFile(Value);
+
+impl MachineFile {
+    /// The machine.
+    ///
+    /// # Errors
+    ///
+    /// Names the first field, CPU or node that cannot be.
+    pub fn machine(&self) -> Result<Machine, MachineError> {
+        machine(&Field::root(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for MachineFile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Value::deserialize(deserializer).map(Self)
+    }
+}
+
+/// As [`MachineFile`], with [`MachineError`] as text.
 impl<'de> Deserialize<'de> for Machine {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = Value::deserialize(deserializer)?;
-        machine(&Field::root(&value)).map_err(D::Error::custom)
+        let file = MachineFile::deserialize(deserializer)?;
+        file.machine().map_err(D::Error::custom)
     }
 }
 
@@ -191,8 +213,8 @@ fn kubelet_rows(file: &Field<'_>) -> Result<Machine, MachineError> {
         let field = cpu.path.clone();
         let (cpu, core) = (cpu.u32()?, core.u32()?);
         if cpu >= CPUS_MAX {
-            let source = CpuSetError::TooHigh { cpu };
-            return Err(MachineError::Cpus { field, source });
+            let error = CpuSetError::TooHigh { cpu };
+            return Err(MachineError::Cpus { field, error });
         }
         let place = Core {
             socket: Some(socket.u32()?),

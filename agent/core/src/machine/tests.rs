@@ -21,12 +21,9 @@ fn read(text: &str) -> Machine {
     serde_json::from_str(text).unwrap()
 }
 
-/// The message without the parser's place, which is the end of the file.
 fn refused(text: &str) -> String {
-    let message = serde_json::from_str::<Machine>(text)
-        .unwrap_err()
-        .to_string();
-    message.split(" at line ").next().unwrap().to_owned()
+    let file: MachineFile = serde_json::from_str(text).unwrap();
+    file.machine().unwrap_err().to_string()
 }
 
 /// Cores of two threads, siblings `cores` apart, with the place of each.

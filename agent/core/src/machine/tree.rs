@@ -132,9 +132,9 @@ impl<'a> Field<'a> {
             Value::Text(list) => list.clone(),
             _ => return Err(self.expected("a list of CPUs such as \"0-3,8\"")),
         };
-        CpuSet::parse(&list).map_err(|source| MachineError::Cpus {
+        CpuSet::parse(&list).map_err(|error| MachineError::Cpus {
             field: self.path.clone(),
-            source,
+            error,
         })
     }
 }

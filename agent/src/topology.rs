@@ -1,0 +1,145 @@
+//! `plimsoll topology`: the machine drawn for people, as a tree in the terminal or as a picture, and as `machine.json` for programs.
+//!
+//! The machine is the one at hand, or one that a file describes ([`plimsoll_core::machine`], docs/reference/machine.md). What is
+//! drawn is a tree of parts that contain each other ([`layout`]), whatever the order in which this machine nests them; who holds
+//! which CPUs ([`holders`]) is shown where it is known.
+
+pub mod holders;
+mod layout;
+mod svg;
+mod text;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+use plimsoll_core::machine::{Machine, MachineError, MachineFile};
+
+use crate::host::HostRoot;
+use crate::host::topology::{TopologyReadError, read_machine};
+use crate::output::Style;
+use crate::source::manifests::{Bounds, ManifestError, STDIN, read_text, text_of};
+use holders::Holders;
+
+/// Draw the machine: sockets, NUMA nodes, caches, cores, memory, distances
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  plimsoll topology                                   this machine, as a tree
+  plimsoll topology --output svg > machine.svg        as a picture
+  plimsoll topology --output json > machine.json      as a file, which --machine takes anywhere
+  plimsoll topology --machine machine.json            a machine that somebody described
+
+CORES \"8 × 2\" is eight cores of two threads; SIBLINGS \"0+8\" are the threads of one core.
+machine.json: docs/reference/machine.md. A line of the kubelet's golden topologies.jsonl is taken too.
+
+Exit status: 0 drawn; 1 the machine or the file cannot be read or is wrong (the message names file and field); 2 wrong usage.")]
+pub struct TopologyArgs {
+    /// Draw the machine that this file describes, not this one; - for standard input
+    #[arg(long, value_name = "FILE")]
+    pub machine: Option<PathBuf>,
+    /// text: for people; json: machine.json; svg: a picture
+    #[arg(long, short, value_enum, default_value_t)]
+    pub output: Format,
+    /// One line for each cache and each node, however many there are
+    #[arg(long)]
+    pub all: bool,
+}
+
+/// For whom the answer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// For programs, and for `--machine`.
+    Json,
+    /// For people, in a browser or a document.
+    Svg,
+}
+
+/// Why nothing is drawn.
+#[derive(Debug, thiserror::Error)]
+pub enum TopologyCommandError {
+    /// This machine.
+    #[error("{0}\nA machine that is described in a file can be drawn with --machine FILE.")]
+    Host(TopologyReadError),
+    /// The file cannot be read.
+    #[error(transparent)]
+    Unreadable(#[from] ManifestError),
+    /// The file is no JSON.
+    #[error("{file}: {error}; plimsoll topology --output json shows what such a file looks like", file = file.display())]
+    Syntax {
+        /// Its name.
+        file: Arc<Path>,
+        /// What the parser says.
+        error: serde_json::Error,
+    },
+    /// The file describes no machine.
+    #[error("{file}: {error}; plimsoll topology --output json shows what such a file looks like", file = file.display())]
+    Machine {
+        /// Its name.
+        file: Arc<Path>,
+        /// What is wrong.
+        error: MachineError,
+    },
+    /// Standard output.
+    #[error("standard output: {0}")]
+    Output(#[from] io::Error),
+}
+
+/// `plimsoll topology`.
+///
+/// # Errors
+/// [`TopologyCommandError`].
+pub fn run(args: &TopologyArgs) -> Result<ExitCode, TopologyCommandError> {
+    let machine = match &args.machine {
+        None => read_machine(&HostRoot::live()).map_err(TopologyCommandError::Host)?,
+        Some(path) => read_file(path, io::stdin().lock())?,
+    };
+    let mut stdout = io::stdout().lock();
+    let text = match args.output {
+        Format::Json => serde_json::to_string_pretty(&machine).map_err(io::Error::from)? + "\n",
+        Format::Text => text::draw(&machine, None, args.all, Style::of(&stdout)),
+        Format::Svg => svg::draw(&machine, None),
+    };
+    stdout.write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The machine that a file describes; `-` is `stdin`.
+///
+/// # Errors
+/// [`TopologyCommandError`] names the file and the field.
+pub fn read_file(path: &Path, stdin: impl io::Read) -> Result<Machine, TopologyCommandError> {
+    let bytes_max = Bounds::OFFLINE.bytes;
+    let (file, text): (Arc<Path>, _) = if path.as_os_str() == STDIN {
+        let name = Arc::from(Path::new("standard input"));
+        let text = text_of(&name, stdin, bytes_max);
+        (name, text)
+    } else {
+        let file = Arc::from(path);
+        let text = read_text(&file, bytes_max);
+        (file, text)
+    };
+    let described: MachineFile =
+        serde_json::from_str(&text?).map_err(|error| TopologyCommandError::Syntax {
+            file: Arc::clone(&file),
+            error,
+        })?;
+    described
+        .machine()
+        .map_err(|error| TopologyCommandError::Machine { file, error })
+}
+
+/// The tree in the terminal, with who holds which CPUs where that is known. `all`: nothing is folded.
+pub fn draw_text(machine: &Machine, holders: Option<&Holders>, all: bool, color: bool) -> String {
+    text::draw(machine, holders, all, Style { color })
+}
+
+/// The picture, with who holds which CPUs where that is known.
+pub fn draw_svg(machine: &Machine, holders: Option<&Holders>) -> String {
+    svg::draw(machine, holders)
+}
