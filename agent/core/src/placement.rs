@@ -5,6 +5,7 @@
 //! providers into one, and its policy says whether the container is admitted with it.
 
 pub mod assignments;
+pub mod cpu_assignment;
 pub mod cpuset_order;
 pub mod device;
 pub mod hints;

@@ -40,6 +40,10 @@ fn main() -> Result<()> {
         fs::write(&path, sampled).with_context(|| format!("writing {}", path.display()))?;
         println!("{name}: {} of {} lines", taken.len(), lines.len());
     }
+    // The machines that vectors name; all of them, as they are small.
+    let machines = "topologies.jsonl";
+    fs::copy(source.join(machines), target.join(machines))
+        .with_context(|| format!("copying {machines}"))?;
     Ok(())
 }
 

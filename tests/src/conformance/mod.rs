@@ -5,6 +5,8 @@
 //! tagged as a defect, ours has to be the right one and the line counts as a known upstream defect.
 
 mod cgroup_config;
+mod cpu_assignment;
+mod machines;
 mod memory_manager;
 mod node_allocatable;
 mod pods;
@@ -23,6 +25,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::Value;
+
+pub use machines::Machines;
 
 /// What one vector came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +69,7 @@ pub const FILES: &[(&str, Check)] = &[
     ("node_allocatable", node_allocatable::check),
     ("memory_manager", memory_manager::check),
     ("topology_merge", topology_merge::check),
+    ("cpu_assignment", cpu_assignment::check),
 ];
 
 /// How many failures a report keeps in full.
@@ -172,13 +177,18 @@ fn known() -> String {
         .join(", ")
 }
 
-/// The check for a file, by its name: the stem of [`FILES`] alone or followed by anything but a letter or digit.
-pub fn check_for(path: &Path) -> Option<Check> {
+/// The rule for a file, by its name: the stem of [`FILES`] alone or followed by anything but a letter or digit.
+fn rule_for(path: &Path) -> Option<&'static (&'static str, Check)> {
     let name = path.file_name()?.to_str()?;
-    FILES.iter().find_map(|(stem, check)| {
-        let rest = name.strip_prefix(stem)?;
-        (!rest.starts_with(|next: char| next.is_ascii_alphanumeric())).then_some(*check)
+    FILES.iter().find(|(stem, _)| {
+        let rest = name.strip_prefix(stem);
+        rest.is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_alphanumeric()))
     })
+}
+
+/// The check for a file, by its name.
+pub fn check_for(path: &Path) -> Option<Check> {
+    rule_for(path).map(|(_, check)| *check)
 }
 
 /// Checks every line of a file.
@@ -201,6 +211,9 @@ pub fn run_with(path: &Path, check: Check) -> Result<Report, ConformanceError> {
         path: path.to_owned(),
         source,
     };
+    let stem = rule_for(path).map_or("", |(stem, _)| *stem);
+    let machines = Machines::beside(path, stem)
+        .map_err(|(path, source)| ConformanceError::Unreadable { path, source })?;
     let name = path
         .file_stem()
         .map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
@@ -216,7 +229,8 @@ pub fn run_with(path: &Path, check: Check) -> Result<Report, ConformanceError> {
     {
         let text = text.map_err(unreadable)?;
         match serde_json::from_slice::<Value>(&text) {
-            Ok(vector) => {
+            Ok(mut vector) => {
+                machines.place_into(&mut vector);
                 let id = vector["id"].as_str().unwrap_or("no id").to_owned();
                 report.add(line, id, check(&vector));
             }
