@@ -131,6 +131,20 @@ const COMPARED: &[(&str, &[&str])] = &[
     ),
     ("cpu_assignment", &["expect/cpus", "expect/error/kind"]),
     (
+        "cpu_static_policy",
+        &[
+            "expect_new_error/kind",
+            "expect_start/error/kind",
+            "expect_start/reserved",
+            "expect_start/default",
+            "steps/expect/error/kind",
+            "steps/expect/default",
+            "steps/expect/changed",
+            "steps/expect/hints",
+            "final_assignments",
+        ],
+    ),
+    (
         "pod_resources",
         &[
             "defaulted_pod_level_resources",
@@ -216,6 +230,11 @@ fn every_compared_field_can_fail() {
         for line in std::fs::read_to_string(&path).unwrap().lines() {
             let mut vector: Value = serde_json::from_str(line).unwrap();
             machines.place_into(&mut vector);
+            // Once the kubelet's books are wrong, the rest of a sequence is not compared with them.
+            let defect = matches!(check(&vector), Verdict::KnownUpstreamDefect(_));
+            if defect && *stem == "cpu_static_policy" {
+                continue;
+            }
             for (field, count) in fields.iter().zip(&mut falsified) {
                 for wrong in with_wrong(&vector, field) {
                     *count += 1;

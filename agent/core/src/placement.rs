@@ -6,6 +6,7 @@
 
 pub mod assignments;
 pub mod cpu_assignment;
+pub mod cpu_static;
 pub mod cpuset_order;
 pub mod device;
 pub mod hints;

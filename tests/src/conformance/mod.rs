@@ -6,6 +6,7 @@
 
 mod cgroup_config;
 mod cpu_assignment;
+mod cpu_static_policy;
 mod machines;
 mod memory_manager;
 mod node_allocatable;
@@ -70,6 +71,7 @@ pub const FILES: &[(&str, Check)] = &[
     ("memory_manager", memory_manager::check),
     ("topology_merge", topology_merge::check),
     ("cpu_assignment", cpu_assignment::check),
+    ("cpu_static_policy", cpu_static_policy::check),
 ];
 
 /// How many failures a report keeps in full.
