@@ -54,7 +54,7 @@ pub struct NodeState {
     /// What pods take of the CPUs and disks.
     #[serde(default)]
     pub loads: Option<Arc<PodLoads>>,
-    /// When an evicted pod was last still there, nanoseconds.
+    /// When an evicted pod was last still there, nanoseconds; the time of the first event until there is one.
     #[serde(default)]
     pub victim_seen_ns: Option<u64>,
     /// Freeing disk space without ending a pod.

@@ -203,6 +203,8 @@ fn three(threshold: Threshold) -> Node {
     node.pod("busy", json!({"cpu": "4"}), json!({}));
     node.pod("hungry", json!({"cpu": "500m"}), json!({}));
     node.pod("quiet", json!({}), json!({}));
+    // What the stalls show from now on has been seen from its beginning.
+    node.now_ns += 10 * S;
     node
 }
 
@@ -297,6 +299,24 @@ fn after_a_victim_a_stall_has_its_window_to_pass() {
         assert_eq!(stalled_at(&used, 90), Vec::<&str>::new(), "{second}");
     }
     assert_eq!(stalled_at(&used, 90), ["busy"]);
+}
+
+/// What an average shows at the agent's start may be the stall of a pod that its predecessor evicted.
+#[test]
+fn a_stall_from_before_the_start_takes_nobody() {
+    let mut node = three(stall(Signal::MemorySome10, 50));
+    node.engine = Engine::new(node.engine.config().clone());
+    for name in ["busy", "hungry"] {
+        node.pod(name, json!({}), json!({}));
+    }
+    let used = [("busy", 200, 0, 0), ("hungry", 300, 0, 0)];
+    for second in 1..10 {
+        let at_ns = node.now_ns + S;
+        let decisions = node.sample(&used, stalled(at_ns, 90));
+        assert_eq!(names(&decisions), Vec::<&str>::new(), "{second}");
+    }
+    let at_ns = node.now_ns + S;
+    assert_eq!(names(&node.sample(&used, stalled(at_ns, 90))), ["hungry"]);
 }
 
 #[test]

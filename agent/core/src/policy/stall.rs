@@ -2,7 +2,9 @@
 //!
 //! Problem: a stall has no amount that an eviction gives back, and its average goes down no faster than its window: right after the pod
 //! that thrashed is gone, `avg10` still shows what was, and the next pod would go for it. Approach: after the last victim has left, a
-//! threshold on a stall evicts nobody for as long as its window ([`settled`]). It may go on raising its condition meanwhile.
+//! threshold on a stall evicts nobody for as long as its window ([`settled`]). It may go on raising its condition meanwhile. The same holds
+//! after the first event: the average is older than the engine, and may be that of a pod which ended before, or was evicted by an agent
+//! that has been restarted since.
 //!
 //! Who goes: for memory the memory ranking. For io and cpu what counts is what a pod does now, so pods are ranked by their load
 //! ([`PodLoads`](crate::reading::PodLoads)): bytes read and written per second, which nobody requests; and CPU time per second over
@@ -45,8 +47,9 @@ const fn window_ns(signal: Signal) -> Option<u64> {
     }
 }
 
-/// Takes note of when the newest victim was still there.
+/// Takes note of when the newest victim was still there, or may have been.
 pub(crate) fn observe(state: &mut NodeState) {
+    state.victim_seen_ns.get_or_insert(state.now_ns);
     let leaving = |pod: &crate::state::PodState| {
         pod.leaving
             .is_some_and(|leaving| leaving.evicted_for.is_some())
@@ -56,7 +59,7 @@ pub(crate) fn observe(state: &mut NodeState) {
     }
 }
 
-/// Whether what a signal shows at `now_ns` has been so for its whole window since the last victim was seen.
+/// Whether what a signal shows at `now_ns` is all of the time since the last victim was seen.
 pub(crate) fn settled(signal: Signal, now_ns: u64, victim_seen_ns: Option<u64>) -> bool {
     let (Some(window_ns), Some(seen_ns)) = (window_ns(signal), victim_seen_ns) else {
         return true;
