@@ -117,7 +117,12 @@ fn signals(own: &EvictionExplanation) -> Table {
             table.row(Tone::Faint, none);
             continue;
         }
+        let mut says_never = false;
         for threshold in &signal.thresholds {
+            // containerfs has one that is never met for each of nodefs and imagefs: one line is enough.
+            if threshold.operator == Operator::Never && std::mem::replace(&mut says_never, true) {
+                continue;
+            }
             let [name, shows, of] = std::mem::take(&mut head);
             let cells = vec![
                 name,
@@ -141,7 +146,7 @@ fn value(signal: &ExplainedSignal, threshold: &ExplainedThreshold) -> String {
     let sign = match threshold.operator {
         Operator::LessThan => "<",
         Operator::GreaterThan => ">",
-        Operator::Never => "never",
+        Operator::Never => return "never met".to_owned(),
     };
     let kind = if threshold.hard {
         "hard".to_owned()
@@ -156,6 +161,7 @@ fn value(signal: &ExplainedSignal, threshold: &ExplainedThreshold) -> String {
 
 fn headroom(signal: &ExplainedSignal, threshold: &ExplainedThreshold) -> String {
     match (threshold.headroom, threshold.headroom_share) {
+        _ if threshold.operator == Operator::Never => String::new(),
         (Some(headroom), _) if signal.unit == Unit::Share => percent(headroom.into()),
         (Some(headroom), Some(share)) => {
             let headroom = amount(headroom.into(), signal.unit);

@@ -88,7 +88,7 @@ pub struct ExplainedThreshold {
     pub value: Option<u64>,
     /// What must be there on top before it is over.
     pub min_reclaim: Option<u64>,
-    /// What may still go (stalls: come) before it is met; negative: what is missing.
+    /// What may still go (stalls: come) before it is met; negative: what is missing. `None`: it is never met, or nothing is observed.
     pub headroom: Option<i64>,
     /// The same in hundredths of a percent of the capacity.
     pub headroom_share: Option<i64>,
@@ -329,7 +329,9 @@ fn explained(
     met_since_ns: Option<u64>,
     observation: Option<Observation>,
 ) -> ExplainedThreshold {
-    let headroom = observation.map(|own| headroom(threshold, own));
+    let headroom = observation
+        .filter(|_| threshold.operator != Operator::Never)
+        .map(|own| headroom(threshold, own));
     let clamp = |amount: i128| {
         i64::try_from(amount).unwrap_or(if amount < 0 { i64::MIN } else { i64::MAX })
     };
