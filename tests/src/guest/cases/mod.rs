@@ -12,6 +12,7 @@ mod qos;
 mod records;
 mod remedies;
 mod scenarios;
+mod sources;
 
 use std::fs;
 use std::path::Path;
@@ -40,6 +41,7 @@ pub fn all() -> Vec<Test> {
         fallback::TESTS,
         policies::TESTS,
         remedies::TESTS,
+        sources::TESTS,
     ]
     .concat()
 }
