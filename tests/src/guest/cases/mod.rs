@@ -11,6 +11,7 @@ mod policies;
 mod qos;
 mod records;
 mod remedies;
+mod reserved;
 mod scenarios;
 mod sources;
 
@@ -32,6 +33,7 @@ pub fn all() -> Vec<Test> {
         records::TESTS,
         pods::TESTS,
         qos::TESTS,
+        reserved::TESTS,
         eviction::TESTS,
         scenarios::TESTS,
         disk::TESTS,

@@ -39,7 +39,7 @@ const SETTINGS: &str = "kind: KubeletConfiguration\napiVersion: kubelet.config.k
     featureGates: {MemoryQoS: true, QOSReserved: true}\nmemoryReservationPolicy: TieredReservation\nqosReserved: {memory: 50%}\n";
 
 /// One file that must come to have a value.
-fn comes_to(cgroup: &Path, file: &str, value: impl Display) -> anyhow::Result<()> {
+pub(super) fn comes_to(cgroup: &Path, file: &str, value: impl Display) -> anyhow::Result<()> {
     let path = cgroup.join(file);
     let value = value.to_string();
     let read = || fs::read_to_string(&path).unwrap_or_default();
