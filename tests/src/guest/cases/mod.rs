@@ -2,6 +2,7 @@
 
 mod disk;
 mod eviction;
+mod explain;
 mod fallback;
 mod faults;
 mod journal;
@@ -43,6 +44,7 @@ pub fn all() -> Vec<Test> {
         fallback::TESTS,
         policies::TESTS,
         remedies::TESTS,
+        explain::TESTS,
         sources::TESTS,
     ]
     .concat()
