@@ -47,6 +47,10 @@ pub enum Lacks {
     MemoryOnV1,
     /// No `cgroup.kill` (kernel before 5.14, or v1).
     CgroupKill,
+    /// No io controller on cgroup v2.
+    IoOnV2,
+    /// One NUMA node.
+    TwoNumaNodes,
 }
 
 impl Lacks {
@@ -55,6 +59,8 @@ impl Lacks {
             Self::MemoryOnV2 => "the memory controller is not on cgroup v2 here",
             Self::MemoryOnV1 => "the memory controller is not on cgroup v1 here",
             Self::CgroupKill => "the kernel has no cgroup.kill",
+            Self::IoOnV2 => "the io controller is not on cgroup v2 here",
+            Self::TwoNumaNodes => "this machine has one NUMA node",
         }
     }
 }

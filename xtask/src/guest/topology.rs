@@ -17,6 +17,8 @@ pub(crate) enum Topology {
     Dies,
     /// 2 sockets of 2 cores of 2 threads, a memory node each, distance 21.
     Numa2,
+    /// 2 memory nodes with so many CPUs each, no threads, distance 21: for memory alone, without the cost of many CPUs.
+    Numa2Flat(u16),
     /// 4 sockets of 2 cores of 2 threads; distance 16 within a pair of nodes, 32 across.
     Numa4,
     /// 2 sockets of 2 dies of 2 cores of 2 threads; a node per die; distance 12 within a socket, 32 across.
@@ -47,6 +49,7 @@ impl Topology {
             Self::Smt => "8,sockets=1,cores=4,threads=2".to_owned(),
             Self::Dies => "8,sockets=1,dies=2,cores=2,threads=2".to_owned(),
             Self::Numa2 => "8,sockets=2,cores=2,threads=2".to_owned(),
+            Self::Numa2Flat(cpus) => format!("{},sockets=2,cores={cpus}", u32::from(cpus) * 2),
             Self::Numa4 => "16,sockets=4,cores=2,threads=2".to_owned(),
             Self::Multi => "16,sockets=2,dies=2,cores=2,threads=2".to_owned(),
             Self::Hmat => "4,sockets=2,cores=2".to_owned(),
@@ -54,6 +57,7 @@ impl Topology {
         let (nodes, nodes_with_cpus, cpus_per_node) = match self {
             Self::Flat(_) | Self::Smt | Self::Dies => (0, 0, 0),
             Self::Numa2 => (2, 2, 4),
+            Self::Numa2Flat(cpus) => (2, 2, u64::from(cpus)),
             Self::Numa4 | Self::Multi => (4, 4, 4),
             Self::Hmat => (3, 2, 2),
         };
@@ -93,7 +97,7 @@ impl Topology {
             flags.extend(hmat_flags());
         }
         Machine {
-            cpu: if matches!(self, Self::Flat(_)) {
+            cpu: if matches!(self, Self::Flat(_) | Self::Numa2Flat(_)) {
                 "max"
             } else {
                 CPU_WITH_THREADS
@@ -109,7 +113,7 @@ impl Topology {
 
     fn distances(self) -> Vec<(u32, u32, u32)> {
         let (near, far) = match self {
-            Self::Numa2 => return vec![(0, 1, 21)],
+            Self::Numa2 | Self::Numa2Flat(_) => return vec![(0, 1, 21)],
             Self::Numa4 => (16, 32),
             Self::Multi => (12, 32),
             _ => return Vec::new(),
@@ -157,13 +161,14 @@ impl FromStr for Topology {
             "multi" => Self::Multi,
             "hmat" => Self::Hmat,
             _ => match text
-                .strip_prefix("flat:")
-                .and_then(|cpus| cpus.parse().ok())
+                .split_once(':')
+                .map(|(name, cpus)| (name, cpus.parse()))
             {
-                Some(cpus @ 1..=255) => Self::Flat(cpus),
+                Some(("flat", Ok(cpus @ 1..=255))) => Self::Flat(cpus),
+                Some(("numa2", Ok(cpus @ 1..=127))) => Self::Numa2Flat(cpus),
                 _ => {
                     return Err(format!(
-                        "`{text}` is not flat, flat:CPUS (1 to 255), smt, dies, numa2, numa4, multi or hmat"
+                        "`{text}` is not flat, flat:CPUS (1 to 255), smt, dies, numa2, numa2:CPUS (1 to 127 for each node), numa4, multi or hmat"
                     ));
                 }
             },
@@ -178,6 +183,7 @@ impl fmt::Display for Topology {
             Self::Smt => formatter.write_str("smt"),
             Self::Dies => formatter.write_str("dies"),
             Self::Numa2 => formatter.write_str("numa2"),
+            Self::Numa2Flat(cpus) => write!(formatter, "numa2:{cpus}"),
             Self::Numa4 => formatter.write_str("numa4"),
             Self::Multi => formatter.write_str("multi"),
             Self::Hmat => formatter.write_str("hmat"),
@@ -191,11 +197,21 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for name in ["flat:1", "smt", "dies", "numa2", "numa4", "multi", "hmat"] {
+        for name in [
+            "flat:1", "smt", "dies", "numa2", "numa2:1", "numa4", "multi", "hmat",
+        ] {
             assert_eq!(name.parse::<Topology>().unwrap().to_string(), name);
         }
         assert_eq!("flat".parse(), Ok(Topology::Flat(4)));
-        for wrong in ["flat:0", "flat:256", "flat:x", "numa3", ""] {
+        for wrong in [
+            "flat:0",
+            "flat:256",
+            "flat:x",
+            "numa2:0",
+            "numa2:128",
+            "numa3",
+            "",
+        ] {
             assert!(wrong.parse::<Topology>().is_err(), "{wrong}");
         }
     }
@@ -222,6 +238,19 @@ mod tests {
             "-smp 8,sockets=2,cores=2,threads=2 \
              -object memory-backend-ram,id=m0,size=768M -numa node,nodeid=0,cpus=0-3,memdev=m0 \
              -object memory-backend-ram,id=m1,size=768M -numa node,nodeid=1,cpus=4-7,memdev=m1 \
+             -numa dist,src=0,dst=1,val=21"
+        );
+    }
+
+    #[test]
+    fn two_nodes_with_a_cpu_each() {
+        let machine = Topology::Numa2Flat(1).machine(2048);
+        assert_eq!(machine.cpu, "max");
+        assert_eq!(
+            machine.flags.join(" "),
+            "-smp 2,sockets=2,cores=1 \
+             -object memory-backend-ram,id=m0,size=1024M -numa node,nodeid=0,cpus=0-0,memdev=m0 \
+             -object memory-backend-ram,id=m1,size=1024M -numa node,nodeid=1,cpus=1-1,memdev=m1 \
              -numa dist,src=0,dst=1,val=21"
         );
     }

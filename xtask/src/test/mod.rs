@@ -5,6 +5,7 @@
 
 mod report;
 
+use std::fmt;
 use std::io::{self, Write as _};
 use std::process::Command;
 use std::sync::Mutex;
@@ -19,13 +20,58 @@ use crate::kernel::Kernel;
 use crate::progress::say;
 use crate::{ebpf, process, setup};
 
-/// The guest tests: a kernel and the cgroup hierarchies of each guest.
-const GUESTS: [(Kernel, CgroupLayout); 4] = [
-    (Kernel::V6_1, CgroupLayout::Cgroup2),
-    (Kernel::V6_12, CgroupLayout::Cgroup2),
-    (Kernel::V7_2, CgroupLayout::Cgroup2),
+/// A guest and what it runs.
+struct Run {
+    kernel: Kernel,
+    cgroup: CgroupLayout,
+    topology: Topology,
+    /// Only tests with this in their names.
+    filter: &'static str,
+}
+
+impl Run {
+    /// All tests, on a machine with one NUMA node.
+    const fn all(kernel: Kernel, cgroup: CgroupLayout) -> Self {
+        Self {
+            kernel,
+            cgroup,
+            topology: Topology::Flat(4),
+            filter: "",
+        }
+    }
+
+    /// The tests of NUMA nodes, on a machine with two.
+    const fn numa(kernel: Kernel, cgroup: CgroupLayout) -> Self {
+        Self {
+            kernel,
+            cgroup,
+            topology: Topology::Numa2Flat(1),
+            filter: "numa::",
+        }
+    }
+}
+
+/// For the line that tells how it went.
+impl fmt::Display for Run {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kernel, cgroup, .. } = self;
+        write!(formatter, "guest tests, kernel {kernel}, {}", cgroup.name())?;
+        if !self.filter.is_empty() {
+            write!(formatter, ", {} on {}", self.filter, self.topology)?;
+        }
+        Ok(())
+    }
+}
+
+/// The guests, long ones first.
+static GUESTS: [Run; 6] = [
+    Run::all(Kernel::V6_1, CgroupLayout::Cgroup2),
+    Run::all(Kernel::V6_12, CgroupLayout::Cgroup2),
+    Run::all(Kernel::V7_2, CgroupLayout::Cgroup2),
     // The one kernel of the three that still has the memory controller on cgroup v1.
-    (Kernel::V6_1, CgroupLayout::Hybrid),
+    Run::all(Kernel::V6_1, CgroupLayout::Hybrid),
+    Run::numa(Kernel::V7_2, CgroupLayout::Cgroup2),
+    Run::numa(Kernel::V6_1, CgroupLayout::Hybrid),
 ];
 /// Guests at a time.
 const GUESTS_AT_ONCE: usize = 2;
@@ -193,13 +239,13 @@ fn guests() -> Counts {
             let (queue, sender) = (&queue, sender.clone());
             scope.spawn(move || {
                 // A poisoned queue means that a worker panicked; the scope passes that on.
-                while let Some((kernel, cgroup)) =
-                    queue.lock().ok().and_then(|mut queue| queue.next())
-                {
+                while let Some(run) = queue.lock().ok().and_then(|mut queue| queue.next()) {
                     let started = Instant::now();
-                    let outcome = guest(kernel, *cgroup);
-                    let name = format!("guest tests, kernel {kernel}, {}", cgroup.name());
-                    if sender.send((name, outcome, started.elapsed())).is_err() {
+                    let outcome = guest(run);
+                    if sender
+                        .send((run.to_string(), outcome, started.elapsed()))
+                        .is_err()
+                    {
                         break;
                     }
                 }
@@ -213,15 +259,23 @@ fn guests() -> Counts {
     sum
 }
 
-fn guest(kernel: &Kernel, cgroup: CgroupLayout) -> Outcome {
-    let run = Guest::new(kernel.clone())
-        .topology(Topology::Flat(4))
+fn guest(run: &Run) -> Outcome {
+    let Run {
+        kernel,
+        cgroup,
+        topology,
+        filter,
+    } = run;
+    let command = format!("{GUEST_TESTS} {filter}");
+    let command = command.trim_end();
+    let ended = Guest::new(kernel.clone())
+        .topology(*topology)
         .memory_mb(GUEST_MEMORY_MB)
-        .cgroup(cgroup)
+        .cgroup(*cgroup)
         .timeout(Some(GUEST_TIME_MAX))
-        .command(GUEST_TESTS)
+        .command(command)
         .run(|_| {});
-    let exit = match run {
+    let exit = match ended {
         Ok(exit) => exit,
         Err(error) => return Err(error).into(),
     };
@@ -237,7 +291,7 @@ fn guest(kernel: &Kernel, cgroup: CgroupLayout) -> Outcome {
         ""
     };
     let again = format!(
-        "cargo xtask vm --kernel {kernel} --cgroup {} --memory {GUEST_MEMORY_MB} --cmd {GUEST_TESTS}",
+        "cargo xtask vm --kernel {kernel} --cgroup {} --topology {topology} --memory {GUEST_MEMORY_MB} --cmd '{command}'",
         cgroup.name()
     );
     Outcome {

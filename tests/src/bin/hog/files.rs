@@ -2,19 +2,25 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
+use rustix::fs::{OFlags, SeekFrom, seek};
 
-use super::{Go, Growth, Log};
+use super::{Go, Growth, Log, sleep_for_ever};
 
 const MIB: usize = 1 << 20;
 /// Files in one directory; more make slow directories on old file systems.
 const FILES_PER_DIRECTORY: u64 = 1000;
 /// MiB in one file of [`fill`].
 const FILE_MB: u64 = 16;
+/// What one read of [`direct`] takes.
+const DIRECT_BYTES: usize = 64 << 10;
+/// Where memory for direct reads may begin: a multiple of every disk's block.
+const DIRECT_ALIGN: usize = 4096;
 
 /// Writes a file of `mb` MiB to the disk, so that its pages are clean page cache.
 pub(crate) fn write(path: &Path, mb: usize) -> anyhow::Result<()> {
@@ -75,4 +81,41 @@ pub(crate) fn inodes(dir: &Path, growth: &Growth, go: &Go, log: &Log) -> anyhow:
         File::create(below.join(format!("{made}"))).map(drop)
     });
     Ok(())
+}
+
+/// Threads that read a file or disk past the page cache, each from its own place on, again and again.
+pub(crate) fn direct(path: &Path, threads: u64, pause: Duration, log: &Log) -> anyhow::Result<()> {
+    let mut direct = File::options();
+    direct
+        .read(true)
+        .custom_flags(OFlags::DIRECT.bits().cast_signed());
+    let opened = || {
+        direct
+            .open(path)
+            .with_context(|| format!("opening {}", path.display()))
+    };
+    let blocks = seek(opened()?, SeekFrom::End(0))? / DIRECT_BYTES as u64;
+    ensure!(
+        blocks > 0,
+        "{} has less than {DIRECT_BYTES} bytes",
+        path.display()
+    );
+    for thread in 0..threads {
+        let file = opened()?;
+        thread::spawn(move || {
+            let mut memory = vec![0_u8; DIRECT_BYTES + DIRECT_ALIGN];
+            let from = memory.as_ptr().align_offset(DIRECT_ALIGN);
+            let block = &mut memory[from..from + DIRECT_BYTES];
+            let first = blocks / threads * thread;
+            for at in (first..blocks).chain(0..first).cycle() {
+                if let Err(error) = file.read_exact_at(block, at * DIRECT_BYTES as u64) {
+                    println!("refused at block {at}: {error}");
+                    return;
+                }
+                thread::sleep(pause);
+            }
+        });
+    }
+    log.event("ready", threads);
+    sleep_for_ever()
 }

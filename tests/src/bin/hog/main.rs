@@ -1,4 +1,4 @@
-//! A workload for the guests: takes memory, page cache, disk space, inodes, PIDs or CPU time, and says when it was told to go.
+//! A workload for the guests: takes memory, page cache, disk space, disk time, inodes, PIDs or CPU time, and says when it was told to go.
 //!
 //! With `--log FILE` each event is one line `WORD NS AMOUNT` (`CLOCK_MONOTONIC`): `ready`, `start`, `at`, `full` (its goal is
 //! reached), `refused` (the kernel gave no more), `sigterm`. The amount is in the mode's unit: MiB, inodes, processes or rounds. `full`
@@ -150,15 +150,27 @@ enum Mode {
         /// The file.
         #[arg(long)]
         path: PathBuf,
-        /// Size.
+        /// Size; without it the file is there and only read.
         #[arg(long)]
-        mb: usize,
+        mb: Option<usize>,
         /// Rests this long after each round.
         #[arg(long, default_value_t = 100)]
         pause_ms: u64,
         /// Starts writing on SIGUSR1 only.
         #[arg(long)]
         wait_usr1: bool,
+    },
+    /// Reads a file or disk past the page cache, for ever.
+    Direct {
+        /// The file.
+        #[arg(long)]
+        path: PathBuf,
+        /// How many threads read at the same time.
+        #[arg(long, default_value_t = 1)]
+        threads: u64,
+        /// Each rests this long after each read.
+        #[arg(long, default_value_t = 0)]
+        pause_ms: u64,
     },
     /// What `pids` starts.
     #[command(hide = true)]
@@ -349,9 +361,16 @@ fn main() -> anyhow::Result<()> {
             if wait_usr1 {
                 go.wait();
             }
-            files::write(&path, mb)?;
+            if let Some(mb) = mb {
+                files::write(&path, mb)?;
+            }
             files::reread(&path, Duration::from_millis(pause_ms), &log)
         }
+        Mode::Direct {
+            path,
+            threads,
+            pause_ms,
+        } => files::direct(&path, threads, Duration::from_millis(pause_ms), &log),
         Mode::Fork { n, mb } => {
             processes::fork(n, mb)?;
             log.event("ready", (n * mb) as u64);

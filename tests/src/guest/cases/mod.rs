@@ -6,6 +6,7 @@ mod explain;
 mod fallback;
 mod faults;
 mod journal;
+mod numa;
 mod oom_scores;
 mod pods;
 mod policies;
@@ -15,6 +16,7 @@ mod remedies;
 mod reserved;
 mod scenarios;
 mod sources;
+mod stalls;
 
 use std::fs;
 use std::path::Path;
@@ -43,6 +45,8 @@ pub fn all() -> Vec<Test> {
         faults::TESTS,
         fallback::TESTS,
         policies::TESTS,
+        stalls::TESTS,
+        numa::TESTS,
         remedies::TESTS,
         explain::TESTS,
         sources::TESTS,

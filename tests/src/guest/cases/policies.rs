@@ -26,14 +26,14 @@ pub(super) const TESTS: &[Test] = &[
 ];
 
 /// An agent with this configuration file.
-fn agent_with(node: &Node, config: &str) -> anyhow::Result<Agent> {
+pub(super) fn agent_with(node: &Node, config: &str) -> anyhow::Result<Agent> {
     let path = node.directory.join("config.yaml");
     std::fs::write(&path, config)?;
     node.agent(&Options::default().flag("--config", &path.to_string_lossy()))
 }
 
 /// The text of the decision to evict.
-fn told(agent: &Agent) -> Option<&str> {
+pub(super) fn told(agent: &Agent) -> Option<&str> {
     let mut decisions = agent.events.iter().filter_map(|(_, event)| match event {
         Event::Decision(decision) if decision.decision["decision"] == "evict" => {
             Some(decision.text.as_str())
