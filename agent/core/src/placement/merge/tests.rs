@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::lattice::Lattice;
 use super::*;
 use crate::placement::hints::{Need, Preference, Supply};
 
@@ -297,16 +298,83 @@ proptest! {
         prop_assert_eq!(merge(policy, &numa, &providers), merge(policy, &numa, &listed(&providers)));
     }
 
-    /// The searches for machines that are too large for a lattice, on machines that are not.
+    /// The searches for machines that are too large for a lattice, on machines that are not; some are cut short.
     #[test]
     fn searches_find_what_the_lattice_has(
         (numa, providers, policy) in nodes(9).prop_flat_map(|nodes| {
             (numa(nodes), providers(prop_oneof![3 => rule(nodes).boxed(), 1 => list(nodes, 6).boxed()], 4), policy())
-        })
+        }),
+        steps in prop_oneof![3 => Just(STEPS_MAX), 1 => 0..200_u32],
     ) {
-        let bounds = Bounds { lattice_nodes: 0, steps: Steps::new(STEPS_MAX) };
+        let bounds = Bounds { lattice_nodes: 0, steps: Steps::new(steps) };
         let searched = merge_within(policy, &numa, &providers, bounds);
-        prop_assert!(searched.is_exact);
-        prop_assert_eq!(searched, merge(policy, &numa, &providers));
+        let best = merge(policy, &numa, &providers);
+        if searched.is_exact {
+            prop_assert_eq!(searched, best);
+        } else {
+            prop_assert!(is_valid(searched.hint, &numa, &providers), "{:?}", searched.hint);
+            prop_assert!(best.hint.preferred >= searched.hint.preferred);
+        }
     }
+}
+
+/// Whether some choice of hints gives this one.
+fn is_valid(hint: TopologyHint, numa: &NumaInfo, providers: &[ProviderHints]) -> bool {
+    let resources = Choices::of(providers);
+    let mask = hint.mask.unwrap();
+    if hint.preferred {
+        return resources
+            .iter()
+            .all(|choices| choices.prefer_any() || choices.prefers(mask));
+    }
+    let lattice = Lattice::new(numa.nodes, LATTICE_NODES_MAX).unwrap();
+    let sets = resources.iter().map(|choices| match choices {
+        Choices::List(hints) => lattice.of_list(hints),
+        Choices::Rule(rule) => lattice.cut_down(rule),
+    });
+    let all = sets.reduce(Lattice::intersections).unwrap();
+    // All nodes are what there is where no choice has a mask.
+    mask == numa.nodes || lattice.masks(&all).any(|valid| valid == mask)
+}
+
+/// CPUs, memory and devices of a machine of 64 nodes that is partly used, with the sizes that are preferred.
+fn partly_used(demands: [u64; 3], preferred: [u32; 3]) -> Vec<ProviderHints> {
+    let has: [fn(u32) -> u64; 3] = [
+        |node| u64::from(node * 7 % 17),
+        |node| u64::from(node * 5 % 13) << 30,
+        |node| u64::from(node % 3),
+    ];
+    let rule = |at: usize| {
+        let need = Need::per_node(demands[at], (0..64).map(|node| (node, has[at](node))));
+        HintRule::new(
+            NumaMask(u64::MAX),
+            vec![need],
+            Preference::Nodes(preferred[at]),
+        )
+    };
+    let hints = |at| [(format!("resource-{at}"), Some(HintSet::Rule(rule(at))))].into();
+    (0..3).map(hints).collect()
+}
+
+#[test]
+fn sixty_four_nodes_are_merged_exactly() {
+    let numa = NumaInfo {
+        nodes: NumaMask(u64::MAX),
+        distances: None,
+    };
+    let merged = |demands, preferred| {
+        merge(
+            TopologyPolicy::Restricted,
+            &numa,
+            &partly_used(demands, preferred),
+        )
+    };
+    // Nodes 2, 4, 5 and 7 have 14+11+1+15 CPUs, 10+7+12+9 GiB and 2+1+2+1 devices; no lower four have enough of all.
+    let agreed = merged([40, 30 << 30, 6], [4, 4, 4]);
+    assert_eq!(agreed.hint.mask.unwrap().to_string(), "2,4-5,7");
+    assert!(agreed.admitted && agreed.is_exact);
+    // They prefer different sizes: the three nodes that CPUs, memory and devices take at the least, as low as can be.
+    let apart = merged([40, 30 << 30, 6], [4, 3, 4]);
+    assert_eq!(apart.hint.mask.unwrap().to_string(), "0-2");
+    assert!(!apart.admitted && apart.is_exact);
 }
