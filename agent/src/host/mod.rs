@@ -10,6 +10,7 @@
 #![deny(unsafe_code)]
 
 pub mod cgroup;
+pub mod cpuset;
 pub mod file;
 pub mod kill;
 pub mod knobs;
