@@ -8,6 +8,9 @@
 //! **Exit status.** The command's own; 125 when plimsoll itself failed, 126 when the command cannot be executed, 127 when it is not found,
 //! as docker and systemd-run have it.
 //!
+//! Where CPUs or memory are placed ([`crate::placement`]), the container starts in the cpuset that its pod was given, and a pod that could not be
+//! placed is refused.
+//!
 //! The pod's emptyDir volumes are directories in the kubelet's layout, and with `--log` so is the container's log ([`volumes`]).
 #![forbid(unsafe_code)]
 
@@ -35,7 +38,8 @@ use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};
 use crate::host::file::{FileError, read_text, write_text};
 use crate::host::knobs::{KnobError, Ledger, PODS_LEDGER};
 use crate::kubepods::{self, KubepodsError};
-use crate::pod_cgroup::{self, ApplyError};
+use crate::placement::{Admission, PlacementError};
+use crate::pod_cgroup::{self, ApplyError, CreateError};
 use crate::source::manifests::{ManifestError, ManifestPod, read_file};
 use crate::storage::usage::Places;
 use crate::storage::{KUBELET_DIR, LOGS_DIR};
@@ -141,6 +145,12 @@ pub enum ExecError {
     /// The cgroups cannot be made.
     #[error(transparent)]
     Create(#[from] KnobError),
+    /// The cgroups cannot be made, or not with a cpuset.
+    #[error(transparent)]
+    CreatePlaced(#[from] CreateError),
+    /// Where the container is to run cannot be found out or written, or its pod was refused.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
     /// The limits cannot be written.
     #[error(transparent)]
     Apply(#[from] ApplyError),
@@ -231,14 +241,20 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
         NonZeroU64::new(node.memory_bytes).unwrap_or(NonZeroU64::MIN),
     );
 
+    // Until the process is in its cgroup, nobody is moved.
+    let admission = Admission::begin(&host, &args.state_dir, &pod.uid())?;
+    for note in admission.notes() {
+        eprintln!("plimsoll: note: {note}");
+    }
     enter(
         &mounts,
         &cgroup_root,
         pod,
         container,
-        (&settings, &node),
+        (&settings, &node, &admission),
         &mut ledger,
     )?;
+    drop(admission);
     set_oom_score_adj(&host, adj)?;
     let places = Places {
         host,
@@ -431,7 +447,7 @@ fn enter(
     cgroup_root: &CgroupPath,
     pod: &Pod,
     container: &Container,
-    (settings, node): (&QosSettings, &NodeCapacity),
+    given: (&QosSettings, &NodeCapacity, &Admission),
     ledger: &mut Ledger,
 ) -> Result<(), ExecError> {
     let pod_path = pod_cgroup::pod_path(cgroup_root, pod)?;
@@ -442,7 +458,7 @@ fn enter(
             cgroup_root,
             (pod, &pod_path),
             (container, &container_path),
-            (settings, node),
+            given,
             ledger,
         ) {
             Ok(notes) => {
@@ -454,10 +470,16 @@ fn enter(
             // An agent has removed the pod's empty cgroup just now.
             Err(error) if is_vanished(&error) => {}
             // Or another's ledger has taken back a controller between our look and our write; if it stays so, it is not passed on here.
-            Err(ExecError::Create(KnobError::Enable {
-                source: Errno::NOENT,
-                ..
-            })) if attempt < JOIN_ATTEMPTS_MAX => {}
+            Err(
+                ExecError::Create(KnobError::Enable {
+                    source: Errno::NOENT,
+                    ..
+                })
+                | ExecError::CreatePlaced(CreateError::Knob(KnobError::Enable {
+                    source: Errno::NOENT,
+                    ..
+                })),
+            ) if attempt < JOIN_ATTEMPTS_MAX => {}
             Err(error) => {
                 pod_cgroup::remove_empty(mounts, &pod_path).ok(); // best effort: the first error is the one to report
                 return Err(error);
@@ -472,6 +494,8 @@ fn enter(
 fn is_vanished(error: &ExecError) -> bool {
     match error {
         ExecError::Create(error) => error.is_vanished(),
+        ExecError::CreatePlaced(error) => error.is_vanished(),
+        ExecError::Placement(error) => error.is_vanished(),
         ExecError::Apply(error) => error.is_vanished(),
         ExecError::File(error) => error.is_vanished(),
         _ => false,
@@ -483,7 +507,7 @@ fn try_enter(
     cgroup_root: &CgroupPath,
     (pod, pod_path): (&Pod, &CgroupPath),
     (container, container_path): (&Container, &CgroupPath),
-    (settings, node): (&QosSettings, &NodeCapacity),
+    (settings, node, admission): (&QosSettings, &NodeCapacity, &Admission),
     ledger: &mut Ledger,
 ) -> Result<Vec<String>, ExecError> {
     let class = pod.qos_class();
@@ -491,7 +515,11 @@ fn try_enter(
     let is_new_tier = pod_cgroup::pod_hierarchies(mounts)
         .iter()
         .any(|(hierarchy, _)| !hierarchy.has(&tier));
-    pod_cgroup::create(mounts, container_path, ledger)?;
+    if admission.places() {
+        pod_cgroup::create_placed(mounts, container_path, ledger)?;
+    } else {
+        pod_cgroup::create(mounts, container_path, ledger)?;
+    }
     if is_new_tier && class == QosClass::BestEffort {
         // What the Burstable pods together request is known to the agent only, which sets it.
         let config = CgroupConfig {
@@ -500,13 +528,13 @@ fn try_enter(
         };
         pod_cgroup::apply_tier(mounts, &tier, &config, &mut pod_cgroup::directly)?;
     }
-    let notes = pod_cgroup::apply(mounts, pod_path, &pod_config(pod, settings, node))?;
-    pod_cgroup::apply(
-        mounts,
-        container_path,
-        &container_config(pod, container, settings, node),
-    )?;
+    let mut of_pod = pod_config(pod, settings, node);
+    let mut of_container = container_config(pod, container, settings, node);
+    admission.free_of_quota(&container.name, &mut of_pod, &mut of_container);
+    let notes = pod_cgroup::apply(mounts, pod_path, &of_pod)?;
+    pod_cgroup::apply(mounts, container_path, &of_container)?;
     pod_cgroup::set_oom_group(mounts, container_path)?;
+    admission.place(mounts, container_path, &container.name)?;
     pod_cgroup::join_self(mounts, container_path)?;
     Ok(notes)
 }

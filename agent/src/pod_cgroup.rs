@@ -7,7 +7,8 @@
 //! ```
 //!
 //! On v1 and hybrid hosts the same path exists in each hierarchy that has a controller that pods need, and in the unified tree if one is
-//! mounted: there it has no limits, but `cgroup.kill` and `cgroup.events`.
+//! mounted: there it has no limits, but `cgroup.kill` and `cgroup.events`. The cpuset controller is used only where CPUs or memory are placed
+//! ([`crate::placement`]): [`create_placed`].
 //! Source: `pkg/kubelet/cm/{pod_container_manager_linux,cgroup_manager_linux}.go` of 1.36, opencontainers/cgroups `fs` and `fs2`.
 #![forbid(unsafe_code)]
 
@@ -23,6 +24,7 @@ use plimsoll_core::units::PodUid;
 use crate::host::cgroup::{
     CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy, Version, cgroup_id,
 };
+use crate::host::cpuset::{self, CpusetError};
 use crate::host::file::{ControlFile, FileError, errno_of, read_text, write_text};
 use crate::host::kill::{CGROUP_DEPTH_MAX, CGROUPS_PER_POD_MAX};
 use crate::host::knobs::{KnobError, Ledger};
@@ -115,6 +117,20 @@ pub fn pod_hierarchies(mounts: &CgroupMounts) -> Vec<(&Hierarchy, Vec<Controller
         .collect()
 }
 
+/// Those hierarchies, and the one of cpusets where that is another (v1): there a pod has a cgroup if CPUs or memory are placed.
+fn all_hierarchies(mounts: &CgroupMounts) -> Vec<&Hierarchy> {
+    let mut all: Vec<&Hierarchy> = pod_hierarchies(mounts)
+        .into_iter()
+        .map(|(hierarchy, _)| hierarchy)
+        .collect();
+    if let Ok(cpusets) = mounts.hierarchy_of(Controller::Cpuset)
+        && !all.contains(&cpusets)
+    {
+        all.push(cpusets);
+    }
+    all
+}
+
 /// Looks for a pod's cgroup in each QoS class: the class of a pod that runs is what it was when it was started.
 pub fn find(mounts: &CgroupMounts, cgroup_root: &CgroupPath, uid: &PodUid) -> Option<CgroupPath> {
     [
@@ -129,9 +145,9 @@ pub fn find(mounts: &CgroupMounts, cgroup_root: &CgroupPath, uid: &PodUid) -> Op
             &format!("{POD_PREFIX}{uid}"),
         )
         .ok()?;
-        pod_hierarchies(mounts)
+        all_hierarchies(mounts)
             .iter()
-            .any(|(hierarchy, _)| hierarchy.has(&path))
+            .any(|hierarchy| hierarchy.has(&path))
             .then_some(path)
     })
 }
@@ -151,7 +167,7 @@ pub fn list(
         QosClass::BestEffort,
     ] {
         let tier = tier_path(cgroup_root, class)?;
-        for (hierarchy, _) in pod_hierarchies(mounts) {
+        for hierarchy in all_hierarchies(mounts) {
             for name in children(&hierarchy.dir(&tier))? {
                 if let Some(uid) = name.strip_prefix(POD_PREFIX).filter(|uid| !uid.is_empty()) {
                     pods.push((PodUid::from(uid), child(&tier, &name)?));
@@ -206,7 +222,7 @@ pub fn containers(
 /// # Errors
 /// When a control file cannot be read; a cgroup that is gone is empty.
 pub fn is_populated(mounts: &CgroupMounts, cgroup: &CgroupPath) -> Result<bool, FileError> {
-    for (hierarchy, _) in pod_hierarchies(mounts) {
+    for hierarchy in all_hierarchies(mounts) {
         let dir = hierarchy.dir(cgroup);
         let populated = match hierarchy.version {
             Version::V2 => ControlFile::open(dir.join("cgroup.events"))
@@ -250,7 +266,7 @@ fn has_processes(dir: &Path, depth_left: usize) -> Result<bool, FileError> {
 /// When a directory cannot be read, or cannot be removed for another reason than being in use.
 pub fn remove_empty(mounts: &CgroupMounts, pod: &CgroupPath) -> Result<bool, FileError> {
     let mut is_gone = true;
-    for (hierarchy, _) in pod_hierarchies(mounts) {
+    for hierarchy in all_hierarchies(mounts) {
         is_gone &= remove_tree(&hierarchy.dir(pod), CGROUP_DEPTH_MAX)?;
     }
     Ok(is_gone)
@@ -274,7 +290,7 @@ fn remove_tree(dir: &Path, depth_left: usize) -> Result<bool, FileError> {
 }
 
 /// Names of a cgroup's children, sorted, at most [`CGROUPS_PER_POD_MAX`] times a thousand; none when it is gone.
-fn children(dir: &Path) -> Result<Vec<String>, FileError> {
+pub(crate) fn children(dir: &Path) -> Result<Vec<String>, FileError> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -310,6 +326,45 @@ pub fn create(
     Ok(())
 }
 
+/// As [`create`], with the cpuset controller: enabled for it and those above it (v2), or with a cgroup of its own in that hierarchy (v1), on all
+/// CPUs and NUMA nodes that the ones above have.
+///
+/// # Errors
+/// [`KnobError`]; [`CpusetError`] where no hierarchy has the controller.
+pub fn create_placed(
+    mounts: &CgroupMounts,
+    cgroup: &CgroupPath,
+    ledger: &mut Ledger,
+) -> Result<(), CreateError> {
+    create(mounts, cgroup, ledger)?;
+    let hierarchy = mounts
+        .hierarchy_of(Controller::Cpuset)
+        .map_err(CpusetError::from)?;
+    ledger.create_cgroup(hierarchy, cgroup, &[Controller::Cpuset])?;
+    Ok(cpuset::fill_from_above(hierarchy, cgroup)?)
+}
+
+/// Why a cgroup with a cpuset is not there.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// The cgroup.
+    #[error(transparent)]
+    Knob(#[from] KnobError),
+    /// Its cpuset.
+    #[error(transparent)]
+    Cpuset(#[from] CpusetError),
+}
+
+impl CreateError {
+    /// Whether the cgroup was removed meanwhile.
+    pub fn is_vanished(&self) -> bool {
+        match self {
+            Self::Knob(error) => error.is_vanished(),
+            Self::Cpuset(error) => error.is_vanished(),
+        }
+    }
+}
+
 /// On v2: a container whose one process is killed for lack of memory is killed as a whole, as the kubelet sets it up unless
 /// `singleProcessOOMKill` is on (kuberuntime_container_linux.go).
 ///
@@ -329,11 +384,20 @@ pub fn set_oom_group(mounts: &CgroupMounts, container: &CgroupPath) -> Result<()
 /// # Errors
 /// [`FileError::Vanished`] when it was removed meanwhile.
 pub fn join_self(mounts: &CgroupMounts, cgroup: &CgroupPath) -> Result<(), FileError> {
-    for (hierarchy, _) in pod_hierarchies(mounts) {
+    for hierarchy in all_hierarchies(mounts) {
+        // Of cpusets there is one only where something is placed.
+        if is_of_cpusets_alone(hierarchy) && !hierarchy.has(cgroup) {
+            continue;
+        }
         // 0 means the writer.
         write_text(hierarchy.dir(cgroup).join("cgroup.procs"), "0")?;
     }
     Ok(())
+}
+
+fn is_of_cpusets_alone(hierarchy: &Hierarchy) -> bool {
+    let of_pods = |controller| POD_CONTROLLERS.contains(controller);
+    hierarchy.version == Version::V1 && !hierarchy.controllers.iter().any(of_pods)
 }
 
 #[cfg(test)]

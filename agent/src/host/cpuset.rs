@@ -86,7 +86,9 @@ pub enum CpusetError {
 
 fn hint(errno: Errno) -> &'static str {
     match errno {
-        Errno::ACCESS => "; it must lie within the set of the cgroup above: widen that first",
+        Errno::ACCESS => {
+            "; run as root; on v1 it must lie within the set of the cgroup above: widen that first"
+        }
         Errno::BUSY => "; a cgroup below it has more: narrow that first",
         Errno::INVAL => "; some of it is not online, or is held exclusively by a cgroup beside it",
         Errno::NOSPC => "; it has processes, and none of this is online",

@@ -522,7 +522,10 @@ impl Ledger {
             .rev()
             .filter(|line| line.boot_id == self.boot_id)
         {
-            let outcome = undo(&self.host, &line.change);
+            let outcome = match below_in_use(&line.change, &busy) {
+                Some(why) => Outcome::Busy(why),
+                None => undo(&self.host, &line.change),
+            };
             if matches!(outcome, Outcome::Busy(_)) {
                 busy.push(line.clone());
             }
@@ -658,6 +661,20 @@ fn is_enabled(subtree_control: &Path, controller: &str) -> Result<bool, FileErro
     Ok(read_text(subtree_control)?
         .split_ascii_whitespace()
         .any(|name| name == controller))
+}
+
+/// A controller is not taken from cgroups of ours that are still in use: their limits and CPUs would be gone.
+fn below_in_use(change: &Change, busy: &[Line]) -> Option<String> {
+    let Change::Enable { cgroup, .. } = change else {
+        return None;
+    };
+    let used = busy.iter().find_map(|line| match &line.change {
+        Change::Create { cgroup: below } if below.starts_with(cgroup) && below != cgroup => {
+            Some(below)
+        }
+        _ => None,
+    })?;
+    Some(format!("{} is in use", used.display()))
 }
 
 fn undo(host: &HostRoot, change: &Change) -> Outcome {

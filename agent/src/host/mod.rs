@@ -12,6 +12,7 @@
 pub mod cgroup;
 pub mod cpuset;
 pub mod file;
+pub mod irq;
 pub mod kill;
 pub mod knobs;
 pub mod lock;
