@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::placement::assignments::Assignments;
+use crate::placement::node::Note;
 use crate::pod::PressureSignal;
 use crate::policy::foresight::Foreseen;
 use crate::policy::rank::Comparator;
@@ -136,6 +138,30 @@ pub enum Decision {
         took_ns: u64,
         /// How long ago the pod would have been evicted without any stage.
         episode_ns: u64,
+    },
+    /// Make the machine so: who runs on which CPUs, with memory of which nodes.
+    Place {
+        /// Who holds what.
+        assignments: Arc<Assignments>,
+    },
+    /// A pod gets nothing of its own, and must not be started; if it runs already, it goes on in the shared pool or with what it has.
+    PlacementRefused {
+        /// Which pod.
+        uid: PodUid,
+        /// What it lacks.
+        why: String,
+        /// It runs already.
+        runs_on: bool,
+    },
+    /// A container cannot keep what it had.
+    PlacementLost {
+        /// Which one, and why.
+        note: Note,
+    },
+    /// There can be no placement with these settings on this machine. What is in force stays.
+    PlacementFailed {
+        /// Why.
+        why: String,
     },
     /// Pods must leave, and none may be chosen.
     NoVictim {
@@ -612,6 +638,16 @@ impl fmt::Display for Decision {
             Self::Condition { condition, status } => {
                 write!(f, "{condition} is {status}")
             }
+            Self::Place { assignments } => write!(f, "{assignments}"),
+            Self::PlacementRefused { uid, why, runs_on } => {
+                let then = match runs_on {
+                    true => "it goes on without",
+                    false => "it must not be started",
+                };
+                write!(f, "{uid} is not placed: {why}; {then}")
+            }
+            Self::PlacementLost { note } => write!(f, "{note}"),
+            Self::PlacementFailed { why } => write!(f, "nothing is placed anew: {why}"),
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::policy::disruption::Budgeting;
 use crate::policy::eviction;
 use crate::policy::freshness::{self, Stale};
 use crate::policy::rank::{ImageFsLayout, Place, RankRow};
-use crate::policy::{foresight, leaving, remedies, sampling, stall};
+use crate::policy::{foresight, leaving, place, remedies, sampling, stall};
 use crate::signal::{Observations, Readings};
 use crate::state::NodeState;
 use crate::threshold::Threshold;
@@ -122,6 +122,8 @@ impl Engine {
 
     /// Takes one event and appends what is to be done about it, in the order in which it is to be done.
     pub fn step(&mut self, event: &Event, decisions: &mut Vec<Decision>) {
+        let first = decisions.len();
+        place::give_up_changed(&mut self.state, event);
         self.state.observe(event, self.config.options.availability);
         self.scratch
             .reserve(self.state.pods.len(), self.state.budgets.len());
@@ -140,6 +142,7 @@ impl Engine {
             self.judge(event.at_ns, sample.cause, &observations, decisions);
             sampling::arm(&self.config, &mut self.state, sample, decisions);
         }
+        place::decide(&mut self.state, event, first, decisions);
         sampling::schedule(&self.config, &mut self.state, decisions);
     }
 

@@ -8,7 +8,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::budget::DisruptionBudget;
+use crate::machine::Machine;
 use crate::options::Availability;
+use crate::placement::assignments::Assignments;
+use crate::placement::node::PlacementSettings;
 use crate::pod::Pod;
 use crate::policy::remedies::Stage;
 use crate::reading::{
@@ -64,6 +67,17 @@ pub enum EventKind {
         /// Which pod.
         uid: PodUid,
     },
+    /// A container's cgroup has lost its last process, and its pod has others.
+    ContainerEnded {
+        /// Which pod.
+        uid: PodUid,
+        /// Which container.
+        container: String,
+    },
+    /// All manifests that were there at the start have been applied: a pod that is not known now has none.
+    PodsListed,
+    /// CPUs and memory are to be placed: at the start, and when the machine's CPUs have changed.
+    PlacementStarted(Box<PlacementStart>),
     /// Readings of the node and of every pod with a cgroup.
     Sample(Sample),
     /// What was asked for by [`Decision::ReclaimNode`](crate::decision::Decision::ReclaimNode) has been done, as far as it could
@@ -95,6 +109,18 @@ pub enum EventKind {
         /// The error, if it could not be done.
         error: Option<String>,
     },
+}
+
+/// With what placement starts.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PlacementStart {
+    /// What the configuration says.
+    pub settings: PlacementSettings,
+    /// The machine as it is now.
+    pub machine: Machine,
+    /// What an earlier agent has left. `None`: go on with what there is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saved: Option<Assignments>,
 }
 
 /// What an executor says of a stage before an eviction.

@@ -6,6 +6,7 @@
 mod eviction;
 mod kubelet;
 mod oom;
+mod placement;
 mod pod;
 mod ranking;
 mod usage;
@@ -16,6 +17,10 @@ pub use eviction::{
 };
 pub use kubelet::{Difference, KubeletAnswer};
 pub use oom::{OomContainer, OomError, OomExplanation, PlannedScore};
+pub use placement::{
+    AlignmentView, AlternativeView, ContainerPlacement, NodeMemoryLeft, OfferView,
+    PlacementExplanation, PlacementNotExplained, PodPlacement, placement, placement_of,
+};
 pub use pod::{ExplainedPod, Neighbour, NoSuchPod, WayOut};
 pub use ranking::{Candidate, ExplainedRanking, Place, Standing};
 pub use usage::PodUsage;

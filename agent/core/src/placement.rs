@@ -12,6 +12,7 @@ pub mod device;
 pub mod hints;
 pub mod memory;
 pub mod merge;
+pub mod node;
 pub mod topology_manager;
 
 use crate::numa_mask::NumaMask;

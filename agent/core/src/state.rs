@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::budget::DisruptionBudget;
 use crate::event::{Action, Event, EventKind, NodeMemory, Sample};
 use crate::options::Availability;
+use crate::placement::node::NodePlacement;
 use crate::pod::{Pod, PressureSignal};
 use crate::policy::foresight::Outlook;
 use crate::policy::rank::RankRow;
@@ -73,6 +74,9 @@ pub struct NodeState {
     /// What is tried before a pod is evicted for memory.
     #[serde(default)]
     pub remedies: RemedyState,
+    /// Who holds which CPUs and memory; `None` if nothing is placed here.
+    #[serde(default)]
+    pub placement: Option<NodePlacement>,
     /// The threshold that found nobody to evict, so that it is said once and not at every sample.
     pub no_victim: Option<Signal>,
 }
@@ -266,8 +270,11 @@ impl NodeState {
                     reclaim.done = true;
                 }
             }
-            // Only what is being tried is concerned, see `policy::remedies`.
-            EventKind::Stage { .. } => {}
+            // Only what is being tried is concerned, see `policy::remedies`, or what is placed, see `policy::place`.
+            EventKind::Stage { .. }
+            | EventKind::PlacementStarted(_)
+            | EventKind::PodsListed
+            | EventKind::ContainerEnded { .. } => {}
             EventKind::Outcome { uid, action, error } => {
                 self.outcome(uid, *action, error.is_some())
             }

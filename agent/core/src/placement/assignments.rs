@@ -5,12 +5,15 @@
 //! `cpu_manager_state` and `memory_manager_state` (pkg/kubelet/cm/{cpumanager,memorymanager}/state, 1.36).
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::cpu_set::CpuSet;
 use crate::numa_mask::NumaMask;
 use crate::placement::cpuset_order::Cpus;
+use crate::placement::device::Held;
+use crate::placement::memory::Blocks;
 use crate::units::PodUid;
 
 /// What one container holds.
@@ -20,12 +23,12 @@ pub struct Assignment {
     /// CPUs that are its own. `None`: it runs in the shared pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<CpuSet>,
-    /// NUMA nodes that its memory comes from. `None`: any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nodes: Option<NumaMask>,
-    /// Devices by resource name, by their ids.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub devices: BTreeMap<String, Vec<String>>,
+    /// What its memory and huge pages are, and on which NUMA nodes. Empty: any.
+    #[serde(default, skip_serializing_if = "Blocks::is_empty")]
+    pub memory: Blocks,
+    /// Its devices.
+    #[serde(default, skip_serializing_if = "Held::is_empty")]
+    pub devices: Held,
 }
 
 /// What all containers hold.
@@ -61,7 +64,10 @@ impl Assignments {
     /// Where its memory is to come from; `None` for any node.
     #[must_use]
     pub fn nodes(&self, pod: &PodUid, container: &str) -> Option<NumaMask> {
-        self.get(pod, container)?.nodes
+        let blocks = self.get(pod, container)?.memory.iter();
+        blocks
+            .map(|block| block.nodes)
+            .reduce(|all, nodes| all | nodes)
     }
 
     /// All exclusive CPUs.
@@ -73,16 +79,47 @@ impl Assignments {
     }
 }
 
+/// In a line.
+impl fmt::Display for Assignments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "shared pool {}", self.shared_pool)?;
+        for (pod, containers) in &self.containers {
+            for (container, own) in containers {
+                let nodes = self.nodes(pod, container);
+                match (own.cpus, nodes) {
+                    (None, None) => continue,
+                    (Some(cpus), None) => write!(f, "; {pod}/{container} CPUs {cpus}")?,
+                    (None, Some(nodes)) => {
+                        write!(f, "; {pod}/{container} memory of NUMA nodes {nodes}")?
+                    }
+                    (Some(cpus), Some(nodes)) => {
+                        write!(
+                            f,
+                            "; {pod}/{container} CPUs {cpus}, memory of NUMA nodes {nodes}"
+                        )?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::placement::memory::Block;
 
     #[test]
     fn a_checkpoint_reads_as_it_was_written() {
         let own = Assignment {
             cpus: Some(CpuSet::parse("2-3").unwrap()),
-            nodes: Some(NumaMask::of(1)),
-            devices: BTreeMap::from([("vendor.example/nic".into(), vec!["nic0".into()])]),
+            memory: vec![Block {
+                nodes: NumaMask::of(1),
+                resource: "memory".into(),
+                bytes: 1 << 30,
+            }],
+            devices: BTreeMap::from([("vendor.example/nic".into(), ["nic0".into()].into())]),
         };
         let assignments = Assignments {
             shared_pool: CpuSet::parse("0-1,4-7").unwrap(),
@@ -92,7 +129,7 @@ mod tests {
         let text = serde_json::to_string(&assignments).unwrap();
         assert_eq!(
             text,
-            r#"{"sharedPool":"0-1,4-7","containers":{"web":{"main":{"cpus":"2-3","nodes":"1","devices":{"vendor.example/nic":["nic0"]}}}}}"#
+            r#"{"sharedPool":"0-1,4-7","containers":{"web":{"main":{"cpus":"2-3","memory":[{"nodes":"1","resource":"memory","bytes":1073741824}],"devices":{"vendor.example/nic":["nic0"]}}}}}"#
         );
         assert_eq!(
             serde_json::from_str::<Assignments>(&text).unwrap(),

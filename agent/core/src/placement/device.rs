@@ -86,6 +86,22 @@ impl Devices {
         self.held.get(pod)?.get(container)
     }
 
+    /// Who holds what. A container that holds nothing is not in it.
+    #[must_use]
+    pub fn assignments(&self) -> &BTreeMap<PodUid, BTreeMap<String, Held>> {
+        &self.held
+    }
+
+    /// Takes back what a container holds. The kubelet does so only for whole pods.
+    pub fn remove_container(&mut self, pod: &PodUid, container: &str) {
+        if let Some(containers) = self.held.get_mut(pod) {
+            containers.remove(container);
+            if containers.is_empty() {
+                self.remove(pod);
+            }
+        }
+    }
+
     /// Takes back all that a pod's containers hold. Nothing if they hold nothing.
     pub fn remove(&mut self, pod: &PodUid) {
         self.held.remove(pod);

@@ -123,6 +123,14 @@ pub enum InventoryError {
 }
 
 impl Inventory {
+    /// Every resource with its devices and which of them to take first.
+    pub fn resources(
+        &self,
+    ) -> impl Iterator<Item = (&str, impl Iterator<Item = &Device>, &Preference)> {
+        let all = self.resources.iter();
+        all.map(|(name, own)| (name.as_str(), own.devices.values(), &own.preference))
+    }
+
     /// Sets all devices of a resource, in place of those it had.
     ///
     /// # Errors

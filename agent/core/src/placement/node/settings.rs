@@ -1,0 +1,190 @@
+//! What the configuration says about placement.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::PlacementError;
+use crate::cpu_set::CpuSet;
+use crate::machine::Machine;
+use crate::placement::cpu_static::{CpuReservation, StaticCpuOption, StaticCpuSettings};
+use crate::placement::device::{Device, Inventory, InventoryError, Preference};
+use crate::placement::memory::{HugePages, NumaMemory, ReservedMemory};
+use crate::placement::topology_manager::TopologySettings;
+
+/// `cpuManagerPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CpuManagerPolicy {
+    /// All containers share all CPUs.
+    #[default]
+    None,
+    /// Containers of Guaranteed pods that request whole CPUs have them to themselves.
+    Static,
+}
+
+/// `memoryManagerPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum MemoryManagerPolicy {
+    /// Memory comes from anywhere.
+    #[default]
+    None,
+    /// Containers of Guaranteed pods have NUMA nodes.
+    Static,
+}
+
+/// The fields of the kubelet's configuration that placement follows, by their names there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PlacementSettings {
+    /// `cpuManagerPolicy`.
+    pub cpu_manager_policy: CpuManagerPolicy,
+    /// `cpuManagerPolicyOptions`.
+    pub cpu_manager_policy_options: BTreeMap<String, bool>,
+    /// `reservedSystemCPUs`; empty if only their number is given.
+    #[serde(rename = "reservedSystemCPUs")]
+    pub reserved_system_cpus: CpuSet,
+    /// How many CPUs `kubeReserved` and `systemReserved` add up to, rounded up.
+    pub reserved_cpu_count: u32,
+    /// `memoryManagerPolicy`.
+    pub memory_manager_policy: MemoryManagerPolicy,
+    /// `reservedMemory`.
+    pub reserved_memory: ReservedMemory,
+    /// `topologyManagerPolicy`.
+    pub topology_manager_policy: String,
+    /// `topologyManagerScope`.
+    pub topology_manager_scope: String,
+    /// `topologyManagerPolicyOptions`.
+    pub topology_manager_policy_options: BTreeMap<String, String>,
+    /// Devices of the machine; the kubelet hears of them from device plugins.
+    #[serde(skip_serializing_if = "DeviceSettings::is_empty")]
+    pub devices: DeviceSettings,
+}
+
+/// Devices by resource name.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct DeviceSettings(pub BTreeMap<String, ResourceDevices>);
+
+/// The devices of one resource.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ResourceDevices {
+    /// All of them.
+    pub devices: Vec<Device>,
+    /// Which to take first of those that would do.
+    #[serde(default)]
+    pub preference: Preference,
+}
+
+impl DeviceSettings {
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn inventory(&self) -> Result<Inventory, InventoryError> {
+        let mut inventory = Inventory::default();
+        for (resource, own) in &self.0 {
+            inventory.set(
+                resource,
+                own.devices.iter().cloned(),
+                own.preference.clone(),
+            )?;
+        }
+        Ok(inventory)
+    }
+}
+
+impl From<&Inventory> for DeviceSettings {
+    fn from(inventory: &Inventory) -> Self {
+        let own = inventory
+            .resources()
+            .map(|(resource, devices, preference)| {
+                let own = ResourceDevices {
+                    devices: devices.cloned().collect(),
+                    preference: preference.clone(),
+                };
+                (resource.to_owned(), own)
+            });
+        Self(own.collect())
+    }
+}
+
+/// CPUs that stay in the shared pool whatever is requested: the kubelet can leave it empty under `strict-cpu-reservation`, and then nothing
+/// but exclusive containers can run (docs/reference/placement-improvements.md).
+const SHARED_POOL_MIN: u32 = 1;
+
+impl Default for PlacementSettings {
+    /// The kubelet's defaults: nothing is placed.
+    fn default() -> Self {
+        Self {
+            cpu_manager_policy: CpuManagerPolicy::None,
+            cpu_manager_policy_options: BTreeMap::new(),
+            reserved_system_cpus: CpuSet::EMPTY,
+            reserved_cpu_count: 0,
+            memory_manager_policy: MemoryManagerPolicy::None,
+            reserved_memory: ReservedMemory::new(),
+            topology_manager_policy: "none".into(),
+            topology_manager_scope: "container".into(),
+            topology_manager_policy_options: BTreeMap::new(),
+            devices: DeviceSettings::default(),
+        }
+    }
+}
+
+impl PlacementSettings {
+    /// Whether anything is placed at all.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.cpu_manager_policy != CpuManagerPolicy::None
+            || self.memory_manager_policy != MemoryManagerPolicy::None
+            || !self.devices.is_empty()
+    }
+
+    pub(super) fn static_cpus(&self) -> Result<StaticCpuSettings, PlacementError> {
+        if self.reserved_cpu_count == 0 && self.reserved_system_cpus.is_empty() {
+            return Err(PlacementError::NothingReserved);
+        }
+        let mut settings = StaticCpuSettings {
+            reservation: CpuReservation {
+                count: self.reserved_cpu_count,
+                cpus: self.reserved_system_cpus,
+            },
+            single_numa_node: self.topology_manager_policy == "single-numa-node",
+            shared_min: SHARED_POOL_MIN,
+            ..StaticCpuSettings::default()
+        };
+        for (name, on) in &self.cpu_manager_policy_options {
+            let option = StaticCpuOption::from_name(name);
+            let option = option.ok_or_else(|| PlacementError::UnknownCpuOption(name.clone()))?;
+            settings.set(option, *on);
+        }
+        Ok(settings)
+    }
+
+    pub(super) fn topology(&self) -> TopologySettings<'_> {
+        TopologySettings {
+            policy: &self.topology_manager_policy,
+            scope: &self.topology_manager_scope,
+            options: &self.topology_manager_policy_options,
+        }
+    }
+}
+
+/// The memory of each NUMA node that has any.
+pub(super) fn numa_memory(machine: &Machine) -> Vec<NumaMemory> {
+    let nodes = machine.nodes().iter().filter_map(|node| {
+        let huge_pages = node.hugepages.iter().map(|pool| HugePages {
+            page_bytes: pool.page_bytes,
+            pages: pool.pages,
+        });
+        Some(NumaMemory {
+            id: node.id,
+            bytes: node.memory_bytes?,
+            huge_pages: huge_pages.collect(),
+        })
+    });
+    nodes.collect()
+}

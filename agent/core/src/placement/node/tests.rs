@@ -1,0 +1,303 @@
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::machine::{Core, NumaNode, Parts};
+use crate::numa_mask::NumaMask;
+
+const GI: u64 = 1 << 30;
+
+/// Two NUMA nodes in a socket each, of four cores with one thread; CPUs `offline` are switched off.
+fn machine(offline: &str) -> Machine {
+    let core = |cpu: u32| Core {
+        cpus: CpuSet::of(cpu),
+        socket: Some(cpu / 4),
+        node: Some(cpu / 4),
+        ..Core::default()
+    };
+    let node = |id: u32| NumaNode {
+        id,
+        memory_bytes: Some(8 * GI),
+        ..NumaNode::default()
+    };
+    let parts = Parts {
+        cores: (0..8).map(core).collect(),
+        offline: CpuSet::parse(offline).unwrap(),
+        nodes: (0..2).map(node).collect(),
+        ..Parts::default()
+    };
+    Machine::new(parts).unwrap()
+}
+
+fn settings(reserved: &str, topology: &str) -> PlacementSettings {
+    let reserved = CpuSet::parse(reserved).unwrap();
+    PlacementSettings {
+        cpu_manager_policy: CpuManagerPolicy::Static,
+        reserved_system_cpus: reserved,
+        reserved_cpu_count: reserved.len(),
+        memory_manager_policy: MemoryManagerPolicy::Static,
+        reserved_memory: BTreeMap::from([(0, BTreeMap::from([("memory".to_owned(), GI)]))]),
+        topology_manager_policy: topology.into(),
+        ..PlacementSettings::default()
+    }
+}
+
+fn start(settings: PlacementSettings) -> NodePlacement {
+    let (placement, notes) =
+        NodePlacement::start(settings, machine(""), &Assignments::default()).unwrap();
+    assert_eq!(notes, []);
+    placement
+}
+
+fn containers(list: &[(&str, u32, u32)]) -> serde_json::Value {
+    let container = |(name, cpus, gi): &(&str, u32, u32)| {
+        let amounts = json!({"cpu": cpus.to_string(), "memory": format!("{gi}Gi")});
+        json!({"name": name, "resources": {"requests": amounts, "limits": amounts}})
+    };
+    list.iter().map(container).collect()
+}
+
+fn pod_of(name: &str, init: &[(&str, u32, u32)], app: &[(&str, u32, u32)]) -> Pod {
+    let pod = json!({
+        "metadata": {"name": name, "uid": name},
+        "spec": {"initContainers": containers(init), "containers": containers(app)},
+    });
+    serde_json::from_value(pod).unwrap()
+}
+
+fn pod(name: &str, cpus: u32, gi: u32) -> Pod {
+    pod_of(name, &[], &[("main", cpus, gi)])
+}
+
+fn cpus(placement: &NodePlacement, pod: &str, container: &str) -> String {
+    let assignments = placement.assignments();
+    let own = assignments
+        .get(&pod.into(), container)
+        .and_then(|own| own.cpus);
+    own.map_or("shared".into(), |cpus| cpus.to_string())
+}
+
+#[test]
+fn cpus_and_memory_come_from_one_node() {
+    let mut placement = start(settings("0", "single-numa-node"));
+    placement.admit(&pod("a", 3, 7)).unwrap();
+    placement.admit(&pod("b", 4, 8)).unwrap();
+    assert_eq!(
+        (cpus(&placement, "a", "main"), cpus(&placement, "b", "main")),
+        ("1-3".into(), "4-7".into())
+    );
+    let assignments = placement.assignments();
+    assert_eq!(
+        assignments.nodes(&"a".into(), "main"),
+        Some(NumaMask::of(0))
+    );
+    assert_eq!(
+        assignments.nodes(&"b".into(), "main"),
+        Some(NumaMask::of(1))
+    );
+    assert_eq!(assignments.shared_pool.to_string(), "0");
+    let [reason] = placement.reasons(&"b".into()) else {
+        panic!()
+    };
+    assert!(reason.admitted && reason.hint.preferred);
+
+    let before = placement.clone();
+    let refusal = placement.admit(&pod("c", 1, 1)).unwrap_err().to_string();
+    assert!(
+        refusal.contains("cpu has not enough on any nodes"),
+        "{refusal}"
+    );
+    assert_eq!(placement.placed(&"c".into()), Placed::Refused(refusal));
+    assert_eq!(
+        placement.assignments().containers,
+        before.assignments().containers
+    );
+    assert!(placement.remove(&"b".into()) && placement.remove(&"c".into()));
+    assert!(!placement.remove(&"b".into()), "it holds nothing any more");
+    placement.admit(&pod("c", 1, 1)).unwrap();
+    assert!(matches!(placement.placed(&"c".into()), Placed::Holds(_)));
+}
+
+#[test]
+fn a_pod_whose_second_container_does_not_fit_leaves_nothing() {
+    let mut placement = start(settings("0", "none"));
+    let empty = placement.assignments();
+    let greedy = pod_of("greedy", &[("init", 2, 1)], &[("one", 4, 1), ("two", 6, 1)]);
+    let refusal = placement.admit(&greedy).unwrap_err().to_string();
+    assert!(
+        refusal.contains("container two: 6 CPUs are wanted"),
+        "{refusal}"
+    );
+    placement.remove(&"greedy".into());
+    assert_eq!(placement.assignments(), empty);
+}
+
+#[test]
+fn init_containers_give_back_what_nobody_uses_again() {
+    let mut placement = start(settings("0", "none"));
+    let two = pod_of("two", &[("init", 4, 1)], &[("main", 2, 1)]);
+    placement.admit(&two).unwrap();
+    // As in the kubelet without a hint: the least free node first, and not what could be used again.
+    assert_eq!(placement.shared_pool().len(), 2);
+    assert!(
+        !placement.container_ended(&two, "main"),
+        "it may be started again"
+    );
+    assert!(placement.container_ended(&two, "init"));
+    assert_eq!(placement.shared_pool().len(), 6);
+    let main = cpus(&placement, "two", "main");
+    // The same pod once more, as after a restart: its init container is behind it.
+    placement.admit(&two).unwrap();
+    assert_eq!(
+        (
+            cpus(&placement, "two", "main"),
+            cpus(&placement, "two", "init")
+        ),
+        (main, "shared".into())
+    );
+}
+
+#[test]
+fn a_change_of_settings_or_cpus_moves_only_who_has_to_move() {
+    let mut placement = start(settings("0", "restricted"));
+    for name in ["a", "b"] {
+        placement.admit(&pod(name, 2, 1)).unwrap();
+    }
+    assert_eq!(
+        (cpus(&placement, "a", "main"), cpus(&placement, "b", "main")),
+        ("1-2".into(), "4-5".into())
+    );
+    let saved = placement.assignments();
+
+    // CPU 1 is reserved now, and CPU 7 is gone.
+    let (mut placement, notes) =
+        NodePlacement::start(settings("0-1", "restricted"), machine("7"), &saved).unwrap();
+    assert_eq!(notes.len(), 1);
+    assert_eq!(
+        notes[0].to_string(),
+        "pod a, container main: it had CPUs 1-2, of which 1 are offline or reserved now: it is placed anew"
+    );
+    assert_eq!(
+        (cpus(&placement, "a", "main"), cpus(&placement, "b", "main")),
+        ("shared".into(), "4-5".into())
+    );
+    placement.admit(&pod("a", 2, 1)).unwrap();
+    assert_eq!(
+        (cpus(&placement, "a", "main"), cpus(&placement, "b", "main")),
+        ("2-3".into(), "4-5".into())
+    );
+
+    let none = PlacementSettings::default();
+    let (placement, notes) =
+        NodePlacement::start(none, machine(""), &placement.assignments()).unwrap();
+    assert_eq!((notes.len(), placement.shared_pool().len()), (2, 8));
+}
+
+#[test]
+fn a_state_that_contradicts_itself_costs_the_second_owner_its_cpus() {
+    let mut placement = start(settings("0", "none"));
+    placement.admit(&pod("a", 2, 1)).unwrap();
+    let mut saved = placement.assignments();
+    let of_a = saved.containers[&"a".into()].clone();
+    saved.containers.insert("b".into(), of_a);
+    let (placement, notes) =
+        NodePlacement::start(settings("0", "none"), machine(""), &saved).unwrap();
+    assert_eq!(notes.len(), 1);
+    assert!(notes[0].why.contains("another pod has"), "{notes:?}");
+    assert_eq!(
+        (cpus(&placement, "a", "main"), cpus(&placement, "b", "main")),
+        ("1-2".into(), "shared".into())
+    );
+}
+
+#[test]
+fn what_cannot_be_is_refused_at_the_start() {
+    let refused = |settings| {
+        let started = NodePlacement::start(settings, machine(""), &Assignments::default());
+        started.unwrap_err().to_string()
+    };
+    assert!(refused(settings("", "none")).contains("reservedSystemCPUs"));
+    assert!(refused(settings("9", "none")).contains("not online"));
+    assert!(refused(settings("0", "some")).contains("some"));
+    let mut much = settings("0", "none");
+    much.reserved_memory
+        .insert(1, BTreeMap::from([("memory".to_owned(), 9 * GI)]));
+    assert!(refused(much).contains("NUMA node 1"));
+}
+
+#[derive(Debug, Clone)]
+enum Happens {
+    Admit(usize, u32, u32, u32),
+    Remove(usize),
+    InitEnds(usize),
+    Restart,
+}
+
+fn happens() -> impl Strategy<Value = Happens> {
+    prop_oneof![
+        4 => (0..6usize, 0..4u32, 1..5u32, 1..6u32).prop_map(|(pod, init, cpus, gi)| Happens::Admit(pod, init, cpus, gi)),
+        2 => (0..6usize).prop_map(Happens::Remove),
+        1 => (0..6usize).prop_map(Happens::InitEnds),
+        1 => Just(Happens::Restart),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn nothing_is_shared_lost_or_left(
+        happenings in proptest::collection::vec(happens(), 1..40),
+        policy in proptest::sample::select(vec!["none", "best-effort", "restricted", "single-numa-node"]),
+        scope in proptest::sample::select(vec!["container", "pod"]),
+    ) {
+        let settings = PlacementSettings { topology_manager_scope: scope.into(), ..settings("0", policy) };
+        let mut placement = start(settings.clone());
+        let empty = placement.clone();
+        let mut pods = BTreeMap::<String, Pod>::new();
+        for happening in happenings {
+            match happening {
+                Happens::Admit(pod, init, cpus, gi) => {
+                    let name = format!("p{pod}");
+                    let inits = [("init", init, gi)];
+                    let inits = if init == 0 { &inits[..0] } else { &inits[..] };
+                    let wanted = pods.entry(name.clone()).or_insert_with(|| pod_of(&name, inits, &[("main", cpus, gi)]));
+                    let before = placement.assignments();
+                    if placement.admit(wanted).is_err() {
+                        prop_assert_eq!(&placement.assignments().containers, &before.containers);
+                    } else {
+                        prop_assert!(placement.assignments().cpus(&name.as_str().into(), "main").exclusive);
+                    }
+                }
+                Happens::Remove(pod) => {
+                    let name = format!("p{pod}");
+                    placement.remove(&name.as_str().into());
+                    pods.remove(&name);
+                }
+                Happens::InitEnds(pod) => {
+                    if let Some(pod) = pods.get(&format!("p{pod}")) {
+                        placement.container_ended(pod, "init");
+                    }
+                }
+                Happens::Restart => {
+                    let (again, notes) = NodePlacement::start(settings.clone(), machine(""), &placement.assignments()).unwrap();
+                    prop_assert_eq!(notes, vec![]);
+                    prop_assert_eq!(&again.assignments().containers, &placement.assignments().containers);
+                    placement = again;
+                }
+            }
+            let assignments = placement.assignments();
+            let mut seen = assignments.shared_pool;
+            prop_assert!(seen.contains(0));
+            for containers in assignments.containers.values() {
+                let own = containers.values().filter_map(|own| own.cpus).fold(CpuSet::EMPTY, |all, cpus| all | cpus);
+                prop_assert!(own.is_disjoint(&seen), "{:?}", assignments);
+                seen |= own;
+            }
+            prop_assert_eq!(seen, placement.machine().online(), "a CPU is nobody's");
+        }
+        for pod in placement.pods() {
+            placement.remove(&pod);
+        }
+        prop_assert_eq!(placement.memory().unwrap().nodes(), empty.memory().unwrap().nodes());
+        prop_assert_eq!(placement, empty);
+    }
+}

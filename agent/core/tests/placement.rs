@@ -1,0 +1,218 @@
+//! Placement by the engine, from outside: when pods get CPUs and when they give them back.
+#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
+
+use std::sync::Arc;
+
+use plimsoll_core::cpu_set::CpuSet;
+use plimsoll_core::decision::Decision;
+use plimsoll_core::engine::{Engine, EngineConfig};
+use plimsoll_core::event::{Event, EventKind, PlacementStart};
+use plimsoll_core::machine::{Core, Machine, NumaNode, Parts};
+use plimsoll_core::placement::assignments::Assignments;
+use plimsoll_core::placement::node::{CpuManagerPolicy, PlacementSettings};
+use plimsoll_core::pod::Pod;
+use serde_json::json;
+
+/// One NUMA node of so many cores with one thread.
+fn machine(cpus: u32) -> Machine {
+    let core = |cpu| Core {
+        cpus: CpuSet::of(cpu),
+        socket: Some(0),
+        node: Some(0),
+        ..Core::default()
+    };
+    let nodes = vec![NumaNode {
+        memory_bytes: Some(8 << 30),
+        ..NumaNode::default()
+    }];
+    let cores = (0..cpus).map(core).collect();
+    Machine::new(Parts {
+        cores,
+        nodes,
+        ..Parts::default()
+    })
+    .unwrap()
+}
+
+struct Node(Engine);
+
+impl Node {
+    /// Eight CPUs, of which the first is reserved.
+    fn new(saved: Option<Assignments>) -> Self {
+        let mut node = Self(Engine::new(EngineConfig::default()));
+        node.machine_is(8, saved);
+        node
+    }
+
+    fn machine_is(&mut self, cpus: u32, saved: Option<Assignments>) -> Vec<String> {
+        let settings = PlacementSettings {
+            cpu_manager_policy: CpuManagerPolicy::Static,
+            reserved_system_cpus: CpuSet::of(0),
+            reserved_cpu_count: 1,
+            ..PlacementSettings::default()
+        };
+        let start = PlacementStart {
+            settings,
+            machine: machine(cpus),
+            saved,
+        };
+        self.step(EventKind::PlacementStarted(Box::new(start)))
+    }
+
+    /// What is decided about placement.
+    fn step(&mut self, kind: EventKind) -> Vec<String> {
+        let mut decisions = Vec::new();
+        self.0.step(&Event { at_ns: 1, kind }, &mut decisions);
+        let about_placement = decisions.iter().filter(|decision| {
+            matches!(
+                decision,
+                Decision::Place { .. }
+                    | Decision::PlacementRefused { .. }
+                    | Decision::PlacementLost { .. }
+                    | Decision::PlacementFailed { .. }
+            )
+        });
+        about_placement.map(ToString::to_string).collect()
+    }
+
+    fn apply(&mut self, name: &str, cpus: u32) -> Vec<String> {
+        let amounts = json!({"cpu": cpus.to_string(), "memory": "1Gi"});
+        let resources = json!({"requests": amounts, "limits": amounts});
+        let pod = json!({
+            "metadata": {"name": name, "uid": name},
+            "spec": {"containers": [{"name": "main", "resources": resources}]},
+        });
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        self.step(EventKind::PodApplied { pod: Arc::new(pod) })
+    }
+
+    fn runs(&mut self, name: &str) -> Vec<String> {
+        self.step(EventKind::PodRunning { uid: name.into() })
+    }
+
+    fn is_empty(&mut self, name: &str) -> Vec<String> {
+        self.step(EventKind::PodEmpty { uid: name.into() })
+    }
+
+    fn is_removed(&mut self, name: &str) -> Vec<String> {
+        self.step(EventKind::PodRemoved { uid: name.into() })
+    }
+
+    fn assignments(&self) -> Assignments {
+        self.0.state().placement.as_ref().unwrap().assignments()
+    }
+}
+
+const NOTHING: [&str; 0] = [];
+
+#[test]
+fn a_pod_holds_its_cpus_until_its_manifest_and_its_processes_are_gone() {
+    let mut node = Node::new(None);
+    assert_eq!(node.apply("a", 2), ["shared pool 0,3-7; a/main CPUs 1-2"]);
+    assert_eq!(node.apply("a", 2), NOTHING, "nothing has changed");
+    assert_eq!(node.runs("a"), NOTHING);
+    assert_eq!(node.is_empty("a"), NOTHING, "it may be started again");
+    node.runs("a");
+    assert_eq!(node.is_removed("a"), NOTHING, "it still runs");
+    assert_eq!(node.is_empty("a"), ["shared pool 0-7"]);
+    node.apply("b", 3);
+    assert_eq!(node.is_removed("b"), ["shared pool 0-7"]);
+}
+
+#[test]
+fn a_pod_that_changes_is_placed_anew_and_one_that_does_not_fit_is_refused_once() {
+    let mut node = Node::new(None);
+    node.apply("a", 2);
+    let refused = node.apply("b", 6);
+    assert_eq!(refused.len(), 2);
+    assert!(
+        refused[0].contains("6 CPUs are wanted") && refused[0].ends_with("it must not be started"),
+        "{refused:?}"
+    );
+    assert_eq!(refused[1], "shared pool 0,3-7; a/main CPUs 1-2");
+    assert!(node.assignments().refused.contains_key(&"b".into()));
+    assert_eq!(node.runs("b"), NOTHING, "it has been said");
+    assert_eq!(
+        node.apply("b", 5),
+        ["shared pool 0; a/main CPUs 1-2; b/main CPUs 3-7"]
+    );
+    assert_eq!(
+        node.apply("a", 1),
+        ["shared pool 0,2; a/main CPUs 1; b/main CPUs 3-7"]
+    );
+}
+
+#[test]
+fn what_was_saved_is_kept_and_given_back_when_nobody_claims_it() {
+    let mut before = Node::new(None);
+    before.apply("a", 2);
+    before.apply("gone", 2);
+    let saved = before.assignments();
+    let mut node = Node::new(Some(saved.clone()));
+    assert_eq!(node.assignments(), saved);
+    assert_eq!(node.apply("a", 2), NOTHING);
+    assert_eq!(
+        node.apply("new", 3),
+        ["shared pool 0; a/main CPUs 1-2; gone/main CPUs 3-4; new/main CPUs 5-7"]
+    );
+    assert_eq!(
+        node.step(EventKind::PodsListed),
+        ["shared pool 0,3-4; a/main CPUs 1-2; new/main CPUs 5-7"]
+    );
+}
+
+#[test]
+fn when_cpus_go_offline_only_who_was_on_them_moves() {
+    let mut node = Node::new(None);
+    node.apply("a", 2);
+    node.apply("b", 2);
+    assert_eq!(
+        node.assignments().to_string(),
+        "shared pool 0,5-7; a/main CPUs 1-2; b/main CPUs 3-4"
+    );
+    node.runs("b");
+    let told = node.machine_is(4, None);
+    assert_eq!(told.len(), 3);
+    assert!(
+        told[0].starts_with("pod b, container main: it had CPUs 3-4, of which 4 are offline"),
+        "{told:?}"
+    );
+    assert!(told[1].ends_with("it goes on without"), "{told:?}");
+    assert_eq!(told[2], "shared pool 0,3; a/main CPUs 1-2");
+    // Back again: what could not be is now possible.
+    assert_eq!(
+        node.machine_is(8, None),
+        ["shared pool 0,5-7; a/main CPUs 1-2; b/main CPUs 3-4"]
+    );
+}
+
+#[test]
+fn a_state_with_a_placement_goes_on_where_it_was_saved() {
+    let mut node = Node::new(None);
+    node.apply("a", 2);
+    node.apply("b", 6);
+    let text = serde_json::to_string(node.0.state()).unwrap();
+    let state = serde_json::from_str(&text).unwrap();
+    let mut again = Node(Engine::resume(EngineConfig::default(), state));
+    assert_eq!(again.0.state(), node.0.state());
+    assert_eq!(again.apply("c", 1), node.apply("c", 1));
+}
+
+#[test]
+fn settings_that_cannot_be_leave_everything_as_it_is() {
+    let mut node = Node::new(None);
+    node.apply("a", 2);
+    let before = node.assignments();
+    let start = PlacementStart {
+        settings: PlacementSettings {
+            cpu_manager_policy: CpuManagerPolicy::Static,
+            ..PlacementSettings::default()
+        },
+        machine: machine(8),
+        saved: None,
+    };
+    let told = node.step(EventKind::PlacementStarted(Box::new(start)));
+    assert_eq!(told.len(), 1);
+    assert!(told[0].contains("reservedSystemCPUs"), "{told:?}");
+    assert_eq!(node.assignments(), before);
+}
