@@ -560,7 +560,12 @@ impl Agent {
             Decision::Finished { .. }
             | Decision::StageEnded { .. }
             | Decision::NoVictim { .. }
-            | Decision::Condition { .. } => {}
+            | Decision::Condition { .. }
+            // Nothing starts placement yet.
+            | Decision::Place { .. }
+            | Decision::PlacementRefused { .. }
+            | Decision::PlacementLost { .. }
+            | Decision::PlacementFailed { .. } => {}
         }
     }
 

@@ -9,6 +9,7 @@ use crate::config::command::ConfigArgs;
 use crate::events::EventsArgs;
 use crate::exec::ExecArgs;
 use crate::explain::ExplainArgs;
+use crate::place::PlaceArgs;
 use crate::rank::RankArgs;
 use crate::replay::ReplayArgs;
 use crate::run::RunArgs;
@@ -25,6 +26,7 @@ Examples:
   plimsoll run --manifests ./pods                   watch the node, evict when it runs short
   plimsoll exec -f ./pods/web.yaml -- nginx         start a container of a pod
   plimsoll rank -f ./pods --usage usage.yaml        who would be evicted first, and why; needs no agent
+  plimsoll place -f ./pods --machine machine.json   which CPUs and NUMA nodes pods would get
   plimsoll explain eviction                         the same of a running agent, and what would make a pod safe
   plimsoll config check -f kubelet.yaml             whether a configuration would be accepted, and what is done with it
   plimsoll topology                                 the machine: sockets, NUMA nodes, caches, cores, memory
@@ -45,6 +47,7 @@ enum Command {
     Check(CheckArgs),
     Events(EventsArgs),
     Rank(RankArgs),
+    Place(PlaceArgs),
     Config(ConfigArgs),
     Explain(ExplainArgs),
     Topology(TopologyArgs),
@@ -85,6 +88,7 @@ pub fn main() -> ExitCode {
             answer(crate::events::run(&args).map_err(Into::into), EXIT_FAILURE)
         }
         Command::Config(args) => answer(crate::config::command::run(&args), EXIT_FAILURE),
+        Command::Place(args) => answer(crate::place::run(&args).map_err(Into::into), EXIT_FAILURE),
         Command::Rank(args) => answer(crate::rank::run(&args).map_err(Into::into), EXIT_FAILURE),
         Command::Explain(args) => match crate::explain::run(&args) {
             Ok(status) => status,

@@ -23,7 +23,7 @@ pub const EXIT_NO_ANSWER: u8 = 1;
 /// There is no such pod or signal.
 pub const EXIT_UNKNOWN: u8 = 3;
 
-/// Show whom a running agent would evict, or the kernel's OOM killer take, and why
+/// Show whom a running agent would evict, or the kernel's OOM killer take, or where it runs pods, and why
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
@@ -31,6 +31,8 @@ Examples:
   plimsoll explain eviction default/web              one pod: its place, and what would make it safe
   plimsoll explain eviction --signal nodefs.available
   plimsoll explain oom                               oom_score_adj, and whom the kernel would take
+  plimsoll explain cpu                               who has which CPUs, and the shared pool
+  plimsoll explain topology default/web              what each provider offered, the merged hint, why not elsewhere
   plimsoll explain eviction --journal run.journal --at 1234.567   as it was then
 
 Only root may ask, unless the agent was started with --control-group. Nothing is changed.
@@ -70,6 +72,10 @@ pub enum What {
     Eviction,
     /// `oom_score_adj`, and whom the kernel's OOM killer would take
     Oom,
+    /// Which containers have CPUs and memory of their own
+    Cpu,
+    /// The same, and how each came there: what CPUs, memory and devices offered, and why other NUMA nodes were not taken
+    Topology,
 }
 
 /// The last nanosecond of the millisecond that `text` names.
@@ -100,6 +106,9 @@ pub enum ExplainError {
     /// `--signal` with `oom`.
     #[error("--signal is for `explain eviction`: the kernel's OOM killer knows no signals")]
     SignalOfOom,
+    /// `--signal` with `cpu` or `topology`.
+    #[error("--signal is for `explain eviction`: where pods run does not hang on a signal")]
+    SignalOfPlacement,
     /// Standard output.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
@@ -114,7 +123,7 @@ impl ExplainError {
                     RefusalKind::UnknownPod | RefusalKind::AmbiguousPod | RefusalKind::UnknownSignal,
                 ..
             })) => EXIT_UNKNOWN,
-            Self::SignalOfOom => 2,
+            Self::SignalOfOom | Self::SignalOfPlacement => 2,
             _ => EXIT_NO_ANSWER,
         }
     }
@@ -128,7 +137,7 @@ pub fn run(args: &ExplainArgs) -> Result<ExitCode, ExplainError> {
     let mut stdout = io::stdout().lock();
     let answer = answer_to(args)?;
     let text = match args.output {
-        Format::Table => text::render(&answer, Style::of(&stdout)),
+        Format::Table => text::render(&answer, args.what == What::Topology, Style::of(&stdout)),
         Format::Json => json(&answer)?,
     };
     match stdout.write_all(text.as_bytes()) {
@@ -143,6 +152,7 @@ fn json(answer: &Answer) -> io::Result<String> {
     let text = match answer {
         Answer::Eviction(own) => serde_json::to_string_pretty(own),
         Answer::Oom(own) => serde_json::to_string_pretty(own),
+        Answer::Placement(own) => serde_json::to_string_pretty(own),
     };
     Ok(text? + "\n")
 }
@@ -156,6 +166,10 @@ fn answer_to(args: &ExplainArgs) -> Result<Answer, ExplainError> {
         },
         What::Oom if args.signal.is_some() => return Err(ExplainError::SignalOfOom),
         What::Oom => Request::ExplainOom { pod },
+        What::Cpu | What::Topology if args.signal.is_some() => {
+            return Err(ExplainError::SignalOfPlacement);
+        }
+        What::Cpu | What::Topology => Request::ExplainPlacement { pod },
     };
     let Some(journal) = &args.journal else {
         let path = socket_path(&args.state_dir, args.control_socket.as_deref());

@@ -22,6 +22,7 @@ pub mod oom_group;
 pub mod oom_order;
 pub mod oom_scores;
 pub mod output;
+pub mod place;
 pub mod placement;
 pub mod pod_cgroup;
 pub mod pod_meters;

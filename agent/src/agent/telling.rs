@@ -40,8 +40,12 @@ impl Agent {
             | Decision::ClearHigh { uid }
             | Decision::Notify { uid, .. }
             | Decision::StageEnded { uid, .. }
+            | Decision::PlacementRefused { uid, .. }
             | Decision::Finished { uid, .. } => Some(uid),
+            Decision::PlacementLost { note } => Some(&note.pod),
             Decision::ReclaimNode { .. }
+            | Decision::Place { .. }
+            | Decision::PlacementFailed { .. }
             | Decision::NoVictim { .. }
             | Decision::Condition { .. } => None,
         };

@@ -10,6 +10,7 @@ pub mod command;
 pub mod document;
 pub mod flags;
 pub mod kubelet;
+mod placement;
 pub mod plimsoll;
 pub mod print;
 pub mod problem;

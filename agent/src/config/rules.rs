@@ -314,7 +314,7 @@ pub(super) fn percentage(text: &str) -> Option<i64> {
 }
 
 /// What Go's `strconv.ParseBool` takes.
-fn go_bool(text: &str) -> Option<bool> {
+pub(super) fn go_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
         "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),

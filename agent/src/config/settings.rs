@@ -5,12 +5,14 @@ use std::path::PathBuf;
 
 use plimsoll_core::cgroup_config::{MemoryReservationPolicy, QosSettings, SwapBehavior};
 use plimsoll_core::engine::EngineConfig;
+use plimsoll_core::placement::node::PlacementSettings;
 use plimsoll_core::policy::rank::ImageFsLayout;
 use plimsoll_core::resources::{CPU, MEMORY, ResourceList};
 use plimsoll_core::threshold::{self, Threshold, ThresholdError, ThresholdSettings};
 
 use super::document::Value;
 use super::flags::EvictionFlags;
+use super::placement::placement;
 use super::plimsoll::PlimsollOptions;
 use super::resolve::Effective;
 use super::rules;
@@ -28,6 +30,10 @@ pub struct Config {
     pub node: NodeSettings,
     /// Where pods' cgroups are, and what is in them.
     pub cgroups: CgroupSettings,
+    /// Which pods get CPUs and memory of their own.
+    pub placement: PlacementSettings,
+    /// `cpuManagerReconcilePeriod`: between two checks of the containers' CPUs, nanoseconds.
+    pub cpu_reconcile_period_ns: u64,
     /// What disks are kept free of.
     pub storage: StorageSettings,
     /// `oomScoreAdj`: of the kubelet's process.
@@ -141,6 +147,7 @@ pub(super) fn config(
     let ns = |field: &str| tree.duration_ns(field).unwrap_or(0);
     let flag = |field: &str| tree.bool(field).unwrap_or(false);
     let text = |field: &str| tree.text(field).map(str::to_owned);
+    let node = node(tree);
     Config {
         thresholds: statements,
         engine: EngineConfig {
@@ -151,7 +158,9 @@ pub(super) fn config(
             options: PlimsollOptions::read(tree.0.get("plimsoll")).eviction,
             ..EngineConfig::default()
         },
-        node: node(tree),
+        placement: placement(tree, &node),
+        cpu_reconcile_period_ns: ns("cpuManagerReconcilePeriod"),
+        node,
         cgroups: CgroupSettings {
             root: text("cgroupRoot").unwrap_or_default(),
             qos: QosSettings {

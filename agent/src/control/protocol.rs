@@ -1,6 +1,6 @@
 //! What is said over the control socket.
 
-use plimsoll_core::explain::{EvictionExplanation, OomExplanation};
+use plimsoll_core::explain::{EvictionExplanation, OomExplanation, PlacementExplanation};
 use serde::{Deserialize, Serialize};
 
 /// The version of the protocol. A change that an older client cannot read raises it.
@@ -30,6 +30,12 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pod: Option<String>,
     },
+    /// Which CPUs and NUMA nodes pods have, and how they came there.
+    ExplainPlacement {
+        /// A pod to look at, as above.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pod: Option<String>,
+    },
 }
 
 /// The answer to a question that could be answered.
@@ -40,6 +46,8 @@ pub enum Answer {
     Eviction(Box<EvictionExplanation>),
     /// To [`Request::ExplainOom`].
     Oom(Box<OomExplanation>),
+    /// To [`Request::ExplainPlacement`].
+    Placement(Box<PlacementExplanation>),
 }
 
 /// Why a question is not answered.
@@ -70,6 +78,8 @@ pub enum RefusalKind {
     UnknownSignal,
     /// The agent has not looked at the node yet.
     NotReady,
+    /// No policy of the agent's places anything.
+    NothingPlaced,
 }
 
 impl Refusal {

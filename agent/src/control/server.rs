@@ -13,7 +13,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use plimsoll_core::explain::{
-    EvictionExplanation, ExplainError, NoSuchPod, OomError, OomExplanation,
+    EvictionExplanation, ExplainError, NoSuchPod, OomError, OomExplanation, PlacementNotExplained,
+    placement_of,
 };
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Mutex, Semaphore, oneshot};
@@ -262,6 +263,15 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
                     Refusal::new(kind, error.to_string())
                 })
         }
+        Request::ExplainPlacement { pod } => placement_of(state, pod.as_deref())
+            .map(|own| Answer::Placement(Box::new(own)))
+            .map_err(|error| {
+                let kind = match &error {
+                    PlacementNotExplained::NothingPlaced => RefusalKind::NothingPlaced,
+                    PlacementNotExplained::Pod(pod) => kind_of(pod),
+                };
+                Refusal::new(kind, error.to_string())
+            }),
     }
 }
 

@@ -13,13 +13,15 @@ use crate::rank::ranking_table;
 use crate::table::{Table, Tone, bytes};
 
 /// The text, each line ended.
-pub(super) fn render(answer: &Answer, style: Style) -> String {
+/// `why`: of a placement also how it came about.
+pub(super) fn render(answer: &Answer, why: bool, style: Style) -> String {
     match answer {
         Answer::Eviction(own) => match &own.pod {
             None => eviction(own, style),
             Some(pod) => one_pod(own, pod, style),
         },
         Answer::Oom(own) => super::oom_text::oom(own, style),
+        Answer::Placement(own) => crate::place::text::overview(own, why, style),
     }
 }
 
