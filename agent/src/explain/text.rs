@@ -465,6 +465,7 @@ mod tests {
     fn shown(request: &Request) -> String {
         render(
             &answer(request, &snapshot()).unwrap(),
+            false,
             Style { color: false },
         )
     }

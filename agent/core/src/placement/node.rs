@@ -165,7 +165,7 @@ pub struct NotPlaced {
     /// For people, with the container's name.
     pub why: String,
     /// What the topology manager says.
-    pub refusal: Refusal<NotAllocated>,
+    pub refusal: Box<Refusal<NotAllocated>>,
 }
 
 impl NodePlacement {
@@ -273,7 +273,10 @@ impl NodePlacement {
         if was_there.is_empty() {
             self.refused.insert(uid, why.clone());
         }
-        Err(NotPlaced { why, refusal })
+        Err(NotPlaced {
+            why,
+            refusal: Box::new(refusal),
+        })
     }
 
     /// Takes back what a container holds that has ended and is not started again: an init container. CPUs that it shares with another
@@ -488,6 +491,15 @@ struct Turn<'a> {
     memory: &'a mut MemoryPolicy,
 }
 
+impl Turn<'_> {
+    fn has_cpus(&self, container: &Container) -> bool {
+        match &*self.cpus {
+            CpuPolicy::None => false,
+            CpuPolicy::Static(cpus) => cpus.cpus_of(&self.pod.uid(), &container.name).is_some(),
+        }
+    }
+}
+
 impl HintProviders for Turn<'_> {
     type Error = NotAllocated;
 
@@ -530,7 +542,10 @@ impl HintProviders for Turn<'_> {
     fn allocate(&mut self, place: usize, hint: TopologyHint) -> Result<(), NotAllocated> {
         let container = self.containers[place];
         self.devices.allocate(self.pod, container, hint)?;
-        self.cpus.allocate(self.pod, container, hint)?;
+        // `full-pcpus-only` is checked again for what a container has, and must not take it away after a restart.
+        if !self.has_cpus(container) {
+            self.cpus.allocate(self.pod, container, hint)?;
+        }
         self.memory.allocate(self.pod, container, hint)?;
         Ok(())
     }
