@@ -22,6 +22,7 @@ use plimsoll_core::cgroup_config::{NodeCapacity, QosSettings};
 use plimsoll_core::cpu_set::CpuSet;
 use plimsoll_core::numa_mask::NumaMask;
 use plimsoll_core::placement::assignments::{Assignment, Assignments};
+use plimsoll_core::placement::memory::Block;
 use plimsoll_core::pod::Pod;
 use plimsoll_core::units::PodUid;
 
@@ -170,7 +171,7 @@ impl Node {
     fn wanted(&self, own: Option<CpuSet>) -> Wanted {
         let own_nodes = Assignment {
             cpus: own,
-            nodes: own.map(|_| NumaMask::of(0)),
+            memory: own.iter().map(|_| memory_of_node_0()).collect(),
             ..Assignment::default()
         };
         let own_nodes = own.map(|_| {
@@ -379,5 +380,13 @@ fn a_refused_pod_is_not_started_and_a_damaged_file_stops_nobody() {
     for path in other {
         let pod = CgroupPath::new(path.as_path().parent().unwrap().to_str().unwrap()).unwrap();
         assert!(pod_cgroup::remove_empty(&node.place.mounts, &pod).unwrap());
+    }
+}
+
+fn memory_of_node_0() -> Block {
+    Block {
+        nodes: NumaMask::of(0),
+        resource: "memory".to_owned(),
+        bytes: 1 << 20,
     }
 }

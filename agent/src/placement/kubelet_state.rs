@@ -21,6 +21,7 @@ use serde::Deserialize;
 use plimsoll_core::cpu_set::{CpuSet, CpuSetError};
 use plimsoll_core::numa_mask::{NUMA_NODES_MAX, NumaMask};
 use plimsoll_core::placement::assignments::{Assignment, Assignments};
+use plimsoll_core::placement::memory::Block as MemoryBlock;
 use plimsoll_core::units::PodUid;
 
 /// The CPU manager's file in the kubelet's directory.
@@ -88,17 +89,6 @@ pub struct CpuManagerState {
     pub pods: BTreeMap<PodUid, CpuSet>,
     /// Whether there was a checksum, which then was right.
     pub verified: bool,
-}
-
-/// Memory of one kind that a container has.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MemoryBlock {
-    /// From these nodes together.
-    pub nodes: NumaMask,
-    /// `memory`, or a size of huge pages.
-    pub resource: String,
-    /// How much.
-    pub bytes: u64,
 }
 
 /// Memory of one kind on a NUMA node, in bytes.
@@ -296,11 +286,13 @@ pub fn assignments(cpu: &CpuManagerState, memory: Option<&MemoryManagerState>) -
     let entries = memory.map(|memory| &memory.entries);
     for (pod, own) in entries.into_iter().flatten() {
         for (container, blocks) in own {
-            let nodes = blocks.iter().map(|block| block.nodes);
-            let nodes = nodes.fold(NumaMask::EMPTY, |all, nodes| all | nodes);
-            if !nodes.is_empty() {
+            if !blocks.is_empty() {
                 let of_pod = containers.entry(pod.clone()).or_default();
-                of_pod.entry(container.clone()).or_default().nodes = Some(nodes);
+                of_pod
+                    .entry(container.clone())
+                    .or_default()
+                    .memory
+                    .clone_from(blocks);
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use plimsoll_core::numa_mask::NumaMask;
 use plimsoll_core::placement::assignments::Assignment;
+use plimsoll_core::placement::memory::Block;
 
 use super::*;
 use crate::host::cgroup::tests::fake_v2;
@@ -88,7 +89,11 @@ fn wanted(pool: &str, own: &[(&str, &str)]) -> Wanted {
     let containers = own.iter().map(|(pod, own)| {
         let own = Assignment {
             cpus: Some(CpuSet::parse(own).unwrap()),
-            nodes: Some(NumaMask::of(1)),
+            memory: vec![Block {
+                nodes: NumaMask::of(1),
+                resource: "memory".to_owned(),
+                bytes: 1 << 30,
+            }],
             ..Assignment::default()
         };
         let containers = BTreeMap::from([("main".to_owned(), own)]);
