@@ -10,6 +10,7 @@
 
 mod disk;
 mod oom_kills;
+mod placing;
 mod sources;
 mod stages;
 mod telling;
@@ -45,6 +46,7 @@ use crate::timeline::Timelines;
 
 pub use disk::Disk;
 use oom_kills::OomKills;
+pub use placing::{Placing, Surroundings};
 pub use sources::{Sources, StopSignals};
 use sources::{ready, ready_paced, told, usage_reached};
 
@@ -119,6 +121,8 @@ pub struct Agent {
     disk: Option<Disk>,
     /// `None`: nothing is tried before an eviction.
     stages: Option<stages::Stages>,
+    /// `None`: nothing is placed.
+    placing: Option<Placing>,
     not_watched_told: u64,
     /// When the engine wants the next sample.
     sample_by_ns: u64,
@@ -176,6 +180,7 @@ impl Agent {
             kubepods: None,
             disk: None,
             stages: None,
+            placing: None,
             not_watched_told: 0,
             sample_by_ns: 0,
             hurry: true,
@@ -218,6 +223,7 @@ impl Agent {
         let housekeeping = tokio::time::sleep(sources.housekeeping);
         tokio::pin!(housekeeping);
         let mut stage_reports = self.take_stage_reports();
+        let mut placement_reports = self.begin_placing();
         loop {
             let mut woken = Woken::default();
             tokio::select! {
@@ -260,6 +266,7 @@ impl Agent {
                 () = &mut timer => woken.by(Cause::Timer),
                 () = stop.received() => break,
                 Some(change) = sources.manifests.recv() => self.manifests(change),
+                Some(report) = placing::reported(placement_reports.as_mut()) => self.placement_reported(report),
                 event = told(&mut sources.storage) => self.disk_event(event, &mut woken),
                 changed = ready(sources.cgroups.as_ref().map(|cgroups| &cgroups.fd), Interest::READABLE) => {
                     changed?;
@@ -551,6 +558,7 @@ impl Agent {
             | Decision::SetHigh { .. }
             | Decision::ClearHigh { .. }
             | Decision::Notify { .. } => self.act_stage(decision),
+            Decision::Place { assignments } => self.place(assignments),
             Decision::ReclaimNode { .. } | Decision::ReadStorageEvery { .. } => {
                 if let Some(disk) = &mut self.disk {
                     disk.decided(decision);
@@ -561,8 +569,6 @@ impl Agent {
             | Decision::StageEnded { .. }
             | Decision::NoVictim { .. }
             | Decision::Condition { .. }
-            // Nothing starts placement yet.
-            | Decision::Place { .. }
             | Decision::PlacementRefused { .. }
             | Decision::PlacementLost { .. }
             | Decision::PlacementFailed { .. } => {}
@@ -623,6 +629,9 @@ impl Agent {
             self.take_in(EventKind::PodRemoved { uid });
         }
         self.keep_kubepods();
+        self.pods_are_listed();
+        // Limits were written, and an exclusive container has none on CPU time.
+        self.look_after_placing();
         for budget in budgets {
             self.take_in(EventKind::BudgetApplied { budget });
         }
@@ -743,6 +752,7 @@ impl Agent {
             groups.retain(&self.pods);
         }
         self.keep_kubepods();
+        self.look_after_placing();
         self.tell_limits();
         self.tell_lost_records();
         if let Some(error) = self.journal.as_mut().and_then(Journal::take_error) {

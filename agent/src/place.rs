@@ -216,7 +216,10 @@ fn settings(args: &PlaceArgs, machine: &Machine) -> Result<PlacementSettings, Pl
 }
 
 /// The devices of a file, in our form or the kubelet's.
-fn devices(file: &Path) -> Result<DeviceSettings, PlaceError> {
+///
+/// # Errors
+/// [`PlaceError::Devices`] or [`PlaceError::Input`].
+pub(crate) fn devices(file: &Path) -> Result<DeviceSettings, PlaceError> {
     #[derive(serde::Deserialize)]
     struct Allocatable {
         devices: Vec<AllocatableDevices>,

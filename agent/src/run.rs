@@ -11,7 +11,7 @@ use plimsoll_core::engine::Engine;
 use plimsoll_core::options::OomOrder;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::agent::{Agent, Disk, Sources, StopSignals};
+use crate::agent::{Agent, Disk, Placing, Sources, StopSignals, Surroundings};
 use crate::check::{Report, load_bpf};
 use crate::config::{Config, ConfigFile, Effective, EvictionFlags};
 use crate::control::{self, server::Bounds};
@@ -94,6 +94,12 @@ pub struct RunArgs {
     /// A directory on the file system of writable layers [default: as for images]
     #[arg(long, value_name = "DIR")]
     pub container_dir: Option<PathBuf>,
+    /// Devices that pods may ask for, with their NUMA nodes: a file as `plimsoll place --help` shows
+    #[arg(long, value_name = "FILE")]
+    pub devices: Option<PathBuf>,
+    /// Keep interrupts off CPUs that are exclusively a container's (with cpuManagerPolicy static)
+    #[arg(long)]
+    pub move_interrupts: bool,
     #[command(flatten)]
     #[expect(missing_docs, reason = "its own type says what it is")]
     pub eviction: EvictionFlags,
@@ -253,6 +259,23 @@ impl Started<'_> {
             .transpose()?;
         let limits = Limits::new(&mounts, Origins::of(&report.choices))
             .context("the pods' limits cannot be watched")?;
+        let around = Surroundings {
+            host,
+            mounts: &mounts,
+            cgroup_root: &cgroup_root,
+            state_dir: &args.state_dir,
+            kubelet_dir: &args.kubelet_dir,
+            capacity,
+            moves_interrupts: args.move_interrupts,
+        };
+        let devices = args
+            .devices
+            .as_deref()
+            .map(crate::place::devices)
+            .transpose()?;
+        let placing = Placing::prepare(&around, &config, devices, |text| {
+            reporter.say(&Line::Warning { text });
+        })?;
         let mut pods = Pods::new(host.clone(), mounts.clone(), cgroup_root.clone())
             .with_settings(config.cgroups.qos, capacity);
         if options.remedies.is_some() {
@@ -316,6 +339,7 @@ impl Started<'_> {
                 }
             };
             let mut agent = Agent::new(engine, pods, sampler, limits, bpf, journal, reporter)
+                .with_placing(placing)
                 .with_oom_scores(scores, oom_order)
                 .with_oom_groups(oom_groups)
                 .with_kubepods(kubepods_cgroups);

@@ -17,6 +17,9 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use plimsoll_core::machine::{Machine, MachineError, MachineFile};
 
+use crate::control::client::{AskError, ask};
+use crate::control::{Answer, Refusal, RefusalKind, Request, socket_path};
+use crate::exec::STATE_DIR;
 use crate::host::HostRoot;
 use crate::host::topology::{TopologyReadError, read_machine};
 use crate::output::Style;
@@ -27,7 +30,7 @@ use holders::Holders;
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
-  plimsoll topology                                   this machine, as a tree
+  plimsoll topology                                   this machine, as a tree; beside a running agent, with who holds which CPUs
   plimsoll topology --output svg > machine.svg        as a picture
   plimsoll topology --output json > machine.json      as a file, which --machine takes anywhere
   plimsoll topology --machine machine.json            a machine that somebody described
@@ -43,6 +46,9 @@ pub struct TopologyArgs {
     /// text: for people; json: machine.json; svg: a picture
     #[arg(long, short, value_enum, default_value_t)]
     pub output: Format,
+    /// The state directory of an agent that runs here: then also who holds which CPUs
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
+    pub state_dir: PathBuf,
     /// One line for each cache and each node, however many there are
     #[arg(long)]
     pub all: bool,
@@ -95,18 +101,42 @@ pub enum TopologyCommandError {
 /// # Errors
 /// [`TopologyCommandError`].
 pub fn run(args: &TopologyArgs) -> Result<ExitCode, TopologyCommandError> {
-    let machine = match &args.machine {
-        None => read_machine(&HostRoot::live()).map_err(TopologyCommandError::Host)?,
-        Some(path) => read_file(path, io::stdin().lock())?,
+    let (machine, holders) = match &args.machine {
+        None => {
+            let machine = read_machine(&HostRoot::live()).map_err(TopologyCommandError::Host)?;
+            (machine, holders_here(&args.state_dir))
+        }
+        Some(path) => (read_file(path, io::stdin().lock())?, None),
     };
+    let holders = holders.as_ref();
     let mut stdout = io::stdout().lock();
     let text = match args.output {
         Format::Json => serde_json::to_string_pretty(&machine).map_err(io::Error::from)? + "\n",
-        Format::Text => text::draw(&machine, None, args.all, Style::of(&stdout)),
-        Format::Svg => svg::draw(&machine, None),
+        Format::Text => text::draw(&machine, holders, args.all, Style::of(&stdout)),
+        Format::Svg => svg::draw(&machine, holders),
     };
     stdout.write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Who holds which CPUs, if an agent runs here that places pods. One that runs and cannot be asked is said.
+fn holders_here(state_dir: &Path) -> Option<Holders> {
+    let socket = socket_path(state_dir, None);
+    if !socket.exists() {
+        return None;
+    }
+    match ask(&socket, &Request::ExplainPlacement { pod: None }) {
+        Ok(Answer::Placement(explained)) => Some(crate::place::holders(&explained)),
+        Ok(_) => None,
+        Err(AskError::Refused(Refusal {
+            kind: RefusalKind::NothingPlaced,
+            ..
+        })) => None,
+        Err(error) => {
+            eprintln!("plimsoll: who holds which CPUs is not shown: {error}");
+            None
+        }
+    }
 }
 
 /// The machine that a file describes; `-` is `stdin`.

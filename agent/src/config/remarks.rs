@@ -14,8 +14,7 @@ use super::schema::{self, Class, Field, Shape};
 use super::tree::Tree;
 
 /// Feature gates that change eviction, QoS or OOM handling in the kubelet and are not acted on, with their defaults in 1.36.
-const GATES_LATER: [(&str, bool); 5] = [
-    ("DisableCPUQuotaWithExclusiveCPUs", true),
+const GATES_LATER: [(&str, bool); 4] = [
     ("InPlacePodVerticalScaling", true),
     ("KubeletSeparateDiskGC", true),
     ("LocalStorageCapacityIsolationFSQuotaMonitoring", false),

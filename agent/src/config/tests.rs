@@ -638,11 +638,7 @@ fn what_is_accepted_and_not_acted_on_is_said() {
         remarks(
             "cgroupDriver: systemd\ncpuManagerPolicy: static\nkubeReserved: {cpu: 1, memory: 1Gi}\nfeatureGates: {PodLevelResources: false, Other: true}\n"
         ),
-        [
-            "cgroupDriver",
-            "cpuManagerPolicy",
-            "featureGates: PodLevelResources"
-        ]
+        ["cgroupDriver", "featureGates: PodLevelResources"]
     );
     assert_eq!(
         remarks("plimsoll: {respectDisruptionBudgets: true, evictionVictims: Targeted}\n"),

@@ -51,6 +51,10 @@ pub enum Lacks {
     IoOnV2,
     /// One NUMA node.
     TwoNumaNodes,
+    /// Fewer than four CPUs.
+    FourCpus,
+    /// CPUs cannot be switched off.
+    CpuHotplug,
 }
 
 impl Lacks {
@@ -61,6 +65,8 @@ impl Lacks {
             Self::CgroupKill => "the kernel has no cgroup.kill",
             Self::IoOnV2 => "the io controller is not on cgroup v2 here",
             Self::TwoNumaNodes => "this machine has one NUMA node",
+            Self::FourCpus => "this machine has fewer than four CPUs",
+            Self::CpuHotplug => "CPUs cannot be switched off here",
         }
     }
 }

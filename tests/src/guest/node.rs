@@ -24,6 +24,8 @@ pub struct Node {
     pub directory: PathBuf,
     /// Where volumes are; `None` leaves it to the agent's default.
     pub kubelet_dir: Option<PathBuf>,
+    /// Whether `exec` has the agent's state directory: it then starts pods as the agent has placed them.
+    pub pods_on_its_state: bool,
 }
 
 /// A running container process.
@@ -52,6 +54,7 @@ impl Node {
         let node = Self {
             directory,
             kubelet_dir: None,
+            pods_on_its_state: false,
         };
         node.clear()?;
         calm_down()?;
@@ -62,6 +65,13 @@ impl Node {
     #[must_use]
     pub fn with_kubelet_dir(mut self, directory: &Path) -> Self {
         self.kubelet_dir = Some(directory.to_owned());
+        self
+    }
+
+    /// With pods that are started as the agent has placed them.
+    #[must_use]
+    pub fn with_pods_on_its_state(mut self) -> Self {
+        self.pods_on_its_state = true;
         self
     }
 
@@ -123,6 +133,9 @@ impl Node {
         }
         if let Some(directory) = &self.kubelet_dir {
             exec.arg("--kubelet-dir").arg(directory);
+        }
+        if self.pods_on_its_state {
+            exec.arg("--state-dir").arg(self.directory.join("state"));
         }
         let child = exec
             .arg("-f")

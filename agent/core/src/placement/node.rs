@@ -420,6 +420,18 @@ impl NodePlacement {
         self.reasons.get(pod).map_or(&[], Vec::as_slice)
     }
 
+    /// Whether a container holds anything.
+    #[must_use]
+    pub fn holds(&self, pod: &PodUid, container: &str) -> bool {
+        let cpus = self
+            .cpu_books()
+            .and_then(|books| books.assignments.get(pod)?.get(container));
+        let memory = self
+            .memory()
+            .and_then(|memory| memory.assignments().get(pod)?.get(container));
+        cpus.is_some() || memory.is_some() || self.devices.held(pod, container).is_some()
+    }
+
     /// What a pod has come to.
     #[must_use]
     pub fn placed(&self, pod: &PodUid) -> Placed {

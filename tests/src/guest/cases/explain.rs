@@ -28,8 +28,8 @@ pub(super) const TESTS: &[Test] = &[
 ];
 
 /// What a command printed, and its status.
-struct Said {
-    status: Option<i32>,
+pub(super) struct Said {
+    pub(super) status: Option<i32>,
     out: String,
     errors: String,
 }
@@ -51,7 +51,7 @@ fn plimsoll(arguments: &[&str]) -> anyhow::Result<Said> {
 }
 
 /// `plimsoll explain` of the scene's agent.
-fn explain(node: &Node, arguments: &[&str]) -> anyhow::Result<Said> {
+pub(super) fn explain(node: &Node, arguments: &[&str]) -> anyhow::Result<Said> {
     let state = node.directory.join("state");
     let state = state.to_string_lossy();
     plimsoll(&[&["explain"], arguments, &["--state-dir", &state]].concat())
@@ -68,7 +68,7 @@ fn text(said: anyhow::Result<Said>) -> anyhow::Result<String> {
     Ok(said.out)
 }
 
-fn json(node: &Node, arguments: &[&str]) -> anyhow::Result<Value> {
+pub(super) fn json(node: &Node, arguments: &[&str]) -> anyhow::Result<Value> {
     let out = text(explain(node, &[arguments, &["--output", "json"]].concat()))?;
     serde_json::from_str(&out).with_context(|| format!("not JSON: {out}"))
 }

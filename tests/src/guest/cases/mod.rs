@@ -8,6 +8,7 @@ mod faults;
 mod journal;
 mod numa;
 mod oom_scores;
+mod placement;
 mod pods;
 mod policies;
 mod qos;
@@ -35,6 +36,7 @@ pub fn all() -> Vec<Test> {
     [
         records::TESTS,
         pods::TESTS,
+        placement::TESTS,
         qos::TESTS,
         reserved::TESTS,
         eviction::TESTS,
