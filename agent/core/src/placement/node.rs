@@ -14,12 +14,13 @@
 //! - A pod that is there already is not refused because its init containers, which have ended, would not fit beside it.
 //! - CPUs of init containers come back when they have ended (kubernetes#112228).
 
+mod saved;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod turn;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -28,17 +29,20 @@ use crate::machine::{Machine, MachineError};
 use crate::placement::TopologyHint;
 use crate::placement::assignments::{Assignment, Assignments};
 use crate::placement::cpu_static::{
-    CpuAllocateError, CpuAssignments, CpuPolicy, CpuPolicyError, CpuState, CpuStateError,
-    StaticCpuPolicy,
+    CpuAllocateError, CpuPolicy, CpuPolicyError, CpuState, CpuStateError, StaticCpuPolicy,
 };
 use crate::placement::device::{DeviceError, Devices, InventoryError};
-use crate::placement::memory::{self, AllocateError, MemoryPolicy, RestoreError, StaticMemory};
+use crate::placement::memory::{self, AllocateError, MemoryPolicy, StaticMemory};
 use crate::placement::topology_manager::{
-    Alignment, AlignmentExplanation, Asking, HintProviders, ProvidedHints, Refusal,
-    TopologyManager, TopologyManagerError, explain,
+    Alignment, AlignmentExplanation, Asking, Refusal, TopologyManager, TopologyManagerError,
+    explain,
 };
 use crate::pod::{Container, Pod};
 use crate::units::PodUid;
+
+pub use saved::Note;
+use saved::{Saved, drop_cpus, keep_cpus, keep_memory};
+use turn::{Turn, ends, in_order, why};
 
 pub use settings::{
     CpuManagerPolicy, DeviceSettings, MemoryManagerPolicy, PlacementSettings, ResourceDevices,
@@ -70,14 +74,6 @@ pub struct Reason {
     pub admitted: bool,
     /// What each provider offered, and what the alternatives lack.
     pub explanation: AlignmentExplanation,
-}
-
-/// What it takes to make the same placement again.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Saved {
-    settings: PlacementSettings,
-    machine: Machine,
-    assignments: Assignments,
 }
 
 /// Why there can be no placement with these settings on this machine.
@@ -120,28 +116,6 @@ pub enum Placed {
     Refused(String),
     /// What its containers hold.
     Holds(BTreeMap<String, Assignment>),
-}
-
-/// Something that could not be kept as it was.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Note {
-    /// The pod.
-    pub pod: PodUid,
-    /// Its container.
-    pub container: String,
-    /// What it had, and why it no longer has it.
-    pub why: String,
-}
-
-impl fmt::Display for Note {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "pod {}, container {}: {}",
-            self.pod, self.container, self.why
-        )
-    }
 }
 
 /// Why a provider does not serve a container.
@@ -463,218 +437,5 @@ impl NodePlacement {
             admitted: alignment.merged.admitted,
             explanation: explain(alignment, self.manager.numa()),
         }
-    }
-}
-
-/// A refusal with the container's name in place of its number.
-fn why(refusal: &Refusal<NotAllocated>, containers: &[&Container]) -> String {
-    match refusal {
-        Refusal::NotAligned { alignment, .. } => match alignment.asking {
-            Asking::Pod => refusal.to_string(),
-            Asking::Container(place) => {
-                let named = format!("container {}", containers[place].name);
-                refusal
-                    .to_string()
-                    .replacen(&alignment.asking.to_string(), &named, 1)
-            }
-        },
-        // It names pod and container itself.
-        Refusal::NotAllocated { source, .. } => source.to_string(),
-    }
-}
-
-/// As they are started.
-fn in_order(pod: &Pod) -> impl Iterator<Item = &Container> {
-    pod.spec.init_containers.iter().chain(&pod.spec.containers)
-}
-
-/// Whether a container runs to its end before others start.
-fn ends(pod: &Pod, container: &Container) -> bool {
-    let mut inits = pod.spec.init_containers.iter();
-    inits.any(|init| init.name == container.name && !init.is_sidecar())
-}
-
-/// The providers, while one pod is placed.
-struct Turn<'a> {
-    pod: &'a Pod,
-    containers: &'a [&'a Container],
-    devices: &'a mut Devices,
-    cpus: &'a mut CpuPolicy,
-    memory: &'a mut MemoryPolicy,
-}
-
-impl Turn<'_> {
-    fn has_cpus(&self, container: &Container) -> bool {
-        match &*self.cpus {
-            CpuPolicy::None => false,
-            CpuPolicy::Static(cpus) => cpus.cpus_of(&self.pod.uid(), &container.name).is_some(),
-        }
-    }
-}
-
-impl HintProviders for Turn<'_> {
-    type Error = NotAllocated;
-
-    fn containers(&self) -> usize {
-        self.containers.len()
-    }
-
-    fn hints(&self, asking: Asking) -> Vec<ProvidedHints> {
-        let (devices, cpus, memory) = match asking {
-            Asking::Pod => (
-                self.devices.pod_hints(self.pod),
-                self.cpus.pod_hints(self.pod),
-                self.memory.pod_hints(self.pod),
-            ),
-            Asking::Container(place) => {
-                let container = self.containers[place];
-                (
-                    self.devices.hints(self.pod, container),
-                    self.cpus.hints(self.pod, container),
-                    self.memory.hints(self.pod, container),
-                )
-            }
-        };
-        vec![
-            ProvidedHints {
-                provider: "devices",
-                hints: devices,
-            },
-            ProvidedHints {
-                provider: "cpu",
-                hints: cpus,
-            },
-            ProvidedHints {
-                provider: "memory",
-                hints: memory.unwrap_or_default(),
-            },
-        ]
-    }
-
-    fn allocate(&mut self, place: usize, hint: TopologyHint) -> Result<(), NotAllocated> {
-        let container = self.containers[place];
-        self.devices.allocate(self.pod, container, hint)?;
-        // `full-pcpus-only` is checked again for what a container has, and must not take it away after a restart.
-        if !self.has_cpus(container) {
-            self.cpus.allocate(self.pod, container, hint)?;
-        }
-        self.memory.allocate(self.pod, container, hint)?;
-        Ok(())
-    }
-}
-
-fn drop_cpus(saved: &Assignments, notes: &mut Vec<Note>) {
-    for (pod, container, cpus) in exclusive_cpus(saved) {
-        notes.push(Note {
-            pod: pod.clone(),
-            container: container.clone(),
-            why: format!("it had CPUs {cpus}, and cpuManagerPolicy is none now: it shares all"),
-        });
-    }
-}
-
-/// The books with everything that may be kept.
-fn keep_cpus(policy: &StaticCpuPolicy, saved: &Assignments, notes: &mut Vec<Note>) -> CpuState {
-    let mut assignments = CpuAssignments::new();
-    let mut taken = CpuSet::EMPTY;
-    let can_be_given = policy.managed() - policy.reserved();
-    for (pod, container, cpus) in exclusive_cpus(saved) {
-        let of_pod = assignments.get(pod);
-        let own = of_pod.into_iter().flat_map(BTreeMap::values);
-        let own = own.fold(CpuSet::EMPTY, |all, cpus| all | *cpus);
-        let refused = cpus - can_be_given;
-        let others = cpus & (taken - own);
-        let why = if cpus.is_empty() {
-            "it is said to have CPUs of its own and has none".to_owned()
-        } else if !refused.is_empty() {
-            format!(
-                "it had CPUs {cpus}, of which {refused} are offline or reserved now: it is placed anew"
-            )
-        } else if !others.is_empty() {
-            format!("it had CPUs {cpus}, of which another pod has {others}: it is placed anew")
-        } else {
-            taken |= cpus;
-            let of_pod = assignments.entry(pod.clone()).or_default();
-            of_pod.insert(container.clone(), cpus);
-            continue;
-        };
-        notes.push(Note {
-            pod: pod.clone(),
-            container: container.clone(),
-            why,
-        });
-    }
-    CpuState {
-        shared: policy.managed() - taken,
-        assignments,
-    }
-}
-
-fn exclusive_cpus(saved: &Assignments) -> impl Iterator<Item = (&PodUid, &String, CpuSet)> {
-    saved.containers.iter().flat_map(|(pod, containers)| {
-        let with_cpus = containers.iter();
-        with_cpus.filter_map(move |(container, own)| Some((pod, container, own.cpus?)))
-    })
-}
-
-fn keep_memory(empty: StaticMemory, saved: &Assignments, notes: &mut Vec<Note>) -> StaticMemory {
-    let mut kept = memory::Assignments::new();
-    for (pod, containers) in &saved.containers {
-        for (container, own) in containers {
-            if !own.memory.is_empty() {
-                let of_pod = kept.entry(pod.clone()).or_default();
-                of_pod.insert(container.clone(), own.memory.clone());
-            }
-        }
-    }
-    // Each round leaves out the one that does not fit.
-    loop {
-        let error = match empty.restored(&kept) {
-            Ok(memory) => return memory,
-            Err(error) => error,
-        };
-        let (RestoreError::UnknownNodes { pod, container, .. }
-        | RestoreError::TooLittle { pod, container, .. }) = &error;
-        notes.push(Note {
-            pod: pod.clone(),
-            container: container.clone(),
-            why: error.to_string(),
-        });
-        let Some(of_pod) = kept.get_mut(pod) else {
-            return empty;
-        };
-        of_pod.remove(container);
-        if of_pod.is_empty() {
-            kept.remove(pod);
-        }
-    }
-}
-
-impl From<NodePlacement> for Saved {
-    fn from(placement: NodePlacement) -> Self {
-        Self {
-            assignments: placement.assignments(),
-            settings: placement.settings,
-            machine: placement.machine,
-        }
-    }
-}
-
-impl TryFrom<Saved> for NodePlacement {
-    type Error = PlacementError;
-
-    fn try_from(saved: Saved) -> Result<Self, PlacementError> {
-        let (mut placement, _) = Self::start(saved.settings, saved.machine, &saved.assignments)?;
-        placement.refused = saved.assignments.refused;
-        Ok(placement)
-    }
-}
-
-/// What a restart would make of them.
-impl PartialEq for NodePlacement {
-    fn eq(&self, other: &Self) -> bool {
-        self.settings == other.settings
-            && self.machine == other.machine
-            && self.assignments() == other.assignments()
     }
 }

@@ -1,0 +1,106 @@
+//! One pod's turn: the providers as the topology manager asks them.
+
+use super::NotAllocated;
+use crate::placement::TopologyHint;
+use crate::placement::cpu_static::CpuPolicy;
+use crate::placement::device::Devices;
+use crate::placement::memory::MemoryPolicy;
+use crate::placement::topology_manager::{Asking, HintProviders, ProvidedHints, Refusal};
+use crate::pod::{Container, Pod};
+
+/// As they are started.
+pub(super) fn in_order(pod: &Pod) -> impl Iterator<Item = &Container> {
+    pod.spec.init_containers.iter().chain(&pod.spec.containers)
+}
+
+/// Whether a container runs to its end before others start.
+pub(super) fn ends(pod: &Pod, container: &Container) -> bool {
+    let mut inits = pod.spec.init_containers.iter();
+    inits.any(|init| init.name == container.name && !init.is_sidecar())
+}
+
+/// The providers, while one pod is placed.
+pub(super) struct Turn<'a> {
+    pub(super) pod: &'a Pod,
+    pub(super) containers: &'a [&'a Container],
+    pub(super) devices: &'a mut Devices,
+    pub(super) cpus: &'a mut CpuPolicy,
+    pub(super) memory: &'a mut MemoryPolicy,
+}
+
+impl Turn<'_> {
+    fn has_cpus(&self, container: &Container) -> bool {
+        match &*self.cpus {
+            CpuPolicy::None => false,
+            CpuPolicy::Static(cpus) => cpus.cpus_of(&self.pod.uid(), &container.name).is_some(),
+        }
+    }
+}
+
+impl HintProviders for Turn<'_> {
+    type Error = NotAllocated;
+
+    fn containers(&self) -> usize {
+        self.containers.len()
+    }
+
+    fn hints(&self, asking: Asking) -> Vec<ProvidedHints> {
+        let (devices, cpus, memory) = match asking {
+            Asking::Pod => (
+                self.devices.pod_hints(self.pod),
+                self.cpus.pod_hints(self.pod),
+                self.memory.pod_hints(self.pod),
+            ),
+            Asking::Container(place) => {
+                let container = self.containers[place];
+                (
+                    self.devices.hints(self.pod, container),
+                    self.cpus.hints(self.pod, container),
+                    self.memory.hints(self.pod, container),
+                )
+            }
+        };
+        vec![
+            ProvidedHints {
+                provider: "devices",
+                hints: devices,
+            },
+            ProvidedHints {
+                provider: "cpu",
+                hints: cpus,
+            },
+            ProvidedHints {
+                provider: "memory",
+                hints: memory.unwrap_or_default(),
+            },
+        ]
+    }
+
+    fn allocate(&mut self, place: usize, hint: TopologyHint) -> Result<(), NotAllocated> {
+        let container = self.containers[place];
+        self.devices.allocate(self.pod, container, hint)?;
+        // `full-pcpus-only` is checked again for what a container has, and must not take it away after a restart.
+        if !self.has_cpus(container) {
+            self.cpus.allocate(self.pod, container, hint)?;
+        }
+        self.memory.allocate(self.pod, container, hint)?;
+        Ok(())
+    }
+}
+
+/// A refusal with the container's name in place of its number.
+pub(super) fn why(refusal: &Refusal<NotAllocated>, containers: &[&Container]) -> String {
+    match refusal {
+        Refusal::NotAligned { alignment, .. } => match alignment.asking {
+            Asking::Pod => refusal.to_string(),
+            Asking::Container(place) => {
+                let named = format!("container {}", containers[place].name);
+                refusal
+                    .to_string()
+                    .replacen(&alignment.asking.to_string(), &named, 1)
+            }
+        },
+        // It names pod and container itself.
+        Refusal::NotAllocated { source, .. } => source.to_string(),
+    }
+}
