@@ -232,6 +232,15 @@ fn resources(
     })
 }
 
+/// What is kept from pods of each resource, hard eviction thresholds included.
+///
+/// # Errors
+/// [`FileError`] when what the machine has cannot be read.
+pub fn reservation(host: &HostRoot, config: &Config) -> Result<ResourceList, FileError> {
+    let memory = MeminfoFile::open(host)?.read()?;
+    Ok(resources(host, config, memory.total)?.reservation())
+}
+
 fn capacity_of(
     host: &HostRoot,
     mounts: &CgroupMounts,

@@ -25,6 +25,7 @@ use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
 use crate::host::file::read_text;
 use crate::host::topology::read_machine;
+use crate::kubepods;
 use crate::placement::checkpoint::{CHECKPOINT, Checkpoint, Found, PlacementLock};
 use crate::placement::kubelet_state::{self, CpuManagerState, MemoryManagerState};
 use crate::placement::{
@@ -116,6 +117,7 @@ impl Placing {
             return Ok(None);
         }
         let machine = read_machine(around.host)?;
+        settings.check_reserved_memory(&kubepods::reservation(around.host, config)?, &machine)?;
         let saved = saved(around, &machine, &mut remark)?;
         // The engine starts it in the loop. What it would refuse has to be known before anything is changed.
         NodePlacement::start(settings.clone(), machine.clone(), &saved)?;

@@ -45,7 +45,8 @@ use saved::{Saved, drop_cpus, keep_cpus, keep_memory};
 use turn::{Turn, ends, in_order, why};
 
 pub use settings::{
-    CpuManagerPolicy, DeviceSettings, MemoryManagerPolicy, PlacementSettings, ResourceDevices,
+    CpuManagerPolicy, DeviceSettings, MemoryManagerPolicy, PlacementSettings, ReservedMemoryError,
+    ResourceDevices,
 };
 
 /// The placement of a node.

@@ -1,16 +1,19 @@
 //! What the configuration says about placement.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use super::PlacementError;
 use crate::cpu_set::CpuSet;
 use crate::machine::Machine;
+use crate::numa_mask::NumaMask;
 use crate::placement::cpu_static::{CpuReservation, StaticCpuOption, StaticCpuSettings};
 use crate::placement::device::{Device, Inventory, InventoryError, Preference};
 use crate::placement::memory::{HugePages, NumaMemory, ReservedMemory};
 use crate::placement::topology_manager::TopologySettings;
+use crate::quantity::Quantity;
+use crate::resources::{MEMORY, ResourceList, is_huge_pages};
 
 /// `cpuManagerPolicy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -112,6 +115,32 @@ impl From<&Inventory> for DeviceSettings {
     }
 }
 
+/// Why `reservedMemory` cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReservedMemoryError {
+    /// A node that is not there.
+    #[error("reservedMemory: NUMA node {node} is not there; this machine has {machine}")]
+    UnknownNode {
+        /// The node.
+        node: u32,
+        /// The machine's.
+        machine: NumaMask,
+    },
+    /// The nodes' amounts do not add up.
+    #[error(
+        "reservedMemory: {given} bytes of {resource} are reserved on all NUMA nodes together, but kubeReserved, systemReserved and \
+         evictionHard add up to {wanted}: make both the same"
+    )]
+    Sum {
+        /// `memory`, or huge pages of one size.
+        resource: String,
+        /// On all nodes.
+        given: u64,
+        /// For the whole machine.
+        wanted: u64,
+    },
+}
+
 /// CPUs that stay in the shared pool whatever is requested: the kubelet can leave it empty under `strict-cpu-reservation`, and then nothing
 /// but exclusive containers can run (docs/reference/placement-improvements.md).
 const SHARED_POOL_MIN: u32 = 1;
@@ -141,6 +170,53 @@ impl PlacementSettings {
         self.cpu_manager_policy != CpuManagerPolicy::None
             || self.memory_manager_policy != MemoryManagerPolicy::None
             || !self.devices.is_empty()
+    }
+
+    /// Whether `reservedMemory` adds up to what the node reserves: `kubeReserved`, `systemReserved` and the hard eviction threshold
+    /// (`validateReservedMemory` in pkg/kubelet/cm/memorymanager/memory_manager.go, 1.36). Only under the policy Static.
+    ///
+    /// # Errors
+    ///
+    /// The first resource of which it does not, or a NUMA node that the machine has not.
+    pub fn check_reserved_memory(
+        &self,
+        reservation: &ResourceList,
+        machine: &Machine,
+    ) -> Result<(), ReservedMemoryError> {
+        if self.memory_manager_policy == MemoryManagerPolicy::None {
+            return Ok(());
+        }
+        for (node, amounts) in &self.reserved_memory {
+            if machine.node(*node).is_none() && amounts.values().any(|bytes| *bytes > 0) {
+                return Err(ReservedMemoryError::UnknownNode {
+                    node: *node,
+                    machine: machine.node_ids(),
+                });
+            }
+        }
+        let is_memory = |name: &&String| *name == MEMORY || is_huge_pages(name);
+        let of_nodes = self.reserved_memory.values().flat_map(BTreeMap::keys);
+        let names: BTreeSet<&String> = of_nodes
+            .chain(reservation.keys())
+            .filter(is_memory)
+            .collect();
+        for name in names {
+            let of_nodes = self
+                .reserved_memory
+                .values()
+                .filter_map(|amounts| amounts.get(name));
+            let given = of_nodes.fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+            let wanted = reservation.get(name).map_or(0, Quantity::value);
+            let wanted = u64::try_from(wanted).unwrap_or(0);
+            if given != wanted {
+                return Err(ReservedMemoryError::Sum {
+                    resource: name.clone(),
+                    given,
+                    wanted,
+                });
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn static_cpus(&self) -> Result<StaticCpuSettings, PlacementError> {

@@ -225,6 +225,33 @@ fn what_cannot_be_is_refused_at_the_start() {
     assert!(refused(much).contains("NUMA node 1"));
 }
 
+#[test]
+fn reserved_memory_has_to_add_up() {
+    let list = |text: &str| -> crate::resources::ResourceList {
+        let quantity = crate::quantity::Quantity::parse(text).unwrap();
+        [("memory".to_owned(), quantity)].into()
+    };
+    let check = |settings: &PlacementSettings, reservation: &str| {
+        let checked = settings.check_reserved_memory(&list(reservation), &machine(""));
+        checked.map_err(|error| error.to_string())
+    };
+    let mut own = settings("0", "none");
+    assert_eq!(check(&own, "1Gi"), Ok(()));
+    let refused = check(&own, "1100Mi").unwrap_err();
+    assert!(
+        refused.contains("1073741824 bytes of memory") && refused.contains("1153433600"),
+        "{refused}"
+    );
+    own.reserved_memory
+        .insert(2, BTreeMap::from([("memory".to_owned(), 1)]));
+    assert_eq!(
+        check(&own, "1Gi").unwrap_err(),
+        "reservedMemory: NUMA node 2 is not there; this machine has 0-1"
+    );
+    own.memory_manager_policy = MemoryManagerPolicy::None;
+    assert_eq!(check(&own, "5Gi"), Ok(()));
+}
+
 #[derive(Debug, Clone)]
 enum Happens {
     Admit(usize, u32, u32, u32),
