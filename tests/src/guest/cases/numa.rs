@@ -16,10 +16,16 @@ use super::policies::told;
 use super::scenarios::quiet;
 use super::{EVICTION_TIMEOUT, available_bytes, go, leak};
 
-pub(super) const TESTS: &[Test] = &[Test {
-    name: "numa::who_fills_one_node_goes_though_another_pod_has_more",
-    run: one_node_fills,
-}];
+pub(super) const TESTS: &[Test] = &[
+    Test {
+        name: "numa::who_fills_one_node_goes_though_another_pod_has_more",
+        run: one_node_fills,
+    },
+    Test {
+        name: "numa::memory_comes_from_the_node_that_was_chosen",
+        run: super::placement::memory_of_one_node,
+    },
+];
 
 /// The other node, on which more is used by pods.
 const ROOMY: u32 = 0;

@@ -60,12 +60,15 @@ fn scene(settings: &str) -> anyhow::Result<(Node, Options)> {
 
 /// Where a container's main process may run.
 fn allowed(running: &Running) -> anyhow::Result<String> {
+    status(running, "Cpus_allowed_list:")
+}
+
+/// A line of its `/proc/PID/status`.
+fn status(running: &Running, name: &'static str) -> anyhow::Result<String> {
     let path = format!("/proc/{}/status", running.process.pid());
     let status = fs::read_to_string(&path).context(path)?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    Ok(line.context("no Cpus_allowed_list")?.trim().to_owned())
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    Ok(line.context(name)?.trim().to_owned())
 }
 
 fn comes_to(running: &Running, name: &str, cpus: &str, agent: &Agent) -> anyhow::Result<()> {
@@ -239,6 +242,43 @@ fn policy_changed() -> Outcome {
     node.configure("evictionHard: {memory.available: 1Mi}\n")?;
     let agent = node.agent(&options)?;
     comes_to(&own_runs, "own", "0-3", &agent)?;
+    agent.stop()?;
+    Ok(Done::Passed)
+}
+
+/// On a machine with two NUMA nodes: memory comes from one of them, and the shared pool keeps both.
+pub(super) fn memory_of_one_node() -> Outcome {
+    if !Path::new("/sys/devices/system/node/node1").exists() {
+        return Ok(Done::Skipped(Lacks::TwoNumaNodes));
+    }
+    let (node, options) = scene(
+        "memoryManagerPolicy: Static\ntopologyManagerPolicy: single-numa-node\nevictionHard: {memory.available: 1Mi}\n\
+         reservedMemory: [{numaNode: 0, limits: {memory: 1Mi}}]\n",
+    )?;
+    let agent = node.agent(&options)?;
+    let shared = Pod::best_effort("shared");
+    let shared_runs = node.hog(&shared, "hold --mb 4")?;
+    let own = Pod::guaranteed("own", "1", "64Mi");
+    let own_runs = node.hog(&own, "hold --mb 32")?;
+    let nodes = |running: &Running| status(running, "Mems_allowed_list:");
+    let is_there = || nodes(&own_runs).is_ok_and(|nodes| nodes == "0");
+    ensure!(
+        wait_until(TIMEOUT, Duration::from_millis(20), is_there),
+        "its memory may come from {:?}; the agent: {}",
+        nodes(&own_runs),
+        agent.errors()
+    );
+    ensure!(
+        nodes(&shared_runs)? == "0-1",
+        "shared: {}",
+        nodes(&shared_runs)?
+    );
+    let told = json(&node, &["topology", "own"])?;
+    let one = &told["pods"][0];
+    ensure!(
+        one["containers"][0]["memoryNodes"] == "0" && one["alignments"][0]["preferred"] == true,
+        "{told}"
+    );
     agent.stop()?;
     Ok(Done::Passed)
 }
