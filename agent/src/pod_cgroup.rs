@@ -117,7 +117,8 @@ pub fn pod_hierarchies(mounts: &CgroupMounts) -> Vec<(&Hierarchy, Vec<Controller
         .collect()
 }
 
-/// Those hierarchies, and the one of cpusets where that is another (v1): there a pod has a cgroup if CPUs or memory are placed.
+/// Those hierarchies, after the one of cpusets where that is another (v1): there a pod has a cgroup if CPUs or memory are placed. It is the
+/// first, so that whoever joins is on the right CPUs before it belongs to the pod anywhere.
 fn all_hierarchies(mounts: &CgroupMounts) -> Vec<&Hierarchy> {
     let mut all: Vec<&Hierarchy> = pod_hierarchies(mounts)
         .into_iter()
@@ -126,7 +127,7 @@ fn all_hierarchies(mounts: &CgroupMounts) -> Vec<&Hierarchy> {
     if let Ok(cpusets) = mounts.hierarchy_of(Controller::Cpuset)
         && !all.contains(&cpusets)
     {
-        all.push(cpusets);
+        all.insert(0, cpusets);
     }
     all
 }
