@@ -4,8 +4,8 @@
 //! each victim, the chosen one first (`mark_oom_victim`, once per process): a record each, over some milliseconds. A person wants one
 //! line. **Approach.** A victim that is named soon after a choice, in the same pod, is the choice's: the kernel makes one at a time, under
 //! `oom_lock`. (A dying task that needs memory is marked, too, without having been chosen: `out_of_memory` lets it go first.) A kill is
-//! told when no further victim has been named for a while. The chosen one may be marked twice, as itself and as a member of its
-//! cgroup (seen on 6.12, when it had not died in between), and counts once. Where only victims are named, those of one pod at one time are one kill.
+//! told when no further victim has been named for a while. A process may be marked twice and counts once: the chosen one as
+//! itself and as a member of its cgroup, and one whose main thread has died before its others when the kernel comes by again (both seen). Where only victims are named, those of one pod at one time are one kill.
 
 use super::Record;
 use crate::pods::Pods;
@@ -14,10 +14,12 @@ use crate::pods::Pods;
 const KILLS_MAX: usize = 64;
 /// A kill is told when no further victim of it has been named for so long.
 const SETTLED_NS: u64 = 50_000_000;
-/// Cgroups that the victims of one kill are counted in; those of further ones are taken for its own.
-const CGROUPS_MAX: usize = 16;
 /// But not later than this after the first.
 const TOLD_NS: u64 = 1_000_000_000;
+/// Processes of one kill that are told apart.
+const COUNTED_MAX: usize = 128;
+/// Cgroups that the victims of one kill are counted in; those of further ones are taken for its own.
+const CGROUPS_MAX: usize = 16;
 
 /// Those that are not told yet.
 #[derive(Debug)]
@@ -38,8 +40,8 @@ pub(super) struct OomKill {
     pub(super) comm: [u8; plimsoll_abi::COMM_BYTES],
     /// The record says whose limit was hit: it is the kernel's choice, and its victims are named by records of their own.
     pub(super) is_choice: bool,
-    /// Of a choice: the chosen process has been named as a victim.
-    chosen_is_counted: bool,
+    /// The processes that have been counted; 0 where there is none. Those beyond are counted as often as they are named.
+    counted: [u32; COUNTED_MAX],
     /// Victims named so far, by cgroup.
     cgroups: [Option<Victims>; CGROUPS_MAX],
     /// Those in further cgroups.
@@ -58,8 +60,17 @@ struct Victims {
 }
 
 impl OomKill {
-    /// Counts a victim. Allocates nothing.
-    fn count(&mut self, cgroup_id: u64) {
+    /// Counts a victim, once. Allocates nothing.
+    fn count(&mut self, tgid: u32, cgroup_id: u64) {
+        for slot in &mut self.counted {
+            if *slot == tgid {
+                return;
+            }
+            if *slot == 0 {
+                *slot = tgid;
+                break;
+            }
+        }
         for slot in &mut self.cgroups {
             let victims = slot.get_or_insert(Victims {
                 cgroup_id,
@@ -127,7 +138,7 @@ impl OomKills {
             tgid,
             comm: name,
             is_choice,
-            chosen_is_counted: false,
+            counted: [0; COUNTED_MAX],
             cgroups: [None; CGROUPS_MAX],
             elsewhere: 0,
             newest_ns: record.ts_ns,
@@ -140,18 +151,14 @@ impl OomKills {
             && !kill.is_choice
             && kill.at_ns.saturating_sub(choice.newest_ns) < SETTLED_NS
         {
-            let is_chosen = kill.tgid == choice.tgid;
-            if !(is_chosen && choice.chosen_is_counted) {
-                choice.count(kill.cgroup_id);
-            }
-            choice.chosen_is_counted |= is_chosen;
+            choice.count(kill.tgid, kill.cgroup_id);
             choice.newest_ns = kill.at_ns;
         } else if self.kills.len() == KILLS_MAX {
             self.untold += 1;
         } else {
             if !kill.is_choice {
                 // A choice is among the victims that are named after it.
-                kill.count(kill.cgroup_id);
+                kill.count(kill.tgid, kill.cgroup_id);
             }
             self.kills.push(kill);
         }
@@ -180,7 +187,7 @@ mod tests {
             tgid,
             comm: [0; plimsoll_abi::COMM_BYTES],
             is_choice,
-            chosen_is_counted: false,
+            counted: [0; COUNTED_MAX],
             cgroups: [None; CGROUPS_MAX],
             elsewhere: 0,
             newest_ns: at_ms * 1_000_000,
@@ -236,7 +243,7 @@ mod tests {
     #[test]
     fn victims_in_many_cgroups_are_all_counted() {
         let (_, mut kills) = told(&[(1000, 5, true)]);
-        for tgid in 0..20 {
+        for tgid in 1..=20 {
             kills.push(OomKill {
                 cgroup_id: u64::from(tgid),
                 ..kill(1001, tgid, false)
@@ -246,12 +253,13 @@ mod tests {
     }
 
     #[test]
-    fn the_chosen_process_counts_once() {
+    fn a_process_counts_once() {
         let (found, _) = told(&[
             (1000, 5, true),
             (1001, 5, false),
             (1002, 6, false),
             (1003, 5, false),
+            (1004, 6, false),
         ]);
         assert_eq!(found, [(5, 2)]);
     }
