@@ -1,4 +1,4 @@
-//! The tests that need a kernel of their own: `guest_tests [FILTER]`, `--list`. Run by `cargo xtask test` on each kernel.
+//! The tests that need a kernel of their own: `guest_tests [FILTER] [--skip PREFIX]`, `--list`. Run by `cargo xtask test` on each kernel.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,9 @@ struct Arguments {
     /// Only tests whose name contains this.
     #[arg(default_value = "")]
     filter: String,
+    /// Without tests whose name begins with this; may be repeated.
+    #[arg(long, value_name = "PREFIX")]
+    skip: Vec<String>,
     /// Prints the names.
     #[arg(long)]
     list: bool,
@@ -32,7 +35,8 @@ fn main() -> anyhow::Result<ExitCode> {
             .with_context(|| format!("no test {name}"))?;
         return Ok(run_here(test));
     }
-    tests.retain(|test| test.name.contains(&arguments.filter));
+    let skips = |name: &str| arguments.skip.iter().any(|prefix| name.starts_with(prefix));
+    tests.retain(|test| test.name.contains(&arguments.filter) && !skips(test.name));
     if arguments.list {
         for test in tests {
             println!("{}", test.name);
