@@ -199,6 +199,47 @@ fn a_state_with_a_placement_goes_on_where_it_was_saved() {
 }
 
 #[test]
+fn events_and_decisions_read_as_they_were_written() {
+    let mut before = Node::new(None);
+    before.apply("a", 2);
+    let start = PlacementStart {
+        settings: PlacementSettings {
+            cpu_manager_policy: CpuManagerPolicy::Static,
+            reserved_system_cpus: CpuSet::of(0),
+            reserved_cpu_count: 1,
+            ..PlacementSettings::default()
+        },
+        machine: machine(8),
+        saved: Some(before.assignments()),
+    };
+    for kind in [
+        EventKind::PlacementStarted(Box::new(start)),
+        EventKind::PodsListed,
+        EventKind::ContainerEnded {
+            uid: "a".into(),
+            container: "init".into(),
+        },
+    ] {
+        let event = Event { at_ns: 1, kind };
+        let text = serde_json::to_string(&event).unwrap();
+        assert_eq!(
+            serde_json::from_str::<Event>(&text).unwrap(),
+            event,
+            "{text}"
+        );
+    }
+    let decision = Decision::Place {
+        assignments: Arc::new(before.assignments()),
+    };
+    let text = serde_json::to_string(&decision).unwrap();
+    assert_eq!(
+        serde_json::from_str::<Decision>(&text).unwrap(),
+        decision,
+        "{text}"
+    );
+}
+
+#[test]
 fn settings_that_cannot_be_leave_everything_as_it_is() {
     let mut node = Node::new(None);
     node.apply("a", 2);
