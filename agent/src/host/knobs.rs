@@ -516,13 +516,13 @@ impl Ledger {
             changes: Vec::new(),
             unreadable_lines,
         };
-        let mut busy = Vec::new();
-        for line in lines
+        let lines: Vec<Line> = lines
             .into_iter()
-            .rev()
             .filter(|line| line.boot_id == self.boot_id)
-        {
-            let outcome = match below_in_use(&line.change, &busy) {
+            .collect();
+        let mut busy = Vec::new();
+        for line in lines.iter().rev() {
+            let outcome = match below_in_use(&line.change, &lines) {
                 Some(why) => Outcome::Busy(why),
                 None => undo(&self.host, &line.change),
             };
@@ -530,7 +530,7 @@ impl Ledger {
                 busy.push(line.clone());
             }
             restoration.changes.push(Undone {
-                change: line.change,
+                change: line.change.clone(),
                 outcome,
             });
         }
@@ -663,18 +663,25 @@ fn is_enabled(subtree_control: &Path, controller: &str) -> Result<bool, FileErro
         .any(|name| name == controller))
 }
 
-/// A controller is not taken from cgroups of ours that are still in use: their limits and CPUs would be gone.
-fn below_in_use(change: &Change, busy: &[Line]) -> Option<String> {
+/// A controller is not taken from cgroups of ours that have processes: their limits and CPUs would be gone. It may have been enabled after they
+/// were made, so that all lines count, and not only those that have been undone.
+fn below_in_use(change: &Change, lines: &[Line]) -> Option<String> {
     let Change::Enable { cgroup, .. } = change else {
         return None;
     };
-    let used = busy.iter().find_map(|line| match &line.change {
+    let used = lines.iter().find_map(|line| match &line.change {
         Change::Create { cgroup: below } if below.starts_with(cgroup) && below != cgroup => {
-            Some(below)
+            is_populated(below).then_some(below)
         }
         _ => None,
     })?;
     Some(format!("{} is in use", used.display()))
+}
+
+/// Whether a v2 cgroup or one below it has processes; only there are controllers enabled.
+fn is_populated(cgroup: &Path) -> bool {
+    let events = read_text(cgroup.join("cgroup.events"));
+    events.is_ok_and(|events| events.lines().any(|line| line == "populated 1"))
 }
 
 fn undo(host: &HostRoot, change: &Change) -> Outcome {

@@ -262,3 +262,35 @@ fn controllers_are_enabled_only_where_they_are_not() {
     assert_eq!(std::fs::read_to_string(&control).unwrap(), "-pids");
     assert!(!hierarchy.mount.join("a").exists());
 }
+
+#[test]
+fn a_controller_stays_while_a_cgroup_of_ours_has_processes() {
+    let (_dir, host) = fake_v2();
+    let hierarchy = host.cgroup_mounts().unwrap().unified().unwrap().clone();
+    let control = hierarchy.mount.join("cgroup.subtree_control");
+    std::fs::write(&control, "cpu\n").unwrap();
+    let mut ledger = Ledger::open(&host, host.path("knobs")).unwrap();
+    let cgroup = CgroupPath::new("a").unwrap();
+    ledger
+        .create_cgroup(&hierarchy, &cgroup, &[Controller::Cpu])
+        .unwrap();
+    let events = hierarchy.dir(&cgroup).join("cgroup.events");
+    std::fs::write(&events, "populated 1\nfrozen 0\n").unwrap();
+    // After it was made, as for a container that is placed only later.
+    ledger.enable(&hierarchy.mount, Controller::Pids).unwrap();
+    std::fs::write(&control, "cpu pids\n").unwrap();
+    let restoration = ledger.restore().unwrap();
+    assert!(
+        restoration
+            .changes
+            .iter()
+            .all(|undone| matches!(undone.outcome, Outcome::Busy(_))),
+        "{:?}",
+        restoration.changes
+    );
+    assert_eq!(std::fs::read_to_string(&control).unwrap(), "cpu pids\n");
+    // It has ended.
+    std::fs::remove_file(&events).unwrap();
+    assert_eq!(ledger.restore().unwrap().restored(), 2);
+    assert_eq!(std::fs::read_to_string(&control).unwrap(), "-pids");
+}
