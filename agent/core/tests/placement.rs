@@ -207,6 +207,7 @@ fn events_and_decisions_read_as_they_were_written() {
             cpu_manager_policy: CpuManagerPolicy::Static,
             reserved_system_cpus: CpuSet::of(0),
             reserved_cpu_count: 1,
+            reserved_memory: [(0, [("memory".to_owned(), 1)].into())].into(),
             ..PlacementSettings::default()
         },
         machine: machine(8),

@@ -102,7 +102,7 @@ mod tests {
                 "reservedSystemCPUs": "",
                 "reservedCpuCount": 2,
                 "memoryManagerPolicy": "Static",
-                "reservedMemory": {"1": {"memory": 1 << 30, "hugepages-2Mi": 4 << 20}},
+                "reservedMemory": [{"numaNode": 1, "limits": {"memory": 1 << 30, "hugepages-2Mi": 4 << 20}}],
                 "topologyManagerPolicy": "restricted",
                 "topologyManagerScope": "pod",
                 "topologyManagerPolicyOptions": {"prefer-closest-numa-nodes": "true"},

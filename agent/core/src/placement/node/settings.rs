@@ -52,6 +52,7 @@ pub struct PlacementSettings {
     /// `memoryManagerPolicy`.
     pub memory_manager_policy: MemoryManagerPolicy,
     /// `reservedMemory`.
+    #[serde(with = "reserved_memory")]
     pub reserved_memory: ReservedMemory,
     /// `topologyManagerPolicy`.
     pub topology_manager_policy: String,
@@ -62,6 +63,43 @@ pub struct PlacementSettings {
     /// Devices of the machine; the kubelet hears of them from device plugins.
     #[serde(skip_serializing_if = "DeviceSettings::is_empty")]
     pub devices: DeviceSettings,
+}
+
+/// As in the kubelet's file. A map with numbers as keys cannot be read back where serde has to look at a value first (flattened, tagged).
+mod reserved_memory {
+    use std::collections::BTreeMap;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::ReservedMemory;
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "camelCase", deny_unknown_fields)]
+    struct Reservation {
+        numa_node: u32,
+        /// Bytes by resource.
+        limits: BTreeMap<String, u64>,
+    }
+
+    pub(super) fn serialize<S: Serializer>(
+        reserved: &ReservedMemory,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(reserved.iter().map(|(node, limits)| Reservation {
+            numa_node: *node,
+            limits: limits.clone(),
+        }))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<ReservedMemory, D::Error> {
+        let all = Vec::<Reservation>::deserialize(deserializer)?;
+        Ok(all
+            .into_iter()
+            .map(|own| (own.numa_node, own.limits))
+            .collect())
+    }
 }
 
 /// Devices by resource name.
