@@ -145,9 +145,6 @@ pub enum ExecError {
     /// The cgroups cannot be made.
     #[error(transparent)]
     Create(#[from] KnobError),
-    /// The cgroups cannot be made, or not with a cpuset.
-    #[error(transparent)]
-    CreatePlaced(#[from] CreateError),
     /// Where the container is to run cannot be found out or written, or its pod was refused.
     #[error(transparent)]
     Placement(#[from] PlacementError),
@@ -186,6 +183,15 @@ pub enum ExecError {
         #[source]
         source: std::io::Error,
     },
+}
+
+impl From<CreateError> for ExecError {
+    fn from(error: CreateError) -> Self {
+        match error {
+            CreateError::Knob(error) => error.into(),
+            CreateError::Cpuset(error) => PlacementError::from(error).into(),
+        }
+    }
 }
 
 impl ExecError {
@@ -470,16 +476,10 @@ fn enter(
             // An agent has removed the pod's empty cgroup just now.
             Err(error) if is_vanished(&error) => {}
             // Or another's ledger has taken back a controller between our look and our write; if it stays so, it is not passed on here.
-            Err(
-                ExecError::Create(KnobError::Enable {
-                    source: Errno::NOENT,
-                    ..
-                })
-                | ExecError::CreatePlaced(CreateError::Knob(KnobError::Enable {
-                    source: Errno::NOENT,
-                    ..
-                })),
-            ) if attempt < JOIN_ATTEMPTS_MAX => {}
+            Err(ExecError::Create(KnobError::Enable {
+                source: Errno::NOENT,
+                ..
+            })) if attempt < JOIN_ATTEMPTS_MAX => {}
             Err(error) => {
                 pod_cgroup::remove_empty(mounts, &pod_path).ok(); // best effort: the first error is the one to report
                 return Err(error);
@@ -494,7 +494,6 @@ fn enter(
 fn is_vanished(error: &ExecError) -> bool {
     match error {
         ExecError::Create(error) => error.is_vanished(),
-        ExecError::CreatePlaced(error) => error.is_vanished(),
         ExecError::Placement(error) => error.is_vanished(),
         ExecError::Apply(error) => error.is_vanished(),
         ExecError::File(error) => error.is_vanished(),

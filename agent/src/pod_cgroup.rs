@@ -356,16 +356,6 @@ pub enum CreateError {
     Cpuset(#[from] CpusetError),
 }
 
-impl CreateError {
-    /// Whether the cgroup was removed meanwhile.
-    pub fn is_vanished(&self) -> bool {
-        match self {
-            Self::Knob(error) => error.is_vanished(),
-            Self::Cpuset(error) => error.is_vanished(),
-        }
-    }
-}
-
 /// On v2: a container whose one process is killed for lack of memory is killed as a whole, as the kubelet sets it up unless
 /// `singleProcessOOMKill` is on (kuberuntime_container_linux.go).
 ///

@@ -24,7 +24,7 @@ use plimsoll_core::units::PodUid;
 use serde::Serialize;
 
 use crate::output::Style;
-use crate::source::manifests::{Bounds, STDIN, gather, read_text, text_of};
+use crate::source::manifests::{Bounds, STDIN, gather, read_or_stdin};
 use crate::table::{Table, Tone, bytes};
 use usage::{UsageError, Usages};
 
@@ -268,16 +268,7 @@ fn read_usage(
     pods: &BTreeMap<PodUid, Arc<Pod>>,
     stdin: impl io::Read,
 ) -> Result<Usages, Vec<UsageError>> {
-    let bytes_max = Bounds::OFFLINE.bytes;
-    let (file, text): (Arc<Path>, _) = if path.as_os_str() == STDIN {
-        let name = Arc::from(Path::new("standard input"));
-        let text = text_of(&name, stdin, bytes_max);
-        (name, text)
-    } else {
-        let file = Arc::from(path);
-        let text = read_text(&file, bytes_max);
-        (file, text)
-    };
+    let (file, text) = read_or_stdin(path, stdin, Bounds::OFFLINE.bytes);
     let text = text.map_err(|error| vec![UsageError::from(error)])?;
     usage::parse(&file, &text, pods)
 }

@@ -23,7 +23,7 @@ use crate::exec::STATE_DIR;
 use crate::host::HostRoot;
 use crate::host::topology::{TopologyReadError, read_machine};
 use crate::output::Style;
-use crate::source::manifests::{Bounds, ManifestError, STDIN, read_text, text_of};
+use crate::source::manifests::{Bounds, ManifestError, read_or_stdin};
 use holders::Holders;
 
 /// Draw the machine: sockets, NUMA nodes, caches, cores, memory, distances
@@ -144,16 +144,7 @@ fn holders_here(state_dir: &Path) -> Option<Holders> {
 /// # Errors
 /// [`TopologyCommandError`] names the file and the field.
 pub fn read_file(path: &Path, stdin: impl io::Read) -> Result<Machine, TopologyCommandError> {
-    let bytes_max = Bounds::OFFLINE.bytes;
-    let (file, text): (Arc<Path>, _) = if path.as_os_str() == STDIN {
-        let name = Arc::from(Path::new("standard input"));
-        let text = text_of(&name, stdin, bytes_max);
-        (name, text)
-    } else {
-        let file = Arc::from(path);
-        let text = read_text(&file, bytes_max);
-        (file, text)
-    };
+    let (file, text) = read_or_stdin(path, stdin, Bounds::OFFLINE.bytes);
     let described: MachineFile =
         serde_json::from_str(&text?).map_err(|error| TopologyCommandError::Syntax {
             file: Arc::clone(&file),

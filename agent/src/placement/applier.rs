@@ -169,7 +169,7 @@ impl Applier {
         self.cpus(wanted, &known, &containers, online, &mut outcome);
         let is_apart = outcome.failed.is_empty();
         self.mems(wanted, &containers, &mut outcome);
-        self.quotas(wanted, &containers, &mut outcome);
+        self.quotas(wanted, &checkpoint, &containers, &mut outcome);
         if let Some(irqs) = &mut self.irqs {
             match irqs.keep_off(wanted.assignments.exclusive(), online) {
                 Ok(moved) => outcome.interrupts = moved,
@@ -394,12 +394,13 @@ impl Applier {
         }
     }
 
-    fn quotas(&self, wanted: &Wanted, containers: &[Container], outcome: &mut Outcome) {
-        let checkpoint = Checkpoint {
-            assignments: wanted.assignments.clone(),
-            before: None,
-            keeps_quota: self.options.keeps_quota,
-        };
+    fn quotas(
+        &self,
+        wanted: &Wanted,
+        checkpoint: &Checkpoint,
+        containers: &[Container],
+        outcome: &mut Outcome,
+    ) {
         let mut pods: BTreeMap<&PodUid, &CgroupPath> = BTreeMap::new();
         // The container's before the pod's: v1 refuses a pod's quota that is below a container's.
         for container in containers {

@@ -34,6 +34,7 @@ use crate::yaml::Limits;
 use pods::{Parsed, parse};
 
 pub use budgets::ManifestBudget;
+pub(crate) use gather::read_or_stdin;
 pub use gather::{STDIN, gather};
 
 /// Size of one manifest file, at most.

@@ -5,9 +5,10 @@ use serde::{Deserialize, Serialize};
 use super::pod::{NoSuchPod, find};
 use crate::cpu_set::CpuSet;
 use crate::numa_mask::NumaMask;
+use crate::placement::assignments::Assignments;
 use crate::placement::cpu_static::exclusive_cpus;
 use crate::placement::device::Held;
-use crate::placement::node::{NodePlacement, Placed, PlacementSettings, Reason};
+use crate::placement::node::{NodePlacement, PlacementSettings, Reason};
 use crate::placement::topology_manager::{Alternative, Loss, Offer, ResourceOffer};
 use crate::pod::{Container, Pod};
 use crate::qos::QosClass;
@@ -170,12 +171,16 @@ pub fn placement<'a>(
     placement: &NodePlacement,
     pods: impl IntoIterator<Item = &'a Pod>,
 ) -> PlacementExplanation {
+    let assignments = placement.assignments();
     PlacementExplanation {
         settings: placement.settings().clone(),
-        shared_pool: placement.shared_pool(),
+        shared_pool: assignments.shared_pool,
         reserved: placement.reserved_cpus(),
         memory: memory_left(placement),
-        pods: pods.into_iter().map(|pod| of_pod(placement, pod)).collect(),
+        pods: pods
+            .into_iter()
+            .map(|pod| of_pod(placement, &assignments, pod))
+            .collect(),
     }
 }
 
@@ -195,13 +200,9 @@ fn memory_left(placement: &NodePlacement) -> Vec<NodeMemoryLeft> {
     left.collect()
 }
 
-fn of_pod(placement: &NodePlacement, pod: &Pod) -> PodPlacement {
+fn of_pod(placement: &NodePlacement, assignments: &Assignments, pod: &Pod) -> PodPlacement {
     let uid = pod.uid();
-    let assignments = placement.assignments();
-    let refused = match placement.placed(&uid) {
-        Placed::Refused(why) => Some(why),
-        Placed::Not | Placed::Holds(_) => None,
-    };
+    let refused = assignments.refused.get(&uid).cloned();
     let containers: Vec<&Container> = pod
         .spec
         .init_containers

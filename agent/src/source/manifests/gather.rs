@@ -14,6 +14,22 @@ use super::{Bounds, ManifestError, ManifestPod, is_manifest, read_text, text_of,
 /// The name of standard input among the paths.
 pub const STDIN: &str = "-";
 
+/// The text of a file, or of `stdin` for [`STDIN`], and what messages call it.
+pub(crate) fn read_or_stdin(
+    path: &Path,
+    stdin: impl Read,
+    bytes_max: u64,
+) -> (Arc<Path>, Result<String, ManifestError>) {
+    if path.as_os_str() == STDIN {
+        let name = Arc::from(Path::new("standard input"));
+        let text = text_of(&name, stdin, bytes_max);
+        return (name, text);
+    }
+    let file = Arc::from(path);
+    let text = read_text(&file, bytes_max);
+    (file, text)
+}
+
 /// Reads all of `paths`, in which [`STDIN`] stands for `stdin`. In a directory the same files are read as by `plimsoll run`.
 ///
 /// # Errors
@@ -31,17 +47,12 @@ pub fn gather(paths: &[PathBuf], mut stdin: impl Read) -> (Vec<ManifestPod>, Vec
         Err(error) => all.errors.push(error),
     };
     for path in paths {
-        if path.as_os_str() == STDIN {
-            let name = Arc::from(Path::new("standard input"));
-            let text = text_of(&name, &mut stdin, bounds.bytes);
-            take(&name, text);
+        if path.as_os_str() == STDIN || !path.is_dir() {
+            let (file, text) = read_or_stdin(path, &mut stdin, bounds.bytes);
+            take(&file, text);
             continue;
         }
         let file: Arc<Path> = Arc::from(path.as_path());
-        if !path.is_dir() {
-            take(&file, read_text(&file, bounds.bytes));
-            continue;
-        }
         match manifests_in(&file) {
             Ok(files) => {
                 for file in files {

@@ -8,12 +8,13 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::demand::MemoryDemand;
+pub use crate::machine::HugePages;
 use crate::numa_mask::{NUMA_NODES_MAX, NumaMask};
 use crate::quantity::{Format, Quantity};
 use crate::resources::{HUGE_PAGES_PREFIX, MEMORY};
 
 /// The memory of one NUMA node, as the machine reports it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NumaMemory {
     /// The node's number.
     pub id: u32,
@@ -21,15 +22,6 @@ pub struct NumaMemory {
     pub bytes: u64,
     /// The node's pools of huge pages, one per page size.
     pub huge_pages: Vec<HugePages>,
-}
-
-/// One pool of huge pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HugePages {
-    /// Bytes of one page.
-    pub page_bytes: u64,
-    /// How many pages there are.
-    pub pages: u64,
 }
 
 impl HugePages {

@@ -10,7 +10,7 @@ use crate::machine::Machine;
 use crate::numa_mask::NumaMask;
 use crate::placement::cpu_static::{CpuReservation, StaticCpuOption, StaticCpuSettings};
 use crate::placement::device::{Device, Inventory, InventoryError, Preference};
-use crate::placement::memory::{HugePages, NumaMemory, ReservedMemory};
+use crate::placement::memory::{NumaMemory, ReservedMemory};
 use crate::placement::topology_manager::TopologySettings;
 use crate::quantity::Quantity;
 use crate::resources::{MEMORY, ResourceList, is_huge_pages};
@@ -290,14 +290,10 @@ impl PlacementSettings {
 /// The memory of each NUMA node that has any.
 pub(super) fn numa_memory(machine: &Machine) -> Vec<NumaMemory> {
     let nodes = machine.nodes().iter().filter_map(|node| {
-        let huge_pages = node.hugepages.iter().map(|pool| HugePages {
-            page_bytes: pool.page_bytes,
-            pages: pool.pages,
-        });
         Some(NumaMemory {
             id: node.id,
             bytes: node.memory_bytes?,
-            huge_pages: huge_pages.collect(),
+            huge_pages: node.hugepages.clone(),
         })
     });
     nodes.collect()
