@@ -9,6 +9,7 @@
 //! Terms: *urgent* work is what leads to a kill; *housekeeping* is everything else, done when the loop has nothing urgent.
 
 mod disk;
+mod lifecycle;
 mod oom_kills;
 mod placing;
 mod sources;
@@ -45,10 +46,11 @@ use crate::source::manifests::ManifestChange;
 use crate::timeline::Timelines;
 
 pub use disk::Disk;
+use lifecycle::LifecyclePace;
 use oom_kills::OomKills;
 pub use placing::{Placing, Surroundings};
 pub use sources::{Sources, StopSignals};
-use sources::{ready, ready_paced, told, usage_reached};
+use sources::{ready, ready_at, ready_paced, told, usage_reached};
 
 /// Records taken in one go; then the loop looks at its other sources.
 const RECORDS_PER_TURN: usize = 512;
@@ -129,6 +131,7 @@ pub struct Agent {
     /// Something has changed that the engine cannot know yet: sample now.
     hurry: bool,
     lost_records_told: u64,
+    lifecycle: LifecyclePace,
 }
 
 /// An event that the engine has taken in and that has been acted upon.
@@ -185,6 +188,7 @@ impl Agent {
             sample_by_ns: 0,
             hurry: true,
             lost_records_told: 0,
+            lifecycle: LifecyclePace::default(),
         }
     }
 
@@ -263,6 +267,7 @@ impl Agent {
                     }
                 }
                 Some(told) = stages::reported(stage_reports.as_mut()) => self.stage_reported(told),
+                ready = ready_at(sources.lifecycle.as_ref(), self.lifecycle.wait()) => ready?,
                 () = &mut timer => woken.by(Cause::Timer),
                 () = stop.received() => break,
                 Some(change) = sources.manifests.recv() => self.manifests(change),
@@ -286,6 +291,7 @@ impl Agent {
                 let node = self.engine.state().node.as_ref();
                 usage.arm(node.and_then(|node| node.headroom_bytes));
             }
+            self.make_up_for_lost_lifecycle(&mut woken);
             self.tell_oom_kills(now_ns());
             self.serve_newcomers(!woken.housekeeping);
             woken.housekeeping |= self.order_oom_scores()?;
@@ -339,6 +345,7 @@ impl Agent {
     /// Does what is urgent: whatever woke us, the kernel's records say more about why. Returns whether a sample was taken.
     fn attend(&mut self, woken: &mut Woken) -> Result<bool> {
         self.drain_critical(woken);
+        self.drain_lifecycle(woken);
         if std::mem::take(&mut self.hurry) {
             woken.by(Cause::Timer);
         }
@@ -357,14 +364,8 @@ impl Agent {
         let Some(bpf) = &mut self.bpf else { return };
         let armed_bytes = self.engine.state().arming.at_charged_bytes;
         let oom_kills = &mut self.oom_kills;
-        let oom_scores = &mut self.oom_scores;
         let taken = bpf.drain_critical(RECORDS_PER_TURN, |record| {
-            if let (Body::CgroupAttach { tgid, hierarchy_id }, Some(scores)) =
-                (&record.body, oom_scores.as_mut())
-            {
-                scores.attached(record.cgroup_id, *hierarchy_id, *tgid);
-            }
-            judge(&record, armed_bytes, woken, oom_kills)
+            judge(&record, armed_bytes, woken, oom_kills);
         });
         if taken == RECORDS_PER_TURN {
             // There may be more, and the descriptor has been marked as read: come back at once.
@@ -754,6 +755,7 @@ impl Agent {
         self.keep_kubepods();
         self.look_after_placing();
         self.tell_limits();
+        self.tell_folded_oom_kills();
         self.tell_lost_records();
         if let Some(error) = self.journal.as_mut().and_then(Journal::take_error) {
             self.warn(error.to_string());

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::agent::StopSignals;
 use crate::bpf::object::{ObjectMissing, object};
-use crate::bpf::{Bpf, BpfError, BpfOptions, Drops, Family, HookReport, HookSet};
+use crate::bpf::{Account, Bpf, BpfError, BpfOptions, Family, HookReport, HookSet, KindCount};
 use crate::host::{CgroupError, CgroupMounts, Controller, FileError, HostRoot, Version};
 use crate::output::Output;
 use crate::source::decode::{
@@ -27,6 +27,9 @@ use crate::source::decode::{
 
 /// Records read from a ring before looking at the clock again.
 const BUDGET: usize = 256;
+
+/// Times [`BUDGET`] records are more than a ring holds.
+const ROUNDS: usize = 256;
 
 /// The rings are looked at this often even if nothing wakes us: the aggregated one never does.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -207,15 +210,20 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
         screen.drain(&mut bpf, &mut out)?;
         out.flush()?;
     }
-    screen.drain(&mut bpf, &mut out)?;
-    let drops = bpf.drops()?;
+    let mut written = Ok(());
+    let account = bpf.finish(|bpf| {
+        if written.is_ok() {
+            written = screen.drain(bpf, &mut out);
+        }
+    })?;
+    written?;
     print_throttle(&mut out, args.output, &bpf, &screen.paths)?;
-    print_drops(&mut out, args.output, &drops)?;
+    print_account(&mut out, args.output, &account)?;
     if let Some(error) = bpf.last_decode_error() {
         writeln!(out, "unreadable record: {error}")?;
     }
     out.flush()?;
-    let is_clean = drops.lost() == 0 && drops.unreadable == 0;
+    let is_clean = account.lost() == 0 && account.unreadable == 0;
     Ok(if is_clean {
         ExitCode::SUCCESS
     } else {
@@ -224,8 +232,8 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
 }
 
 fn wait(bpf: &Bpf, left: Duration) -> Result<(), EventsError> {
-    let critical = bpf.critical_fd();
-    let mut fds = [PollFd::new(&critical, PollFlags::IN)];
+    let (critical, lifecycle) = (bpf.critical_fd(), bpf.lifecycle_fd());
+    let mut fds = [&critical, &lifecycle].map(|fd| PollFd::new(fd, PollFlags::IN));
     let timeout = rustix::event::Timespec {
         tv_sec: 0,
         tv_nsec: i64::from(left.subsec_nanos()),
@@ -350,8 +358,17 @@ impl<'args> Screen<'args> {
                 result = self.show(&record, out);
             }
         };
-        while bpf.drain_critical(BUDGET, &mut show) == BUDGET {}
-        while bpf.drain_pressure(BUDGET, &mut show) == BUDGET {}
+        // As many as the rings hold, not as many as a flood sends.
+        for _ in 0..ROUNDS {
+            let taken = [
+                bpf.drain_critical(BUDGET, &mut show),
+                bpf.drain_lifecycle(BUDGET, &mut show),
+                bpf.drain_pressure(BUDGET, &mut show),
+            ];
+            if !taken.contains(&BUDGET) {
+                break;
+            }
+        }
         result
     }
 
@@ -723,39 +740,63 @@ fn print_throttle(
     Ok(())
 }
 
-fn print_drops(out: &mut impl Write, output: Output, drops: &Drops) -> io::Result<()> {
+fn print_account(out: &mut impl Write, output: Output, account: &Account) -> io::Result<()> {
+    let has_any = |count: &KindCount| *count != KindCount::default();
     for kind in KINDS {
-        let count = drops.of(kind);
+        let count = account.of(kind);
+        let KindCount {
+            produced,
+            consumed,
+            dropped,
+            folded,
+        } = count;
         match output {
-            Output::Text => writeln!(
-                out,
-                "{:<17} produced {} = consumed {} + dropped {}",
-                kind.name(),
-                count.produced,
-                count.consumed,
-                count.dropped
-            )?,
-            Output::Json => writeln!(
-                out,
-                "{}",
-                json!({
-                    "counts": kind.name(), "produced": count.produced, "consumed": count.consumed,
-                    "dropped": count.dropped,
-                })
-            )?,
+            Output::Text => {
+                write!(
+                    out,
+                    "{:<17} produced {produced} = consumed {consumed} + dropped {dropped}",
+                    kind.name(),
+                )?;
+                if folded > 0 {
+                    write!(out, "; {folded} more only counted, per cgroup")?;
+                }
+                writeln!(out)?;
+            }
+            Output::Json => {
+                let cpus: Vec<Value> = (0..account.cpus())
+                    .map(|cpu| (cpu, account.on(cpu, kind)))
+                    .filter(|(_, count)| has_any(count))
+                    .map(|(cpu, count)| {
+                        let mut object = json!(count);
+                        object["cpu"] = json!(cpu);
+                        object
+                    })
+                    .collect();
+                let mut object = json!(count);
+                object["counts"] = json!(kind.name());
+                object["cpus"] = json!(cpus);
+                writeln!(out, "{object}")?;
+            }
         }
     }
+    let (untracked, unreadable) = (account.untracked(), account.unreadable);
     match output {
-        Output::Text => writeln!(
-            out,
-            "untracked {}, unreadable {}",
-            drops.untracked, drops.unreadable
-        ),
+        Output::Text => {
+            for (cpu, kind, count) in account.open() {
+                writeln!(out, "CPU {cpu}, {}: {count:?} does not add up", kind.name())?;
+            }
+            if account.open().next().is_none() {
+                let cpus = account.cpus();
+                writeln!(out, "this adds up for each kind on each of {cpus} CPUs")?;
+            }
+            writeln!(out, "untracked {untracked}, unreadable {unreadable}")
+        }
         Output::Json => {
+            let open = account.open().count();
             writeln!(
                 out,
                 "{}",
-                json!({"untracked": drops.untracked, "unreadable": drops.unreadable})
+                json!({"untracked": untracked, "unreadable": unreadable, "open": open})
             )
         }
     }

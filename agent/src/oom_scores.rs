@@ -241,6 +241,11 @@ impl OomScores {
         }
     }
 
+    /// Records of newcomers were lost: every process is looked at as a newcomer.
+    pub fn missed_some(&mut self) {
+        self.overflowed = true;
+    }
+
     /// When [`OomScores::serve`] has something to do: at once (0) when newcomers wait, never when `None`.
     pub fn serve_at_ns(&self) -> Option<u64> {
         if self.overflowed || !self.newcomers.is_empty() {

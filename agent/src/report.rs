@@ -11,6 +11,7 @@ use plimsoll_core::decision::{Decision, In};
 use plimsoll_core::signal::Unit;
 use serde::Serialize;
 
+use crate::bpf::Account;
 use crate::ladder::Choice;
 use crate::output::Output;
 use crate::timeline::Finished;
@@ -131,6 +132,25 @@ pub struct Records {
     pub consumed: u64,
     /// Lost to a full ring.
     pub dropped: u64,
+    /// Events that got no record of their own and are in their cgroup's totals.
+    pub folded: u64,
+    /// Pairs of kind and CPU for which the account does not add up.
+    pub open: u64,
+}
+
+impl Records {
+    /// The sums of an account.
+    #[must_use]
+    pub fn of(account: &Account) -> Self {
+        let all = account.all();
+        Self {
+            produced: all.produced,
+            consumed: all.consumed,
+            dropped: all.dropped,
+            folded: all.folded,
+            open: account.open().count() as u64,
+        }
+    }
 }
 
 /// Standard output of `plimsoll run`.

@@ -13,8 +13,8 @@ use plimsoll_abi::{
 
 use crate::{
     layout::{cgroup_id, hierarchy_id, load_u32, offset},
-    maps::{MEMORY, THROTTLE},
-    record::{header, send_critical},
+    maps::{MEMORY, OOM_KILLS, THROTTLE},
+    record::{header, send_lifecycle},
 };
 
 /// `cgroup_mkdir(struct cgroup *cgrp, const char *path)`.
@@ -22,7 +22,7 @@ use crate::{
 pub fn cgroup_mkdir(ctx: BtfTracePointContext) -> i32 {
     let cgroup: *const u8 = ctx.arg(0);
     let path: *const u8 = ctx.arg(1);
-    send_critical(Kind::CgroupMkdir, |record: *mut CgroupMkdir| {
+    send_lifecycle(Kind::CgroupMkdir, |record: *mut CgroupMkdir| {
         // SAFETY: `cgroup` is a typed argument, `record` is reserved for this type; the helper bounds its own write.
         unsafe {
             (*record).header = header(Kind::CgroupMkdir, cgroup_id(cgroup));
@@ -47,7 +47,7 @@ pub fn cgroup_rmdir(ctx: BtfTracePointContext) -> i32 {
     let cgroup: *const u8 = ctx.arg(0);
     // SAFETY: a typed argument.
     let (id, hierarchy) = unsafe { (cgroup_id(cgroup), hierarchy_id(cgroup)) };
-    send_critical(Kind::CgroupRmdir, |record: *mut CgroupRmdir| {
+    send_lifecycle(Kind::CgroupRmdir, |record: *mut CgroupRmdir| {
         // SAFETY: as above; `record` is reserved for this type.
         unsafe {
             record.write(CgroupRmdir {
@@ -59,6 +59,7 @@ pub fn cgroup_rmdir(ctx: BtfTracePointContext) -> i32 {
     });
     // Its totals are of no more use, and their places are needed by the cgroups to come.
     let _ = THROTTLE.remove(id);
+    let _ = OOM_KILLS.remove(id);
     for event in [memory_event::HIGH, memory_event::MAX, memory_event::OOM] {
         let _ = MEMORY.remove([id, u64::from(event)]);
     }
@@ -70,7 +71,7 @@ pub fn cgroup_rmdir(ctx: BtfTracePointContext) -> i32 {
 pub fn cgroup_attach_task(ctx: BtfTracePointContext) -> i32 {
     let cgroup: *const u8 = ctx.arg(0);
     let task: *const u8 = ctx.arg(2);
-    send_critical(Kind::CgroupAttach, |record: *mut CgroupAttach| {
+    send_lifecycle(Kind::CgroupAttach, |record: *mut CgroupAttach| {
         // SAFETY: typed arguments; `record` is reserved for this type.
         unsafe {
             record.write(CgroupAttach {
@@ -88,7 +89,7 @@ pub fn cgroup_attach_task(ctx: BtfTracePointContext) -> i32 {
 pub fn cgroup_notify_populated(ctx: BtfTracePointContext) -> i32 {
     let cgroup: *const u8 = ctx.arg(0);
     let populated: u32 = ctx.arg(2);
-    send_critical(Kind::CgroupPopulated, |record: *mut CgroupPopulated| {
+    send_lifecycle(Kind::CgroupPopulated, |record: *mut CgroupPopulated| {
         // SAFETY: a typed argument; `record` is reserved for this type.
         unsafe {
             record.write(CgroupPopulated {

@@ -7,24 +7,33 @@ use aya_ebpf::{
     macros::map,
     maps::{Array, HashMap, PerCpuArray, RingBuf},
 };
-use plimsoll_abi::{COUNTERS, FILTER_WORDS, charges, memory_totals, seen, throttle_totals, watch};
+use plimsoll_abi::{
+    COUNTERS, CRITICAL_BYTES, FILTER_WORDS, WATCHES, charges, memory_totals, oom_totals, seen,
+    throttle_totals, watch,
+};
 
-/// Rare and urgent: each record wakes the agent.
+/// What leads to a decision at once: each record wakes the agent. No flood can fill it: half of it takes only records that the
+/// agent has asked for, each once.
 #[map]
-pub(crate) static CRITICAL: RingBuf = RingBuf::with_byte_size(256 << 10, 0);
+pub(crate) static CRITICAL: RingBuf = RingBuf::with_byte_size(CRITICAL_BYTES, 0);
+
+/// Cgroups and processes that come and go. Whoever has a cgroup of his own can flood it; the agent then reads cgroupfs. Wakes the
+/// agent when that has read all there was.
+#[map]
+pub(crate) static LIFECYCLE: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
 /// Aggregated: no wakeup, the agent looks now and then (`run` at its housekeeping, `events` every 20 ms).
 #[map]
 pub(crate) static PRESSURE: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
-/// Produced and dropped by kind, and untracked (`plimsoll_abi::produced` and its siblings give the index).
+/// Produced, dropped and folded by kind, and untracked (`plimsoll_abi::produced` and its siblings give the index).
 #[map]
 pub(crate) static COUNTS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS, 0);
 
 /// `page_counter` address → what is armed for it (`plimsoll_abi::watch`). Written by the agent, whose update replaces
 /// the element as a whole; the program only clears `ARMED`.
 #[map]
-pub(crate) static WATCH: HashMap<u64, [u64; watch::WORDS]> = HashMap::with_max_entries(1024, 0);
+pub(crate) static WATCH: HashMap<u64, [u64; watch::WORDS]> = HashMap::with_max_entries(WATCHES, 0);
 
 /// One bit per watched counter (`plimsoll_abi::filter_bit`). Written by the agent.
 #[map]
@@ -50,6 +59,11 @@ pub(crate) static THROTTLE: HashMap<u64, [u64; throttle_totals::WORDS]> =
 /// (Cgroup id, event) → `plimsoll_abi::memory_totals`.
 #[map]
 pub(crate) static MEMORY: HashMap<[u64; 2], [u64; memory_totals::WORDS]> =
+    HashMap::with_max_entries(4096, 0);
+
+/// Cgroup id → `plimsoll_abi::oom_totals`.
+#[map]
+pub(crate) static OOM_KILLS: HashMap<u64, [u64; oom_totals::WORDS]> =
     HashMap::with_max_entries(4096, 0);
 
 /// Thread → 1 while it reclaims for a reason other than a charge that met `memory.max`.

@@ -2,18 +2,26 @@
 //!
 //! `oom_kill_process` knows both the cgroup whose limit was hit and the chosen victim. The tracepoint `mark_victim` names each
 //! victim: the chosen one, and those that go with it where a cgroup is killed as a whole. Where fentry is refused it is all there is.
+//!
+//! A cgroup that forks at its limit is killed without end, so what it gets is bounded: so many records per cgroup and window, and
+//! none when such records have taken their part of the ring. The others are counted per cgroup (`OOM_KILLS`), none is lost.
 
 use aya_ebpf::{
+    helpers::bpf_ktime_get_ns,
     macros::{btf_tracepoint, fentry},
     programs::{BtfTracePointContext, FEntryContext},
 };
-use plimsoll_abi::{Kind, NODE_OOM, OomKill, UNKNOWN_U64};
+use plimsoll_abi::{
+    Kind, NODE_OOM, OOM_RECORDS_PER_WINDOW, OomKill, UNKNOWN_U64, oom_totals,
+};
 
 use crate::{
+    atomic,
     layout::{
-        load_i16, load_ptr, load_u32, load_u64, memcg_id, offset, probe_u64, task_memory_cgroup_id,
+        config, load_i16, load_ptr, load_u32, load_u64, memcg_id, offset, probe_u64, task_memory_cgroup_id,
     },
-    record::{header, send_critical},
+    maps::OOM_KILLS,
+    record::{count_folded, count_untracked, critical_has_room, header, send_critical},
 };
 
 /// On entry of `oom_kill_process(struct oom_control *oc, const char *message)`.
@@ -29,7 +37,11 @@ pub fn oom_kill_process(ctx: FEntryContext) -> u32 {
             memcg_id(memcg)
         };
         let points = load_u64(oc, offset!(oc_chosen_points)) as i64;
-        send_victim(load_ptr(oc, offset!(oc_chosen)), limit_cgroup_id, points);
+        let victim = load_ptr(oc, offset!(oc_chosen));
+        let cgroup_id = task_memory_cgroup_id(victim);
+        if may_send(cgroup_id, oom_totals::CHOICES) {
+            send_victim(victim, cgroup_id, limit_cgroup_id, points);
+        }
     }
     0
 }
@@ -38,14 +50,58 @@ pub fn oom_kill_process(ctx: FEntryContext) -> u32 {
 #[btf_tracepoint(function = "mark_victim")]
 pub fn mark_victim(ctx: BtfTracePointContext) -> i32 {
     // SAFETY: a typed argument.
-    unsafe { send_victim(ctx.arg(0), UNKNOWN_U64, i64::MAX) };
+    unsafe {
+        let victim = ctx.arg(0);
+        let cgroup_id = task_memory_cgroup_id(victim);
+        if may_send(cgroup_id, oom_totals::VICTIMS) {
+            send_victim(victim, cgroup_id, UNKNOWN_U64, i64::MAX);
+        }
+    }
     0
+}
+
+/// Whether a kill in this cgroup gets a record. If not, it is counted in the word `folded` of the cgroup's totals.
+#[inline(always)]
+fn may_send(cgroup_id: u64, folded: usize) -> bool {
+    if OOM_KILLS.get_ptr_mut(cgroup_id).is_none() {
+        // Only if it is not there: another CPU may have been faster.
+        let _ = OOM_KILLS.insert(cgroup_id, [0; oom_totals::WORDS], 1);
+    }
+    let Some(totals) = OOM_KILLS.get_ptr_mut(cgroup_id) else {
+        // Too many cgroups at once: no share for each, but still their part of the ring for all.
+        count_untracked();
+        if critical_has_room() {
+            return true;
+        }
+        count_folded(Kind::OomKill);
+        return false;
+    };
+    // SAFETY: a map value of so many words, throughout; a helper without arguments.
+    unsafe {
+        // Two CPUs may begin a window at once: then a few records more are sent. (The kernel kills one at a time.)
+        if atomic::claim_window(
+            &raw mut (*totals)[oom_totals::WINDOW_NS],
+            bpf_ktime_get_ns(),
+            config!(window_ns),
+        ) {
+            atomic::swap(&raw mut (*totals)[oom_totals::SENT], 0);
+        }
+        let sent = atomic::add_and_get(&raw mut (*totals)[oom_totals::SENT], 1);
+        // A choice that is told leaves room for its victim, so that no kill is both told and counted here.
+        let last = OOM_RECORDS_PER_WINDOW - u64::from(folded == oom_totals::CHOICES);
+        if sent <= last && critical_has_room() {
+            return true;
+        }
+        atomic::add(&raw mut (*totals)[folded], 1);
+    }
+    count_folded(Kind::OomKill);
+    false
 }
 
 /// # Safety
 /// `task` is a typed `struct task_struct`.
 #[inline(always)]
-unsafe fn send_victim(task: *const u8, limit_cgroup_id: u64, points: i64) {
+unsafe fn send_victim(task: *const u8, cgroup_id: u64, limit_cgroup_id: u64, points: i64) {
     send_critical(Kind::OomKill, |record: *mut OomKill| {
         // SAFETY: typed members of a typed pointer; `record` is reserved for this type. A victim without an address
         // space (its leader has exited) reads as zeros.
@@ -57,7 +113,7 @@ unsafe fn send_victim(task: *const u8, limit_cgroup_id: u64, points: i64) {
                 load_u64(task, offset!(task_comm) + 8),
             ];
             record.write(OomKill {
-                header: header(Kind::OomKill, task_memory_cgroup_id(task)),
+                header: header(Kind::OomKill, cgroup_id),
                 limit_cgroup_id,
                 points,
                 total_pages: load_u64(mm, offset!(mm_total_vm)),

@@ -11,7 +11,7 @@ use crate::{
     atomic,
     layout::{config, offset},
     maps::{DIRECT, NODE_RECLAIM, NODES},
-    record::{header, send_critical},
+    record::{header, send_critical_unasked},
 };
 
 /// `mm_vmscan_kswapd_wake(int nid, int zid, int order)`.
@@ -54,7 +54,7 @@ fn note(index: u32, phase: u32, node: u32, order: u32) {
         ) {
             return;
         }
-        send_critical(Kind::NodeReclaim, |record: *mut NodeReclaim| {
+        send_critical_unasked(Kind::NodeReclaim, |record: *mut NodeReclaim| {
             record.write(NodeReclaim {
                 header: header(Kind::NodeReclaim, 0),
                 count: (*totals)[1],

@@ -1,15 +1,20 @@
 //! Sending records, and counting those that could not be sent.
+//!
+//! Three rings, so that none of them can be filled by somebody whom the others concern: what leads to a decision, what comes and
+//! goes, what is aggregated.
 
 use aya_ebpf::{
-    bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP},
+    bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP},
     helpers::{bpf_get_smp_processor_id, bpf_ktime_get_ns},
     maps::RingBuf,
 };
-use plimsoll_abi::{ABI_VERSION, Header, Kind, UNTRACKED, dropped, produced};
+use plimsoll_abi::{
+    ABI_VERSION, CRITICAL_SHARED_BYTES, Header, Kind, UNTRACKED, dropped, folded, produced,
+};
 
 use crate::{
     atomic,
-    maps::{COUNTS, CRITICAL, PRESSURE},
+    maps::{COUNTS, CRITICAL, LIFECYCLE, PRESSURE},
 };
 
 /// Adds one to a per-CPU counter. Atomic, because a program can be preempted by another one on the same CPU.
@@ -25,6 +30,12 @@ fn count(index: u32) {
 #[inline(always)]
 pub(crate) fn count_untracked() {
     count(UNTRACKED);
+}
+
+/// Counts an event that got no record because its cgroup's totals have it.
+#[inline(always)]
+pub(crate) fn count_folded(kind: Kind) {
+    count(folded(kind));
 }
 
 #[inline(always)]
@@ -45,10 +56,36 @@ fn send<T: 'static>(ring: &RingBuf, flags: u64, kind: Kind, fill: impl FnOnce(*m
 
 /// Sends a record that the agent should see now. `false` when the ring was full (counted).
 ///
+/// Only for what the agent has asked for, once each, or after [`critical_has_room`].
 /// `fill` writes every field of the reserved record.
 #[inline(always)]
 pub(crate) fn send_critical<T: 'static>(kind: Kind, fill: impl FnOnce(*mut T)) -> bool {
     send(&CRITICAL, u64::from(BPF_RB_FORCE_WAKEUP), kind, fill)
+}
+
+/// Whether there is room for a record that the agent has not asked for. The rest of the ring is kept for those that it has.
+#[inline(always)]
+pub(crate) fn critical_has_room() -> bool {
+    CRITICAL.query(u64::from(BPF_RB_AVAIL_DATA)) < u64::from(CRITICAL_SHARED_BYTES)
+}
+
+/// Sends an urgent record that the agent has not asked for. `false` when such records have filled their part of the ring
+/// (counted).
+#[inline(always)]
+pub(crate) fn send_critical_unasked<T: 'static>(kind: Kind, fill: impl FnOnce(*mut T)) -> bool {
+    if critical_has_room() {
+        return send_critical(kind, fill);
+    }
+    count(produced(kind));
+    count(dropped(kind));
+    false
+}
+
+/// Sends a record about cgroups or processes that come or go. `false` when the ring was full (counted).
+#[inline(always)]
+pub(crate) fn send_lifecycle<T: 'static>(kind: Kind, fill: impl FnOnce(*mut T)) -> bool {
+    // The kernel's own rule: a wakeup when the agent has read everything before. In a flood that is seldom.
+    send(&LIFECYCLE, 0, kind, fill)
 }
 
 /// Sends a record that can wait for the agent's next look. `false` when the ring was full (counted).

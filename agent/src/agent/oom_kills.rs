@@ -7,6 +7,8 @@
 //! told when no further victim has been named for a while. A process may be marked twice and counts once: the chosen one as
 //! itself and as a member of its cgroup, and one whose main thread has died before its others when the kernel comes by again (both seen). Where only victims are named, those of one pod at one time are one kill.
 
+use std::collections::BTreeMap;
+
 use super::Record;
 use crate::pods::Pods;
 
@@ -27,6 +29,45 @@ pub(super) struct OomKills {
     pub(super) kills: Vec<OomKill>,
     /// A storm is told in part.
     pub(super) untold: u64,
+    pub(super) folded: Folded,
+}
+
+/// Kills without a record: the kernel side counts them for each cgroup (`plimsoll_abi::oom_totals`) once that has had its share.
+#[derive(Debug, Default)]
+pub(super) struct Folded {
+    missed: u64,
+    /// Found so far, by cgroup. What is gone in the kernel is forgotten here.
+    told: BTreeMap<u64, u64>,
+    found: BTreeMap<u64, u64>,
+}
+
+impl Folded {
+    /// Whether the kernel's sum has changed since the last time.
+    pub(super) fn is_new(&mut self, missed: u64) -> bool {
+        std::mem::replace(&mut self.missed, missed) != missed
+    }
+
+    /// A cgroup's total so far.
+    pub(super) fn found(&mut self, cgroup_id: u64, kills: u64) {
+        self.found.insert(cgroup_id, kills);
+    }
+
+    /// Hands on what has come since it was last told.
+    pub(super) fn tell(&mut self, mut f: impl FnMut(u64, u64)) {
+        if self.found.is_empty() {
+            return;
+        }
+        let found = std::mem::take(&mut self.found);
+        for (cgroup_id, kills) in &found {
+            // Fewer: another cgroup has got the number of one that is gone.
+            let told = self.told.get(cgroup_id).filter(|told| *told <= kills);
+            let new = kills - told.copied().unwrap_or(0);
+            if new > 0 {
+                f(*cgroup_id, new);
+            }
+        }
+        self.told = found;
+    }
 }
 
 /// One of them.
@@ -121,6 +162,7 @@ impl Default for OomKills {
         Self {
             kills: Vec::with_capacity(KILLS_MAX),
             untold: 0,
+            folded: Folded::default(),
         }
     }
 }
@@ -197,7 +239,7 @@ mod tests {
     fn told(records: &[(u64, u32, bool)]) -> (Vec<(u32, u64)>, OomKills) {
         let mut kills = OomKills {
             kills: Vec::new(),
-            untold: 0,
+            ..OomKills::default()
         };
         for &(at_ms, tgid, is_choice) in records {
             kills.push(kill(at_ms, tgid, is_choice));
@@ -271,6 +313,27 @@ mod tests {
         // Long after a choice it is another's (a dying task that was let go first).
         let (found, _) = told(&[(1000, 5, true), (1001, 5, false), (1060, 6, false)]);
         assert_eq!(found, [(5, 1), (6, 1)]);
+    }
+
+    #[test]
+    fn what_was_only_counted_is_told_once() {
+        let mut folded = Folded::default();
+        assert!(folded.is_new(5) && !folded.is_new(5));
+        let mut told = |totals: &[(u64, u64)]| {
+            for &(cgroup_id, kills) in totals {
+                folded.found(cgroup_id, kills);
+            }
+            let mut told = Vec::new();
+            folded.tell(|cgroup_id, kills| told.push((cgroup_id, kills)));
+            told
+        };
+        assert_eq!(told(&[(7, 3), (8, 0)]), [(7, 3)]);
+        assert_eq!(told(&[(7, 5), (8, 1)]), [(7, 2), (8, 1)]);
+        // Nothing was read: nothing is forgotten.
+        assert_eq!(told(&[]), []);
+        // 7 is gone; its number comes back as another cgroup's.
+        assert_eq!(told(&[(8, 1)]), []);
+        assert_eq!(told(&[(7, 4), (8, 1)]), [(7, 4)]);
     }
 
     #[test]

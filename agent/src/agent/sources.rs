@@ -84,6 +84,7 @@ impl StopSignals {
 #[derive(Debug)]
 pub struct Sources {
     pub(super) critical: Option<AsyncFd<OwnedFd>>,
+    pub(super) lifecycle: Option<AsyncFd<OwnedFd>>,
     pub(super) psi: Option<Watched<PsiTrigger>>,
     /// PSI triggers that thresholds on pressure signals need.
     pub(super) stalls: Option<Watched<ArmedTriggers>>,
@@ -175,6 +176,10 @@ impl Sources {
             .map(|bpf| watch(bpf.critical_fd(), Interest::READABLE))
             .transpose()
             .context("the ring buffer cannot be waited for")?;
+        let lifecycle = bpf
+            .map(|bpf| watch(bpf.lifecycle_fd(), Interest::READABLE))
+            .transpose()
+            .context("the ring buffer cannot be waited for")?;
         let psi = uses(Mechanism::Psi)
             .then(|| {
                 let (stall, stall_ms, window_ms) = PSI;
@@ -240,6 +245,7 @@ impl Sources {
         })?;
         Ok(Self {
             critical,
+            lifecycle,
             psi,
             stalls: None,
             usage,
@@ -327,6 +333,20 @@ pub(super) async fn ready(
         }
         None => std::future::pending().await,
     }
+}
+
+/// The same, but not before a time; and then at once if something is left of the last time.
+pub(super) async fn ready_at(
+    fd: Option<&AsyncFd<OwnedFd>>,
+    (is_left, at): (bool, Option<Instant>),
+) -> std::io::Result<()> {
+    if let Some(at) = at {
+        tokio::time::sleep_until(at).await;
+    }
+    if is_left {
+        return Ok(());
+    }
+    ready(fd, Interest::READABLE).await
 }
 
 /// The same for a source that is not to be looked at too often.

@@ -1,5 +1,6 @@
 //! What the agent says, when it has acted: decisions, the kernel's OOM kills, what limits have cost the pods, and its own end.
 
+use plimsoll_abi::Kind;
 use plimsoll_core::decision::Decision;
 use plimsoll_core::event::Event;
 use rustix::time::ClockId;
@@ -10,6 +11,9 @@ use crate::journal::Journal;
 use crate::ladder::Choice;
 use crate::limits::LimitCounts;
 use crate::report::{Line, Records};
+
+/// More than any ring holds.
+const RING_RECORDS_MAX: usize = 1 << 16;
 
 impl Agent {
     /// Says that it is ready, and on what it stands.
@@ -77,10 +81,10 @@ impl Agent {
     }
 
     pub(super) fn tell_lost_records(&mut self) {
-        let Some(Ok(drops)) = self.bpf.as_ref().map(Bpf::drops) else {
+        let Some(Ok(account)) = self.bpf.as_ref().map(Bpf::account) else {
             return;
         };
-        let lost = drops.lost() + drops.unreadable;
+        let lost = account.lost() + account.unreadable;
         if lost > self.lost_records_told {
             let text = format!(
                 "{} records of the kernel were lost; all pods were read again",
@@ -135,13 +139,55 @@ impl Agent {
         }
     }
 
+    /// Kills that the kernel has only counted, because one cgroup had so many of them.
+    pub(super) fn tell_folded_oom_kills(&mut self) {
+        let Self {
+            bpf: Some(bpf),
+            oom_kills,
+            pods,
+            reporter,
+            ..
+        } = self
+        else {
+            return;
+        };
+        let at_ns = now_ns();
+        let names_victims = bpf.is_attached("mark_victim");
+        let result = bpf.missed(Kind::OomKill).and_then(|missed| {
+            if !oom_kills.folded.is_new(missed) {
+                return Ok(());
+            }
+            bpf.drain_oom_kills(|totals| {
+                let kills = if names_victims {
+                    totals.victims
+                } else {
+                    totals.choices
+                };
+                oom_kills.folded.found(totals.cgroup_id, kills);
+            })
+        });
+        oom_kills.folded.tell(|cgroup_id, kills| {
+            let pod = pods.by_cgroup_id(cgroup_id).map(|uid| pods.name(uid));
+            reporter.say(&Line::KernelOomKill {
+                at_ns,
+                pod: pod.as_deref(),
+                tgid: None,
+                comm: None,
+                kills,
+            });
+        });
+        if let Err(error) = result {
+            self.warn(error.to_string());
+        }
+    }
+
     /// What the pods' limits have cost them since the last time.
     pub(super) fn tell_limits(&mut self) {
         let mut failures = Vec::new();
         self.limits
             .follow(&self.pods, |failure| failures.push(failure));
         if let Some(bpf) = &mut self.bpf {
-            bpf.drain_pressure(usize::MAX, |record| self.limits.record(&record));
+            bpf.drain_pressure(RING_RECORDS_MAX, |record| self.limits.record(&record));
             // Totals that no record has told yet: within a window the kernel sends one.
             if self.limits.takes_from_kernel()
                 && let Err(error) = bpf
@@ -210,29 +256,31 @@ impl Agent {
         self.reporter.say(&Line::Warning { text });
     }
 
-    pub(super) fn stop(mut self) {
-        if let Some(bpf) = &mut self.bpf {
-            bpf.drain_critical(usize::MAX, |_| {});
-        }
-        self.limits.finish();
-        self.tell_limits();
-        let records = match self.bpf.as_ref().map(Bpf::drops) {
-            Some(Ok(drops)) => {
-                let mut records = Records::default();
-                for kind in plimsoll_abi::KINDS {
-                    let count = drops.of(kind);
-                    records.produced += count.produced;
-                    records.consumed += count.consumed;
-                    records.dropped += count.dropped;
-                }
-                records
-            }
-            Some(Err(error)) => {
+    /// Takes the programs away, reads what is left of their records, and counts.
+    fn last_records(&mut self) -> Records {
+        let Some(bpf) = &mut self.bpf else {
+            return Records::default();
+        };
+        let limits = &mut self.limits;
+        let account = bpf.finish(|bpf| {
+            bpf.drain_critical(RING_RECORDS_MAX, |_| {});
+            bpf.drain_lifecycle(RING_RECORDS_MAX, |_| {});
+            bpf.drain_pressure(RING_RECORDS_MAX, |record| limits.record(&record));
+        });
+        match account {
+            Ok(account) => Records::of(&account),
+            Err(error) => {
                 self.warn(format!("the counts of records cannot be read: {error}"));
                 Records::default()
             }
-            None => Records::default(),
-        };
+        }
+    }
+
+    pub(super) fn stop(mut self) {
+        let records = self.last_records();
+        self.limits.finish();
+        self.tell_limits();
+        self.tell_folded_oom_kills();
         let journal_lost = self.journal.as_ref().map_or(0, Journal::lost);
         if let Some(Err(error)) = self.journal.take().map(Journal::finish) {
             self.warn(error.to_string());

@@ -8,6 +8,14 @@ use super::btf::BtfError;
 /// Why BPF cannot be used, or a call on it failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BpfError {
+    /// The kernel does not say how many CPUs there can be.
+    #[error("{path}: {source}")]
+    Cpus {
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The host's policy forbids reading kernel memory.
     #[error(
         "{path} says confidentiality: this host's policy forbids BPF tracing; only a reboot without it changes that"

@@ -9,6 +9,7 @@
 //! Terms: a *hook* is one program on one kernel function or tracepoint. To *register* a cgroup is to learn the kernel's counter
 //! behind its `memory.current`; to *arm* it is to ask for one record when that counter reaches a number.
 
+mod account;
 pub mod btf;
 mod error;
 mod hooks;
@@ -16,27 +17,35 @@ mod layout;
 mod loader;
 pub mod object;
 mod policy;
+mod ring;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use aya::Ebpf;
-use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
 use plimsoll_abi::{
-    FILTER_WORDS, KIND_SLOTS, KINDS, Kind, ROOT_CGROUP_ID, UNTRACKED, charges, dropped, filter_bit,
-    memory_totals, produced, seen, throttle_totals, watch,
+    FILTER_WORDS, KINDS, Kind, ROOT_CGROUP_ID, UNTRACKED, charges, dropped, filter_bit, folded,
+    memory_totals, oom_totals, produced, seen, throttle_totals, watch,
 };
 
+pub use account::{Account, KindCount};
 pub use error::BpfError;
 pub use hooks::{Family, HookKind, HookReport, HookSet, HookState, Unavailable};
 
-use crate::source::decode::{DecodeError, MemoryLimitEvent, Record, decode, memory_limit_event};
+use crate::source::decode::{DecodeError, MemoryLimitEvent, Record, memory_limit_event};
+use account::CpuAccount;
 use error::map_error;
+use ring::Ring;
 
 /// Reads of `memory.current` until the program must have seen one. Another thread of the agent may read such a file at the
 /// same moment, hence more than one.
 const REGISTER_ATTEMPTS: usize = 4;
+
+/// How often, and how long apart, rings are read for the last records of programs that were just detached.
+const SETTLE_ROUNDS: usize = 20;
+const SETTLE_PAUSE: Duration = Duration::from_millis(2);
 
 /// What to load, and the numbers that are fixed at load time.
 #[derive(Clone, Copy, Debug)]
@@ -60,44 +69,6 @@ pub struct CounterSeen {
     pub root_usage_bytes: u64,
 }
 
-/// Records of one kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KindCount {
-    /// The programs tried to send.
-    pub produced: u64,
-    /// Read from the ring.
-    pub consumed: u64,
-    /// Found the ring full.
-    pub dropped: u64,
-}
-
-/// Where every record went. Once the rings are drained, `produced = consumed + dropped` for each kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Drops {
-    kinds: [KindCount; KIND_SLOTS],
-    /// Events that found their map full and so are missing from later totals.
-    pub untracked: u64,
-    /// Records that this agent could not read, by the last reason.
-    pub unreadable: u64,
-}
-
-impl Drops {
-    /// The counts of one kind.
-    #[must_use]
-    pub fn of(&self, kind: Kind) -> KindCount {
-        self.kinds
-            .get(usize::from(kind.number()))
-            .copied()
-            .unwrap_or_default()
-    }
-
-    /// Records lost, of all kinds.
-    #[must_use]
-    pub fn lost(&self) -> u64 {
-        self.kinds.iter().map(|count| count.dropped).sum()
-    }
-}
-
 /// How often a cgroup met one of its memory limits since the programs were attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryTotals {
@@ -107,6 +78,17 @@ pub struct MemoryTotals {
     pub event: MemoryLimitEvent,
     /// How often.
     pub count: u64,
+}
+
+/// Kills of the kernel's OOM killer in a cgroup that got no record, since the programs were attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OomTotals {
+    /// The victims' cgroup.
+    pub cgroup_id: u64,
+    /// Choices of the killer.
+    pub choices: u64,
+    /// Victims that were named, each thread that was marked.
+    pub victims: u64,
 }
 
 /// Running totals of a cgroup's CPU throttling since the programs were attached, each CPU's run queue by itself.
@@ -146,10 +128,11 @@ fn give_memory_back() {
 
 /// The loaded programs. Dropping it detaches and unloads them.
 pub struct Bpf {
-    /// Holds the programs in place.
-    _ebpf: Ebpf,
+    /// Holds the programs in place; `None` once they are detached.
+    ebpf: Option<Ebpf>,
     hooks: Vec<HookReport>,
     critical: Ring,
+    lifecycle: Ring,
     pressure: Ring,
     watch: HashMap<MapData, u64, [u64; watch::WORDS]>,
     filter: Array<MapData, [u64; FILTER_WORDS]>,
@@ -159,53 +142,12 @@ pub struct Bpf {
     counts_charges: bool,
     throttle: HashMap<MapData, u64, [u64; throttle_totals::WORDS]>,
     memory: HashMap<MapData, [u64; 2], [u64; memory_totals::WORDS]>,
+    oom_kills: HashMap<MapData, u64, [u64; oom_totals::WORDS]>,
     /// By cgroup id.
     counters: BTreeMap<u64, Counter>,
     /// What `filter` holds.
     filter_words: [u64; FILTER_WORDS],
     page_bytes: u64,
-}
-
-struct Ring {
-    ring: RingBuf<MapData>,
-    consumed: [u64; KIND_SLOTS],
-    unreadable: u64,
-    last_error: Option<DecodeError>,
-}
-
-impl Ring {
-    fn new(ring: RingBuf<MapData>) -> Self {
-        Ring {
-            ring,
-            consumed: [0; KIND_SLOTS],
-            unreadable: 0,
-            last_error: None,
-        }
-    }
-
-    fn drain(&mut self, budget: usize, mut f: impl FnMut(Record<'_>)) -> usize {
-        for taken in 0..budget {
-            let Some(item) = self.ring.next() else {
-                return taken;
-            };
-            match decode(&item) {
-                Ok(record) => {
-                    if let Some(count) = self
-                        .consumed
-                        .get_mut(usize::from(record.body.kind().number()))
-                    {
-                        *count += 1;
-                    }
-                    f(record);
-                }
-                Err(error) => {
-                    self.unreadable += 1;
-                    self.last_error = Some(error);
-                }
-            }
-        }
-        budget
-    }
 }
 
 impl Bpf {
@@ -228,9 +170,14 @@ impl Bpf {
                 take($name)?.try_into().map_err(map_error($name))?
             };
         }
+        let cpus = aya::util::nr_cpus().map_err(|(path, source)| BpfError::Cpus {
+            path: path.to_owned(),
+            source,
+        })?;
         Ok(Bpf {
-            critical: Ring::new(map!("CRITICAL")),
-            pressure: Ring::new(map!("PRESSURE")),
+            critical: Ring::new(map!("CRITICAL"), cpus),
+            lifecycle: Ring::new(map!("LIFECYCLE"), cpus),
+            pressure: Ring::new(map!("PRESSURE"), cpus),
             watch: map!("WATCH"),
             filter: map!("FILTER"),
             seen: map!("SEEN"),
@@ -242,12 +189,31 @@ impl Bpf {
                 .any(|hook| hook.program == "charges_count" && hook.is_attached()),
             throttle: map!("THROTTLE"),
             memory: map!("MEMORY"),
+            oom_kills: map!("OOM_KILLS"),
             hooks: loaded.hooks,
-            _ebpf: ebpf,
+            ebpf: Some(ebpf),
             counters: BTreeMap::new(),
             filter_words: [0; FILTER_WORDS],
             page_bytes: rustix::param::page_size() as u64,
         })
+    }
+
+    /// Takes the programs away, and has `drain` read what is left until every account adds up. A program that was running may
+    /// take a moment longer; an account that is still open after that is what the caller will find.
+    ///
+    /// # Errors
+    /// When the kernel refuses to show the counters.
+    pub fn finish(&mut self, mut drain: impl FnMut(&mut Bpf)) -> Result<Account, BpfError> {
+        self.ebpf = None;
+        for _ in 0..SETTLE_ROUNDS {
+            drain(self);
+            let account = self.account()?;
+            if account.open().next().is_none() {
+                return Ok(account);
+            }
+            std::thread::sleep(SETTLE_PAUSE);
+        }
+        self.account()
     }
 
     /// What became of each hook that was asked for.
@@ -276,15 +242,27 @@ impl Bpf {
         self.critical.drain(budget, f)
     }
 
+    /// Readable when [`Bpf::drain_lifecycle`] has something to do, and had nothing left the last time.
+    #[must_use]
+    pub fn lifecycle_fd(&self) -> BorrowedFd<'_> {
+        self.lifecycle.ring.as_fd()
+    }
+
+    /// The same for cgroups and processes that come and go. When it returns `budget` there may be more, and nothing wakes whoever
+    /// waits for [`Bpf::lifecycle_fd`] until all has been read.
+    pub fn drain_lifecycle(&mut self, budget: usize, f: impl FnMut(Record<'_>)) -> usize {
+        self.lifecycle.drain(budget, f)
+    }
+
     /// The same for the aggregated records.
     pub fn drain_pressure(&mut self, budget: usize, f: impl FnMut(Record<'_>)) -> usize {
         self.pressure.drain(budget, f)
     }
 
-    /// The last record that could not be read, if any: how many is in [`Drops::unreadable`].
+    /// The last record that could not be read, if any: how many is in [`Account::unreadable`].
     #[must_use]
     pub fn last_decode_error(&self) -> Option<DecodeError> {
-        self.critical.last_error.or(self.pressure.last_error)
+        self.rings().iter().find_map(|ring| ring.last_error)
     }
 
     /// Learns which kernel counter is behind `memory_current`, an open `memory.current` (v1: `memory.usage_in_bytes`), by
@@ -450,34 +428,69 @@ impl Bpf {
         }
     }
 
+    fn rings(&self) -> [&Ring; 3] {
+        [&self.critical, &self.lifecycle, &self.pressure]
+    }
+
     /// Where every record went so far.
     ///
     /// # Errors
     /// When the kernel refuses to show the counters.
-    pub fn drops(&self) -> Result<Drops, BpfError> {
-        let sum = |index: u32| -> Result<u64, BpfError> {
-            Ok(self
-                .counts
-                .get(&index, 0)
-                .map_err(map_error("COUNTS"))?
-                .iter()
-                .sum())
+    pub fn account(&self) -> Result<Account, BpfError> {
+        let count = |index: u32| -> Result<PerCpuValues<u64>, BpfError> {
+            self.counts.get(&index, 0).map_err(map_error("COUNTS"))
         };
-        let mut drops = Drops {
-            untracked: sum(UNTRACKED)?,
-            unreadable: self.critical.unreadable + self.pressure.unreadable,
-            ..Drops::default()
+        let untracked = count(UNTRACKED)?;
+        let rings = self.rings();
+        let mut account = Account {
+            cpus: vec![CpuAccount::default(); untracked.len()],
+            unreadable: rings.iter().map(|ring| ring.unreadable).sum(),
         };
         for kind in KINDS {
             let slot = usize::from(kind.number());
-            drops.kinds[slot] = KindCount {
-                // Dropped first: a record that is sent in between counts as on its way, not as lost.
-                dropped: sum(dropped(kind))?,
-                produced: sum(produced(kind))?,
-                consumed: self.critical.consumed[slot] + self.pressure.consumed[slot],
-            };
+            // Dropped first: a record that is sent in between counts as on its way, not as lost.
+            let (dropped, produced) = (count(dropped(kind))?, count(produced(kind))?);
+            let folded = count(folded(kind))?;
+            for (cpu, part) in account.cpus.iter_mut().enumerate() {
+                part.untracked = untracked[cpu];
+                part.kinds[slot] = KindCount {
+                    produced: produced[cpu],
+                    consumed: rings.iter().map(|ring| ring.consumed(cpu, slot)).sum(),
+                    dropped: dropped[cpu],
+                    folded: folded[cpu],
+                };
+            }
         }
-        Ok(drops)
+        Ok(account)
+    }
+
+    /// How many events of a kind went without a record of their own, or with one that was lost. Two map lookups.
+    ///
+    /// # Errors
+    /// When the kernel refuses to show the counters.
+    pub fn missed(&self, kind: Kind) -> Result<u64, BpfError> {
+        let mut sum = 0;
+        for index in [dropped(kind), folded(kind)] {
+            let counts = self.counts.get(&index, 0).map_err(map_error("COUNTS"))?;
+            sum += counts.iter().sum::<u64>();
+        }
+        Ok(sum)
+    }
+
+    /// Kills of the kernel's OOM killer that got no record, by cgroup. Reads only.
+    ///
+    /// # Errors
+    /// When the kernel refuses to show the map.
+    pub fn drain_oom_kills(&self, mut f: impl FnMut(OomTotals)) -> Result<(), BpfError> {
+        for entry in self.oom_kills.iter() {
+            let (cgroup_id, value) = entry.map_err(map_error("OOM_KILLS"))?;
+            f(OomTotals {
+                cgroup_id,
+                choices: value[oom_totals::CHOICES],
+                victims: value[oom_totals::VICTIMS],
+            });
+        }
+        Ok(())
     }
 
     /// Every cgroup's throttling so far, including what no record has told yet. Reads only.

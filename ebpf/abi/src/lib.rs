@@ -15,7 +15,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Version of every layout in this file. A change to any of them raises it, and the agent refuses other versions.
-pub const ABI_VERSION: u16 = 1;
+pub const ABI_VERSION: u16 = 2;
 
 /// "The program could not know this" in a 64-bit field.
 pub const UNKNOWN_U64: u64 = u64::MAX;
@@ -427,22 +427,29 @@ layout! {
     direct_reclaim_order_arg: "mm_vmscan_direct_reclaim_begin(order)",
 }
 
-/// Entries of the per-CPU counter array: produced and dropped for each kind, then [`UNTRACKED`].
-pub const COUNTERS: u32 = 2 * KIND_SLOTS as u32 + 1;
+/// Entries of the per-CPU counter array: produced, dropped and folded for each kind, then [`UNTRACKED`].
+pub const COUNTERS: u32 = 3 * KIND_SLOTS as u32 + 1;
 
 /// Index of the counter of things that found their map full, so that later totals miss them.
-pub const UNTRACKED: u32 = 2 * KIND_SLOTS as u32;
+pub const UNTRACKED: u32 = 3 * KIND_SLOTS as u32;
 
 /// Index of the counter of records of `kind` that the programs tried to send.
 #[must_use]
 pub const fn produced(kind: Kind) -> u32 {
-    2 * kind.number() as u32
+    3 * kind.number() as u32
 }
 
 /// Index of the counter of records of `kind` that found their ring full.
 #[must_use]
 pub const fn dropped(kind: Kind) -> u32 {
-    2 * kind.number() as u32 + 1
+    3 * kind.number() as u32 + 1
+}
+
+/// Index of the counter of events of `kind` that got no record of their own, because their cgroup had its share: they are in
+/// that cgroup's totals instead. Not among those [`produced`].
+#[must_use]
+pub const fn folded(kind: Kind) -> u32 {
+    3 * kind.number() as u32 + 2
 }
 
 /// Words of the filter that spares unwatched counters a map lookup.
@@ -490,6 +497,45 @@ pub mod seen {
     /// Length of the value in 64-bit words.
     pub const WORDS: usize = 6;
 }
+
+/// Value of the `OOM_KILLS` map (key: the victims' cgroup id), by field.
+pub mod oom_totals {
+    /// When the window began in which records are counted now.
+    pub const WINDOW_NS: usize = 0;
+    /// Records sent in that window.
+    pub const SENT: usize = 1;
+    /// Choices of the OOM killer that got no record.
+    pub const CHOICES: usize = 2;
+    /// Victims named that got no record.
+    pub const VICTIMS: usize = 3;
+    /// Length of the value in 64-bit words.
+    pub const WORDS: usize = 4;
+}
+
+/// Records of OOM kills that one cgroup gets in a window. More than a container usually has processes, for one that is killed
+/// as a whole names each.
+pub const OOM_RECORDS_PER_WINDOW: u64 = 128;
+
+/// Size of the ring for what leads to a decision at once.
+pub const CRITICAL_BYTES: u32 = 256 << 10;
+
+/// As much of that ring is for records that somebody without privileges can cause. The rest is kept for those that the agent has
+/// asked for, which are at most as many as it has armed.
+pub const CRITICAL_SHARED_BYTES: u32 = CRITICAL_BYTES / 2;
+
+/// Counters that can be watched at one time.
+pub const WATCHES: u32 = 1024;
+
+/// What the kernel puts before each record of a ring.
+pub const RING_HEADER_BYTES: usize = 8;
+
+// Every threshold of a cgroup, and that of the node, find room however full the shared part is.
+const _: () = assert!(
+    (CRITICAL_BYTES - CRITICAL_SHARED_BYTES) as usize
+        >= WATCHES as usize * (size_of::<ThresholdCrossed>() + RING_HEADER_BYTES)
+            + size_of::<ChargesReached>()
+            + RING_HEADER_BYTES
+);
 
 /// Value of the `THROTTLE` map (key: cgroup id), by field: running totals.
 pub mod throttle_totals {
@@ -541,7 +587,7 @@ mod tests {
     fn every_counter_index_is_used_once() {
         let mut seen = [false; COUNTERS as usize];
         for kind in KINDS {
-            for index in [produced(kind), dropped(kind)] {
+            for index in [produced(kind), dropped(kind), folded(kind)] {
                 assert!(!core::mem::replace(&mut seen[index as usize], true));
             }
         }
