@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::bpf::object::object;
-use crate::bpf::{Bpf, BpfOptions, Family, HookKind, HookSet};
+use crate::bpf::{Bpf, BpfOptions, Family, HookKind, HookSet, OneIn};
 use crate::facts::{Facts, Hook, HookOutcome, hooks_of};
 use crate::host::{CgroupError, CgroupPath, HostRoot, Version};
 use crate::ladder::{Choice, LADDER, Mechanism, Role, Without, choose, is_full};
@@ -277,6 +277,7 @@ fn write_hooks(out: &mut String, hooks: &[Hook], style: Style) -> fmt::Result {
     {
         let state = match outcome {
             HookOutcome::Attached => style.green("attached"),
+            HookOutcome::OnDemand => style.green("attached on demand"),
             HookOutcome::Unavailable { reason } | HookOutcome::KindRefused { reason } => {
                 style.yellow(reason)
             }
@@ -336,6 +337,7 @@ pub fn load_bpf(without: &[Without], window: Duration) -> Result<Bpf, String> {
             (true, true) => &[HookKind::Fentry, HookKind::Fexit, HookKind::TpBtf],
         },
         window,
+        run_queue_one_in: OneIn::USUAL,
     };
     Bpf::load(object, &options).map_err(|error| error.to_string())
 }

@@ -18,7 +18,9 @@ use serde_json::{Value, json};
 
 use crate::agent::StopSignals;
 use crate::bpf::object::{ObjectMissing, object};
-use crate::bpf::{Account, Bpf, BpfError, BpfOptions, Family, HookReport, HookSet, KindCount};
+use crate::bpf::{
+    Account, Bpf, BpfError, BpfOptions, Family, HookReport, HookSet, KindCount, OneIn,
+};
 use crate::host::{CgroupError, CgroupMounts, Controller, FileError, HostRoot, Version};
 use crate::output::Output;
 use crate::source::decode::{
@@ -67,6 +69,15 @@ pub struct EventsArgs {
     #[arg(long, value_name = "PATH=BYTES", value_parser = parse_arm)]
     pub arm: Vec<Arm>,
 
+    /// Keep totals of how long the tasks of this cgroup wait for a CPU (path from the root of the cpu hierarchy), and print them
+    /// at the end
+    #[arg(long, value_name = "PATH")]
+    pub run_queue: Vec<PathBuf>,
+
+    /// With --run-queue: look at one in so many switches of a CPU, by chance (a power of two)
+    #[arg(long, value_name = "N", default_value = "8", value_parser = parse_one_in, requires = "run_queue")]
+    pub run_queue_one_in: OneIn,
+
     /// Do not read the rings before the end: shows that an overrun is counted exactly
     #[arg(long, hide = true)]
     pub stall: bool,
@@ -105,6 +116,13 @@ fn parse_arm(text: &str) -> Result<Arm, String> {
     })
 }
 
+fn parse_one_in(text: &str) -> Result<OneIn, String> {
+    text.parse()
+        .ok()
+        .and_then(OneIn::new)
+        .ok_or_else(|| "use a power of two, such as 8; 1 looks at every switch".to_owned())
+}
+
 /// Why `plimsoll events` cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum EventsError {
@@ -129,7 +147,7 @@ pub enum EventsError {
     #[error(transparent)]
     File(#[from] FileError),
     /// A cgroup that was asked for is not there.
-    #[error("{path}: {source}; give the path of a cgroup from the root of the memory hierarchy")]
+    #[error("{path}: {source}; give the path of a cgroup from the root of its hierarchy")]
     NoCgroup {
         /// The directory.
         path: PathBuf,
@@ -175,6 +193,7 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
             hooks: HookSet::ALL,
             without: &[],
             window: Duration::from_millis(args.window_ms),
+            run_queue_one_in: args.run_queue_one_in,
         },
     )?;
     let mut out = io::BufWriter::new(io::stdout().lock());
@@ -184,6 +203,7 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
     let mut screen = Screen::new(args, Paths::walk(&mounts));
     // Their descriptors stay open as long as the thresholds are armed.
     let _armed = arm(&mut bpf, &mounts, &args.arm, &mut out, args.output)?;
+    follow_run_queue(&mut bpf, &mounts, &args.run_queue)?;
     out.flush()?;
 
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -218,6 +238,7 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
     })?;
     written?;
     print_throttle(&mut out, args.output, &bpf, &screen.paths)?;
+    print_run_queue(&mut out, args.output, &bpf, &screen.paths)?;
     print_account(&mut out, args.output, &account)?;
     if let Some(error) = bpf.last_decode_error() {
         writeln!(out, "unreadable record: {error}")?;
@@ -294,6 +315,25 @@ fn arm(
         bpf.arm(id, arm.bytes, generation)?;
     }
     Ok(files)
+}
+
+/// Asks for the waits of these cgroups, if there are any.
+fn follow_run_queue(
+    bpf: &mut Bpf,
+    mounts: &CgroupMounts,
+    cgroups: &[PathBuf],
+) -> Result<(), EventsError> {
+    if cgroups.is_empty() {
+        return Ok(());
+    }
+    let hierarchy = mounts.hierarchy_of(Controller::Cpu)?;
+    for path in cgroups {
+        let path = hierarchy.mount.join(path.strip_prefix("/").unwrap_or(path));
+        let metadata =
+            std::fs::metadata(&path).map_err(|source| EventsError::NoCgroup { path, source })?;
+        bpf.follow_run_queue(metadata.ino())?;
+    }
+    Ok(bpf.watch_run_queue(true)?)
 }
 
 /// Paths of cgroups by (is on v1, id).
@@ -681,6 +721,10 @@ fn print_hook(out: &mut impl Write, output: Output, hook: &HookReport) -> io::Re
                 crate::bpf::HookState::Attached {
                     verified_insns,
                     translated_insns,
+                }
+                | crate::bpf::HookState::OnDemand {
+                    verified_insns,
+                    translated_insns,
                 } => (*verified_insns, *translated_insns, None),
                 crate::bpf::HookState::Unavailable(reason) => {
                     (None, None, Some(reason.to_string()))
@@ -691,7 +735,7 @@ fn print_hook(out: &mut impl Write, output: Output, hook: &HookReport) -> io::Re
                 "{}",
                 json!({
                     "hook": hook.program, "family": hook.family.name(), "type": hook.kind.to_string(),
-                    "target": hook.target, "attached": hook.is_attached(), "verified_insns": verified,
+                    "target": hook.target, "attached": hook.is_attached(), "usable": hook.is_usable(), "verified_insns": verified,
                     "translated_insns": translated, "reason": reason,
                 })
             )
@@ -733,6 +777,49 @@ fn print_throttle(
                 json!({
                     "throttle_total": total.cgroup_id, "cgroup": path, "count": total.count, "sum_ns": total.sum_ns,
                     "max_ns": total.max_ns,
+                })
+            )?,
+        }
+    }
+    Ok(())
+}
+
+fn print_run_queue(
+    out: &mut impl Write,
+    output: Output,
+    bpf: &Bpf,
+    paths: &Paths,
+) -> Result<(), EventsError> {
+    let mut totals = Vec::new();
+    bpf.drain_run_queue(|total| totals.push(total))?;
+    totals.sort_by_key(|total| total.cgroup_id);
+    for total in totals {
+        let path = paths.of(total.cgroup_id);
+        match output {
+            Output::Text => {
+                write!(
+                    out,
+                    "waited for a CPU: {} ({}): {} waits seen (one in {}) of {} µs, longest {} µs",
+                    path.unwrap_or("?"),
+                    total.cgroup_id,
+                    total.count,
+                    total.one_in,
+                    total.sum_ns / 1000,
+                    total.max_ns / 1000
+                )?;
+                for (name, per_mille) in [("half", 500), ("99 %", 990)] {
+                    if let Some(bound_ns) = total.quantile_ns(per_mille) {
+                        write!(out, ", {name} below {} µs", bound_ns / 1000)?;
+                    }
+                }
+                writeln!(out)?;
+            }
+            Output::Json => writeln!(
+                out,
+                "{}",
+                json!({
+                    "run_queue_total": total.cgroup_id, "cgroup": path, "one_in": total.one_in, "count": total.count,
+                    "sum_ns": total.sum_ns, "max_ns": total.max_ns, "buckets": total.buckets,
                 })
             )?,
         }
@@ -832,6 +919,8 @@ mod tests {
             seconds: None,
             window_ms: 100,
             arm: vec![],
+            run_queue: vec![],
+            run_queue_one_in: OneIn::USUAL,
             stall: false,
             object: None,
         };
@@ -868,6 +957,8 @@ mod tests {
             seconds: None,
             window_ms: 100,
             arm: vec![],
+            run_queue: vec![],
+            run_queue_one_in: OneIn::USUAL,
             stall: false,
             object: None,
         };

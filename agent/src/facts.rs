@@ -152,6 +152,8 @@ impl fmt::Display for HookKind {
 pub enum HookOutcome {
     /// It was loaded and attached.
     Attached,
+    /// It was loaded and can be attached when something asks for it.
+    OnDemand,
     /// This one was refused, or its kernel function is missing.
     Unavailable {
         /// The loader's words.
@@ -188,6 +190,7 @@ impl From<&HookReport> for Hook {
     fn from(report: &HookReport) -> Self {
         let outcome = match &report.state {
             HookState::Attached { .. } => HookOutcome::Attached,
+            HookState::OnDemand { .. } => HookOutcome::OnDemand,
             HookState::Unavailable(why) => match why {
                 // Target and type stand beside the outcome wherever it is shown.
                 Unavailable::KindRefused { reason, .. } => HookOutcome::KindRefused {
@@ -419,6 +422,7 @@ pub(crate) mod tests {
             ),
             ("throttle_stop", HookKind::Fentry, "unthrottle_cfs_rq"),
             ("throttle_start", HookKind::Fexit, "throttle_cfs_rq"),
+            ("run_queue", HookKind::TpBtf, "sched_switch"),
         ];
         let hooks: Vec<Hook> = hooks.into_iter().map(hook).collect();
         Facts {

@@ -44,6 +44,8 @@ pub enum LadderSignal {
     MemoryLimit,
     /// A cgroup uses up its CPU quota.
     CpuThrottling,
+    /// Tasks of a cgroup wait for a CPU.
+    RunQueue,
 }
 
 impl LadderSignal {
@@ -57,6 +59,7 @@ impl LadderSignal {
             Self::OomKill => "OOM kill",
             Self::MemoryLimit => "memory.high and memory.max",
             Self::CpuThrottling => "CPU throttling",
+            Self::RunQueue => "waits for a CPU",
         }
     }
 }
@@ -317,7 +320,7 @@ fn program(
         .flat_map(|program| hooks.iter().filter(move |hook| hook.program == *program))
     {
         match &hook.outcome {
-            HookOutcome::Attached => return Ok(()),
+            HookOutcome::Attached | HookOutcome::OnDemand => return Ok(()),
             // The last program is for what older kernels have, so its refusal tells most.
             HookOutcome::Unavailable { reason } => {
                 let (hook, kind, reason) = (hook.target.clone(), hook.kind, reason.clone());

@@ -17,6 +17,8 @@ pub(crate) static CONFIG: Config = Config {
     window_ns: 0,
     agent_tgid: 0,
     memory_is_v1: 0,
+    run_queue_one_in: 0,
+    pad: 0,
 };
 
 const ZERO: Layout = {

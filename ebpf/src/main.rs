@@ -25,6 +25,7 @@ mod memcg;
 mod oom;
 mod reclaim;
 mod record;
+mod run_queue;
 mod threshold;
 mod throttle;
 

@@ -1,15 +1,17 @@
 //! All maps.
 //!
 //! Every hash map is preallocated: neither a program nor the agent allocates kernel memory to use one, which matters
-//! because they are used when there is none left.
+//! because they are used when there is none left. One is not, [`RUN_QUEUE`]: it is nobody's safety, and whole it would take 220 KiB
+//! of every CPU.
 
 use aya_ebpf::{
+    bindings::BPF_F_NO_PREALLOC,
     macros::map,
-    maps::{Array, HashMap, PerCpuArray, RingBuf},
+    maps::{Array, HashMap, PerCpuArray, PerCpuHashMap, RingBuf},
 };
 use plimsoll_abi::{
-    COUNTERS, CRITICAL_BYTES, FILTER_WORDS, WATCHES, charges, memory_totals, oom_totals, seen,
-    throttle_totals, watch,
+    COUNTERS, CRITICAL_BYTES, FILTER_WORDS, WATCHES, charges, memory_totals, oom_totals,
+    run_queue_totals, seen, throttle_totals, watch,
 };
 
 /// What leads to a decision at once: each record wakes the agent. No flood can fill it: half of it takes only records that the
@@ -69,6 +71,11 @@ pub(crate) static OOM_KILLS: HashMap<u64, [u64; oom_totals::WORDS]> =
 /// Thread → 1 while it reclaims for a reason other than a charge that met `memory.max`.
 #[map]
 pub(crate) static NOT_A_CHARGE: HashMap<u64, u64> = HashMap::with_max_entries(4096, 0);
+
+/// Cgroup id → `plimsoll_abi::run_queue_totals`. Only the agent adds and removes entries: those are the cgroups that are watched.
+#[map]
+pub(crate) static RUN_QUEUE: PerCpuHashMap<u64, [u64; run_queue_totals::WORDS]> =
+    PerCpuHashMap::with_max_entries(1024, BPF_F_NO_PREALLOC);
 
 /// NUMA node (or [`DIRECT`]) → [last sent ns, count].
 #[map]

@@ -70,6 +70,19 @@ pub enum BpfError {
         "usage thresholds are not available on this host: the hook on page_counter_try_charge is not attached"
     )]
     NoThresholds,
+    /// The program that sees waits for a CPU cannot be had.
+    #[error(
+        "waits for a CPU cannot be watched on this host: the hook on sched_switch cannot be attached (plimsoll check says why)"
+    )]
+    NoRunQueue,
+    /// A program that could be attached before cannot be now.
+    #[error("attaching the BPF program {program}: {reason}")]
+    Attach {
+        /// Its name.
+        program: &'static str,
+        /// errno and its name.
+        reason: String,
+    },
     /// The file given to [`register`](super::Bpf::register) cannot be read.
     #[error("cannot read memory.current: {}{}", io::Error::from_raw_os_error(*errno), if *errno == libc::ENODEV { "; its cgroup is gone" } else { "" })]
     Read {

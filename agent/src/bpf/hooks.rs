@@ -21,11 +21,13 @@ pub enum Family {
     Memcg,
     /// CPU bandwidth throttling.
     Throttle,
+    /// Waits for a CPU.
+    RunQueue,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 7] = [
+    pub const ALL: [Family; 8] = [
         Family::Charges,
         Family::Threshold,
         Family::Lifecycle,
@@ -33,6 +35,7 @@ impl Family {
         Family::Reclaim,
         Family::Memcg,
         Family::Throttle,
+        Family::RunQueue,
     ];
 
     /// The word for output and options.
@@ -46,13 +49,14 @@ impl Family {
             Family::Reclaim => "reclaim",
             Family::Memcg => "memcg",
             Family::Throttle => "throttle",
+            Family::RunQueue => "run-queue",
         }
     }
 }
 
 /// A set of families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HookSet(u8);
+pub struct HookSet(u16);
 
 impl HookSet {
     /// Every family.
@@ -124,6 +128,8 @@ pub(super) struct Hook {
     /// Useless unless one of these programs is attached.
     pub(super) only_with: &'static [&'static str],
     pub(super) location: Where,
+    /// Not attached before something asks for it.
+    pub(super) on_demand: bool,
 }
 
 const CGROUP_ID: &[&str] = &["cgroup.kn", "kernfs_node.id"];
@@ -160,6 +166,7 @@ const fn hook(family: Family, program: &'static str, kind: HookKind, target: &'s
         unless: None,
         only_with: &[],
         location: Where::Everywhere,
+        on_demand: false,
     }
 }
 
@@ -185,9 +192,16 @@ impl Hook {
     const fn only(self, location: Where) -> Hook {
         Hook { location, ..self }
     }
+
+    const fn on_demand(self) -> Hook {
+        Hook {
+            on_demand: true,
+            ..self
+        }
+    }
 }
 
-use Family::{Charges, Lifecycle, Memcg, Oom, Reclaim, Threshold, Throttle};
+use Family::{Charges, Lifecycle, Memcg, Oom, Reclaim, RunQueue, Threshold, Throttle};
 use HookKind::{Fentry, Fexit, TpBtf};
 
 /// Name of the program that covers every memcg event where the kernel has its target.
@@ -287,6 +301,20 @@ pub(super) const HOOKS: &[Hook] = &[
     hook(Throttle, "throttle_start", Fexit, "throttle_cfs_rq")
         .needs(&[CSS_ID, RUN_QUEUE])
         .only_with(&["throttle_stop"]),
+    // On every switch of every CPU: only while something wants to know.
+    hook(RunQueue, "run_queue", TpBtf, "sched_switch")
+        .needs(&[
+            CSS_ID,
+            &[
+                "task_struct.sched_info.last_queued",
+                "task_struct.sched_task_group",
+                "task_struct.se.cfs_rq",
+                "task_group.css",
+                "cfs_rq.rq",
+                "rq.clock",
+            ],
+        ])
+        .on_demand(),
 ];
 
 /// Why a hook is not attached.
@@ -371,6 +399,13 @@ pub enum HookState {
         /// Instructions of the program as the kernel runs it.
         translated_insns: Option<u32>,
     },
+    /// It was attached to see that it works, and taken away again: it waits until something asks for it.
+    OnDemand {
+        /// Instructions that the verifier walked; `None` before 5.16.
+        verified_insns: Option<u32>,
+        /// Instructions of the program as the kernel runs it.
+        translated_insns: Option<u32>,
+    },
     /// It is not.
     Unavailable(Unavailable),
 }
@@ -396,18 +431,29 @@ impl HookReport {
     pub const fn is_attached(&self) -> bool {
         matches!(self.state, HookState::Attached { .. })
     }
+
+    /// Whether it is in place or can be at once.
+    #[must_use]
+    pub const fn is_usable(&self) -> bool {
+        !matches!(self.state, HookState::Unavailable(_))
+    }
 }
 
 impl fmt::Display for HookReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}: ", self.family.name(), self.kind, self.target)?;
-        match &self.state {
+        let verified_insns = match &self.state {
             HookState::Attached { verified_insns, .. } => {
                 f.write_str("attached")?;
-                verified_insns.map_or(Ok(()), |count| write!(f, ", {count} instructions verified"))
+                verified_insns
             }
-            HookState::Unavailable(reason) => reason.fmt(f),
-        }
+            HookState::OnDemand { verified_insns, .. } => {
+                f.write_str("attached on demand")?;
+                verified_insns
+            }
+            HookState::Unavailable(reason) => return reason.fmt(f),
+        };
+        verified_insns.map_or(Ok(()), |count| write!(f, ", {count} instructions verified"))
     }
 }
 

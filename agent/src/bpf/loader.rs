@@ -42,6 +42,8 @@ pub(super) fn load(object: &[u8], options: &BpfOptions) -> Result<Loaded, BpfErr
         window_ns: u64::try_from(options.window.as_nanos()).unwrap_or(u64::MAX),
         agent_tgid: options.agent_tgid,
         memory_is_v1: u32::from(memory_is_v1()),
+        run_queue_one_in: options.run_queue_one_in.number(),
+        pad: 0,
     };
     let ebpf = EbpfLoader::new()
         .btf(Some(&aya_btf))
@@ -89,7 +91,7 @@ pub(super) fn load(object: &[u8], options: &BpfOptions) -> Result<Loaded, BpfErr
         });
     }
     let Attaching { ebpf, hooks, .. } = attaching;
-    if !hooks.is_empty() && !hooks.iter().any(HookReport::is_attached) {
+    if !hooks.is_empty() && !hooks.iter().any(HookReport::is_usable) {
         return Err(BpfError::NoHook {
             reason: hooks[0].to_string(),
         });
@@ -194,29 +196,58 @@ impl Attaching<'_> {
     }
 
     fn attach(&mut self, hook: &Hook) -> HookState {
-        match self.load_and_attach(hook.program, hook.target) {
-            Ok(()) => {
-                let info = self
-                    .ebpf
-                    .program(hook.program)
-                    .and_then(|program| program.info().ok());
-                HookState::Attached {
-                    verified_insns: info
-                        .as_ref()
-                        .and_then(|info| info.verified_instruction_count()),
-                    // An instruction is eight bytes.
-                    translated_insns: info
-                        .as_ref()
-                        .and_then(|info| info.size_translated())
-                        .map(|bytes| bytes / 8),
-                }
-            }
-            Err(reason) => HookState::Unavailable(Unavailable::Refused {
+        let attached = if hook.on_demand {
+            self.load_and_try(hook.program, hook.target)
+        } else {
+            self.load_and_attach(hook.program, hook.target)
+        };
+        if let Err(reason) = attached {
+            return HookState::Unavailable(Unavailable::Refused {
                 kind: hook.kind,
                 target: hook.target,
                 reason,
-            }),
+            });
         }
+        let info = self
+            .ebpf
+            .program(hook.program)
+            .and_then(|program| program.info().ok());
+        let verified_insns = info
+            .as_ref()
+            .and_then(|info| info.verified_instruction_count());
+        // An instruction is eight bytes.
+        let translated_insns = info
+            .as_ref()
+            .and_then(|info| info.size_translated())
+            .map(|bytes| bytes / 8);
+        if hook.on_demand {
+            HookState::OnDemand {
+                verified_insns,
+                translated_insns,
+            }
+        } else {
+            HookState::Attached {
+                verified_insns,
+                translated_insns,
+            }
+        }
+    }
+
+    /// Loads a program, attaches it and takes it away again; it stays loaded.
+    fn load_and_try(&mut self, program: &str, target: &str) -> Result<(), String> {
+        let found = self
+            .ebpf
+            .program_mut(program)
+            .ok_or_else(|| format!("the BPF object has no program {program}"))?;
+        let Program::BtfTracePoint(found) = found else {
+            return Err(reason(&ProgramError::UnexpectedProgramType));
+        };
+        let mut attempt = || -> Result<(), ProgramError> {
+            found.load(target, self.aya_btf)?;
+            let link = found.attach()?;
+            found.detach(link)
+        };
+        attempt().map_err(|error| reason(&error))
     }
 
     fn load_and_attach(&mut self, program: &str, target: &str) -> Result<(), String> {

@@ -18,6 +18,7 @@ mod loader;
 pub mod object;
 mod policy;
 mod ring;
+mod run_queue;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -33,6 +34,7 @@ use plimsoll_abi::{
 pub use account::{Account, KindCount};
 pub use error::BpfError;
 pub use hooks::{Family, HookKind, HookReport, HookSet, HookState, Unavailable};
+pub use run_queue::{OneIn, RunQueueTotals};
 
 use crate::source::decode::{DecodeError, MemoryLimitEvent, Record, memory_limit_event};
 use account::CpuAccount;
@@ -58,6 +60,8 @@ pub struct BpfOptions {
     pub without: &'static [HookKind],
     /// Of the records that come in floods, at most one per cgroup is sent in this time.
     pub window: Duration,
+    /// How many of the switches of a CPU the run-queue program looks at.
+    pub run_queue_one_in: OneIn,
 }
 
 /// A counter as it was when it was registered.
@@ -143,6 +147,7 @@ pub struct Bpf {
     throttle: HashMap<MapData, u64, [u64; throttle_totals::WORDS]>,
     memory: HashMap<MapData, [u64; 2], [u64; memory_totals::WORDS]>,
     oom_kills: HashMap<MapData, u64, [u64; oom_totals::WORDS]>,
+    run_queue: run_queue::Watch,
     /// By cgroup id.
     counters: BTreeMap<u64, Counter>,
     /// What `filter` holds.
@@ -190,6 +195,7 @@ impl Bpf {
             throttle: map!("THROTTLE"),
             memory: map!("MEMORY"),
             oom_kills: map!("OOM_KILLS"),
+            run_queue: run_queue::Watch::new(map!("RUN_QUEUE"), options.run_queue_one_in, cpus),
             hooks: loaded.hooks,
             ebpf: Some(ebpf),
             counters: BTreeMap::new(),

@@ -45,7 +45,7 @@ pub struct Row {
 use Mechanism::{EventControl, Fentry, Inotify, MemoryEvents, Psi, Sampling, Tracepoint};
 
 /// The ladder.
-pub static LADDER: [Row; 7] = [
+pub static LADDER: [Row; 8] = [
     Row {
         signal: LadderSignal::MemoryThreshold,
         rungs: &[
@@ -263,6 +263,33 @@ pub static LADDER: [Row; 7] = [
                 needs: &[],
                 gives: "nr_throttled and throttled time of cpu.stat, every 5 s",
                 lost: "only sums between two samples: when a throttle began and how long each lasted is not known",
+                beside: &[],
+            },
+        ],
+    },
+    // Whoever wants to know of waits asks for the program, or reads these files.
+    Row {
+        signal: LadderSignal::RunQueue,
+        rungs: &[
+            Rung {
+                mechanism: Tracepoint,
+                needs: &[Need::Program(&["run_queue"])],
+                gives: "count, sum and histogram of waits per cgroup, on demand, one in eight",
+                lost: "",
+                beside: &[],
+            },
+            Rung {
+                mechanism: Psi,
+                needs: &[Need::Psi],
+                gives: "total of cpu.pressure per cgroup (cgroup v1: of the node)",
+                lost: "how many waits there were and how long each lasted is not known",
+                beside: &[],
+            },
+            Rung {
+                mechanism: Sampling,
+                needs: &[],
+                gives: "the second number of /proc/PID/schedstat, of processes that somebody asks for",
+                lost: "waits of a cgroup are not added up: only those of processes that are still there can be read",
                 beside: &[],
             },
         ],

@@ -6,7 +6,7 @@ use crate::facts::tests::everything;
 use crate::facts::{Hook, Lockdown};
 
 /// What was chosen for each signal, in the ladder's order.
-fn primaries(facts: &Facts) -> [Mechanism; 7] {
+fn primaries(facts: &Facts) -> [Mechanism; 8] {
     let chosen: Vec<_> = choose(facts)
         .into_iter()
         .filter(|choice| choice.role == Role::Primary)
@@ -106,27 +106,28 @@ fn which_mechanism_on_which_machine() {
         MemoryEvents,
         MemoryEvents,
         Sampling,
+        Psi,
     ];
     #[rustfmt::skip]
     let table = [
-        ("everything", everything(), [Fentry, Tracepoint, Tracepoint, Tracepoint, Fentry, Fentry, Fentry]),
-        ("everything on v1", v1(everything()), [Fentry, Tracepoint, Tracepoint, Tracepoint, Fentry, Fentry, Fentry]),
+        ("everything", everything(), [Fentry, Tracepoint, Tracepoint, Tracepoint, Fentry, Fentry, Fentry, Tracepoint]),
+        ("everything on v1", v1(everything()), [Fentry, Tracepoint, Tracepoint, Tracepoint, Fentry, Fentry, Fentry, Tracepoint]),
         ("fentry refused, v2", with(&|facts| refuse(facts, |hook| hook.kind != HookKind::TpBtf)),
-            [Tracepoint, Tracepoint, Tracepoint, Tracepoint, Tracepoint, MemoryEvents, Sampling]),
-        ("development host", development_host(), [EventControl, Tracepoint, Tracepoint, Tracepoint, Tracepoint, Sampling, Sampling]),
+            [Tracepoint, Tracepoint, Tracepoint, Tracepoint, Tracepoint, MemoryEvents, Sampling, Tracepoint]),
+        ("development host", development_host(), [EventControl, Tracepoint, Tracepoint, Tracepoint, Tracepoint, Sampling, Sampling, Tracepoint]),
         ("tracepoints refused", with(&|facts| refuse(facts, |hook| hook.kind == HookKind::TpBtf)),
-            [Fentry, Psi, Inotify, Sampling, Fentry, Fentry, Fentry]),
+            [Fentry, Psi, Inotify, Sampling, Fentry, Fentry, Fentry, Psi]),
         ("no object", no_bpf(), no_bpf_on_v2),
         ("no BTF", with(&|facts| { facts.btf = false; facts.bpf = Err("no BTF".to_owned()); }), no_bpf_on_v2),
         ("lockdown", with(&|facts| { facts.lockdown = Lockdown::Confidentiality; facts.bpf = Err("not tried".to_owned()); }), no_bpf_on_v2),
-        ("no BPF on v1", v1(no_bpf()), [EventControl, Psi, Inotify, Sampling, EventControl, Sampling, Sampling]),
+        ("no BPF on v1", v1(no_bpf()), [EventControl, Psi, Inotify, Sampling, EventControl, Sampling, Sampling, Psi]),
         ("no BPF, no PSI on v1", Facts { psi: Err("psi=0".to_owned()), ..v1(no_bpf()) },
-            [EventControl, EventControl, Inotify, Sampling, EventControl, Sampling, Sampling]),
+            [EventControl, EventControl, Inotify, Sampling, EventControl, Sampling, Sampling, Sampling]),
         ("no BPF, no PSI on v2", Facts { psi: Err("psi=0".to_owned()), ..no_bpf() },
-            [Sampling, Sampling, Inotify, Sampling, MemoryEvents, MemoryEvents, Sampling]),
+            [Sampling, Sampling, Inotify, Sampling, MemoryEvents, MemoryEvents, Sampling, Sampling]),
         ("v1 without event_control (PREEMPT_RT)", Facts { event_control: Err("absent".to_owned()), ..v1(no_bpf()) },
-            [Psi, Psi, Inotify, Sampling, Sampling, Sampling, Sampling]),
-        ("nothing at all", with(&|facts| facts.without = without_any.to_vec()), [Sampling; 7]),
+            [Psi, Psi, Inotify, Sampling, Sampling, Sampling, Sampling, Psi]),
+        ("nothing at all", with(&|facts| facts.without = without_any.to_vec()), [Sampling; 8]),
     ];
     for (machine, facts, wanted) in table {
         assert_eq!(primaries(&facts), wanted, "{machine}");

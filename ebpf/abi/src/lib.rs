@@ -347,6 +347,10 @@ pub struct Config {
     /// 1 when the memory controller sits on a cgroup v1 hierarchy: a task's memory cgroup is then found through
     /// `css_set.subsys` instead of `css_set.dfl_cgrp`.
     pub memory_is_v1: u32,
+    /// Of the switches of a CPU to another task, one in this many is looked at, by chance. A power of two.
+    pub run_queue_one_in: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
 macro_rules! layout {
@@ -423,6 +427,16 @@ layout! {
     cfs_rq_tg: "cfs_rq.tg",
     /// The css embedded in a task group.
     tg_css: "task_group.css",
+    /// The CPU that a run queue belongs to.
+    cfs_rq_rq: "cfs_rq.rq",
+    /// That CPU's clock, by which waits are measured.
+    rq_clock: "rq.clock",
+    /// The group whose CPU time a task uses, in the hierarchy of the cpu controller.
+    task_group: "task_struct.sched_task_group",
+    /// The run queue that a task is on.
+    task_cfs_rq: "task_struct.se.cfs_rq",
+    /// When the task began to wait for this CPU; 0 when it does not.
+    task_last_queued: "task_struct.sched_info.last_queued",
     /// Position of `order` among the arguments of the direct reclaim tracepoint.
     direct_reclaim_order_arg: "mm_vmscan_direct_reclaim_begin(order)",
 }
@@ -565,9 +579,78 @@ pub mod memory_totals {
     pub const WORDS: usize = 3;
 }
 
+/// Value of the `RUN_QUEUE` map (key: cgroup id; per CPU), by field: running totals of waits for a CPU.
+pub mod run_queue_totals {
+    /// Waits.
+    pub const COUNT: usize = 0;
+    /// Their time.
+    pub const SUM_NS: usize = 1;
+    /// The longest.
+    pub const MAX_NS: usize = 2;
+    /// The first of [`BUCKETS`] words: how many waits were so long, see [`bucket`].
+    pub const FIRST_BUCKET: usize = 3;
+    /// Bucket 0 is for waits below 1,024 ns, bucket n for those below 1,024 ns · 2^n, the last one for all longer ones.
+    pub const BUCKETS: usize = 24;
+    /// Length of the value in 64-bit words.
+    pub const WORDS: usize = FIRST_BUCKET + BUCKETS;
+
+    /// The bucket of a wait.
+    #[must_use]
+    #[inline(always)]
+    pub const fn bucket(wait_ns: u64) -> usize {
+        let mut units = wait_ns >> 10;
+        // The position of the highest bit: the BPF target has no instruction for it.
+        let mut bucket = 0;
+        if units >= 1 << 24 {
+            return BUCKETS - 1;
+        }
+        if units >= 1 << 16 {
+            units >>= 16;
+            bucket += 16;
+        }
+        if units >= 1 << 8 {
+            units >>= 8;
+            bucket += 8;
+        }
+        if units >= 1 << 4 {
+            units >>= 4;
+            bucket += 4;
+        }
+        if units >= 1 << 2 {
+            units >>= 2;
+            bucket += 2;
+        }
+        if units >= 1 << 1 {
+            units >>= 1;
+            bucket += 1;
+        }
+        bucket += units as usize;
+        if bucket < BUCKETS {
+            bucket
+        } else {
+            BUCKETS - 1
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wait_falls_into_the_bucket_of_its_highest_bit() {
+        use run_queue_totals::{BUCKETS, bucket};
+        assert_eq!((bucket(0), bucket(1023), bucket(1024)), (0, 0, 1));
+        for exponent in 0..BUCKETS - 1 {
+            let first = 1024_u64 << exponent;
+            assert_eq!(bucket(first - 1), exponent);
+            assert_eq!(bucket(first), exponent + 1);
+        }
+        for exponent in 34..64 {
+            assert_eq!(bucket(1 << exponent), BUCKETS - 1);
+        }
+        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
+    }
 
     #[test]
     fn kinds_are_numbered_without_gaps_and_round_trip() {

@@ -181,6 +181,13 @@ enum Mode {
         #[arg(long)]
         rounds: u32,
     },
+    /// Lets two threads wake each other in turn, so that a CPU does nothing but switch between them; prints one JSON line with
+    /// switches and times.
+    Switches {
+        /// There and back again.
+        #[arg(long)]
+        rounds: u32,
+    },
     /// Uses the CPU.
     Spin {
         /// Threads.
@@ -386,6 +393,7 @@ fn main() -> anyhow::Result<()> {
             memory::fault_loop(rounds);
             Ok(())
         }
+        Mode::Switches { rounds } => processes::switch_loop(rounds),
         Mode::Spin { threads, seconds } => {
             for _ in 0..threads.max(1) {
                 thread::spawn(|| {

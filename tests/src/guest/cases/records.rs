@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use plimsoll::bpf::object::object;
-use plimsoll::bpf::{Bpf, BpfOptions, Family, HookSet, HookState, Unavailable};
+use plimsoll::bpf::{Bpf, BpfOptions, Family, HookSet, HookState, OneIn, Unavailable};
 use plimsoll::source::decode::{Body, MemoryLimitEvent, OomLimit, Record};
 use plimsoll_abi::Kind;
 
@@ -44,6 +44,10 @@ pub(super) const TESTS: &[Test] = &[
     Test {
         name: "records::throttle_time_equals_cpu_stat",
         run: throttle_time_equals_cpu_stat,
+    },
+    Test {
+        name: "records::waits_for_a_cpu_equal_schedstat",
+        run: waits_for_a_cpu_equal_schedstat,
     },
     Test {
         name: "records::an_overrun_is_counted_exactly",
@@ -123,6 +127,7 @@ fn hog_in(directory: &Path, arguments: &str) -> anyhow::Result<Guard> {
     ))
 }
 
+/// Loads these families, with the run-queue program looking at every switch.
 fn load(families: &[Family], window: Duration) -> anyhow::Result<Bpf> {
     let hooks = families
         .iter()
@@ -134,6 +139,7 @@ fn load(families: &[Family], window: Duration) -> anyhow::Result<Bpf> {
             hooks,
             without: &[],
             window,
+            run_queue_one_in: OneIn::EVERY,
         },
     )?)
 }
@@ -167,12 +173,13 @@ fn every_family_attaches() -> Outcome {
             hooks: HookSet::ALL,
             without: &[],
             window: Duration::from_millis(10),
+            run_queue_one_in: OneIn::USUAL,
         },
     )?;
     for family in Family::ALL {
         let hooks = bpf.hooks().iter().filter(|hook| hook.family == family);
         ensure!(
-            hooks.clone().any(|hook| hook.is_attached()),
+            hooks.clone().any(|hook| hook.is_usable()),
             "{}: nothing attached: {:?}",
             family.name(),
             hooks.collect::<Vec<_>>()
@@ -432,6 +439,76 @@ fn throttle_time_equals_cpu_stat() -> Outcome {
         "records say {} ns, cpu.stat {kernel_ns} ns, allowed {bound_ns} ns apart",
         totals.sum_ns
     );
+    Ok(Done::Passed)
+}
+
+/// Nanoseconds that the threads of a process have waited for a CPU.
+fn waited_ns(pid: u32) -> anyhow::Result<u64> {
+    let mut sum = 0;
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let text = fs::read_to_string(thread?.path().join("schedstat"))?;
+        let waited = text
+            .split_whitespace()
+            .nth(1)
+            .context("a short schedstat")?;
+        sum += waited.parse::<u64>()?;
+    }
+    Ok(sum)
+}
+
+fn waits_for_a_cpu_equal_schedstat() -> Outcome {
+    const THREADS: u64 = 12;
+    let scratch = Scratch::new("cpu")?;
+    let group_id = id(&scratch.0)?;
+    let mut bpf = load(&[Family::RunQueue], Duration::from_millis(10))?;
+    bpf.follow_run_queue(group_id)?;
+    let spinner = hog_in(
+        &scratch.0,
+        &format!("spin --threads {THREADS} --seconds 60"),
+    )?;
+    let seen = |bpf: &Bpf| -> anyhow::Result<_> {
+        let mut totals = None;
+        bpf.drain_run_queue(|seen| {
+            if seen.cgroup_id == group_id {
+                totals = Some(seen);
+            }
+        })?;
+        totals.context("the cgroup is not followed")
+    };
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(
+        seen(&bpf)?.count == 0,
+        "waits are seen before they are watched"
+    );
+    bpf.watch_run_queue(true)?;
+    let (before, before_ns) = (seen(&bpf)?, waited_ns(spinner.pid())?);
+    std::thread::sleep(Duration::from_secs(3));
+    let (after, after_ns) = (seen(&bpf)?, waited_ns(spinner.pid())?);
+    bpf.watch_run_queue(false)?;
+    drop(spinner);
+    let waits = after.since(&before);
+    let kernel_ns = after_ns - before_ns;
+    eprintln!("{waits:?}, schedstat {kernel_ns} ns");
+    ensure!(
+        waits.buckets.iter().sum::<u64>() == waits.count
+            && waits.max_ns >= waits.sum_ns / waits.count.max(1),
+        "the histogram does not add up: {waits:?}"
+    );
+    // Waits that end between the two readings are in one of them only: at most one of each thread at each end. A thread that is
+    // moved to another CPU while it waits counts with the second wait alone.
+    let bound_ns = kernel_ns / 5 + 2 * THREADS * waits.max_ns;
+    ensure!(
+        kernel_ns > 0 && waits.sum_ns.abs_diff(kernel_ns) <= bound_ns,
+        "{waits:?}, schedstat {kernel_ns} ns, allowed {bound_ns} ns apart"
+    );
+    let still = seen(&bpf)?;
+    std::thread::sleep(Duration::from_millis(300));
+    ensure!(
+        seen(&bpf)? == still,
+        "waits are seen after it was taken away"
+    );
+    bpf.forget_run_queue(group_id)?;
+    ensure!(seen(&bpf).is_err(), "the cgroup was forgotten");
     Ok(Done::Passed)
 }
 
