@@ -2,7 +2,10 @@
 //!
 //! Debian names a kernel package after its version, so the newest one is found by name: the meta package
 //! `linux-image-cloud-amd64` depends on it. When the suite has moved on to the next version, packages of the wanted one that are
-//! still in the lists are used. The image itself is in `linux-image-*` or, since 7.x, `linux-binary-*`.
+//! still in the lists are used. The image itself is in `linux-image-*` or, since 7.x, `linux-binary-*`; the modules that are kept
+//! beside it are in `linux-image-*` or `linux-modules-*`.
+
+mod modules;
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -16,6 +19,7 @@ use crate::apt::Apt;
 use crate::lock::Lock;
 use crate::paths;
 use crate::progress::say;
+use crate::setup;
 
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
 const FLAVOUR: &str = "-cloud-amd64";
@@ -47,18 +51,15 @@ impl Kernel {
         }
     }
 
-    /// The image file, fetched into the cache when it is not there yet.
-    pub(crate) fn image(&self) -> Result<PathBuf> {
+    /// What a guest boots, fetched into the cache when it is not there yet.
+    pub(crate) fn boot(&self) -> Result<Boot> {
         match (self, self.package()) {
             (Self::Image(path), _) => {
-                let release = release_of(&read(path)?).with_context(|| {
-                    format!(
-                        "{} is not an x86 Linux boot image; give a bzImage or vmlinuz",
-                        path.display()
-                    )
-                })?;
-                say("kernel", release);
-                Ok(path.clone())
+                say("kernel", release_in(path)?);
+                Ok(Boot {
+                    image: path.clone(),
+                    modules: Vec::new(),
+                })
             }
             (_, Some((version, suite))) => packaged(version, suite, false),
             (_, None) => bail!("kernel {self} has no Debian package"),
@@ -78,10 +79,19 @@ impl Kernel {
         let known = packaged(version, suite, false).map_err(|_| error)?;
         say(
             "kernel",
-            format_args!("{version}: keeping {}: {reason}", known.display()),
+            format_args!("{version}: keeping {}: {reason}", known.image.display()),
         );
         Ok(())
     }
+}
+
+/// The files of a kernel that a guest boots.
+#[derive(Debug, Clone)]
+pub(crate) struct Boot {
+    /// The image.
+    pub(crate) image: PathBuf,
+    /// Modules that tests load, in this order; none for an image of the user's.
+    pub(crate) modules: Vec<PathBuf>,
 }
 
 impl fmt::Display for Kernel {
@@ -116,50 +126,113 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("cannot read kernel image {}", path.display()))
 }
 
-fn packaged(version: &str, suite: &str, refresh: bool) -> Result<PathBuf> {
+fn release_in(image: &Path) -> Result<String> {
+    release_of(&read(image)?).with_context(|| {
+        format!(
+            "{} is not an x86 Linux boot image; give a bzImage or vmlinuz",
+            image.display()
+        )
+    })
+}
+
+/// What the cache has of a kernel.
+enum Cached {
+    Nothing,
+    /// An image without the modules that its package has: an older xtask fetched it.
+    ImageOnly(Boot),
+    Whole(Boot),
+}
+
+impl Cached {
+    fn of(folder: &Path) -> Result<Self> {
+        let image = folder.join("vmlinuz");
+        if !image.is_file() {
+            return Ok(Self::Nothing);
+        }
+        let modules = modules::kept(&folder.join("modules").join(release_in(&image)?));
+        // Without the package's name it is an image that somebody put there, which has no modules.
+        let whole = modules.is_some() || !folder.join("version").is_file();
+        let modules = modules.unwrap_or_default();
+        let boot = Boot { image, modules };
+        Ok(if whole {
+            Self::Whole(boot)
+        } else {
+            Self::ImageOnly(boot)
+        })
+    }
+}
+
+fn packaged(version: &str, suite: &str, refresh: bool) -> Result<Boot> {
     let cache = paths::cache()?;
     let folder = cache.join("kernels").join(version);
-    let image = folder.join("vmlinuz");
-    if image.is_file() && !refresh {
-        return Ok(image);
+    if let (Cached::Whole(boot), false) = (Cached::of(&folder)?, refresh) {
+        return Ok(boot);
     }
+    // Before the lock, which it takes too.
+    let busybox = setup::busybox()?;
     let _lock = Lock::take(&cache)?;
-    if image.is_file() && !refresh {
-        return Ok(image);
+    match (Cached::of(&folder)?, refresh) {
+        (Cached::Whole(boot), false) => Ok(boot),
+        (Cached::ImageOnly(boot), false) => {
+            fetch(&cache, version, suite, refresh, &busybox).or_else(|error| {
+                let reason = format!("{error:#}");
+                say(
+                    "kernel",
+                    format_args!("{version}: its modules cannot be fetched, tests that need them are skipped: {reason}"),
+                );
+                Ok(boot)
+            })
+        }
+        _ => fetch(&cache, version, suite, refresh, &busybox),
     }
-    let apt = Apt::open(&cache, suite)?;
+}
+
+/// Puts image and modules into the cache. The caller holds its lock.
+fn fetch(cache: &Path, version: &str, suite: &str, refresh: bool, busybox: &Path) -> Result<Boot> {
+    let folder = cache.join("kernels").join(version);
+    let apt = Apt::open(cache, suite)?;
     if refresh {
         apt.update()?;
     }
-    let package = newest_package(&apt, version, suite)?;
+    let names = newest_packages(&apt, version, suite)?;
+    let packages = names.join(" and ");
     say(
         "kernel",
-        format_args!("{version}: {package} of Debian {suite}"),
+        format_args!("{version}: {packages} of Debian {suite}"),
     );
     let unpacked =
-        tempfile::tempdir_in(&cache).context("cannot make a temporary folder in the cache")?;
-    apt.unpack(&package, unpacked.path())?;
-    let found = find_image(unpacked.path())
-        .with_context(|| format!("Debian package {package} holds no kernel image (boot/vmlinuz-*, usr/lib/modules/*/vmlinuz)"))?;
+        tempfile::tempdir_in(cache).context("cannot make a temporary folder in the cache")?;
+    for package in &names {
+        apt.unpack(package, unpacked.path())?;
+    }
+    let found = find_image(unpacked.path()).with_context(|| {
+        format!(
+            "{packages} of Debian holds no kernel image (boot/vmlinuz-*, usr/lib/modules/*/vmlinuz)"
+        )
+    })?;
     let bytes = read(&found)?;
     let release = release_of(&bytes)
-        .with_context(|| format!("the image in {package} has no kernel version"))?;
+        .with_context(|| format!("the image in {packages} has no kernel version"))?;
     ensure!(
         is_version(&release, version),
-        "the image in Debian package {package} is kernel {release}, wanted {version}"
+        "the image in {packages} of Debian is kernel {release}, wanted {version}"
     );
-    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let kept = folder.join("modules").join(&release);
+    modules::keep(unpacked.path(), &release, &kept, busybox)?;
+    let image = folder.join("vmlinuz");
     // Rename last: a file that is there is whole.
     let partial = folder.join("vmlinuz.partial");
     fs::write(&partial, bytes).with_context(|| format!("cannot write {}", partial.display()))?;
-    fs::write(folder.join("version"), format!("{release}\n{package}\n"))
+    fs::write(folder.join("version"), format!("{release}\n{packages}\n"))
         .context("cannot write the kernel's version file")?;
     fs::rename(&partial, &image).with_context(|| format!("cannot write {}", image.display()))?;
     say("kernel", format_args!("{version}: {release}"));
-    Ok(image)
+    let modules = modules::kept(&kept).with_context(|| format!("{} is gone", kept.display()))?;
+    Ok(Boot { image, modules })
 }
 
-fn newest_package(apt: &Apt, version: &str, suite: &str) -> Result<String> {
+/// The packages that hold the newest image and its modules.
+fn newest_packages(apt: &Apt, version: &str, suite: &str) -> Result<Vec<String>> {
     let current = apt.depends(META_PACKAGE, false)?;
     let names = apt.names("linux-")?;
     let release = newest_release(&current, version)
@@ -173,9 +246,9 @@ fn newest_package(apt: &Apt, version: &str, suite: &str) -> Result<String> {
         })?;
     let binary = format!("linux-binary-{release}");
     if names.contains(&binary) {
-        return Ok(binary);
+        return Ok(vec![binary, format!("linux-modules-{release}")]);
     }
-    Ok(format!("linux-image-{release}"))
+    Ok(vec![format!("linux-image-{release}")])
 }
 
 /// The highest `VERSION-cloud-amd64` of `version` among packages called `linux-image-VERSION-cloud-amd64`.

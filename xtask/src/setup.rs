@@ -36,7 +36,7 @@ pub(crate) fn all(refresh: bool) -> Result<()> {
         if refresh {
             kernel.refresh()?;
         }
-        kernel.image()?;
+        kernel.boot()?;
     }
     say(
         "setup",

@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::kernel::Kernel;
+use crate::kernel::{Boot, Kernel};
 use crate::process::{in_path, output_of};
 use crate::progress::say;
 use crate::setup;
@@ -43,6 +43,9 @@ pub(crate) use self::topology::Topology;
 
 /// What comes through the second serial port, in the run's folder.
 const FILES: &str = "files.tar.gz";
+
+/// Kernel modules in the guest, under names that sort in the order in which they are loaded.
+const MODULES: &str = "lib/modules";
 
 /// PID 1 of every guest.
 const INIT: &str = include_str!("init.sh");
@@ -236,12 +239,12 @@ impl Guest {
         // First: it is what may need the user.
         setup::qemu()?;
         let work = tempfile::tempdir().context("cannot make a temporary folder")?;
-        let image = self.kernel.image()?;
-        let initramfs = self.initramfs(work.path())?;
+        let boot = self.kernel.boot()?;
+        let initramfs = self.initramfs(&boot, work.path())?;
         let mut attempts = 0;
         loop {
             attempts += 1;
-            let mut exit = self.attempt(work.path(), &image, &initramfs, &mut on_line)?;
+            let mut exit = self.attempt(work.path(), &boot.image, &initramfs, &mut on_line)?;
             exit.attempts = attempts;
             if exit.end != GuestEnd::NoStatus || attempts == ATTEMPTS_MAX {
                 return Ok(exit);
@@ -330,12 +333,12 @@ impl Guest {
         // First: it is what may need the user.
         setup::qemu()?;
         let work = tempfile::tempdir().context("cannot make a temporary folder")?;
-        let image = self.kernel.image()?;
-        let initramfs = self.initramfs(work.path())?;
+        let boot = self.kernel.boot()?;
+        let initramfs = self.initramfs(&boot, work.path())?;
         let files = work.path().join(FILES);
         say("guest", "a shell; `exit` ends it, Ctrl-A X kills it");
         let mut qemu = Running::start(
-            self.qemu(&image, &initramfs, work.path(), true)?,
+            self.qemu(&boot.image, &initramfs, work.path(), true)?,
             Stdio::inherit(),
             work.path(),
         )?;
@@ -360,7 +363,7 @@ impl Guest {
     }
 
     /// The root file system, as a file in `work`.
-    fn initramfs(&self, work: &Path) -> Result<PathBuf> {
+    fn initramfs(&self, boot: &Boot, work: &Path) -> Result<PathBuf> {
         let mut archive = Archive::default();
         for folder in [
             "bin", "dev", "etc", "out", "payload", "proc", "run", "sys", "tmp", "var/log",
@@ -381,6 +384,10 @@ impl Guest {
             false,
         );
         archive.copy("bin/busybox", &setup::busybox()?)?;
+        for module in &boot.modules {
+            let name = file_name(module)?;
+            archive.copy(&format!("{MODULES}/{name}"), module)?;
+        }
         let names: Vec<&str> = self.debian_packages.iter().map(String::as_str).collect();
         packages::install(&names, &mut archive)?;
         let own = if self.own_programs {
@@ -392,10 +399,7 @@ impl Guest {
             if path.is_dir() {
                 archive.copy_tree("payload", path)?;
             } else {
-                let name = path
-                    .file_name()
-                    .with_context(|| format!("payload {} has no name", path.display()))?;
-                archive.copy(&format!("payload/{}", name.to_string_lossy()), path)?;
+                archive.copy(&format!("payload/{}", file_name(path)?), path)?;
             }
         }
         let initramfs = work.join("initramfs.cpio");
@@ -492,4 +496,11 @@ impl Guest {
         }
         Ok(())
     }
+}
+
+fn file_name(path: &Path) -> Result<String> {
+    let name = path
+        .file_name()
+        .with_context(|| format!("{} has no name", path.display()))?;
+    Ok(name.to_string_lossy().into_owned())
 }

@@ -139,7 +139,7 @@ pub(crate) fn run(quick: bool) -> Result<u8> {
     if !quick {
         setup::busybox()?;
         for kernel in Kernel::ALL {
-            kernel.image()?;
+            kernel.boot()?;
         }
     }
 
