@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use plimsoll_core::cgroup_config::SwapBehavior;
 use plimsoll_core::engine::Engine;
 use plimsoll_core::options::OomOrder;
+use plimsoll_core::swap::PodSwap;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::agent::{Agent, Disk, Placing, Sources, StopSignals, Surroundings};
@@ -206,7 +208,7 @@ impl Started<'_> {
     ) -> Result<ExitCode> {
         let Self {
             args,
-            config,
+            mut config,
             host,
             cgroup_root,
             runtime,
@@ -229,6 +231,12 @@ impl Started<'_> {
         let sampler = Sampler::open(host, &mounts, &kubepods, capacity.allocatable_memory_bytes)?
             .with_observer(observer)
             .with_meters(meters);
+        if sampler.limits_swap_of_pods() {
+            config.engine.pod_swap = match config.cgroups.qos.swap_behavior {
+                SwapBehavior::NoSwap => PodSwap::Forbidden,
+                SwapBehavior::LimitedSwap => PodSwap::Limited,
+            };
+        }
 
         let mut facts = Facts::probe(host, &cgroup_root, &args.without, Ok(Vec::new()));
         let mut bpf = None;

@@ -2,12 +2,14 @@
 
 use plimsoll_core::event::{Cause, CgroupMemory, NodeMemory, Sample};
 use plimsoll_core::policy::freshness::Stale;
+use plimsoll_core::swap::CompressedSwap;
 use plimsoll_core::units::PodUid;
 
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, PodMemoryFiles};
 use crate::host::file::FileError;
 use crate::host::meminfo::MeminfoFile;
+use crate::host::swap::SwapFiles;
 use crate::observer::NodeObserver;
 use crate::pod_meters::PodMeters;
 use crate::pods::Pods;
@@ -16,6 +18,7 @@ use crate::pods::Pods;
 #[derive(Debug)]
 pub struct Sampler {
     meminfo: MeminfoFile,
+    swap: SwapFiles,
     kubepods: PodMemoryFiles,
     /// Its newest full reading.
     kubepods_memory: CgroupMemory,
@@ -38,6 +41,7 @@ impl Sampler {
     ) -> Result<Self, CgroupError> {
         Ok(Self {
             meminfo: MeminfoFile::open(host)?,
+            swap: SwapFiles::open(host, mounts, kubepods),
             kubepods: PodMemoryFiles::open(mounts, kubepods)?,
             kubepods_memory: CgroupMemory {
                 limit_bytes: Some(kubepods_limit_bytes),
@@ -114,8 +118,34 @@ impl Sampler {
             kernel_available_bytes: node.available,
             swap_total_bytes: node.swap_total,
             swap_free_bytes: node.swap_free,
+            compressed_swap: CompressedSwap::default(),
         };
+        if node.swap_total > 0 {
+            self.read_swap(urgent, sample, |error| failed(None, error));
+        }
         Ok(())
+    }
+
+    /// What there is to know of swap beside its size. What cannot be read counts as not there: as swap on a disk that pods do not use.
+    fn read_swap(&mut self, urgent: bool, sample: &mut Sample, mut failed: impl FnMut(&FileError)) {
+        if !urgent && let Err(error) = self.swap.follow() {
+            failed(&error);
+        }
+        match self.swap.read() {
+            Ok(compressed) => sample.node.compressed_swap = compressed,
+            Err(error) => failed(&error),
+        }
+        if let Some(kubepods) = &mut sample.kubepods {
+            match self.swap.pods_bytes() {
+                Ok(bytes) => kubepods.swap_bytes = bytes,
+                Err(error) => failed(&error),
+            }
+        }
+    }
+
+    /// Whether the kernel limits what pods swap.
+    pub fn limits_swap_of_pods(&self) -> bool {
+        self.swap.counts_pods()
     }
 
     /// Brings one figure of a sample up to date.

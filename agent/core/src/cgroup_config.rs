@@ -27,6 +27,7 @@ pub use cpu::{
     PERIOD_US, QUOTA_UNLIMITED, SHARES_MAX, SHARES_MIN, milli_cpu_to_quota_us, milli_cpu_to_shares,
     quota_us_to_milli_cpu, shares_to_milli_cpu, shares_to_weight, weight_to_shares,
 };
+pub use memory::swap_request_bytes;
 pub use pod::{container_config, pod_config};
 pub use settings::{MemoryReservationPolicy, NodeCapacity, QosSettings, SwapBehavior};
 pub use tiers::{Tiers, tiers};

@@ -20,6 +20,7 @@ use crate::policy::rank::{ImageFsLayout, Place, RankRow};
 use crate::policy::{foresight, leaving, place, remedies, sampling, stall};
 use crate::signal::{Observations, Readings};
 use crate::state::NodeState;
+use crate::swap::{self, PodSwap};
 use crate::threshold::Threshold;
 
 /// What the engine is told once. Part of every journal's header.
@@ -38,6 +39,9 @@ pub struct EngineConfig {
     pub max_pod_grace_period_s: i64,
     /// Where it departs from the kubelet.
     pub options: EvictionOptions,
+    /// Whether pods may swap.
+    #[serde(default)]
+    pub pod_swap: PodSwap,
 }
 
 impl Default for EngineConfig {
@@ -50,6 +54,7 @@ impl Default for EngineConfig {
             pressure_transition_period_ns: 300_000_000_000,
             max_pod_grace_period_s: 0,
             options: EvictionOptions::kubelet(),
+            pod_swap: PodSwap::default(),
         }
     }
 }
@@ -133,12 +138,14 @@ impl Engine {
         // Pods that are leaving come first: whether one of them is gone decides whether another may be chosen.
         leaving::decide(&mut self.state, event, decisions);
         if let EventKind::Sample(sample) = &event.kind {
+            let swap_bytes = swap::left_bytes(&self.config, &self.state, sample);
             let observations = self.state.observations.updated(&Readings {
                 sample,
                 at_ns: self.state.now_ns,
                 availability: self.config.options.availability,
+                swap_bytes,
             });
-            foresight::observe(&self.config, &mut self.state, sample);
+            foresight::observe(&self.config, &mut self.state, sample, swap_bytes);
             self.judge(event.at_ns, sample.cause, &observations, decisions);
             sampling::arm(&self.config, &mut self.state, sample, decisions);
         }

@@ -17,6 +17,7 @@ use crate::policy::remedies::Stage;
 use crate::reading::{
     NumaMemory, NumaPods, PodLoads, PressureReading, ProcessReading, StorageReading,
 };
+use crate::swap::CompressedSwap;
 use crate::units::PodUid;
 
 /// Something that happened, and when.
@@ -246,6 +247,9 @@ pub struct NodeMemory {
     pub swap_total_bytes: u64,
     /// `SwapFree`.
     pub swap_free_bytes: u64,
+    /// What of the swap is in memory.
+    #[serde(default, skip_serializing_if = "CompressedSwap::is_none")]
+    pub compressed_swap: CompressedSwap,
 }
 
 /// Memory of one cgroup, all bytes.
@@ -262,6 +266,14 @@ pub struct CgroupMemory {
     pub active_file_bytes: u64,
     /// `memory.max`, where one is set.
     pub limit_bytes: Option<u64>,
+    /// `memory.swap.current`; 0 where there is no swap or it is not counted.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub swap_bytes: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 impl CgroupMemory {

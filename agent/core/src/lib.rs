@@ -26,6 +26,7 @@ pub mod reading;
 pub mod resources;
 pub mod signal;
 pub mod state;
+pub mod swap;
 pub mod threshold;
 pub mod topology;
 pub mod units;

@@ -196,6 +196,8 @@ pub struct Readings<'a> {
     pub at_ns: u64,
     /// What counts as available memory.
     pub availability: Availability,
+    /// What free swap is worth, bytes ([`crate::swap`]).
+    pub swap_bytes: u64,
 }
 
 /// Everything that is known of one signal.

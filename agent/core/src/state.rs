@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::budget::DisruptionBudget;
+use crate::cgroup_config::swap_request_bytes;
 use crate::event::{Action, Event, EventKind, NodeMemory, Sample};
 use crate::options::Availability;
 use crate::placement::node::NodePlacement;
@@ -91,6 +92,10 @@ pub struct PodState {
     /// Its row in the memory ranking, kept ready: only usage changes from sample to sample
     /// ([`PodMemory::used_bytes`](crate::event::PodMemory::used_bytes)).
     pub row: RankRow,
+    /// What gives its containers a share of the swap under `LimitedSwap`: what they request of memory, bytes
+    /// ([`swap_request_bytes`]).
+    #[serde(default)]
+    pub swap_request_bytes: u64,
     /// `spec.terminationGracePeriodSeconds`.
     pub termination_grace_period_s: u64,
     /// Whether its cgroup has processes.
@@ -302,6 +307,7 @@ impl NodeState {
                 name: format!("{}/{}", pod.namespace(), pod.metadata.name),
                 pod: Arc::clone(pod),
                 row: RankRow::memory(pod, usage_bytes),
+                swap_request_bytes: swap_request_bytes(pod),
                 termination_grace_period_s: pod
                     .spec
                     .termination_grace_period_seconds

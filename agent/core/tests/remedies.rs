@@ -137,6 +137,7 @@ impl Node {
             kernel_available_bytes: (free + active + inactive).saturating_sub(40 * MI),
             swap_total_bytes: self.swap_free * MI,
             swap_free_bytes: self.swap_free * MI,
+            ..NodeMemory::default()
         };
         let pods = self.pods.iter().map(|(name, pod)| {
             let usage_bytes = (pod.anon + pod.active + pod.inactive) * MI;

@@ -21,6 +21,7 @@ pub mod numa;
 pub mod pressure;
 pub mod processes;
 pub mod protect;
+pub mod swap;
 #[expect(unsafe_code, reason = "the system calls that rustix does not wrap")]
 pub mod syscall;
 pub mod topology;

@@ -15,6 +15,7 @@ use plimsoll_core::reading::{
     StorageReading, Used, VolumeStorage,
 };
 use plimsoll_core::signal::SIGNALS;
+use plimsoll_core::swap::{CompressedSwap, PodSwap};
 use plimsoll_core::threshold::{Amount, Passes, Threshold};
 use plimsoll_core::units::PodUid;
 use serde_json::json;
@@ -58,6 +59,7 @@ pub(super) fn config(random: &mut Random) -> EngineConfig {
             disruption_budgets: random.one_in(2),
             ..EvictionOptions::kubelet()
         },
+        pod_swap: *random.pick(&[PodSwap::Unlimited, PodSwap::Forbidden, PodSwap::Limited]),
     }
 }
 
@@ -189,6 +191,14 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
         kernel_available_bytes: free_bytes + inactive_file_bytes,
         swap_total_bytes: 100 * MI,
         swap_free_bytes: random.below(100 * MI),
+        compressed_swap: match random.one_in(2) {
+            true => CompressedSwap::default(),
+            false => CompressedSwap {
+                free_bytes: random.below(100 * MI),
+                stored_bytes: random.below(200 * MI),
+                used_bytes: random.below(200 * MI),
+            },
+        },
     };
     let some = |random: &mut Random| random.one_in(3);
     Sample {
@@ -200,6 +210,7 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
             usage_at_stat_bytes: anon_bytes,
             active_file_bytes: random.below(MI),
             limit_bytes: some(random).then_some(CAPACITY),
+            swap_bytes: random.below(MI),
         }),
         charged_bytes: some(random).then(|| random.below(CAPACITY)),
         pods: UIDS

@@ -55,6 +55,8 @@ pub enum Lacks {
     FourCpus,
     /// CPUs cannot be switched off.
     CpuHotplug,
+    /// An image by path came without modules.
+    Zram,
 }
 
 impl Lacks {
@@ -67,6 +69,7 @@ impl Lacks {
             Self::TwoNumaNodes => "this machine has one NUMA node",
             Self::FourCpus => "this machine has fewer than four CPUs",
             Self::CpuHotplug => "CPUs cannot be switched off here",
+            Self::Zram => "this guest has no zram: its kernel came without modules",
         }
     }
 }

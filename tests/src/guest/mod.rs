@@ -5,6 +5,7 @@
 //! All times are `CLOCK_MONOTONIC` nanoseconds, the clock of the BPF records.
 
 pub mod agent;
+pub mod ballast;
 pub mod cases;
 pub mod cgroup;
 pub mod clock;
@@ -18,4 +19,5 @@ pub mod process;
 pub mod reaction;
 pub mod sampler;
 pub mod story;
+pub mod swap;
 pub mod table;

@@ -84,8 +84,7 @@ pub(super) fn swap_max_bytes(
     let request_bytes = bytes(&own.request(MEMORY));
     if settings.swap_behavior == SwapBehavior::NoSwap
         || !node.is_cgroup_v2
-        || pod.qos_class() != QosClass::Burstable
-        || pod.is_critical()
+        || !may_swap(pod)
         || own.request(MEMORY) == own.limit(MEMORY)
         || request_bytes > node.memory_bytes
         || node.memory_bytes == 0
@@ -94,6 +93,30 @@ pub(super) fn swap_max_bytes(
     }
     let share = request_bytes as f64 / node.memory_bytes as f64;
     (share * node.swap_bytes as f64) as u64
+}
+
+fn may_swap(pod: &Pod) -> bool {
+    pod.qos_class() == QosClass::Burstable && !pod.is_critical()
+}
+
+/// What the pod's containers that may swap under [`SwapBehavior::LimitedSwap`] request of memory, bytes: each may swap as much of the
+/// node's swap as this is of the node's memory.
+pub fn swap_request_bytes(pod: &Pod) -> u64 {
+    if !may_swap(pod) {
+        return 0;
+    }
+    let regular = pod.spec.containers.iter();
+    let sidecars = pod
+        .spec
+        .init_containers
+        .iter()
+        .filter(|init| init.is_sidecar());
+    regular
+        .chain(sidecars)
+        .map(|container| &container.resources)
+        .filter(|own| own.request(MEMORY) != own.limit(MEMORY))
+        .map(|own| bytes(&own.request(MEMORY)))
+        .fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]
@@ -169,7 +192,12 @@ mod tests {
         let swap =
             |pod: &Pod| swap_max_bytes(pod, &pod.spec.containers[0].resources, &settings(), &NODE);
         assert_eq!(swap(&pod), GI);
+        assert_eq!(
+            swap_request_bytes(&pod) / (NODE.memory_bytes / NODE.swap_bytes),
+            GI
+        );
         pod.spec.priority = Some(crate::pod::SYSTEM_CRITICAL_PRIORITY);
         assert_eq!(swap(&pod), 0, "critical");
+        assert_eq!(swap_request_bytes(&pod), 0, "critical");
     }
 }

@@ -106,7 +106,7 @@ pub(crate) fn answer(
         && signal == Signal::MemoryAvailable
         && let (Some(node), Some(seen)) = (&state.node, state.observations.get(signal))
     {
-        let theirs = memory::available_bytes(&node.memory, Availability::Kubelet);
+        let theirs = memory::available_bytes(&node.memory, 0, Availability::Kubelet);
         if theirs != seen.value {
             differ(
                 "memoryAvailability: Reclaimable",

@@ -141,19 +141,17 @@ impl Verdict {
 }
 
 impl Figures {
-    fn of(node: &NodeMemory, at_ns: u64) -> Self {
+    fn of(node: &NodeMemory, swap_bytes: u64, at_ns: u64) -> Self {
         let cache = node
             .active_file_bytes
             .saturating_add(node.inactive_file_bytes);
         Self {
             at_ns,
-            left_bytes: node
-                .kernel_available_bytes
-                .saturating_add(node.swap_free_bytes),
+            left_bytes: node.kernel_available_bytes.saturating_add(swap_bytes),
             unused_bytes: node
                 .free_bytes
                 .saturating_add(cache)
-                .saturating_add(node.swap_free_bytes),
+                .saturating_add(swap_bytes),
             free_bytes: node.free_bytes,
             capacity_bytes: node.capacity_bytes,
         }
@@ -161,8 +159,15 @@ impl Figures {
 }
 
 impl Outlook {
-    /// These with what a sample shows.
-    fn with(mut self, sample: &Sample, now_ns: u64, horizon_ns: u64, leaving: bool) -> Self {
+    /// These with what a sample shows, whose free swap is worth so much.
+    fn with(
+        mut self,
+        sample: &Sample,
+        swap_bytes: u64,
+        now_ns: u64,
+        horizon_ns: u64,
+        leaving: bool,
+    ) -> Self {
         if matches!(
             sample.cause,
             Cause::KswapdWake { .. } | Cause::DirectReclaim { .. } | Cause::PressureStall
@@ -172,7 +177,7 @@ impl Outlook {
         if sample.node.capacity_bytes == 0 {
             return self;
         }
-        let now = Figures::of(&sample.node, now_ns);
+        let now = Figures::of(&sample.node, swap_bytes, now_ns);
         if self.leaving && !leaving {
             self.since = None;
             self.lows = [None; 2];
@@ -264,13 +269,18 @@ fn interval_ns(horizon_ns: u64) -> u64 {
     (horizon_ns / INTERVALS_PER_HORIZON).max(1_000_000)
 }
 
-/// Takes note of what a sample shows.
-pub(crate) fn observe(config: &EngineConfig, state: &mut NodeState, sample: &Sample) {
+/// Takes note of what a sample shows, whose free swap is worth so much.
+pub(crate) fn observe(
+    config: &EngineConfig,
+    state: &mut NodeState,
+    sample: &Sample,
+    swap_bytes: u64,
+) {
     if let Some(foresight) = config.options.foresight {
         let leaving = state.eviction_under_way(Resource::Memory);
         let now_ns = state.now_ns;
         let known = state.outlook;
-        state.outlook = known.with(sample, now_ns, foresight.horizon_ns, leaving);
+        state.outlook = known.with(sample, swap_bytes, now_ns, foresight.horizon_ns, leaving);
     }
 }
 
@@ -286,10 +296,13 @@ pub(crate) fn would_foresee(
     state: &NodeState,
     sample: &Sample,
     now_ns: u64,
+    swap_bytes: u64,
 ) -> Option<Verdict> {
     let horizon_ns = config.options.foresight?.horizon_ns;
     let leaving = state.eviction_under_way(Resource::Memory);
-    let outlook = state.outlook.with(sample, now_ns, horizon_ns, leaving);
+    let outlook = state
+        .outlook
+        .with(sample, swap_bytes, now_ns, horizon_ns, leaving);
     outlook.verdict(horizon_ns, now_ns)
 }
 
@@ -340,7 +353,7 @@ mod tests {
         for (left, free, cache) in samples {
             now_ns += 25 * MS;
             let sample = sample(Cause::Timer, left, free, cache);
-            outlook = outlook.with(&sample, now_ns, HORIZON_NS, false);
+            outlook = outlook.with(&sample, 0, now_ns, HORIZON_NS, false);
         }
         (outlook, now_ns)
     }
@@ -383,17 +396,17 @@ mod tests {
         for (left, free, cache, at) in slow {
             now_ns = at * 500 * MS;
             let sample = sample(Cause::Timer, left * 3 - 2 * at, free - 2 * at, cache);
-            outlook = outlook.with(&sample, now_ns, HORIZON_NS, false);
+            outlook = outlook.with(&sample, 0, now_ns, HORIZON_NS, false);
         }
         assert_eq!(outlook.rate(), 4 * MI);
         let left_too_much = outlook.verdict(HORIZON_NS, now_ns);
         assert_eq!(left_too_much, None);
         now_ns += 500 * MS;
         let last = |cause| sample(cause, 2, 1990, 0);
-        let quiet = outlook.with(&last(Cause::Timer), now_ns, HORIZON_NS, false);
+        let quiet = outlook.with(&last(Cause::Timer), 0, now_ns, HORIZON_NS, false);
         assert_eq!(quiet.verdict(HORIZON_NS, now_ns), None);
         let cause = Cause::KswapdWake { crossed_ns: 0 };
-        let woken = outlook.with(&last(cause), now_ns, HORIZON_NS, false);
+        let woken = outlook.with(&last(cause), 0, now_ns, HORIZON_NS, false);
         assert!(woken.verdict(HORIZON_NS, now_ns).is_some());
     }
 
@@ -403,6 +416,7 @@ mod tests {
         let next = |outlook: Outlook, leaving| {
             outlook.with(
                 &sample(Cause::Timer, 280, 280, 0),
+                0,
                 now_ns + 1,
                 HORIZON_NS,
                 leaving,

@@ -19,6 +19,7 @@ use crate::policy::thresholds::{self, Met};
 use crate::policy::{foresight, on_node};
 use crate::signal::{Readings, Resource, Signal};
 use crate::state::NodeState;
+use crate::swap;
 
 /// Usage may move this far before the inactive file pages of the last full reading count as old.
 pub const STALE_BYTES: u64 = 4 << 20;
@@ -43,12 +44,14 @@ pub(crate) fn decisive(
     Scratch { rows, places, .. }: &mut Scratch,
 ) -> Option<Stale> {
     let availability = config.options.availability;
+    let swap_bytes = swap::left_bytes(config, state, sample);
     let observations = state.observations.updated(&Readings {
         sample,
         at_ns: now_ns,
         availability,
+        swap_bytes,
     });
-    let foreseen = foresight::would_foresee(config, state, sample, now_ns);
+    let foreseen = foresight::would_foresee(config, state, sample, now_ns, swap_bytes);
     let met = foreseen.as_ref().map(Met::foreseen);
     let met = met.or_else(|| thresholds::would_act_on(config, state, &observations, now_ns))?;
     if met.resource() != Resource::Memory {

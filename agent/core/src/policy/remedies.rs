@@ -38,6 +38,7 @@ use crate::policy::rank::Ranking;
 use crate::policy::thresholds::Met;
 use crate::signal::{Observations, Resource, Signal};
 use crate::state::{NodeState, PodState};
+use crate::swap::PodSwap;
 use crate::threshold::{Operator, Threshold};
 use crate::units::PodUid;
 
@@ -514,9 +515,12 @@ fn reclaim(
     until_ns: u64,
 ) -> Option<(Decision, PodUid)> {
     let memory = pod.memory?;
+    // A share that `LimitedSwap` gives is not looked at: the check of progress ends what wins nothing.
+    let may_swap = config.pod_swap != PodSwap::Forbidden;
     let swap_free_bytes = state
         .node
         .as_ref()
+        .filter(|_| may_swap)
         .map_or(0, |node| node.memory.swap_free_bytes);
     let anon_bytes = memory
         .working_set_bytes

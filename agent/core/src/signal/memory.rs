@@ -37,7 +37,7 @@ pub(super) const KERNEL: SignalRow = SignalRow {
     signal: Signal::KernelMemoryAvailable,
     name: "kernelMemory.available",
     kubelet: false,
-    meaning: "MemAvailable + SwapFree: what the kernel can hand out before its OOM killer runs",
+    meaning: "MemAvailable + what free swap is worth: what the kernel can hand out before its OOM killer runs",
     observe: kernel,
     ..ROW
 };
@@ -51,14 +51,18 @@ fn available(readings: &Readings<'_>) -> Seen {
         return Seen::Missing;
     }
     Seen::Value(Observation {
-        value: available_bytes(node, readings.availability),
+        value: available_bytes(node, readings.swap_bytes, readings.availability),
         capacity: node.capacity_bytes,
         at_ns: Some(readings.at_ns),
     })
 }
 
-/// `memory.available` of the node, bytes.
-pub(crate) fn available_bytes(node: &NodeMemory, availability: Availability) -> u64 {
+/// `memory.available` of the node, bytes; `swap_bytes` is what free swap is worth.
+pub(crate) fn available_bytes(
+    node: &NodeMemory,
+    swap_bytes: u64,
+    availability: Availability,
+) -> u64 {
     match availability {
         Availability::Kubelet => {
             let working_set = node
@@ -72,7 +76,7 @@ pub(crate) fn available_bytes(node: &NodeMemory, availability: Availability) -> 
         // anonymous pages and so in neither; that they could be swapped too is left out, as AnonPages leaves them out.
         Availability::Reclaimable => node
             .kernel_available_bytes
-            .saturating_add(node.swap_free_bytes.min(node.anon_bytes)),
+            .saturating_add(swap_bytes.min(node.anon_bytes)),
     }
 }
 
@@ -96,7 +100,7 @@ fn allocatable(readings: &Readings<'_>) -> Seen {
 }
 
 /// MemAvailable (mm/show_mem.c si_mem_available) subtracts the watermarks and the page cache that cannot go; anonymous memory
-/// can still move to free swap.
+/// can still move to free swap, as far as it may and swap in memory wins something ([`crate::swap`]).
 fn kernel(readings: &Readings<'_>) -> Seen {
     let node = &readings.sample.node;
     if node.capacity_bytes == 0 {
@@ -105,7 +109,7 @@ fn kernel(readings: &Readings<'_>) -> Seen {
     Seen::Value(Observation {
         value: node
             .kernel_available_bytes
-            .saturating_add(node.swap_free_bytes),
+            .saturating_add(readings.swap_bytes),
         capacity: node.capacity_bytes.saturating_add(node.swap_total_bytes),
         at_ns: Some(readings.at_ns),
     })
@@ -115,6 +119,7 @@ fn kernel(readings: &Readings<'_>) -> Seen {
 mod tests {
     use super::*;
     use crate::event::{CgroupMemory, Sample};
+    use crate::swap::winnable_bytes;
 
     fn seen(
         observe: fn(&Readings<'_>) -> Seen,
@@ -125,6 +130,7 @@ mod tests {
             sample,
             at_ns: 7,
             availability,
+            swap_bytes: winnable_bytes(&sample.node, u64::MAX),
         }) {
             Seen::Value(observation) => {
                 assert_eq!(observation.at_ns, Some(7));
@@ -146,6 +152,7 @@ mod tests {
                 kernel_available_bytes: 450,
                 swap_total_bytes: 100,
                 swap_free_bytes: 60,
+                ..NodeMemory::default()
             },
             kubepods: Some(CgroupMemory {
                 usage_bytes: 400,
@@ -153,6 +160,7 @@ mod tests {
                 usage_at_stat_bytes: 400,
                 active_file_bytes: 40,
                 limit_bytes: Some(800),
+                swap_bytes: 0,
             }),
             ..Sample::default()
         }

@@ -299,6 +299,7 @@ mod tests {
             sample: &sample,
             at_ns: 9,
             availability: Availability::Kubelet,
+            swap_bytes: 0,
         });
         let shown: Vec<(&str, u64)> = seen
             .iter()

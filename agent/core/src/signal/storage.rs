@@ -116,6 +116,7 @@ mod tests {
                 sample,
                 at_ns: 9,
                 availability: Availability::Kubelet,
+                swap_bytes: 0,
             })
         };
         sample.storage = Some(Arc::new(StorageReading {

@@ -75,6 +75,9 @@ enum Mode {
         /// Starts the ramp on SIGUSR1 only.
         #[arg(long)]
         wait_usr1: bool,
+        /// Fills the pages with what does not compress.
+        #[arg(long)]
+        noise: bool,
     },
     /// Touches memory and sleeps.
     Hold {
@@ -304,8 +307,12 @@ fn main() -> anyhow::Result<()> {
             pre_mb,
             max_mb,
             wait_usr1,
+            noise,
         } => {
-            let mut memory = Memory::default();
+            let mut memory = match noise {
+                true => Memory::of_noise(),
+                false => Memory::default(),
+            };
             memory.grow_to(pre_mb << 20);
             log.event("ready", memory.touched_mb());
             if wait_usr1 {

@@ -19,9 +19,32 @@ const BLOCK_BYTES: usize = 64 << 20;
 pub(crate) struct Memory {
     blocks: Vec<Vec<u8>>,
     touched_bytes: usize,
+    noise: Option<Noise>,
+}
+
+/// A generator (xorshift64) whose numbers have no pattern that a compressor finds.
+struct Noise(u64);
+
+impl Noise {
+    fn fill(&mut self, page: &mut [u8]) {
+        for word in page.chunks_exact_mut(size_of::<u64>()) {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            word.copy_from_slice(&self.0.to_ne_bytes());
+        }
+    }
 }
 
 impl Memory {
+    /// Its pages do not compress.
+    pub(crate) fn of_noise() -> Self {
+        Self {
+            noise: Some(Noise(0x9e37_79b9_7f4a_7c15)),
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn grow_to(&mut self, bytes: usize) {
         while self.touched_bytes < bytes {
             let offset = self.touched_bytes % BLOCK_BYTES;
@@ -29,7 +52,10 @@ impl Memory {
                 self.blocks.push(vec![0; BLOCK_BYTES]);
             }
             if let Some(block) = self.blocks.last_mut() {
-                block[offset] = 1;
+                match &mut self.noise {
+                    Some(noise) => noise.fill(&mut block[offset..offset + PAGE_BYTES]),
+                    None => block[offset] = 1,
+                }
             }
             self.touched_bytes += PAGE_BYTES;
         }

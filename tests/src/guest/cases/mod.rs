@@ -18,6 +18,7 @@ mod reserved;
 mod scenarios;
 mod sources;
 mod stalls;
+mod swap;
 
 use std::fs;
 use std::path::Path;
@@ -41,6 +42,7 @@ pub fn all() -> Vec<Test> {
         reserved::TESTS,
         eviction::TESTS,
         scenarios::TESTS,
+        swap::TESTS,
         disk::TESTS,
         journal::TESTS,
         oom_scores::TESTS,

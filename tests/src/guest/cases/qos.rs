@@ -3,7 +3,6 @@
 use std::fmt::Display;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -15,6 +14,7 @@ use super::super::clock::wait_until;
 use super::super::harness::{Done, Outcome, Test};
 use super::super::node::Node;
 use super::super::pod::Pod;
+use super::super::swap::{Device, Swap};
 use super::whole_tree;
 
 pub(super) const TESTS: &[Test] = &[
@@ -201,47 +201,11 @@ fn given_back() -> Outcome {
     Ok(Done::Passed)
 }
 
-/// Swap on a disk, until it is dropped.
-struct Swap;
-
-impl Swap {
-    const DISK: &str = "/dev/nvme0n2";
-
-    fn on() -> anyhow::Result<Self> {
-        for program in ["mkswap", "swapon"] {
-            run(program)?;
-        }
-        Ok(Self)
-    }
-}
-
-impl Drop for Swap {
-    fn drop(&mut self) {
-        if let Err(error) = run("swapoff") {
-            eprintln!("{error:#}");
-        }
-    }
-}
-
-fn run(program: &str) -> anyhow::Result<()> {
-    let output = Command::new(program)
-        .arg(Swap::DISK)
-        .output()
-        .with_context(|| format!("starting {program}"))?;
-    ensure!(
-        output.status.success(),
-        "{program} {}: {}",
-        Swap::DISK,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(())
-}
-
 fn limited_swap() -> Outcome {
     if let Some(skipped) = super::needs_memory_v2() {
         return Ok(skipped);
     }
-    let _swap = Swap::on()?;
+    let _swap = Swap::on(Device::Disk)?;
     let node = Node::new()?;
     node.configure(&format!(
         "{SETTINGS}memorySwap: {{swapBehavior: LimitedSwap}}\n"
@@ -249,7 +213,7 @@ fn limited_swap() -> Outcome {
     let memory = super::memory::read()?;
     // Nothing is swapped out yet.
     let swap_bytes = memory.swap_free_bytes;
-    ensure!(swap_bytes > 0, "{} is not in use", Swap::DISK);
+    ensure!(swap_bytes > 0, "the swap is not in use");
     let share = u128::from(32 * MIB) * u128::from(swap_bytes) / u128::from(memory.total_bytes);
     let burstable = Pod::burstable("swaps", "32Mi");
     let critical = Pod::burstable("matters", "32Mi").critical();

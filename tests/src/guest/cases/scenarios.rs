@@ -12,7 +12,7 @@ use super::super::memory::{self, mib};
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
 use super::super::process::wait_log;
-use super::disk::{Disk, run};
+use super::disk::Disk;
 use super::eviction::soft;
 use super::{
     EVICTION_TIMEOUT, available_bytes, go, leak, oom_kills, threshold_below_now,
@@ -51,10 +51,6 @@ pub(super) const TESTS: &[Test] = &[
     Test {
         name: "scenarios::of_two_hogs_both_are_evicted_where_one_is_not_enough",
         run: both_of_two,
-    },
-    Test {
-        name: "scenarios::free_swap_counts_for_kernel_memory",
-        run: swap_off_and_on,
     },
 ];
 
@@ -355,60 +351,5 @@ fn flapping() -> Outcome {
     wait_for_changes(&mut agent, "MemoryPressure", &[true, false])?;
     ensure!(agent.evictions().count() == 0, "a peak was evicted");
     agent.stop()?;
-    Ok(Done::Passed)
-}
-
-/// Swap on the guest's second disk, off again when it is dropped. Debian's kernels have zram as a module only, which the guests
-/// lack.
-struct Swap;
-
-impl Swap {
-    const DEVICE: &str = "/dev/nvme0n2";
-
-    fn on() -> anyhow::Result<Self> {
-        run("mkswap", &[Self::DEVICE])?;
-        run("swapon", &[Self::DEVICE])?;
-        Ok(Self)
-    }
-}
-
-impl Drop for Swap {
-    fn drop(&mut self) {
-        if let Err(error) = run("swapoff", &[Self::DEVICE]) {
-            eprintln!("{error:#}");
-        }
-    }
-}
-
-fn swap_off_and_on() -> Outcome {
-    ensure!(memory::read()?.swap_free_bytes == 0, "this guest has swap");
-    for with_swap in [false, true] {
-        let node = Node::new()?;
-        let leaky = Pod::burstable("leaky", "32Mi");
-        let mut hog = leak(&node, &leaky, 192, "")?;
-        let left = memory::read()?.available_bytes.saturating_sub(mib(96));
-        let threshold = format!("kernelMemory.available<{}Ki", left >> 10);
-        let swap = with_swap.then(Swap::on).transpose()?;
-        let mut agent = node.agent(&Options::hard(&threshold))?;
-        go(&hog)?;
-        if with_swap {
-            reached(&hog)?;
-            quiet(&mut agent, 0)?;
-            ensure!(hog.process.is_running()?, "the pod died");
-        } else {
-            let finished = agent.eviction(EVICTION_TIMEOUT)?;
-            ensure!(
-                finished.pod == leaky.full_name()
-                    && finished.signal.as_deref() == Some("kernelMemory.available"),
-                "{} was evicted for {:?}",
-                finished.pod,
-                finished.signal
-            );
-        }
-        agent.stop()?;
-        drop(hog);
-        drop(node);
-        drop(swap);
-    }
     Ok(Done::Passed)
 }
