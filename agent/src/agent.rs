@@ -9,6 +9,7 @@
 //! Terms: *urgent* work is what leads to a kill; *housekeeping* is everything else, done when the loop has nothing urgent.
 
 mod disk;
+mod last_line;
 mod lifecycle;
 mod oom_kills;
 mod placing;
@@ -46,6 +47,7 @@ use crate::source::manifests::ManifestChange;
 use crate::timeline::Timelines;
 
 pub use disk::Disk;
+pub use last_line::LastLine;
 use lifecycle::LifecyclePace;
 use oom_kills::OomKills;
 pub use placing::{Placing, Surroundings};
@@ -125,6 +127,8 @@ pub struct Agent {
     stages: Option<stages::Stages>,
     /// `None`: nothing is placed.
     placing: Option<Placing>,
+    /// `None`: there is no last line in the kernel.
+    last_line: Option<LastLine>,
     not_watched_told: u64,
     /// When the engine wants the next sample.
     sample_by_ns: u64,
@@ -184,6 +188,7 @@ impl Agent {
             disk: None,
             stages: None,
             placing: None,
+            last_line: None,
             not_watched_told: 0,
             sample_by_ns: 0,
             hurry: true,
@@ -310,7 +315,8 @@ impl Agent {
                 0
             } else {
                 let serve_at_ns = self.oom_scores.as_ref().and_then(OomScores::serve_at_ns);
-                let later = [self.oom_kills.tell_at_ns(), serve_at_ns];
+                let renew_at_ns = self.last_line.as_ref().map(LastLine::renew_at_ns);
+                let later = [self.oom_kills.tell_at_ns(), serve_at_ns, renew_at_ns];
                 let at_ns = later
                     .into_iter()
                     .flatten()
@@ -346,6 +352,7 @@ impl Agent {
     fn attend(&mut self, woken: &mut Woken) -> Result<bool> {
         self.drain_critical(woken);
         self.drain_lifecycle(woken);
+        self.take_last_line_kills();
         if std::mem::take(&mut self.hurry) {
             woken.by(Cause::Timer);
         }
@@ -353,6 +360,7 @@ impl Agent {
             return Ok(false);
         };
         let reacted = self.react(cause);
+        self.renew_last_line();
         self.settle();
         // That sample has answered one question only.
         self.hurry |= cause == Cause::NodeReclaimed;
@@ -364,7 +372,11 @@ impl Agent {
         let Some(bpf) = &mut self.bpf else { return };
         let armed_bytes = self.engine.state().arming.at_charged_bytes;
         let oom_kills = &mut self.oom_kills;
+        let last_line = &mut self.last_line;
         let taken = bpf.drain_critical(RECORDS_PER_TURN, |record| {
+            if let Some(last_line) = last_line.as_mut() {
+                last_line.record(&record);
+            }
             judge(&record, armed_bytes, woken, oom_kills);
         });
         if taken == RECORDS_PER_TURN {
@@ -382,6 +394,9 @@ impl Agent {
         let received_ns = now_ns();
         self.look_for_empty_pods(received_ns);
         let charged_bytes = self.bpf.as_ref().and_then(Bpf::charged_bytes);
+        if let Some(last_line) = &mut self.last_line {
+            last_line.sampling(received_ns, charged_bytes);
+        }
         let mut sample = std::mem::take(&mut self.sample);
         sample.storage = self.disk.as_mut().and_then(Disk::take_reading);
         let failure = &mut self.sample_failure;
@@ -757,6 +772,7 @@ impl Agent {
         self.tell_limits();
         self.tell_folded_oom_kills();
         self.tell_lost_records();
+        self.tell_last_line();
         if let Some(error) = self.journal.as_mut().and_then(Journal::take_error) {
             self.warn(error.to_string());
         }
@@ -797,6 +813,8 @@ fn judge(record: &Record<'_>, armed_bytes: u64, woken: &mut Woken, oom_kills: &m
             woken.by(Cause::Lifecycle);
             oom_kills.named(record, limit != OomLimit::Unknown, tgid, comm);
         }
+        // Whether its pod is empty now is looked at with the sample.
+        Body::LastLineKill { .. } => woken.by(Cause::Lifecycle),
         Body::ThresholdCrossed { .. } | Body::MemoryEvent { .. } | Body::Throttle { .. } => {}
     }
 }

@@ -16,6 +16,7 @@ use crate::bpf::{Bpf, BpfOptions, Family, HookKind, HookSet, OneIn};
 use crate::facts::{Facts, Hook, HookOutcome, hooks_of};
 use crate::host::{CgroupError, CgroupPath, HostRoot, Version};
 use crate::ladder::{Choice, LADDER, Mechanism, Role, Without, choose, is_full};
+use crate::last_line::LastLineReach;
 use crate::output::{Output, Style};
 
 /// Everything is served by the best mechanism.
@@ -108,6 +109,11 @@ impl Report {
         self.loss_rows().iter().map(ToString::to_string).collect()
     }
 
+    /// What the last line in the kernel could do here.
+    pub fn last_line(&self) -> LastLineReach {
+        LastLineReach::of(&self.facts.bpf)
+    }
+
     fn loss_rows(&self) -> Vec<Loss> {
         let of_choice = |choice: &Choice| {
             let lost = choice.lost.clone()?;
@@ -188,6 +194,18 @@ impl Report {
             }
         }
 
+        let last_line = self.last_line();
+        let reach = last_line.to_string();
+        let reach = match last_line {
+            LastLineReach::Full => style.green(&reach),
+            LastLineReach::Partly { .. } => style.yellow(&reach),
+            LastLineReach::None { .. } => style.red(&reach),
+        };
+        writeln!(
+            out,
+            "\n{} {reach}",
+            style.bold("Last line in the kernel (plimsoll.lastLine):")
+        )?;
         match &facts.bpf {
             Ok(hooks) => write_hooks(out, hooks, style)?,
             Err(reason) => writeln!(out, "\n{} {reason}", style.bold("No BPF programs:"))?,
@@ -313,20 +331,25 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, CheckError> {
 /// Attaches every hook that `plimsoll run` uses and the host allows, and detaches them by dropping the programs.
 fn load_hooks(without: &[Without]) -> Result<Vec<Hook>, String> {
     // Nobody reads the rings, so the window does not matter; a full ring only counts.
-    let bpf = load_bpf(without, Duration::from_secs(1))?;
+    let bpf = load_bpf(without, Duration::from_secs(1), true)?;
     Ok(hooks_of(bpf.hooks()))
 }
 
-/// Loads what `plimsoll run` uses. Of records that come in floods, at most one per cgroup is sent in `window`.
+/// Loads what `plimsoll run` uses, with or without the last line. Of records that come in floods, at most one per cgroup is sent
+/// in `window`.
 ///
 /// # Errors
 /// In words, when nothing at all could be attached.
-pub fn load_bpf(without: &[Without], window: Duration) -> Result<Bpf, String> {
+pub fn load_bpf(without: &[Without], window: Duration, last_line: bool) -> Result<Bpf, String> {
     let object = object().map_err(|error| error.to_string())?;
+    let mut hooks = HookSet::ALL.without(Family::Threshold);
+    if !last_line {
+        hooks = hooks.without(Family::LastLine);
+    }
     let options = BpfOptions {
         agent_tgid: std::process::id(),
         // Thresholds of single cgroups are for `plimsoll events`: the node's are reached by what is charged in all.
-        hooks: HookSet::ALL.without(Family::Threshold),
+        hooks,
         without: match (
             without.contains(&Without::Fentry),
             without.contains(&Without::Tracepoint),

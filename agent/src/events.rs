@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use serde_json::{Value, json};
 
 use crate::agent::StopSignals;
+use crate::bpf::last_line::uid_text;
 use crate::bpf::object::{ObjectMissing, object};
 use crate::bpf::{
     Account, Bpf, BpfError, BpfOptions, Family, HookReport, HookSet, KindCount, OneIn,
@@ -190,7 +191,8 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
         bytes,
         &BpfOptions {
             agent_tgid: std::process::id(),
-            hooks: HookSet::ALL,
+            // Nobody is condemned here.
+            hooks: HookSet::ALL.without(Family::LastLine),
             without: &[],
             window: Duration::from_millis(args.window_ms),
             run_queue_one_in: args.run_queue_one_in,
@@ -488,6 +490,18 @@ impl<'args> Screen<'args> {
                 out,
                 "{charged_pages} pages charged in all, {threshold_pages} armed"
             ),
+            Body::LastLineKill {
+                why,
+                tgid,
+                comm,
+                place,
+                kills,
+                ..
+            } => writeln!(
+                out,
+                "process {tgid} ({}), the pod's {kills}. at place {place}: {why}",
+                String::from_utf8_lossy(comm)
+            ),
             Body::CgroupMkdir {
                 level,
                 hierarchy_id,
@@ -645,6 +659,22 @@ fn details(body: &Body<'_>) -> Value {
             charged_pages,
             threshold_pages,
         } => json!({"charged_pages": charged_pages, "threshold_pages": threshold_pages}),
+        Body::LastLineKill {
+            why,
+            tgid,
+            comm,
+            uid,
+            place,
+            kills,
+            available_pages,
+            wanted_pages,
+            crossed_ns,
+            acked_ns,
+        } => json!({
+            "why": why, "tgid": tgid, "comm": String::from_utf8_lossy(comm), "uid": uid_text(uid), "place": place,
+            "kills": kills, "available_pages": available_pages, "wanted_pages": wanted_pages,
+            "crossed_ns": crossed_ns, "acked_ns": acked_ns,
+        }),
         Body::CgroupMkdir {
             level,
             hierarchy_id,

@@ -16,6 +16,7 @@ pub mod host;
 pub mod journal;
 pub mod kubepods;
 pub mod ladder;
+pub mod last_line;
 pub mod limits;
 pub mod observer;
 pub mod oom_group;

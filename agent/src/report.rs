@@ -8,6 +8,7 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
 use plimsoll_core::decision::{Decision, In};
+use plimsoll_core::event::LastLineKill;
 use plimsoll_core::signal::Unit;
 use serde::Serialize;
 
@@ -78,6 +79,20 @@ pub enum Line<'a> {
         comm: Option<&'a str>,
         /// How many processes: more than 1 for a container or pod that was killed as a whole, and where kills are only counted.
         kills: u64,
+    },
+    /// The last line in the kernel killed a process.
+    LastLineKill {
+        /// When: CLOCK_MONOTONIC, nanoseconds.
+        at_ns: u64,
+        /// The pod, `namespace/name`; its identity if it is not known any more.
+        pod: &'a str,
+        /// The process's command; absent where the record was lost.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        comm: Option<&'a str>,
+        /// What was done, and why.
+        kill: &'a LastLineKill,
+        /// Why, in words.
+        text: String,
     },
     /// A pod has run into its memory limits.
     MemoryLimit {
@@ -317,6 +332,34 @@ impl Reporter {
                     "{} {} {victim}{pod}",
                     seconds(*at_ns),
                     self.paint("31", "kernel OOM killer:")
+                )
+            }
+            Line::LastLineKill {
+                at_ns,
+                pod,
+                comm,
+                kill,
+                text,
+            } => {
+                let bytes = |bytes: u64| In(Unit::Bytes, bytes);
+                let figures = match (kill.available_bytes, kill.wanted_bytes) {
+                    (Some(available), Some(wanted)) => {
+                        format!(": {} available, {} wanted", bytes(available), bytes(wanted))
+                    }
+                    _ => String::new(),
+                };
+                let crossed = kill.crossed_ns.map_or(String::new(), |crossed_ns| {
+                    format!(
+                        ", {} after a crossing",
+                        micros(kill.killed_ns.saturating_sub(crossed_ns))
+                    )
+                });
+                let comm = comm.map_or(String::new(), |comm| format!(" ({comm})"));
+                format!(
+                    "{} {} process {}{comm} of pod {pod}; {text}{figures}{crossed}",
+                    seconds(*at_ns),
+                    self.paint("31", "last line in the kernel:"),
+                    kill.tgid,
                 )
             }
             Line::MemoryLimit {

@@ -13,7 +13,7 @@ use plimsoll_core::options::OomOrder;
 use plimsoll_core::swap::PodSwap;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::agent::{Agent, Disk, Placing, Sources, StopSignals, Surroundings};
+use crate::agent::{Agent, Disk, LastLine, Placing, Sources, StopSignals, Surroundings};
 use crate::check::{Report, load_bpf};
 use crate::config::{Config, ConfigFile, Effective, EvictionFlags};
 use crate::control::{self, server::Bounds};
@@ -99,6 +99,10 @@ pub struct RunArgs {
     /// Devices that pods may ask for, with their NUMA nodes: a file as `plimsoll place --help` shows
     #[arg(long, value_name = "FILE")]
     pub devices: Option<PathBuf>,
+    /// Leave the kernel the order of eviction, so that a program there kills when memory is short and plimsoll does not answer
+    /// (plimsoll.lastLine of the configuration)
+    #[arg(long)]
+    pub last_line: bool,
     /// Keep interrupts off CPUs that are exclusively a container's (with cpuManagerPolicy static)
     #[arg(long)]
     pub move_interrupts: bool,
@@ -120,7 +124,14 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         .unwrap_or_default();
     let effective = Effective::new(file, &args.eviction)?;
     let remarks = effective.remarks();
-    let config = effective.config;
+    let mut config = effective.config;
+    if args.last_line {
+        config
+            .engine
+            .options
+            .last_line
+            .get_or_insert_with(Default::default);
+    }
     let host = HostRoot::live();
     let cgroup_root = match &args.cgroup_root {
         Some(path) => CgroupPath::new(path).context("--cgroup-root")?,
@@ -238,11 +249,12 @@ impl Started<'_> {
             };
         }
 
+        let options = config.engine.options;
         let mut facts = Facts::probe(host, &cgroup_root, &args.without, Ok(Vec::new()));
         let mut bpf = None;
         facts.bpf = match facts.without_bpf() {
             Some(obstacle) => Err(obstacle.to_string()),
-            None => load_bpf(&args.without, WINDOW).map(|loaded| {
+            None => load_bpf(&args.without, WINDOW, options.last_line.is_some()).map(|loaded| {
                 let hooks = hooks_of(loaded.hooks());
                 bpf = Some(loaded);
                 hooks
@@ -256,7 +268,6 @@ impl Started<'_> {
         }
 
         lost.extend(unmeasured.map(|error| format!("disk traffic of pods: {error}")));
-        let options = config.engine.options;
         lost.extend(absent.iter().map(ToString::to_string));
         let disks = disks(args, host, &cgroup_root, &config);
         let engine = Engine::new(config.engine_on(disks.file_systems().layout())?);
@@ -311,6 +322,14 @@ impl Started<'_> {
             });
         }
         let scores = OomScores::new(host.clone(), &mounts, capacity_bytes, attach_told);
+        let last_line = options.last_line.map(|own| LastLine::new(own, host));
+        if last_line.is_some()
+            && let Some(text) = report.last_line().loss()
+        {
+            // Asked for and not had: that must not be overlooked.
+            reporter.say(&Line::Warning { text: text.clone() });
+            lost.push(text);
+        }
         let outcome = runtime.block_on(async {
             let mut sources = Sources::open(
                 args,
@@ -348,6 +367,7 @@ impl Started<'_> {
             };
             let mut agent = Agent::new(engine, pods, sampler, limits, bpf, journal, reporter)
                 .with_placing(placing)
+                .with_last_line(last_line)
                 .with_oom_scores(scores, oom_order)
                 .with_oom_groups(oom_groups)
                 .with_kubepods(kubepods_cgroups);

@@ -9,12 +9,12 @@
 //! thousand times a second on a busy node: one atomic add, one load. The function also serves swap and huge page counters;
 //! counting them makes records earlier, never later. Needs no offset of any kernel structure.
 
-use aya_ebpf::{macros::fentry, programs::FEntryContext};
-use plimsoll_abi::{ChargesReached, Kind, charges};
+use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::fentry, programs::FEntryContext};
+use plimsoll_abi::{ChargesReached, Kind, charges, last_line::seen};
 
 use crate::{
     atomic,
-    maps::CHARGES,
+    maps::{CHARGES, LAST_LINE_SEEN},
     record::{header, send_critical},
 };
 
@@ -39,6 +39,7 @@ pub fn charges_count(ctx: FEntryContext) -> u32 {
     if !unsafe { atomic::replace(threshold, threshold_pages, 0) } {
         return 0;
     }
+    note_crossing();
     let sent = send_critical(Kind::ChargesReached, |record: *mut ChargesReached| {
         // SAFETY: reserved for this type.
         unsafe {
@@ -55,4 +56,13 @@ pub fn charges_count(ctx: FEntryContext) -> u32 {
         unsafe { atomic::replace(threshold, 0, threshold_pages) };
     }
     0
+}
+
+/// From now on the agent's answer is awaited ([`crate::last_line`]).
+#[inline(always)]
+fn note_crossing() {
+    if let Some(word) = LAST_LINE_SEEN.get_ptr_mut(seen::CROSSED_NS) {
+        // SAFETY: a map value; a helper without arguments. The newest crossing is what counts: there is one for each arming.
+        unsafe { word.write_volatile(bpf_ktime_get_ns()) };
+    }
 }

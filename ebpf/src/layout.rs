@@ -124,23 +124,31 @@ pub(crate) unsafe fn memcg_id(memcg: *const u8) -> u64 {
 
 /// The id of the cgroup that a task's memory is charged to.
 ///
+/// # Safety
+/// As for [`task_memory_cgroup`].
+#[inline(always)]
+pub(crate) unsafe fn task_memory_cgroup_id(task: *const u8) -> u64 {
+    // SAFETY: the caller's promise, and typed by the load.
+    unsafe { cgroup_id(task_memory_cgroup(task)) }
+}
+
+/// The cgroup that a task's memory is charged to.
+///
 /// On v2 this is the task's own cgroup even where the memory controller ends above it.
 ///
 /// # Safety
 /// `task` is a typed `struct task_struct`.
 #[inline(always)]
-pub(crate) unsafe fn task_memory_cgroup_id(task: *const u8) -> u64 {
+pub(crate) unsafe fn task_memory_cgroup(task: *const u8) -> *const u8 {
     // SAFETY: a typed member of a typed pointer.
     let cset = unsafe { load_ptr(task, offset!(task_cgroups)) };
     if config!(memory_is_v1) == 1 {
         // SAFETY: an element of an array of typed pointers.
         let css = unsafe { load_ptr(cset, offset!(cset_memory_css)) };
         // SAFETY: typed by the load above.
-        unsafe { css_cgroup_id(css, 0) }
+        unsafe { load_ptr(css, offset!(css_cgroup)) }
     } else {
         // SAFETY: a typed member of a typed pointer.
-        let cgroup = unsafe { load_ptr(cset, offset!(cset_dfl_cgrp)) };
-        // SAFETY: typed by the load above.
-        unsafe { cgroup_id(cgroup) }
+        unsafe { load_ptr(cset, offset!(cset_dfl_cgrp)) }
     }
 }

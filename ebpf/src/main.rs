@@ -18,6 +18,7 @@
 mod atomic;
 mod canary;
 mod charges;
+mod last_line;
 mod layout;
 mod lifecycle;
 mod maps;

@@ -7,10 +7,10 @@
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
     macros::map,
-    maps::{Array, HashMap, PerCpuArray, PerCpuHashMap, RingBuf},
+    maps::{Array, HashMap, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf},
 };
 use plimsoll_abi::{
-    COUNTERS, CRITICAL_BYTES, FILTER_WORDS, WATCHES, charges, memory_totals, oom_totals,
+    COUNTERS, CRITICAL_BYTES, FILTER_WORDS, WATCHES, charges, last_line, memory_totals, oom_totals,
     run_queue_totals, seen, throttle_totals, watch,
 };
 
@@ -48,6 +48,32 @@ pub(crate) static SEEN: Array<[u64; seen::WORDS]> = Array::with_max_entries(1, 0
 /// What is charged in all, and the total to report (`plimsoll_abi::charges`).
 #[map]
 pub(crate) static CHARGES: Array<u64> = Array::with_max_entries(charges::WORDS, 0);
+
+/// What the last line goes by (`plimsoll_abi::last_line::line`). Written by the agent as a whole.
+#[map]
+pub(crate) static LAST_LINE: Array<[u64; last_line::line::WORDS]> = Array::with_max_entries(1, 0);
+
+/// What the last line has seen (`plimsoll_abi::last_line::seen`).
+#[map]
+pub(crate) static LAST_LINE_SEEN: Array<u64> = Array::with_max_entries(last_line::seen::WORDS, 0);
+
+/// Cgroup id of a pod → its place in the order of eviction (`plimsoll_abi::last_line::condemned`). Written by the agent.
+#[map]
+pub(crate) static CONDEMNED: HashMap<u64, [u64; last_line::condemned::WORDS]> =
+    HashMap::with_max_entries(last_line::CONDEMNED_MAX, 0);
+
+/// Cgroup id of a pod → what the last line did to it (`plimsoll_abi::last_line::kills`). Emptied by the agent.
+#[map]
+pub(crate) static LAST_LINE_KILLS: HashMap<u64, [u64; last_line::kills::WORDS]> =
+    HashMap::with_max_entries(256, 0);
+
+/// Cgroup id of a pod → how many of its kills the agent has told. The agent's own: here, so that the next one knows.
+#[map]
+pub(crate) static LAST_LINE_TOLD: HashMap<u64, u64> = HashMap::with_max_entries(256, 0);
+
+/// Process → when the last line killed it.
+#[map]
+pub(crate) static SIGNALLED: LruHashMap<u32, u64> = LruHashMap::with_max_entries(1024, 0);
 
 /// `cfs_rq` address → when it was throttled.
 #[map]

@@ -11,14 +11,13 @@ use aya_ebpf::{
     macros::{btf_tracepoint, fentry},
     programs::{BtfTracePointContext, FEntryContext},
 };
-use plimsoll_abi::{
-    Kind, NODE_OOM, OOM_RECORDS_PER_WINDOW, OomKill, UNKNOWN_U64, oom_totals,
-};
+use plimsoll_abi::{Kind, NODE_OOM, OOM_RECORDS_PER_WINDOW, OomKill, UNKNOWN_U64, oom_totals};
 
 use crate::{
     atomic,
     layout::{
-        config, load_i16, load_ptr, load_u32, load_u64, memcg_id, offset, probe_u64, task_memory_cgroup_id,
+        config, load_i16, load_ptr, load_u32, load_u64, memcg_id, offset, probe_u64,
+        task_memory_cgroup_id,
     },
     maps::OOM_KILLS,
     record::{count_folded, count_untracked, critical_has_room, header, send_critical},

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::event::LastLineReason;
 use crate::placement::assignments::Assignments;
 use crate::placement::node::Note;
 use crate::pod::PressureSignal;
@@ -350,6 +351,11 @@ pub enum KillReason {
     },
     /// SIGTERM could not be sent.
     TerminateFailed,
+    /// The last line in the kernel has killed one of its processes: the others go with it.
+    LastLine {
+        /// Why it did.
+        reason: LastLineReason,
+    },
 }
 
 /// How a pod that was to leave ended.
@@ -525,6 +531,10 @@ impl fmt::Display for KillReason {
                 In(signal.row().unit, *limit)
             ),
             Self::TerminateFailed => write!(f, "SIGTERM could not be sent"),
+            Self::LastLine { reason } => write!(
+                f,
+                "the last line in the kernel has killed a process of it ({reason}), and a pod leaves as a whole"
+            ),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! An event holds raw readings (bytes as the kernel reports them), never a conclusion: what a reading means is decided in
 //! the core, so that a journal of events replays to the same decisions.
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -91,6 +92,13 @@ pub enum EventKind {
         /// What could not be done.
         error: Option<String>,
     },
+    /// A process of a condemned pod was killed by the last line in the kernel ([`crate::policy::last_line`]).
+    LastLineKill {
+        /// Which pod.
+        uid: PodUid,
+        /// What was done, and why.
+        kill: LastLineKill,
+    },
     /// A stage before an eviction has ended by itself, or could not be done.
     Stage {
         /// Which pod it concerned.
@@ -110,6 +118,50 @@ pub enum EventKind {
         /// The error, if it could not be done.
         error: Option<String>,
     },
+}
+
+/// A kill by the last line in the kernel. Times are CLOCK_MONOTONIC, nanoseconds; amounts bytes of `kernelMemory.available`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LastLineKill {
+    /// When.
+    pub killed_ns: u64,
+    /// Why.
+    pub why: LastLineReason,
+    /// The process.
+    pub tgid: u32,
+    /// Processes of the pod that it killed, this one included.
+    pub kills: u64,
+    /// What was available. `None`: nothing, by the page allocator's own account; or the record was lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub available_bytes: Option<u64>,
+    /// What should have been. `None`: as above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wanted_bytes: Option<u64>,
+    /// The crossing that was not acknowledged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crossed_ns: Option<u64>,
+}
+
+/// Why the last line killed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LastLineReason {
+    /// Less than the critical amount was available.
+    Critical,
+    /// Less than the line was available, and the agent had not acknowledged a crossing in time.
+    Unacknowledged,
+    /// The kernel was about to call its OOM killer.
+    Exhausted,
+}
+
+impl fmt::Display for LastLineReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Critical => "memory was critically short",
+            Self::Unacknowledged => "the agent did not answer in time",
+            Self::Exhausted => "the kernel was about to call its OOM killer",
+        })
+    }
 }
 
 /// With what placement starts.

@@ -23,6 +23,9 @@ pub struct EvictionOptions {
     pub oom_order: OomOrder,
     /// Whether the kernel's OOM killer takes a pod as a whole (`memory.oom.group` on the pod's cgroup; kubernetes#117793).
     pub pod_oom_group: bool,
+    /// Leave the kernel an order in which it may kill when the agent does not answer. `None`: off.
+    #[serde(default)]
+    pub last_line: Option<LastLine>,
 }
 
 /// How many pods one pass may evict.
@@ -67,6 +70,25 @@ pub struct Remedies {
     pub notify_budget_ns: u64,
 }
 
+/// A last line inside the kernel ([`last_line`](crate::policy::last_line)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LastLine {
+    /// A crossing is to be answered by a sample within this time, nanoseconds.
+    pub acknowledge_within_ns: u64,
+    /// What was left in the kernel holds for so long after the agent was last heard of, nanoseconds.
+    pub expires_after_ns: u64,
+}
+
+impl Default for LastLine {
+    /// An agent that is alive answers within milliseconds; one that is gone is started anew within seconds.
+    fn default() -> Self {
+        Self {
+            acknowledge_within_ns: 200_000_000,
+            expires_after_ns: 30_000_000_000,
+        }
+    }
+}
+
 /// The order in which the kernel's OOM killer is to take pods.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -89,6 +111,7 @@ impl EvictionOptions {
             disruption_budgets: false,
             oom_order: OomOrder::Kubelet,
             pod_oom_group: false,
+            last_line: None,
         }
     }
 }

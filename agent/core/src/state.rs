@@ -277,6 +277,8 @@ impl NodeState {
             }
             // Only what is being tried is concerned, see `policy::remedies`, or what is placed, see `policy::place`.
             EventKind::Stage { .. }
+            // What it means for the pod is in `policy::leaving`.
+            | EventKind::LastLineKill { .. }
             | EventKind::PlacementStarted(_)
             | EventKind::PodsListed
             | EventKind::ContainerEnded { .. } => {}

@@ -261,9 +261,13 @@ impl Agent {
         let Some(bpf) = &mut self.bpf else {
             return Records::default();
         };
-        let limits = &mut self.limits;
+        let (limits, last_line) = (&mut self.limits, &mut self.last_line);
         let account = bpf.finish(|bpf| {
-            bpf.drain_critical(RING_RECORDS_MAX, |_| {});
+            bpf.drain_critical(RING_RECORDS_MAX, |record| {
+                if let Some(last_line) = last_line.as_mut() {
+                    last_line.record(&record);
+                }
+            });
             bpf.drain_lifecycle(RING_RECORDS_MAX, |_| {});
             bpf.drain_pressure(RING_RECORDS_MAX, |record| limits.record(&record));
         });
@@ -277,7 +281,11 @@ impl Agent {
     }
 
     pub(super) fn stop(mut self) {
+        self.end_last_line();
         let records = self.last_records();
+        self.take_last_line_kills();
+        self.settle();
+        self.tell_last_line();
         self.limits.finish();
         self.tell_limits();
         self.tell_folded_oom_kills();

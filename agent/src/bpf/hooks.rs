@@ -23,11 +23,13 @@ pub enum Family {
     Throttle,
     /// Waits for a CPU.
     RunQueue,
+    /// The last line: kills by a program.
+    LastLine,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 8] = [
+    pub const ALL: [Family; 9] = [
         Family::Charges,
         Family::Threshold,
         Family::Lifecycle,
@@ -36,6 +38,7 @@ impl Family {
         Family::Memcg,
         Family::Throttle,
         Family::RunQueue,
+        Family::LastLine,
     ];
 
     /// The word for output and options.
@@ -50,6 +53,7 @@ impl Family {
             Family::Memcg => "memcg",
             Family::Throttle => "throttle",
             Family::RunQueue => "run-queue",
+            Family::LastLine => "last-line",
         }
     }
 }
@@ -130,6 +134,8 @@ pub(super) struct Hook {
     pub(super) location: Where,
     /// Not attached before something asks for it.
     pub(super) on_demand: bool,
+    /// Reads the kernel's own counters of pages.
+    pub(super) counters: bool,
 }
 
 const CGROUP_ID: &[&str] = &["cgroup.kn", "kernfs_node.id"];
@@ -143,6 +149,13 @@ const MEMCG_ID: &[&str] = &[
 const HIERARCHY: &[&str] = &["cgroup.root", "cgroup_root.hierarchy_id"];
 const COUNTER: &[&str] = &["page_counter.parent", "page_counter.usage"];
 const RUN_QUEUE: &[&str] = &["cfs_rq.tg", "task_group.css"];
+const TASK_CGROUPS: &[&str] = &[
+    "task_struct.cgroups",
+    "css_set.dfl_cgrp",
+    "css_set.subsys[memory_cgrp_id]",
+    "cgroup.self",
+    "cgroup_subsys_state.parent",
+];
 const VICTIM: &[&str] = &[
     "task_struct.tgid",
     "task_struct.cgroups",
@@ -167,6 +180,7 @@ const fn hook(family: Family, program: &'static str, kind: HookKind, target: &'s
         only_with: &[],
         location: Where::Everywhere,
         on_demand: false,
+        counters: false,
     }
 }
 
@@ -189,6 +203,13 @@ impl Hook {
         }
     }
 
+    const fn with_counters(self) -> Hook {
+        Hook {
+            counters: true,
+            ..self
+        }
+    }
+
     const fn only(self, location: Where) -> Hook {
         Hook { location, ..self }
     }
@@ -201,7 +222,7 @@ impl Hook {
     }
 }
 
-use Family::{Charges, Lifecycle, Memcg, Oom, Reclaim, RunQueue, Threshold, Throttle};
+use Family::{Charges, LastLine, Lifecycle, Memcg, Oom, Reclaim, RunQueue, Threshold, Throttle};
 use HookKind::{Fentry, Fexit, TpBtf};
 
 /// Name of the program that covers every memcg event where the kernel has its target.
@@ -315,6 +336,24 @@ pub(super) const HOOKS: &[Hook] = &[
             ],
         ])
         .on_demand(),
+    hook(
+        LastLine,
+        "last_line_charge",
+        Fentry,
+        "page_counter_try_charge",
+    )
+    .needs(&[CSS_ID, TASK_CGROUPS])
+    .only_with(&["charges_count"])
+    .with_counters(),
+    hook(
+        LastLine,
+        "last_line_reclaim",
+        TpBtf,
+        "mm_vmscan_direct_reclaim_begin",
+    )
+    .needs(&[CSS_ID, TASK_CGROUPS])
+    .with_counters(),
+    hook(LastLine, "last_line_retry", TpBtf, "reclaim_retry_zone").needs(&[CSS_ID, TASK_CGROUPS]),
 ];
 
 /// Why a hook is not attached.
@@ -333,6 +372,12 @@ pub enum Unavailable {
     NoMember {
         /// The member.
         member: &'static str,
+    },
+    /// The kernel's own counters of pages cannot be found.
+    #[error("the kernel's counters of pages are not to be found: {reason}")]
+    NoCounters {
+        /// Why.
+        reason: String,
     },
     /// The kernel refuses every program of this kind: a program that does nothing was refused too.
     #[error("{kind} refused by this host: {reason}")]

@@ -4,14 +4,15 @@ use std::fs;
 
 use aya::programs::{Program, ProgramError};
 use aya::{Ebpf, EbpfLoader, Endianness};
-use plimsoll_abi::Config;
+use plimsoll_abi::{Config, last_line::Counters};
 use zerocopy::IntoBytes;
 
 use super::btf::Btf;
+use super::counters;
 use super::error::reason;
 use super::hooks::{HOOKS, Hook, Where};
 use super::layout::{self, Resolved};
-use super::{BpfError, BpfOptions, HookKind, HookReport, HookState, Unavailable, policy};
+use super::{BpfError, BpfOptions, Family, HookKind, HookReport, HookState, Unavailable, policy};
 use crate::host::{Controller, HostRoot, Version};
 
 /// The running kernel's type information.
@@ -45,10 +46,18 @@ pub(super) fn load(object: &[u8], options: &BpfOptions) -> Result<Loaded, BpfErr
         run_queue_one_in: options.run_queue_one_in.number(),
         pad: 0,
     };
+    // A long list: read only for who needs it.
+    let counters = if options.hooks.contains(Family::LastLine) {
+        counters::find(&btf).map_err(|error| error.to_string())
+    } else {
+        Ok(Counters::default())
+    };
+    let addresses = counters.as_ref().copied().unwrap_or_default();
     let ebpf = EbpfLoader::new()
         .btf(Some(&aya_btf))
         .override_global("LAYOUT", resolved.layout.as_bytes(), true)
         .override_global("CONFIG", config.as_bytes(), true)
+        .override_global("COUNTERS", addresses.as_bytes(), true)
         .load(object)
         .map_err(|error| BpfError::Object {
             reason: reason(&error),
@@ -59,6 +68,7 @@ pub(super) fn load(object: &[u8], options: &BpfOptions) -> Result<Loaded, BpfErr
         aya_btf: &aya_btf,
         resolved,
         config,
+        counters: counters.err(),
         hooks: Vec::new(),
     };
     let refused = [
@@ -114,6 +124,8 @@ struct Attaching<'kernel> {
     aya_btf: &'kernel aya::Btf,
     resolved: Resolved,
     config: Config,
+    /// Why the kernel's counters of pages are not known.
+    counters: Option<String>,
     hooks: Vec<HookReport>,
 }
 
@@ -179,6 +191,10 @@ impl Attaching<'_> {
             .filter(|_| !hook.only_with.iter().any(is_attached))
         {
             return Some(Unavailable::Partner { of });
+        }
+        if let Some(reason) = self.counters.as_ref().filter(|_| hook.counters) {
+            let reason = reason.clone();
+            return Some(Unavailable::NoCounters { reason });
         }
         hook.needs
             .iter()

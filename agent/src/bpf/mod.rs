@@ -11,8 +11,10 @@
 
 mod account;
 pub mod btf;
+mod counters;
 mod error;
 mod hooks;
+pub mod last_line;
 mod layout;
 mod loader;
 pub mod object;
@@ -39,6 +41,7 @@ pub use run_queue::{OneIn, RunQueueTotals};
 use crate::source::decode::{DecodeError, MemoryLimitEvent, Record, memory_limit_event};
 use account::CpuAccount;
 use error::map_error;
+use last_line::LastLineMaps;
 use ring::Ring;
 
 /// Reads of `memory.current` until the program must have seen one. Another thread of the agent may read such a file at the
@@ -148,6 +151,7 @@ pub struct Bpf {
     memory: HashMap<MapData, [u64; 2], [u64; memory_totals::WORDS]>,
     oom_kills: HashMap<MapData, u64, [u64; oom_totals::WORDS]>,
     run_queue: run_queue::Watch,
+    last_line: LastLineMaps,
     /// By cgroup id.
     counters: BTreeMap<u64, Counter>,
     /// What `filter` holds.
@@ -196,6 +200,15 @@ impl Bpf {
             memory: map!("MEMORY"),
             oom_kills: map!("OOM_KILLS"),
             run_queue: run_queue::Watch::new(map!("RUN_QUEUE"), options.run_queue_one_in, cpus),
+            last_line: LastLineMaps {
+                line: map!("LAST_LINE"),
+                seen: map!("LAST_LINE_SEEN"),
+                condemned: map!("CONDEMNED"),
+                kills: map!("LAST_LINE_KILLS"),
+                told: map!("LAST_LINE_TOLD"),
+                order: BTreeMap::new(),
+                order_known: false,
+            },
             hooks: loaded.hooks,
             ebpf: Some(ebpf),
             counters: BTreeMap::new(),
@@ -234,6 +247,14 @@ impl Bpf {
         self.hooks
             .iter()
             .any(|hook| hook.program == program && hook.is_attached())
+    }
+
+    /// The last line's maps; `None` where no program goes by them.
+    pub fn last_line(&mut self) -> Option<&mut LastLineMaps> {
+        self.hooks
+            .iter()
+            .any(|hook| hook.family == Family::LastLine && hook.is_attached())
+            .then_some(&mut self.last_line)
     }
 
     /// Readable when [`Bpf::drain_critical`] has something to do.

@@ -4,7 +4,7 @@
 
 use plimsoll_core::duration;
 use plimsoll_core::options::{
-    Availability, EvictionOptions, Foresight, OomOrder, Remedies, Victims,
+    Availability, EvictionOptions, Foresight, LastLine, OomOrder, Remedies, Victims,
 };
 use plimsoll_core::policy::remedies::THROTTLE_MAX_NS;
 
@@ -38,6 +38,11 @@ pub const FIELDS: &[Field] = &[
         "oom_score_adj once by QoS class and request, or by the eviction ranking as it changes"),
     field("podOOMGroup", Used, Shape::Bool,
         "whether the kernel's OOM killer takes a pod as a whole (memory.oom.group)").pointer(),
+    field("lastLine", Used, Shape::Object(&[
+        field("enabled", Used, Shape::Bool, "whether it is there").pointer(),
+        field("acknowledgeWithin", Used, Shape::Duration, "a crossing is to be answered within this time, 10ms to 1m").pointer(),
+        field("expiresAfter", Used, Shape::Duration, "it holds for so long after the agent was last heard of, 1s to 10m").pointer(),
+    ]), "a program in the kernel that kills a condemned pod's task when memory is short and the agent does not answer"),
 ];
 
 /// The options as the engine takes them.
@@ -154,12 +159,19 @@ impl PlimsollOptions {
                     .unwrap_or(default.disruption_budgets),
                 oom_order: named(&OOM_ORDER, get("oomScoreOrder")).unwrap_or(default.oom_order),
                 pod_oom_group: bool_of(get("podOOMGroup")).unwrap_or(default.pod_oom_group),
+                last_line: get("lastLine")
+                    .filter(|object| bool_of(object.get("enabled")) == Some(true))
+                    .map(|object| LastLine {
+                        acknowledge_within_ns: duration_ns(object.get("acknowledgeWithin")),
+                        expires_after_ns: duration_ns(object.get("expiresAfter")),
+                    })
+                    .or(default.last_line),
             },
         }
     }
 
     /// The options as they would be written.
-    fn entries(&self) -> [(&'static str, Value); 7] {
+    fn entries(&self) -> [(&'static str, Value); 8] {
         let eviction = &self.eviction;
         let durations = |pairs: &[(&str, u64)]| {
             Value::Map(
@@ -198,7 +210,46 @@ impl PlimsollOptions {
             ),
             ("oomScoreOrder", name_of(&OOM_ORDER, &eviction.oom_order)),
             ("podOOMGroup", Value::Bool(eviction.pod_oom_group)),
+            ("lastLine", last_line(eviction.last_line)),
         ]
+    }
+}
+
+fn last_line(own: Option<LastLine>) -> Value {
+    let enabled = own.is_some();
+    let LastLine {
+        acknowledge_within_ns,
+        expires_after_ns,
+    } = own.unwrap_or_default();
+    let duration = |ns| Value::Text(duration_text(ns));
+    Value::Map(vec![
+        entry("enabled", Value::Bool(enabled)),
+        entry("acknowledgeWithin", duration(acknowledge_within_ns)),
+        entry("expiresAfter", duration(expires_after_ns)),
+    ])
+}
+
+/// What is wrong with the parts of `lastLine`.
+fn check_last_line(parts: &[Entry], problems: &mut Vec<Problem>) {
+    let bounds = [
+        ("acknowledgeWithin", 10_000_000, 60_000_000_000),
+        ("expiresAfter", 1_000_000_000, 600_000_000_000),
+    ];
+    for (name, min_ns, max_ns) in bounds {
+        let Some(part) = parts.iter().find(|part| part.key == name) else {
+            continue;
+        };
+        if !(min_ns..=max_ns).contains(&duration_ns(Some(&part.node))) {
+            problems.push(Problem::new(
+                part.node.origin,
+                format!("plimsoll.lastLine.{name}"),
+                format!(
+                    "from {} to {}",
+                    duration_text(min_ns),
+                    duration_text(max_ns)
+                ),
+            ));
+        }
     }
 }
 
@@ -245,7 +296,22 @@ pub(super) fn complete(root: &mut Node, problems: &mut Vec<Problem>) {
                 ));
                 break;
             }
-            parts.push(entry(&part.key, Value::Text("0s".into())));
+            if name == "lastLine" && part.key == "enabled" {
+                problems.push(Problem::new(
+                    origin,
+                    "plimsoll.lastLine",
+                    "enabled is missing: write {enabled: true}, or leave lastLine out",
+                ));
+            }
+            let left_out = if name == "lastLine" {
+                part
+            } else {
+                entry(&part.key, Value::Text("0s".into()))
+            };
+            parts.push(left_out);
+        }
+        if name == "lastLine" {
+            check_last_line(parts, problems);
         }
         let throttle = parts
             .iter()

@@ -7,7 +7,7 @@ use super::schema::{Class, Field, Shape};
 use super::*;
 use plimsoll_core::cgroup_config::{MemoryReservationPolicy, SwapBehavior};
 use plimsoll_core::options::{
-    Availability, EvictionOptions, Foresight, OomOrder, Remedies, Victims,
+    Availability, EvictionOptions, Foresight, LastLine, OomOrder, Remedies, Victims,
 };
 use plimsoll_core::threshold::Amount;
 
@@ -220,7 +220,8 @@ fn what_may_not_be_meant_is_hinted_at() {
 fn our_options_are_read_and_left_out_parts_are_off() {
     let config = of("kind: PlimsollConfiguration\napiVersion: plimsoll.dev/v1alpha1\nplimsoll:\n\
          \x20 evictionVictims: Targeted\n  memoryAvailability: Reclaimable\n  outOfMemoryForesight: {horizon: 500ms}\n\
-         \x20 remedies: {reclaim: 500ms, throttle: 2s}\n  respectDisruptionBudgets: true\n  oomScoreOrder: Dynamic\n  podOOMGroup: true\n")
+         \x20 remedies: {reclaim: 500ms, throttle: 2s}\n  respectDisruptionBudgets: true\n  oomScoreOrder: Dynamic\n  podOOMGroup: true\n\
+         \x20 lastLine: {enabled: true, expiresAfter: 5s}\n")
     .unwrap();
     assert_eq!(
         config.engine.options,
@@ -238,8 +239,14 @@ fn our_options_are_read_and_left_out_parts_are_off() {
             disruption_budgets: true,
             oom_order: OomOrder::Dynamic,
             pod_oom_group: true,
+            last_line: Some(LastLine {
+                acknowledge_within_ns: 200_000_000,
+                expires_after_ns: 5_000_000_000,
+            }),
         }
     );
+    let off = of("plimsoll: {lastLine: {enabled: false, expiresAfter: 5s}}\n").unwrap();
+    assert_eq!(off.engine.options.last_line, None);
     let off = of("plimsoll: {outOfMemoryForesight: {horizon: 0s}, remedies: {}}\n").unwrap();
     assert_eq!(
         (off.engine.options.foresight, off.engine.options.remedies),
@@ -595,6 +602,14 @@ fn a_wrong_value_is_named_with_its_reason() {
         (
             "plimsoll: {outOfMemoryForesight: {}}\n",
             "1: plimsoll.outOfMemoryForesight: horizon is missing: write for example {horizon: 500ms}, or {horizon: 0s} for off",
+        ),
+        (
+            "plimsoll: {lastLine: {expiresAfter: 5s}}\n",
+            "1: plimsoll.lastLine: enabled is missing: write {enabled: true}, or leave lastLine out",
+        ),
+        (
+            "plimsoll: {lastLine: {enabled: true, acknowledgeWithin: 1ms}}\n",
+            "1: plimsoll.lastLine.acknowledgeWithin: from 10ms to 1m",
         ),
         (
             "plimsoll: {podOomGroup: true}\n",

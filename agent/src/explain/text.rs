@@ -84,7 +84,31 @@ fn eviction(own: &EvictionExplanation, style: Style) -> String {
         text.push('\n');
     }
     text += &next(own, style);
+    text += &last_line(own);
     text + &kubelet(own)
+}
+
+fn last_line(own: &EvictionExplanation) -> String {
+    /// Those that are named.
+    const NAMED: usize = 5;
+    let Some(line) = &own.last_line else {
+        return String::new();
+    };
+    let mut named = line.order[..line.order.len().min(NAMED)].join(", ");
+    if line.order.is_empty() {
+        named.push_str("nobody");
+    } else if line.order.len() > NAMED {
+        named += &format!(" and {} more", line.order.len() - NAMED);
+    }
+    let bytes = |bytes: u64| amount(bytes.into(), Unit::Bytes);
+    format!(
+        "The last line in the kernel, for {} after plimsoll was last heard of: with less than {} available, if plimsoll does not answer within {}, \
+         or less than {}, it kills what allocates of {named}\n",
+        span(line.expires_after_ns),
+        bytes(line.line_bytes),
+        span(line.acknowledge_within_ns),
+        bytes(line.critical_bytes),
+    )
 }
 
 fn because(own: &EvictionExplanation) -> &'static str {
@@ -497,6 +521,21 @@ RANK  POD              PRIORITY  QOS         USAGE  REQUEST  USAGE-REQUEST  AHEA
 Next to be evicted: default/web, ahead of default/batch by more usage over request
 The kubelet would choose the same.
 ");
+    }
+
+    #[test]
+    fn the_condemned_are_named() {
+        let mut snapshot = snapshot();
+        snapshot.config.options.last_line = Some(Default::default());
+        let answer = answer(&eviction_of(None), &snapshot).unwrap();
+        let text = render(&answer, false, Style { color: false });
+        assert!(
+            text.contains(
+                "The last line in the kernel, for 30 s after plimsoll was last heard of: with less than 100Mi available, if plimsoll \
+                 does not answer within 200 ms, or less than 25Mi, it kills what allocates of default/web, default/batch\n"
+            ),
+            "{text}"
+        );
     }
 
     #[test]

@@ -9,8 +9,10 @@ use std::mem::offset_of;
 
 use plimsoll_abi::{
     self as abi, ABI_VERSION, Header, Kind, NODE_OOM, PATH_BYTES, UNKNOWN_U32, UNKNOWN_U64,
+    last_line::{UID_BYTES, reason},
     memory_event, reclaim_phase, throttle_phase,
 };
+use plimsoll_core::event::LastLineReason;
 use zerocopy::FromBytes;
 
 /// Why bytes are not a record.
@@ -166,6 +168,29 @@ pub enum Body<'bytes> {
         /// What was armed.
         threshold_pages: u64,
     },
+    /// A process of the condemned pod that has this cgroup was killed.
+    LastLineKill {
+        /// Why.
+        why: LastLineReason,
+        /// Its process id in the initial namespace.
+        tgid: u32,
+        /// Its command name, without padding.
+        comm: &'bytes [u8],
+        /// The pod's UID, padded with NULs.
+        uid: &'bytes [u8],
+        /// The pod's place in the order, from 0.
+        place: u32,
+        /// Processes of the pod killed so far.
+        kills: u64,
+        /// What was available; `None`: nothing, by the page allocator's own account.
+        available_pages: Option<u64>,
+        /// What should have been.
+        wanted_pages: u64,
+        /// The crossing that was not acknowledged.
+        crossed_ns: Option<u64>,
+        /// The newest acknowledgement.
+        acked_ns: u64,
+    },
 }
 
 impl Body<'_> {
@@ -183,6 +208,7 @@ impl Body<'_> {
             Body::Throttle { .. } => Kind::Throttle,
             Body::NodeReclaim { .. } => Kind::NodeReclaim,
             Body::ChargesReached { .. } => Kind::ChargesReached,
+            Body::LastLineKill { .. } => Kind::LastLineKill,
         }
     }
 }
@@ -255,6 +281,34 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
             Body::ChargesReached {
                 charged_pages: record.charged_pages,
                 threshold_pages: record.threshold_pages,
+            }
+        }
+        Kind::LastLineKill => {
+            let record: abi::last_line::LastLineKill = read(bytes)?;
+            let length = record.comm.iter().take_while(|byte| **byte != 0).count();
+            Body::LastLineKill {
+                why: match last_line_reason(record.reason) {
+                    Some(why) => why,
+                    None => return unknown_value(kind, "reason", record.reason),
+                },
+                tgid: record.tgid,
+                comm: slice(
+                    bytes,
+                    offset_of!(abi::last_line::LastLineKill, comm),
+                    length,
+                ),
+                uid: slice(
+                    bytes,
+                    offset_of!(abi::last_line::LastLineKill, uid),
+                    UID_BYTES,
+                ),
+                place: record.place,
+                kills: record.kills,
+                available_pages: (record.available_pages != UNKNOWN_U64)
+                    .then_some(record.available_pages),
+                wanted_pages: record.wanted_pages,
+                crossed_ns: (record.crossed_ns != 0).then_some(record.crossed_ns),
+                acked_ns: record.acked_ns,
             }
         }
         Kind::CgroupMkdir => {
@@ -349,6 +403,16 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
         cpu: header.cpu,
         body,
     })
+}
+
+/// A number of `plimsoll_abi::last_line::reason`.
+pub(crate) fn last_line_reason(number: u32) -> Option<LastLineReason> {
+    match number {
+        reason::CRITICAL => Some(LastLineReason::Critical),
+        reason::UNACKNOWLEDGED => Some(LastLineReason::Unacknowledged),
+        reason::EXHAUSTED => Some(LastLineReason::Exhausted),
+        _ => None,
+    }
 }
 
 /// A number of `plimsoll_abi::memory_event`.
@@ -491,6 +555,22 @@ mod tests {
             }
             .as_bytes()
             .to_vec(),
+            abi::last_line::LastLineKill {
+                header: header(Kind::LastLineKill),
+                available_pages: UNKNOWN_U64,
+                wanted_pages: 500,
+                crossed_ns: 0,
+                acked_ns: 5,
+                kills: 2,
+                uid: [u64::from_ne_bytes(*b"default_"), 0, 0, 0, 0],
+                tgid: 77,
+                reason: reason::EXHAUSTED,
+                place: 1,
+                pad: 0,
+                comm,
+            }
+            .as_bytes()
+            .to_vec(),
         ]
     }
 
@@ -550,6 +630,18 @@ mod tests {
             Body::ChargesReached {
                 charged_pages: 1000,
                 threshold_pages: 999,
+            },
+            Body::LastLineKill {
+                why: LastLineReason::Exhausted,
+                tgid: 77,
+                comm: b"hog",
+                uid: b"default_\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+                place: 1,
+                kills: 2,
+                available_pages: None,
+                wanted_pages: 500,
+                crossed_ns: None,
+                acked_ns: 5,
             },
         ];
         assert_eq!(samples().len(), KINDS.len());

@@ -14,8 +14,10 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+pub mod last_line;
+
 /// Version of every layout in this file. A change to any of them raises it, and the agent refuses other versions.
-pub const ABI_VERSION: u16 = 2;
+pub const ABI_VERSION: u16 = 3;
 
 /// "The program could not know this" in a 64-bit field.
 pub const UNKNOWN_U64: u64 = u64::MAX;
@@ -59,10 +61,12 @@ pub enum Kind {
     NodeReclaim = 9,
     /// What is charged to memory cgroups has reached the armed total: [`ChargesReached`].
     ChargesReached = 10,
+    /// A process of a condemned pod was killed in the kernel: [`last_line::LastLineKill`].
+    LastLineKill = 11,
 }
 
 /// Every kind, in the order of their numbers.
-pub const KINDS: [Kind; 10] = [
+pub const KINDS: [Kind; 11] = [
     Kind::ThresholdCrossed,
     Kind::CgroupMkdir,
     Kind::CgroupRmdir,
@@ -73,6 +77,7 @@ pub const KINDS: [Kind; 10] = [
     Kind::Throttle,
     Kind::NodeReclaim,
     Kind::ChargesReached,
+    Kind::LastLineKill,
 ];
 
 /// One more than the largest kind number: the length of an array indexed by kind.
@@ -99,6 +104,7 @@ impl Kind {
             Kind::Throttle => "throttle",
             Kind::NodeReclaim => "node-reclaim",
             Kind::ChargesReached => "charges-reached",
+            Kind::LastLineKill => "last-line-kill",
         }
     }
 }
@@ -387,6 +393,10 @@ layout! {
     counter_usage: "page_counter.usage",
     /// The cgroup of a css.
     css_cgroup: "cgroup_subsys_state.cgroup",
+    /// The css of the parent cgroup.
+    css_parent: "cgroup_subsys_state.parent",
+    /// The cgroup's own css.
+    cgroup_self: "cgroup.self",
     /// The cgroup's directory.
     cgroup_kn: "cgroup.kn",
     /// Depth.

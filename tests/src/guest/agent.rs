@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use plimsoll_core::event::LastLineKill;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +39,15 @@ pub enum Event {
         pod: Option<String>,
         /// How many processes went together.
         kills: u64,
+    },
+    /// The last line in the kernel has killed a process.
+    LastLineKill {
+        /// `namespace/name`.
+        pod: String,
+        /// Its command, unless the record was lost.
+        comm: Option<String>,
+        /// What was done, and why.
+        kill: LastLineKill,
     },
     /// Disk space was freed without ending a pod.
     NodeReclaimed {

@@ -13,7 +13,7 @@ use crate::explain::{Candidate, ExplainedRanking, NoSuchPod};
 use crate::options::EvictionOptions;
 use crate::policy::rank::RankRow;
 use crate::policy::thresholds::{self, Met};
-use crate::policy::{eviction, foresight, local_storage};
+use crate::policy::{eviction, foresight, last_line, local_storage};
 use crate::signal::{NodeCondition, Observation, SIGNALS, Signal, Unit};
 use crate::state::{NodeState, PodState, ThresholdState};
 use crate::threshold::{Operator, Passes, Threshold};
@@ -47,6 +47,9 @@ pub struct EvictionExplanation {
     pub victims: Vec<String>,
     /// Pods that are not ranked.
     pub not_ranked: Vec<NotRanked>,
+    /// What is left in the kernel for when the agent does not answer; `None`: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_line: Option<ExplainedLastLine>,
     /// What the kubelet would do.
     pub kubelet: KubeletAnswer,
     /// The pod that was asked about.
@@ -154,6 +157,22 @@ pub enum SignalChoice {
     Nearest,
     /// There is no threshold on anything that is observed.
     Default,
+}
+
+/// The last line in the kernel.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExplainedLastLine {
+    /// Below this many bytes of `kernelMemory.available`, the condemned go if the agent does not answer.
+    pub line_bytes: u64,
+    /// Below this, at once.
+    pub critical_bytes: u64,
+    /// The time in which the agent is to answer.
+    pub acknowledge_within_ns: u64,
+    /// How long it holds after the agent was last heard of.
+    pub expires_after_ns: u64,
+    /// The condemned, first to go first: `namespace/name`.
+    pub order: Vec<String>,
 }
 
 /// A pod that is not ranked.
@@ -264,10 +283,24 @@ impl EvictionExplanation {
             ranking,
             victims,
             not_ranked,
+            last_line: last_line(config, state),
             kubelet,
             pod,
         })
     }
+}
+
+fn last_line(config: &EngineConfig, state: &NodeState) -> Option<ExplainedLastLine> {
+    let options = config.options.last_line?;
+    let plan = last_line::plan(config, state)?;
+    let name = |own: &last_line::Condemned| Some(state.pods.get(own.uid())?.name.clone());
+    Some(ExplainedLastLine {
+        line_bytes: plan.line_bytes,
+        critical_bytes: plan.critical_bytes,
+        acknowledge_within_ns: options.acknowledge_within_ns,
+        expires_after_ns: options.expires_after_ns,
+        order: plan.order.iter().filter_map(name).collect(),
+    })
 }
 
 /// The thresholds that the next pass looks at.

@@ -6,9 +6,11 @@
 //! every wait has a bound.
 
 use crate::decision::{Decision, Ending, KillReason};
-use crate::event::{Event, EventKind};
+use crate::event::{Event, EventKind, LastLineKill};
+use crate::policy::remedies;
 use crate::signal::Resource;
 use crate::state::{Leaving, NodeState, PodState};
+use crate::units::PodUid;
 
 /// A killed process frees its memory by itself as soon as it runs. After this time it evidently does not: it is throttled, frozen
 /// or behind others.
@@ -24,6 +26,9 @@ pub(crate) fn decide(state: &mut NodeState, event: &Event, decisions: &mut Vec<D
     let now_ns = state.now_ns;
     if let EventKind::PodRemoved { uid } = &event.kind {
         end(state, uid, decisions);
+    }
+    if let EventKind::LastLineKill { uid, kill } = &event.kind {
+        finish(state, uid, kill, decisions);
     }
     let mut gone = false;
     for (uid, pod) in &mut state.pods {
@@ -63,7 +68,7 @@ pub(crate) fn decide(state: &mut NodeState, event: &Event, decisions: &mut Vec<D
     }
 }
 
-fn end(state: &mut NodeState, uid: &crate::units::PodUid, decisions: &mut Vec<Decision>) {
+fn end(state: &mut NodeState, uid: &PodUid, decisions: &mut Vec<Decision>) {
     let now_ns = state.now_ns;
     let Some(pod) = state.pods.get_mut(uid) else {
         return;
@@ -82,6 +87,31 @@ fn end(state: &mut NodeState, uid: &crate::units::PodUid, decisions: &mut Vec<De
             grace_ms,
         });
     }
+}
+
+/// Completes what the last line in the kernel began: what it does is an eviction, and a pod leaves as a whole. What it did so long ago
+/// that the pod would count as stuck by now is past: the pod may have been started anew.
+fn finish(state: &mut NodeState, uid: &PodUid, kill: &LastLineKill, decisions: &mut Vec<Decision>) {
+    let now_ns = state.now_ns;
+    if now_ns.saturating_sub(kill.killed_ns) >= STUCK_AFTER_KILL_NS {
+        return;
+    }
+    remedies::let_go(state, uid, decisions);
+    let Some(pod) = state.pods.get_mut(uid).filter(|pod| pod.running) else {
+        return;
+    };
+    let mut own = pod
+        .leaving
+        .unwrap_or_else(|| told_to_leave(pod, Some(Resource::Memory), now_ns, 0));
+    own.evicted_for.get_or_insert(Resource::Memory);
+    if own.killed_at_ns.is_none() && own.empty_at_ns.is_none() {
+        killed(&mut own, now_ns);
+        decisions.push(Decision::Kill {
+            uid: uid.clone(),
+            why: KillReason::LastLine { reason: kill.why },
+        });
+    }
+    pod.leaving = Some(own);
 }
 
 /// A pod that is told to leave now.

@@ -5,6 +5,7 @@ pub(crate) mod disruption;
 pub mod eviction;
 pub mod foresight;
 pub mod freshness;
+pub mod last_line;
 pub mod leaving;
 pub(crate) mod local_storage;
 pub mod node_reclaim;

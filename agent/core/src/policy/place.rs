@@ -67,6 +67,7 @@ pub(crate) fn decide(
         | EventKind::BudgetRemoved { .. }
         | EventKind::NodeReclaimed { .. }
         | EventKind::Stage { .. }
+        | EventKind::LastLineKill { .. }
         | EventKind::Outcome { .. } => false,
     };
     let Some(placement) = &mut state.placement else {

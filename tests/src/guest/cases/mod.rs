@@ -6,6 +6,7 @@ mod explain;
 mod fallback;
 mod faults;
 mod journal;
+mod last_line;
 mod numa;
 mod oom_scores;
 mod placement;
@@ -47,6 +48,7 @@ pub fn all() -> Vec<Test> {
         journal::TESTS,
         oom_scores::TESTS,
         faults::TESTS,
+        last_line::TESTS,
         fallback::TESTS,
         policies::TESTS,
         stalls::TESTS,

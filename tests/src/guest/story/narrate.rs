@@ -129,6 +129,7 @@ impl Narrator {
             | Event::Stopped(_)
             | Event::KernelOomKill { .. }
             | Event::NodeReclaimed { .. }
+            | Event::LastLineKill { .. }
             | Event::Other => {}
         }
     }
