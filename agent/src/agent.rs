@@ -767,6 +767,7 @@ impl Agent {
         if let Some(groups) = &mut self.oom_groups {
             groups.retain(&self.pods);
         }
+        self.follow_processes();
         self.keep_kubepods();
         self.look_after_placing();
         self.tell_limits();
@@ -815,7 +816,13 @@ fn judge(record: &Record<'_>, armed_bytes: u64, woken: &mut Woken, oom_kills: &m
         }
         // Whether its pod is empty now is looked at with the sample.
         Body::LastLineKill { .. } => woken.by(Cause::Lifecycle),
-        Body::ThresholdCrossed { .. } | Body::MemoryEvent { .. } | Body::Throttle { .. } => {}
+        // A process came to be where no `CgroupAttach` tells.
+        Body::ProcessBirth { .. } => woken.housekeeping = true,
+        Body::ThresholdCrossed { .. }
+        | Body::MemoryEvent { .. }
+        | Body::Throttle { .. }
+        | Body::MemoryStall { .. }
+        | Body::Refault { .. } => {}
     }
 }
 

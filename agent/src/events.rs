@@ -25,7 +25,7 @@ use crate::bpf::{
 use crate::host::{CgroupError, CgroupMounts, Controller, FileError, HostRoot, Version};
 use crate::output::Output;
 use crate::source::decode::{
-    Body, MemoryLimitEvent, OomLimit, ReclaimPhase, Record, ThrottlePhase,
+    Body, MemoryLimitEvent, OomLimit, ReclaimPhase, Record, RefaultKind, StallCause, ThrottlePhase,
 };
 
 /// Records read from a ring before looking at the clock again.
@@ -39,6 +39,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Cgroups whose directories are read for their paths at the start.
 const CGROUPS_MAX: usize = 65_536;
+
+/// Cgroups whose processes are followed.
+const FOLLOWED_MAX: usize = 4096;
 
 /// Print what the kernel tells: every record of the BPF programs as it comes, and at the end where each one went
 #[derive(Debug, Clone, Args)]
@@ -206,6 +209,7 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
     // Their descriptors stay open as long as the thresholds are armed.
     let _armed = arm(&mut bpf, &mounts, &args.arm, &mut out, args.output)?;
     follow_run_queue(&mut bpf, &mounts, &args.run_queue)?;
+    screen.follow_processes(&mut bpf, &mounts)?;
     out.flush()?;
 
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -230,6 +234,7 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
         }
         wait(&bpf, left)?;
         screen.drain(&mut bpf, &mut out)?;
+        screen.follow_processes(&mut bpf, &mounts)?;
         out.flush()?;
     }
     let mut written = Ok(());
@@ -240,6 +245,7 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
     })?;
     written?;
     print_throttle(&mut out, args.output, &bpf, &screen.paths)?;
+    print_totals(&mut out, args.output, &bpf, &screen.paths)?;
     print_run_queue(&mut out, args.output, &bpf, &screen.paths)?;
     print_account(&mut out, args.output, &account)?;
     if let Some(error) = bpf.last_decode_error() {
@@ -386,11 +392,17 @@ impl Paths {
 struct Screen<'args> {
     args: &'args EventsArgs,
     paths: Paths,
+    /// Whether there are cgroups whose processes are not followed yet.
+    has_new: bool,
 }
 
 impl<'args> Screen<'args> {
     fn new(args: &'args EventsArgs, paths: Paths) -> Self {
-        Screen { args, paths }
+        Screen {
+            args,
+            paths,
+            has_new: true,
+        }
     }
 
     fn drain(&mut self, bpf: &mut Bpf, out: &mut impl Write) -> io::Result<()> {
@@ -424,6 +436,7 @@ impl<'args> Screen<'args> {
             self.paths
                 .0
                 .insert((hierarchy_id != 0, record.cgroup_id), path);
+            self.has_new = true;
         }
         let path = self.paths.of(record.cgroup_id).map(str::to_owned);
         let is_shown = self.is_wanted(record, path.as_deref());
@@ -436,6 +449,24 @@ impl<'args> Screen<'args> {
             self.paths.0.remove(&(hierarchy_id != 0, record.cgroup_id));
         }
         result
+    }
+
+    /// The births of `--cgroup` and what is below it; of all cgroups there would be too many.
+    fn follow_processes(
+        &mut self,
+        bpf: &mut Bpf,
+        mounts: &CgroupMounts,
+    ) -> Result<(), EventsError> {
+        let Some(wanted) = self.args.cgroup.as_ref().filter(|_| self.has_new) else {
+            return Ok(());
+        };
+        self.has_new = false;
+        let is_v1 = mounts.hierarchy_of(Controller::Memory)?.version == Version::V1;
+        let wanted = Path::new("/").join(wanted);
+        let ids = self.paths.0.iter().filter_map(|((on_v1, id), path)| {
+            (*on_v1 == is_v1 && Path::new("/").join(path).starts_with(&wanted)).then_some(*id)
+        });
+        Ok(bpf.follow_processes(&ids.take(FOLLOWED_MAX).collect())?)
     }
 
     fn is_wanted(&self, record: &Record<'_>, path: Option<&str>) -> bool {
@@ -600,6 +631,44 @@ impl<'args> Screen<'args> {
                 node.map_or(Ok(()), |node| write!(out, ", NUMA node {node}"))?;
                 writeln!(out)
             }
+            Body::MemoryStall {
+                cause,
+                actor_cgroup_id,
+                count,
+                sum_ns,
+                max_ns,
+                pages,
+            } => {
+                write!(
+                    out,
+                    "{}, {count} so far for {} µs, longest {} µs",
+                    cause_name(*cause),
+                    sum_ns / 1000,
+                    max_ns / 1000
+                )?;
+                pages.map_or(Ok(()), |pages| write!(out, ", {pages} pages freed"))?;
+                if *actor_cgroup_id != record.cgroup_id {
+                    match self.paths.of(*actor_cgroup_id) {
+                        Some(path) => write!(out, ", last by {path} ({actor_cgroup_id})")?,
+                        None => write!(out, ", last by cgroup {actor_cgroup_id}")?,
+                    }
+                }
+                writeln!(out)
+            }
+            Body::Refault { what, count, pages } => writeln!(
+                out,
+                "{}, {count} so far, {pages} pages",
+                refault_name(*what)
+            ),
+            Body::ProcessBirth {
+                tgid,
+                parent_tgid,
+                parent_cgroup_id,
+            } => writeln!(
+                out,
+                "process {tgid}, parent {parent_tgid} in {}",
+                self.paths.of(*parent_cgroup_id).unwrap_or("?")
+            ),
         }
     }
 
@@ -633,6 +702,26 @@ fn event_name(event: MemoryLimitEvent) -> &'static str {
         MemoryLimitEvent::High => "memory.high",
         MemoryLimitEvent::Max => "memory.max",
         MemoryLimitEvent::Oom => "oom",
+        MemoryLimitEvent::Low => "memory.low",
+        MemoryLimitEvent::OomKill => "oom_kill",
+        MemoryLimitEvent::OomGroupKill => "oom_group_kill",
+    }
+}
+
+fn cause_name(cause: StallCause) -> &'static str {
+    match cause {
+        StallCause::Memory => "memory",
+        StallCause::Limit => "limit-reclaim",
+        StallCause::High => "memory.high",
+        StallCause::Node => "node-reclaim",
+    }
+}
+
+fn refault_name(what: RefaultKind) -> &'static str {
+    match what {
+        RefaultKind::Anon => "refault_anon",
+        RefaultKind::File => "refault_file",
+        RefaultKind::SwapIn => "swap_in",
     }
 }
 
@@ -740,6 +829,27 @@ fn details(body: &Body<'_>) -> Value {
         } => {
             json!({"phase": phase_name(phase), "count": count, "node": node, "order": order})
         }
+        Body::MemoryStall {
+            cause,
+            actor_cgroup_id,
+            count,
+            sum_ns,
+            max_ns,
+            pages,
+        } => json!({
+            "cause": cause_name(cause), "actor_cgroup_id": actor_cgroup_id, "count": count, "sum_ns": sum_ns,
+            "max_ns": max_ns, "pages": pages,
+        }),
+        Body::Refault { what, count, pages } => {
+            json!({"what": refault_name(what), "count": count, "pages": pages})
+        }
+        Body::ProcessBirth {
+            tgid,
+            parent_tgid,
+            parent_cgroup_id,
+        } => json!({
+            "tgid": tgid, "parent_tgid": parent_tgid, "parent_cgroup_id": parent_cgroup_id,
+        }),
     }
 }
 
@@ -809,6 +919,67 @@ fn print_throttle(
                     "max_ns": total.max_ns,
                 })
             )?,
+        }
+    }
+    Ok(())
+}
+
+/// Waits for memory, pages read back and processes, by cgroup.
+fn print_totals(
+    out: &mut impl Write,
+    output: Output,
+    bpf: &Bpf,
+    paths: &Paths,
+) -> Result<(), EventsError> {
+    // Sorted, because a hash map's order says nothing.
+    let mut lines: BTreeMap<(u64, u8, &'static str), (String, Value)> = BTreeMap::new();
+    bpf.drain_stalls(|total| {
+        let cause = cause_name(total.cause);
+        let text = format!(
+            "{} times for {} µs, longest {} µs, {} pages freed",
+            total.count,
+            total.sum_ns / 1000,
+            total.max_ns / 1000,
+            total.pages
+        );
+        let object = json!({
+            "stall_total": total.cgroup_id, "cause": cause, "count": total.count, "sum_ns": total.sum_ns,
+            "max_ns": total.max_ns, "pages": total.pages,
+        });
+        lines.insert((total.cgroup_id, 0, cause), (text, object));
+    })?;
+    bpf.drain_refaults(|total| {
+        let what = refault_name(total.what);
+        let text = format!("{} times, {} pages", total.count, total.pages);
+        let object = json!({
+            "refault_total": total.cgroup_id, "what": what, "count": total.count, "pages": total.pages,
+        });
+        lines.insert((total.cgroup_id, 1, what), (text, object));
+    })?;
+    bpf.drain_processes(|total| {
+        if total.forks + total.execs > 0 {
+            let text = format!("{} born, {} programs started", total.forks, total.execs);
+            let object = json!({
+                "process_total": total.cgroup_id, "forks": total.forks, "execs": total.execs,
+            });
+            lines.insert((total.cgroup_id, 2, "processes"), (text, object));
+        }
+    })?;
+    for ((cgroup_id, kind, name), (text, mut object)) in lines {
+        let path = paths.of(cgroup_id);
+        match output {
+            Output::Text => {
+                let what = ["held up in all", "read back in all", "in all"][usize::from(kind)];
+                writeln!(
+                    out,
+                    "{what}: {} ({cgroup_id}): {name}: {text}",
+                    path.unwrap_or("?")
+                )?;
+            }
+            Output::Json => {
+                object["cgroup"] = json!(path);
+                writeln!(out, "{object}")?;
+            }
         }
     }
     Ok(())

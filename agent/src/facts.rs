@@ -423,6 +423,34 @@ pub(crate) mod tests {
             ("throttle_stop", HookKind::Fentry, "unthrottle_cfs_rq"),
             ("throttle_start", HookKind::Fexit, "throttle_cfs_rq"),
             ("run_queue", HookKind::TpBtf, "sched_switch"),
+            ("memcg_oom_kill", HookKind::Fentry, "__oom_kill_process"),
+            (
+                "memcg_oom_group_kill",
+                HookKind::Fexit,
+                "mem_cgroup_get_oom_group",
+            ),
+            ("stall_leave", HookKind::Fentry, "psi_memstall_leave"),
+            ("stall_enter", HookKind::Fentry, "psi_memstall_enter"),
+            ("high_sleep", HookKind::Fentry, "schedule_timeout_killable"),
+            (
+                "limit_reclaim",
+                HookKind::Fentry,
+                "try_to_free_mem_cgroup_pages",
+            ),
+            (
+                "limit_reclaim_tp",
+                HookKind::TpBtf,
+                "mm_vmscan_memcg_reclaim_begin",
+            ),
+            (
+                "node_reclaim",
+                HookKind::TpBtf,
+                "mm_vmscan_direct_reclaim_begin",
+            ),
+            ("refault_page", HookKind::Fentry, "workingset_refault"),
+            ("swap_in_folio", HookKind::Fentry, "swap_read_folio"),
+            ("process_fork", HookKind::TpBtf, "sched_process_fork"),
+            ("process_exec", HookKind::TpBtf, "sched_process_exec"),
         ];
         let hooks: Vec<Hook> = hooks.into_iter().map(hook).collect();
         Facts {

@@ -46,6 +46,18 @@ pub enum LadderSignal {
     CpuThrottling,
     /// Tasks of a cgroup wait for a CPU.
     RunQueue,
+    /// A process is born into a pod's cgroup by a parent outside (`CLONE_INTO_CGROUP`).
+    ProcessBirth,
+    /// A cgroup falls below `memory.low`, or is killed as a whole.
+    MemoryProtection,
+    /// Tasks of a cgroup wait for memory.
+    MemoryStall,
+    /// Tasks reclaim, because of a limit or for the node, or sleep for `memory.high`.
+    ReclaimTime,
+    /// A cgroup needs pages that were taken from it, from files or from swap.
+    Refault,
+    /// The share of time that the node and each pod lose to shortages.
+    Pressure,
 }
 
 impl LadderSignal {
@@ -60,6 +72,12 @@ impl LadderSignal {
             Self::MemoryLimit => "memory.high and memory.max",
             Self::CpuThrottling => "CPU throttling",
             Self::RunQueue => "waits for a CPU",
+            Self::ProcessBirth => "process birth",
+            Self::MemoryProtection => "memory.low and group kill",
+            Self::MemoryStall => "memory stall of a cgroup",
+            Self::ReclaimTime => "reclaim and memory.high",
+            Self::Refault => "refault and swap-in",
+            Self::Pressure => "pressure (PSI)",
         }
     }
 }
@@ -209,7 +227,9 @@ fn choose_row(row: &Row, facts: &Facts) -> Vec<Choice> {
             continue;
         }
         let mut lost = (!rung.lost.is_empty()).then(|| rung.lost.to_owned());
-        if rung.mechanism == Mechanism::Psi && facts.psi == Ok(PsiReach::Unprivileged) {
+        // Where it is the best there is, `why` says that it is slow.
+        let is_slow = rung.mechanism == Mechanism::Psi && facts.psi == Ok(PsiReach::Unprivileged);
+        if is_slow && index > 0 {
             lost = lost.map(|lost| format!("{lost}, and up to 2 s more here"));
             obstacles.push(Obstacle::PsiUnprivileged);
         }

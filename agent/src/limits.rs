@@ -14,13 +14,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use plimsoll_core::units::PodUid;
+use rustix::io::Errno;
 
-use crate::bpf::{MemoryTotals, ThrottleTotals};
+use crate::bpf::{MemoryTotals, RefaultTotals, StallTotals, ThrottleTotals};
 use crate::host::cgroup::{CgroupMounts, Controller, Hierarchy, Version, cgroup_id};
 use crate::host::file::{ControlFile, FileError};
 use crate::ladder::{Choice, LadderSignal, Mechanism, Role};
 use crate::pods::Pods;
-use crate::source::decode::{Body, MemoryLimitEvent, Record};
+use crate::source::decode::{Body, MemoryLimitEvent, Record, RefaultKind, StallCause};
 use crate::source::memcg_v1::{MemcgV1, Notification};
 use crate::source::memory_events::MemoryEvents;
 use crate::source::pod_events::PodEvents;
@@ -30,6 +31,12 @@ const CPU_STAT_EVERY_NS: u64 = 5_000_000_000;
 
 /// Of a pod at its limit no more is said than this, unless a process is killed; what is held back is added to the next line.
 const SAID_EVERY_NS: u64 = 1_000_000_000;
+
+/// Shorter waits for memory are added up until they are worth a line.
+const WAITED_NS: u64 = 10_000_000;
+
+/// Fewer pages that are read back are, too: 1 MiB.
+const READ_BACK_PAGES: u64 = 256;
 
 /// Where the counts come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +56,14 @@ pub struct Origins {
     pub oom_kills: Origin,
     /// CPU throttling.
     pub throttling: Origin,
+    /// Waits for memory.
+    pub stalls: Origin,
+    /// Time spent on reclaim; from files it is not known.
+    pub reclaim: Origin,
+    /// Pages read back.
+    pub refaults: Origin,
+    /// Reclaim below `memory.low`.
+    pub low: Origin,
     /// POLLPRI on `memory.events`.
     pub memory_events: bool,
     /// An eventfd on `memory.oom_control`.
@@ -57,7 +72,8 @@ pub struct Origins {
 
 impl Origins {
     /// As the ladder has chosen.
-    pub fn of(choices: &[Choice]) -> Self {
+    /// `counts_low`: whether the programs see that a cgroup is below its `memory.low`.
+    pub fn of(choices: &[Choice], counts_low: bool) -> Self {
         let of = |signal| move |choice: &&Choice| choice.signal == signal;
         let origin = |signal| {
             let by_kernel = choices.iter().filter(of(signal)).any(|choice| {
@@ -80,6 +96,14 @@ impl Origins {
             memory: origin(LadderSignal::MemoryLimit),
             oom_kills: origin(LadderSignal::OomKill),
             throttling: origin(LadderSignal::CpuThrottling),
+            stalls: origin(LadderSignal::MemoryStall),
+            reclaim: origin(LadderSignal::ReclaimTime),
+            refaults: origin(LadderSignal::Refault),
+            low: if counts_low {
+                Origin::Kernel
+            } else {
+                Origin::Files
+            },
             memory_events: uses(LadderSignal::MemoryLimit, Mechanism::MemoryEvents)
                 || uses(LadderSignal::OomKill, Mechanism::MemoryEvents),
             event_control: uses(LadderSignal::OomKill, Mechanism::EventControl),
@@ -88,6 +112,7 @@ impl Origins {
 
     fn reads_memory(self) -> bool {
         self.memory == Origin::Files
+            || self.low == Origin::Files
             || self.oom_kills == Origin::Files
             || self.memory_events
             || self.event_control
@@ -103,8 +128,24 @@ pub struct LimitCounts {
     pub max: u64,
     /// Reclaim made no room. 0 on cgroup v1 without BPF: its files do not count it.
     pub oom: u64,
+    /// Reclaimed from although below `memory.low`. 0 on cgroup v1, and on kernels before 7.2 where BPF counts the others: nothing
+    /// tells of it there but the file.
+    pub low: u64,
     /// Processes killed by an OOM killer, where nothing tells which.
     pub oom_kills: u64,
+    /// For how long tasks were held up for want of memory, nanoseconds: each task by itself where BPF counts, else the time in which
+    /// any was. 0 on cgroup v1 without BPF. The next three are parts of it.
+    pub stalled_ns: u64,
+    /// For how long tasks reclaimed because of the pod's limits. 0 without BPF, as the next two.
+    pub limit_reclaim_ns: u64,
+    /// For how long tasks slept because `memory.high` is exceeded.
+    pub high_ns: u64,
+    /// For how long tasks reclaimed for the node.
+    pub node_reclaim_ns: u64,
+    /// Pages that had been taken away and were read back, from files and from swap.
+    pub refaulted_pages: u64,
+    /// Pages read from swap.
+    pub swapped_in_pages: u64,
     /// Times that a CPU quota was used up: throttles of one CPU's run queue where BPF counts them, else periods. The pod's own
     /// quota, or those of its containers, whichever were more: with one container both are the same and are used up together.
     pub throttled: u64,
@@ -118,16 +159,60 @@ impl LimitCounts {
             high: self.high.saturating_sub(earlier.high),
             max: self.max.saturating_sub(earlier.max),
             oom: self.oom.saturating_sub(earlier.oom),
+            low: self.low.saturating_sub(earlier.low),
+            stalled_ns: self.stalled_ns.saturating_sub(earlier.stalled_ns),
+            limit_reclaim_ns: self
+                .limit_reclaim_ns
+                .saturating_sub(earlier.limit_reclaim_ns),
+            high_ns: self.high_ns.saturating_sub(earlier.high_ns),
+            node_reclaim_ns: self.node_reclaim_ns.saturating_sub(earlier.node_reclaim_ns),
+            refaulted_pages: self.refaulted_pages.saturating_sub(earlier.refaulted_pages),
+            swapped_in_pages: self
+                .swapped_in_pages
+                .saturating_sub(earlier.swapped_in_pages),
             oom_kills: self.oom_kills.saturating_sub(earlier.oom_kills),
             throttled: self.throttled.saturating_sub(earlier.throttled),
             throttled_ns: self.throttled_ns.saturating_sub(earlier.throttled_ns),
         }
     }
 
+    /// Whether tasks have waited for memory long enough, or needed enough back, to be worth a line.
+    pub fn has_waited(&self) -> bool {
+        let parts = [
+            self.stalled_ns,
+            self.limit_reclaim_ns,
+            self.high_ns,
+            self.node_reclaim_ns,
+        ];
+        parts.into_iter().any(|ns| ns >= WAITED_NS)
+            || self.refaulted_pages.max(self.swapped_in_pages) >= READ_BACK_PAGES
+    }
+
+    /// Whether there is something to say.
+    fn is_tellable(&self) -> bool {
+        self.has_waited()
+            || LimitCounts {
+                stalled_ns: 0,
+                limit_reclaim_ns: 0,
+                high_ns: 0,
+                node_reclaim_ns: 0,
+                refaulted_pages: 0,
+                swapped_in_pages: 0,
+                ..*self
+            } != LimitCounts::default()
+    }
+
     fn add(&mut self, other: Self) {
         self.high += other.high;
         self.max += other.max;
         self.oom += other.oom;
+        self.low += other.low;
+        self.stalled_ns += other.stalled_ns;
+        self.limit_reclaim_ns += other.limit_reclaim_ns;
+        self.high_ns += other.high_ns;
+        self.node_reclaim_ns += other.node_reclaim_ns;
+        self.refaulted_pages += other.refaulted_pages;
+        self.swapped_in_pages += other.swapped_in_pages;
         self.oom_kills += other.oom_kills;
         self.throttled += other.throttled;
         self.throttled_ns += other.throttled_ns;
@@ -180,6 +265,11 @@ struct Watched {
     cpu_id: Option<u64>,
     memory: Slot<MemoryFiles>,
     cpu: Slot<ControlFile>,
+    /// `memory.pressure` and `memory.stat`, for what the programs do not count.
+    pressure: Slot<ControlFile>,
+    stat: Slot<ControlFile>,
+    /// Pages of anonymous memory and of files, which come one by one.
+    refaulted: (u64, u64),
     now: LimitCounts,
     told: LimitCounts,
     /// What has been counted so far is history.
@@ -236,7 +326,17 @@ impl Limits {
 
     /// Whether the BPF programs' totals are of any use here.
     pub fn takes_from_kernel(&self) -> bool {
-        self.origins.memory == Origin::Kernel || self.origins.throttling == Origin::Kernel
+        let Origins {
+            memory,
+            throttling,
+            stalls,
+            refaults,
+            reclaim: times_reclaim,
+            ..
+        } = self.origins;
+        [memory, throttling, stalls, refaults].contains(&Origin::Kernel)
+            // Reclaim is timed by tracepoints, too.
+            || times_reclaim == Origin::Kernel
     }
 
     /// Brings the set of cgroups up to date. Opens files. What cannot be used is passed to `failed`, once.
@@ -256,6 +356,9 @@ impl Limits {
                     cpu_id: None,
                     memory: Slot::Absent,
                     cpu: Slot::Absent,
+                    pressure: Slot::Absent,
+                    stat: Slot::Absent,
+                    refaulted: (0, 0),
                     now: LimitCounts::default(),
                     told: LimitCounts::default(),
                     is_history: is_first_look,
@@ -272,6 +375,9 @@ impl Limits {
                     );
                 }
                 watched.open_cpu(self.origins.throttling, &mut failed);
+                if memory.version == Version::V2 && watched.is_pods_own {
+                    watched.open_waits(self.origins, &mut failed);
+                }
             }
         }
     }
@@ -295,8 +401,48 @@ impl Limits {
                 sum_ns,
                 max_ns,
             }),
+            // Totals per cause are read with all the others.
             _ => {}
         }
+    }
+
+    /// Takes in what the kernel has counted of a cgroup's waits for memory.
+    pub fn stall_totals(&mut self, totals: StallTotals) {
+        if totals.cause == StallCause::Memory && self.origins.stalls != Origin::Kernel {
+            return;
+        }
+        if let Some(watched) = self.by_memory_id(totals.cgroup_id) {
+            let now = &mut watched.now;
+            let total = match totals.cause {
+                StallCause::Memory => &mut now.stalled_ns,
+                StallCause::Limit => &mut now.limit_reclaim_ns,
+                StallCause::High => &mut now.high_ns,
+                StallCause::Node => &mut now.node_reclaim_ns,
+            };
+            raise(total, totals.sum_ns);
+        }
+    }
+
+    /// Takes in what the kernel has counted of pages that a cgroup needed back.
+    pub fn refault_totals(&mut self, totals: RefaultTotals) {
+        if self.origins.refaults != Origin::Kernel {
+            return;
+        }
+        if let Some(watched) = self.by_memory_id(totals.cgroup_id) {
+            match totals.what {
+                RefaultKind::Anon => watched.refaulted.0 = totals.pages,
+                RefaultKind::File => watched.refaulted.1 = totals.pages,
+                RefaultKind::SwapIn => raise(&mut watched.now.swapped_in_pages, totals.pages),
+            }
+            let (anon, file) = watched.refaulted;
+            raise(&mut watched.now.refaulted_pages, anon + file);
+        }
+    }
+
+    fn by_memory_id(&mut self, cgroup_id: u64) -> Option<&mut Watched> {
+        self.pods
+            .values_mut()
+            .find_map(|pod| pod.cgroups.get_mut(&cgroup_id))
     }
 
     /// Takes in what the kernel has counted of a cgroup's memory limits.
@@ -304,15 +450,14 @@ impl Limits {
         if self.origins.memory != Origin::Kernel {
             return;
         }
-        let watched = self
-            .pods
-            .values_mut()
-            .find_map(|pod| pod.cgroups.get_mut(&totals.cgroup_id));
-        if let Some(watched) = watched {
+        if let Some(watched) = self.by_memory_id(totals.cgroup_id) {
             let total = match totals.event {
                 MemoryLimitEvent::High => &mut watched.now.high,
                 MemoryLimitEvent::Max => &mut watched.now.max,
                 MemoryLimitEvent::Oom => &mut watched.now.oom,
+                MemoryLimitEvent::Low => &mut watched.now.low,
+                // Kills are told one by one, or come from files.
+                MemoryLimitEvent::OomKill | MemoryLimitEvent::OomGroupKill => return,
             };
             raise(total, totals.count);
         }
@@ -377,7 +522,7 @@ impl Limits {
             let is_due = pod
                 .told_ns
                 .is_none_or(|told_ns| now_ns.saturating_sub(told_ns) >= SAID_EVERY_NS);
-            if pod.untold.oom_kills > 0 || (is_due && pod.untold != LimitCounts::default()) {
+            if pod.untold.oom_kills > 0 || (is_due && pod.untold.is_tellable()) {
                 told(uid, std::mem::take(&mut pod.untold));
                 pod.told_ns = Some(now_ns);
             }
@@ -491,7 +636,17 @@ impl Watched {
         }
     }
 
+    fn open_waits(&mut self, origins: Origins, failed: &mut impl FnMut(String)) {
+        if origins.stalls == Origin::Files && matches!(self.pressure, Slot::Absent) {
+            self.pressure = slot(ControlFile::open(self.dir.join("memory.pressure")), failed);
+        }
+        if origins.refaults == Origin::Files && matches!(self.stat, Slot::Absent) {
+            self.stat = slot(ControlFile::open(self.dir.join("memory.stat")), failed);
+        }
+    }
+
     fn read(&mut self, origins: Origins, reads_cpu: bool, failed: &mut impl FnMut(String)) {
+        self.read_waits(reads_cpu, failed);
         if let Slot::Open(files) = &mut self.memory {
             match files.read() {
                 Ok(read) => {
@@ -499,6 +654,9 @@ impl Watched {
                         raise(&mut self.now.high, read.high);
                         raise(&mut self.now.max, read.max);
                         raise(&mut self.now.oom, read.oom);
+                    }
+                    if origins.low == Origin::Files {
+                        raise(&mut self.now.low, read.low);
                     }
                     if origins.oom_kills == Origin::Files {
                         raise(&mut self.now.oom_kills, read.oom_kills);
@@ -519,6 +677,55 @@ impl Watched {
     }
 }
 
+impl Watched {
+    fn read_waits(&mut self, is_due: bool, failed: &mut impl FnMut(String)) {
+        if !is_due {
+            return;
+        }
+        if let Slot::Open(pressure) = &self.pressure {
+            match read_pressure(pressure) {
+                Ok(stalled_ns) => raise(&mut self.now.stalled_ns, stalled_ns),
+                Err(error) => self.pressure = slot(Err(error), failed),
+            }
+        }
+        if let Slot::Open(stat) = &self.stat {
+            let keys = [
+                "workingset_refault_anon",
+                "workingset_refault_file",
+                "pswpin",
+            ];
+            match stat.read_keyed(&keys) {
+                Ok([anon, file, swapped_in]) => {
+                    let refaulted = anon.unwrap_or(0) + file.unwrap_or(0);
+                    raise(&mut self.now.refaulted_pages, refaulted);
+                    // No such line before 6.13.
+                    raise(&mut self.now.swapped_in_pages, swapped_in.unwrap_or(0));
+                }
+                Err(error) => self.stat = slot(Err(error), failed),
+            }
+        }
+    }
+}
+
+/// The time in which any task of the cgroup waited for memory, nanoseconds. A kernel without PSI has the file and refuses to read it:
+/// nothing is known there.
+fn read_pressure(file: &ControlFile) -> Result<u64, FileError> {
+    let mut buffer = [0; 256];
+    let text = match file.read_into(&mut buffer) {
+        Ok(text) => text,
+        Err(FileError::Unreadable { source, .. }) if source == Errno::OPNOTSUPP => return Ok(0),
+        Err(error) => return Err(error),
+    };
+    let total = str::from_utf8(text)
+        .ok()
+        .and_then(|text| text.lines().find(|line| line.starts_with("some ")))
+        .and_then(|line| line.rsplit_once("total=")?.1.trim().parse::<u64>().ok());
+    match total {
+        Some(usec) => Ok(usec.saturating_mul(1000)),
+        None => Err(file.malformed(1, "some … total=MICROSECONDS")),
+    }
+}
+
 fn open_v1(dir: &Path) -> Result<(ControlFile, ControlFile), FileError> {
     Ok((
         ControlFile::open(dir.join("memory.oom_control"))?,
@@ -536,6 +743,7 @@ impl MemoryFiles {
                     high: counts.high,
                     max: counts.max,
                     oom: counts.oom,
+                    low: counts.low,
                     oom_kills: counts.oom_kill,
                     ..LimitCounts::default()
                 })

@@ -229,9 +229,13 @@ impl OomScores {
 
     /// A record: a process was put into a cgroup. Allocates nothing.
     pub fn attached(&mut self, cgroup_id: u64, hierarchy_id: u32, pid: u32) {
-        if hierarchy_id != self.hierarchy_id {
-            return;
+        if hierarchy_id == self.hierarchy_id {
+            self.born(cgroup_id, pid);
         }
+    }
+
+    /// A record: a process was born in a memory cgroup that is not its parent's. Allocates nothing.
+    pub fn born(&mut self, cgroup_id: u64, pid: u32) {
         let newcomer = Newcomer { cgroup_id, pid };
         if self.newcomers.len() < NEWCOMERS_MAX {
             self.newcomers.push(newcomer);

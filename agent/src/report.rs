@@ -106,6 +106,28 @@ pub enum Line<'a> {
         max: u64,
         /// Reclaim made no room.
         oom: u64,
+        /// Reclaimed from although below `memory.low`.
+        low: u64,
+    },
+    /// Tasks of a pod have waited for memory, or needed pages back that had been taken away.
+    MemoryStall {
+        /// When it was looked at: CLOCK_MONOTONIC, nanoseconds.
+        at_ns: u64,
+        /// `namespace/name`.
+        pod: &'a str,
+        /// For how long since the last such line, milliseconds, for whatever reason; each task by itself where BPF counts, else the
+        /// time in which any did. The next three are parts of it, known with BPF alone.
+        ms: u64,
+        /// Reclaimed because of the pod's limits.
+        limit_reclaim_ms: u64,
+        /// Slept because `memory.high` is exceeded.
+        high_ms: u64,
+        /// Reclaimed for the node.
+        node_reclaim_ms: u64,
+        /// Pages read back that had been taken away, from files and from swap.
+        refaulted_pages: u64,
+        /// Pages read from swap.
+        swapped_in_pages: u64,
     },
     /// A pod has used up its CPU quota.
     Throttled {
@@ -368,8 +390,10 @@ impl Reporter {
                 high,
                 max,
                 oom,
+                low,
             } => {
                 let counts = [
+                    ("memory.low", low),
                     ("memory.high", high),
                     ("memory.max", max),
                     ("out of memory", oom),
@@ -384,6 +408,34 @@ impl Reporter {
                     seconds(*at_ns),
                     self.paint("33", "memory limit:"),
                     counts.join(", ")
+                )
+            }
+            Line::MemoryStall {
+                at_ns,
+                pod,
+                ms,
+                limit_reclaim_ms,
+                high_ms,
+                node_reclaim_ms,
+                refaulted_pages,
+                swapped_in_pages,
+            } => {
+                let parts = [
+                    (limit_reclaim_ms, "ms of it reclaim for its limits"),
+                    (high_ms, "ms asleep for memory.high"),
+                    (node_reclaim_ms, "ms reclaim for the node"),
+                    (refaulted_pages, "pages needed back"),
+                    (swapped_in_pages, "pages from swap"),
+                ];
+                let parts: String = parts
+                    .iter()
+                    .filter(|(amount, _)| **amount > 0)
+                    .map(|(amount, what)| format!(", {amount} {what}"))
+                    .collect();
+                format!(
+                    "{} {} {pod}: {ms} ms{parts}",
+                    seconds(*at_ns),
+                    self.paint("33", "waited for memory:"),
                 )
             }
             Line::Throttled {

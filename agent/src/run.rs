@@ -276,7 +276,10 @@ impl Started<'_> {
             .as_deref()
             .map(|path| Journal::create(path, &engine))
             .transpose()?;
-        let limits = Limits::new(&mounts, Origins::of(&report.choices))
+        let counts_low = bpf
+            .as_ref()
+            .is_some_and(|bpf| bpf.is_attached("memcg_memory_event"));
+        let limits = Limits::new(&mounts, Origins::of(&report.choices, counts_low))
             .context("the pods' limits cannot be watched")?;
         let around = Surroundings {
             host,

@@ -122,7 +122,7 @@ impl Node {
         let mounts = host.cgroup_mounts().unwrap();
         let config = Config::new(ConfigFile::default(), &EvictionFlags::default()).unwrap();
         let sampler = Sampler::open(&host, &mounts, &kubepods, 15 * GIB).unwrap();
-        let limits = Limits::new(&mounts, Origins::of(&[])).unwrap();
+        let limits = Limits::new(&mounts, Origins::of(&[], false)).unwrap();
         let pods = Pods::new(host.clone(), mounts, CgroupPath::default());
         let reporter = Reporter::start(Output::Json).unwrap();
         let mut agent = Agent::new(

@@ -7,7 +7,7 @@
 //! [`load_ptr`] and its siblings are plain loads: they work on *typed* pointers, those that come from a BTF argument
 //! (fentry, fexit, tp_btf) or from such a load. The kernel catches faults in them (a NULL on the way reads as 0).
 
-use aya_ebpf::helpers::bpf_probe_read_kernel;
+use aya_ebpf::helpers::{bpf_probe_read_kernel, generated::bpf_get_current_task_btf};
 use plimsoll_abi::{Config, Layout};
 
 #[unsafe(no_mangle)]
@@ -18,7 +18,7 @@ pub(crate) static CONFIG: Config = Config {
     agent_tgid: 0,
     memory_is_v1: 0,
     run_queue_one_in: 0,
-    pad: 0,
+    psi_is_on: 0,
 };
 
 const ZERO: Layout = {
@@ -68,6 +68,7 @@ typed_load!(/** A pointer member: the result is typed again. */ load_ptr -> *con
 typed_load!(/** A 64-bit member. */ load_u64 -> u64);
 typed_load!(/** A 32-bit member. */ load_u32 -> u32);
 typed_load!(/** A signed 16-bit member. */ load_i16 -> i16);
+typed_load!(/** The byte that a bit is in. */ load_u8 -> u8);
 
 /// A 64-bit word of kernel memory by probe read, 0 when it cannot be read: for addresses that the verifier does not type.
 #[inline(always)]
@@ -120,6 +121,13 @@ pub(crate) unsafe fn css_cgroup_id(object: *const u8, css_offset: usize) -> u64 
 pub(crate) unsafe fn memcg_id(memcg: *const u8) -> u64 {
     // SAFETY: the caller's promise.
     unsafe { css_cgroup_id(memcg, offset!(memcg_css)) }
+}
+
+/// The id of the cgroup that the current task's memory is charged to.
+#[inline(always)]
+pub(crate) fn current_memory_cgroup_id() -> u64 {
+    // SAFETY: the helper's pointer is typed.
+    unsafe { task_memory_cgroup_id(bpf_get_current_task_btf().cast()) }
 }
 
 /// The id of the cgroup that a task's memory is charged to.

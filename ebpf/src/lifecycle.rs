@@ -9,11 +9,12 @@ use aya_ebpf::{
 };
 use plimsoll_abi::{
     CgroupAttach, CgroupMkdir, CgroupPopulated, CgroupRmdir, Kind, PATH_BYTES, memory_event,
+    refault, stall_cause,
 };
 
 use crate::{
     layout::{cgroup_id, hierarchy_id, load_u32, offset},
-    maps::{MEMORY, OOM_KILLS, THROTTLE},
+    maps::{MEMORY, OOM_KILLS, PROCESSES, REFAULTS, STALLS, THROTTLE},
     record::{header, send_lifecycle},
 };
 
@@ -60,8 +61,15 @@ pub fn cgroup_rmdir(ctx: BtfTracePointContext) -> i32 {
     // Its totals are of no more use, and their places are needed by the cgroups to come.
     let _ = THROTTLE.remove(id);
     let _ = OOM_KILLS.remove(id);
-    for event in [memory_event::HIGH, memory_event::MAX, memory_event::OOM] {
+    let _ = PROCESSES.remove(id);
+    for event in memory_event::ALL {
         let _ = MEMORY.remove([id, u64::from(event)]);
+    }
+    for cause in stall_cause::ALL {
+        let _ = STALLS.remove([id, u64::from(cause)]);
+    }
+    for what in refault::ALL {
+        let _ = REFAULTS.remove([id, u64::from(what)]);
     }
     0
 }

@@ -25,8 +25,11 @@ mod maps;
 mod memcg;
 mod oom;
 mod reclaim;
+mod processes;
 mod record;
+mod refault;
 mod run_queue;
+mod stall;
 mod threshold;
 mod throttle;
 

@@ -11,7 +11,8 @@ use aya_ebpf::{
 };
 use plimsoll_abi::{
     COUNTERS, CRITICAL_BYTES, FILTER_WORDS, WATCHES, charges, last_line, memory_totals, oom_totals,
-    run_queue_totals, seen, throttle_totals, watch,
+    process_totals, refault_totals, run_queue_totals, seen, stall_totals, stalled, throttle_totals,
+    watch,
 };
 
 /// What leads to a decision at once: each record wakes the agent. No flood can fill it: half of it takes only records that the
@@ -87,7 +88,7 @@ pub(crate) static THROTTLE: HashMap<u64, [u64; throttle_totals::WORDS]> =
 /// (Cgroup id, event) → `plimsoll_abi::memory_totals`.
 #[map]
 pub(crate) static MEMORY: HashMap<[u64; 2], [u64; memory_totals::WORDS]> =
-    HashMap::with_max_entries(4096, 0);
+    HashMap::with_max_entries(8192, 0);
 
 /// Cgroup id → `plimsoll_abi::oom_totals`.
 #[map]
@@ -97,6 +98,30 @@ pub(crate) static OOM_KILLS: HashMap<u64, [u64; oom_totals::WORDS]> =
 /// Thread → 1 while it reclaims for a reason other than a charge that met `memory.max`.
 #[map]
 pub(crate) static NOT_A_CHARGE: HashMap<u64, u64> = HashMap::with_max_entries(4096, 0);
+
+/// Thread → `plimsoll_abi::stalled`, while it waits for memory.
+#[map]
+pub(crate) static STALLED: HashMap<u64, [u64; stalled::WORDS]> =
+    HashMap::with_max_entries(8192, 0);
+
+/// Thread → since when it reclaims.
+#[map]
+pub(crate) static RECLAIMING: HashMap<u64, u64> = HashMap::with_max_entries(8192, 0);
+
+/// (Cgroup id, cause) → `plimsoll_abi::stall_totals`.
+#[map]
+pub(crate) static STALLS: HashMap<[u64; 2], [u64; stall_totals::WORDS]> =
+    HashMap::with_max_entries(8192, 0);
+
+/// (Cgroup id, what) → `plimsoll_abi::refault_totals`.
+#[map]
+pub(crate) static REFAULTS: HashMap<[u64; 2], [u64; refault_totals::WORDS]> =
+    HashMap::with_max_entries(8192, 0);
+
+/// Memory cgroup id → `plimsoll_abi::process_totals`. Only the agent adds entries: those are the cgroups that are followed.
+#[map]
+pub(crate) static PROCESSES: HashMap<u64, [u64; process_totals::WORDS]> =
+    HashMap::with_max_entries(4096, 0);
 
 /// Cgroup id → `plimsoll_abi::run_queue_totals`. Only the agent adds and removes entries: those are the cgroups that are watched.
 #[map]

@@ -4,7 +4,8 @@
 //! the events are inferred where they are raised: `reclaim_high` is "high", `mem_cgroup_out_of_memory` is "oom", and
 //! `try_to_free_mem_cgroup_pages` is "max" unless the thread is there for another reason: it came through
 //! `reclaim_high`, or someone wrote `memory.reclaim`, `memory.high` or `memory.max`. Those four mark the thread while
-//! they run.
+//! they run. "oom_kill" is `__oom_kill_process`, "oom_group_kill" is a cgroup found by `mem_cgroup_get_oom_group`; "low" leaves no trace that
+//! could be followed, and is read from `memory.events` there.
 
 use aya_ebpf::{
     helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns},
@@ -15,7 +16,7 @@ use plimsoll_abi::{Kind, MemoryEvent, UNKNOWN_U64, memory_event, memory_totals};
 
 use crate::{
     atomic,
-    layout::{config, memcg_id},
+    layout::{config, memcg_id, task_memory_cgroup_id},
     maps::{MEMORY, NOT_A_CHARGE},
     record::{count_untracked, header, send_pressure},
 };
@@ -24,7 +25,7 @@ use crate::{
 #[fentry(function = "__memcg_memory_event")]
 pub fn memcg_memory_event(ctx: FEntryContext) -> u32 {
     let event: u32 = ctx.arg(1);
-    if (memory_event::HIGH..=memory_event::OOM).contains(&event) {
+    if event <= memory_event::OOM_GROUP_KILL {
         // SAFETY: a typed argument.
         note(unsafe { memcg_id(ctx.arg(0)) }, event, None);
     }
@@ -72,6 +73,31 @@ pub fn memcg_max(ctx: FEntryContext) -> u32 {
 pub fn memcg_oom(ctx: FEntryContext) -> u32 {
     // SAFETY: a typed argument.
     note(unsafe { memcg_id(ctx.arg(0)) }, memory_event::OOM, Some(0));
+    0
+}
+
+/// On entry of `__oom_kill_process(struct task_struct *victim, const char *message)`.
+#[fentry(function = "__oom_kill_process")]
+pub fn memcg_oom_kill(ctx: FEntryContext) -> u32 {
+    // SAFETY: a typed argument.
+    let id = unsafe { task_memory_cgroup_id(ctx.arg(0)) };
+    note(id, memory_event::OOM_KILL, Some(0));
+    0
+}
+
+/// On exit of `struct mem_cgroup *mem_cgroup_get_oom_group(struct task_struct *victim, struct mem_cgroup *oom_domain)`.
+#[fexit(function = "mem_cgroup_get_oom_group")]
+pub fn memcg_oom_group_kill(ctx: FExitContext) -> u32 {
+    // The third word of the context is what the function returns, typed by the verifier.
+    let memcg: *const u8 = ctx.arg(2);
+    if !memcg.is_null() {
+        // SAFETY: typed.
+        note(
+            unsafe { memcg_id(memcg) },
+            memory_event::OOM_GROUP_KILL,
+            Some(0),
+        );
+    }
     0
 }
 

@@ -26,12 +26,15 @@ const WINDOW_NS: u64 = 100_000_000;
 const PORTION_PAUSE_NS: u64 = 1_000_000;
 /// Pods are read again after a loss at most this often.
 const RESYNC_NS: u64 = 1_000_000_000;
+/// Cgroups whose processes are followed; those of further pods are found by reading `cgroup.procs`.
+const FOLLOWED_MAX: usize = 4096;
 /// The kinds on this ring.
-const KINDS: [Kind; 4] = [
+const KINDS: [Kind; 5] = [
     Kind::CgroupMkdir,
     Kind::CgroupRmdir,
     Kind::CgroupAttach,
     Kind::CgroupPopulated,
+    Kind::ProcessBirth,
 ];
 
 /// When to look, and what was missed.
@@ -113,10 +116,14 @@ impl Agent {
         let oom_kills = &mut self.oom_kills;
         let oom_scores = &mut self.oom_scores;
         let taken = bpf.drain_lifecycle(PORTION, |record| {
-            if let (Body::CgroupAttach { tgid, hierarchy_id }, Some(scores)) =
-                (&record.body, oom_scores.as_mut())
-            {
-                scores.attached(record.cgroup_id, *hierarchy_id, *tgid);
+            match (&record.body, oom_scores.as_mut()) {
+                (Body::CgroupAttach { tgid, hierarchy_id }, Some(scores)) => {
+                    scores.attached(record.cgroup_id, *hierarchy_id, *tgid);
+                }
+                (Body::ProcessBirth { tgid, .. }, Some(scores)) => {
+                    scores.born(record.cgroup_id, *tgid);
+                }
+                _ => {}
             }
             // Nothing of what is armed is on this ring.
             judge(&record, 0, &mut asked, oom_kills);
@@ -126,6 +133,26 @@ impl Agent {
             if let Some(cause) = asked.cause {
                 woken.by(cause);
             }
+        }
+    }
+
+    /// Has the kernel tell of processes that are born in the cgroups of pods, now that those are known.
+    pub(super) fn follow_processes(&mut self) {
+        let Some(bpf) = self
+            .bpf
+            .as_mut()
+            .filter(|bpf| bpf.is_attached("process_fork"))
+        else {
+            return;
+        };
+        let wanted = self
+            .pods
+            .cgroups()
+            .flat_map(|(_, cgroups)| cgroups.map(|(_, id)| id))
+            .take(FOLLOWED_MAX)
+            .collect();
+        if let Err(error) = bpf.follow_processes(&wanted) {
+            self.warn(error.to_string());
         }
     }
 

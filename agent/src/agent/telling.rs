@@ -193,6 +193,8 @@ impl Agent {
                 && let Err(error) = bpf
                     .drain_memory(|totals| self.limits.memory_totals(totals))
                     .and_then(|()| bpf.drain_throttle(|totals| self.limits.throttle_totals(totals)))
+                    .and_then(|()| bpf.drain_stalls(|totals| self.limits.stall_totals(totals)))
+                    .and_then(|()| bpf.drain_refaults(|totals| self.limits.refault_totals(totals)))
             {
                 failures.push(error.to_string());
             }
@@ -222,14 +224,34 @@ impl Agent {
         } = self;
         limits.collect(at_ns, pods, |uid, counts| {
             let pod = &pods.name(uid);
-            let LimitCounts { high, max, oom, .. } = counts;
-            if high + max + oom > 0 {
+            let LimitCounts {
+                high,
+                max,
+                oom,
+                low,
+                ..
+            } = counts;
+            if high + max + oom + low > 0 {
                 reporter.say(&Line::MemoryLimit {
                     at_ns,
                     pod,
                     high,
                     max,
                     oom,
+                    low,
+                });
+            }
+            let ms = |ns: u64| ns / 1_000_000;
+            if counts.has_waited() {
+                reporter.say(&Line::MemoryStall {
+                    at_ns,
+                    pod,
+                    ms: ms(counts.stalled_ns),
+                    limit_reclaim_ms: ms(counts.limit_reclaim_ns),
+                    high_ms: ms(counts.high_ns),
+                    node_reclaim_ms: ms(counts.node_reclaim_ns),
+                    refaulted_pages: counts.refaulted_pages,
+                    swapped_in_pages: counts.swapped_in_pages,
                 });
             }
             if counts.oom_kills > 0 {

@@ -92,6 +92,8 @@ struct Type {
 struct Place {
     bits: u64,
     type_id: u32,
+    /// 0 for what is no bitfield.
+    bitfield_bits: u32,
 }
 
 fn u32_at(data: &[u8], at: usize, part: &'static str) -> Result<u32, BtfError> {
@@ -226,6 +228,7 @@ impl<'data> Btf<'data> {
         let mut parts = path.split('.');
         let mut place = Place {
             bits: 0,
+            bitfield_bits: 0,
             type_id: *self.names.get(&(kind::STRUCT, parts.next()?.as_bytes()))?,
         };
         for part in parts {
@@ -236,7 +239,7 @@ impl<'data> Btf<'data> {
             let found = self.member(self.strip(place.type_id)?, name.as_bytes(), 0)?;
             place = Place {
                 bits: place.bits.checked_add(found.bits)?,
-                type_id: found.type_id,
+                ..found
             };
             if let Some(index) = index {
                 place = self.element(place, index)?;
@@ -244,6 +247,16 @@ impl<'data> Btf<'data> {
         }
         (place.bits.is_multiple_of(8))
             .then(|| u32::try_from(place.bits / 8).ok())
+            .flatten()
+    }
+
+    /// The position of a member of one bit, counted in bits from the start of the struct, as little-endian machines count.
+    #[must_use]
+    pub fn bit(&self, structure: &str, member: &str) -> Option<u32> {
+        let id = *self.names.get(&(kind::STRUCT, structure.as_bytes()))?;
+        let place = self.any_member(id, member.as_bytes(), 0)?;
+        (place.bitfield_bits == 1)
+            .then(|| u32::try_from(place.bits).ok())
             .flatten()
     }
 
@@ -262,6 +275,7 @@ impl<'data> Btf<'data> {
         Some(Place {
             bits: place.bits.checked_add(bytes.checked_mul(8)?)?,
             type_id: element,
+            bitfield_bits: 0,
         })
     }
 
@@ -277,8 +291,14 @@ impl<'data> Btf<'data> {
         }
     }
 
-    /// A member of a struct or union, looked for inside anonymous members too.
+    /// A member that is no bitfield.
     fn member(&self, type_id: u32, name: &[u8], depth: usize) -> Option<Place> {
+        self.any_member(type_id, name, depth)
+            .filter(|place| place.bitfield_bits == 0)
+    }
+
+    /// A member of a struct or union, looked for inside anonymous members too.
+    fn any_member(&self, type_id: u32, name: &[u8], depth: usize) -> Option<Place> {
         let holder = self.type_by_id(type_id)?;
         if depth > DEPTH_MAX || !matches!(holder.kind, kind::STRUCT | kind::UNION) {
             return None;
@@ -295,15 +315,19 @@ impl<'data> Btf<'data> {
             };
             let bits = u64::from(bits);
             if found == name {
-                return (bitfield_bits == 0).then_some(Place { bits, type_id });
+                return Some(Place {
+                    bits,
+                    type_id,
+                    bitfield_bits,
+                });
             }
             if !found.is_empty() {
                 return None;
             }
-            let inner = self.member(self.strip(type_id)?, name, depth + 1)?;
+            let inner = self.any_member(self.strip(type_id)?, name, depth + 1)?;
             Some(Place {
                 bits: bits.checked_add(inner.bits)?,
-                type_id: inner.type_id,
+                ..inner
             })
         })
     }
@@ -518,6 +542,9 @@ mod tests {
                 Some(u32::from(btf.has_function("__traceiter_x"))),
                 Some(u32::from(btf.has_tracepoint("x"))),
                 Some(u32::from(btf.has_tracepoint("y"))),
+                btf.bit("cfs_rq", "throttled"),
+                btf.bit("mem_cgroup", "id"),
+                btf.bit("absent", "x"),
             ])
             .collect()
     }
@@ -552,6 +579,10 @@ mod tests {
                 Some(1),
                 Some(1),
                 Some(0),
+                Some(3),
+                // No bitfield.
+                None,
+                None,
             ]
         );
     }

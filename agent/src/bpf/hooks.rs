@@ -25,11 +25,17 @@ pub enum Family {
     RunQueue,
     /// The last line: kills by a program.
     LastLine,
+    /// Waits for memory.
+    Stall,
+    /// Pages that are read back.
+    Refault,
+    /// Processes born and programs started.
+    Processes,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 9] = [
+    pub const ALL: [Family; 12] = [
         Family::Charges,
         Family::Threshold,
         Family::Lifecycle,
@@ -39,6 +45,9 @@ impl Family {
         Family::Throttle,
         Family::RunQueue,
         Family::LastLine,
+        Family::Stall,
+        Family::Refault,
+        Family::Processes,
     ];
 
     /// The word for output and options.
@@ -54,6 +63,9 @@ impl Family {
             Family::Throttle => "throttle",
             Family::RunQueue => "run-queue",
             Family::LastLine => "last-line",
+            Family::Stall => "stall",
+            Family::Refault => "refault",
+            Family::Processes => "processes",
         }
     }
 }
@@ -156,6 +168,12 @@ const TASK_CGROUPS: &[&str] = &[
     "cgroup.self",
     "cgroup_subsys_state.parent",
 ];
+const TASK_MEMORY_ID: &[&str] = &[
+    "task_struct.cgroups",
+    "css_set.dfl_cgrp",
+    "css_set.subsys[memory_cgrp_id]",
+];
+const FOLIO_PAGES: &[&str] = &["folio.flags", "folio.nr_pages", "PG_head"];
 const VICTIM: &[&str] = &[
     "task_struct.tgid",
     "task_struct.cgroups",
@@ -222,7 +240,10 @@ impl Hook {
     }
 }
 
-use Family::{Charges, LastLine, Lifecycle, Memcg, Oom, Reclaim, RunQueue, Threshold, Throttle};
+use Family::{
+    Charges, LastLine, Lifecycle, Memcg, Oom, Processes, Reclaim, Refault, RunQueue, Stall,
+    Threshold, Throttle,
+};
 use HookKind::{Fentry, Fexit, TpBtf};
 
 /// Name of the program that covers every memcg event where the kernel has its target.
@@ -317,6 +338,17 @@ pub(super) const HOOKS: &[Hook] = &[
     hook(Memcg, "memcg_oom", Fentry, "mem_cgroup_out_of_memory")
         .needs(&[MEMCG_ID])
         .unless(ALL_EVENTS),
+    hook(Memcg, "memcg_oom_kill", Fentry, "__oom_kill_process")
+        .needs(&[CSS_ID, TASK_MEMORY_ID])
+        .unless(ALL_EVENTS),
+    hook(
+        Memcg,
+        "memcg_oom_group_kill",
+        Fexit,
+        "mem_cgroup_get_oom_group",
+    )
+    .needs(&[MEMCG_ID])
+    .unless(ALL_EVENTS),
     // The end before the begin, so that no throttle is noted whose end would be missed.
     hook(Throttle, "throttle_stop", Fentry, "unthrottle_cfs_rq").needs(&[CSS_ID, RUN_QUEUE]),
     hook(Throttle, "throttle_start", Fexit, "throttle_cfs_rq")
@@ -354,6 +386,79 @@ pub(super) const HOOKS: &[Hook] = &[
     .needs(&[CSS_ID, TASK_CGROUPS])
     .with_counters(),
     hook(LastLine, "last_line_retry", TpBtf, "reclaim_retry_zone").needs(&[CSS_ID, TASK_CGROUPS]),
+    // Each end before its begin, so that no begin stays behind.
+    hook(Stall, "stall_leave", Fentry, "psi_memstall_leave").needs(&[CSS_ID, TASK_MEMORY_ID]),
+    hook(Stall, "stall_enter", Fentry, "psi_memstall_enter")
+        .needs(&[&["task_struct.in_memstall"]])
+        .only_with(&["stall_leave"]),
+    hook(Stall, "high_sleep_end", Fexit, "schedule_timeout_killable")
+        .needs(&[CSS_ID, TASK_MEMORY_ID])
+        .only_with(&["stall_enter"]),
+    hook(Stall, "high_sleep", Fentry, "schedule_timeout_killable").only_with(&["high_sleep_end"]),
+    hook(
+        Stall,
+        "limit_reclaim_end",
+        Fexit,
+        "try_to_free_mem_cgroup_pages",
+    )
+    .needs(&[MEMCG_ID, TASK_MEMORY_ID]),
+    hook(
+        Stall,
+        "limit_reclaim",
+        Fentry,
+        "try_to_free_mem_cgroup_pages",
+    )
+    .only_with(&["limit_reclaim_end"]),
+    hook(
+        Stall,
+        "limit_reclaim_end_tp",
+        TpBtf,
+        "mm_vmscan_memcg_reclaim_end",
+    )
+    .needs(&[CSS_ID, TASK_MEMORY_ID])
+    .unless("limit_reclaim"),
+    hook(
+        Stall,
+        "limit_reclaim_tp",
+        TpBtf,
+        "mm_vmscan_memcg_reclaim_begin",
+    )
+    .unless("limit_reclaim")
+    .only_with(&["limit_reclaim_end_tp"]),
+    hook(
+        Stall,
+        "node_reclaim_end",
+        TpBtf,
+        "mm_vmscan_direct_reclaim_end",
+    )
+    .needs(&[CSS_ID, TASK_MEMORY_ID]),
+    hook(
+        Stall,
+        "node_reclaim",
+        TpBtf,
+        "mm_vmscan_direct_reclaim_begin",
+    )
+    .only_with(&["node_reclaim_end"]),
+    hook(Refault, "refault_page", Fentry, "workingset_refault").needs(&[
+        CSS_ID,
+        TASK_MEMORY_ID,
+        FOLIO_PAGES,
+        &["PG_swapbacked"],
+    ]),
+    hook(Refault, "swap_in_folio", Fentry, "swap_read_folio").needs(&[
+        CSS_ID,
+        TASK_MEMORY_ID,
+        FOLIO_PAGES,
+    ]),
+    hook(Refault, "swap_in_page", Fentry, "swap_readpage")
+        .needs(&[CSS_ID, TASK_MEMORY_ID])
+        .unless("swap_in_folio"),
+    hook(Processes, "process_fork", TpBtf, "sched_process_fork").needs(&[
+        CSS_ID,
+        TASK_MEMORY_ID,
+        &["task_struct.tgid", "task_struct.pid"],
+    ]),
+    hook(Processes, "process_exec", TpBtf, "sched_process_exec").needs(&[CSS_ID, TASK_MEMORY_ID]),
 ];
 
 /// Why a hook is not attached.

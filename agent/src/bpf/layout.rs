@@ -39,6 +39,12 @@ fn find(btf: &Btf<'_>, member: &str) -> Option<u32> {
             btf.offset(&format!("mm_struct.rss_stat.count[{index}]"))
                 .or_else(|| btf.offset(&format!("mm_struct.rss_stat[{index}].count")))
         }
+        "task_struct.in_memstall" => btf.bit("task_struct", "in_memstall"),
+        // Renamed in 6.14.
+        "folio.nr_pages" => btf
+            .offset("folio._nr_pages")
+            .or_else(|| btf.offset("folio._folio_nr_pages")),
+        "PG_head" | "PG_swapbacked" => btf.enumerator(member),
         // The tracepoint's own prototype has no names, the function that calls its probes does; its first parameter is
         // not passed on. The program can tell the first two positions apart.
         "mm_vmscan_direct_reclaim_begin(order)" => btf

@@ -18,6 +18,9 @@ use crate::host::{Controller, HostRoot, Version};
 /// The running kernel's type information.
 const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
+/// Says whether PSI counts.
+const PRESSURE: &str = "/proc/pressure/memory";
+
 pub(super) struct Loaded {
     pub(super) ebpf: Ebpf,
     pub(super) hooks: Vec<HookReport>,
@@ -44,7 +47,8 @@ pub(super) fn load(object: &[u8], options: &BpfOptions) -> Result<Loaded, BpfErr
         agent_tgid: options.agent_tgid,
         memory_is_v1: u32::from(memory_is_v1()),
         run_queue_one_in: options.run_queue_one_in.number(),
-        pad: 0,
+        // The file is there without PSI, too, and then cannot be read.
+        psi_is_on: u32::from(fs::read(PRESSURE).is_ok()),
     };
     // A long list: read only for who needs it.
     let counters = if options.hooks.contains(Family::LastLine) {

@@ -21,8 +21,9 @@ pub mod object;
 mod policy;
 mod ring;
 mod run_queue;
+mod totals;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
@@ -37,6 +38,7 @@ pub use account::{Account, KindCount};
 pub use error::BpfError;
 pub use hooks::{Family, HookKind, HookReport, HookSet, HookState, Unavailable};
 pub use run_queue::{OneIn, RunQueueTotals};
+pub use totals::{ProcessTotals, RefaultTotals, StallTotals};
 
 use crate::source::decode::{DecodeError, MemoryLimitEvent, Record, memory_limit_event};
 use account::CpuAccount;
@@ -152,6 +154,7 @@ pub struct Bpf {
     oom_kills: HashMap<MapData, u64, [u64; oom_totals::WORDS]>,
     run_queue: run_queue::Watch,
     last_line: LastLineMaps,
+    totals: totals::Totals,
     /// By cgroup id.
     counters: BTreeMap<u64, Counter>,
     /// What `filter` holds.
@@ -199,6 +202,12 @@ impl Bpf {
             throttle: map!("THROTTLE"),
             memory: map!("MEMORY"),
             oom_kills: map!("OOM_KILLS"),
+            totals: totals::Totals {
+                stalls: map!("STALLS"),
+                refaults: map!("REFAULTS"),
+                processes: map!("PROCESSES"),
+                followed: BTreeSet::new(),
+            },
             run_queue: run_queue::Watch::new(map!("RUN_QUEUE"), options.run_queue_one_in, cpus),
             last_line: LastLineMaps {
                 line: map!("LAST_LINE"),

@@ -13,6 +13,7 @@ use aya::programs::tp_btf::BtfTracePointLinkId;
 use plimsoll_abi::run_queue_totals::{BUCKETS, COUNT, FIRST_BUCKET, MAX_NS, SUM_NS, WORDS};
 
 use super::error::{map_error, reason};
+use super::totals::is_absent;
 use super::{Bpf, BpfError};
 
 const PROGRAM: &str = "run_queue";
@@ -199,6 +200,7 @@ impl Bpf {
     pub fn forget_run_queue(&mut self, cgroup_id: u64) -> Result<(), BpfError> {
         match self.run_queue.totals.remove(&cgroup_id) {
             Ok(()) | Err(aya::maps::MapError::KeyNotFound) => Ok(()),
+            Err(error) if is_absent(&error) => Ok(()),
             Err(error) => Err(map_error("RUN_QUEUE")(error)),
         }
     }

@@ -45,7 +45,7 @@ pub struct Row {
 use Mechanism::{EventControl, Fentry, Inotify, MemoryEvents, Psi, Sampling, Tracepoint};
 
 /// The ladder.
-pub static LADDER: [Row; 8] = [
+pub static LADDER: [Row; 14] = [
     Row {
         signal: LadderSignal::MemoryThreshold,
         rungs: &[
@@ -290,6 +290,147 @@ pub static LADDER: [Row; 8] = [
                 needs: &[],
                 gives: "the second number of /proc/PID/schedstat, of processes that somebody asks for",
                 lost: "waits of a cgroup are not added up: only those of processes that are still there can be read",
+                beside: &[],
+            },
+        ],
+    },
+    Row {
+        signal: LadderSignal::ProcessBirth,
+        rungs: &[
+            Rung {
+                mechanism: Tracepoint,
+                needs: &[
+                    Need::Program(&["process_fork"]),
+                    Need::Program(&["process_exec"]),
+                ],
+                gives: "births from outside are reported; births and programs started are counted per pod",
+                lost: "",
+                beside: &[],
+            },
+            Rung {
+                mechanism: Sampling,
+                needs: &[],
+                gives: "cgroup.procs of each pod, read now and then",
+                lost: "a process born into a pod by CLONE_INTO_CGROUP has a wrong oom_score_adj for up to 5 s; processes that come and go between two readings are not seen",
+                beside: &[],
+            },
+        ],
+    },
+    Row {
+        signal: LadderSignal::MemoryProtection,
+        rungs: &[
+            Rung {
+                mechanism: Fentry,
+                // Nothing before 7.2 can be hooked for memory.low.
+                needs: &[
+                    Need::Program(&["memcg_memory_event", "memcg_oom_kill"]),
+                    Need::Program(&["memcg_memory_event", "memcg_oom_group_kill"]),
+                ],
+                gives: "oom_kill and oom_group_kill are counted in the kernel; low, too, from 7.2 on, else every 5 s in memory.events",
+                lost: "",
+                beside: &[],
+            },
+            Rung {
+                mechanism: Sampling,
+                needs: &[],
+                gives: "low and oom_kill of each pod's memory.events, read every few seconds (cgroup v1 has no memory.low)",
+                lost: "kills of a whole group are not told from others; reclaim below memory.low is seen up to 5 s late",
+                beside: &[],
+            },
+        ],
+    },
+    Row {
+        signal: LadderSignal::MemoryStall,
+        rungs: &[
+            Rung {
+                mechanism: Fentry,
+                needs: &[
+                    Need::Program(&["stall_enter"]),
+                    Need::Program(&["stall_leave"]),
+                ],
+                gives: "count, sum and longest of each cgroup's waits for memory",
+                lost: "",
+                beside: &[],
+            },
+            Rung {
+                mechanism: Sampling,
+                needs: &[],
+                gives: "total of each pod's memory.pressure, every 5 s (cgroup v2 with PSI)",
+                lost: "how many stalls there were and how long each lasted is not known; nothing on cgroup v1 or without PSI",
+                beside: &[],
+            },
+        ],
+    },
+    Row {
+        signal: LadderSignal::ReclaimTime,
+        rungs: &[
+            Rung {
+                mechanism: Fentry,
+                needs: &[
+                    Need::Program(&["limit_reclaim"]),
+                    Need::Program(&["high_sleep"]),
+                    Need::Program(&["node_reclaim"]),
+                ],
+                gives: "duration and pages of each cgroup's reclaim, with the owner of the limit; sleep for memory.high",
+                lost: "",
+                beside: &[],
+            },
+            Rung {
+                mechanism: Tracepoint,
+                needs: &[
+                    Need::Program(&["limit_reclaim_tp", "limit_reclaim"]),
+                    Need::Program(&["node_reclaim"]),
+                ],
+                gives: "duration and pages of reclaim, by the cgroup of the task that reclaims",
+                lost: "which cgroup's limit it was is not known, nor how long tasks sleep for memory.high",
+                beside: &[],
+            },
+            Rung {
+                mechanism: Sampling,
+                needs: &[],
+                gives: "how often limits were met, as under memory.high and memory.max",
+                lost: "how long tasks reclaim or sleep is not known",
+                beside: &[],
+            },
+        ],
+    },
+    Row {
+        signal: LadderSignal::Refault,
+        rungs: &[
+            Rung {
+                mechanism: Fentry,
+                needs: &[
+                    Need::Program(&["refault_page"]),
+                    Need::Program(&["swap_in_folio", "swap_in_page"]),
+                ],
+                gives: "pages read back per cgroup, from files and from swap, as it happens",
+                lost: "",
+                beside: &[],
+            },
+            Rung {
+                mechanism: Sampling,
+                needs: &[],
+                gives: "workingset_refault and pswpin of each pod's memory.stat, every 5 s (cgroup v2)",
+                lost: "only sums between two samples; pages from swap are not counted before Linux 6.13, and nothing on cgroup v1",
+                beside: &[],
+            },
+        ],
+    },
+    Row {
+        signal: LadderSignal::Pressure,
+        rungs: &[
+            Rung {
+                mechanism: Psi,
+                needs: &[Need::Psi],
+                gives: "triggers on the node's pressure, averages of the pods' in each sample that asks for them",
+                lost: "",
+                beside: &[],
+            },
+            Rung {
+                mechanism: Sampling,
+                needs: &[],
+                gives: "free memory in each sample",
+                lost: "shortages that leave memory free (slow reclaim, disks, CPUs) are not seen, and thresholds on stalls never met",
                 beside: &[],
             },
         ],

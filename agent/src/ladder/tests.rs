@@ -5,7 +5,7 @@ use super::*;
 use crate::facts::tests::everything;
 use crate::facts::{Hook, Lockdown};
 
-/// What was chosen for each signal, in the ladder's order.
+/// What was chosen for each of the first signals, in the ladder's order.
 fn primaries(facts: &Facts) -> [Mechanism; 8] {
     let chosen: Vec<_> = choose(facts)
         .into_iter()
@@ -14,8 +14,19 @@ fn primaries(facts: &Facts) -> [Mechanism; 8] {
     for (choice, row) in chosen.iter().zip(&LADDER) {
         assert_eq!(choice.signal, row.signal);
     }
+    assert_eq!(chosen.len(), LADDER.len());
     let mechanisms: Vec<_> = chosen.iter().map(|choice| choice.mechanism).collect();
-    mechanisms.try_into().unwrap()
+    *mechanisms.first_chunk().unwrap()
+}
+
+/// The same for what is counted and timed per cgroup, the rest of the ladder.
+fn counted(facts: &Facts) -> [Mechanism; 6] {
+    let chosen: Vec<_> = choose(facts)
+        .into_iter()
+        .filter(|choice| choice.role == Role::Primary)
+        .map(|choice| choice.mechanism)
+        .collect();
+    *chosen.last_chunk().unwrap()
 }
 
 fn primary(facts: &Facts, signal: LadderSignal) -> Choice {
@@ -131,6 +142,43 @@ fn which_mechanism_on_which_machine() {
     ];
     for (machine, facts, wanted) in table {
         assert_eq!(primaries(&facts), wanted, "{machine}");
+    }
+}
+
+#[test]
+fn what_is_counted_per_cgroup_on_which_machine() {
+    let with = |change: &dyn Fn(&mut Facts)| {
+        let mut facts = everything();
+        change(&mut facts);
+        facts
+    };
+    let all = [Tracepoint, Fentry, Fentry, Fentry, Fentry, Psi];
+    let table = [
+        ("everything", everything(), all),
+        ("everything on v1", v1(everything()), all),
+        (
+            "development host",
+            development_host(),
+            [Tracepoint, Sampling, Sampling, Tracepoint, Sampling, Psi],
+        ),
+        (
+            "no sleep of memory.high",
+            with(&|facts| refuse(facts, |hook| hook.program == "high_sleep")),
+            [Tracepoint, Fentry, Fentry, Tracepoint, Fentry, Psi],
+        ),
+        (
+            "no object",
+            no_bpf(),
+            [Sampling, Sampling, Sampling, Sampling, Sampling, Psi],
+        ),
+        (
+            "psi=0",
+            with(&|facts| facts.psi = Err("psi=0".to_owned())),
+            [Tracepoint, Fentry, Fentry, Fentry, Fentry, Sampling],
+        ),
+    ];
+    for (machine, facts, wanted) in table {
+        assert_eq!(counted(&facts), wanted, "{machine}");
     }
 }
 

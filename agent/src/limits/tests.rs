@@ -12,6 +12,10 @@ const FILES: Origins = Origins {
     memory: Origin::Files,
     oom_kills: Origin::Files,
     throttling: Origin::Files,
+    stalls: Origin::Files,
+    reclaim: Origin::Files,
+    refaults: Origin::Files,
+    low: Origin::Files,
     memory_events: false,
     event_control: false,
 };
@@ -19,6 +23,10 @@ const KERNEL: Origins = Origins {
     memory: Origin::Kernel,
     oom_kills: Origin::Kernel,
     throttling: Origin::Kernel,
+    stalls: Origin::Kernel,
+    reclaim: Origin::Kernel,
+    refaults: Origin::Kernel,
+    low: Origin::Kernel,
     ..FILES
 };
 const SECOND: u64 = 1_000_000_000;
@@ -211,6 +219,7 @@ fn v2_counts_come_from_the_pods_own_events_and_every_cpu_stat() {
         oom_kills: 2,
         throttled: 2,
         throttled_ns: 30_000,
+        ..LimitCounts::default()
     };
     assert_eq!(node.turn(), one("a", wanted));
 }
@@ -398,22 +407,103 @@ fn v1_eventfds_are_watched_for_every_cgroup_of_a_pod() {
 }
 
 #[test]
+fn waits_for_memory_are_summed_by_cause() {
+    let mut node = v2(KERNEL);
+    node.apply("a");
+    node.memory_v2("poda", 0, 0, 0, 0);
+    assert_eq!(node.turn(), []);
+    let id = cgroup_id(&node.dir("", "poda")).unwrap();
+    let stall = |cause, sum_ns| StallTotals {
+        cgroup_id: id,
+        cause,
+        count: 1,
+        sum_ns,
+        max_ns: sum_ns,
+        pages: 0,
+    };
+    let refault = |what, pages| RefaultTotals {
+        cgroup_id: id,
+        what,
+        count: 1,
+        pages,
+    };
+    node.begin();
+    node.limits
+        .stall_totals(stall(StallCause::Memory, 9_999_999));
+    assert_eq!(node.end(), [], "not worth a line yet");
+    node.begin();
+    for (cause, sum_ns) in [
+        (StallCause::Memory, 20_000_000),
+        (StallCause::Limit, 4),
+        (StallCause::High, 3),
+        (StallCause::Node, 2),
+    ] {
+        node.limits.stall_totals(stall(cause, sum_ns));
+    }
+    for (what, pages) in [
+        (RefaultKind::Anon, 5),
+        (RefaultKind::File, 6),
+        (RefaultKind::SwapIn, 7),
+    ] {
+        node.limits.refault_totals(refault(what, pages));
+    }
+    let wanted = LimitCounts {
+        stalled_ns: 20_000_000,
+        limit_reclaim_ns: 4,
+        high_ns: 3,
+        node_reclaim_ns: 2,
+        refaulted_pages: 11,
+        swapped_in_pages: 7,
+        ..LimitCounts::default()
+    };
+    assert_eq!(node.end(), [("a".to_owned(), wanted)]);
+}
+
+#[test]
+fn waits_for_memory_come_from_files_where_nothing_counts_them() {
+    let mut node = v2(FILES);
+    node.apply("a");
+    node.memory_v2("poda", 0, 0, 0, 0);
+    let write = |node: &Node, usec: u64, pages: u64| {
+        let dir = node.dir("", "poda");
+        let pressure = format!(
+            "some avg10=0.00 avg60=0.00 avg300=0.00 total={usec}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"
+        );
+        fs::write(dir.join("memory.pressure"), pressure).unwrap();
+        let stat = format!(
+            "inactive_file 0\nactive_file 0\nworkingset_refault_anon {pages}\nworkingset_refault_file {pages}\npswpin {pages}\n"
+        );
+        fs::write(dir.join("memory.stat"), stat).unwrap();
+    };
+    write(&node, 1_000, 10);
+    assert_eq!(node.turn(), [], "history");
+    write(&node, 21_000, 14);
+    let wanted = LimitCounts {
+        stalled_ns: 20_000_000,
+        refaulted_pages: 8,
+        swapped_in_pages: 4,
+        ..LimitCounts::default()
+    };
+    assert_eq!(node.turn(), [("a".to_owned(), wanted)]);
+}
+
+#[test]
 fn origins_follow_the_ladder() {
     use crate::facts::tests::everything;
     use crate::ladder::choose;
-    assert_eq!(Origins::of(&choose(&everything())), KERNEL);
+    assert_eq!(Origins::of(&choose(&everything()), true), KERNEL);
     let mut facts = everything();
     facts.bpf = Err("none".to_owned());
     let events = Origins {
         memory_events: true,
         ..FILES
     };
-    assert_eq!(Origins::of(&choose(&facts)), events);
+    assert_eq!(Origins::of(&choose(&facts), false), events);
     facts.memory = Ok(Version::V1);
     facts.event_control = Ok(());
     let eventfds = Origins {
         event_control: true,
         ..FILES
     };
-    assert_eq!(Origins::of(&choose(&facts)), eventfds);
+    assert_eq!(Origins::of(&choose(&facts), false), eventfds);
 }

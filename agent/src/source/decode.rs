@@ -10,7 +10,7 @@ use std::mem::offset_of;
 use plimsoll_abi::{
     self as abi, ABI_VERSION, Header, Kind, NODE_OOM, PATH_BYTES, UNKNOWN_U32, UNKNOWN_U64,
     last_line::{UID_BYTES, reason},
-    memory_event, reclaim_phase, throttle_phase,
+    memory_event, reclaim_phase, refault, stall_cause, throttle_phase,
 };
 use plimsoll_core::event::LastLineReason;
 use zerocopy::FromBytes;
@@ -191,6 +191,40 @@ pub enum Body<'bytes> {
         /// The newest acknowledgement.
         acked_ns: u64,
     },
+    /// Tasks were held up for want of memory. The cgroup owns the limit for [`StallCause::Limit`] where fentry works, else it is
+    /// the task's. Numbers are of all threads so far.
+    MemoryStall {
+        /// Why.
+        cause: StallCause,
+        /// The memory cgroup of the task whose stall has just ended.
+        actor_cgroup_id: u64,
+        /// Finished stalls.
+        count: u64,
+        /// Their time.
+        sum_ns: u64,
+        /// The longest of them.
+        max_ns: u64,
+        /// Pages reclaimed, for causes that reclaim.
+        pages: Option<u64>,
+    },
+    /// Tasks of the cgroup needed pages that had been taken away.
+    Refault {
+        /// Which pages.
+        what: RefaultKind,
+        /// How often so far.
+        count: u64,
+        /// How many pages so far.
+        pages: u64,
+    },
+    /// A process was born into the cgroup by a parent in another one.
+    ProcessBirth {
+        /// Its process id in the initial namespace.
+        tgid: u32,
+        /// Its parent's.
+        parent_tgid: u32,
+        /// Its parent's memory cgroup.
+        parent_cgroup_id: u64,
+    },
 }
 
 impl Body<'_> {
@@ -209,6 +243,9 @@ impl Body<'_> {
             Body::NodeReclaim { .. } => Kind::NodeReclaim,
             Body::ChargesReached { .. } => Kind::ChargesReached,
             Body::LastLineKill { .. } => Kind::LastLineKill,
+            Body::MemoryStall { .. } => Kind::MemoryStall,
+            Body::Refault { .. } => Kind::Refault,
+            Body::ProcessBirth { .. } => Kind::ProcessBirth,
         }
     }
 }
@@ -233,6 +270,36 @@ pub enum MemoryLimitEvent {
     Max,
     /// Reclaim made no room: the memcg OOM path was entered.
     Oom,
+    /// The cgroup is below its `memory.low` and was reclaimed from all the same.
+    Low,
+    /// An OOM killer killed a process of the cgroup.
+    OomKill,
+    /// The cgroup was killed as a whole (`memory.oom.group`).
+    OomGroupKill,
+}
+
+/// Why a task is held up for want of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StallCause {
+    /// Whatever the reason: what PSI counts. The others are parts of it.
+    Memory,
+    /// It reclaims because of a limit.
+    Limit,
+    /// It sleeps because `memory.high` is exceeded.
+    High,
+    /// It reclaims because the node is short.
+    Node,
+}
+
+/// What is read back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RefaultKind {
+    /// Anonymous memory that had been taken away.
+    Anon,
+    /// Page cache that had been taken away.
+    File,
+    /// Anything from swap.
+    SwapIn,
 }
 
 /// The two ends of a throttle.
@@ -383,6 +450,39 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
                 max_ns: record.max_ns,
             }
         }
+        Kind::MemoryStall => {
+            let record: abi::MemoryStall = read(bytes)?;
+            Body::MemoryStall {
+                cause: match stall_cause_of(record.cause) {
+                    Some(cause) => cause,
+                    None => return unknown_value(kind, "cause", record.cause),
+                },
+                actor_cgroup_id: record.actor_cgroup_id,
+                count: record.count,
+                sum_ns: record.sum_ns,
+                max_ns: record.max_ns,
+                pages: (record.pages != UNKNOWN_U64).then_some(record.pages),
+            }
+        }
+        Kind::Refault => {
+            let record: abi::Refault = read(bytes)?;
+            Body::Refault {
+                what: match refault_kind(record.what) {
+                    Some(what) => what,
+                    None => return unknown_value(kind, "what", record.what),
+                },
+                count: record.count,
+                pages: record.pages,
+            }
+        }
+        Kind::ProcessBirth => {
+            let record: abi::ProcessBirth = read(bytes)?;
+            Body::ProcessBirth {
+                tgid: record.tgid,
+                parent_tgid: record.parent_tgid,
+                parent_cgroup_id: record.parent_cgroup_id,
+            }
+        }
         Kind::NodeReclaim => {
             let record: abi::NodeReclaim = read(bytes)?;
             Body::NodeReclaim {
@@ -421,6 +521,30 @@ pub(crate) fn memory_limit_event(number: u32) -> Option<MemoryLimitEvent> {
         memory_event::HIGH => Some(MemoryLimitEvent::High),
         memory_event::MAX => Some(MemoryLimitEvent::Max),
         memory_event::OOM => Some(MemoryLimitEvent::Oom),
+        memory_event::LOW => Some(MemoryLimitEvent::Low),
+        memory_event::OOM_KILL => Some(MemoryLimitEvent::OomKill),
+        memory_event::OOM_GROUP_KILL => Some(MemoryLimitEvent::OomGroupKill),
+        _ => None,
+    }
+}
+
+/// A number of `plimsoll_abi::stall_cause`.
+pub(crate) fn stall_cause_of(number: u32) -> Option<StallCause> {
+    match number {
+        stall_cause::MEMORY => Some(StallCause::Memory),
+        stall_cause::LIMIT => Some(StallCause::Limit),
+        stall_cause::HIGH => Some(StallCause::High),
+        stall_cause::NODE => Some(StallCause::Node),
+        _ => None,
+    }
+}
+
+/// A number of `plimsoll_abi::refault`.
+pub(crate) fn refault_kind(number: u32) -> Option<RefaultKind> {
+    match number {
+        refault::ANON => Some(RefaultKind::Anon),
+        refault::FILE => Some(RefaultKind::File),
+        refault::SWAP_IN => Some(RefaultKind::SwapIn),
         _ => None,
     }
 }
@@ -571,6 +695,35 @@ mod tests {
             }
             .as_bytes()
             .to_vec(),
+            abi::MemoryStall {
+                header: header(Kind::MemoryStall),
+                actor_cgroup_id: 43,
+                count: 3,
+                sum_ns: 60,
+                max_ns: 30,
+                pages: 32,
+                cause: stall_cause::LIMIT,
+                pad: 0,
+            }
+            .as_bytes()
+            .to_vec(),
+            abi::Refault {
+                header: header(Kind::Refault),
+                count: 2,
+                pages: 16,
+                what: refault::SWAP_IN,
+                pad: 0,
+            }
+            .as_bytes()
+            .to_vec(),
+            abi::ProcessBirth {
+                header: header(Kind::ProcessBirth),
+                parent_cgroup_id: 1,
+                tgid: 80,
+                parent_tgid: 79,
+            }
+            .as_bytes()
+            .to_vec(),
         ]
     }
 
@@ -643,6 +796,24 @@ mod tests {
                 crossed_ns: None,
                 acked_ns: 5,
             },
+            Body::MemoryStall {
+                cause: StallCause::Limit,
+                actor_cgroup_id: 43,
+                count: 3,
+                sum_ns: 60,
+                max_ns: 30,
+                pages: Some(32),
+            },
+            Body::Refault {
+                what: RefaultKind::SwapIn,
+                count: 2,
+                pages: 16,
+            },
+            Body::ProcessBirth {
+                tgid: 80,
+                parent_tgid: 79,
+                parent_cgroup_id: 1,
+            },
         ];
         assert_eq!(samples().len(), KINDS.len());
         assert_eq!(wanted.len(), KINDS.len());
@@ -689,8 +860,8 @@ mod tests {
             decode(&bytes),
             Err(DecodeError::UnknownKind { number: 999 })
         );
-        bytes[offset_of!(Header, abi_version)..][..2].copy_from_slice(&2u16.to_le_bytes());
-        assert_eq!(decode(&bytes), Err(DecodeError::AbiMismatch { got: 2 }));
+        bytes[offset_of!(Header, abi_version)..][..2].copy_from_slice(&1u16.to_le_bytes());
+        assert_eq!(decode(&bytes), Err(DecodeError::AbiMismatch { got: 1 }));
     }
 
     #[test]

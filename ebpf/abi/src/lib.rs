@@ -63,10 +63,16 @@ pub enum Kind {
     ChargesReached = 10,
     /// A process of a condemned pod was killed in the kernel: [`last_line::LastLineKill`].
     LastLineKill = 11,
+    /// Tasks were held up for want of memory: [`MemoryStall`].
+    MemoryStall = 12,
+    /// Pages that had been taken away were read back: [`Refault`].
+    Refault = 13,
+    /// A process was born into a cgroup that is not its parent's: [`ProcessBirth`].
+    ProcessBirth = 14,
 }
 
 /// Every kind, in the order of their numbers.
-pub const KINDS: [Kind; 11] = [
+pub const KINDS: [Kind; 14] = [
     Kind::ThresholdCrossed,
     Kind::CgroupMkdir,
     Kind::CgroupRmdir,
@@ -78,6 +84,9 @@ pub const KINDS: [Kind; 11] = [
     Kind::NodeReclaim,
     Kind::ChargesReached,
     Kind::LastLineKill,
+    Kind::MemoryStall,
+    Kind::Refault,
+    Kind::ProcessBirth,
 ];
 
 /// One more than the largest kind number: the length of an array indexed by kind.
@@ -105,6 +114,9 @@ impl Kind {
             Kind::NodeReclaim => "node-reclaim",
             Kind::ChargesReached => "charges-reached",
             Kind::LastLineKill => "last-line-kill",
+            Kind::MemoryStall => "memory-stall",
+            Kind::Refault => "refault",
+            Kind::ProcessBirth => "process-birth",
         }
     }
 }
@@ -234,12 +246,20 @@ pub struct OomKill {
 
 /// [`MemoryEvent::event`] numbers: those of the kernel's `enum memcg_memory_event`.
 pub mod memory_event {
+    /// A cgroup below its `memory.low` was reclaimed from all the same.
+    pub const LOW: u32 = 0;
     /// `memory.high` was exceeded and the task was sent to reclaim.
     pub const HIGH: u32 = 1;
     /// A charge met `memory.max`.
     pub const MAX: u32 = 2;
     /// Reclaim could not make room: the memcg OOM path was entered.
     pub const OOM: u32 = 3;
+    /// A process of the cgroup was killed by an OOM killer.
+    pub const OOM_KILL: u32 = 4;
+    /// The cgroup was killed as a whole (`memory.oom.group`).
+    pub const OOM_GROUP_KILL: u32 = 5;
+    /// All of them.
+    pub const ALL: [u32; 6] = [LOW, HIGH, MAX, OOM, OOM_KILL, OOM_GROUP_KILL];
 }
 
 /// [`Kind::MemoryEvent`]. `cgroup_id` owns the limit (it may be an ancestor of the task's cgroup). At most one per
@@ -324,6 +344,88 @@ pub struct ChargesReached {
     pub threshold_pages: u64,
 }
 
+/// [`MemoryStall::cause`] numbers.
+pub mod stall_cause {
+    /// A task waited for memory, for whatever reason, by the kernel's own definition (`psi_memstall_enter` to `psi_memstall_leave`):
+    /// what PSI counts. `cgroup_id` is the task's. The other causes are parts of it.
+    pub const MEMORY: u32 = 1;
+    /// A task reclaimed because of a limit. `cgroup_id` owns the limit, or is the task's where the hook does not see the owner.
+    pub const LIMIT: u32 = 2;
+    /// A task was put to sleep because `memory.high` is exceeded. `cgroup_id` is the task's.
+    pub const HIGH: u32 = 3;
+    /// A task reclaimed because the node is short of memory. `cgroup_id` is the task's.
+    pub const NODE: u32 = 4;
+    /// All of them.
+    pub const ALL: [u32; 4] = [MEMORY, LIMIT, HIGH, NODE];
+}
+
+/// [`Kind::MemoryStall`]. At most one per cgroup, cause and window; the numbers are totals since the programs were attached, over
+/// all threads, so that two that wait at the same time count twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MemoryStall {
+    /// Common part.
+    pub header: Header,
+    /// The memory cgroup of the task whose stall has just ended.
+    pub actor_cgroup_id: u64,
+    /// Finished stalls so far.
+    pub count: u64,
+    /// Their time.
+    pub sum_ns: u64,
+    /// The longest of them.
+    pub max_ns: u64,
+    /// Pages reclaimed so far; [`UNKNOWN_U64`] for causes that reclaim none.
+    pub pages: u64,
+    /// One of [`stall_cause`].
+    pub cause: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// [`Refault::what`] numbers.
+pub mod refault {
+    /// Anonymous memory, back from swap.
+    pub const ANON: u32 = 1;
+    /// Page cache, back from its file.
+    pub const FILE: u32 = 2;
+    /// Read from swap: anonymous memory and tmpfs, whether it was evicted long ago or not, compressed swap included.
+    pub const SWAP_IN: u32 = 3;
+    /// All of them.
+    pub const ALL: [u32; 3] = [ANON, FILE, SWAP_IN];
+}
+
+/// [`Kind::Refault`]. `cgroup_id` is the memory cgroup of the task that reads the pages back. At most one per cgroup, `what` and
+/// window; the numbers are totals since the programs were attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Refault {
+    /// Common part.
+    pub header: Header,
+    /// How often so far.
+    pub count: u64,
+    /// Pages so far.
+    pub pages: u64,
+    /// One of [`refault`].
+    pub what: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// [`Kind::ProcessBirth`]: `clone3(CLONE_INTO_CGROUP)`, of which [`Kind::CgroupAttach`] does not tell. `cgroup_id` is the child's
+/// memory cgroup; only cgroups that the agent follows have such records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ProcessBirth {
+    /// Common part.
+    pub header: Header,
+    /// The parent's memory cgroup.
+    pub parent_cgroup_id: u64,
+    /// The new process.
+    pub tgid: u32,
+    /// Its parent.
+    pub parent_tgid: u32,
+}
+
 /// The words of the `CHARGES` map.
 pub mod charges {
     /// Pages charged to memory cgroups since the programs were attached: gross, so it never falls. Only the program writes it.
@@ -355,8 +457,8 @@ pub struct Config {
     pub memory_is_v1: u32,
     /// Of the switches of a CPU to another task, one in this many is looked at, by chance. A power of two.
     pub run_queue_one_in: u32,
-    /// Zero.
-    pub pad: u32,
+    /// 1 when PSI counts, so that `task_struct.in_memstall` tells an outer stall from one inside it.
+    pub psi_is_on: u32,
 }
 
 macro_rules! layout {
@@ -409,6 +511,18 @@ layout! {
     kn_id: "kernfs_node.id",
     /// Process id.
     task_tgid: "task_struct.tgid",
+    /// Thread id.
+    task_pid: "task_struct.pid",
+    /// The bit, counted from the start of the struct, that says that the task waits for memory.
+    task_in_memstall_bit: "task_struct.in_memstall",
+    /// Flags of a folio.
+    folio_flags: "folio.flags",
+    /// Pages of a folio that has more than one.
+    folio_pages: "folio.nr_pages",
+    /// The flag of such a folio.
+    page_head_bit: "PG_head",
+    /// The flag of anonymous memory and tmpfs.
+    page_swapbacked_bit: "PG_swapbacked",
     /// The task's set of cgroups.
     task_cgroups: "task_struct.cgroups",
     /// State shared by the threads of a process.
@@ -587,6 +701,56 @@ pub mod memory_totals {
     pub const PAGES: usize = 2;
     /// Length of the value in 64-bit words.
     pub const WORDS: usize = 3;
+}
+
+/// Value of the `STALLED` map (key: thread), by field.
+pub mod stalled {
+    /// How many stalls the thread is in, one inside the other.
+    pub const DEPTH: usize = 0;
+    /// When the outermost began.
+    pub const SINCE_NS: usize = 1;
+    /// When it was put to sleep because of `memory.high`; 0 when it was not.
+    pub const ASLEEP_NS: usize = 2;
+    /// Length of the value in 64-bit words.
+    pub const WORDS: usize = 3;
+}
+
+/// Value of the `STALLS` map (key: cgroup id, cause), by field: running totals.
+pub mod stall_totals {
+    /// When the last record was sent.
+    pub const SENT_NS: usize = 0;
+    /// Finished stalls.
+    pub const COUNT: usize = 1;
+    /// Their time.
+    pub const SUM_NS: usize = 2;
+    /// The longest.
+    pub const MAX_NS: usize = 3;
+    /// Pages reclaimed.
+    pub const PAGES: usize = 4;
+    /// Length of the value in 64-bit words.
+    pub const WORDS: usize = 5;
+}
+
+/// Value of the `REFAULTS` map (key: cgroup id, [`refault`]), by field: running totals.
+pub mod refault_totals {
+    /// When the last record was sent.
+    pub const SENT_NS: usize = 0;
+    /// How often.
+    pub const COUNT: usize = 1;
+    /// Pages.
+    pub const PAGES: usize = 2;
+    /// Length of the value in 64-bit words.
+    pub const WORDS: usize = 3;
+}
+
+/// Value of the `PROCESSES` map (key: cgroup id), by field: running totals.
+pub mod process_totals {
+    /// Processes born.
+    pub const FORKS: usize = 0;
+    /// Programs started.
+    pub const EXECS: usize = 1;
+    /// Length of the value in 64-bit words.
+    pub const WORDS: usize = 2;
 }
 
 /// Value of the `RUN_QUEUE` map (key: cgroup id; per CPU), by field: running totals of waits for a CPU.

@@ -75,7 +75,7 @@ impl Drop for Disk {
     }
 }
 
-fn run(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
+pub(super) fn run(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
     let output = Command::new(program)
         .args(arguments)
         .output()

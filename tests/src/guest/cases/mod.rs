@@ -20,6 +20,7 @@ mod scenarios;
 mod sources;
 mod stalls;
 mod swap;
+mod waits;
 
 use std::fs;
 use std::path::Path;
@@ -37,6 +38,7 @@ use super::pod::Pod;
 pub fn all() -> Vec<Test> {
     [
         records::TESTS,
+        waits::TESTS,
         pods::TESTS,
         placement::TESTS,
         qos::TESTS,

@@ -56,10 +56,10 @@ pub(super) const TESTS: &[Test] = &[
 ];
 
 /// A scratch cgroup in the hierarchy of a controller.
-struct Scratch(PathBuf);
+pub(super) struct Scratch(pub(super) PathBuf);
 
 impl Scratch {
-    fn new(controller: &str) -> anyhow::Result<Self> {
+    pub(super) fn new(controller: &str) -> anyhow::Result<Self> {
         let root = cgroup::hierarchies()
             .into_iter()
             .find(|root| {
@@ -82,7 +82,7 @@ impl Scratch {
         Ok(Self(path))
     }
 
-    fn child(&self, name: &str) -> anyhow::Result<PathBuf> {
+    pub(super) fn child(&self, name: &str) -> anyhow::Result<PathBuf> {
         // On v1 there is no such file and no need for it.
         let subtree = self.0.join("cgroup.subtree_control");
         if subtree.exists() {
@@ -93,7 +93,7 @@ impl Scratch {
         Ok(path)
     }
 
-    fn set(&self, file: &str, value: &str) -> anyhow::Result<()> {
+    pub(super) fn set(&self, file: &str, value: &str) -> anyhow::Result<()> {
         fs::write(self.0.join(file), value).with_context(|| format!("writing {value} to {file}"))
     }
 }
@@ -106,12 +106,12 @@ impl Drop for Scratch {
     }
 }
 
-fn id(directory: &Path) -> anyhow::Result<u64> {
+pub(super) fn id(directory: &Path) -> anyhow::Result<u64> {
     Ok(fs::metadata(directory)?.ino())
 }
 
 /// A hog that joins the cgroup first.
-fn hog_in(directory: &Path, arguments: &str) -> anyhow::Result<Guard> {
+pub(super) fn hog_in(directory: &Path, arguments: &str) -> anyhow::Result<Guard> {
     let script = format!(
         "echo $$ > {}/cgroup.procs && exec {} {arguments}",
         directory.display(),
@@ -128,7 +128,7 @@ fn hog_in(directory: &Path, arguments: &str) -> anyhow::Result<Guard> {
 }
 
 /// Loads these families, with the run-queue program looking at every switch.
-fn load(families: &[Family], window: Duration) -> anyhow::Result<Bpf> {
+pub(super) fn load(families: &[Family], window: Duration) -> anyhow::Result<Bpf> {
     let hooks = families
         .iter()
         .fold(HookSet::NONE, |set, &family| set.with(family));
@@ -158,7 +158,7 @@ fn drain(bpf: &mut Bpf, timeout: Duration, mut done: impl FnMut(Record<'_>) -> b
 }
 
 /// What is there now, and arrives within a moment.
-fn settle(bpf: &mut Bpf, mut each: impl FnMut(Record<'_>)) {
+pub(super) fn settle(bpf: &mut Bpf, mut each: impl FnMut(Record<'_>)) {
     drain(bpf, Duration::from_millis(300), |record| {
         each(record);
         false
