@@ -420,7 +420,7 @@ pub(crate) mod tests {
                 HookKind::Fentry,
                 "try_to_free_mem_cgroup_pages",
             ),
-            ("throttle_stop", HookKind::Fentry, "unthrottle_cfs_rq"),
+            ("throttle_stop", HookKind::Fexit, "unthrottle_cfs_rq"),
             ("throttle_start", HookKind::Fexit, "throttle_cfs_rq"),
             ("run_queue", HookKind::TpBtf, "sched_switch"),
             ("memcg_oom_kill", HookKind::Fentry, "__oom_kill_process"),

@@ -76,9 +76,9 @@ pub(crate) static LAST_LINE_TOLD: HashMap<u64, u64> = HashMap::with_max_entries(
 #[map]
 pub(crate) static SIGNALLED: LruHashMap<u32, u64> = LruHashMap::with_max_entries(1024, 0);
 
-/// `cfs_rq` address → when it was throttled.
+/// Since when the run queue that is being resumed on this CPU was throttled.
 #[map]
-pub(crate) static THROTTLED: HashMap<u64, u64> = HashMap::with_max_entries(8192, 0);
+pub(crate) static THROTTLED: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 
 /// Cgroup id → `plimsoll_abi::throttle_totals`.
 #[map]

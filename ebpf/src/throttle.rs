@@ -1,9 +1,13 @@
 //! CPU bandwidth throttling: which cgroup, how often, how long.
 //!
 //! A run queue (`cfs_rq`, one per CPU and cgroup) is throttled when its cgroup's quota is used up, and resumed at a later
-//! period. The pair is matched by the run queue's address. On 7.2 `throttle_cfs_rq` is an attempt that may fail, so only
-//! a true return value counts. Both run under the run-queue lock: nothing here sleeps or allocates, and nothing wakes
-//! the agent.
+//! period. On 7.2 `throttle_cfs_rq` is an attempt that may fail, so only a true return value counts; and there it only arms: each task
+//! is taken off its CPU when it returns to user space, and the kernel's own clock (`cfs_rq.throttled_clock`) starts with the last of
+//! them, which on a busy machine is a good deal later. So the duration is the kernel's: that clock is read when
+//! `unthrottle_cfs_rq` begins, and the CPU's (`rq.clock`) when it ends, which has been brought up to date in between. It is what goes into
+//! `throttled_usec`, on every kernel, also for a throttle that began before the programs were attached.
+//!
+//! All of it runs under the run-queue lock with interrupts off: nothing here sleeps or allocates, and nothing wakes the agent.
 
 use aya_ebpf::{
     helpers::bpf_ktime_get_ns,
@@ -14,7 +18,7 @@ use plimsoll_abi::{Kind, Throttle, throttle_phase, throttle_totals};
 
 use crate::{
     atomic,
-    layout::{config, css_cgroup_id, load_ptr, offset},
+    layout::{config, css_cgroup_id, load_ptr, load_u64, offset},
     maps::{THROTTLE, THROTTLED},
     record::{count_untracked, header, send_pressure},
 };
@@ -26,14 +30,10 @@ pub fn throttle_start(ctx: FExitContext) -> u32 {
     if ctx.ret::<u64>().unwrap_or(0) & 0xff == 0 {
         return 0;
     }
-    let cfs_rq: *const u8 = ctx.arg(0);
     // SAFETY: a helper without arguments.
     let now_ns = unsafe { bpf_ktime_get_ns() };
-    if THROTTLED.insert(cfs_rq as u64, now_ns, 0).is_err() {
-        count_untracked();
-    }
     // SAFETY: a typed argument.
-    let cgroup_id = unsafe { owner(cfs_rq) };
+    let cgroup_id = unsafe { owner(ctx.arg(0)) };
     let Some(totals) = totals(cgroup_id) else {
         return 0;
     };
@@ -53,18 +53,37 @@ pub fn throttle_start(ctx: FExitContext) -> u32 {
 
 /// On entry of `void unthrottle_cfs_rq(struct cfs_rq *cfs_rq)`. Runs in a timer: the current task is not the victim.
 #[fentry(function = "unthrottle_cfs_rq")]
-pub fn throttle_stop(ctx: FEntryContext) -> u32 {
+pub fn throttle_stop_begin(ctx: FEntryContext) -> u32 {
+    if let Some(since_ns) = THROTTLED.get_ptr_mut(0) {
+        // SAFETY: this CPU's value, which nobody else touches until the function ends; a typed member of a typed argument.
+        unsafe { *since_ns = load_u64(ctx.arg(0), offset!(cfs_rq_throttled_clock)) };
+    }
+    0
+}
+
+/// On exit of `unthrottle_cfs_rq`.
+#[fexit(function = "unthrottle_cfs_rq")]
+pub fn throttle_stop(ctx: FExitContext) -> u32 {
     let cfs_rq: *const u8 = ctx.arg(0);
-    let key = cfs_rq as u64;
-    // SAFETY: the value is copied at once; only the program for the same run queue, under the same lock, writes it.
-    let Some(since_ns) = (unsafe { THROTTLED.get(key) }).copied() else {
-        // Throttled before the programs were attached.
+    let Some(since_ns) = THROTTLED.get_ptr_mut(0) else {
         return 0;
     };
-    let _ = THROTTLED.remove(key);
+    // SAFETY: this CPU's value; typed members of a typed argument.
+    let (since_ns, still_since_ns, rq) = unsafe {
+        (
+            *since_ns,
+            load_u64(cfs_rq, offset!(cfs_rq_throttled_clock)),
+            load_ptr(cfs_rq, offset!(cfs_rq_rq)),
+        )
+    };
+    // Nothing was stopped, or nothing was resumed because the quota is still used up.
+    if since_ns == 0 || still_since_ns != 0 {
+        return 0;
+    }
+    // SAFETY: a typed member of a typed pointer.
+    let duration_ns = unsafe { load_u64(rq, offset!(rq_clock)) }.saturating_sub(since_ns);
     // SAFETY: a helper without arguments.
     let now_ns = unsafe { bpf_ktime_get_ns() };
-    let duration_ns = now_ns.saturating_sub(since_ns);
     // SAFETY: a typed argument.
     let cgroup_id = unsafe { owner(cfs_rq) };
     let Some(totals) = totals(cgroup_id) else {

@@ -174,6 +174,7 @@ const TASK_MEMORY_ID: &[&str] = &[
     "css_set.subsys[memory_cgrp_id]",
 ];
 const FOLIO_PAGES: &[&str] = &["folio.flags", "folio.nr_pages", "PG_head"];
+const RUN_QUEUE_CLOCKS: &[&str] = &["cfs_rq.throttled_clock", "cfs_rq.rq", "rq.clock"];
 const VICTIM: &[&str] = &[
     "task_struct.tgid",
     "task_struct.cgroups",
@@ -349,11 +350,18 @@ pub(super) const HOOKS: &[Hook] = &[
     )
     .needs(&[MEMCG_ID])
     .unless(ALL_EVENTS),
-    // The end before the begin, so that no throttle is noted whose end would be missed.
-    hook(Throttle, "throttle_stop", Fentry, "unthrottle_cfs_rq").needs(&[CSS_ID, RUN_QUEUE]),
+    // The end before the begin, so that no start is told whose end would be missed.
+    hook(Throttle, "throttle_stop", Fexit, "unthrottle_cfs_rq").needs(&[
+        CSS_ID,
+        RUN_QUEUE,
+        RUN_QUEUE_CLOCKS,
+    ]),
+    hook(Throttle, "throttle_stop_begin", Fentry, "unthrottle_cfs_rq")
+        .needs(&[RUN_QUEUE_CLOCKS])
+        .only_with(&["throttle_stop"]),
     hook(Throttle, "throttle_start", Fexit, "throttle_cfs_rq")
         .needs(&[CSS_ID, RUN_QUEUE])
-        .only_with(&["throttle_stop"]),
+        .only_with(&["throttle_stop_begin"]),
     // On every switch of every CPU: only while something wants to know.
     hook(RunQueue, "run_queue", TpBtf, "sched_switch")
         .needs(&[

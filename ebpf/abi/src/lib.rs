@@ -551,6 +551,8 @@ layout! {
     cfs_rq_tg: "cfs_rq.tg",
     /// The css embedded in a task group.
     tg_css: "task_group.css",
+    /// When a run queue was stopped for want of quota, by its CPU's clock; 0 when it was not.
+    cfs_rq_throttled_clock: "cfs_rq.throttled_clock",
     /// The CPU that a run queue belongs to.
     cfs_rq_rq: "cfs_rq.rq",
     /// That CPU's clock, by which waits are measured.
