@@ -580,6 +580,8 @@ impl Agent {
                     disk.decided(decision);
                 }
             }
+            // Nothing carries these out yet, and no field of the configuration asks for them.
+            Decision::SetCpu { .. } | Decision::RestoreCpu { .. } => {}
             // Said, and cleaned up after, when everything urgent is done.
             Decision::Finished { .. }
             | Decision::StageEnded { .. }

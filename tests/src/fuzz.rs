@@ -10,6 +10,7 @@ mod mutate;
 
 use std::panic::AssertUnwindSafe;
 
+use plimsoll_core::cpu_bandwidth::CpuKnob;
 use plimsoll_core::decision::{Decision, Reason};
 use plimsoll_core::engine::Engine;
 use plimsoll_core::event::Event;
@@ -183,6 +184,30 @@ impl Case {
                     if !pods.contains_key(uid) =>
                 {
                     return Err(format!("ends {uid}, which it does not know"));
+                }
+                // Without a limit of its own it is held back for others.
+                Decision::SetCpu {
+                    uid,
+                    knob: CpuKnob::Quota,
+                    own_us: None,
+                    ..
+                } => {
+                    let pod = pods.get(uid);
+                    if pod.is_none_or(|pod| pod.row.exempt || !pod.running) {
+                        return Err(format!("holds back {uid}, which it may not"));
+                    }
+                }
+                Decision::SetCpu {
+                    knob: CpuKnob::Quota,
+                    us,
+                    own_us: Some(own_us),
+                    ..
+                } => {
+                    let burst = self.engine.config().cpu.burst;
+                    let most = burst.map_or(100, |burst| burst.quota_percent.max(100));
+                    if u128::from(*us) * 100 > u128::from(*own_us) * u128::from(most) {
+                        return Err(format!("gives more than it may: {}", text(decision)));
+                    }
                 }
                 Decision::SampleBy { at_ns } if *at_ns <= event.at_ns && event.at_ns < u64::MAX => {
                     return Err(format!("wants a sample at {at_ns}, which is past"));

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cpu_bandwidth::{CpuKnob, CpuWhy};
 use crate::event::LastLineReason;
 use crate::placement::assignments::Assignments;
 use crate::placement::node::Note;
@@ -163,6 +164,34 @@ pub enum Decision {
     PlacementFailed {
         /// Why.
         why: String,
+    },
+    /// Give a cgroup other CPU bandwidth than its own. [`Decision::RestoreCpu`] follows.
+    SetCpu {
+        /// Which pod.
+        uid: PodUid,
+        /// Which of its containers; empty for the pod's own cgroup.
+        #[serde(default, skip_serializing_if = "str::is_empty")]
+        container: Arc<str>,
+        /// What is changed.
+        knob: CpuKnob,
+        /// To this, microseconds of CPU time per period.
+        us: u64,
+        /// What it is without us; `None` for no limit.
+        own_us: Option<u64>,
+        /// Why.
+        why: CpuWhy,
+    },
+    /// Put it back to what it was.
+    RestoreCpu {
+        /// Which pod.
+        uid: PodUid,
+        /// Which of its containers; empty for the pod's own cgroup.
+        #[serde(default, skip_serializing_if = "str::is_empty")]
+        container: Arc<str>,
+        /// What is put back.
+        knob: CpuKnob,
+        /// Why.
+        why: CpuWhy,
     },
     /// Pods must leave, and none may be chosen.
     NoVictim {
@@ -400,6 +429,18 @@ impl fmt::Display for Human {
     }
 }
 
+/// A container of a pod, or the pod.
+struct CgroupName<'a>(&'a PodUid, &'a str);
+
+impl fmt::Display for CgroupName<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.1 {
+            "" => write!(f, "{}", self.0),
+            container => write!(f, "{}, container {container},", self.0),
+        }
+    }
+}
+
 /// An amount in a signal's unit, as people write it.
 #[derive(Clone, Copy, Debug)]
 pub struct In(pub Unit, pub u64);
@@ -631,6 +672,32 @@ impl fmt::Display for Decision {
                 "{} of {uid} ended after {} ms: {end}",
                 stage.name(),
                 took_ns / 1_000_000
+            ),
+            Self::SetCpu {
+                uid,
+                container,
+                knob,
+                us,
+                own_us,
+                why,
+            } => {
+                write!(f, "{knob} of {} = ", CgroupName(uid, container))?;
+                write!(f, "{}.{:03} ms, ", us / 1000, us % 1000)?;
+                match own_us {
+                    Some(own) => write!(f, "its own {}.{:03} ms", own / 1000, own % 1000)?,
+                    None => write!(f, "its own max")?,
+                }
+                write!(f, ": {why}")
+            }
+            Self::RestoreCpu {
+                uid,
+                container,
+                knob,
+                why,
+            } => write!(
+                f,
+                "{knob} of {} as before: {why}",
+                CgroupName(uid, container)
             ),
             Self::NoVictim {
                 signal,

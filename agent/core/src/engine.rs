@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::decision::Decision;
 use crate::event::{Cause, Event, EventKind, Sample};
-use crate::options::EvictionOptions;
+use crate::options::{CpuOptions, EvictionOptions};
 use crate::policy::disruption::Budgeting;
 use crate::policy::eviction;
 use crate::policy::freshness::{self, Stale};
 use crate::policy::rank::{ImageFsLayout, Place, RankRow};
-use crate::policy::{foresight, leaving, place, remedies, sampling, stall};
+use crate::policy::{cpu, foresight, leaving, place, remedies, sampling, stall};
 use crate::signal::{Observations, Readings};
 use crate::state::NodeState;
 use crate::swap::{self, PodSwap};
@@ -42,6 +42,9 @@ pub struct EngineConfig {
     /// Whether pods may swap.
     #[serde(default)]
     pub pod_swap: PodSwap,
+    /// What is done about CPU time.
+    #[serde(default)]
+    pub cpu: CpuOptions,
 }
 
 impl Default for EngineConfig {
@@ -55,6 +58,7 @@ impl Default for EngineConfig {
             max_pod_grace_period_s: 0,
             options: EvictionOptions::kubelet(),
             pod_swap: PodSwap::default(),
+            cpu: CpuOptions::default(),
         }
     }
 }
@@ -150,6 +154,7 @@ impl Engine {
             sampling::arm(&self.config, &mut self.state, sample, decisions);
         }
         place::decide(&mut self.state, event, first, decisions);
+        cpu::decide(&self.config, &mut self.state, event, first, decisions);
         sampling::schedule(&self.config, &mut self.state, decisions);
     }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::budget::DisruptionBudget;
+use crate::cpu_bandwidth::{CpuKnob, CpuReading};
 use crate::machine::Machine;
 use crate::options::Availability;
 use crate::placement::assignments::Assignments;
@@ -108,6 +109,20 @@ pub enum EventKind {
         /// What there is to say.
         #[serde(flatten)]
         report: StageReport,
+    },
+    /// What pods had of the CPUs and how they waited for them.
+    CpuReading(Arc<CpuReading>),
+    /// [`Decision::SetCpu`](crate::decision::Decision::SetCpu) or [`Decision::RestoreCpu`](crate::decision::Decision::RestoreCpu) could
+    /// not be carried out.
+    CpuNotWritten {
+        /// Which pod it concerned.
+        uid: PodUid,
+        /// Which of its containers; empty for the pod's own cgroup.
+        container: Arc<str>,
+        /// What was to be changed.
+        knob: CpuKnob,
+        /// Why not.
+        error: String,
     },
     /// A decision was carried out, or could not be.
     Outcome {

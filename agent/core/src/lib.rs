@@ -7,6 +7,7 @@
 
 pub mod budget;
 pub mod cgroup_config;
+pub mod cpu_bandwidth;
 pub mod cpu_set;
 pub mod decision;
 pub mod duration;

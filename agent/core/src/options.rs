@@ -28,6 +28,65 @@ pub struct EvictionOptions {
     pub last_line: Option<LastLine>,
 }
 
+/// What is done about CPU time. Each is off where it is `None`, as in the kubelet, which sets a quota and leaves it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct CpuOptions {
+    /// Who is throttled although its node has time gets more for a while (kubernetes#67577, #51135).
+    #[serde(default)]
+    pub burst: Option<CpuBurst>,
+    /// Who has no request is held back while those who have one wait.
+    #[serde(default)]
+    pub suppress: Option<CpuSuppress>,
+}
+
+/// Bursts above a CPU limit. All shares are per cent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CpuBurst {
+    /// `cpu.max.burst` as a part of the quota, 100 at most (the kernel's bound); 0: this step is left out.
+    pub burst_percent: u32,
+    /// The largest quota as a part of the limit's; 100: this step is left out.
+    pub quota_percent: u32,
+    /// How much CPU time below its limit a container can save to use above it: what its limit allows in this time, nanoseconds.
+    pub allowance_ns: u64,
+    /// How busy the shared CPUs may be.
+    pub node_use_percent: u32,
+    /// How much of the time another pod that has not got its request may wait.
+    pub wait_percent: u32,
+}
+
+impl Default for CpuBurst {
+    fn default() -> Self {
+        Self {
+            burst_percent: 100,
+            quota_percent: 200,
+            allowance_ns: 60_000_000_000,
+            node_use_percent: 80,
+            wait_percent: 10,
+        }
+    }
+}
+
+/// Holding back pods without requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CpuSuppress {
+    /// How much of the time a pod that comes first may wait, per cent.
+    pub wait_percent: u32,
+    /// What no pod is held below, thousandths of a CPU; 10 at least, for the kernel takes no quota below 1 ms.
+    pub floor_milli: u64,
+    /// The longest at one time, nanoseconds, and over time not more than half of it.
+    pub budget_ns: u64,
+}
+
+impl Default for CpuSuppress {
+    fn default() -> Self {
+        Self {
+            wait_percent: 10,
+            floor_milli: 100,
+            budget_ns: 60_000_000_000,
+        }
+    }
+}
+
 /// How many pods one pass may evict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -5,6 +5,7 @@
 //!
 //! Source: `k8s.io/api/core/v1/types.go`, `pkg/apis/core/v1/defaults.go`, `pkg/kubelet/types/pod_update.go` of 1.36.
 
+mod latency_critical;
 mod pressure_signal;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use crate::quantity::Quantity;
 use crate::resources::{self, ResourceList};
 use crate::units::PodUid;
 
+pub use latency_critical::{LATENCY_CRITICAL_ANNOTATION, UnknownLatencyCritical};
 pub use pressure_signal::{PRESSURE_SIGNAL_ANNOTATION, PressureSignal, UnknownPressureSignal};
 
 /// Where the kubelet notes the source of a pod; anything but `api` makes it a static pod.
@@ -69,8 +71,8 @@ pub struct Metadata {
     /// Absent in hand-written manifests; see [`Pod::uid`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<PodUid>,
-    /// Free text by key; three keys have a meaning here, see [`Pod::is_static`], [`Pod::is_mirror`] and
-    /// [`Pod::pressure_signal`].
+    /// Free text by key; four keys have a meaning here, see [`Pod::is_static`], [`Pod::is_mirror`],
+    /// [`Pod::pressure_signal`] and [`Pod::latency_critical`].
     #[serde(
         deserialize_with = "null_as_default",
         skip_serializing_if = "BTreeMap::is_empty"

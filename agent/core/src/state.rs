@@ -11,6 +11,7 @@ use crate::event::{Action, Event, EventKind, NodeMemory, Sample};
 use crate::options::Availability;
 use crate::placement::node::NodePlacement;
 use crate::pod::{Pod, PressureSignal};
+use crate::policy::cpu::CpuState;
 use crate::policy::foresight::Outlook;
 use crate::policy::rank::RankRow;
 use crate::policy::remedies::{RemedyState, Stage};
@@ -78,6 +79,9 @@ pub struct NodeState {
     /// Who holds which CPUs and memory; `None` if nothing is placed here.
     #[serde(default)]
     pub placement: Option<NodePlacement>,
+    /// What pods have of the CPUs, and what was changed for it; empty if neither option is on.
+    #[serde(default)]
+    pub cpu: CpuState,
     /// The threshold that found nobody to evict, so that it is said once and not at every sample.
     pub no_victim: Option<Signal>,
 }
@@ -281,7 +285,10 @@ impl NodeState {
             | EventKind::LastLineKill { .. }
             | EventKind::PlacementStarted(_)
             | EventKind::PodsListed
-            | EventKind::ContainerEnded { .. } => {}
+            | EventKind::ContainerEnded { .. }
+            // See `policy::cpu`.
+            | EventKind::CpuReading(_)
+            | EventKind::CpuNotWritten { .. } => {}
             EventKind::Outcome { uid, action, error } => {
                 self.outcome(uid, *action, error.is_some())
             }

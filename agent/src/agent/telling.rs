@@ -45,6 +45,8 @@ impl Agent {
             | Decision::Notify { uid, .. }
             | Decision::StageEnded { uid, .. }
             | Decision::PlacementRefused { uid, .. }
+            | Decision::SetCpu { uid, .. }
+            | Decision::RestoreCpu { uid, .. }
             | Decision::Finished { uid, .. } => Some(uid),
             Decision::PlacementLost { note } => Some(&note.pod),
             Decision::ReclaimNode { .. }

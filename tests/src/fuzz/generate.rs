@@ -2,11 +2,16 @@
 
 use std::sync::Arc;
 
+use plimsoll_core::cpu_bandwidth::{
+    CgroupCpu, CpuKnob, CpuReading, PodCpu, SharedCpus, WaitSource,
+};
 use plimsoll_core::engine::EngineConfig;
 use plimsoll_core::event::{
     Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, PodMemory, Sample, StageReport,
 };
-use plimsoll_core::options::{Availability, EvictionOptions, Foresight, Remedies, Victims};
+use plimsoll_core::options::{
+    Availability, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, Remedies, Victims,
+};
 use plimsoll_core::policy::rank::ImageFsLayout;
 use plimsoll_core::policy::remedies::Stage;
 use plimsoll_core::reading::{
@@ -60,6 +65,20 @@ pub(super) fn config(random: &mut Random) -> EngineConfig {
             ..EvictionOptions::kubelet()
         },
         pod_swap: *random.pick(&[PodSwap::Unlimited, PodSwap::Forbidden, PodSwap::Limited]),
+        cpu: CpuOptions {
+            burst: random.one_in(2).then(|| CpuBurst {
+                burst_percent: *random.pick(&[0, 50, 100]),
+                quota_percent: *random.pick(&[100, 200, 1000]),
+                allowance_ns: *random.pick(&[0, 60_000 * MS, u64::MAX]),
+                node_use_percent: *random.pick(&[0, 80, 100]),
+                wait_percent: *random.pick(&[0, 10, 100]),
+            }),
+            suppress: random.one_in(2).then(|| CpuSuppress {
+                wait_percent: *random.pick(&[0, 10, 100]),
+                floor_milli: *random.pick(&[0, 100, u64::MAX]),
+                budget_ns: *random.pick(&[0, 60_000 * MS, u64::MAX]),
+            }),
+        },
     }
 }
 
@@ -82,7 +101,7 @@ fn threshold(random: &mut Random) -> Threshold {
 
 pub(super) fn event(random: &mut Random, now_ns: &mut u64) -> Event {
     *now_ns += *random.pick(&[0, 1, MS, 20 * MS, 100 * MS, 1000 * MS, 31_000 * MS]);
-    let kind = match random.below(23) {
+    let kind = match random.below(27) {
         20 => budget(random),
         21 => EventKind::BudgetRemoved {
             budget: Arc::from("default/budget"),
@@ -100,6 +119,13 @@ pub(super) fn event(random: &mut Random, now_ns: &mut u64) -> Event {
                     },
                 ])
                 .clone(),
+        },
+        23..26 => EventKind::CpuReading(Arc::new(cpu_reading(random, *now_ns))),
+        26 => EventKind::CpuNotWritten {
+            uid: any(random),
+            container: Arc::from(*random.pick(&["", "c"])),
+            knob: *random.pick(&[CpuKnob::Quota, CpuKnob::Burst]),
+            error: "refused".to_owned(),
         },
         0..3 => pod(random),
         3..6 => EventKind::PodRunning { uid: any(random) },
@@ -120,6 +146,47 @@ pub(super) fn event(random: &mut Random, now_ns: &mut u64) -> Event {
     Event {
         at_ns: *now_ns,
         kind,
+    }
+}
+
+/// Totals as they could be, and as they could not.
+fn cpu_reading(random: &mut Random, now_ns: u64) -> CpuReading {
+    let total = |random: &mut Random| match random.one_in(20) {
+        true => u64::MAX,
+        false => random.below(10_000_000),
+    };
+    let maybe = |random: &mut Random| random.one_in(2).then(|| random.below(1_000_000));
+    let present: Vec<&str> = UIDS.into_iter().filter(|_| random.one_in(2)).collect();
+    let pods = present.into_iter().map(|uid| PodCpu {
+        uid: PodUid::from(uid),
+        usage_us: total(random),
+        waited_us: random.one_in(2).then(|| total(random)),
+        cgroups: ["", "c"]
+            .into_iter()
+            .map(|container| CgroupCpu {
+                container: Arc::from(container),
+                period_us: *random.pick(&[0, 1000, 100_000]),
+                quota_us: maybe(random),
+                own_quota_us: maybe(random),
+                burst_us: maybe(random),
+                own_burst_us: maybe(random),
+                periods: total(random),
+                throttled: total(random),
+                bursts: total(random),
+                usage_us: total(random),
+            })
+            .collect(),
+    });
+    let pods = pods.collect();
+    CpuReading {
+        read_ns: now_ns,
+        shared: SharedCpus {
+            cpus: 4,
+            busy_us: total(random),
+            total_us: total(random),
+        },
+        source: random.one_in(2).then_some(WaitSource::Pressure),
+        pods,
     }
 }
 

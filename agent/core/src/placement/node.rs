@@ -407,6 +407,14 @@ impl NodePlacement {
         cpus.is_some() || memory.is_some() || self.devices.held(pod, container).is_some()
     }
 
+    /// Whether a container of this pod has CPUs of its own.
+    #[must_use]
+    pub fn has_exclusive_cpus(&self, pod: &PodUid) -> bool {
+        self.cpu_books()
+            .and_then(|books| books.assignments.get(pod))
+            .is_some_and(|containers| !containers.is_empty())
+    }
+
     /// What a pod has come to.
     #[must_use]
     pub fn placed(&self, pod: &PodUid) -> Placed {

@@ -1,6 +1,9 @@
 //! Decisions as plain functions: one file per policy.
 
 pub(crate) mod candidates;
+pub mod cpu;
+pub mod cpu_burst;
+pub mod cpu_suppress;
 pub(crate) mod disruption;
 pub mod eviction;
 pub mod foresight;

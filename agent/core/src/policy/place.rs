@@ -68,6 +68,8 @@ pub(crate) fn decide(
         | EventKind::NodeReclaimed { .. }
         | EventKind::Stage { .. }
         | EventKind::LastLineKill { .. }
+        | EventKind::CpuReading(_)
+        | EventKind::CpuNotWritten { .. }
         | EventKind::Outcome { .. } => false,
     };
     let Some(placement) = &mut state.placement else {

@@ -1,0 +1,297 @@
+//! CPU time: what both policies about it know, and when they decide.
+//!
+//! **Problem.** A pod is throttled by its limit while its node has time to spare, or waits behind pods that asked for nothing. What helps the one
+//! can hurt its neighbours, and what is changed must be put back. **Approach.** Readings come once a second ([`CpuReading`]) and are turned into what
+//! happened since the one before. [`cpu_burst`](crate::policy::cpu_burst) and [`cpu_suppress`](crate::policy::cpu_suppress) look at that, each
+//! an option. What a cgroup has and what it had without us is in every reading, so that a write that failed, or that somebody else undid, is seen.
+//!
+//! **Who comes first.** A pod that requests CPU time, is not throttled, shares its CPUs, and uses no more than its request: it is owed what it
+//! waits for. One that uses more than it asked for waits for what it was not promised. The annotation
+//! [`LATENCY_CRITICAL_ANNOTATION`](crate::pod::LATENCY_CRITICAL_ANNOTATION) says otherwise for a pod, both ways. A throttled task counts as
+//! waiting in the kernel's figures, so that a throttled pod's are no evidence.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cpu_bandwidth::{CgroupCpu, CpuReading, CpuWhy, PodCpu, SharedCpus, WaitSource, Waiter};
+use crate::decision::Decision;
+use crate::engine::EngineConfig;
+use crate::event::{Event, EventKind};
+use crate::placement::node::NodePlacement;
+use crate::policy::cpu_burst::{self, Grant};
+use crate::policy::cpu_suppress::{self, Suppression};
+use crate::qos::QosClass;
+use crate::resources::{CPU, eviction_request};
+use crate::state::{NodeState, PodState};
+use crate::units::PodUid;
+
+/// All of the time, in the unit of shares: hundredths of a per cent.
+pub const WHOLE: u32 = 10_000;
+
+/// What is known of CPU time.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct CpuState {
+    /// When the newest reading was taken, nanoseconds.
+    pub read_ns: Option<u64>,
+    /// The time between that and the one before, nanoseconds.
+    pub interval_ns: u64,
+    /// The shared CPUs then.
+    pub shared: SharedCpus,
+    /// How busy they were meanwhile, in hundredths of a per cent.
+    pub busy: u32,
+    /// How waiting is measured.
+    pub source: Option<WaitSource>,
+    /// Pods with processes.
+    pub pods: BTreeMap<PodUid, PodCpuState>,
+    /// The pods that come first and waited longest, at most two.
+    pub waiters: Vec<Waiter>,
+    /// Who is held back.
+    pub suppression: Suppression,
+}
+
+/// One pod.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct PodCpuState {
+    /// CPU time used in all, microseconds.
+    pub usage_us: u64,
+    /// Time waited in all, microseconds.
+    pub waited_us: Option<u64>,
+    /// What it used since the reading before, thousandths of a CPU.
+    pub used_milli: u64,
+    /// How much of that time it waited, in hundredths of a per cent, never above [`WHOLE`]; `None`: not measured.
+    pub waited: Option<u32>,
+    /// Its cgroups, by the name of the container; the pod's own is "".
+    pub cgroups: BTreeMap<Arc<str>, CgroupState>,
+}
+
+/// One cgroup.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct CgroupState {
+    /// The newest reading.
+    pub reading: CgroupCpu,
+    /// Over how long the figures below were counted, nanoseconds; 0 at first sight.
+    pub counted_ns: u64,
+    /// Periods.
+    pub periods: u64,
+    /// Those in which it was throttled.
+    pub throttled: u64,
+    /// Those in which it used more than its quota.
+    pub bursts: u64,
+    /// CPU time used, microseconds.
+    pub used_us: u64,
+    /// What it is given above its limit.
+    pub grant: Grant,
+}
+
+impl PodCpuState {
+    /// Whether a limit of it held it up since the reading before.
+    pub fn is_throttled(&self) -> bool {
+        self.cgroups.values().any(|own| own.throttled > 0)
+    }
+
+    fn take(&mut self, reading: &PodCpu, interval_ns: u64, is_new: bool) {
+        let micros = interval_ns / 1000;
+        let rate = |grown: u64, per: u64| {
+            u64::try_from(u128::from(grown) * u128::from(per) / u128::from(micros.max(1)))
+                .unwrap_or(u64::MAX)
+        };
+        let grown_us = reading.usage_us.saturating_sub(self.usage_us);
+        let waited_us = reading.waited_us.zip(self.waited_us);
+        if !is_new && interval_ns > 0 {
+            self.used_milli = rate(grown_us, 1000);
+            self.waited = waited_us.map(|(now, then)| {
+                let share = rate(now.saturating_sub(then), WHOLE.into());
+                u32::try_from(share).unwrap_or(WHOLE).min(WHOLE)
+            });
+        }
+        self.usage_us = reading.usage_us;
+        self.waited_us = reading.waited_us;
+        let listed = |name: &Arc<str>| reading.cgroups.iter().any(|own| own.container == *name);
+        self.cgroups.retain(|name, _| listed(name));
+        for own in &reading.cgroups {
+            match self.cgroups.get_mut(&own.container) {
+                Some(known) => known.take(own, interval_ns),
+                None => {
+                    let state = CgroupState {
+                        reading: own.clone(),
+                        ..CgroupState::default()
+                    };
+                    self.cgroups.insert(Arc::clone(&own.container), state);
+                }
+            }
+        }
+    }
+
+    /// No figure of it has moved.
+    fn stand_still(&mut self, interval_ns: u64) {
+        self.used_milli = 0;
+        self.waited = self.waited_us.map(|_| 0);
+        for own in self.cgroups.values_mut() {
+            own.counted_ns = interval_ns;
+            (own.periods, own.throttled, own.bursts, own.used_us) = (0, 0, 0, 0);
+        }
+    }
+}
+
+impl CgroupState {
+    fn take(&mut self, now: &CgroupCpu, interval_ns: u64) {
+        let then = &self.reading;
+        self.counted_ns = interval_ns;
+        // A cgroup that was made anew under the same name begins at 0.
+        self.periods = now.periods.saturating_sub(then.periods);
+        self.throttled = now.throttled.saturating_sub(then.throttled);
+        self.bursts = now.bursts.saturating_sub(then.bursts);
+        self.used_us = now.usage_us.saturating_sub(then.usage_us);
+        self.reading = now.clone();
+    }
+}
+
+/// Takes a reading in, and decides what follows from it; lets go who is to leave.
+pub(crate) fn decide(
+    config: &EngineConfig,
+    state: &mut NodeState,
+    event: &Event,
+    first: usize,
+    decisions: &mut Vec<Decision>,
+) {
+    let options = &config.cpu;
+    if options.burst.is_none() && options.suppress.is_none() {
+        return;
+    }
+    cpu_suppress::let_go(&mut state.cpu, first, decisions);
+    match &event.kind {
+        EventKind::CpuReading(reading) => {
+            observe(state, reading);
+            let NodeState {
+                pods,
+                placement,
+                cpu,
+                ..
+            } = state;
+            let around = Around {
+                pods,
+                placement: placement.as_ref(),
+                now_ns: reading.read_ns,
+            };
+            cpu.waiters = waiters(&around, cpu);
+            if let Some(options) = &options.burst {
+                cpu_burst::decide(options, &around, cpu, decisions);
+            }
+            if let Some(options) = &options.suppress {
+                cpu_suppress::decide(options, &around, cpu, decisions);
+            }
+        }
+        EventKind::CpuNotWritten { uid, container, .. } => {
+            let now_ns = state.now_ns;
+            cpu_suppress::not_written(&mut state.cpu, uid, now_ns);
+            let own = state.cpu.pods.get_mut(uid);
+            if let Some(own) = own.and_then(|own| own.cgroups.get_mut(container)) {
+                own.grant.give_up(CpuWhy::NotWritten, now_ns);
+            }
+        }
+        EventKind::PodEmpty { uid } => {
+            state.cpu.pods.remove(uid);
+            state.cpu.suppression.held.remove(uid);
+        }
+        _ => {}
+    }
+}
+
+/// What both policies look at beside [`CpuState`].
+pub(crate) struct Around<'a> {
+    /// All pods.
+    pub(crate) pods: &'a BTreeMap<PodUid, PodState>,
+    placement: Option<&'a NodePlacement>,
+    /// When the reading was taken, nanoseconds.
+    pub(crate) now_ns: u64,
+}
+
+impl Around<'_> {
+    /// Whether a pod has CPUs of its own: then no quota binds it, and nobody of the shared pool is in its way.
+    pub(crate) fn has_exclusive_cpus(&self, uid: &PodUid) -> bool {
+        self.placement
+            .is_some_and(|placement| placement.has_exclusive_cpus(uid))
+    }
+}
+
+fn observe(state: &mut NodeState, reading: &CpuReading) {
+    let NodeState { pods, cpu, .. } = state;
+    let interval_ns = cpu
+        .read_ns
+        .map_or(0, |read_ns| reading.read_ns.saturating_sub(read_ns));
+    cpu.pods
+        .retain(|uid, _| pods.get(uid).is_some_and(|pod| pod.running && !pod.removed));
+    for own in cpu.pods.values_mut() {
+        own.stand_still(interval_ns);
+    }
+    for own in &reading.pods {
+        if pods
+            .get(&own.uid)
+            .is_none_or(|pod| !pod.running || pod.removed)
+        {
+            continue;
+        }
+        let is_new = !cpu.pods.contains_key(&own.uid);
+        let known = cpu.pods.entry(own.uid.clone()).or_default();
+        known.take(own, interval_ns, is_new);
+    }
+    let (then, now) = (cpu.shared, reading.shared);
+    // With other CPUs the totals are others, too.
+    cpu.busy = match now.total_us.checked_sub(then.total_us) {
+        Some(total_us) if total_us > 0 && now.cpus == then.cpus => {
+            let busy_us = now.busy_us.saturating_sub(then.busy_us).min(total_us);
+            let share = u128::from(busy_us) * u128::from(WHOLE) / u128::from(total_us);
+            u32::try_from(share).unwrap_or(WHOLE)
+        }
+        _ => 0,
+    };
+    cpu.shared = now;
+    cpu.source = reading.source;
+    cpu.read_ns = Some(reading.read_ns);
+    cpu.interval_ns = interval_ns;
+}
+
+/// Whether what the pod waits for is owed to it.
+pub(crate) fn comes_first(pod: &PodState, own: &PodCpuState, has_exclusive_cpus: bool) -> bool {
+    if own.is_throttled() || has_exclusive_cpus || pod.leaving.is_some() {
+        return false;
+    }
+    // A value that is neither is told where manifests are read.
+    match pod.pod.latency_critical() {
+        Ok(Some(said)) => said,
+        Ok(None) | Err(_) => {
+            let request = eviction_request(&pod.pod, CPU).milli_value();
+            let request_milli = u64::try_from(request).unwrap_or(0);
+            pod.pod.qos_class() != QosClass::BestEffort
+                && request_milli > 0
+                && own.used_milli <= request_milli
+        }
+    }
+}
+
+/// The two who wait longest, the longest first: one of them is somebody else's neighbour in any case.
+fn waiters(around: &Around<'_>, cpu: &CpuState) -> Vec<Waiter> {
+    let Some(source) = cpu.source else {
+        return Vec::new();
+    };
+    let mut found: Vec<(u32, &PodUid, &PodState)> = cpu
+        .pods
+        .iter()
+        .filter_map(|(uid, own)| {
+            let pod = around.pods.get(uid)?;
+            let waited = own.waited.filter(|waited| *waited > 0)?;
+            comes_first(pod, own, around.has_exclusive_cpus(uid)).then_some((waited, uid, pod))
+        })
+        .collect();
+    found.sort_by(|one, other| other.0.cmp(&one.0).then_with(|| one.1.cmp(other.1)));
+    let two = found.into_iter().take(2);
+    two.map(|(waited, uid, pod)| Waiter {
+        pod: Arc::from(pod.name.as_str()),
+        uid: uid.clone(),
+        waited,
+        source,
+    })
+    .collect()
+}
