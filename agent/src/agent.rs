@@ -8,6 +8,7 @@
 //!
 //! Terms: *urgent* work is what leads to a kill; *housekeeping* is everything else, done when the loop has nothing urgent.
 
+mod cpu;
 mod disk;
 mod last_line;
 mod lifecycle;
@@ -125,6 +126,8 @@ pub struct Agent {
     disk: Option<Disk>,
     /// `None`: nothing is tried before an eviction.
     stages: Option<stages::Stages>,
+    /// `None`: CPU time is not looked after.
+    cpu_work: Option<cpu::CpuWork>,
     /// `None`: nothing is placed.
     placing: Option<Placing>,
     /// `None`: there is no last line in the kernel.
@@ -187,6 +190,7 @@ impl Agent {
             kubepods: None,
             disk: None,
             stages: None,
+            cpu_work: None,
             placing: None,
             last_line: None,
             not_watched_told: 0,
@@ -233,6 +237,7 @@ impl Agent {
         tokio::pin!(housekeeping);
         let mut stage_reports = self.take_stage_reports();
         let mut placement_reports = self.begin_placing();
+        let mut cpu_reports = self.take_cpu_reports();
         loop {
             let mut woken = Woken::default();
             tokio::select! {
@@ -277,6 +282,7 @@ impl Agent {
                 () = stop.received() => break,
                 Some(change) = sources.manifests.recv() => self.manifests(change),
                 Some(report) = placing::reported(placement_reports.as_mut()) => self.placement_reported(report),
+                Some(report) = cpu::reported(cpu_reports.as_mut()) => self.cpu_reported(report),
                 event = told(&mut sources.storage) => self.disk_event(event, &mut woken),
                 changed = ready(sources.cgroups.as_ref().map(|cgroups| &cgroups.fd), Interest::READABLE) => {
                     changed?;
@@ -580,8 +586,7 @@ impl Agent {
                     disk.decided(decision);
                 }
             }
-            // Nothing carries these out yet, and no field of the configuration asks for them.
-            Decision::SetCpu { .. } | Decision::RestoreCpu { .. } => {}
+            Decision::SetCpu { .. } | Decision::RestoreCpu { .. } => self.act_cpu(decision),
             // Said, and cleaned up after, when everything urgent is done.
             Decision::Finished { .. }
             | Decision::StageEnded { .. }
@@ -632,6 +637,9 @@ impl Agent {
             if let Err(error) = pod.pressure_signal() {
                 self.warn(format!("pod {uid}: {error}"));
             }
+            if let Err(error) = pod.latency_critical() {
+                self.warn(format!("pod {uid}: {error}"));
+            }
             self.take_in(EventKind::PodApplied { pod });
             self.look_at(&uid);
             self.keep_oom_scores(&uid);
@@ -650,6 +658,7 @@ impl Agent {
         self.pods_are_listed();
         // Limits were written, and an exclusive container has none on CPU time.
         self.look_after_placing();
+        self.look_after_cpu();
         for budget in budgets {
             self.take_in(EventKind::BudgetApplied { budget });
         }
@@ -772,6 +781,7 @@ impl Agent {
         self.follow_processes();
         self.keep_kubepods();
         self.look_after_placing();
+        self.look_after_cpu();
         self.tell_limits();
         self.tell_folded_oom_kills();
         self.tell_lost_records();

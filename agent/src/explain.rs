@@ -4,6 +4,7 @@
 
 mod oom_text;
 mod text;
+mod throttling_text;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -32,6 +33,7 @@ Examples:
   plimsoll explain eviction --signal nodefs.available
   plimsoll explain oom                               oom_score_adj, and whom the kernel would take
   plimsoll explain cpu                               who has which CPUs, and the shared pool
+  plimsoll explain throttling default/web            its CPU limit: what it costs, what is given, why no more
   plimsoll explain topology default/web              what each provider offered, the merged hint, why not elsewhere
   plimsoll explain eviction --journal run.journal --at 1234.567   as it was then
 
@@ -72,6 +74,8 @@ pub enum What {
     Eviction,
     /// `oom_score_adj`, and whom the kernel's OOM killer would take
     Oom,
+    /// Whom a CPU limit throttles or who is held back for others, what is given, and why no more
+    Throttling,
     /// Which containers have CPUs and memory of their own
     Cpu,
     /// The same, and how each came there: what CPUs, memory and devices offered, and why other NUMA nodes were not taken
@@ -106,6 +110,9 @@ pub enum ExplainError {
     /// `--signal` with `oom`.
     #[error("--signal is for `explain eviction`: the kernel's OOM killer knows no signals")]
     SignalOfOom,
+    /// `--signal` with `throttling`.
+    #[error("--signal is for `explain eviction`: throttling does not hang on a signal")]
+    SignalOfThrottling,
     /// `--signal` with `cpu` or `topology`.
     #[error("--signal is for `explain eviction`: where pods run does not hang on a signal")]
     SignalOfPlacement,
@@ -123,7 +130,7 @@ impl ExplainError {
                     RefusalKind::UnknownPod | RefusalKind::AmbiguousPod | RefusalKind::UnknownSignal,
                 ..
             })) => EXIT_UNKNOWN,
-            Self::SignalOfOom | Self::SignalOfPlacement => 2,
+            Self::SignalOfOom | Self::SignalOfThrottling | Self::SignalOfPlacement => 2,
             _ => EXIT_NO_ANSWER,
         }
     }
@@ -152,6 +159,7 @@ fn json(answer: &Answer) -> io::Result<String> {
     let text = match answer {
         Answer::Eviction(own) => serde_json::to_string_pretty(own),
         Answer::Oom(own) => serde_json::to_string_pretty(own),
+        Answer::Throttling(own) => serde_json::to_string_pretty(own),
         Answer::Placement(own) => serde_json::to_string_pretty(own),
     };
     Ok(text? + "\n")
@@ -166,6 +174,8 @@ fn answer_to(args: &ExplainArgs) -> Result<Answer, ExplainError> {
         },
         What::Oom if args.signal.is_some() => return Err(ExplainError::SignalOfOom),
         What::Oom => Request::ExplainOom { pod },
+        What::Throttling if args.signal.is_some() => return Err(ExplainError::SignalOfThrottling),
+        What::Throttling => Request::ExplainThrottling { pod },
         What::Cpu | What::Topology if args.signal.is_some() => {
             return Err(ExplainError::SignalOfPlacement);
         }

@@ -8,6 +8,7 @@ pub mod check;
 pub mod cli;
 pub mod config;
 pub mod control;
+pub mod cpu_time;
 pub mod events;
 pub mod exec;
 pub mod explain;

@@ -17,6 +17,7 @@ use crate::agent::{Agent, Disk, LastLine, Placing, Sources, StopSignals, Surroun
 use crate::check::{Report, load_bpf};
 use crate::config::{Config, ConfigFile, Effective, EvictionFlags};
 use crate::control::{self, server::Bounds};
+use crate::cpu_time::{CPU_LEDGER, CpuTime, READ_EVERY};
 use crate::facts::{Facts, hooks_of};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupPath, Controller, Version};
@@ -173,7 +174,11 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let mut ledger = Ledger::open(&host, args.state_dir.join(AGENT_LEDGER))?;
     let mut pods_ledger = Ledger::open(&host, args.state_dir.join(PODS_LEDGER))?;
     let mut stage_ledger = Ledger::open(&host, args.state_dir.join(REMEDIES_LEDGER))?;
-    let put_back = restore(&mut stage_ledger)? + restore(&mut pods_ledger)? + restore(&mut ledger)?;
+    let mut cpu_ledger = Ledger::open(&host, args.state_dir.join(CPU_LEDGER))?;
+    let put_back = restore(&mut stage_ledger)?
+        + restore(&mut cpu_ledger)?
+        + restore(&mut pods_ledger)?
+        + restore(&mut ledger)?;
     if put_back > 0 {
         let text = format!(
             "{put_back} kernel settings left by an agent that was killed, or by pods that have ended, were put back"
@@ -188,7 +193,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         runtime,
         stop,
     };
-    let result = started.run(&mut ledger, stage_ledger, reporter);
+    let result = started.run(&mut ledger, stage_ledger, cpu_ledger, reporter);
     // Undone whatever happened; an error of the run itself is what the caller wants to see. Pods first: their cgroups are
     // inside ours.
     for ledger in [&mut pods_ledger, &mut ledger] {
@@ -215,6 +220,7 @@ impl Started<'_> {
         self,
         ledger: &mut Ledger,
         stage_ledger: Ledger,
+        cpu_ledger: Ledger,
         mut reporter: Reporter,
     ) -> Result<ExitCode> {
         let Self {
@@ -268,6 +274,7 @@ impl Started<'_> {
         }
 
         lost.extend(unmeasured.map(|error| format!("disk traffic of pods: {error}")));
+        let cpu_options = config.engine.cpu;
         lost.extend(absent.iter().map(ToString::to_string));
         let disks = disks(args, host, &cgroup_root, &config);
         let engine = Engine::new(config.engine_on(disks.file_systems().layout())?);
@@ -381,6 +388,12 @@ impl Started<'_> {
                 let (remedies, reports) = Remedies::start(stage_ledger)
                     .context("the thread for remedies cannot be started")?;
                 agent = agent.with_remedies(remedies, reports);
+            }
+            if cpu_options.burst.is_some() || cpu_options.suppress.is_some() {
+                match CpuTime::start(host, &mounts, cpu_ledger, READ_EVERY) {
+                    Ok((cpu_time, reports)) => agent = agent.with_cpu_time(cpu_time, reports),
+                    Err(error) => lost.push(format!("cpuBurst and cpuSuppress: {error}")),
+                }
             }
             agent.started(&report.choices, &lost);
             agent.run(sources, stop).await

@@ -9,6 +9,7 @@ mod oom;
 mod placement;
 mod pod;
 mod ranking;
+mod throttling;
 mod usage;
 
 pub use eviction::{
@@ -23,4 +24,5 @@ pub use placement::{
 };
 pub use pod::{ExplainedPod, Neighbour, NoSuchPod, WayOut};
 pub use ranking::{Candidate, ExplainedRanking, Place, Standing};
+pub use throttling::{CgroupCpuView, NodeCpuView, ThrottlingExplanation};
 pub use usage::PodUsage;

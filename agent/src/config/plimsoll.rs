@@ -4,13 +4,14 @@
 
 use plimsoll_core::duration;
 use plimsoll_core::options::{
-    Availability, EvictionOptions, Foresight, LastLine, OomOrder, Remedies, Victims,
+    Availability, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, LastLine,
+    OomOrder, Remedies, Victims,
 };
 use plimsoll_core::policy::remedies::THROTTLE_MAX_NS;
 
 use super::document::{Entry, Node, Origin, Value};
 use super::problem::Problem;
-use super::schema::{Class::Used, Field, Shape, field};
+use super::schema::{Class::Used, Field, Shape, field, int};
 
 /// `apiVersion` of our own file.
 pub const API_VERSION: &str = "plimsoll.dev/v1alpha1";
@@ -43,6 +44,20 @@ pub const FIELDS: &[Field] = &[
         field("acknowledgeWithin", Used, Shape::Duration, "a crossing is to be answered within this time, 10ms to 1m").pointer(),
         field("expiresAfter", Used, Shape::Duration, "it holds for so long after the agent was last heard of, 1s to 10m").pointer(),
     ]), "a program in the kernel that kills a condemned pod's task when memory is short and the agent does not answer"),
+    field("cpuBurst", Used, Shape::Object(&[
+        field("enabled", Used, Shape::Bool, "whether anything is given").pointer(),
+        field("burstPercent", Used, int(0, 100), "cpu.max.burst as a part of the quota; 0: left out").pointer(),
+        field("quotaPercent", Used, int(100, 1000), "the largest quota as a part of the limit's; 100: left out").pointer(),
+        field("allowance", Used, Shape::Duration, "how much unused CPU time is saved for it: what the limit allows in this time").pointer(),
+        field("nodeUsePercent", Used, int(1, 100), "nothing is given while the shared CPUs are busier than this").pointer(),
+        field("waitPercent", Used, int(1, 100), "nor while a pod below its request waits for CPU more of the time than this").pointer(),
+    ]), "whether who is throttled by its CPU limit gets more for a while, from what it left unused"),
+    field("cpuSuppress", Used, Shape::Object(&[
+        field("enabled", Used, Shape::Bool, "whether anybody is held back").pointer(),
+        field("waitPercent", Used, int(1, 100), "the share of time that a pod below its request may wait for CPU").pointer(),
+        field("floorMilliCPU", Used, int(10, 1_000_000), "no pod is held below this, in thousandths of a CPU").pointer(),
+        field("budget", Used, Shape::Duration, "the longest time at once, and at most half of the time").pointer(),
+    ]), "whether BestEffort pods are held back while pods that have not got their request wait for CPU"),
 ];
 
 /// The options as the engine takes them.
@@ -50,6 +65,8 @@ pub const FIELDS: &[Field] = &[
 pub struct PlimsollOptions {
     /// Of the eviction policy.
     pub eviction: EvictionOptions,
+    /// Of CPU time.
+    pub cpu: CpuOptions,
 }
 
 const VICTIMS: [(&str, Victims); 2] = [("One", Victims::One), ("Targeted", Victims::Targeted)];
@@ -95,6 +112,45 @@ fn duration_ns(node: Option<&Node>) -> u64 {
             .and_then(|ns| u64::try_from(ns).ok())
             .unwrap_or(0),
         _ => 0,
+    }
+}
+
+/// A number that was checked.
+fn number(node: Option<&Node>) -> Option<u32> {
+    match node?.value {
+        Value::Integer(value) => u32::try_from(value).ok(),
+        _ => None,
+    }
+}
+
+/// Reads what is about CPU time; an object that is not enabled is `None`.
+fn cpu_options(burst: Option<&Node>, suppress: Option<&Node>) -> CpuOptions {
+    let is_on = |node: &&Node| bool_of(node.get("enabled")) == Some(true);
+    CpuOptions {
+        burst: burst.filter(is_on).map(|node| {
+            let default = CpuBurst::default();
+            CpuBurst {
+                burst_percent: number(node.get("burstPercent")).unwrap_or(default.burst_percent),
+                quota_percent: number(node.get("quotaPercent")).unwrap_or(default.quota_percent),
+                allowance_ns: node
+                    .get("allowance")
+                    .map_or(default.allowance_ns, |own| duration_ns(Some(own))),
+                node_use_percent: number(node.get("nodeUsePercent"))
+                    .unwrap_or(default.node_use_percent),
+                wait_percent: number(node.get("waitPercent")).unwrap_or(default.wait_percent),
+            }
+        }),
+        suppress: suppress.filter(is_on).map(|node| {
+            let default = CpuSuppress::default();
+            CpuSuppress {
+                wait_percent: number(node.get("waitPercent")).unwrap_or(default.wait_percent),
+                floor_milli: number(node.get("floorMilliCPU"))
+                    .map_or(default.floor_milli, u64::from),
+                budget_ns: node
+                    .get("budget")
+                    .map_or(default.budget_ns, |own| duration_ns(Some(own))),
+            }
+        }),
     }
 }
 
@@ -167,11 +223,12 @@ impl PlimsollOptions {
                     })
                     .or(default.last_line),
             },
+            cpu: cpu_options(get("cpuBurst"), get("cpuSuppress")),
         }
     }
 
     /// The options as they would be written.
-    fn entries(&self) -> [(&'static str, Value); 8] {
+    fn entries(&self) -> [(&'static str, Value); 10] {
         let eviction = &self.eviction;
         let durations = |pairs: &[(&str, u64)]| {
             Value::Map(
@@ -211,6 +268,8 @@ impl PlimsollOptions {
             ("oomScoreOrder", name_of(&OOM_ORDER, &eviction.oom_order)),
             ("podOOMGroup", Value::Bool(eviction.pod_oom_group)),
             ("lastLine", last_line(eviction.last_line)),
+            ("cpuBurst", burst_entries(self.cpu.burst)),
+            ("cpuSuppress", suppress_entries(self.cpu.suppress)),
         ]
     }
 }
@@ -251,6 +310,29 @@ fn check_last_line(parts: &[Entry], problems: &mut Vec<Problem>) {
             ));
         }
     }
+}
+
+fn burst_entries(own: Option<CpuBurst>) -> Value {
+    let burst = own.unwrap_or_default();
+    let number = |value: u32| Value::Integer(value.into());
+    Value::Map(vec![
+        entry("enabled", Value::Bool(own.is_some())),
+        entry("burstPercent", number(burst.burst_percent)),
+        entry("quotaPercent", number(burst.quota_percent)),
+        entry("allowance", Value::Text(duration_text(burst.allowance_ns))),
+        entry("nodeUsePercent", number(burst.node_use_percent)),
+        entry("waitPercent", number(burst.wait_percent)),
+    ])
+}
+
+fn suppress_entries(own: Option<CpuSuppress>) -> Value {
+    let suppress = own.unwrap_or_default();
+    Value::Map(vec![
+        entry("enabled", Value::Bool(own.is_some())),
+        entry("waitPercent", Value::Integer(suppress.wait_percent.into())),
+        entry("floorMilliCPU", Value::Integer(suppress.floor_milli.into())),
+        entry("budget", Value::Text(duration_text(suppress.budget_ns))),
+    ])
 }
 
 fn entry(name: &str, value: Value) -> Entry {
@@ -296,19 +378,15 @@ pub(super) fn complete(root: &mut Node, problems: &mut Vec<Problem>) {
                 ));
                 break;
             }
-            if name == "lastLine" && part.key == "enabled" {
+            if part.key == "enabled" {
                 problems.push(Problem::new(
                     origin,
-                    "plimsoll.lastLine",
-                    "enabled is missing: write {enabled: true}, or leave lastLine out",
+                    format!("plimsoll.{name}"),
+                    format!("enabled is missing: write {{enabled: true}}, or leave {name} out"),
                 ));
             }
-            let left_out = if name == "lastLine" {
-                part
-            } else {
-                entry(&part.key, Value::Text("0s".into()))
-            };
-            parts.push(left_out);
+            // Of `remedies` that is 0s: off.
+            parts.push(part);
         }
         if name == "lastLine" {
             check_last_line(parts, problems);

@@ -7,7 +7,8 @@ use super::schema::{Class, Field, Shape};
 use super::*;
 use plimsoll_core::cgroup_config::{MemoryReservationPolicy, SwapBehavior};
 use plimsoll_core::options::{
-    Availability, EvictionOptions, Foresight, LastLine, OomOrder, Remedies, Victims,
+    Availability, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, LastLine,
+    OomOrder, Remedies, Victims,
 };
 use plimsoll_core::threshold::Amount;
 
@@ -247,6 +248,25 @@ fn our_options_are_read_and_left_out_parts_are_off() {
     );
     let off = of("plimsoll: {lastLine: {enabled: false, expiresAfter: 5s}}\n").unwrap();
     assert_eq!(off.engine.options.last_line, None);
+    assert_eq!(config.engine.cpu, CpuOptions::default());
+    let cpu = of("plimsoll:\n  cpuBurst: {enabled: true, quotaPercent: 150, allowance: 30s}\n  cpuSuppress: {enabled: true, floorMilliCPU: 50}\n")
+        .unwrap()
+        .engine
+        .cpu;
+    assert_eq!(
+        cpu,
+        CpuOptions {
+            burst: Some(CpuBurst {
+                quota_percent: 150,
+                allowance_ns: 30_000_000_000,
+                ..CpuBurst::default()
+            }),
+            suppress: Some(CpuSuppress {
+                floor_milli: 50,
+                ..CpuSuppress::default()
+            }),
+        }
+    );
     let off = of("plimsoll: {outOfMemoryForesight: {horizon: 0s}, remedies: {}}\n").unwrap();
     assert_eq!(
         (off.engine.options.foresight, off.engine.options.remedies),
@@ -610,6 +630,10 @@ fn a_wrong_value_is_named_with_its_reason() {
         (
             "plimsoll: {lastLine: {enabled: true, acknowledgeWithin: 1ms}}\n",
             "1: plimsoll.lastLine.acknowledgeWithin: from 10ms to 1m",
+        ),
+        (
+            "plimsoll: {cpuBurst: {quotaPercent: 150}}\n",
+            "1: plimsoll.cpuBurst: enabled is missing: write {enabled: true}, or leave cpuBurst out",
         ),
         (
             "plimsoll: {podOomGroup: true}\n",

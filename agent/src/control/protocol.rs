@@ -1,6 +1,8 @@
 //! What is said over the control socket.
 
-use plimsoll_core::explain::{EvictionExplanation, OomExplanation, PlacementExplanation};
+use plimsoll_core::explain::{
+    EvictionExplanation, OomExplanation, PlacementExplanation, ThrottlingExplanation,
+};
 use serde::{Deserialize, Serialize};
 
 /// The version of the protocol. A change that an older client cannot read raises it.
@@ -30,6 +32,12 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pod: Option<String>,
     },
+    /// Who is throttled or held back, what is given, and why no more.
+    ExplainThrottling {
+        /// A pod to look at, as above.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pod: Option<String>,
+    },
     /// Which CPUs and NUMA nodes pods have, and how they came there.
     ExplainPlacement {
         /// A pod to look at, as above.
@@ -46,6 +54,8 @@ pub enum Answer {
     Eviction(Box<EvictionExplanation>),
     /// To [`Request::ExplainOom`].
     Oom(Box<OomExplanation>),
+    /// To [`Request::ExplainThrottling`].
+    Throttling(Box<ThrottlingExplanation>),
     /// To [`Request::ExplainPlacement`].
     Placement(Box<PlacementExplanation>),
 }

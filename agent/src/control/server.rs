@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use plimsoll_core::explain::{
     EvictionExplanation, ExplainError, NoSuchPod, OomError, OomExplanation, PlacementNotExplained,
-    placement_of,
+    ThrottlingExplanation, placement_of,
 };
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Mutex, Semaphore, oneshot};
@@ -262,6 +262,11 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
                     };
                     Refusal::new(kind, error.to_string())
                 })
+        }
+        Request::ExplainThrottling { pod } => {
+            ThrottlingExplanation::new(config, state, pod.as_deref())
+                .map(|own| Answer::Throttling(Box::new(own)))
+                .map_err(|error| Refusal::new(kind_of(&error), error.to_string()))
         }
         Request::ExplainPlacement { pod } => placement_of(state, pod.as_deref())
             .map(|own| Answer::Placement(Box::new(own)))

@@ -21,6 +21,7 @@ pub(super) fn render(answer: &Answer, why: bool, style: Style) -> String {
             Some(pod) => one_pod(own, pod, style),
         },
         Answer::Oom(own) => super::oom_text::oom(own, style),
+        Answer::Throttling(own) => super::throttling_text::throttling(own, style),
         Answer::Placement(own) => crate::place::text::overview(own, why, style),
     }
 }

@@ -53,7 +53,7 @@ pub enum FileError {
 }
 
 impl FileError {
-    fn new_read(path: &Arc<Path>, source: Errno) -> Self {
+    pub(crate) fn new_read(path: &Arc<Path>, source: Errno) -> Self {
         let path = Arc::clone(path);
         if is_gone(source) {
             Self::Vanished { path }

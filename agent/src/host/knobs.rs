@@ -505,6 +505,21 @@ impl Ledger {
     /// # Errors
     /// [`KnobError::Ledger`] when the ledger cannot be read or rewritten. What could not be undone is no error: see [`Outcome`].
     pub fn restore(&mut self) -> Result<Restoration, KnobError> {
+        self.restore_those(|_| true)
+    }
+
+    /// As [`Ledger::restore`], for the changes of one file; the others stay.
+    ///
+    /// # Errors
+    /// As for [`Ledger::restore`].
+    pub fn restore_file(&mut self, path: &Path) -> Result<Restoration, KnobError> {
+        self.restore_those(|change| change.subject() == path)
+    }
+
+    fn restore_those(
+        &mut self,
+        is_wanted: impl Fn(&Change) -> bool,
+    ) -> Result<Restoration, KnobError> {
         let _lock = self.lock()?;
         let path = self.path.clone();
         let wrap = |source| KnobError::Ledger {
@@ -522,6 +537,10 @@ impl Ledger {
             .collect();
         let mut busy = Vec::new();
         for line in lines.iter().rev() {
+            if !is_wanted(&line.change) {
+                busy.push(line.clone());
+                continue;
+            }
             let outcome = match below_in_use(&line.change, &lines) {
                 Some(why) => Outcome::Busy(why),
                 None => undo(&self.host, &line.change),

@@ -43,6 +43,25 @@ fn v1() -> (tempfile::TempDir, HostRoot, Hierarchy) {
 }
 
 #[test]
+fn one_file_is_put_back_and_the_others_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = HostRoot::new(dir.path());
+    let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+    std::fs::write(&one, "1\n").unwrap();
+    std::fs::write(&two, "1\n").unwrap();
+    let mut ledger = Ledger::open(&host, dir.path().join("ledger")).unwrap();
+    for (path, value) in [(&one, "2"), (&two, "2"), (&one, "3")] {
+        ledger.write(path, value).unwrap();
+    }
+    assert_eq!(ledger.restore_file(&one).unwrap().restored(), 2);
+    let text = |path| std::fs::read_to_string(path).unwrap().trim().to_owned();
+    assert_eq!((text(&one), text(&two)), ("1".to_owned(), "2".to_owned()));
+    assert_eq!(ledger.restore_file(&one).unwrap(), Restoration::default());
+    assert_eq!(ledger.restore().unwrap().restored(), 1);
+    assert_eq!(text(&two), "1");
+}
+
+#[test]
 fn killed_at_any_point_everything_is_as_before() {
     let (_dir, host, hierarchy) = v1();
     let tree = hierarchy.mount.clone();
