@@ -56,6 +56,7 @@ impl Run {
                 "policies::",
                 "remedies::",
                 "scenarios::",
+                "swap::",
             ],
         }
     }
