@@ -39,15 +39,17 @@ impl Random {
     }
 
     /// Below `bound`, which is not 0.
-    fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
-    fn one_in(&mut self, chances: u64) -> bool {
+    /// True once in so many times.
+    pub fn one_in(&mut self, chances: u64) -> bool {
         self.below(chances) == 0
     }
 
-    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+    /// One of them. There is one.
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         // Below the length of a slice, hence a usize.
         &from[self.below(from.len() as u64) as usize]
     }

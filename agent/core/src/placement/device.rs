@@ -150,6 +150,18 @@ impl Devices {
         Ok(())
     }
 
+    /// Whether a container has all the devices that it asks for, and they are healthy.
+    #[must_use]
+    pub fn is_served(&self, pod: &Pod, container: &Container) -> bool {
+        let uid = pod.uid();
+        let mut wanted = self.wanted(&container.resources.limits).into_iter();
+        wanted.all(|(resource, wanted)| {
+            // One that nobody knows any more is refused.
+            let chosen = self.choose(&uid, &container.name, &resource, wanted, None);
+            chosen.is_ok_and(|missing| missing.is_empty())
+        })
+    }
+
     /// The devices to add to what the container holds (`devicesToAllocate`).
     fn choose(
         &self,

@@ -292,6 +292,21 @@ impl StaticMemory {
         Ok(())
     }
 
+    /// Whether a container has all the memory that it would be given.
+    #[must_use]
+    pub fn is_served(&self, pod: &Pod, container: &Container) -> bool {
+        if !demand::is_placed(pod) {
+            return true;
+        }
+        let Ok(demand) = demand::of_container(pod, container) else {
+            return false;
+        };
+        let blocks = self.blocks(&pod.uid(), &container.name);
+        let blocks = blocks.map_or(&[][..], Vec::as_slice);
+        // Of an init container's bytes others may have some by now.
+        blocks.len() == demand.len() && blocks.iter().all(|own| demand.contains_key(&own.resource))
+    }
+
     /// On which nodes.
     fn choose(
         &self,
@@ -347,6 +362,12 @@ impl StaticMemory {
             return Err(refuse(RefusalKind::ViolatesGroup, nodes));
         }
         Ok(nodes)
+    }
+
+    /// What init containers of this pod have left is given back, and not for its other containers any more. The kubelet gives nothing back before the pod
+    /// is gone.
+    pub fn forget_reusable(&mut self, pod: &PodUid) {
+        self.reusable.take_if(|own| own.pod == *pod);
     }
 
     /// Takes a container's memory back. Nothing if it has none.

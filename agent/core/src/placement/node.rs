@@ -30,6 +30,7 @@ use crate::placement::TopologyHint;
 use crate::placement::assignments::{Assignment, Assignments};
 use crate::placement::cpu_static::{
     CpuAllocateError, CpuPolicy, CpuPolicyError, CpuState, CpuStateError, StaticCpuPolicy,
+    exclusive_cpus,
 };
 use crate::placement::device::{DeviceError, Devices, InventoryError};
 use crate::placement::memory::{self, AllocateError, MemoryPolicy, StaticMemory};
@@ -88,6 +89,14 @@ pub enum PlacementError {
         "cpuManagerPolicy static needs CPUs that are kept for the system: set kubeReserved or systemReserved with cpu, or reservedSystemCPUs"
     )]
     NothingReserved,
+    /// All CPUs that are online are reserved, and the shared pool has none of them.
+    #[error(
+        "cpuManagerPolicyOptions: strict-cpu-reservation keeps the reserved CPUs {reserved} from all pods, and no other CPU is online: reserve fewer"
+    )]
+    NothingLeft {
+        /// The reserved CPUs.
+        reserved: Box<CpuSet>,
+    },
     /// An option with a name that there is not.
     #[error("cpuManagerPolicyOptions: there is no option {0}")]
     UnknownCpuOption(String),
@@ -163,6 +172,10 @@ impl NodePlacement {
             CpuManagerPolicy::Static => {
                 let policy =
                     StaticCpuPolicy::new(machine.cpu_topology()?, settings.static_cpus()?)?;
+                if policy.managed().is_empty() {
+                    let reserved = Box::new(policy.reserved());
+                    return Err(PlacementError::NothingLeft { reserved });
+                }
                 let state = keep_cpus(&policy, saved, &mut notes);
                 CpuPolicy::Static(Box::new(policy.start(state)?))
             }
@@ -199,7 +212,7 @@ impl NodePlacement {
     }
 
     /// Places a pod, or the containers of it that are not placed yet. On refusal it holds nothing, unless it was there before: then it keeps what
-    /// it had.
+    /// it had. A pod that has all that it is to have is not asked about again: with `align-by-socket`, or devices near to no node, it may be where no hint is.
     ///
     /// # Errors
     ///
@@ -216,6 +229,12 @@ impl NodePlacement {
         let containers: Vec<&Container> = in_order(pod)
             .filter(|container| !is_behind(container))
             .collect();
+        if !was_there.is_empty() && containers.iter().all(|own| self.is_served(pod, own)) {
+            return Ok(());
+        }
+        // A container that is there may get in this turn what it lost in a restart, and has to give it up again on refusal.
+        let before = (!was_there.is_empty())
+            .then(|| (self.cpus.clone(), self.memory.clone(), self.devices.clone()));
         let mut turn = Turn {
             pod,
             containers: &containers,
@@ -235,10 +254,11 @@ impl NodePlacement {
             }
             Err(refusal) => refusal,
         };
-        for container in in_order(pod) {
-            if !was_there.contains_key(&container.name) {
-                self.give_back(&uid, &container.name);
+        match before {
+            Some((cpus, memory, devices)) => {
+                (self.cpus, self.memory, self.devices) = (cpus, memory, devices);
             }
+            None => in_order(pod).for_each(|container| self.give_back(&uid, &container.name)),
         }
         let why = why(&refusal, &containers);
         if let Refusal::NotAligned { alignment, .. } = &refusal {
@@ -263,6 +283,10 @@ impl NodePlacement {
         let gone = held && of_pod.is_none_or(|own| ends(pod, own));
         if gone {
             self.give_back(&uid, container);
+            // What it left is given back with it, and nobody may count on it any more.
+            if let MemoryPolicy::Static(memory) = &mut self.memory {
+                memory.forget_reusable(&uid);
+            }
         }
         gone
     }
@@ -427,6 +451,22 @@ impl NodePlacement {
         } else {
             Placed::Holds(held)
         }
+    }
+
+    /// Whether a container has all that it would be given.
+    fn is_served(&self, pod: &Pod, container: &Container) -> bool {
+        let cpus = match &self.cpus {
+            CpuPolicy::None => true,
+            CpuPolicy::Static(cpus) => {
+                let own = cpus.cpus_of(&pod.uid(), &container.name);
+                own.map_or(0, |own| own.len()) == exclusive_cpus(pod, container)
+            }
+        };
+        let memory = match &self.memory {
+            MemoryPolicy::None => true,
+            MemoryPolicy::Static(memory) => memory.is_served(pod, container),
+        };
+        cpus && memory && self.devices.is_served(pod, container)
     }
 
     fn give_back(&mut self, pod: &PodUid, container: &str) {
