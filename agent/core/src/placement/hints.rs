@@ -19,8 +19,6 @@ use std::collections::BTreeMap;
 use crate::numa_mask::NumaMask;
 use crate::placement::TopologyHint;
 
-pub use cover::{SmallestFit, smallest_fit};
-
 /// Rules over more nodes than this are not turned into lists.
 pub const LISTED_NODES_MAX: u32 = 16;
 

@@ -16,28 +16,6 @@ const DEMAND_UNIT: u64 = 1 << 32;
 /// More needs than this are not added up in pairs.
 const PAIRED_NEEDS_MAX: usize = 8;
 
-/// The fewest nodes in which all needs are met.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SmallestFit {
-    /// How many; `None` if all nodes together do not meet them.
-    pub nodes: Option<u32>,
-    /// False if the search was cut short: fewer nodes might do.
-    pub is_exact: bool,
-}
-
-/// The fewest of these nodes in which all needs are met: the size by which providers say which hints are preferred.
-///
-/// Exact for a single resource, and in practice for several; in theory the latter is NP-hard, and the search has a bound.
-#[must_use]
-pub fn smallest_fit(nodes: NumaMask, needs: &[Need]) -> SmallestFit {
-    let mut steps = Steps::new(super::search::STEPS_MAX);
-    let fit = smallest_size(nodes, needs, 1, &mut steps);
-    SmallestFit {
-        nodes: fit,
-        is_exact: !steps.are_spent(),
-    }
-}
-
 /// The fewest nodes, but at least so many, in which all needs are met.
 pub(crate) fn smallest_size(
     nodes: NumaMask,
@@ -335,6 +313,7 @@ mod tests {
 
     use super::*;
     use crate::placement::hints::Supply;
+    use crate::placement::hints::search::STEPS_MAX;
 
     fn fewest(nodes: u32, needs: &[Need]) -> Option<u32> {
         let masks = (1..1_u64 << nodes).map(NumaMask);
@@ -356,9 +335,10 @@ mod tests {
             if let Some((nodes, amount)) = shared {
                 needs[0].supplies.push(Supply { nodes: NumaMask(nodes), amount });
             }
-            let fit = smallest_fit(NumaMask(0x7f), &needs);
-            prop_assert_eq!(fit.nodes, fewest(7, &needs));
-            prop_assert!(fit.is_exact);
+            let mut steps = Steps::new(STEPS_MAX);
+            let fit = smallest_size(NumaMask(0x7f), &needs, 1, &mut steps);
+            prop_assert_eq!(fit, fewest(7, &needs));
+            prop_assert!(!steps.are_spent());
         }
     }
 

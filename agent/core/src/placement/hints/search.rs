@@ -7,6 +7,11 @@
 //!
 //! In theory this is exponential: to cover demands of several resources, or to pick the closest of many nodes, is NP-hard.
 //! Every decision therefore costs a step of a budget ([`Steps`]), and an answer that was cut short says so.
+//!
+//! Why there is no exact search for the closest nodes beside it: with two distances, near and far, the closest *k* of *n* nodes are a clique of *k*
+//! wherever there is one, so that no method is both exact and bounded for every table. Tables of real machines are hierarchies (package, drawer, hop), and
+//! there a table of the best sum by subtree and count would do, but only if every node has the same to give: with needs, the entry would have to hold
+//! every sum of CPUs, bytes and devices that a subtree can come to, which is the knapsack again. What is cut short in practice is half or more of 64 nodes.
 
 use crate::numa_mask::{NUMA_NODES_MAX, NumaMask};
 use crate::placement::merge::NumaDistances;
