@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_core::cpu_set::CpuSet;
 use plimsoll_core::placement::memory::ReservedMemory;
 use plimsoll_core::placement::node::{
     CpuManagerPolicy, DeviceSettings, MemoryManagerPolicy, PlacementSettings,
@@ -28,12 +27,7 @@ pub(super) fn placement(tree: Tree<'_>, node: &NodeSettings) -> PlacementSetting
             .labels("cpuManagerPolicyOptions")
             .filter_map(|(name, text, _)| Some((name.to_owned(), rules::go_bool(text)?)))
             .collect(),
-        reserved_system_cpus: node
-            .reserved_cpus
-            .iter()
-            .copied()
-            .filter(|cpu| *cpu < plimsoll_core::cpu_set::CPUS_MAX)
-            .collect::<CpuSet>(),
+        reserved_system_cpus: node.reserved_cpus,
         reserved_cpu_count: reserved_cpus([&node.kube_reserved, &node.system_reserved]),
         memory_manager_policy: match tree.text("memoryManagerPolicy") {
             Some("Static") => MemoryManagerPolicy::Static,

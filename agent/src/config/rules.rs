@@ -9,6 +9,7 @@
 
 use std::collections::BTreeSet;
 
+use plimsoll_core::cpu_set::CpuSet;
 use plimsoll_core::quantity::Quantity;
 use plimsoll_core::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, is_huge_pages};
 
@@ -50,9 +51,6 @@ const TOPOLOGY_COUNT: &str = "max-allowable-numa-nodes";
 /// The least and default `max-allowable-numa-nodes`.
 const NUMA_NODES: u64 = 8;
 const MS_NS: u64 = 1_000_000;
-/// More CPUs than any kernel has; bounds what a range in a list can ask for.
-const CPUS_MAX: u32 = 1 << 16;
-
 /// Checks a tree that has its defaults.
 pub(super) fn check(tree: Tree<'_>, problems: &mut Vec<Problem>) {
     quota(tree, problems);
@@ -195,8 +193,8 @@ fn reservations(tree: Tree<'_>, problems: &mut Vec<Problem>) {
     }
     const CPUS: &str = "reservedSystemCPUs";
     if let Some(text) = tree.text(CPUS) {
-        if let Err(reason) = cpus(text) {
-            problems.push(tree.problem(CPUS, reason));
+        if let Err(error) = CpuSet::parse(text) {
+            problems.push(tree.problem(CPUS, error.to_string()));
         }
         for field in ["systemReservedCgroup", "kubeReservedCgroup"] {
             if tree.has(field) {
@@ -320,28 +318,6 @@ pub(super) fn go_bool(text: &str) -> Option<bool> {
         "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
         _ => None,
     }
-}
-
-/// A list of CPUs, as `0-1,4`.
-pub(super) fn cpus(text: &str) -> Result<BTreeSet<u32>, String> {
-    let bad =
-        |part: &str| format!("{part:?} is neither a CPU nor a range: write for example \"0-1,4\"");
-    let number = |part: &str, text: &str| -> Result<u32, String> {
-        text.parse()
-            .ok()
-            .filter(|cpu| *cpu < CPUS_MAX)
-            .ok_or_else(|| bad(part))
-    };
-    let mut set = BTreeSet::new();
-    for part in text.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (number(part, first)?, number(part, last)?);
-        if first > last {
-            return Err(format!("{part:?} is a range from high to low"));
-        }
-        set.extend(first..=last);
-    }
-    Ok(set)
 }
 
 /// The amount of a resource list that has been checked.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use plimsoll_core::cgroup_config::{MemoryReservationPolicy, QosSettings, SwapBehavior};
+use plimsoll_core::cpu_set::CpuSet;
 use plimsoll_core::engine::EngineConfig;
 use plimsoll_core::placement::node::PlacementSettings;
 use plimsoll_core::policy::rank::ImageFsLayout;
@@ -52,7 +53,7 @@ pub struct NodeSettings {
     /// `systemReserved`; `cpu` is the number of `reservedSystemCPUs` where that is set.
     pub system_reserved: ResourceList,
     /// `reservedSystemCPUs`.
-    pub reserved_cpus: BTreeSet<u32>,
+    pub reserved_cpus: CpuSet,
     /// `enforceNodeAllocatable`; empty for `none`.
     pub enforce: BTreeSet<String>,
     /// `kubeReservedCgroup`.
@@ -238,7 +239,7 @@ fn node(tree: Tree<'_>) -> NodeSettings {
     let mut system_reserved = list("systemReserved");
     let reserved_cpus = tree
         .text("reservedSystemCPUs")
-        .and_then(|text| rules::cpus(text).ok())
+        .and_then(|text| CpuSet::parse(text).ok())
         .unwrap_or_default();
     if !reserved_cpus.is_empty() {
         // `run` in cmd/kubelet/app/server.go.

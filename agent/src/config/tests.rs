@@ -585,11 +585,11 @@ fn a_wrong_value_is_named_with_its_reason() {
         ),
         (
             "reservedSystemCPUs: 0-x\n",
-            "1: reservedSystemCPUs: \"0-x\" is neither a CPU nor a range: write for example \"0-1,4\"",
+            "1: reservedSystemCPUs: \"0-x\" in \"0-x\" is neither a CPU number nor a range like 0-3",
         ),
         (
             "reservedSystemCPUs: 3-1\n",
-            "1: reservedSystemCPUs: \"3-1\" is a range from high to low",
+            "1: reservedSystemCPUs: range \"3-1\" in \"3-1\" runs backwards",
         ),
         (
             "reservedSystemCPUs: \"0\"\nkubeReservedCgroup: /kube\n",

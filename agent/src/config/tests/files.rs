@@ -76,7 +76,10 @@ fn what_the_files_say_is_in_force() {
 
     let openshift = of(OPENSHIFT).unwrap();
     // `reservedSystemCPUs` replaces what is reserved of cpu.
-    assert_eq!(openshift.node.reserved_cpus, [0, 1, 20, 21].into());
+    assert_eq!(
+        openshift.node.reserved_cpus,
+        [0, 1, 20, 21].into_iter().collect()
+    );
     assert_eq!(openshift.node.system_reserved["cpu"].value(), 4);
     assert_eq!(openshift.reserved_memory_bytes(), 1 << 30);
 
