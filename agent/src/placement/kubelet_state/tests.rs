@@ -123,3 +123,44 @@ fn a_node_is_taken_over_as_it_is() {
     assert_eq!(assignments.nodes(&pod, "container1"), Some(NumaMask::of(0)));
     assert_eq!(assignments.nodes(&pod, "container2"), None);
 }
+
+/// What the managers of kubelet 1.36.2 wrote: two sockets and NUMA nodes of four cores with two threads and 8 GiB, topology policy best-effort. The second
+/// pod was refused for its memory after it had got its CPUs, which the kubelet takes back later.
+#[test]
+fn files_of_a_kubelet_are_taken_over() {
+    let cpu = CpuManagerState::parse(include_str!("fixtures/cpu_manager_state")).unwrap();
+    let memory = MemoryManagerState::parse(include_str!("fixtures/memory_manager_state")).unwrap();
+    assert!(cpu.verified && memory.verified, "they have checksums");
+    assert_eq!(
+        (cpu.policy.as_str(), memory.policy.as_str()),
+        ("static", "Static")
+    );
+    let assignments = assignments(&cpu, Some(&memory));
+    assert_eq!(assignments.shared_pool.to_string(), "0,4-7,12-15");
+    let uid =
+        |number| PodUid::from(format!("0a1b2c3d-0000-4000-8000-00000000000{number}").as_str());
+    for (pod, container, cpus, nodes) in [
+        (1, "main", "1,9", Some(0)),
+        (2, "main", "2,8,10", None),
+        (3, "setup", "3,11", Some(0)),
+        (3, "main", "3", Some(0)),
+    ] {
+        let own = assignments.cpus(&uid(pod), container);
+        assert_eq!(own.cpus.to_string(), cpus, "{pod} {container}");
+        assert!(own.exclusive, "{pod} {container}");
+        let nodes = nodes.map(NumaMask::of);
+        assert_eq!(
+            assignments.nodes(&uid(pod), container),
+            nodes,
+            "{pod} {container}"
+        );
+    }
+    // One and a half CPUs are not exclusive; its memory has a node all the same.
+    assert!(!assignments.cpus(&uid(3), "side").exclusive);
+    assert_eq!(assignments.nodes(&uid(3), "side"), Some(NumaMask::of(0)));
+    let damaged = include_str!("fixtures/cpu_manager_state").replace("1,9", "1,8");
+    assert!(matches!(
+        CpuManagerState::parse(&damaged),
+        Err(KubeletStateError::Checksum { .. })
+    ));
+}
