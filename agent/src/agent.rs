@@ -19,12 +19,14 @@ mod stages;
 mod telling;
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use plimsoll_core::decision::Decision;
 use plimsoll_core::engine::Engine;
 use plimsoll_core::event::{Action, Cause, Event, EventKind, Sample};
+use plimsoll_core::pod::Pod;
 use plimsoll_core::units::PodUid;
 use rustix::time::ClockId;
 use tokio::io::Interest;
@@ -44,7 +46,7 @@ use crate::pods::{Change, Pods};
 use crate::report::Reporter;
 use crate::sampler::Sampler;
 use crate::source::decode::{Body, OomLimit, ReclaimPhase, Record};
-use crate::source::manifests::ManifestChange;
+use crate::source::manifests::{ManifestChange, ManifestPod};
 use crate::timeline::Timelines;
 
 pub use disk::Disk;
@@ -70,6 +72,8 @@ struct Woken {
     cause: Option<Cause>,
     /// Cgroups have come or gone.
     housekeeping: bool,
+    /// A container may have come: a cgroup, or a process into one.
+    containers: bool,
 }
 
 impl Woken {
@@ -293,6 +297,7 @@ impl Agent {
                         }
                     }
                     woken.housekeeping = true;
+                    woken.containers = true;
                 }
                 () = &mut housekeeping => woken.housekeeping = true,
                 Some(asked) = sources.snapshots.recv() => self.give_snapshot(asked),
@@ -359,6 +364,9 @@ impl Agent {
         self.drain_critical(woken);
         self.drain_lifecycle(woken);
         self.take_last_line_kills();
+        if woken.containers {
+            self.containers_came();
+        }
         if std::mem::take(&mut self.hurry) {
             woken.by(Cause::Timer);
         }
@@ -623,31 +631,13 @@ impl Agent {
         for error in errors {
             self.warn(error.to_string());
         }
-        for manifest in added.into_iter().chain(changed) {
-            let pod = manifest.pod;
-            let uid = pod.uid();
-            if let Err(error) = self.pods.apply(pod.clone()) {
-                self.warn(format!(
-                    "{}:{}: pod {uid}: {error}",
-                    manifest.file.display(),
-                    manifest.line
-                ));
-                continue;
-            }
-            if let Err(error) = pod.pressure_signal() {
-                self.warn(format!("pod {uid}: {error}"));
-            }
-            if let Err(error) = pod.latency_critical() {
-                self.warn(format!("pod {uid}: {error}"));
-            }
-            self.take_in(EventKind::PodApplied { pod });
-            self.look_at(&uid);
-            self.keep_oom_scores(&uid);
-            if let Err(error) = self.pods.apply_limits(&uid) {
-                self.warn(format!("pod {uid}: {error}"));
+        for ManifestPod { pod, file, line } in added.into_iter().chain(changed) {
+            if self.may_resize(&pod) {
+                self.apply(pod, &format!("{}:{line}: ", file.display()));
             }
         }
         for uid in removed {
+            self.forget_resize(&uid);
             if let Some(disk) = &mut self.disk {
                 disk.has_ended(&uid);
             }
@@ -657,6 +647,7 @@ impl Agent {
         self.keep_kubepods();
         self.pods_are_listed();
         // Limits were written, and an exclusive container has none on CPU time.
+        self.containers_came();
         self.look_after_placing();
         self.look_after_cpu();
         for budget in budgets {
@@ -684,15 +675,40 @@ impl Agent {
     }
 
     fn changed(&mut self, Change { uid, running }: Change) {
-        if !running {
+        if running {
+            self.containers_came();
+        } else {
             self.timelines.gone(&uid, now_ns());
         }
         let kind = if running {
-            EventKind::PodRunning { uid }
+            EventKind::PodRunning { uid: uid.clone() }
         } else {
-            EventKind::PodEmpty { uid }
+            EventKind::PodEmpty { uid: uid.clone() }
         };
         self.take_in(kind);
+        if !running && let Some(pod) = self.forget_resize(&uid) {
+            self.apply(pod, "");
+        }
+    }
+
+    /// Applies a pod, new or with another specification. Not for the hot path. What is wrong with it is said after `origin`.
+    fn apply(&mut self, pod: Arc<Pod>, origin: &str) {
+        let uid = pod.uid();
+        if let Err(error) = self.pods.apply(pod.clone()) {
+            return self.warn(format!("{origin}pod {uid}: {error}"));
+        }
+        if let Err(error) = pod.pressure_signal() {
+            self.warn(format!("pod {uid}: {error}"));
+        }
+        if let Err(error) = pod.latency_critical() {
+            self.warn(format!("pod {uid}: {error}"));
+        }
+        self.take_in(EventKind::PodApplied { pod });
+        self.look_at(&uid);
+        self.keep_oom_scores(&uid);
+        if let Err(error) = self.pods.apply_limits(&uid) {
+            self.warn(format!("pod {uid}: {error}"));
+        }
     }
 
     /// Processes that were put into cgroups get their scores. With `is_last`, those in cgroups that are not known are no pod's.
@@ -813,11 +829,14 @@ fn judge(record: &Record<'_>, armed_bytes: u64, woken: &mut Woken, oom_kills: &m
             phase: ReclaimPhase::DirectReclaim,
             ..
         } => woken.by(Cause::DirectReclaim { crossed_ns }),
-        Body::CgroupMkdir { .. } | Body::CgroupRmdir { .. } | Body::CgroupAttach { .. } => {
-            woken.housekeeping = true
+        Body::CgroupRmdir { .. } => woken.housekeeping = true,
+        Body::CgroupMkdir { .. } | Body::CgroupAttach { .. } => {
+            woken.housekeeping = true;
+            woken.containers = true;
         }
         Body::CgroupPopulated { .. } => {
             woken.housekeeping = true;
+            woken.containers = true;
             woken.by(Cause::Lifecycle);
         }
         Body::OomKill {

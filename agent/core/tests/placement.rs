@@ -11,6 +11,7 @@ use plimsoll_core::machine::{Core, Machine, NumaNode, Parts};
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::node::{CpuManagerPolicy, PlacementSettings};
 use plimsoll_core::pod::Pod;
+use plimsoll_core::policy::place::may_resize;
 use serde_json::json;
 
 /// One NUMA node of so many cores with one thread.
@@ -32,6 +33,17 @@ fn machine(cpus: u32) -> Machine {
         ..Parts::default()
     })
     .unwrap()
+}
+
+/// Guaranteed, with one container.
+fn pod(name: &str, cpus: u32) -> Pod {
+    let amounts = json!({"cpu": cpus.to_string(), "memory": "1Gi"});
+    let resources = json!({"requests": amounts, "limits": amounts});
+    let pod = json!({
+        "metadata": {"name": name, "uid": name},
+        "spec": {"containers": [{"name": "main", "resources": resources}]},
+    });
+    serde_json::from_value(pod).unwrap()
 }
 
 struct Node(Engine);
@@ -76,14 +88,8 @@ impl Node {
     }
 
     fn apply(&mut self, name: &str, cpus: u32) -> Vec<String> {
-        let amounts = json!({"cpu": cpus.to_string(), "memory": "1Gi"});
-        let resources = json!({"requests": amounts, "limits": amounts});
-        let pod = json!({
-            "metadata": {"name": name, "uid": name},
-            "spec": {"containers": [{"name": "main", "resources": resources}]},
-        });
-        let pod: Pod = serde_json::from_value(pod).unwrap();
-        self.step(EventKind::PodApplied { pod: Arc::new(pod) })
+        let pod = Arc::new(pod(name, cpus));
+        self.step(EventKind::PodApplied { pod })
     }
 
     fn runs(&mut self, name: &str) -> Vec<String> {
@@ -140,6 +146,34 @@ fn a_pod_that_changes_is_placed_anew_and_one_that_does_not_fit_is_refused_once()
         node.apply("a", 1),
         ["shared pool 0,2; a/main CPUs 1; b/main CPUs 3-7"]
     );
+}
+
+#[test]
+fn what_runs_alone_is_not_resized_in_place() {
+    let mut node = Node::new(None);
+    node.apply("a", 2);
+    let resize = |node: &Node, cpus| may_resize(node.0.state(), &pod("a", cpus));
+    assert_eq!(resize(&node, 3), Ok(()), "it does not run yet");
+    node.runs("a");
+    assert_eq!(resize(&node, 2), Ok(()), "it is the same");
+    let refused = resize(&node, 3).unwrap_err();
+    assert_eq!(
+        (
+            refused.resource,
+            refused.held.as_str(),
+            refused.wanted.as_str()
+        ),
+        ("cpu", "2", "3")
+    );
+    let text = refused.to_string();
+    assert!(
+        text.contains("container main") && text.contains("cpuManagerPolicy static"),
+        "{text}"
+    );
+    assert_eq!(may_resize(node.0.state(), &pod("new", 3)), Ok(()));
+    node.is_empty("a");
+    assert_eq!(resize(&node, 3), Ok(()), "it has ended");
+    assert_eq!(node.apply("a", 3), ["shared pool 0,4-7; a/main CPUs 1-3"]);
 }
 
 #[test]

@@ -128,6 +128,8 @@ impl Agent {
             // Nothing of what is armed is on this ring.
             judge(&record, 0, &mut asked, oom_kills);
         });
+        // Seen at the next housekeeping, whenever that is.
+        woken.containers |= asked.containers;
         if taken > 0 && self.lifecycle.looked(taken, at_ns) {
             woken.housekeeping |= asked.housekeeping;
             if let Some(cause) = asked.cause {
@@ -169,6 +171,7 @@ impl Agent {
             Ok(lost) if lost > self.lifecycle.lost => {
                 self.lifecycle.lost = lost;
                 woken.housekeeping = true;
+                self.containers_came();
                 if let Some(scores) = &mut self.oom_scores {
                     scores.missed_some();
                 }

@@ -5,6 +5,7 @@
 //! cpusets, or where the settings cannot be. In the loop [`Decision::Place`](plimsoll_core::decision::Decision::Place) is handed to the
 //! thread, whose reports are said, or become events.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use plimsoll_core::machine::Machine;
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::node::{NodePlacement, PlacementSettings};
 use plimsoll_core::pod::Pod;
+use plimsoll_core::policy::place::may_resize;
 use plimsoll_core::units::PodUid;
 
 use super::Agent;
@@ -56,6 +58,10 @@ pub struct Placing {
     online: CpuSet,
     /// All manifests of the start have been seen.
     listed: bool,
+    /// The thread has not looked since a container may have come, or limits were written.
+    unseen: bool,
+    /// Specifications that are applied when their pods have ended, at most one for each pod.
+    resizes: BTreeMap<PodUid, Arc<Pod>>,
 }
 
 /// Where things are, and what is wanted of them.
@@ -141,6 +147,8 @@ impl Placing {
             })),
             settings,
             listed: false,
+            unseen: false,
+            resizes: BTreeMap::new(),
         }))
     }
 
@@ -290,10 +298,47 @@ impl Agent {
         }
     }
 
-    /// Cgroups may have appeared, and init containers have ended.
+    /// Whether a pod may be applied now. If not, that is said, and it is applied when its processes have ended; until then everything about it is as it was.
+    pub(super) fn may_resize(&mut self, pod: &Arc<Pod>) -> bool {
+        let refused = may_resize(self.engine.state(), pod).err();
+        let Some(placing) = &mut self.placing else {
+            return true;
+        };
+        let uid = pod.uid();
+        match refused {
+            None => {
+                placing.resizes.remove(&uid);
+                true
+            }
+            Some(refused) => {
+                placing.resizes.insert(uid, Arc::clone(pod));
+                self.warn(refused.to_string());
+                false
+            }
+        }
+    }
+
+    /// The specification that was to wait for the pod's end.
+    pub(super) fn forget_resize(&mut self, uid: &PodUid) -> Option<Arc<Pod>> {
+        self.placing.as_mut()?.resizes.remove(uid)
+    }
+
+    /// Containers may have come, or their limits have been written: the thread is to look when there is time ([`Agent::look_after_placing`]). What
+    /// nobody tells of it sees at its next look.
+    pub(super) fn containers_came(&mut self) {
+        if let Some(placing) = &mut self.placing {
+            placing.unseen = true;
+        }
+    }
+
+    /// The thread looks if there is something to see; init containers may have ended.
     pub(super) fn look_after_placing(&mut self) {
-        let Some(placing) = &self.placing else { return };
-        placing.placement.look();
+        let Some(placing) = &mut self.placing else {
+            return;
+        };
+        if std::mem::take(&mut placing.unseen) {
+            placing.placement.look();
+        }
         for (uid, container) in self.ended_init_containers() {
             self.take_in(EventKind::ContainerEnded { uid, container });
         }

@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use plimsoll_core::cpu_set::CpuSet;
 use plimsoll_core::placement::assignments::Assignments;
@@ -22,7 +22,7 @@ use plimsoll_core::units::PodUid;
 use super::cgroups::{self, Container};
 use super::checkpoint::{Checkpoint, Found, PlacementLock};
 use super::outcome::{Outcome, Written};
-use super::owner::{self, OtherOwner, REWRITES_MAX};
+use super::owner::{self, REWRITES_MAX, Truce};
 use super::plan::{all_of, nobody_alone, runs_on, then, was_alone};
 use super::quota::{self, Quota, Quotas};
 use super::{PlacementError, online_cpus};
@@ -86,7 +86,7 @@ pub struct Applier {
     irqs: Option<IrqAffinity>,
     ours: BTreeMap<CgroupPath, Ours>,
     online: Option<CpuSet>,
-    rewriter: Option<OtherOwner>,
+    truce: Truce,
 }
 
 impl Applier {
@@ -110,7 +110,7 @@ impl Applier {
             pods_ledger,
             ours: BTreeMap::new(),
             online: None,
-            rewriter: None,
+            truce: Truce::default(),
         };
         Ok((applier, restoration.remarks()))
     }
@@ -129,8 +129,13 @@ impl Applier {
     /// # Errors
     /// [`PlacementError`] when nothing at all could be done, or nothing may be because somebody else does it.
     pub fn apply(&mut self, wanted: &Wanted) -> Result<Outcome, PlacementError> {
+        self.apply_at(wanted, Instant::now())
+    }
+
+    /// [`Applier::apply`] at this time.
+    fn apply_at(&mut self, wanted: &Wanted, now: Instant) -> Result<Outcome, PlacementError> {
         let other = owner::kubelet(&self.place.host, &self.place.kubelet_dir);
-        if let Some(owner) = other.or_else(|| self.rewriter.clone()) {
+        if let Some(owner) = other.or_else(|| self.truce.paused(now)) {
             return Err(owner.into());
         }
         let online = online_cpus(&self.place.host)?;
@@ -165,7 +170,7 @@ impl Applier {
             checkpoint.write(&lock, &self.place.state_dir)?;
         }
         let containers = self.containers(&mut outcome)?;
-        self.notice_rewriting(&containers, online)?;
+        outcome.uncontested = self.notice_rewriting(&containers, online, now)?;
         self.cpus(wanted, &known, &containers, online, &mut outcome);
         let is_apart = outcome.failed.is_empty();
         self.mems(wanted, &containers, &mut outcome);
@@ -241,15 +246,17 @@ impl Applier {
         Ok(containers)
     }
 
-    /// Counts the sets that are not as we wrote them.
+    /// Counts the sets that are not as we wrote them. Returns the cgroup that somebody else wrote to before, and does no more.
     fn notice_rewriting(
         &mut self,
         containers: &[Container],
         online: CpuSet,
-    ) -> Result<(), PlacementError> {
+        now: Instant,
+    ) -> Result<Option<CgroupPath>, PlacementError> {
         let online_changed = self.online.replace(online) != Some(online);
         let there = |path: &CgroupPath| containers.iter().any(|container| container.path == *path);
         self.ours.retain(|path, _| there(path));
+        let mut as_written = true;
         for container in containers {
             let Some(ours) = self.ours.get_mut(&container.path) else {
                 continue;
@@ -262,19 +269,16 @@ impl Applier {
                 ours.rewritten = 0;
                 continue;
             }
+            as_written = false;
             ours.rewritten += 1;
             if ours.rewritten >= REWRITES_MAX {
-                let owner = OtherOwner::Rewriter {
-                    cgroup: container.path.clone(),
-                    ours: ours.cpus.to_string(),
-                    theirs: theirs.to_string(),
-                    times: ours.rewritten,
-                };
-                self.rewriter = Some(owner.clone());
-                return Err(owner.into());
+                let (sets, times) = ((ours.cpus, theirs), ours.rewritten);
+                // What is there when it is tried again is not news.
+                self.ours.clear();
+                return Err(self.truce.pause(now, &container.path, sets, times).into());
             }
         }
-        Ok(())
+        Ok(self.truce.looked(as_written))
     }
 
     /// Writes `cpuset.cpus` in an order in which no exclusive CPU is shared.

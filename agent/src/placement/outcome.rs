@@ -67,12 +67,17 @@ pub struct Outcome {
     pub set_aside: Option<SetAside>,
     /// Interrupts.
     pub interrupts: Moved,
+    /// A cgroup whose CPUs somebody else has changed again and again, and does no more.
+    pub uncontested: Option<CgroupPath>,
 }
 
 impl Outcome {
     /// One line for each thing that somebody should know.
     pub fn remarks(&self) -> Vec<String> {
         let mut remarks: Vec<String> = self.set_aside.iter().map(ToString::to_string).collect();
+        remarks.extend(self.uncontested.iter().map(|cgroup| {
+            format!("{cgroup}: nobody else changes its cpuset.cpus any more; placement goes on")
+        }));
         remarks.extend(self.failed.iter().map(ToString::to_string));
         remarks.extend(self.shared.iter().map(|shared| {
             format!(

@@ -2,10 +2,13 @@
 //!
 //! **Problem.** Two that write the same cpusets undo each other's placements every few seconds, and both believe in theirs.
 //! **Approach.** The kubelet is known by its state files: a policy other than `none` in one of them, and a kubelet that runs. Anybody else is known
-//! by what happens: a set that we wrote has another value each time we look.
+//! by what happens: a set that we wrote has another value each time we look. Then nothing is written for a while ([`Truce`]), and after that it is tried
+//! again: who changed a set for a minute and ended must not keep a node from being placed until somebody restarts the agent.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use plimsoll_core::cpu_set::CpuSet;
 use serde::Deserialize;
 
 use super::kubelet_state::{
@@ -16,6 +19,10 @@ use crate::host::cgroup::CgroupPath;
 
 /// Looks in a row at which a set had another value than we wrote, before it is somebody else's.
 pub const REWRITES_MAX: u32 = 3;
+/// How long nothing is written after that; twice as long each time that it happens again.
+const PAUSE_MIN: Duration = Duration::from_secs(60);
+/// At most.
+const PAUSE_MAX: Duration = Duration::from_secs(3600);
 /// Processes that are looked at: as many as there can be (`PID_MAX_LIMIT`).
 const PROCESSES_MAX: usize = 4 << 20;
 
@@ -39,8 +46,8 @@ pub enum OtherOwner {
     },
     /// Somebody unknown.
     #[error(
-        "{cgroup}: cpuset.cpus was changed from {ours:?} to {theirs:?} behind our back, {times} times in a row; nothing is placed any more. \
-         Find who does it (systemd AllowedCPUs=, a container runtime, a tuning daemon; auditctl -w FILE -p w), stop it and start plimsoll again"
+        "{cgroup}: cpuset.cpus was changed from {ours:?} to {theirs:?} behind our back, {times} times in a row; nothing is placed for the next \
+         {pause_s} s, then it is tried again. Find who does it (systemd AllowedCPUs=, a container runtime, a tuning daemon; auditctl -w FILE -p w) and stop it"
     )]
     Rewriter {
         /// The container's cgroup.
@@ -51,7 +58,64 @@ pub enum OtherOwner {
         theirs: String,
         /// How often.
         times: u32,
+        /// How long nothing is placed from then on, seconds.
+        pause_s: u64,
     },
+}
+
+/// Somebody else wrote cpusets: when it is tried again, and whether they have given up.
+#[derive(Debug, Default)]
+pub(super) struct Truce {
+    /// What was said, and until when nothing is written.
+    paused: Option<(OtherOwner, Instant)>,
+    /// The cgroup, and how long the last pause was; `None` when nobody has been seen, or not for long.
+    contested: Option<(CgroupPath, Duration)>,
+    /// Looks since the last pause at which everything was as we wrote it.
+    held: u32,
+}
+
+impl Truce {
+    /// Who it was, while nothing is to be written. From the end of the pause on, `None`.
+    pub(super) fn paused(&mut self, now: Instant) -> Option<OtherOwner> {
+        self.paused.take_if(|(_, until)| *until <= now);
+        self.paused.as_ref().map(|(owner, _)| owner.clone())
+    }
+
+    /// A set was changed so often in a row that it is somebody else's. Returns what is to be said.
+    pub(super) fn pause(
+        &mut self,
+        now: Instant,
+        cgroup: &CgroupPath,
+        (ours, theirs): (CpuSet, CpuSet),
+        times: u32,
+    ) -> OtherOwner {
+        let last = self.contested.take().map(|(_, pause)| pause);
+        let pause = last.map_or(PAUSE_MIN, |pause| (pause * 2).min(PAUSE_MAX));
+        let owner = OtherOwner::Rewriter {
+            cgroup: cgroup.clone(),
+            ours: ours.to_string(),
+            theirs: theirs.to_string(),
+            times,
+            pause_s: pause.as_secs(),
+        };
+        self.held = 0;
+        self.contested = Some((cgroup.clone(), pause));
+        self.paused = Some((owner.clone(), now + pause));
+        owner
+    }
+
+    /// All sets were looked at; `as_written`: none had another value than ours. Returns the cgroup that nobody contests any more, once.
+    pub(super) fn looked(&mut self, as_written: bool) -> Option<CgroupPath> {
+        if !as_written {
+            self.held = 0;
+            return None;
+        }
+        self.contested.as_ref()?;
+        self.held += 1;
+        // As many looks as it takes to see somebody, and the one that wrote.
+        let over = self.held > REWRITES_MAX;
+        over.then(|| self.contested.take().map(|(cgroup, _)| cgroup))?
+    }
 }
 
 fn none(field: &str) -> &'static str {

@@ -15,7 +15,7 @@ pub mod node_reclaim;
 pub(crate) mod on_node;
 pub mod oom_order;
 pub mod oom_score;
-pub(crate) mod place;
+pub mod place;
 pub mod rank;
 pub mod remedies;
 pub mod sampling;

@@ -5,17 +5,107 @@
 //! last process with it, or until it has been evicted. An evicted pod that runs again is placed again. What was saved for pods that nobody
 //! knows any more is given back once all manifests have been read ([`EventKind::PodsListed`]): before that, nobody can tell.
 //!
-//! A pod that is applied with other resources than before is placed anew.
+//! A pod that is applied with other resources than before is placed anew, unless it runs and has something of its own: that is not resized in place
+//! ([`may_resize`]), and the caller does not apply it before it has ended.
 
 use std::sync::Arc;
 
 use crate::decision::{Decision, Ending};
 use crate::event::{Event, EventKind, PlacementStart};
 use crate::placement::assignments::Assignments;
-use crate::placement::node::{NodePlacement, Placed};
-use crate::pod::Pod;
+use crate::placement::node::{CpuManagerPolicy, MemoryManagerPolicy, NodePlacement, Placed};
+use crate::pod::{Container, Pod};
+use crate::qos::QosClass;
+use crate::resources::{CPU, MEMORY};
 use crate::state::NodeState;
 use crate::units::PodUid;
+
+/// Why the resources of a pod that runs are not changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "pod {pod}, container {container}: its request for {resource} is {wanted} now and was {held}, and it runs: under {field} {policy} what a \
+     Guaranteed pod has is not resized in place (the kubelet does it with feature gate {gate} only); the whole pod stays as it was \
+     until its processes have ended: end it, or put the manifest back"
+)]
+pub struct NotResized {
+    /// Namespace and name.
+    pub pod: String,
+    /// The first container that differs.
+    pub container: String,
+    /// `cpu` or `memory`.
+    pub resource: &'static str,
+    /// What it requests in force.
+    pub held: String,
+    /// What it is to request.
+    pub wanted: String,
+    /// The field of the configuration.
+    pub field: &'static str,
+    /// Its value.
+    pub policy: &'static str,
+    /// The kubelet's feature gate.
+    pub gate: &'static str,
+}
+
+/// Whether a pod's specification may be replaced by this one now (`podResizesAdmitHandler.Admit` in pkg/kubelet/allocation/handlers.go, 1.36): not while
+/// the pod runs, is Guaranteed, and another amount is requested of what a static policy hands out.
+///
+/// # Errors
+///
+/// [`NotResized`]; then the pod should stay as it is, in all.
+pub fn may_resize(state: &NodeState, pod: &Pod) -> Result<(), Box<NotResized>> {
+    let (Some(placement), Some(known)) = (&state.placement, state.pods.get(&pod.uid())) else {
+        return Ok(());
+    };
+    if !known.running || known.removed || known.leaving.is_some() {
+        return Ok(());
+    }
+    if pod.qos_class() != QosClass::Guaranteed && known.pod.qos_class() != QosClass::Guaranteed {
+        return Ok(());
+    }
+    let settings = placement.settings();
+    let refuse =
+        |container: &Container, held: &Container, resource, [field, policy, gate]: [_; 3]| {
+            let amount = |own: &Container| own.resources.request(resource).canonical();
+            Box::new(NotResized {
+                pod: known.name.clone(),
+                container: container.name.clone(),
+                resource,
+                held: amount(held),
+                wanted: amount(container),
+                field,
+                policy,
+                gate,
+            })
+        };
+    let differs = |resource| {
+        let mut both = pod.all_containers().filter_map(|own| {
+            let mut held = known.pod.all_containers();
+            Some((own, held.find(|held| held.name == own.name)?))
+        });
+        both.find(|(own, held)| own.resources.request(resource) != held.resources.request(resource))
+    };
+    if settings.cpu_manager_policy == CpuManagerPolicy::Static
+        && let Some((own, held)) = differs(CPU)
+    {
+        let why = [
+            "cpuManagerPolicy",
+            "static",
+            "InPlacePodVerticalScalingExclusiveCPUs",
+        ];
+        return Err(refuse(own, held, CPU, why));
+    }
+    if settings.memory_manager_policy == MemoryManagerPolicy::Static
+        && let Some((own, held)) = differs(MEMORY)
+    {
+        let why = [
+            "memoryManagerPolicy",
+            "Static",
+            "InPlacePodVerticalScalingExclusiveMemory",
+        ];
+        return Err(refuse(own, held, MEMORY, why));
+    }
+    Ok(())
+}
 
 /// Before the state takes the event in: a pod that comes back with other resources gives up what it has.
 pub(crate) fn give_up_changed(state: &mut NodeState, event: &Event) {

@@ -192,20 +192,53 @@ fn who_writes_cpusets_again_and_again_is_left_alone() {
     let mut applier = node.applier();
     let first = wanted("0-5", &[("a", "6-7")]);
     applier.apply(&first).unwrap();
-    for _ in 1..REWRITES_MAX {
+    let start = Instant::now();
+    let contest = |applier: &mut Applier, at: Instant| {
+        for _ in 1..REWRITES_MAX {
+            node.put(&format!("{B}/cpuset.cpus"), "3");
+            applier.apply_at(&first, at).unwrap();
+        }
         node.put(&format!("{B}/cpuset.cpus"), "3");
-        applier.apply(&first).unwrap();
-    }
-    node.put(&format!("{B}/cpuset.cpus"), "3");
-    let error = applier.apply(&first).unwrap_err().to_string();
+        applier.apply_at(&first, at).unwrap_err().to_string()
+    };
+    let error = contest(&mut applier, start);
     assert!(
         error.contains(
             r#"podb/main: cpuset.cpus was changed from "0-5" to "3" behind our back, 3 times"#
-        ),
+        ) && error.contains("for the next 60 s"),
         "{error}"
     );
-    assert!(applier.apply(&wanted("0-7", &[])).is_err());
+    let minute = Duration::from_secs(60);
+    let early = start + minute - Duration::from_secs(1);
+    let others = wanted("0-7", &[]);
+    assert!(applier.apply_at(&others, early).is_err());
     assert_eq!(node.cpus(), ["6-7", "3"]);
+    // It is tried again, and they are still there: the next pause is longer.
+    let again = start + minute;
+    applier.apply_at(&first, again).unwrap();
+    assert_eq!(node.cpus(), ["6-7", "0-5"]);
+    let error = contest(&mut applier, again);
+    assert!(error.contains("for the next 120 s"), "{error}");
+    assert!(applier.apply_at(&first, again + minute).is_err());
+    // And then they are gone.
+    let last = again + 2 * minute;
+    let outcomes: Vec<Outcome> = (0..6)
+        .map(|_| applier.apply_at(&first, last).unwrap())
+        .collect();
+    assert_eq!(node.cpus(), ["6-7", "0-5"]);
+    let said: Vec<String> = outcomes
+        .iter()
+        .map(said)
+        .filter(|said| !said.is_empty())
+        .collect();
+    assert_eq!(
+        said,
+        [
+            "/kubepods/besteffort/podb/main: nobody else changes its cpuset.cpus any more; placement goes on"
+        ]
+    );
+    // Who comes now is somebody new.
+    assert!(contest(&mut applier, last).contains("for the next 60 s"));
 }
 
 #[test]
