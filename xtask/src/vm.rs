@@ -17,7 +17,7 @@ pub(crate) struct VmArgs {
     /// Kernel to boot: 6.1, 6.12, 7.2, or the path of an image
     #[arg(long, default_value = "6.12")]
     kernel: Kernel,
-    /// CPUs and memory nodes: flat[:CPUS], smt, dies, numa2[:CPUS], numa4, multi, hmat
+    /// CPUs and memory nodes: flat[:CPUS], smt, dies, numa2[:CPUS], numa4, multi, numa8, hmat
     #[arg(long, default_value = "flat")]
     topology: Topology,
     /// Memory of the guest, MB

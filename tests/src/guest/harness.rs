@@ -53,6 +53,8 @@ pub enum Lacks {
     TwoNumaNodes,
     /// Fewer than four CPUs.
     FourCpus,
+    /// Fewer than eight CPUs.
+    EightCpus,
     /// CPUs cannot be switched off.
     CpuHotplug,
     /// An image by path came without modules.
@@ -68,6 +70,7 @@ impl Lacks {
             Self::IoOnV2 => "the io controller is not on cgroup v2 here",
             Self::TwoNumaNodes => "this machine has one NUMA node",
             Self::FourCpus => "this machine has fewer than four CPUs",
+            Self::EightCpus => "this machine has fewer than eight CPUs",
             Self::CpuHotplug => "CPUs cannot be switched off here",
             Self::Zram => "this guest has no zram: its kernel came without modules",
         }

@@ -14,6 +14,7 @@ pub mod harness;
 pub mod kernel_oom;
 pub mod memory;
 pub mod node;
+pub mod plan;
 pub mod pod;
 pub mod process;
 pub mod reaction;

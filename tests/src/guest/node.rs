@@ -115,7 +115,7 @@ impl Node {
         Ok(path)
     }
 
-    fn configuration(&self) -> PathBuf {
+    pub(super) fn configuration(&self) -> PathBuf {
         self.directory.join("kubelet.yaml")
     }
 

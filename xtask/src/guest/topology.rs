@@ -23,6 +23,8 @@ pub(crate) enum Topology {
     Numa4,
     /// 2 sockets of 2 dies of 2 cores of 2 threads; a node per die; distance 12 within a socket, 32 across.
     Multi,
+    /// 4 sockets of 2 dies of a core of 2 threads; a node and an L3 per die; distance 12 within a socket, 32 across.
+    Numa8,
     /// 2 sockets with a node each and a third node of slow memory without CPUs, described by an HMAT.
     Hmat,
 }
@@ -52,6 +54,7 @@ impl Topology {
             Self::Numa2Flat(cpus) => format!("{},sockets=2,cores={cpus}", u32::from(cpus) * 2),
             Self::Numa4 => "16,sockets=4,cores=2,threads=2".to_owned(),
             Self::Multi => "16,sockets=2,dies=2,cores=2,threads=2".to_owned(),
+            Self::Numa8 => "16,sockets=4,dies=2,cores=1,threads=2".to_owned(),
             Self::Hmat => "4,sockets=2,cores=2".to_owned(),
         };
         let (nodes, nodes_with_cpus, cpus_per_node) = match self {
@@ -59,6 +62,7 @@ impl Topology {
             Self::Numa2 => (2, 2, 4),
             Self::Numa2Flat(cpus) => (2, 2, u64::from(cpus)),
             Self::Numa4 | Self::Multi => (4, 4, 4),
+            Self::Numa8 => (8, 8, 2),
             Self::Hmat => (3, 2, 2),
         };
         let mut flags = vec!["-smp".to_owned(), smp];
@@ -112,13 +116,14 @@ impl Topology {
     }
 
     fn distances(self) -> Vec<(u32, u32, u32)> {
-        let (near, far) = match self {
+        let (nodes, near, far) = match self {
             Self::Numa2 | Self::Numa2Flat(_) => return vec![(0, 1, 21)],
-            Self::Numa4 => (16, 32),
-            Self::Multi => (12, 32),
-            _ => return Vec::new(),
+            Self::Numa4 => (4, 16, 32),
+            Self::Multi => (4, 12, 32),
+            Self::Numa8 => (8, 12, 32),
+            Self::Flat(_) | Self::Smt | Self::Dies | Self::Hmat => return Vec::new(),
         };
-        let pairs = (0..4).flat_map(|from| (from + 1..4).map(move |to| (from, to)));
+        let pairs = (0..nodes).flat_map(|from| (from + 1..nodes).map(move |to| (from, to)));
         pairs
             .map(|(from, to)| (from, to, if from / 2 == to / 2 { near } else { far }))
             .collect()
@@ -159,6 +164,7 @@ impl FromStr for Topology {
             "numa2" => Self::Numa2,
             "numa4" => Self::Numa4,
             "multi" => Self::Multi,
+            "numa8" => Self::Numa8,
             "hmat" => Self::Hmat,
             _ => match text
                 .split_once(':')
@@ -168,7 +174,7 @@ impl FromStr for Topology {
                 Some(("numa2", Ok(cpus @ 1..=127))) => Self::Numa2Flat(cpus),
                 _ => {
                     return Err(format!(
-                        "`{text}` is not flat, flat:CPUS (1 to 255), smt, dies, numa2, numa2:CPUS (1 to 127 for each node), numa4, multi or hmat"
+                        "`{text}` is not flat, flat:CPUS (1 to 255), smt, dies, numa2, numa2:CPUS (1 to 127 for each node), numa4, multi, numa8 or hmat"
                     ));
                 }
             },
@@ -186,6 +192,7 @@ impl fmt::Display for Topology {
             Self::Numa2Flat(cpus) => write!(formatter, "numa2:{cpus}"),
             Self::Numa4 => formatter.write_str("numa4"),
             Self::Multi => formatter.write_str("multi"),
+            Self::Numa8 => formatter.write_str("numa8"),
             Self::Hmat => formatter.write_str("hmat"),
         }
     }
@@ -198,7 +205,7 @@ mod tests {
     #[test]
     fn names_round_trip() {
         for name in [
-            "flat:1", "smt", "dies", "numa2", "numa2:1", "numa4", "multi", "hmat",
+            "flat:1", "smt", "dies", "numa2", "numa2:1", "numa4", "multi", "numa8", "hmat",
         ] {
             assert_eq!(name.parse::<Topology>().unwrap().to_string(), name);
         }
@@ -267,6 +274,18 @@ mod tests {
             assert!(flags.contains(expected), "{expected} in {flags}");
         }
         assert_eq!(flags.matches("-numa dist").count(), 6);
+        let eight = Topology::Numa8.machine(4096);
+        let flags = eight.flags.join(" ");
+        for expected in [
+            "-smp 16,sockets=4,dies=2,cores=1,threads=2",
+            "dist,src=6,dst=7,val=12",
+            "dist,src=5,dst=6,val=32",
+            "node,nodeid=7,cpus=14-15,memdev=m7",
+        ] {
+            assert!(flags.contains(expected), "{expected} in {flags}");
+        }
+        assert_eq!(flags.matches("-numa dist").count(), 28);
+        assert_eq!((eight.cpu, eight.memory_mb), (CPU_WITH_THREADS, 4096));
     }
 
     #[test]

@@ -25,6 +25,7 @@ struct Run {
     kernel: Kernel,
     cgroup: CgroupLayout,
     topology: Topology,
+    memory_mb: u64,
     /// Only tests with this in their names.
     filter: &'static str,
     /// And none whose names begin with one of these.
@@ -38,6 +39,7 @@ impl Run {
             kernel,
             cgroup,
             topology: Topology::Flat(4),
+            memory_mb: GUEST_MEMORY_MB,
             filter: "",
             skips: &[],
         }
@@ -49,6 +51,7 @@ impl Run {
             kernel,
             cgroup,
             topology: Topology::Flat(4),
+            memory_mb: GUEST_MEMORY_MB,
             filter: "",
             skips: &[
                 "disk::",
@@ -67,7 +70,21 @@ impl Run {
             kernel,
             cgroup,
             topology: Topology::Numa2Flat(1),
+            memory_mb: GUEST_MEMORY_MB,
             filter: "numa::",
+            skips: &[],
+        }
+    }
+
+    /// Where processes are, on a machine with eight NUMA nodes, threads and split caches.
+    const fn planned(kernel: Kernel, cgroup: CgroupLayout) -> Self {
+        Self {
+            kernel,
+            cgroup,
+            topology: Topology::Numa8,
+            // Each node has room for its pods.
+            memory_mb: 2 * GUEST_MEMORY_MB,
+            filter: "planned::",
             skips: &[],
         }
     }
@@ -86,12 +103,13 @@ impl fmt::Display for Run {
 }
 
 /// The guests, long ones first.
-static GUESTS: [Run; 6] = [
+static GUESTS: [Run; 7] = [
     Run::all(Kernel::V6_1, CgroupLayout::Cgroup2),
     Run::all(Kernel::V6_12, CgroupLayout::Cgroup2),
     Run::all(Kernel::V7_2, CgroupLayout::Cgroup2),
     // The one kernel of the three that still has the memory controller on cgroup v1.
     Run::hierarchy(Kernel::V6_1, CgroupLayout::Hybrid),
+    Run::planned(Kernel::V7_2, CgroupLayout::Cgroup2),
     Run::numa(Kernel::V7_2, CgroupLayout::Cgroup2),
     Run::numa(Kernel::V6_1, CgroupLayout::Hybrid),
 ];
@@ -286,6 +304,7 @@ fn guest(run: &Run) -> Outcome {
         kernel,
         cgroup,
         topology,
+        memory_mb,
         filter,
         skips,
     } = run;
@@ -297,7 +316,7 @@ fn guest(run: &Run) -> Outcome {
     let command = command.trim_end();
     let ended = Guest::new(kernel.clone())
         .topology(*topology)
-        .memory_mb(GUEST_MEMORY_MB)
+        .memory_mb(*memory_mb)
         .cgroup(*cgroup)
         .timeout(Some(GUEST_TIME_MAX))
         .command(command)
@@ -318,7 +337,7 @@ fn guest(run: &Run) -> Outcome {
         ""
     };
     let again = format!(
-        "cargo xtask vm --kernel {kernel} --cgroup {} --topology {topology} --memory {GUEST_MEMORY_MB} --cmd '{command}'",
+        "cargo xtask vm --kernel {kernel} --cgroup {} --topology {topology} --memory {memory_mb} --cmd '{command}'",
         cgroup.name()
     );
     Outcome {

@@ -10,6 +10,7 @@ mod last_line;
 mod numa;
 mod oom_scores;
 mod placement;
+mod planned;
 mod pods;
 mod policies;
 mod qos;
@@ -41,6 +42,7 @@ pub fn all() -> Vec<Test> {
         waits::TESTS,
         pods::TESTS,
         placement::TESTS,
+        planned::TESTS,
         qos::TESTS,
         reserved::TESTS,
         eviction::TESTS,

@@ -1,4 +1,5 @@
-//! Containers end up on the CPUs that are planned for them, and nobody else is there on the way.
+//! Containers end up on the CPUs that are planned for them, and nobody else is there on the way. On a machine of any shape: where they are to be is
+//! asked of `plimsoll place`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,11 +12,13 @@ use anyhow::{Context as _, ensure};
 use plimsoll::host::HostRoot;
 use plimsoll::placement::witness::Witness;
 use plimsoll_core::cpu_set::CpuSet;
+use plimsoll_core::numa_mask::NumaMask;
 
 use super::super::agent::{Agent, Event, Options};
 use super::super::clock::wait_until;
 use super::super::harness::{Done, Lacks, Outcome, Test};
 use super::super::node::{Node, Running};
+use super::super::plan::{Place, Plan};
 use super::super::pod::Pod;
 use super::explain::{explain, json};
 
@@ -31,6 +34,10 @@ pub(super) const TESTS: &[Test] = &[
     Test {
         name: "placement::without_the_policy_all_share_again",
         run: policy_changed,
+    },
+    Test {
+        name: "placement::a_running_pod_stays_as_it_is_when_its_request_changes",
+        run: resized,
     },
     Test {
         name: "placement::who_loses_a_cpu_gets_another",
@@ -59,19 +66,11 @@ fn scene(settings: &str) -> anyhow::Result<(Node, Options)> {
 }
 
 /// Where a container's main process may run.
-fn allowed(running: &Running) -> anyhow::Result<String> {
-    status(running, "Cpus_allowed_list:")
+fn allowed(running: &Running) -> anyhow::Result<CpuSet> {
+    Ok(Place::of(running)?.cpus)
 }
 
-/// A line of its `/proc/PID/status`.
-fn status(running: &Running, name: &'static str) -> anyhow::Result<String> {
-    let path = format!("/proc/{}/status", running.process.pid());
-    let status = fs::read_to_string(&path).context(path)?;
-    let line = status.lines().find_map(|line| line.strip_prefix(name));
-    Ok(line.context(name)?.trim().to_owned())
-}
-
-fn comes_to(running: &Running, name: &str, cpus: &str, agent: &Agent) -> anyhow::Result<()> {
+fn comes_to(running: &Running, name: &str, cpus: CpuSet, agent: &Agent) -> anyhow::Result<()> {
     let is_there = || allowed(running).is_ok_and(|now| now == cpus);
     ensure!(
         wait_until(TIMEOUT, Duration::from_millis(20), is_there),
@@ -91,8 +90,7 @@ struct Watch {
 
 impl Watch {
     /// Of the containers of two pods. The first has its own CPUs.
-    fn start(own: PathBuf, other: PathBuf, cpus: &str) -> anyhow::Result<Self> {
-        let cpus = CpuSet::parse(cpus)?;
+    fn start(own: PathBuf, other: PathBuf, cpus: CpuSet) -> Self {
         let ends = Arc::new(AtomicBool::new(false));
         let end = Arc::clone(&ends);
         let thread = std::thread::spawn(move || {
@@ -109,7 +107,7 @@ impl Watch {
             }
             (looks, shared)
         });
-        Ok(Self { ends, thread })
+        Self { ends, thread }
     }
 
     fn ended(self) -> anyhow::Result<()> {
@@ -136,14 +134,20 @@ fn alone() -> Outcome {
     }
     let (node, options) = scene(SETTINGS)?;
     let shared = Pod::best_effort("shared");
+    let own = Pod::guaranteed("own", "2", "64Mi");
+    let plan = Plan::of(&node, &[&shared, &own])?;
+    let (own_cpus, pool) = (plan.cpus(&own)?, plan.shared_pool());
+    ensure!(
+        own_cpus.len() == 2 && own_cpus.is_disjoint(&pool),
+        "{plan:?}"
+    );
     let shared_runs = node.hog(&shared, "hold --mb 4")?;
     let agent = node.agent(&options)?;
-    comes_to(&shared_runs, "shared", "0-3", &agent)?;
-    let own = Pod::guaranteed("own", "2", "64Mi");
-    let watch = Watch::start(processes(&node, &own), processes(&node, &shared), "1-2")?;
+    comes_to(&shared_runs, "shared", pool | own_cpus, &agent)?;
+    let watch = Watch::start(processes(&node, &own), processes(&node, &shared), own_cpus);
     let own_runs = node.hog(&own, "hold --mb 4")?;
-    comes_to(&own_runs, "own", "1-2", &agent)?;
-    comes_to(&shared_runs, "shared", "0,3", &agent)?;
+    comes_to(&own_runs, "own", own_cpus, &agent)?;
+    comes_to(&shared_runs, "shared", pool, &agent)?;
     let quota = node.cgroup_file(&own, "main/cpu.max");
     if quota.exists() {
         let is_off = || fs::read_to_string(&quota).is_ok_and(|text| text.starts_with("max"));
@@ -157,18 +161,19 @@ fn alone() -> Outcome {
     let late = Pod::burstable("late", "16Mi");
     let late_runs = node.hog(&late, "hold --mb 4")?;
     ensure!(
-        allowed(&late_runs)? == "0,3",
+        allowed(&late_runs)? == pool,
         "late may run on {}",
         allowed(&late_runs)?
     );
 
     let told = json(&node, &["cpu"])?;
     ensure!(
-        told["sharedPool"] == "0,3" && told["reserved"] == "0",
+        told["sharedPool"] == pool.to_string() && told["reserved"] == "0",
         "{told}"
     );
     let one = json(&node, &["topology", "own"])?;
-    ensure!(one["pods"][0]["containers"][0]["cpus"] == "1-2", "{one}");
+    let told = &one["pods"][0]["containers"][0]["cpus"];
+    ensure!(*told == own_cpus.to_string(), "{one}");
     ensure!(
         explain(&node, &["cpu", "nobody"])?.status == Some(3),
         "a pod that there is not"
@@ -178,12 +183,12 @@ fn alone() -> Outcome {
     let agent = node.agent(&options)?;
     std::thread::sleep(Duration::from_secs(3));
     ensure!(
-        allowed(&own_runs)? == "1-2",
+        allowed(&own_runs)? == own_cpus,
         "after a restart it may run on {}",
         allowed(&own_runs)?
     );
     fs::remove_file(node.manifest(&own))?;
-    comes_to(&shared_runs, "shared", "0-3", &agent)?;
+    comes_to(&shared_runs, "shared", pool | own_cpus, &agent)?;
     watch.ended()?;
     agent.stop()?;
     Ok(Done::Passed)
@@ -226,27 +231,81 @@ fn policy_changed() -> Outcome {
     let (node, options) = scene(SETTINGS)?;
     let agent = node.agent(&options)?;
     let own = Pod::guaranteed("own", "2", "64Mi");
+    let plan = Plan::of(&node, &[&own])?;
+    let own_cpus = plan.cpus(&own)?;
     let own_runs = node.hog(&own, "hold --mb 4")?;
-    comes_to(&own_runs, "own", "1-2", &agent)?;
+    comes_to(&own_runs, "own", own_cpus, &agent)?;
     agent.stop()?;
     ensure!(
-        allowed(&own_runs)? == "1-2",
+        allowed(&own_runs)? == own_cpus,
         "without an agent it keeps what it has"
     );
-    // Another reservation: CPU 1 is not to be given away any more.
-    let other = SETTINGS.replace("\"0\"", "\"0-1\"");
-    node.configure(&other)?;
+    // Another reservation: one of its CPUs is not to be given away any more.
+    let lost = own_cpus.first().context("it has CPUs")?;
+    node.configure(&SETTINGS.replace("\"0\"", &format!("\"0,{lost}\"")))?;
+    let moved = Plan::of(&node, &[&own])?.cpus(&own)?;
+    ensure!(!moved.contains(lost), "{moved} is planned, {lost} reserved");
     let agent = node.agent(&options)?;
-    comes_to(&own_runs, "own", "2-3", &agent)?;
+    comes_to(&own_runs, "own", moved, &agent)?;
     agent.stop()?;
     node.configure("evictionHard: {memory.available: 1Mi}\n")?;
     let agent = node.agent(&options)?;
-    comes_to(&own_runs, "own", "0-3", &agent)?;
+    comes_to(&own_runs, "own", plan.shared_pool() | own_cpus, &agent)?;
     agent.stop()?;
     Ok(Done::Passed)
 }
 
-/// On a machine with two NUMA nodes: memory comes from one of them, and the shared pool keeps both.
+/// Exclusive CPUs are not resized in place; and then nothing else of the pod is, either.
+fn resized() -> Outcome {
+    if let Some(lacking) = lacking()? {
+        return Ok(lacking);
+    }
+    let (node, options) = scene(SETTINGS)?;
+    let mut agent = node.agent(&options)?;
+    let own = Pod::guaranteed("own", "1", "64Mi");
+    let own_cpus = Plan::of(&node, &[&own])?.cpus(&own)?;
+    let mut own_runs = node.hog(&own, "hold --mb 4")?;
+    comes_to(&own_runs, "own", own_cpus, &agent)?;
+    let larger = Pod::guaranteed("own", "2", "96Mi");
+    node.write(&larger)?;
+    let why = agent.wait(TIMEOUT, |event| match event {
+        Event::Warning { text } if text.contains("is not resized in place") => Some(text.clone()),
+        _ => None,
+    })?;
+    ensure!(
+        why.contains("default/own") && why.contains("request for cpu is 2 now and was 1"),
+        "{why}"
+    );
+    std::thread::sleep(Duration::from_secs(2));
+    comes_to(&own_runs, "own", own_cpus, &agent)?;
+    let limit = ["memory.max", "memory.limit_in_bytes"]
+        .iter()
+        .find_map(|file| fs::read_to_string(node.cgroup_file(&own, &format!("main/{file}"))).ok());
+    let limit = limit.context("the container has a limit")?;
+    ensure!(
+        limit.trim() == (64_u64 << 20).to_string(),
+        "its limit is {limit}"
+    );
+    // When it has ended, it starts with what it is to have.
+    own_runs.process.signal(rustix::process::Signal::KILL)?;
+    ensure!(own_runs.process.wait_gone(TIMEOUT), "it stays");
+    let planned = Plan::of(&node, &[&larger])?.cpus(&larger)?;
+    let is_placed = || {
+        let told = json(&node, &["topology", "own"]).ok();
+        told.is_some_and(|told| told["pods"][0]["containers"][0]["cpus"] == planned.to_string())
+    };
+    ensure!(
+        wait_until(TIMEOUT, Duration::from_millis(200), is_placed),
+        "{planned} is planned; the agent: {}",
+        agent.errors()
+    );
+    let runs = node.hog(&larger, "hold --mb 4")?;
+    comes_to(&runs, "larger", planned, &agent)?;
+    agent.stop()?;
+    Ok(Done::Passed)
+}
+
+/// On a machine with several NUMA nodes: memory comes from one of them, and the shared pool keeps all.
 pub(super) fn memory_of_one_node() -> Outcome {
     if !Path::new("/sys/devices/system/node/node1").exists() {
         return Ok(Done::Skipped(Lacks::TwoNumaNodes));
@@ -260,17 +319,18 @@ pub(super) fn memory_of_one_node() -> Outcome {
     let shared_runs = node.hog(&shared, "hold --mb 4")?;
     let own = Pod::guaranteed("own", "1", "64Mi");
     let own_runs = node.hog(&own, "hold --mb 32")?;
-    let nodes = |running: &Running| status(running, "Mems_allowed_list:");
-    let is_there = || nodes(&own_runs).is_ok_and(|nodes| nodes == "0");
+    let nodes = |running: &Running| anyhow::Ok(Place::of(running)?.nodes);
+    let is_there = || nodes(&own_runs).is_ok_and(|nodes| nodes == NumaMask::of(0));
     ensure!(
         wait_until(TIMEOUT, Duration::from_millis(20), is_there),
         "its memory may come from {:?}; the agent: {}",
         nodes(&own_runs),
         agent.errors()
     );
+    let all = fs::read_to_string("/sys/devices/system/node/has_memory")?;
     ensure!(
-        nodes(&shared_runs)? == "0-1",
-        "shared: {}",
+        nodes(&shared_runs)?.to_string() == all.trim(),
+        "shared: {}, not {all}",
         nodes(&shared_runs)?
     );
     let told = json(&node, &["topology", "own"])?;
@@ -283,17 +343,25 @@ pub(super) fn memory_of_one_node() -> Outcome {
     Ok(Done::Passed)
 }
 
-/// CPU 2, switched off; on again when it is dropped.
-struct Offline;
+/// A CPU, switched off; on again when it is dropped.
+struct Offline(PathBuf);
 
 impl Offline {
-    const FILE: &str = "/sys/devices/system/cpu/cpu2/online";
+    fn file(cpu: u32) -> PathBuf {
+        PathBuf::from(format!("/sys/devices/system/cpu/cpu{cpu}/online"))
+    }
+
+    fn switch(cpu: u32) -> anyhow::Result<Self> {
+        let file = Self::file(cpu);
+        fs::write(&file, "0").with_context(|| format!("switching CPU {cpu} off"))?;
+        Ok(Self(file))
+    }
 }
 
 impl Drop for Offline {
     fn drop(&mut self) {
-        if let Err(error) = fs::write(Self::FILE, "1") {
-            eprintln!("{}: {error}", Self::FILE);
+        if let Err(error) = fs::write(&self.0, "1") {
+            eprintln!("{}: {error}", self.0.display());
         }
     }
 }
@@ -302,22 +370,28 @@ fn cpu_goes() -> Outcome {
     if let Some(lacking) = lacking()? {
         return Ok(lacking);
     }
-    if !Path::new(Offline::FILE).exists() {
+    let (node, options) = scene(SETTINGS)?;
+    let own = Pod::guaranteed("own", "2", "64Mi");
+    let own_cpus = Plan::of(&node, &[&own])?.cpus(&own)?;
+    let goes = own_cpus.iter().last().context("it has CPUs")?;
+    if !Offline::file(goes).exists() {
         return Ok(Done::Skipped(Lacks::CpuHotplug));
     }
-    let (node, options) = scene(SETTINGS)?;
     let agent = node.agent(&options)?;
-    let own = Pod::guaranteed("own", "2", "64Mi");
     let own_runs = node.hog(&own, "hold --mb 4")?;
-    comes_to(&own_runs, "own", "1-2", &agent)?;
-    fs::write(Offline::FILE, "0").context("switching CPU 2 off")?;
-    let offline = Offline;
-    comes_to(&own_runs, "own", "1,3", &agent)?;
+    comes_to(&own_runs, "own", own_cpus, &agent)?;
+    let offline = Offline::switch(goes)?;
+    let instead = Plan::of(&node, &[&own])?.cpus(&own)?;
+    ensure!(
+        instead.len() == 2 && !instead.contains(goes),
+        "{instead} is planned without CPU {goes}"
+    );
+    comes_to(&own_runs, "own", instead, &agent)?;
     drop(offline);
     // Who has CPUs keeps them.
     std::thread::sleep(Duration::from_secs(3));
     ensure!(
-        allowed(&own_runs)? == "1,3",
+        allowed(&own_runs)? == instead,
         "it moved again, to {}",
         allowed(&own_runs)?
     );
