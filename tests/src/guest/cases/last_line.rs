@@ -9,6 +9,7 @@ use plimsoll_core::event::{LastLineKill, LastLineReason};
 use rustix::process::Signal;
 
 use super::super::agent::{Agent, Event, Options};
+use super::super::ballast::Ballast;
 use super::super::clock::now_ns;
 use super::super::harness::{Done, Outcome, Test};
 use super::super::memory::{self, mib};
@@ -47,6 +48,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A scene: a hog that will grow until it is killed, an innocent pod, and one that is exempt, larger than both, and allocates all the time.
 struct Scene {
+    /// Goes first: what follows needs the memory.
+    _ballast: Ballast,
     node: Node,
     hog: Running,
     innocent: Running,
@@ -59,13 +62,14 @@ impl Scene {
         let exempt = Pod::best_effort("exempt").critical();
         let exempt = node.hog(&exempt, "flap --low-mb 400 --high-mb 420 --period-ms 100")?;
         let innocent = node.hog(&Pod::burstable("innocent", "100Mi"), "hold --mb 64")?;
-        // So large that the rest does not take long.
-        let large_mb = (memory::read()?.available_bytes >> 20).saturating_sub(LINE_MB + 250);
         let hog = node.hog(
             &Pod::best_effort("hog"),
-            &format!("ramp --wait-usr1 --pre-mb {large_mb} --rate-mb-s 100"),
+            "ramp --wait-usr1 --pre-mb 32 --rate-mb-s 100",
         )?;
+        // So little that the hog does not need long.
+        let ballast = Ballast::leaving(LINE_MB + 250)?;
         Ok(Self {
+            _ballast: ballast,
             node,
             hog,
             innocent,
