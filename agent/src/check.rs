@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::bpf::object::object;
 use crate::bpf::{Bpf, BpfOptions, Family, HookKind, HookSet, OneIn};
+use crate::capabilities::Capability;
 use crate::facts::{Facts, Hook, HookOutcome, hooks_of};
 use crate::host::{CgroupError, CgroupPath, HostRoot, Version};
 use crate::ladder::{Choice, LADDER, Mechanism, Role, Without, choose, is_full};
@@ -64,6 +65,8 @@ struct Loss {
     of: &'static str,
     /// What is slower or invisible.
     lost: String,
+    /// Why, where the table does not say so.
+    because: Option<String>,
     /// What a person can do.
     remedy: Option<String>,
 }
@@ -71,6 +74,9 @@ struct Loss {
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.of, self.lost)?;
+        if let Some(because) = &self.because {
+            write!(f, "; because {because}")?;
+        }
         self.remedy
             .as_ref()
             .map_or(Ok(()), |remedy| write!(f, ". To mend: {remedy}"))
@@ -92,7 +98,8 @@ impl Report {
     /// Chooses from `facts`.
     pub fn new(facts: Facts) -> Self {
         let choices = choose(&facts);
-        let exit_status = match (&facts.memory, is_full(&choices)) {
+        let is_whole = is_full(&choices) && missing_capabilities(&facts, false).next().is_none();
+        let exit_status = match (&facts.memory, is_whole) {
             (Err(_), _) => EXIT_UNUSABLE,
             (Ok(_), true) => EXIT_FULL,
             (Ok(_), false) => EXIT_DEGRADED,
@@ -104,9 +111,13 @@ impl Report {
         }
     }
 
-    /// What is lost here and what to do about it, one line each, as `plimsoll run` says it when it starts.
+    /// What is lost here, why, and what to do about it, one line each, as `plimsoll run` says it when it starts. Without what its
+    /// own attempts to protect itself will tell.
     pub fn losses(&self) -> Vec<String> {
-        self.loss_rows().iter().map(ToString::to_string).collect()
+        self.loss_rows(true)
+            .iter()
+            .map(ToString::to_string)
+            .collect()
     }
 
     /// What the last line in the kernel could do here.
@@ -114,12 +125,14 @@ impl Report {
         LastLineReach::of(&self.facts.bpf)
     }
 
-    fn loss_rows(&self) -> Vec<Loss> {
+    /// `attempts`: for `plimsoll run`, which tries what needs a capability and tells when it is refused.
+    fn loss_rows(&self, attempts: bool) -> Vec<Loss> {
         let of_choice = |choice: &Choice| {
             let lost = choice.lost.clone()?;
             Some(Loss {
                 of: choice.signal.name(),
                 lost,
+                because: choice.because().next().map(ToString::to_string),
                 remedy: choice.remedy(),
             })
         };
@@ -132,9 +145,18 @@ impl Report {
             losses.push(Loss {
                 of: "safety net",
                 lost,
+                because: None,
                 remedy: Some(reason.clone()),
             });
         }
+        losses.extend(
+            missing_capabilities(&self.facts, attempts).map(|capability| Loss {
+                of: capability.name,
+                lost: capability.lost.to_owned(),
+                because: None,
+                remedy: Some(format!("grant {}", capability.name)),
+            }),
+        );
         losses
     }
 
@@ -235,7 +257,7 @@ impl Report {
 
     /// Losses, then each remedy once: on most machines one cause is behind several losses.
     fn write_losses(&self, out: &mut String, width: usize, style: Style) -> fmt::Result {
-        let losses = self.loss_rows();
+        let losses = self.loss_rows(false);
         if losses.is_empty() {
             return Ok(());
         }
@@ -307,6 +329,17 @@ fn write_hooks(out: &mut String, hooks: &[Hook], style: Style) -> fmt::Result {
         )?;
     }
     Ok(())
+}
+
+/// Nothing when this process's capabilities cannot be read: what is refused will then tell.
+fn missing_capabilities(
+    facts: &Facts,
+    attempts: bool,
+) -> impl Iterator<Item = &'static Capability> {
+    facts
+        .capabilities
+        .into_iter()
+        .flat_map(move |held| held.missing_and_untold(attempts))
 }
 
 fn controller(version: &Result<Version, String>) -> &'static str {
@@ -399,6 +432,7 @@ pub fn run_with(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capabilities::Capabilities;
     use crate::facts::HookKind;
     use crate::facts::tests::everything;
 
@@ -470,6 +504,57 @@ mod tests {
         assert!(!has_safety_net(facts.clone()));
         facts.without = vec![Without::Psi];
         assert!(has_safety_net(facts));
+    }
+
+    #[test]
+    fn each_missing_capability_is_named_with_what_it_costs() {
+        let report = Report::new(Facts {
+            // All but CAP_KILL and CAP_SYS_NICE.
+            capabilities: Some(Capabilities::from_bits(!(1 << 5 | 1 << 23))),
+            ..everything()
+        });
+        assert_eq!(report.exit_status, EXIT_DEGRADED);
+        let text = report.render(false);
+        for words in [
+            "CAP_KILL  ",
+            "CAP_SYS_NICE  ",
+            "grant CAP_KILL (for CAP_KILL)",
+        ] {
+            assert!(text.contains(words), "{words}:\n{text}");
+        }
+        assert!(!text.contains("CAP_BPF"), "{text}");
+        // `run` is refused SCHED_FIFO, and says so then.
+        let mut losses = report.losses();
+        losses.retain(|loss| loss.starts_with("CAP_"));
+        assert_eq!(losses.len(), 1, "{losses:#?}");
+        assert!(
+            losses[0].starts_with("CAP_KILL: no signal reaches"),
+            "{losses:#?}"
+        );
+        assert_eq!(
+            serde_json::to_value(&report).unwrap()["facts"]["capabilities"]["missing"],
+            serde_json::json!(["CAP_KILL", "CAP_SYS_NICE"])
+        );
+    }
+
+    #[test]
+    fn a_loss_says_why() {
+        let mut facts = everything();
+        let hooks = facts.bpf.as_mut().unwrap();
+        let hook = hooks
+            .iter_mut()
+            .find(|hook| hook.program == "charges_count");
+        hook.unwrap().outcome = HookOutcome::Unavailable {
+            reason: "this kernel has no fentry target page_counter_try_charge".to_owned(),
+        };
+        let losses = Report::new(facts).losses();
+        let words = "; because fentry page_counter_try_charge: this kernel has no fentry target";
+        assert!(
+            losses
+                .iter()
+                .any(|loss| loss.starts_with("memory threshold: ") && loss.contains(words)),
+            "{losses:#?}"
+        );
     }
 
     #[test]

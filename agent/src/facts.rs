@@ -11,16 +11,12 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 
 use crate::bpf::{self, HookReport, HookState, Unavailable};
+use crate::capabilities::Capabilities;
 use crate::host::file::read_text;
 use crate::host::{CgroupMounts, CgroupPath, Controller, HostRoot, Version};
 use crate::ladder::{Mechanism, Obstacle, Without};
 use crate::source::memcg_v1::MemcgV1;
 use crate::source::pressure::{PsiTrigger, Stall, Trigger};
-
-/// Bits of `CapEff` (include/uapi/linux/capability.h).
-const CAP_SYS_ADMIN: u32 = 21;
-const CAP_PERFMON: u32 = 38;
-const CAP_BPF: u32 = 39;
 
 /// The trigger that is tried: the shortest window, so that a refusal shows.
 const PROBE_STALL_MS: u32 = 50;
@@ -63,43 +59,6 @@ impl Lockdown {
             Some("integrity") => Self::Integrity,
             Some("confidentiality") => Self::Confidentiality,
             _ => Self::Unknown,
-        }
-    }
-}
-
-/// The capabilities that BPF needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Capabilities {
-    /// CAP_BPF.
-    pub bpf: bool,
-    /// CAP_PERFMON.
-    pub perfmon: bool,
-    /// CAP_SYS_ADMIN, which includes both.
-    pub sys_admin: bool,
-}
-
-impl Capabilities {
-    /// From `/proc/self/status`; `None` without a `CapEff` line that is a hexadecimal number.
-    fn parse(status: &str) -> Option<Self> {
-        let text = status
-            .lines()
-            .find_map(|line| line.strip_prefix("CapEff:"))?;
-        let bits = u64::from_str_radix(text.trim(), 16).ok()?;
-        let has = |bit: u32| bits & (1 << bit) != 0;
-        Some(Self {
-            bpf: has(CAP_BPF),
-            perfmon: has(CAP_PERFMON),
-            sys_admin: has(CAP_SYS_ADMIN),
-        })
-    }
-
-    /// The names of those that BPF lacks; `None` when there are enough.
-    pub fn missing(self) -> Option<&'static str> {
-        match (self.sys_admin, self.bpf, self.perfmon) {
-            (true, _, _) | (_, true, true) => None,
-            (false, true, false) => Some("CAP_PERFMON"),
-            (false, false, true) => Some("CAP_BPF"),
-            (false, false, false) => Some("CAP_BPF and CAP_PERFMON"),
         }
     }
 }
@@ -315,7 +274,7 @@ impl Facts {
         if !self.btf {
             return Some(Obstacle::NoBtf);
         }
-        let missing = self.capabilities.and_then(Capabilities::missing)?;
+        let missing = self.capabilities.and_then(Capabilities::missing_for_bpf)?;
         Some(Obstacle::Capabilities {
             missing: missing.to_owned(),
         })
@@ -458,11 +417,7 @@ pub(crate) mod tests {
             bpf: Ok(hooks),
             btf: true,
             lockdown: Lockdown::None,
-            capabilities: Some(Capabilities {
-                bpf: true,
-                perfmon: true,
-                sys_admin: true,
-            }),
+            capabilities: Some(Capabilities::from_bits(u64::MAX)),
             memory: Ok(Version::V2),
             cpu: Ok(Version::V2),
             psi: Ok(PsiReach::Privileged),
@@ -539,7 +494,7 @@ pub(crate) mod tests {
         assert_eq!(facts.kernel, "6.1.0-50-amd64");
         assert!(facts.btf);
         assert_eq!(facts.lockdown, Lockdown::Integrity);
-        assert_eq!(facts.capabilities.unwrap().missing(), None);
+        assert_eq!(facts.capabilities.unwrap().missing().count(), 0);
         assert_eq!(
             (facts.memory.as_ref(), facts.cpu.as_ref()),
             (Ok(&Version::V2), Ok(&Version::V2))
@@ -609,25 +564,6 @@ pub(crate) mod tests {
             ("", Lockdown::Unknown),
         ] {
             assert_eq!(Lockdown::parse(text), wanted, "{text:?}");
-        }
-    }
-
-    #[test]
-    fn capabilities_that_suffice() {
-        for (bits, missing) in [
-            ("0000008000000000", Some("CAP_PERFMON")),
-            ("0000004000000000", Some("CAP_BPF")),
-            ("000000c000000000", None),
-            ("0000000000200000", None),
-            ("0000000000000000", Some("CAP_BPF and CAP_PERFMON")),
-        ] {
-            assert_eq!(
-                Capabilities::parse(&format!("CapEff:\t{bits}\n"))
-                    .unwrap()
-                    .missing(),
-                missing,
-                "{bits}"
-            );
         }
     }
 

@@ -4,6 +4,7 @@
 
 pub mod agent;
 pub mod bpf;
+pub mod capabilities;
 pub mod check;
 pub mod cli;
 pub mod config;

@@ -296,11 +296,8 @@ fn the_reason_is_the_deepest_one_known() {
     let first = |facts: &Facts| primary(facts, LadderSignal::MemoryThreshold).obstacles[0].clone();
     let mut facts = no_bpf();
     assert!(matches!(first(&facts), Obstacle::NotLoaded { .. }));
-    facts.capabilities = Some(crate::facts::Capabilities {
-        bpf: true,
-        perfmon: false,
-        sys_admin: false,
-    });
+    // CAP_BPF alone.
+    facts.capabilities = Some(crate::capabilities::Capabilities::from_bits(1 << 39));
     assert_eq!(
         first(&facts),
         Obstacle::Capabilities {
@@ -324,11 +321,7 @@ fn the_reason_is_the_deepest_one_known() {
 fn what_is_attached_counts_whatever_else_is_said() {
     // Capabilities may come from a user namespace or a BPF token: the loader's success is the better witness.
     let facts = Facts {
-        capabilities: Some(crate::facts::Capabilities {
-            bpf: false,
-            perfmon: false,
-            sys_admin: false,
-        }),
+        capabilities: Some(crate::capabilities::Capabilities::from_bits(0)),
         ..everything()
     };
     assert!(is_full(&choose(&facts)));
