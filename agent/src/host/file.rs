@@ -40,6 +40,18 @@ pub enum FileError {
         #[source]
         source: Errno,
     },
+    /// A process in this cgroup did not take a signal.
+    #[error(
+        "{path}: a process in it cannot be signalled: {source}; one of another user needs CAP_KILL",
+        path = path.display()
+    )]
+    NotSignalled {
+        /// The cgroup.
+        path: Arc<Path>,
+        /// The kernel's answer.
+        #[source]
+        source: Errno,
+    },
     /// The text is not what this file has on any kernel that we know.
     #[error("{path}: line {line}: expected {expected}; please report it with the kernel's version", path = path.display())]
     Malformed {
@@ -82,6 +94,7 @@ impl FileError {
             Self::Vanished { path }
             | Self::Unreadable { path, .. }
             | Self::Unwritable { path, .. }
+            | Self::NotSignalled { path, .. }
             | Self::Malformed { path, .. } => path,
         }
     }

@@ -468,9 +468,9 @@ impl Member {
         match pidfd_send_signal(pidfd, signal) {
             Ok(()) => Ok(1),
             Err(Errno::SRCH) => Ok(0),
-            Err(errno) => Err(FileError::Unwritable {
+            Err(source) => Err(FileError::NotSignalled {
                 path: Arc::clone(&self.path),
-                source: errno,
+                source,
             }),
         }
     }
@@ -511,22 +511,34 @@ impl Member {
         if batch.iter().all(Option::is_none) {
             return Ok(());
         }
+        let mut refused = None;
         let result = self.for_each_pid(&mut |listed| {
             for slot in batch.iter_mut() {
                 let Some((pid, pidfd)) = slot else { continue };
                 if *pid != listed {
                     continue;
                 }
-                if pidfd_send_signal(&*pidfd, signal).is_ok() {
-                    round.signalled += 1;
-                    round.new += u32::from(seen.insert(listed));
+                match pidfd_send_signal(&*pidfd, signal) {
+                    Ok(()) => {
+                        round.signalled += 1;
+                        round.new += u32::from(seen.insert(listed));
+                    }
+                    Err(Errno::SRCH) => {}
+                    // EPERM: another user's process, and no CAP_KILL.
+                    Err(errno) => refused = Some(errno),
                 }
                 *slot = None;
             }
         });
         // Those that are not listed any more have ended or moved away: they are not the pod's.
         batch.fill_with(|| None);
-        result
+        match refused {
+            Some(source) if result.is_ok() => Err(FileError::NotSignalled {
+                path: Arc::clone(&self.path),
+                source,
+            }),
+            _ => result,
+        }
     }
 
     fn is_listed(&self, wanted: Pid) -> Result<bool, FileError> {
