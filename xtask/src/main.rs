@@ -31,6 +31,7 @@ Examples:
   cargo xtask vm --topology numa2 --cmd 'plimsoll check'
   cargo xtask demo                                    pods, a leak, an eviction: live (--without: with the agent off)
   cargo xtask bench reaction --peers earlyoom,plimsoll
+  cargo xtask bench signals --kernel 7.2              what each signal costs, and how soon it is seen
   cargo xtask test                                    everything, guests on three kernels included
   cargo xtask conformance tests/vectors/quantity.jsonl
   cargo xtask fuzz --seconds 600                      random histories against the decision engine
@@ -70,6 +71,9 @@ enum Command {
         /// Leave out the guests
         #[arg(long)]
         quick: bool,
+        /// Only guests that allow part of what the agent would like: every rung of the ladder on every kernel, about ten minutes
+        #[arg(long, conflicts_with = "quick")]
+        ladder: bool,
     },
     /// Check golden vector files (names: see tests/vectors); exit status 2 for a file that it does not know
     Conformance {
@@ -102,7 +106,8 @@ fn run(command: Command) -> Result<u8> {
         Command::Vm(args) => return vm::run(*args),
         Command::Demo(args) => return demo::run(&args),
         Command::Bench(command) => return bench::run(&command),
-        Command::Test { quick } => return test::run(quick),
+        Command::Test { ladder: true, .. } => return test::run_ladder(),
+        Command::Test { quick, .. } => return test::run(quick),
         Command::Conformance { files } => return conformance::run(&files),
         Command::Fuzz { arguments } => return fuzz::run(&arguments),
     }

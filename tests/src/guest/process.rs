@@ -3,9 +3,10 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use anyhow::{Context as _, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::clock::wait_until;
@@ -75,6 +76,24 @@ pub fn program(name: &str) -> PathBuf {
     beside
         .filter(|path| path.exists())
         .unwrap_or_else(|| PathBuf::from(name))
+}
+
+/// Runs a command to its end.
+///
+/// # Errors
+/// It cannot be started, or fails; with its standard error.
+pub fn run_program(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("starting {program}"))?;
+    ensure!(
+        output.status.success(),
+        "{program} {arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
 }
 
 /// CPU time of all threads of a process so far, nanoseconds: the sum of `/proc/PID/task/*/schedstat`. Threads that have

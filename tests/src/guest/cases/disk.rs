@@ -1,15 +1,15 @@
 //! The node's disk runs out of space or of inodes: what goes first, who goes for it, and who stays.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 
 use super::super::agent::{Agent, Event, Options};
 use super::super::harness::{Done, Outcome, Test};
 use super::super::node::Node;
 use super::super::pod::Pod;
+pub(super) use super::super::process::run_program as run;
 use super::scenarios::{quiet, reached, wait_for_changes};
 use super::{EVICTION_TIMEOUT, go};
 
@@ -73,19 +73,6 @@ impl Drop for Disk {
             eprintln!("{error:#}");
         }
     }
-}
-
-pub(super) fn run(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
-    let output = Command::new(program)
-        .args(arguments)
-        .output()
-        .with_context(|| format!("starting {program}"))?;
-    ensure!(
-        output.status.success(),
-        "{program} {arguments:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(())
 }
 
 /// A pod with one emptyDir volume.

@@ -1,11 +1,12 @@
 //! The guest tests, by theme. A test is a function here and a line in its theme's list.
 
+mod capabilities;
 mod disk;
 mod eviction;
 mod explain;
-mod fallback;
 mod faults;
 mod journal;
+mod ladder;
 mod last_line;
 mod numa;
 mod oom_scores;
@@ -53,7 +54,8 @@ pub fn all() -> Vec<Test> {
         oom_scores::TESTS,
         faults::TESTS,
         last_line::TESTS,
-        fallback::TESTS,
+        ladder::TESTS,
+        capabilities::TESTS,
         policies::TESTS,
         stalls::TESTS,
         numa::TESTS,
