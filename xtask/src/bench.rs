@@ -5,11 +5,13 @@
 
 use std::fs;
 use std::io::{self, Write as _};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 
+use crate::ebpf;
 use crate::guest::Guest;
 use crate::kernel::Kernel;
 use crate::paths;
@@ -26,8 +28,10 @@ const BOOT_TIME_MAX: Duration = Duration::from_secs(300);
 pub(crate) enum BenchCommand {
     /// From a threshold crossed to memory back, beside other systems
     Reaction(ReactionArgs),
-    /// Cost of the armed threshold on a page-fault loop, attached against detached
+    /// Cost of the agent to loops of page faults, forks and context switches, attached against detached
     Cost(CostArgs),
+    /// Each signal: instructions and time of its programs, latency, rate; the agent with many cgroups
+    Signals(SignalsArgs),
     /// CPU time and memory of each system at rest
     Idle(IdleArgs),
 }
@@ -101,6 +105,49 @@ pub(crate) struct CostArgs {
     pairs: u32,
 }
 
+/// Each signal, and the agent with many cgroups.
+#[derive(Debug, Args)]
+pub(crate) struct SignalsArgs {
+    /// Kernel to boot: 6.1, 6.12, 7.2, or the path of an image
+    #[arg(long, default_value = "6.1")]
+    kernel: Kernel,
+    /// What to measure
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_enum,
+        default_value = "hooks,loops,footprint"
+    )]
+    parts: Vec<SignalsPart>,
+    /// Measurements of each loop, in turns
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pairs: u32,
+    /// Cgroups that the agent has to follow
+    #[arg(long, value_delimiter = ',', default_value = "0,50,250,1000")]
+    cgroups: Vec<u32>,
+    /// text: tables; json: one object per row
+    #[arg(long, value_enum, default_value = "text")]
+    output: SignalsOutput,
+}
+
+/// A part of `bench signals`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum SignalsPart {
+    /// Every program: instructions, run time, and how soon its records arrive
+    Hooks,
+    /// Loops of page faults, forks and context switches, attached against detached
+    Loops,
+    /// The agent's CPU time and memory with many cgroups
+    Footprint,
+}
+
+/// How `bench signals` prints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum SignalsOutput {
+    Text,
+    Json,
+}
+
 /// At rest.
 #[derive(Debug, Args)]
 pub(crate) struct IdleArgs {
@@ -159,6 +206,27 @@ pub(crate) fn run(command: &BenchCommand) -> Result<u8> {
                 "cost",
             )
         }
+        BenchCommand::Signals(args) => {
+            let cgroups: Vec<String> = args.cgroups.iter().map(u32::to_string).collect();
+            let parts: Vec<&str> = args.parts.iter().map(|part| part.name()).collect();
+            let output = match args.output {
+                SignalsOutput::Text => "text",
+                SignalsOutput::Json => "json",
+            };
+            let program = format!(
+                "signals --parts {} --pairs {} --cgroups {} --output {output}",
+                parts.join(","),
+                args.pairs,
+                cgroups.join(","),
+            );
+            measure(
+                &args.kernel,
+                &[],
+                &program,
+                RAMP_TIME_MAX.saturating_mul(args.pairs + 20),
+                "signals",
+            )
+        }
         BenchCommand::Idle(args) => {
             let program = format!(
                 "reaction --runs 0 --thresholds 100Mi --peers {} --pods {} --idle-s {}",
@@ -177,9 +245,25 @@ pub(crate) fn run(command: &BenchCommand) -> Result<u8> {
     }
 }
 
+impl SignalsPart {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Hooks => "hooks",
+            Self::Loops => "loops",
+            Self::Footprint => "footprint",
+        }
+    }
+}
+
 fn names(peers: &[Peer]) -> String {
     let names: Vec<&str> = peers.iter().map(|peer| peer.name()).collect();
     names.join(",")
+}
+
+/// The bare ring buffer to compare with, built when it is not there.
+fn ping_object() -> Result<PathBuf> {
+    ebpf::build()?;
+    Ok(paths::ping_object())
 }
 
 fn measure(
@@ -202,6 +286,7 @@ fn measure(
         .memory_mb(MEMORY_MB)
         .icount(true)
         .debian_packages(&packages)
+        .payload(ping_object()?)
         .timeout(Some(BOOT_TIME_MAX.saturating_add(time)))
         .out(came.path())
         .command(program)

@@ -16,6 +16,8 @@ use crate::{paths, setup};
 const INSTRUCTION_BYTES: u64 = 8;
 const TARGET: &str = "bpfel-unknown-none";
 const BINARY: &str = "plimsoll-ebpf";
+/// The bare ring buffer that `bench signals` compares with.
+const PING: &str = "ping";
 
 /// One function in the object.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,11 +30,11 @@ pub(crate) struct Program {
     instructions: u64,
 }
 
-/// Builds the object and copies it to `target/bpf/plimsoll.bpf.o`. Quick when nothing changed.
+/// Builds the object and copies it to `target/bpf/plimsoll.bpf.o`, and that of the benchmarks beside it. Quick when nothing changed.
 pub(crate) fn build() -> Result<Vec<Program>> {
     let mut cargo = cargo("build")?;
     say("build-ebpf", format_args!("{TARGET}, build-std=core"));
-    let output = process::run(cargo.args(["--release", "--bin", BINARY]))?;
+    let output = process::run(cargo.args(["--release", "--bins"]))?;
     if !output.status.success() {
         bail!(
             "building the BPF object failed\n{}\nIf the linker could not read the bitcode, this nightly's LLVM is newer than \
@@ -45,32 +47,37 @@ pub(crate) fn build() -> Result<Vec<Program>> {
     if warnings.contains("warning") {
         say("build-ebpf", warnings.trim_end());
     }
+    let _lock = Lock::take(&paths::target("ebpf"))?;
+    install(PING, &paths::ping_object())?;
+    let bytes = install(BINARY, &paths::bpf_object())?;
+    programs(&bytes).with_context(|| format!("cannot parse {BINARY}"))
+}
+
+/// Copies what was built to where it is looked for. An unchanged object keeps its time stamp, so that the agent is not built again
+/// for nothing.
+fn install(binary: &str, object: &Path) -> Result<Vec<u8>> {
     let built = paths::target("ebpf")
         .join(TARGET)
         .join("release")
-        .join(BINARY);
+        .join(binary);
     let bytes = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
-    let programs = programs(&bytes).with_context(|| format!("cannot parse {}", built.display()))?;
-    let object = paths::bpf_object();
-    let _lock = Lock::take(&paths::target("ebpf"))?;
-    // An unchanged object keeps its time stamp, so that the agent is not built again for nothing.
-    if fs::read(&object).ok().as_deref() != Some(bytes.as_slice()) {
+    if fs::read(object).ok().as_deref() != Some(bytes.as_slice()) {
         let folder = paths::target("bpf");
         fs::create_dir_all(&folder)
             .with_context(|| format!("cannot create {}", folder.display()))?;
-        let partial = paths::target("plimsoll.bpf.o.partial");
+        let partial = paths::target("bpf.o.partial");
         fs::write(&partial, &bytes)
             .with_context(|| format!("cannot write {}", partial.display()))?;
-        fs::rename(&partial, &object)
+        fs::rename(&partial, object)
             .with_context(|| format!("cannot write {}", object.display()))?;
     }
-    Ok(programs)
+    Ok(bytes)
 }
 
 /// Checks the BPF crate with clippy, warnings as errors; `Err` carries clippy's words.
 pub(crate) fn clippy() -> Result<()> {
     let mut cargo = cargo("clippy")?;
-    let output = process::run(cargo.args(["--release", "--bin", BINARY, "--", "-D", "warnings"]))?;
+    let output = process::run(cargo.args(["--release", "--bins", "--", "-D", "warnings"]))?;
     if !output.status.success() {
         bail!(
             "{}",

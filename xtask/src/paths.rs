@@ -20,6 +20,11 @@ pub(crate) fn bpf_object() -> PathBuf {
     target("bpf").join("plimsoll.bpf.o")
 }
 
+/// The BPF object that `cargo xtask bench signals` compares with.
+pub(crate) fn ping_object() -> PathBuf {
+    target("bpf").join("ping.bpf.o")
+}
+
 /// The linker for BPF objects, of the project's own.
 pub(crate) fn bpf_linker() -> PathBuf {
     target("tools").join("bin/bpf-linker")

@@ -65,6 +65,12 @@ pub enum BpfError {
         /// errno and its name.
         reason: String,
     },
+    /// The kernel does not show what programs cost.
+    #[error("run time of BPF programs: {reason}; it needs CAP_SYS_ADMIN and Linux 5.8")]
+    Stats {
+        /// errno and its name, or which program.
+        reason: String,
+    },
     /// The threshold programs are not attached.
     #[error(
         "usage thresholds are not available on this host: the hook on page_counter_try_charge is not attached"

@@ -21,6 +21,7 @@ pub mod object;
 mod policy;
 mod ring;
 mod run_queue;
+pub mod stats;
 mod totals;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,104 +1,221 @@
-//! What the `cost` program does.
+//! What the `cost` program does: loops that do nothing but what the agent's programs are attached to, off and on in turns.
 //!
-//! The loop maps 64 MiB, touches each page once and unmaps, so that the memory controller charges 64 pages at a time as
-//! fast as the machine can. It runs as a pod's container, three cgroups deep, each level watched or below a watched one.
-//! Off and on alternate (ABAB…), so that a drift of the machine hits both. Huge pages are off: they would charge 512 pages
-//! at a time and hide the cost.
+//! [`Loop::Faults`] maps 64 MiB, touches each page once and unmaps, so that the memory controller charges 64 pages at a time as fast as the
+//! machine can. Huge pages are off: they would charge 512 pages at a time and hide the cost. [`Loop::Forks`] is a shell that forks a
+//! child that ends at once, without an exec, which would cost much more than what is looked for. [`Loop::Switches`] are two threads that
+//! wake each other through pipes. Each runs as a pod's container, three cgroups deep. The three cases ([`Attached`]) take turns, so that a
+//! drift of the machine hits all; with the agent, or `plimsoll events`, its own CPU time is in the wall-clock time.
 
-use std::fs;
+use std::fs::{self, File};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use clap::ValueEnum;
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::agent::{Agent, Options};
+use super::clock::wait_until;
 use super::node::Node;
 use super::pod::Pod;
-use super::process::program;
+use super::process::{Guard, program};
 use super::table::{Spread, aligned, duration};
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 const OUT: &str = "/out/cost.jsonl";
+/// Rounds of 64 MiB, that is 16384 faults.
+const FAULT_ROUNDS: u32 = 4;
+const FORKS: u32 = 2_000;
+const SWITCHES: u32 = 50_000;
+/// For `plimsoll events` to attach everything.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// What is done over and over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Loop {
+    /// Page faults.
+    Faults,
+    /// Forks.
+    Forks,
+    /// Context switches.
+    Switches,
+}
+
+impl Loop {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Faults => "page fault",
+            Self::Forks => "fork",
+            Self::Switches => "context switch",
+        }
+    }
+
+    /// The hog's mode.
+    fn arguments(self) -> [String; 3] {
+        let (mode, rounds) = match self {
+            Self::Faults => ("faults", FAULT_ROUNDS),
+            Self::Forks => ("forks", FORKS),
+            Self::Switches => ("switches", SWITCHES),
+        };
+        [mode.to_owned(), "--rounds".to_owned(), rounds.to_string()]
+    }
+}
+
+/// Which programs are attached meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Attached {
+    /// None.
+    Nothing,
+    /// What `plimsoll run` has.
+    Agent,
+    /// Every one there is, by `plimsoll events`: thresholds of single cgroups, and the waits for a CPU of this very container.
+    Everything,
+}
+
+impl Attached {
+    const ALL: [Self; 3] = [Self::Nothing, Self::Agent, Self::Everything];
+}
 
 /// What to run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Plan {
     /// Pairs of off and on.
     pub pairs: u32,
-    /// Rounds of a measurement.
-    pub rounds: u32,
+    /// Which loops.
+    pub loops: Vec<Loop>,
 }
 
 /// What the loop said of itself.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Loop {
-    faults: u64,
+struct Ran {
+    /// Faults, forks or switches.
+    events: u64,
     wall_ns: u64,
     cpu_ns: u64,
 }
 
+/// One run of a loop.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Row {
-    agent: bool,
+pub struct Row {
+    #[serde(rename = "loop")]
+    of: Loop,
+    attached: Attached,
     #[serde(flatten)]
-    faults: Loop,
+    ran: Ran,
 }
 
-/// Runs the plan and prints nanoseconds per fault and the ratio.
+/// Runs the plan, keeps the rows and prints the table.
 ///
 /// # Errors
 /// The scene cannot be set up.
 pub fn run(plan: &Plan) -> anyhow::Result<()> {
-    if fs::exists(THP)? {
-        fs::write(THP, "never").context("switching huge pages off")?;
-    }
-    let node = Node::new()?;
-    let pod = Pod::burstable("faults", "64Mi");
-    node.write(&pod)?;
-    let bystander = Pod::guaranteed("bystander", "10m", "16Mi");
-    let _bystander = node.hog(&bystander, "hold --mb 2")?;
-    // Once before, so that the first measurement finds what the others find.
-    fault_loop(&node, &pod, plan.rounds)?;
-    let mut rows = Vec::new();
-    for _ in 0..plan.pairs {
-        for agent in [false, true] {
-            let running: Option<Agent> = if agent {
-                Some(node.agent(&Options::hard("memory.available<100Mi"))?)
-            } else {
-                None
-            };
-            let row = Row {
-                agent,
-                faults: fault_loop(&node, &pod, plan.rounds)?,
-            };
-            println!(
-                "{}: {} a fault",
-                if agent { "on " } else { "off" },
-                duration(per_fault_ns(row.faults.wall_ns, row))
-            );
-            rows.push(row);
-            if let Some(running) = running {
-                ensure!(running.stop()?.records.dropped == 0, "records were dropped");
-            }
-        }
-    }
+    let rows = measure(plan)?;
     let text: Vec<String> = rows
         .iter()
         .map(serde_json::to_string)
         .collect::<Result<_, _>>()?;
     fs::write(OUT, text.join("\n") + "\n").with_context(|| format!("writing {OUT}"))?;
-    println!("\n{}", table(&rows));
+    println!("{}", table(&rows));
     Ok(())
 }
 
-fn fault_loop(node: &Node, pod: &Pod, rounds: u32) -> anyhow::Result<Loop> {
+/// Every loop with and without the agent, in turns.
+///
+/// # Errors
+/// The scene cannot be set up, a loop fails, or the agent drops records.
+pub fn measure(plan: &Plan) -> anyhow::Result<Vec<Row>> {
+    if fs::exists(THP)? {
+        fs::write(THP, "never").context("switching huge pages off")?;
+    }
+    let node = Node::new()?;
+    let pod = Pod::burstable("loops", "64Mi");
+    node.write(&pod)?;
+    let bystander = Pod::guaranteed("bystander", "10m", "16Mi");
+    let _bystander = node.hog(&bystander, "hold --mb 2")?;
+    // Once before, so that the first measurement finds what the others find.
+    for &of in &plan.loops {
+        run_loop(&node, &pod, of)?;
+    }
+    let mut rows = Vec::new();
+    for _ in 0..plan.pairs {
+        for attached in Attached::ALL {
+            let running = Running::start(&node, &pod, attached)?;
+            for &of in &plan.loops {
+                let ran = run_loop(&node, &pod, of)?;
+                rows.push(Row { of, attached, ran });
+            }
+            running.stop()?;
+        }
+    }
+    Ok(rows)
+}
+
+/// What holds the programs.
+enum Running {
+    Nothing,
+    Agent(Box<Agent>),
+    Everything(Guard),
+}
+
+impl Running {
+    fn start(node: &Node, pod: &Pod, attached: Attached) -> anyhow::Result<Self> {
+        Ok(match attached {
+            Attached::Nothing => Self::Nothing,
+            Attached::Agent => Self::Agent(Box::new(
+                node.agent(&Options::hard("memory.available<100Mi"))?,
+            )),
+            Attached::Everything => {
+                let output = node.directory.join("log/events.out");
+                let cgroup = format!("/{}/main", pod.cgroup());
+                let events = Guard(
+                    Command::new(program("plimsoll"))
+                        .args(["events", "--output", "json", "--run-queue", &cgroup])
+                        .stdin(Stdio::null())
+                        .stdout(File::create(&output)?)
+                        .stderr(Stdio::inherit())
+                        .spawn()
+                        .context("starting plimsoll events")?,
+                );
+                // It writes for the first time when everything is attached.
+                let attached = wait_until(START_TIMEOUT, Duration::from_millis(50), || {
+                    fs::metadata(&output).is_ok_and(|metadata| metadata.len() > 0)
+                });
+                ensure!(attached, "plimsoll events says nothing");
+                Self::Everything(events)
+            }
+        })
+    }
+
+    fn stop(self) -> anyhow::Result<()> {
+        match self {
+            Self::Nothing => {}
+            Self::Agent(agent) => {
+                ensure!(agent.stop()?.records.dropped == 0, "records were dropped");
+            }
+            Self::Everything(mut events) => {
+                events.signal(Signal::TERM)?;
+                let status = events.0.wait()?;
+                ensure!(
+                    status.success(),
+                    "plimsoll events ended with {status}: records were lost"
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+fn run_loop(node: &Node, pod: &Pod, of: Loop) -> anyhow::Result<Ran> {
     let output = Command::new(program("plimsoll"))
         .arg("exec")
         .arg("-f")
         .arg(node.manifest(pod))
         .args(["-c", "main", "--"])
         .arg(program("hog"))
-        .args(["faults", "--rounds", &rounds.to_string()])
+        .args(of.arguments())
         .stderr(Stdio::inherit())
         .output()
         .context("starting plimsoll exec")?;
@@ -110,33 +227,54 @@ fn fault_loop(node: &Node, pod: &Pod, rounds: u32) -> anyhow::Result<Loop> {
     serde_json::from_slice(&output.stdout).context("the loop's line")
 }
 
-fn per_fault_ns(ns: u64, row: Row) -> i64 {
-    i64::try_from(ns / row.faults.faults.max(1)).unwrap_or(i64::MAX)
-}
-
+/// Time per event, and the ratios of the medians.
+#[must_use]
 #[allow(clippy::cast_precision_loss, reason = "a ratio of four figures")]
-fn table(rows: &[Row]) -> String {
-    let spread = |agent: bool, pick: fn(&Loop) -> u64| {
+pub fn table(rows: &[Row]) -> String {
+    let spread = |of: Loop, attached: Attached, pick: fn(&Ran) -> u64| {
         Spread::of(
             rows.iter()
-                .filter(|row| row.agent == agent)
-                .filter_map(|row| i64::try_from(pick(&row.faults)).ok()),
+                .filter(|row| row.of == of && row.attached == attached)
+                .filter_map(|row| i64::try_from(pick(&row.ran)).ok()),
         )
     };
-    let wall: fn(&Loop) -> u64 = |faults| faults.wall_ns;
-    let measures = [("wall", wall), ("CPU of the loop", |faults| faults.cpu_ns)];
+    let wall: fn(&Ran) -> u64 = |ran| ran.wall_ns;
+    let measures = [("wall", wall), ("CPU of the loop", |ran| ran.cpu_ns)];
     let mut lines = vec![
-        ["time", "detached", "attached", "attached / detached"]
-            .map(str::to_owned)
-            .to_vec(),
+        [
+            "loop",
+            "time",
+            "detached",
+            "an event",
+            "agent",
+            "agent / detached",
+            "everything",
+            "everything / detached",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
     ];
-    for (name, pick) in measures {
-        if let (Some(off), Some(on)) = (spread(false, pick), spread(true, pick)) {
+    for of in [Loop::Faults, Loop::Forks, Loop::Switches] {
+        for (name, pick) in measures {
+            let events = rows
+                .iter()
+                .find(|row| row.of == of)
+                .map(|row| i64::try_from(row.ran.events.max(1)).unwrap_or(i64::MAX));
+            let [off, agent, all] = Attached::ALL.map(|attached| spread(of, attached, pick));
+            let (Some(off), Some(agent), Some(all), Some(events)) = (off, agent, all, events)
+            else {
+                continue;
+            };
+            let ratio = |on: Spread| format!("{:.4}", on.median as f64 / off.median.max(1) as f64);
             lines.push(vec![
+                of.name().to_owned(),
                 name.to_owned(),
                 off.times(),
-                on.times(),
-                format!("{:.4}", on.median as f64 / off.median.max(1) as f64),
+                duration(off.median / events),
+                agent.times(),
+                ratio(agent),
+                all.times(),
+                ratio(all),
             ]);
         }
     }

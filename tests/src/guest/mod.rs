@@ -19,6 +19,7 @@ pub mod pod;
 pub mod process;
 pub mod reaction;
 pub mod sampler;
+pub mod signals;
 pub mod story;
 pub mod swap;
 pub mod table;

@@ -413,7 +413,7 @@ fn guest(run: &Run) -> Outcome {
         ""
     };
     let again = format!(
-        "cargo xtask vm --kernel {kernel} --cgroup {} --topology {topology} --memory {GUEST_MEMORY_MB} --append '{append}' --cmd '{command}'",
+        "cargo xtask vm --kernel {kernel} --cgroup {} --topology {topology} --memory {memory_mb} --append '{append}' --cmd '{command}'",
         cgroup.name()
     );
     Outcome {

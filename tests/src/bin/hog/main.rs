@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod files;
+mod loops;
 mod memory;
 mod processes;
 
@@ -184,10 +185,15 @@ enum Mode {
         #[arg(long)]
         rounds: u32,
     },
-    /// Lets two threads wake each other in turn, so that a CPU does nothing but switch between them; prints one JSON line with
-    /// switches and times.
+    /// Forks children that end at once, in a loop; prints one JSON line with forks and times.
+    Forks {
+        /// How many.
+        #[arg(long)]
+        rounds: u32,
+    },
+    /// Lets two threads wake each other, in a loop; prints one JSON line with switches and times.
     Switches {
-        /// There and back again.
+        /// To and fro.
         #[arg(long)]
         rounds: u32,
     },
@@ -397,10 +403,11 @@ fn main() -> anyhow::Result<()> {
         // Done above.
         Mode::Sleep => Ok(()),
         Mode::Faults { rounds } => {
-            memory::fault_loop(rounds);
+            loops::faults(rounds);
             Ok(())
         }
-        Mode::Switches { rounds } => processes::switch_loop(rounds),
+        Mode::Forks { rounds } => loops::forks(rounds),
+        Mode::Switches { rounds } => loops::switches(rounds),
         Mode::Spin { threads, seconds } => {
             for _ in 0..threads.max(1) {
                 thread::spawn(|| {

@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use rustix::thread::{CpuSet, sched_setaffinity};
-use tests::guest::clock::now_ns;
 
 use super::{Log, STEP};
 
-const PAGE_BYTES: usize = 4096;
+pub(crate) const PAGE_BYTES: usize = 4096;
 /// Larger than what malloc ever serves from its heap (32 MiB), so that each block is a mapping of its own, untouched and zero.
-const BLOCK_BYTES: usize = 64 << 20;
+pub(crate) const BLOCK_BYTES: usize = 64 << 20;
 
 /// Anonymous memory that is mapped in blocks and touched page by page.
 #[derive(Default)]
@@ -86,28 +85,6 @@ pub(crate) fn ramp(memory: &mut Memory, rate_mb_s: u64, max_bytes: Option<usize>
         }
         thread::sleep(STEP);
     }
-}
-
-pub(crate) fn fault_loop(rounds: u32) {
-    let wall_ns = now_ns();
-    let cpu_ns = thread_cpu_ns();
-    let mut faults = 0_u64;
-    for _ in 0..rounds {
-        // Freed at the end of the round, back to the kernel: a new mapping each time.
-        let mut block = vec![0_u8; BLOCK_BYTES];
-        for page in block.chunks_mut(PAGE_BYTES) {
-            page[0] = 1;
-            faults += 1;
-        }
-        std::hint::black_box(&block);
-    }
-    let (wall_ns, cpu_ns) = (now_ns() - wall_ns, thread_cpu_ns() - cpu_ns);
-    println!("{{\"faults\":{faults},\"wall_ns\":{wall_ns},\"cpu_ns\":{cpu_ns}}}");
-}
-
-fn thread_cpu_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
 /// Holds `bytes` for a while, gives them back for a while, and so on. The amount in the log is the round.
