@@ -461,7 +461,7 @@ mod tests {
             .as_mut()
             .unwrap()
             .iter_mut()
-            .filter(|hook| hook.kind == HookKind::Fentry)
+            .filter(|hook| hook.kind != HookKind::TpBtf)
         {
             hook.outcome = HookOutcome::KindRefused {
                 reason: "refused by this host: errno 1 (EPERM)".to_owned(),
