@@ -187,6 +187,9 @@ mod tests {
 
     fn files() -> (tempfile::TempDir, HostRoot, SwapFiles) {
         let (dir, host) = fake_host(&[("cgroup2", "/sys/fs/cgroup", "rw")]);
+        let root = dir.path().join("sys/fs/cgroup");
+        fs::create_dir_all(&root).unwrap();
+        fs::write(root.join("cgroup.controllers"), "memory\n").unwrap();
         fs::create_dir_all(host.procfs("")).unwrap();
         fs::write(host.procfs("swaps"), HEAD).unwrap();
         let mounts = host.cgroup_mounts().unwrap();
