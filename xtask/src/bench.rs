@@ -34,6 +34,8 @@ pub(crate) enum BenchCommand {
     Signals(SignalsArgs),
     /// CPU time and memory of each system at rest
     Idle(IdleArgs),
+    /// A bursty service under its CPU limit, with and without cpuBurst, and its neighbours
+    Burst(BurstArgs),
 }
 
 /// A system under test.
@@ -125,9 +127,9 @@ pub(crate) struct SignalsArgs {
     /// Cgroups that the agent has to follow
     #[arg(long, value_delimiter = ',', default_value = "0,50,250,1000")]
     cgroups: Vec<u32>,
-    /// text: tables; json: one object per row
-    #[arg(long, value_enum, default_value = "text")]
-    output: SignalsOutput,
+    /// table: for people; json: one object per row
+    #[arg(long, value_enum, default_value_t)]
+    output: BenchOutput,
 }
 
 /// A part of `bench signals`.
@@ -141,10 +143,28 @@ enum SignalsPart {
     Footprint,
 }
 
-/// How `bench signals` prints.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum SignalsOutput {
-    Text,
+/// A service that uses two thirds of its limit and is throttled in a third of its periods.
+#[derive(Debug, Args)]
+pub(crate) struct BurstArgs {
+    /// Kernel to boot: 6.1, 6.12, 7.2, or the path of an image
+    #[arg(long, default_value = "6.1")]
+    kernel: Kernel,
+    /// Runs of each
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: u32,
+    /// Seconds that each is measured, after as many for the agent to find out
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..=600))]
+    seconds: u64,
+    /// table: for people; json: one object per run
+    #[arg(long, value_enum, default_value_t)]
+    output: BenchOutput,
+}
+
+/// How results are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum BenchOutput {
+    #[default]
+    Table,
     Json,
 }
 
@@ -209,15 +229,12 @@ pub(crate) fn run(command: &BenchCommand) -> Result<u8> {
         BenchCommand::Signals(args) => {
             let cgroups: Vec<String> = args.cgroups.iter().map(u32::to_string).collect();
             let parts: Vec<&str> = args.parts.iter().map(|part| part.name()).collect();
-            let output = match args.output {
-                SignalsOutput::Text => "text",
-                SignalsOutput::Json => "json",
-            };
             let program = format!(
-                "signals --parts {} --pairs {} --cgroups {} --output {output}",
+                "signals --parts {} --pairs {} --cgroups {} --output {}",
                 parts.join(","),
                 args.pairs,
                 cgroups.join(","),
+                args.output.name(),
             );
             measure(
                 &args.kernel,
@@ -226,6 +243,18 @@ pub(crate) fn run(command: &BenchCommand) -> Result<u8> {
                 RAMP_TIME_MAX.saturating_mul(args.pairs + 20),
                 "signals",
             )
+        }
+        BenchCommand::Burst(args) => {
+            let program = format!(
+                "burst --runs {} --seconds {} --output {}",
+                args.runs,
+                args.seconds,
+                args.output.name()
+            );
+            // Each run is measured for as long as it warms up, with and without; emulated, a second is at most some twenty.
+            let seconds = args.seconds * 2 * 2 * u64::from(args.runs) * 20;
+            let time = RAMP_TIME_MAX.saturating_add(Duration::from_secs(seconds));
+            measure(&args.kernel, &[], &program, time, "burst")
         }
         BenchCommand::Idle(args) => {
             let program = format!(
@@ -241,6 +270,15 @@ pub(crate) fn run(command: &BenchCommand) -> Result<u8> {
                 RAMP_TIME_MAX.saturating_mul(10),
                 "idle",
             )
+        }
+    }
+}
+
+impl BenchOutput {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Table => "table",
+            Self::Json => "json",
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use plimsoll_core::cgroup_config::{CgroupConfig, QUOTA_UNLIMITED, SHARES_MIN};
 
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy, Version};
-use crate::host::file::{FileError, errno_of, write_text};
+use crate::host::file::{FileError, errno_of, read_text, write_text};
 use crate::host::knobs::KnobError;
 
 /// Why a cgroup does not have its limits.
@@ -224,14 +224,35 @@ impl<'a> Files<'a, '_> {
                 Some(hierarchy) if hierarchy.version == Version::V1 => {
                     // The period first: a new quota is checked against it.
                     self.put(hierarchy, "cpu.cfs_period_us", FIELD, period.to_string())?;
+                    self.lower_burst(hierarchy, "cpu.cfs_burst_us", FIELD, quota)?;
                     let quota = quota.max(QUOTA_UNLIMITED).to_string();
                     self.put(hierarchy, "cpu.cfs_quota_us", FIELD, quota)?;
                 }
-                Some(hierarchy) => self.put(hierarchy, "cpu.max", FIELD, cpu_max)?,
+                Some(hierarchy) => {
+                    self.lower_burst(hierarchy, "cpu.max.burst", FIELD, quota)?;
+                    self.put(hierarchy, "cpu.max", FIELD, cpu_max)?;
+                }
                 None => {}
             }
         }
         Ok(())
+    }
+
+    /// The kernel refuses a quota below the burst (`tg_set_cfs_bandwidth`), which may be that of option `cpuBurst`: it is earned anew then.
+    fn lower_burst(
+        &mut self,
+        hierarchy: &Hierarchy,
+        file: &str,
+        field: &'static str,
+        quota: i64,
+    ) -> Result<(), ApplyError> {
+        // Without the file (an older kernel, a cgroup that is gone) there is none; the write of the quota says what is wrong.
+        let text = read_text(hierarchy.dir(self.cgroup).join(file)).unwrap_or_default();
+        let burst = text.trim().parse::<i64>().unwrap_or(0);
+        match quota > 0 && burst > quota {
+            true => self.put(hierarchy, file, field, "0".to_owned()),
+            false => Ok(()),
+        }
     }
 
     /// A limit of 0 is none, as it is to container runtimes.

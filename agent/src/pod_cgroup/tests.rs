@@ -131,6 +131,32 @@ fn limits_on_v2() {
 }
 
 #[test]
+fn a_quota_below_the_burst_takes_the_burst_away_first() {
+    let (_dir, host) = fake_v2();
+    let dir = "/sys/fs/cgroup/kubepods/podx";
+    let mounts = host.cgroup_mounts().unwrap();
+    let cgroup = CgroupPath::new("kubepods/podx").unwrap();
+    for (burst, wanted) in [("150000\n", "150000\n"), ("150001\n", "0")] {
+        make(
+            &host,
+            dir,
+            &[
+                ("cpu.weight", ""),
+                ("cpu.max", "max 100000\n"),
+                ("cpu.max.burst", burst),
+                ("memory.max", ""),
+                ("pids.max", ""),
+                ("hugetlb.2MB.max", ""),
+                ("hugetlb.1GB.max", ""),
+            ],
+        );
+        apply(&mounts, &cgroup, &config()).unwrap();
+        assert_eq!(text(&host, &format!("{dir}/cpu.max.burst")), wanted);
+        assert_eq!(text(&host, &format!("{dir}/cpu.max")), "150000 100000");
+    }
+}
+
+#[test]
 fn limits_on_v1() {
     let mount = |name: &'static str| ("cgroup", name, name.rsplit('/').next().unwrap());
     let names = ["cpu", "memory", "pids", "hugetlb"]

@@ -23,7 +23,7 @@ struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "0,50,250,1000")]
     cgroups: Vec<u32>,
     /// How to print.
-    #[arg(long, value_enum, default_value = "text")]
+    #[arg(long, value_enum, default_value = "table")]
     output: Output,
 }
 

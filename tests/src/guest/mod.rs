@@ -6,6 +6,7 @@
 
 pub mod agent;
 pub mod ballast;
+pub mod burst;
 pub mod cases;
 pub mod cgroup;
 pub mod clock;

@@ -1,6 +1,7 @@
 //! The guest tests, by theme. A test is a function here and a line in its theme's list.
 
 mod capabilities;
+mod cpu;
 mod disk;
 mod eviction;
 mod explain;
@@ -44,6 +45,7 @@ pub fn all() -> Vec<Test> {
         pods::TESTS,
         placement::TESTS,
         planned::TESTS,
+        cpu::TESTS,
         qos::TESTS,
         reserved::TESTS,
         eviction::TESTS,

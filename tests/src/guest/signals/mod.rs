@@ -38,7 +38,7 @@ pub enum Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// Tables.
-    Text,
+    Table,
     /// One JSON object per row.
     Json,
 }
@@ -78,7 +78,7 @@ impl Rows {
     }
 
     fn say(&self, text: &str) {
-        if self.output == Output::Text {
+        if self.output == Output::Table {
             println!("{text}");
         }
     }
