@@ -101,8 +101,7 @@ pub(crate) static NOT_A_CHARGE: HashMap<u64, u64> = HashMap::with_max_entries(40
 
 /// Thread → `plimsoll_abi::stalled`, while it waits for memory.
 #[map]
-pub(crate) static STALLED: HashMap<u64, [u64; stalled::WORDS]> =
-    HashMap::with_max_entries(8192, 0);
+pub(crate) static STALLED: HashMap<u64, [u64; stalled::WORDS]> = HashMap::with_max_entries(8192, 0);
 
 /// Thread → since when it reclaims.
 #[map]
