@@ -35,12 +35,46 @@ struct Run {
 }
 
 impl Run {
-    /// All tests, on a machine with one NUMA node.
-    const fn all(kernel: Kernel, cgroup: CgroupLayout) -> Self {
-        Self::all_but(kernel, cgroup, &[])
+    /// Every theme but the one that has a guest of its own, on a machine with one NUMA node.
+    const fn every_theme(kernel: Kernel) -> Self {
+        Self::all_but(kernel, CgroupLayout::Cgroup2, &["planned::"])
     }
 
-    /// All tests but those whose names begin with one of `skips`.
+    /// What the kernel has a part in. The rest was run on another one.
+    const fn kernel_near(kernel: Kernel) -> Self {
+        const SKIPS: &[&str] = &[
+            "capabilities::",
+            "explain::",
+            "journal::",
+            "planned::",
+            "policies::",
+            "qos::",
+            "reserved::",
+            "sources::",
+        ];
+        Self::all_but(kernel, CgroupLayout::Cgroup2, SKIPS)
+    }
+
+    /// What is new in this kernel, and old in the next: neither the oldest of how things are done there nor the newest.
+    const fn between(kernel: Kernel) -> Self {
+        const SKIPS: &[&str] = &[
+            "capabilities::",
+            "cpu::",
+            "disk::",
+            "explain::",
+            "journal::",
+            "placement::",
+            "planned::",
+            "policies::",
+            "qos::",
+            "remedies::",
+            "reserved::",
+            "sources::",
+        ];
+        Self::all_but(kernel, CgroupLayout::Cgroup2, SKIPS)
+    }
+
+    /// All tests but those whose names begin with one of `skips`, on a machine with one NUMA node.
     const fn all_but(kernel: Kernel, cgroup: CgroupLayout, skips: &'static [&'static str]) -> Self {
         Self {
             kernel,
@@ -53,11 +87,13 @@ impl Run {
         }
     }
 
-    /// Without those to which the hierarchy makes no difference: they have been run on this kernel.
+    /// Without those to which the hierarchy makes no difference: they have been run on this kernel or another.
     const fn hierarchy(kernel: Kernel, cgroup: CgroupLayout) -> Self {
         const SKIPS: &[&str] = &[
             "disk::",
             "explain::",
+            "journal::",
+            "planned::",
             "policies::",
             "remedies::",
             "scenarios::",
@@ -141,10 +177,9 @@ impl fmt::Display for Run {
 
 /// The guests, long ones first.
 static GUESTS: [Run; 9] = [
-    Run::all(Kernel::V6_1, CgroupLayout::Cgroup2),
-    // What the others show of capabilities holds for the one between them: `--ladder` shows it.
-    Run::all_but(Kernel::V6_12, CgroupLayout::Cgroup2, &["capabilities::"]),
-    Run::all(Kernel::V7_2, CgroupLayout::Cgroup2),
+    Run::every_theme(Kernel::V7_2),
+    Run::kernel_near(Kernel::V6_1),
+    Run::between(Kernel::V6_12),
     // The one kernel of the three that still has the memory controller on cgroup v1.
     Run::hierarchy(Kernel::V6_1, CgroupLayout::Hybrid),
     Run::planned(Kernel::V7_2, CgroupLayout::Cgroup2),

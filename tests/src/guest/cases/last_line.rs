@@ -282,6 +282,11 @@ fn churn() -> Outcome {
     sleep(Duration::from_millis(500));
     agent.drain()?;
     ensure!(!told(&agent), "{:?}", agent.events);
+    // Each program that is taken away waits until every task has passed through the scheduler: long, beside such loads.
+    for pod in [&mut churning, &mut reading] {
+        pod.process.signal(Signal::KILL)?;
+        ensure!(pod.process.wait_gone(TIMEOUT), "the load did not go away");
+    }
     agent.stop()?;
     let crossed = fs::read_to_string(&journal)?.lines().any(|line| {
         let step: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
