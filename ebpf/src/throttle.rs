@@ -76,8 +76,10 @@ pub fn throttle_stop(ctx: FExitContext) -> u32 {
             load_ptr(cfs_rq, offset!(cfs_rq_rq)),
         )
     };
+    // Before 6.6 the clock keeps its value, and the function always resumes.
+    let is_set_back = offset!(cfs_rq_throttled_clock_self) != u32::MAX as usize;
     // Nothing was stopped, or nothing was resumed because the quota is still used up.
-    if since_ns == 0 || still_since_ns != 0 {
+    if since_ns == 0 || is_set_back && still_since_ns != 0 {
         return 0;
     }
     // SAFETY: a typed member of a typed pointer.

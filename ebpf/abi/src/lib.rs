@@ -551,8 +551,10 @@ layout! {
     cfs_rq_tg: "cfs_rq.tg",
     /// The css embedded in a task group.
     tg_css: "task_group.css",
-    /// When a run queue was stopped for want of quota, by its CPU's clock; 0 when it was not.
+    /// When a run queue was stopped for want of quota, by its CPU's clock; when it was not, 0, or before 6.6 what it last was.
     cfs_rq_throttled_clock: "cfs_rq.throttled_clock",
+    /// When the running throttle began for the group's own tasks. Came (6.6) with the change that sets both clocks back to 0 at the end.
+    cfs_rq_throttled_clock_self: "cfs_rq.throttled_clock_self",
     /// The CPU that a run queue belongs to.
     cfs_rq_rq: "cfs_rq.rq",
     /// That CPU's clock, by which waits are measured.
