@@ -3,11 +3,11 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
 use super::harness::Lacks;
+use super::process::run_program;
 
 /// Where xtask puts modules, under names that sort in the order in which they are loaded.
 const MODULES: &str = "/lib/modules";
@@ -45,15 +45,15 @@ impl Swap {
             fs::write(format!("{ZRAM}/reset"), "1").context("emptying zram0")?;
             fs::write(format!("{ZRAM}/disksize"), format!("{mib}M")).context("sizing zram0")?;
         }
-        run("mkswap", &[device.path()])?;
-        run("swapon", &[device.path()])?;
+        run_program("mkswap", &[device.path()])?;
+        run_program("swapon", &[device.path()])?;
         Ok(Self(device))
     }
 }
 
 impl Drop for Swap {
     fn drop(&mut self) {
-        if let Err(error) = run("swapoff", &[self.0.path()]) {
+        if let Err(error) = run_program("swapoff", &[self.0.path()]) {
             eprintln!("{error:#}");
         }
     }
@@ -75,7 +75,7 @@ pub fn load_zram() -> anyhow::Result<Option<Lacks>> {
     };
     modules.sort();
     for module in &modules {
-        run("insmod", &[&module.to_string_lossy()])?;
+        run_program("insmod", &[&module.to_string_lossy()])?;
     }
     ensure!(
         Path::new(ZRAM).exists(),
@@ -94,17 +94,4 @@ pub fn zram_stored_bytes() -> anyhow::Result<u64> {
     first
         .and_then(|number| number.parse().ok())
         .with_context(|| format!("mm_stat begins with a number: {text}"))
-}
-
-fn run(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
-    let output = Command::new(program)
-        .args(arguments)
-        .output()
-        .with_context(|| format!("starting {program}"))?;
-    ensure!(
-        output.status.success(),
-        "{program} {arguments:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(())
 }
