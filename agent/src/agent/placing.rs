@@ -28,15 +28,15 @@ use crate::host::cgroup::{CgroupMounts, CgroupPath};
 use crate::host::file::read_text;
 use crate::host::topology::read_machine;
 use crate::kubepods;
-use crate::placement::checkpoint::{CHECKPOINT, Checkpoint, Found, PlacementLock};
+use crate::placement::checkpoint::{CHECKPOINT, Checkpoint, Found, LOCK_PATIENCE, PlacementLock};
 use crate::placement::kubelet_state::{self, CpuManagerState, MemoryManagerState};
 use crate::placement::{
     Applier, Options, Place, Placement, PodQuotas, Quotas, Report, Reports, Wanted,
 };
 use crate::pod_cgroup;
 
-/// How long `exec`s that are starting containers are waited for when the agent starts.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// cpuManagerReconcilePeriod where it is zero; the kubelet's default.
+const RECONCILE_PERIOD: Duration = Duration::from_secs(10);
 
 /// The kubelet's state files, in its directory (`cpuManagerStateFileName` and `memoryManagerStateFileName`, 1.36).
 const KUBELET_CPUS: &str = "cpu_manager_state";
@@ -129,7 +129,11 @@ impl Placing {
         NodePlacement::start(settings.clone(), machine.clone(), &saved)?;
         let online = machine.online();
         let period = Duration::from_nanos(config.cpu_reconcile_period_ns);
-        let period = if period.is_zero() { PATIENCE } else { period };
+        let period = if period.is_zero() {
+            RECONCILE_PERIOD
+        } else {
+            period
+        };
         let (placement, reports) = Placement::start(applier, period)
             .context("the thread for placement cannot be started")?;
         Ok(Some(Self {
@@ -173,7 +177,7 @@ fn saved(
     remark: &mut impl FnMut(String),
 ) -> Result<Assignments> {
     let found = {
-        let lock = PlacementLock::exclusive(around.state_dir, PATIENCE)?;
+        let lock = PlacementLock::exclusive(around.state_dir, LOCK_PATIENCE)?;
         Checkpoint::read(&lock, around.state_dir)?
     };
     match found {

@@ -1,20 +1,16 @@
 //! How `plimsoll exec` puts a container where it belongs before its first instruction.
 
 use std::path::Path;
-use std::time::Duration;
 
 use plimsoll_core::cgroup_config::{CgroupConfig, QUOTA_UNLIMITED};
 use plimsoll_core::cpu_set::CpuSet;
 use plimsoll_core::units::PodUid;
 
-use super::checkpoint::{Checkpoint, Found, PlacementLock};
+use super::checkpoint::{Checkpoint, Found, LOCK_PATIENCE, PlacementLock};
 use super::{PlacementError, online_cpus};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
 use crate::host::cpuset::Cpuset;
-
-/// How long a container waits until others have been moved.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A container's leave to start. While it is held, nobody is moved, and the placement stays as it is.
 #[derive(Debug)]
@@ -32,7 +28,7 @@ impl Admission {
     /// # Errors
     /// [`PlacementError::Refused`] for a pod that could not be placed; a checkpoint that can neither be read nor set aside.
     pub fn begin(host: &HostRoot, state_dir: &Path, pod: &PodUid) -> Result<Self, PlacementError> {
-        let lock = PlacementLock::shared(state_dir, PATIENCE)?;
+        let lock = PlacementLock::shared(state_dir, LOCK_PATIENCE)?;
         let mut notes = Vec::new();
         let checkpoint = match Checkpoint::read(&lock, state_dir)? {
             Found::Nothing => None,

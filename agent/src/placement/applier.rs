@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use plimsoll_core::cpu_set::CpuSet;
 use plimsoll_core::placement::assignments::Assignments;
@@ -20,7 +20,7 @@ use plimsoll_core::placement::cpuset_order::{self, Change, Cpus, Write};
 use plimsoll_core::units::PodUid;
 
 use super::cgroups::{self, Container};
-use super::checkpoint::{Checkpoint, Found, PlacementLock};
+use super::checkpoint::{Checkpoint, Found, LOCK_PATIENCE, PlacementLock};
 use super::outcome::{Outcome, Written};
 use super::owner::{self, REWRITES_MAX, Truce};
 use super::plan::{all_of, nobody_alone, runs_on, then, was_alone};
@@ -30,9 +30,6 @@ use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
 use crate::host::irq::{IRQ_LEDGER, IrqAffinity};
 use crate::host::knobs::{Ledger, PODS_LEDGER};
-
-/// How long `exec`s that are starting containers are waited for.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where it works.
 #[derive(Debug, Clone)]
@@ -139,7 +136,7 @@ impl Applier {
             return Err(owner.into());
         }
         let online = online_cpus(&self.place.host)?;
-        let lock = PlacementLock::exclusive(&self.place.state_dir, PATIENCE)?;
+        let lock = PlacementLock::exclusive(&self.place.state_dir, LOCK_PATIENCE)?;
         let mut outcome = Outcome {
             online,
             ..Outcome::default()
@@ -197,7 +194,7 @@ impl Applier {
     /// As [`Applier::apply`].
     pub fn withdraw(&mut self, quotas: Quotas) -> Result<Option<Outcome>, PlacementError> {
         {
-            let lock = PlacementLock::exclusive(&self.place.state_dir, PATIENCE)?;
+            let lock = PlacementLock::exclusive(&self.place.state_dir, LOCK_PATIENCE)?;
             if Checkpoint::read(&lock, &self.place.state_dir)? == Found::Nothing {
                 return Ok(None);
             }
@@ -208,7 +205,7 @@ impl Applier {
         };
         let outcome = self.apply(&wanted)?;
         if outcome.failed.is_empty() {
-            let lock = PlacementLock::exclusive(&self.place.state_dir, PATIENCE)?;
+            let lock = PlacementLock::exclusive(&self.place.state_dir, LOCK_PATIENCE)?;
             Checkpoint::remove(&lock, &self.place.state_dir)?;
             self.before = None;
         }

@@ -29,12 +29,17 @@ use serde_json::value::RawValue;
 pub const CHECKPOINT: &str = "placement.json";
 /// Its lock, beside it.
 pub const LOCK: &str = "placement.lock";
+/// Whose turn it is to ask for the lock.
+const TURN: &str = "placement.turn";
 /// What is written now.
 const VERSION: u32 = 1;
 /// A file above this is none of ours: a thousand containers take 100 KB.
 const BYTES_MAX: u64 = 16 << 20;
 /// Damaged files that are kept, at most.
 const DAMAGED_MAX: u32 = 1000;
+/// How long who moves containers and who starts them wait for each other. On cgroup v1 a process enters each hierarchy only after all CPUs have
+/// passed through the scheduler (an RCU grace period): seconds, on a busy node.
+pub const LOCK_PATIENCE: Duration = Duration::from_secs(60);
 /// How often a lock that is held is asked for again.
 const ASK_AGAIN: Duration = Duration::from_millis(5);
 
@@ -52,7 +57,7 @@ pub enum CheckpointError {
     },
     /// Somebody else holds the lock.
     #[error(
-        "{path}: held by another plimsoll for {waited:?}: the agent moves much memory between NUMA nodes, or an exec is stopped; \
+        "{path}: held by another plimsoll for {waited:?}: the node is very busy, the agent moves much memory between NUMA nodes, or an exec is stopped; \
          see who has it: fuser {path}", path = path.display()
     )]
     Locked {
@@ -112,6 +117,9 @@ pub struct SetAside {
 }
 
 /// The lock, until it is dropped. `execve` closes it as well.
+///
+/// Who wants it alone gets it although others share it one after the other: whoever asks has the turn until it has the lock, so that no other
+/// comes in between.
 #[derive(Debug)]
 pub struct PlacementLock {
     _file: File,
@@ -143,29 +151,44 @@ impl PlacementLock {
         operation: FlockOperation,
         patience: Duration,
     ) -> Result<Self, CheckpointError> {
-        let path = state_dir.join(LOCK);
-        let io = |source| CheckpointError::Io {
-            path: path.clone(),
+        std::fs::create_dir_all(state_dir).map_err(|source| CheckpointError::Io {
+            path: state_dir.to_owned(),
             source,
-        };
-        std::fs::create_dir_all(state_dir).map_err(io)?;
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
-        let file = options.mode(0o600).open(&path).map_err(io)?;
+        })?;
         let start = Instant::now();
-        loop {
-            match rustix::fs::flock(&file, operation) {
-                Ok(()) => return Ok(Self { _file: file }),
-                Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) if start.elapsed() < patience => {
-                    std::thread::sleep(ASK_AGAIN);
-                }
-                Err(Errno::WOULDBLOCK) => {
-                    let waited = patience;
-                    return Err(CheckpointError::Locked { path, waited });
-                }
-                Err(errno) => return Err(io(errno.into())),
+        let turn = FlockOperation::NonBlockingLockExclusive;
+        let _turn = lock(state_dir.join(TURN), turn, start, patience)?;
+        let file = lock(state_dir.join(LOCK), operation, start, patience)?;
+        Ok(Self { _file: file })
+    }
+}
+
+/// Locks this file, which is made if it is not there; gives up when `patience` has passed since `start`.
+fn lock(
+    path: PathBuf,
+    operation: FlockOperation,
+    start: Instant,
+    patience: Duration,
+) -> Result<File, CheckpointError> {
+    let io = |source| CheckpointError::Io {
+        path: path.clone(),
+        source,
+    };
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    let file = options.mode(0o600).open(&path).map_err(io)?;
+    loop {
+        match rustix::fs::flock(&file, operation) {
+            Ok(()) => return Ok(file),
+            Err(Errno::INTR) => {}
+            Err(Errno::WOULDBLOCK) if start.elapsed() < patience => {
+                std::thread::sleep(ASK_AGAIN);
             }
+            Err(Errno::WOULDBLOCK) => {
+                let waited = patience;
+                return Err(CheckpointError::Locked { path, waited });
+            }
+            Err(errno) => return Err(io(errno.into())),
         }
     }
 }
@@ -349,8 +372,7 @@ mod tests {
     use super::*;
     use plimsoll_core::placement::assignments::Assignment;
     use std::collections::BTreeMap;
-
-    const PATIENCE: Duration = Duration::from_secs(60);
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     fn cpus(list: &str) -> CpuSet {
         CpuSet::parse(list).unwrap()
@@ -383,7 +405,7 @@ mod tests {
     #[test]
     fn it_reads_as_it_was_written_and_is_gone_when_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let lock = PlacementLock::exclusive(dir.path(), PATIENCE).unwrap();
+        let lock = PlacementLock::exclusive(dir.path(), LOCK_PATIENCE).unwrap();
         assert_eq!(Checkpoint::read(&lock, dir.path()).unwrap(), Found::Nothing);
         for before in [None, Some(assignments("0-3", &[]))] {
             let written = Checkpoint {
@@ -402,7 +424,7 @@ mod tests {
     #[test]
     fn what_is_none_is_set_aside_and_kept() {
         let dir = tempfile::tempdir().unwrap();
-        let lock = PlacementLock::exclusive(dir.path(), PATIENCE).unwrap();
+        let lock = PlacementLock::exclusive(dir.path(), LOCK_PATIENCE).unwrap();
         let path = dir.path().join(CHECKPOINT);
         let sum = |placement: &str| {
             let sum = checksum(placement);
@@ -457,9 +479,36 @@ mod tests {
         let alone = PlacementLock::exclusive(dir.path(), now).unwrap();
         assert!(PlacementLock::shared(dir.path(), now).is_err());
         let state_dir = dir.path().to_owned();
-        let waits = std::thread::spawn(move || PlacementLock::shared(&state_dir, PATIENCE));
+        let waits = std::thread::spawn(move || PlacementLock::shared(&state_dir, LOCK_PATIENCE));
         drop(alone);
         waits.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn who_moves_containers_gets_its_turn_while_others_start_all_the_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // One of them nearly always has it.
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::SeqCst) {
+                        let lock = PlacementLock::shared(dir.path(), LOCK_PATIENCE);
+                        std::thread::sleep(4 * ASK_AGAIN);
+                        drop(lock);
+                    }
+                });
+            }
+            let mut alone = Ok(());
+            for _ in 0..5 {
+                // They have it again.
+                std::thread::sleep(8 * ASK_AGAIN);
+                let lock = PlacementLock::exclusive(dir.path(), Duration::from_secs(10));
+                alone = alone.and(lock.map(drop));
+            }
+            is_over.store(true, Ordering::SeqCst);
+            alone.unwrap();
+        });
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! On a directory that looks like a v2 tree; `agent/tests/placement.rs` does the same with processes.
 
+use std::time::Duration;
+
 use plimsoll_core::numa_mask::NumaMask;
 use plimsoll_core::placement::assignments::Assignment;
 use plimsoll_core::placement::memory::Block;
