@@ -10,6 +10,7 @@
 //!
 //! Differences from the kubelet, none of which the golden vectors show:
 //! * More reserved than a node has is refused ([`MachineError::OverReserved`]); the kubelet's number wraps around.
+//! * Between pods, what is promised is what there are blocks for: [`StaticMemory::settle`].
 //! * A node that no container is on is free. In the kubelet bytes can stay promised there for ever: `Books::give_back` says when.
 //! * A pod that is gone leaves nothing to itself. In the kubelet a pod that comes back with the same UID (a static pod) and is served
 //!   next is not charged for what its init containers once had.
@@ -83,6 +84,13 @@ impl MemoryPolicy {
         match self {
             Self::None => Ok(()),
             Self::Static(memory) => memory.allocate(pod, container, hint),
+        }
+    }
+
+    /// As [`StaticMemory::settle`].
+    pub fn settle(&mut self) {
+        if let Self::Static(memory) = self {
+            memory.settle();
         }
     }
 
@@ -182,8 +190,9 @@ impl StaticMemory {
         })
     }
 
-    /// The same machine with these blocks instead of its own, entered by pod and container. With its own
-    /// ([`Self::assignments`]) this puts right which node of a group holds how much.
+    /// The same machine with these blocks instead of its own. With its own ([`Self::assignments`]) this puts right which node of a group
+    /// holds how much. Blocks on few nodes are entered first, for those on more have a choice: two sets of several nodes are the same or have none in
+    /// common, so that what fitted in any order fits in this one. Among equals, by pod and container.
     ///
     /// # Errors
     ///
@@ -192,30 +201,34 @@ impl StaticMemory {
         let mut books = self.books.clone();
         books.clear();
         let machine = books.mask();
-        for (pod, containers) in assignments {
-            for (container, blocks) in containers {
-                for block in blocks {
-                    if !block.nodes.is_subset(machine) {
-                        return Err(RestoreError::UnknownNodes {
-                            pod: pod.clone(),
-                            container: container.clone(),
-                            resource: block.resource.clone(),
-                            nodes: block.nodes,
-                            machine,
-                        });
-                    }
-                    let missing = books.take(block.nodes, &block.resource, block.bytes);
-                    if missing > 0 {
-                        return Err(RestoreError::TooLittle {
-                            pod: pod.clone(),
-                            container: container.clone(),
-                            resource: block.resource.clone(),
-                            nodes: block.nodes,
-                            bytes: block.bytes,
-                            missing,
-                        });
-                    }
-                }
+        let mut entries: Vec<(&PodUid, &String, &Block)> = assignments
+            .iter()
+            .flat_map(|(pod, containers)| containers.iter().map(move |own| (pod, own)))
+            .flat_map(|(pod, (container, blocks))| {
+                blocks.iter().map(move |block| (pod, container, block))
+            })
+            .collect();
+        entries.sort_by_key(|(_, _, block)| block.nodes.len());
+        for (pod, container, block) in entries {
+            if !block.nodes.is_subset(machine) {
+                return Err(RestoreError::UnknownNodes {
+                    pod: pod.clone(),
+                    container: container.clone(),
+                    resource: block.resource.clone(),
+                    nodes: block.nodes,
+                    machine,
+                });
+            }
+            let missing = books.take(block.nodes, &block.resource, block.bytes);
+            if missing > 0 {
+                return Err(RestoreError::TooLittle {
+                    pod: pod.clone(),
+                    container: container.clone(),
+                    resource: block.resource.clone(),
+                    nodes: block.nodes,
+                    bytes: block.bytes,
+                    missing,
+                });
             }
         }
         Ok(Self {
@@ -385,6 +398,17 @@ impl StaticMemory {
         for block in blocks {
             self.books
                 .give_back(block.nodes, &block.resource, block.bytes);
+        }
+    }
+
+    /// Makes the books what the blocks add up to, as a restart would. To be called between pods.
+    ///
+    /// The kubelet's sums go wrong where what an init container left is used by more than one container, and where bytes of a group are given back on
+    /// a node that a block of its own shares with it: bytes are then promised to nobody, or those of another are free, until nobody is on the node.
+    /// Here every operation alone is the kubelet's, and nothing of it stays.
+    pub fn settle(&mut self) {
+        if let Ok(settled) = self.restored(&self.assignments) {
+            self.books = settled.books;
         }
     }
 

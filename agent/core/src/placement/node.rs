@@ -248,6 +248,7 @@ impl NodePlacement {
                     .iter()
                     .map(|alignment| self.reason(alignment, &containers));
                 let reasons = reasons.collect();
+                self.memory.settle();
                 self.refused.remove(&uid);
                 self.reasons.insert(uid, reasons);
                 return Ok(());
@@ -258,7 +259,10 @@ impl NodePlacement {
             Some((cpus, memory, devices)) => {
                 (self.cpus, self.memory, self.devices) = (cpus, memory, devices);
             }
-            None => in_order(pod).for_each(|container| self.give_back(&uid, &container.name)),
+            None => {
+                in_order(pod).for_each(|container| self.give_back(&uid, &container.name));
+                self.memory.settle();
+            }
         }
         let why = why(&refusal, &containers);
         if let Refusal::NotAligned { alignment, .. } = &refusal {
@@ -286,6 +290,7 @@ impl NodePlacement {
             // What it left is given back with it, and nobody may count on it any more.
             if let MemoryPolicy::Static(memory) = &mut self.memory {
                 memory.forget_reusable(&uid);
+                memory.settle();
             }
         }
         gone
@@ -297,6 +302,7 @@ impl NodePlacement {
         for container in held.keys() {
             self.give_back(pod, container);
         }
+        self.memory.settle();
         if let CpuPolicy::Static(cpus) = &mut self.cpus {
             cpus.remove_pod(pod);
         }
