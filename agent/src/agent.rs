@@ -33,7 +33,7 @@ use tokio::io::Interest;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::bpf::Bpf;
+use crate::bpf::{AccountReport, Bpf};
 use crate::control::Snapshot;
 use crate::host::file::FileError;
 use crate::journal::Journal;
@@ -143,6 +143,9 @@ pub struct Agent {
     hurry: bool,
     lost_records_told: u64,
     lifecycle: LifecyclePace,
+    keeps_programs: bool,
+    /// Records in the rings may be of the time before this process: what was armed then is as good as what is armed now.
+    is_first_turn: bool,
 }
 
 /// An event that the engine has taken in and that has been acted upon.
@@ -202,6 +205,8 @@ impl Agent {
             hurry: true,
             lost_records_told: 0,
             lifecycle: LifecyclePace::default(),
+            keeps_programs: false,
+            is_first_turn: true,
         }
     }
 
@@ -227,6 +232,12 @@ impl Agent {
     /// Also watches disks.
     pub fn with_disk(mut self, disk: Disk) -> Self {
         self.disk = Some(disk);
+        self
+    }
+
+    /// Leaves the BPF programs where they are when it ends, if they are pinned.
+    pub fn keeping_programs(mut self, keeps: bool) -> Self {
+        self.keeps_programs = keeps;
         self
     }
 
@@ -354,6 +365,11 @@ impl Agent {
                 config: self.engine.config().clone(),
                 state: self.engine.state().clone(),
                 oom_plan: self.oom_order.as_ref().and_then(OomOrdering::plan).cloned(),
+                records: self
+                    .bpf
+                    .as_ref()
+                    .and_then(|bpf| bpf.account().ok())
+                    .map(|account| AccountReport::from(&account)),
             };
             asked.send(snapshot).ok();
         }
@@ -383,8 +399,13 @@ impl Agent {
 
     /// Takes what the kernel has sent.
     fn drain_critical(&mut self, woken: &mut Woken) {
+        let is_first_turn = std::mem::take(&mut self.is_first_turn);
         let Some(bpf) = &mut self.bpf else { return };
-        let armed_bytes = self.engine.state().arming.at_charged_bytes;
+        let armed_bytes = if is_first_turn && bpf.is_taken_over() {
+            None
+        } else {
+            Some(self.engine.state().arming.at_charged_bytes)
+        };
         let oom_kills = &mut self.oom_kills;
         let last_line = &mut self.last_line;
         let taken = bpf.drain_critical(RECORDS_PER_TURN, |record| {
@@ -810,14 +831,21 @@ impl Agent {
 }
 
 /// What one record means for the loop.
-fn judge(record: &Record<'_>, armed_bytes: u64, woken: &mut Woken, oom_kills: &mut OomKills) {
+///
+/// `armed_bytes`: what is armed; `None` if an agent before this one has armed it.
+fn judge(
+    record: &Record<'_>,
+    armed_bytes: Option<u64>,
+    woken: &mut Woken,
+    oom_kills: &mut OomKills,
+) {
     let crossed_ns = record.ts_ns;
     match record.body {
         // One that was armed earlier says nothing that the newest sample did not.
         Body::ChargesReached {
             threshold_pages, ..
         } => {
-            if threshold_pages == crate::bpf::pages_up(armed_bytes) {
+            if armed_bytes.is_none_or(|armed| threshold_pages == crate::bpf::pages_up(armed)) {
                 woken.by(Cause::ChargeThreshold { crossed_ns });
             }
         }

@@ -6,14 +6,20 @@
 
 use std::fmt::{self, Write as _};
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Serialize;
 
 use crate::bpf::object::object;
-use crate::bpf::{Bpf, BpfOptions, Family, HookKind, HookSet, OneIn};
+use crate::bpf::{
+    AccountReport, Bpf, BpfOptions, Family, HookKind, HookSet, KindCount, KindReport, OneIn,
+    PinOwner, Pinning,
+};
 use crate::capabilities::Capability;
+use crate::control::client::{AskError, ask};
+use crate::control::{Answer, Request, socket_path};
 use crate::facts::{Facts, Hook, HookOutcome, hooks_of};
 use crate::host::{CgroupError, CgroupPath, HostRoot, Version};
 use crate::ladder::{Choice, LADDER, Mechanism, Role, Without, choose, is_full};
@@ -46,6 +52,12 @@ pub struct CheckArgs {
     /// Leave a mechanism out, to see what plimsoll falls back to; may be repeated
     #[arg(long, value_enum, value_name = "MECHANISM", value_delimiter = ',')]
     pub without: Vec<Without>,
+    /// The state directory of an agent that may run: it is asked where the kernel's records went
+    #[arg(long, value_name = "DIR", default_value = "/run/plimsoll")]
+    pub state_dir: PathBuf,
+    /// That agent's socket [default: control.sock in the state directory]
+    #[arg(long, value_name = "PATH")]
+    pub control_socket: Option<PathBuf>,
 }
 
 /// Why there is no answer.
@@ -92,6 +104,8 @@ pub struct Report {
     pub choices: Vec<Choice>,
     /// [`EXIT_FULL`], [`EXIT_DEGRADED`] or [`EXIT_UNUSABLE`].
     pub exit_status: u8,
+    /// What the agent that runs says of the kernel's records; `None` where none runs, or it has no BPF programs.
+    pub records: Option<Result<AccountReport, String>>,
 }
 
 impl Report {
@@ -108,6 +122,7 @@ impl Report {
             facts,
             choices,
             exit_status,
+            records: None,
         }
     }
 
@@ -233,6 +248,16 @@ impl Report {
             Err(reason) => writeln!(out, "\n{} {reason}", style.bold("No BPF programs:"))?,
         }
 
+        match &self.records {
+            Some(Ok(records)) => write_records(out, records, style)?,
+            Some(Err(reason)) => writeln!(
+                out,
+                "\n{} {reason}",
+                style.bold("Records of the running agent:")
+            )?,
+            None => {}
+        }
+
         self.write_losses(out, width, style)?;
         match (self.exit_status, &facts.memory) {
             (EXIT_UNUSABLE, Err(reason)) => {
@@ -331,6 +356,46 @@ fn write_hooks(out: &mut String, hooks: &[Hook], style: Style) -> fmt::Result {
     Ok(())
 }
 
+/// The account of an agent, as a table.
+pub(crate) fn records_text(records: &AccountReport, style: Style) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    write_records(&mut text, records, style).ok();
+    text
+}
+
+/// The account of the agent that runs.
+fn write_records(out: &mut String, records: &AccountReport, style: Style) -> fmt::Result {
+    let heading = format!(
+        "{:17}  {:>12}  {:>12}  {:>12}  {:>12}  {:>12}",
+        "RECORDS", "PRODUCED", "CONSUMED", "DROPPED", "ON THE WAY", "ONLY COUNTED"
+    );
+    writeln!(out, "\n{}", style.bold(&heading))?;
+    for KindReport {
+        kind,
+        count,
+        on_the_way,
+        ..
+    } in &records.kinds
+    {
+        let KindCount {
+            produced,
+            consumed,
+            dropped,
+            folded,
+        } = count;
+        writeln!(
+            out,
+            "{kind:17}  {produced:>12}  {consumed:>12}  {dropped:>12}  {on_the_way:>12}  {folded:>12}"
+        )?;
+    }
+    writeln!(
+        out,
+        "untracked {}, unreadable {}; by CPU: --output json",
+        records.untracked, records.unreadable
+    )
+}
+
 /// Nothing when this process's capabilities cannot be read: what is refused will then tell.
 fn missing_capabilities(
     facts: &Facts,
@@ -364,22 +429,40 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, CheckError> {
 /// Attaches every hook that `plimsoll run` uses and the host allows, and detaches them by dropping the programs.
 fn load_hooks(without: &[Without]) -> Result<Vec<Hook>, String> {
     // Nobody reads the rings, so the window does not matter; a full ring only counts.
-    let bpf = load_bpf(without, Duration::from_secs(1), true)?;
+    let object = object().map_err(|error| error.to_string())?;
+    let bpf = Bpf::load(object, &bpf_options(without, Duration::from_secs(1), true))
+        .map_err(|error| error.to_string())?;
     Ok(hooks_of(bpf.hooks()))
 }
 
-/// Loads what `plimsoll run` uses, with or without the last line. Of records that come in floods, at most one per cgroup is sent
-/// in `window`.
+/// Loads what `plimsoll run` uses, with or without the last line, or takes it over from the agent before. Of records that come in floods, at most one per cgroup is
+/// sent in `window`. `said` gets a line for what was removed.
 ///
 /// # Errors
 /// In words, when nothing at all could be attached.
-pub fn load_bpf(without: &[Without], window: Duration, last_line: bool) -> Result<Bpf, String> {
+pub fn load_bpf(
+    without: &[Without],
+    window: Duration,
+    last_line: bool,
+    owner: &PinOwner,
+    said: impl FnMut(String),
+) -> Result<(Bpf, Pinning), String> {
     let object = object().map_err(|error| error.to_string())?;
+    Bpf::load_pinned(
+        object,
+        &bpf_options(without, window, last_line),
+        owner,
+        said,
+    )
+    .map_err(|error| error.to_string())
+}
+
+fn bpf_options(without: &[Without], window: Duration, last_line: bool) -> BpfOptions {
     let mut hooks = HookSet::ALL.without(Family::Threshold);
     if !last_line {
         hooks = hooks.without(Family::LastLine);
     }
-    let options = BpfOptions {
+    BpfOptions {
         agent_tgid: std::process::id(),
         // Thresholds of single cgroups are for `plimsoll events`: the node's are reached by what is charged in all.
         hooks,
@@ -394,8 +477,18 @@ pub fn load_bpf(without: &[Without], window: Duration, last_line: bool) -> Resul
         },
         window,
         run_queue_one_in: OneIn::USUAL,
-    };
-    Bpf::load(object, &options).map_err(|error| error.to_string())
+    }
+}
+
+/// Asks the agent that runs, if one does.
+fn records(args: &CheckArgs) -> Option<Result<AccountReport, String>> {
+    let socket = socket_path(&args.state_dir, args.control_socket.as_deref());
+    match ask(&socket, &Request::Records) {
+        Ok(Answer::Records(records)) => records.map(Ok),
+        Ok(_) => Some(Err("it answered something else".to_owned())),
+        Err(AskError::NoAgent { .. }) => None,
+        Err(error) => Some(Err(error.to_string())),
+    }
 }
 
 /// Checks the machine and writes the report to `out`.
@@ -418,7 +511,8 @@ pub fn run_with(
         Some(obstacle) => Err(obstacle.to_string()),
         None => load(&args.without),
     };
-    let report = Report::new(facts);
+    let mut report = Report::new(facts);
+    report.records = records(args);
     match args.output {
         Output::Text => out.write_all(report.render(color).as_bytes())?,
         Output::Json => {

@@ -14,6 +14,7 @@ use crate::rank::RankArgs;
 use crate::replay::ReplayArgs;
 use crate::run::RunArgs;
 use crate::topology::TopologyArgs;
+use crate::uninstall::UninstallArgs;
 
 /// Keeps a Kubernetes node, or any Linux machine, on the safe side of its memory
 #[derive(Debug, Parser)]
@@ -32,6 +33,7 @@ Examples:
   plimsoll topology                                 the machine: sockets, NUMA nodes, caches, cores, memory
   plimsoll replay run.journal                       take the same decisions again
   plimsoll events --seconds 10                      what the kernel tells
+  plimsoll uninstall --dry-run                      what agents have left, and how it would be put back
 
 PLIMSOLL_LOG=debug shows on standard error what is done and why (error, warn, info, debug, trace)."
 )]
@@ -51,6 +53,7 @@ enum Command {
     Config(ConfigArgs),
     Explain(ExplainArgs),
     Topology(TopologyArgs),
+    Uninstall(UninstallArgs),
     /// Feed a journal to a fresh engine and compare its decisions byte for byte
     #[command(
         after_help = "Exit status: 0 the same decisions; 1 they differ; 2 the journal cannot be replayed."
@@ -101,6 +104,7 @@ pub fn main() -> ExitCode {
             crate::topology::run(&args).map_err(Into::into),
             EXIT_FAILURE,
         ),
+        Command::Uninstall(args) => answer(crate::uninstall::run(&args), EXIT_FAILURE),
         Command::Replay(args) => answer(crate::replay::run(&args).map_err(Into::into), 2),
     }
 }

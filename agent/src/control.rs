@@ -23,6 +23,8 @@ use plimsoll_core::policy::oom_order::OomPlan;
 use plimsoll_core::state::NodeState;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::bpf::AccountReport;
+
 /// The socket's name in the state directory.
 pub const SOCKET_FILE: &str = "control.sock";
 
@@ -38,6 +40,8 @@ pub struct Snapshot {
     pub state: NodeState,
     /// The order of OOM kills, where the agent makes one.
     pub oom_plan: Option<OomPlan>,
+    /// Where every record of the kernel went, where BPF programs send any.
+    pub records: Option<AccountReport>,
 }
 
 /// The loop's end: where a snapshot is to go.

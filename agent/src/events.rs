@@ -20,7 +20,8 @@ use crate::agent::StopSignals;
 use crate::bpf::last_line::uid_text;
 use crate::bpf::object::{ObjectMissing, object};
 use crate::bpf::{
-    Account, Bpf, BpfError, BpfOptions, Family, HookReport, HookSet, KindCount, OneIn,
+    Account, AccountReport, AtEnd, Bpf, BpfError, BpfOptions, Family, HookReport, HookSet,
+    KindCount, OneIn,
 };
 use crate::host::{CgroupError, CgroupMounts, Controller, FileError, HostRoot, Version};
 use crate::output::Output;
@@ -238,7 +239,7 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
         out.flush()?;
     }
     let mut written = Ok(());
-    let account = bpf.finish(|bpf| {
+    let account = bpf.finish(AtEnd::Detach, |bpf| {
         if written.is_ok() {
             written = screen.drain(bpf, &mut out);
         }
@@ -1029,7 +1030,7 @@ fn print_run_queue(
 }
 
 fn print_account(out: &mut impl Write, output: Output, account: &Account) -> io::Result<()> {
-    let has_any = |count: &KindCount| *count != KindCount::default();
+    let report = AccountReport::from(account);
     for kind in KINDS {
         let count = account.of(kind);
         let KindCount {
@@ -1051,18 +1052,13 @@ fn print_account(out: &mut impl Write, output: Output, account: &Account) -> io:
                 writeln!(out)?;
             }
             Output::Json => {
-                let cpus: Vec<Value> = (0..account.cpus())
-                    .map(|cpu| (cpu, account.on(cpu, kind)))
-                    .filter(|(_, count)| has_any(count))
-                    .map(|(cpu, count)| {
-                        let mut object = json!(count);
-                        object["cpu"] = json!(cpu);
-                        object
-                    })
-                    .collect();
-                let mut object = json!(count);
+                let mut object = json!(
+                    report
+                        .kinds
+                        .iter()
+                        .find(|report| report.kind == kind.name())
+                );
                 object["counts"] = json!(kind.name());
-                object["cpus"] = json!(cpus);
                 writeln!(out, "{object}")?;
             }
         }

@@ -161,6 +161,7 @@ fn json(answer: &Answer) -> io::Result<String> {
         Answer::Oom(own) => serde_json::to_string_pretty(own),
         Answer::Throttling(own) => serde_json::to_string_pretty(own),
         Answer::Placement(own) => serde_json::to_string_pretty(own),
+        Answer::Records(own) => serde_json::to_string_pretty(own),
     };
     Ok(text? + "\n")
 }
@@ -196,6 +197,7 @@ fn answer_to(args: &ExplainArgs) -> Result<Answer, ExplainError> {
         config: engine.config().clone(),
         state: engine.state().clone(),
         oom_plan: None,
+        records: None,
     };
     answer(&request, &snapshot).map_err(|refusal| AskError::from(refusal).into())
 }

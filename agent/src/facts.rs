@@ -150,25 +150,17 @@ impl From<&HookReport> for Hook {
         let outcome = match &report.state {
             HookState::Attached { .. } => HookOutcome::Attached,
             HookState::OnDemand { .. } => HookOutcome::OnDemand,
-            HookState::Unavailable(why) => match why {
+            HookState::Unavailable(why) => {
                 // Target and type stand beside the outcome wherever it is shown.
-                Unavailable::KindRefused { reason, .. } => HookOutcome::KindRefused {
-                    reason: format!("refused by this host: {reason}"),
-                },
-                Unavailable::Refused { reason, .. } => HookOutcome::Unavailable {
-                    reason: format!("refused: {reason}"),
-                },
-                // is_loss says so of what was left out too; here that is no fault of the machine.
-                Unavailable::LeftOut { .. } => HookOutcome::Idle {
-                    reason: "left out on request".to_owned(),
-                },
-                why if why.is_loss() => HookOutcome::Unavailable {
-                    reason: why.to_string(),
-                },
-                why => HookOutcome::Idle {
-                    reason: why.to_string(),
-                },
-            },
+                let reason = why.beside_target();
+                match why {
+                    // is_loss says so of what was left out too; here that is no fault of the machine.
+                    Unavailable::LeftOut { .. } => HookOutcome::Idle { reason },
+                    why if why.refuses_kind() => HookOutcome::KindRefused { reason },
+                    why if why.is_loss() => HookOutcome::Unavailable { reason },
+                    _ => HookOutcome::Idle { reason },
+                }
+            }
         };
         let kind = match report.kind {
             bpf::HookKind::Fentry => HookKind::Fentry,

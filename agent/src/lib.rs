@@ -41,4 +41,5 @@ pub mod storage;
 mod table;
 pub mod timeline;
 pub mod topology;
+pub mod uninstall;
 mod yaml;

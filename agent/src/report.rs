@@ -34,6 +34,8 @@ pub enum Line<'a> {
         lost: &'a [String],
         /// How many pods are wanted.
         pods: usize,
+        /// What holds the BPF programs; `None` where there are none.
+        programs: Option<&'a str>,
     },
     /// A decision, other than arming and sampling.
     Decision {
@@ -270,6 +272,7 @@ impl Reporter {
                 mechanisms,
                 lost,
                 pods,
+                programs,
             } => {
                 let mut text = format!(
                     "plimsoll {} runs (pid {pid}), {pods} pods",
@@ -284,6 +287,9 @@ impl Reporter {
                         choice.signal.name(),
                         choice.mechanism
                     ));
+                }
+                if let Some(programs) = programs {
+                    text.push_str(&format!("\n  BPF programs {programs}"));
                 }
                 for line in *lost {
                     text.push_str(&format!("\n  {} {line}", self.paint("33", "lost:")));

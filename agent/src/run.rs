@@ -14,6 +14,7 @@ use plimsoll_core::swap::PodSwap;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::agent::{Agent, Disk, LastLine, Placing, Sources, StopSignals, Surroundings};
+use crate::bpf::PinOwner;
 use crate::check::{Report, load_bpf};
 use crate::config::{Config, ConfigFile, Effective, EvictionFlags};
 use crate::control::{self, server::Bounds};
@@ -107,6 +108,9 @@ pub struct RunArgs {
     /// Keep interrupts off CPUs that are exclusively a container's (with cpuManagerPolicy static)
     #[arg(long)]
     pub move_interrupts: bool,
+    /// Leave the BPF programs pinned when stopped, for the agent that comes next: an upgrade then leaves no gap
+    #[arg(long)]
+    pub keep_on_exit: bool,
     #[command(flatten)]
     #[expect(missing_docs, reason = "its own type says what it is")]
     pub eviction: EvictionFlags,
@@ -194,6 +198,11 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         stop,
     };
     let result = started.run(&mut ledger, stage_ledger, cpu_ledger, reporter);
+    if !args.keep_on_exit
+        && let Err(error) = PinOwner::of(&args.state_dir).remove()
+    {
+        tracing::error!(%error, "pinned BPF programs stay; the next start, or `plimsoll uninstall`, removes them");
+    }
     // Undone whatever happened; an error of the run itself is what the caller wants to see. Pods first: their cgroups are
     // inside ours.
     for ledger in [&mut pods_ledger, &mut ledger] {
@@ -257,14 +266,27 @@ impl Started<'_> {
 
         let options = config.engine.options;
         let mut facts = Facts::probe(host, &cgroup_root, &args.without, Ok(Vec::new()));
-        let mut bpf = None;
+        let (mut bpf, mut pinning) = (None, None);
         facts.bpf = match facts.without_bpf() {
             Some(obstacle) => Err(obstacle.to_string()),
-            None => load_bpf(&args.without, WINDOW, options.last_line.is_some()).map(|loaded| {
-                let hooks = hooks_of(loaded.hooks());
-                bpf = Some(loaded);
-                hooks
-            }),
+            None => {
+                let owner = PinOwner::of(&args.state_dir);
+                load_bpf(
+                    &args.without,
+                    WINDOW,
+                    options.last_line.is_some(),
+                    &owner,
+                    |text| {
+                        reporter.say(&Line::Warning { text });
+                    },
+                )
+                .map(|(loaded, how)| {
+                    let hooks = hooks_of(loaded.hooks());
+                    bpf = Some(loaded);
+                    pinning = Some(how);
+                    hooks
+                })
+            }
         };
         let report = Report::new(facts);
         let mut lost = report.losses();
@@ -380,7 +402,8 @@ impl Started<'_> {
                 .with_last_line(last_line)
                 .with_oom_scores(scores, oom_order)
                 .with_oom_groups(oom_groups)
-                .with_kubepods(kubepods_cgroups);
+                .with_kubepods(kubepods_cgroups)
+                .keeping_programs(args.keep_on_exit);
             if let Some(disk) = disk {
                 agent = agent.with_disk(disk);
             }
@@ -395,7 +418,8 @@ impl Started<'_> {
                     Err(error) => lost.push(format!("cpuBurst and cpuSuppress: {error}")),
                 }
             }
-            agent.started(&report.choices, &lost);
+            let programs = pinning.as_ref().map(ToString::to_string);
+            agent.started(&report.choices, &lost, programs.as_deref());
             agent.run(sources, stop).await
         });
         outcome.map(|()| ExitCode::SUCCESS)

@@ -82,6 +82,7 @@ fn answer_all(mut requests: SnapshotRequests, engine: Engine, given: &AtomicUsiz
             config: engine.config().clone(),
             state: engine.state().clone(),
             oom_plan: None,
+            records: None,
         };
         asked.send(snapshot).ok();
     }

@@ -15,10 +15,10 @@ pub(crate) static LAYOUT: Layout = ZERO;
 #[unsafe(no_mangle)]
 pub(crate) static CONFIG: Config = Config {
     window_ns: 0,
-    agent_tgid: 0,
     memory_is_v1: 0,
     run_queue_one_in: 0,
     psi_is_on: 0,
+    pad: 0,
 };
 
 const ZERO: Layout = {

@@ -5,14 +5,14 @@
 //! of every CPU.
 
 use aya_ebpf::{
-    bindings::BPF_F_NO_PREALLOC,
+    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     macros::map,
     maps::{Array, HashMap, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf},
 };
 use plimsoll_abi::{
-    COUNTERS, CRITICAL_BYTES, FILTER_WORDS, WATCHES, charges, last_line, memory_totals, oom_totals,
-    process_totals, refault_totals, run_queue_totals, seen, stall_totals, stalled, throttle_totals,
-    watch,
+    COUNTERS, CRITICAL_BYTES, FILTER_WORDS, KIND_SLOTS, MANIFEST_BYTES, WATCHES, agent, charges,
+    last_line, memory_totals, oom_totals, process_totals, refault_totals, run_queue_totals, seen,
+    stall_totals, stalled, throttle_totals, watch,
 };
 
 /// What leads to a decision at once: each record wakes the agent. No flood can fill it: half of it takes only records that the
@@ -94,6 +94,19 @@ pub(crate) static MEMORY: HashMap<[u64; 2], [u64; memory_totals::WORDS]> =
 #[map]
 pub(crate) static OOM_KILLS: HashMap<u64, [u64; oom_totals::WORDS]> =
     HashMap::with_max_entries(4096, 0);
+
+/// Of the agent that runs now (`plimsoll_abi::agent`). Written by the agent.
+#[map]
+pub(crate) static AGENT: Array<u64> = Array::with_max_entries(agent::WORDS, 0);
+
+/// What the agent has read, by CPU and kind. No program uses it: it is here so that it lives as long as the counts of the
+/// programs. The agent maps it, and gives it room for the CPUs there are.
+#[map]
+pub(crate) static CONSUMED: Array<u64> = Array::with_max_entries(KIND_SLOTS as u32, BPF_F_MMAPABLE);
+
+/// What the agent that loaded the programs found out, for the one that takes them over. No program uses it.
+#[map]
+pub(crate) static MANIFEST: Array<[u8; MANIFEST_BYTES]> = Array::with_max_entries(1, 0);
 
 /// Thread → 1 while it reclaims for a reason other than a charge that met `memory.max`.
 #[map]

@@ -14,12 +14,12 @@ use aya_ebpf::{
     macros::fentry,
     programs::FEntryContext,
 };
-use plimsoll_abi::{Kind, ThresholdCrossed, filter_bit, seen, watch};
+use plimsoll_abi::{Kind, ThresholdCrossed, agent, filter_bit, seen, watch};
 
 use crate::{
     atomic,
-    layout::{config, css_cgroup_id, load_ptr, load_u64, offset, probe_u64},
-    maps::{FILTER, SEEN, WATCH},
+    layout::{css_cgroup_id, load_ptr, load_u64, offset, probe_u64},
+    maps::{AGENT, FILTER, SEEN, WATCH},
     record::{header, send_critical},
 };
 
@@ -117,7 +117,8 @@ pub fn threshold_seen_v1(ctx: FEntryContext) -> u32 {
 /// If it is the agent that reads, notes which counter is behind the file, and the one at the top.
 #[inline(always)]
 fn remember(ctx: &FEntryContext) {
-    if (bpf_get_current_pid_tgid() >> 32) as u32 != config!(agent_tgid) {
+    let agent = AGENT.get(agent::TGID).copied();
+    if agent != Some(bpf_get_current_pid_tgid() >> 32) {
         return;
     }
     let Some(slot) = SEEN.get_ptr_mut(0) else {

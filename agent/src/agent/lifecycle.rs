@@ -126,7 +126,7 @@ impl Agent {
                 _ => {}
             }
             // Nothing of what is armed is on this ring.
-            judge(&record, 0, &mut asked, oom_kills);
+            judge(&record, Some(0), &mut asked, oom_kills);
         });
         // Seen at the next housekeeping, whenever that is.
         woken.containers |= asked.containers;

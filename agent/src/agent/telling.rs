@@ -6,7 +6,7 @@ use plimsoll_core::event::Event;
 use rustix::time::ClockId;
 
 use super::{Agent, now_ns};
-use crate::bpf::Bpf;
+use crate::bpf::{self, Bpf};
 use crate::journal::Journal;
 use crate::ladder::Choice;
 use crate::limits::LimitCounts;
@@ -16,14 +16,19 @@ use crate::report::{Line, Records};
 const RING_RECORDS_MAX: usize = 1 << 16;
 
 impl Agent {
-    /// Says that it is ready, and on what it stands.
-    pub fn started(&mut self, mechanisms: &[Choice], lost: &[String]) {
+    /// Says that it is ready, on what it stands, and what holds the BPF programs, if there are any.
+    pub fn started(&mut self, mechanisms: &[Choice], lost: &[String], programs: Option<&str>) {
         let pods = self.pods.len();
+        // What an agent before this one has lost, it has told.
+        if let Some(Ok(account)) = self.bpf.as_ref().map(Bpf::account) {
+            self.lost_records_told = account.lost() + account.unreadable;
+        }
         self.reporter.say(&Line::Started {
             pid: std::process::id(),
             mechanisms,
             lost,
             pods,
+            programs,
         });
     }
 
@@ -285,8 +290,13 @@ impl Agent {
         let Some(bpf) = &mut self.bpf else {
             return Records::default();
         };
+        let hold = if self.keeps_programs {
+            bpf::AtEnd::Keep
+        } else {
+            bpf::AtEnd::Detach
+        };
         let (limits, last_line) = (&mut self.limits, &mut self.last_line);
-        let account = bpf.finish(|bpf| {
+        let account = bpf.finish(hold, |bpf| {
             bpf.drain_critical(RING_RECORDS_MAX, |record| {
                 if let Some(last_line) = last_line.as_mut() {
                     last_line.record(&record);

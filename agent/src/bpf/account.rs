@@ -116,6 +116,69 @@ impl Account {
     }
 }
 
+/// An account as it is sent and printed: names instead of numbers, and only CPUs that have anything.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AccountReport {
+    /// In the order of their numbers.
+    pub kinds: Vec<KindReport>,
+    /// Events that found their map full.
+    pub untracked: u64,
+    /// Records that the agent could not read.
+    pub unreadable: u64,
+}
+
+/// One kind's part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KindReport {
+    /// Its name.
+    pub kind: String,
+    /// On all CPUs.
+    #[serde(flatten)]
+    pub count: KindCount,
+    /// Produced, and neither consumed nor dropped: in the ring, or read while this was counted.
+    pub on_the_way: i64,
+    /// By CPU.
+    pub cpus: Vec<CpuReport>,
+}
+
+/// One CPU's part of a kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CpuReport {
+    /// Its number.
+    pub cpu: usize,
+    /// Its counts.
+    #[serde(flatten)]
+    pub count: KindCount,
+}
+
+impl From<&Account> for AccountReport {
+    fn from(account: &Account) -> Self {
+        let cpus = |kind| {
+            (0..account.cpus())
+                .map(|cpu| CpuReport {
+                    cpu,
+                    count: account.on(cpu, kind),
+                })
+                .filter(|report| report.count != KindCount::default())
+                .collect()
+        };
+        let kinds = KINDS.map(|kind| KindReport {
+            kind: kind.name().to_owned(),
+            count: account.of(kind),
+            on_the_way: account.of(kind).on_the_way(),
+            cpus: cpus(kind),
+        });
+        Self {
+            kinds: kinds.into(),
+            untracked: account.untracked(),
+            unreadable: account.unreadable,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,6 +8,9 @@ use super::btf::BtfError;
 /// Why BPF cannot be used, or a call on it failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BpfError {
+    /// Pins cannot be removed.
+    #[error(transparent)]
+    Pins(#[from] super::PinError),
     /// The kernel does not say how many CPUs there can be.
     #[error("{path}: {source}")]
     Cpus {

@@ -528,6 +528,16 @@ pub enum Unavailable {
         /// The other program.
         of: &'static str,
     },
+    /// As the agent found that loaded the programs, which this one has taken over.
+    #[error("{text}")]
+    Earlier {
+        /// Its words.
+        text: String,
+        /// [`Unavailable::is_loss`].
+        is_loss: bool,
+        /// [`Unavailable::refuses_kind`].
+        refuses_kind: bool,
+    },
     /// For the other version of the memory controller.
     #[error("for hosts with the memory controller on cgroup v{version}")]
     OtherHierarchy {
@@ -540,10 +550,32 @@ impl Unavailable {
     /// Whether something is lost: `false` when the hook is simply not for this host.
     #[must_use]
     pub const fn is_loss(&self) -> bool {
-        !matches!(
-            self,
-            Unavailable::NotNeeded { .. } | Unavailable::OtherHierarchy { .. }
-        )
+        match self {
+            Unavailable::Earlier { is_loss, .. } => *is_loss,
+            Unavailable::NotNeeded { .. } | Unavailable::OtherHierarchy { .. } => false,
+            _ => true,
+        }
+    }
+
+    /// The reason without the hook's own kind and target.
+    #[must_use]
+    pub fn beside_target(&self) -> String {
+        match self {
+            Unavailable::KindRefused { reason, .. } => format!("refused by this host: {reason}"),
+            Unavailable::Refused { reason, .. } => format!("refused: {reason}"),
+            Unavailable::LeftOut { .. } => "left out on request".to_owned(),
+            why => why.to_string(),
+        }
+    }
+
+    /// Whether the host refuses every program of this kind.
+    #[must_use]
+    pub const fn refuses_kind(&self) -> bool {
+        match self {
+            Unavailable::Earlier { refuses_kind, .. } => *refuses_kind,
+            Unavailable::KindRefused { .. } => true,
+            _ => false,
+        }
     }
 }
 
@@ -588,6 +620,12 @@ impl HookReport {
     #[must_use]
     pub const fn is_attached(&self) -> bool {
         matches!(self.state, HookState::Attached { .. })
+    }
+
+    /// Whether it waits until something asks for it.
+    #[must_use]
+    pub const fn is_on_demand(&self) -> bool {
+        matches!(self.state, HookState::OnDemand { .. })
     }
 
     /// Whether it is in place or can be at once.

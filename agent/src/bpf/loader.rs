@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use aya::programs::links::FdLink;
 use aya::programs::{Program, ProgramError};
 use aya::{Ebpf, EbpfLoader, Endianness};
 use plimsoll_abi::{Config, last_line::Counters};
@@ -12,7 +13,9 @@ use super::counters;
 use super::error::reason;
 use super::hooks::{HOOKS, Hook, Where};
 use super::layout::{self, Resolved};
-use super::{BpfError, BpfOptions, Family, HookKind, HookReport, HookState, Unavailable, policy};
+use super::{
+    BpfError, BpfOptions, Family, HookKind, HookReport, HookState, Unavailable, consumed, policy,
+};
 use crate::host::{Controller, HostRoot, Version};
 
 /// The running kernel's type information.
@@ -24,9 +27,34 @@ const PRESSURE: &str = "/proc/pressure/memory";
 pub(super) struct Loaded {
     pub(super) ebpf: Ebpf,
     pub(super) hooks: Vec<HookReport>,
+    /// What holds each program at its target, by program.
+    pub(super) links: Vec<(&'static str, FdLink)>,
 }
 
-pub(super) fn load(object: &[u8], options: &BpfOptions) -> Result<Loaded, BpfError> {
+/// Whether the memory controller sits on cgroup v1, and how many CPUs there can be.
+pub(super) struct Machine {
+    pub(super) memory_is_v1: bool,
+    pub(super) cpus: usize,
+}
+
+impl Machine {
+    pub(super) fn probe() -> Result<Self, BpfError> {
+        let cpus = aya::util::nr_cpus().map_err(|(path, source)| BpfError::Cpus {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Self {
+            memory_is_v1: memory_is_v1(),
+            cpus,
+        })
+    }
+}
+
+pub(super) fn load(
+    object: &[u8],
+    options: &BpfOptions,
+    machine: &Machine,
+) -> Result<Loaded, BpfError> {
     policy::check()?;
     let bytes = fs::read(VMLINUX).map_err(|source| BpfError::NoBtf {
         path: VMLINUX,
@@ -44,11 +72,11 @@ pub(super) fn load(object: &[u8], options: &BpfOptions) -> Result<Loaded, BpfErr
     let resolved = layout::resolve(&btf);
     let config = Config {
         window_ns: u64::try_from(options.window.as_nanos()).unwrap_or(u64::MAX),
-        agent_tgid: options.agent_tgid,
-        memory_is_v1: u32::from(memory_is_v1()),
+        memory_is_v1: u32::from(machine.memory_is_v1),
         run_queue_one_in: options.run_queue_one_in.number(),
         // The file is there without PSI, too, and then cannot be read.
         psi_is_on: u32::from(fs::read(PRESSURE).is_ok()),
+        pad: 0,
     };
     // A long list: read only for who needs it.
     let counters = if options.hooks.contains(Family::LastLine) {
@@ -62,6 +90,10 @@ pub(super) fn load(object: &[u8], options: &BpfOptions) -> Result<Loaded, BpfErr
         .override_global("LAYOUT", resolved.layout.as_bytes(), true)
         .override_global("CONFIG", config.as_bytes(), true)
         .override_global("COUNTERS", addresses.as_bytes(), true)
+        .map_max_entries(
+            "CONSUMED",
+            u32::try_from(consumed::words(machine.cpus)).unwrap_or(u32::MAX),
+        )
         .load(object)
         .map_err(|error| BpfError::Object {
             reason: reason(&error),
@@ -74,6 +106,7 @@ pub(super) fn load(object: &[u8], options: &BpfOptions) -> Result<Loaded, BpfErr
         config,
         counters: counters.err(),
         hooks: Vec::new(),
+        links: Vec::new(),
     };
     let refused = [
         (
@@ -104,13 +137,15 @@ pub(super) fn load(object: &[u8], options: &BpfOptions) -> Result<Loaded, BpfErr
             state,
         });
     }
-    let Attaching { ebpf, hooks, .. } = attaching;
+    let Attaching {
+        ebpf, hooks, links, ..
+    } = attaching;
     if !hooks.is_empty() && !hooks.iter().any(HookReport::is_usable) {
         return Err(BpfError::NoHook {
             reason: hooks[0].to_string(),
         });
     }
-    Ok(Loaded { ebpf, hooks })
+    Ok(Loaded { ebpf, hooks, links })
 }
 
 /// Whether the memory controller sits on a cgroup v1 hierarchy. Where that cannot be told, v2 is the kernel's default.
@@ -131,6 +166,7 @@ struct Attaching<'kernel> {
     /// Why the kernel's counters of pages are not known.
     counters: Option<String>,
     hooks: Vec<HookReport>,
+    links: Vec<(&'static str, FdLink)>,
 }
 
 impl Attaching<'_> {
@@ -142,7 +178,7 @@ impl Attaching<'_> {
         }
         let refusal = self.load_and_attach(program, target).err();
         if let Some(program) = self.ebpf.program_mut(program) {
-            // Detaches too. It fails only if the program was not loaded, which `refusal` then tells.
+            // It fails only if the program was not loaded, which `refusal` then tells.
             let _ = match program {
                 Program::FEntry(program) => program.unload(),
                 Program::BtfTracePoint(program) => program.unload(),
@@ -220,6 +256,7 @@ impl Attaching<'_> {
             self.load_and_try(hook.program, hook.target)
         } else {
             self.load_and_attach(hook.program, hook.target)
+                .map(|link| self.links.push((hook.program, link)))
         };
         if let Err(reason) = attached {
             return HookState::Unavailable(Unavailable::Refused {
@@ -270,28 +307,30 @@ impl Attaching<'_> {
         attempt().map_err(|error| reason(&error))
     }
 
-    fn load_and_attach(&mut self, program: &str, target: &str) -> Result<(), String> {
+    fn load_and_attach(&mut self, program: &str, target: &str) -> Result<FdLink, String> {
         let found = self
             .ebpf
             .program_mut(program)
             .ok_or_else(|| format!("the BPF object has no program {program}"))?;
-        let mut attempt = || -> Result<(), ProgramError> {
-            match found {
+        let mut attempt = || -> Result<FdLink, ProgramError> {
+            Ok(match found {
                 Program::FEntry(program) => {
                     program.load(target, self.aya_btf)?;
-                    program.attach()?;
+                    let link = program.attach()?;
+                    program.take_link(link)?.into()
                 }
                 Program::FExit(program) => {
                     program.load(target, self.aya_btf)?;
-                    program.attach()?;
+                    let link = program.attach()?;
+                    program.take_link(link)?.into()
                 }
                 Program::BtfTracePoint(program) => {
                     program.load(target, self.aya_btf)?;
-                    program.attach()?;
+                    let link = program.attach()?;
+                    program.take_link(link)?.into()
                 }
                 _ => return Err(ProgramError::UnexpectedProgramType),
-            }
-            Ok(())
+            })
         };
         attempt().map_err(|error| reason(&error))
     }

@@ -11,6 +11,7 @@
 
 mod account;
 pub mod btf;
+mod consumed;
 mod counters;
 mod error;
 mod hooks;
@@ -18,6 +19,7 @@ pub mod last_line;
 mod layout;
 mod loader;
 pub mod object;
+mod pins;
 mod policy;
 mod ring;
 mod run_queue;
@@ -29,22 +31,28 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use aya::Ebpf;
-use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
+use aya::programs::links::FdLink;
+use aya::programs::{BtfTracePoint, Program, ProgramInfo};
 use plimsoll_abi::{
-    FILTER_WORDS, KINDS, Kind, ROOT_CGROUP_ID, UNTRACKED, charges, dropped, filter_bit, folded,
-    memory_totals, oom_totals, produced, seen, throttle_totals, watch,
+    FILTER_WORDS, KINDS, Kind, MANIFEST_BYTES, ROOT_CGROUP_ID, UNTRACKED, agent, charges, dropped,
+    filter_bit, folded, memory_totals, oom_totals, produced, seen, throttle_totals, watch,
 };
 
-pub use account::{Account, KindCount};
+pub use account::{Account, AccountReport, CpuReport, KindCount, KindReport};
 pub use error::BpfError;
 pub use hooks::{Family, HookKind, HookReport, HookSet, HookState, Unavailable};
+pub use pins::{PinError, PinOwner, PinSet, Pinning};
 pub use run_queue::{OneIn, RunQueueTotals};
 pub use totals::{ProcessTotals, RefaultTotals, StallTotals};
 
 use crate::source::decode::{DecodeError, MemoryLimitEvent, Record, memory_limit_event};
 use account::CpuAccount;
+use consumed::Consumed;
 use error::map_error;
 use last_line::LastLineMaps;
+use loader::Machine;
+use pins::{Manifest, identity};
 use ring::Ring;
 
 /// Reads of `memory.current` until the program must have seen one. Another thread of the agent may read such a file at the
@@ -136,10 +144,39 @@ fn give_memory_back() {
     }
 }
 
-/// The loaded programs. Dropping it detaches and unloads them.
+/// What becomes of pinned programs when their agent ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtEnd {
+    /// They go with it.
+    Detach,
+    /// They stay for the next one. Those that are not pinned go all the same.
+    Keep,
+}
+
+/// What keeps the programs attached.
+enum Hold {
+    /// This process.
+    Process {
+        ebpf: Ebpf,
+        _links: Vec<(&'static str, FdLink)>,
+    },
+    /// Pins, until they are removed. Programs that are attached on demand are this process's own, by program.
+    Pins {
+        set: PinSet,
+        on_demand: BTreeMap<&'static str, BtfTracePoint>,
+    },
+    /// Nothing any more.
+    Nothing,
+}
+
+/// The loaded programs. Dropping it detaches and unloads them, unless they are pinned: then they stay, as they do when the process
+/// is killed.
 pub struct Bpf {
-    /// Holds the programs in place; `None` once they are detached.
-    ebpf: Option<Ebpf>,
+    hold: Hold,
+    /// Another agent loaded the programs.
+    is_taken_over: bool,
+    consumed: Consumed,
+    manifest: Array<MapData, [u8; MANIFEST_BYTES]>,
     hooks: Vec<HookReport>,
     critical: Ring,
     lifecycle: Ring,
@@ -149,6 +186,7 @@ pub struct Bpf {
     seen: Array<MapData, [u64; seen::WORDS]>,
     counts: PerCpuArray<MapData, u64>,
     charges: Array<MapData, u64>,
+    agent: Array<MapData, u64>,
     counts_charges: bool,
     throttle: HashMap<MapData, u64, [u64; throttle_totals::WORDS]>,
     memory: HashMap<MapData, [u64; 2], [u64; memory_totals::WORDS]>,
@@ -163,6 +201,25 @@ pub struct Bpf {
     page_bytes: u64,
 }
 
+fn take_map(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, BpfError> {
+    ebpf.take_map(name).ok_or_else(|| BpfError::Object {
+        reason: format!("it has no map {name}"),
+    })
+}
+
+/// Removes sets that cannot be used: another version's, other options', half a set.
+fn remove_others(sets: &[PinSet], used: Option<&PinSet>, said: &mut impl FnMut(String)) {
+    for set in sets.iter().filter(|set| Some(*set) != used) {
+        let path = set.path().display();
+        match set.remove() {
+            Ok(()) => said(format!(
+                "BPF programs of an earlier agent were removed: {path}"
+            )),
+            Err(error) => said(format!("BPF programs of an earlier agent stay: {error}")),
+        }
+    }
+}
+
 impl Bpf {
     /// Loads the object and attaches every hook of `options` that this host allows.
     ///
@@ -170,34 +227,241 @@ impl Bpf {
     /// Only when nothing at all can work: policy, capabilities, no BTF, an object that the kernel cannot take, or no hook
     /// attached. Everything less is in [`Bpf::hooks`].
     pub fn load(object: &[u8], options: &BpfOptions) -> Result<Bpf, BpfError> {
-        let loaded = loader::load(object, options)?;
+        let machine = Machine::probe()?;
+        let loaded = loader::load(object, options, &machine)?;
         give_memory_back();
         let mut ebpf = loaded.ebpf;
-        let mut take = |name: &'static str| {
-            ebpf.take_map(name).ok_or_else(|| BpfError::Object {
-                reason: format!("it has no map {name}"),
-            })
+        let mut bpf = Self::of_maps(&machine, options, loaded.hooks, |name| {
+            take_map(&mut ebpf, name)
+        })?;
+        bpf.tell_process(options)?;
+        bpf.hold = Hold::Process {
+            ebpf,
+            _links: loaded.links,
         };
+        Ok(bpf)
+    }
+
+    /// The same, but takes over what an agent before left pinned if it is what would be loaded, and else pins what it loads.
+    /// Every other set of this owner is removed; `said` gets a line for each. That pins cannot be made is no error: the
+    /// programs then end with this process, as [`Pinning`] tells.
+    ///
+    /// The caller holds the lock of the owner's state directory: the rings have one reader.
+    ///
+    /// # Errors
+    /// As [`Bpf::load`].
+    pub fn load_pinned(
+        object: &[u8],
+        options: &BpfOptions,
+        owner: &PinOwner,
+        mut said: impl FnMut(String),
+    ) -> Result<(Bpf, Pinning), BpfError> {
+        let machine = Machine::probe()?;
+        let set = owner.set(&identity(
+            object,
+            options,
+            machine.memory_is_v1,
+            machine.cpus,
+        ));
+        let sets = match owner.prepare().and_then(|()| owner.sets()) {
+            Ok(sets) => sets,
+            Err(error) => return Ok((Self::load(object, options)?, Pinning::Not(error))),
+        };
+        if set.exists() {
+            match Self::take_over(&set, options, &machine) {
+                Ok(bpf) => {
+                    remove_others(&sets, Some(&set), &mut said);
+                    let path = set.path().to_owned();
+                    return Ok((bpf, Pinning::TakenOver { path }));
+                }
+                Err(error) => said(format!(
+                    "the BPF programs that an agent left cannot be taken over and are replaced: {error}"
+                )),
+            }
+        }
+        remove_others(&sets, None, &mut said);
+        let loaded = loader::load(object, options, &machine)?;
+        give_memory_back();
+        let mut ebpf = loaded.ebpf;
+        let mut pinned = set.begin();
+        let mut bpf = Self::of_maps(&machine, options, loaded.hooks, |name| {
+            let map = take_map(&mut ebpf, name)?;
+            if pinned.is_ok() {
+                pinned = set.pin_map(name, &map);
+            }
+            Ok(map)
+        })?;
+        bpf.tell_process(options)?;
+        // While it is being pinned, each link has two holders: this process and its pin.
+        let mut links = Vec::with_capacity(loaded.links.len());
+        let mut unpinned = loaded.links.into_iter();
+        let pin_all = || -> Result<Hold, PinError> {
+            pinned?;
+            for (name, link) in unpinned.by_ref() {
+                if let Some(program) = ebpf.program_mut(name) {
+                    links.push((name, set.pin_program(name, program, link)?));
+                }
+            }
+            for hook in bpf.hooks.iter().filter(|hook| hook.is_on_demand()) {
+                if let Some(program) = ebpf.program_mut(hook.program) {
+                    set.pin_on_demand(hook.program, program)?;
+                }
+            }
+            bpf.store_manifest(&set)?;
+            set.complete()?;
+            bpf.hold_by(&set)
+        };
+        match pin_all() {
+            Ok(hold) => {
+                bpf.hold = hold;
+                let path = set.path().to_owned();
+                Ok((bpf, Pinning::Made { path }))
+            }
+            Err(error) => {
+                // What was pinned already is lost with its pin, so all is loaded again; this happens once in the life of a misconfigured host.
+                drop((bpf, links, unpinned, ebpf));
+                if let Err(error) = set.remove() {
+                    said(error.to_string());
+                }
+                Ok((Self::load(object, options)?, Pinning::Not(error)))
+            }
+        }
+    }
+
+    /// Holds the programs by their pins.
+    fn hold_by(&self, set: &PinSet) -> Result<Hold, PinError> {
+        let mut on_demand = BTreeMap::new();
+        for hook in self.hooks.iter().filter(|hook| hook.is_on_demand()) {
+            on_demand.insert(hook.program, set.on_demand(hook.program)?);
+        }
+        Ok(Hold::Pins {
+            set: set.clone(),
+            on_demand,
+        })
+    }
+
+    /// A program that is attached on demand; `None` after [`Bpf::finish`].
+    fn on_demand(&mut self, program: &str) -> Option<&mut BtfTracePoint> {
+        match &mut self.hold {
+            Hold::Process { ebpf, .. } => match ebpf.program_mut(program)? {
+                Program::BtfTracePoint(program) => Some(program),
+                _ => None,
+            },
+            Hold::Pins { on_demand, .. } => on_demand.get_mut(program),
+            Hold::Nothing => None,
+        }
+    }
+
+    /// What the kernel says of a program, or why it says nothing.
+    fn program_info(&self, program: &str) -> Result<ProgramInfo, String> {
+        match &self.hold {
+            Hold::Process { ebpf, .. } => ebpf
+                .program(program)
+                .ok_or_else(|| "the BPF object has no such program".to_owned())?
+                .info()
+                .map_err(|error| error::reason(&error)),
+            Hold::Pins { set, .. } => set.program_info(program),
+            Hold::Nothing => Err("it was taken away".to_owned()),
+        }
+    }
+
+    fn store_manifest(&mut self, set: &PinSet) -> Result<(), PinError> {
+        Manifest::new(&self.hooks)
+            .store(&mut self.manifest)
+            .ok_or_else(|| PinError::Torn {
+                path: set.path().to_owned(),
+                what: "the list of hooks cannot be written".to_owned(),
+            })
+    }
+
+    /// Makes this from pins alone.
+    fn take_over(set: &PinSet, options: &BpfOptions, machine: &Machine) -> Result<Bpf, PinError> {
+        set.check_complete()?;
+        let torn = |error: BpfError| PinError::Torn {
+            path: set.path().to_owned(),
+            what: error.to_string(),
+        };
+        let manifest = set
+            .map("MANIFEST")?
+            .try_into()
+            .ok()
+            .as_ref()
+            .and_then(Manifest::of_map)
+            .ok_or_else(|| PinError::Torn {
+                path: set.path().to_owned(),
+                what: "its list of hooks cannot be read".to_owned(),
+            })?;
+        let hooks = set.hooks(&manifest, options.without)?;
+        let mut missing = None;
+        let bpf = Self::of_maps(machine, options, hooks, |name| {
+            set.map(name).map_err(|error| {
+                let reason = error.to_string();
+                missing = Some(error);
+                BpfError::Map { map: name, reason }
+            })
+        });
+        let mut bpf = match (bpf, missing) {
+            (_, Some(error)) => return Err(error),
+            (bpf, None) => bpf.map_err(torn)?,
+        };
+        bpf.tell_process(options).map_err(torn)?;
+        bpf.adopt_watches().map_err(torn)?;
+        bpf.is_taken_over = true;
+        bpf.hold = bpf.hold_by(set)?;
+        Ok(bpf)
+    }
+
+    /// Tells the programs who their agent is.
+    fn tell_process(&mut self, options: &BpfOptions) -> Result<(), BpfError> {
+        self.agent
+            .set(agent::TGID, u64::from(options.agent_tgid), 0)
+            .map_err(map_error("AGENT"))
+    }
+
+    /// What the agent before has armed stays armed. Its files are closed, so a counter may be another cgroup's by now:
+    /// [`Bpf::register`] finds out for cgroups that are still there, and a record names the cgroup that was meant.
+    fn adopt_watches(&mut self) -> Result<(), BpfError> {
+        for entry in self.watch.iter() {
+            let (address, value) = entry.map_err(map_error("WATCH"))?;
+            self.counters.insert(
+                value[watch::CGROUP_ID],
+                Counter {
+                    address,
+                    is_watched: true,
+                },
+            );
+        }
+        self.filter_words = self.filter.get(&0, 0).map_err(map_error("FILTER"))?;
+        Ok(())
+    }
+
+    fn of_maps(
+        machine: &Machine,
+        options: &BpfOptions,
+        hooks: Vec<HookReport>,
+        mut take: impl FnMut(&'static str) -> Result<Map, BpfError>,
+    ) -> Result<Bpf, BpfError> {
+        let (cpus, run_queue_one_in) = (machine.cpus, options.run_queue_one_in);
         macro_rules! map {
             ($name:literal) => {
                 take($name)?.try_into().map_err(map_error($name))?
             };
         }
-        let cpus = aya::util::nr_cpus().map_err(|(path, source)| BpfError::Cpus {
-            path: path.to_owned(),
-            source,
-        })?;
         Ok(Bpf {
-            critical: Ring::new(map!("CRITICAL"), cpus),
-            lifecycle: Ring::new(map!("LIFECYCLE"), cpus),
-            pressure: Ring::new(map!("PRESSURE"), cpus),
+            hold: Hold::Nothing,
+            is_taken_over: false,
+            consumed: Consumed::map(take("CONSUMED")?, cpus)?,
+            manifest: map!("MANIFEST"),
+            agent: map!("AGENT"),
+            critical: Ring::new(map!("CRITICAL")),
+            lifecycle: Ring::new(map!("LIFECYCLE")),
+            pressure: Ring::new(map!("PRESSURE")),
             watch: map!("WATCH"),
             filter: map!("FILTER"),
             seen: map!("SEEN"),
             counts: map!("COUNTS"),
             charges: map!("CHARGES"),
-            counts_charges: loaded
-                .hooks
+            counts_charges: hooks
                 .iter()
                 .any(|hook| hook.program == "charges_count" && hook.is_attached()),
             throttle: map!("THROTTLE"),
@@ -209,7 +473,7 @@ impl Bpf {
                 processes: map!("PROCESSES"),
                 followed: BTreeSet::new(),
             },
-            run_queue: run_queue::Watch::new(map!("RUN_QUEUE"), options.run_queue_one_in, cpus),
+            run_queue: run_queue::Watch::new(map!("RUN_QUEUE"), run_queue_one_in, cpus),
             last_line: LastLineMaps {
                 line: map!("LAST_LINE"),
                 seen: map!("LAST_LINE_SEEN"),
@@ -219,21 +483,37 @@ impl Bpf {
                 order: BTreeMap::new(),
                 order_known: false,
             },
-            hooks: loaded.hooks,
-            ebpf: Some(ebpf),
+            hooks,
             counters: BTreeMap::new(),
             filter_words: [0; FILTER_WORDS],
             page_bytes: rustix::param::page_size() as u64,
         })
     }
 
+    /// Whether an agent before this one has loaded the programs: what is in the rings may be older than this process.
+    #[must_use]
+    pub fn is_taken_over(&self) -> bool {
+        self.is_taken_over
+    }
+
     /// Takes the programs away, and has `drain` read what is left until every account adds up. A program that was running may
     /// take a moment longer; an account that is still open after that is what the caller will find.
     ///
     /// # Errors
-    /// When the kernel refuses to show the counters.
-    pub fn finish(&mut self, mut drain: impl FnMut(&mut Bpf)) -> Result<Account, BpfError> {
-        self.ebpf = None;
+    /// When pins cannot be removed, or the kernel refuses to show the counters.
+    pub fn finish(
+        &mut self,
+        at_end: AtEnd,
+        mut drain: impl FnMut(&mut Bpf),
+    ) -> Result<Account, BpfError> {
+        if let (Hold::Pins { .. }, AtEnd::Keep) = (&self.hold, at_end) {
+            // They go on sending: what is counted now is open by what comes meanwhile.
+            drain(self);
+            return self.account();
+        }
+        if let Hold::Pins { set, .. } = std::mem::replace(&mut self.hold, Hold::Nothing) {
+            set.remove()?;
+        }
         for _ in 0..SETTLE_ROUNDS {
             drain(self);
             let account = self.account()?;
@@ -276,7 +556,7 @@ impl Bpf {
     /// Hands at most `budget` urgent records to `f`, oldest first, and returns how many places of the ring were freed.
     /// Does not allocate. When it returns `budget` there may be more.
     pub fn drain_critical(&mut self, budget: usize, f: impl FnMut(Record<'_>)) -> usize {
-        self.critical.drain(budget, f)
+        self.critical.drain(budget, &self.consumed, f)
     }
 
     /// Readable when [`Bpf::drain_lifecycle`] has something to do, and had nothing left the last time.
@@ -288,12 +568,12 @@ impl Bpf {
     /// The same for cgroups and processes that come and go. When it returns `budget` there may be more, and nothing wakes whoever
     /// waits for [`Bpf::lifecycle_fd`] until all has been read.
     pub fn drain_lifecycle(&mut self, budget: usize, f: impl FnMut(Record<'_>)) -> usize {
-        self.lifecycle.drain(budget, f)
+        self.lifecycle.drain(budget, &self.consumed, f)
     }
 
     /// The same for the aggregated records.
     pub fn drain_pressure(&mut self, budget: usize, f: impl FnMut(Record<'_>)) -> usize {
-        self.pressure.drain(budget, f)
+        self.pressure.drain(budget, &self.consumed, f)
     }
 
     /// The last record that could not be read, if any: how many is in [`Account::unreadable`].
@@ -492,7 +772,7 @@ impl Bpf {
                 part.untracked = untracked[cpu];
                 part.kinds[slot] = KindCount {
                     produced: produced[cpu],
-                    consumed: rings.iter().map(|ring| ring.consumed(cpu, slot)).sum(),
+                    consumed: self.consumed.get(cpu, slot),
                     dropped: dropped[cpu],
                     folded: folded[cpu],
                 };

@@ -8,7 +8,6 @@
 //! Cgroup ids are those of the hierarchy that has the cpu controller.
 
 use aya::maps::{MapData, PerCpuHashMap, PerCpuValues};
-use aya::programs::Program;
 use aya::programs::tp_btf::BtfTracePointLinkId;
 use plimsoll_abi::run_queue_totals::{BUCKETS, COUNT, FIRST_BUCKET, MAX_NS, SUM_NS, WORDS};
 
@@ -155,23 +154,22 @@ impl Bpf {
         if !self.can_watch_run_queue() {
             return Err(BpfError::NoRunQueue);
         }
-        // After `finish` there are no programs any more.
-        let program = self
-            .ebpf
-            .as_mut()
-            .and_then(|ebpf| ebpf.program_mut(PROGRAM));
-        let Some(Program::BtfTracePoint(program)) = program else {
-            return Err(BpfError::NoRunQueue);
-        };
         let refused = |error| BpfError::Attach {
             program: PROGRAM,
             reason: reason(&error),
         };
-        match (on, self.run_queue.attached.take()) {
-            (true, None) => self.run_queue.attached = Some(program.attach().map_err(refused)?),
-            (false, Some(link)) => program.detach(link).map_err(refused)?,
-            (_, unchanged) => self.run_queue.attached = unchanged,
-        }
+        let attached = self.run_queue.attached.take();
+        // After `finish` there are no programs any more.
+        let program = self.on_demand(PROGRAM).ok_or(BpfError::NoRunQueue)?;
+        let attached = match (on, attached) {
+            (true, None) => Some(program.attach().map_err(refused)?),
+            (false, Some(link)) => {
+                program.detach(link).map_err(refused)?;
+                None
+            }
+            (_, unchanged) => unchanged,
+        };
+        self.run_queue.attached = attached;
         Ok(())
     }
 

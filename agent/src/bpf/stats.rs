@@ -38,16 +38,11 @@ impl Bpf {
         let usable = self.hooks.iter().filter(|hook| hook.is_usable());
         usable
             .map(|hook| {
-                let program = self
-                    .ebpf
-                    .as_ref()
-                    .and_then(|ebpf| ebpf.program(hook.program))
-                    .ok_or_else(|| BpfError::Stats {
-                        reason: format!("the BPF object has no program {}", hook.program),
+                let info = self
+                    .program_info(hook.program)
+                    .map_err(|why| BpfError::Stats {
+                        reason: format!("{}: {why}", hook.program),
                     })?;
-                let info = program.info().map_err(|error| BpfError::Stats {
-                    reason: format!("{}: {}", hook.program, reason(&error)),
-                })?;
                 Ok(RunStats {
                     program: hook.program,
                     count: info.run_count(),

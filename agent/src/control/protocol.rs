@@ -5,6 +5,8 @@ use plimsoll_core::explain::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::bpf::AccountReport;
+
 /// The version of the protocol. A change that an older client cannot read raises it.
 pub const VERSION: u32 = 1;
 
@@ -38,6 +40,8 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pod: Option<String>,
     },
+    /// Where every record of the kernel went.
+    Records,
     /// Which CPUs and NUMA nodes pods have, and how they came there.
     ExplainPlacement {
         /// A pod to look at, as above.
@@ -58,6 +62,8 @@ pub enum Answer {
     Throttling(Box<ThrottlingExplanation>),
     /// To [`Request::ExplainPlacement`].
     Placement(Box<PlacementExplanation>),
+    /// To [`Request::Records`]; `None` where no BPF program sends any.
+    Records(Option<AccountReport>),
 }
 
 /// Why a question is not answered.

@@ -239,8 +239,10 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
         config,
         state,
         oom_plan,
+        records,
     } = snapshot;
     match request {
+        Request::Records => Ok(Answer::Records(records.clone())),
         Request::ExplainEviction { signal, pod } => {
             EvictionExplanation::new(config, state, signal.as_deref(), pod.as_deref())
                 .map(|own| Answer::Eviction(Box::new(own)))

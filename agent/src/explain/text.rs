@@ -23,6 +23,10 @@ pub(super) fn render(answer: &Answer, why: bool, style: Style) -> String {
         Answer::Oom(own) => super::oom_text::oom(own, style),
         Answer::Throttling(own) => super::throttling_text::throttling(own, style),
         Answer::Placement(own) => crate::place::text::overview(own, why, style),
+        Answer::Records(own) => own.as_ref().map_or_else(
+            || "no BPF program sends records\n".to_owned(),
+            |own| crate::check::records_text(own, style),
+        ),
     }
 }
 
@@ -484,6 +488,7 @@ mod tests {
             config: engine.config().clone(),
             state: engine.state().clone(),
             oom_plan: None,
+            records: None,
         }
     }
 

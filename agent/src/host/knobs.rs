@@ -558,6 +558,23 @@ impl Ledger {
         Ok(restoration)
     }
 
+    /// All changes of this boot that are not undone, oldest first. Changes nothing.
+    ///
+    /// # Errors
+    /// [`KnobError::Ledger`] when the ledger cannot be read.
+    pub fn changes(&mut self) -> Result<Vec<Change>, KnobError> {
+        let _lock = self.lock()?;
+        let (lines, _) = read_lines(&mut self.file).map_err(|source| KnobError::Ledger {
+            path: self.path.clone(),
+            source,
+        })?;
+        Ok(lines
+            .into_iter()
+            .filter(|line| line.boot_id == self.boot_id)
+            .map(|line| line.change)
+            .collect())
+    }
+
     /// Takes out the lines of files that are gone with their cgroups, so that a ledger does not grow with the pods of a node's life.
     /// Returns how many.
     ///

@@ -426,6 +426,17 @@ pub struct ProcessBirth {
     pub parent_tgid: u32,
 }
 
+/// The words of the `AGENT` map: what the programs must know of the agent that runs now. Written by the agent.
+pub mod agent {
+    /// Its process id in the initial pid namespace; reads of `memory.current` by it register counters.
+    pub const TGID: u32 = 0;
+    /// Length.
+    pub const WORDS: u32 = 1;
+}
+
+/// Bytes of the `MANIFEST` map's value: JSON, filled up with zeros.
+pub const MANIFEST_BYTES: usize = 32 << 10;
+
 /// The words of the `CHARGES` map.
 pub mod charges {
     /// Pages charged to memory cgroups since the programs were attached: gross, so it never falls. Only the program writes it.
@@ -444,14 +455,13 @@ const _: () = assert!(size_of::<ThresholdCrossed>() == 56);
 const _: () = assert!(size_of::<CgroupMkdir>() == 296);
 const _: () = assert!(size_of::<OomKill>() == 80);
 
-/// What the agent decides once, before the programs are loaded. Lives in frozen read-only data.
+/// What the agent decides once, before the programs are loaded. Lives in frozen read-only data, so nothing in it may depend on the
+/// agent's process: the programs outlive that.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Config {
     /// Aggregation window of the pressure kinds.
     pub window_ns: u64,
-    /// The agent's process id in the initial pid namespace; reads of `memory.current` by it register counters.
-    pub agent_tgid: u32,
     /// 1 when the memory controller sits on a cgroup v1 hierarchy: a task's memory cgroup is then found through
     /// `css_set.subsys` instead of `css_set.dfl_cgrp`.
     pub memory_is_v1: u32,
@@ -459,6 +469,8 @@ pub struct Config {
     pub run_queue_one_in: u32,
     /// 1 when PSI counts, so that `task_struct.in_memstall` tells an outer stall from one inside it.
     pub psi_is_on: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
 macro_rules! layout {

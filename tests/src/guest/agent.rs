@@ -77,6 +77,9 @@ pub struct Started {
     pub mechanisms: Vec<Mechanism>,
     /// What this host does not allow, a line each.
     pub lost: Vec<String>,
+    /// What holds the BPF programs.
+    #[serde(default)]
+    pub programs: Option<String>,
 }
 
 /// One signal's source.
@@ -154,6 +157,8 @@ pub struct Records {
     pub consumed: u64,
     /// Neither; counted.
     pub dropped: u64,
+    /// Pairs of kind and CPU that do not add up.
+    pub open: u64,
 }
 
 /// Flags of `plimsoll run` beyond the scene's own.
@@ -172,10 +177,14 @@ impl Options {
             .flag("--eviction-pressure-transition-period", "1s")
     }
 
-    /// With one more flag and its value.
+    /// With one more flag and its value, if it has one.
     #[must_use]
     pub fn flag(mut self, name: &str, value: &str) -> Self {
-        self.flags.push(format!("{name}={value}"));
+        self.flags.push(if value.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{name}={value}")
+        });
         self
     }
 
@@ -250,6 +259,7 @@ impl Agent {
             pid: child.id(),
             mechanisms: Vec::new(),
             lost: Vec::new(),
+            programs: None,
         };
         let mut agent = Self {
             process: Guard(child),
@@ -374,6 +384,14 @@ impl Agent {
     /// As `kill(2)`.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         Ok(self.process.signal(signal)?)
+    }
+
+    /// Whether it ends within a moment, told by somebody else.
+    ///
+    /// # Errors
+    /// As `wait4(2)`.
+    pub fn has_ended(&mut self) -> anyhow::Result<bool> {
+        Ok(self.process.wait_gone(STOP_TIMEOUT))
     }
 
     /// SIGKILL, and reaped.

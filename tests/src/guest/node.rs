@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use plimsoll::bpf::PinOwner;
 
 use super::agent::{Agent, Options};
 use super::cgroup;
@@ -57,8 +58,16 @@ impl Node {
             pods_on_its_state: false,
         };
         node.clear()?;
+        // A scene that was killed may have left some, under the same name.
+        node.pins().remove()?;
         calm_down()?;
         Ok(node)
+    }
+
+    /// What its agents pin.
+    #[must_use]
+    pub fn pins(&self) -> PinOwner {
+        PinOwner::of(&self.directory.join("state"))
     }
 
     /// With the volumes of pods there.
@@ -226,6 +235,9 @@ impl Drop for Node {
     fn drop(&mut self) {
         if let Err(error) = self.clear() {
             eprintln!("clearing {}: {error:#}", self.directory.display());
+        }
+        if let Err(error) = self.pins().remove() {
+            eprintln!("{error}");
         }
         if let Err(error) = fs::remove_dir_all(&self.directory) {
             eprintln!("removing {}: {error}", self.directory.display());

@@ -19,6 +19,7 @@ mod qos;
 mod records;
 mod remedies;
 mod reserved;
+mod restart;
 mod scenarios;
 mod sources;
 mod stalls;
@@ -63,6 +64,7 @@ pub fn all() -> Vec<Test> {
         numa::TESTS,
         remedies::TESTS,
         explain::TESTS,
+        restart::TESTS,
         sources::TESTS,
     ]
     .concat()
