@@ -6,6 +6,7 @@ mod disk;
 mod eviction;
 mod explain;
 mod faults;
+mod flood;
 mod journal;
 mod ladder;
 mod last_line;
@@ -56,6 +57,7 @@ pub fn all() -> Vec<Test> {
         journal::TESTS,
         oom_scores::TESTS,
         faults::TESTS,
+        flood::TESTS,
         last_line::TESTS,
         ladder::TESTS,
         capabilities::TESTS,

@@ -1,0 +1,347 @@
+//! A hostile cgroup floods the rings: what is urgent arrives all the same, and every record is accounted for.
+//!
+//! `PLIMSOLL_FLOOD_RECORDS=1000000` makes the flood as large as that (minutes in an emulated guest); without it, it is as large
+//! as some seconds allow.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use plimsoll::bpf::object::object;
+use plimsoll::bpf::{Account, AtEnd, Bpf, BpfOptions, HookSet, OneIn};
+use plimsoll::source::decode::{Body, OomLimit};
+use plimsoll_abi::{Kind, OOM_RECORDS_PER_WINDOW};
+
+use super::super::cgroup;
+use super::super::harness::{Done, Outcome, Test};
+use super::super::memory::mib;
+use super::super::process::{Guard, program};
+use super::needs_memory_v2;
+
+pub(super) const TESTS: &[Test] = &[
+    Test {
+        name: "flood::what_is_urgent_arrives_and_all_is_accounted_for",
+        run: lifecycle_flood,
+    },
+    Test {
+        name: "flood::kills_beyond_a_cgroup_s_share_are_counted",
+        run: oom_flood,
+    },
+];
+
+/// Records of the flood when nothing is said.
+const RECORDS: u64 = 60_000;
+/// Cgroups in each chain through which a process is moved.
+const DEPTH: usize = 48;
+/// A user without any privilege.
+const NOBODY: u32 = 65_534;
+/// Thresholds that are armed and crossed meanwhile.
+const CROSSINGS: u64 = 24;
+/// The flood has so long.
+const PATIENCE: Duration = Duration::from_secs(1500);
+/// The kinds that it consists of.
+const KINDS: [Kind; 4] = [
+    Kind::CgroupMkdir,
+    Kind::CgroupRmdir,
+    Kind::CgroupAttach,
+    Kind::CgroupPopulated,
+];
+
+fn produced(account: &Account) -> u64 {
+    KINDS.map(|kind| account.of(kind).produced).iter().sum()
+}
+
+fn load(window: Duration) -> anyhow::Result<Bpf> {
+    Ok(Bpf::load(
+        object()?,
+        &BpfOptions {
+            agent_tgid: std::process::id(),
+            hooks: HookSet::ALL,
+            without: &[],
+            window,
+            run_queue_one_in: OneIn::USUAL,
+        },
+    )?)
+}
+
+/// A cgroup of the memory hierarchy, removed at the end.
+struct Hostile(PathBuf);
+
+impl Hostile {
+    fn new(name: &str) -> anyhow::Result<Self> {
+        let root = cgroup::memory_root();
+        let path = root.join(name);
+        ensure!(cgroup::remove(&path), "{} stays", path.display());
+        let control = root.join("cgroup.subtree_control");
+        if control.exists() {
+            fs::write(control, "+memory")?;
+        }
+        fs::create_dir(&path)?;
+        Ok(Self(path))
+    }
+
+    /// Whoever gets this may make cgroups below and move his processes, and nothing else.
+    fn delegate(&self) -> anyhow::Result<()> {
+        chown(&self.0)?;
+        chown(&self.0.join("cgroup.procs"))
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        if !cgroup::remove(&self.0) {
+            eprintln!("{} stays", self.0.display());
+        }
+    }
+}
+
+/// Two chains of cgroups, and a user without any privilege who moves a process from the end of one to the end of the other: every
+/// cgroup on the way is emptied or filled, a record each. And one who makes and removes cgroups.
+fn storm(hostile: &Hostile) -> anyhow::Result<Vec<Guard>> {
+    let mut ends = Vec::new();
+    for chain in ["a", "b"] {
+        let mut path = hostile.0.clone();
+        for level in 0..DEPTH {
+            path.push(if level == 0 { chain } else { "c" });
+            fs::create_dir(&path)?;
+            chown(&path)?;
+            chown(&path.join("cgroup.procs"))?;
+        }
+        ends.push(path);
+    }
+    let [from, to] = &ends[..] else {
+        anyhow::bail!("two chains")
+    };
+    let movers = (0..2).map(|_| {
+        format!(
+            "set -e; read go; while :; do echo $$ > {}/cgroup.procs; echo $$ > {}/cgroup.procs; done",
+            to.display(),
+            from.display()
+        )
+    });
+    let makers = (0..1).map(|maker| {
+        let path = hostile.0.join(format!("made-{maker}"));
+        format!(
+            "set -e; read go; while :; do mkdir {0}; rmdir {0}; done",
+            path.display()
+        )
+    });
+    movers
+        .chain(makers)
+        .map(|script| {
+            let mut child = Command::new("sh")
+                .args(["-c", &script])
+                .uid(NOBODY)
+                .gid(NOBODY)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::inherit())
+                .spawn()
+                .context("starting a shell")?;
+            // Whoever delegates a cgroup puts the first process into it.
+            fs::write(from.join("cgroup.procs"), child.id().to_string())?;
+            drop(child.stdin.take().map(|mut input| input.write_all(b"go\n")));
+            Ok(Guard(child))
+        })
+        .collect()
+}
+
+fn chown(path: &Path) -> anyhow::Result<()> {
+    std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY))
+        .with_context(|| path.display().to_string())
+}
+
+fn lifecycle_flood() -> Outcome {
+    if let Some(skipped) = needs_memory_v2() {
+        return Ok(skipped);
+    }
+    let records: u64 = match std::env::var("PLIMSOLL_FLOOD_RECORDS") {
+        Ok(text) => text.parse().context("PLIMSOLL_FLOOD_RECORDS")?,
+        Err(_) => RECORDS,
+    };
+    let hostile = Hostile::new("flood")?;
+    hostile.delegate()?;
+    let victim = Hostile::new("flood-victim")?;
+    fs::write(victim.0.join("memory.max"), mib(8).to_string())?;
+    let mut bpf = load(Duration::from_millis(100))?;
+    let charged = Hostile::new("flood-charged")?;
+    let storm = storm(&hostile)?;
+    let _charger = hog_in(&charged.0, "ramp --rate-mb-s 2 --max-mb 768")?;
+    let begin = Instant::now();
+    let (mut armed, mut crossed, mut late, mut choices) = (0, 0, 0, 0);
+    let mut kills = 0_u64;
+    let mut hog: Option<Guard> = None;
+    let mut is_armed = false;
+    let mut seen = 0;
+    while seen < records || crossed < CROSSINGS || kills < 2 {
+        ensure!(begin.elapsed() < PATIENCE, "{seen} of {records} records");
+        // All through the flood, not only while it is young.
+        if !is_armed && armed < CROSSINGS && seen >= records / CROSSINGS * armed {
+            let charged = bpf.charged_bytes().context("charges are counted")?;
+            bpf.arm_charges(charged + 4096)?;
+            (is_armed, armed) = (true, armed + 1);
+        }
+        if hog.is_none() && kills < 2 {
+            hog = Some(hog_in(&victim.0, "hold --mb 24")?);
+        } else if let Some(running) = &mut hog
+            && running.wait_gone(Duration::ZERO)
+        {
+            (hog, kills) = (None, kills + 1);
+        }
+        bpf.drain_critical(512, |record| match record.body {
+            Body::ChargesReached { .. } => {
+                crossed += 1;
+                is_armed = false;
+                late += u64::from(record.cgroup_id != 0);
+            }
+            Body::OomKill { limit, .. } => choices += u64::from(limit != OomLimit::Unknown),
+            _ => {}
+        });
+        // For most of the flood nobody reads the other ring, so that it overruns.
+        if seen > records / 4 * 3 {
+            bpf.drain_lifecycle(256, |_| {});
+        }
+        seen = produced(&bpf.account()?);
+    }
+    drop(storm);
+    let took = begin.elapsed();
+    let account = bpf.finish(AtEnd::Detach, |bpf| {
+        for _ in 0..256 {
+            bpf.drain_critical(512, |record| match record.body {
+                Body::ChargesReached { .. } => crossed += 1,
+                Body::OomKill { limit, .. } => choices += u64::from(limit != OomLimit::Unknown),
+                _ => {}
+            });
+            bpf.drain_lifecycle(512, |_| {});
+            bpf.drain_pressure(512, |_| {});
+        }
+    })?;
+    let dropped: u64 = KINDS.map(|kind| account.of(kind).dropped).iter().sum();
+    eprintln!(
+        "{} records of the flood in {took:?}, {dropped} of them dropped; {armed} thresholds armed, {crossed} crossings told, {choices} OOM kills",
+        produced(&account),
+    );
+    let open: Vec<_> = account.open().collect();
+    ensure!(open.is_empty(), "this does not add up: {open:?}");
+    ensure!(
+        produced(&account) >= records && dropped > 0,
+        "no flood: {} produced, {dropped} dropped",
+        produced(&account)
+    );
+    ensure!(
+        armed == CROSSINGS && crossed == armed && late == 0,
+        "{crossed} crossings told of {armed}"
+    );
+    for kind in [Kind::ChargesReached, Kind::OomKill, Kind::NodeReclaim] {
+        let count = account.of(kind);
+        ensure!(
+            count.dropped == 0 && count.folded == 0,
+            "{}: {count:?}",
+            kind.name()
+        );
+    }
+    let oom_kills = cgroup::keyed(&victim.0.join("memory.events"), "oom_kill")?;
+    ensure!(
+        choices == oom_kills && choices >= 2,
+        "{choices} choices told, memory.events {oom_kills}"
+    );
+    ensure!(account.unreadable == 0, "{} unreadable", account.unreadable);
+    Ok(Done::Passed)
+}
+
+/// A hog that joins the cgroup first.
+fn hog_in(directory: &Path, arguments: &str) -> anyhow::Result<Guard> {
+    let script = format!(
+        "echo $$ > {}/cgroup.procs && exec {} {arguments}",
+        directory.display(),
+        program("hog").display()
+    );
+    Ok(Guard(
+        Command::new("sh")
+            .args(["-c", &script])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("starting a shell")?,
+    ))
+}
+
+/// One kill of a whole cgroup with more processes than its share of records.
+fn oom_flood() -> Outcome {
+    if let Some(skipped) = needs_memory_v2() {
+        return Ok(skipped);
+    }
+    let crowd = u32::try_from(OOM_RECORDS_PER_WINDOW)? + 40;
+    let group = Hostile::new("flood-crowd")?;
+    fs::write(group.0.join("memory.max"), mib(96).to_string())?;
+    fs::write(group.0.join("memory.oom.group"), "1")?;
+    // So long that all of it is one window.
+    let mut bpf = load(Duration::from_secs(120))?;
+    let script = format!(
+        "echo $$ > {}/cgroup.procs; i=0; while [ $i -lt {crowd} ]; do sleep 300 & i=$((i+1)); done; exec {} hold --mb 128",
+        group.0.display(),
+        program("hog").display()
+    );
+    let mut shell = Guard(
+        Command::new("sh")
+            .args(["-c", &script])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("starting a shell")?,
+    );
+    ensure!(
+        shell.wait_gone(Duration::from_secs(120)),
+        "the crowd is over its limit and lives"
+    );
+    let (mut choices, mut victims) = (0_u64, 0_u64);
+    let account = bpf.finish(AtEnd::Detach, |bpf| {
+        bpf.drain_critical(4096, |record| {
+            if let Body::OomKill { limit, .. } = record.body {
+                if limit == OomLimit::Unknown {
+                    victims += 1;
+                } else {
+                    choices += 1;
+                }
+            }
+        });
+        for _ in 0..64 {
+            bpf.drain_lifecycle(1024, |_| {});
+            bpf.drain_pressure(1024, |_| {});
+        }
+    })?;
+    let count = account.of(Kind::OomKill);
+    let (mut folded_choices, mut folded_victims) = (0, 0);
+    bpf.drain_oom_kills(|totals| {
+        folded_choices += totals.choices;
+        folded_victims += totals.victims;
+    })?;
+    let kernel = cgroup::keyed(&group.0.join("memory.events"), "oom_kill")?;
+    ensure!(
+        kernel > u64::from(crowd),
+        "{kernel} processes were killed of more than {crowd}"
+    );
+    ensure!(
+        choices == 1 && choices + victims == OOM_RECORDS_PER_WINDOW,
+        "{choices} choices and {victims} victims told"
+    );
+    ensure!(
+        count.consumed == OOM_RECORDS_PER_WINDOW
+            && count.dropped == 0
+            && count.folded == folded_choices + folded_victims,
+        "{count:?}, and {folded_choices} and {folded_victims} in totals"
+    );
+    // The kernel marks the chosen one twice: by itself and with its cgroup, unless it was dead by then.
+    let named = victims + folded_victims;
+    ensure!(
+        folded_choices == 0 && (kernel..=kernel + 1).contains(&named),
+        "{named} victims named, memory.events {kernel}"
+    );
+    Ok(Done::Passed)
+}
