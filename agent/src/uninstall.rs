@@ -25,7 +25,7 @@ use crate::host::irq::IRQ_LEDGER;
 use crate::host::knobs::{AGENT_LEDGER, Change, Ledger, Outcome, PODS_LEDGER};
 use crate::host::lock::{LOCK_FILE, LockError, StateLock};
 use crate::output::Output;
-use crate::placement::checkpoint::{CHECKPOINT, LOCK as PLACEMENT_LOCK};
+use crate::placement::checkpoint::{CHECKPOINT, LOCK as PLACEMENT_LOCK, TURN as PLACEMENT_TURN};
 use crate::remedies::REMEDIES_LEDGER;
 
 /// Something is left, or could not be removed.
@@ -395,7 +395,14 @@ impl Uninstall<'_> {
 
 /// Files of the state directory beside the ledgers.
 fn is_own(name: &str) -> bool {
-    [LOCK_FILE, SOCKET_FILE, CHECKPOINT, PLACEMENT_LOCK].contains(&name)
+    [
+        LOCK_FILE,
+        SOCKET_FILE,
+        CHECKPOINT,
+        PLACEMENT_LOCK,
+        PLACEMENT_TURN,
+    ]
+    .contains(&name)
         || name
             .strip_prefix(CHECKPOINT)
             .is_some_and(|rest| rest == ".new" || rest.starts_with(".damaged-"))

@@ -30,7 +30,7 @@ pub const CHECKPOINT: &str = "placement.json";
 /// Its lock, beside it.
 pub const LOCK: &str = "placement.lock";
 /// Whose turn it is to ask for the lock.
-const TURN: &str = "placement.turn";
+pub const TURN: &str = "placement.turn";
 /// What is written now.
 const VERSION: u32 = 1;
 /// A file above this is none of ours: a thousand containers take 100 KB.

@@ -1,4 +1,4 @@
-//! The tests that need a kernel of their own: `guest_tests [FILTER] [--skip PREFIX]`, `--list`. Run by `cargo xtask test` on each kernel.
+//! The tests that need a kernel of their own: `guest_tests [FILTER…] [--skip PREFIX]`, `--list`. Run by `cargo xtask test` on each kernel.
 
 #![forbid(unsafe_code)]
 
@@ -11,9 +11,9 @@ use tests::guest::harness::{Test, run, run_here};
 
 #[derive(Parser)]
 struct Arguments {
-    /// Only tests whose name contains this.
-    #[arg(default_value = "")]
-    filter: String,
+    /// Only tests whose name contains one of these.
+    #[arg(value_name = "FILTER")]
+    filters: Vec<String>,
     /// Without tests whose name begins with this; may be repeated.
     #[arg(long, value_name = "PREFIX")]
     skip: Vec<String>,
@@ -36,7 +36,11 @@ fn main() -> anyhow::Result<ExitCode> {
         return Ok(run_here(test));
     }
     let skips = |name: &str| arguments.skip.iter().any(|prefix| name.starts_with(prefix));
-    tests.retain(|test| test.name.contains(&arguments.filter) && !skips(test.name));
+    let filters = &arguments.filters;
+    let is_meant = |name: &str| {
+        filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()))
+    };
+    tests.retain(|test| is_meant(test.name) && !skips(test.name));
     if arguments.list {
         for test in tests {
             println!("{}", test.name);

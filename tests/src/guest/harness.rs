@@ -3,13 +3,14 @@
 //! Each test is a process of its own, leader of a process group: a panic (which aborts in this profile), a hang or a lost
 //! child stays its own affair. The next scene clears away what it left in `kubepods`.
 
+use std::fs;
 use std::io::Read as _;
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
 use super::clock::wait_until;
 
@@ -18,6 +19,11 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(180);
 /// Another limit than that, in seconds: for a test that was asked to do more than usual.
 const TEST_TIMEOUT_VARIABLE: &str = "PLIMSOLL_TEST_SECONDS";
 const STATUS_SKIPPED: u8 = 77;
+
+/// Where the kernel's OOM killer reads whom to spare.
+const OOM_SCORE_ADJ: &str = "/proc/self/oom_score_adj";
+/// Time for what a test left to be gone.
+const LEFTOVERS_TIME: Duration = Duration::from_secs(10);
 
 /// One test. It panics or returns an error to fail.
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +99,11 @@ pub struct Tally {
 /// Runs one test in this process: 0 passed, 77 skipped, 1 failed; what there is to say goes to standard error.
 #[must_use]
 pub fn run_here(test: &Test) -> ExitCode {
+    // What it starts is not to be spared as the process before it is.
+    if let Err(error) = fs::write(OOM_SCORE_ADJ, "0") {
+        eprintln!("{OOM_SCORE_ADJ}: {error}");
+        return ExitCode::FAILURE;
+    }
     match (test.run)() {
         Ok(Done::Passed) => ExitCode::SUCCESS,
         Ok(Done::Skipped(lacks)) => {
@@ -106,11 +117,20 @@ pub fn run_here(test: &Test) -> ExitCode {
     }
 }
 
+/// The kernel's OOM killer is not to end the test instead of what it is about.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn spare_this_process() -> anyhow::Result<()> {
+    fs::write(OOM_SCORE_ADJ, "-1000").context(OOM_SCORE_ADJ)
+}
+
 /// Runs the tests, each as `own --one NAME`; prints a line for each and one at the end.
 ///
 /// # Errors
 /// A test cannot be started at all.
 pub fn run(tests: &[Test]) -> anyhow::Result<Tally> {
+    spare_this_process()?;
     let mut tally = Tally::default();
     for test in tests {
         let start = Instant::now();
@@ -174,7 +194,17 @@ fn run_apart(test: &Test) -> anyhow::Result<(Option<i32>, String)> {
     // Its children are in its group; an empty group is what a tidy test leaves.
     let _empty = kill_process_group(group, Signal::KILL);
     let status = child.wait()?;
+    // The next test is to find the memory free.
+    let all_gone = wait_until(LEFTOVERS_TIME, Duration::from_millis(10), || {
+        test_kill_process_group(group).is_err()
+    });
     let mut said = reader.join().unwrap_or_default();
+    if let (None, Some(signal)) = (status.code(), status.signal()) {
+        said.push_str(&format!("ended by signal {signal}\n"));
+    }
+    if !all_gone {
+        said.push_str("what it started is still there\n");
+    }
     if !ended {
         said.push_str(&format!("not finished after {} s\n", timeout.as_secs()));
     }

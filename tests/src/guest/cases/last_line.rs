@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use super::super::agent::{Agent, Event, Options};
 use super::super::ballast::Ballast;
 use super::super::clock::now_ns;
-use super::super::harness::{Done, Outcome, Test};
+use super::super::harness::{Done, Outcome, Test, spare_this_process};
 use super::super::memory::{self, mib};
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
@@ -26,6 +26,10 @@ pub(super) const TESTS: &[Test] = &[
     Test {
         name: "last_line::without_fentry_direct_reclaim_is_where_it_acts",
         run: || frozen(Some("fentry"), LastLineReason::Critical),
+    },
+    Test {
+        name: "last_line::a_killed_agent_is_not_needed_and_the_next_one_tells",
+        run: killed,
     },
     Test {
         name: "last_line::without_addresses_the_last_retry_is_what_is_left",
@@ -68,6 +72,8 @@ impl Scene {
         )?;
         // So little that the hog does not need long.
         let ballast = Ballast::leaving(LINE_MB + 250)?;
+        // Nobody stops the kernel's killer at the hog: of huge pages, none is free until the last is unmapped, and meanwhile it looks for others.
+        spare_this_process()?;
         Ok(Self {
             _ballast: ballast,
             node,
@@ -180,6 +186,39 @@ fn frozen(without: Option<&str>, why: LastLineReason) -> Outcome {
     );
     scene.others_live(late)?;
     let stopped = agent.stop()?;
+    ensure!(
+        stopped.records.produced == stopped.records.consumed + stopped.records.dropped,
+        "{stopped:?}"
+    );
+    Ok(Done::Passed)
+}
+
+/// The agent is killed; its programs and its order are pinned.
+fn killed() -> Outcome {
+    let mut scene = Scene::new()?;
+    let options = last_line(
+        &scene.node,
+        "{enabled: true, acknowledgeWithin: 100ms, expiresAfter: 2m}",
+    )?;
+    let agent = started(&scene.node, &options)?;
+    let before = oom_kills()?;
+    agent.kill()?;
+    go(&scene.hog)?;
+    ensure!(scene.hog.process.wait_gone(TIMEOUT), "the hog lives");
+    // Whoever else is to go by mistake has time to.
+    sleep(Duration::from_millis(500));
+    scene.others_live(false)?;
+    ensure!(oom_kills()? == before, "the kernel's OOM killer came first");
+    let mut next = scene.node.agent(&options)?;
+    let programs = next.started.programs.clone().unwrap_or_default();
+    ensure!(programs.starts_with("taken over at"), "{programs}");
+    let (pod, kill) = last_line_kill(&mut next)?;
+    ensure!(
+        pod == "default/hog" && kill.why == LastLineReason::Unacknowledged && kill.kills == 1,
+        "{pod}: {kill:?}"
+    );
+    scene.others_live(false)?;
+    let stopped = next.stop()?;
     ensure!(
         stopped.records.produced == stopped.records.consumed + stopped.records.dropped,
         "{stopped:?}"

@@ -18,12 +18,12 @@ use plimsoll_abi::Kind;
 
 use super::super::agent::Options;
 use super::super::cgroup;
-use super::super::clock::now_ns;
+use super::super::clock::{now_ns, wait_until};
 use super::super::harness::{Done, Outcome, Test};
 use super::super::memory::mib;
 use super::super::node::Node;
 use super::super::pod::Pod;
-use super::super::process::program;
+use super::super::process::{Guard, program};
 use super::whole_tree;
 
 pub(super) const TESTS: &[Test] = &[
@@ -45,6 +45,8 @@ pub(super) const TESTS: &[Test] = &[
     },
 ];
 
+/// Time for a hog to take its memory.
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Where agents pin.
 const PINS: &str = "/sys/fs/bpf";
 
@@ -169,11 +171,17 @@ fn crossing_without_an_agent() -> Outcome {
 
     // While no agent runs the programs go on, and the armed thresholds are crossed.
     let hog = format!(
-        "echo $$ > {}/cgroup.procs && {} --log /dev/null hold --mb 32 & sleep 3; kill $!; wait",
+        "echo $$ > {}/cgroup.procs && exec {} --log /dev/null hold --mb 32",
         group.0.display(),
         program("hog").display()
     );
-    Command::new("sh").args(["-c", &hog]).status()?;
+    let hog = Guard(Command::new("sh").args(["-c", &hog]).spawn()?);
+    let is_full = wait_until(TIMEOUT, Duration::from_millis(50), || {
+        let usage = fs::read_to_string(&usage).unwrap_or_default();
+        usage.trim().parse().is_ok_and(|bytes: u64| bytes > mib(32))
+    });
+    ensure!(is_full, "the hog did not get its memory");
+    drop(hog);
     let taken_over_ns = now_ns();
 
     let (mut bpf, pinning, said) = owner.load(100)?;
