@@ -56,6 +56,7 @@ use oom_kills::OomKills;
 pub use placing::{Placing, Surroundings};
 pub use sources::{Sources, StopSignals};
 use sources::{ready, ready_at, ready_paced, told, usage_reached};
+pub use telling::Ending;
 
 /// Records taken in one go; then the loop looks at its other sources.
 const RECORDS_PER_TURN: usize = 512;
@@ -241,11 +242,22 @@ impl Agent {
         self
     }
 
-    /// Runs until SIGINT or SIGTERM.
-    ///
-    /// # Errors
-    /// When the node's memory can no longer be read, or the loop cannot wait.
-    pub async fn run(mut self, mut sources: Sources, mut stop: StopSignals) -> Result<()> {
+    /// Runs until SIGINT or SIGTERM, or until the node's memory can no longer be read or the loop cannot wait: then the result says so. No pod
+    /// is held back any more afterwards.
+    pub async fn run(mut self, sources: Sources, stop: StopSignals) -> (Ending, Result<()>) {
+        let result = self.serve(sources, stop).await;
+        if let (Some(scores), Some(_)) = (&mut self.oom_scores, &self.oom_order) {
+            scores
+                .put_back(&mut |error| tracing::warn!(%error, "an oom_score_adj is not put back"));
+        }
+        self.tell_oom_kills(u64::MAX);
+        self.end_last_line();
+        // Each puts back what it holds.
+        (self.stages, self.cpu_work, self.placing) = (None, None, None);
+        (Ending(self), result)
+    }
+
+    async fn serve(&mut self, mut sources: Sources, mut stop: StopSignals) -> Result<()> {
         let timer = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(timer);
         let housekeeping = tokio::time::sleep(sources.housekeeping);
@@ -348,12 +360,6 @@ impl Agent {
             let wait = Duration::from_nanos(wait_ns);
             timer.as_mut().reset(Instant::now() + wait);
         }
-        if let (Some(scores), Some(_)) = (&mut self.oom_scores, &self.oom_order) {
-            scores
-                .put_back(&mut |error| tracing::warn!(%error, "an oom_score_adj is not put back"));
-        }
-        self.tell_oom_kills(u64::MAX);
-        self.stop();
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use plimsoll_core::options::OomOrder;
 use plimsoll_core::swap::PodSwap;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::agent::{Agent, Disk, LastLine, Placing, Sources, StopSignals, Surroundings};
+use crate::agent::{Agent, Disk, Ending, LastLine, Placing, Sources, StopSignals, Surroundings};
 use crate::bpf::PinOwner;
 use crate::check::{Report, load_bpf};
 use crate::config::{Config, ConfigFile, Effective, EvictionFlags};
@@ -197,12 +197,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         runtime,
         stop,
     };
-    let result = started.run(&mut ledger, stage_ledger, cpu_ledger, reporter);
-    if !args.keep_on_exit
-        && let Err(error) = PinOwner::of(&args.state_dir).remove()
-    {
-        tracing::error!(%error, "pinned BPF programs stay; the next start, or `plimsoll uninstall`, removes them");
-    }
+    let ended = started.run(&mut ledger, stage_ledger, cpu_ledger, reporter);
     // Undone whatever happened; an error of the run itself is what the caller wants to see. Pods first: their cgroups are
     // inside ours.
     for ledger in [&mut pods_ledger, &mut ledger] {
@@ -210,7 +205,16 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
             tracing::error!(%error, "kernel settings could not be put back; the next start tries again");
         }
     }
-    result
+    let result = ended.and_then(|(ending, result)| {
+        ending.finish();
+        result
+    });
+    if !args.keep_on_exit
+        && let Err(error) = PinOwner::of(&args.state_dir).remove()
+    {
+        tracing::error!(%error, "pinned BPF programs stay; the next start, or `plimsoll uninstall`, removes them");
+    }
+    result.map(|()| ExitCode::SUCCESS)
 }
 
 /// What is there before the first kernel setting is changed.
@@ -231,7 +235,7 @@ impl Started<'_> {
         stage_ledger: Ledger,
         cpu_ledger: Ledger,
         mut reporter: Reporter,
-    ) -> Result<ExitCode> {
+    ) -> Result<(Ending, Result<()>)> {
         let Self {
             args,
             mut config,
@@ -362,7 +366,7 @@ impl Started<'_> {
             reporter.say(&Line::Warning { text: text.clone() });
             lost.push(text);
         }
-        let outcome = runtime.block_on(async {
+        runtime.block_on(async {
             let mut sources = Sources::open(
                 args,
                 host,
@@ -420,9 +424,8 @@ impl Started<'_> {
             }
             let programs = pinning.as_ref().map(ToString::to_string);
             agent.started(&report.choices, &lost, programs.as_deref());
-            agent.run(sources, stop).await
-        });
-        outcome.map(|()| ExitCode::SUCCESS)
+            Ok(agent.run(sources, stop).await)
+        })
     }
 }
 

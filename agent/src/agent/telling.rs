@@ -314,8 +314,7 @@ impl Agent {
         }
     }
 
-    pub(super) fn stop(mut self) {
-        self.end_last_line();
+    fn finish(mut self) {
         let records = self.last_records();
         self.take_last_line_kills();
         self.settle();
@@ -337,6 +336,18 @@ impl Agent {
             rss_bytes,
         });
         self.reporter.finish();
+    }
+}
+
+/// An agent that decides nothing any more, and whose programs are still there. To take them away can take long: the kernel waits until
+/// every task has passed through the scheduler. No pod should have to wait for that.
+#[must_use = "its programs are still there"]
+pub struct Ending(pub(super) Agent);
+
+impl Ending {
+    /// Takes the programs away, and tells what is left to tell.
+    pub fn finish(self) {
+        self.0.finish();
     }
 }
 
