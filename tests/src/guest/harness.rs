@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use super::clock::wait_until;
 
 /// A guest test that takes longer has failed.
-const TEST_TIMEOUT: Duration = Duration::from_secs(180);
+const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 /// Another limit than that, in seconds: for a test that was asked to do more than usual.
 const TEST_TIMEOUT_VARIABLE: &str = "PLIMSOLL_TEST_SECONDS";
 const STATUS_SKIPPED: u8 = 77;

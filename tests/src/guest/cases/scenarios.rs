@@ -102,8 +102,11 @@ pub(super) fn quiet(agent: &mut Agent, evictions: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Time for a hog to get its memory, be it by way of swap that an emulated CPU compresses, with stalls of ten seconds.
+const FULL_TIMEOUT: Duration = Duration::from_secs(150);
+
 pub(super) fn reached(hog: &Running) -> anyhow::Result<()> {
-    wait_log(&hog.log, "full", EVICTION_TIMEOUT).context("the hog did not get what it wanted")?;
+    wait_log(&hog.log, "full", FULL_TIMEOUT).context("the hog did not get what it wanted")?;
     Ok(())
 }
 
