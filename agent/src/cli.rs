@@ -3,6 +3,10 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tracing::Level;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::check::CheckArgs;
 use crate::config::command::ConfigArgs;
@@ -64,16 +68,34 @@ enum Command {
 /// Exit status when a command fails; `exec`, `check` and `replay` document their own.
 const EXIT_FAILURE: u8 = 1;
 
+/// What is logged: `LEVEL` or `TARGET=LEVEL`, more of them with commas between.
+const LOG_VARIABLE: &str = "PLIMSOLL_LOG";
+
+fn log_to_stderr() {
+    let asked = std::env::var(LOG_VARIABLE).unwrap_or_default();
+    let (filter, wrong) = match asked.parse::<Targets>() {
+        Ok(filter) if !asked.is_empty() => (filter, None),
+        Ok(_) => (Targets::new().with_default(Level::WARN), None),
+        Err(error) => (Targets::new().with_default(Level::WARN), Some(error)),
+    };
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
+    tracing_subscriber::registry()
+        .with(lines)
+        .with(filter)
+        .init();
+    if let Some(error) = wrong {
+        tracing::warn!(
+            "{LOG_VARIABLE}={asked}: {error}; write it like warn, or info,plimsoll::run=debug"
+        );
+    }
+}
+
 /// Runs the program.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_env("PLIMSOLL_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .init();
+    log_to_stderr();
     match cli.command {
         Command::Run(args) => answer(crate::run::run(&args), EXIT_FAILURE),
         Command::Exec(args) => match crate::exec::run(args) {
