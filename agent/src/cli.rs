@@ -13,6 +13,7 @@ use crate::config::command::ConfigArgs;
 use crate::events::EventsArgs;
 use crate::exec::ExecArgs;
 use crate::explain::ExplainArgs;
+use crate::load_programs::LoadProgramsArgs;
 use crate::place::PlaceArgs;
 use crate::rank::RankArgs;
 use crate::replay::ReplayArgs;
@@ -58,6 +59,8 @@ enum Command {
     Explain(ExplainArgs),
     Topology(TopologyArgs),
     Uninstall(UninstallArgs),
+    #[command(hide = true)]
+    LoadPrograms(LoadProgramsArgs),
     /// Feed a journal to a fresh engine and compare its decisions byte for byte
     #[command(
         after_help = "Exit status: 0 the same decisions; 1 they differ; 2 the journal cannot be replayed."
@@ -127,6 +130,7 @@ pub fn main() -> ExitCode {
             EXIT_FAILURE,
         ),
         Command::Uninstall(args) => answer(crate::uninstall::run(&args), EXIT_FAILURE),
+        Command::LoadPrograms(args) => answer(crate::load_programs::run(&args), EXIT_FAILURE),
         Command::Replay(args) => answer(crate::replay::run(&args).map_err(Into::into), 2),
     }
 }

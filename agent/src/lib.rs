@@ -20,6 +20,7 @@ pub mod kubepods;
 pub mod ladder;
 pub mod last_line;
 pub mod limits;
+pub mod load_programs;
 pub mod observer;
 pub mod oom_group;
 pub mod oom_order;

@@ -30,6 +30,7 @@ use crate::journal::Journal;
 use crate::kubepods::Kubepods;
 use crate::ladder::Without;
 use crate::limits::{Limits, Origins};
+use crate::load_programs::LoadedApart;
 use crate::observer::{NodeObserver, Wanted};
 use crate::oom_group::OomGroups;
 use crate::oom_order::OomOrdering;
@@ -45,7 +46,7 @@ use crate::source::stall_triggers::stall_triggers;
 use crate::storage::{KUBELET_DIR, Storage, StorageSettings};
 
 /// In this time at most one record of a flood (throttling, reclaim) is sent per cgroup.
-const WINDOW: Duration = Duration::from_millis(100);
+pub const WINDOW: Duration = Duration::from_millis(100);
 
 /// Watch this node and evict pods before the kernel's OOM killer has to
 #[derive(Debug, Clone, Args)]
@@ -275,19 +276,18 @@ impl Started<'_> {
             Some(obstacle) => Err(obstacle.to_string()),
             None => {
                 let owner = PinOwner::of(&args.state_dir);
-                load_bpf(
-                    &args.without,
-                    WINDOW,
-                    options.last_line.is_some(),
-                    &owner,
-                    |text| {
-                        reporter.say(&Line::Warning { text });
-                    },
-                )
+                let last_line = options.last_line.is_some();
+                let apart = LoadedApart::try_to(&owner, &args.state_dir, &args.without, last_line);
+                for text in apart.said() {
+                    reporter.say(&Line::Warning { text: text.clone() });
+                }
+                load_bpf(&args.without, WINDOW, last_line, &owner, |text| {
+                    reporter.say(&Line::Warning { text });
+                })
                 .map(|(loaded, how)| {
                     let hooks = hooks_of(loaded.hooks());
                     bpf = Some(loaded);
-                    pinning = Some(how);
+                    pinning = Some(apart.judge(how));
                     hooks
                 })
             }

@@ -139,7 +139,7 @@ impl PinOwner {
         Self::of_in(Path::new(BPFFS), state_dir)
     }
 
-    fn of_in(bpffs: &Path, state_dir: &Path) -> Self {
+    pub(crate) fn of_in(bpffs: &Path, state_dir: &Path) -> Self {
         // The same directory by another name is the same owner.
         let path = fs::canonicalize(state_dir).unwrap_or_else(|_| state_dir.to_owned());
         let text = path.to_string_lossy();
@@ -171,6 +171,12 @@ impl PinOwner {
         PinSet {
             path: self.dir.join(identity),
         }
+    }
+
+    /// Whether there is a BPF file system that can be written to.
+    #[must_use]
+    pub fn can_pin(&self) -> bool {
+        self.prepare().is_ok()
     }
 
     /// Makes the owner's directory.
