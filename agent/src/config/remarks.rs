@@ -13,9 +13,11 @@ use super::rules::GATES;
 use super::schema::{self, Class, Field, Shape};
 use super::tree::Tree;
 
-/// Feature gates that change eviction, QoS or OOM handling in the kubelet and are not acted on, with their defaults in 1.36.
-const GATES_LATER: [(&str, bool); 4] = [
+/// Feature gates that change eviction, QoS, OOM handling or placement in the kubelet and are not acted on, with their defaults in 1.36.
+const GATES_LATER: [(&str, bool); 6] = [
     ("InPlacePodVerticalScaling", true),
+    ("InPlacePodVerticalScalingExclusiveCPUs", false),
+    ("InPlacePodVerticalScalingExclusiveMemory", false),
     ("KubeletSeparateDiskGC", true),
     ("LocalStorageCapacityIsolationFSQuotaMonitoring", false),
     ("PodLevelResources", true),

@@ -680,6 +680,12 @@ fn what_is_accepted_and_not_acted_on_is_said() {
         ["cgroupDriver", "featureGates: PodLevelResources"]
     );
     assert_eq!(
+        remarks(
+            "featureGates: {InPlacePodVerticalScalingExclusiveCPUs: true, InPlacePodVerticalScalingExclusiveMemory: false}\n"
+        ),
+        ["featureGates: InPlacePodVerticalScalingExclusiveCPUs"]
+    );
+    assert_eq!(
         remarks("plimsoll: {respectDisruptionBudgets: true, evictionVictims: Targeted}\n"),
         Vec::<String>::new()
     );
