@@ -55,6 +55,30 @@ impl Guard {
     }
 }
 
+/// A shell that joins the cgroup, and then runs `script`. It says nothing.
+///
+/// # Errors
+/// It cannot be started.
+pub fn shell_in(cgroup: &Path, script: &str) -> anyhow::Result<Guard> {
+    let script = format!("echo $$ > {}/cgroup.procs && {script}", cgroup.display());
+    let child = Command::new("sh")
+        .args(["-c", &script])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    Ok(Guard(child.context("starting a shell")?))
+}
+
+/// A hog that joins the cgroup first.
+///
+/// # Errors
+/// As [`shell_in`].
+pub fn hog_in(cgroup: &Path, arguments: &str) -> anyhow::Result<Guard> {
+    let hog = program("hog");
+    shell_in(cgroup, &format!("exec {} {arguments}", hog.display()))
+}
+
 /// Sends a signal to a process.
 ///
 /// # Errors

@@ -19,7 +19,7 @@ use plimsoll_abi::{Kind, OOM_RECORDS_PER_WINDOW};
 use super::super::cgroup;
 use super::super::harness::{Done, Outcome, Test};
 use super::super::memory::mib;
-use super::super::process::{Guard, program};
+use super::super::process::{Guard, hog_in, program, shell_in};
 use super::needs_memory_v2;
 
 pub(super) const TESTS: &[Test] = &[
@@ -253,24 +253,6 @@ fn lifecycle_flood() -> Outcome {
     Ok(Done::Passed)
 }
 
-/// A hog that joins the cgroup first.
-fn hog_in(directory: &Path, arguments: &str) -> anyhow::Result<Guard> {
-    let script = format!(
-        "echo $$ > {}/cgroup.procs && exec {} {arguments}",
-        directory.display(),
-        program("hog").display()
-    );
-    Ok(Guard(
-        Command::new("sh")
-            .args(["-c", &script])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("starting a shell")?,
-    ))
-}
-
 /// One kill of a whole cgroup with more processes than its share of records.
 fn oom_flood() -> Outcome {
     if let Some(skipped) = needs_memory_v2() {
@@ -283,19 +265,10 @@ fn oom_flood() -> Outcome {
     // So long that all of it is one window.
     let mut bpf = load(Duration::from_secs(120))?;
     let script = format!(
-        "echo $$ > {}/cgroup.procs; i=0; while [ $i -lt {crowd} ]; do sleep 300 & i=$((i+1)); done; exec {} hold --mb 128",
-        group.0.display(),
+        "i=0; while [ $i -lt {crowd} ]; do sleep 300 & i=$((i+1)); done; exec {} hold --mb 128",
         program("hog").display()
     );
-    let mut shell = Guard(
-        Command::new("sh")
-            .args(["-c", &script])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("starting a shell")?,
-    );
+    let mut shell = shell_in(&group.0, &script)?;
     ensure!(
         shell.wait_gone(Duration::from_secs(120)),
         "the crowd is over its limit and lives"

@@ -4,7 +4,6 @@ use std::fs::{self, File};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -17,7 +16,7 @@ use super::super::cgroup;
 use super::super::clock::now_ns;
 use super::super::harness::{Done, Outcome, Test};
 use super::super::memory::mib;
-use super::super::process::{Guard, program, wait_log};
+use super::super::process::{hog_in, wait_log};
 use super::needs_memory_v2;
 
 pub(super) const TESTS: &[Test] = &[
@@ -108,23 +107,6 @@ impl Drop for Scratch {
 
 pub(super) fn id(directory: &Path) -> anyhow::Result<u64> {
     Ok(fs::metadata(directory)?.ino())
-}
-
-/// A hog that joins the cgroup first.
-pub(super) fn hog_in(directory: &Path, arguments: &str) -> anyhow::Result<Guard> {
-    let script = format!(
-        "echo $$ > {}/cgroup.procs && exec {} {arguments}",
-        directory.display(),
-        program("hog").display()
-    );
-    Ok(Guard(
-        Command::new("sh")
-            .args(["-c", &script])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .context("starting a shell")?,
-    ))
 }
 
 /// Loads these families, with the run-queue program looking at every switch.

@@ -23,7 +23,7 @@ use super::super::harness::{Done, Outcome, Test};
 use super::super::memory::mib;
 use super::super::node::Node;
 use super::super::pod::Pod;
-use super::super::process::{Guard, program};
+use super::super::process::{hog_in, program};
 use super::whole_tree;
 
 pub(super) const TESTS: &[Test] = &[
@@ -170,12 +170,7 @@ fn crossing_without_an_agent() -> Outcome {
     drop((bpf, file));
 
     // While no agent runs the programs go on, and the armed thresholds are crossed.
-    let hog = format!(
-        "echo $$ > {}/cgroup.procs && exec {} --log /dev/null hold --mb 32",
-        group.0.display(),
-        program("hog").display()
-    );
-    let hog = Guard(Command::new("sh").args(["-c", &hog]).spawn()?);
+    let hog = hog_in(&group.0, "--log /dev/null hold --mb 32")?;
     let is_full = wait_until(TIMEOUT, Duration::from_millis(50), || {
         let usage = fs::read_to_string(&usage).unwrap_or_default();
         usage.trim().parse().is_ok_and(|bytes: u64| bytes > mib(32))

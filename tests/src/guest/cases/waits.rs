@@ -12,10 +12,10 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::super::cgroup;
 use super::super::harness::{Done, Outcome, Test};
-use super::super::process::{Guard, program};
+use super::super::process::{Guard, hog_in, program};
 use super::disk::{Disk, run};
 use super::needs_memory_v2;
-use super::records::{Scratch, hog_in, id, load, settle};
+use super::records::{Scratch, id, load, settle};
 
 pub(super) const TESTS: &[Test] = &[
     Test {
