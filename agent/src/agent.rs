@@ -47,6 +47,7 @@ use crate::report::Reporter;
 use crate::sampler::Sampler;
 use crate::source::decode::{Body, OomLimit, ReclaimPhase, Record};
 use crate::source::manifests::{ManifestChange, ManifestPod};
+use crate::tally::Tally;
 use crate::timeline::Timelines;
 
 pub use disk::Disk;
@@ -138,6 +139,8 @@ pub struct Agent {
     /// `None`: there is no last line in the kernel.
     last_line: Option<LastLine>,
     not_watched_told: u64,
+    tally: Tally,
+    started_ns: u64,
     /// When the engine wants the next sample.
     sample_by_ns: u64,
     /// Something has changed that the engine cannot know yet: sample now.
@@ -202,6 +205,8 @@ impl Agent {
             placing: None,
             last_line: None,
             not_watched_told: 0,
+            tally: Tally::default(),
+            started_ns: now_ns(),
             sample_by_ns: 0,
             hurry: true,
             lost_records_told: 0,
@@ -376,6 +381,11 @@ impl Agent {
                     .as_ref()
                     .and_then(|bpf| bpf.account().ok())
                     .map(|account| AccountReport::from(&account)),
+                tally: Tally {
+                    lines_lost: self.reporter.lost(),
+                    journal_steps_lost: self.journal.as_ref().map(Journal::lost),
+                    ..self.tally.clone()
+                },
             };
             asked.send(snapshot).ok();
         }
@@ -546,6 +556,10 @@ impl Agent {
         let begin = decisions.len();
         self.engine.step(&event, &mut decisions);
         let decided_ns = now_ns();
+        if let EventKind::Sample(sample) = &event.kind {
+            self.tally
+                .reacted(sample.cause, self.started_ns, decided_ns);
+        }
         for decision in &decisions[begin..] {
             self.act(&event, decision, decided_ns);
         }
@@ -672,6 +686,7 @@ impl Agent {
             self.take_in(EventKind::PodRemoved { uid });
         }
         self.keep_kubepods();
+        self.tally.pods_listed = true;
         self.pods_are_listed();
         // Limits were written, and an exclusive container has none on CPU time.
         self.containers_came();

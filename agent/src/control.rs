@@ -9,10 +9,12 @@
 //! `{"v":1,"answer":…}` or `{"v":1,"error":{"kind":…,"message":…}}`.
 
 pub mod client;
+mod newest;
 mod protocol;
 pub mod server;
 mod socket;
 
+pub use newest::{NoSnapshot, SNAPSHOT_LIFE, Snapshots};
 pub use protocol::{Answer, Refusal, RefusalKind, Reply, Request, VERSION};
 pub use socket::SocketError;
 
@@ -24,6 +26,7 @@ use plimsoll_core::state::NodeState;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::bpf::AccountReport;
+use crate::tally::Tally;
 
 /// The socket's name in the state directory.
 pub const SOCKET_FILE: &str = "control.sock";
@@ -42,6 +45,8 @@ pub struct Snapshot {
     pub oom_plan: Option<OomPlan>,
     /// Where every record of the kernel went, where BPF programs send any.
     pub records: Option<AccountReport>,
+    /// What the loop has counted of its own work.
+    pub tally: Tally,
 }
 
 /// The loop's end: where a snapshot is to go.

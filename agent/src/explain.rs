@@ -18,6 +18,7 @@ use crate::control::{Answer, Refusal, RefusalKind, Request, Snapshot, socket_pat
 use crate::output::Style;
 use crate::rank::Format;
 use crate::replay::{ReplayError, replay_until};
+use crate::tally::Tally;
 
 /// The agent cannot be asked, or does not answer.
 pub const EXIT_NO_ANSWER: u8 = 1;
@@ -198,6 +199,7 @@ fn answer_to(args: &ExplainArgs) -> Result<Answer, ExplainError> {
         state: engine.state().clone(),
         oom_plan: None,
         records: None,
+        tally: Tally::default(),
     };
     answer(&request, &snapshot).map_err(|refusal| AskError::from(refusal).into())
 }

@@ -1,8 +1,10 @@
 //! `plimsoll run`: puts everything in place, in an order in which each step can still be undone, and hands over to the loop.
 
+use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -14,10 +16,10 @@ use plimsoll_core::swap::PodSwap;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::agent::{Agent, Disk, Ending, LastLine, Placing, Sources, StopSignals, Surroundings};
-use crate::bpf::PinOwner;
+use crate::bpf::{Bpf, PinOwner};
 use crate::check::{Report, load_bpf};
 use crate::config::{Config, ConfigFile, Effective, EvictionFlags};
-use crate::control::{self, server::Bounds};
+use crate::control::{self, Snapshots, server::Bounds};
 use crate::cpu_time::{CPU_LEDGER, CpuTime, READ_EVERY};
 use crate::facts::{Facts, hooks_of};
 use crate::host::HostRoot;
@@ -26,6 +28,7 @@ use crate::host::knobs::{AGENT_LEDGER, KnobError, Ledger, PODS_LEDGER};
 use crate::host::lock::StateLock;
 use crate::host::meminfo::MeminfoFile;
 use crate::host::protect::protect;
+use crate::http;
 use crate::journal::Journal;
 use crate::kubepods::Kubepods;
 use crate::ladder::Without;
@@ -44,6 +47,7 @@ use crate::report::{Line, Reporter};
 use crate::sampler::Sampler;
 use crate::source::stall_triggers::stall_triggers;
 use crate::storage::{KUBELET_DIR, Storage, StorageSettings};
+use crate::summary::Statistics;
 
 /// In this time at most one record of a flood (throttling, reclaim) is sent per cgroup.
 pub const WINDOW: Duration = Duration::from_millis(100);
@@ -78,6 +82,12 @@ pub struct RunArgs {
     /// Group (name or number) that may ask too; else only root
     #[arg(long, value_name = "GROUP")]
     pub control_group: Option<String>,
+    /// Serve metrics, health and statistics over HTTP there, as 127.0.0.1:9186; off unless given. Anything but loopback is told
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = http::address)]
+    pub listen: Option<SocketAddr>,
+    /// Give each pod metrics of its own, at most 1024 (with --listen)
+    #[arg(long, requires = "listen")]
+    pub metrics_per_pod: bool,
     /// Write every event and decision there, for `plimsoll replay`
     #[arg(long, value_name = "FILE")]
     pub journal: Option<PathBuf>,
@@ -153,11 +163,15 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
             "failCgroupV1 is true, and memory is controlled by cgroup v1 here: boot with cgroup v2, or set failCgroupV1: false"
         );
     }
+    let listener = args.listen.map(http::bind).transpose()?;
     let _lock = StateLock::acquire(&args.state_dir)?;
     let mut reporter =
         Reporter::start(args.output).context("the output thread cannot be started")?;
     for remark in remarks {
         let text = format!("{}: {}", remark.field, remark.text);
+        reporter.say(&Line::Warning { text });
+    }
+    if let Some(text) = args.listen.and_then(http::exposed) {
         reporter.say(&Line::Warning { text });
     }
     if let Err(error) = raise_open_files() {
@@ -197,6 +211,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         cgroup_root,
         runtime,
         stop,
+        listener,
     };
     let ended = started.run(&mut ledger, stage_ledger, cpu_ledger, reporter);
     // Undone whatever happened; an error of the run itself is what the caller wants to see. Pods first: their cgroups are
@@ -226,6 +241,7 @@ struct Started<'a> {
     cgroup_root: CgroupPath,
     runtime: tokio::runtime::Runtime,
     stop: StopSignals,
+    listener: Option<TcpListener>,
 }
 
 impl Started<'_> {
@@ -244,6 +260,7 @@ impl Started<'_> {
             cgroup_root,
             runtime,
             stop,
+            listener,
         } = self;
         let mounts = host.cgroup_mounts()?;
         let kubepods = pod_cgroup::kubepods_path(&cgroup_root)?;
@@ -382,8 +399,20 @@ impl Started<'_> {
             sources.give_snapshots_to(snapshots);
             let socket = control::socket_path(&args.state_dir, args.control_socket.as_deref());
             let group = args.control_group.as_deref();
-            let _control =
-                control::server::Server::start(&socket, group, snapshot_source, Bounds::default())?;
+            let snapshots = Arc::new(Snapshots::new(snapshot_source));
+            let _control = control::server::Server::start(
+                &socket,
+                group,
+                Arc::clone(&snapshots),
+                Bounds::default(),
+            )?;
+            let statistics = Statistics::new(host.clone(), mounts.clone(), cgroup_root.clone());
+            let answers = http::Answers::new(snapshots, statistics)
+                .with_programs(bpf.as_ref().map(Bpf::run_meters).unwrap_or_default())
+                .with_pods_in_metrics(args.metrics_per_pod);
+            let _http = listener
+                .map(|own| http::Server::start(own, answers, http::Bounds::default()))
+                .transpose()?;
             // Last, so that what was opened and allocated above is locked in memory too.
             lost.extend(
                 protect(host, &mounts, &cgroup_root, ledger)

@@ -11,7 +11,10 @@ use std::time::{Duration, Instant};
 
 use plimsoll::control::client::{AskError, ask};
 use plimsoll::control::server::{Bounds, Server};
-use plimsoll::control::{Answer, RefusalKind, Request, Snapshot, SnapshotRequests, snapshots};
+use plimsoll::control::{
+    Answer, RefusalKind, Request, Snapshot, SnapshotRequests, Snapshots, snapshots,
+};
+use plimsoll::tally::Tally;
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::pod::Pod;
@@ -83,6 +86,7 @@ fn answer_all(mut requests: SnapshotRequests, engine: Engine, given: &AtomicUsiz
             state: engine.state().clone(),
             oom_plan: None,
             records: None,
+            tally: Tally::default(),
         };
         asked.send(snapshot).ok();
     }
@@ -108,7 +112,7 @@ fn fixture(
         patience: PATIENCE,
         ..Bounds::default()
     };
-    let server = Server::start(&path, None, source, bounds).unwrap();
+    let server = Server::start(&path, None, Arc::new(Snapshots::new(source)), bounds).unwrap();
     Fixture {
         path,
         server,

@@ -14,7 +14,7 @@ mod usage;
 
 pub use eviction::{
     EvictionExplanation, ExplainError, ExplainedCondition, ExplainedSignal, ExplainedThreshold,
-    LeavingPod, NotRanked, NotRankedReason, OverLocalStorage, SignalChoice,
+    LeavingPod, NotRanked, NotRankedReason, OverLocalStorage, SignalChoice, headroom,
 };
 pub use kubelet::{Difference, KubeletAnswer};
 pub use oom::{OomContainer, OomError, OomExplanation, PlannedScore};

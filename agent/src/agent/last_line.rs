@@ -166,6 +166,7 @@ impl Agent {
     }
 
     fn say_last_line_kill(&mut self, uid: &str, comm: Option<&str>, kill: &LastLineKill) {
+        self.tally.last_line_kills += kill.kills;
         let pod = self.pods.name(&PodUid::from(uid));
         self.reporter.say(&Line::LastLineKill {
             at_ns: kill.killed_ns,

@@ -3,10 +3,10 @@
 use plimsoll_abi::Kind;
 use plimsoll_core::decision::Decision;
 use plimsoll_core::event::Event;
-use rustix::time::ClockId;
 
 use super::{Agent, now_ns};
 use crate::bpf::{self, Bpf};
+use crate::host::processes::own_cost;
 use crate::journal::Journal;
 use crate::ladder::Choice;
 use crate::limits::LimitCounts;
@@ -33,6 +33,7 @@ impl Agent {
     }
 
     pub(super) fn tell(&mut self, event: &Event, decision: &Decision) {
+        self.tally.decided(decision);
         let uid = match decision {
             Decision::Arm { .. }
             | Decision::SampleBy { .. }
@@ -69,6 +70,7 @@ impl Agent {
             text,
         });
         if let (Some(finished), Some(pod)) = (self.timelines.finished(decision, now_ns()), &name) {
+            self.tally.finished(&finished, self.started_ns);
             self.reporter.say(&Line::EvictionFinished {
                 pod,
                 finished: &finished,
@@ -127,6 +129,7 @@ impl Agent {
                 kills += next.victims();
                 index += 1;
             }
+            self.tally.oom_kills.add(pod.is_some(), kills);
             let comm = String::from_utf8_lossy(&kill.comm);
             self.reporter.say(&Line::KernelOomKill {
                 at_ns: kill.at_ns,
@@ -139,6 +142,7 @@ impl Agent {
         // Keeps its room: the next records find it.
         self.oom_kills.kills.clear();
         let untold = std::mem::take(&mut self.oom_kills.untold);
+        self.tally.oom_kills.unknown += untold;
         if untold > 0 {
             self.warn(format!(
                 "the kernel's OOM killer struck {untold} times more in the same moment"
@@ -153,6 +157,7 @@ impl Agent {
             oom_kills,
             pods,
             reporter,
+            tally,
             ..
         } = self
         else {
@@ -175,6 +180,7 @@ impl Agent {
         });
         oom_kills.folded.tell(|cgroup_id, kills| {
             let pod = pods.by_cgroup_id(cgroup_id).map(|uid| pods.name(uid));
+            tally.oom_kills.add(pod.is_some(), kills);
             reporter.say(&Line::KernelOomKill {
                 at_ns,
                 pod: pod.as_deref(),
@@ -227,6 +233,7 @@ impl Agent {
             limits,
             pods,
             reporter,
+            tally,
             ..
         } = self;
         limits.collect(at_ns, pods, |uid, counts| {
@@ -262,6 +269,7 @@ impl Agent {
                 });
             }
             if counts.oom_kills > 0 {
+                tally.oom_kills.add(true, counts.oom_kills);
                 reporter.say(&Line::KernelOomKill {
                     at_ns,
                     pod: Some(pod),
@@ -326,7 +334,8 @@ impl Agent {
         if let Some(Err(error)) = self.journal.take().map(Journal::finish) {
             self.warn(error.to_string());
         }
-        let (cpu_ms, rss_bytes) = own_cost();
+        let (cpu, rss_bytes) = own_cost();
+        let cpu_ms = u64::try_from(cpu.as_millis()).unwrap_or(u64::MAX);
         let lines_lost = self.reporter.lost();
         self.reporter.say(&Line::Stopped {
             records,
@@ -349,15 +358,4 @@ impl Ending {
     pub fn finish(self) {
         self.0.finish();
     }
-}
-
-/// CPU time of this process in milliseconds, and its resident memory in bytes; 0 for what `/proc` does not show.
-fn own_cost() -> (u64, u64) {
-    let cpu = rustix::time::clock_gettime(ClockId::ProcessCPUTime);
-    let cpu_ms = cpu.tv_sec.unsigned_abs() * 1000 + cpu.tv_nsec.unsigned_abs() / 1_000_000;
-    let resident_pages = std::fs::read_to_string("/proc/self/statm")
-        .ok()
-        .and_then(|statm| statm.split_whitespace().nth(1)?.parse::<u64>().ok())
-        .unwrap_or(0);
-    (cpu_ms, resident_pages * rustix::param::page_size() as u64)
 }

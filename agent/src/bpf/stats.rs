@@ -1,6 +1,6 @@
-//! What the programs cost, as the kernel itself counts it: for benchmarks, not for the agent.
+//! What the programs cost, as the kernel itself counts it: for benchmarks, and for metrics where somebody else has the kernel count.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use aya::sys::{Stats, enable_stats};
@@ -50,5 +50,85 @@ impl Bpf {
                 })
             })
             .collect()
+    }
+}
+
+/// A program whose runs can be read on any thread, without a word to the loop.
+#[derive(Debug)]
+pub struct RunMeter {
+    program: &'static str,
+    fd: OwnedFd,
+}
+
+impl RunMeter {
+    /// What the program has run so far, from `/proc/self/fdinfo`: zeros unless statistics are on (`kernel.bpf_stats_enabled`, or
+    /// [`count_runs`] by anybody).
+    ///
+    /// # Errors
+    /// When procfs does not show it.
+    pub fn read(&self) -> Result<RunStats, BpfError> {
+        let path = format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd());
+        let failed = |why: String| BpfError::Stats {
+            reason: format!("{}: {path}: {why}", self.program),
+        };
+        let text = std::fs::read_to_string(&path).map_err(|error| failed(error.to_string()))?;
+        let (count, time) =
+            runs(&text).ok_or_else(|| failed("no run_cnt and run_time_ns".to_owned()))?;
+        Ok(RunStats {
+            program: self.program,
+            count,
+            time,
+        })
+    }
+}
+
+/// `run_cnt` and `run_time_ns` of a program's fdinfo (kernel/bpf/syscall.c `bpf_prog_show_fdinfo`).
+fn runs(fdinfo: &str) -> Option<(u64, Duration)> {
+    let number = |name: &str| -> Option<u64> {
+        let line = fdinfo.lines().find_map(|line| line.strip_prefix(name))?;
+        line.strip_prefix(':')?.trim().parse().ok()
+    };
+    let time = Duration::from_nanos(number("run_time_ns")?);
+    Some((number("run_cnt")?, time))
+}
+
+impl Bpf {
+    /// A meter for each program that is loaded. A program that this process may not have a descriptor of (pinned by another agent, and no
+    /// CAP_SYS_ADMIN) is missing.
+    pub fn run_meters(&self) -> Vec<RunMeter> {
+        let usable = self.hooks.iter().filter(|hook| hook.is_usable());
+        usable
+            .filter_map(|hook| {
+                let program = hook.program;
+                let fd = self
+                    .program_info(program)
+                    .and_then(|info| info.fd().map_err(|error| reason(&error)))
+                    .and_then(|fd| {
+                        let owned = fd.as_fd().try_clone_to_owned();
+                        owned.map_err(|error| error.to_string())
+                    });
+                match fd {
+                    Ok(fd) => Some(RunMeter { program, fd }),
+                    Err(why) => {
+                        tracing::debug!(program, why, "its run time is not shown");
+                        None
+                    }
+                }
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_read_from_fdinfo() {
+        let text = "pos:\t0\nflags:\t02000002\nprog_type:\t26\nprog_id:\t41\nrun_time_ns:\t1500\nrun_cnt:\t3\nverified_insns:\t9\n";
+        assert_eq!(runs(text), Some((3, Duration::from_nanos(1500))));
+        // Before Linux 5.1, or no program's descriptor.
+        assert_eq!(runs("pos:\t0\n"), None);
+        assert_eq!(runs("run_time_ns:\tx\nrun_cnt:\t3\n"), None);
     }
 }

@@ -1,8 +1,7 @@
 //! The server: one thread of ordinary priority, which owns the socket and every client.
 //!
 //! Bounds ([`Bounds`]): so many clients at once, a line of so many bytes, and for each of the three steps (its line, the loop's snapshot, our
-//! answer) so much time; then it is cut off. A client beyond the number is told so and not waited for. A snapshot is used for
-//! [`SNAPSHOT_LIFE`], so the loop makes at most ten a second, whoever asks how often.
+//! answer) so much time; then it is cut off. A client beyond the number is told so and not waited for.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixListener as StdListener;
@@ -17,14 +16,12 @@ use plimsoll_core::explain::{
     ThrottlingExplanation, placement_of,
 };
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Mutex, Semaphore, oneshot};
-use tokio::time::{Instant, timeout};
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::timeout;
 
 use super::socket::ControlSocket;
-use super::{Answer, Refusal, RefusalKind, Reply, Request, Snapshot, SnapshotSource, SocketError};
+use super::{Answer, Refusal, RefusalKind, Reply, Request, Snapshot, Snapshots, SocketError};
 
-/// How long a snapshot is as good as a new one.
-pub const SNAPSHOT_LIFE: Duration = Duration::from_millis(100);
 /// All of it is locked in memory with the agent. The deepest that runs on it is the JSON reader, at its own limit of nesting.
 const STACK_BYTES: usize = 512 << 10;
 /// After an `accept` that failed, for instance because all descriptors are in use.
@@ -73,14 +70,14 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes the socket at `path`, for root and `group`, and serves it. Snapshots are asked for through `source`.
+    /// Makes the socket at `path`, for root and `group`, and serves it. Answers come from `snapshots`.
     ///
     /// # Errors
     /// [`SocketError`].
     pub fn start(
         path: &Path,
         group: Option<&str>,
-        source: SnapshotSource,
+        snapshots: Arc<Snapshots>,
         bounds: Bounds,
     ) -> Result<Self, SocketError> {
         let (socket, listener) = ControlSocket::bind(path, group)?;
@@ -97,8 +94,7 @@ impl Server {
             .map_err(failed)?;
         let counts = Arc::new(Counts::default());
         let shared = Arc::new(Shared {
-            source,
-            newest: Mutex::new(None),
+            snapshots,
             places: Arc::new(Semaphore::new(bounds.clients)),
             bounds,
             counts: Arc::clone(&counts),
@@ -147,8 +143,7 @@ impl Drop for Server {
 
 /// What the tasks of all clients share.
 struct Shared {
-    source: SnapshotSource,
-    newest: Mutex<Option<(Instant, Arc<Snapshot>)>>,
+    snapshots: Arc<Snapshots>,
     places: Arc<Semaphore>,
     bounds: Bounds,
     counts: Arc<Counts>,
@@ -224,9 +219,9 @@ async fn reply_to(line: &[u8], shared: &Shared) -> Reply {
         Ok(request) => request,
         Err(refusal) => return Reply::Error(refusal),
     };
-    match snapshot(shared).await {
+    match shared.snapshots.get(shared.bounds.patience).await {
         Ok(snapshot) => answer(&request, &snapshot).into(),
-        Err(refusal) => Reply::Error(refusal),
+        Err(error) => Reply::Error(Refusal::new(RefusalKind::Busy, error.to_string())),
     }
 }
 
@@ -240,6 +235,7 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
         state,
         oom_plan,
         records,
+        tally: _,
     } = snapshot;
     match request {
         Request::Records => Ok(Answer::Records(records.clone())),
@@ -286,40 +282,6 @@ fn kind_of(error: &NoSuchPod) -> RefusalKind {
     match error {
         NoSuchPod::Unknown { .. } => RefusalKind::UnknownPod,
         NoSuchPod::Ambiguous { .. } => RefusalKind::AmbiguousPod,
-    }
-}
-
-/// The newest snapshot if it is new enough, else one from the loop.
-async fn snapshot(shared: &Shared) -> Result<Arc<Snapshot>, Refusal> {
-    let patience = shared.bounds.patience;
-    let ask = async {
-        // Whoever comes meanwhile waits here and then finds a new one.
-        let mut newest = shared.newest.lock().await;
-        if let Some((taken, snapshot)) = &*newest
-            && taken.elapsed() < SNAPSHOT_LIFE
-        {
-            return Some(Arc::clone(snapshot));
-        }
-        *newest = None;
-        let (reply, given) = oneshot::channel();
-        shared.source.send(reply).await.ok()?;
-        let snapshot = Arc::new(given.await.ok()?);
-        *newest = Some((Instant::now(), Arc::clone(&snapshot)));
-        Some(snapshot)
-    };
-    match timeout(patience, ask).await {
-        Ok(Some(snapshot)) => Ok(snapshot),
-        Ok(None) => Err(Refusal::new(
-            RefusalKind::Busy,
-            "the agent is starting or stopping; ask again in a second",
-        )),
-        Err(_) => Err(Refusal::new(
-            RefusalKind::Busy,
-            format!(
-                "the agent's loop had no time for {} s: it deals with something more urgent; ask again",
-                patience.as_secs()
-            ),
-        )),
     }
 }
 

@@ -489,6 +489,7 @@ mod tests {
             state: engine.state().clone(),
             oom_plan: None,
             records: None,
+            tally: crate::tally::Tally::default(),
         }
     }
 

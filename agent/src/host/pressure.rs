@@ -106,6 +106,14 @@ impl PressureFiles {
     }
 }
 
+/// Reads one such file once, a cgroup's too (`memory.pressure` and its like). Not for the hot path.
+///
+/// # Errors
+/// [`StallError`].
+pub fn read_stalls(path: impl AsRef<Path>) -> Result<StallReading, StallError> {
+    read(&ControlFile::open(path)?)
+}
+
 fn read(file: &ControlFile) -> Result<StallReading, StallError> {
     let mut buffer = [0; PRESSURE_BYTES_MAX];
     let text = file.read_into(&mut buffer)?;

@@ -5,6 +5,10 @@
 //! the smaller of `kernel.pid_max` and `kernel.threads-max`, or the one of them that can be read; what exists is the number after
 //! the slash in `/proc/loadavg`, and `sysinfo(2)` where that cannot be read, which has 16 bits for it (kubernetes#107107).
 
+use std::time::Duration;
+
+use rustix::time::ClockId;
+
 use super::HostRoot;
 use super::file::{ControlFile, FileError, parse_u64};
 
@@ -88,6 +92,19 @@ fn read_tasks(loadavg: &ControlFile) -> Result<u64, FileError> {
         .and_then(|field| field.split(|byte| *byte == b'/').nth(1))
         .and_then(parse_u64)
         .ok_or_else(|| loadavg.malformed(1, "AVG AVG AVG RUNNABLE/TASKS PID"))
+}
+
+/// CPU time of this process and its resident memory in bytes; 0 for what `/proc` does not show.
+pub fn own_cost() -> (Duration, u64) {
+    let cpu = rustix::time::clock_gettime(ClockId::ProcessCPUTime);
+    let whole = Duration::from_secs(cpu.tv_sec.unsigned_abs());
+    let part = Duration::from_nanos(cpu.tv_nsec.unsigned_abs());
+    let resident_pages = std::fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|statm| statm.split_whitespace().nth(1)?.parse::<u64>().ok())
+        .unwrap_or(0);
+    let resident_bytes = resident_pages * rustix::param::page_size() as u64;
+    (whole + part, resident_bytes)
 }
 
 #[cfg(test)]

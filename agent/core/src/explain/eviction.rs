@@ -390,7 +390,7 @@ fn explained(
 }
 
 /// What may still go before the threshold is met, negative where it is.
-fn headroom(threshold: &Threshold, observation: Observation) -> i128 {
+pub fn headroom(threshold: &Threshold, observation: Observation) -> i128 {
     let value = i128::from(threshold.amount(observation.capacity));
     let seen = i128::from(observation.value);
     match threshold.operator {
