@@ -892,7 +892,7 @@ fn judge(
             limit, tgid, comm, ..
         } => {
             woken.by(Cause::Lifecycle);
-            oom_kills.named(record, limit != OomLimit::Unknown, tgid, comm);
+            oom_kills.named(now_ns(), record, limit != OomLimit::Unknown, tgid, comm);
         }
         // Whether its pod is empty now is looked at with the sample.
         Body::LastLineKill { .. } => woken.by(Cause::Lifecycle),

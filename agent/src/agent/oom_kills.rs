@@ -1,11 +1,13 @@
 //! Kills by the kernel's OOM killer, kept until they are told.
 //!
 //! **Problem.** A cgroup with `memory.oom.group` is killed as a whole. The kernel makes one choice (`oom_kill_process`) and then marks
-//! each victim, the chosen one first (`mark_oom_victim`, once per process): a record each, over some milliseconds. A person wants one
-//! line. **Approach.** A victim that is named soon after a choice, in the same pod, is the choice's: the kernel makes one at a time, under
-//! `oom_lock`. (A dying task that needs memory is marked, too, without having been chosen: `out_of_memory` lets it go first.) A kill is
-//! told when no further victim has been named for a while. A process may be marked twice and counts once: the chosen one as
-//! itself and as a member of its cgroup, and one whose main thread has died before its others when the kernel comes by again (both seen). Where only victims are named, those of one pod at one time are one kill.
+//! each victim, the chosen one first (`mark_oom_victim`, once per process): a record each, with as much time between them as it takes to
+//! write to the console. A person wants one line. **Approach.** The kernel makes one choice at a time, under `oom_lock`, so a victim named
+//! after a choice, in the same pod, is the choice's. (A dying task that needs memory is marked, too, without having been chosen:
+//! `out_of_memory` lets it go first.) A kill is told when nothing has arrived for a while: by the time of arrival here, for an agent that
+//! was stopped finds old records of a kill that is still going on. A process may be
+//! marked twice and counts once: the chosen one as itself and as a member of its cgroup, and one whose main thread has died before its
+//! others when the kernel comes by again (both seen). Where only victims are named, those of one pod at one time are one kill.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +16,11 @@ use crate::pods::Pods;
 
 /// Kills kept at most.
 const KILLS_MAX: usize = 64;
-/// A kill is told when no further victim of it has been named for so long.
-const SETTLED_NS: u64 = 50_000_000;
-/// But not later than this after the first.
-const TOLD_NS: u64 = 1_000_000_000;
+/// A kill is told when no record has arrived for so long. The lines that the kernel writes for a victim take 20-40 ms on a serial console
+/// of 115,200 baud.
+const SETTLED_NS: u64 = 200_000_000;
+/// But not later than this after the first has.
+const TOLD_NS: u64 = 2_000_000_000;
 /// Processes of one kill that are told apart.
 const COUNTED_MAX: usize = 128;
 /// Cgroups that the victims of one kill are counted in; those of further ones are taken for its own.
@@ -27,9 +30,18 @@ const CGROUPS_MAX: usize = 16;
 #[derive(Debug)]
 pub(super) struct OomKills {
     pub(super) kills: Vec<OomKill>,
+    /// When they arrived. `None`: there are none.
+    arrival: Option<Arrival>,
     /// A storm is told in part.
     pub(super) untold: u64,
     pub(super) folded: Folded,
+}
+
+/// When records were taken from the ring.
+#[derive(Debug, Clone, Copy)]
+struct Arrival {
+    first_ns: u64,
+    newest_ns: u64,
 }
 
 /// Kills without a record: the kernel side counts them for each cgroup (`plimsoll_abi::oom_totals`) once that has had its share.
@@ -87,8 +99,6 @@ pub(super) struct OomKill {
     cgroups: [Option<Victims>; CGROUPS_MAX],
     /// Those in further cgroups.
     elsewhere: u64,
-    /// When the newest was.
-    newest_ns: u64,
 }
 
 /// Victims in one cgroup.
@@ -161,6 +171,7 @@ impl Default for OomKills {
     fn default() -> Self {
         Self {
             kills: Vec::with_capacity(KILLS_MAX),
+            arrival: None,
             untold: 0,
             folded: Folded::default(),
         }
@@ -169,32 +180,44 @@ impl Default for OomKills {
 
 impl OomKills {
     /// Takes in a record: a choice, or a victim. Allocates nothing.
-    pub(super) fn named(&mut self, record: &Record<'_>, is_choice: bool, tgid: u32, comm: &[u8]) {
+    pub(super) fn named(
+        &mut self,
+        now_ns: u64,
+        record: &Record<'_>,
+        is_choice: bool,
+        tgid: u32,
+        comm: &[u8],
+    ) {
         let mut name = [0; plimsoll_abi::COMM_BYTES];
         let length = comm.len().min(name.len());
         name[..length].copy_from_slice(&comm[..length]);
-        self.push(OomKill {
-            at_ns: record.ts_ns,
-            cgroup_id: record.cgroup_id,
-            pod: None,
-            tgid,
-            comm: name,
-            is_choice,
-            counted: [0; COUNTED_MAX],
-            cgroups: [None; CGROUPS_MAX],
-            elsewhere: 0,
-            newest_ns: record.ts_ns,
-        });
+        self.push(
+            now_ns,
+            OomKill {
+                at_ns: record.ts_ns,
+                cgroup_id: record.cgroup_id,
+                pod: None,
+                tgid,
+                comm: name,
+                is_choice,
+                counted: [0; COUNTED_MAX],
+                cgroups: [None; CGROUPS_MAX],
+                elsewhere: 0,
+            },
+        );
     }
 
-    fn push(&mut self, mut kill: OomKill) {
+    fn push(&mut self, now_ns: u64, mut kill: OomKill) {
+        let arrival = self.arrival.get_or_insert(Arrival {
+            first_ns: now_ns,
+            newest_ns: now_ns,
+        });
+        arrival.newest_ns = now_ns;
         if let Some(choice) = self.kills.last_mut()
             && choice.is_choice
             && !kill.is_choice
-            && kill.at_ns.saturating_sub(choice.newest_ns) < SETTLED_NS
         {
             choice.count(kill.tgid, kill.cgroup_id);
-            choice.newest_ns = kill.at_ns;
         } else if self.kills.len() == KILLS_MAX {
             self.untold += 1;
         } else {
@@ -208,12 +231,19 @@ impl OomKills {
 
     /// When they are to be told: at once (0) when there is no room for more, never (`None`) when there are none.
     pub(super) fn tell_at_ns(&self) -> Option<u64> {
-        let (first, last) = (self.kills.first()?, self.kills.last()?);
+        let arrival = self.arrival?;
         if self.kills.len() == KILLS_MAX {
             return Some(0);
         }
-        let settled_ns = last.newest_ns.saturating_add(SETTLED_NS);
-        Some(settled_ns.min(first.at_ns.saturating_add(TOLD_NS)))
+        let settled_ns = arrival.newest_ns.saturating_add(SETTLED_NS);
+        Some(settled_ns.min(arrival.first_ns.saturating_add(TOLD_NS)))
+    }
+
+    /// Forgets what has been told, and says how many there was no room for. Its own room it keeps: the next records find it.
+    pub(super) fn told(&mut self) -> u64 {
+        self.kills.clear();
+        self.arrival = None;
+        std::mem::take(&mut self.untold)
     }
 }
 
@@ -232,7 +262,6 @@ mod tests {
             counted: [0; COUNTED_MAX],
             cgroups: [None; CGROUPS_MAX],
             elsewhere: 0,
-            newest_ns: at_ms * 1_000_000,
         }
     }
 
@@ -242,7 +271,7 @@ mod tests {
             ..OomKills::default()
         };
         for &(at_ms, tgid, is_choice) in records {
-            kills.push(kill(at_ms, tgid, is_choice));
+            kills.push(at_ms * 1_000_000, kill(at_ms, tgid, is_choice));
         }
         let of = |kill: &OomKill| (kill.tgid, kill.victims());
         (kills.kills.iter().map(of).collect(), kills)
@@ -254,21 +283,38 @@ mod tests {
             (1000, 5, true),
             (1001, 5, false),
             (1040, 6, false),
-            (1080, 7, false),
-            (1081, 9, true),
-            (1082, 9, false),
+            // However long the kernel takes.
+            (1480, 7, false),
+            (1481, 9, true),
+            (1482, 9, false),
         ]);
         assert_eq!(found, [(5, 3), (9, 1)]);
-        assert_eq!(kills.tell_at_ns(), Some(1_132_000_000));
+        assert_eq!(kills.tell_at_ns(), Some(1_682_000_000));
+    }
+
+    #[test]
+    fn an_agent_that_was_stopped_waits_for_the_rest_of_a_kill() {
+        let (_, mut kills) = told(&[]);
+        assert_eq!(kills.tell_at_ns(), None);
+        kills.push(9_000_000_000, kill(1000, 5, true));
+        kills.push(9_000_000_000, kill(1001, 5, false));
+        assert_eq!(kills.tell_at_ns(), Some(9_200_000_000));
+        kills.push(9_100_000_000, kill(9050, 6, false));
+        assert_eq!(kills.tell_at_ns(), Some(9_300_000_000));
+        assert_eq!(kills.kills[0].victims(), 2);
+        kills.push(10_900_000_000, kill(10_900, 7, false));
+        assert_eq!(kills.tell_at_ns(), Some(11_000_000_000), "not for ever");
+        assert_eq!((kills.told(), kills.tell_at_ns()), (0, None));
     }
 
     #[test]
     fn a_dying_task_of_somebody_else_is_no_victim() {
         let (_, mut kills) = told(&[(1000, 5, true), (1001, 5, false)]);
-        kills.push(OomKill {
+        let elsewhere = OomKill {
             cgroup_id: 8,
             ..kill(1002, 6, false)
-        });
+        };
+        kills.push(1_002_000_000, elsewhere);
         assert_eq!(kills.kills[0].victims(), 2);
         let host = crate::host::HostRoot::new("/nonexistent");
         let dir = tempfile::tempdir().unwrap();
@@ -286,10 +332,11 @@ mod tests {
     fn victims_in_many_cgroups_are_all_counted() {
         let (_, mut kills) = told(&[(1000, 5, true)]);
         for tgid in 1..=20 {
-            kills.push(OomKill {
+            let victim = OomKill {
                 cgroup_id: u64::from(tgid),
                 ..kill(1001, tgid, false)
-            });
+            };
+            kills.push(1_001_000_000, victim);
         }
         assert_eq!(kills.kills[0].victims(), 20);
     }
@@ -309,9 +356,6 @@ mod tests {
     #[test]
     fn victims_named_by_themselves_are_kills_of_their_own() {
         let (found, _) = told(&[(1000, 5, false), (1001, 6, false)]);
-        assert_eq!(found, [(5, 1), (6, 1)]);
-        // Long after a choice it is another's (a dying task that was let go first).
-        let (found, _) = told(&[(1000, 5, true), (1001, 5, false), (1060, 6, false)]);
         assert_eq!(found, [(5, 1), (6, 1)]);
     }
 
@@ -347,6 +391,6 @@ mod tests {
         let stream: Vec<_> = (0..90)
             .map(|index| (1000 + 40 * index, 5, index == 0))
             .collect();
-        assert_eq!(told(&stream).1.tell_at_ns(), Some(2_000_000_000));
+        assert_eq!(told(&stream).1.tell_at_ns(), Some(3_000_000_000));
     }
 }

@@ -139,9 +139,7 @@ impl Agent {
                 kills,
             });
         }
-        // Keeps its room: the next records find it.
-        self.oom_kills.kills.clear();
-        let untold = std::mem::take(&mut self.oom_kills.untold);
+        let untold = self.oom_kills.told();
         self.tally.oom_kills.unknown += untold;
         if untold > 0 {
             self.warn(format!(
