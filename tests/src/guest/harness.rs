@@ -13,6 +13,7 @@ use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
 use super::clock::wait_until;
+use super::kernel_oom::KernelLog;
 
 /// A guest test that takes longer has failed.
 const TEST_TIMEOUT: Duration = Duration::from_secs(300);
@@ -22,6 +23,8 @@ const STATUS_SKIPPED: u8 = 77;
 
 /// Where the kernel's OOM killer reads whom to spare.
 const OOM_SCORE_ADJ: &str = "/proc/self/oom_score_adj";
+/// Of what the kernel said while a test failed, so much is shown.
+const KERNEL_LINES: usize = 20;
 /// Time for what a test left to be gone.
 const LEFTOVERS_TIME: Duration = Duration::from_secs(10);
 
@@ -133,6 +136,7 @@ pub fn run(tests: &[Test]) -> anyhow::Result<Tally> {
     spare_this_process()?;
     let mut tally = Tally::default();
     for test in tests {
+        let mut kernel_log = KernelLog::from_now().context("/dev/kmsg")?;
         let start = Instant::now();
         let (status, said) = run_apart(test)?;
         let took_s = start.elapsed().as_secs_f32();
@@ -150,6 +154,9 @@ pub fn run(tests: &[Test]) -> anyhow::Result<Tally> {
                 println!("test {} ... FAILED ({took_s:.1} s)", test.name);
                 for line in said.lines() {
                     println!("    {line}");
+                }
+                for line in kernel_log.newest(KERNEL_LINES).context("/dev/kmsg")? {
+                    println!("    kernel, {line}");
                 }
             }
         }

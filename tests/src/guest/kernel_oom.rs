@@ -1,5 +1,6 @@
 //! Did the kernel's OOM killer act? Two witnesses: `/dev/kmsg` says when and whom, `/proc/vmstat` counts.
 
+use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -66,13 +67,36 @@ impl KernelLog {
     /// # Errors
     /// As `read(2)`, except that an empty log and an overwritten record are no errors.
     pub fn drain(&mut self, now_ns: u64, victims: &mut Vec<KernelVictim>) -> io::Result<()> {
+        while let Some(text) = self.next()? {
+            self.record(&text, now_ns, victims);
+        }
+        Ok(())
+    }
+
+    /// The newest `count` lines of those written since the last call, at most: `TIME s: TEXT`.
+    ///
+    /// # Errors
+    /// As [`KernelLog::drain`].
+    pub fn newest(&mut self, count: usize) -> io::Result<Vec<String>> {
+        let mut lines = VecDeque::with_capacity(count);
+        while let Some(text) = self.next()? {
+            if lines.len() == count {
+                lines.pop_front();
+            }
+            lines.push_back(line(&text));
+        }
+        Ok(lines.into())
+    }
+
+    /// The next record, if there is one.
+    fn next(&mut self) -> io::Result<Option<String>> {
         loop {
             match self.file.read(&mut self.buffer[..]) {
                 Ok(length) => {
-                    let text = String::from_utf8_lossy(&self.buffer[..length]).into_owned();
-                    self.record(&text, now_ns, victims);
+                    let text = String::from_utf8_lossy(&self.buffer[..length]);
+                    return Ok(Some(text.into_owned()));
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 // The log wrapped: the next read continues with the oldest record that is left.
                 Err(error) if error.raw_os_error() == Some(Errno::PIPE.raw_os_error()) => {}
                 Err(error) => return Err(error),
@@ -104,6 +128,17 @@ impl AsFd for KernelLog {
     }
 }
 
+/// A record `PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;TEXT` and lines of its properties, for people.
+fn line(record: &str) -> String {
+    let first = record.lines().next().unwrap_or_default();
+    let Some((prefix, text)) = first.split_once(';') else {
+        return first.to_owned();
+    };
+    let us = prefix.split(',').nth(2).and_then(|us| us.parse().ok());
+    let us: u64 = us.unwrap_or(0);
+    format!("{}.{:06} s: {text}", us / 1_000_000, us % 1_000_000)
+}
+
 fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
     text.split_once(before)?.1.split(after).next()
 }
@@ -111,6 +146,15 @@ fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_is_a_line() {
+        let record = "3,1207,528625253,-;Out of memory: Killed process 1043 (hog)\n SUBSYSTEM=x\n";
+        assert_eq!(
+            line(record),
+            "528.625253 s: Out of memory: Killed process 1043 (hog)"
+        );
+    }
 
     #[test]
     fn a_kill_is_read_with_its_cgroup() {

@@ -431,7 +431,8 @@ impl Guest {
             None => Command::new(qemu),
         };
         let mut parameters = format!(
-            "console=ttyS0 panic=-1 psi=1 quiet plimsoll.cgroup={}",
+            // What ends a guest is on the console. What the OOM killer writes takes milliseconds a line and is in the log.
+            "console=ttyS0 panic=-1 psi=1 loglevel=3 plimsoll.cgroup={}",
             self.cgroup.name()
         );
         if shell {

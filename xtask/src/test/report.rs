@@ -81,29 +81,18 @@ pub(crate) fn of_cargo_test(output: &str, success: bool) -> Counts {
 
 /// Counts of the guest test program, from its lines and exit status; failing ones are found by [`notable`].
 ///
-/// The program's last word is its summary `N passed, N failed, N skipped`. Without it (a panic, a time-out), the tests seen so far
-/// count, and one failure for the rest.
+/// The program's last word is its summary. Without it (a panic, a time-out), the tests seen so far count, and one failure for the rest.
 pub(crate) fn of_guest_tests(lines: &[String], status: u8) -> Counts {
-    let summary = lines.iter().rev().find_map(|line| {
-        let line = line.trim();
-        let counts = Counts {
-            passed: number_before(line, " passed,")?,
-            failed: number_before(line, " failed")?,
-            skipped: number_before(line, " skipped").unwrap_or(0),
-        };
-        line.starts_with(|first: char| first.is_ascii_digit())
-            .then_some(counts)
-    });
-    let mut counts = summary.unwrap_or_else(|| {
+    let mut counts = guest_summary(lines).unwrap_or_else(|| {
         let mut seen = Counts {
             failed: 1,
             ..Counts::default()
         };
-        for outcome in lines.iter().filter_map(|line| outcome(line)) {
+        for (_, outcome) in lines.iter().filter_map(|line| outcome(line)) {
             match outcome {
-                "ok" => seen.passed += 1,
-                "FAILED" => seen.failed += 1,
-                _ => seen.skipped += 1,
+                GuestOutcome::Ok => seen.passed += 1,
+                GuestOutcome::Failed => seen.failed += 1,
+                GuestOutcome::Skipped => seen.skipped += 1,
             }
         }
         seen
@@ -115,19 +104,65 @@ pub(crate) fn of_guest_tests(lines: &[String], status: u8) -> Counts {
     counts
 }
 
-/// What a line `test NAME ... OUTCOME` says.
-fn outcome(line: &str) -> Option<&str> {
-    let (_, outcome) = line.trim().strip_prefix("test ")?.split_once(" ... ")?;
-    let known = matches!(outcome, "ok" | "FAILED") || outcome.starts_with("skipped");
-    known.then_some(outcome)
+/// What a line `test NAME ... OUTCOME (TIME)` says: name and outcome.
+fn outcome(line: &str) -> Option<(&str, GuestOutcome)> {
+    let (name, outcome) = line.trim().strip_prefix("test ")?.split_once(" ... ")?;
+    let outcome = match outcome.split([' ', ':']).next()? {
+        "ok" => GuestOutcome::Ok,
+        "FAILED" => GuestOutcome::Failed,
+        "skipped" => GuestOutcome::Skipped,
+        _ => return None,
+    };
+    Some((name, outcome))
 }
 
-/// The lines of tests that failed or were skipped.
+/// How a guest test went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum GuestOutcome {
+    Ok,
+    Failed,
+    Skipped,
+}
+
+/// The lines of tests that failed, with what they say, or were skipped.
 pub(crate) fn notable(lines: &[String]) -> impl Iterator<Item = &str> {
-    lines
-        .iter()
-        .map(|line| line.trim())
-        .filter(|line| outcome(line).is_some_and(|outcome| outcome != "ok"))
+    let mut is_failure = false;
+    lines.iter().map(String::as_str).filter(move |line| {
+        if let Some((_, outcome)) = outcome(line) {
+            is_failure = outcome == GuestOutcome::Failed;
+            return outcome != GuestOutcome::Ok;
+        }
+        // The harness indents a test's words.
+        is_failure &= line.starts_with("    ");
+        is_failure
+    })
+}
+
+/// The names of tests that failed, if the program came to its end.
+pub(crate) fn failed_guest_tests(lines: &[String]) -> Vec<String> {
+    let failed = |line: &String| {
+        outcome(line)
+            .filter(|(_, outcome)| *outcome == GuestOutcome::Failed)
+            .map(|(name, _)| name.to_owned())
+    };
+    if guest_summary(lines).is_none() {
+        return Vec::new();
+    }
+    lines.iter().filter_map(failed).collect()
+}
+
+/// The guest test program's last word, `N passed, N failed, N skipped`.
+fn guest_summary(lines: &[String]) -> Option<Counts> {
+    lines.iter().rev().find_map(|line| {
+        let line = line.trim();
+        let counts = Counts {
+            passed: number_before(line, " passed,")?,
+            failed: number_before(line, " failed")?,
+            skipped: number_before(line, " skipped").unwrap_or(0),
+        };
+        line.starts_with(|first: char| first.is_ascii_digit())
+            .then_some(counts)
+    })
 }
 
 #[cfg(test)]
@@ -168,8 +203,9 @@ mod tests {
     #[test]
     fn guest_summary_is_the_result() {
         let output = lines(
-            "[1.0] boot\ntest a ... ok\ntest b ... skipped: no fentry\n2 passed, 0 failed, 1 skipped\n\nPower down",
+            "[1.0] boot\ntest a ... ok (1.0 s)\ntest b ... skipped: no fentry\n2 passed, 0 failed, 1 skipped\n\nPower down",
         );
+        assert_eq!(failed_guest_tests(&output), [""; 0]);
         assert_eq!(of_guest_tests(&output, 0), counts(2, 0, 1));
         assert_eq!(of_guest_tests(&output, 1), counts(2, 1, 1));
         assert_eq!(
@@ -180,9 +216,29 @@ mod tests {
 
     #[test]
     fn a_guest_without_summary_fails() {
-        let output = lines("test a ... ok\ntest b ... FAILED\nKernel panic");
+        let output = lines("test a ... ok (2.5 s)\ntest b ... FAILED (0.1 s)\nKernel panic");
         assert_eq!(of_guest_tests(&output, 125), counts(1, 2, 0));
+        assert_eq!(
+            failed_guest_tests(&output),
+            [""; 0],
+            "what follows never ran"
+        );
         assert_eq!(of_guest_tests(&[], 0), counts(0, 1, 0));
+    }
+
+    #[test]
+    fn a_failure_is_told_with_its_words() {
+        let output = lines(
+            "test a ... ok (2.5 s)\ntest b ... FAILED (0.1 s)\n    no victim\n    kernel: killed\n[9.9] noise\n    noise\n\
+             test c ... ok (0.2 s)\n    noise\n\n2 passed, 1 failed, 0 skipped",
+        );
+        let told = [
+            "test b ... FAILED (0.1 s)",
+            "    no victim",
+            "    kernel: killed",
+        ];
+        assert_eq!(notable(&output).collect::<Vec<_>>(), told);
+        assert_eq!(failed_guest_tests(&output), ["b"]);
     }
 
     #[test]
