@@ -457,6 +457,21 @@ pub fn load_bpf(
     .map_err(|error| error.to_string())
 }
 
+/// Whether that finds its programs pinned by an agent before.
+///
+/// # Errors
+/// As a text for people.
+pub fn is_pinned(
+    without: &[Without],
+    window: Duration,
+    last_line: bool,
+    owner: &PinOwner,
+) -> Result<bool, String> {
+    let object = object().map_err(|error| error.to_string())?;
+    Bpf::is_pinned(object, &bpf_options(without, window, last_line), owner)
+        .map_err(|error| error.to_string())
+}
+
 fn bpf_options(without: &[Without], window: Duration, last_line: bool) -> BpfOptions {
     let mut hooks = HookSet::ALL.without(Family::Threshold);
     if !last_line {

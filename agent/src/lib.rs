@@ -39,6 +39,7 @@ pub mod replay;
 pub mod report;
 pub mod run;
 pub mod sampler;
+pub mod serving;
 pub mod source;
 pub mod storage;
 pub mod summary;

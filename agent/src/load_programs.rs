@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum as _};
 use serde::{Deserialize, Serialize};
 
 use crate::bpf::{PinOwner, Pinning};
-use crate::check::load_bpf;
+use crate::check::{is_pinned, load_bpf};
 use crate::ladder::Without;
 use crate::run::WINDOW;
 
@@ -74,7 +74,7 @@ impl LoadedApart {
         without: &[Without],
         last_line: bool,
     ) -> Self {
-        if !owner.can_pin() {
+        if !owner.can_pin() || is_pinned(without, WINDOW, last_line, owner) == Ok(true) {
             return Self::default();
         }
         match told(state_dir, without, last_line) {

@@ -26,6 +26,7 @@ use prometheus_client::registry::Registry;
 use crate::bpf::AccountReport;
 use crate::bpf::stats::RunStats;
 use crate::control::Snapshot;
+use crate::serving::ClientFigures;
 use page::{Page, Value};
 
 pub use text::Form;
@@ -55,17 +56,6 @@ pub struct ProcessFigures {
     pub resident_bytes: u64,
     /// When it began, since 1970.
     pub started: Duration,
-}
-
-/// What has become of the listener's clients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ClientFigures {
-    /// Got an answer.
-    pub answered: u64,
-    /// Were sent away, being too many.
-    pub sent_away: u64,
-    /// Were too slow, went away, or sent nothing that could be answered.
-    pub lost: u64,
 }
 
 /// All that one page is made of.

@@ -406,13 +406,14 @@ impl Started<'_> {
                 Arc::clone(&snapshots),
                 Bounds::default(),
             )?;
-            let statistics = Statistics::new(host.clone(), mounts.clone(), cgroup_root.clone());
-            let answers = http::Answers::new(snapshots, statistics)
-                .with_programs(bpf.as_ref().map(Bpf::run_meters).unwrap_or_default())
-                .with_pods_in_metrics(args.metrics_per_pod);
-            let _http = listener
-                .map(|own| http::Server::start(own, answers, http::Bounds::default()))
-                .transpose()?;
+            let serve_http = |listener| {
+                let statistics = Statistics::new(host.clone(), mounts.clone(), cgroup_root.clone());
+                let answers = http::Answers::new(snapshots, statistics)
+                    .with_programs(bpf.as_ref().map(Bpf::run_meters).unwrap_or_default())
+                    .with_pods_in_metrics(args.metrics_per_pod);
+                http::Server::start(listener, answers, http::Bounds::default())
+            };
+            let _http = listener.map(serve_http).transpose()?;
             // Last, so that what was opened and allocated above is locked in memory too.
             lost.extend(
                 protect(host, &mounts, &cgroup_root, ledger)

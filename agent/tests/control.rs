@@ -248,9 +248,7 @@ fn a_half_line_is_cut_off() {
         .unwrap();
     assert_eq!(half.read(&mut [0]).unwrap(), 0, "cut off without an answer");
     drop(silent);
-    until("both are counted", || {
-        fixture.server.counts().lost.load(Ordering::Relaxed) == 2
-    });
+    until("both are counted", || fixture.server.clients().lost == 2);
 
     let mut ended = UnixStream::connect(&fixture.path).unwrap();
     ended.write_all(b"{\"v\":1,").unwrap();
@@ -275,11 +273,10 @@ fn a_hundred_connections_take_sixteen_places() {
         client.read_to_string(&mut text).unwrap();
         sent_away += usize::from(text.contains("\"busy\""));
     }
-    let counts = fixture.server.counts();
     assert_eq!(sent_away, 84);
-    assert_eq!(counts.sent_away.load(Ordering::Relaxed), 84);
+    assert_eq!(fixture.server.clients().sent_away, 84);
     until("the places are free again", || {
-        counts.lost.load(Ordering::Relaxed) == 16
+        fixture.server.clients().lost == 16
     });
     ask(&fixture.path, &eviction(None)).unwrap();
 }
@@ -296,9 +293,7 @@ fn whoever_goes_or_stops_reading_amid_an_answer_is_forgotten() {
     let mut slow = UnixStream::connect(&fixture.path).unwrap();
     slow.write_all(line.as_bytes()).unwrap();
     slow.read_exact(&mut [0; 10]).unwrap();
-    until("both are forgotten", || {
-        fixture.server.counts().lost.load(Ordering::Relaxed) == 2
-    });
+    until("both are forgotten", || fixture.server.clients().lost == 2);
     let Answer::Eviction(answer) = ask(&fixture.path, &eviction(None)).unwrap() else {
         panic!("another answer");
     };

@@ -7,8 +7,6 @@ use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use plimsoll_core::explain::{
@@ -16,16 +14,11 @@ use plimsoll_core::explain::{
     ThrottlingExplanation, placement_of,
 };
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 
 use super::socket::ControlSocket;
 use super::{Answer, Refusal, RefusalKind, Reply, Request, Snapshot, Snapshots, SocketError};
-
-/// All of it is locked in memory with the agent. The deepest that runs on it is the JSON reader, at its own limit of nesting.
-const STACK_BYTES: usize = 512 << 10;
-/// After an `accept` that failed, for instance because all descriptors are in use.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+use crate::serving::{ClientFigures, Clients, ServingThread, accept_for_ever};
 
 /// What clients may take.
 #[derive(Debug, Clone, Copy)]
@@ -48,23 +41,11 @@ impl Default for Bounds {
     }
 }
 
-/// What has become of clients.
-#[derive(Debug, Default)]
-pub struct Counts {
-    /// Got their answer, or a refusal with a reason.
-    pub answered: AtomicU64,
-    /// Were sent away, being too many.
-    pub sent_away: AtomicU64,
-    /// Were too slow, went away, or sent nothing that could be answered.
-    pub lost: AtomicU64,
-}
-
 /// A running server. Dropping it ends its thread and removes the socket.
 #[derive(Debug)]
 pub struct Server {
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-    counts: Arc<Counts>,
+    clients: Arc<Clients>,
+    _thread: ServingThread,
     // Dropped last: while the file is there, somebody answers.
     _socket: ControlSocket,
 }
@@ -87,90 +68,44 @@ impl Server {
             source,
         };
         listener.set_nonblocking(true).map_err(failed)?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .enable_time()
-            .build()
-            .map_err(failed)?;
-        let counts = Arc::new(Counts::default());
+        let clients = Clients::new(bounds.clients);
         let shared = Arc::new(Shared {
             snapshots,
-            places: Arc::new(Semaphore::new(bounds.clients)),
             bounds,
-            counts: Arc::clone(&counts),
+            clients: Arc::clone(&clients),
         });
-        let (stop, stopped) = oneshot::channel();
-        let thread = std::thread::Builder::new()
-            .name("control".to_owned())
-            .stack_size(STACK_BYTES)
-            .spawn(move || {
-                runtime.block_on(async {
-                    tokio::select! {
-                        biased;
-                        _ = stopped => {}
-                        error = serve(listener, shared) => {
-                            tracing::error!(%error, "the control socket is not served any more");
-                        }
-                    }
-                });
-                // Clients that are being served are cut off.
-                runtime.shutdown_background();
-            })
-            .map_err(failed)?;
+        let thread = ServingThread::start("control", || serve(listener, shared)).map_err(failed)?;
         Ok(Self {
-            stop: Some(stop),
-            thread: Some(thread),
-            counts,
+            clients,
+            _thread: thread,
             _socket: socket,
         })
     }
 
     /// What has become of clients so far.
-    pub fn counts(&self) -> &Counts {
-        &self.counts
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            // It waits for nothing that is not bounded; a panic in it has been printed.
-            thread.join().ok();
-        }
+    pub fn clients(&self) -> ClientFigures {
+        self.clients.figures()
     }
 }
 
 /// What the tasks of all clients share.
 struct Shared {
     snapshots: Arc<Snapshots>,
-    places: Arc<Semaphore>,
     bounds: Bounds,
-    counts: Arc<Counts>,
+    clients: Arc<Clients>,
 }
 
 /// Accepts for ever.
-async fn serve(listener: StdListener, shared: Arc<Shared>) -> io::Error {
-    let listener = match UnixListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(error) => return error,
-    };
-    loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::debug!(%error, "accept on the control socket");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
+async fn serve(listener: StdListener, shared: Arc<Shared>) -> io::Result<()> {
+    let listener = UnixListener::from_std(listener)?;
+    let accept = async || listener.accept().await;
+    accept_for_ever(accept, |(stream, _)| {
         let shared = Arc::clone(&shared);
-        let Ok(place) = Arc::clone(&shared.places).try_acquire_owned() else {
+        let Some(place) = shared.clients.place() else {
             send_away(&stream, &shared);
-            continue;
+            return;
         };
         tokio::spawn(async move {
-            let _place = place;
             if let Ok(peer) = stream.peer_cred() {
                 tracing::debug!(
                     pid = peer.pid(),
@@ -179,16 +114,10 @@ async fn serve(listener: StdListener, shared: Arc<Shared>) -> io::Error {
                     "control client"
                 );
             }
-            let counted = match attend(&stream, &shared).await {
-                Ok(()) => &shared.counts.answered,
-                Err(error) => {
-                    tracing::debug!(%error, "control client");
-                    &shared.counts.lost
-                }
-            };
-            counted.fetch_add(1, Ordering::Relaxed);
+            place.leave(attend(&stream, &shared).await);
         });
-    }
+    })
+    .await
 }
 
 /// One answer that fits into the socket's buffer, without waiting.
@@ -199,7 +128,6 @@ fn send_away(stream: &UnixStream, shared: &Shared) {
     );
     let line = Reply::Error(Refusal::new(RefusalKind::Busy, text)).to_line();
     stream.try_write(line.as_bytes()).ok();
-    shared.counts.sent_away.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Serves one client.

@@ -8,7 +8,8 @@ use hyper::{Method, StatusCode};
 use crate::bpf::stats::RunMeter;
 use crate::control::Snapshots;
 use crate::host::processes::own_cost;
-use crate::metrics::{ClientFigures, Form, ProcessFigures, Readings};
+use crate::metrics::{Form, ProcessFigures, Readings};
+use crate::serving::ClientFigures;
 use crate::summary::{Statistics, Summary};
 
 /// The paths, and what is there.

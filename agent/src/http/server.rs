@@ -4,8 +4,6 @@ use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,16 +15,11 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 
 use super::{Answers, ListenError, Reply};
-use crate::metrics::ClientFigures;
+use crate::serving::{ClientFigures, Clients, ServingThread, accept_for_ever};
 
-/// All of it is locked in memory with the agent. Nothing on it recurses.
-const STACK_BYTES: usize = 512 << 10;
-/// After an `accept` that failed, for instance because all descriptors are in use.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// More than any scraper sends.
 const HEADERS_MAX: usize = 64;
 /// To one client too many, without waiting and without reading what it asks.
@@ -57,31 +50,12 @@ impl Default for Bounds {
     }
 }
 
-/// What has become of clients.
-#[derive(Debug, Default)]
-pub(super) struct Counts {
-    answered: AtomicU64,
-    sent_away: AtomicU64,
-    lost: AtomicU64,
-}
-
-impl Counts {
-    fn figures(&self) -> ClientFigures {
-        ClientFigures {
-            answered: self.answered.load(Ordering::Relaxed),
-            sent_away: self.sent_away.load(Ordering::Relaxed),
-            lost: self.lost.load(Ordering::Relaxed),
-        }
-    }
-}
-
 /// A running server. Dropping it ends its thread.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-    counts: Arc<Counts>,
+    clients: Arc<Clients>,
+    _thread: ServingThread,
 }
 
 impl Server {
@@ -102,41 +76,17 @@ impl Server {
             source,
         };
         listener.set_nonblocking(true).map_err(failed)?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .enable_time()
-            .build()
-            .map_err(failed)?;
-        let counts = Arc::new(Counts::default());
+        let clients = Clients::new(bounds.clients);
         let shared = Arc::new(Shared {
             answers,
-            places: Arc::new(Semaphore::new(bounds.clients)),
             bounds,
-            counts: Arc::clone(&counts),
+            clients: Arc::clone(&clients),
         });
-        let (stop, stopped) = oneshot::channel();
-        let thread = std::thread::Builder::new()
-            .name("http".to_owned())
-            .stack_size(STACK_BYTES)
-            .spawn(move || {
-                runtime.block_on(async {
-                    tokio::select! {
-                        biased;
-                        _ = stopped => {}
-                        error = serve(listener, shared) => {
-                            tracing::error!(%error, "--listen is not served any more");
-                        }
-                    }
-                });
-                // Clients that are being served are cut off.
-                runtime.shutdown_background();
-            })
-            .map_err(failed)?;
+        let thread = ServingThread::start("http", || serve(listener, shared)).map_err(failed)?;
         Ok(Self {
             address,
-            stop: Some(stop),
-            thread: Some(thread),
-            counts,
+            clients,
+            _thread: thread,
         })
     }
 
@@ -147,65 +97,38 @@ impl Server {
 
     /// What has become of clients so far.
     pub fn clients(&self) -> ClientFigures {
-        self.counts.figures()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            // It waits for nothing that is not bounded; a panic in it has been printed.
-            thread.join().ok();
-        }
+        self.clients.figures()
     }
 }
 
 /// What the tasks of all clients share.
 struct Shared {
     answers: Answers,
-    places: Arc<Semaphore>,
     bounds: Bounds,
-    counts: Arc<Counts>,
+    clients: Arc<Clients>,
 }
 
 /// Accepts for ever.
-async fn serve(listener: StdListener, shared: Arc<Shared>) -> io::Error {
-    let listener = match TcpListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(error) => return error,
-    };
-    loop {
-        let stream = match listener.accept().await {
-            Ok((stream, peer)) => {
-                tracing::debug!(%peer, "http client");
-                stream
-            }
-            Err(error) => {
-                tracing::debug!(%error, "accept on --listen");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
+async fn serve(listener: StdListener, shared: Arc<Shared>) -> io::Result<()> {
+    let listener = TcpListener::from_std(listener)?;
+    let accept = async || listener.accept().await;
+    accept_for_ever(accept, |(stream, peer)| {
+        tracing::debug!(%peer, "http client");
         let shared = Arc::clone(&shared);
-        let Ok(place) = Arc::clone(&shared.places).try_acquire_owned() else {
+        let Some(place) = shared.clients.place() else {
             stream.try_write(SENT_AWAY).ok();
-            shared.counts.sent_away.fetch_add(1, Ordering::Relaxed);
-            continue;
+            return;
         };
         tokio::spawn(async move {
-            let _place = place;
             let attended = timeout(shared.bounds.connection, attend(stream, &shared)).await;
-            let counted = match attended {
-                Ok(Ok(())) => &shared.counts.answered,
-                failed => {
-                    tracing::debug!(?failed, "http client");
-                    &shared.counts.lost
-                }
-            };
-            counted.fetch_add(1, Ordering::Relaxed);
+            place.leave(match attended {
+                Ok(Ok(())) => Ok(()),
+                Ok(Err(error)) => Err(error.to_string()),
+                Err(elapsed) => Err(elapsed.to_string()),
+            });
         });
-    }
+    })
+    .await
 }
 
 /// Serves one client its one request.
@@ -238,7 +161,7 @@ async fn respond(request: &Request<Incoming>, shared: &Shared) -> Response<Full<
             uri.path(),
             uri.query().unwrap_or_default(),
             accept,
-            shared.counts.figures(),
+            shared.clients.figures(),
         )
         .await;
     let mut response = Response::new(Full::new(Bytes::from(body)));
