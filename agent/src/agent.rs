@@ -61,6 +61,8 @@ pub use telling::Ending;
 
 /// Records taken in one go; then the loop looks at its other sources.
 const RECORDS_PER_TURN: usize = 512;
+/// Housekeepings in which each pod is looked at once, where nothing happens to it: a minute, as often as its scores are reviewed.
+const SHARES: usize = 12;
 /// Decisions, and steps, that one sample can lead to before a buffer grows: two for each pod that is leaving, and a handful.
 const DECISIONS: usize = 256;
 /// Figures that are read anew before one decision. Each could have changed it; the bound is for a node where all pods grow at once.
@@ -74,6 +76,8 @@ struct Woken {
     cause: Option<Cause>,
     /// Cgroups have come or gone.
     housekeeping: bool,
+    /// Nothing has, and it is time to look after some of the pods.
+    routine: bool,
     /// A container may have come: a cgroup, or a process into one.
     containers: bool,
 }
@@ -150,6 +154,8 @@ pub struct Agent {
     keeps_programs: bool,
     /// Records in the rings may be of the time before this process: what was armed then is as good as what is armed now.
     is_first_turn: bool,
+    /// The last pod that had its turn in [`Agent::next_share`].
+    looked_at: Option<PodUid>,
 }
 
 /// An event that the engine has taken in and that has been acted upon.
@@ -213,6 +219,7 @@ impl Agent {
             lifecycle: LifecyclePace::default(),
             keeps_programs: false,
             is_first_turn: true,
+            looked_at: None,
         }
     }
 
@@ -270,6 +277,8 @@ impl Agent {
         let mut stage_reports = self.take_stage_reports();
         let mut placement_reports = self.begin_placing();
         let mut cpu_reports = self.take_cpu_reports();
+        // The last housekeeping did not come to its end.
+        let mut is_left = true;
         loop {
             let mut woken = Woken::default();
             tokio::select! {
@@ -327,7 +336,7 @@ impl Agent {
                     woken.housekeeping = true;
                     woken.containers = true;
                 }
-                () = &mut housekeeping => woken.housekeeping = true,
+                () = &mut housekeeping => woken.routine = true,
                 Some(asked) = sources.snapshots.recv() => self.give_snapshot(asked),
             }
             let sampled = self.attend(&mut woken)?;
@@ -340,10 +349,17 @@ impl Agent {
             self.serve_newcomers(!woken.housekeeping);
             woken.housekeeping |= self.order_oom_scores()?;
             self.order_disk_work();
-            if woken.housekeeping {
-                let more = self.housekeeping()?;
+            if woken.housekeeping || woken.routine {
+                // Where records tell what happens to pods, an occasional look at each is enough.
+                let is_told = sources.tells_of_cgroups && self.follows_all_processes();
+                let uids = if is_told && !woken.housekeeping && !is_left {
+                    self.next_share()
+                } else {
+                    self.pods.uids()
+                };
+                is_left = self.housekeeping(&uids)?;
                 self.serve_newcomers(true);
-                let wait = if more {
+                let wait = if is_left {
                     Duration::ZERO
                 } else {
                     sources.housekeeping
@@ -817,15 +833,23 @@ impl Agent {
         }
     }
 
-    /// What can wait: new and gone cgroups, the pressure ring, counts of lost records.
+    /// The pods whose turn it is to be looked at though nothing has happened to them.
+    fn next_share(&mut self) -> Vec<PodUid> {
+        let count = self.pods.len().div_ceil(SHARES);
+        let share = self.pods.uids_after(self.looked_at.as_ref(), count);
+        self.looked_at = share.last().cloned();
+        share
+    }
+
+    /// What can wait: new and gone cgroups of these pods, the pressure ring, counts of lost records.
     ///
     /// Between any two pods urgent work comes first: looking at all of a hundred pods takes longer than an eviction may wait.
     /// Returns whether cgroups have come or gone meanwhile.
-    fn housekeeping(&mut self) -> Result<bool> {
+    fn housekeeping(&mut self, uids: &[PodUid]) -> Result<bool> {
         let mut more = false;
-        for uid in self.pods.uids() {
-            self.look_at(&uid);
-            more |= self.keep_oom_scores(&uid);
+        for uid in uids {
+            self.look_at(uid);
+            more |= self.keep_oom_scores(uid);
             let mut woken = Woken::default();
             self.attend(&mut woken)?;
             more |= woken.housekeeping;

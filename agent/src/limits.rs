@@ -29,6 +29,9 @@ use crate::source::pod_events::PodEvents;
 /// `cpu.stat` is read this often: on v2 the kernel brings the cgroup's statistics up to date for it, on every CPU.
 const CPU_STAT_EVERY_NS: u64 = 5_000_000_000;
 
+/// Files of memory limits that are read for `memory.low` alone are read this often: nothing but a person waits for it.
+const LOW_EVERY_NS: u64 = 60_000_000_000;
+
 /// Of a pod at its limit no more is said than this, unless a process is killed; what is held back is added to the next line.
 const SAID_EVERY_NS: u64 = 1_000_000_000;
 
@@ -108,6 +111,11 @@ impl Origins {
                 || uses(LadderSignal::OomKill, Mechanism::MemoryEvents),
             event_control: uses(LadderSignal::OomKill, Mechanism::EventControl),
         }
+    }
+
+    /// Whether files tell of memory limits anything that should be known soon.
+    fn reads_memory_often(self) -> bool {
+        self.memory == Origin::Files || self.oom_kills == Origin::Files
     }
 
     fn reads_memory(self) -> bool {
@@ -253,6 +261,21 @@ struct PodLimits {
     told_ns: Option<u64>,
 }
 
+/// Which files of a cgroup are to be read.
+#[derive(Debug, Clone, Copy)]
+struct Due {
+    memory: bool,
+    /// With what is waited for.
+    cpu: bool,
+}
+
+impl Due {
+    const ALL: Self = Self {
+        memory: true,
+        cpu: true,
+    };
+}
+
 /// One cgroup of a pod.
 #[derive(Debug)]
 struct Watched {
@@ -286,6 +309,7 @@ pub struct Limits {
     events: Option<PodEvents>,
     pods: BTreeMap<PodUid, PodLimits>,
     cpu_read_ns: Option<u64>,
+    memory_read_ns: Option<u64>,
 }
 
 impl Limits {
@@ -303,6 +327,7 @@ impl Limits {
             events: watches.then(PodEvents::new).transpose()?,
             pods: BTreeMap::new(),
             cpu_read_ns: None,
+            memory_read_ns: None,
         })
     }
 
@@ -478,15 +503,24 @@ impl Limits {
     /// Reads the files of all pods, as far as counts come from files; `cpu.stat` only every few seconds. What cannot be read is
     /// passed to `failed`, once; a cgroup that is gone is no failure.
     pub fn read(&mut self, now_ns: u64, mut failed: impl FnMut(String)) {
-        let reads_cpu = self
-            .cpu_read_ns
-            .is_none_or(|read_ns| now_ns.saturating_sub(read_ns) >= CPU_STAT_EVERY_NS);
-        if reads_cpu {
-            self.cpu_read_ns = Some(now_ns);
-        }
+        let is_due = |read_ns: &mut Option<u64>, every_ns| {
+            let is_due = read_ns.is_none_or(|at_ns| now_ns.saturating_sub(at_ns) >= every_ns);
+            if is_due {
+                *read_ns = Some(now_ns);
+            }
+            is_due
+        };
+        let cpu = is_due(&mut self.cpu_read_ns, CPU_STAT_EVERY_NS);
+        let memory =
+            is_due(&mut self.memory_read_ns, LOW_EVERY_NS) || self.origins.reads_memory_often();
         for watched in all(&mut self.pods) {
             // What a pod has behind it is read at the first look, whenever that is.
-            watched.read(self.origins, reads_cpu || watched.is_history, &mut failed);
+            let is_first = watched.is_history;
+            let due = Due {
+                memory: memory || is_first,
+                cpu: cpu || is_first,
+            };
+            watched.read(self.origins, due, &mut failed);
         }
     }
 
@@ -496,14 +530,14 @@ impl Limits {
         if let Some(pod) = self.pods.get_mut(uid) {
             pod.told_ns = None;
             for watched in pod.cgroups.values_mut() {
-                watched.read(self.origins, true, &mut |_| {});
+                watched.read(self.origins, Due::ALL, &mut |_| {});
             }
         }
     }
 
     /// The next turn is the last: it reads everything and holds nothing back.
     pub fn finish(&mut self) {
-        self.cpu_read_ns = None;
+        (self.cpu_read_ns, self.memory_read_ns) = (None, None);
         for pod in self.pods.values_mut() {
             pod.told_ns = None;
         }
@@ -645,9 +679,9 @@ impl Watched {
         }
     }
 
-    fn read(&mut self, origins: Origins, reads_cpu: bool, failed: &mut impl FnMut(String)) {
-        self.read_waits(reads_cpu, failed);
-        if let Slot::Open(files) = &mut self.memory {
+    fn read(&mut self, origins: Origins, due: Due, failed: &mut impl FnMut(String)) {
+        self.read_waits(due.cpu, failed);
+        if let (Slot::Open(files), true) = (&mut self.memory, due.memory) {
             match files.read() {
                 Ok(read) => {
                     if origins.memory == Origin::Files {
@@ -665,7 +699,7 @@ impl Watched {
                 Err(error) => self.memory = slot(Err(error), failed),
             }
         }
-        if let (Slot::Open(stat), true) = (&self.cpu, reads_cpu) {
+        if let (Slot::Open(stat), true) = (&self.cpu, due.cpu) {
             match read_cpu_stat(stat) {
                 Ok((throttled, throttled_ns)) => {
                     raise(&mut self.now.throttled, throttled);

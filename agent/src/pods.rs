@@ -6,6 +6,7 @@
 //! where usage has moved since; at an urgent sample only where the engine asks for it ([`Pods::freshen`]).
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -26,8 +27,9 @@ use crate::pod_cgroup::{self, ApplyError};
 use crate::remedies::StageFiles;
 use crate::storage::usage::PodDirs;
 
-/// Without urgency it is read again after this time, even if usage stood still.
-const STAT_AGE_MAX_NS: u64 = 10_000_000_000;
+/// Without urgency it is read again after this time, even if usage stood still. A decision that hangs on it has it read anyway
+/// ([`plimsoll_core::policy::freshness`]), and to produce its fifty lines is most of what a pod at rest costs.
+const STAT_AGE_MAX_NS: u64 = 60_000_000_000;
 
 /// A wanted pod.
 #[derive(Debug)]
@@ -287,6 +289,14 @@ impl Pods {
         self.entries.keys().cloned().collect()
     }
 
+    /// At most `count` of them: those that come after `uid`, and then from the first again.
+    pub fn uids_after(&self, uid: Option<&PodUid>, count: usize) -> Vec<PodUid> {
+        let after = uid.map_or(Bound::Unbounded, Bound::Excluded);
+        let rest = self.entries.range((after, Bound::Unbounded));
+        let round = rest.chain(&self.entries).map(|(uid, _)| uid.clone());
+        round.take(count.min(self.entries.len())).collect()
+    }
+
     /// The pod that a cgroup belongs to, by the cgroup's id in the hierarchy that accounts memory: its own or one below it,
     /// as of the last refresh.
     pub fn by_cgroup_id(&self, cgroup_id: u64) -> Option<&PodUid> {
@@ -526,5 +536,38 @@ impl Open {
             read_ns: Some(now_ns),
         };
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::cgroup::tests::fake_host;
+
+    #[test]
+    fn a_round_comes_to_every_pod_and_begins_again() {
+        let (_dir, host) = fake_host(&[("cgroup", "/sys/fs/cgroup/memory", "memory")]);
+        let mounts = host.cgroup_mounts().unwrap();
+        let mut pods = Pods::new(host, mounts, CgroupPath::default());
+        assert_eq!(pods.uids_after(None, 3), []);
+        for name in ["a", "b", "c", "d", "e"] {
+            let pod = serde_json::json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {"name": name, "namespace": "default", "uid": name},
+                "spec": {"containers": [{"name": "c"}]},
+            });
+            pods.apply(Arc::new(serde_json::from_value(pod).unwrap()))
+                .unwrap();
+        }
+        let mut last = None;
+        let mut turn = |count| {
+            let share = pods.uids_after(last.as_ref(), count);
+            last = share.last().cloned();
+            share.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(turn(2), ["a", "b"]);
+        assert_eq!(turn(2), ["c", "d"]);
+        assert_eq!(turn(2), ["e", "a"]);
+        assert_eq!(turn(9), ["b", "c", "d", "e", "a"]);
     }
 }

@@ -158,6 +158,15 @@ impl Agent {
         }
     }
 
+    /// Whether the kernel tells of every process that comes into a pod's cgroup.
+    pub(super) fn follows_all_processes(&self) -> bool {
+        let cgroups = self.pods.cgroups().flat_map(|(_, cgroups)| cgroups);
+        self.bpf
+            .as_ref()
+            .is_some_and(|bpf| bpf.is_attached("process_fork"))
+            && cgroups.take(FOLLOWED_MAX + 1).count() <= FOLLOWED_MAX
+    }
+
     /// After a flood: if records were lost, all pods and their processes are read again. Not urgent.
     pub(super) fn make_up_for_lost_lifecycle(&mut self, woken: &mut Woken) {
         let at_ns = now_ns();

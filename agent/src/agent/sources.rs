@@ -101,6 +101,8 @@ pub struct Sources {
     /// Questions for a snapshot.
     pub(super) snapshots: SnapshotRequests,
     pub(super) housekeeping: Duration,
+    /// Records tell of every cgroup and process that comes or goes.
+    pub(super) tells_of_cgroups: bool,
 }
 
 /// A source and the descriptor by which it is waited for.
@@ -257,6 +259,7 @@ impl Sources {
             _manifest_watch: manifest_watch,
             // Nobody asks.
             snapshots: control::snapshots().1,
+            tells_of_cgroups: told,
             housekeeping: if told {
                 HOUSEKEEPING_TOLD
             } else {

@@ -507,3 +507,32 @@ fn origins_follow_the_ladder() {
     };
     assert_eq!(Origins::of(&choose(&facts), false), eventfds);
 }
+
+#[test]
+fn files_that_only_low_needs_are_read_once_a_minute() {
+    let mut node = v2(Origins {
+        low: Origin::Files,
+        ..KERNEL
+    });
+    node.apply("a");
+    let low = |node: &Node, low: u64| {
+        let text = format!("low {low}\nhigh 0\nmax 0\noom 0\noom_kill 0\n");
+        fs::write(node.dir("", "poda").join("memory.events"), text).unwrap();
+    };
+    node.memory_v2("poda", 0, 0, 0, 0);
+    assert_eq!(node.turn(), []);
+    low(&node, 3);
+    let mut seconds = 0;
+    let told = loop {
+        seconds += 10;
+        let told = node.turn();
+        if !told.is_empty() || seconds > 100 {
+            break told;
+        }
+    };
+    assert_eq!((seconds, told[0].1.low), (60, 3));
+    // The last look misses nothing.
+    low(&node, 4);
+    node.limits.finish();
+    assert_eq!(node.turn()[0].1.low, 1);
+}
