@@ -118,7 +118,7 @@ pub(crate) struct SignalsArgs {
         long,
         value_delimiter = ',',
         value_enum,
-        default_value = "hooks,loops,footprint"
+        default_value = "hooks,loops,footprint,scrape"
     )]
     parts: Vec<SignalsPart>,
     /// Measurements of each loop, in turns
@@ -141,6 +141,8 @@ enum SignalsPart {
     Loops,
     /// The agent's CPU time and memory with many cgroups
     Footprint,
+    /// Time and size of the pages of its HTTP listener with many cgroups
+    Scrape,
 }
 
 /// A service that uses two thirds of its limit and is throttled in a third of its periods.
@@ -289,6 +291,7 @@ impl SignalsPart {
             Self::Hooks => "hooks",
             Self::Loops => "loops",
             Self::Footprint => "footprint",
+            Self::Scrape => "scrape",
         }
     }
 }

@@ -24,7 +24,7 @@ use super::Rows;
 /// Time for all pods to be up.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time for the agent to have seen all pods.
-const SETTLE: Duration = Duration::from_secs(10);
+pub(super) const SETTLE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(60);
 const BUSY: Duration = Duration::from_secs(10);
 /// Cgroups that come and go.
@@ -63,18 +63,7 @@ pub(super) fn run(cgroups: &[u32], rows: &mut Rows) -> anyhow::Result<()> {
 
 fn scene(cgroups: u32, churn: bool) -> anyhow::Result<Vec<Row>> {
     let node = Node::new()?;
-    let mut pods: Vec<Running> = Vec::new();
-    for index in 0..cgroups / CGROUPS_PER_POD {
-        let pod = Pod::best_effort(&format!("sleeper-{index}"));
-        node.write(&pod)?;
-        pods.push(node.exec(&pod, &["sleep", "1000000"])?);
-    }
-    let mut there = 0;
-    let all = wait_until(START_TIMEOUT, Duration::from_millis(100), || {
-        there = count_below_kubepods();
-        there >= cgroups
-    });
-    ensure!(all, "{there} cgroups are there, not {cgroups}");
+    let _pods = sleepers(&node, cgroups)?;
     let agent = node.agent(&Options::hard("memory.available<100Mi"))?;
     sleep(SETTLE);
     let mut rows = vec![over(&agent, cgroups, "idle", || {
@@ -104,6 +93,23 @@ fn scene(cgroups: u32, churn: bool) -> anyhow::Result<Vec<Row>> {
     );
     ensure!(records.dropped == 0, "records were dropped: {records:?}");
     Ok(rows)
+}
+
+/// Pods with so many cgroups, once they are all up.
+pub(super) fn sleepers(node: &Node, cgroups: u32) -> anyhow::Result<Vec<Running>> {
+    let mut pods: Vec<Running> = Vec::new();
+    for index in 0..cgroups / CGROUPS_PER_POD {
+        let pod = Pod::best_effort(&format!("sleeper-{index}"));
+        node.write(&pod)?;
+        pods.push(node.exec(&pod, &["sleep", "1000000"])?);
+    }
+    let mut there = 0;
+    let all = wait_until(START_TIMEOUT, Duration::from_millis(100), || {
+        there = count_below_kubepods();
+        there >= cgroups
+    });
+    ensure!(all, "{there} cgroups are there, not {cgroups}");
+    Ok(pods)
 }
 
 fn over(

@@ -1,9 +1,9 @@
 //! What the `signals` program does: what each signal costs and how soon it is seen, on the kernel that it runs on.
 //!
-//! Four parts, each with its own rows and table. [`hooks`]: every program with its verified instructions and run time per event. [`latency`]:
+//! Five parts, each with its own rows and table. [`hooks`]: every program with its verified instructions and run time per event. [`latency`]:
 //! from the event to userspace, by kind of record, beside a bare ring buffer and beside polling; and how many records a second arrive
 //! without one being dropped. [`super::cost`]: loops that do nothing but what is hooked, attached against detached. [`footprint`]: the
-//! agent's CPU time and memory with many cgroups.
+//! agent's CPU time and memory with many cgroups. [`scrape`]: what it takes to read its HTTP listener then.
 //!
 //! Nothing here lists the signals: programs come from the loader, kinds of records from the ABI, and what they serve from the ladder.
 
@@ -11,6 +11,7 @@ pub mod footprint;
 pub mod hooks;
 pub mod latency;
 mod load;
+pub mod scrape;
 
 use std::fs::File;
 use std::io::Write as _;
@@ -32,6 +33,8 @@ pub enum Part {
     Loops,
     /// The agent with many cgroups.
     Footprint,
+    /// Its HTTP listener with many cgroups.
+    Scrape,
 }
 
 /// How to print.
@@ -108,6 +111,7 @@ pub fn run(plan: &Plan) -> anyhow::Result<()> {
                 rows.say(&format!("\n{}", cost::table(&measured)));
             }
             Part::Footprint => footprint::run(&plan.cgroups, &mut rows)?,
+            Part::Scrape => scrape::run(&plan.cgroups, &mut rows)?,
         }
     }
     Ok(())
