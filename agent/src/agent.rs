@@ -388,9 +388,12 @@ impl Agent {
     fn give_snapshot(&self, asked: oneshot::Sender<Snapshot>) {
         // Whoever asked may have lost patience: then nothing is copied.
         if !asked.is_closed() {
+            let limits = self.limits.totals();
             let snapshot = Snapshot {
                 config: self.engine.config().clone(),
                 state: self.engine.state().clone(),
+                limits: limits.map(|(uid, own)| (uid.clone(), own)).collect(),
+                told: self.reporter.newest(),
                 oom_plan: self.oom_order.as_ref().and_then(OomOrdering::plan).cloned(),
                 records: self
                     .bpf

@@ -18,6 +18,7 @@ use crate::place::PlaceArgs;
 use crate::rank::RankArgs;
 use crate::replay::ReplayArgs;
 use crate::run::RunArgs;
+use crate::top::TopArgs;
 use crate::topology::TopologyArgs;
 use crate::uninstall::UninstallArgs;
 
@@ -34,6 +35,7 @@ Examples:
   plimsoll rank -f ./pods --usage usage.yaml        who would be evicted first, and why; needs no agent
   plimsoll place -f ./pods --machine machine.json   which CPUs and NUMA nodes pods would get
   plimsoll explain eviction                         the same of a running agent, and what would make a pod safe
+  plimsoll top                                      the same and more on a screen, as it happens
   plimsoll config check -f kubelet.yaml             whether a configuration would be accepted, and what is done with it
   plimsoll topology                                 the machine: sockets, NUMA nodes, caches, cores, memory
   plimsoll replay run.journal                       take the same decisions again
@@ -57,6 +59,7 @@ enum Command {
     Place(PlaceArgs),
     Config(ConfigArgs),
     Explain(ExplainArgs),
+    Top(TopArgs),
     Topology(TopologyArgs),
     Uninstall(UninstallArgs),
     #[command(hide = true)]
@@ -125,6 +128,7 @@ pub fn main() -> ExitCode {
                 answer(Err(error.into()), status)
             }
         },
+        Command::Top(args) => answer(crate::top::run(&args).map_err(Into::into), EXIT_FAILURE),
         Command::Topology(args) => answer(
             crate::topology::run(&args).map_err(Into::into),
             EXIT_FAILURE,

@@ -18,14 +18,19 @@ pub use newest::{NoSnapshot, SNAPSHOT_LIFE, Snapshots};
 pub use protocol::{Answer, Refusal, RefusalKind, Reply, Request, VERSION};
 pub use socket::SocketError;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use plimsoll_core::engine::EngineConfig;
+use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::policy::oom_order::OomPlan;
 use plimsoll_core::state::NodeState;
+use plimsoll_core::units::PodUid;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::bpf::AccountReport;
+use crate::limits::LimitTotals;
+use crate::report::Told;
 use crate::tally::Tally;
 
 /// The socket's name in the state directory.
@@ -47,6 +52,25 @@ pub struct Snapshot {
     pub records: Option<AccountReport>,
     /// What the loop has counted of its own work.
     pub tally: Tally,
+    /// What limits have cost the pods.
+    pub limits: BTreeMap<PodUid, LimitTotals>,
+    /// The newest of what was said, the oldest first.
+    pub told: Vec<Arc<Told>>,
+}
+
+impl Snapshot {
+    /// What an engine knows, without anything that only a running loop has.
+    pub fn of(engine: &Engine) -> Self {
+        Self {
+            config: engine.config().clone(),
+            state: engine.state().clone(),
+            oom_plan: None,
+            records: None,
+            tally: Tally::default(),
+            limits: BTreeMap::new(),
+            told: Vec::new(),
+        }
+    }
 }
 
 /// The loop's end: where a snapshot is to go.

@@ -18,7 +18,6 @@ use crate::control::{Answer, Refusal, RefusalKind, Request, Snapshot, socket_pat
 use crate::output::Style;
 use crate::rank::Format;
 use crate::replay::{ReplayError, replay_until};
-use crate::tally::Tally;
 
 /// The agent cannot be asked, or does not answer.
 pub const EXIT_NO_ANSWER: u8 = 1;
@@ -84,7 +83,7 @@ pub enum What {
 }
 
 /// The last nanosecond of the millisecond that `text` names.
-fn seconds(text: &str) -> Result<u64, String> {
+pub(crate) fn seconds(text: &str) -> Result<u64, String> {
     let bad = || "write seconds, with up to three decimals, as 1234.567".to_owned();
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));
     if part.len() > 3 || !part.bytes().all(|digit| digit.is_ascii_digit()) {
@@ -163,6 +162,7 @@ fn json(answer: &Answer) -> io::Result<String> {
         Answer::Throttling(own) => serde_json::to_string_pretty(own),
         Answer::Placement(own) => serde_json::to_string_pretty(own),
         Answer::Records(own) => serde_json::to_string_pretty(own),
+        Answer::Overview(own) => serde_json::to_string_pretty(own),
     };
     Ok(text? + "\n")
 }
@@ -194,14 +194,7 @@ fn answer_to(args: &ExplainArgs) -> Result<Answer, ExplainError> {
             journal.display()
         );
     }
-    let snapshot = Snapshot {
-        config: engine.config().clone(),
-        state: engine.state().clone(),
-        oom_plan: None,
-        records: None,
-        tally: Tally::default(),
-    };
-    answer(&request, &snapshot).map_err(|refusal| AskError::from(refusal).into())
+    answer(&request, &Snapshot::of(&engine)).map_err(|refusal| AskError::from(refusal).into())
 }
 
 #[cfg(test)]

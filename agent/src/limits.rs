@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use plimsoll_core::units::PodUid;
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use crate::bpf::{MemoryTotals, RefaultTotals, StallTotals, ThrottleTotals};
 use crate::host::cgroup::{CgroupMounts, Controller, Hierarchy, Version, cgroup_id};
@@ -37,6 +38,9 @@ const SAID_EVERY_NS: u64 = 1_000_000_000;
 
 /// Shorter waits for memory are added up until they are worth a line.
 const WAITED_NS: u64 = 10_000_000;
+
+/// What is recent is counted over one to two of these.
+const RECENT_NS: u64 = 5_000_000_000;
 
 /// Fewer pages that are read back are, too: 1 MiB.
 const READ_BACK_PAGES: u64 = 256;
@@ -128,7 +132,8 @@ impl Origins {
 }
 
 /// What a pod's limits have cost it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct LimitCounts {
     /// `memory.high` was exceeded and tasks were sent to reclaim. Always 0 on cgroup v1, which has no such limit.
     pub high: u64,
@@ -139,7 +144,8 @@ pub struct LimitCounts {
     /// Reclaimed from although below `memory.low`. 0 on cgroup v1, and on kernels before 7.2 where BPF counts the others: nothing
     /// tells of it there but the file.
     pub low: u64,
-    /// Processes killed by an OOM killer, where nothing tells which.
+    /// Processes killed by an OOM killer. Of what is told line by line only those of which nothing tells which they were; of
+    /// [`LimitTotals`] all.
     pub oom_kills: u64,
     /// For how long tasks were held up for want of memory, nanoseconds: each task by itself where BPF counts, else the time in which
     /// any was. 0 on cgroup v1 without BPF. The next three are parts of it.
@@ -227,6 +233,36 @@ impl LimitCounts {
     }
 }
 
+/// What a pod's limits have cost it since the agent first saw it, for those who ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LimitTotals {
+    /// All of it.
+    pub all: LimitCounts,
+    /// What of it is of the last `recent_ns`.
+    pub recent: LimitCounts,
+    /// The time over which `recent` was counted, nanoseconds; 0: not yet.
+    pub recent_ns: u64,
+    /// The total at the two newest turns that are [`RECENT_NS`] apart, and when they were.
+    #[serde(skip)]
+    marks: [Option<(u64, LimitCounts)>; 2],
+}
+
+impl LimitTotals {
+    /// Adds what is new, at this time.
+    fn add(&mut self, now_ns: u64, new: LimitCounts) {
+        let (newest_ns, _) = *self.marks[1].get_or_insert((now_ns, self.all));
+        self.all.add(new);
+        if now_ns.saturating_sub(newest_ns) >= RECENT_NS {
+            self.marks = [self.marks[1], Some((now_ns, self.all))];
+        }
+        if let [Some((then_ns, then)), _] | [None, Some((then_ns, then))] = self.marks {
+            self.recent = self.all.since(then);
+            self.recent_ns = now_ns.saturating_sub(then_ns);
+        }
+    }
+}
+
 /// A file that may not be there yet.
 #[derive(Debug)]
 enum Slot<T> {
@@ -259,6 +295,7 @@ struct PodLimits {
     untold: LimitCounts,
     /// When something was told.
     told_ns: Option<u64>,
+    totals: LimitTotals,
 }
 
 /// Which files of a cgroup are to be read.
@@ -552,7 +589,7 @@ impl Limits {
         mut told: impl FnMut(&PodUid, LimitCounts),
     ) {
         for (uid, pod) in &mut self.pods {
-            pod.add_up();
+            pod.add_up(now_ns);
             let is_due = pod
                 .told_ns
                 .is_none_or(|told_ns| now_ns.saturating_sub(told_ns) >= SAID_EVERY_NS);
@@ -563,11 +600,27 @@ impl Limits {
         }
         self.pods.retain(|uid, _| pods.contains(uid));
     }
+
+    /// Processes of a pod that were killed and told one by one.
+    pub fn oom_killed(&mut self, uid: &PodUid, now_ns: u64, kills: u64) {
+        if let Some(pod) = self.pods.get_mut(uid) {
+            let new = LimitCounts {
+                oom_kills: kills,
+                ..LimitCounts::default()
+            };
+            pod.totals.add(now_ns, new);
+        }
+    }
+
+    /// What the limits of all pods have cost them.
+    pub fn totals(&self) -> impl Iterator<Item = (&PodUid, LimitTotals)> {
+        self.pods.iter().map(|(uid, pod)| (uid, pod.totals))
+    }
 }
 
 impl PodLimits {
     /// Adds what is new in its cgroups, and forgets those that are gone.
-    fn add_up(&mut self) {
+    fn add_up(&mut self, now_ns: u64) {
         let (mut own, mut below) = (LimitCounts::default(), LimitCounts::default());
         for watched in self.cgroups.values_mut() {
             if !std::mem::take(&mut watched.is_history) {
@@ -584,11 +637,13 @@ impl PodLimits {
         let throttled = own.throttled.max(below.throttled);
         let throttled_ns = own.throttled_ns.max(below.throttled_ns);
         own.add(below);
-        self.untold.add(LimitCounts {
+        let new = LimitCounts {
             throttled,
             throttled_ns,
             ..own
-        });
+        };
+        self.untold.add(new);
+        self.totals.add(now_ns, new);
     }
 }
 

@@ -1,7 +1,7 @@
 //! `plimsoll replay JOURNAL`: feeds a journal's events to a fresh engine and compares the decisions byte for byte.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -47,6 +47,12 @@ pub enum ReplayError {
         /// What is wrong.
         #[source]
         source: serde_json::Error,
+    },
+    /// There is nothing in it.
+    #[error("{path}: this journal is empty: the agent that made it was ended before it wrote the first line, or the disk was full", path = path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
     },
     /// The journal of another format.
     #[error("{path}: this is a journal of format {found}, and this plimsoll reads format {JOURNAL_VERSION}: use the plimsoll that wrote it ({wrote})", path = path.display())]
@@ -112,70 +118,200 @@ pub fn replay_until(
     until_ns: u64,
     mut show: impl FnMut(&Event, &[Decision]) -> std::io::Result<()>,
 ) -> Result<(Replayed, Engine), ReplayError> {
-    let io = |source| ReplayError::Io {
-        path: path.to_owned(),
-        source,
-    };
-    let mut reader = BufReader::new(File::open(path).map_err(io)?);
-    let mut text = String::new();
-    reader.read_line(&mut text).map_err(io)?;
-    let bad_line = |line, source| ReplayError::Line {
+    let (mut steps, mut engine) = Steps::open(path)?;
+    let mut replayed = Replayed::default();
+    let mut decisions = Vec::new();
+    while let Some(step) = steps.next()? {
+        if step.event.at_ns > until_ns {
+            break;
+        }
+        decisions.clear();
+        let difference = step.take(&mut engine, &mut decisions)?;
+        replayed.steps += 1;
+        replayed.decisions += decisions.len();
+        show(&step.event, &decisions).map_err(|source| ReplayError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
+        if difference.is_some() {
+            replayed.difference = difference;
+            break;
+        }
+    }
+    replayed.torn = steps.torn;
+    Ok((replayed, engine))
+}
+
+/// A journal, read step by step.
+#[derive(Debug)]
+pub struct Steps {
+    path: PathBuf,
+    reader: BufReader<File>,
+    text: String,
+    place: StepPlace,
+    torn: bool,
+}
+
+/// Where a step is in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepPlace {
+    /// Bytes before it.
+    offset: u64,
+    /// Lines before it.
+    lines: usize,
+}
+
+/// A step as it was written.
+#[derive(Debug)]
+pub struct Step<'a> {
+    /// What happened.
+    pub event: Event,
+    /// What was decided, as JSON.
+    recorded: &'a str,
+    path: &'a Path,
+    line: usize,
+}
+
+impl Step<'_> {
+    /// Lets the engine take the step, and appends what it decides. Returns the line, what it says, and what came out now, if these differ.
+    ///
+    /// # Errors
+    /// None: decisions can be written as JSON.
+    pub fn take(
+        &self,
+        engine: &mut Engine,
+        decisions: &mut Vec<Decision>,
+    ) -> Result<Option<(usize, String, String)>, ReplayError> {
+        let before = decisions.len();
+        engine.step(&self.event, decisions);
+        let now = serde_json::to_string(&decisions[before..])
+            .map_err(|source| bad_line(self.path, self.line, source))?;
+        Ok((now != self.recorded).then(|| (self.line, self.recorded.to_owned(), now)))
+    }
+}
+
+fn bad_line(path: &Path, line: usize, source: serde_json::Error) -> ReplayError {
+    ReplayError::Line {
         path: path.to_owned(),
         line,
         source,
-    };
-    let header: Header<'_> = serde_json::from_str(&text).map_err(|source| bad_line(1, source))?;
-    if header.journal != JOURNAL_VERSION {
-        return Err(ReplayError::Version {
-            path: path.to_owned(),
-            found: header.journal,
-            wrote: header.plimsoll.into_owned(),
-        });
     }
-    let mut engine = Engine::resume(header.config.into_owned(), header.state.into_owned());
-    let mut replayed = Replayed::default();
-    let mut decisions = Vec::new();
-    for line in 2.. {
-        text.clear();
-        if reader.read_line(&mut text).map_err(io)? == 0 {
-            break;
+}
+
+impl Steps {
+    /// Opens a journal; and the engine as it was when it was begun.
+    ///
+    /// # Errors
+    /// [`ReplayError`].
+    pub fn open(path: &Path) -> Result<(Self, Engine), ReplayError> {
+        let io = |source| ReplayError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        let mut steps = Self {
+            path: path.to_owned(),
+            reader: BufReader::new(File::open(path).map_err(io)?),
+            text: String::new(),
+            place: StepPlace {
+                offset: 0,
+                lines: 0,
+            },
+            torn: false,
+        };
+        if !steps.read_line()? {
+            return Err(ReplayError::Empty {
+                path: path.to_owned(),
+            });
         }
-        if !text.ends_with('\n') {
-            replayed.torn = true;
-            break;
+        let header: Header<'_> =
+            serde_json::from_str(&steps.text).map_err(|source| bad_line(path, 1, source))?;
+        if header.journal != JOURNAL_VERSION {
+            return Err(ReplayError::Version {
+                path: path.to_owned(),
+                found: header.journal,
+                wrote: header.plimsoll.into_owned(),
+            });
         }
-        let step: StepLine<'_> =
-            serde_json::from_str(&text).map_err(|source| bad_line(line, source))?;
+        let engine = Engine::resume(header.config.into_owned(), header.state.into_owned());
+        Ok((steps, engine))
+    }
+
+    /// Reads a line into `text`; `false` at the end.
+    fn read_line(&mut self) -> Result<bool, ReplayError> {
+        self.text.clear();
+        let io = |source| ReplayError::Io {
+            path: self.path.clone(),
+            source,
+        };
+        let read = self.reader.read_line(&mut self.text).map_err(io)?;
+        self.place.offset += read as u64;
+        self.place.lines += 1;
+        Ok(read > 0)
+    }
+
+    /// The next step; `None` at the end, and where the last line was cut off.
+    ///
+    /// # Errors
+    /// [`ReplayError`].
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "a step borrows the line, and there may be an error"
+    )]
+    pub fn next(&mut self) -> Result<Option<Step<'_>>, ReplayError> {
+        if !self.read_line()? {
+            return Ok(None);
+        }
+        if !self.text.ends_with('\n') {
+            self.torn = true;
+            return Ok(None);
+        }
+        let line = self.place.lines;
+        let bad = |source| bad_line(&self.path, line, source);
+        let step: StepLine<'_> = serde_json::from_str(&self.text).map_err(bad)?;
         if step.lost > 0 {
             return Err(ReplayError::Gap {
-                path: path.to_owned(),
+                path: self.path.clone(),
                 line,
                 lost: step.lost,
             });
         }
         let missing = || {
-            bad_line(
-                line,
-                serde::de::Error::custom("a step needs \"event\" and \"decisions\""),
-            )
+            bad(serde::de::Error::custom(
+                "a step needs \"event\" and \"decisions\"",
+            ))
         };
-        let event = step.event.as_ref().ok_or_else(missing)?;
-        if event.at_ns > until_ns {
-            break;
-        }
-        let recorded = step.decisions.ok_or_else(missing)?.get();
-        decisions.clear();
-        engine.step(event, &mut decisions);
-        replayed.steps += 1;
-        replayed.decisions += decisions.len();
-        let now = serde_json::to_string(&decisions).map_err(|source| bad_line(line, source))?;
-        show(event, &decisions).map_err(io)?;
-        if now != recorded {
-            replayed.difference = Some((line, recorded.to_owned(), now));
-            break;
-        }
+        Ok(Some(Step {
+            event: step.event.ok_or_else(missing)?,
+            recorded: step.decisions.ok_or_else(missing)?.get(),
+            path: &self.path,
+            line,
+        }))
     }
-    Ok((replayed, engine))
+
+    /// Where the next step is.
+    pub fn place(&self) -> StepPlace {
+        self.place
+    }
+
+    /// Goes on at a place of this journal.
+    ///
+    /// # Errors
+    /// A file in which one cannot go back, such as a pipe.
+    pub fn go_to(&mut self, place: StepPlace) -> Result<(), ReplayError> {
+        self.reader
+            .seek(SeekFrom::Start(place.offset))
+            .map_err(|source| ReplayError::Io {
+                path: self.path.clone(),
+                source,
+            })?;
+        self.place = place;
+        Ok(())
+    }
+
+    /// Whether the last line was cut off, as by `kill -9`.
+    pub fn is_torn(&self) -> bool {
+        self.torn
+    }
 }
 
 /// Runs `plimsoll replay`: exit status 0 when all decisions are the same, 1 when one differs.
@@ -322,6 +458,9 @@ mod tests {
                 ..
             })
         ));
+        std::fs::write(&path, "").unwrap();
+        let error = replay(&path, |_, _| Ok(())).unwrap_err().to_string();
+        assert!(error.contains("is empty"), "{error}");
         std::fs::write(&path, text.replacen("\"journal\":1", "\"journal\":9", 1)).unwrap();
         assert!(matches!(
             replay(&path, |_, _| Ok(())),

@@ -19,7 +19,8 @@ use crate::agent::{Agent, Disk, Ending, LastLine, Placing, Sources, StopSignals,
 use crate::bpf::{Bpf, PinOwner};
 use crate::check::{Report, load_bpf};
 use crate::config::{Config, ConfigFile, Effective, EvictionFlags};
-use crate::control::{self, Snapshots, server::Bounds};
+use crate::control::server::{AnswerSources, Bounds, Server};
+use crate::control::{self, Snapshots};
 use crate::cpu_time::{CPU_LEDGER, CpuTime, READ_EVERY};
 use crate::facts::{Facts, hooks_of};
 use crate::host::HostRoot;
@@ -76,7 +77,7 @@ pub struct RunArgs {
     /// Where the lock and the record of changed kernel settings are kept
     #[arg(long, value_name = "DIR", default_value = "/run/plimsoll")]
     pub state_dir: PathBuf,
-    /// The socket at which `plimsoll explain` asks [default: control.sock in the state directory]
+    /// The socket at which `plimsoll explain` and `plimsoll top` ask [default: control.sock in the state directory]
     #[arg(long, value_name = "PATH")]
     pub control_socket: Option<PathBuf>,
     /// Group (name or number) that may ask too; else only root
@@ -400,15 +401,14 @@ impl Started<'_> {
             let socket = control::socket_path(&args.state_dir, args.control_socket.as_deref());
             let group = args.control_group.as_deref();
             let snapshots = Arc::new(Snapshots::new(snapshot_source));
-            let _control = control::server::Server::start(
-                &socket,
-                group,
-                Arc::clone(&snapshots),
-                Bounds::default(),
-            )?;
+            let statistics = || Statistics::new(host.clone(), mounts.clone(), cgroup_root.clone());
+            let answers = AnswerSources {
+                snapshots: Arc::clone(&snapshots),
+                statistics: statistics(),
+            };
+            let _control = Server::start(&socket, group, answers, Bounds::default())?;
             let serve_http = |listener| {
-                let statistics = Statistics::new(host.clone(), mounts.clone(), cgroup_root.clone());
-                let answers = http::Answers::new(snapshots, statistics)
+                let answers = http::Answers::new(snapshots, statistics())
                     .with_programs(bpf.as_ref().map(Bpf::run_meters).unwrap_or_default())
                     .with_pods_in_metrics(args.metrics_per_pod);
                 http::Server::start(listener, answers, http::Bounds::default())

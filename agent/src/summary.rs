@@ -50,6 +50,19 @@ pub struct Statistics {
     rates: Rates,
 }
 
+/// What a pod as a whole takes.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PodUse {
+    /// CPU time.
+    pub cpu: Option<CpuStats>,
+    /// Memory.
+    pub memory: Option<MemoryStats>,
+    /// Disks.
+    pub io: Option<IoStats>,
+    /// Swap.
+    pub swap: Option<SwapStats>,
+}
+
 /// One request: every figure of it is of about the same time.
 #[derive(Debug)]
 pub struct Request<'a> {
@@ -180,6 +193,18 @@ impl Request<'_> {
             process_stats: reader.processes(&dir).map(|count| ProcessStats {
                 process_count: Some(count),
             }),
+            swap: reader.swap(&path),
+        })
+    }
+
+    /// What a pod as a whole takes of CPU, memory and disks, and how it waits for them; `None` while it has no cgroup.
+    pub fn pod_use(&self, uid: &PodUid) -> Option<PodUse> {
+        let path = self.cgroup_of(uid, self.state.pods.get(uid)?)?;
+        let reader = self.reader();
+        Some(PodUse {
+            cpu: reader.cpu(&path),
+            memory: reader.memory(&path),
+            io: reader.io(&path),
             swap: reader.swap(&path),
         })
     }

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use plimsoll_core::signal::Unit;
+
 use crate::output::Style;
 
 /// How a row is shown.
@@ -93,6 +95,37 @@ pub(crate) fn bytes(amount: i128) -> String {
     match (tenths / 10, tenths % 10) {
         (whole, 0) => format!("{sign}{whole}{}", units[unit]),
         (whole, tenth) => format!("{sign}{whole}.{tenth}{}", units[unit]),
+    }
+}
+
+/// An amount in its unit.
+pub(crate) fn amount(own: i128, unit: Unit) -> String {
+    match unit {
+        Unit::Bytes => bytes(own),
+        Unit::Inodes | Unit::Processes => own.to_string(),
+        Unit::Share => percent(own),
+        Unit::BytesPerSecond => format!("{}/s", bytes(own)),
+        Unit::MilliCpus => format!("{own}m"),
+    }
+}
+
+/// Hundredths of a percent.
+pub(crate) fn percent(share: i128) -> String {
+    let sign = if share < 0 { "-" } else { "" };
+    let share = share.unsigned_abs();
+    format!("{sign}{}.{:02} %", share / 100, share % 100)
+}
+
+/// A span of time.
+pub(crate) fn span(ns: u64) -> String {
+    let ms = ns / 1_000_000;
+    match ms {
+        0..1_000 => format!("{ms} ms"),
+        1_000..120_000 => match (ms / 1000, ms % 1000 / 100) {
+            (s, 0) => format!("{s} s"),
+            (s, tenth) => format!("{s}.{tenth} s"),
+        },
+        _ => format!("{} min", ms / 60_000),
     }
 }
 

@@ -6,7 +6,7 @@
 
 pub mod holders;
 mod layout;
-mod svg;
+pub(crate) mod svg;
 mod text;
 
 use std::io::{self, Write};

@@ -10,11 +10,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use plimsoll::control::client::{AskError, ask};
-use plimsoll::control::server::{Bounds, Server};
+use plimsoll::control::server::{AnswerSources, Bounds, Server};
 use plimsoll::control::{
     Answer, RefusalKind, Request, Snapshot, SnapshotRequests, Snapshots, snapshots,
 };
-use plimsoll::tally::Tally;
+use plimsoll::host::{CgroupPath, HostRoot};
+use plimsoll::summary::Statistics;
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::pod::Pod;
@@ -81,14 +82,7 @@ struct Fixture {
 fn answer_all(mut requests: SnapshotRequests, engine: Engine, given: &AtomicUsize) {
     while let Some(asked) = requests.blocking_recv() {
         given.fetch_add(1, Ordering::Relaxed);
-        let snapshot = Snapshot {
-            config: engine.config().clone(),
-            state: engine.state().clone(),
-            oom_plan: None,
-            records: None,
-            tally: Tally::default(),
-        };
-        asked.send(snapshot).ok();
+        asked.send(Snapshot::of(&engine)).ok();
     }
 }
 
@@ -112,7 +106,13 @@ fn fixture(
         patience: PATIENCE,
         ..Bounds::default()
     };
-    let server = Server::start(&path, None, Arc::new(Snapshots::new(source)), bounds).unwrap();
+    let host = HostRoot::live();
+    let mounts = host.cgroup_mounts().unwrap();
+    let sources = AnswerSources {
+        snapshots: Arc::new(Snapshots::new(source)),
+        statistics: Statistics::new(host, mounts, CgroupPath::default()),
+    };
+    let server = Server::start(&path, None, sources, bounds).unwrap();
     Fixture {
         path,
         server,
@@ -205,6 +205,40 @@ fn many_questions_cost_the_loop_few_snapshots() {
     let at_most = 2 + start.elapsed().as_millis() / 100;
     let given = fixture.given.load(Ordering::Relaxed);
     assert!(given as u128 <= at_most, "{given} > {at_most}");
+}
+
+#[test]
+fn one_overview_serves_many() {
+    let fixture = serve(4);
+    let Answer::Overview(first) = ask(&fixture.path, &Request::Overview).unwrap() else {
+        panic!("another answer");
+    };
+    assert_eq!(first.pid, Some(std::process::id()));
+    assert_eq!(first.pods.len(), 4);
+    assert_eq!(first.pods[3].place.unwrap().rank, 1);
+    assert_eq!(first.pods[3].memory.usage_bytes, Some(3 * MIB));
+    assert_eq!(first.node.memory_capacity_bytes, Some(1024 * MIB));
+    assert!(first.node.name.is_some(), "read from this host");
+    let start = Instant::now();
+    for _ in 0..50 {
+        ask(&fixture.path, &Request::Overview).unwrap();
+    }
+    // One when the first came, and one each half second.
+    let at_most = 2 + start.elapsed().as_millis() / 500;
+    let given = fixture.given.load(Ordering::Relaxed);
+    assert!(given as u128 <= at_most, "{given} > {at_most}");
+}
+
+#[test]
+fn an_overview_of_many_pods_is_small() {
+    let fixture = serve(1000);
+    let text = raw(&fixture.path, Request::Overview.to_line().as_bytes());
+    assert!(
+        text.contains("\"answer\""),
+        "{}",
+        &text[..200.min(text.len())]
+    );
+    assert!(text.len() < 1000 << 10, "{} bytes", text.len());
 }
 
 #[test]

@@ -62,14 +62,11 @@ fn serve_host(
             while let Some(asked) = requests.blocking_recv() {
                 given.fetch_add(1, Ordering::Relaxed);
                 let snapshot = Snapshot {
-                    config: engine.config().clone(),
-                    state: engine.state().clone(),
-                    oom_plan: None,
-                    records: None,
                     tally: Tally {
                         pods_listed: listed.load(Ordering::Relaxed),
                         ..Tally::default()
                     },
+                    ..Snapshot::of(&engine)
                 };
                 asked.send(snapshot).ok();
             }

@@ -11,6 +11,8 @@
 
 use std::collections::BTreeMap;
 
+use plimsoll_core::units::PodUid;
+
 use super::Record;
 use crate::pods::Pods;
 
@@ -88,7 +90,7 @@ pub(super) struct OomKill {
     pub(super) at_ns: u64,
     pub(super) cgroup_id: u64,
     /// The pod, looked up while its cgroup is known. `None`: not yet.
-    pod: Option<Option<String>>,
+    pod: Option<Option<(PodUid, String)>>,
     pub(super) tgid: u32,
     pub(super) comm: [u8; plimsoll_abi::COMM_BYTES],
     /// The record says whose limit was hit: it is the kernel's choice, and its victims are named by records of their own.
@@ -138,19 +140,27 @@ impl OomKill {
 
     /// Looks up whose the cgroups are: soon, for they may be gone when the kill is told.
     pub(super) fn look_up(&mut self, pods: &Pods) {
-        let name = |cgroup_id| pods.by_cgroup_id(cgroup_id).map(|uid| pods.name(uid));
-        let pod = self.pod.get_or_insert_with(|| name(self.cgroup_id));
+        let whose = |cgroup_id| {
+            let uid = pods.by_cgroup_id(cgroup_id)?;
+            Some((uid.clone(), pods.name(uid)))
+        };
+        let pod = self.pod.get_or_insert_with(|| whose(self.cgroup_id));
         for victims in self.cgroups.iter_mut().flatten() {
             victims.is_of_pod.get_or_insert_with(|| {
                 victims.cgroup_id == self.cgroup_id
-                    || pod.is_some() && name(victims.cgroup_id) == *pod
+                    || pod.is_some() && whose(victims.cgroup_id) == *pod
             });
         }
     }
 
     /// The pod's name, once it was looked up.
     pub(super) fn pod(&self) -> Option<&str> {
-        self.pod.as_ref()?.as_deref()
+        Some(&self.pod.as_ref()?.as_ref()?.1)
+    }
+
+    /// The pod, once it was looked up.
+    pub(super) fn uid(&self) -> Option<&PodUid> {
+        Some(&self.pod.as_ref()?.as_ref()?.0)
     }
 
     /// How many processes went. 1 where nobody names the victims of a choice.

@@ -10,7 +10,7 @@ use crate::host::processes::own_cost;
 use crate::journal::Journal;
 use crate::ladder::Choice;
 use crate::limits::LimitCounts;
-use crate::report::{Line, Records};
+use crate::report::{Line, Records, is_told};
 
 /// More than any ring holds.
 const RING_RECORDS_MAX: usize = 1 << 16;
@@ -34,14 +34,10 @@ impl Agent {
 
     pub(super) fn tell(&mut self, event: &Event, decision: &Decision) {
         self.tally.decided(decision);
+        if !is_told(decision) {
+            return;
+        }
         let uid = match decision {
-            Decision::Arm { .. }
-            | Decision::SampleBy { .. }
-            | Decision::ReadStorageEvery { .. }
-            | Decision::StopReclaim { .. }
-            | Decision::ReleaseMemory { .. } => {
-                return;
-            }
             Decision::Evict { uid, .. }
             | Decision::End { uid, .. }
             | Decision::Kill { uid, .. }
@@ -55,7 +51,12 @@ impl Agent {
             | Decision::RestoreCpu { uid, .. }
             | Decision::Finished { uid, .. } => Some(uid),
             Decision::PlacementLost { note } => Some(&note.pod),
-            Decision::ReclaimNode { .. }
+            Decision::Arm { .. }
+            | Decision::SampleBy { .. }
+            | Decision::ReadStorageEvery { .. }
+            | Decision::StopReclaim { .. }
+            | Decision::ReleaseMemory { .. }
+            | Decision::ReclaimNode { .. }
             | Decision::Place { .. }
             | Decision::PlacementFailed { .. }
             | Decision::NoVictim { .. }
@@ -130,6 +131,9 @@ impl Agent {
                 index += 1;
             }
             self.tally.oom_kills.add(pod.is_some(), kills);
+            if let Some(uid) = kill.uid() {
+                self.limits.oom_killed(uid, now_ns, kills);
+            }
             let comm = String::from_utf8_lossy(&kill.comm);
             self.reporter.say(&Line::KernelOomKill {
                 at_ns: kill.at_ns,
@@ -156,6 +160,7 @@ impl Agent {
             pods,
             reporter,
             tally,
+            limits,
             ..
         } = self
         else {
@@ -177,7 +182,11 @@ impl Agent {
             })
         });
         oom_kills.folded.tell(|cgroup_id, kills| {
-            let pod = pods.by_cgroup_id(cgroup_id).map(|uid| pods.name(uid));
+            let uid = pods.by_cgroup_id(cgroup_id);
+            if let Some(uid) = uid {
+                limits.oom_killed(uid, at_ns, kills);
+            }
+            let pod = uid.map(|uid| pods.name(uid));
             tally.oom_kills.add(pod.is_some(), kills);
             reporter.say(&Line::KernelOomKill {
                 at_ns,

@@ -1,11 +1,14 @@
 //! What is said over the control socket.
 
+use std::sync::Arc;
+
 use plimsoll_core::explain::{
     EvictionExplanation, OomExplanation, PlacementExplanation, ThrottlingExplanation,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::bpf::AccountReport;
+use crate::overview::Overview;
 
 /// The version of the protocol. A change that an older client cannot read raises it.
 pub const VERSION: u32 = 1;
@@ -42,6 +45,8 @@ pub enum Request {
     },
     /// Where every record of the kernel went.
     Records,
+    /// The node at a glance.
+    Overview,
     /// Which CPUs and NUMA nodes pods have, and how they came there.
     ExplainPlacement {
         /// A pod to look at, as above.
@@ -64,6 +69,8 @@ pub enum Answer {
     Placement(Box<PlacementExplanation>),
     /// To [`Request::Records`]; `None` where no BPF program sends any.
     Records(Option<AccountReport>),
+    /// To [`Request::Overview`].
+    Overview(Arc<Overview>),
 }
 
 /// Why a question is not answered.

@@ -7,18 +7,21 @@ use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use plimsoll_core::explain::{
     EvictionExplanation, ExplainError, NoSuchPod, OomError, OomExplanation, PlacementNotExplained,
     ThrottlingExplanation, placement_of,
 };
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::socket::ControlSocket;
 use super::{Answer, Refusal, RefusalKind, Reply, Request, Snapshot, Snapshots, SocketError};
+use crate::overview::{Figures, Overview};
 use crate::serving::{ClientFigures, Clients, ServingThread, accept_for_ever};
+use crate::summary::Statistics;
 
 /// What clients may take.
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +44,18 @@ impl Default for Bounds {
     }
 }
 
+/// An overview is as good as a new one for so long: its figures come from some files of each pod.
+const OVERVIEW_LIFE: Duration = Duration::from_millis(500);
+
+/// Where answers come from.
+#[derive(Debug)]
+pub struct AnswerSources {
+    /// The loop.
+    pub snapshots: Arc<Snapshots>,
+    /// Cgroup files, for figures that nobody decides by.
+    pub statistics: Statistics,
+}
+
 /// A running server. Dropping it ends its thread and removes the socket.
 #[derive(Debug)]
 pub struct Server {
@@ -51,14 +66,14 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes the socket at `path`, for root and `group`, and serves it. Answers come from `snapshots`.
+    /// Makes the socket at `path`, for root and `group`, and serves it.
     ///
     /// # Errors
     /// [`SocketError`].
     pub fn start(
         path: &Path,
         group: Option<&str>,
-        snapshots: Arc<Snapshots>,
+        sources: AnswerSources,
         bounds: Bounds,
     ) -> Result<Self, SocketError> {
         let (socket, listener) = ControlSocket::bind(path, group)?;
@@ -70,7 +85,8 @@ impl Server {
         listener.set_nonblocking(true).map_err(failed)?;
         let clients = Clients::new(bounds.clients);
         let shared = Arc::new(Shared {
-            snapshots,
+            sources,
+            overview: Mutex::new(None),
             bounds,
             clients: Arc::clone(&clients),
         });
@@ -90,7 +106,8 @@ impl Server {
 
 /// What the tasks of all clients share.
 struct Shared {
-    snapshots: Arc<Snapshots>,
+    sources: AnswerSources,
+    overview: Mutex<Option<(Instant, Arc<Overview>)>>,
     bounds: Bounds,
     clients: Arc<Clients>,
 }
@@ -147,10 +164,55 @@ async fn reply_to(line: &[u8], shared: &Shared) -> Reply {
         Ok(request) => request,
         Err(refusal) => return Reply::Error(refusal),
     };
-    match shared.snapshots.get(shared.bounds.patience).await {
-        Ok(snapshot) => answer(&request, &snapshot).into(),
-        Err(error) => Reply::Error(Refusal::new(RefusalKind::Busy, error.to_string())),
+    if request == Request::Overview {
+        return overview(shared).await.map(Answer::Overview).into();
     }
+    match shared.snapshots().await {
+        Ok(snapshot) => answer(&request, &snapshot).into(),
+        Err(refusal) => Reply::Error(refusal),
+    }
+}
+
+impl Shared {
+    async fn snapshots(&self) -> Result<Arc<Snapshot>, Refusal> {
+        let snapshot = self.sources.snapshots.get(self.bounds.patience).await;
+        snapshot.map_err(|error| Refusal::new(RefusalKind::Busy, error.to_string()))
+    }
+}
+
+/// The newest overview if it is new enough, else one from the loop and from files.
+async fn overview(shared: &Shared) -> Result<Arc<Overview>, Refusal> {
+    // Whoever comes meanwhile waits here and then finds a new one.
+    let mut newest = shared.overview.lock().await;
+    if let Some((made, overview)) = &*newest
+        && made.elapsed() < OVERVIEW_LIFE
+    {
+        return Ok(Arc::clone(overview));
+    }
+    *newest = None;
+    let snapshot = shared.snapshots().await?;
+    let request = shared.sources.statistics.request(&snapshot.state);
+    let mut figures = Figures {
+        pid: Some(std::process::id()),
+        node: Some(request.node()),
+        ..Figures::default()
+    };
+    for uid in request.pods() {
+        if let Some(read) = request.pod_use(uid) {
+            figures.pods.insert(uid.clone(), read);
+        }
+        // Others who ask meanwhile have their turn.
+        tokio::task::yield_now().await;
+    }
+    let overview = Arc::new(overview_of(&snapshot, &figures)?);
+    *newest = Some((Instant::now(), Arc::clone(&overview)));
+    Ok(overview)
+}
+
+fn overview_of(snapshot: &Snapshot, figures: &Figures) -> Result<Overview, Refusal> {
+    // It asks for no signal and no pod by name.
+    Overview::new(snapshot, figures)
+        .map_err(|error| Refusal::new(RefusalKind::UnknownSignal, error.to_string()))
 }
 
 /// Computes an answer.
@@ -163,9 +225,12 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
         state,
         oom_plan,
         records,
-        tally: _,
+        ..
     } = snapshot;
     match request {
+        Request::Overview => {
+            overview_of(snapshot, &Figures::default()).map(|own| Answer::Overview(Arc::new(own)))
+        }
         Request::Records => Ok(Answer::Records(records.clone())),
         Request::ExplainEviction { signal, pod } => {
             EvictionExplanation::new(config, state, signal.as_deref(), pod.as_deref())

@@ -10,7 +10,7 @@ use plimsoll_core::threshold::Operator;
 use crate::control::Answer;
 use crate::output::Style;
 use crate::rank::ranking_table;
-use crate::table::{Table, Tone, bytes};
+use crate::table::{Table, Tone, amount, bytes, percent, span};
 
 /// The text, each line ended.
 /// `why`: of a placement also how it came about.
@@ -27,37 +27,7 @@ pub(super) fn render(answer: &Answer, why: bool, style: Style) -> String {
             || "no BPF program sends records\n".to_owned(),
             |own| crate::check::records_text(own, style),
         ),
-    }
-}
-
-/// An amount in its unit.
-fn amount(own: i128, unit: Unit) -> String {
-    match unit {
-        Unit::Bytes => bytes(own),
-        Unit::Inodes | Unit::Processes => own.to_string(),
-        Unit::Share => percent(own),
-        Unit::BytesPerSecond => format!("{}/s", bytes(own)),
-        Unit::MilliCpus => format!("{own}m"),
-    }
-}
-
-/// Hundredths of a percent.
-fn percent(share: i128) -> String {
-    let sign = if share < 0 { "-" } else { "" };
-    let share = share.unsigned_abs();
-    format!("{sign}{}.{:02} %", share / 100, share % 100)
-}
-
-/// A span of time.
-fn span(ns: u64) -> String {
-    let ms = ns / 1_000_000;
-    match ms {
-        0..1_000 => format!("{ms} ms"),
-        1_000..120_000 => match (ms / 1000, ms % 1000 / 100) {
-            (s, 0) => format!("{s} s"),
-            (s, tenth) => format!("{s}.{tenth} s"),
-        },
-        _ => format!("{} min", ms / 60_000),
+        Answer::Overview(own) => crate::top::table(own, style),
     }
 }
 
@@ -484,13 +454,7 @@ mod tests {
         };
         let kind = EventKind::Sample(sample);
         engine.step(&Event { at_ns: 2, kind }, &mut Vec::new());
-        Snapshot {
-            config: engine.config().clone(),
-            state: engine.state().clone(),
-            oom_plan: None,
-            records: None,
-            tally: crate::tally::Tally::default(),
-        }
+        Snapshot::of(&engine)
     }
 
     fn shown(request: &Request) -> String {

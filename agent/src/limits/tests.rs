@@ -536,3 +536,36 @@ fn files_that_only_low_needs_are_read_once_a_minute() {
     node.limits.finish();
     assert_eq!(node.turn()[0].1.low, 1);
 }
+
+#[test]
+fn totals_are_all_of_it_and_what_is_recent() {
+    let mut totals = LimitTotals::default();
+    let count = |throttled| LimitCounts {
+        throttled,
+        ..LimitCounts::default()
+    };
+    let mut seen = Vec::new();
+    for (at_s, new) in [(100, 7), (103, 1), (106, 2), (111, 4), (116, 0), (121, 0)] {
+        totals.add(at_s * SECOND, count(new));
+        let LimitTotals {
+            all,
+            recent,
+            recent_ns,
+            ..
+        } = totals;
+        seen.push((all.throttled, recent.throttled, recent_ns / SECOND));
+    }
+    assert_eq!(
+        seen,
+        [
+            // Counted since the first look, over no time yet.
+            (7, 7, 0),
+            (8, 8, 3),
+            (10, 10, 6),
+            // Since the sixth second, and what comes later moves on.
+            (14, 4, 5),
+            (14, 0, 5),
+            (14, 0, 5),
+        ]
+    );
+}

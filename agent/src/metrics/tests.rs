@@ -79,11 +79,9 @@ fn snapshot(pods: u64) -> Snapshot {
         folded: 2,
     };
     Snapshot {
-        config: engine.config().clone(),
-        state: engine.state().clone(),
-        oom_plan: None,
         records: Some(records),
         tally,
+        ..Snapshot::of(&engine)
     }
 }
 

@@ -55,6 +55,7 @@ impl Run {
             "restart::",
             "sources::",
             "stalls::",
+            "top::",
         ];
         Self::all_but(kernel, CgroupLayout::Cgroup2, SKIPS)
     }
@@ -77,6 +78,7 @@ impl Run {
             "scenarios::",
             "sources::",
             "stalls::",
+            "top::",
         ];
         Self::all_but(kernel, CgroupLayout::Cgroup2, SKIPS)
     }
@@ -108,6 +110,7 @@ impl Run {
             "remedies::",
             "scenarios::",
             "swap::",
+            "top::",
             // What is about v1 stays.
             "capabilities::each",
             "capabilities::the",

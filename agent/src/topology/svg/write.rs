@@ -105,7 +105,8 @@ impl Svg {
     }
 }
 
-fn escaped(text: &str) -> String {
+/// Text as XML has it.
+pub(crate) fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

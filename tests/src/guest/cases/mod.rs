@@ -25,6 +25,7 @@ mod scenarios;
 mod sources;
 mod stalls;
 mod swap;
+mod top;
 mod waits;
 
 use std::fs;
@@ -68,6 +69,7 @@ pub fn all() -> Vec<Test> {
         explain::TESTS,
         restart::TESTS,
         sources::TESTS,
+        top::TESTS,
     ]
     .concat()
 }
