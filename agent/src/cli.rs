@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing::Level;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -14,6 +14,7 @@ use crate::events::EventsArgs;
 use crate::exec::ExecArgs;
 use crate::explain::ExplainArgs;
 use crate::load_programs::LoadProgramsArgs;
+use crate::manual::{CompletionsArgs, ManArgs};
 use crate::place::PlaceArgs;
 use crate::rank::RankArgs;
 use crate::replay::ReplayArgs;
@@ -62,6 +63,8 @@ enum Command {
     Top(TopArgs),
     Topology(TopologyArgs),
     Uninstall(UninstallArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
     #[command(hide = true)]
     LoadPrograms(LoadProgramsArgs),
     /// Feed a journal to a fresh engine and compare its decisions byte for byte
@@ -134,6 +137,14 @@ pub fn main() -> ExitCode {
             EXIT_FAILURE,
         ),
         Command::Uninstall(args) => answer(crate::uninstall::run(&args), EXIT_FAILURE),
+        Command::Completions(args) => answer(
+            crate::manual::completions(&args, Cli::command()).map_err(Into::into),
+            EXIT_FAILURE,
+        ),
+        Command::Man(args) => answer(
+            crate::manual::man(&args, Cli::command()).map_err(Into::into),
+            EXIT_FAILURE,
+        ),
         Command::LoadPrograms(args) => answer(crate::load_programs::run(&args), EXIT_FAILURE),
         Command::Replay(args) => answer(crate::replay::run(&args).map_err(Into::into), 2),
     }

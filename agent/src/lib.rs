@@ -22,6 +22,7 @@ pub mod ladder;
 pub mod last_line;
 pub mod limits;
 pub mod load_programs;
+pub mod manual;
 pub mod metrics;
 pub mod observer;
 pub mod oom_group;
