@@ -52,7 +52,7 @@ use crate::timeline::Timelines;
 
 pub use disk::Disk;
 pub use last_line::LastLine;
-use lifecycle::LifecyclePace;
+use lifecycle::{HousekeepingPace, LifecyclePace};
 use oom_kills::OomKills;
 pub use placing::{Placing, Surroundings};
 pub use sources::{Sources, StopSignals};
@@ -279,6 +279,7 @@ impl Agent {
         let mut cpu_reports = self.take_cpu_reports();
         // The last housekeeping did not come to its end.
         let mut is_left = true;
+        let mut pace = HousekeepingPace::default();
         loop {
             let mut woken = Woken::default();
             tokio::select! {
@@ -349,7 +350,11 @@ impl Agent {
             self.serve_newcomers(!woken.housekeeping);
             woken.housekeeping |= self.order_oom_scores()?;
             self.order_disk_work();
-            if woken.housekeeping || woken.routine {
+            if let (true, Some(at_ns)) = (woken.housekeeping, pace.not_before(now_ns())) {
+                is_left = true;
+                let wait = Duration::from_nanos(at_ns.saturating_sub(now_ns()));
+                housekeeping.as_mut().reset(Instant::now() + wait);
+            } else if woken.housekeeping || woken.routine {
                 // Where records tell what happens to pods, an occasional look at each is enough.
                 let is_told = sources.tells_of_cgroups && self.follows_all_processes();
                 let uids = if is_told && !woken.housekeeping && !is_left {
@@ -357,7 +362,9 @@ impl Agent {
                 } else {
                     self.pods.uids()
                 };
+                let began_ns = now_ns();
                 is_left = self.housekeeping(&uids)?;
+                pace.done(began_ns, now_ns());
                 self.serve_newcomers(true);
                 let wait = if is_left {
                     Duration::ZERO

@@ -128,10 +128,7 @@ fn pages(mut command: Command) -> io::Result<Vec<(String, Vec<u8>)>> {
 ///
 /// # Errors
 /// [`ManualError::Output`].
-pub fn completions(
-    args: &CompletionsArgs,
-    mut command: Command,
-) -> Result<ExitCode, ManualError> {
+pub fn completions(args: &CompletionsArgs, mut command: Command) -> Result<ExitCode, ManualError> {
     let shell = match args.shell {
         CompletedShell::Bash => Shell::Bash,
         CompletedShell::Zsh => Shell::Zsh,

@@ -59,7 +59,11 @@ fn every_command_has_a_page() {
         })
         .collect();
     assert_eq!(names, expected);
-    for name in ["plimsoll-run.1", "plimsoll-config-check.1", "plimsoll-top.1"] {
+    for name in [
+        "plimsoll-run.1",
+        "plimsoll-config-check.1",
+        "plimsoll-top.1",
+    ] {
         assert!(names.contains(name), "{names:?}");
     }
     for name in &names {
@@ -70,9 +74,15 @@ fn every_command_has_a_page() {
         assert!(!page.contains("load-programs"), "{name}");
     }
     let run = fs::read_to_string(pages.join("plimsoll-run.1")).unwrap();
-    assert!(run.contains("control\\-group") && run.contains("Exit status"), "{run}");
+    assert!(
+        run.contains("control\\-group") && run.contains("Exit status"),
+        "{run}"
+    );
     let synopsis = run.split(".SH SYNOPSIS").nth(1).unwrap();
-    assert!(synopsis.trim_start().starts_with("\\fBplimsoll run\\fR"), "{synopsis}");
+    assert!(
+        synopsis.trim_start().starts_with("\\fBplimsoll run\\fR"),
+        "{synopsis}"
+    );
     // Once more, over what is there.
     assert_eq!(man(&pages).status.code(), Some(0));
     assert_eq!(fs::read_dir(&pages).unwrap().count(), names.len());
@@ -94,7 +104,11 @@ fn a_page_that_cannot_be_written_is_named() {
     assert!(text.contains("plimsoll.1: "), "{text}");
     let left = fs::read_dir(dir.path()).unwrap();
     let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
-    assert!(left.iter().all(|name| !name.to_str().unwrap().contains("unfinished")), "{left:?}");
+    assert!(
+        left.iter()
+            .all(|name| !name.to_str().unwrap().contains("unfinished")),
+        "{left:?}"
+    );
 }
 
 /// What bash offers for these words, the last of them unfinished.
@@ -112,7 +126,11 @@ fn completed(script: &str, words: &[&str]) -> Vec<String> {
         words = words.join(" "),
         last = words.len() - 1
     );
-    bash.stdin.take().unwrap().write_all(asks.as_bytes()).unwrap();
+    bash.stdin
+        .take()
+        .unwrap()
+        .write_all(asks.as_bytes())
+        .unwrap();
     let output = bash.wait_with_output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
@@ -145,7 +163,12 @@ fn other_shells_have_theirs() {
             eprintln!("left out: there is no {shell} here");
             continue;
         };
-        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(text.as_bytes())
+            .unwrap();
         assert!(child.wait().unwrap().success(), "{shell}");
     }
     let output = plimsoll(&["completions", "tcsh"]);

@@ -4,7 +4,9 @@
 //! a hundred thousand a second. They must cost neither what is urgent nor a look at all pods each. **Approach.** The critical ring is read
 //! first, always, and this one in small portions. In ordinary times a look follows its record at once. After [`LOOKS`] in a
 //! [`WINDOW_NS`], or while there is more to read than a portion, the next look waits, and what the records ask for (a sample, a
-//! look at all pods) is done once per window. Where the ring was full, the records that are missing are made up for by reading
+//! look at all pods) is done once per window. And however often it is asked for, looking at all pods takes at most a tenth of the loop's
+//! time ([`HousekeepingPace`]): with hundreds of pods it takes milliseconds, and whoever makes and removes one cgroup without end
+//! stays below any number of records that could be called a flood. Where the ring was full, the records that are missing are made up for by reading
 //! cgroupfs: every pod is looked at again, and every process of it.
 
 use std::time::Duration;
@@ -26,6 +28,10 @@ const WINDOW_NS: u64 = 100_000_000;
 const PORTION_PAUSE_NS: u64 = 1_000_000;
 /// Pods are read again after a loss at most this often.
 const RESYNC_NS: u64 = 1_000_000_000;
+/// Time without a look at all pods after one, as a multiple of what that took.
+const REST_PER_LOOK: u64 = 9;
+/// But not more than this.
+const REST_MAX_NS: u64 = 1_000_000_000;
 /// Cgroups whose processes are followed; those of further pods are found by reading `cgroup.procs`.
 const FOLLOWED_MAX: usize = 4096;
 /// The kinds on this ring.
@@ -92,6 +98,25 @@ impl LifecyclePace {
         let at = (self.not_before_ns > now_ns)
             .then(|| Instant::now() + Duration::from_nanos(self.not_before_ns - now_ns));
         (self.is_left, at)
+    }
+}
+
+/// When all pods may be looked at again because something asks for it.
+#[derive(Debug, Default)]
+pub(super) struct HousekeepingPace {
+    from_ns: u64,
+}
+
+impl HousekeepingPace {
+    /// When it may begin, if not now.
+    pub(super) fn not_before(&self, now_ns: u64) -> Option<u64> {
+        (now_ns < self.from_ns).then_some(self.from_ns)
+    }
+
+    /// It has been done.
+    pub(super) fn done(&mut self, began_ns: u64, ended_ns: u64) {
+        let took_ns = ended_ns.saturating_sub(began_ns);
+        self.from_ns = ended_ns + took_ns.saturating_mul(REST_PER_LOOK).min(REST_MAX_NS);
     }
 }
 
@@ -219,6 +244,18 @@ mod tests {
         assert!(pace.is_due(begin + 100 * MS));
         pace.looked(1, begin + 100 * MS);
         assert!(pace.is_due(begin + 101 * MS));
+    }
+
+    #[test]
+    fn looking_at_all_pods_takes_a_tenth_of_the_time() {
+        let mut pace = HousekeepingPace::default();
+        assert_eq!(pace.not_before(0), None);
+        pace.done(1000 * MS, 1007 * MS);
+        assert_eq!(pace.not_before(1007 * MS), Some(1070 * MS));
+        assert_eq!(pace.not_before(1070 * MS), None);
+        // A loop that was held up by something else.
+        pace.done(2000 * MS, 9000 * MS);
+        assert_eq!(pace.not_before(9000 * MS), Some(10_000 * MS));
     }
 
     #[test]
