@@ -2,6 +2,8 @@
 //!
 //! The agent computes the explanation ([`plimsoll_core::explain`]) and sends it over its control socket; this module asks and shows.
 
+pub mod limits;
+mod limits_text;
 mod oom_text;
 mod text;
 mod throttling_text;
@@ -24,7 +26,7 @@ pub const EXIT_NO_ANSWER: u8 = 1;
 /// There is no such pod or signal.
 pub const EXIT_UNKNOWN: u8 = 3;
 
-/// Show whom a running agent would evict, or the kernel's OOM killer take, or where it runs pods, and why
+/// Show whom a running agent would evict, or the kernel's OOM killer take, what limits cost pods, or where they run, and why
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
@@ -33,6 +35,7 @@ Examples:
   plimsoll explain eviction --signal nodefs.available
   plimsoll explain oom                               oom_score_adj, and whom the kernel would take
   plimsoll explain cpu                               who has which CPUs, and the shared pool
+  plimsoll explain memory                            limits met, waits, pages read back, OOM kills, and what that means
   plimsoll explain throttling default/web            its CPU limit: what it costs, what is given, why no more
   plimsoll explain topology default/web              what each provider offered, the merged hint, why not elsewhere
   plimsoll explain eviction --journal run.journal --at 1234.567   as it was then
@@ -74,8 +77,10 @@ pub enum What {
     Eviction,
     /// `oom_score_adj`, and whom the kernel's OOM killer would take
     Oom,
-    /// Whom a CPU limit throttles or who is held back for others, what is given, and why no more
+    /// Whom a CPU limit throttles or who is held back for others, what that has cost, what is given, and why no more
     Throttling,
+    /// What pods have of memory against request and limit, where, and what their limits have cost them
+    Memory,
     /// Which containers have CPUs and memory of their own
     Cpu,
     /// The same, and how each came there: what CPUs, memory and devices offered, and why other NUMA nodes were not taken
@@ -113,6 +118,11 @@ pub enum ExplainError {
     /// `--signal` with `throttling`.
     #[error("--signal is for `explain eviction`: throttling does not hang on a signal")]
     SignalOfThrottling,
+    /// `--signal` with `memory`.
+    #[error(
+        "--signal is for `explain eviction`: what pods have of memory does not hang on a signal"
+    )]
+    SignalOfMemory,
     /// `--signal` with `cpu` or `topology`.
     #[error("--signal is for `explain eviction`: where pods run does not hang on a signal")]
     SignalOfPlacement,
@@ -130,7 +140,10 @@ impl ExplainError {
                     RefusalKind::UnknownPod | RefusalKind::AmbiguousPod | RefusalKind::UnknownSignal,
                 ..
             })) => EXIT_UNKNOWN,
-            Self::SignalOfOom | Self::SignalOfThrottling | Self::SignalOfPlacement => 2,
+            Self::SignalOfOom
+            | Self::SignalOfThrottling
+            | Self::SignalOfMemory
+            | Self::SignalOfPlacement => 2,
             _ => EXIT_NO_ANSWER,
         }
     }
@@ -160,6 +173,7 @@ fn json(answer: &Answer) -> io::Result<String> {
         Answer::Eviction(own) => serde_json::to_string_pretty(own),
         Answer::Oom(own) => serde_json::to_string_pretty(own),
         Answer::Throttling(own) => serde_json::to_string_pretty(own),
+        Answer::Memory(own) => serde_json::to_string_pretty(own),
         Answer::Placement(own) => serde_json::to_string_pretty(own),
         Answer::Records(own) => serde_json::to_string_pretty(own),
         Answer::Overview(own) => serde_json::to_string_pretty(own),
@@ -178,6 +192,8 @@ fn answer_to(args: &ExplainArgs) -> Result<Answer, ExplainError> {
         What::Oom => Request::ExplainOom { pod },
         What::Throttling if args.signal.is_some() => return Err(ExplainError::SignalOfThrottling),
         What::Throttling => Request::ExplainThrottling { pod },
+        What::Memory if args.signal.is_some() => return Err(ExplainError::SignalOfMemory),
+        What::Memory => Request::ExplainMemory { pod },
         What::Cpu | What::Topology if args.signal.is_some() => {
             return Err(ExplainError::SignalOfPlacement);
         }

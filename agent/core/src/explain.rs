@@ -22,7 +22,7 @@ pub use placement::{
     AlignmentView, AlternativeView, ContainerPlacement, NodeMemoryLeft, OfferView,
     PlacementExplanation, PlacementNotExplained, PodPlacement, placement, placement_of,
 };
-pub use pod::{ExplainedPod, Neighbour, NoSuchPod, WayOut};
+pub use pod::{ExplainedPod, Neighbour, NoSuchPod, WayOut, find as find_pod};
 pub use ranking::{Candidate, ExplainedRanking, Place, Standing};
 pub use throttling::{CgroupCpuView, NodeCpuView, ThrottlingExplanation};
 pub use usage::PodUsage;

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use plimsoll_core::explain::{
-    EvictionExplanation, OomExplanation, PlacementExplanation, ThrottlingExplanation,
-};
+use plimsoll_core::explain::{EvictionExplanation, OomExplanation, PlacementExplanation};
 use serde::{Deserialize, Serialize};
 
 use crate::bpf::AccountReport;
+use crate::explain::limits::{ExplainedMemory, ExplainedThrottling};
 use crate::overview::Overview;
 
 /// The version of the protocol. A change that an older client cannot read raises it.
@@ -43,6 +42,12 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pod: Option<String>,
     },
+    /// What pods have of memory, and what their limits have cost them.
+    ExplainMemory {
+        /// A pod to look at, as above.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pod: Option<String>,
+    },
     /// Where every record of the kernel went.
     Records,
     /// The node at a glance.
@@ -64,7 +69,9 @@ pub enum Answer {
     /// To [`Request::ExplainOom`].
     Oom(Box<OomExplanation>),
     /// To [`Request::ExplainThrottling`].
-    Throttling(Box<ThrottlingExplanation>),
+    Throttling(Box<ExplainedThrottling>),
+    /// To [`Request::ExplainMemory`].
+    Memory(Box<ExplainedMemory>),
     /// To [`Request::ExplainPlacement`].
     Placement(Box<PlacementExplanation>),
     /// To [`Request::Records`]; `None` where no BPF program sends any.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_core::explain::{
     EvictionExplanation, ExplainError, NoSuchPod, OomError, OomExplanation, PlacementNotExplained,
-    ThrottlingExplanation, placement_of,
+    placement_of,
 };
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Mutex;
@@ -19,6 +19,7 @@ use tokio::time::timeout;
 
 use super::socket::ControlSocket;
 use super::{Answer, Refusal, RefusalKind, Reply, Request, Snapshot, Snapshots, SocketError};
+use crate::explain::limits::{ExplainedMemory, ExplainedThrottling};
 use crate::overview::{Figures, Overview};
 use crate::serving::{ClientFigures, Clients, ServingThread, accept_for_ever};
 use crate::summary::Statistics;
@@ -210,9 +211,7 @@ async fn overview(shared: &Shared) -> Result<Arc<Overview>, Refusal> {
 }
 
 fn overview_of(snapshot: &Snapshot, figures: &Figures) -> Result<Overview, Refusal> {
-    // It asks for no signal and no pod by name.
-    Overview::new(snapshot, figures)
-        .map_err(|error| Refusal::new(RefusalKind::UnknownSignal, error.to_string()))
+    Overview::new(snapshot, figures).map_err(refused)
 }
 
 /// Computes an answer.
@@ -235,13 +234,7 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
         Request::ExplainEviction { signal, pod } => {
             EvictionExplanation::new(config, state, signal.as_deref(), pod.as_deref())
                 .map(|own| Answer::Eviction(Box::new(own)))
-                .map_err(|error| {
-                    let kind = match &error {
-                        ExplainError::UnknownSignal(_) => RefusalKind::UnknownSignal,
-                        ExplainError::Pod(pod) => kind_of(pod),
-                    };
-                    Refusal::new(kind, error.to_string())
-                })
+                .map_err(refused)
         }
         Request::ExplainOom { pod } => {
             OomExplanation::new(config, state, oom_plan.as_ref(), pod.as_deref())
@@ -254,11 +247,12 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
                     Refusal::new(kind, error.to_string())
                 })
         }
-        Request::ExplainThrottling { pod } => {
-            ThrottlingExplanation::new(config, state, pod.as_deref())
-                .map(|own| Answer::Throttling(Box::new(own)))
-                .map_err(|error| Refusal::new(kind_of(&error), error.to_string()))
-        }
+        Request::ExplainThrottling { pod } => ExplainedThrottling::new(snapshot, pod.as_deref())
+            .map(|own| Answer::Throttling(Box::new(own)))
+            .map_err(|error| Refusal::new(kind_of(&error), error.to_string())),
+        Request::ExplainMemory { pod } => ExplainedMemory::new(snapshot, pod.as_deref())
+            .map(|own| Answer::Memory(Box::new(own)))
+            .map_err(refused),
         Request::ExplainPlacement { pod } => placement_of(state, pod.as_deref())
             .map(|own| Answer::Placement(Box::new(own)))
             .map_err(|error| {
@@ -269,6 +263,14 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
                 Refusal::new(kind, error.to_string())
             }),
     }
+}
+
+fn refused(error: ExplainError) -> Refusal {
+    let kind = match &error {
+        ExplainError::UnknownSignal(_) => RefusalKind::UnknownSignal,
+        ExplainError::Pod(pod) => kind_of(pod),
+    };
+    Refusal::new(kind, error.to_string())
 }
 
 fn kind_of(error: &NoSuchPod) -> RefusalKind {

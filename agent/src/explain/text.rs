@@ -22,6 +22,7 @@ pub(super) fn render(answer: &Answer, why: bool, style: Style) -> String {
         },
         Answer::Oom(own) => super::oom_text::oom(own, style),
         Answer::Throttling(own) => super::throttling_text::throttling(own, style),
+        Answer::Memory(own) => super::limits_text::memory(own, style),
         Answer::Placement(own) => crate::place::text::overview(own, why, style),
         Answer::Records(own) => own.as_ref().map_or_else(
             || "no BPF program sends records\n".to_owned(),
@@ -396,6 +397,7 @@ mod tests {
     use super::*;
     use crate::control::server::answer;
     use crate::control::{Request, Snapshot};
+    use crate::limits::{LimitCounts, LimitTotals};
 
     const MIB: u64 = 1 << 20;
 
@@ -536,6 +538,135 @@ One pod that can be evicted goes before it: it is safe while that is there.
 It would be the next from a usage of 200Mi on, if all else stays.
 The kubelet would choose the same.
 ");
+    }
+
+    /// What limits have cost two of the pods.
+    fn with_totals() -> Snapshot {
+        let mut snapshot = snapshot();
+        for (pod, all, recent) in [
+            (
+                "web",
+                LimitCounts {
+                    max: 40,
+                    oom_kills: 1,
+                    stalled_ns: 1_500_000_000,
+                    limit_reclaim_ns: 1_400_000_000,
+                    throttled: 30,
+                    throttled_ns: 2_000_000_000,
+                    ..LimitCounts::default()
+                },
+                LimitCounts {
+                    max: 5,
+                    throttled_ns: 500_000_000,
+                    ..LimitCounts::default()
+                },
+            ),
+            (
+                "batch",
+                LimitCounts {
+                    node_reclaim_ns: 20_000_000,
+                    refaulted_pages: 300,
+                    ..LimitCounts::default()
+                },
+                LimitCounts {
+                    node_reclaim_ns: 20_000_000,
+                    refaulted_pages: 300,
+                    ..LimitCounts::default()
+                },
+            ),
+        ] {
+            let mut totals = LimitTotals::default();
+            (totals.all, totals.recent, totals.recent_ns) = (all, recent, 5_000_000_000);
+            let uid = plimsoll_core::units::PodUid::of_name("default", pod);
+            snapshot.limits.insert(uid, totals);
+        }
+        snapshot
+    }
+
+    fn shown_with_totals(request: &Request) -> String {
+        let answer = answer(request, &with_totals()).unwrap();
+        render(&answer, false, Style { color: false })
+    }
+
+    #[test]
+    fn memory_and_what_limits_have_cost() {
+        let text = shown_with_totals(&Request::ExplainMemory { pod: None });
+        assert_eq!(
+            text,
+            "\
+POD            QOS         USAGE  WORKING SET  REQUEST  LIMIT  NUMA NODES  WHAT IT MEANS
+default/batch  BestEffort   40Mi         40Mi        -      -  any         it reclaimed for the node for 20 ms lately: the node is short, not the pod; 300 pages that were taken away were needed again lately; it requests nothing, so all of it counts as above its request
+default/dns    BestEffort   20Mi         20Mi        -      -  any         it requests nothing, so all of it counts as above its request
+default/web    Burstable   300Mi        300Mi    100Mi      -  any         a process of it was killed for want of memory; it is at its limit: what it takes must be reclaimed from it first; 200Mi above its request
+
+POD            HIGH  MAX  OOM  KILLED  LOW  WAITED  FOR LIMITS  FOR HIGH  FOR THE NODE  READ BACK  FROM SWAP
+default/batch     0    0    0       0    0    0 ms        0 ms      0 ms         20 ms        300          0
+default/web       0   40    0       1    0   1.5 s       1.4 s      0 ms          0 ms          0          0
+
+Since plimsoll first saw the pod. HIGH, MAX and OOM: times that memory.high was exceeded, memory.max met, and no room made; LOW:
+reclaimed from although below memory.low; KILLED: processes. WAITED for memory, and what of it was reclaim for its own limits,
+sleep for memory.high, or reclaim for the node. READ BACK: pages that had been taken away.
+"
+        );
+        let one = Request::ExplainMemory {
+            pod: Some("batch".to_owned()),
+        };
+        let text = shown_with_totals(&one);
+        assert!(
+            text.contains("default/batch") && !text.contains("default/web"),
+            "{text}"
+        );
+        let nobody = Request::ExplainMemory {
+            pod: Some("nobody".to_owned()),
+        };
+        let refusal = answer(&nobody, &with_totals()).unwrap_err();
+        assert_eq!(refusal.kind, crate::control::RefusalKind::UnknownPod);
+        // Of a journal.
+        let text = shown(&Request::ExplainMemory { pod: None });
+        assert!(text.contains("200Mi above its request"), "{text}");
+        assert!(
+            text.contains("is in no journal") && !text.contains("KILLED"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn throttling_also_where_nothing_is_done_about_it() {
+        let text = shown_with_totals(&Request::ExplainThrottling { pod: None });
+        assert!(text.starts_with("cpuBurst is off.\n"), "{text}");
+        assert!(
+            text.contains(
+                "\
+POD            TIMES  THROTTLED  LATELY
+default/batch      0       0 ms    0 ms
+default/web       30        2 s  100 ms
+"
+            ),
+            "{text}"
+        );
+        let one = Request::ExplainThrottling {
+            pod: Some("web".to_owned()),
+        };
+        assert!(!shown_with_totals(&one).contains("default/batch"));
+        let text = shown(&Request::ExplainThrottling { pod: None });
+        assert!(text.contains("is in no journal"), "{text}");
+        // Programs read the same names as before.
+        let answer = answer(&one, &with_totals()).unwrap();
+        let Answer::Throttling(own) = &answer else {
+            panic!("another answer");
+        };
+        let json = serde_json::to_value(own).unwrap();
+        assert!(
+            json["cgroups"].is_array() && json["options"].is_object(),
+            "{json}"
+        );
+        assert_eq!(
+            json["totals"][0]["limits"]["all"]["throttled"], 30,
+            "{json}"
+        );
+        let read: crate::explain::limits::ExplainedThrottling =
+            serde_json::from_value(json).unwrap();
+        assert_eq!(read.own, own.own);
     }
 
     #[test]

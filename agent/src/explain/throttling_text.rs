@@ -2,11 +2,18 @@
 
 use plimsoll_core::explain::{CgroupCpuView, ThrottlingExplanation};
 
+use super::limits::ExplainedThrottling;
+use super::limits_text::throttled;
 use crate::output::Style;
 use crate::table::{Table, Tone};
 
 /// The text, each line ended.
-pub(super) fn throttling(own: &ThrottlingExplanation, style: Style) -> String {
+pub(super) fn throttling(explained: &ExplainedThrottling, style: Style) -> String {
+    bandwidth(&explained.own, style) + &throttled(explained.totals.as_deref(), style)
+}
+
+/// What is done about it.
+fn bandwidth(own: &ThrottlingExplanation, style: Style) -> String {
     let mut text = options(own);
     let Some(node) = &own.node else {
         return text

@@ -49,10 +49,10 @@ fn known(pods: &[String]) -> String {
 }
 
 /// The pod that is called `name`: a UID, `namespace/name`, or a name that only one has.
-pub(crate) fn find<'state>(
-    state: &'state NodeState,
-    name: &str,
-) -> Result<&'state PodState, NoSuchPod> {
+///
+/// # Errors
+/// [`NoSuchPod`].
+pub fn find<'state>(state: &'state NodeState, name: &str) -> Result<&'state PodState, NoSuchPod> {
     if let Some(own) = state.pods.get(&PodUid::from(name)) {
         return Ok(own);
     }
