@@ -98,14 +98,41 @@ fn write_run(text: &mut String, (column, row): (u16, u16), run: &str, style: Sty
     } else {
         ""
     };
-    let run = run.trim_end();
-    let shown = u32::try_from(run.chars().count()).unwrap_or(0) * CELL.0;
-    let run = crate::topology::svg::escaped(run);
     let y = y + BASE;
-    // Whatever font there is, the columns stay where they are.
-    writeln!(
-        text,
-        r#"<text x="{x}" y="{y}" fill="{fill}"{weight}{faint} textLength="{shown}" lengthAdjust="spacingAndGlyphs">{run}</text>"#
-    )
-    .ok();
+    for (column, part) in parts(run) {
+        let x = x + column * CELL.0;
+        let wide = u32::try_from(part.chars().count()).unwrap_or(0) * CELL.0;
+        let part = crate::topology::svg::escaped(part);
+        // Whatever font there is, the columns stay where they are.
+        writeln!(
+            text,
+            r#"<text x="{x}" y="{y}" fill="{fill}"{weight}{faint} textLength="{wide}" lengthAdjust="spacingAndGlyphs">{part}</text>"#
+        )
+        .ok();
+    }
+}
+
+/// What stands between two spaces or more, and in which column it begins: not every viewer keeps spaces.
+fn parts(run: &str) -> impl Iterator<Item = (u32, &str)> {
+    let mut from = 0;
+    std::iter::from_fn(move || {
+        let rest = &run[from..];
+        let begin = from + (rest.len() - rest.trim_start_matches(' ').len());
+        let part = run[begin..].split("  ").next()?.trim_end_matches(' ');
+        from = begin + part.len();
+        let column = run[..begin].chars().count();
+        (!part.is_empty()).then(|| (u32::try_from(column).unwrap_or(0), part))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_keep_their_columns() {
+        let parts: Vec<_> = parts("  a b   c ä  d  ").collect();
+        assert_eq!(parts, [(2, "a b"), (8, "c ä"), (13, "d")]);
+        assert_eq!(super::parts("   ").count(), 0);
+    }
 }

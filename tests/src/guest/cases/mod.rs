@@ -7,6 +7,7 @@ mod eviction;
 mod explain;
 mod faults;
 mod flood;
+mod guides;
 mod journal;
 mod ladder;
 mod last_line;
@@ -67,6 +68,7 @@ pub fn all() -> Vec<Test> {
         numa::TESTS,
         remedies::TESTS,
         explain::TESTS,
+        guides::TESTS,
         restart::TESTS,
         sources::TESTS,
         top::TESTS,

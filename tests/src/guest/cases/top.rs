@@ -61,7 +61,7 @@ fn who_is_throttled_killed_and_next_is_seen() -> Outcome {
 
     let state = node.directory.join("state");
     let state = state.to_string_lossy();
-    let asked = |output| top(&["--state-dir", &state, "--output", output]);
+    let asked = |output: &str| top(&["--state-dir", &state, "--output", output]);
     let mut seen = Value::Null;
     let is_seen = wait_until(Duration::from_secs(60), Duration::from_millis(500), || {
         let json = asked("json").ok();
@@ -91,10 +91,7 @@ fn who_is_throttled_killed_and_next_is_seen() -> Outcome {
 
     go(&leaks)?;
     if Path::new(OUT).is_dir() {
-        // While it grows.
-        std::thread::sleep(Duration::from_secs(1));
-        fs::write(Path::new(OUT).join("top.svg"), asked("svg")?)?;
-        fs::write(Path::new(OUT).join("top.txt"), asked("table")?)?;
+        picture(asked)?;
     }
     let finished = agent.eviction(EVICTION_TIMEOUT)?;
     ensure!(finished.pod == "default/leaky", "{finished:?}");
@@ -107,4 +104,17 @@ fn who_is_throttled_killed_and_next_is_seen() -> Outcome {
     let told = recorded["told"].to_string();
     ensure!(told.contains("default_leaky"), "{told}");
     Ok(Done::Passed)
+}
+
+/// What is seen while the pod that leaks grows.
+fn picture(asked: impl Fn(&str) -> anyhow::Result<String>) -> anyhow::Result<()> {
+    Command::new("hostname").arg("node-1").status()?;
+    wait_until(Duration::from_secs(20), Duration::from_millis(200), || {
+        let seen = asked("json").ok();
+        let seen = seen.and_then(|text| serde_json::from_str(&text).ok());
+        let seen: Value = seen.unwrap_or_default();
+        pod(&seen, "default/leaky")["place"]["standing"] == "next"
+    });
+    fs::write(Path::new(OUT).join("top.svg"), asked("svg")?)?;
+    Ok(())
 }
