@@ -1,14 +1,14 @@
-//! Embeds the BPF object that `cargo xtask build-ebpf` made, when there is one.
+//! Embeds the BPF objects that `cargo xtask build-ebpf` made, when there are any.
 //!
-//! Without it the agent still builds, with no BPF toolchain: `src/bpf/object.rs` finds an empty object and says which
+//! Without them the agent still builds, with no BPF toolchain: `src/bpf/object.rs` finds empty objects and says which
 //! command to run.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// Where xtask leaves the object, seen from this package.
+/// Where xtask leaves the objects, seen from this package.
 const OBJECT_FOLDER: &str = "../target/bpf";
-const OBJECT_NAME: &str = "plimsoll.bpf.o";
+const OBJECT_NAMES: [&str; 2] = ["plimsoll.bpf.o", "sampling.bpf.o"];
 
 fn main() {
     let manifest_dir =
@@ -20,15 +20,17 @@ fn main() {
         println!("cargo::rerun-if-changed={}", folder.display());
     }
     println!("cargo::rerun-if-changed=build.rs");
-    let object = folder.join(OBJECT_NAME);
-    let bytes = if object.is_file() {
-        read(&object)
-    } else {
-        Vec::new()
-    };
-    let embedded = out_dir.join(OBJECT_NAME);
-    if let Err(error) = fs::write(&embedded, bytes) {
-        panic!("cannot write {}: {error}", embedded.display());
+    for name in OBJECT_NAMES {
+        let object = folder.join(name);
+        let bytes = if object.is_file() {
+            read(&object)
+        } else {
+            Vec::new()
+        };
+        let embedded = out_dir.join(name);
+        if let Err(error) = fs::write(&embedded, bytes) {
+            panic!("cannot write {}: {error}", embedded.display());
+        }
     }
 }
 

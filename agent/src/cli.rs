@@ -21,6 +21,7 @@ use crate::replay::ReplayArgs;
 use crate::run::RunArgs;
 use crate::top::TopArgs;
 use crate::topology::TopologyArgs;
+use crate::trace::TraceArgs;
 use crate::uninstall::UninstallArgs;
 
 /// Keeps a Kubernetes node, or any Linux machine, on the safe side of its memory
@@ -41,6 +42,7 @@ Examples:
   plimsoll topology                                 the machine: sockets, NUMA nodes, caches, cores, memory
   plimsoll replay run.journal                       take the same decisions again
   plimsoll events --seconds 10                      what the kernel tells
+  plimsoll trace --pod default/web -o web.pftrace   where a pod's time goes, beside throttling and stalls
   plimsoll uninstall --dry-run                      what agents have left, and how it would be put back
 
 PLIMSOLL_LOG=debug shows on standard error what is done and why (error, warn, info, debug, trace)."
@@ -62,6 +64,7 @@ enum Command {
     Explain(ExplainArgs),
     Top(TopArgs),
     Topology(TopologyArgs),
+    Trace(Box<TraceArgs>),
     Uninstall(UninstallArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
@@ -136,6 +139,13 @@ pub fn main() -> ExitCode {
             crate::topology::run(&args).map_err(Into::into),
             EXIT_FAILURE,
         ),
+        Command::Trace(args) => match crate::trace::run(&args) {
+            Ok(status) => status,
+            Err(error) => {
+                let status = error.exit_code();
+                answer(Err(error.into()), status)
+            }
+        },
         Command::Uninstall(args) => answer(crate::uninstall::run(&args), EXIT_FAILURE),
         Command::Completions(args) => answer(
             crate::manual::completions(&args, Cli::command()).map_err(Into::into),

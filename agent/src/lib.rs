@@ -50,5 +50,6 @@ pub mod tally;
 pub mod timeline;
 pub mod top;
 pub mod topology;
+pub mod trace;
 pub mod uninstall;
 mod yaml;

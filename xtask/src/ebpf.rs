@@ -16,6 +16,8 @@ use crate::{paths, setup};
 const INSTRUCTION_BYTES: u64 = 8;
 const TARGET: &str = "bpfel-unknown-none";
 const BINARY: &str = "plimsoll-ebpf";
+/// The programs of `plimsoll trace`.
+const SAMPLING: &str = "sampling";
 /// The bare ring buffer that `bench signals` compares with.
 const PING: &str = "ping";
 
@@ -30,7 +32,8 @@ pub(crate) struct Program {
     instructions: u64,
 }
 
-/// Builds the object and copies it to `target/bpf/plimsoll.bpf.o`, and that of the benchmarks beside it. Quick when nothing changed.
+/// Builds the object and copies it to `target/bpf/plimsoll.bpf.o`, and those of tracing sessions and of the benchmarks beside it. Quick
+/// when nothing changed.
 pub(crate) fn build() -> Result<Vec<Program>> {
     let mut cargo = cargo("build")?;
     say("build-ebpf", format_args!("{TARGET}, build-std=core"));
@@ -49,8 +52,15 @@ pub(crate) fn build() -> Result<Vec<Program>> {
     }
     let _lock = Lock::take(&paths::target("ebpf"))?;
     install(PING, &paths::ping_object())?;
-    let bytes = install(BINARY, &paths::bpf_object())?;
-    programs(&bytes).with_context(|| format!("cannot parse {BINARY}"))
+    let mut all = Vec::new();
+    for (binary, path) in [
+        (BINARY, paths::bpf_object()),
+        (SAMPLING, paths::sampling_object()),
+    ] {
+        let bytes = install(binary, &path)?;
+        all.extend(programs(&bytes).with_context(|| format!("cannot parse {binary}"))?);
+    }
+    Ok(all)
 }
 
 /// Copies what was built to where it is looked for. An unchanged object keeps its time stamp, so that the agent is not built again

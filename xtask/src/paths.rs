@@ -20,6 +20,11 @@ pub(crate) fn bpf_object() -> PathBuf {
     target("bpf").join("plimsoll.bpf.o")
 }
 
+/// The BPF object of tracing sessions, which `agent/build.rs` embeds too.
+pub(crate) fn sampling_object() -> PathBuf {
+    target("bpf").join("sampling.bpf.o")
+}
+
 /// The BPF object that `cargo xtask bench signals` compares with.
 pub(crate) fn ping_object() -> PathBuf {
     target("bpf").join("ping.bpf.o")

@@ -84,6 +84,12 @@ pub enum BpfError {
         "waits for a CPU cannot be watched on this host: the hook on sched_switch cannot be attached (plimsoll check says why)"
     )]
     NoRunQueue,
+    /// No perf event can be sampled.
+    #[error("nothing can be sampled here: {reason}")]
+    NoSampling {
+        /// errno and its name and what to do, or what is missing.
+        reason: String,
+    },
     /// A program that could be attached before cannot be now.
     #[error("attaching the BPF program {program}: {reason}")]
     Attach {
@@ -174,6 +180,7 @@ fn errno_text(errno: i32) -> String {
         libc::EBUSY => "EBUSY",
         libc::EEXIST => "EEXIST",
         libc::EINVAL => "EINVAL",
+        libc::EMFILE => "EMFILE",
         libc::ENOSPC => "ENOSPC",
         libc::EOPNOTSUPP => "EOPNOTSUPP",
         // Kernel-internal, yet the BPF system call returns it.

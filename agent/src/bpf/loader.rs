@@ -19,7 +19,7 @@ use super::{
 use crate::host::{Controller, HostRoot, Version};
 
 /// The running kernel's type information.
-const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
+pub(super) const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
 /// Says whether PSI counts.
 const PRESSURE: &str = "/proc/pressure/memory";
@@ -56,10 +56,7 @@ pub(super) fn load(
     machine: &Machine,
 ) -> Result<Loaded, BpfError> {
     policy::check()?;
-    let bytes = fs::read(VMLINUX).map_err(|source| BpfError::NoBtf {
-        path: VMLINUX,
-        source,
-    })?;
+    let bytes = kernel_types()?;
     let btf = Btf::parse(&bytes).map_err(|source| BpfError::Btf {
         path: VMLINUX,
         source,
@@ -146,6 +143,14 @@ pub(super) fn load(
         });
     }
     Ok(Loaded { ebpf, hooks, links })
+}
+
+/// The running kernel's type information, as bytes.
+pub(super) fn kernel_types() -> Result<Vec<u8>, BpfError> {
+    fs::read(VMLINUX).map_err(|source| BpfError::NoBtf {
+        path: VMLINUX,
+        source,
+    })
 }
 
 /// Whether the memory controller sits on a cgroup v1 hierarchy. Where that cannot be told, v2 is the kernel's default.

@@ -23,6 +23,7 @@ mod pins;
 mod policy;
 mod ring;
 mod run_queue;
+pub mod sampling;
 pub mod stats;
 mod totals;
 

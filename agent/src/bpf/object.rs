@@ -1,6 +1,6 @@
-//! The BPF object inside this program.
+//! The BPF objects inside this program.
 //!
-//! `build.rs` copies what `cargo xtask build-ebpf` made; a build without it carries an empty object, so that plain
+//! `build.rs` copies what `cargo xtask build-ebpf` made; a build without them carries empty objects, so that plain
 //! `cargo build` needs no BPF toolchain.
 
 /// The ELF parser reads headers in place and wants them aligned as in a mapped file.
@@ -11,6 +11,13 @@ struct Aligned<Bytes: ?Sized>(Bytes);
 pub static OBJECT: &[u8] = {
     static EMBEDDED: &Aligned<[u8]> =
         &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/plimsoll.bpf.o")));
+    &EMBEDDED.0
+};
+
+/// The object of tracing sessions, likewise.
+static SAMPLING: &[u8] = {
+    static EMBEDDED: &Aligned<[u8]> =
+        &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/sampling.bpf.o")));
     &EMBEDDED.0
 };
 
@@ -27,10 +34,22 @@ pub struct ObjectMissing;
 /// # Errors
 /// [`ObjectMissing`] when this program was built without it.
 pub fn object() -> Result<&'static [u8], ObjectMissing> {
-    if OBJECT.is_empty() {
+    there(OBJECT)
+}
+
+/// The object to load into the kernel for a tracing session.
+///
+/// # Errors
+/// [`ObjectMissing`] when this program was built without it.
+pub fn sampling_object() -> Result<&'static [u8], ObjectMissing> {
+    there(SAMPLING)
+}
+
+fn there(object: &'static [u8]) -> Result<&'static [u8], ObjectMissing> {
+    if object.is_empty() {
         Err(ObjectMissing)
     } else {
-        Ok(OBJECT)
+        Ok(object)
     }
 }
 
@@ -39,13 +58,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_object_is_an_aligned_elf_file_or_named_missing() {
-        match object() {
-            Ok(bytes) => {
-                assert!(bytes.starts_with(b"\x7fELF"));
-                assert!(bytes.as_ptr().addr().is_multiple_of(8));
+    fn the_objects_are_aligned_elf_files_or_named_missing() {
+        for object in [object(), sampling_object()] {
+            match object {
+                Ok(bytes) => {
+                    assert!(bytes.starts_with(b"\x7fELF"));
+                    assert!(bytes.as_ptr().addr().is_multiple_of(8));
+                }
+                Err(missing) => assert!(missing.to_string().contains("cargo xtask build-ebpf")),
             }
-            Err(missing) => assert!(missing.to_string().contains("cargo xtask build-ebpf")),
         }
     }
 }

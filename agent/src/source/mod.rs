@@ -8,4 +8,5 @@ pub mod memcg_v1;
 pub mod memory_events;
 pub mod pod_events;
 pub mod pressure;
+pub mod sample;
 pub mod stall_triggers;

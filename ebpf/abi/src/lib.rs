@@ -15,6 +15,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub mod last_line;
+pub mod sampling;
 
 /// Version of every layout in this file. A change to any of them raises it, and the agent refuses other versions.
 pub const ABI_VERSION: u16 = 3;

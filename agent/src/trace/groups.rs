@@ -1,0 +1,350 @@
+//! Which cgroup a sample or record is of, and what people call it.
+//!
+//! Problem: the kernel tells ids, which are unique only within a hierarchy, and on cgroup v1 the hierarchy of memory is not that of CPU
+//! time. Approach: both are walked once, those that are made later tell their path themselves, and one path is one [`Group`], whichever
+//! hierarchy it was seen in. Pods are recognised by the kubepods tree ([`crate::pod_cgroup`]).
+
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use plimsoll_core::units::PodUid;
+
+use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy};
+use crate::host::{HostRoot, file};
+
+/// Cgroups whose paths are kept, in each hierarchy.
+const CGROUPS_MAX: usize = 65_536;
+
+/// What the whole node's records are about.
+const NODE: &str = "node";
+
+/// An index of [`Groups`].
+pub(super) type GroupIndex = u32;
+
+/// A cgroup, or the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Group {
+    /// Path from the root of its hierarchy, or [`NODE`].
+    pub(super) path: String,
+    /// `namespace/name` of its pod, or the pod's UID where nobody knows its name.
+    pub(super) pod: Option<String>,
+    /// What is below the pod's cgroup: the container.
+    pub(super) container: Option<String>,
+}
+
+impl Group {
+    /// One line for people.
+    pub(super) fn label(&self) -> String {
+        match (&self.pod, &self.container) {
+            (Some(pod), Some(container)) => format!("{pod}/{container}"),
+            (Some(pod), None) => pod.clone(),
+            _ => self.path.clone(),
+        }
+    }
+}
+
+/// Whose ids they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ids {
+    /// Of the hierarchy that accounts memory: samples, and records about memory.
+    Memory,
+    /// Of the hierarchy of CPU time: records about throttling.
+    Cpu,
+}
+
+/// The ids of one hierarchy.
+#[derive(Debug)]
+struct Known {
+    /// As records of new cgroups name it: 0 for v2.
+    number: u32,
+    paths: HashMap<u64, String>,
+    groups: HashMap<u64, GroupIndex>,
+}
+
+/// Every cgroup that something was seen of.
+#[derive(Debug)]
+pub(super) struct Groups {
+    /// Where the kubepods tree is.
+    kubepods: String,
+    pods: HashMap<PodUid, String>,
+    memory: Known,
+    /// `None`: the same.
+    cpu: Option<Known>,
+    groups: Vec<Group>,
+    by_path: HashMap<String, GroupIndex>,
+    /// Paths of the selected cgroups; empty: everything.
+    selected: Vec<String>,
+}
+
+impl Groups {
+    /// Reads which cgroups there are. `pods`: `namespace/name` by UID.
+    pub(super) fn read(
+        host: &HostRoot,
+        mounts: &CgroupMounts,
+        kubepods: &CgroupPath,
+        pods: HashMap<PodUid, String>,
+        selected: &[CgroupPath],
+    ) -> Result<Self, CgroupError> {
+        let numbers = file::read_text(host.procfs("self/cgroup"))?;
+        let known = |hierarchy: &Hierarchy, controller: Controller| Known {
+            number: hierarchy_number(&numbers, controller),
+            paths: walk(hierarchy),
+            groups: HashMap::new(),
+        };
+        let memory = mounts.hierarchy_of(Controller::Memory)?;
+        // Without it nothing is throttled.
+        let cpu = mounts
+            .hierarchy_of(Controller::Cpu)
+            .ok()
+            .filter(|cpu| *cpu != memory);
+        Ok(Self {
+            kubepods: kubepods.to_string(),
+            pods,
+            memory: known(memory, Controller::Memory),
+            cpu: cpu.map(|hierarchy| known(hierarchy, Controller::Cpu)),
+            groups: Vec::new(),
+            by_path: HashMap::new(),
+            selected: selected.iter().map(ToString::to_string).collect(),
+        })
+    }
+
+    /// A cgroup that was made just now.
+    pub(super) fn made(&mut self, hierarchy_number: u32, id: u64, path: &[u8]) {
+        for known in [Some(&mut self.memory), self.cpu.as_mut()]
+            .into_iter()
+            .flatten()
+            .filter(|known| known.number == hierarchy_number)
+        {
+            if known.paths.len() < CGROUPS_MAX {
+                known
+                    .paths
+                    .insert(id, String::from_utf8_lossy(path).into_owned());
+                // Ids are not used again, but what was unknown under this one is not any more.
+                known.groups.remove(&id);
+            }
+        }
+    }
+
+    /// The group of an id; one that nobody knows is named by it.
+    pub(super) fn of(&mut self, ids: Ids, id: u64) -> GroupIndex {
+        let known = match (ids, &self.cpu) {
+            (Ids::Cpu, Some(cpu)) => cpu,
+            _ => &self.memory,
+        };
+        if let Some(index) = known.groups.get(&id) {
+            return *index;
+        }
+        let path = known
+            .paths
+            .get(&id)
+            .cloned()
+            .unwrap_or_else(|| format!("cgroup {id}"));
+        let index = self.named(path);
+        match (ids, &mut self.cpu) {
+            (Ids::Cpu, Some(cpu)) => cpu.groups.insert(id, index),
+            _ => self.memory.groups.insert(id, index),
+        };
+        index
+    }
+
+    /// The node itself.
+    pub(super) fn node(&mut self) -> GroupIndex {
+        self.named(NODE.to_owned())
+    }
+
+    fn named(&mut self, path: String) -> GroupIndex {
+        if let Some(index) = self.by_path.get(&path) {
+            return *index;
+        }
+        let index = GroupIndex::try_from(self.groups.len()).unwrap_or(GroupIndex::MAX);
+        let (pod, container) = self.pod_of(&path);
+        self.groups.push(Group {
+            path: path.clone(),
+            pod,
+            container,
+        });
+        self.by_path.insert(path, index);
+        index
+    }
+
+    /// All, by their index.
+    pub(super) fn all(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// Whether what concerns this group is to be kept.
+    pub(super) fn is_selected(&self, index: GroupIndex) -> bool {
+        let Some(group) = self.groups.get(index as usize) else {
+            return false;
+        };
+        self.selected.is_empty()
+            || group.path == NODE
+            || self
+                .selected
+                .iter()
+                .any(|selected| Path::new(&group.path).starts_with(selected))
+    }
+
+    fn pod_of(&self, path: &str) -> (Option<String>, Option<String>) {
+        let below = path
+            .strip_prefix(&self.kubepods)
+            .and_then(|rest| rest.strip_prefix('/'));
+        let Some(below) = below else {
+            return (None, None);
+        };
+        let below = ["burstable/", "besteffort/"]
+            .into_iter()
+            .find_map(|tier| below.strip_prefix(tier))
+            .unwrap_or(below);
+        let (pod, container) = below
+            .split_once('/')
+            .map_or((below, None), |(pod, container)| (pod, Some(container)));
+        let Some(uid) = pod.strip_prefix("pod").filter(|uid| !uid.is_empty()) else {
+            return (None, None);
+        };
+        let name = self.pods.get(&PodUid::from(uid));
+        let name = name.map_or_else(|| format!("pod {uid}"), Clone::clone);
+        (Some(name), container.map(str::to_owned))
+    }
+}
+
+/// The number of a controller's hierarchy in `/proc/self/cgroup`: 0 if it is the unified one.
+fn hierarchy_number(proc_cgroup: &str, controller: Controller) -> u32 {
+    // v1's name for io is another, but nobody asks for it.
+    let has = |names: &str| names.split(',').any(|name| name == controller.name());
+    proc_cgroup
+        .lines()
+        .filter_map(|line| {
+            let (number, rest) = line.split_once(':')?;
+            let (names, _) = rest.split_once(':')?;
+            has(names).then(|| number.parse().ok())?
+        })
+        .next()
+        .unwrap_or(0)
+}
+
+/// The paths of a hierarchy by id. A directory may vanish at any moment.
+fn walk(hierarchy: &Hierarchy) -> HashMap<u64, String> {
+    let mut paths = HashMap::new();
+    let mut open = vec![(hierarchy.mount.clone(), String::new())];
+    while let Some((directory, path)) = open.pop() {
+        if paths.len() >= CGROUPS_MAX {
+            break;
+        }
+        if let Ok(metadata) = directory.metadata() {
+            let shown = if path.is_empty() { "/" } else { &path };
+            paths.insert(metadata.ino(), shown.to_owned());
+        }
+        let Ok(entries) = std::fs::read_dir(&directory) else {
+            continue;
+        };
+        for entry in entries
+            .flatten()
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        {
+            let name = entry.file_name();
+            open.push((entry.path(), format!("{path}/{}", name.to_string_lossy())));
+        }
+    }
+    paths
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn groups(paths: &[(u64, &str)], selected: &[&str]) -> Groups {
+        Groups {
+            kubepods: "/kubepods".to_owned(),
+            pods: HashMap::from([(PodUid::from("u1"), "default/web".to_owned())]),
+            memory: Known {
+                number: 4,
+                paths: paths
+                    .iter()
+                    .map(|(id, path)| (*id, (*path).to_owned()))
+                    .collect(),
+                groups: HashMap::new(),
+            },
+            cpu: Some(Known {
+                number: 2,
+                paths: HashMap::from([(9, "/kubepods/burstable/podu1/app".to_owned())]),
+                groups: HashMap::new(),
+            }),
+            groups: Vec::new(),
+            by_path: HashMap::new(),
+            selected: selected.iter().map(|path| (*path).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn one_path_is_one_group_in_both_hierarchies() {
+        let mut groups = groups(&[(7, "/kubepods/burstable/podu1/app"), (9, "/other")], &[]);
+        let of_memory = groups.of(Ids::Memory, 7);
+        assert_eq!(groups.of(Ids::Cpu, 9), of_memory);
+        assert_ne!(groups.of(Ids::Memory, 9), of_memory);
+        assert_eq!(groups.all()[of_memory as usize].label(), "default/web/app");
+    }
+
+    #[test]
+    fn pods_are_recognised_in_every_tier_and_nothing_else_is_a_pod() {
+        let mut groups = groups(
+            &[
+                (1, "/kubepods/podu2"),
+                (2, "/kubepods/besteffort/podu1"),
+                (3, "/kubepods/burstable"),
+                (4, "/system/podu1"),
+            ],
+            &[],
+        );
+        let labels: Vec<_> = (1..=5)
+            .map(|id| {
+                let index = groups.of(Ids::Memory, id);
+                groups.all()[index as usize].label()
+            })
+            .collect();
+        assert_eq!(
+            labels,
+            [
+                "pod u2",
+                "default/web",
+                "/kubepods/burstable",
+                "/system/podu1",
+                "cgroup 5"
+            ]
+        );
+    }
+
+    #[test]
+    fn later_cgroups_get_their_name_in_their_hierarchy_only() {
+        let mut groups = groups(&[], &[]);
+        let unknown = groups.of(Ids::Memory, 5);
+        groups.made(2, 5, b"/cpu-only");
+        assert_eq!(groups.of(Ids::Memory, 5), unknown);
+        groups.made(4, 5, b"/new");
+        let known = groups.of(Ids::Memory, 5);
+        assert_eq!(groups.all()[known as usize].path, "/new");
+    }
+
+    #[test]
+    fn a_selection_is_a_cgroup_and_what_is_below_it() {
+        let mut groups = groups(&[(1, "/a"), (2, "/a/b"), (3, "/ab")], &["/a"]);
+        let selected: Vec<_> = (1..=3)
+            .map(|id| {
+                let index = groups.of(Ids::Memory, id);
+                groups.is_selected(index)
+            })
+            .collect();
+        assert_eq!(selected, [true, true, false]);
+        let node = groups.node();
+        assert!(groups.is_selected(node));
+    }
+
+    #[test]
+    fn hierarchies_have_the_numbers_of_proc() {
+        let hybrid = "5:memory:/\n2:cpu,cpuacct:/x\n0::/\n";
+        assert_eq!(hierarchy_number(hybrid, Controller::Memory), 5);
+        assert_eq!(hierarchy_number(hybrid, Controller::Cpu), 2);
+        assert_eq!(hierarchy_number("0::/\n", Controller::Cpu), 0);
+    }
+}

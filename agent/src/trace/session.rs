@@ -1,0 +1,316 @@
+//! A session from its start to its end: what is loaded, read, stopped and added up.
+//!
+//! Two sets of programs, both this process's own and gone with it: those that sample ([`Sampler`]), and of the agent's those whose records
+//! make spans and marks ([`Bpf`], loaded as `plimsoll events` does it). An agent that runs beside it keeps its own, with its own maps.
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use plimsoll_abi::sampling::SampleEvent;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::groups::{GroupIndex, Groups, Ids};
+use super::recording::{Clocks, Ending, Losses, Recorder, Recording, Refused, Waits, span_of};
+use super::spans::SpanKind;
+use super::stacks::Stacks;
+use super::{TraceError, TraceEvent};
+use crate::agent::StopSignals;
+use crate::bpf::object::{object, sampling_object};
+use crate::bpf::sampling::{Sampler, SamplingOptions};
+use crate::bpf::{
+    AtEnd, Bpf, BpfOptions, Family, HookReport, HookSet, HookState, OneIn, Unavailable,
+};
+use crate::host::HostRoot;
+
+/// The rings are looked at this often; nothing wakes us.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Samples or records read from a ring before the other is looked at.
+const BUDGET: usize = 1024;
+/// Times [`BUDGET`] is more than any ring holds.
+const ROUNDS: usize = 1024;
+/// After the programs are gone one may still be running; then its sample is there.
+const SETTLE: Duration = Duration::from_millis(5);
+
+/// What a session is to do.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) events: Vec<TraceEvent>,
+    pub(super) frequency: u32,
+    pub(super) window: Duration,
+    pub(super) length: Option<Duration>,
+    pub(super) samples_max: usize,
+    /// Ids of the selected memory cgroups; `None`: everything.
+    pub(super) cgroups: Option<Vec<u64>>,
+    /// What is selected, in words.
+    pub(super) selection: String,
+}
+
+/// Runs a session until its time is over or a signal comes. `began` is called when everything is in place.
+pub(super) fn run(
+    plan: Plan,
+    groups: Groups,
+    host: &HostRoot,
+    began: impl FnOnce(&[Refused]),
+) -> Result<Recording, TraceError> {
+    raise_file_limit();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .map_err(TraceError::Signals)?;
+    let mut stop = {
+        let _in_runtime = runtime.enter();
+        StopSignals::catch().map_err(TraceError::Signals)?
+    };
+    let mut refused = Vec::new();
+    let mut records = load_records(&plan, &mut refused)?;
+    let mut sampler = load_sampler(&plan, &mut refused)?;
+    if records.is_none() && sampler.is_none() {
+        return Err(TraceError::Nothing {
+            reasons: refused
+                .iter()
+                .map(|refused| format!("{}: {}", refused.event, refused.reason))
+                .collect::<Vec<_>>()
+                .join("; "),
+        });
+    }
+    let clocks = clocks();
+    let mut recorder = Recorder::new(
+        groups,
+        Stacks::new(host.clone()),
+        clocks.monotonic_ns,
+        plan.samples_max,
+    );
+    began(&refused);
+    let end = plan.length.map(|length| Instant::now() + length);
+    while end.is_none_or(|end| Instant::now() < end) && !runtime.block_on(stop.have_come()) {
+        let left = end.map_or(LOOK_EVERY, |end| {
+            end.saturating_duration_since(Instant::now())
+                .min(LOOK_EVERY)
+        });
+        thread::sleep(left);
+        drain(&mut recorder, sampler.as_mut(), records.as_mut());
+    }
+    let end_ns = now_ns(ClockId::Monotonic);
+    let mut losses = Losses::default();
+    let mut events = Vec::new();
+    if let Some(sampler) = &mut sampler {
+        sampler.stop();
+        thread::sleep(SETTLE);
+        drain(&mut recorder, Some(sampler), None);
+        for report in sampler.events() {
+            if report.cpus > 0 {
+                events.push(report.event);
+            }
+            let counts = sampler.counts(report.event)?;
+            // What is in neither count was being written when the programs were taken away.
+            let seen = sampler.consumed(report.event) + counts.dropped;
+            losses.samples_dropped.insert(
+                report.event,
+                counts.dropped + counts.produced.saturating_sub(seen),
+            );
+        }
+        losses.samples_unreadable = sampler.unreadable().0;
+    }
+    let mut waits = BTreeMap::new();
+    if let Some(bpf) = &mut records {
+        let account = bpf.finish(AtEnd::Detach, |bpf| {
+            drain(&mut recorder, None, Some(bpf));
+        })?;
+        losses.records_dropped = account.lost();
+        losses.records_unreadable = account.unreadable;
+        losses.records_untracked = account.untracked();
+        waits = totals(bpf, &mut recorder)?;
+    }
+    Ok(recorder.finish(Ending {
+        clocks,
+        end_ns,
+        frequency: plan.frequency,
+        events,
+        selection: plan.selection,
+        waits,
+        losses,
+        refused,
+    }))
+}
+
+/// As many as the rings hold, not as many as a flood sends.
+fn drain(recorder: &mut Recorder, sampler: Option<&mut Sampler>, records: Option<&mut Bpf>) {
+    if let Some(bpf) = records {
+        for _ in 0..ROUNDS {
+            let taken = [
+                // First: it has the names of cgroups that the others are about.
+                bpf.drain_lifecycle(BUDGET, |record| recorder.record(&record)),
+                bpf.drain_critical(BUDGET, |record| recorder.record(&record)),
+                bpf.drain_pressure(BUDGET, |record| recorder.record(&record)),
+            ];
+            if !taken.contains(&BUDGET) {
+                break;
+            }
+        }
+    }
+    if let Some(sampler) = sampler {
+        for _ in 0..ROUNDS {
+            if sampler.drain(BUDGET, |sample| recorder.sample(&sample)) < BUDGET {
+                break;
+            }
+        }
+    }
+}
+
+fn load_sampler(plan: &Plan, refused: &mut Vec<Refused>) -> Result<Option<Sampler>, TraceError> {
+    let events: Vec<SampleEvent> = plan
+        .events
+        .iter()
+        .filter_map(|event| event.sample())
+        .collect();
+    if events.is_empty() {
+        return Ok(None);
+    }
+    let sampler = match Sampler::start(
+        sampling_object()?,
+        &SamplingOptions {
+            events: events.clone(),
+            frequency: plan.frequency,
+            cgroups: plan.cgroups.clone(),
+        },
+    ) {
+        Ok(sampler) => sampler,
+        Err(error) => {
+            for event in events {
+                refused.push(Refused {
+                    event: event.name(),
+                    in_part: false,
+                    reason: error.to_string(),
+                });
+            }
+            return Ok(None);
+        }
+    };
+    for report in sampler.events() {
+        if let Some(reason) = &report.refused {
+            refused.push(Refused {
+                event: report.event.name(),
+                in_part: report.cpus > 0,
+                reason: reason.clone(),
+            });
+        }
+    }
+    Ok(Some(sampler))
+}
+
+fn load_records(plan: &Plan, refused: &mut Vec<Refused>) -> Result<Option<Bpf>, TraceError> {
+    let families: Vec<(TraceEvent, Family)> = plan
+        .events
+        .iter()
+        .filter_map(|event| Some((*event, event.family()?)))
+        .collect();
+    if families.is_empty() {
+        return Ok(None);
+    }
+    // With the names of cgroups that are made meanwhile.
+    let hooks = families.iter().fold(
+        HookSet::NONE.with(Family::Lifecycle),
+        |hooks, (_, family)| hooks.with(*family),
+    );
+    let bpf = match Bpf::load(
+        object()?,
+        &BpfOptions {
+            agent_tgid: std::process::id(),
+            hooks,
+            without: &[],
+            window: plan.window,
+            run_queue_one_in: OneIn::USUAL,
+        },
+    ) {
+        Ok(bpf) => bpf,
+        Err(error) => {
+            for (event, _) in families {
+                refused.push(Refused {
+                    event: event.name(),
+                    in_part: false,
+                    reason: error.to_string(),
+                });
+            }
+            return Ok(None);
+        }
+    };
+    for (event, family) in families {
+        let hooks = bpf.hooks().iter().filter(|hook| hook.family == family);
+        if let Some(reason) = missing(hooks.clone()) {
+            refused.push(Refused {
+                event: event.name(),
+                in_part: hooks.clone().any(HookReport::is_attached),
+                reason,
+            });
+        }
+    }
+    Ok(Some(bpf))
+}
+
+/// Why a family lacks a hook that it should have here, if it does.
+fn missing<'hooks>(mut hooks: impl Iterator<Item = &'hooks HookReport>) -> Option<String> {
+    hooks.find_map(|hook| match &hook.state {
+        HookState::Unavailable(
+            Unavailable::NotNeeded { .. }
+            | Unavailable::OtherHierarchy { .. }
+            | Unavailable::Partner { .. },
+        ) => None,
+        HookState::Unavailable(reason) => Some(reason.to_string()),
+        HookState::Attached { .. } | HookState::OnDemand { .. } => None,
+    })
+}
+
+/// The kernel side's own totals, which have what no record told.
+fn totals(
+    bpf: &Bpf,
+    recorder: &mut Recorder,
+) -> Result<BTreeMap<(GroupIndex, SpanKind), Waits>, TraceError> {
+    let mut totals = Vec::new();
+    bpf.drain_throttle(|total| {
+        let waits = Waits {
+            count: total.count,
+            sum_ns: total.sum_ns,
+            max_ns: total.max_ns,
+        };
+        totals.push((Ids::Cpu, total.cgroup_id, SpanKind::Throttled, waits));
+    })?;
+    bpf.drain_stalls(|total| {
+        let waits = Waits {
+            count: total.count,
+            sum_ns: total.sum_ns,
+            max_ns: total.max_ns,
+        };
+        totals.push((Ids::Memory, total.cgroup_id, span_of(total.cause), waits));
+    })?;
+    let mut waits = BTreeMap::new();
+    for (ids, id, kind, total) in totals {
+        let group = recorder.groups.of(ids, id);
+        if total.count > 0 && recorder.groups.is_selected(group) {
+            waits.insert((group, kind), total);
+        }
+    }
+    Ok(waits)
+}
+
+/// Each CPU takes a descriptor for each event.
+fn raise_file_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Refused: an event that finds no descriptor says so.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
+fn now_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+fn clocks() -> Clocks {
+    Clocks {
+        monotonic_ns: now_ns(ClockId::Monotonic),
+        boottime_ns: now_ns(ClockId::Boottime),
+        realtime_ns: now_ns(ClockId::Realtime),
+    }
+}

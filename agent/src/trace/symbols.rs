@@ -1,0 +1,155 @@
+//! Names for frames, found when the session is over.
+//!
+//! Files are read one after the other through the descriptors that [`super::stacks`] kept, so that neither their process nor their container
+//! needs to be there any more, and no more than one file's symbols are in memory. What has no name is shown as file and offset in brackets,
+//! never as a guess.
+
+use std::collections::HashMap;
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
+
+use blazesym::MaybeDefault;
+use blazesym::symbolize::source::{Elf, Kernel, Source};
+use blazesym::symbolize::{Input, Symbolized, Symbolizer};
+use tracing::debug;
+
+use super::stacks::{Frame, Stacks};
+
+/// Larger files are left without names: their symbols alone may be more than the machine has to spare.
+const FILE_BYTES_MAX: u64 = 512 << 20;
+
+/// What a frame is called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Name {
+    /// A function, or in brackets what is known of one without a name.
+    pub(super) text: String,
+    /// The same for figures that add up functions: without the offset of one that has no name.
+    pub(super) folded: String,
+    /// Whether it is a function of the kernel.
+    pub(super) is_kernel: bool,
+}
+
+impl Name {
+    fn function(name: String, is_kernel: bool) -> Self {
+        Self {
+            folded: name.clone(),
+            text: name,
+            is_kernel,
+        }
+    }
+}
+
+/// The names of all frames.
+#[derive(Debug, Default)]
+pub(super) struct Symbols {
+    names: Vec<Name>,
+}
+
+impl Symbols {
+    /// Looks up every frame.
+    pub(super) fn resolve(stacks: &Stacks) -> Self {
+        let mut kernel: Vec<(usize, u64)> = Vec::new();
+        let mut files: HashMap<u32, Vec<(usize, u64)>> = HashMap::new();
+        let mut names: Vec<Name> = Vec::with_capacity(stacks.frames().len());
+        for (index, frame) in stacks.frames().iter().enumerate() {
+            match *frame {
+                Frame::Kernel(address) => kernel.push((index, address)),
+                Frame::File { module, offset } => {
+                    files.entry(module).or_default().push((index, offset));
+                }
+                Frame::Area { .. } | Frame::Unknown => {}
+            }
+            names.push(without_name(stacks, *frame));
+        }
+        let mut found = |wanted: &[(usize, u64)], is_kernel, symbols: Vec<Option<String>>| {
+            for ((index, _), symbol) in wanted.iter().zip(symbols) {
+                if let Some(symbol) = symbol {
+                    names[*index] = Name::function(symbol, is_kernel);
+                }
+            }
+        };
+        if !kernel.is_empty() {
+            let source = Source::Kernel(Kernel {
+                kallsyms: MaybeDefault::Default,
+                // Only what runs, not what lies about.
+                vmlinux: MaybeDefault::None,
+                ..Kernel::default()
+            });
+            let addresses: Vec<u64> = kernel.iter().map(|(_, address)| *address).collect();
+            found(
+                &kernel,
+                true,
+                look_up(&source, Input::AbsAddr(&addresses), "the kernel"),
+            );
+        }
+        for (module, wanted) in &files {
+            let module = &stacks.modules()[*module as usize];
+            let Some(file) = &module.file else { continue };
+            if file
+                .metadata()
+                .is_ok_and(|metadata| metadata.len() > FILE_BYTES_MAX)
+            {
+                debug!(file = module.path, "too large to be read for symbols");
+                continue;
+            }
+            let elf = Elf::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
+            let offsets: Vec<u64> = wanted.iter().map(|(_, offset)| *offset).collect();
+            found(
+                wanted,
+                false,
+                look_up(&Source::Elf(elf), Input::FileOffset(&offsets), &module.path),
+            );
+        }
+        Self { names }
+    }
+
+    /// The name of a frame.
+    pub(super) fn of(&self, frame: u32) -> &Name {
+        // There is one for each frame of the stacks that these were made of.
+        &self.names[frame as usize]
+    }
+}
+
+/// One answer for each address; a file that cannot be read has none.
+fn look_up(source: &Source<'_>, input: Input<&[u64]>, of: &str) -> Vec<Option<String>> {
+    // One for each file, so that what it has read goes with it.
+    let symbolizer = Symbolizer::new();
+    match symbolizer.symbolize(source, input) {
+        Ok(symbols) => symbols
+            .into_iter()
+            .map(|symbol| match symbol {
+                Symbolized::Sym(symbol) => Some(symbol.name.into_owned()),
+                Symbolized::Unknown(_) => None,
+            })
+            .collect(),
+        Err(error) => {
+            debug!(of, %error, "no symbols");
+            Vec::new()
+        }
+    }
+}
+
+fn without_name(stacks: &Stacks, frame: Frame) -> Name {
+    let file_name = |module: u32| {
+        let path = &stacks.modules()[module as usize].path;
+        Path::new(path)
+            .file_name()
+            .map_or_else(|| path.clone(), |name| name.to_string_lossy().into_owned())
+    };
+    match frame {
+        Frame::Kernel(_) => Name::function("[kernel]".to_owned(), true),
+        Frame::File { module, offset } => {
+            let file = file_name(module);
+            Name {
+                text: format!("[{file}+{offset:#x}]"),
+                folded: format!("[{file}]"),
+                is_kernel: false,
+            }
+        }
+        Frame::Area { module } => {
+            let name = file_name(module);
+            Name::function(format!("[{}]", name.trim_matches(['[', ']'])), false)
+        }
+        Frame::Unknown => Name::function("[unknown]".to_owned(), false),
+    }
+}
