@@ -222,6 +222,7 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
         }
         wait(&bpf, left)?;
         screen.drain(&mut bpf, &mut out)?;
+        bpf.flush_log();
         screen.follow_processes(&mut bpf, &mounts)?;
         out.flush()?;
     }
@@ -232,6 +233,7 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
         }
     })?;
     written?;
+    bpf.flush_log();
     print_throttle(&mut out, args.output, &bpf, &screen.paths)?;
     print_totals(&mut out, args.output, &bpf, &screen.paths)?;
     print_run_queue(&mut out, args.output, &bpf, &screen.paths)?;

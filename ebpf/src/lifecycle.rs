@@ -14,6 +14,7 @@ use plimsoll_abi::{
 
 use crate::{
     layout::{cgroup_id, hierarchy_id, load_u32, offset},
+    log::debug,
     maps::{MEMORY, OOM_KILLS, PROCESSES, REFAULTS, STALLS, THROTTLE},
     record::{header, send_lifecycle},
 };
@@ -23,6 +24,8 @@ use crate::{
 pub fn cgroup_mkdir(ctx: BtfTracePointContext) -> i32 {
     let cgroup: *const u8 = ctx.arg(0);
     let path: *const u8 = ctx.arg(1);
+    // SAFETY: a typed argument.
+    debug!(&ctx, "cgroup {} made", unsafe { cgroup_id(cgroup) });
     send_lifecycle(Kind::CgroupMkdir, |record: *mut CgroupMkdir| {
         // SAFETY: `cgroup` is a typed argument, `record` is reserved for this type; the helper bounds its own write.
         unsafe {
@@ -48,6 +51,7 @@ pub fn cgroup_rmdir(ctx: BtfTracePointContext) -> i32 {
     let cgroup: *const u8 = ctx.arg(0);
     // SAFETY: a typed argument.
     let (id, hierarchy) = unsafe { (cgroup_id(cgroup), hierarchy_id(cgroup)) };
+    debug!(&ctx, "cgroup {} removed", id);
     send_lifecycle(Kind::CgroupRmdir, |record: *mut CgroupRmdir| {
         // SAFETY: as above; `record` is reserved for this type.
         unsafe {

@@ -21,6 +21,7 @@ mod charges;
 mod last_line;
 mod layout;
 mod lifecycle;
+mod log;
 mod maps;
 mod memcg;
 mod oom;

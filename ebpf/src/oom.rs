@@ -19,6 +19,7 @@ use crate::{
         config, load_i16, load_ptr, load_u32, load_u64, memcg_id, offset, probe_u64,
         task_memory_cgroup_id,
     },
+    log::debug,
     maps::OOM_KILLS,
     record::{count_folded, count_untracked, critical_has_room, header, send_critical},
 };
@@ -38,6 +39,10 @@ pub fn oom_kill_process(ctx: FEntryContext) -> u32 {
         let points = load_u64(oc, offset!(oc_chosen_points)) as i64;
         let victim = load_ptr(oc, offset!(oc_chosen));
         let cgroup_id = task_memory_cgroup_id(victim);
+        debug!(
+            &ctx,
+            "OOM: chose a process of cgroup {} for the limit of {}", cgroup_id, limit_cgroup_id
+        );
         if may_send(cgroup_id, oom_totals::CHOICES) {
             send_victim(victim, cgroup_id, limit_cgroup_id, points);
         }
@@ -52,6 +57,7 @@ pub fn mark_victim(ctx: BtfTracePointContext) -> i32 {
     unsafe {
         let victim = ctx.arg(0);
         let cgroup_id = task_memory_cgroup_id(victim);
+        debug!(&ctx, "OOM: marked a process of cgroup {}", cgroup_id);
         if may_send(cgroup_id, oom_totals::VICTIMS) {
             send_victim(victim, cgroup_id, UNKNOWN_U64, i64::MAX);
         }

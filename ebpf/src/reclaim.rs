@@ -10,6 +10,7 @@ use plimsoll_abi::{Kind, NodeReclaim, UNKNOWN_U32, reclaim_phase};
 use crate::{
     atomic,
     layout::{config, offset},
+    log::debug,
     maps::{DIRECT, NODE_RECLAIM, NODES},
     record::{header, send_critical_unasked},
 };
@@ -19,6 +20,7 @@ use crate::{
 pub fn kswapd_wake(ctx: BtfTracePointContext) -> i32 {
     let node: u32 = ctx.arg(0);
     let order: u32 = ctx.arg(2);
+    debug!(&ctx, "kswapd of node {} woken for order {}", node, order);
     note(node.min(NODES - 1), reclaim_phase::KSWAPD_WAKE, node, order);
     0
 }

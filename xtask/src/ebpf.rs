@@ -1,6 +1,6 @@
 //! `cargo xtask build-ebpf`: one BPF object for all kernels, and what each program costs in instructions.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
@@ -61,6 +61,22 @@ pub(crate) fn build() -> Result<Vec<Program>> {
         all.extend(programs(&bytes).with_context(|| format!("cannot parse {binary}"))?);
     }
     Ok(all)
+}
+
+/// Builds the object with log lines and copies it to `target/bpf/plimsoll-log.bpf.o`. It is never embedded.
+pub(crate) fn build_with_log() -> Result<PathBuf> {
+    let mut cargo = cargo("build")?;
+    let output = process::run(cargo.args(["--release", "--bin", BINARY, "--features", "log"]))?;
+    if !output.status.success() {
+        bail!(
+            "building the BPF object with log lines failed\n{}",
+            process::last_lines(&String::from_utf8_lossy(&output.stderr))
+        );
+    }
+    let _lock = Lock::take(&paths::target("ebpf"))?;
+    let object = paths::log_object();
+    install(BINARY, &object)?;
+    Ok(object)
 }
 
 /// Copies what was built to where it is looked for. An unchanged object keeps its time stamp, so that the agent is not built again

@@ -58,7 +58,11 @@ enum Command {
         refresh: bool,
     },
     /// Build the BPF object for all kernels and print each program's instructions
-    BuildEbpf,
+    BuildEbpf {
+        /// Make one whose programs write log lines instead, for `plimsoll events --object`; the one in use stays as it is
+        #[arg(long)]
+        log: bool,
+    },
     /// Run a command or a shell in a guest
     Vm(Box<vm::VmArgs>),
     /// Watch the agent at work on a real kernel; exit status 1 when anything went wrong
@@ -102,7 +106,11 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<u8> {
     match command {
         Command::Setup { refresh } => setup::all(refresh)?,
-        Command::BuildEbpf => print!("{}", ebpf::table(&ebpf::build()?)),
+        Command::BuildEbpf { log: true } => println!(
+            "PLIMSOLL_LOG=debug plimsoll events --object {}",
+            ebpf::build_with_log()?.display()
+        ),
+        Command::BuildEbpf { log: false } => print!("{}", ebpf::table(&ebpf::build()?)),
         Command::Vm(args) => return vm::run(*args),
         Command::Demo(args) => return demo::run(&args),
         Command::Bench(command) => return bench::run(&command),

@@ -25,6 +25,11 @@ pub(crate) fn sampling_object() -> PathBuf {
     target("bpf").join("sampling.bpf.o")
 }
 
+/// The BPF object whose programs log: `cargo xtask build-ebpf --log`.
+pub(crate) fn log_object() -> PathBuf {
+    target("bpf").join("plimsoll-log.bpf.o")
+}
+
 /// The BPF object that `cargo xtask bench signals` compares with.
 pub(crate) fn ping_object() -> PathBuf {
     target("bpf").join("ping.bpf.o")

@@ -18,6 +18,7 @@ mod hooks;
 pub mod last_line;
 mod layout;
 mod loader;
+mod log;
 pub mod object;
 mod pins;
 mod policy;
@@ -47,6 +48,7 @@ pub use pins::{PinError, PinOwner, PinSet, Pinning};
 pub use run_queue::{OneIn, RunQueueTotals};
 pub use totals::{ProcessTotals, RefaultTotals, StallTotals};
 
+use self::log::ProgramLog;
 use crate::source::decode::{DecodeError, MemoryLimitEvent, Record, memory_limit_event};
 use account::CpuAccount;
 use consumed::Consumed;
@@ -174,6 +176,8 @@ enum Hold {
 /// is killed.
 pub struct Bpf {
     hold: Hold,
+    /// Lines of programs that log, if this process has loaded such.
+    log: Option<ProgramLog>,
     /// Another agent loaded the programs.
     is_taken_over: bool,
     consumed: Consumed,
@@ -236,6 +240,7 @@ impl Bpf {
             take_map(&mut ebpf, name)
         })?;
         bpf.tell_process(options)?;
+        bpf.log = ProgramLog::of(&mut ebpf);
         bpf.hold = Hold::Process {
             ebpf,
             _links: loaded.links,
@@ -464,6 +469,7 @@ impl Bpf {
         }
         Ok(Bpf {
             hold: Hold::Nothing,
+            log: None,
             is_taken_over: false,
             consumed: Consumed::map(take("CONSUMED")?, cpus)?,
             manifest: map!("MANIFEST"),
@@ -589,6 +595,13 @@ impl Bpf {
     /// The same for the aggregated records.
     pub fn drain_pressure(&mut self, budget: usize, f: impl FnMut(Record<'_>)) -> usize {
         self.pressure.drain(budget, &self.consumed, f)
+    }
+
+    /// Puts what the programs have logged since into this process's log. Only an object that was built to log does.
+    pub fn flush_log(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.flush();
+        }
     }
 
     /// The last record that could not be read, if any: how many is in [`Account::unreadable`].
