@@ -178,18 +178,13 @@ fn near_cgroups(hierarchy: &Hierarchy, path: &CgroupPath) -> Vec<String> {
     )
 }
 
-/// The names that are most like `wanted`, best first.
+/// The names that are most like `wanted`, best first: by their last part, and among those by the rest.
 fn near<'names>(wanted: &str, names: impl Iterator<Item = &'names str>) -> Vec<String> {
-    let own = |name: &str| name.rsplit('/').next().unwrap_or(name).to_owned();
+    let last = |name: &str| name.rsplit('/').next().unwrap_or_default().to_owned();
     let mut likely: Vec<(f64, &str)> = names
-        .map(|name| {
-            let whole = strsim::jaro_winkler(wanted, name);
-            (
-                whole.max(strsim::jaro_winkler(&own(wanted), &own(name))),
-                name,
-            )
-        })
+        .map(|name| (strsim::jaro_winkler(&last(wanted), &last(name)), name))
         .filter(|(likeness, _)| *likeness >= NEAR)
+        .map(|(likeness, name)| (likeness + strsim::jaro_winkler(wanted, name), name))
         .collect();
     likely.sort_by(|(left, a), (right, b)| right.total_cmp(left).then_with(|| a.cmp(b)));
     likely

@@ -16,6 +16,8 @@ use crate::table::{Table, Tone, bytes};
 
 /// Functions that are shown.
 const HOTTEST: usize = 10;
+/// Characters of a function's name that are shown to people: those of generic code have hundreds.
+const NAME_SHOWN: usize = 64;
 /// Cgroups that are shown to people; programs get all.
 const GROUPS_SHOWN: usize = 20;
 
@@ -285,7 +287,7 @@ impl Summary {
                     Tone::Plain,
                     vec![
                         percent(function.self_ns, all),
-                        format!("{}{kind}", function.name),
+                        format!("{}{kind}", shortened(&function.name)),
                         function.mostly.clone(),
                     ],
                 );
@@ -371,6 +373,16 @@ fn hottest(recording: &Recording) -> Vec<Function> {
     functions
 }
 
+/// Its end, which says most.
+fn shortened(name: &str) -> String {
+    let length = name.chars().count();
+    if length <= NAME_SHOWN {
+        return name.to_owned();
+    }
+    let end: String = name.chars().skip(length - NAME_SHOWN + 1).collect();
+    format!("…{end}")
+}
+
 fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
@@ -410,5 +422,9 @@ mod tests {
         assert_eq!(duration(1_500_000_000), "1.50 s");
         assert_eq!(percent(3, 2), "150.0 %");
         assert_eq!((percent(1, 0), some(0)), ("-".into(), "-".into()));
+        assert_eq!(shortened("short"), "short");
+        let long = shortened(&format!("{}::end", "ü".repeat(100)));
+        assert_eq!(long.chars().count(), NAME_SHOWN);
+        assert!(long.starts_with('…') && long.ends_with("::end"));
     }
 }

@@ -16,7 +16,7 @@ struct Arguments {
         long,
         value_delimiter = ',',
         value_enum,
-        default_value = "faults,forks,switches"
+        default_value = "faults,forks,switches,compute"
     )]
     loops: Vec<Loop>,
 }

@@ -3,8 +3,9 @@
 //! [`Loop::Faults`] maps 64 MiB, touches each page once and unmaps, so that the memory controller charges 64 pages at a time as fast as the
 //! machine can. Huge pages are off: they would charge 512 pages at a time and hide the cost. [`Loop::Forks`] is a shell that forks a
 //! child that ends at once, without an exec, which would cost much more than what is looked for. [`Loop::Switches`] are two threads that
-//! wake each other through pipes. Each runs as a pod's container, three cgroups deep. The three cases ([`Attached`]) take turns, so that a
-//! drift of the machine hits all; with the agent, or `plimsoll events`, its own CPU time is in the wall-clock time.
+//! wake each other through pipes. [`Loop::Compute`] computes, which only a tracing session sees. Each runs as a pod's container, three
+//! cgroups deep. The cases ([`Attached`]) take turns, so that a drift of the machine hits all; with the agent, `plimsoll events` or
+//! `plimsoll trace`, its own CPU time is in the wall-clock time.
 
 use std::fs::{self, File};
 use std::process::{Command, Stdio};
@@ -28,6 +29,7 @@ const OUT: &str = "/out/cost.jsonl";
 const FAULT_ROUNDS: u32 = 4;
 const FORKS: u32 = 2_000;
 const SWITCHES: u32 = 50_000;
+const COMPUTE_ROUNDS: u32 = 300;
 /// For `plimsoll events` to attach everything.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -41,6 +43,8 @@ pub enum Loop {
     Forks,
     /// Context switches.
     Switches,
+    /// Arithmetic.
+    Compute,
 }
 
 impl Loop {
@@ -49,6 +53,7 @@ impl Loop {
             Self::Faults => "page fault",
             Self::Forks => "fork",
             Self::Switches => "context switch",
+            Self::Compute => "million steps",
         }
     }
 
@@ -58,6 +63,7 @@ impl Loop {
             Self::Faults => ("faults", FAULT_ROUNDS),
             Self::Forks => ("forks", FORKS),
             Self::Switches => ("switches", SWITCHES),
+            Self::Compute => ("compute", COMPUTE_ROUNDS),
         };
         [mode.to_owned(), "--rounds".to_owned(), rounds.to_string()]
     }
@@ -73,10 +79,12 @@ pub enum Attached {
     Agent,
     /// Every one there is, by `plimsoll events`: thresholds of single cgroups, and the waits for a CPU of this very container.
     Everything,
+    /// What a tracing session has, of the whole node at 99 Hz with all events: `plimsoll trace`.
+    Session,
 }
 
 impl Attached {
-    const ALL: [Self; 3] = [Self::Nothing, Self::Agent, Self::Everything];
+    const ALL: [Self; 4] = [Self::Nothing, Self::Agent, Self::Everything, Self::Session];
 }
 
 /// What to run.
@@ -147,7 +155,7 @@ pub fn measure(plan: &Plan) -> anyhow::Result<Vec<Row>> {
                 let ran = run_loop(&node, &pod, of)?;
                 rows.push(Row { of, attached, ran });
             }
-            running.stop()?;
+            running.stop(&node)?;
         }
     }
     Ok(rows)
@@ -158,6 +166,7 @@ enum Running {
     Nothing,
     Agent(Box<Agent>),
     Everything(Guard),
+    Session(Guard),
 }
 
 impl Running {
@@ -186,10 +195,28 @@ impl Running {
                 ensure!(attached, "plimsoll events says nothing");
                 Self::Everything(events)
             }
+            Attached::Session => {
+                let said = node.directory.join("log/trace.err");
+                let trace = Guard(
+                    Command::new(program("plimsoll"))
+                        .args(["trace", "--for", "0", "--output", "json"])
+                        .stdin(Stdio::null())
+                        .stdout(File::create(node.directory.join("log/trace.out"))?)
+                        .stderr(File::create(&said)?)
+                        .spawn()
+                        .context("starting plimsoll trace")?,
+                );
+                // It says so when everything is attached.
+                let attached = wait_until(START_TIMEOUT, Duration::from_millis(50), || {
+                    fs::metadata(&said).is_ok_and(|metadata| metadata.len() > 0)
+                });
+                ensure!(attached, "plimsoll trace says nothing");
+                Self::Session(trace)
+            }
         })
     }
 
-    fn stop(self) -> anyhow::Result<()> {
+    fn stop(self, node: &Node) -> anyhow::Result<()> {
         match self {
             Self::Nothing => {}
             Self::Agent(agent) => {
@@ -201,6 +228,19 @@ impl Running {
                 ensure!(
                     status.success(),
                     "plimsoll events ended with {status}: records were lost"
+                );
+            }
+            Self::Session(mut trace) => {
+                trace.signal(Signal::TERM)?;
+                let status = trace.0.wait()?;
+                ensure!(status.success(), "plimsoll trace ended with {status}");
+                let summary = fs::read(node.directory.join("log/trace.out"))?;
+                let summary: serde_json::Value = serde_json::from_slice(&summary)?;
+                let dropped = &summary["losses"]["samplesDropped"];
+                ensure!(
+                    summary["samples"].as_u64() > Some(0) && *dropped == 0,
+                    "samples were dropped: {}",
+                    summary["losses"]
                 );
             }
         }
@@ -250,18 +290,22 @@ pub fn table(rows: &[Row]) -> String {
             "agent / detached",
             "everything",
             "everything / detached",
+            "session",
+            "session / detached",
         ]
         .map(str::to_owned)
         .to_vec(),
     ];
-    for of in [Loop::Faults, Loop::Forks, Loop::Switches] {
+    for of in [Loop::Faults, Loop::Forks, Loop::Switches, Loop::Compute] {
         for (name, pick) in measures {
             let events = rows
                 .iter()
                 .find(|row| row.of == of)
                 .map(|row| i64::try_from(row.ran.events.max(1)).unwrap_or(i64::MAX));
-            let [off, agent, all] = Attached::ALL.map(|attached| spread(of, attached, pick));
-            let (Some(off), Some(agent), Some(all), Some(events)) = (off, agent, all, events)
+            let [off, agent, all, session] =
+                Attached::ALL.map(|attached| spread(of, attached, pick));
+            let (Some(off), Some(agent), Some(all), Some(session), Some(events)) =
+                (off, agent, all, session, events)
             else {
                 continue;
             };
@@ -275,6 +319,8 @@ pub fn table(rows: &[Row]) -> String {
                 ratio(agent),
                 all.times(),
                 ratio(all),
+                session.times(),
+                ratio(session),
             ]);
         }
     }

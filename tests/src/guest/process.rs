@@ -1,9 +1,9 @@
 //! Children, their exit and what they cost.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -43,6 +43,27 @@ impl Guard {
     pub fn wait_gone(&mut self, timeout: Duration) -> bool {
         wait_until(timeout, Duration::from_millis(5), || {
             matches!(self.0.try_wait(), Ok(Some(_)))
+        })
+    }
+
+    /// Waits until it ends, and returns what it wrote to its pipes.
+    ///
+    /// # Errors
+    /// As `read(2)` and `wait4(2)`.
+    pub fn output(&mut self) -> io::Result<Output> {
+        let mut stdout = Vec::new();
+        if let Some(pipe) = &mut self.0.stdout {
+            pipe.read_to_end(&mut stdout)?;
+        }
+        let mut stderr = Vec::new();
+        if let Some(pipe) = &mut self.0.stderr {
+            pipe.read_to_end(&mut stderr)?;
+        }
+        let status = self.0.wait()?;
+        Ok(Output {
+            status,
+            stdout,
+            stderr,
         })
     }
 

@@ -81,6 +81,7 @@ impl Run {
             "sources::",
             "stalls::",
             "top::",
+            "trace::",
         ];
         Self::all_but(kernel, CgroupLayout::Cgroup2, SKIPS)
     }

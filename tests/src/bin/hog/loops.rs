@@ -38,6 +38,18 @@ pub(crate) fn faults(rounds: u32) {
     say(faults, now_ns() - wall_ns, own_cpu_ns() - cpu_ns);
 }
 
+/// A million steps of arithmetic in each round.
+pub(crate) fn compute(rounds: u32) {
+    let (wall_ns, cpu_ns) = (now_ns(), own_cpu_ns());
+    let mut state = 1_u64;
+    for _ in 0..rounds {
+        for _ in 0..1_000_000 {
+            state = std::hint::black_box(state.rotate_left(5) ^ 0x9e37_79b9);
+        }
+    }
+    say(rounds.into(), now_ns() - wall_ns, own_cpu_ns() - cpu_ns);
+}
+
 /// A shell forks children that end at once. Their CPU time is that of the cgroup.
 pub(crate) fn forks(rounds: u32) -> anyhow::Result<()> {
     let script = format!("i=0; while [ $i -lt {rounds} ]; do (:); i=$((i+1)); done");

@@ -197,6 +197,12 @@ enum Mode {
         #[arg(long)]
         rounds: u32,
     },
+    /// Computes, in a loop; prints one JSON line with rounds and times.
+    Compute {
+        /// Rounds of a million steps.
+        #[arg(long)]
+        rounds: u32,
+    },
     /// Uses the CPU.
     Spin {
         /// Threads.
@@ -408,6 +414,10 @@ fn main() -> anyhow::Result<()> {
         }
         Mode::Forks { rounds } => loops::forks(rounds),
         Mode::Switches { rounds } => loops::switches(rounds),
+        Mode::Compute { rounds } => {
+            loops::compute(rounds);
+            Ok(())
+        }
         Mode::Spin { threads, seconds } => {
             for _ in 0..threads.max(1) {
                 thread::spawn(|| {

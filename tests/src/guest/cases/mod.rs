@@ -27,6 +27,7 @@ mod sources;
 mod stalls;
 mod swap;
 mod top;
+mod trace;
 mod waits;
 
 use std::fs;
@@ -72,6 +73,7 @@ pub fn all() -> Vec<Test> {
         restart::TESTS,
         sources::TESTS,
         top::TESTS,
+        trace::TESTS,
     ]
     .concat()
 }

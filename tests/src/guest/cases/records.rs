@@ -71,7 +71,15 @@ impl Scratch {
                     .is_ok_and(|text| text.split_whitespace().any(|word| word == controller))
             })
             .with_context(|| format!("no hierarchy has the {controller} controller"))?;
-        let path = root.join("records-test");
+        Self::at(root.join("records-test"))
+    }
+
+    /// Another one beside it, of the unified hierarchy.
+    pub(super) fn beside(name: &str) -> anyhow::Result<Self> {
+        Self::at(Path::new("/sys/fs/cgroup").join(name))
+    }
+
+    fn at(path: PathBuf) -> anyhow::Result<Self> {
         ensure!(
             cgroup::remove(&path),
             "{} cannot be removed",
