@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use inferno::flamegraph::{Options, from_lines};
+use inferno::flamegraph::color::MultiPalette;
+use inferno::flamegraph::{Options, Palette, from_lines};
 use plimsoll_abi::sampling::SampleEvent;
 
 use super::file::Bounded;
@@ -86,6 +87,8 @@ pub(super) fn write<W: Write>(recording: &Recording, out: &mut Bounded<W>) -> io
             _ => "times".to_owned(),
         };
         options.min_width = min_width;
+        // By what kind of function it is: the kernel's are orange, those with `::` in their names yellow, others red.
+        options.colors = Palette::Multi(MultiPalette::Java);
         options.no_sort = true;
         options.deterministic = true;
         let mut svg = Vec::new();

@@ -16,6 +16,12 @@ use crate::host::{HostRoot, file};
 /// Cgroups whose paths are kept, in each hierarchy.
 const CGROUPS_MAX: usize = 65_536;
 
+/// Cgroups of which something is kept.
+const GROUPS_MAX: usize = 65_536;
+
+/// Those beyond are one.
+const OTHERS: &str = "other cgroups";
+
 /// What the whole node's records are about.
 const NODE: &str = "node";
 
@@ -135,12 +141,16 @@ impl Groups {
         if let Some(index) = known.groups.get(&id) {
             return *index;
         }
+        let is_full = known.groups.len() >= GROUPS_MAX;
         let path = known
             .paths
             .get(&id)
             .cloned()
             .unwrap_or_else(|| format!("cgroup {id}"));
         let index = self.named(path);
+        if is_full {
+            return index;
+        }
         match (ids, &mut self.cpu) {
             (Ids::Cpu, Some(cpu)) => cpu.groups.insert(id, index),
             _ => self.memory.groups.insert(id, index),
@@ -157,6 +167,13 @@ impl Groups {
         if let Some(index) = self.by_path.get(&path) {
             return *index;
         }
+        let path = if self.groups.len() < GROUPS_MAX {
+            path
+        } else if let Some(index) = self.by_path.get(OTHERS) {
+            return *index;
+        } else {
+            OTHERS.to_owned()
+        };
         let index = GroupIndex::try_from(self.groups.len()).unwrap_or(GroupIndex::MAX);
         let (pod, container) = self.pod_of(&path);
         self.groups.push(Group {

@@ -175,6 +175,7 @@ pub(super) struct Recorder {
     pub(super) groups: Groups,
     pub(super) stacks: Stacks,
     pub(super) spans: Spans,
+    start_ns: u64,
     threads: Vec<Thread>,
     thread_index: HashMap<(u32, u32), u32>,
     samples: Vec<Kept>,
@@ -190,6 +191,7 @@ impl Recorder {
             groups,
             stacks,
             spans: Spans::new(start_ns, samples_max),
+            start_ns,
             threads: Vec::new(),
             thread_index: HashMap::new(),
             samples: Vec::new(),
@@ -202,6 +204,10 @@ impl Recorder {
 
     /// Keeps a sample, or counts it.
     pub(super) fn sample(&mut self, sample: &Sample<'_>) {
+        // The events begin one after the other, and the session when all have.
+        if sample.ts_ns < self.start_ns {
+            return;
+        }
         let group = self.groups.of(Ids::Memory, sample.cgroup_id);
         let sum = self.sums.entry((group, sample.event)).or_default();
         sum.samples += 1;
@@ -304,7 +310,9 @@ impl Recorder {
                 };
                 // Each NUMA node counts for itself, so one record is one event here.
                 let node = self.groups.node();
-                self.spans.mark(node, kind, ts_ns, 1, None);
+                if ts_ns >= self.start_ns {
+                    self.spans.mark(node, kind, ts_ns, 1, None);
+                }
             }
             Body::OomKill {
                 limit, tgid, comm, ..
@@ -322,7 +330,7 @@ impl Recorder {
 
     fn oom_kill(&mut self, id: u64, ts_ns: u64, limit: OomLimit, tgid: u32, comm: &[u8]) {
         // The choice of a victim and the victim are two records where both hooks work.
-        if self.kills.contains(&tgid) {
+        if self.kills.contains(&tgid) || ts_ns < self.start_ns {
             return;
         }
         if self.kills.len() == KILLS_REMEMBERED {

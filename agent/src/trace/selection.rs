@@ -18,6 +18,8 @@ use crate::source::manifests::gather;
 
 /// Names that an error suggests.
 const NEAR_MAX: usize = 5;
+/// Selected names that are written out.
+const NAMED_MAX: usize = 8;
 /// How alike a name must be to be suggested, of 1.
 const NEAR: f64 = 0.7;
 
@@ -69,16 +71,29 @@ pub(super) fn select(args: &TraceArgs, mounts: &CgroupMounts) -> Result<Selectio
         ids.push(id);
     }
     Ok(Selection {
-        words: if selected.is_empty() {
-            "the whole node".to_owned()
-        } else {
-            selected.values().cloned().collect::<Vec<_>>().join(", ")
-        },
+        words: in_words(&selected),
         ids: (!ids.is_empty()).then_some(ids),
         paths: selected.into_keys().collect(),
         pods: pods.into_iter().collect(),
         nameless,
     })
+}
+
+fn in_words(selected: &BTreeMap<CgroupPath, String>) -> String {
+    if selected.is_empty() {
+        return "the whole node".to_owned();
+    }
+    let named: Vec<&str> = selected
+        .values()
+        .take(NAMED_MAX)
+        .map(String::as_str)
+        .collect();
+    let more = selected.len() - named.len();
+    if more == 0 {
+        named.join(", ")
+    } else {
+        format!("{} and {more} more", named.join(", "))
+    }
 }
 
 /// `namespace/name` by UID, and why there are none.

@@ -82,6 +82,11 @@ pub(super) fn run(
         clocks.monotonic_ns,
         plan.samples_max,
     );
+    // The programs have been adding up since they were attached.
+    let before = match &records {
+        Some(bpf) => totals(bpf, &mut recorder)?,
+        None => BTreeMap::new(),
+    };
     began(&refused);
     let end = plan.length.map(|length| Instant::now() + length);
     while end.is_none_or(|end| Instant::now() < end) && !runtime.block_on(stop.have_come()) {
@@ -121,7 +126,7 @@ pub(super) fn run(
         losses.records_dropped = account.lost();
         losses.records_unreadable = account.unreadable;
         losses.records_untracked = account.untracked();
-        waits = totals(bpf, &mut recorder)?;
+        waits = since(totals(bpf, &mut recorder)?, &before);
     }
     Ok(recorder.finish(Ending {
         clocks,
@@ -292,6 +297,21 @@ fn totals(
         }
     }
     Ok(waits)
+}
+
+/// What has been added since `before`. The longest stays that of the whole time, where anything was.
+fn since(
+    mut waits: BTreeMap<(GroupIndex, SpanKind), Waits>,
+    before: &BTreeMap<(GroupIndex, SpanKind), Waits>,
+) -> BTreeMap<(GroupIndex, SpanKind), Waits> {
+    for (key, waits) in &mut waits {
+        if let Some(before) = before.get(key) {
+            waits.count = waits.count.saturating_sub(before.count);
+            waits.sum_ns = waits.sum_ns.saturating_sub(before.sum_ns);
+        }
+    }
+    waits.retain(|_, waits| waits.count > 0);
+    waits
 }
 
 /// Each CPU takes a descriptor for each event.

@@ -4,6 +4,9 @@
 //! ended since. One wait is one span that ends with its record. Where several waits came with one record (a lost one, or `--window`), the
 //! span is as long as one of them was on average: never more than what was, and the whole sum is with it. Spans of a cgroup that overlap
 //! (several tasks, several CPUs) become one: "somebody waited here", as PSI's *some*.
+//!
+//! The programs are attached a while before the session begins, because loading takes its time. What they tell of that while is where counting
+//! begins, and nothing else.
 
 use std::collections::HashMap;
 
@@ -178,10 +181,11 @@ impl Spans {
             return;
         };
         *before = Totals { count, sum_ns };
+        if ts_ns < self.start_ns {
+            return;
+        }
         // It may have begun before the session did.
-        let start_ns = ts_ns
-            .saturating_sub(new_sum_ns / new)
-            .max(self.start_ns.min(ts_ns));
+        let start_ns = ts_ns.saturating_sub(new_sum_ns / new).max(self.start_ns);
         if let Some(last) = self.last_span.get(&(group, kind))
             && let Some(last) = self.spans.get_mut(*last)
             && start_ns <= last.end_ns
@@ -212,7 +216,7 @@ impl Spans {
         let before = self.counts.entry((group, kind)).or_default();
         let new = count.saturating_sub(*before);
         *before = count.max(*before);
-        if new > 0 {
+        if new > 0 && ts_ns >= self.start_ns {
             self.mark(group, kind, ts_ns, new, None);
         }
     }
@@ -319,6 +323,19 @@ mod tests {
         assert_eq!(spans_of(&[(150, 1, 500)]), [(100, 150, 1, 500)]);
         // Late: its count is in the record before.
         assert_eq!(spans_of(&[(300, 2, 40), (299, 1, 20)]), [(280, 300, 2, 40)]);
+    }
+
+    #[test]
+    fn what_was_before_the_session_is_where_counting_begins() {
+        assert_eq!(
+            spans_of(&[(99, 7, 7_000), (200, 8, 7_050)]),
+            [(150, 200, 1, 50)]
+        );
+        let mut spans = Spans::new(100, 10);
+        spans.happened(0, MarkKind::Max, 99, 7);
+        spans.happened(0, MarkKind::Max, 200, 8);
+        let (_, marks) = spans.finish();
+        assert_eq!((marks.len(), marks[0].count), (1, 1));
     }
 
     #[test]

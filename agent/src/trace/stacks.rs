@@ -22,6 +22,8 @@ const FRAMES_MAX: usize = 1 << 20;
 const PROCESSES_MAX: usize = 4096;
 /// Executable areas of one process.
 const AREAS_MAX: usize = 4096;
+/// What the maps of all processes may take, bytes; beyond, they are read again.
+const AREAS_BYTES_MAX: usize = 64 << 20;
 /// Files that are kept open.
 const FILES_MAX: usize = 256;
 /// Names of areas without a file, and files, that are told apart.
@@ -105,6 +107,8 @@ pub(super) struct Stacks {
     names: HashMap<String, u32>,
     files_open: usize,
     processes: HashMap<u32, Process>,
+    /// What their maps take, about.
+    areas_bytes: usize,
     /// Stacks that were cut because the tree is full.
     pub(super) cut: u64,
 }
@@ -126,6 +130,7 @@ impl Stacks {
             names: HashMap::new(),
             files_open: 0,
             processes: HashMap::new(),
+            areas_bytes: 0,
             cut: 0,
         }
     }
@@ -247,8 +252,14 @@ impl Stacks {
             // It ended: what is known of it stays.
             Some(known) if areas.is_empty() => known.read_ns = sample.ts_ns,
             _ => {
-                if self.processes.len() >= PROCESSES_MAX {
+                let bytes: usize = areas
+                    .iter()
+                    .map(|area| size_of::<Area>() + area.name.len())
+                    .sum();
+                self.areas_bytes += bytes;
+                if self.processes.len() >= PROCESSES_MAX || self.areas_bytes > AREAS_BYTES_MAX {
                     self.processes.clear();
+                    self.areas_bytes = bytes;
                 }
                 self.processes.insert(
                     sample.tgid,
