@@ -254,14 +254,17 @@ fn load_records(plan: &Plan, refused: &mut Vec<Refused>) -> Result<Option<Bpf>, 
     Ok(Some(bpf))
 }
 
-/// Why a family lacks a hook that it should have here, if it does.
-fn missing<'hooks>(mut hooks: impl Iterator<Item = &'hooks HookReport>) -> Option<String> {
-    hooks.find_map(|hook| match &hook.state {
+/// Why a family lacks a hook that it should have here, if it does. A target that this kernel does not have is no loss where another hook
+/// takes its place.
+fn missing<'hooks>(hooks: impl Iterator<Item = &'hooks HookReport> + Clone) -> Option<String> {
+    let has_any = hooks.clone().any(HookReport::is_attached);
+    hooks.into_iter().find_map(|hook| match &hook.state {
         HookState::Unavailable(
             Unavailable::NotNeeded { .. }
             | Unavailable::OtherHierarchy { .. }
             | Unavailable::Partner { .. },
         ) => None,
+        HookState::Unavailable(Unavailable::NoTarget { .. }) if has_any => None,
         HookState::Unavailable(reason) => Some(reason.to_string()),
         HookState::Attached { .. } | HookState::OnDemand { .. } => None,
     })
