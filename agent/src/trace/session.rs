@@ -23,6 +23,7 @@ use crate::bpf::{
     AtEnd, Bpf, BpfOptions, Family, HookReport, HookSet, HookState, OneIn, Unavailable,
 };
 use crate::host::HostRoot;
+use crate::source::decode::Record;
 
 /// The rings are looked at this often; nothing wakes us.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -95,15 +96,20 @@ pub(super) fn run(
                 .min(LOOK_EVERY)
         });
         thread::sleep(left);
-        drain(&mut recorder, sampler.as_mut(), records.as_mut());
+        drain(&mut recorder, u64::MAX, sampler.as_mut(), records.as_mut());
     }
+    // Taking programs away takes its time, too, and they go on meanwhile.
     let end_ns = now_ns(ClockId::Monotonic);
+    let waits = match &records {
+        Some(bpf) => since(totals(bpf, &mut recorder)?, &before),
+        None => BTreeMap::new(),
+    };
     let mut losses = Losses::default();
     let mut events = Vec::new();
     if let Some(sampler) = &mut sampler {
         sampler.stop();
         thread::sleep(SETTLE);
-        drain(&mut recorder, Some(sampler), None);
+        drain(&mut recorder, end_ns, Some(sampler), None);
         for report in sampler.events() {
             if report.cpus > 0 {
                 events.push(report.event);
@@ -118,15 +124,13 @@ pub(super) fn run(
         }
         losses.samples_unreadable = sampler.unreadable().0;
     }
-    let mut waits = BTreeMap::new();
     if let Some(bpf) = &mut records {
         let account = bpf.finish(AtEnd::Detach, |bpf| {
-            drain(&mut recorder, None, Some(bpf));
+            drain(&mut recorder, end_ns, None, Some(bpf));
         })?;
         losses.records_dropped = account.lost();
         losses.records_unreadable = account.unreadable;
         losses.records_untracked = account.untracked();
-        waits = since(totals(bpf, &mut recorder)?, &before);
     }
     Ok(recorder.finish(Ending {
         clocks,
@@ -140,15 +144,25 @@ pub(super) fn run(
     }))
 }
 
-/// As many as the rings hold, not as many as a flood sends.
-fn drain(recorder: &mut Recorder, sampler: Option<&mut Sampler>, records: Option<&mut Bpf>) {
+/// Takes what the rings have, as many as they hold and not as many as a flood sends, and keeps what is not later than `until_ns`.
+fn drain(
+    recorder: &mut Recorder,
+    until_ns: u64,
+    sampler: Option<&mut Sampler>,
+    records: Option<&mut Bpf>,
+) {
     if let Some(bpf) = records {
+        let mut keep = |record: Record<'_>| {
+            if record.ts_ns <= until_ns {
+                recorder.record(&record);
+            }
+        };
         for _ in 0..ROUNDS {
             let taken = [
                 // First: it has the names of cgroups that the others are about.
-                bpf.drain_lifecycle(BUDGET, |record| recorder.record(&record)),
-                bpf.drain_critical(BUDGET, |record| recorder.record(&record)),
-                bpf.drain_pressure(BUDGET, |record| recorder.record(&record)),
+                bpf.drain_lifecycle(BUDGET, &mut keep),
+                bpf.drain_critical(BUDGET, &mut keep),
+                bpf.drain_pressure(BUDGET, &mut keep),
             ];
             if !taken.contains(&BUDGET) {
                 break;
@@ -157,7 +171,12 @@ fn drain(recorder: &mut Recorder, sampler: Option<&mut Sampler>, records: Option
     }
     if let Some(sampler) = sampler {
         for _ in 0..ROUNDS {
-            if sampler.drain(BUDGET, |sample| recorder.sample(&sample)) < BUDGET {
+            let taken = sampler.drain(BUDGET, |sample| {
+                if sample.ts_ns <= until_ns {
+                    recorder.sample(&sample);
+                }
+            });
+            if taken < BUDGET {
                 break;
             }
         }
