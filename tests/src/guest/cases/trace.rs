@@ -285,6 +285,8 @@ fn an_agents_programs_are_left_alone() -> Outcome {
     )?;
     let pins = inodes(Path::new(PINS));
     ensure!(!pins.is_empty(), "nothing is pinned");
+    // Something to see: nobody is sampled on an idle machine.
+    let _spin = Guard(Command::new(program("hog")).arg("spin").spawn()?);
     let output = trace(&["--for", "1s", "--events", "cpu-clock,reclaim,oom"])?
         .args(["--output", "json"])
         .output()?;
