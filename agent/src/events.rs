@@ -3,7 +3,6 @@
 //! The tool for seeing the kernel side work: it loads every hook, says which are in place, prints, and at the end accounts for
 //! each record by kind (produced = consumed + dropped). It decides nothing and changes nothing on the host.
 
-mod paths;
 mod screen;
 mod totals;
 
@@ -19,12 +18,12 @@ use plimsoll_abi::{KINDS, Kind, ROOT_CGROUP_ID};
 use rustix::event::{PollFd, PollFlags, poll};
 use serde_json::json;
 
-use self::paths::Paths;
 use self::screen::Screen;
 use self::totals::{print_account, print_hook, print_run_queue, print_throttle, print_totals};
 use crate::agent::StopSignals;
 use crate::bpf::object::{ObjectMissing, object};
 use crate::bpf::{AtEnd, Bpf, BpfError, BpfOptions, Family, HookSet, OneIn};
+use crate::host::cgroup_paths::CgroupPaths;
 use crate::host::{CgroupError, CgroupMounts, Controller, FileError, HostRoot, Version};
 use crate::output::Output;
 
@@ -177,7 +176,8 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
         Some(bytes) => bytes.as_slice(),
         None => object()?,
     };
-    let mounts = HostRoot::live().cgroup_mounts()?;
+    let host = HostRoot::live();
+    let mounts = host.cgroup_mounts()?;
     let mut bpf = Bpf::load(
         bytes,
         &BpfOptions {
@@ -193,11 +193,11 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
     for hook in bpf.hooks() {
         print_hook(&mut out, args.output, hook)?;
     }
-    let mut screen = Screen::new(args, Paths::walk(&mounts));
+    let mut screen = Screen::new(args, CgroupPaths::read(&host, &mounts)?);
     // Their descriptors stay open as long as the thresholds are armed.
     let _armed = arm(&mut bpf, &mounts, &args.arm, &mut out, args.output)?;
     follow_run_queue(&mut bpf, &mounts, &args.run_queue)?;
-    screen.follow_processes(&mut bpf, &mounts)?;
+    screen.follow_processes(&mut bpf)?;
     out.flush()?;
 
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -223,7 +223,7 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
         wait(&bpf, left)?;
         screen.drain(&mut bpf, &mut out)?;
         bpf.flush_log();
-        screen.follow_processes(&mut bpf, &mounts)?;
+        screen.follow_processes(&mut bpf)?;
         out.flush()?;
     }
     let mut written = Ok(());

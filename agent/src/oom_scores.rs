@@ -42,7 +42,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::host::HostRoot;
-use crate::host::cgroup::{CgroupMounts, Controller, Version};
+use crate::host::cgroup::Controller;
+use crate::host::cgroup_paths::hierarchy_number;
 use crate::host::file::{FileError, read_text};
 use crate::pods::Pods;
 
@@ -198,13 +199,9 @@ enum Seen {
 
 impl OomScores {
     /// No pods yet. `told`: whether records name the processes that are put into cgroups.
-    pub fn new(
-        host: HostRoot,
-        mounts: &CgroupMounts,
-        capacity_bytes: NonZeroU64,
-        told: bool,
-    ) -> Self {
-        let hierarchy_id = hierarchy_id(&host, mounts);
+    pub fn new(host: HostRoot, capacity_bytes: NonZeroU64, told: bool) -> Self {
+        let hierarchy_id = read_text(host.procfs("self/cgroup"))
+            .map_or(0, |text| hierarchy_number(&text, Controller::Memory));
         Self {
             host,
             capacity_bytes,
@@ -517,26 +514,6 @@ fn container_of<'a>(pod_dir: &Path, dir: &'a Path) -> Option<&'a str> {
         .next()?
         .as_os_str()
         .to_str()
-}
-
-/// How records name the hierarchy that accounts memory: 0 for v2, else the number in `/proc/self/cgroup`.
-fn hierarchy_id(host: &HostRoot, mounts: &CgroupMounts) -> u32 {
-    let is_v1 = mounts
-        .hierarchy_of(Controller::Memory)
-        .is_ok_and(|memory| memory.version == Version::V1);
-    if !is_v1 {
-        return 0;
-    }
-    let of_line = |line: &str| {
-        let (id, rest) = line.split_once(':')?;
-        let (controllers, _) = rest.split_once(':')?;
-        let is_memory = controllers.split(',').any(|name| name == "memory");
-        id.parse().ok().filter(|_| is_memory)
-    };
-    read_text(host.procfs("self/cgroup"))
-        .ok()
-        .and_then(|text| text.lines().find_map(of_line))
-        .unwrap_or(0)
 }
 
 /// What looking at a cgroup may use, and where it tells.

@@ -375,7 +375,7 @@ impl Started<'_> {
                 text: text.to_owned(),
             });
         }
-        let scores = OomScores::new(host.clone(), &mounts, capacity_bytes, attach_told);
+        let scores = OomScores::new(host.clone(), capacity_bytes, attach_told);
         let last_line = options.last_line.map(|own| LastLine::new(own, host));
         if last_line.is_some()
             && let Some(text) = report.last_line().loss()

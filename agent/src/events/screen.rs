@@ -5,11 +5,10 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::paths::{CGROUPS_MAX, Paths};
 use super::{EventsArgs, EventsError};
 use crate::bpf::Bpf;
 use crate::bpf::last_line::uid_text;
-use crate::host::{CgroupMounts, Controller, Version};
+use crate::host::cgroup_paths::{CgroupPaths, Ids};
 use crate::output::Output;
 use crate::source::decode::{
     Body, MemoryLimitEvent, OomLimit, ReclaimPhase, Record, RefaultKind, StallCause, ThrottlePhase,
@@ -27,13 +26,13 @@ const FOLLOWED_MAX: usize = 4096;
 /// Shows records as they come.
 pub(super) struct Screen<'args> {
     args: &'args EventsArgs,
-    pub(super) paths: Paths,
+    pub(super) paths: CgroupPaths,
     /// Whether there are cgroups whose processes are not followed yet.
     has_new: bool,
 }
 
 impl<'args> Screen<'args> {
-    pub(super) fn new(args: &'args EventsArgs, paths: Paths) -> Self {
+    pub(super) fn new(args: &'args EventsArgs, paths: CgroupPaths) -> Self {
         Screen {
             args,
             paths,
@@ -66,15 +65,11 @@ impl<'args> Screen<'args> {
         if let Body::CgroupMkdir {
             hierarchy_id, path, ..
         } = record.body
-            && self.paths.0.len() < CGROUPS_MAX
         {
-            let path = String::from_utf8_lossy(path).into_owned();
-            self.paths
-                .0
-                .insert((hierarchy_id != 0, record.cgroup_id), path);
-            self.has_new = true;
+            self.has_new |= self.paths.made(hierarchy_id, record.cgroup_id, path);
         }
-        let path = self.paths.of(record.cgroup_id).map(str::to_owned);
+        let path = self.paths.of(ids_of(&record.body), record.cgroup_id);
+        let path = path.map(str::to_owned);
         let is_shown = self.is_wanted(record, path.as_deref());
         let result = match (is_shown, self.args.output) {
             (false, _) => Ok(()),
@@ -82,26 +77,20 @@ impl<'args> Screen<'args> {
             (true, Output::Json) => self.json(record, path.as_deref(), out),
         };
         if let Body::CgroupRmdir { hierarchy_id, .. } = record.body {
-            self.paths.0.remove(&(hierarchy_id != 0, record.cgroup_id));
+            self.paths.removed(hierarchy_id, record.cgroup_id);
         }
         result
     }
 
     /// The births of `--cgroup` and what is below it; of all cgroups there would be too many.
-    pub(super) fn follow_processes(
-        &mut self,
-        bpf: &mut Bpf,
-        mounts: &CgroupMounts,
-    ) -> Result<(), EventsError> {
+    pub(super) fn follow_processes(&mut self, bpf: &mut Bpf) -> Result<(), EventsError> {
         let Some(wanted) = self.args.cgroup.as_ref().filter(|_| self.has_new) else {
             return Ok(());
         };
         self.has_new = false;
-        let is_v1 = mounts.hierarchy_of(Controller::Memory)?.version == Version::V1;
         let wanted = Path::new("/").join(wanted);
-        let ids = self.paths.0.iter().filter_map(|((on_v1, id), path)| {
-            (*on_v1 == is_v1 && Path::new("/").join(path).starts_with(&wanted)).then_some(*id)
-        });
+        let below = |(_, path): &(u64, &str)| Path::new("/").join(path).starts_with(&wanted);
+        let ids = self.paths.all(Ids::Memory).filter(below).map(|(id, _)| id);
         Ok(bpf.follow_processes(&ids.take(FOLLOWED_MAX).collect())?)
     }
 
@@ -220,7 +209,7 @@ impl<'args> Screen<'args> {
                 match limit {
                     OomLimit::Node => writeln!(out, "the node"),
                     OomLimit::Unknown => writeln!(out, "(told with the choice, where that is)"),
-                    OomLimit::Cgroup(id) => match self.paths.of(*id) {
+                    OomLimit::Cgroup(id) => match self.paths.of(Ids::Memory, *id) {
                         Some(path) => writeln!(out, "{path} ({id})"),
                         None => writeln!(out, "cgroup {id}"),
                     },
@@ -284,7 +273,7 @@ impl<'args> Screen<'args> {
                 )?;
                 pages.map_or(Ok(()), |pages| write!(out, ", {pages} pages freed"))?;
                 if *actor_cgroup_id != record.cgroup_id {
-                    match self.paths.of(*actor_cgroup_id) {
+                    match self.paths.of(Ids::Memory, *actor_cgroup_id) {
                         Some(path) => write!(out, ", last by {path} ({actor_cgroup_id})")?,
                         None => write!(out, ", last by cgroup {actor_cgroup_id}")?,
                     }
@@ -303,7 +292,7 @@ impl<'args> Screen<'args> {
             } => writeln!(
                 out,
                 "process {tgid}, parent {parent_tgid} in {}",
-                self.paths.of(*parent_cgroup_id).unwrap_or("?")
+                self.paths.of(Ids::Memory, *parent_cgroup_id).unwrap_or("?")
             ),
         }
     }
@@ -489,10 +478,20 @@ fn details(body: &Body<'_>) -> Value {
     }
 }
 
+/// Whose id a record's is.
+fn ids_of(body: &Body<'_>) -> Ids {
+    match body {
+        Body::CgroupMkdir { hierarchy_id, .. }
+        | Body::CgroupRmdir { hierarchy_id, .. }
+        | Body::CgroupAttach { hierarchy_id, .. }
+        | Body::CgroupPopulated { hierarchy_id, .. } => Ids::Hierarchy(*hierarchy_id),
+        Body::Throttle { .. } => Ids::Cpu,
+        _ => Ids::Memory,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use crate::bpf::OneIn;
     use plimsoll_abi::Kind;
@@ -511,7 +510,7 @@ mod tests {
             stall: false,
             object: None,
         };
-        let screen = Screen::new(&args, Paths(BTreeMap::new()));
+        let screen = Screen::new(&args, CgroupPaths::default());
         let record = |body| Record {
             ts_ns: 0,
             cgroup_id: 9,
@@ -563,12 +562,9 @@ mod tests {
                 comm: b"hog",
             },
         };
-        let paths = BTreeMap::from([
-            ((false, 8), "/k".to_owned()),
-            ((false, 9), "/k/p".to_owned()),
-        ]);
+        let paths = CgroupPaths::known(4, 2, &[(4, 8, "/k"), (4, 9, "/k/p"), (2, 9, "/other")]);
         let mut text = Vec::new();
-        Screen::new(&args, Paths(paths.clone()))
+        Screen::new(&args, paths.clone())
             .show(&record, &mut text)
             .expect("a vector takes everything");
         assert_eq!(
@@ -578,7 +574,7 @@ mod tests {
         );
         args.output = Output::Json;
         let mut line = Vec::new();
-        Screen::new(&args, Paths(paths))
+        Screen::new(&args, paths)
             .show(&record, &mut line)
             .expect("a vector takes everything");
         let value: Value = serde_json::from_slice(&line).expect("JSON");

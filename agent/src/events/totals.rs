@@ -7,9 +7,9 @@ use plimsoll_abi::KINDS;
 use serde_json::{Value, json};
 
 use super::EventsError;
-use super::paths::Paths;
 use super::screen::{cause_name, refault_name};
 use crate::bpf::{Account, AccountReport, Bpf, Family, HookReport, HookState, KindCount};
+use crate::host::cgroup_paths::{CgroupPaths, Ids};
 use crate::output::Output;
 
 pub(super) fn print_hook(
@@ -48,7 +48,7 @@ pub(super) fn print_throttle(
     out: &mut impl Write,
     output: Output,
     bpf: &Bpf,
-    paths: &Paths,
+    paths: &CgroupPaths,
 ) -> Result<(), EventsError> {
     if !bpf
         .hooks()
@@ -61,7 +61,7 @@ pub(super) fn print_throttle(
     bpf.drain_throttle(|total| totals.push(total))?;
     totals.sort_by_key(|total| total.cgroup_id);
     for total in totals {
-        let path = paths.of(total.cgroup_id);
+        let path = paths.of(Ids::Cpu, total.cgroup_id);
         match output {
             Output::Text => writeln!(
                 out,
@@ -90,7 +90,7 @@ pub(super) fn print_totals(
     out: &mut impl Write,
     output: Output,
     bpf: &Bpf,
-    paths: &Paths,
+    paths: &CgroupPaths,
 ) -> Result<(), EventsError> {
     // Sorted, because a hash map's order says nothing.
     let mut lines: BTreeMap<(u64, u8, &'static str), (String, Value)> = BTreeMap::new();
@@ -127,7 +127,7 @@ pub(super) fn print_totals(
         }
     })?;
     for ((cgroup_id, kind, name), (text, mut object)) in lines {
-        let path = paths.of(cgroup_id);
+        let path = paths.of(Ids::Memory, cgroup_id);
         match output {
             Output::Text => {
                 let what = ["held up in all", "read back in all", "in all"][usize::from(kind)];
@@ -150,13 +150,13 @@ pub(super) fn print_run_queue(
     out: &mut impl Write,
     output: Output,
     bpf: &Bpf,
-    paths: &Paths,
+    paths: &CgroupPaths,
 ) -> Result<(), EventsError> {
     let mut totals = Vec::new();
     bpf.drain_run_queue(|total| totals.push(total))?;
     totals.sort_by_key(|total| total.cgroup_id);
     for total in totals {
-        let path = paths.of(total.cgroup_id);
+        let path = paths.of(Ids::Cpu, total.cgroup_id);
         match output {
             Output::Text => {
                 write!(

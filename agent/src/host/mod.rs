@@ -10,6 +10,7 @@
 #![deny(unsafe_code)]
 
 pub mod cgroup;
+pub(crate) mod cgroup_paths;
 pub mod cpuset;
 pub mod file;
 pub mod irq;

@@ -31,15 +31,10 @@ impl Fake {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         };
-        write(
-            "proc/self/mounts",
-            "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n",
-        );
         write("proc/self/cgroup", "7:cpu:/\n4:memory:/\n0::/\n");
         let host = HostRoot::new(dir.path());
-        let mounts = host.cgroup_mounts().unwrap();
         let capacity = NonZeroU64::new(10 * GIB).unwrap();
-        let mut scores = OomScores::new(host, &mounts, capacity, true);
+        let mut scores = OomScores::new(host, capacity, true);
         let pod: Pod = serde_json::from_str(pod).unwrap();
         scores.pods.insert(
             PodUid::from("u"),

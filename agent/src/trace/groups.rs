@@ -1,20 +1,16 @@
 //! Which cgroup a sample or record is of, and what people call it.
 //!
-//! Problem: the kernel tells ids, which are unique only within a hierarchy, and on cgroup v1 the hierarchy of memory is not that of CPU
-//! time. Approach: both are walked once, those that are made later tell their path themselves, and one path is one [`Group`], whichever
-//! hierarchy it was seen in. Pods are recognised by the kubepods tree ([`crate::pod_cgroup`]).
+//! Problem: the kernel tells ids, which on cgroup v1 are others for memory than for CPU time. Approach: one path
+//! ([`crate::host::cgroup_paths`]) is one [`Group`], whichever hierarchy it was seen in. Pods are recognised by the kubepods tree ([`crate::pod_cgroup`]).
 
 use std::collections::HashMap;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use plimsoll_core::units::PodUid;
 
-use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy};
-use crate::host::{HostRoot, file};
-
-/// Cgroups whose paths are kept, in each hierarchy.
-const CGROUPS_MAX: usize = 65_536;
+use crate::host::HostRoot;
+use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};
+use crate::host::cgroup_paths::{CgroupPaths, Ids};
 
 /// Cgroups of which something is kept.
 const GROUPS_MAX: usize = 65_536;
@@ -50,33 +46,16 @@ impl Group {
     }
 }
 
-/// Whose ids they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ids {
-    /// Of the hierarchy that accounts memory: samples, and records about memory.
-    Memory,
-    /// Of the hierarchy of CPU time: records about throttling.
-    Cpu,
-}
-
-/// The ids of one hierarchy.
-#[derive(Debug)]
-struct Known {
-    /// As records of new cgroups name it: 0 for v2.
-    number: u32,
-    paths: HashMap<u64, String>,
-    groups: HashMap<u64, GroupIndex>,
-}
-
 /// Every cgroup that something was seen of.
 #[derive(Debug)]
 pub(super) struct Groups {
     /// Where the kubepods tree is.
     kubepods: String,
     pods: HashMap<PodUid, String>,
-    memory: Known,
-    /// `None`: the same.
-    cpu: Option<Known>,
+    paths: CgroupPaths,
+    /// By whose ids they are: of memory, of CPU time.
+    of_memory: HashMap<u64, GroupIndex>,
+    of_cpu: HashMap<u64, GroupIndex>,
     groups: Vec<Group>,
     by_path: HashMap<String, GroupIndex>,
     /// Paths of the selected cgroups; empty: everything.
@@ -92,23 +71,12 @@ impl Groups {
         pods: HashMap<PodUid, String>,
         selected: &[CgroupPath],
     ) -> Result<Self, CgroupError> {
-        let numbers = file::read_text(host.procfs("self/cgroup"))?;
-        let known = |hierarchy: &Hierarchy, controller: Controller| Known {
-            number: hierarchy_number(&numbers, controller),
-            paths: walk(hierarchy),
-            groups: HashMap::new(),
-        };
-        let memory = mounts.hierarchy_of(Controller::Memory)?;
-        // Without it nothing is throttled.
-        let cpu = mounts
-            .hierarchy_of(Controller::Cpu)
-            .ok()
-            .filter(|cpu| *cpu != memory);
         Ok(Self {
             kubepods: kubepods.to_string(),
             pods,
-            memory: known(memory, Controller::Memory),
-            cpu: cpu.map(|hierarchy| known(hierarchy, Controller::Cpu)),
+            paths: CgroupPaths::read(host, mounts)?,
+            of_memory: HashMap::new(),
+            of_cpu: HashMap::new(),
             groups: Vec::new(),
             by_path: HashMap::new(),
             selected: selected.iter().map(ToString::to_string).collect(),
@@ -117,44 +85,35 @@ impl Groups {
 
     /// A cgroup that was made just now.
     pub(super) fn made(&mut self, hierarchy_number: u32, id: u64, path: &[u8]) {
-        for known in [Some(&mut self.memory), self.cpu.as_mut()]
-            .into_iter()
-            .flatten()
-            .filter(|known| known.number == hierarchy_number)
-        {
-            if known.paths.len() < CGROUPS_MAX {
-                known
-                    .paths
-                    .insert(id, String::from_utf8_lossy(path).into_owned());
-                // Ids are not used again, but what was unknown under this one is not any more.
-                known.groups.remove(&id);
+        if self.paths.made(hierarchy_number, id, path) {
+            // Ids are not used again, but what was unknown under this one is not any more.
+            for ids in [Ids::Memory, Ids::Cpu] {
+                if self.paths.number(ids) == hierarchy_number {
+                    self.known(ids).remove(&id);
+                }
             }
+        }
+    }
+
+    fn known(&mut self, ids: Ids) -> &mut HashMap<u64, GroupIndex> {
+        match ids {
+            Ids::Cpu => &mut self.of_cpu,
+            _ => &mut self.of_memory,
         }
     }
 
     /// The group of an id; one that nobody knows is named by it.
     pub(super) fn of(&mut self, ids: Ids, id: u64) -> GroupIndex {
-        let known = match (ids, &self.cpu) {
-            (Ids::Cpu, Some(cpu)) => cpu,
-            _ => &self.memory,
-        };
-        if let Some(index) = known.groups.get(&id) {
+        let known = self.known(ids);
+        if let Some(index) = known.get(&id) {
             return *index;
         }
-        let is_full = known.groups.len() >= GROUPS_MAX;
-        let path = known
-            .paths
-            .get(&id)
-            .cloned()
-            .unwrap_or_else(|| format!("cgroup {id}"));
-        let index = self.named(path);
-        if is_full {
-            return index;
+        let is_full = known.len() >= GROUPS_MAX;
+        let path = self.paths.of(ids, id).map(str::to_owned);
+        let index = self.named(path.unwrap_or_else(|| format!("cgroup {id}")));
+        if !is_full {
+            self.known(ids).insert(id, index);
         }
-        match (ids, &mut self.cpu) {
-            (Ids::Cpu, Some(cpu)) => cpu.groups.insert(id, index),
-            _ => self.memory.groups.insert(id, index),
-        };
         index
     }
 
@@ -226,68 +185,21 @@ impl Groups {
     }
 }
 
-/// The number of a controller's hierarchy in `/proc/self/cgroup`: 0 if it is the unified one.
-fn hierarchy_number(proc_cgroup: &str, controller: Controller) -> u32 {
-    // v1's name for io is another, but nobody asks for it.
-    let has = |names: &str| names.split(',').any(|name| name == controller.name());
-    proc_cgroup
-        .lines()
-        .filter_map(|line| {
-            let (number, rest) = line.split_once(':')?;
-            let (names, _) = rest.split_once(':')?;
-            has(names).then(|| number.parse().ok())?
-        })
-        .next()
-        .unwrap_or(0)
-}
-
-/// The paths of a hierarchy by id. A directory may vanish at any moment.
-fn walk(hierarchy: &Hierarchy) -> HashMap<u64, String> {
-    let mut paths = HashMap::new();
-    let mut open = vec![(hierarchy.mount.clone(), String::new())];
-    while let Some((directory, path)) = open.pop() {
-        if paths.len() >= CGROUPS_MAX {
-            break;
-        }
-        if let Ok(metadata) = directory.metadata() {
-            let shown = if path.is_empty() { "/" } else { &path };
-            paths.insert(metadata.ino(), shown.to_owned());
-        }
-        let Ok(entries) = std::fs::read_dir(&directory) else {
-            continue;
-        };
-        for entry in entries
-            .flatten()
-            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-        {
-            let name = entry.file_name();
-            open.push((entry.path(), format!("{path}/{}", name.to_string_lossy())));
-        }
-    }
-    paths
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn groups(paths: &[(u64, &str)], selected: &[&str]) -> Groups {
+        let of_memory = paths.iter().map(|(id, path)| (4, *id, *path));
+        let all: Vec<_> = of_memory
+            .chain([(2, 9, "/kubepods/burstable/podu1/app")])
+            .collect();
         Groups {
             kubepods: "/kubepods".to_owned(),
             pods: HashMap::from([(PodUid::from("u1"), "default/web".to_owned())]),
-            memory: Known {
-                number: 4,
-                paths: paths
-                    .iter()
-                    .map(|(id, path)| (*id, (*path).to_owned()))
-                    .collect(),
-                groups: HashMap::new(),
-            },
-            cpu: Some(Known {
-                number: 2,
-                paths: HashMap::from([(9, "/kubepods/burstable/podu1/app".to_owned())]),
-                groups: HashMap::new(),
-            }),
+            paths: CgroupPaths::known(4, 2, &all),
+            of_memory: HashMap::new(),
+            of_cpu: HashMap::new(),
             groups: Vec::new(),
             by_path: HashMap::new(),
             selected: selected.iter().map(|path| (*path).to_owned()).collect(),
@@ -355,13 +267,5 @@ mod tests {
         assert_eq!(selected, [true, true, false]);
         let node = groups.node();
         assert!(groups.is_selected(node));
-    }
-
-    #[test]
-    fn hierarchies_have_the_numbers_of_proc() {
-        let hybrid = "5:memory:/\n2:cpu,cpuacct:/x\n0::/\n";
-        assert_eq!(hierarchy_number(hybrid, Controller::Memory), 5);
-        assert_eq!(hierarchy_number(hybrid, Controller::Cpu), 2);
-        assert_eq!(hierarchy_number("0::/\n", Controller::Cpu), 0);
     }
 }

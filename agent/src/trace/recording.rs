@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use plimsoll_abi::sampling::SampleEvent;
 
-use super::groups::{GroupIndex, Groups, Ids};
+use super::groups::{GroupIndex, Groups};
 use super::spans::{Mark, MarkKind, Span, SpanKind, Spans};
 use super::stacks::Stacks;
 use super::symbols::Symbols;
+use crate::host::cgroup_paths::Ids;
 use crate::source::decode::{
     Body, MemoryLimitEvent, OomLimit, ReclaimPhase, Record, RefaultKind, StallCause, ThrottlePhase,
 };

@@ -11,7 +11,7 @@ use plimsoll_abi::sampling::SampleEvent;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::groups::{GroupIndex, Groups, Ids};
+use super::groups::{GroupIndex, Groups};
 use super::recording::{Clocks, Ending, Losses, Recorder, Recording, Refused, Waits, span_of};
 use super::spans::SpanKind;
 use super::stacks::Stacks;
@@ -23,6 +23,7 @@ use crate::bpf::{
     AtEnd, Bpf, BpfOptions, Family, HookReport, HookSet, HookState, OneIn, Unavailable,
 };
 use crate::host::HostRoot;
+use crate::host::cgroup_paths::Ids;
 use crate::source::decode::Record;
 
 /// The rings are looked at this often; nothing wakes us.
