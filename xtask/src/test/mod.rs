@@ -35,9 +35,17 @@ struct Run {
 }
 
 impl Run {
-    /// The newest. What is above the kernel is run here alone; what is as old as the oldest kernel, there.
+    /// The newest. What is above the kernel is run here alone; what is as old as the oldest kernel, there or between.
     const fn newest(kernel: Kernel) -> Self {
-        const SKIPS: &[&str] = &["disk::", "placement::", "planned::", "swap::"];
+        const SKIPS: &[&str] = &[
+            "disk::",
+            "last_line::nobody",
+            "oom_scores::by",
+            "oom_scores::in",
+            "placement::",
+            "planned::",
+            "swap::",
+        ];
         Self::all_but(kernel, CgroupLayout::Cgroup2, SKIPS)
     }
 
@@ -49,11 +57,15 @@ impl Run {
             "faults::a_flood",
             "guides::",
             "journal::",
+            "last_line::nobody",
+            "oom_scores::by",
+            "oom_scores::in",
             "planned::",
             "policies::",
             "qos::",
             "reserved::",
             "restart::",
+            "scenarios::",
             "sources::",
             "stalls::",
             "top::",
@@ -113,6 +125,7 @@ impl Run {
             "policies::",
             "remedies::",
             "scenarios::",
+            "stalls::a_pod_that_reads",
             "swap::",
             "top::",
             // What is about v1 stays.

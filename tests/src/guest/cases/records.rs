@@ -481,9 +481,8 @@ fn waits_for_a_cpu_equal_schedstat() -> Outcome {
     let kernel_ns = after_ns - before_ns;
     eprintln!("{waits:?}, schedstat {kernel_ns} ns");
     ensure!(
-        waits.buckets.iter().sum::<u64>() == waits.count
-            && waits.max_ns >= waits.sum_ns / waits.count.max(1),
-        "the histogram does not add up: {waits:?}"
+        waits.max_ns >= waits.sum_ns / waits.count.max(1),
+        "the longest is shorter than the mean: {waits:?}"
     );
     // Waits that end between the two readings are in one of them only: at most one of each thread at each end. A thread that is
     // moved to another CPU while it waits counts with the second wait alone.
@@ -497,6 +496,11 @@ fn waits_for_a_cpu_equal_schedstat() -> Outcome {
     ensure!(
         seen(&bpf)? == still,
         "waits are seen after it was taken away"
+    );
+    // A reading while a CPU counts may have the one figure and not yet the other.
+    ensure!(
+        still.buckets.iter().sum::<u64>() == still.count,
+        "the histogram does not add up: {still:?}"
     );
     bpf.forget_run_queue(group_id)?;
     ensure!(seen(&bpf).is_err(), "the cgroup was forgotten");
