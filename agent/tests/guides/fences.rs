@@ -11,12 +11,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// All guides: name and text.
+/// All guides, and the incident that they are of use in: name and text.
 pub(crate) const GUIDES: &[(&str, &str)] = &[
     ("install.md", include_str!("../../../docs/guide/install.md")),
     ("journal.md", include_str!("../../../docs/guide/journal.md")),
+    ("trace.md", include_str!("../../../docs/guide/trace.md")),
     ("tune.md", include_str!("../../../docs/guide/tune.md")),
     ("watch.md", include_str!("../../../docs/guide/watch.md")),
+    ("../incident.md", include_str!("../../../docs/incident.md")),
 ];
 
 /// Longer than any guide takes on a slow machine.
