@@ -347,17 +347,19 @@ impl Agent {
             }
             self.make_up_for_lost_lifecycle(&mut woken);
             self.tell_oom_kills(now_ns());
-            self.serve_newcomers(!woken.housekeeping);
+            let not_before_ns = pace.not_before(now_ns());
+            // Those in cgroups that are not known wait for a housekeeping in this turn: a later one finds the cgroup, and all that is in it.
+            self.serve_newcomers(!woken.housekeeping || not_before_ns.is_some());
             woken.housekeeping |= self.order_oom_scores()?;
             self.order_disk_work();
-            if let (true, Some(at_ns)) = (woken.housekeeping, pace.not_before(now_ns())) {
+            if let (true, Some(at_ns)) = (woken.housekeeping, not_before_ns) {
                 is_left = true;
                 let wait = Duration::from_nanos(at_ns.saturating_sub(now_ns()));
                 housekeeping.as_mut().reset(Instant::now() + wait);
             } else if woken.housekeeping || woken.routine {
                 // Where records tell what happens to pods, an occasional look at each is enough.
-                let is_told = sources.tells_of_cgroups && self.follows_all_processes();
-                let uids = if is_told && !woken.housekeeping && !is_left {
+                let is_share = !woken.housekeeping && !is_left && sources.tells_of_cgroups;
+                let uids = if is_share && self.follows_all_processes() {
                     self.next_share()
                 } else {
                     self.pods.uids()

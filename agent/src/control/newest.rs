@@ -31,11 +31,46 @@ pub enum NoSnapshot {
     },
 }
 
+/// The newest of what is dear to make, shared by all who ask.
+#[derive(Debug)]
+pub(super) struct Newest<T> {
+    life: Duration,
+    made: Mutex<Option<(Instant, Arc<T>)>>,
+}
+
+impl<T> Newest<T> {
+    /// Each is as good as a new one for `life`.
+    pub(super) fn new(life: Duration) -> Self {
+        Self {
+            life,
+            made: Mutex::new(None),
+        }
+    }
+
+    /// The newest if it is new enough, else what `make` makes.
+    pub(super) async fn get<E>(
+        &self,
+        make: impl AsyncFnOnce() -> Result<T, E>,
+    ) -> Result<Arc<T>, E> {
+        // Whoever comes meanwhile waits here and then finds a new one.
+        let mut made = self.made.lock().await;
+        if let Some((at, newest)) = &*made
+            && at.elapsed() < self.life
+        {
+            return Ok(Arc::clone(newest));
+        }
+        *made = None;
+        let newest = Arc::new(make().await?);
+        *made = Some((Instant::now(), Arc::clone(&newest)));
+        Ok(newest)
+    }
+}
+
 /// Where snapshots come from, and the newest.
 #[derive(Debug)]
 pub struct Snapshots {
     source: SnapshotSource,
-    newest: Mutex<Option<(Instant, Arc<Snapshot>)>>,
+    newest: Newest<Snapshot>,
 }
 
 impl Snapshots {
@@ -43,7 +78,7 @@ impl Snapshots {
     pub fn new(source: SnapshotSource) -> Self {
         Self {
             source,
-            newest: Mutex::new(None),
+            newest: Newest::new(SNAPSHOT_LIFE),
         }
     }
 
@@ -52,23 +87,16 @@ impl Snapshots {
     /// # Errors
     /// [`NoSnapshot`].
     pub async fn get(&self, patience: Duration) -> Result<Arc<Snapshot>, NoSnapshot> {
-        let ask = async {
-            // Whoever comes meanwhile waits here and then finds a new one.
-            let mut newest = self.newest.lock().await;
-            if let Some((taken, snapshot)) = &*newest
-                && taken.elapsed() < SNAPSHOT_LIFE
-            {
-                return Some(Arc::clone(snapshot));
-            }
-            *newest = None;
+        let ask = self.newest.get(async || {
             let (reply, given) = oneshot::channel();
-            self.source.send(reply).await.ok()?;
-            let snapshot = Arc::new(given.await.ok()?);
-            *newest = Some((Instant::now(), Arc::clone(&snapshot)));
-            Some(snapshot)
-        };
+            self.source
+                .send(reply)
+                .await
+                .map_err(|_| NoSnapshot::NoLoop)?;
+            given.await.map_err(|_| NoSnapshot::NoLoop)
+        });
         match timeout(patience, ask).await {
-            Ok(snapshot) => snapshot.ok_or(NoSnapshot::NoLoop),
+            Ok(snapshot) => snapshot,
             Err(_) => Err(NoSnapshot::Busy { patience }),
         }
     }

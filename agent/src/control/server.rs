@@ -7,16 +7,16 @@ use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use plimsoll_core::explain::{
     EvictionExplanation, ExplainError, NoSuchPod, OomError, OomExplanation, PlacementNotExplained,
     placement_of,
 };
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Mutex;
 use tokio::time::timeout;
 
+use super::newest::Newest;
 use super::socket::ControlSocket;
 use super::{Answer, Refusal, RefusalKind, Reply, Request, Snapshot, Snapshots, SocketError};
 use crate::explain::limits::{ExplainedMemory, ExplainedThrottling};
@@ -87,7 +87,7 @@ impl Server {
         let clients = Clients::new(bounds.clients);
         let shared = Arc::new(Shared {
             sources,
-            overview: Mutex::new(None),
+            overview: Newest::new(OVERVIEW_LIFE),
             bounds,
             clients: Arc::clone(&clients),
         });
@@ -108,7 +108,7 @@ impl Server {
 /// What the tasks of all clients share.
 struct Shared {
     sources: AnswerSources,
-    overview: Mutex<Option<(Instant, Arc<Overview>)>>,
+    overview: Newest<Overview>,
     bounds: Bounds,
     clients: Arc<Clients>,
 }
@@ -166,7 +166,8 @@ async fn reply_to(line: &[u8], shared: &Shared) -> Reply {
         Err(refusal) => return Reply::Error(refusal),
     };
     if request == Request::Overview {
-        return overview(shared).await.map(Answer::Overview).into();
+        let overview = shared.overview.get(async || make_overview(shared).await);
+        return overview.await.map(Answer::Overview).into();
     }
     match shared.snapshots().await {
         Ok(snapshot) => answer(&request, &snapshot).into(),
@@ -181,16 +182,8 @@ impl Shared {
     }
 }
 
-/// The newest overview if it is new enough, else one from the loop and from files.
-async fn overview(shared: &Shared) -> Result<Arc<Overview>, Refusal> {
-    // Whoever comes meanwhile waits here and then finds a new one.
-    let mut newest = shared.overview.lock().await;
-    if let Some((made, overview)) = &*newest
-        && made.elapsed() < OVERVIEW_LIFE
-    {
-        return Ok(Arc::clone(overview));
-    }
-    *newest = None;
+/// An overview from the loop and from files.
+async fn make_overview(shared: &Shared) -> Result<Overview, Refusal> {
     let snapshot = shared.snapshots().await?;
     let request = shared.sources.statistics.request(&snapshot.state);
     let mut figures = Figures {
@@ -205,9 +198,7 @@ async fn overview(shared: &Shared) -> Result<Arc<Overview>, Refusal> {
         // Others who ask meanwhile have their turn.
         tokio::task::yield_now().await;
     }
-    let overview = Arc::new(overview_of(&snapshot, &figures)?);
-    *newest = Some((Instant::now(), Arc::clone(&overview)));
-    Ok(overview)
+    overview_of(&snapshot, &figures)
 }
 
 fn overview_of(snapshot: &Snapshot, figures: &Figures) -> Result<Overview, Refusal> {
