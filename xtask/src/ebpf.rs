@@ -35,7 +35,8 @@ pub(crate) struct Program {
 /// Builds the object and copies it to `target/bpf/plimsoll.bpf.o`, and those of tracing sessions and of the benchmarks beside it. Quick
 /// when nothing changed.
 pub(crate) fn build() -> Result<Vec<Program>> {
-    let mut cargo = cargo("build")?;
+    let nightly = setup::nightly()?;
+    let mut cargo = cargo(&nightly, "build")?;
     say("build-ebpf", format_args!("{TARGET}, build-std=core"));
     let output = process::run(cargo.args(["--release", "--bins"]))?;
     if !output.status.success() {
@@ -51,13 +52,13 @@ pub(crate) fn build() -> Result<Vec<Program>> {
         say("build-ebpf", warnings.trim_end());
     }
     let _lock = Lock::take(&paths::target("ebpf"))?;
-    install(PING, &paths::ping_object())?;
+    install(&nightly, PING, &paths::ping_object())?;
     let mut all = Vec::new();
     for (binary, path) in [
         (BINARY, paths::bpf_object()),
         (SAMPLING, paths::sampling_object()),
     ] {
-        let bytes = install(binary, &path)?;
+        let bytes = install(&nightly, binary, &path)?;
         all.extend(programs(&bytes).with_context(|| format!("cannot parse {binary}"))?);
     }
     Ok(all)
@@ -65,7 +66,8 @@ pub(crate) fn build() -> Result<Vec<Program>> {
 
 /// Builds the object with log lines and copies it to `target/bpf/plimsoll-log.bpf.o`. It is never embedded.
 pub(crate) fn build_with_log() -> Result<PathBuf> {
-    let mut cargo = cargo("build")?;
+    let nightly = setup::nightly()?;
+    let mut cargo = cargo(&nightly, "build")?;
     let output = process::run(cargo.args(["--release", "--bin", BINARY, "--features", "log"]))?;
     if !output.status.success() {
         bail!(
@@ -75,25 +77,30 @@ pub(crate) fn build_with_log() -> Result<PathBuf> {
     }
     let _lock = Lock::take(&paths::target("ebpf"))?;
     let object = paths::log_object();
-    install(BINARY, &object)?;
+    install(&nightly, BINARY, &object)?;
     Ok(object)
 }
 
-/// Copies what was built to where it is looked for. An unchanged object keeps its time stamp, so that the agent is not built again
-/// for nothing.
-fn install(binary: &str, object: &Path) -> Result<Vec<u8>> {
+/// Copies what was built, without its DWARF, to where it is looked for: DWARF only serves to make the BTF, is most of the file, and the
+/// agent keeps all of its own file in locked memory. An unchanged object keeps its time stamp, so that the agent is not built again for
+/// nothing.
+fn install(nightly: &str, binary: &str, object: &Path) -> Result<Vec<u8>> {
     let built = paths::target("ebpf")
         .join(TARGET)
         .join("release")
         .join(binary);
-    let bytes = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
+    let folder = paths::target("bpf");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let partial = paths::target("bpf.o.partial");
+    process::output_of(
+        setup::nightly_objcopy(nightly)?
+            .arg("--strip-debug")
+            .args([&built, &partial]),
+        "the BPF object that was built could not be stripped: run `cargo clean --manifest-path ebpf/Cargo.toml --target-dir target/ebpf`, \
+         and this command again",
+    )?;
+    let bytes = fs::read(&partial).with_context(|| format!("cannot read {}", partial.display()))?;
     if fs::read(object).ok().as_deref() != Some(bytes.as_slice()) {
-        let folder = paths::target("bpf");
-        fs::create_dir_all(&folder)
-            .with_context(|| format!("cannot create {}", folder.display()))?;
-        let partial = paths::target("bpf.o.partial");
-        fs::write(&partial, &bytes)
-            .with_context(|| format!("cannot write {}", partial.display()))?;
         fs::rename(&partial, object)
             .with_context(|| format!("cannot write {}", object.display()))?;
     }
@@ -102,7 +109,7 @@ fn install(binary: &str, object: &Path) -> Result<Vec<u8>> {
 
 /// Checks the BPF crate with clippy, warnings as errors; `Err` carries clippy's words.
 pub(crate) fn clippy() -> Result<()> {
-    let mut cargo = cargo("clippy")?;
+    let mut cargo = cargo(&setup::nightly()?, "clippy")?;
     let output = process::run(cargo.args(["--release", "--bins", "--", "-D", "warnings"]))?;
     if !output.status.success() {
         bail!(
@@ -115,8 +122,7 @@ pub(crate) fn clippy() -> Result<()> {
 
 /// `cargo VERB` for the BPF crate with the nightly. Target, linker and flags are in `ebpf/.cargo/config.toml`, which
 /// cargo finds from the crate's folder, so that an editor builds it the same way.
-fn cargo(verb: &str) -> Result<Command> {
-    let nightly = setup::nightly()?;
+fn cargo(nightly: &str, verb: &str) -> Result<Command> {
     let linker = setup::bpf_linker()?;
     let own_path = env::var_os("PATH").unwrap_or_default();
     let folders = linker.parent().map(Path::to_owned).into_iter();
@@ -126,7 +132,7 @@ fn cargo(verb: &str) -> Result<Command> {
     command
         .args([
             "run",
-            &nightly,
+            nightly,
             "cargo",
             verb,
             "--target",

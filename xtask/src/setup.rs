@@ -120,6 +120,20 @@ pub(crate) fn nightly_clippy(toolchain: &str) -> Result<()> {
     Ok(())
 }
 
+/// LLVM's objcopy as rustc ships it for itself, which knows BPF objects; the host's own need not.
+pub(crate) fn nightly_objcopy(toolchain: &str) -> Result<Command> {
+    let libraries = output_of(
+        Command::new("rustup").args(["run", toolchain, "rustc", "--print", "target-libdir"]),
+        &format!("install it: `rustup toolchain install {toolchain} --profile minimal`"),
+    )?;
+    let mut objcopy = Command::new("rustup");
+    // By rustup, which says where its LLVM is.
+    objcopy
+        .args(["run", toolchain])
+        .arg(Path::new(libraries.trim()).with_file_name("bin/rust-objcopy"));
+    Ok(objcopy)
+}
+
 /// The standard library's source, which `-Z build-std` compiles for BPF.
 fn rust_src(toolchain: &str, library: &Path) -> Result<()> {
     if library.join("core/src/lib.rs").is_file() {
