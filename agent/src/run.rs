@@ -386,7 +386,6 @@ impl Started<'_> {
         }
         runtime.block_on(async {
             let mut sources = Sources::open(
-                args,
                 host,
                 &mounts,
                 &cgroup_root,
@@ -398,6 +397,14 @@ impl Started<'_> {
             sources.watch_stalls(host, &stalls, &mut reporter)?;
             let (snapshot_source, snapshots) = control::snapshots();
             sources.give_snapshots_to(snapshots);
+            // Last, so that what was opened and allocated above is locked in memory too.
+            lost.extend(
+                protect(host, &mounts, &cgroup_root, ledger)
+                    .iter()
+                    .map(ToString::to_string),
+            );
+            // Not before: nothing urgent runs on these threads, and only what they touch of their stacks is locked.
+            sources.watch_manifests(&args.manifests)?;
             let socket = control::socket_path(&args.state_dir, args.control_socket.as_deref());
             let group = args.control_group.as_deref();
             let snapshots = Arc::new(Snapshots::new(snapshot_source));
@@ -414,13 +421,6 @@ impl Started<'_> {
                 http::Server::start(listener, answers, http::Bounds::default())
             };
             let _http = listener.map(serve_http).transpose()?;
-            // Last, so that what was opened and allocated above is locked in memory too.
-            lost.extend(
-                protect(host, &mounts, &cgroup_root, ledger)
-                    .iter()
-                    .map(ToString::to_string),
-            );
-            // Not before: its threads are not urgent, and their stacks are small.
             let disk = match Storage::spawn(disks) {
                 Ok((handle, events)) => {
                     sources.watch_disks(events);

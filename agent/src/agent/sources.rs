@@ -1,6 +1,7 @@
 //! What wakes the loop: opening it, waiting for it.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -20,7 +21,6 @@ use crate::ladder::{LadderSignal, Mechanism};
 use crate::limits::Limits;
 use crate::pod_cgroup;
 use crate::report::{Line, Reporter};
-use crate::run::RunArgs;
 use crate::source::cgroup_watch::CgroupWatch;
 use crate::source::manifests::{ManifestChange, ManifestWatch};
 use crate::source::memcg_v1::{MemcgV1, Notification, PressureLevel};
@@ -97,7 +97,7 @@ pub struct Sources {
     pub(super) manifests: mpsc::Receiver<ManifestChange>,
     /// What the threads that watch disks tell.
     pub(super) storage: Option<mpsc::Receiver<StorageEvent>>,
-    _manifest_watch: ManifestWatch,
+    _manifest_watch: Option<ManifestWatch>,
     /// Questions for a snapshot.
     pub(super) snapshots: SnapshotRequests,
     pub(super) housekeeping: Duration,
@@ -147,9 +147,8 @@ impl Sources {
     /// Opens what the ladder has chosen.
     ///
     /// # Errors
-    /// When the manifests cannot be watched. Another source that cannot be opened after all is said and left out.
+    /// When a ring buffer cannot be waited for. Another source that cannot be opened after all is said and left out.
     pub fn open(
-        args: &RunArgs,
         host: &HostRoot,
         mounts: &CgroupMounts,
         cgroup_root: &CgroupPath,
@@ -241,10 +240,6 @@ impl Sources {
                 })
             })
             .flatten();
-        let (sender, manifests) = mpsc::channel(MANIFEST_CHANGES);
-        let manifest_watch = ManifestWatch::spawn(&args.manifests, move |change| {
-            sender.blocking_send(change).is_ok()
-        })?;
         Ok(Self {
             critical,
             lifecycle,
@@ -254,10 +249,10 @@ impl Sources {
             pressure_level,
             pod_events: None,
             cgroups,
-            manifests,
+            // Nobody tells, and nobody asks.
+            manifests: mpsc::channel(1).1,
+            _manifest_watch: None,
             storage: None,
-            _manifest_watch: manifest_watch,
-            // Nobody asks.
             snapshots: control::snapshots().1,
             tells_of_cgroups: told,
             housekeeping: if told {
@@ -290,6 +285,19 @@ impl Sources {
                 .context("PSI triggers cannot be waited for")?;
             self.stalls = Some(Watched { fd, source });
         }
+        Ok(())
+    }
+
+    /// Follows the manifests in a directory, by a thread.
+    ///
+    /// # Errors
+    /// When it cannot be watched.
+    pub fn watch_manifests(&mut self, dir: &Path) -> Result<()> {
+        let (sender, manifests) = mpsc::channel(MANIFEST_CHANGES);
+        self.manifests = manifests;
+        self._manifest_watch = Some(ManifestWatch::spawn(dir, move |change| {
+            sender.blocking_send(change).is_ok()
+        })?);
         Ok(())
     }
 
