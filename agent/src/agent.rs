@@ -12,6 +12,7 @@ mod cpu;
 mod disk;
 mod last_line;
 mod lifecycle;
+mod looks;
 mod oom_kills;
 mod placing;
 mod sources;
@@ -52,7 +53,8 @@ use crate::timeline::Timelines;
 
 pub use disk::Disk;
 pub use last_line::LastLine;
-use lifecycle::{HousekeepingPace, LifecyclePace};
+use lifecycle::LifecyclePace;
+use looks::Looks;
 use oom_kills::OomKills;
 pub use placing::{Placing, Surroundings};
 pub use sources::{Sources, StopSignals};
@@ -61,8 +63,6 @@ pub use telling::Ending;
 
 /// Records taken in one go; then the loop looks at its other sources.
 const RECORDS_PER_TURN: usize = 512;
-/// Housekeepings in which each pod is looked at once, where nothing happens to it: a minute, as often as its scores are reviewed.
-const SHARES: usize = 12;
 /// Decisions, and steps, that one sample can lead to before a buffer grows: two for each pod that is leaving, and a handful.
 const DECISIONS: usize = 256;
 /// Figures that are read anew before one decision. Each could have changed it; the bound is for a node where all pods grow at once.
@@ -74,10 +74,6 @@ const OUTCOME_ROUNDS: usize = 4;
 #[derive(Debug, Default)]
 struct Woken {
     cause: Option<Cause>,
-    /// Cgroups have come or gone.
-    housekeeping: bool,
-    /// Nothing has, and it is time to look after some of the pods.
-    routine: bool,
     /// A container may have come: a cgroup, or a process into one.
     containers: bool,
 }
@@ -151,11 +147,12 @@ pub struct Agent {
     hurry: bool,
     lost_records_told: u64,
     lifecycle: LifecyclePace,
+    looks: Looks,
+    /// Pods have begun to run, or ceased, since the last sample: the order of what would go is another now.
+    pods_changed: bool,
     keeps_programs: bool,
     /// Records in the rings may be of the time before this process: what was armed then is as good as what is armed now.
     is_first_turn: bool,
-    /// The last pod that had its turn in [`Agent::next_share`].
-    looked_at: Option<PodUid>,
 }
 
 /// An event that the engine has taken in and that has been acted upon.
@@ -217,9 +214,11 @@ impl Agent {
             hurry: true,
             lost_records_told: 0,
             lifecycle: LifecyclePace::default(),
+            // How often is known with the sources.
+            looks: Looks::new(Duration::ZERO),
+            pods_changed: false,
             keeps_programs: false,
             is_first_turn: true,
-            looked_at: None,
         }
     }
 
@@ -272,14 +271,12 @@ impl Agent {
     async fn serve(&mut self, mut sources: Sources, mut stop: StopSignals) -> Result<()> {
         let timer = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(timer);
-        let housekeeping = tokio::time::sleep(sources.housekeeping);
+        let housekeeping = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(housekeeping);
         let mut stage_reports = self.take_stage_reports();
         let mut placement_reports = self.begin_placing();
         let mut cpu_reports = self.take_cpu_reports();
-        // The last housekeeping did not come to its end.
-        let mut is_left = true;
-        let mut pace = HousekeepingPace::default();
+        self.looks = Looks::new(sources.housekeeping);
         loop {
             let mut woken = Woken::default();
             tokio::select! {
@@ -315,7 +312,7 @@ impl Agent {
                     }
                     if self.limits.take_events()? > 0 {
                         woken.by(Cause::MemoryEvent);
-                        woken.housekeeping = true;
+                        self.looks.ask();
                     }
                 }
                 Some(told) = stages::reported(stage_reports.as_mut()) => self.stage_reported(told),
@@ -334,10 +331,11 @@ impl Agent {
                             self.warn(error.to_string());
                         }
                     }
-                    woken.housekeeping = true;
+                    self.looks.note_all();
+                    self.looks.ask();
                     woken.containers = true;
                 }
-                () = &mut housekeeping => woken.routine = true,
+                () = &mut housekeeping => {}
                 Some(asked) = sources.snapshots.recv() => self.give_snapshot(asked),
             }
             let sampled = self.attend(&mut woken)?;
@@ -345,36 +343,21 @@ impl Agent {
                 let node = self.engine.state().node.as_ref();
                 usage.arm(node.and_then(|node| node.headroom_bytes));
             }
-            self.make_up_for_lost_lifecycle(&mut woken);
+            self.make_up_for_lost_lifecycle();
             self.tell_oom_kills(now_ns());
-            let not_before_ns = pace.not_before(now_ns());
-            // Those in cgroups that are not known wait for a housekeeping in this turn: a later one finds the cgroup, and all that is in it.
-            self.serve_newcomers(!woken.housekeeping || not_before_ns.is_some());
-            woken.housekeeping |= self.order_oom_scores()?;
             self.order_disk_work();
-            if let (true, Some(at_ns)) = (woken.housekeeping, not_before_ns) {
-                is_left = true;
-                let wait = Duration::from_nanos(at_ns.saturating_sub(now_ns()));
-                housekeeping.as_mut().reset(Instant::now() + wait);
-            } else if woken.housekeeping || woken.routine {
-                // Where records tell what happens to pods, an occasional look at each is enough.
-                let is_share = !woken.housekeeping && !is_left && sources.tells_of_cgroups;
-                let uids = if is_share && self.follows_all_processes() {
-                    self.next_share()
-                } else {
-                    self.pods.uids()
-                };
-                let began_ns = now_ns();
-                is_left = self.housekeeping(&uids)?;
-                pace.done(began_ns, now_ns());
+            let is_time = self.looks.at_ns() <= now_ns();
+            // Those in cgroups that are not known wait for a look in this turn: a later one finds the cgroup, and all that is in it.
+            self.serve_newcomers(!is_time);
+            self.order_oom_scores()?;
+            if is_time {
+                self.housekeeping(sources.tells_of_cgroups)?;
                 self.serve_newcomers(true);
-                let wait = if is_left {
-                    Duration::ZERO
-                } else {
-                    sources.housekeeping
-                };
-                housekeeping.as_mut().reset(Instant::now() + wait);
             }
+            let look_in_ns = self.looks.at_ns().saturating_sub(now_ns());
+            let look_at = Instant::now() + Duration::from_nanos(look_in_ns);
+            housekeeping.as_mut().reset(look_at);
+            self.hurry |= std::mem::take(&mut self.pods_changed);
             let wait_ns = if self.hurry {
                 0
             } else {
@@ -701,6 +684,8 @@ impl Agent {
             self.warn(error.to_string());
         }
         for ManifestPod { pod, file, line } in added.into_iter().chain(changed) {
+            // Whether it runs by now decides what may change.
+            self.look_at(&pod.uid());
             if self.may_resize(&pod) {
                 self.apply(pod, &format!("{}:{line}: ", file.display()));
             }
@@ -740,11 +725,15 @@ impl Agent {
         match self.pods.refresh(uid) {
             Ok(Some(change)) => self.changed(change),
             Ok(None) => {}
-            Err(error) => self.warn(format!("pod {uid}: {error}")),
+            Err(error) => {
+                self.looks.note(uid);
+                self.warn(format!("pod {uid}: {error}"));
+            }
         }
     }
 
     fn changed(&mut self, Change { uid, running }: Change) {
+        self.pods_changed = true;
         if running {
             self.containers_came();
         } else {
@@ -796,44 +785,44 @@ impl Agent {
     }
 
     /// Makes a new plan of the order of OOM kills if it is time, and writes the scores that differ, a pod at a time: urgent work comes
-    /// first. Returns whether housekeeping is needed.
-    fn order_oom_scores(&mut self) -> Result<bool> {
+    /// first.
+    fn order_oom_scores(&mut self) -> Result<()> {
         let (Some(order), Some(scores)) = (&mut self.oom_order, &mut self.oom_scores) else {
-            return Ok(false);
+            return Ok(());
         };
         let changed = match order.plan_if_due(self.engine.state(), scores, now_ns()) {
             Ok(changed) => changed,
             Err(error) => {
                 self.warn(format!("the order of OOM kills stays as it is: {error}"));
-                return Ok(false);
+                return Ok(());
             }
         };
-        let mut more = false;
         for uid in changed {
-            more |= self.keep_oom_scores(&uid);
-            let mut woken = Woken::default();
-            self.attend(&mut woken)?;
-            more |= woken.housekeeping;
+            self.keep_oom_scores(&uid);
+            self.attend(&mut Woken::default())?;
         }
-        Ok(more)
+        Ok(())
     }
 
-    /// Brings the scores and groups of one pod up to date. Returns whether some are left for the next turn.
-    fn keep_oom_scores(&mut self, uid: &PodUid) -> bool {
+    /// Brings the scores and groups of one pod up to date, or asks for another look if there is too much to do.
+    fn keep_oom_scores(&mut self, uid: &PodUid) {
         if let Some(groups) = &mut self.oom_groups
             && let Err(error) = groups.follow(uid, &self.pods)
         {
             self.warn(format!("pod {uid}: {error}"));
         }
         let Some(scores) = &mut self.oom_scores else {
-            return false;
+            return;
         };
         let mut failures = Vec::new();
-        let more = scores.follow(uid, &self.pods, now_ns(), &mut |error| {
+        let is_left = scores.follow(uid, &self.pods, now_ns(), &mut |error| {
             failures.push(error.to_string())
         });
+        if is_left {
+            self.looks.note(uid);
+            self.looks.ask();
+        }
         failures.into_iter().for_each(|failure| self.warn(failure));
-        more
     }
 
     /// The cgroups above the pods follow which pods there are.
@@ -845,26 +834,17 @@ impl Agent {
         }
     }
 
-    /// The pods whose turn it is to be looked at though nothing has happened to them.
-    fn next_share(&mut self) -> Vec<PodUid> {
-        let count = self.pods.len().div_ceil(SHARES);
-        let share = self.pods.uids_after(self.looked_at.as_ref(), count);
-        self.looked_at = share.last().cloned();
-        share
-    }
-
-    /// What can wait: new and gone cgroups of these pods, the pressure ring, counts of lost records.
+    /// What can wait: new and gone cgroups of the pods that are to be looked at, the pressure ring, counts of lost records. `told`: records
+    /// tell of cgroups that come and go.
     ///
     /// Between any two pods urgent work comes first: looking at all of a hundred pods takes longer than an eviction may wait.
-    /// Returns whether cgroups have come or gone meanwhile.
-    fn housekeeping(&mut self, uids: &[PodUid]) -> Result<bool> {
-        let mut more = false;
-        for uid in uids {
-            self.look_at(uid);
-            more |= self.keep_oom_scores(uid);
-            let mut woken = Woken::default();
-            self.attend(&mut woken)?;
-            more |= woken.housekeeping;
+    fn housekeeping(&mut self, told: bool) -> Result<()> {
+        let began_ns = now_ns();
+        let is_told = told && self.follows_all_processes();
+        for uid in self.looks.take(began_ns, &self.pods, is_told) {
+            self.look_at(&uid);
+            self.keep_oom_scores(&uid);
+            self.attend(&mut Woken::default())?;
         }
         if let Some(scores) = &mut self.oom_scores {
             scores.retain(&self.pods);
@@ -883,7 +863,8 @@ impl Agent {
         if let Some(error) = self.journal.as_mut().and_then(Journal::take_error) {
             self.warn(error.to_string());
         }
-        Ok(more)
+        self.looks.done(began_ns, now_ns());
+        Ok(())
     }
 }
 
@@ -914,16 +895,6 @@ fn judge(
             phase: ReclaimPhase::DirectReclaim,
             ..
         } => woken.by(Cause::DirectReclaim { crossed_ns }),
-        Body::CgroupRmdir { .. } => woken.housekeeping = true,
-        Body::CgroupMkdir { .. } | Body::CgroupAttach { .. } => {
-            woken.housekeeping = true;
-            woken.containers = true;
-        }
-        Body::CgroupPopulated { .. } => {
-            woken.housekeeping = true;
-            woken.containers = true;
-            woken.by(Cause::Lifecycle);
-        }
         Body::OomKill {
             limit, tgid, comm, ..
         } => {
@@ -932,8 +903,12 @@ fn judge(
         }
         // Whether its pod is empty now is looked at with the sample.
         Body::LastLineKill { .. } => woken.by(Cause::Lifecycle),
-        // A process came to be where no `CgroupAttach` tells.
-        Body::ProcessBirth { .. } => woken.housekeeping = true,
+        // On the other ring.
+        Body::CgroupMkdir { .. }
+        | Body::CgroupRmdir { .. }
+        | Body::CgroupAttach { .. }
+        | Body::CgroupPopulated { .. }
+        | Body::ProcessBirth { .. } => {}
         Body::ThresholdCrossed { .. }
         | Body::MemoryEvent { .. }
         | Body::Throttle { .. }

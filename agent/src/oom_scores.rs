@@ -5,7 +5,7 @@
 //! whole node. And a score that depends on the pod's place among the others ([`OomOrder::Dynamic`]) must follow when that changes.
 //!
 //! **Approach.** For each cgroup of a wanted pod the score is known from the pod's specification ([`OomScores::follow`]). A record of the
-//! kernel names each process that is put into a cgroup ([`OomScores::attached`]); it gets its score right after the reaction to that
+//! kernel names each process that is put into a cgroup ([`OomScores::came`]); it gets its score right after the reaction to that
 //! record ([`OomScores::serve`]). The process may have forked before it was served, and a child copies its parent's score
 //! (kernel/fork.c, `copy_signal`): so `cgroup.procs` is read again until a reading has no process that was not looked at, with a bound, and twice more a little later.
 //! Forks after that inherit the right score, and `execve` changes none, so nothing else has to be watched. Without the record,
@@ -42,8 +42,6 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::host::HostRoot;
-use crate::host::cgroup::Controller;
-use crate::host::cgroup_paths::hierarchy_number;
 use crate::host::file::{FileError, read_text};
 use crate::pods::Pods;
 
@@ -81,8 +79,6 @@ struct Newcomer {
 pub struct OomScores {
     host: HostRoot,
     capacity_bytes: NonZeroU64,
-    /// How records name the hierarchy whose cgroup ids [`Pods::cgroups_of`] has.
-    hierarchy_id: u32,
     compare_ns: u64,
     pods: BTreeMap<PodUid, PodScores>,
     newcomers: Vec<Newcomer>,
@@ -200,12 +196,9 @@ enum Seen {
 impl OomScores {
     /// No pods yet. `told`: whether records name the processes that are put into cgroups.
     pub fn new(host: HostRoot, capacity_bytes: NonZeroU64, told: bool) -> Self {
-        let hierarchy_id = read_text(host.procfs("self/cgroup"))
-            .map_or(0, |text| hierarchy_number(&text, Controller::Memory));
         Self {
             host,
             capacity_bytes,
-            hierarchy_id,
             compare_ns: if told {
                 COMPARE_TOLD_NS
             } else {
@@ -224,15 +217,9 @@ impl OomScores {
         self.counts
     }
 
-    /// A record: a process was put into a cgroup. Allocates nothing.
-    pub fn attached(&mut self, cgroup_id: u64, hierarchy_id: u32, pid: u32) {
-        if hierarchy_id == self.hierarchy_id {
-            self.born(cgroup_id, pid);
-        }
-    }
-
-    /// A record: a process was born in a memory cgroup that is not its parent's. Allocates nothing.
-    pub fn born(&mut self, cgroup_id: u64, pid: u32) {
+    /// A record: a process was put into a cgroup, or was born in one that is not its parent's. The id is one of those that
+    /// [`Pods::cgroups_of`] has, or of a cgroup that is not known. Allocates nothing.
+    pub fn came(&mut self, cgroup_id: u64, pid: u32) {
         let newcomer = Newcomer { cgroup_id, pid };
         if self.newcomers.len() < NEWCOMERS_MAX {
             self.newcomers.push(newcomer);

@@ -21,7 +21,8 @@ use crate::host::HostRoot;
 use crate::host::cgroup::{
     CgroupError, CgroupMounts, CgroupPath, Controller, PageCache, PodMemoryFiles, Version,
 };
-use crate::host::file::FileError;
+use crate::host::cgroup_paths::hierarchy_number;
+use crate::host::file::{FileError, read_text};
 use crate::host::kill::PodKill;
 use crate::pod_cgroup::{self, ApplyError};
 use crate::remedies::StageFiles;
@@ -83,6 +84,12 @@ pub struct Pods {
     settings: QosSettings,
     capacity: NodeCapacity,
     entries: BTreeMap<PodUid, Entry>,
+    /// Whose directory each is: the entries' paths, with a slash before.
+    by_path: BTreeMap<Box<[u8]>, PodUid>,
+    /// Whose cgroup each is, in the hierarchy that accounts memory: of all that is open.
+    by_cgroup_id: BTreeMap<u64, PodUid>,
+    /// How records name that hierarchy.
+    memory_hierarchy: u32,
     generation: u64,
     /// Whether the files of the stages before an eviction are opened too.
     with_stage_files: bool,
@@ -91,6 +98,8 @@ pub struct Pods {
 impl Pods {
     /// None yet.
     pub fn new(host: HostRoot, mounts: CgroupMounts, cgroup_root: CgroupPath) -> Self {
+        let memory_hierarchy = read_text(host.procfs("self/cgroup"))
+            .map_or(0, |text| hierarchy_number(&text, Controller::Memory));
         Self {
             host,
             mounts,
@@ -98,6 +107,9 @@ impl Pods {
             settings: QosSettings::default(),
             capacity: NodeCapacity::default(),
             entries: BTreeMap::new(),
+            by_path: BTreeMap::new(),
+            by_cgroup_id: BTreeMap::new(),
+            memory_hierarchy,
             generation: 0,
             with_stage_files: false,
         }
@@ -176,6 +188,8 @@ impl Pods {
                 entry.removed = false;
             }
             _ => {
+                self.forget(&uid);
+                self.by_path.insert(bytes_of(&path), uid.clone());
                 self.entries.insert(
                     uid,
                     Entry {
@@ -221,7 +235,7 @@ impl Pods {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.removed = true;
             if entry.open.is_none() {
-                self.entries.remove(uid);
+                self.forget(uid);
                 self.generation += 1;
             }
         }
@@ -235,13 +249,38 @@ impl Pods {
         let Some(entry) = self.entries.get_mut(uid) else {
             return Ok(());
         };
+        let ids = entry.cgroup_ids();
         entry.open = None;
         let result = pod_cgroup::remove_empty(&self.mounts, &entry.path).map(|_| ());
-        if entry.removed {
-            self.entries.remove(uid);
+        let is_removed = entry.removed;
+        self.own(uid, &ids, &[]);
+        if is_removed {
+            self.forget(uid);
             self.generation += 1;
         }
         result
+    }
+
+    /// Takes away a pod that has nothing open.
+    fn forget(&mut self, uid: &PodUid) {
+        if let Some(entry) = self.entries.remove(uid) {
+            self.by_path.remove(&bytes_of(&entry.path));
+        }
+    }
+
+    /// A pod has these cgroups in place of those before.
+    fn own(&mut self, uid: &PodUid, before: &[u64], now: &[u64]) {
+        if before == now {
+            return;
+        }
+        for id in before {
+            // It may be another pod's by now.
+            if self.by_cgroup_id.get(id) == Some(uid) {
+                self.by_cgroup_id.remove(id);
+            }
+        }
+        let ids = now.iter().map(|id| (*id, uid.clone()));
+        self.by_cgroup_id.extend(ids);
     }
 
     /// Looks at one pod's cgroup: opens what has appeared, closes what is gone. Not for the hot path.
@@ -255,13 +294,16 @@ impl Pods {
             return Ok(None);
         };
         let was = entry.open.as_ref().is_some_and(|open| open.populated);
-        let now = match open_or_refresh(&self.host, &self.mounts, entry, self.with_stage_files) {
-            Ok(populated) => populated,
-            Err(error) if error.is_vanished() => {
-                entry.open = None;
-                false
-            }
-            Err(error) => return Err(error),
+        let before = entry.cgroup_ids();
+        let found = open_or_refresh(&self.host, &self.mounts, entry, self.with_stage_files);
+        if found.as_ref().is_err_and(CgroupError::is_vanished) {
+            entry.open = None;
+        }
+        let ids = entry.cgroup_ids();
+        self.own(uid, &before, &ids);
+        let now = match found {
+            Err(error) if error.is_vanished() => false,
+            found => found?,
         };
         Ok((was != now).then(|| Change {
             uid: uid.clone(),
@@ -300,8 +342,30 @@ impl Pods {
     /// The pod that a cgroup belongs to, by the cgroup's id in the hierarchy that accounts memory: its own or one below it,
     /// as of the last refresh.
     pub fn by_cgroup_id(&self, cgroup_id: u64) -> Option<&PodUid> {
-        self.cgroups()
-            .find_map(|(uid, mut cgroups)| cgroups.any(|(_, id)| id == cgroup_id).then_some(uid))
+        self.by_cgroup_id.get(&cgroup_id)
+    }
+
+    /// All those ids, ascending.
+    pub fn cgroup_ids(&self) -> impl ExactSizeIterator<Item = u64> {
+        self.by_cgroup_id.keys().copied()
+    }
+
+    /// Whether that is the hierarchy with this number, as records have it: 0 is cgroup v2.
+    pub fn accounts_memory_in(&self, hierarchy_id: u32) -> bool {
+        hierarchy_id == self.memory_hierarchy
+    }
+
+    /// The wanted pod whose cgroup a path names, or one below it, in any hierarchy and whether or not it is there. From the hierarchy's root,
+    /// with a slash before. Allocates nothing.
+    pub fn by_path(&self, mut path: &[u8]) -> Option<&PodUid> {
+        while !path.is_empty() {
+            if let Some(uid) = self.by_path.get(path) {
+                return Some(uid);
+            }
+            let cut = path.iter().rposition(|byte| *byte == b'/')?;
+            path = &path[..cut];
+        }
+        None
     }
 
     /// Every pod with its cgroups in the hierarchy that accounts memory, as of the last refresh: the pod's own first, then
@@ -469,6 +533,20 @@ impl Pods {
     fn open(&self, uid: &PodUid) -> Option<&Open> {
         self.entries.get(uid)?.open.as_ref()
     }
+}
+
+impl Entry {
+    /// In the hierarchy that accounts memory: of what is open.
+    fn cgroup_ids(&self) -> Vec<u64> {
+        let open = self.open.iter();
+        open.flat_map(|open| open.kill.cgroups().map(|(_, id)| id))
+            .collect()
+    }
+}
+
+/// A path as records have it.
+fn bytes_of(path: &CgroupPath) -> Box<[u8]> {
+    path.to_string().into_bytes().into()
 }
 
 fn open_or_refresh(

@@ -2,36 +2,35 @@
 //!
 //! **Problem.** Whoever may make cgroups below his own (a delegated subtree), or moves a process to and fro, sends a record each time,
 //! a hundred thousand a second. They must cost neither what is urgent nor a look at all pods each. **Approach.** The critical ring is read
-//! first, always, and this one in small portions. In ordinary times a look follows its record at once. After [`LOOKS`] in a
-//! [`WINDOW_NS`], or while there is more to read than a portion, the next look waits, and what the records ask for (a sample, a
-//! look at all pods) is done once per window. And however often it is asked for, looking at all pods takes at most a tenth of the loop's
-//! time ([`HousekeepingPace`]): with hundreds of pods it takes milliseconds, and whoever makes and removes one cgroup without end
-//! stays below any number of records that could be called a flood. Where the ring was full, the records that are missing are made up for by reading
+//! first, always, and this one in small portions. In ordinary times a look follows its record at once, at the pod that it concerns ([`Looks`]).
+//! After [`READINGS`] in a [`WINDOW_NS`], or while there is more to read than a portion, the next reading waits, and what the records ask for (a
+//! sample, a look) is done once per window. Where the ring was full, the records that are missing are made up for by reading
 //! cgroupfs: every pod is looked at again, and every process of it.
+//!
+//! [`Looks`]: super::looks::Looks
 
 use std::time::Duration;
 
 use plimsoll_abi::Kind;
+use plimsoll_core::event::Cause;
+use plimsoll_core::units::PodUid;
 use tokio::time::Instant;
 
-use super::{Agent, Woken, judge, now_ns};
+use super::{Agent, Woken, now_ns};
 use crate::bpf::{Bpf, BpfError};
-use crate::source::decode::Body;
+use crate::pods::Pods;
+use crate::source::decode::{Body, Record};
 
 /// Records taken in one go; then the loop looks at its other sources.
 const PORTION: usize = 256;
-/// Looks that are taken at once in one window: more than the start of a pod needs.
-const LOOKS: u32 = 16;
+/// Readings that are done at once in one window: more than the start of a pod needs.
+const READINGS: u32 = 16;
 /// In a flood, what its records ask for is done this often.
 const WINDOW_NS: u64 = 100_000_000;
 /// Between two portions of a flood. The ring holds several times what a flood can send meanwhile.
 const PORTION_PAUSE_NS: u64 = 1_000_000;
 /// Pods are read again after a loss at most this often.
 const RESYNC_NS: u64 = 1_000_000_000;
-/// Time without a look at all pods after one, as a multiple of what that took.
-const REST_PER_LOOK: u64 = 9;
-/// But not more than this.
-const REST_MAX_NS: u64 = 1_000_000_000;
 /// Cgroups whose processes are followed; those of further pods are found by reading `cgroup.procs`.
 const FOLLOWED_MAX: usize = 4096;
 /// The kinds on this ring.
@@ -43,14 +42,14 @@ const KINDS: [Kind; 5] = [
     Kind::ProcessBirth,
 ];
 
-/// When to look, and what was missed.
+/// When to read, and what was missed.
 #[derive(Debug, Default)]
 pub(super) struct LifecyclePace {
     /// The last portion was a full one: there may be more, and nothing tells.
     is_left: bool,
     not_before_ns: u64,
     window_ns: u64,
-    looks: u32,
+    readings: u32,
     /// What the records of this window ask for has been asked for.
     has_asked: bool,
     /// Records may have been lost since they were last counted.
@@ -60,24 +59,24 @@ pub(super) struct LifecyclePace {
 }
 
 impl LifecyclePace {
-    /// Whether it is time to look.
+    /// Whether it is time to read.
     fn is_due(&self, now_ns: u64) -> bool {
         self.not_before_ns <= now_ns
     }
 
-    /// A look has been taken, and found so many records. Returns whether they may ask for something now.
-    fn looked(&mut self, taken: usize, now_ns: u64) -> bool {
+    /// So many records have been read. Returns whether they may ask for something now.
+    fn has_read(&mut self, taken: usize, now_ns: u64) -> bool {
         if now_ns.saturating_sub(self.window_ns) >= WINDOW_NS {
             self.window_ns = now_ns;
-            self.looks = 0;
+            self.readings = 0;
             self.has_asked = false;
         }
-        self.looks += 1;
+        self.readings += 1;
         self.is_left = taken == PORTION;
         self.is_suspect |= self.is_left;
         self.not_before_ns = if self.is_left {
             now_ns + PORTION_PAUSE_NS
-        } else if self.looks >= LOOKS {
+        } else if self.readings >= READINGS {
             self.window_ns + WINDOW_NS
         } else {
             0
@@ -92,7 +91,7 @@ impl LifecyclePace {
         self.is_suspect && now_ns.saturating_sub(self.resynced_ns) >= RESYNC_NS
     }
 
-    /// When to look without being told, or not before when if told: `None` if at any time.
+    /// When to read without being told, or not before when if told: `None` if at any time.
     pub(super) fn wait(&self) -> (bool, Option<Instant>) {
         let now_ns = now_ns();
         let at = (self.not_before_ns > now_ns)
@@ -101,23 +100,34 @@ impl LifecyclePace {
     }
 }
 
-/// When all pods may be looked at again because something asks for it.
-#[derive(Debug, Default)]
-pub(super) struct HousekeepingPace {
-    from_ns: u64,
+/// The pods that a record concerns.
+#[derive(Debug, PartialEq, Eq)]
+enum Concerned<'pods> {
+    /// Nobody's cgroup.
+    None,
+    One(&'pods PodUid),
+    /// It cannot be told whose.
+    Any,
 }
 
-impl HousekeepingPace {
-    /// When it may begin, if not now.
-    pub(super) fn not_before(&self, now_ns: u64) -> Option<u64> {
-        (now_ns < self.from_ns).then_some(self.from_ns)
-    }
-
-    /// It has been done.
-    pub(super) fn done(&mut self, began_ns: u64, ended_ns: u64) {
-        let took_ns = ended_ns.saturating_sub(began_ns);
-        self.from_ns = ended_ns + took_ns.saturating_mul(REST_PER_LOOK).min(REST_MAX_NS);
-    }
+/// A cgroup that a record does not name by its path is known since the look that its making led to: else it is no pod's.
+fn concerned<'pods>(record: &Record<'_>, pods: &'pods Pods) -> Concerned<'pods> {
+    let by_id = |hierarchy_id| {
+        let is_known = pods.accounts_memory_in(hierarchy_id);
+        let uid = is_known.then(|| pods.by_cgroup_id(record.cgroup_id));
+        uid.flatten()
+    };
+    let uid = match record.body {
+        Body::CgroupMkdir { is_cut: true, .. } => return Concerned::Any,
+        Body::CgroupMkdir { path, .. } => pods.by_path(path),
+        Body::CgroupRmdir { hierarchy_id, .. }
+        | Body::CgroupAttach { hierarchy_id, .. }
+        | Body::CgroupPopulated { hierarchy_id, .. } => by_id(hierarchy_id),
+        Body::ProcessBirth { .. } => pods.by_cgroup_id(record.cgroup_id),
+        // Not on this ring.
+        _ => None,
+    };
+    uid.map_or(Concerned::None, Concerned::One)
 }
 
 /// Records of these kinds that were lost so far.
@@ -132,33 +142,54 @@ fn lost(bpf: &Bpf) -> Result<u64, BpfError> {
 impl Agent {
     /// Takes a portion of the ring, if it is time.
     pub(super) fn drain_lifecycle(&mut self, woken: &mut Woken) {
-        let Some(bpf) = &mut self.bpf else { return };
         let at_ns = now_ns();
-        if !self.lifecycle.is_due(at_ns) {
+        let Self {
+            bpf: Some(bpf),
+            pods,
+            oom_scores,
+            lifecycle,
+            looks,
+            ..
+        } = self
+        else {
+            return;
+        };
+        if !lifecycle.is_due(at_ns) {
             return;
         }
-        let mut asked = Woken::default();
-        let oom_kills = &mut self.oom_kills;
-        let oom_scores = &mut self.oom_scores;
+        let (mut has_flipped, mut came) = (false, false);
         let taken = bpf.drain_lifecycle(PORTION, |record| {
             match (&record.body, oom_scores.as_mut()) {
-                (Body::CgroupAttach { tgid, hierarchy_id }, Some(scores)) => {
-                    scores.attached(record.cgroup_id, *hierarchy_id, *tgid);
+                (Body::CgroupAttach { tgid, hierarchy_id }, Some(scores))
+                    if pods.accounts_memory_in(*hierarchy_id) =>
+                {
+                    scores.came(record.cgroup_id, *tgid);
                 }
                 (Body::ProcessBirth { tgid, .. }, Some(scores)) => {
-                    scores.born(record.cgroup_id, *tgid);
+                    scores.came(record.cgroup_id, *tgid);
                 }
                 _ => {}
             }
-            // Nothing of what is armed is on this ring.
-            judge(&record, Some(0), &mut asked, oom_kills);
+            match concerned(&record, pods) {
+                Concerned::None => return,
+                Concerned::One(uid) => looks.note(uid),
+                Concerned::Any => looks.note_all(),
+            }
+            has_flipped |= matches!(record.body, Body::CgroupPopulated { .. });
+            came |= !matches!(
+                record.body,
+                Body::CgroupRmdir { .. } | Body::ProcessBirth { .. }
+            );
         });
-        // Seen at the next housekeeping, whenever that is.
-        woken.containers |= asked.containers;
-        if taken > 0 && self.lifecycle.looked(taken, at_ns) {
-            woken.housekeeping |= asked.housekeeping;
-            if let Some(cause) = asked.cause {
-                woken.by(cause);
+        // Seen at the next look, whenever that is.
+        woken.containers |= came;
+        if taken == 0 && !lifecycle.is_left {
+            return;
+        }
+        if lifecycle.has_read(taken, at_ns) && looks.has_noted() {
+            looks.ask();
+            if has_flipped {
+                woken.by(Cause::Lifecycle);
             }
         }
     }
@@ -172,12 +203,7 @@ impl Agent {
         else {
             return;
         };
-        let wanted = self
-            .pods
-            .cgroups()
-            .flat_map(|(_, cgroups)| cgroups.map(|(_, id)| id))
-            .take(FOLLOWED_MAX)
-            .collect();
+        let wanted = self.pods.cgroup_ids().take(FOLLOWED_MAX).collect();
         if let Err(error) = bpf.follow_processes(&wanted) {
             self.warn(error.to_string());
         }
@@ -185,15 +211,14 @@ impl Agent {
 
     /// Whether the kernel tells of every process that comes into a pod's cgroup.
     pub(super) fn follows_all_processes(&self) -> bool {
-        let cgroups = self.pods.cgroups().flat_map(|(_, cgroups)| cgroups);
         self.bpf
             .as_ref()
             .is_some_and(|bpf| bpf.is_attached("process_fork"))
-            && cgroups.take(FOLLOWED_MAX + 1).count() <= FOLLOWED_MAX
+            && self.pods.cgroup_ids().len() <= FOLLOWED_MAX
     }
 
     /// After a flood: if records were lost, all pods and their processes are read again. Not urgent.
-    pub(super) fn make_up_for_lost_lifecycle(&mut self, woken: &mut Woken) {
+    pub(super) fn make_up_for_lost_lifecycle(&mut self) {
         let at_ns = now_ns();
         let (Some(bpf), true) = (&self.bpf, self.lifecycle.is_resync_due(at_ns)) else {
             return;
@@ -204,7 +229,8 @@ impl Agent {
         match lost(bpf) {
             Ok(lost) if lost > self.lifecycle.lost => {
                 self.lifecycle.lost = lost;
-                woken.housekeeping = true;
+                self.looks.note_all();
+                self.looks.ask();
                 self.containers_came();
                 if let Some(scores) = &mut self.oom_scores {
                     scores.missed_some();
@@ -218,15 +244,124 @@ impl Agent {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt as _;
+    use std::path::Path;
+
     use super::*;
+    use crate::host::CgroupPath;
+    use crate::host::cgroup::tests::fake_host;
 
     const MS: u64 = 1_000_000;
+    /// The number of the hierarchy that accounts memory, and another's.
+    const MEMORY: u32 = 4;
+    const CPU: u32 = 7;
+
+    /// Makes a cgroup of the memory hierarchy, and returns its id.
+    fn make(dir: &Path) -> u64 {
+        fs::create_dir_all(dir).unwrap();
+        for file in ["cgroup.procs", "memory.usage_in_bytes", "memory.stat"] {
+            fs::write(dir.join(file), "0\n").unwrap();
+        }
+        dir.metadata().unwrap().ino()
+    }
+
+    fn record(cgroup_id: u64, body: Body<'_>) -> Record<'_> {
+        Record {
+            ts_ns: 1,
+            cgroup_id,
+            cpu: 0,
+            body,
+        }
+    }
+
+    fn made(path: &str, is_cut: bool) -> Record<'_> {
+        let body = Body::CgroupMkdir {
+            level: 3,
+            hierarchy_id: CPU,
+            path: path.as_bytes(),
+            is_cut,
+        };
+        record(1, body)
+    }
+
+    #[test]
+    fn a_record_concerns_the_pod_whose_cgroup_it_names() {
+        let (_dir, host) = fake_host(&[("cgroup", "/sys/fs/cgroup/memory", "memory")]);
+        fs::write(host.procfs("self/cgroup"), "7:cpu:/\n4:memory:/\n0::/\n").unwrap();
+        let mounts = host.cgroup_mounts().unwrap();
+        let mut pods = Pods::new(host.clone(), mounts, CgroupPath::default());
+        let (a, b) = (PodUid::new("a"), PodUid::new("b"));
+        for uid in [&a, &b] {
+            let json = format!(
+                r#"{{"metadata":{{"name":"{uid}","uid":"{uid}"}},"spec":{{"containers":[{{"name":"c"}}]}}}}"#
+            );
+            pods.apply(std::sync::Arc::new(serde_json::from_str(&json).unwrap()))
+                .unwrap();
+        }
+        let pod_a = host.path("/sys/fs/cgroup/memory/kubepods/besteffort/poda");
+        let (own, container) = (make(&pod_a), make(&pod_a.join("c")));
+        let gone = |id, hierarchy_id| {
+            let body = Body::CgroupRmdir {
+                level: 3,
+                hierarchy_id,
+            };
+            record(id, body)
+        };
+
+        assert_eq!(concerned(&gone(own, MEMORY), &pods), Concerned::None);
+        pods.refresh(&a).unwrap();
+        for id in [own, container] {
+            assert_eq!(concerned(&gone(id, MEMORY), &pods), Concerned::One(&a));
+            assert_eq!(concerned(&gone(id, CPU), &pods), Concerned::None);
+            let came = record(
+                id,
+                Body::CgroupAttach {
+                    tgid: 1,
+                    hierarchy_id: MEMORY,
+                },
+            );
+            assert_eq!(concerned(&came, &pods), Concerned::One(&a));
+        }
+        for (path, whose) in [
+            ("/kubepods/besteffort/podb", Concerned::One(&b)),
+            ("/kubepods/besteffort/podb/c/inner", Concerned::One(&b)),
+            ("/kubepods/besteffort/poda/c", Concerned::One(&a)),
+            ("/kubepods/besteffort/podab", Concerned::None),
+            ("/kubepods/besteffort", Concerned::None),
+            ("/system.slice/x.service", Concerned::None),
+            ("/", Concerned::None),
+        ] {
+            assert_eq!(concerned(&made(path, false), &pods), whose, "{path}");
+            assert_eq!(concerned(&made(path, true), &pods), Concerned::Any);
+        }
+
+        fs::remove_dir_all(pod_a.join("c")).unwrap();
+        let again = make(&pod_a.join("c"));
+        pods.refresh(&a).unwrap();
+        assert_eq!(concerned(&gone(again, MEMORY), &pods), Concerned::One(&a));
+        assert_eq!(pods.cgroup_ids().len(), 2);
+        fs::remove_dir_all(&pod_a).unwrap();
+        pods.refresh(&a).unwrap();
+        assert_eq!(pods.cgroup_ids().len(), 0);
+        pods.remove(&a);
+        let path = "/kubepods/besteffort/poda";
+        assert_eq!(concerned(&made(path, false), &pods), Concerned::None);
+    }
+
+    #[test]
+    fn a_flood_that_ends_with_a_full_portion_ends() {
+        let mut pace = LifecyclePace::default();
+        pace.has_read(PORTION, 1000 * MS);
+        assert!(pace.is_left);
+        assert!(pace.has_read(0, 1001 * MS) && !pace.is_left);
+    }
 
     #[test]
     fn ordinary_records_are_looked_at_at_once() {
         let mut pace = LifecyclePace::default();
-        for look in 1..u64::from(LOOKS) {
-            assert!(pace.is_due(look * MS) && pace.looked(3, look * MS));
+        for look in 1..u64::from(READINGS) {
+            assert!(pace.is_due(look * MS) && pace.has_read(3, look * MS));
         }
         assert!(pace.is_due(16 * MS));
         assert!(!pace.is_resync_due(10_000 * MS));
@@ -236,26 +371,14 @@ mod tests {
     fn a_trickle_of_wakeups_waits_for_the_window() {
         let mut pace = LifecyclePace::default();
         let begin = 1000 * MS;
-        for look in 0..u64::from(LOOKS) {
+        for look in 0..u64::from(READINGS) {
             assert!(pace.is_due(begin + look * MS));
-            pace.looked(1, begin + look * MS);
+            pace.has_read(1, begin + look * MS);
         }
         assert!(!pace.is_due(begin + 99 * MS));
         assert!(pace.is_due(begin + 100 * MS));
-        pace.looked(1, begin + 100 * MS);
+        pace.has_read(1, begin + 100 * MS);
         assert!(pace.is_due(begin + 101 * MS));
-    }
-
-    #[test]
-    fn looking_at_all_pods_takes_a_tenth_of_the_time() {
-        let mut pace = HousekeepingPace::default();
-        assert_eq!(pace.not_before(0), None);
-        pace.done(1000 * MS, 1007 * MS);
-        assert_eq!(pace.not_before(1007 * MS), Some(1070 * MS));
-        assert_eq!(pace.not_before(1070 * MS), None);
-        // A loop that was held up by something else.
-        pace.done(2000 * MS, 9000 * MS);
-        assert_eq!(pace.not_before(9000 * MS), Some(10_000 * MS));
     }
 
     #[test]
@@ -263,13 +386,13 @@ mod tests {
         let mut pace = LifecyclePace::default();
         let begin = 1000 * MS;
         let asked = (0..200)
-            .filter(|look| pace.looked(PORTION, begin + look * MS))
+            .filter(|look| pace.has_read(PORTION, begin + look * MS))
             .count();
         assert_eq!(asked, 2);
         assert!(!pace.is_due(begin + 199 * MS) && pace.is_due(begin + 200 * MS));
         assert!(pace.is_resync_due(begin + 200 * MS));
         // The end of it asks in any case: those are the newest records.
-        assert!(pace.looked(PORTION - 1, begin + 200 * MS));
-        assert!(pace.looked(1, begin + 201 * MS));
+        assert!(pace.has_read(PORTION - 1, begin + 200 * MS));
+        assert!(pace.has_read(1, begin + 201 * MS));
     }
 }

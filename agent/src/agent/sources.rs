@@ -222,7 +222,14 @@ impl Sources {
                     .ok()
             });
         let told = bpf.is_some_and(|bpf| {
-            bpf.is_attached("cgroup_notify_populated") && bpf.is_attached("cgroup_attach_task")
+            [
+                "cgroup_mkdir",
+                "cgroup_rmdir",
+                "cgroup_notify_populated",
+                "cgroup_attach_task",
+            ]
+            .iter()
+            .all(|program| bpf.is_attached(program))
         });
         let cgroups = uses(Mechanism::Inotify)
             .then(|| {

@@ -97,7 +97,7 @@ impl Fake {
 
     fn attach(&mut self, cgroup: &str, pid: u32) {
         let id = self.id(cgroup);
-        self.scores.attached(id, 4, pid);
+        self.scores.came(id, pid);
         let told = &mut self.told;
         self.scores
             .serve(1, true, &mut |error| told.push(error.to_string()));
@@ -277,15 +277,13 @@ fn a_turn_writes_no_more_than_its_budget_and_goes_on_later() {
 }
 
 #[test]
-fn records_of_other_hierarchies_and_of_other_cgroups_are_nothing_to_us() {
+fn records_of_other_cgroups_are_nothing_to_us() {
     let mut fake = Fake::new();
     fake.look(1, 100);
     fake.set(100_001, 0);
     fake.procs("main", &[100_001]);
     let id = fake.id("main");
-    fake.scores.attached(id, 7, 100_001);
-    assert_eq!(fake.scores.serve_at_ns(), None);
-    fake.scores.attached(id + 1_000_000, 4, 100_001);
+    fake.scores.came(id + 1_000_000, 100_001);
     fake.scores.serve(1, false, &mut |_| {});
     assert_eq!(
         fake.scores.serve_at_ns(),
@@ -304,10 +302,10 @@ fn too_many_newcomers_lead_to_a_review() {
     fake.set(100_001, 1000);
     fake.procs("main", &[100_001]);
     for _ in 0..NEWCOMERS_MAX {
-        fake.scores.attached(1, 4, 2);
+        fake.scores.came(1, 2);
     }
     let id = fake.id("main");
-    fake.scores.attached(id, 4, 100_001);
+    fake.scores.came(id, 100_001);
     assert_eq!(fake.scores.counts().overflowed, 1);
     fake.scores.serve(1, true, &mut |_| {});
     fake.look(2, 100);
