@@ -146,3 +146,64 @@ fn keys() -> io::Result<Vec<Message>> {
     }
     Ok(keys)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{Read, Write};
+    use std::process::{Command, Stdio};
+
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::termios::{LocalModes, tcgetattr};
+
+    use super::*;
+
+    /// Set for the process that this test starts: its own program, with a terminal.
+    const ON_A_TERMINAL: &str = "PLIMSOLL_TEST_ON_A_TERMINAL";
+
+    /// As the released program dies, which is built with `panic = "abort"`: after a panic nothing is dropped, only the hook runs.
+    #[test]
+    fn a_panic_gives_the_terminal_back() {
+        const NAME: &str = "top::screen::tests::a_panic_gives_the_terminal_back";
+        if std::env::var_os(ON_A_TERMINAL).is_some() {
+            let screen = Screen::enter().unwrap();
+            let panics = std::thread::spawn(|| panic!("as if it could not be drawn"));
+            assert!(panics.join().is_err());
+            std::mem::forget(screen);
+            std::process::abort();
+        }
+        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&ours).unwrap();
+        unlockpt(&ours).unwrap();
+        let name = ptsname(&ours, Vec::new()).unwrap().into_string().unwrap();
+        let terminal = File::options().read(true).write(true).open(name).unwrap();
+        let modes = || tcgetattr(&terminal).unwrap().local_modes;
+        let before = modes();
+        assert!(before.contains(LocalModes::ICANON | LocalModes::ECHO));
+        let stdio = || Stdio::from(terminal.try_clone().unwrap());
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", NAME, "--nocapture", "--test-threads=1"])
+            .env(ON_A_TERMINAL, "1")
+            .env("TERM", "xterm-256color")
+            .stdin(stdio())
+            .stdout(stdio())
+            .stderr(stdio())
+            .status()
+            .unwrap();
+        assert!(!status.success(), "{status}");
+        assert_eq!(modes(), before, "lines are read as lines again");
+        // So that reading ends.
+        (&terminal).write_all(b"\x04").unwrap();
+        let mut drawn = String::new();
+        let mut ours = File::from(ours);
+        let mut buffer = [0; 4096];
+        while !drawn.contains('\x04') {
+            let read = ours.read(&mut buffer).unwrap();
+            drawn += &String::from_utf8_lossy(&buffer[..read]);
+        }
+        let entered = drawn.rfind("\x1b[?1049h").unwrap();
+        let left = drawn.rfind("\x1b[?1049l").unwrap();
+        let said = drawn.rfind("as if it could not be drawn").unwrap();
+        assert!(entered < left && left < said, "the other screen: {drawn:?}");
+    }
+}
