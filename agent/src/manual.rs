@@ -1,7 +1,7 @@
 //! `plimsoll man` and `plimsoll completions`: the manual pages and what shells complete, made from the command line's own definition.
 //!
 //! Both come from the program itself, so that a package has those of exactly its version, and a person without a package can have them
-//! too. Hidden commands have no page.
+//! too. What `--help` hides is in neither.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -128,18 +128,35 @@ fn pages(mut command: Command) -> io::Result<Vec<(String, Vec<u8>)>> {
 ///
 /// # Errors
 /// [`ManualError::Output`].
-pub fn completions(args: &CompletionsArgs, mut command: Command) -> Result<ExitCode, ManualError> {
+pub fn completions(args: &CompletionsArgs, command: Command) -> Result<ExitCode, ManualError> {
     let shell = match args.shell {
         CompletedShell::Bash => Shell::Bash,
         CompletedShell::Zsh => Shell::Zsh,
         CompletedShell::Fish => Shell::Fish,
     };
     let mut text = Vec::new();
-    clap_complete::generate(shell, &mut command, "plimsoll", &mut text);
+    clap_complete::generate(shell, &mut shown(&command), "plimsoll", &mut text);
     match io::stdout().lock().write_all(&text) {
         // Whoever reads has read enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written.map_err(ManualError::Output)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// `command` as a shell is to see it: `clap_complete` offers hidden commands and options too, and clap has no way to take one out.
+fn shown(command: &Command) -> Command {
+    let about = command.get_about().cloned().unwrap_or_default();
+    let version = command.get_version().unwrap_or_default().to_owned();
+    let mut own = Command::new(command.get_name().to_owned())
+        .about(about)
+        .disable_version_flag(version.is_empty())
+        .version(version);
+    for argument in command.get_arguments().filter(|own| !own.is_hide_set()) {
+        own = own.arg(argument.clone());
+    }
+    for below in command.get_subcommands().filter(|own| !own.is_hide_set()) {
+        own = own.subcommand(shown(below));
+    }
+    own
 }

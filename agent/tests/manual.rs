@@ -148,6 +148,47 @@ fn bash_completes_commands_options_and_values() {
     assert_eq!(values, ["throttling"]);
     let values = completed(&script, &["plimsoll", "top", "--output", ""]);
     assert_eq!(values, ["table", "json", "svg"]);
+    let options = completed(&script, &["plimsoll", "--v"]);
+    assert_eq!(options, ["--version"]);
+}
+
+/// The options that `--help` of a command lists.
+fn options(command: &[&str]) -> BTreeSet<String> {
+    let help = said(&[command, &["--help"]].concat());
+    let lines = help.lines().filter(|line| {
+        let indent = line.len() - line.trim_start().len();
+        (2..=6).contains(&indent) && line.trim_start().starts_with('-')
+    });
+    lines
+        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with("--")))
+        .map(|word| word.trim_end_matches(['.', ',']).to_owned())
+        .collect()
+}
+
+#[test]
+fn what_is_hidden_is_not_offered() {
+    let script = said(&["completions", "bash"]);
+    let all = commands(&[]);
+    for command in &all {
+        let command: Vec<&str> = command.iter().map(String::as_str).collect();
+        let words = [&["plimsoll"], &command[..]].concat();
+        let offered = completed(&script, &[&words[..], &["--"]].concat());
+        let offered: BTreeSet<String> = offered.into_iter().collect();
+        assert_eq!(offered, options(&command), "{command:?}");
+    }
+    let offered = completed(&script, &["plimsoll", ""]);
+    let names = offered.iter().filter(|word| !word.starts_with('-'));
+    let names: BTreeSet<Vec<String>> = names.map(|word| vec![word.clone()]).collect();
+    let known = all.iter().filter(|command| command.len() == 1).cloned();
+    let known: BTreeSet<Vec<String>> = known.chain([vec!["help".to_owned()]]).collect();
+    assert_eq!(names, known);
+    for shell in ["zsh", "fish"] {
+        let script = said(&["completions", shell]);
+        for hidden in ["load-programs", "Do not read the rings before the end"] {
+            assert!(!script.contains(hidden), "{shell}: {hidden}");
+        }
+        assert!(script.contains("run-queue-one-in"), "{shell}");
+    }
 }
 
 #[test]
