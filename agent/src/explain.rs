@@ -16,7 +16,7 @@ use clap::{Args, ValueEnum};
 
 use crate::control::client::{AskError, ask};
 use crate::control::server::answer;
-use crate::control::{Answer, Refusal, RefusalKind, Request, Snapshot, socket_path};
+use crate::control::{Answer, Refusal, RefusalKind, Request, socket_path};
 use crate::output::Style;
 use crate::rank::Format;
 use crate::replay::{ReplayError, replay_until};
@@ -203,14 +203,14 @@ fn answer_to(args: &ExplainArgs) -> Result<Answer, ExplainError> {
         let path = socket_path(&args.state_dir, args.control_socket.as_deref());
         return Ok(ask(&path, &request)?);
     };
-    let (replayed, engine) = replay_until(journal, args.at.unwrap_or(u64::MAX), |_, _| Ok(()))?;
+    let (replayed, snapshot) = replay_until(journal, args.at.unwrap_or(u64::MAX), |_, _| Ok(()))?;
     if let Some((line, ..)) = replayed.difference {
         eprintln!(
             "plimsoll: {}:{line}: from here on this plimsoll decides otherwise than the one that wrote the journal; this is the state there",
             journal.display()
         );
     }
-    answer(&request, &Snapshot::of(&engine)).map_err(|refusal| AskError::from(refusal).into())
+    answer(&request, &snapshot).map_err(|refusal| AskError::from(refusal).into())
 }
 
 #[cfg(test)]

@@ -4,9 +4,12 @@
 //! never delay an eviction. Approach: the loop formats a line *after* it has acted, into a buffer whose written parts come back
 //! (`BytesMut`), and hands it to a writer thread through a bounded queue. What cannot be written is counted and said; the agent goes on.
 //!
-//! Format: a header line `{"journal":1,"plimsoll":VERSION,"config":…,"state":…}`, then `{"event":…,"decisions":[…]}` lines. A file
-//! that reaches its size limit is renamed to `NAME.1` and a new one begins with the state of that moment, so each file replays by
-//! itself. A step that could not be queued leaves a line `{"lost":N}`: what follows it cannot be replayed.
+//! Format: a header line `{"journal":2,"plimsoll":VERSION,"config":…,"state":…,"aside":…}`, then `{"event":…,"decisions":[…]}` lines, and
+//! between them now and then `{"aside":…}` ([`aside`]). A file that reaches its size limit is renamed to `NAME.1` and a new one begins with
+//! the state of that moment, so each file replays by itself. A step that could not be queued leaves a line `{"lost":N}`: what follows it
+//! cannot be replayed. Format 1 has no asides.
+
+pub mod aside;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -20,10 +23,17 @@ use serde::{Deserialize, Serialize};
 use plimsoll_core::decision::Decision;
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::event::Event;
+use plimsoll_core::policy::oom_order::OomPlan;
 use plimsoll_core::state::NodeState;
+use plimsoll_core::units::PodUid;
+
+use crate::limits::LimitTotals;
+use aside::{Aside, Written};
 
 /// The format's version.
-pub const JOURNAL_VERSION: u32 = 1;
+pub const JOURNAL_VERSION: u32 = 2;
+/// The oldest that is read.
+pub const OLDEST_VERSION: u32 = 1;
 /// Steps that may wait for the disk. More are counted as lost.
 const QUEUE_STEPS: usize = 1024;
 /// Room for some tens of steps of a busy node.
@@ -59,6 +69,9 @@ pub struct Header<'a> {
     pub config: std::borrow::Cow<'a, EngineConfig>,
     /// What it knew when this file began.
     pub state: std::borrow::Cow<'a, NodeState>,
+    /// What was known beside it.
+    #[serde(default)]
+    pub aside: std::borrow::Cow<'a, Aside>,
 }
 
 /// One step, as written.
@@ -66,6 +79,11 @@ pub struct Header<'a> {
 struct StepLine<'a> {
     event: &'a Event,
     decisions: &'a [Decision],
+}
+
+#[derive(Serialize)]
+struct AsideLine<'a> {
+    aside: &'a Aside,
 }
 
 enum Message {
@@ -87,6 +105,7 @@ pub struct Journal {
     /// Steps since the last one that was queued.
     lost_now: u64,
     lost: u64,
+    asides: Written,
 }
 
 impl Journal {
@@ -103,7 +122,7 @@ impl Journal {
         engine: &Engine,
         file_bytes_max: u64,
     ) -> Result<Self, JournalError> {
-        let header = header_line(engine);
+        let header = header_line(engine, &Aside::default());
         let written_bytes = header.len() as u64;
         let mut output = Output {
             path: path.to_owned(),
@@ -125,6 +144,7 @@ impl Journal {
             file_bytes_max,
             lost_now: 0,
             lost: 0,
+            asides: Written::default(),
         })
     }
 
@@ -164,6 +184,41 @@ impl Journal {
         }
     }
 
+    /// Whether it is time for [`record_aside`](Self::record_aside).
+    pub fn wants_aside(&self, now_ns: u64) -> bool {
+        self.asides.is_due(now_ns)
+    }
+
+    /// Queues what has changed of this since the last time, if anything has. Never waits. What finds the queue full is written next
+    /// time: no step is missing then.
+    pub fn record_aside<'a>(
+        &mut self,
+        now_ns: u64,
+        limits: impl Iterator<Item = (&'a PodUid, LimitTotals)>,
+        plan: Option<&OomPlan>,
+    ) {
+        let Some(aside) = self.asides.next(now_ns, limits, plan) else {
+            return;
+        };
+        let line = serde_json::to_vec(&AsideLine { aside: &aside }).map(|mut line| {
+            line.push(b'\n');
+            line
+        });
+        let queued = line.is_ok_and(|line| {
+            let bytes = line.len() as u64;
+            let lines = self.lines.as_ref();
+            let is_queued =
+                lines.is_some_and(|own| own.try_send(Message::Line(line.into())).is_ok());
+            if is_queued {
+                self.written_bytes += bytes;
+            }
+            is_queued
+        });
+        if !queued {
+            self.asides.forget();
+        }
+    }
+
     /// Begins a new file if this one is full. For an engine that has taken in no step but those recorded.
     pub fn next_file_if_full(&mut self, engine: &Engine) {
         if self.written_bytes > self.file_bytes_max {
@@ -172,7 +227,7 @@ impl Journal {
     }
 
     fn next_file(&mut self, engine: &Engine) {
-        let header = header_line(engine);
+        let header = header_line(engine, &self.asides.known);
         let bytes = header.len() as u64;
         if let Some(lines) = &self.lines
             && lines.try_send(Message::NextFile(header.into())).is_ok()
@@ -207,12 +262,13 @@ impl Journal {
     }
 }
 
-fn header_line(engine: &Engine) -> Vec<u8> {
+fn header_line(engine: &Engine, aside: &Aside) -> Vec<u8> {
     let header = Header {
         journal: JOURNAL_VERSION,
         plimsoll: env!("CARGO_PKG_VERSION").into(),
         config: std::borrow::Cow::Borrowed(engine.config()),
         state: std::borrow::Cow::Borrowed(engine.state()),
+        aside: std::borrow::Cow::Borrowed(aside),
     };
     // Plain structs with text keys: serialising them to memory cannot fail; an empty line would be refused by `replay`.
     let mut line = serde_json::to_vec(&header).unwrap_or_default();
@@ -312,7 +368,7 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 4);
-        assert!(lines[0].starts_with(r#"{"journal":1,"#));
+        assert!(lines[0].starts_with(r#"{"journal":2,"#));
         assert_eq!(
             lines[1],
             r#"{"event":{"at_ns":1,"event":"pod_empty","uid":"a"},"decisions":[{"decision":"sample_by","at_ns":1}]}"#
@@ -333,12 +389,12 @@ mod tests {
         assert!(
             std::fs::read_to_string(&path)
                 .unwrap()
-                .starts_with(r#"{"journal":1,"#)
+                .starts_with(r#"{"journal":2,"#)
         );
         assert!(
             std::fs::read_to_string(dir.path().join("journal.1"))
                 .unwrap()
-                .starts_with(r#"{"journal":1,"#)
+                .starts_with(r#"{"journal":2,"#)
         );
     }
 

@@ -133,7 +133,7 @@ impl Origins {
 
 /// What a pod's limits have cost it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct LimitCounts {
     /// `memory.high` was exceeded and tasks were sent to reclaim. Always 0 on cgroup v1, which has no such limit.
     pub high: u64,
@@ -249,6 +249,21 @@ pub struct LimitTotals {
 }
 
 impl LimitTotals {
+    /// Takes in the totals of this time. The first, and any that are less than those before (another pod of the same identity), are where
+    /// counting begins.
+    pub fn reach(&mut self, now_ns: u64, all: LimitCounts) {
+        let is_less = self.all.since(all) != LimitCounts::default();
+        if is_less || self.marks[1].is_none() {
+            *self = Self {
+                all,
+                marks: [None, Some((now_ns, all))],
+                ..Self::default()
+            };
+        } else {
+            self.add(now_ns, all.since(self.all));
+        }
+    }
+
     /// Adds what is new, at this time.
     fn add(&mut self, now_ns: u64, new: LimitCounts) {
         let (newest_ns, _) = *self.marks[1].get_or_insert((now_ns, self.all));

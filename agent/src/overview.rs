@@ -120,7 +120,7 @@ pub struct PodOverview {
     pub cpu: CpuOverview,
     /// How its tasks wait.
     pub pressure: Pressure,
-    /// What its limits have cost it; `None`: from a journal, which does not say.
+    /// What its limits have cost it; `None`: nothing has been read yet, or from a journal that does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitTotals>,
     /// Its place among those that could be evicted; `None`: it is not ranked.

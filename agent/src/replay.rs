@@ -12,7 +12,9 @@ use plimsoll_core::event::Event;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::journal::{Header, JOURNAL_VERSION};
+use crate::control::Snapshot;
+use crate::journal::aside::{Aside, Recalled};
+use crate::journal::{Header, JOURNAL_VERSION, OLDEST_VERSION};
 use crate::output::Output;
 
 /// Arguments of `plimsoll replay`.
@@ -55,7 +57,7 @@ pub enum ReplayError {
         path: PathBuf,
     },
     /// The journal of another format.
-    #[error("{path}: this is a journal of format {found}, and this plimsoll reads format {JOURNAL_VERSION}: use the plimsoll that wrote it ({wrote})", path = path.display())]
+    #[error("{path}: this is a journal of format {found}, and this plimsoll reads formats {OLDEST_VERSION} to {JOURNAL_VERSION}: use the plimsoll that wrote it ({wrote})", path = path.display())]
     Version {
         /// The file.
         path: PathBuf,
@@ -81,6 +83,7 @@ struct StepLine<'a> {
     #[serde(default)]
     lost: u64,
     event: Option<Event>,
+    aside: Option<Aside>,
     #[serde(borrow)]
     decisions: Option<&'a RawValue>,
 }
@@ -109,7 +112,7 @@ pub fn replay(
     replay_until(path, u64::MAX, show).map(|(replayed, _)| replayed)
 }
 
-/// As [`replay`], up to the last event at `until_ns` or before; and the engine as it is then.
+/// As [`replay`], up to the last event at `until_ns` or before; and what was known then.
 ///
 /// # Errors
 /// [`ReplayError`]; a torn last line is none.
@@ -117,11 +120,20 @@ pub fn replay_until(
     path: &Path,
     until_ns: u64,
     mut show: impl FnMut(&Event, &[Decision]) -> std::io::Result<()>,
-) -> Result<(Replayed, Engine), ReplayError> {
-    let (mut steps, mut engine) = Steps::open(path)?;
+) -> Result<(Replayed, Snapshot), ReplayError> {
+    let (mut steps, mut engine, mut recalled) = Steps::open(path)?;
     let mut replayed = Replayed::default();
     let mut decisions = Vec::new();
-    while let Some(step) = steps.next()? {
+    while let Some(entry) = steps.next()? {
+        let step = match entry {
+            Entry::Step(step) => step,
+            Entry::Aside(aside) => {
+                if aside.at_ns <= until_ns {
+                    recalled.take_in(aside);
+                }
+                continue;
+            }
+        };
         if step.event.at_ns > until_ns {
             break;
         }
@@ -139,7 +151,7 @@ pub fn replay_until(
         }
     }
     replayed.torn = steps.torn;
-    Ok((replayed, engine))
+    Ok((replayed, recalled.snapshot(&engine)))
 }
 
 /// A journal, read step by step.
@@ -159,6 +171,19 @@ pub struct StepPlace {
     offset: u64,
     /// Lines before it.
     lines: usize,
+}
+
+/// What a line is.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one at a time, and nearly all are steps"
+)]
+#[derive(Debug)]
+pub enum Entry<'a> {
+    /// A step.
+    Step(Step<'a>),
+    /// Between two steps.
+    Aside(Aside),
 }
 
 /// A step as it was written.
@@ -199,11 +224,11 @@ fn bad_line(path: &Path, line: usize, source: serde_json::Error) -> ReplayError 
 }
 
 impl Steps {
-    /// Opens a journal; and the engine as it was when it was begun.
+    /// Opens a journal; the engine as it was when it was begun, and what was known beside it.
     ///
     /// # Errors
     /// [`ReplayError`].
-    pub fn open(path: &Path) -> Result<(Self, Engine), ReplayError> {
+    pub fn open(path: &Path) -> Result<(Self, Engine, Recalled), ReplayError> {
         let io = |source| ReplayError::Io {
             path: path.to_owned(),
             source,
@@ -225,7 +250,7 @@ impl Steps {
         }
         let header: Header<'_> =
             serde_json::from_str(&steps.text).map_err(|source| bad_line(path, 1, source))?;
-        if header.journal != JOURNAL_VERSION {
+        if !(OLDEST_VERSION..=JOURNAL_VERSION).contains(&header.journal) {
             return Err(ReplayError::Version {
                 path: path.to_owned(),
                 found: header.journal,
@@ -233,7 +258,9 @@ impl Steps {
             });
         }
         let engine = Engine::resume(header.config.into_owned(), header.state.into_owned());
-        Ok((steps, engine))
+        let mut recalled = Recalled::default();
+        recalled.take_in(header.aside.into_owned());
+        Ok((steps, engine, recalled))
     }
 
     /// Reads a line into `text`; `false` at the end.
@@ -249,7 +276,7 @@ impl Steps {
         Ok(read > 0)
     }
 
-    /// The next step; `None` at the end, and where the last line was cut off.
+    /// The next step, or what is between; `None` at the end, and where the last line was cut off.
     ///
     /// # Errors
     /// [`ReplayError`].
@@ -257,7 +284,7 @@ impl Steps {
         clippy::should_implement_trait,
         reason = "a step borrows the line, and there may be an error"
     )]
-    pub fn next(&mut self) -> Result<Option<Step<'_>>, ReplayError> {
+    pub fn next(&mut self) -> Result<Option<Entry<'_>>, ReplayError> {
         if !self.read_line()? {
             return Ok(None);
         }
@@ -275,17 +302,20 @@ impl Steps {
                 lost: step.lost,
             });
         }
+        if let Some(aside) = step.aside {
+            return Ok(Some(Entry::Aside(aside)));
+        }
         let missing = || {
             bad(serde::de::Error::custom(
                 "a step needs \"event\" and \"decisions\"",
             ))
         };
-        Ok(Some(Step {
+        Ok(Some(Entry::Step(Step {
             event: step.event.ok_or_else(missing)?,
             recorded: step.decisions.ok_or_else(missing)?.get(),
             path: &self.path,
             line,
-        }))
+        })))
     }
 
     /// Where the next step is.
@@ -417,6 +447,22 @@ mod tests {
         assert_eq!(replayed.decisions, shown);
     }
 
+    /// As it was written before there were asides.
+    #[test]
+    fn a_journal_of_format_1_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        journal(&path);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let old = text.replacen("\"journal\":2", "\"journal\":1", 1);
+        let old = old.replacen(",\"aside\":{\"at_ns\":0}", "", 1);
+        assert_eq!(old.len() + 20, text.len(), "{text}");
+        std::fs::write(&path, old).unwrap();
+        let (replayed, snapshot) = replay_until(&path, u64::MAX, |_, _| Ok(())).unwrap();
+        assert_eq!((replayed.steps, replayed.difference), (3, None));
+        assert!(snapshot.limits.is_empty() && snapshot.oom_plan.is_none());
+    }
+
     #[test]
     fn a_changed_decision_is_found() {
         let dir = tempfile::tempdir().unwrap();
@@ -461,7 +507,7 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         let error = replay(&path, |_, _| Ok(())).unwrap_err().to_string();
         assert!(error.contains("is empty"), "{error}");
-        std::fs::write(&path, text.replacen("\"journal\":1", "\"journal\":9", 1)).unwrap();
+        std::fs::write(&path, text.replacen("\"journal\":2", "\"journal\":9", 1)).unwrap();
         assert!(matches!(
             replay(&path, |_, _| Ok(())),
             Err(ReplayError::Version { found: 9, .. })

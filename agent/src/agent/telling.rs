@@ -10,6 +10,7 @@ use crate::host::processes::own_cost;
 use crate::journal::Journal;
 use crate::ladder::Choice;
 use crate::limits::LimitCounts;
+use crate::oom_order::OomOrdering;
 use crate::report::{Line, Records, is_told};
 
 /// More than any ring holds.
@@ -233,6 +234,18 @@ impl Agent {
         for failure in failures {
             self.warn(failure);
         }
+        let wants = |journal: &Journal| journal.wants_aside(at_ns);
+        if self.journal.as_ref().is_some_and(wants) {
+            self.record_aside(at_ns);
+        }
+    }
+
+    /// What no engine decides by, into the journal.
+    fn record_aside(&mut self, at_ns: u64) {
+        if let Some(journal) = &mut self.journal {
+            let plan = self.oom_order.as_ref().and_then(OomOrdering::plan);
+            journal.record_aside(at_ns, self.limits.totals(), plan);
+        }
     }
 
     fn say_limits(&mut self, at_ns: u64) {
@@ -337,6 +350,7 @@ impl Agent {
         self.limits.finish();
         self.tell_limits();
         self.tell_folded_oom_kills();
+        self.record_aside(now_ns());
         let journal_lost = self.journal.as_ref().map_or(0, Journal::lost);
         if let Some(Err(error)) = self.journal.take().map(Journal::finish) {
             self.warn(error.to_string());

@@ -1,7 +1,7 @@
 //! What limits have cost pods, explained: CPU throttling beside what is done about it, and memory.
 //!
-//! The totals are counted by the loop for people ([`crate::limits`]) and nobody decides by them, so they are in no journal: there they are absent,
-//! and the text says so.
+//! The totals are counted by the loop for people ([`crate::limits`]) and nobody decides by them: a journal has them beside its steps
+//! ([`crate::journal::aside`]). Where it has none, they are absent, and the text says so.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub struct ExplainedThrottling {
     /// What is done about it.
     #[serde(flatten)]
     pub own: ThrottlingExplanation,
-    /// What limits have cost pods; `None`: from a journal, which does not say.
+    /// What limits have cost pods; `None`: nothing has been read yet, or from a journal that does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub totals: Option<Vec<PodTotals>>,
 }
@@ -66,7 +66,7 @@ pub struct PodMemoryView {
     /// The NUMA nodes that its containers' memory is on, by container; those that may have any are left out.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub nodes: BTreeMap<String, NumaMask>,
-    /// What its limits have cost it; `None`: from a journal, which does not say.
+    /// What its limits have cost it; `None`: nothing has been read yet, or from a journal that does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitTotals>,
     /// What all that means, in words.

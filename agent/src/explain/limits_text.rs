@@ -4,10 +4,12 @@ use super::limits::{ExplainedMemory, PodTotals};
 use crate::output::Style;
 use crate::table::{Table, Tone, bytes, span};
 
+const NOTHING: &str = "What limits have cost is not known: nothing has been read of any pod yet, or the journal is of format 1, which does not say.";
+
 /// A table of throttling.
 pub(super) fn throttled(totals: Option<&[PodTotals]>, style: Style) -> String {
     let Some(totals) = totals else {
-        return "\nWhat CPU limits have cost is in no journal: `plimsoll run` says it as it happens.\n".to_owned();
+        return format!("\n{NOTHING}\n");
     };
     let heading = ["POD", "TIMES", "THROTTLED", "LATELY"];
     let mut table = Table::new(&heading, &[1, 2, 3]);
@@ -80,8 +82,7 @@ pub(super) fn memory(own: &ExplainedMemory, style: Style) -> String {
     }
     let mut text = table.render(style);
     if own.pods.iter().all(|pod| pod.limits.is_none()) {
-        return text
-            + "\nWhat limits have cost is in no journal: `plimsoll run` says it as it happens.\n";
+        return text + &format!("\n{NOTHING}\n");
     }
     let heading = [
         "POD",

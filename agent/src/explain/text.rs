@@ -625,7 +625,7 @@ sleep for memory.high, or reclaim for the node. READ BACK: pages that had been t
         let text = shown(&Request::ExplainMemory { pod: None });
         assert!(text.contains("200Mi above its request"), "{text}");
         assert!(
-            text.contains("is in no journal") && !text.contains("KILLED"),
+            text.contains("of format 1") && !text.contains("KILLED"),
             "{text}"
         );
     }
@@ -649,7 +649,7 @@ default/web       30        2 s  100 ms
         };
         assert!(!shown_with_totals(&one).contains("default/batch"));
         let text = shown(&Request::ExplainThrottling { pod: None });
-        assert!(text.contains("is in no journal"), "{text}");
+        assert!(text.contains("of format 1"), "{text}");
         // Programs read the same names as before.
         let answer = answer(&one, &with_totals()).unwrap();
         let Answer::Throttling(own) = &answer else {

@@ -13,8 +13,9 @@ use plimsoll_core::explain::ExplainError;
 use plimsoll_core::state::NodeState;
 
 use crate::control::Snapshot;
+use crate::journal::aside::Recalled;
 use crate::overview::{Figures, Overview};
-use crate::replay::{ReplayError, StepPlace, Steps};
+use crate::replay::{Entry, ReplayError, StepPlace, Steps};
 use crate::report::{KEPT_LINES, Told, is_told};
 
 /// Marks that are kept. When there are so many, every other is dropped and the next are twice as far apart.
@@ -62,6 +63,7 @@ struct Mark {
     step: usize,
     place: StepPlace,
     state: NodeState,
+    recalled: Recalled,
     told: VecDeque<Arc<Told>>,
     said: u64,
 }
@@ -78,6 +80,10 @@ struct Seen {
 pub(super) struct Recording {
     steps: Steps,
     engine: Engine,
+    /// What is told between steps, up to the newest step.
+    recalled: Recalled,
+    /// All of it.
+    recalled_last: Recalled,
     /// Steps taken.
     step: usize,
     told: VecDeque<Arc<Told>>,
@@ -94,10 +100,12 @@ impl Recording {
     /// # Errors
     /// [`ReplayError`].
     pub(super) fn open(path: &Path) -> Result<Self, ReplayError> {
-        let (steps, engine) = Steps::open(path)?;
+        let (steps, engine, recalled) = Steps::open(path)?;
         let mut own = Self {
             steps,
             engine,
+            recalled,
+            recalled_last: Recalled::default(),
             step: 0,
             told: VecDeque::with_capacity(KEPT_LINES),
             said: 0,
@@ -124,6 +132,7 @@ impl Recording {
         if own.steps.is_torn() {
             own.remark = Some("the last line is cut off and was left out".to_owned());
         }
+        own.recalled_last = own.recalled.clone();
         Ok(own)
     }
 
@@ -154,7 +163,7 @@ impl Recording {
     pub(super) fn overview(&self) -> Result<Overview, ExplainError> {
         let snapshot = Snapshot {
             told: self.told.iter().cloned().collect(),
-            ..Snapshot::of(&self.engine)
+            ..self.recalled.snapshot(&self.engine)
         };
         Overview::new(&snapshot, &Figures::default())
     }
@@ -171,11 +180,16 @@ impl Recording {
         {
             self.steps.go_to(mark.place)?;
             self.engine = Engine::resume(self.engine.config().clone(), mark.state.clone());
+            self.recalled = mark.recalled.clone();
             self.step = mark.step;
             self.told = mark.told.clone();
             self.said = mark.said;
         }
         while self.step < target && self.take()? {}
+        if self.step == self.seen.len() {
+            // What follows the last step, too.
+            self.recalled = self.recalled_last.clone();
+        }
         Ok(())
     }
 
@@ -215,8 +229,12 @@ impl Recording {
 
     /// Takes the next step; `false` at the end.
     fn take(&mut self) -> Result<bool, ReplayError> {
-        let Some(step) = self.steps.next()? else {
-            return Ok(false);
+        let step = loop {
+            match self.steps.next()? {
+                Some(Entry::Step(step)) => break step,
+                Some(Entry::Aside(aside)) => self.recalled.take_in(aside),
+                None => return Ok(false),
+            }
         };
         let mut decisions = Vec::new();
         let difference = step.take(&mut self.engine, &mut decisions)?;
@@ -260,6 +278,7 @@ impl Recording {
             step: self.step,
             place: self.steps.place(),
             state: self.engine.state().clone(),
+            recalled: self.recalled.clone(),
             told: self.told.clone(),
             said: self.said,
         });
@@ -270,14 +289,16 @@ impl Recording {
 mod tests {
     use super::*;
     use crate::journal::Journal;
+    use crate::limits::LimitTotals;
     use plimsoll_core::engine::EngineConfig;
     use plimsoll_core::event::{Event, EventKind, NodeMemory, Sample};
     use plimsoll_core::signal::Signal;
     use plimsoll_core::threshold::{Amount, Operator, Passes, Threshold};
+    use plimsoll_core::units::PodUid;
 
     const STEPS: u64 = 300;
 
-    /// A step each second, with less and less memory; and the states after each.
+    /// A step each second, with less and less memory, and between them what a limit has cost a pod; and the states after each.
     fn journal(path: &Path) -> Vec<NodeState> {
         let mut engine = Engine::new(EngineConfig {
             thresholds: vec![Threshold {
@@ -290,6 +311,10 @@ mod tests {
             }],
             ..EngineConfig::default()
         });
+        let pod = r#"{"metadata":{"name":"a","uid":"a"},"spec":{"containers":[{"name":"app"}]}}"#;
+        let pod = Arc::new(serde_json::from_str(pod).unwrap());
+        let kind = EventKind::PodApplied { pod };
+        engine.step(&Event { at_ns: 1, kind }, &mut Vec::new());
         let mut journal = Journal::create(path, &engine).unwrap();
         let mut states = vec![engine.state().clone()];
         for index in 1..=STEPS {
@@ -309,6 +334,13 @@ mod tests {
             let mut decisions = Vec::new();
             engine.step(&event, &mut decisions);
             journal.record(&event, &decisions);
+            if journal.wants_aside(event.at_ns + 1) {
+                let uid = PodUid::from("a");
+                let mut totals = LimitTotals::default();
+                totals.all.throttled = index;
+                let all = std::iter::once((&uid, totals));
+                journal.record_aside(event.at_ns + 1, all, None);
+            }
             states.push(engine.state().clone());
         }
         journal.finish().unwrap();
@@ -323,6 +355,14 @@ mod tests {
         let mut own = Recording::open(&path).unwrap();
         assert_eq!((own.position().step, own.remark()), (300, None));
         let at = |own: &Recording| (own.position().step, own.engine.state() == &states[own.step]);
+        // After every fourth step, and told by the next; at the end by itself.
+        let told = |step: usize| {
+            if step == 300 {
+                300
+            } else {
+                step.saturating_sub(1) / 4 * 4
+            }
+        };
         for (to, step) in [
             (Seek::Steps(-1), 299),
             (Seek::Begin, 0),
@@ -343,6 +383,9 @@ mod tests {
         ] {
             own.seek(to).unwrap();
             assert_eq!(at(&own), (step, true), "{to:?}");
+            let limits = own.overview().unwrap().pods[0].limits;
+            let throttled = limits.map_or(0, |own| own.all.throttled);
+            assert_eq!(throttled, told(step) as u64, "{to:?}");
         }
         own.seek(Seek::At(152_000_000_000)).unwrap();
         let told = own.overview().unwrap().told;
@@ -383,7 +426,8 @@ mod tests {
             Recording::open(&path)
         };
         let own = with(100, "{}").unwrap();
-        assert_eq!(own.position().step, 99);
+        // An aside after every fourth step has a line, too.
+        assert_eq!(own.position().step, 80);
         assert!(
             own.remark().unwrap().contains(":101: "),
             "{:?}",

@@ -107,6 +107,17 @@ fn who_is_throttled_killed_and_next_is_seen() -> Outcome {
     let recorded: Value = serde_json::from_str(&text)?;
     let told = recorded["told"].to_string();
     ensure!(told.contains("default_leaky"), "{told}");
+    let web = &pod(&recorded, "default/web")["limits"]["all"];
+    ensure!(web["throttledNs"].as_u64() > Some(0), "{web}");
+    let greedy = &pod(&recorded, "default/greedy")["limits"]["all"];
+    ensure!(greedy["oomKills"].as_u64() > Some(0), "{greedy}");
+    let output = Command::new(program("plimsoll"))
+        .args(["explain", "throttling", "web", "--journal", &journal])
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let row = text.lines().rfind(|line| line.starts_with("default/web "));
+    let times = row.and_then(|row| row.split_whitespace().nth(1)?.parse().ok());
+    ensure!(times > Some(0_u64), "{output:?}");
     Ok(Done::Passed)
 }
 
