@@ -34,8 +34,9 @@ pub use limits::{ApplyError, apply, apply_pids, apply_tier, apply_with, directly
 /// The cgroup of all pods.
 pub const KUBEPODS: &str = "kubepods";
 /// The controllers that pods need, where the host has them.
-pub const POD_CONTROLLERS: [Controller; 5] = [
+pub const POD_CONTROLLERS: [Controller; 6] = [
     Controller::Cpu,
+    Controller::Cpuacct,
     Controller::Memory,
     Controller::Pids,
     Controller::Hugetlb,

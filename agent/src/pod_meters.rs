@@ -69,7 +69,7 @@ impl Totals {
     }
 }
 
-/// CPU time: v2 `cpu.stat`, which every cgroup has; v1 `cpuacct.usage`, beside `cpu` as everywhere.
+/// CPU time: v2 `cpu.stat`, which every cgroup has; v1 `cpuacct.usage`.
 #[derive(Debug)]
 struct CpuTime {
     file: ControlFile,
@@ -78,10 +78,7 @@ struct CpuTime {
 
 impl CpuTime {
     fn open(mounts: &CgroupMounts, pod: &CgroupPath) -> Result<Self, CgroupError> {
-        let hierarchy = match mounts.hierarchy_of(Controller::Cpu) {
-            Ok(hierarchy) => hierarchy,
-            Err(error) => mounts.unified().ok_or(error)?,
-        };
+        let hierarchy = mounts.hierarchy_of_cpu_time()?;
         let name = match hierarchy.version {
             Version::V1 => "cpuacct.usage",
             Version::V2 => "cpu.stat",

@@ -298,7 +298,7 @@ impl Request<'_> {
         Some(self.container(reader, "pods", &kubepods))
     }
 
-    /// From `/proc/stat`, where no root cgroup counts CPU time: v1 with `cpuacct` mounted by itself, or not at all.
+    /// From `/proc/stat`, where no root cgroup counts CPU time: v1 without `cpuacct`.
     fn node_cpu(&self) -> Option<CpuStats> {
         let path = self.statistics.host.procfs("stat");
         let text = read_text(&path).ok()?;

@@ -55,6 +55,8 @@ impl CgroupError {
 #[expect(missing_docs, reason = "the kernel's own names")]
 pub enum Controller {
     Cpu,
+    /// CPU time on cgroup v1, where it is mounted apart from `cpu` or, mostly, with it. v2's `cpu.stat` needs none.
+    Cpuacct,
     Cpuset,
     Memory,
     Pids,
@@ -65,8 +67,9 @@ pub enum Controller {
 
 impl Controller {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Cpu,
+        Self::Cpuacct,
         Self::Cpuset,
         Self::Memory,
         Self::Pids,
@@ -79,6 +82,7 @@ impl Controller {
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
+            Self::Cpuacct => "cpuacct",
             Self::Cpuset => "cpuset",
             Self::Memory => "memory",
             Self::Pids => "pids",
@@ -331,6 +335,16 @@ impl CgroupMounts {
             .iter()
             .find(has)
             .ok_or(CgroupError::NoController { controller })
+    }
+
+    /// The hierarchy that counts CPU time: `cpuacct` on v1, mostly mounted with `cpu`; on v2 every cgroup has `cpu.stat`.
+    ///
+    /// # Errors
+    /// [`CgroupError::NoController`] says what to do.
+    pub fn hierarchy_of_cpu_time(&self) -> Result<&Hierarchy, CgroupError> {
+        self.hierarchy_of(Controller::Cpuacct)
+            .or_else(|_| self.hierarchy_of(Controller::Cpu))
+            .or_else(|error| self.unified().ok_or(error))
     }
 
     /// The v2 tree, with or without controllers.

@@ -32,9 +32,9 @@ impl CgroupReader<'_> {
         self.mounts.hierarchy_of(controller).ok()
     }
 
-    /// CPU time: v2 `cpu.stat`, which every cgroup has; v1 `cpuacct.usage`, beside `cpu` as everywhere.
+    /// CPU time: v2 `cpu.stat`, which every cgroup has; v1 `cpuacct.usage`.
     pub(super) fn cpu(&self, cgroup: &CgroupPath) -> Option<CpuStats> {
-        let hierarchy = self.of(Controller::Cpu).or(self.mounts.unified())?;
+        let hierarchy = self.mounts.hierarchy_of_cpu_time().ok()?;
         let dir = hierarchy.dir(cgroup);
         let usage_ns = match hierarchy.version {
             Version::V1 => number(&dir, "cpuacct.usage"),

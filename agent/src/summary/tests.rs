@@ -148,6 +148,30 @@ fn a_pod_on_v1() {
 }
 
 #[test]
+fn cpu_time_where_cpuacct_is_mounted_apart() {
+    let (_dir, host) = fake_host(&[
+        ("cgroup", "/sys/fs/cgroup/cpu", "rw,cpu"),
+        ("cgroup", "/sys/fs/cgroup/cpuacct", "rw,cpuacct"),
+        ("cgroup", "/sys/fs/cgroup/memory", "rw,memory"),
+    ]);
+    let root = host.path("/sys/fs/cgroup");
+    let pod_dir = "kubepods/burstable/podu-1";
+    write(
+        &root.join("cpuacct").join(pod_dir),
+        &[("cpuacct.usage", "77\n")],
+    );
+    write(&root.join("cpuacct"), &[("cpuacct.usage", "99\n")]);
+    write(&root.join("memory").join(pod_dir), &[("cgroup.procs", "")]);
+    let state = state();
+    let stats = pod(&host, &state).unwrap();
+    assert_eq!(stats["cpu"]["usageCoreNanoSeconds"], 77);
+    let mounts = host.cgroup_mounts().unwrap();
+    let statistics = Statistics::new(host.clone(), mounts, CgroupPath::default());
+    let node = statistics.request(&state).node();
+    assert_eq!(node.cpu.unwrap().usage_core_nano_seconds, Some(99));
+}
+
+#[test]
 fn the_node() {
     let (_dir, host) = fake_v2();
     write(
