@@ -4,7 +4,7 @@
 //! there are is the loop's newest snapshot; everything else is read from cgroup files at the request, on the listener's thread, about ten
 //! files per cgroup: the cost is linear in pods and containers, and nothing is kept but one CPU reading per cgroup, for rates. What is on
 //! disks is the newest reading of the threads that survey them ([`crate::storage`]), with its own time.
-//! **Limits.** A figure that is not known is absent, as in the kubelet. There is no network (it needs each pod's network namespace).
+//! **Limits.** A figure that is not known is absent, as in the kubelet. Pods in the node's network namespace have no network.
 //! `usageNanoCores` is the mean since an earlier request, at most a few seconds of it, and absent at the first. Containers that a container
 //! runtime has started have its ids as names.
 //!
@@ -12,11 +12,13 @@
 
 mod cgroup;
 mod clock;
+mod network;
 mod rate;
+mod resource;
 mod shape;
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use plimsoll_core::reading::{
     ContainerStorage, FileSystemReading, PodStorage, StorageReading, Used,
@@ -35,9 +37,12 @@ use cgroup::CgroupReader;
 use clock::Clock;
 use rate::Rates;
 
+pub use clock::Time;
+pub use resource::page as resource_metrics;
 pub use shape::{
-    ContainerStats, CpuStats, FsStats, IoStats, MemoryStats, NodeStats, PodReference, PodStats,
-    ProcessStats, PsiData, PsiStats, RlimitStats, RuntimeStats, Summary, SwapStats, VolumeStats,
+    ContainerStats, CpuStats, FsStats, InterfaceStats, IoStats, MemoryStats, NetworkStats,
+    NodeStats, PodReference, PodStats, ProcessStats, PsiData, PsiStats, RlimitStats, RuntimeStats,
+    Summary, SwapStats, VolumeStats,
 };
 
 /// Where it is read.
@@ -113,7 +118,7 @@ impl Request<'_> {
             memory.psi = self.node_psi(PressureFile::Memory);
         }
         let io = self.node_psi(PressureFile::Io).map(|psi| IoStats {
-            time: self.clock.now_text(),
+            time: self.clock.time(),
             psi: Some(psi),
         });
         let file_system = |of: fn(&StorageReading) -> Option<FileSystemReading>| {
@@ -131,6 +136,7 @@ impl Request<'_> {
             cpu,
             memory,
             io,
+            network: self.network(network::of_node(&own.host)),
             fs: file_system(|storage| storage.nodefs),
             runtime: Some(runtime).filter(|own| *own != RuntimeStats::default()),
             rlimit: self.rlimit(),
@@ -177,6 +183,10 @@ impl Request<'_> {
             })
         });
         let metadata = &known.pod.metadata;
+        let processes = reader.processes(&dir);
+        // Those of a pod share one namespace.
+        let network =
+            processes.and_then(|own| network::of_process(&self.statistics.host, own.first?));
         Some(PodStats {
             pod_ref: PodReference {
                 name: metadata.name.clone(),
@@ -188,10 +198,11 @@ impl Request<'_> {
             cpu: reader.cpu(&path),
             memory: reader.memory(&path),
             io: reader.io(&path),
+            network: self.network(network),
             volume: volumes.collect(),
             ephemeral_storage: on_disk.map(|(all, pod)| self.used(&sum(pod), all.nodefs)),
-            process_stats: reader.processes(&dir).map(|count| ProcessStats {
-                process_count: Some(count),
+            process_stats: processes.map(|own| ProcessStats {
+                process_count: Some(own.count),
             }),
             swap: reader.swap(&path),
         })
@@ -278,7 +289,7 @@ impl Request<'_> {
     /// Blocks that only root may use count as used.
     fn file_system(&self, own: &FileSystemReading) -> FsStats {
         FsStats {
-            time: self.clock.text_of(own.at_ns),
+            time: self.clock.time_of(own.at_ns),
             available_bytes: Some(own.available_bytes),
             capacity_bytes: Some(own.capacity_bytes),
             used_bytes: Some(own.capacity_bytes.saturating_sub(own.available_bytes)),
@@ -315,18 +326,26 @@ impl Request<'_> {
         let usage_ns = busy.saturating_mul(tick_ns);
         let rates = &self.statistics.rates;
         Some(CpuStats {
-            time: self.clock.now_text(),
+            time: self.clock.time(),
             usage_nano_cores: rates.nano_cores(&path, Instant::now(), usage_ns),
             usage_core_nano_seconds: Some(usage_ns),
             psi: None,
         })
     }
 
-    fn boot_time(&self) -> String {
+    fn network(&self, interfaces: Option<Vec<InterfaceStats>>) -> Option<NetworkStats> {
+        interfaces.map(|interfaces| NetworkStats {
+            time: self.clock.time(),
+            default: network::default_of(&interfaces),
+            interfaces,
+        })
+    }
+
+    fn boot_time(&self) -> Time {
         let text = read_text(self.statistics.host.procfs("stat")).unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix("btime "));
         let seconds = line.and_then(|own| own.trim().parse().ok());
-        clock::text_of_seconds(seconds.unwrap_or(0))
+        Time(Duration::from_secs(seconds.unwrap_or(0)))
     }
 
     fn meminfo(&self) -> Option<crate::host::meminfo::NodeMemory> {
@@ -341,7 +360,7 @@ impl Request<'_> {
         let working_set = usage.saturating_sub(meminfo.inactive_file);
         let [page_faults, major_page_faults] = reader.page_faults(&CgroupPath::default());
         Some(MemoryStats {
-            time: self.clock.now_text(),
+            time: self.clock.time(),
             available_bytes: Some(meminfo.total.saturating_sub(working_set)),
             usage_bytes: Some(usage),
             working_set_bytes: Some(working_set),
@@ -355,7 +374,7 @@ impl Request<'_> {
     fn node_swap(&self) -> Option<SwapStats> {
         let meminfo = self.meminfo()?;
         Some(SwapStats {
-            time: self.clock.now_text(),
+            time: self.clock.time(),
             swap_available_bytes: Some(meminfo.swap_free),
             swap_usage_bytes: Some(meminfo.swap_total.saturating_sub(meminfo.swap_free)),
         })
@@ -370,7 +389,7 @@ impl Request<'_> {
         let files = ProcessFiles::open(&self.statistics.host, |_| {})?;
         let found = files.read(|_| {}).ok()?;
         Some(RlimitStats {
-            time: self.clock.now_text(),
+            time: self.clock.time(),
             maxpid: i64::try_from(found.max).ok(),
             curproc: i64::try_from(found.running).ok(),
         })

@@ -185,6 +185,9 @@ fn a_loop_that_does_not_answer_is_said() {
     assert_eq!(status, 200);
     assert!(text.contains("plimsoll_loop_answering 0\n"), "{text}");
     assert!(text.contains("process_cpu_seconds_total "), "{text}");
+    let (status, text) = get(&fixture, "/metrics/resource");
+    assert_eq!(status, 200);
+    assert!(text.ends_with("\nresource_scrape_error 1\n"), "{text}");
 }
 
 #[test]
@@ -192,7 +195,13 @@ fn other_paths_and_methods_are_told_what_there_is() {
     let fixture = serve(true, bounds());
     let (status, text) = get(&fixture, "/");
     assert_eq!(status, 404);
-    for path in ["/metrics", "/healthz", "/readyz", "/stats/summary"] {
+    for path in [
+        "/metrics ",
+        "/metrics/resource ",
+        "/healthz",
+        "/readyz",
+        "/stats/summary",
+    ] {
         assert!(text.contains(path), "{text}");
     }
     for path in [
@@ -377,6 +386,8 @@ fn node() -> (tempfile::TempDir, HostRoot, Engine) {
     let mount = host.path("/sys/fs/cgroup");
     cgroup(&mount.join("node/kubepods"), 9 << 20, "");
     fs::write(mount.join("cgroup.controllers"), "cpu io memory pids\n").unwrap();
+    fs::write(mount.join("cpu.stat"), "usage_usec 9000000\n").unwrap();
+    fs::copy("/proc/meminfo", host.procfs("meminfo")).unwrap();
     let web = mount.join("node/kubepods/burstable/podu-web");
     cgroup(&web, (5 << 20) + 1024, "");
     cgroup(&web.join("app"), 4 << 20, "11\n12\n");
@@ -473,6 +484,52 @@ fn rank_reads_our_summary_as_it_reads_a_kubelets() {
     }
 }
 
+/// What metrics-server takes from it.
+#[test]
+fn a_reader_of_resource_metrics_finds_node_and_pods() {
+    let (_dir, host, engine) = node();
+    let root = CgroupPath::new("node").unwrap();
+    let fixture = serve_host(&host, root, engine, true, bounds());
+    let (status, head, body) = ask(&fixture, "GET", "/metrics/resource", "");
+    assert_eq!(status, 200);
+    assert!(head.contains("text/plain; version=0.0.4"), "{head}");
+    let series = |name: &str| {
+        let lines = body.lines().filter(|line| line.starts_with(name));
+        let lines: Vec<&str> = lines.collect();
+        assert!(!lines.is_empty(), "{name}: {body}");
+        lines
+    };
+    let now_ms = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_millis();
+    for name in [
+        "node_cpu_usage_seconds_total ",
+        "node_memory_working_set_bytes ",
+        "pod_cpu_usage_seconds_total{",
+        "pod_memory_working_set_bytes{",
+        "container_cpu_usage_seconds_total{",
+        "container_memory_working_set_bytes{",
+    ] {
+        for line in series(name) {
+            let mut words = line.rsplit(' ');
+            let at_ms: u128 = words.next().unwrap().parse().unwrap();
+            assert!(now_ms.abs_diff(at_ms) < 60_000, "{line}");
+            let value: f64 = words.next().unwrap().parse().unwrap();
+            assert!(value > 0.0, "{line}");
+        }
+    }
+    let memory = series("container_memory_working_set_bytes{");
+    assert!(
+        memory
+            .iter()
+            .any(|line| line.contains("namespace=\"default\",pod=\"web\"")),
+        "{memory:?}"
+    );
+    series("container_start_time_seconds{");
+    assert!(body.ends_with("\nresource_scrape_error 0\n"), "{body}");
+}
+
 #[test]
 fn the_short_summary_has_cpu_and_memory_alone() {
     let (_dir, host, engine) = node();
@@ -485,7 +542,13 @@ fn the_short_summary_has_cpu_and_memory_alone() {
     assert_eq!(pods.len(), 2, "one has no cgroup: {body}");
     for pod in pods {
         assert!(pod["cpu"].is_object() && pod["memory"].is_object(), "{pod}");
-        for absent in ["volume", "ephemeral-storage", "process_stats", "swap"] {
+        for absent in [
+            "volume",
+            "ephemeral-storage",
+            "process_stats",
+            "swap",
+            "network",
+        ] {
             assert!(pod.get(absent).is_none(), "{pod}");
         }
     }

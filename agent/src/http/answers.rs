@@ -6,17 +6,21 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hyper::{Method, StatusCode};
 
 use crate::bpf::stats::RunMeter;
-use crate::control::Snapshots;
+use crate::control::{NoSnapshot, Snapshots};
 use crate::host::processes::own_cost;
 use crate::metrics::{Form, ProcessFigures, Readings};
 use crate::serving::ClientFigures;
-use crate::summary::{Statistics, Summary};
+use crate::summary::{PodStats, Statistics, Summary, resource_metrics};
 
 /// The paths, and what is there.
-pub const PATHS: [(&str, &str); 4] = [
+pub const PATHS: [(&str, &str); 5] = [
     (
         "/metrics",
         "metrics for Prometheus (docs/reference/metrics.md)",
+    ),
+    (
+        "/metrics/resource",
+        "CPU, memory and swap of node, pods and containers, as a kubelet has it for metrics-server",
     ),
     (
         "/stats/summary",
@@ -112,7 +116,7 @@ impl Answers {
         if !PATHS.iter().any(|(known, _)| *known == path) {
             let mut text = String::from("there is nothing here; there is:\n");
             for (path, what) in PATHS {
-                text.push_str(&format!("  {path:<16}{what}\n"));
+                text.push_str(&format!("  {path:<19}{what}\n"));
             }
             return Reply::plain(StatusCode::NOT_FOUND, text);
         }
@@ -122,6 +126,7 @@ impl Answers {
         }
         match path {
             "/metrics" => self.metrics(Form::accepted(accept), clients).await,
+            "/metrics/resource" => self.resource_metrics().await,
             "/stats/summary" => self.summary(query).await,
             "/readyz" => self.ready().await,
             _ => self.healthy().await,
@@ -156,31 +161,46 @@ impl Answers {
         }
     }
 
+    /// As the kubelet does, a page that has failed is a page.
+    async fn resource_metrics(&self) -> Reply {
+        let read = self.read().await;
+        let read = read.as_ref().map(|own| (&own.node, own.pods.as_slice()));
+        Reply {
+            status: StatusCode::OK,
+            content_type: Form::Classic.content_type(),
+            body: resource_metrics(read.ok()),
+        }
+    }
+
+    /// Node and pods, as they are now.
+    async fn read(&self) -> Result<Summary, NoSnapshot> {
+        let snapshot = self.snapshots.get(self.loop_bound).await?;
+        let request = self.statistics.request(&snapshot.state);
+        let node = request.node();
+        let mut pods = Vec::with_capacity(snapshot.state.pods.len());
+        for uid in request.pods() {
+            pods.extend(request.pod(uid));
+            // Others who ask meanwhile have their turn.
+            tokio::task::yield_now().await;
+        }
+        Ok(Summary { node, pods })
+    }
+
     async fn summary(&self, query: &str) -> Reply {
-        let snapshot = match self.snapshots.get(self.loop_bound).await {
-            Ok(snapshot) => snapshot,
+        let Summary { mut node, mut pods } = match self.read().await {
+            Ok(read) => read,
             Err(error) => {
                 return Reply::plain(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"));
             }
         };
         // As the kubelet's handler reads it.
-        let is_short = query
+        if query
             .split('&')
-            .any(|own| own == "only_cpu_and_memory=true");
-        let request = self.statistics.request(&snapshot.state);
-        let mut node = request.node();
-        if is_short {
+            .any(|own| own == "only_cpu_and_memory=true")
+        {
             node = node.only_cpu_and_memory();
-        }
-        let mut pods = Vec::with_capacity(snapshot.state.pods.len());
-        for uid in request.pods() {
-            let pod = request.pod(uid);
-            pods.extend(pod.map(|pod| match is_short {
-                true => pod.only_cpu_and_memory(),
-                false => pod,
-            }));
-            // Others who ask meanwhile have their turn.
-            tokio::task::yield_now().await;
+            let short = pods.into_iter().map(PodStats::only_cpu_and_memory);
+            pods = short.collect();
         }
         match serde_json::to_string(&Summary { node, pods }) {
             Ok(body) => Reply {

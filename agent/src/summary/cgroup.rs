@@ -44,7 +44,7 @@ impl CgroupReader<'_> {
             }
         }?;
         Some(CpuStats {
-            time: self.clock.now_text(),
+            time: self.clock.time(),
             usage_nano_cores: self.rates.nano_cores(&dir, Instant::now(), usage_ns),
             usage_core_nano_seconds: Some(usage_ns),
             psi: psi(hierarchy, &dir, "cpu.pressure"),
@@ -78,7 +78,7 @@ impl CgroupReader<'_> {
         let working_set_bytes = inactive_file.map(|file| usage_bytes.saturating_sub(file));
         let limit = number(&dir, limit).filter(|limit| *limit < UNLIMITED);
         Some(MemoryStats {
-            time: self.clock.now_text(),
+            time: self.clock.time(),
             available_bytes: limit
                 .zip(working_set_bytes)
                 .map(|(limit, used)| limit.saturating_sub(used)),
@@ -116,7 +116,7 @@ impl CgroupReader<'_> {
             ),
         };
         Some(SwapStats {
-            time: self.clock.now_text(),
+            time: self.clock.time(),
             swap_available_bytes: limit.map(|limit| limit.saturating_sub(used)),
             swap_usage_bytes: Some(used),
         })
@@ -127,27 +127,42 @@ impl CgroupReader<'_> {
         let hierarchy = self.of(Controller::Io).or(self.mounts.unified())?;
         let psi = psi(hierarchy, &hierarchy.dir(cgroup), "io.pressure")?;
         Some(IoStats {
-            time: self.clock.now_text(),
+            time: self.clock.time(),
             psi: Some(psi),
         })
     }
 
     /// Processes in the cgroup and below it (`cgroup.procs`, as cAdvisor counts them).
-    pub(super) fn processes(&self, dir: &Path) -> Option<u64> {
+    pub(super) fn processes(&self, dir: &Path) -> Option<Processes> {
         processes(dir, CGROUP_DEPTH_MAX)
     }
 }
 
-fn processes(dir: &Path, depth_left: usize) -> Option<u64> {
-    let own = read_text(dir.join("cgroup.procs")).ok()?.lines().count() as u64;
+/// The processes of a cgroup.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Processes {
+    pub(super) count: u64,
+    /// The first that is found, from above.
+    pub(super) first: Option<u32>,
+}
+
+fn processes(dir: &Path, depth_left: usize) -> Option<Processes> {
+    let text = read_text(dir.join("cgroup.procs")).ok()?;
+    let mut found = Processes {
+        count: text.lines().count() as u64,
+        first: text.lines().find_map(|pid| pid.parse().ok()),
+    };
     let below = match depth_left {
         0 => Vec::new(),
         _ => children(dir).unwrap_or_default(),
     };
-    let below = below
-        .iter()
-        .filter_map(|name| processes(&dir.join(name), depth_left - 1));
-    Some(below.fold(own, u64::saturating_add))
+    for name in below {
+        if let Some(below) = processes(&dir.join(name), depth_left - 1) {
+            found.count = found.count.saturating_add(below.count);
+            found.first = found.first.or(below.first);
+        }
+    }
+    Some(found)
 }
 
 fn psi(hierarchy: &Hierarchy, dir: &Path, file: &str) -> Option<PsiStats> {

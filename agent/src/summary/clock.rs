@@ -4,6 +4,21 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::ClockId;
+use serde::{Serialize, Serializer};
+
+/// A time since 1970. Zero is a time that is not known, and `null`, as a `metav1.Time` is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Time(pub Duration);
+
+impl Serialize for Time {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.0.is_zero() {
+            serializer.serialize_none()
+        } else {
+            serializer.serialize_str(&text_of_seconds(self.0.as_secs()))
+        }
+    }
+}
 
 /// The time of a request, by both clocks.
 #[derive(Debug, Clone, Copy)]
@@ -24,26 +39,27 @@ impl Clock {
         }
     }
 
-    pub(super) fn now_text(&self) -> String {
-        text_of_seconds(self.wall.as_secs())
+    pub(super) fn time(&self) -> Time {
+        Time(self.wall)
     }
 
     /// Of a CLOCK_MONOTONIC time.
-    pub(super) fn text_of(&self, at_ns: u64) -> String {
+    pub(super) fn time_of(&self, at_ns: u64) -> Time {
         let ago = self.monotonic.saturating_sub(Duration::from_nanos(at_ns));
-        text_of_seconds(self.wall.saturating_sub(ago).as_secs())
+        Time(self.wall.saturating_sub(ago))
     }
 
     /// When a cgroup was made or got its newest child, which is what cAdvisor calls its creation; `None` if it is not there.
-    pub(super) fn made(&self, dir: &Path) -> Option<String> {
+    pub(super) fn made(&self, dir: &Path) -> Option<Time> {
         let modified = std::fs::metadata(dir).ok()?.modified().ok()?;
-        let since = modified.duration_since(UNIX_EPOCH).unwrap_or_default();
-        Some(text_of_seconds(since.as_secs()))
+        Some(Time(
+            modified.duration_since(UNIX_EPOCH).unwrap_or_default(),
+        ))
     }
 }
 
 /// Seconds since 1970 as `2026-11-22T03:45:45Z`.
-pub(super) fn text_of_seconds(seconds: u64) -> String {
+fn text_of_seconds(seconds: u64) -> String {
     let (days, of_day) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = date(days);
     let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
@@ -93,7 +109,9 @@ mod tests {
             wall: Duration::from_secs(951_782_400),
             monotonic: Duration::from_secs(100),
         };
-        assert_eq!(clock.text_of(99_000_000_000), "2000-02-28T23:59:59Z");
-        assert_eq!(clock.now_text(), clock.text_of(101_000_000_000));
+        let text = |time: Time| serde_json::to_value(time).unwrap();
+        assert_eq!(text(clock.time_of(99_000_000_000)), "2000-02-28T23:59:59Z");
+        assert_eq!(clock.time(), clock.time_of(101_000_000_000));
+        assert_eq!(text(Time::default()), serde_json::Value::Null);
     }
 }

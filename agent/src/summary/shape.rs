@@ -3,6 +3,8 @@
 use plimsoll_core::reading::{StallReading, StallShares};
 use serde::Serialize;
 
+use super::clock::Time;
+
 /// The answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -20,13 +22,15 @@ pub struct NodeStats {
     pub node_name: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub system_containers: Vec<ContainerStats>,
-    pub start_time: String,
+    pub start_time: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io: Option<IoStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fs: Option<FsStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -62,7 +66,7 @@ impl NodeStats {
 #[expect(missing_docs, reason = "documented in the kubelet's API")]
 pub struct PodStats {
     pub pod_ref: PodReference,
-    pub start_time: String,
+    pub start_time: Time,
     pub containers: Vec<ContainerStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuStats>,
@@ -70,6 +74,8 @@ pub struct PodStats {
     pub memory: Option<MemoryStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io: Option<IoStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkStats>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub volume: Vec<VolumeStats>,
     #[serde(rename = "ephemeral-storage", skip_serializing_if = "Option::is_none")]
@@ -114,8 +120,7 @@ pub struct PodReference {
 #[expect(missing_docs, reason = "documented in the kubelet's API")]
 pub struct ContainerStats {
     pub name: String,
-    #[serde(serialize_with = "time_or_null")]
-    pub start_time: String,
+    pub start_time: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -147,7 +152,7 @@ impl ContainerStats {
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "documented in the kubelet's API")]
 pub struct CpuStats {
-    pub time: String,
+    pub time: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_nano_cores: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -161,7 +166,7 @@ pub struct CpuStats {
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "documented in the kubelet's API")]
 pub struct MemoryStats {
-    pub time: String,
+    pub time: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -182,7 +187,7 @@ pub struct MemoryStats {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[expect(missing_docs, reason = "documented in the kubelet's API")]
 pub struct IoStats {
-    pub time: String,
+    pub time: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub psi: Option<PsiStats>,
 }
@@ -226,12 +231,39 @@ impl From<StallShares> for PsiData {
     }
 }
 
+/// Network traffic: the default interface, and all.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[expect(missing_docs, reason = "documented in the kubelet's API")]
+pub struct NetworkStats {
+    pub time: Time,
+    #[serde(flatten)]
+    pub default: InterfaceStats,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub interfaces: Vec<InterfaceStats>,
+}
+
+/// One interface.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "documented in the kubelet's API")]
+pub struct InterfaceStats {
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rx_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rx_errors: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tx_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tx_errors: Option<u64>,
+}
+
 /// Swap.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "documented in the kubelet's API")]
 pub struct SwapStats {
-    pub time: String,
+    pub time: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swap_available_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -243,8 +275,7 @@ pub struct SwapStats {
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "documented in the kubelet's API")]
 pub struct FsStats {
-    #[serde(serialize_with = "time_or_null")]
-    pub time: String,
+    pub time: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -283,7 +314,7 @@ pub struct RuntimeStats {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[expect(missing_docs, reason = "documented in the kubelet's API")]
 pub struct RlimitStats {
-    pub time: String,
+    pub time: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub maxpid: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -297,13 +328,4 @@ pub struct RlimitStats {
 pub struct ProcessStats {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub process_count: Option<u64>,
-}
-
-/// A time that is not known is `null`, as a zero `metav1.Time` is.
-fn time_or_null<S: serde::Serializer>(time: &str, serializer: S) -> Result<S::Ok, S::Error> {
-    if time.is_empty() {
-        serializer.serialize_none()
-    } else {
-        serializer.serialize_str(time)
-    }
 }

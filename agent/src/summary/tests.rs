@@ -268,3 +268,55 @@ fn a_pod_that_is_gone_amid_a_request_is_left_out() {
     assert_eq!(stats["containers"], json!([]));
     assert!(stats.get("memory").is_none(), "{stats}");
 }
+
+const HEADINGS: &str = "Inter-|   Receive                                                |  Transmit\n face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n";
+
+fn interfaces(lines: &str) -> String {
+    HEADINGS.to_owned() + lines
+}
+
+#[test]
+fn network_of_node_and_of_pods_with_a_namespace_of_their_own() {
+    let (_dir, host) = fake_v2();
+    let dir = host.path("/sys/fs/cgroup/kubepods/burstable/podu-1");
+    write(&dir, &[("memory.current", "1\n"), ("cgroup.procs", "")]);
+    write(&dir.join("app"), &[("cgroup.procs", "")]);
+    // Where a container has cgroups of its own.
+    write(&dir.join("app/below"), &[("cgroup.procs", "7\n")]);
+    let node = interfaces(
+        "    lo:  9 9 9 9 9 9 9 9 9 9 9 9 9 9 9 9\n  eth0:1000 2 3 4 5 6 7 8 900 10 11 12 13 14 15 16\n\
+         veth12: 9 9 9 9 9 9 9 9 9 9 9 9 9 9 9 9\n   wg0: 1 0 0 0 0 0 0 0 2 0 0 0 0 0 0 0\n",
+    );
+    write(&host.procfs("1/net"), &[("dev", &node)]);
+    let state = state();
+    let network = |host: &HostRoot| {
+        let mounts = host.cgroup_mounts().unwrap();
+        let statistics = Statistics::new(host.clone(), mounts, CgroupPath::default());
+        let node = statistics.request(&state).node().network;
+        let pod = pod(host, &state).unwrap();
+        let node = serde_json::to_value(node).unwrap();
+        (timeless(node), timeless(pod["network"].clone()))
+    };
+    let eth0 =
+        json!({"name": "eth0", "rxBytes": 1000, "rxErrors": 3, "txBytes": 900, "txErrors": 11});
+    let wg0 = json!({"name": "wg0", "rxBytes": 1, "rxErrors": 0, "txBytes": 2, "txErrors": 0});
+    let mut of_node = eth0.clone();
+    of_node["interfaces"] = json!([eth0, wg0]);
+    // The process has ended meanwhile.
+    assert_eq!(network(&host), (of_node.clone(), Value::Null));
+    // One file, so one namespace.
+    fs::create_dir_all(host.procfs("7/net")).unwrap();
+    fs::hard_link(host.procfs("1/net/dev"), host.procfs("7/net/dev")).unwrap();
+    assert_eq!(network(&host), (of_node.clone(), Value::Null));
+    fs::remove_file(host.procfs("7/net/dev")).unwrap();
+    let own = interfaces("net1: 5 0 6 0 0 0 0 0 7 0 8 0 0 0 0 0\n");
+    write(&host.procfs("7/net"), &[("dev", &own)]);
+    // No eth0: what a kubelet says then.
+    let net1 = json!({"name": "net1", "rxBytes": 5, "rxErrors": 6, "txBytes": 7, "txErrors": 8});
+    let of_pod = json!({"name": "", "interfaces": [net1]});
+    assert_eq!(network(&host), (of_node.clone(), of_pod));
+    // Of a file that is not understood nothing is said.
+    let odd = interfaces("net1: 5 0 6\n");
+    write(&host.procfs("7/net"), &[("dev", &odd)]);
+    assert_eq!(network(&host), (of_node, Value::Null));
+}

@@ -1,0 +1,76 @@
+//! Traffic of a network namespace, as cAdvisor reads it for the kubelet: `/proc/PID/net/dev` of a process in it.
+//!
+//! Source: `container/libcontainer/handler.go` of cAdvisor (`scanInterfaceStats`) and `cadvisorInfoToNetworkStats` in
+//! `pkg/kubelet/stats/helper.go` of 1.36.
+
+use std::fs::metadata;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use super::shape::InterfaceStats;
+use crate::host::HostRoot;
+use crate::host::file::{parse_u64, read_text};
+
+/// Interfaces that are left out: what goes through them is inside the machine, or counted where it leaves it.
+const IGNORED: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
+/// The one that a kubelet takes for the default.
+const DEFAULT: &str = "eth0";
+/// Columns after the name: 8 of what is received, 8 of what is sent.
+const COLUMNS: usize = 16;
+
+/// The node's namespace, which is that of its first process.
+pub(super) fn of_node(host: &HostRoot) -> Option<Vec<InterfaceStats>> {
+    read(&path(host, 1))
+}
+
+/// A process's namespace; `None` if it is the node's own.
+pub(super) fn of_process(host: &HostRoot, pid: u32) -> Option<Vec<InterfaceStats>> {
+    let path = path(host, pid);
+    (namespace(&path)? != namespace(&self::path(host, 1))?).then(|| read(&path))?
+}
+
+/// The default one among them; a kubelet that finds none has nothing there but an empty name.
+pub(super) fn default_of(interfaces: &[InterfaceStats]) -> InterfaceStats {
+    let found = interfaces.iter().find(|own| own.name == DEFAULT);
+    found.cloned().unwrap_or_default()
+}
+
+fn path(host: &HostRoot, pid: u32) -> PathBuf {
+    host.procfs(format!("{pid}/net/dev"))
+}
+
+/// What tells one namespace from another: each has such files of its own, with their own inodes. `/proc/PID/ns/net` would need CAP_SYS_PTRACE.
+fn namespace(path: &Path) -> Option<(u64, u64)> {
+    let file = metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
+}
+
+/// `None` also if a line is not understood: then none is to be trusted.
+fn read(path: &Path) -> Option<Vec<InterfaceStats>> {
+    let text = read_text(path).ok()?;
+    let mut interfaces = Vec::new();
+    // Two lines of headings.
+    for line in text.lines().skip(2) {
+        let (name, figures) = line.split_once(':')?;
+        let name = name.trim();
+        let figures = figures.split_ascii_whitespace();
+        let figures: Vec<u64> = figures
+            .map(|own| parse_u64(own.as_bytes()))
+            .collect::<Option<_>>()?;
+        if figures.len() != COLUMNS {
+            return None;
+        }
+        let lower = name.to_ascii_lowercase();
+        if IGNORED.iter().any(|prefix| lower.starts_with(prefix)) {
+            continue;
+        }
+        interfaces.push(InterfaceStats {
+            name: name.to_owned(),
+            rx_bytes: Some(figures[0]),
+            rx_errors: Some(figures[2]),
+            tx_bytes: Some(figures[8]),
+            tx_errors: Some(figures[10]),
+        });
+    }
+    Some(interfaces)
+}
