@@ -41,6 +41,9 @@ pub mod replay;
 pub mod report;
 pub mod run;
 pub mod sampler;
+#[cfg(test)]
+#[path = "../tests/fixtures/seen.rs"]
+mod seen;
 pub mod serving;
 pub mod source;
 pub mod storage;

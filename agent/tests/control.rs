@@ -1,6 +1,9 @@
 //! The control socket with a loop that is not one: what clients get, and what hostile ones cannot do.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
+#[path = "fixtures/seen.rs"]
+mod seen;
+
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -16,58 +19,16 @@ use plimsoll::control::{
 };
 use plimsoll::host::{CgroupPath, HostRoot};
 use plimsoll::summary::Statistics;
-use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
-use plimsoll_core::pod::Pod;
+use plimsoll_core::engine::Engine;
 use plimsoll_core::signal::Signal;
-use plimsoll_core::threshold::{Amount, Operator, Passes, Threshold};
+use seen::MIB;
 
-const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_millis(400);
 
 /// An engine that has seen `pods` running pods, each with its index in MiB.
 fn engine(pods: u64) -> Engine {
-    let mut engine = Engine::new(EngineConfig {
-        thresholds: vec![Threshold {
-            signal: Signal::MemoryAvailable,
-            operator: Operator::LessThan,
-            value: Amount::Absolute(100 * MIB),
-            grace_ns: 0,
-            min_reclaim: None,
-            passes: Passes::All,
-        }],
-        ..EngineConfig::default()
-    });
-    let mut decisions = Vec::new();
-    let mut step = |at_ns, kind| engine.step(&Event { at_ns, kind }, &mut decisions);
-    let mut memory = Vec::new();
-    for index in 0..pods {
-        let json = format!(
-            r#"{{"metadata":{{"name":"p{index}"}},"spec":{{"containers":[{{"name":"app"}}]}}}}"#
-        );
-        let pod: Pod = serde_json::from_str(&json).unwrap();
-        let uid = pod.uid();
-        step(1, EventKind::PodApplied { pod: Arc::new(pod) });
-        step(1, EventKind::PodRunning { uid: uid.clone() });
-        memory.push(PodMemory {
-            uid,
-            usage_bytes: index * MIB,
-            inactive_file_bytes: 0,
-            active_file_bytes: 0,
-            usage_at_stat_bytes: index * MIB,
-        });
-    }
-    let sample = Sample {
-        node: NodeMemory {
-            capacity_bytes: 1024 * MIB,
-            anon_bytes: 512 * MIB,
-            ..NodeMemory::default()
-        },
-        pods: memory,
-        ..Sample::default()
-    };
-    step(2, EventKind::Sample(sample));
-    engine
+    let pods = (0..pods).map(|index| (seen::pod(&format!("p{index}"), seen::PLAIN), index));
+    seen::engine(seen::config(), &seen::events(pods, &[(2, 512)]), |_, _| {})
 }
 
 /// A server with a loop that answers at once, or never.

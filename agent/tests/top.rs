@@ -1,6 +1,9 @@
 //! `plimsoll top` as people and programs call it: on a terminal, on a pipe, and with what can be wrong.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
+#[path = "fixtures/seen.rs"]
+mod seen;
+
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -16,71 +19,35 @@ use plimsoll::control::server::{AnswerSources, Bounds, Server};
 use plimsoll::control::{Snapshot, Snapshots, snapshots};
 use plimsoll::host::{CgroupPath, HostRoot};
 use plimsoll::journal::Journal;
+use plimsoll::limits::LimitTotals;
 use plimsoll::summary::Statistics;
-use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
-use plimsoll_core::pod::Pod;
-use plimsoll_core::signal::Signal;
-use plimsoll_core::threshold::{Amount, Operator, Passes, Threshold};
+use plimsoll_core::engine::Engine;
 use rustix::process::{Pid, Signal as ProcessSignal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
-const MIB: u64 = 1 << 20;
 const LONG: Duration = Duration::from_secs(30);
 
 /// An engine that has seen these pods, and how it came there.
 fn engine(pods: &[&str], journal: Option<&Path>) -> Engine {
-    let mut engine = Engine::new(EngineConfig {
-        thresholds: vec![Threshold {
-            signal: Signal::MemoryAvailable,
-            operator: Operator::LessThan,
-            value: Amount::Absolute(100 * MIB),
-            grace_ns: 0,
-            min_reclaim: None,
-            passes: Passes::All,
-        }],
-        ..EngineConfig::default()
-    });
-    let mut journal = journal.map(|path| Journal::create(path, &engine).unwrap());
-    let mut step = |at_ns, kind| {
-        let event = Event { at_ns, kind };
-        let mut decisions = Vec::new();
-        engine.step(&event, &mut decisions);
+    let config = seen::config();
+    let mut journal =
+        journal.map(|path| Journal::create(path, &Engine::new(config.clone())).unwrap());
+    let pods = pods
+        .iter()
+        .map(|name| seen::pod(name, seen::PLAIN))
+        .zip(1..);
+    let events = seen::events(pods, &[(1_000_000_000, 512), (2_000_000_000, 1000)]);
+    let engine = seen::engine(config, &events, |event, decisions| {
         if let Some(journal) = &mut journal {
-            journal.record(&event, &decisions);
+            journal.record(event, decisions);
         }
-    };
-    let mut memory = Vec::new();
-    for (name, used) in pods.iter().zip(1..) {
-        let json = format!(
-            r#"{{"metadata":{{"name":"{name}"}},"spec":{{"containers":[{{"name":"app"}}]}}}}"#
-        );
-        let pod: Pod = serde_json::from_str(&json).unwrap();
-        let uid = pod.uid();
-        step(1_000_000, EventKind::PodApplied { pod: Arc::new(pod) });
-        step(2_000_000, EventKind::PodRunning { uid: uid.clone() });
-        memory.push(PodMemory {
-            uid,
-            usage_bytes: used * MIB,
-            inactive_file_bytes: 0,
-            active_file_bytes: 0,
-            usage_at_stat_bytes: used * MIB,
-        });
-    }
-    for (at_s, anon) in [(1, 512), (2, 1000)] {
-        let sample = Sample {
-            node: NodeMemory {
-                capacity_bytes: 1024 * MIB,
-                anon_bytes: anon * MIB,
-                ..NodeMemory::default()
-            },
-            pods: memory.clone(),
-            ..Sample::default()
-        };
-        step(at_s * 1_000_000_000, EventKind::Sample(sample));
-    }
-    if let Some(journal) = journal {
+    });
+    if let Some(mut journal) = journal {
+        let uid = engine.state().pods.keys().next().unwrap();
+        let mut totals = LimitTotals::default();
+        (totals.all.throttled, totals.all.throttled_ns) = (30, 1_500_000_000);
+        journal.record_aside(2_500_000_000, [(uid, totals)].into_iter(), None);
         journal.finish().unwrap();
     }
     engine
@@ -252,8 +219,18 @@ fn a_journal_at_its_end_at_a_time_and_damaged() {
         "{json}"
     );
 
+    // What limits have cost stands beside the steps, after the last of them.
+    let limits = &json["pods"][0]["limits"];
+    assert_eq!(limits["all"]["throttledNs"], 1_500_000_000, "{json}");
+    assert!(json["pods"][1].get("limits").is_none(), "{json}");
+    let json = said(&replayed(&["--output", "json", "--at", "2"], &path), 0);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let limits = &json["pods"][0]["limits"];
+    assert_eq!(limits["all"]["throttled"], 30, "the last step: {json}");
+
     let text = fs::read_to_string(&path).unwrap();
-    fs::write(&path, &text[..text.len() - 3]).unwrap();
+    let (steps, _aside) = text.rsplit_once("{\"aside\"").unwrap();
+    fs::write(&path, &steps[..steps.len() - 3]).unwrap();
     let output = replayed(&["--once"], &path);
     assert!(said(&output, 0).contains("512Mi available"));
     assert!(
@@ -267,6 +244,32 @@ fn a_journal_at_its_end_at_a_time_and_damaged() {
     let gone = dir.path().join("gone");
     assert!(said(&replayed(&[], &gone), 1).contains("not a terminal"));
     assert!(said(&replayed(&["--once"], &gone), 1).contains("No such file"));
+}
+
+/// The same figures from a journal as from the agent that wrote it.
+#[test]
+fn throttling_is_explained_from_a_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.journal");
+    engine(&["a", "b"], Some(&path));
+    let explain = |what: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .arg("explain")
+            .args(what)
+            .arg("--journal")
+            .arg(&path)
+            .output()
+            .unwrap();
+        said(&output, 0)
+    };
+    let text = explain(&["throttling"]);
+    assert!(text.contains("default/a     30      1.5 s"), "{text}");
+    let json: serde_json::Value =
+        serde_json::from_str(&explain(&["memory", "a", "--output", "json"])).unwrap();
+    assert_eq!(json["pods"][0]["limits"]["all"]["throttled"], 30, "{json}");
+    // Before anything was said of limits.
+    let text = explain(&["throttling", "--at", "1.5"]);
+    assert!(text.contains("is not known"), "{text}");
 }
 
 /// A terminal, the program on it, and what it has drawn.

@@ -387,10 +387,7 @@ fn verdict(own: &EvictionExplanation, pod: &ExplainedPod) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use plimsoll_core::engine::{Engine, EngineConfig};
-    use plimsoll_core::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
+    use plimsoll_core::engine::EngineConfig;
     use plimsoll_core::signal::Signal;
     use plimsoll_core::threshold::{Amount, Passes, Threshold};
 
@@ -398,8 +395,7 @@ mod tests {
     use crate::control::server::answer;
     use crate::control::{Request, Snapshot};
     use crate::limits::{LimitCounts, LimitTotals};
-
-    const MIB: u64 = 1 << 20;
+    use crate::seen::{self, MIB};
 
     fn snapshot() -> Snapshot {
         let threshold = |mib, grace_ns| Threshold {
@@ -410,12 +406,11 @@ mod tests {
             min_reclaim: Some(Amount::Absolute(50 * MIB)),
             passes: Passes::All,
         };
-        let mut engine = Engine::new(EngineConfig {
+        let config = EngineConfig {
             thresholds: vec![threshold(100, 0), threshold(600, 30_000_000_000)],
             ..EngineConfig::default()
-        });
-        let mut memory = Vec::new();
-        for (name, spec, used_mib) in [
+        };
+        let pods = [
             (
                 "web",
                 r#""containers":[{"name":"app","resources":{"requests":{"memory":"100Mi"}}}]"#,
@@ -427,35 +422,9 @@ mod tests {
                 r#""priority":2000001000,"priorityClassName":"system-node-critical","containers":[{"name":"dns"}]"#,
                 20,
             ),
-        ] {
-            let json = format!(r#"{{"metadata":{{"name":"{name}"}},"spec":{{{spec}}}}}"#);
-            let pod: Arc<plimsoll_core::pod::Pod> = Arc::new(serde_json::from_str(&json).unwrap());
-            let uid = pod.uid();
-            for kind in [
-                EventKind::PodApplied { pod },
-                EventKind::PodRunning { uid: uid.clone() },
-            ] {
-                engine.step(&Event { at_ns: 1, kind }, &mut Vec::new());
-            }
-            memory.push(PodMemory {
-                uid,
-                usage_bytes: used_mib * MIB,
-                inactive_file_bytes: 0,
-                active_file_bytes: 0,
-                usage_at_stat_bytes: used_mib * MIB,
-            });
-        }
-        let sample = Sample {
-            node: NodeMemory {
-                capacity_bytes: 1024 * MIB,
-                anon_bytes: 524 * MIB,
-                ..NodeMemory::default()
-            },
-            pods: memory,
-            ..Sample::default()
-        };
-        let kind = EventKind::Sample(sample);
-        engine.step(&Event { at_ns: 2, kind }, &mut Vec::new());
+        ];
+        let pods = pods.map(|(name, spec, used_mib)| (seen::pod(name, spec), used_mib));
+        let engine = seen::engine(config, &seen::events(pods, &[(2, 524)]), |_, _| {});
         Snapshot::of(&engine)
     }
 

@@ -1,15 +1,13 @@
 use std::collections::BTreeSet;
 
-use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
+use plimsoll_core::engine::EngineConfig;
 use plimsoll_core::pod::Pod;
 use plimsoll_core::threshold::{Amount, Operator, Passes, Threshold};
 
 use super::*;
 use crate::bpf::{Account, KindCount};
+use crate::seen::{self, MIB};
 use crate::tally::Tally;
-
-const MIB: u64 = 1 << 20;
 
 fn threshold(signal: Signal, operator: Operator, value: u64, grace_ns: u64) -> Threshold {
     Threshold {
@@ -23,52 +21,29 @@ fn threshold(signal: Signal, operator: Operator, value: u64, grace_ns: u64) -> T
 }
 
 fn snapshot(pods: u64) -> Snapshot {
-    let mut engine = Engine::new(EngineConfig {
+    let config = EngineConfig {
         thresholds: vec![
             threshold(Signal::MemoryAvailable, Operator::LessThan, 100 * MIB, 0),
             threshold(Signal::MemoryAvailable, Operator::LessThan, 600 * MIB, 1),
             threshold(Signal::MemoryFull10, Operator::GreaterThan, 4000, 0),
         ],
         ..EngineConfig::default()
-    });
-    let mut decisions = Vec::new();
-    let mut step = |at_ns, kind| engine.step(&Event { at_ns, kind }, &mut decisions);
-    let mut memory = Vec::new();
-    for index in 0..pods {
+    };
+    let pods = (0..pods).map(|index| {
         let json = format!(
             r#"{{"metadata":{{"name":"p\"{index}","uid":"u{index:05}"}},"spec":{{"containers":[{{"name":"app"}}]}}}}"#
         );
         let pod: Pod = serde_json::from_str(&json).unwrap();
-        let uid = pod.uid();
-        step(1, EventKind::PodApplied { pod: Arc::new(pod) });
-        step(1, EventKind::PodRunning { uid: uid.clone() });
-        memory.push(PodMemory {
-            uid,
-            usage_bytes: index * MIB,
-            inactive_file_bytes: 0,
-            active_file_bytes: 0,
-            usage_at_stat_bytes: index * MIB,
-        });
-    }
-    let sample = Sample {
-        node: NodeMemory {
-            capacity_bytes: 1024 * MIB,
-            anon_bytes: 512 * MIB,
-            ..NodeMemory::default()
-        },
-        pods: memory,
-        ..Sample::default()
-    };
-    for at_ns in [2, 10] {
-        step(at_ns, EventKind::Sample(sample.clone()));
-    }
+        (Arc::new(pod), index)
+    });
+    let events = seen::events(pods, &[(2, 512), (10, 512)]);
     let mut tally = Tally {
         journal_steps_lost: Some(2),
         ..Tally::default()
     };
-    for decision in &decisions {
-        tally.decided(decision);
-    }
+    let engine = seen::engine(config, &events, |_, decisions| {
+        decisions.iter().for_each(|own| tally.decided(own));
+    });
     tally.oom_kills.add(true, 3);
     tally.reactions.kswapd_wake.add(70_000);
     let mut records = AccountReport::from(&Account::default());

@@ -3,11 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
-use plimsoll_core::pod::Pod;
-use plimsoll_core::signal::Signal;
-use plimsoll_core::threshold::{Amount, Operator, Passes, Threshold};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -21,61 +16,27 @@ use crate::control::Snapshot;
 use crate::limits::{LimitCounts, LimitTotals};
 use crate::overview::Figures;
 use crate::report::{Severity, Told};
+use crate::seen;
 use crate::summary::{CpuStats, MemoryStats, NodeStats, PodUse, PsiData, PsiStats};
-
-const MIB: u64 = 1 << 20;
 
 /// A pod that waits, one that is throttled, one that is never evicted; and a node that is short of memory soon.
 fn overview(available_mib: u64) -> Overview {
-    let mut engine = Engine::new(EngineConfig {
-        thresholds: vec![Threshold {
-            signal: Signal::MemoryAvailable,
-            operator: Operator::LessThan,
-            value: Amount::Absolute(100 * MIB),
-            grace_ns: 0,
-            min_reclaim: None,
-            passes: Passes::All,
-        }],
-        ..EngineConfig::default()
-    });
-    let mut memory = Vec::new();
-    let mut step = |at_ns, kind| engine.step(&Event { at_ns, kind }, &mut Vec::new());
-    for (name, spec, used_mib) in [
+    let pods = [
         (
             "web",
             r#""containers":[{"name":"app","resources":{"requests":{"cpu":"250m","memory":"100Mi"},"limits":{"cpu":"500m","memory":"200Mi"}}}]"#,
             90,
         ),
-        ("hog", r#""containers":[{"name":"job"}]"#, 300),
+        ("hog", seen::PLAIN, 300),
         (
             "dns",
             r#""priority":2000001000,"containers":[{"name":"dns"}]"#,
             20,
         ),
-    ] {
-        let json = format!(r#"{{"metadata":{{"name":"{name}"}},"spec":{{{spec}}}}}"#);
-        let pod: Arc<Pod> = Arc::new(serde_json::from_str(&json).unwrap());
-        let uid = pod.uid();
-        step(1, EventKind::PodApplied { pod });
-        step(1, EventKind::PodRunning { uid: uid.clone() });
-        memory.push(PodMemory {
-            uid,
-            usage_bytes: used_mib * MIB,
-            inactive_file_bytes: 0,
-            active_file_bytes: 0,
-            usage_at_stat_bytes: used_mib * MIB,
-        });
-    }
-    let sample = Sample {
-        node: NodeMemory {
-            capacity_bytes: 1024 * MIB,
-            anon_bytes: (1024 - available_mib) * MIB,
-            ..NodeMemory::default()
-        },
-        pods: memory,
-        ..Sample::default()
-    };
-    step(2_000_000_000, EventKind::Sample(sample));
+    ];
+    let pods = pods.map(|(name, spec, used_mib)| (seen::pod(name, spec), used_mib));
+    let events = seen::events(pods, &[(2_000_000_000, 1024 - available_mib)]);
+    let engine = seen::engine(seen::config(), &events, |_, _| {});
     let mut snapshot = Snapshot::of(&engine);
     let mut figures = Figures {
         pid: Some(4711),
