@@ -168,6 +168,25 @@ pub struct LimitCounts {
 }
 
 impl LimitCounts {
+    /// Each count by the name that it has in JSON.
+    pub fn named(&self) -> [(&'static str, u64); 13] {
+        [
+            ("high", self.high),
+            ("max", self.max),
+            ("oom", self.oom),
+            ("low", self.low),
+            ("oomKills", self.oom_kills),
+            ("stalledNs", self.stalled_ns),
+            ("limitReclaimNs", self.limit_reclaim_ns),
+            ("highNs", self.high_ns),
+            ("nodeReclaimNs", self.node_reclaim_ns),
+            ("refaultedPages", self.refaulted_pages),
+            ("swappedInPages", self.swapped_in_pages),
+            ("throttled", self.throttled),
+            ("throttledNs", self.throttled_ns),
+        ]
+    }
+
     fn since(self, earlier: Self) -> Self {
         Self {
             high: self.high.saturating_sub(earlier.high),

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use plimsoll_core::engine::Engine;
 use plimsoll_core::policy::oom_order::OomPlan;
 use plimsoll_core::units::PodUid;
-use serde::ser::Error as _;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::control::Snapshot;
@@ -37,9 +36,7 @@ pub struct Aside {
 pub struct Counts(#[serde(serialize_with = "without_zeros")] pub LimitCounts);
 
 fn without_zeros<S: Serializer>(counts: &LimitCounts, serializer: S) -> Result<S::Ok, S::Error> {
-    let all = serde_json::to_value(counts).map_err(S::Error::custom)?;
-    let all = all.as_object().into_iter().flatten();
-    serializer.collect_map(all.filter(|(_, count)| **count != 0))
+    serializer.collect_map(counts.named().into_iter().filter(|(_, count)| *count != 0))
 }
 
 /// The writer's memory of what it has written.
@@ -181,6 +178,21 @@ mod tests {
             .collect();
         let aside = written.next(at_s * S, pods.iter().map(|(uid, own)| (uid, *own)), None);
         aside.map(|own| serde_json::to_string(&own).unwrap())
+    }
+
+    #[test]
+    fn every_count_is_written_by_its_name() {
+        let json: String = (1..)
+            .zip(LimitCounts::default().named())
+            .map(|(count, (name, _))| format!(r#","{name}":{count}"#))
+            .collect();
+        let counts: LimitCounts = serde_json::from_str(&format!("{{{}}}", &json[1..])).unwrap();
+        assert!(
+            counts.named().into_iter().map(|own| own.1).eq(1..=13),
+            "{counts:?}"
+        );
+        let written = serde_json::to_value(Counts(counts)).unwrap();
+        assert_eq!(written, serde_json::to_value(counts).unwrap());
     }
 
     #[test]
