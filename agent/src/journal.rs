@@ -398,6 +398,31 @@ mod tests {
         );
     }
 
+    /// Who reads only the newer file misses nothing.
+    #[test]
+    fn the_next_file_begins_with_what_asides_have_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let engine = engine();
+        let mut journal = Journal::with_file_bytes_max(&path, &engine, 1).unwrap();
+        let uid = PodUid::from("a");
+        let mut totals = LimitTotals::default();
+        totals.all.throttled = 5;
+        let at_ns = 10_000_000_000;
+        assert!(journal.wants_aside(at_ns));
+        journal.record_aside(at_ns, [(&uid, totals)].into_iter(), None);
+        assert!(!journal.wants_aside(at_ns + 1));
+        journal.next_file_if_full(&engine);
+        journal.finish().unwrap();
+        let aside = r#""aside":{"at_ns":10000000000,"limits":{"a":{"throttled":5}}}}"#;
+        let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
+        let old = read("journal.1");
+        assert_eq!(old.lines().last().unwrap(), format!("{{{aside}"));
+        let new = read("journal");
+        assert!(new.ends_with(&format!(",{aside}\n")), "{new}");
+        assert_eq!(new.lines().count(), 1);
+    }
+
     #[test]
     fn a_full_disk_ends_the_journal_and_is_said_once() {
         let engine = engine();
