@@ -121,14 +121,16 @@ fn who_is_throttled_killed_and_next_is_seen() -> Outcome {
     Ok(Done::Passed)
 }
 
-/// What is seen while the pod that leaks grows.
+/// What is seen while the pod that leaks is next, or on its way out.
 fn picture(asked: impl Fn(&str) -> anyhow::Result<String>) -> anyhow::Result<()> {
-    wait_until(Duration::from_secs(20), Duration::from_millis(200), || {
+    let is_seen = wait_until(Duration::from_secs(20), Duration::from_millis(50), || {
         let seen = asked("json").ok();
         let seen = seen.and_then(|text| serde_json::from_str(&text).ok());
         let seen: Value = seen.unwrap_or_default();
-        pod(&seen, "default/leaky")["place"]["standing"] == "next"
+        let leaky = pod(&seen, "default/leaky");
+        leaky["status"] == "evicted" || leaky["place"]["standing"] == "next"
     });
+    ensure!(is_seen, "the pod went before it was seen");
     fs::write(Path::new(OUT).join("top.svg"), asked("svg")?)?;
     Ok(())
 }
