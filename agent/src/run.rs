@@ -25,6 +25,7 @@ use crate::cpu_time::{CPU_LEDGER, CpuTime, READ_EVERY};
 use crate::facts::{Facts, hooks_of};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupPath, Controller, Version};
+use crate::host::file::{parse_u64, read_text};
 use crate::host::knobs::{AGENT_LEDGER, KnobError, Ledger, PODS_LEDGER};
 use crate::host::lock::StateLock;
 use crate::host::meminfo::MeminfoFile;
@@ -175,9 +176,9 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     if let Some(text) = args.listen.and_then(http::exposed) {
         reporter.say(&Line::Warning { text });
     }
-    if let Err(error) = raise_open_files() {
+    if let Err(error) = raise_open_files(&host) {
         let text = format!(
-            "the limit on open files stays as it is, about ten are needed for each pod: {error}"
+            "the limit on open files stays as it is, about a dozen are needed for each pod: {error}"
         );
         reporter.say(&Line::Warning { text });
     }
@@ -484,17 +485,25 @@ fn disks(
     }
 }
 
-/// The soft limit on open files becomes the hard one. The usual soft limit of 1024 is for programs that call `select`; the
-/// files of a hundred pods are more.
-fn raise_open_files() -> rustix::io::Result<()> {
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: limit.maximum,
-            ..limit
-        },
-    )
+/// The limit on open files becomes the most that there may be, or the hard limit for whoever may not raise that. A pod takes a dozen, and
+/// the kernel's own hard limit of 4096 is below what a node of 500 pods takes.
+fn raise_open_files(host: &HostRoot) -> rustix::io::Result<()> {
+    let hard = getrlimit(Resource::Nofile).maximum;
+    // fs.nr_open: above it even root is refused.
+    let most = read_text(host.procfs("sys/fs/nr_open"))
+        .ok()
+        .and_then(|text| parse_u64(text.trim().as_bytes()));
+    let set = |limit| {
+        let both = Rlimit {
+            current: limit,
+            maximum: limit,
+        };
+        setrlimit(Resource::Nofile, both)
+    };
+    match most {
+        Some(most) if set(Some(most)).is_ok() => Ok(()),
+        _ => set(hard),
+    }
 }
 
 /// Undoes what a ledger says, as far as it can be now. Returns how many settings were put back.

@@ -52,6 +52,8 @@ pub(super) struct LifecyclePace {
     readings: u32,
     /// What the records of this window ask for has been asked for.
     has_asked: bool,
+    /// Records have asked for something since, and had to wait.
+    is_owed: bool,
     /// Records may have been lost since they were last counted.
     is_suspect: bool,
     lost: u64,
@@ -157,7 +159,7 @@ impl Agent {
         if !lifecycle.is_due(at_ns) {
             return;
         }
-        let (mut has_flipped, mut came) = (false, false);
+        let (mut has_flipped, mut came, mut concerns) = (false, false, false);
         let taken = bpf.drain_lifecycle(PORTION, |record| {
             match (&record.body, oom_scores.as_mut()) {
                 (Body::CgroupAttach { tgid, hierarchy_id }, Some(scores))
@@ -175,6 +177,7 @@ impl Agent {
                 Concerned::One(uid) => looks.note(uid),
                 Concerned::Any => looks.note_all(),
             }
+            concerns = true;
             has_flipped |= matches!(record.body, Body::CgroupPopulated { .. });
             came |= !matches!(
                 record.body,
@@ -183,10 +186,11 @@ impl Agent {
         });
         // Seen at the next look, whenever that is.
         woken.containers |= came;
+        lifecycle.is_owed |= concerns;
         if taken == 0 && !lifecycle.is_left {
             return;
         }
-        if lifecycle.has_read(taken, at_ns) && looks.has_noted() {
+        if lifecycle.has_read(taken, at_ns) && std::mem::take(&mut lifecycle.is_owed) {
             looks.ask();
             if has_flipped {
                 woken.by(Cause::Lifecycle);

@@ -66,11 +66,6 @@ impl Looks {
         self.is_asked = true;
     }
 
-    /// Whether anything was noted.
-    pub(super) fn has_noted(&self) -> bool {
-        self.all || !self.pods.is_empty()
-    }
-
     /// When to look, nanoseconds: in the past if now.
     pub(super) fn at_ns(&self) -> u64 {
         let wanted_ns = if self.is_asked { 0 } else { self.routine_at_ns };
@@ -134,7 +129,7 @@ mod tests {
     fn all_first_and_then_those_to_which_something_happened() {
         let pods = pods(&["a", "b", "c"]);
         let mut looks = Looks::new(Duration::from_secs(5));
-        assert_eq!((looks.at_ns(), looks.has_noted()), (0, true));
+        assert_eq!(looks.at_ns(), 0);
         assert_eq!(looks.take(SECOND, &pods, true), uids(&["a", "b", "c"]));
         assert_eq!(looks.at_ns(), 6 * SECOND);
         looks.note(&PodUid::new("b"));
@@ -168,7 +163,7 @@ mod tests {
         looks.note(&PodUid::new("a"));
         looks.ask();
         assert_eq!(looks.take(SECOND, &pods, true), uids(&["a", "b"]));
-        assert!(!looks.has_noted());
+        assert_eq!(looks.take(SECOND, &pods, true), uids(&[]));
     }
 
     #[test]
