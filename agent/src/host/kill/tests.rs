@@ -221,3 +221,37 @@ fn a_restarted_container_is_another_cgroup_of_the_same_name() {
     first.kill().unwrap();
     first.wait().unwrap();
 }
+
+#[test]
+fn cgroups_are_read_again_when_one_comes_goes_or_takes_anothers_place() {
+    let (_dir, host, pod, container) = v1_pod();
+    list(&container, &[]);
+    let mut pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+    let found = |pod_kill: &mut PodKill| {
+        let known = pod_kill.is_as_known();
+        pod_kill.refresh().unwrap();
+        assert!(pod_kill.is_as_known());
+        (known, pod_kill.cgroups().count())
+    };
+    let make = |name: &str| {
+        let dir = container.join(name);
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::write(dir.join("cgroup.procs"), "").unwrap();
+    };
+    assert_eq!(found(&mut pod_kill), (true, 2));
+    make("a");
+    assert_eq!(found(&mut pod_kill), (false, 3));
+    make("a/deeper");
+    assert_eq!(found(&mut pod_kill), (false, 4));
+    std::fs::remove_dir_all(container.join("a/deeper")).unwrap();
+    assert_eq!(found(&mut pod_kill), (false, 3));
+    std::fs::rename(container.join("a"), container.join("b")).unwrap();
+    assert_eq!(found(&mut pod_kill), (false, 3));
+    assert!(
+        pod_kill
+            .cgroups()
+            .any(|(path, _)| path == container.join("b"))
+    );
+    std::fs::write(container.join("a file is no cgroup"), "").unwrap();
+    assert_eq!(found(&mut pod_kill), (true, 3));
+}
