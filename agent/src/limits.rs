@@ -379,6 +379,8 @@ pub struct Limits {
     origins: Origins,
     events: Option<PodEvents>,
     pods: BTreeMap<PodUid, PodLimits>,
+    /// As of the last [`Limits::follow`].
+    places: Places,
     cpu_read_ns: Option<u64>,
     memory_read_ns: Option<u64>,
 }
@@ -397,6 +399,7 @@ impl Limits {
             origins,
             events: watches.then(PodEvents::new).transpose()?,
             pods: BTreeMap::new(),
+            places: Places::default(),
             cpu_read_ns: None,
             memory_read_ns: None,
         })
@@ -476,6 +479,7 @@ impl Limits {
                 }
             }
         }
+        self.places.of(&self.pods);
     }
 
     /// Takes in a record of the kernel. Its totals are those of one cgroup, since the programs were attached.
@@ -536,9 +540,8 @@ impl Limits {
     }
 
     fn by_memory_id(&mut self, cgroup_id: u64) -> Option<&mut Watched> {
-        self.pods
-            .values_mut()
-            .find_map(|pod| pod.cgroups.get_mut(&cgroup_id))
+        let uid = self.places.by_memory_id(cgroup_id)?;
+        self.pods.get_mut(uid)?.cgroups.get_mut(&cgroup_id)
     }
 
     /// Takes in what the kernel has counted of a cgroup's memory limits.
@@ -564,7 +567,9 @@ impl Limits {
         if self.origins.throttling != Origin::Kernel {
             return;
         }
-        let watched = all(&mut self.pods).find(|watched| watched.cpu_id == Some(totals.cgroup_id));
+        let place = self.places.by_cpu_id(totals.cgroup_id);
+        let watched =
+            place.and_then(|(uid, memory_id)| self.pods.get_mut(uid)?.cgroups.get_mut(&memory_id));
         if let Some(watched) = watched {
             raise(&mut watched.now.throttled, totals.count);
             raise(&mut watched.now.throttled_ns, totals.sum_ns);
@@ -678,6 +683,44 @@ impl PodLimits {
         };
         self.untold.add(new);
         self.totals.add(now_ns, new);
+    }
+}
+
+/// Where the cgroups of all pods are, by their ids: the kernel's totals come without their pods, thousands at a time.
+#[derive(Debug, Default)]
+struct Places {
+    /// By id in the hierarchy that accounts memory; ascending.
+    memory: Vec<(u64, PodUid)>,
+    /// By id in that of the cpu controller, with the other id; ascending.
+    cpu: Vec<(u64, u64, PodUid)>,
+}
+
+impl Places {
+    /// Finds them anew.
+    fn of(&mut self, pods: &BTreeMap<PodUid, PodLimits>) {
+        self.memory.clear();
+        self.cpu.clear();
+        for (uid, pod) in pods {
+            for (id, watched) in &pod.cgroups {
+                self.memory.push((*id, uid.clone()));
+                if let Some(cpu_id) = watched.cpu_id {
+                    self.cpu.push((cpu_id, *id, uid.clone()));
+                }
+            }
+        }
+        self.memory.sort_unstable_by_key(|place| place.0);
+        self.cpu.sort_unstable_by_key(|place| place.0);
+    }
+
+    fn by_memory_id(&self, id: u64) -> Option<&PodUid> {
+        let found = self.memory.binary_search_by_key(&id, |place| place.0);
+        Some(&self.memory[found.ok()?].1)
+    }
+
+    fn by_cpu_id(&self, id: u64) -> Option<(&PodUid, u64)> {
+        let found = self.cpu.binary_search_by_key(&id, |place| place.0);
+        let (_, memory_id, uid) = &self.cpu[found.ok()?];
+        Some((uid, *memory_id))
     }
 }
 
