@@ -20,7 +20,7 @@ use super::Rows;
 use super::footprint::{SETTLE, sleepers};
 
 const ADDRESS: &str = "127.0.0.1:9186";
-const PAGES: [&str; 2] = ["/metrics", "/stats/summary"];
+const PAGES: [&str; 3] = ["/metrics", "/metrics/resource", "/stats/summary"];
 /// Times that each page is read.
 const TIMES: usize = 20;
 /// More than a snapshot's life, so that each page is made of a new one.
