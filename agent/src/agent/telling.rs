@@ -13,6 +13,8 @@ use crate::limits::LimitCounts;
 use crate::oom_order::OomOrdering;
 use crate::report::{Line, Records, is_told};
 
+/// Time from the start to the first reading of the manifests, at most: then what is known of pods has to do.
+const LISTED_WITHIN_NS: u64 = 5_000_000_000;
 /// More than any ring holds.
 const RING_RECORDS_MAX: usize = 1 << 16;
 
@@ -106,11 +108,26 @@ impl Agent {
         }
     }
 
+    /// When there is a kill to tell, if any. An agent that has just started may read of one before it has read the manifests.
+    pub(super) fn tell_oom_kills_at_ns(&self) -> Option<u64> {
+        let tell_at_ns = self.oom_kills.tell_at_ns()?;
+        let listed_by_ns = self.started_ns.saturating_add(LISTED_WITHIN_NS);
+        Some(if self.tally.pods_listed {
+            tell_at_ns
+        } else {
+            tell_at_ns.max(listed_by_ns)
+        })
+    }
+
     /// Tells the kernel's OOM kills whose last victim has been named, a kill at a time.
     pub(super) fn tell_oom_kills(&mut self, now_ns: u64) {
-        let Some(tell_at_ns) = self.oom_kills.tell_at_ns() else {
+        let Some(tell_at_ns) = self.tell_oom_kills_at_ns() else {
             return;
         };
+        if !self.tally.pods_listed && now_ns < tell_at_ns {
+            // Whose the cgroups are is not known yet.
+            return;
+        }
         for kill in &mut self.oom_kills.kills {
             kill.look_up(&self.pods);
         }
