@@ -13,7 +13,6 @@ use plimsoll_core::cgroup_config::SwapBehavior;
 use plimsoll_core::engine::Engine;
 use plimsoll_core::options::OomOrder;
 use plimsoll_core::swap::PodSwap;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::agent::{Agent, Disk, Ending, LastLine, Placing, Sources, StopSignals, Surroundings};
 use crate::bpf::{Bpf, PinOwner};
@@ -25,11 +24,10 @@ use crate::cpu_time::{CPU_LEDGER, CpuTime, READ_EVERY};
 use crate::facts::{Facts, hooks_of};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupPath, Controller, Version};
-use crate::host::file::{parse_u64, read_text};
 use crate::host::knobs::{AGENT_LEDGER, KnobError, Ledger, PODS_LEDGER};
 use crate::host::lock::StateLock;
 use crate::host::meminfo::MeminfoFile;
-use crate::host::protect::protect;
+use crate::host::protect::{protect, raise_open_files};
 use crate::http;
 use crate::journal::Journal;
 use crate::kubepods::Kubepods;
@@ -482,27 +480,6 @@ fn disks(
         // The kubelet's 0 switches its own survey off; limits of local storage need one.
         cycle: if cycle.is_zero() { live.cycle } else { cycle },
         ..live
-    }
-}
-
-/// The limit on open files becomes the most that there may be, or the hard limit for whoever may not raise that. A pod takes a dozen, and
-/// the kernel's own hard limit of 4096 is below what a node of 500 pods takes.
-fn raise_open_files(host: &HostRoot) -> rustix::io::Result<()> {
-    let hard = getrlimit(Resource::Nofile).maximum;
-    // fs.nr_open: above it even root is refused.
-    let most = read_text(host.procfs("sys/fs/nr_open"))
-        .ok()
-        .and_then(|text| parse_u64(text.trim().as_bytes()));
-    let set = |limit| {
-        let both = Rlimit {
-            current: limit,
-            maximum: limit,
-        };
-        setrlimit(Resource::Nofile, both)
-    };
-    match most {
-        Some(most) if set(Some(most)).is_ok() => Ok(()),
-        _ => set(hard),
     }
 }
 

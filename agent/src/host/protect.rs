@@ -5,6 +5,7 @@
 //! cannot be had is returned as one line each. All that outlives the process goes through the ledger and is undone on exit.
 
 use rustix::mm::{MlockAllFlags, mlockall};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::HostRoot;
 use super::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
@@ -126,6 +127,30 @@ fn oom_score_adj(host: &HostRoot, ledger: &mut Ledger) -> Result<(), String> {
     ledger
         .write_own(&path, &OOM_SCORE_ADJ.to_string())
         .map_err(|error| format!("{error}; needs CAP_SYS_RESOURCE"))
+}
+
+/// The limit on open files becomes the most that there may be, or the hard limit for whoever may not raise that. A pod takes a dozen, and
+/// the kernel's own hard limit of 4096 is below what a node of 500 pods takes.
+///
+/// # Errors
+/// The kernel's answer.
+pub fn raise_open_files(host: &HostRoot) -> rustix::io::Result<()> {
+    let hard = getrlimit(Resource::Nofile).maximum;
+    // fs.nr_open: above it even root is refused.
+    let most = read_text(host.procfs("sys/fs/nr_open"))
+        .ok()
+        .and_then(|text| parse_u64(text.trim().as_bytes()));
+    let set = |limit| {
+        let both = Rlimit {
+            current: limit,
+            maximum: limit,
+        };
+        setrlimit(Resource::Nofile, both)
+    };
+    match most {
+        Some(most) if set(Some(most)).is_ok() => Ok(()),
+        _ => set(hard),
+    }
 }
 
 /// Locks what is mapped now, every page of it in memory at once; later mappings are locked as they are touched, so that a large

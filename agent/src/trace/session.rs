@@ -8,7 +8,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use plimsoll_abi::sampling::SampleEvent;
-use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::groups::{GroupIndex, Groups};
@@ -24,6 +23,7 @@ use crate::bpf::{
 };
 use crate::host::HostRoot;
 use crate::host::cgroup_paths::Ids;
+use crate::host::protect::raise_open_files;
 use crate::source::decode::Record;
 
 /// The rings are looked at this often; nothing wakes us.
@@ -56,7 +56,8 @@ pub(super) fn run(
     host: &HostRoot,
     began: impl FnOnce(&[Refused]),
 ) -> Result<Recording, TraceError> {
-    raise_file_limit();
+    // Each CPU takes a descriptor for each event. Refused: an event that finds none says so.
+    let _ = raise_open_files(host);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()
@@ -335,14 +336,6 @@ fn since(
     }
     waits.retain(|_, waits| waits.count > 0);
     waits
-}
-
-/// Each CPU takes a descriptor for each event.
-fn raise_file_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    // Refused: an event that finds no descriptor says so.
-    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 fn now_ns(clock: ClockId) -> u64 {
