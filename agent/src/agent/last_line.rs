@@ -3,7 +3,8 @@
 //! **Problem.** What is left in the kernel must be right when the agent stops being able to act, which it does not know beforehand; and
 //! what was done meanwhile must be known afterwards, also by another agent. **Approach.** Each sample acknowledges the crossings before it,
 //! and renews what is in force, in one map update. The order follows the samples, a few times a second at most. A kill comes as a
-//! record, and is counted in a map: what no record has told, the map tells.
+//! record, and is counted in a map: what no record has told, the map tells. A sample too soon for a new order is followed by one that is
+//! not: the agent may be gone before anything else leads to one.
 //!
 //! Who is in the order, and where the line is, the core says ([`plimsoll_core::policy::last_line`]).
 
@@ -40,6 +41,9 @@ pub struct LastLine {
     /// What is in force, but for its times.
     plan: Option<LastLinePlan>,
     ordered_ns: Option<u64>,
+    /// There was a sample since, too soon for another order.
+    is_order_owed: bool,
+    /// When it was last tried.
     renewed_ns: u64,
     /// The newest sample: when it began, and what had been charged then.
     sampled: (u64, Option<u64>),
@@ -68,6 +72,7 @@ impl LastLine {
             low_read_ns: None,
             plan: None,
             ordered_ns: None,
+            is_order_owed: false,
             renewed_ns: 0,
             sampled: (0, None),
             kills: Vec::with_capacity(KILLS_MAX),
@@ -83,8 +88,20 @@ impl LastLine {
 
     /// When it is to be renewed at the latest.
     pub(super) fn renew_at_ns(&self) -> u64 {
+        let order_at_ns = self.ordered_ns.filter(|_| self.is_order_owed);
+        let order_at_ns = order_at_ns.map_or(u64::MAX, |at_ns| at_ns + ORDER_EVERY_NS);
         self.renewed_ns
             .saturating_add(self.options.expires_after_ns / 3)
+            .min(order_at_ns)
+    }
+
+    /// Whether the order, too, is renewed after this sample. If it is too soon for that, it is renewed by itself when it is not.
+    fn is_order_due(&mut self, now_ns: u64) -> bool {
+        self.is_order_owed = since(self.ordered_ns, now_ns) < ORDER_EVERY_NS;
+        if !self.is_order_owed {
+            self.ordered_ns = Some(now_ns);
+        }
+        !self.is_order_owed
     }
 
     /// Takes in a record. Allocates nothing.
@@ -128,9 +145,10 @@ impl LastLine {
 }
 
 impl Agent {
-    /// Also keeps a last line in the kernel.
+    /// Also keeps a last line in the kernel, where one of its programs is attached.
     pub fn with_last_line(mut self, last_line: Option<LastLine>) -> Self {
-        self.last_line = last_line;
+        let has_programs = self.bpf.as_mut().and_then(Bpf::last_line).is_some();
+        self.last_line = last_line.filter(|_| has_programs);
         self
     }
 
@@ -203,15 +221,16 @@ impl Agent {
             return Ok(());
         };
         let now_ns = now_ns();
+        // Also if something is refused below: the next try has its time.
+        own.renewed_ns = now_ns;
         let until_ns = now_ns.saturating_add(own.options.expires_after_ns);
-        let since = |at_ns: Option<u64>| at_ns.map_or(u64::MAX, |at_ns| now_ns - at_ns.min(now_ns));
-        if since(own.low_read_ns) >= WATERMARKS_EVERY_NS {
+        let is_order_due = own.is_order_due(now_ns);
+        if since(own.low_read_ns, now_ns) >= WATERMARKS_EVERY_NS {
             own.low_pages = low_watermarks(&own.zoneinfo).map_err(|error| error.to_string())?;
             own.low_read_ns = Some(now_ns);
         }
-        if since(own.ordered_ns) >= ORDER_EVERY_NS {
+        if is_order_due {
             own.plan = plan(self.engine.config(), self.engine.state());
-            own.ordered_ns = Some(now_ns);
             let condemned = own.plan.iter().flat_map(|plan| &plan.order);
             let order: Vec<CondemnedPod> = condemned
                 .filter_map(|pod| {
@@ -225,7 +244,6 @@ impl Agent {
             maps.condemn(&order, until_ns)
                 .map_err(|error| error.to_string())?;
         }
-        own.renewed_ns = now_ns;
         let mut setting = LineSetting::default();
         if let (Some(plan), Some(node)) = (&own.plan, &self.engine.state().node) {
             let (acked_ns, charged_bytes) = own.sampled;
@@ -328,6 +346,11 @@ impl Agent {
     }
 }
 
+/// Time that has passed since then, nanoseconds; `u64::MAX` if it never was.
+fn since(at_ns: Option<u64>, now_ns: u64) -> u64 {
+    at_ns.map_or(u64::MAX, |at_ns| now_ns.saturating_sub(at_ns))
+}
+
 /// The sum of the zones' low watermarks, pages.
 fn low_watermarks(zoneinfo: &std::path::Path) -> Result<u64, FileError> {
     Ok(low_pages(&read_text(zoneinfo)?))
@@ -344,6 +367,24 @@ fn low_pages(zoneinfo: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sample_too_soon_for_a_new_order_is_made_up_for() {
+        const MS: u64 = 1_000_000;
+        let options = options::LastLine {
+            expires_after_ns: 30_000 * MS,
+            ..options::LastLine::default()
+        };
+        let mut line = LastLine::new(options, &HostRoot::live());
+        let mut sample = |at_ns| {
+            line.renewed_ns = at_ns;
+            (line.is_order_due(at_ns), line.renew_at_ns())
+        };
+        assert_eq!(sample(1000 * MS), (true, 11_000 * MS));
+        assert_eq!(sample(1030 * MS), (false, 1100 * MS));
+        assert_eq!(sample(1090 * MS), (false, 1100 * MS));
+        assert_eq!(sample(1100 * MS), (true, 11_100 * MS));
+    }
 
     #[test]
     fn low_watermarks_are_added_up() {
