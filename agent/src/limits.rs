@@ -324,7 +324,8 @@ enum MemoryFiles {
 #[derive(Debug, Default)]
 struct PodLimits {
     /// By the cgroup's id in the memory hierarchy.
-    cgroups: BTreeMap<u64, Watched>,
+    // Boxed: a node of the map has room for eleven, and a pod has few.
+    cgroups: BTreeMap<u64, Box<Watched>>,
     /// Counted and not told yet.
     untold: LimitCounts,
     /// When something was told.
@@ -448,20 +449,22 @@ impl Limits {
             let is_first_look = !self.pods.contains_key(uid);
             let known = self.pods.entry(uid.clone()).or_default();
             for (index, (dir, id)) in cgroups.enumerate() {
-                let watched = known.cgroups.entry(id).or_insert_with(|| Watched {
-                    is_pods_own: index == 0,
-                    dir: dir.to_owned(),
-                    cpu_dir: cpu_dir(memory, self.cpu.as_ref(), dir),
-                    cpu_id: None,
-                    memory: Slot::Absent,
-                    cpu: Slot::Absent,
-                    pressure: Slot::Absent,
-                    stat: Slot::Absent,
-                    refaulted: (0, 0),
-                    now: LimitCounts::default(),
-                    told: LimitCounts::default(),
-                    is_history: is_first_look,
-                    is_gone: false,
+                let watched = known.cgroups.entry(id).or_insert_with(|| {
+                    Box::new(Watched {
+                        is_pods_own: index == 0,
+                        dir: dir.to_owned(),
+                        cpu_dir: cpu_dir(memory, self.cpu.as_ref(), dir),
+                        cpu_id: None,
+                        memory: Slot::Absent,
+                        cpu: Slot::Absent,
+                        pressure: Slot::Absent,
+                        stat: Slot::Absent,
+                        refaulted: (0, 0),
+                        now: LimitCounts::default(),
+                        told: LimitCounts::default(),
+                        is_history: is_first_look,
+                        is_gone: false,
+                    })
                 });
                 watched.is_gone = false;
                 let counts_memory = memory.version == Version::V1 || watched.is_pods_own;
@@ -541,7 +544,8 @@ impl Limits {
 
     fn by_memory_id(&mut self, cgroup_id: u64) -> Option<&mut Watched> {
         let uid = self.places.by_memory_id(cgroup_id)?;
-        self.pods.get_mut(uid)?.cgroups.get_mut(&cgroup_id)
+        let watched = self.pods.get_mut(uid)?.cgroups.get_mut(&cgroup_id);
+        watched.map(Box::as_mut)
     }
 
     /// Takes in what the kernel has counted of a cgroup's memory limits.
@@ -726,7 +730,8 @@ impl Places {
 
 /// The cgroups of all pods.
 fn all(pods: &mut BTreeMap<PodUid, PodLimits>) -> impl Iterator<Item = &mut Watched> {
-    pods.values_mut().flat_map(|pod| pod.cgroups.values_mut())
+    let cgroups = pods.values_mut().flat_map(|pod| pod.cgroups.values_mut());
+    cgroups.map(Box::as_mut)
 }
 
 fn raise(total: &mut u64, to: u64) {
