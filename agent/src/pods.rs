@@ -558,26 +558,28 @@ fn open_or_refresh(
     let cgroup_id = mounts
         .hierarchy_of(Controller::Memory)?
         .cgroup_id(&entry.path)?;
-    let open = match &mut entry.open {
+    match &mut entry.open {
         // A new directory of the same name is a new cgroup: what is open belongs to the old one.
         Some(open) if open.cgroup_id == cgroup_id => {
-            open.kill.refresh()?;
-            open
+            open.populated = open.kill.refresh()?;
+            Ok(open.populated)
         }
-        stale => stale.insert(Open {
-            memory: PodMemoryFiles::open(mounts, &entry.path)?,
-            kill: PodKill::open(host, mounts, &entry.path)?,
-            cgroup_id,
-            populated: false,
-            stat: Stat::default(),
-            stage_files: with_stage_files
-                .then(|| stage_files(mounts, &entry.path))
-                .transpose()?
-                .map(Arc::new),
-        }),
-    };
-    open.populated = open.kill.is_populated()?;
-    Ok(open.populated)
+        stale => {
+            let open = stale.insert(Open {
+                memory: PodMemoryFiles::open(mounts, &entry.path)?,
+                kill: PodKill::open(host, mounts, &entry.path)?,
+                cgroup_id,
+                populated: false,
+                stat: Stat::default(),
+                stage_files: with_stage_files
+                    .then(|| stage_files(mounts, &entry.path))
+                    .transpose()?
+                    .map(Arc::new),
+            });
+            open.populated = open.kill.is_populated()?;
+            Ok(open.populated)
+        }
+    }
 }
 
 /// None of them without cgroup v2: v1 has neither.

@@ -20,6 +20,7 @@
 mod count;
 
 use std::ffi::CStr;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirEntryExt, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -189,21 +190,24 @@ impl PodKill {
         })
     }
 
-    /// Picks up new containers and leaders, and drops cgroups that are gone. Allocates and opens: not for the hot path.
+    /// Picks up new containers and leaders, and drops cgroups that are gone. Returns whether any process is left, as [`PodKill::is_populated`]
+    /// does. Allocates and opens: not for the hot path.
     ///
     /// # Errors
     /// [`FileError::Vanished`] when the pod's cgroup is gone.
-    pub fn refresh(&mut self) -> Result<(), FileError> {
+    pub fn refresh(&mut self) -> Result<bool, FileError> {
         if !self.is_as_known() {
             self.read_cgroups()?;
         }
+        let mut is_populated = false;
         for member in &mut self.members {
             match member.refresh_leader(&self.host) {
-                Err(error) if !error.is_vanished() => return Err(error),
-                _ => {}
+                Ok(has_processes) => is_populated |= has_processes,
+                Err(error) if error.is_vanished() => {}
+                Err(error) => return Err(error),
             }
         }
-        Ok(())
+        Ok(is_populated)
     }
 
     /// Whether reading the directories would find what is known. A cgroup's directory has a link for each directory in it (`kernfs_refresh_inode`):
@@ -465,34 +469,36 @@ impl Member {
         })
     }
 
-    fn refresh_leader(&mut self, host: &HostRoot) -> Result<(), FileError> {
-        match &self.leader {
-            Leader::Exited => {}
-            Leader::Running { pid, .. } => {
-                if !self.is_listed(*pid)? {
-                    self.leader = Leader::Exited;
+    /// Returns whether any process is in this cgroup.
+    fn refresh_leader(&mut self, host: &HostRoot) -> Result<bool, FileError> {
+        let known = match &self.leader {
+            Leader::Running { pid, .. } => Some(*pid),
+            Leader::Exited | Leader::Unknown => None,
+        };
+        let is_unknown = matches!(self.leader, Leader::Unknown);
+        let (mut has_processes, mut is_known_listed) = (false, false);
+        // cgroup.procs is in no useful order (v1: by pid; v2: by css_set), so the oldest is looked for.
+        let mut oldest = None;
+        self.for_each_pid(&mut |pid| {
+            has_processes = true;
+            is_known_listed |= known == Some(pid);
+            if is_unknown && let Some(ticks) = start_ticks(host, pid) {
+                let age = (ticks, pid.as_raw_nonzero());
+                if oldest.is_none_or(|(known, _)| age < known) {
+                    oldest = Some((age, pid));
                 }
             }
-            Leader::Unknown => {
-                // cgroup.procs is in no useful order (v1: by pid; v2: by css_set), so the oldest is looked for.
-                let mut pids = Vec::new();
-                self.for_each_pid(&mut |pid| pids.push(pid))?;
-                let oldest = pids
-                    .into_iter()
-                    .filter_map(|pid| Some((start_ticks(host, pid)?, pid)))
-                    .min_by_key(|(ticks, pid)| (*ticks, pid.as_raw_nonzero()));
-                let Some((_, pid)) = oldest else {
-                    return Ok(());
-                };
-                let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else {
-                    return Ok(());
-                };
-                if self.is_listed(pid)? {
-                    self.leader = Leader::Running { pid, pidfd };
-                }
-            }
+        })?;
+        if known.is_some() && !is_known_listed {
+            self.leader = Leader::Exited;
         }
-        Ok(())
+        if let Some((_, pid)) = oldest
+            && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
+            && self.is_listed(pid)?
+        {
+            self.leader = Leader::Running { pid, pidfd };
+        }
+        Ok(has_processes)
     }
 
     fn signal_leader(&self, pid: Pid, pidfd: &OwnedFd, signal: Signal) -> Result<u32, FileError> {
@@ -586,20 +592,24 @@ impl Member {
     fn for_each_pid(&self, f: &mut dyn FnMut(Pid)) -> Result<(), FileError> {
         let procs = open_procs(&self.dir).map_err(|errno| file_error(&self.path, errno))?;
         let mut pids = PidParser::default();
-        let mut buffer = [0; PROCS_CHUNK_BYTES];
+        let mut buffer = [MaybeUninit::uninit(); PROCS_CHUNK_BYTES];
         for _ in 0..PROCS_CHUNKS_MAX {
-            let filled = rustix::io::retry_on_intr(|| rustix::io::read(&procs, &mut buffer))
-                .map_err(|errno| file_error(&self.path, errno))?;
-            if filled == 0 {
+            let (chunk, _) = loop {
+                match rustix::io::read(&procs, &mut buffer) {
+                    Err(Errno::INTR) => {}
+                    read => break read,
+                }
+            }
+            .map_err(|errno| file_error(&self.path, errno))?;
+            if chunk.is_empty() {
                 pids.end(f);
                 return Ok(());
             }
-            pids.feed(&buffer[..filled], f)
-                .map_err(|line| FileError::Malformed {
-                    path: Arc::clone(&self.path),
-                    line,
-                    expected: "a pid on each line of cgroup.procs",
-                })?;
+            pids.feed(chunk, f).map_err(|line| FileError::Malformed {
+                path: Arc::clone(&self.path),
+                line,
+                expected: "a pid on each line of cgroup.procs",
+            })?;
         }
         Ok(())
     }
