@@ -32,6 +32,19 @@ fn main() {
             panic!("cannot write {}: {error}", embedded.display());
         }
     }
+    pack_relocations();
+}
+
+/// A static binary relocates itself, from a table that stays in its locked memory: 0.8 MB as it is, 7 KB packed. A dynamic one would need
+/// glibc 2.36 for it.
+fn pack_relocations() {
+    let cfg = |name| env::var(format!("CARGO_CFG_{name}")).unwrap_or_default();
+    let is_static = cfg("TARGET_FEATURE")
+        .split(',')
+        .any(|own| own == "crt-static");
+    if is_static && cfg("TARGET_ENV") == "gnu" {
+        println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
+    }
 }
 
 fn read(object: &Path) -> Vec<u8> {

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::ebpf;
-use crate::guest::Guest;
+use crate::guest::{Guest, released_agent};
 use crate::kernel::Kernel;
 use crate::paths;
 use crate::progress::say;
@@ -328,6 +328,8 @@ fn measure(
         .icount(true)
         .debian_packages(&packages)
         .payload(ping_object()?)
+        // In place of the guests' own build: what is measured is what people run.
+        .payload(released_agent()?)
         .timeout(Some(BOOT_TIME_MAX.saturating_add(time)))
         .out(came.path())
         .command(program)

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
 use crate::progress::say;
@@ -35,27 +35,44 @@ pub(crate) fn build() -> Result<Vec<PathBuf>> {
         "guest",
         "building the agent and the guest programs (static)",
     );
+    let programs = cargo_build(&[
+        "--package",
+        "plimsoll",
+        "--package",
+        "tests",
+        "--bins",
+        "--profile",
+        PROFILE,
+    ])?;
+    Ok(built.insert(programs).clone())
+}
+
+/// Builds the agent as it is released, and returns its path. Takes minutes.
+pub(crate) fn released_agent() -> Result<PathBuf> {
+    ebpf::build()?;
+    say(
+        "guest",
+        "building the agent as it is released (static; minutes)",
+    );
+    let programs = cargo_build(&["--package", "plimsoll", "--bins", "--release"])?;
+    programs
+        .into_iter()
+        .next()
+        .context("cargo named no program")
+}
+
+fn cargo_build(what: &[&str]) -> Result<Vec<PathBuf>> {
     let output = process::run(
         process::cargo()
-            .args([
-                "build",
-                "--package",
-                "plimsoll",
-                "--package",
-                "tests",
-                "--bins",
-                "--profile",
-                PROFILE,
-                "--target",
-                TARGET,
-            ])
-            .args([
-                "--message-format",
-                "json-render-diagnostics",
-                "--target-dir",
-            ])
+            .arg("build")
+            .args(what)
+            .args(["--target", TARGET])
+            .args(["--message-format", "json-render-diagnostics"])
+            .arg("--target-dir")
             .arg(paths::target("guest"))
-            .env("RUSTFLAGS", "-Ctarget-feature=+crt-static"),
+            .env("RUSTFLAGS", "-Ctarget-feature=+crt-static")
+            // A guest's files are in its memory.
+            .env("CARGO_PROFILE_RELEASE_STRIP", "true"),
     )?;
     if !output.status.success() {
         bail!(
@@ -63,8 +80,7 @@ pub(crate) fn build() -> Result<Vec<PathBuf>> {
             process::last_lines(&String::from_utf8_lossy(&output.stderr))
         );
     }
-    let programs = executables(&String::from_utf8_lossy(&output.stdout));
-    Ok(built.insert(programs).clone())
+    Ok(executables(&String::from_utf8_lossy(&output.stdout)))
 }
 
 fn executables(messages: &str) -> Vec<PathBuf> {
