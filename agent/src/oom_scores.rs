@@ -456,6 +456,7 @@ impl PodScores {
         }
         let mut is_there = is_there.into_iter();
         self.cgroups.retain(|_| is_there.next().unwrap_or(false));
+        self.cgroups.reserve_exact(new.len());
         self.cgroups.append(&mut new);
     }
 

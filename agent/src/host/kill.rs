@@ -233,6 +233,8 @@ impl PodKill {
                 .iter()
                 .any(|cgroup| cgroup.id == member.id && *cgroup.path == *member.path)
         });
+        self.members
+            .reserve_exact(found.len().saturating_sub(self.members.len()));
         for Cgroup {
             path,
             depth,
