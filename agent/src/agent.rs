@@ -363,7 +363,12 @@ impl Agent {
             } else {
                 let serve_at_ns = self.oom_scores.as_ref().and_then(OomScores::serve_at_ns);
                 let renew_at_ns = self.last_line.as_ref().map(LastLine::renew_at_ns);
-                let later = [self.tell_oom_kills_at_ns(), serve_at_ns, renew_at_ns];
+                let later = [
+                    self.tell_oom_kills_at_ns(),
+                    self.last_line_kills_at_ns(),
+                    serve_at_ns,
+                    renew_at_ns,
+                ];
                 let at_ns = later
                     .into_iter()
                     .flatten()

@@ -152,14 +152,23 @@ impl Agent {
         self
     }
 
+    /// When what records have told of the last line is to be taken in, if there is any.
+    pub(super) fn last_line_kills_at_ns(&self) -> Option<u64> {
+        let own = self.last_line.as_ref()?;
+        (!own.kills.is_empty()).then(|| self.listed_at_ns())
+    }
+
     /// Takes in what records have told of the last line: the engine completes what it began.
     pub(super) fn take_last_line_kills(&mut self) {
+        if self
+            .last_line_kills_at_ns()
+            .is_none_or(|at_ns| now_ns() < at_ns)
+        {
+            return;
+        }
         let Some(last_line) = &mut self.last_line else {
             return;
         };
-        if last_line.kills.is_empty() {
-            return;
-        }
         let kills = std::mem::take(&mut last_line.kills);
         for told in &kills {
             self.last_line_killed(told.cgroup_id, uid_text(&told.uid), told.kill);
@@ -264,7 +273,7 @@ impl Agent {
 
     /// Tells what no record has told: the ring was full, or another agent was here.
     pub(super) fn tell_last_line(&mut self) {
-        if self.last_line.is_none() {
+        if self.last_line.is_none() || now_ns() < self.listed_at_ns() {
             return;
         }
         match self.untold_kills() {

@@ -108,15 +108,19 @@ impl Agent {
         }
     }
 
-    /// When there is a kill to tell, if any. An agent that has just started may read of one before it has read the manifests.
+    /// From when on it can be told whose a cgroup is: an agent that has just started has not read the manifests.
+    pub(super) fn listed_at_ns(&self) -> u64 {
+        if self.tally.pods_listed {
+            0
+        } else {
+            self.started_ns.saturating_add(LISTED_WITHIN_NS)
+        }
+    }
+
+    /// When there is a kill to tell, if any.
     pub(super) fn tell_oom_kills_at_ns(&self) -> Option<u64> {
         let tell_at_ns = self.oom_kills.tell_at_ns()?;
-        let listed_by_ns = self.started_ns.saturating_add(LISTED_WITHIN_NS);
-        Some(if self.tally.pods_listed {
-            tell_at_ns
-        } else {
-            tell_at_ns.max(listed_by_ns)
-        })
+        Some(tell_at_ns.max(self.listed_at_ns()))
     }
 
     /// Tells the kernel's OOM kills whose last victim has been named, a kill at a time.
@@ -124,8 +128,7 @@ impl Agent {
         let Some(tell_at_ns) = self.tell_oom_kills_at_ns() else {
             return;
         };
-        if !self.tally.pods_listed && now_ns < tell_at_ns {
-            // Whose the cgroups are is not known yet.
+        if now_ns < self.listed_at_ns() {
             return;
         }
         for kill in &mut self.oom_kills.kills {

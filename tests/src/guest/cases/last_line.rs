@@ -213,11 +213,8 @@ fn killed() -> Outcome {
     let programs = next.started.programs.clone().unwrap_or_default();
     ensure!(programs.starts_with("taken over at"), "{programs}");
     let (pod, kill) = last_line_kill(&mut next)?;
-    // The identity, where the record is read before the manifests are.
     ensure!(
-        ["default/hog", "default_hog"].contains(&pod.as_str())
-            && kill.why == LastLineReason::Unacknowledged
-            && kill.kills == 1,
+        pod == "default/hog" && kill.why == LastLineReason::Unacknowledged && kill.kills == 1,
         "{pod}: {kill:?}"
     );
     scene.others_live(false)?;
