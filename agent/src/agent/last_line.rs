@@ -40,10 +40,9 @@ pub struct LastLine {
     low_read_ns: Option<u64>,
     /// What is in force, but for its times.
     plan: Option<LastLinePlan>,
+    /// When the order was renewed, too.
     ordered_ns: Option<u64>,
-    /// There was a sample since, too soon for another order.
-    is_order_owed: bool,
-    /// When it was last tried.
+    /// When it was last tried. After the order: too soon for another one.
     renewed_ns: u64,
     /// The newest sample: when it began, and what had been charged then.
     sampled: (u64, Option<u64>),
@@ -72,7 +71,6 @@ impl LastLine {
             low_read_ns: None,
             plan: None,
             ordered_ns: None,
-            is_order_owed: false,
             renewed_ns: 0,
             sampled: (0, None),
             kills: Vec::with_capacity(KILLS_MAX),
@@ -88,20 +86,22 @@ impl LastLine {
 
     /// When it is to be renewed at the latest.
     pub(super) fn renew_at_ns(&self) -> u64 {
-        let order_at_ns = self.ordered_ns.filter(|_| self.is_order_owed);
+        let order_at_ns = self.ordered_ns.filter(|at_ns| *at_ns < self.renewed_ns);
         let order_at_ns = order_at_ns.map_or(u64::MAX, |at_ns| at_ns + ORDER_EVERY_NS);
         self.renewed_ns
             .saturating_add(self.options.expires_after_ns / 3)
             .min(order_at_ns)
     }
 
-    /// Whether the order, too, is renewed after this sample. If it is too soon for that, it is renewed by itself when it is not.
-    fn is_order_due(&mut self, now_ns: u64) -> bool {
-        self.is_order_owed = since(self.ordered_ns, now_ns) < ORDER_EVERY_NS;
-        if !self.is_order_owed {
+    /// It is renewed now, also if something is refused: the next try has its time. Returns whether the order is, too. If it is too
+    /// soon for that, it has its own time.
+    fn renews(&mut self, now_ns: u64) -> bool {
+        self.renewed_ns = now_ns;
+        let is_order_due = since(self.ordered_ns, now_ns) >= ORDER_EVERY_NS;
+        if is_order_due {
             self.ordered_ns = Some(now_ns);
         }
-        !self.is_order_owed
+        is_order_due
     }
 
     /// Takes in a record. Allocates nothing.
@@ -230,10 +230,8 @@ impl Agent {
             return Ok(());
         };
         let now_ns = now_ns();
-        // Also if something is refused below: the next try has its time.
-        own.renewed_ns = now_ns;
+        let is_order_due = own.renews(now_ns);
         let until_ns = now_ns.saturating_add(own.options.expires_after_ns);
-        let is_order_due = own.is_order_due(now_ns);
         if since(own.low_read_ns, now_ns) >= WATERMARKS_EVERY_NS {
             own.low_pages = low_watermarks(&own.zoneinfo).map_err(|error| error.to_string())?;
             own.low_read_ns = Some(now_ns);
@@ -385,10 +383,7 @@ mod tests {
             ..options::LastLine::default()
         };
         let mut line = LastLine::new(options, &HostRoot::live());
-        let mut sample = |at_ns| {
-            line.renewed_ns = at_ns;
-            (line.is_order_due(at_ns), line.renew_at_ns())
-        };
+        let mut sample = |at_ns| (line.renews(at_ns), line.renew_at_ns());
         assert_eq!(sample(1000 * MS), (true, 11_000 * MS));
         assert_eq!(sample(1030 * MS), (false, 1100 * MS));
         assert_eq!(sample(1090 * MS), (false, 1100 * MS));
