@@ -2,12 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
+#[path = "fixtures/agent.rs"]
+mod agent;
+
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use serde_json::Value;
+use agent::Agent;
 
 /// Everything that is off unless it is asked for.
 const CONFIG: &str = "\
@@ -38,34 +39,19 @@ fn an_agent_without_work_rests() {
         let path = |name: &str| dir.path().join(name);
         fs::create_dir(path("pods")).unwrap();
         fs::write(path("config.yaml"), CONFIG).unwrap();
-        let mut agent = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
-            .args(["run", "--output", "json", "--without", without])
-            // Nobody's memory or disk is short, whatever else this machine does.
-            .args(["--eviction-hard", "memory.available<1Ki"])
-            .arg("--config")
-            .arg(path("config.yaml"))
-            .arg("--manifests")
-            .arg(path("pods"))
-            .arg("--state-dir")
-            .arg(path("state"))
-            .arg("--journal")
-            .arg(path("journal"))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(agent.stdout.take().unwrap()).lines();
-        let is_started = lines.by_ref().any(|line| {
-            let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
-            line["event"] == "started"
-        });
-        let reading = std::thread::spawn(move || lines.for_each(drop));
+        let (config, journal) = (path("config.yaml"), path("journal"));
+        let options = [
+            ("--without", without),
+            ("--config", config.to_str().unwrap()),
+            ("--journal", journal.to_str().unwrap()),
+        ];
+        let cgroup_root = format!("plimsoll-test-idle-{}", std::process::id());
+        let options = options.map(<[&str; 2]>::from);
+        let mut agent = Agent::start(dir.path(), &cgroup_root, options.as_flattened());
+        agent.wait_for("started");
         std::thread::sleep(WATCHED);
-        let pid = rustix::process::Pid::from_child(&agent);
-        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-        let ended = agent.wait().unwrap();
-        reading.join().unwrap();
-        assert!(is_started && ended.success(), "{without}: {ended}");
-        let journal = fs::read_to_string(path("journal")).unwrap();
+        agent.stop();
+        let journal = fs::read_to_string(journal).unwrap();
         let samples = journal
             .lines()
             .filter(|line| line.contains(r#""event":"sample""#))

@@ -5,11 +5,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+#[path = "fixtures/agent.rs"]
+mod agent;
 
+use std::process::{Command, Stdio};
+
+use agent::Agent;
 use plimsoll::host::cgroup::{CgroupPath, Controller};
 use plimsoll::host::{HostRoot, Ledger};
 use plimsoll::pod_cgroup;
@@ -35,74 +36,6 @@ spec:
 const HOG: &str = "head -c 100000000 /dev/zero | tail -c 100000000 >/dev/null; \
     i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done";
 
-/// Patience for things that happen within seconds; nothing is measured by it.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-struct Agent {
-    process: Child,
-    lines: Arc<Mutex<Vec<Value>>>,
-}
-
-impl Agent {
-    fn start(dir: &std::path::Path, cgroup_root: &str, without: &str) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
-        command.arg("run").arg("--manifests").arg(dir.join("pods"));
-        command.args(["--cgroup-root", cgroup_root, "--output", "json"]);
-        // Nobody is to be evicted for what other tests do to this machine.
-        command.args(["--eviction-hard", "memory.available<1Ki"]);
-        if !without.is_empty() {
-            command.args(["--without", without]);
-        }
-        let mut process = command
-            .arg("--state-dir")
-            .arg(dir.join("state"))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = Arc::new(Mutex::new(Vec::new()));
-        let (output, sink) = (process.stdout.take().unwrap(), Arc::clone(&lines));
-        std::thread::spawn(move || {
-            for line in BufReader::new(output).lines() {
-                let line = serde_json::from_str(&line.unwrap()).unwrap();
-                sink.lock().unwrap().push(line);
-            }
-        });
-        Self { process, lines }
-    }
-
-    /// The lines of this kind so far.
-    fn said(&self, event: &str) -> Vec<Value> {
-        let lines = self.lines.lock().unwrap();
-        let of_kind = lines.iter().filter(|line| line["event"] == event);
-        of_kind.cloned().collect()
-    }
-
-    fn wait_for(&mut self, event: &str) {
-        let start = Instant::now();
-        while self.said(event).is_empty() {
-            let ended = self.process.try_wait().unwrap();
-            assert!(ended.is_none(), "the agent has ended: {ended:?}");
-            let lines = self.lines.lock().unwrap();
-            assert!(start.elapsed() < PATIENCE, "no {event} in {lines:#?}");
-            drop(lines);
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn stop(&mut self) {
-        let pid = rustix::process::Pid::from_child(&self.process);
-        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-        assert!(self.process.wait().unwrap().success());
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        self.process.kill().ok();
-        self.process.wait().ok();
-    }
-}
-
 fn sum(lines: &[Value], field: &str) -> u64 {
     lines.iter().filter_map(|line| line[field].as_u64()).sum()
 }
@@ -122,7 +55,8 @@ fn limits_are_told_by_every_mechanism() {
         let manifest = dir.path().join("pods/pods.yaml");
         std::fs::write(&manifest, PODS).unwrap();
         let cgroup_root = format!("plimsoll-test-limits-{case}-{}", std::process::id());
-        let mut agent = Agent::start(dir.path(), &cgroup_root, without);
+        let without = (!without.is_empty()).then_some(["--without", without]);
+        let mut agent = Agent::start(dir.path(), &cgroup_root, without.as_slice().as_flattened());
         agent.wait_for("started");
         let exec = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
             .args(["exec", "--pod", "tight", "--cgroup-root", &cgroup_root])
