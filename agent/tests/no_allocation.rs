@@ -12,18 +12,18 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
 
-use plimsoll::agent::Agent;
-use plimsoll::config::{Config, ConfigFile, EvictionFlags};
+use plimsoll::daemon::Agent;
+use plimsoll::daemon::limits::{Limits, Origins};
+use plimsoll::daemon::sampler::Sampler;
+use plimsoll::host::output::Output;
 use plimsoll::host::{CgroupPath, HostRoot};
-use plimsoll::limits::{Limits, Origins};
-use plimsoll::output::Output;
-use plimsoll::pods::Pods;
-use plimsoll::report::Reporter;
-use plimsoll::sampler::Sampler;
-use plimsoll::source::manifests::{ManifestChange, ManifestPod};
+use plimsoll::input::config::{Config, ConfigFile, EvictionFlags};
+use plimsoll::input::manifests::{ManifestChange, ManifestPod};
+use plimsoll::pods::registry::Pods;
+use plimsoll::record::lines::Reporter;
 use plimsoll_core::engine::Engine;
-use plimsoll_core::event::Cause;
-use plimsoll_core::pod::Pod;
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::event::Cause;
 
 const PODS: usize = 100;
 /// Its usage is the largest.

@@ -10,23 +10,24 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::decision::Decision;
-use crate::event::{Cause, Event, EventKind, Sample};
-use crate::options::{CpuOptions, EvictionOptions};
-use crate::policy::disruption::Budgeting;
-use crate::policy::eviction;
-use crate::policy::freshness::{self, Stale};
-use crate::policy::rank::{ImageFsLayout, Place, RankRow};
-use crate::policy::{cpu, foresight, leaving, place, remedies, sampling, stall};
-use crate::signal::{Observations, Readings};
-use crate::state::NodeState;
-use crate::swap::{self, PodSwap};
-use crate::threshold::Threshold;
+use crate::model::decision::Decision;
+use crate::model::event::{Cause, Event, EventKind, Sample};
+use crate::model::options::{CpuOptions, EvictionOptions};
+use crate::model::signal::{Observations, Readings};
+use crate::model::state::NodeState;
+use crate::model::threshold::Threshold;
+use crate::policy::memory::disruption::Budgeting;
+use crate::policy::memory::eviction;
+use crate::policy::memory::freshness::{self, Stale};
+use crate::policy::memory::rank::{ImageFsLayout, Place, RankRow};
+use crate::policy::memory::swap::{self, PodSwap};
+use crate::policy::memory::{foresight, leaving, remedies, sampling, stall};
+use crate::policy::{cpu, placement};
 
 /// What the engine is told once. Part of every journal's header.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct EngineConfig {
-    /// The eviction thresholds, as [`crate::threshold::for_layout`] returns them.
+    /// The eviction thresholds, as [`crate::model::threshold::for_layout`] returns them.
     pub thresholds: Vec<Threshold>,
     /// How images, writable layers and the kubelet's directory are spread over file systems.
     pub layout: ImageFsLayout,
@@ -132,7 +133,7 @@ impl Engine {
     /// Takes one event and appends what is to be done about it, in the order in which it is to be done.
     pub fn step(&mut self, event: &Event, decisions: &mut Vec<Decision>) {
         let first = decisions.len();
-        place::give_up_changed(&mut self.state, event);
+        placement::give_up_changed(&mut self.state, event);
         self.state.observe(event, self.config.options.availability);
         self.scratch
             .reserve(self.state.pods.len(), self.state.budgets.len());
@@ -153,7 +154,7 @@ impl Engine {
             self.judge(event.at_ns, sample.cause, &observations, decisions);
             sampling::arm(&self.config, &mut self.state, sample, decisions);
         }
-        place::decide(&mut self.state, event, first, decisions);
+        placement::decide(&mut self.state, event, first, decisions);
         cpu::decide(&self.config, &mut self.state, event, first, decisions);
         sampling::schedule(&self.config, &mut self.state, decisions);
     }

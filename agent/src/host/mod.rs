@@ -9,12 +9,14 @@
 //! Plimsoll changed. *leader*: the first process of a container, the one that a container runtime would send SIGTERM to.
 #![deny(unsafe_code)]
 
+pub mod capabilities;
+pub mod output;
+
 pub mod cgroup;
 pub(crate) mod cgroup_paths;
 pub mod cpuset;
 pub mod file;
 pub mod irq;
-pub mod kill;
 pub mod knobs;
 pub mod lock;
 pub mod meminfo;
@@ -33,7 +35,6 @@ pub use cgroup::{
     CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy, Layout, PodMemoryFiles, Version,
 };
 pub use file::{ControlFile, FileError};
-pub use kill::PodKill;
 pub use knobs::Ledger;
 pub use meminfo::{MeminfoFile, NodeMemory};
 

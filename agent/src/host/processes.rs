@@ -7,10 +7,11 @@
 
 use std::time::Duration;
 
+use rustix::process::Pid;
 use rustix::time::ClockId;
 
 use super::HostRoot;
-use super::file::{ControlFile, FileError, parse_u64};
+use super::file::{ControlFile, FileError, parse_u64, read_text};
 
 /// The node's PIDs at one instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +106,14 @@ pub fn own_cost() -> (Duration, u64) {
         .unwrap_or(0);
     let resident_bytes = resident_pages * rustix::param::page_size() as u64;
     (whole + part, resident_bytes)
+}
+
+/// When a process was started, in clock ticks since boot: field 22 of `/proc/PID/stat`. `None` when it is gone.
+pub(crate) fn start_ticks(host: &HostRoot, pid: Pid) -> Option<u64> {
+    let stat = read_text(host.procfs(format!("{}/stat", pid.as_raw_nonzero()))).ok()?;
+    // The command may contain anything, so count from its closing parenthesis: state is field 3.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
 }
 
 #[cfg(test)]

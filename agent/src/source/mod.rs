@@ -2,11 +2,8 @@
 #![forbid(unsafe_code)]
 
 pub mod cgroup_watch;
-pub mod decode;
-pub mod manifests;
 pub mod memcg_v1;
 pub mod memory_events;
 pub mod pod_events;
 pub mod pressure;
-pub mod sample;
 pub mod stall_triggers;

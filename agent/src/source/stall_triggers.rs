@@ -13,9 +13,9 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use plimsoll_core::signal::Signal;
-use plimsoll_core::signal::pressure::WHOLE;
-use plimsoll_core::threshold::{Operator, Threshold};
+use plimsoll_core::model::signal::Signal;
+use plimsoll_core::model::signal::pressure::WHOLE;
+use plimsoll_core::model::threshold::{Operator, Threshold};
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -152,7 +152,7 @@ impl AsFd for ArmedTriggers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_core::threshold::{Amount, Passes};
+    use plimsoll_core::model::threshold::{Amount, Passes};
 
     fn above(signal: Signal, share: u64) -> Threshold {
         Threshold {
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn every_pressure_signal_has_one_and_no_other() {
-        for row in &plimsoll_core::signal::SIGNALS {
+        for row in &plimsoll_core::model::signal::SIGNALS {
             let triggers = stall_triggers(&[above(row.signal, 5_000)]);
             assert_eq!(
                 triggers.len(),

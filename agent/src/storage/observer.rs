@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use plimsoll_core::reading::{FileSystemReading, PodStorage, StorageReading};
+use plimsoll_core::model::reading::{FileSystemReading, PodStorage, StorageReading};
 use rustix::io::Errno;
 use tokio::sync::mpsc::Sender;
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
-use plimsoll_core::units::PodUid;
+use plimsoll_core::model::units::PodUid;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError as EventError;
 

@@ -2,8 +2,8 @@ use std::path::Path;
 
 use super::*;
 use crate::storage::usage::{ContainerDirs, VolumeDir, VolumePlugin};
-use plimsoll_core::policy::rank::ImageFsLayout;
-use plimsoll_core::units::PodUid;
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::memory::rank::ImageFsLayout;
 
 /// Patience for things that happen at once; nothing is measured by it.
 const PATIENCE: Duration = Duration::from_secs(60);

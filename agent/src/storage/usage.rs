@@ -20,9 +20,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use plimsoll_core::pod::Pod;
-use plimsoll_core::reading::{ContainerStorage, PodStorage, Used, VolumeStorage};
-use plimsoll_core::units::PodUid;
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::reading::{ContainerStorage, PodStorage, Used, VolumeStorage};
+use plimsoll_core::model::units::PodUid;
 use rustix::fs::{CWD, Mode, openat};
 use rustix::io::Errno;
 
@@ -104,7 +104,7 @@ impl PodDirs {
     pub fn of(pod: &Pod, pod_cgroup: &CgroupPath) -> Result<Self, CgroupError> {
         let containers = pod.all_containers().map(|container| {
             Ok(ContainerDirs {
-                cgroup: crate::pod_cgroup::container_path(pod_cgroup, &container.name)?,
+                cgroup: crate::pods::cgroup::container_path(pod_cgroup, &container.name)?,
                 name: container.name.clone(),
             })
         });

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use plimsoll_core::event::LastLineKill;
+use plimsoll_core::model::event::LastLineKill;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 

@@ -5,19 +5,21 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::decision::LocalStorageReason;
 use crate::engine::{EngineConfig, Scratch};
 use crate::explain::kubelet::{self, KubeletAnswer};
 use crate::explain::pod::{ExplainedPod, find};
 use crate::explain::{Candidate, ExplainedRanking, NoSuchPod};
-use crate::options::EvictionOptions;
-use crate::policy::rank::RankRow;
-use crate::policy::thresholds::{self, Met};
-use crate::policy::{eviction, foresight, last_line, local_storage};
-use crate::signal::{NodeCondition, Observation, SIGNALS, Signal, Unit};
-use crate::state::{NodeState, PodState, ThresholdState};
-use crate::threshold::{Operator, Passes, Threshold};
-use crate::units::PodUid;
+use crate::model::decision::LocalStorageReason;
+use crate::model::options::EvictionOptions;
+use crate::model::signal::{NodeCondition, Observation, SIGNALS, Signal, Unit};
+use crate::model::state::{NodeState, PodState, ThresholdState};
+use crate::model::threshold::{Operator, Passes, Threshold};
+use crate::model::units::PodUid;
+use crate::policy::disk::local_storage;
+use crate::policy::memory::rank::RankRow;
+use crate::policy::memory::thresholds::{self, Met};
+use crate::policy::memory::{eviction, foresight};
+use crate::policy::oom::last_line;
 
 /// Everything about evictions, at one instant. Times are CLOCK_MONOTONIC or spans, nanoseconds; amounts in their signal's unit.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -526,7 +528,7 @@ fn victims(config: &EngineConfig, state: &NodeState, signal: Signal) -> Vec<Stri
             threshold: Threshold {
                 signal,
                 operator: Operator::Never,
-                value: crate::threshold::Amount::Absolute(0),
+                value: crate::model::threshold::Amount::Absolute(0),
                 grace_ns: 0,
                 min_reclaim: None,
                 passes: Passes::All,

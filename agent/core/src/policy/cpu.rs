@@ -2,30 +2,36 @@
 //!
 //! **Problem.** A pod is throttled by its limit while its node has time to spare, or waits behind pods that asked for nothing. What helps the one
 //! can hurt its neighbours, and what is changed must be put back. **Approach.** Readings come once a second ([`CpuReading`]) and are turned into what
-//! happened since the one before. [`cpu_burst`](crate::policy::cpu_burst) and [`cpu_suppress`](crate::policy::cpu_suppress) look at that, each
+//! happened since the one before. [`cpu_burst`](crate::policy::cpu::burst) and [`cpu_suppress`](crate::policy::cpu::suppress) look at that, each
 //! an option. What a cgroup has and what it had without us is in every reading, so that a write that failed, or that somebody else undid, is seen.
 //!
 //! **Who comes first.** A pod that requests CPU time, is not throttled, shares its CPUs, and uses no more than its request: it is owed what it
 //! waits for. One that uses more than it asked for waits for what it was not promised. The annotation
-//! [`LATENCY_CRITICAL_ANNOTATION`](crate::pod::LATENCY_CRITICAL_ANNOTATION) says otherwise for a pod, both ways. A throttled task counts as
+//! [`LATENCY_CRITICAL_ANNOTATION`](crate::kube::pod::LATENCY_CRITICAL_ANNOTATION) says otherwise for a pod, both ways. A throttled task counts as
 //! waiting in the kernel's figures, so that a throttled pod's are no evidence.
+
+pub mod bandwidth;
+pub mod burst;
+pub mod suppress;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cpu_bandwidth::{CgroupCpu, CpuReading, CpuWhy, PodCpu, SharedCpus, WaitSource, Waiter};
-use crate::decision::Decision;
 use crate::engine::EngineConfig;
-use crate::event::{Event, EventKind};
+use crate::kube::qos::QosClass;
+use crate::kube::resources::{CPU, eviction_request};
+use crate::model::decision::Decision;
+use crate::model::event::{Event, EventKind};
+use crate::model::state::{NodeState, PodState};
+use crate::model::units::PodUid;
 use crate::placement::node::NodePlacement;
-use crate::policy::cpu_burst::{self, Grant};
-use crate::policy::cpu_suppress::{self, Suppression};
-use crate::qos::QosClass;
-use crate::resources::{CPU, eviction_request};
-use crate::state::{NodeState, PodState};
-use crate::units::PodUid;
+use crate::policy::cpu::bandwidth::{
+    CgroupCpu, CpuReading, CpuWhy, PodCpu, SharedCpus, WaitSource, Waiter,
+};
+use crate::policy::cpu::burst::Grant;
+use crate::policy::cpu::suppress::Suppression;
 
 /// All of the time, in the unit of shares: hundredths of a per cent.
 pub const WHOLE: u32 = 10_000;
@@ -160,7 +166,7 @@ pub(crate) fn decide(
     if options.burst.is_none() && options.suppress.is_none() {
         return;
     }
-    cpu_suppress::let_go(&mut state.cpu, first, decisions);
+    suppress::let_go(&mut state.cpu, first, decisions);
     match &event.kind {
         EventKind::CpuReading(reading) => {
             observe(state, reading);
@@ -177,15 +183,15 @@ pub(crate) fn decide(
             };
             cpu.waiters = waiters(&around, cpu);
             if let Some(options) = &options.burst {
-                cpu_burst::decide(options, &around, cpu, decisions);
+                burst::decide(options, &around, cpu, decisions);
             }
             if let Some(options) = &options.suppress {
-                cpu_suppress::decide(options, &around, cpu, decisions);
+                suppress::decide(options, &around, cpu, decisions);
             }
         }
         EventKind::CpuNotWritten { uid, container, .. } => {
             let now_ns = state.now_ns;
-            cpu_suppress::not_written(&mut state.cpu, uid, now_ns);
+            suppress::not_written(&mut state.cpu, uid, now_ns);
             let own = state.cpu.pods.get_mut(uid);
             if let Some(own) = own.and_then(|own| own.cgroups.get_mut(container)) {
                 own.grant.give_up(CpuWhy::NotWritten, now_ns);

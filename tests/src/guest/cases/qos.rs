@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use plimsoll_core::cgroup_config::{milli_cpu_to_shares, shares_to_weight};
+use plimsoll_core::kube::cgroup_config::{milli_cpu_to_shares, shares_to_weight};
 
 use super::super::agent::Options;
 use super::super::cgroup;

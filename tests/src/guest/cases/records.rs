@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use plimsoll::bpf::object::object;
-use plimsoll::bpf::{Bpf, BpfOptions, Family, HookSet, HookState, OneIn, Unavailable};
-use plimsoll::source::decode::{Body, MemoryLimitEvent, OomLimit, Record};
+use plimsoll::kernel::decode::{Body, MemoryLimitEvent, OomLimit, Record};
+use plimsoll::kernel::object::object;
+use plimsoll::kernel::{Bpf, BpfOptions, Family, HookSet, HookState, OneIn, Unavailable};
 use plimsoll_abi::Kind;
 
 use super::super::cgroup;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
-use plimsoll_core::cgroup_config::{milli_cpu_to_shares, shares_to_weight};
+use plimsoll_core::kube::cgroup_config::{milli_cpu_to_shares, shares_to_weight};
 
 use super::super::agent::{Agent, Options};
 use super::super::cgroup;

@@ -9,11 +9,11 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use plimsoll::bpf::object::object;
-use plimsoll::bpf::{
+use plimsoll::kernel::decode::{Body, Record};
+use plimsoll::kernel::object::object;
+use plimsoll::kernel::{
     AtEnd, Bpf, BpfOptions, HookReport, HookSet, HookState, OneIn, PinOwner, Pinning,
 };
-use plimsoll::source::decode::{Body, Record};
 use plimsoll_abi::Kind;
 
 use super::super::agent::Options;
@@ -208,7 +208,7 @@ fn crossing_without_an_agent() -> Outcome {
         "charges {charged:?}, armed {armed_at} bytes"
     );
     let after = bpf.account()?;
-    let attach = |account: &plimsoll::bpf::Account| account.of(Kind::CgroupAttach);
+    let attach = |account: &plimsoll::kernel::Account| account.of(Kind::CgroupAttach);
     ensure!(
         attach(&after).consumed > attach(&before).consumed
             && attach(&after).produced > attach(&before).produced

@@ -8,8 +8,8 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use plimsoll::bpf::object::object;
-use plimsoll::bpf::{AtEnd, Bpf, BpfOptions, Family, HookSet, OneIn, PinOwner};
+use plimsoll::kernel::object::object;
+use plimsoll::kernel::{AtEnd, Bpf, BpfOptions, Family, HookSet, OneIn, PinOwner};
 use rustix::process::Signal;
 use serde_json::Value;
 

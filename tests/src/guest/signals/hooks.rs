@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use plimsoll::bpf::stats::RunStats;
-use plimsoll::bpf::{HookReport, HookState};
-use plimsoll::ladder::{LADDER, Need};
+use plimsoll::kernel::stats::RunStats;
+use plimsoll::kernel::{HookReport, HookState};
+use plimsoll::probe::ladder::{LADDER, Need};
 use serde::Serialize;
 
 use super::super::table::aligned;

@@ -15,10 +15,10 @@ use anyhow::Context as _;
 use aya::maps::{MapData, RingBuf};
 use aya::programs::BtfTracePoint;
 use aya::{Btf, Ebpf};
-use plimsoll::bpf::object::object;
-use plimsoll::bpf::stats::count_runs;
-use plimsoll::bpf::{Bpf, BpfOptions, HookSet, KindCount, OneIn};
 use plimsoll::host::syscall::sched_fifo_reset_on_fork;
+use plimsoll::kernel::object::object;
+use plimsoll::kernel::stats::count_runs;
+use plimsoll::kernel::{Bpf, BpfOptions, HookSet, KindCount, OneIn};
 use plimsoll_abi::KINDS;
 use rustix::event::{PollFd, PollFlags, poll};
 use serde::Serialize;
@@ -173,7 +173,7 @@ impl Listener {
                 heard.pings.push(now.saturating_sub(sent));
             }
         }
-        let mut note = |wakes: bool, record: plimsoll::source::decode::Record<'_>| {
+        let mut note = |wakes: bool, record: plimsoll::kernel::decode::Record<'_>| {
             if is_quiet {
                 let late = now_ns().saturating_sub(record.ts_ns);
                 let key = (record.body.kind().name(), wakes);

@@ -12,7 +12,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use plimsoll::bpf::KindCount;
+use plimsoll::kernel::KindCount;
 use serde::Serialize;
 
 use super::super::cgroup;

@@ -1,0 +1,223 @@
+//! The loop's side of [`storage`](crate::storage): readings in, orders out, and what the engine's decisions about disks mean for
+//! both.
+//!
+//! Freeing space for a threshold goes in three steps, none of which the loop waits for: the order; its end, which the engine
+//! is told; and a survey of all pods after it, which the engine judges to say whether a pod still has to go.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use plimsoll_core::model::decision::{Decision, ReclaimSource};
+use plimsoll_core::model::event::{Cause, EventKind};
+use plimsoll_core::model::reading::StorageReading;
+use plimsoll_core::model::units::PodUid;
+
+use super::{Agent, Woken};
+use crate::record::lines::Line;
+use crate::storage::reclaim::{ReclaimRequest, Reclaimed};
+use crate::storage::{Busy, StorageEvent, StorageHandle};
+
+/// So many pods that have ended are remembered; of the others the directories stay until somebody else removes them.
+const ENDED_MAX: usize = 10_000;
+/// Directories of pods that we never heard of are not ours to delete.
+const NEVER: Duration = Duration::MAX;
+
+/// Deleted files may give their blocks back a little later: seen on 6.12, 20 to 100 ms after a volume of 44 MiB was gone, probably while
+/// the kernel still held inodes written in a cgroup that had ended (`cleanup_offline_cgwb` in mm/backing-dev.c). A survey at once would
+/// show a full disk and cost another pod.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// What freeing space has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Freeing {
+    Idle,
+    /// Ordered; its end is awaited.
+    Ordered,
+    /// Over; a survey after it is awaited.
+    Surveyed,
+}
+
+/// The loop's side of the node's disks.
+#[derive(Debug)]
+pub struct Disk {
+    handle: StorageHandle,
+    /// For the next sample.
+    reading: Option<Arc<StorageReading>>,
+    /// [`Pods::generation`](crate::pods::registry::Pods::generation) of what the threads were told last.
+    told: Option<u64>,
+    /// Evicted or not wanted any more. What is theirs may go, unless they run again.
+    ended: BTreeSet<PodUid>,
+    /// Decided and not ordered yet.
+    order: Option<Vec<ReclaimSource>>,
+    freeing: Freeing,
+    /// A survey is to be ordered.
+    survey_due: bool,
+    /// Not before this: what was deleted is to show in it.
+    survey_from: Option<Instant>,
+    busy_told: bool,
+}
+
+impl Disk {
+    /// Talks to these threads.
+    pub fn new(handle: StorageHandle) -> Self {
+        Self {
+            handle,
+            reading: None,
+            told: None,
+            ended: BTreeSet::new(),
+            order: None,
+            freeing: Freeing::Idle,
+            survey_due: false,
+            survey_from: None,
+            busy_told: false,
+        }
+    }
+
+    /// The newest reading that no sample has carried yet.
+    pub(super) fn take_reading(&mut self) -> Option<Arc<StorageReading>> {
+        self.reading.take()
+    }
+
+    /// What is a pod's on disk may go from now on, unless it runs again.
+    pub(super) fn has_ended(&mut self, uid: &PodUid) {
+        if self.ended.len() < ENDED_MAX {
+            self.ended.insert(uid.clone());
+        }
+    }
+
+    /// Takes note of a decision; what it asks for is ordered when there is time.
+    pub(super) fn decided(&mut self, decision: &Decision) {
+        match decision {
+            Decision::ReadStorageEvery { interval_ns } => {
+                self.handle.set_interval(Duration::from_nanos(*interval_ns));
+            }
+            Decision::ReclaimNode { sources, .. } => self.order = Some(sources.clone()),
+            _ => {}
+        }
+    }
+}
+
+impl Agent {
+    /// Takes what the threads tell.
+    pub(super) fn disk_event(&mut self, event: StorageEvent, woken: &mut Woken) {
+        let Some(disk) = &mut self.disk else { return };
+        match event {
+            StorageEvent::Reading(reading) => {
+                disk.reading = Some(reading);
+                woken.by(Cause::Storage);
+            }
+            StorageEvent::Ranked(reading) => {
+                disk.reading = Some(reading);
+                if disk.freeing == Freeing::Surveyed {
+                    disk.freeing = Freeing::Idle;
+                    woken.by(Cause::NodeReclaimed);
+                } else {
+                    woken.by(Cause::Storage);
+                }
+            }
+            StorageEvent::Reclaimed { reclaimed, .. } => {
+                if !reclaimed.more && disk.freeing == Freeing::Ordered {
+                    self.freed(reclaimed);
+                }
+            }
+            StorageEvent::Report(_) => {}
+            StorageEvent::Warning(text) => self.warn(text),
+        }
+    }
+
+    /// Space has been freed, as far as it could be: the engine is told, and a survey shows what came of it.
+    fn freed(&mut self, reclaimed: Reclaimed) {
+        let Reclaimed {
+            bytes,
+            inodes,
+            items,
+            kept,
+            ..
+        } = reclaimed;
+        if items > 0 {
+            self.reporter.say(&Line::NodeReclaimed {
+                bytes,
+                inodes,
+                items,
+            });
+        }
+        for kept in kept {
+            tracing::debug!(path = %kept.path.display(), why = %kept.why, "not freed");
+        }
+        if let Some(disk) = &mut self.disk {
+            disk.freeing = Freeing::Surveyed;
+            disk.survey_due = true;
+            disk.survey_from = (items > 0).then(|| Instant::now() + SETTLE);
+        }
+        self.take_in(EventKind::NodeReclaimed {
+            bytes,
+            inodes,
+            error: None,
+        });
+    }
+
+    /// Orders what has been decided, and tells the threads of new pods. Not urgent: allocates.
+    pub(super) fn order_disk_work(&mut self) {
+        let Some(disk) = &mut self.disk else { return };
+        let mut busy = false;
+        let generation = self.pods.generation();
+        if disk.told != Some(generation) {
+            match disk.handle.set_pods(self.pods.directories()) {
+                Ok(()) => disk.told = Some(generation),
+                Err(Busy) => busy = true,
+            }
+        }
+        if let Some(sources) = disk.order.take() {
+            if !sources.contains(&ReclaimSource::EndedPods) {
+                // Containers and images are a runtime's, and none is asked yet.
+                self.freed(Reclaimed::default());
+            } else if self.order_reclaim() {
+                return;
+            } else {
+                busy = true;
+                if let Some(disk) = &mut self.disk {
+                    disk.order = Some(sources);
+                }
+            }
+        }
+        let Some(disk) = &mut self.disk else { return };
+        let has_settled = disk.survey_from.is_none_or(|from| Instant::now() >= from);
+        if disk.survey_due && has_settled {
+            match disk.handle.rank_now() {
+                Ok(()) => disk.survey_due = false,
+                Err(Busy) => busy = true,
+            }
+        }
+        if busy && !std::mem::replace(&mut disk.busy_told, true) {
+            self.warn(Busy.to_string());
+        }
+    }
+
+    /// Returns whether it could be ordered.
+    fn order_reclaim(&mut self) -> bool {
+        let Some(disk) = &mut self.disk else {
+            return false;
+        };
+        let pods = &self.engine.state().pods;
+        disk.ended
+            .retain(|uid| pods.get(uid).is_none_or(|pod| !pod.running));
+        let live = self
+            .pods
+            .uids()
+            .into_iter()
+            .filter(|uid| !disk.ended.contains(uid))
+            .collect();
+        let request = ReclaimRequest {
+            dry: false,
+            live,
+            ended: disk.ended.clone(),
+            age_min: NEVER,
+        };
+        let ordered = disk.handle.reclaim(request).is_ok();
+        if ordered {
+            disk.freeing = Freeing::Ordered;
+        }
+        ordered
+    }
+}
