@@ -10,7 +10,6 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::commands::check::Report;
 use crate::daemon::limits::Limits;
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
@@ -19,6 +18,7 @@ use crate::input::manifests::{ManifestChange, ManifestWatch};
 use crate::kernel::Bpf;
 use crate::pods;
 use crate::probe::ladder::{LadderSignal, Mechanism};
+use crate::probe::report::Report;
 use crate::record::lines::{Line, Reporter};
 use crate::serve::control::{self, SnapshotRequests};
 use crate::source::cgroup_watch::CgroupWatch;
