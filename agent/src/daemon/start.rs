@@ -59,6 +59,8 @@ use crate::serve::summary::Statistics;
 use crate::source::stall_triggers::stall_triggers;
 use crate::storage::{KUBELET_DIR, Storage, StorageSettings};
 
+/// The program that this is, beside `plimsoll`.
+pub const PROGRAM: &str = "plimsoll-agent";
 /// In this time at most one record of a flood (throttling, reclaim) is sent per cgroup.
 pub const WINDOW: Duration = Duration::from_millis(100);
 

@@ -24,6 +24,7 @@ pub mod meminfo;
 pub mod numa;
 pub mod pressure;
 pub mod processes;
+pub mod program;
 pub mod protect;
 pub mod stop;
 pub mod swap;
