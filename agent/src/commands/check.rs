@@ -10,28 +10,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use serde::Serialize;
-
-use crate::host::capabilities::Capability;
 use crate::host::output::{Output, Style};
 use crate::host::{CgroupError, CgroupPath, HostRoot, Version};
-use crate::kernel::object::object;
-use crate::kernel::{
-    AccountReport, Bpf, BpfOptions, Family, HookKind, HookSet, KindCount, KindReport, OneIn,
-    PinOwner, Pinning,
-};
-use crate::probe::facts::{Facts, Hook, HookOutcome, hooks_of};
-use crate::probe::ladder::{Choice, LADDER, Mechanism, Role, Without, choose, is_full};
+use crate::kernel::load::{Programs, load};
+use crate::kernel::{AccountReport, KindCount, KindReport};
+use crate::probe::facts::{Facts, Hook, HookOutcome, hooks_of, kinds_without};
+use crate::probe::ladder::{LADDER, Mechanism, Role, Without};
 use crate::probe::last_line::LastLineReach;
+use crate::probe::report::{EXIT_FULL, EXIT_UNUSABLE, Report};
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::{Answer, Request, socket_path};
-
-/// Everything is served by the best mechanism.
-pub const EXIT_FULL: u8 = 0;
-/// It works, with losses.
-pub const EXIT_DEGRADED: u8 = 1;
-/// It cannot work.
-pub const EXIT_UNUSABLE: u8 = 2;
 
 /// Columns for the longest entry, "+ memory.events".
 const WIDE_MECHANISM: usize = 15;
@@ -71,110 +59,7 @@ pub enum CheckError {
     Output(#[from] io::Error),
 }
 
-/// Something that a better machine would give.
-struct Loss {
-    /// Of which signal.
-    of: &'static str,
-    /// What is slower or invisible.
-    lost: String,
-    /// Why, where the table does not say so.
-    because: Option<String>,
-    /// What a person can do.
-    remedy: Option<String>,
-}
-
-impl fmt::Display for Loss {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.of, self.lost)?;
-        if let Some(because) = &self.because {
-            write!(f, "; because {because}")?;
-        }
-        self.remedy
-            .as_ref()
-            .map_or(Ok(()), |remedy| write!(f, ". To mend: {remedy}"))
-    }
-}
-
-/// What `plimsoll check` found.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Report {
-    /// What was found.
-    pub facts: Facts,
-    /// What follows from it.
-    pub choices: Vec<Choice>,
-    /// [`EXIT_FULL`], [`EXIT_DEGRADED`] or [`EXIT_UNUSABLE`].
-    pub exit_status: u8,
-    /// What the agent that runs says of the kernel's records; `None` where none runs, or it has no BPF programs.
-    pub records: Option<Result<AccountReport, String>>,
-}
-
 impl Report {
-    /// Chooses from `facts`.
-    pub fn new(facts: Facts) -> Self {
-        let choices = choose(&facts);
-        let is_whole = is_full(&choices) && missing_capabilities(&facts, false).next().is_none();
-        let exit_status = match (&facts.memory, is_whole) {
-            (Err(_), _) => EXIT_UNUSABLE,
-            (Ok(_), true) => EXIT_FULL,
-            (Ok(_), false) => EXIT_DEGRADED,
-        };
-        Self {
-            facts,
-            choices,
-            exit_status,
-            records: None,
-        }
-    }
-
-    /// What is lost here, why, and what to do about it, one line each, as `plimsoll run` says it when it starts. Without what its
-    /// own attempts to protect itself will tell.
-    pub fn losses(&self) -> Vec<String> {
-        self.loss_rows(true)
-            .iter()
-            .map(ToString::to_string)
-            .collect()
-    }
-
-    /// What the last line in the kernel could do here.
-    pub fn last_line(&self) -> LastLineReach {
-        LastLineReach::of(&self.facts.bpf)
-    }
-
-    /// `attempts`: for `plimsoll run`, which tries what needs a capability and tells when it is refused.
-    fn loss_rows(&self, attempts: bool) -> Vec<Loss> {
-        let of_choice = |choice: &Choice| {
-            let lost = choice.lost.clone()?;
-            Some(Loss {
-                of: choice.signal.name(),
-                lost,
-                because: choice.because().next().map(ToString::to_string),
-                remedy: choice.remedy(),
-            })
-        };
-        let mut losses: Vec<Loss> = self.choices.iter().filter_map(of_choice).collect();
-        if let Err(reason) = &self.facts.psi
-            && !self.facts.without.contains(&Without::Psi)
-        {
-            let lost = "nothing wakes plimsoll when tasks stall on memory and all else is silent"
-                .to_owned();
-            losses.push(Loss {
-                of: "safety net",
-                lost,
-                because: None,
-                remedy: Some(reason.clone()),
-            });
-        }
-        losses.extend(
-            missing_capabilities(&self.facts, attempts).map(|capability| Loss {
-                of: capability.name,
-                lost: capability.lost.to_owned(),
-                because: None,
-                remedy: Some(format!("grant {}", capability.name)),
-            }),
-        );
-        losses
-    }
-
     /// The report for a person; `color` for a terminal.
     pub fn render(&self, color: bool) -> String {
         let style = Style { color };
@@ -396,17 +281,6 @@ fn write_records(out: &mut String, records: &AccountReport, style: Style) -> fmt
     )
 }
 
-/// Nothing when this process's capabilities cannot be read: what is refused will then tell.
-fn missing_capabilities(
-    facts: &Facts,
-    attempts: bool,
-) -> impl Iterator<Item = &'static Capability> {
-    facts
-        .capabilities
-        .into_iter()
-        .flat_map(move |held| held.missing_and_untold(attempts))
-}
-
 fn controller(version: &Result<Version, String>) -> &'static str {
     match version {
         Ok(Version::V1) => "cgroup v1",
@@ -429,70 +303,13 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, CheckError> {
 /// Attaches every hook that `plimsoll run` uses and the host allows, and detaches them by dropping the programs.
 fn load_hooks(without: &[Without]) -> Result<Vec<Hook>, String> {
     // Nobody reads the rings, so the window does not matter; a full ring only counts.
-    let object = object().map_err(|error| error.to_string())?;
-    let bpf = Bpf::load(object, &bpf_options(without, Duration::from_secs(1), true))
-        .map_err(|error| error.to_string())?;
+    let programs = Programs {
+        without: kinds_without(without),
+        window: Duration::from_secs(1),
+        last_line: true,
+    };
+    let bpf = load(programs).map_err(|error| error.to_string())?;
     Ok(hooks_of(bpf.hooks()))
-}
-
-/// Loads what `plimsoll run` uses, with or without the last line, or takes it over from the agent before. Of records that come in floods, at most one per cgroup is
-/// sent in `window`. `said` gets a line for what was removed.
-///
-/// # Errors
-/// In words, when nothing at all could be attached.
-pub fn load_bpf(
-    without: &[Without],
-    window: Duration,
-    last_line: bool,
-    owner: &PinOwner,
-    said: impl FnMut(String),
-) -> Result<(Bpf, Pinning), String> {
-    let object = object().map_err(|error| error.to_string())?;
-    Bpf::load_pinned(
-        object,
-        &bpf_options(without, window, last_line),
-        owner,
-        said,
-    )
-    .map_err(|error| error.to_string())
-}
-
-/// Whether that finds its programs pinned by an agent before.
-///
-/// # Errors
-/// As a text for people.
-pub fn is_pinned(
-    without: &[Without],
-    window: Duration,
-    last_line: bool,
-    owner: &PinOwner,
-) -> Result<bool, String> {
-    let object = object().map_err(|error| error.to_string())?;
-    Bpf::is_pinned(object, &bpf_options(without, window, last_line), owner)
-        .map_err(|error| error.to_string())
-}
-
-fn bpf_options(without: &[Without], window: Duration, last_line: bool) -> BpfOptions {
-    let mut hooks = HookSet::ALL.without(Family::Threshold);
-    if !last_line {
-        hooks = hooks.without(Family::LastLine);
-    }
-    BpfOptions {
-        agent_tgid: std::process::id(),
-        // Thresholds of single cgroups are for `plimsoll events`: the node's are reached by what is charged in all.
-        hooks,
-        without: match (
-            without.contains(&Without::Fentry),
-            without.contains(&Without::Tracepoint),
-        ) {
-            (false, false) => &[],
-            (true, false) => &[HookKind::Fentry, HookKind::Fexit],
-            (false, true) => &[HookKind::TpBtf],
-            (true, true) => &[HookKind::Fentry, HookKind::Fexit, HookKind::TpBtf],
-        },
-        window,
-        run_queue_one_in: OneIn::USUAL,
-    }
 }
 
 /// Asks the agent that runs, if one does.
@@ -544,6 +361,7 @@ mod tests {
     use crate::host::capabilities::Capabilities;
     use crate::probe::facts::HookKind;
     use crate::probe::facts::tests::everything;
+    use crate::probe::report::EXIT_DEGRADED;
 
     #[test]
     fn a_full_machine_has_no_losses() {

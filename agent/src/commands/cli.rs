@@ -1,12 +1,8 @@
-//! The command line: subcommands, logging, and how an error is printed.
+//! The command line: subcommands.
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use tracing::Level;
-use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::commands::check::CheckArgs;
 use crate::commands::config::ConfigArgs;
@@ -21,8 +17,8 @@ use crate::commands::top::TopArgs;
 use crate::commands::topology::TopologyArgs;
 use crate::commands::trace::TraceArgs;
 use crate::commands::uninstall::UninstallArgs;
-use crate::daemon::load_programs::LoadProgramsArgs;
 use crate::daemon::start::RunArgs;
+use crate::host::program::{EXIT_FAILURE, answer, log_to_stderr};
 
 /// Keeps a Kubernetes node, or any Linux machine, on the safe side of its memory
 #[derive(Debug, Parser)]
@@ -68,8 +64,6 @@ enum Command {
     Uninstall(UninstallArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
-    #[command(hide = true)]
-    LoadPrograms(LoadProgramsArgs),
     /// Feed a journal to a fresh engine and compare its decisions byte for byte
     #[command(
         after_help = "Exit status: 0 the same decisions; 1 they differ; 2 the journal cannot be replayed."
@@ -77,39 +71,15 @@ enum Command {
     Replay(ReplayArgs),
 }
 
-/// Exit status when a command fails; `exec`, `check` and `replay` document their own.
-const EXIT_FAILURE: u8 = 1;
-
-/// What is logged: `LEVEL` or `TARGET=LEVEL`, more of them with commas between.
-const LOG_VARIABLE: &str = "PLIMSOLL_LOG";
-
-fn log_to_stderr() {
-    let asked = std::env::var(LOG_VARIABLE).unwrap_or_default();
-    let (filter, wrong) = match asked.parse::<Targets>() {
-        Ok(filter) if !asked.is_empty() => (filter, None),
-        Ok(_) => (Targets::new().with_default(Level::WARN), None),
-        Err(error) => (Targets::new().with_default(Level::WARN), Some(error)),
-    };
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
-    tracing_subscriber::registry()
-        .with(lines)
-        .with(filter)
-        .init();
-    if let Some(error) = wrong {
-        tracing::warn!(
-            "{LOG_VARIABLE}={asked}: {error}; write it like warn, or info,plimsoll::daemon::start=debug"
-        );
-    }
-}
-
 /// Runs the program.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     log_to_stderr();
     match cli.command {
-        Command::Run(args) => answer(crate::daemon::start::run(&args), EXIT_FAILURE),
+        Command::Run(_) => answer(
+            crate::commands::run::run().map(|never| match never {}),
+            EXIT_FAILURE,
+        ),
         Command::Exec(args) => match crate::commands::exec::run(args) {
             Ok(never) => match never {},
             Err(error) => {
@@ -119,7 +89,7 @@ pub fn main() -> ExitCode {
         },
         Command::Check(args) => answer(
             crate::commands::check::run(&args).map_err(Into::into),
-            crate::commands::check::EXIT_UNUSABLE,
+            crate::probe::report::EXIT_UNUSABLE,
         ),
         Command::Events(args) => answer(
             crate::commands::events::run(&args).map_err(Into::into),
@@ -165,16 +135,6 @@ pub fn main() -> ExitCode {
             crate::commands::manual::man(&args, Cli::command()).map_err(Into::into),
             EXIT_FAILURE,
         ),
-        Command::LoadPrograms(args) => {
-            answer(crate::daemon::load_programs::run(&args), EXIT_FAILURE)
-        }
         Command::Replay(args) => answer(crate::commands::replay::run(&args).map_err(Into::into), 2),
     }
-}
-
-fn answer(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
-    result.unwrap_or_else(|error| {
-        eprintln!("plimsoll: {error:#}");
-        ExitCode::from(failure)
-    })
 }

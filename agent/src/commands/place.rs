@@ -6,17 +6,15 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use plimsoll_core::explain;
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
-use plimsoll_core::placement::device::{AllocatableDevices, Inventory};
 use plimsoll_core::placement::machine::Machine;
 use plimsoll_core::placement::node::{
-    CpuManagerPolicy, DeviceSettings, NodePlacement, PlacementError, PlacementSettings,
+    CpuManagerPolicy, NodePlacement, PlacementError, PlacementSettings,
 };
 
 use crate::commands::topology::holders::{Holder, Holders};
@@ -25,7 +23,8 @@ use crate::host::HostRoot;
 use crate::host::output::Style;
 use crate::host::topology::{TopologyReadError, read_machine};
 use crate::input::config::{Config, ConfigError, ConfigFile, EvictionFlags};
-use crate::input::manifests::{Bounds, STDIN, gather, read_text};
+use crate::input::devices::{DevicesError, devices};
+use crate::input::manifests::{STDIN, gather};
 
 /// A pod is refused.
 pub const EXIT_REFUSED: u8 = 3;
@@ -108,13 +107,8 @@ pub enum PlaceError {
     #[error("{0}\nA machine that is described in a file can be taken with --machine FILE.")]
     Host(TopologyReadError),
     /// The devices.
-    #[error("{file}: {reason}", file = file.display())]
-    Devices {
-        /// Their file.
-        file: PathBuf,
-        /// What is wrong, and what is right.
-        reason: String,
-    },
+    #[error(transparent)]
+    Devices(#[from] DevicesError),
     /// The described machine.
     #[error(transparent)]
     Machine(#[from] TopologyCommandError),
@@ -211,34 +205,6 @@ fn settings(args: &PlaceArgs, machine: &Machine) -> Result<PlacementSettings, Pl
         settings.devices = devices(file)?;
     }
     Ok(settings)
-}
-
-/// The devices of a file, in our form or the kubelet's.
-///
-/// # Errors
-/// [`PlaceError::Devices`] or [`PlaceError::Input`].
-pub(crate) fn devices(file: &Path) -> Result<DeviceSettings, PlaceError> {
-    #[derive(serde::Deserialize)]
-    struct Allocatable {
-        devices: Vec<AllocatableDevices>,
-    }
-    let wrong = |reason: String| PlaceError::Devices {
-        file: file.to_owned(),
-        reason,
-    };
-    let name: Arc<Path> = Arc::from(file);
-    let text = read_text(&name, Bounds::OFFLINE.bytes)
-        .map_err(|error| PlaceError::Input(error.to_string()))?;
-    if let Ok(Allocatable { devices }) = serde_json::from_str(&text) {
-        let inventory =
-            Inventory::from_pod_resources(&devices).map_err(|error| wrong(error.to_string()))?;
-        return Ok(DeviceSettings::from(&inventory));
-    }
-    serde_json::from_str(&text).map_err(|error| {
-        wrong(format!(
-            "{error}; `plimsoll place --help` shows what such a file looks like"
-        ))
-    })
 }
 
 /// For the picture.
