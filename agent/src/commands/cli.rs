@@ -119,7 +119,7 @@ pub fn main() -> ExitCode {
         },
         Command::Check(args) => answer(
             crate::commands::check::run(&args).map_err(Into::into),
-            crate::commands::check::EXIT_UNUSABLE,
+            crate::commands::exit_status::REFUSED,
         ),
         Command::Events(args) => answer(
             crate::commands::events::run(&args).map_err(Into::into),

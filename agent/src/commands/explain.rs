@@ -2,8 +2,6 @@
 //!
 //! The agent computes the explanation ([`plimsoll_core::explain`]) and sends it over its control socket; this module asks and shows.
 
-pub mod limits;
-
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,8 +9,8 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 
 use crate::commands::rank::Format;
-use crate::commands::replay::{ReplayError, replay_until};
 use crate::host::output::Style;
+use crate::record::steps::{JournalReadError, replay_until};
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::server::answer;
 use crate::serve::control::{Answer, Refusal, RefusalKind, Request, socket_path};
@@ -107,7 +105,7 @@ pub enum ExplainError {
     Ask(#[from] AskError),
     /// The journal.
     #[error(transparent)]
-    Journal(#[from] ReplayError),
+    Journal(#[from] JournalReadError),
     /// `--signal` with `oom`.
     #[error("--signal is for `explain eviction`: the kernel's OOM killer knows no signals")]
     SignalOfOom,

@@ -6,26 +6,25 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use plimsoll_core::explain;
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
-use plimsoll_core::placement::device::{AllocatableDevices, Inventory};
 use plimsoll_core::placement::machine::Machine;
 use plimsoll_core::placement::node::{
-    CpuManagerPolicy, DeviceSettings, NodePlacement, PlacementError, PlacementSettings,
+    CpuManagerPolicy, NodePlacement, PlacementError, PlacementSettings,
 };
 
-use crate::commands::topology::holders::{Holder, Holders};
-use crate::commands::topology::{self, TopologyCommandError};
 use crate::host::HostRoot;
 use crate::host::output::Style;
 use crate::host::topology::{TopologyReadError, read_machine};
 use crate::input::config::{Config, ConfigError, ConfigFile, EvictionFlags};
-use crate::input::manifests::{Bounds, STDIN, gather, read_text};
+use crate::input::devices::{self, DevicesError};
+use crate::input::machine::{self, MachineFileError};
+use crate::input::manifests::{STDIN, gather};
+use crate::show::topology::holders::Holders;
 
 /// A pod is refused.
 pub const EXIT_REFUSED: u8 = 3;
@@ -108,16 +107,11 @@ pub enum PlaceError {
     #[error("{0}\nA machine that is described in a file can be taken with --machine FILE.")]
     Host(TopologyReadError),
     /// The devices.
-    #[error("{file}: {reason}", file = file.display())]
-    Devices {
-        /// Their file.
-        file: PathBuf,
-        /// What is wrong, and what is right.
-        reason: String,
-    },
+    #[error(transparent)]
+    Devices(#[from] DevicesError),
     /// The described machine.
     #[error(transparent)]
-    Machine(#[from] TopologyCommandError),
+    Machine(#[from] MachineFileError),
     /// The configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -147,7 +141,7 @@ pub fn run(args: &PlaceArgs) -> Result<ExitCode, PlaceError> {
     }
     let machine = match &args.machine {
         None => read_machine(&HostRoot::live()).map_err(PlaceError::Host)?,
-        Some(path) => topology::read_file(path, io::stdin().lock())?,
+        Some(path) => machine::read(path, io::stdin().lock())?,
     };
     let (manifests, errors) = gather(&args.files, io::stdin().lock());
     if !errors.is_empty() {
@@ -166,7 +160,9 @@ pub fn run(args: &PlaceArgs) -> Result<ExitCode, PlaceError> {
     let text = match args.output {
         Format::Json => serde_json::to_string_pretty(&explained).map_err(io::Error::from)? + "\n",
         Format::Table => crate::show::place::overview(&explained, args.why, Style::of(&stdout)),
-        Format::Svg => topology::draw_svg(placement.machine(), Some(&holders(&explained))),
+        Format::Svg => {
+            crate::show::topology::svg::draw(placement.machine(), Some(&Holders::of(&explained)))
+        }
     };
     stdout.write_all(text.as_bytes())?;
     Ok(if refused {
@@ -208,56 +204,7 @@ fn settings(args: &PlaceArgs, machine: &Machine) -> Result<PlacementSettings, Pl
         settings.reserved_cpu_count = reserved.len();
     }
     if let Some(file) = &args.devices {
-        settings.devices = devices(file)?;
+        settings.devices = devices::read(file)?;
     }
     Ok(settings)
-}
-
-/// The devices of a file, in our form or the kubelet's.
-///
-/// # Errors
-/// [`PlaceError::Devices`] or [`PlaceError::Input`].
-pub(crate) fn devices(file: &Path) -> Result<DeviceSettings, PlaceError> {
-    #[derive(serde::Deserialize)]
-    struct Allocatable {
-        devices: Vec<AllocatableDevices>,
-    }
-    let wrong = |reason: String| PlaceError::Devices {
-        file: file.to_owned(),
-        reason,
-    };
-    let name: Arc<Path> = Arc::from(file);
-    let text = read_text(&name, Bounds::OFFLINE.bytes)
-        .map_err(|error| PlaceError::Input(error.to_string()))?;
-    if let Ok(Allocatable { devices }) = serde_json::from_str(&text) {
-        let inventory =
-            Inventory::from_pod_resources(&devices).map_err(|error| wrong(error.to_string()))?;
-        return Ok(DeviceSettings::from(&inventory));
-    }
-    serde_json::from_str(&text).map_err(|error| {
-        wrong(format!(
-            "{error}; `plimsoll place --help` shows what such a file looks like"
-        ))
-    })
-}
-
-/// For the picture.
-pub(crate) fn holders(explained: &explain::PlacementExplanation) -> Holders {
-    let containers = explained.pods.iter().flat_map(|pod| {
-        let exclusive = pod
-            .containers
-            .iter()
-            .filter(|container| container.exclusive);
-        exclusive.filter_map(|container| {
-            Some(Holder {
-                name: format!("{}/{}", pod.pod, container.name),
-                cpus: container.cpus?,
-            })
-        })
-    });
-    Holders {
-        exclusive: containers.collect(),
-        reserved: explained.reserved,
-        shared: explained.shared_pool,
-    }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use plimsoll_core::explain::{Candidate, ExplainedRanking, Place, Standing};
+use plimsoll_core::explain::{Candidate, ExplainedRanking, Place};
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::model::signal::{Resource, SIGNALS, Signal, SignalRow, Unit};
@@ -24,7 +24,8 @@ use serde::Serialize;
 use crate::host::output::Style;
 use crate::input::manifests::{Bounds, STDIN, gather, read_or_stdin};
 use crate::input::usage::{UsageError, Usages};
-use crate::show::table::{Table, Tone, bytes};
+use crate::show::rank::ranking_table;
+use crate::show::table::bytes;
 
 /// Show in which order pods would be evicted, from manifests and figures in files
 #[derive(Debug, Clone, Args)]
@@ -306,57 +307,6 @@ fn scores(containers: &[ContainerScore<'_>]) -> String {
         .map(|own| format!("{}={}", own.name, own.oom_score_adj))
         .collect();
     scores.join(" ")
-}
-
-/// The ranking as a table. `last` is the text of the column `OOM_SCORE_ADJ`, if that is wanted.
-pub(crate) fn ranking_table<'a>(
-    places: impl Iterator<Item = (&'a Place, String)>,
-    amount: impl Fn(i128) -> String,
-    with_scores: bool,
-) -> Table {
-    let mut heading = vec![
-        "RANK",
-        "POD",
-        "PRIORITY",
-        "QOS",
-        "USAGE",
-        "REQUEST",
-        "USAGE-REQUEST",
-        "AHEAD OF THE NEXT BY",
-        "EXEMPT",
-    ];
-    if with_scores {
-        heading.push("OOM_SCORE_ADJ");
-    }
-    let mut table = Table::new(&heading, &[0, 2, 4, 5, 6]);
-    for (place, scores) in places {
-        let unknown = || "?".to_owned();
-        let mut cells = vec![
-            place.rank.to_string(),
-            place.pod.clone(),
-            place.priority.to_string(),
-            place.qos_class.to_string(),
-            place.usage.map_or_else(unknown, |own| amount(own.into())),
-            amount(place.request.into()),
-            place
-                .usage_over_request
-                .map_or_else(unknown, |own| amount(own.into())),
-            place
-                .ahead_of_next_by
-                .map_or_else(String::new, |step| step.to_string()),
-            place.exempt.map_or_else(String::new, |why| why.to_string()),
-        ];
-        if with_scores {
-            cells.push(scores);
-        }
-        let tone = match place.standing {
-            Standing::Next => Tone::Marked,
-            Standing::Waits => Tone::Plain,
-            Standing::Skipped => Tone::Faint,
-        };
-        table.row(tone, cells);
-    }
-    table
 }
 
 #[cfg(test)]

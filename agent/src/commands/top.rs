@@ -2,11 +2,9 @@
 //!
 //! **Problem.** What presses on the node, who causes it, and what the agent would do next must be seen while it happens, by people without
 //! root, on whatever terminal there is. **Approach.** An [`Overview`] comes from the control socket, or from a journal's state; a
-//! [`Model`] holds what is on the screen and is changed only by messages; [`draw`] makes cells of it. Both are pure. This module
+//! [`Model`] holds what is on the screen and is changed only by messages; [`draw`](crate::show::top::draw) makes cells of it. Both are pure. This module
 //! does the rest: a thread asks the agent, the main one reads keys and draws. An agent that ends is waited for.
 
-pub(crate) mod model;
-pub(crate) mod recording;
 mod screen;
 
 use std::io::{self, IsTerminal, Write};
@@ -18,15 +16,14 @@ use clap::{Args, ValueEnum};
 use plimsoll_core::explain::ExplainError;
 
 use crate::commands::explain::seconds;
-use crate::commands::replay::ReplayError;
 use crate::host::output::Style;
+use crate::record::recording::{Recording, Seek};
+use crate::record::steps::JournalReadError;
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::{Answer, Refusal, RefusalKind, Request, socket_path};
-use crate::serve::overview::Overview;
-use model::{Feed, Message, Model};
-use recording::{Recording, Seek};
-
-pub(crate) use crate::show::top::text::table;
+use crate::serve::overview::{Figures, Overview};
+use crate::show::top::model::{Feed, Message, Model};
+use crate::show::top::text::table;
 
 /// An agent's CPU figures are means since an earlier question: for a single answer it is asked twice, so far apart.
 const FIRST_MEAN: Duration = Duration::from_millis(700);
@@ -95,7 +92,7 @@ pub enum TopError {
     Older,
     /// The journal.
     #[error(transparent)]
-    Journal(#[from] ReplayError),
+    Journal(#[from] JournalReadError),
     /// The overview.
     #[error(transparent)]
     Overview(#[from] ExplainError),
@@ -155,7 +152,7 @@ pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
                 plays_ns: None,
                 remark: recording.remark().map(str::to_owned),
             };
-            let overview = recording.overview()?;
+            let overview = recorded(&recording)?;
             match output {
                 Some(output) => {
                     if let Some(remark) = recording.remark() {
@@ -204,6 +201,11 @@ fn overview(socket: &std::path::Path) -> Result<Overview, TopError> {
         // Another question's answer.
         _ => Err(TopError::Older),
     }
+}
+
+/// The node as it was then.
+fn recorded(recording: &Recording) -> Result<Overview, ExplainError> {
+    Overview::new(&recording.snapshot(), &Figures::default())
 }
 
 fn print(output: TopOutput, feed: Feed, overview: Overview) -> Result<ExitCode, TopError> {

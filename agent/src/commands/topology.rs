@@ -1,27 +1,23 @@
 //! `plimsoll topology`: the machine drawn for people, as a tree in the terminal or as a picture, and as `machine.json` for programs.
 //!
 //! The machine is the one at hand, or one that a file describes ([`plimsoll_core::placement::machine`], docs/reference/machine.md). What is
-//! drawn is a tree of parts that contain each other ([`layout`]), whatever the order in which this machine nests them; who holds
-//! which CPUs ([`holders`]) is shown where it is known.
-
-pub mod holders;
+//! drawn is a tree of parts that contain each other ([`layout`](crate::show::topology::layout)), whatever the order in which this machine nests them; who holds
+//! which CPUs ([`Holders`]) is shown where it is known.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use plimsoll_core::placement::machine::{Machine, MachineError, MachineFile};
 
 use crate::commands::exec::STATE_DIR;
 use crate::host::HostRoot;
 use crate::host::output::Style;
 use crate::host::topology::{TopologyReadError, read_machine};
-use crate::input::manifests::{Bounds, ManifestError, read_or_stdin};
+use crate::input::machine::{self, MachineFileError};
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::{Answer, Refusal, RefusalKind, Request, socket_path};
-use holders::Holders;
+use crate::show::topology::holders::Holders;
 
 /// Draw the machine: sockets, NUMA nodes, caches, cores, memory, distances
 #[derive(Debug, Clone, Args)]
@@ -65,29 +61,13 @@ pub enum Format {
 
 /// Why nothing is drawn.
 #[derive(Debug, thiserror::Error)]
-pub enum TopologyCommandError {
+pub enum TopologyError {
     /// This machine.
     #[error("{0}\nA machine that is described in a file can be drawn with --machine FILE.")]
     Host(TopologyReadError),
-    /// The file cannot be read.
+    /// The file.
     #[error(transparent)]
-    Unreadable(#[from] ManifestError),
-    /// The file is no JSON.
-    #[error("{file}: {error}; plimsoll topology --output json shows what such a file looks like", file = file.display())]
-    Syntax {
-        /// Its name.
-        file: Arc<Path>,
-        /// What the parser says.
-        error: serde_json::Error,
-    },
-    /// The file describes no machine.
-    #[error("{file}: {error}; plimsoll topology --output json shows what such a file looks like", file = file.display())]
-    Machine {
-        /// Its name.
-        file: Arc<Path>,
-        /// What is wrong.
-        error: MachineError,
-    },
+    File(#[from] MachineFileError),
     /// Standard output.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
@@ -96,14 +76,14 @@ pub enum TopologyCommandError {
 /// `plimsoll topology`.
 ///
 /// # Errors
-/// [`TopologyCommandError`].
-pub fn run(args: &TopologyArgs) -> Result<ExitCode, TopologyCommandError> {
+/// [`TopologyError`].
+pub fn run(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
     let (machine, holders) = match &args.machine {
         None => {
-            let machine = read_machine(&HostRoot::live()).map_err(TopologyCommandError::Host)?;
+            let machine = read_machine(&HostRoot::live()).map_err(TopologyError::Host)?;
             (machine, holders_here(&args.state_dir))
         }
-        Some(path) => (read_file(path, io::stdin().lock())?, None),
+        Some(path) => (machine::read(path, io::stdin().lock())?, None),
     };
     let holders = holders.as_ref();
     let mut stdout = io::stdout().lock();
@@ -125,7 +105,7 @@ fn holders_here(state_dir: &Path) -> Option<Holders> {
         return None;
     }
     match ask(&socket, &Request::ExplainPlacement { pod: None }) {
-        Ok(Answer::Placement(explained)) => Some(crate::commands::place::holders(&explained)),
+        Ok(Answer::Placement(explained)) => Some(Holders::of(&explained)),
         Ok(_) => None,
         Err(AskError::Refused(Refusal {
             kind: RefusalKind::NothingPlaced,
@@ -136,30 +116,4 @@ fn holders_here(state_dir: &Path) -> Option<Holders> {
             None
         }
     }
-}
-
-/// The machine that a file describes; `-` is `stdin`.
-///
-/// # Errors
-/// [`TopologyCommandError`] names the file and the field.
-pub fn read_file(path: &Path, stdin: impl io::Read) -> Result<Machine, TopologyCommandError> {
-    let (file, text) = read_or_stdin(path, stdin, Bounds::OFFLINE.bytes);
-    let described: MachineFile =
-        serde_json::from_str(&text?).map_err(|error| TopologyCommandError::Syntax {
-            file: Arc::clone(&file),
-            error,
-        })?;
-    described
-        .machine()
-        .map_err(|error| TopologyCommandError::Machine { file, error })
-}
-
-/// The tree in the terminal, with who holds which CPUs where that is known. `all`: nothing is folded.
-pub fn draw_text(machine: &Machine, holders: Option<&Holders>, all: bool, color: bool) -> String {
-    crate::show::topology::draw(machine, holders, all, Style { color })
-}
-
-/// The picture, with who holds which CPUs where that is known.
-pub fn draw_svg(machine: &Machine, holders: Option<&Holders>) -> String {
-    crate::show::topology::svg::draw(machine, holders)
 }

@@ -11,7 +11,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::commands::check::Report;
 use crate::daemon::limits::Limits;
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
@@ -20,6 +19,7 @@ use crate::input::manifests::{ManifestChange, ManifestWatch};
 use crate::kernel::Bpf;
 use crate::pods;
 use crate::probe::ladder::{LadderSignal, Mechanism};
+use crate::probe::report::Report;
 use crate::record::lines::{Line, Reporter};
 use crate::serve::control::{self, SnapshotRequests};
 use crate::source::cgroup_watch::CgroupWatch;

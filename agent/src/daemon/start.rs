@@ -20,7 +20,7 @@ use crate::act::oom_group::OomGroups;
 use crate::act::oom_order::OomOrdering;
 use crate::act::oom_scores::OomScores;
 use crate::act::remedies::{REMEDIES_LEDGER, Remedies};
-use crate::commands::check::{Report, load_bpf};
+use crate::commands::check::load_bpf;
 use crate::daemon::limits::{Limits, Origins};
 use crate::daemon::load_programs::LoadedApart;
 use crate::daemon::observer::{NodeObserver, Wanted};
@@ -40,6 +40,7 @@ use crate::pods;
 use crate::pods::registry::Pods;
 use crate::probe::facts::{Facts, hooks_of};
 use crate::probe::ladder::Without;
+use crate::probe::report::Report;
 use crate::record::journal::Journal;
 use crate::record::lines::{Line, Reporter};
 use crate::serve::control::server::{AnswerSources, Bounds, Server};
@@ -343,7 +344,7 @@ impl Started<'_> {
         let devices = args
             .devices
             .as_deref()
-            .map(crate::commands::place::devices)
+            .map(crate::input::devices::read)
             .transpose()?;
         let placing = Placing::prepare(&around, &config, devices, |text| {
             reporter.say(&Line::Warning { text });

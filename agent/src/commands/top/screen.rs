@@ -14,10 +14,10 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use super::model::{Command, Message, Model};
-use super::recording::Recording;
-use super::{TopError, overview};
+use super::{TopError, overview, recorded};
+use crate::record::recording::Recording;
 use crate::show::top::draw;
+use crate::show::top::model::{Command, Message, Model};
 
 /// A key, an answer and a signal are seen within this time.
 const TICK: Duration = Duration::from_millis(100);
@@ -86,7 +86,7 @@ pub(super) fn replayed(model: &mut Model, recording: &mut Recording) -> Result<E
         if position.step == before {
             return Ok(None);
         }
-        Ok(Some(Message::At(position, Box::new(recording.overview()?))))
+        Ok(Some(Message::At(position, Box::new(recorded(recording)?))))
     })
 }
 

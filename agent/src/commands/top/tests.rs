@@ -8,14 +8,13 @@ use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::{Color, Modifier};
 
-use super::model::{Command, Page, Sort};
-use super::recording::Position;
 use super::*;
-use crate::daemon::limits::{LimitCounts, LimitTotals};
+use crate::record::limit_counts::{LimitCounts, LimitTotals};
 use crate::record::lines::{Severity, Told};
-use crate::serve::control::Snapshot;
-use crate::serve::overview::Figures;
+use crate::record::recording::Position;
+use crate::record::snapshot::Snapshot;
 use crate::serve::summary::{CpuStats, MemoryStats, NodeStats, PodUse, PsiData, PsiStats};
+use crate::show::top::model::{Command, Page, Sort};
 use crate::show::top::{draw, picture};
 use crate::testkit;
 

@@ -8,8 +8,8 @@ use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::style::{Color, Modifier, Style};
 
-use crate::commands::top::model::Model;
 use crate::show::top::draw;
+use crate::show::top::model::Model;
 
 /// Cells from left to right.
 const WIDE: u16 = 120;

@@ -9,8 +9,8 @@ mod write;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::{Core, Machine, NumaNode};
 
-use crate::commands::topology::holders::{Claim, Holders};
 use crate::show::table::bytes;
+use crate::show::topology::holders::{Claim, Holders};
 use crate::show::topology::layout::{Layout, Level, Part};
 use crate::show::topology::{hugepages, summary};
 use place::{Area, Placed, Size};
