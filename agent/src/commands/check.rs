@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::commands::exit_status;
+use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Output, OutputArgs, Style};
 use crate::host::{CgroupError, CgroupPath, HostRoot};
 use crate::kernel::object::object;
@@ -48,6 +48,15 @@ pub enum CheckError {
     /// The report could not be written.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
+}
+
+impl CommandError for CheckError {
+    fn exit_status(&self) -> u8 {
+        match self {
+            Self::CgroupRoot(_) => exit_status::WRONG_USAGE,
+            Self::Output(_) => exit_status::REFUSED,
+        }
+    }
 }
 
 /// What is printed.

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use tracing::Level;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -12,6 +12,7 @@ use crate::commands::check::CheckArgs;
 use crate::commands::config::ConfigArgs;
 use crate::commands::events::EventsArgs;
 use crate::commands::exec::ExecArgs;
+use crate::commands::exit_status::{self, CommandError};
 use crate::commands::explain::ExplainArgs;
 use crate::commands::manual::{CompletionsArgs, ManArgs};
 use crate::commands::place::PlaceArgs;
@@ -71,14 +72,8 @@ enum Command {
     #[command(hide = true)]
     LoadPrograms(LoadProgramsArgs),
     /// Feed a journal to a fresh engine and compare its decisions byte for byte
-    #[command(
-        after_help = "Exit status: 0 the same decisions; 1 they differ; 2 the journal cannot be replayed."
-    )]
     Replay(ReplayArgs),
 }
-
-/// Exit status when a command fails; `exec`, `check` and `replay` document their own.
-const EXIT_FAILURE: u8 = 1;
 
 /// What is logged: `LEVEL` or `TARGET=LEVEL`, more of them with commas between.
 const LOG_VARIABLE: &str = "PLIMSOLL_LOG";
@@ -104,77 +99,53 @@ fn log_to_stderr() {
     }
 }
 
+/// The command line's definition.
+pub(crate) fn command() -> clap::Command {
+    exit_status::explained(Cli::command())
+}
+
 /// Runs the program.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let matches = command().get_matches();
+    let cli =
+        Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command()).exit());
     log_to_stderr();
     match cli.command {
-        Command::Run(args) => answer(crate::daemon::start::run(&args), EXIT_FAILURE),
-        Command::Exec(args) => match crate::commands::exec::run(args) {
-            Ok(never) => match never {},
-            Err(error) => {
-                let status = error.exit_code();
-                answer(Err(error.into()), status)
-            }
-        },
-        Command::Check(args) => answer(
-            crate::commands::check::run(&args).map_err(Into::into),
-            crate::commands::exit_status::REFUSED,
-        ),
-        Command::Events(args) => answer(
-            crate::commands::events::run(&args).map_err(Into::into),
-            EXIT_FAILURE,
-        ),
-        Command::Config(args) => answer(crate::commands::config::run(&args), EXIT_FAILURE),
-        Command::Place(args) => answer(
-            crate::commands::place::run(&args).map_err(Into::into),
-            EXIT_FAILURE,
-        ),
-        Command::Rank(args) => answer(
-            crate::commands::rank::run(&args).map_err(Into::into),
-            EXIT_FAILURE,
-        ),
-        Command::Explain(args) => match crate::commands::explain::run(&args) {
-            Ok(status) => status,
-            Err(error) => {
-                let status = error.exit_code();
-                answer(Err(error.into()), status)
-            }
-        },
-        Command::Top(args) => answer(
-            crate::commands::top::run(&args).map_err(Into::into),
-            EXIT_FAILURE,
-        ),
-        Command::Topology(args) => answer(
-            crate::commands::topology::run(&args).map_err(Into::into),
-            EXIT_FAILURE,
-        ),
+        Command::Run(args) => ended(crate::daemon::start::run(&args)),
+        Command::Exec(args) => ended(crate::commands::exec::run(args).map(|never| match never {})),
+        Command::Check(args) => ended(crate::commands::check::run(&args)),
+        Command::Events(args) => {
+            ended(crate::commands::events::run(&args).map_err(anyhow::Error::from))
+        }
+        Command::Config(args) => ended(crate::commands::config::run(&args)),
+        Command::Place(args) => ended(crate::commands::place::run(&args)),
+        Command::Rank(args) => ended(crate::commands::rank::run(&args)),
+        Command::Explain(args) => ended(crate::commands::explain::run(&args)),
+        Command::Top(args) => ended(crate::commands::top::run(&args)),
+        Command::Topology(args) => ended(crate::commands::topology::run(&args)),
         Command::Trace(args) => match crate::commands::trace::run(&args) {
             Ok(status) => status,
             Err(error) => {
                 let status = error.exit_code();
-                answer(Err(error.into()), status)
+                failed(&error.into(), status)
             }
         },
-        Command::Uninstall(args) => answer(crate::commands::uninstall::run(&args), EXIT_FAILURE),
-        Command::Completions(args) => answer(
-            crate::commands::manual::completions(&args, Cli::command()).map_err(Into::into),
-            EXIT_FAILURE,
-        ),
-        Command::Man(args) => answer(
-            crate::commands::manual::man(&args, Cli::command()).map_err(Into::into),
-            EXIT_FAILURE,
-        ),
-        Command::LoadPrograms(args) => {
-            answer(crate::daemon::load_programs::run(&args), EXIT_FAILURE)
-        }
-        Command::Replay(args) => answer(crate::commands::replay::run(&args).map_err(Into::into), 2),
+        Command::Uninstall(args) => ended(crate::commands::uninstall::run(&args)),
+        Command::Completions(args) => ended(crate::commands::manual::completions(&args, command())),
+        Command::Man(args) => ended(crate::commands::manual::man(&args, command())),
+        Command::LoadPrograms(args) => ended(crate::daemon::load_programs::run(&args)),
+        Command::Replay(args) => ended(crate::commands::replay::run(&args)),
     }
 }
 
-fn answer(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
+fn ended<E: CommandError + Into<anyhow::Error>>(result: Result<ExitCode, E>) -> ExitCode {
     result.unwrap_or_else(|error| {
-        eprintln!("plimsoll: {error:#}");
-        ExitCode::from(failure)
+        let status = error.exit_status();
+        failed(&error.into(), status)
     })
+}
+
+fn failed(error: &anyhow::Error, status: u8) -> ExitCode {
+    eprintln!("plimsoll: {error:#}");
+    ExitCode::from(status)
 }

@@ -21,7 +21,8 @@ use plimsoll_core::policy::memory::rank::{Comparator, ImageFsLayout};
 use plimsoll_core::policy::oom::score::oom_score_adj;
 use serde::Serialize;
 
-use crate::host::output::Style;
+use crate::commands::exit_status::{self, CommandError};
+use crate::host::output::{Output, OutputArgs, Style};
 use crate::input::manifests::{Bounds, STDIN, gather, read_or_stdin};
 use crate::input::usage::{UsageError, Usages};
 use crate::show::rank::ranking_table;
@@ -41,9 +42,7 @@ usage.yaml, in which a pod that is missing has no statistics (and goes first), a
     memoryWorkingSet: 300Mi
     processes: 12
     containers: {app: {rootfs: {bytes: 1Gi, inodes: 100}, logs: {bytes: 20Mi, inodes: 3}}}
-    volumes: {cache: {bytes: 2Gi, inodes: 5000}}
-
-Exit status: 0 ranked; 1 a file cannot be read or is wrong (each message names file, line and field); 2 wrong usage.")]
+    volumes: {cache: {bytes: 2Gi, inodes: 5000}}")]
 pub struct RankArgs {
     /// Pod manifests: a file, a directory, or - for standard input; may be repeated
     #[arg(short, long = "file", value_name = "PATH", required = true)]
@@ -61,9 +60,8 @@ pub struct RankArgs {
     /// Memory of the node, as 16Gi: shows each container's oom_score_adj too
     #[arg(long, value_name = "QUANTITY", value_parser = capacity)]
     pub memory_capacity: Option<NonZeroU64>,
-    /// table: for people; json: one document
-    #[arg(long, value_enum, default_value_t)]
-    pub output: Format,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 /// Where images and writable layers are.
@@ -88,16 +86,6 @@ impl From<ImageFs> for ImageFsLayout {
     }
 }
 
-/// For whom the answer is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Format {
-    /// For people.
-    #[default]
-    Table,
-    /// For programs.
-    Json,
-}
-
 fn capacity(text: &str) -> Result<NonZeroU64, String> {
     let quantity = Quantity::parse(text).map_err(|error| error.to_string())?;
     u64::try_from(quantity.value())
@@ -120,6 +108,15 @@ pub enum RankError {
     /// Standard output.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
+}
+
+impl CommandError for RankError {
+    fn exit_status(&self) -> u8 {
+        match self {
+            Self::StdinTwice => exit_status::WRONG_USAGE,
+            Self::Input(_) | Self::Output(_) => exit_status::FAILED,
+        }
+    }
 }
 
 /// A ranking, and what it is about.
@@ -245,9 +242,9 @@ fn answer(
             })
             .collect(),
     };
-    Ok(match args.output {
-        Format::Table => answer.table(signal.row(), style),
-        Format::Json => serde_json::to_string_pretty(&answer).map_err(io::Error::from)? + "\n",
+    Ok(match args.output.format {
+        Output::Text => answer.table(signal.row(), style),
+        Output::Json => serde_json::to_string_pretty(&answer).map_err(io::Error::from)? + "\n",
     })
 }
 

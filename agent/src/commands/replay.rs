@@ -6,7 +6,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use crate::host::output::Output;
+use crate::commands::exit_status::{self, CommandError};
+use crate::host::output::{Output, OutputArgs};
 use crate::record::steps::{JournalReadError, replay};
 
 /// Arguments of `plimsoll replay`.
@@ -14,20 +15,25 @@ use crate::record::steps::{JournalReadError, replay};
 pub struct ReplayArgs {
     /// The journal that `plimsoll run --journal` wrote
     pub journal: PathBuf,
-    /// text: one readable line per decision; json: each decision as the journal has it
-    #[arg(long, value_enum, default_value_t)]
-    pub output: Output,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+impl CommandError for JournalReadError {
+    fn exit_status(&self) -> u8 {
+        exit_status::REFUSED
+    }
 }
 
 /// Runs `plimsoll replay`: exit status 0 when all decisions are the same, 1 when one differs.
 ///
 /// # Errors
-/// [`JournalReadError`] when the journal cannot be replayed (exit status 2).
+/// [`JournalReadError`] when the journal cannot be replayed (exit status 3).
 pub fn run(args: &ReplayArgs) -> Result<ExitCode, JournalReadError> {
     let mut out = std::io::stdout().lock();
     let result = replay(&args.journal, |event, decisions| {
         for decision in decisions {
-            match args.output {
+            match args.output.format {
                 Output::Text => {
                     let (s, ms) = (event.at_ns / 1_000_000_000, event.at_ns / 1_000_000 % 1000);
                     writeln!(out, "{s:>8}.{ms:03}  {decision}")?;
@@ -51,7 +57,7 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, JournalReadError> {
             "{}:{line}: the decisions differ\n  journal: {recorded}\n  now:     {now}",
             args.journal.display()
         );
-        return Ok(ExitCode::from(1));
+        return Ok(ExitCode::from(exit_status::FAILED));
     }
     eprintln!(
         "{} events, {} decisions: all the same, byte for byte",

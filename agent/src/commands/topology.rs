@@ -8,15 +8,15 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
-use crate::commands::exec::STATE_DIR;
+use crate::commands::exit_status::CommandError;
 use crate::host::HostRoot;
-use crate::host::output::Style;
+use crate::host::output::{Drawing, OutputArgs, Style};
 use crate::host::topology::{TopologyReadError, read_machine};
 use crate::input::machine::{self, MachineFileError};
 use crate::serve::control::client::{AskError, ask};
-use crate::serve::control::{Answer, Refusal, RefusalKind, Request, socket_path};
+use crate::serve::control::{AgentArgs, Answer, Refusal, RefusalKind, Request};
 use crate::show::topology::holders::Holders;
 
 /// Draw the machine: sockets, NUMA nodes, caches, cores, memory, distances
@@ -29,34 +29,18 @@ Examples:
   plimsoll topology --machine machine.json            a machine that somebody described
 
 CORES \"8 × 2\" is eight cores of two threads; SIBLINGS \"0+8\" are the threads of one core.
-machine.json: docs/reference/machine.md. A line of the kubelet's golden topologies.jsonl is taken too.
-
-Exit status: 0 drawn; 1 the machine or the file cannot be read or is wrong (the message names file and field); 2 wrong usage.")]
+machine.json: docs/reference/machine.md. A line of the kubelet's golden topologies.jsonl is taken too.")]
 pub struct TopologyArgs {
     /// Draw the machine that this file describes, not this one; - for standard input
     #[arg(long, value_name = "FILE")]
     pub machine: Option<PathBuf>,
-    /// text: for people; json: machine.json; svg: a picture
-    #[arg(long, short, value_enum, default_value_t)]
-    pub output: Format,
-    /// The state directory of an agent that runs here: then also who holds which CPUs
-    #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
-    pub state_dir: PathBuf,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs<Drawing>,
+    #[command(flatten)]
+    pub(crate) agent: AgentArgs,
     /// One line for each cache and each node, however many there are
     #[arg(long)]
     pub all: bool,
-}
-
-/// For whom the answer is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Format {
-    /// For people.
-    #[default]
-    Text,
-    /// For programs, and for `--machine`.
-    Json,
-    /// For people, in a browser or a document.
-    Svg,
 }
 
 /// Why nothing is drawn.
@@ -73,6 +57,8 @@ pub enum TopologyError {
     Output(#[from] io::Error),
 }
 
+impl CommandError for TopologyError {}
+
 /// `plimsoll topology`.
 ///
 /// # Errors
@@ -81,30 +67,29 @@ pub fn run(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
     let (machine, holders) = match &args.machine {
         None => {
             let machine = read_machine(&HostRoot::live()).map_err(TopologyError::Host)?;
-            (machine, holders_here(&args.state_dir))
+            (machine, holders_here(&args.agent.socket()))
         }
         Some(path) => (machine::read(path, io::stdin().lock())?, None),
     };
     let holders = holders.as_ref();
     let mut stdout = io::stdout().lock();
-    let text = match args.output {
-        Format::Json => serde_json::to_string_pretty(&machine).map_err(io::Error::from)? + "\n",
-        Format::Text => {
+    let text = match args.output.format {
+        Drawing::Json => serde_json::to_string_pretty(&machine).map_err(io::Error::from)? + "\n",
+        Drawing::Text => {
             crate::show::topology::draw(&machine, holders, args.all, Style::of(&stdout))
         }
-        Format::Svg => crate::show::topology::svg::draw(&machine, holders),
+        Drawing::Svg => crate::show::topology::svg::draw(&machine, holders),
     };
     stdout.write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Who holds which CPUs, if an agent runs here that places pods. One that runs and cannot be asked is said.
-fn holders_here(state_dir: &Path) -> Option<Holders> {
-    let socket = socket_path(state_dir, None);
+fn holders_here(socket: &Path) -> Option<Holders> {
     if !socket.exists() {
         return None;
     }
-    match ask(&socket, &Request::ExplainPlacement { pod: None }) {
+    match ask(socket, &Request::ExplainPlacement { pod: None }) {
         Ok(Answer::Placement(explained)) => Some(Holders::of(&explained)),
         Ok(_) => None,
         Err(AskError::Refused(Refusal {

@@ -141,6 +141,22 @@ pub fn replay_until(
     Ok((replayed, recalled.snapshot(&engine)))
 }
 
+/// The last nanosecond of the millisecond that `text` names, in seconds, as `plimsoll replay` prints times.
+pub(crate) fn at_seconds(text: &str) -> Result<u64, String> {
+    let bad = || "write seconds, with up to three decimals, as 1234.567".to_owned();
+    let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+    if part.len() > 3 || !part.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Err(bad());
+    }
+    let whole: u64 = whole.parse().map_err(|_| bad())?;
+    let milliseconds: u64 = format!("{part:0<3}").parse().map_err(|_| bad())?;
+    whole
+        .checked_mul(1000)
+        .and_then(|ms| ms.checked_add(milliseconds + 1)?.checked_mul(1_000_000))
+        .map(|end| end - 1)
+        .ok_or_else(bad)
+}
+
 /// A journal, read step by step.
 #[derive(Debug)]
 pub struct Steps {
@@ -458,5 +474,23 @@ mod tests {
             replay(&path, |_, _| Ok(())),
             Err(JournalReadError::Version { found: 9, .. })
         ));
+    }
+
+    #[test]
+    fn times_are_those_that_replay_prints() {
+        assert_eq!(at_seconds("12.345"), Ok(12_345_999_999));
+        assert_eq!(at_seconds("12.3"), Ok(12_300_999_999));
+        assert_eq!(at_seconds("0"), Ok(999_999));
+        for bad in [
+            "",
+            "1.2345",
+            "1,5",
+            "-1",
+            "x",
+            "1.x",
+            "99999999999999999999",
+        ] {
+            assert!(at_seconds(bad).is_err(), "{bad}");
+        }
     }
 }

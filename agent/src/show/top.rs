@@ -4,7 +4,6 @@
 //! was said last; the keys. Everything is readable without colour: colours only repeat what letters say.
 
 pub mod model;
-pub mod picture;
 pub mod text;
 
 use plimsoll_core::explain::{ExplainedSignal, Standing};

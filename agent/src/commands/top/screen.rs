@@ -164,7 +164,7 @@ mod tests {
     /// As the released program dies, which is built with `panic = "abort"`: after a panic nothing is dropped, only the hook runs.
     #[test]
     fn a_panic_gives_the_terminal_back() {
-        const NAME: &str = "top::screen::tests::a_panic_gives_the_terminal_back";
+        const NAME: &str = "commands::top::screen::tests::a_panic_gives_the_terminal_back";
         if std::env::var_os(ON_A_TERMINAL).is_some() {
             let screen = Screen::enter().unwrap();
             let panics = std::thread::spawn(|| panic!("as if it could not be drawn"));
