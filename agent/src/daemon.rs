@@ -50,7 +50,7 @@ use crate::daemon::sampler::Sampler;
 use crate::host::file::FileError;
 use crate::input::manifests::{ManifestChange, ManifestPod};
 use crate::kernel::decode::{Body, OomLimit, ReclaimPhase, Record};
-use crate::kernel::{AccountReport, Bpf};
+use crate::kernel::{AccountReport, Bpf, Generation};
 use crate::pods::registry::{Change, Pods};
 use crate::record::journal::Journal;
 use crate::record::lines::Reporter;
@@ -81,6 +81,8 @@ const OUTCOME_ROUNDS: usize = 4;
 #[derive(Debug, Default)]
 struct Woken {
     cause: Option<Cause>,
+    /// What was charged in total when the newest threshold was crossed, if that is what woke the loop.
+    charged_bytes: Option<u64>,
     /// A container may have come: a cgroup, or a process into one.
     containers: bool,
 }
@@ -158,8 +160,6 @@ pub struct Agent {
     /// Pods have begun to run, or ceased, since the last sample: the order of what would go is another now.
     pods_changed: bool,
     keeps_programs: bool,
-    /// Records in the rings may be of the time before this process: what was armed then is as good as what is armed now.
-    is_first_turn: bool,
 }
 
 /// An event that the engine has taken in and that has been acted upon.
@@ -225,7 +225,6 @@ impl Agent {
             looks: Looks::new(Duration::ZERO),
             pods_changed: false,
             keeps_programs: false,
-            is_first_turn: true,
         }
     }
 
@@ -428,7 +427,7 @@ impl Agent {
         let Some(cause) = woken.cause else {
             return Ok(false);
         };
-        let reacted = self.react(cause);
+        let reacted = self.react(cause, woken.charged_bytes);
         self.renew_last_line();
         self.settle();
         // That sample has answered one question only.
@@ -438,20 +437,15 @@ impl Agent {
 
     /// Takes what the kernel has sent.
     fn drain_critical(&mut self, woken: &mut Woken) {
-        let is_first_turn = std::mem::take(&mut self.is_first_turn);
         let Some(bpf) = &mut self.bpf else { return };
-        let armed_bytes = if is_first_turn && bpf.is_taken_over() {
-            None
-        } else {
-            Some(self.engine.state().arming.at_charged_bytes)
-        };
+        let newest = bpf.newest_arming();
         let oom_kills = &mut self.oom_kills;
         let last_line = &mut self.last_line;
         let taken = bpf.drain_critical(RECORDS_PER_TURN, |record| {
             if let Some(last_line) = last_line.as_mut() {
                 last_line.record(&record);
             }
-            judge(&record, armed_bytes, woken, oom_kills);
+            judge(&record, newest, woken, oom_kills);
         });
         if taken == RECORDS_PER_TURN {
             // There may be more, and the descriptor has been marked as read: come back at once.
@@ -460,14 +454,16 @@ impl Agent {
     }
 
     /// Takes a sample, has the engine judge it, and does at once what it decides. Allocates nothing, unless something cannot
-    /// be read or done. [`Agent::settle`] is to follow.
+    /// be read or done. [`Agent::settle`] is to follow. `charged_bytes`: what the record of a crossing says is charged in total;
+    /// the kernel is asked if there is no such record.
     ///
     /// # Errors
     /// When the node's memory cannot be read.
-    pub fn react(&mut self, cause: Cause) -> Result<()> {
+    pub fn react(&mut self, cause: Cause, charged_bytes: Option<u64>) -> Result<()> {
         let received_ns = now_ns();
         self.look_for_empty_pods(received_ns);
-        let charged_bytes = self.bpf.as_ref().and_then(Bpf::charged_bytes);
+        let charged_bytes =
+            charged_bytes.or_else(|| self.bpf.as_ref().and_then(Bpf::charged_bytes));
         if let Some(last_line) = &mut self.last_line {
             last_line.sampling(received_ns, charged_bytes);
         }
@@ -880,22 +876,17 @@ impl Agent {
     }
 }
 
-/// What one record means for the loop.
-///
-/// `armed_bytes`: what is armed; `None` if an agent before this one has armed it.
-fn judge(
-    record: &Record<'_>,
-    armed_bytes: Option<u64>,
-    woken: &mut Woken,
-    oom_kills: &mut OomKills,
-) {
+/// What one record means for the loop. `newest`: the newest arming of the charge threshold.
+fn judge(record: &Record<'_>, newest: Generation, woken: &mut Woken, oom_kills: &mut OomKills) {
     let crossed_ns = record.ts_ns;
     match record.body {
         // One that was armed earlier says nothing that the newest sample did not.
         Body::ChargesReached {
-            threshold_pages, ..
+            charged_bytes,
+            generation,
         } => {
-            if armed_bytes.is_none_or(|armed| threshold_pages == crate::kernel::pages_up(armed)) {
+            if generation == newest {
+                woken.charged_bytes = Some(charged_bytes);
                 woken.by(Cause::ChargeThreshold { crossed_ns });
             }
         }

@@ -122,6 +122,14 @@ impl Engine {
         &self.state
     }
 
+    /// Whether a sample of which only the node has been read ([`Sample::node`], [`Sample::kubepods`] and what comes with it, without
+    /// [`Sample::pods`]) needs the pods too. `false`: set [`Sample::node_only`] and give it to [`Engine::step`], which decides the same as with them.
+    /// Changes nothing; allocates nothing.
+    pub fn needs_pods(&self, sample: &Sample, at_ns: u64) -> bool {
+        let now_ns = at_ns.max(self.state.now_ns);
+        freshness::pods_needed(&self.config, &self.state, sample, now_ns)
+    }
+
     /// The first figure of a sample that is too old for the decision that would hang on it; `None` when the sample can be given to
     /// [`Engine::step`]. Changes nothing that matters; allocates nothing.
     pub fn stale(&mut self, sample: &Sample, at_ns: u64) -> Option<Stale> {

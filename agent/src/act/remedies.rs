@@ -12,7 +12,6 @@
 //!
 //! **Terms.** A *ticket* numbers the jobs: the newest one is the only one that counts.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,8 +25,9 @@ use rustix::io::Errno;
 use rustix::time::ClockId;
 use tokio::sync::mpsc;
 
-use crate::host::file::{ControlFile, FileError};
+use crate::host::file::FileError;
 use crate::host::knobs::{KnobError, Ledger};
+use crate::pods::stage_files::StageFiles;
 
 /// Its ledger, in the state directory.
 pub const REMEDIES_LEDGER: &str = "remedies.jsonl";
@@ -41,30 +41,6 @@ const REPORTS: usize = 8;
 const OVERDUE: Duration = Duration::from_millis(500);
 /// Bytes of `memory.high`: a number of 20 digits, or `max`.
 const HIGH_TEXT_BYTES: usize = 32;
-
-/// The control files of a pod's cgroup that stages need; `None` where the kernel or the hierarchy does not have one.
-#[derive(Debug, Default)]
-pub struct StageFiles {
-    reclaim: Option<ControlFile>,
-    high: Option<ControlFile>,
-}
-
-impl StageFiles {
-    /// Opens them in the directory of a v2 cgroup.
-    ///
-    /// # Errors
-    /// [`FileError`] when one is there and cannot be opened.
-    pub fn open(dir: &Path) -> Result<Self, FileError> {
-        let there = |result: Result<ControlFile, FileError>| match result {
-            Err(error) if error.is_vanished() => Ok(None),
-            other => other.map(Some),
-        };
-        Ok(Self {
-            reclaim: there(ControlFile::open_to_write(dir.join("memory.reclaim")))?,
-            high: there(ControlFile::open_to_change(dir.join("memory.high")))?,
-        })
-    }
-}
 
 /// What a stage has to say.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,7 +8,8 @@ use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::remedies::Stage;
 
 use super::{Agent, now_ns};
-use crate::act::remedies::{Busy, Remedies, Reports, StageFiles, Told};
+use crate::act::remedies::{Busy, Remedies, Reports, Told};
+use crate::pods::stage_files::StageFiles;
 
 /// What it takes to carry out stages.
 #[derive(Debug)]

@@ -15,6 +15,8 @@ use plimsoll_abi::{
 use plimsoll_core::model::event::LastLineReason;
 use zerocopy::FromBytes;
 
+use super::charges::{Generation, bytes_of_pages};
+
 /// Why bytes are not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
@@ -164,9 +166,9 @@ pub enum Body<'bytes> {
     /// What is charged to memory cgroups has reached the armed total. One-shot: it is disarmed now.
     ChargesReached {
         /// Charged since the programs were attached, gross.
-        charged_pages: u64,
-        /// What was armed.
-        threshold_pages: u64,
+        charged_bytes: u64,
+        /// Which arming this answers.
+        generation: Generation,
     },
     /// A process of the condemned pod that has this cgroup was killed.
     LastLineKill {
@@ -346,8 +348,8 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
         Kind::ChargesReached => {
             let record: abi::ChargesReached = read(bytes)?;
             Body::ChargesReached {
-                charged_pages: record.charged_pages,
-                threshold_pages: record.threshold_pages,
+                charged_bytes: bytes_of_pages(record.charged_pages),
+                generation: Generation(record.generation),
             }
         }
         Kind::LastLineKill => {
@@ -675,7 +677,7 @@ mod tests {
             abi::ChargesReached {
                 header: header(Kind::ChargesReached),
                 charged_pages: 1000,
-                threshold_pages: 999,
+                generation: 12,
             }
             .as_bytes()
             .to_vec(),
@@ -781,8 +783,8 @@ mod tests {
                 order: 0,
             },
             Body::ChargesReached {
-                charged_pages: 1000,
-                threshold_pages: 999,
+                charged_bytes: bytes_of_pages(1000),
+                generation: Generation(12),
             },
             Body::LastLineKill {
                 why: LastLineReason::Exhausted,

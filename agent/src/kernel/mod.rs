@@ -14,6 +14,7 @@ pub mod sample;
 
 mod account;
 pub mod btf;
+mod charges;
 mod consumed;
 mod counters;
 mod error;
@@ -40,11 +41,12 @@ use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
 use aya::programs::links::FdLink;
 use aya::programs::{BtfTracePoint, Program, ProgramInfo};
 use plimsoll_abi::{
-    FILTER_WORDS, KINDS, Kind, MANIFEST_BYTES, ROOT_CGROUP_ID, UNTRACKED, agent, charges, dropped,
+    FILTER_WORDS, KINDS, Kind, MANIFEST_BYTES, ROOT_CGROUP_ID, UNTRACKED, agent, dropped,
     filter_bit, folded, memory_totals, oom_totals, produced, seen, throttle_totals, watch,
 };
 
 pub use account::{Account, AccountReport, CpuReport, KindCount, KindReport};
+pub use charges::{Generation, pages_up};
 pub use error::BpfError;
 pub use hooks::{Family, HookKind, HookReport, HookSet, HookState, Unavailable};
 pub use pins::{PinError, PinOwner, PinSet, Pinning};
@@ -54,6 +56,7 @@ pub use totals::{ProcessTotals, RefaultTotals, StallTotals};
 use self::log::ProgramLog;
 use crate::kernel::decode::{DecodeError, MemoryLimitEvent, Record, memory_limit_event};
 use account::CpuAccount;
+use charges::Charges;
 use consumed::Consumed;
 use error::map_error;
 use last_line::LastLineMaps;
@@ -128,12 +131,6 @@ pub struct ThrottleTotals {
     pub max_ns: u64,
 }
 
-/// As many pages as it takes to hold so many bytes: the unit of the kernel's counters.
-#[must_use]
-pub fn pages_up(bytes: u64) -> u64 {
-    bytes.div_ceil(rustix::param::page_size() as u64)
-}
-
 struct Counter {
     address: u64,
     is_watched: bool,
@@ -181,8 +178,6 @@ pub struct Bpf {
     hold: Hold,
     /// Lines of programs that log, if this process has loaded such.
     log: Option<ProgramLog>,
-    /// Another agent loaded the programs.
-    is_taken_over: bool,
     consumed: Consumed,
     manifest: Array<MapData, [u8; MANIFEST_BYTES]>,
     hooks: Vec<HookReport>,
@@ -193,9 +188,8 @@ pub struct Bpf {
     filter: Array<MapData, [u64; FILTER_WORDS]>,
     seen: Array<MapData, [u64; seen::WORDS]>,
     counts: PerCpuArray<MapData, u64>,
-    charges: Array<MapData, u64>,
+    charges: Charges,
     agent: Array<MapData, u64>,
-    counts_charges: bool,
     throttle: HashMap<MapData, u64, [u64; throttle_totals::WORDS]>,
     memory: HashMap<MapData, [u64; 2], [u64; memory_totals::WORDS]>,
     oom_kills: HashMap<MapData, u64, [u64; oom_totals::WORDS]>,
@@ -226,6 +220,12 @@ fn remove_others(sets: &[PinSet], used: Option<&PinSet>, said: &mut impl FnMut(S
             Err(error) => said(format!("BPF programs of an earlier agent stay: {error}")),
         }
     }
+}
+
+fn is_attached(hooks: &[HookReport], program: &str) -> bool {
+    hooks
+        .iter()
+        .any(|hook| hook.program == program && hook.is_attached())
 }
 
 impl Bpf {
@@ -429,7 +429,6 @@ impl Bpf {
         };
         bpf.tell_process(options).map_err(torn)?;
         bpf.adopt_watches().map_err(torn)?;
-        bpf.is_taken_over = true;
         bpf.hold = bpf.hold_by(set)?;
         Ok(bpf)
     }
@@ -473,7 +472,6 @@ impl Bpf {
         Ok(Bpf {
             hold: Hold::Nothing,
             log: None,
-            is_taken_over: false,
             consumed: Consumed::map(take("CONSUMED")?, cpus)?,
             manifest: map!("MANIFEST"),
             agent: map!("AGENT"),
@@ -484,10 +482,7 @@ impl Bpf {
             filter: map!("FILTER"),
             seen: map!("SEEN"),
             counts: map!("COUNTS"),
-            charges: map!("CHARGES"),
-            counts_charges: hooks
-                .iter()
-                .any(|hook| hook.program == "charges_count" && hook.is_attached()),
+            charges: Charges::new(map!("CHARGES"), is_attached(&hooks, "charges_count"))?,
             throttle: map!("THROTTLE"),
             memory: map!("MEMORY"),
             oom_kills: map!("OOM_KILLS"),
@@ -512,12 +507,6 @@ impl Bpf {
             filter_words: [0; FILTER_WORDS],
             page_bytes: rustix::param::page_size() as u64,
         })
-    }
-
-    /// Whether an agent before this one has loaded the programs: what is in the rings may be older than this process.
-    #[must_use]
-    pub fn is_taken_over(&self) -> bool {
-        self.is_taken_over
     }
 
     /// Takes the programs away, and has `drain` read what is left until every account adds up. A program that was running may
@@ -558,9 +547,7 @@ impl Bpf {
     /// Whether a program is attached.
     #[must_use]
     pub fn is_attached(&self, program: &str) -> bool {
-        self.hooks
-            .iter()
-            .any(|hook| hook.program == program && hook.is_attached())
+        is_attached(&self.hooks, program)
     }
 
     /// The last line's maps; `None` where no program goes by them.
@@ -697,28 +684,6 @@ impl Bpf {
                 .map_err(map_error("FILTER"))?;
         }
         Ok(())
-    }
-
-    /// Bytes charged to memory cgroups since the programs were attached, gross; `None` where nobody counts them. One map lookup,
-    /// no allocation.
-    #[must_use]
-    pub fn charged_bytes(&self) -> Option<u64> {
-        let pages = self
-            .counts_charges
-            .then(|| self.charges.get(&charges::TOTAL_PAGES, 0).ok())
-            .flatten()?;
-        Some(pages.saturating_mul(self.page_bytes))
-    }
-
-    /// Asks for one [`Kind::ChargesReached`] record when [`Bpf::charged_bytes`] reaches this, replacing what was asked before. If
-    /// it is there already, the next charge sends it. One map update, no allocation.
-    ///
-    /// # Errors
-    /// When the kernel refuses the update.
-    pub fn arm_charges(&mut self, at_charged_bytes: u64) -> Result<(), BpfError> {
-        self.charges
-            .set(charges::THRESHOLD_PAGES, pages_up(at_charged_bytes), 0)
-            .map_err(map_error("CHARGES"))
     }
 
     /// Takes back what was asked for with [`Bpf::arm`]. A record may be on its way already.

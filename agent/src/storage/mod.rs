@@ -38,10 +38,11 @@ use tokio::sync::mpsc;
 
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupPath};
+use crate::pods::directories::PodDirs;
 use filesystem::FileSystems;
 use reclaim::{EndedPods, NodeReclaim, ReclaimRequest, Reclaimed};
 use surveyor::Surveyor;
-use usage::{DirectoryReport, Places, PodDirs};
+use usage::{DirectoryReport, Places};
 
 /// Entries of directories that one slice looks at: some milliseconds.
 pub const SLICE_ENTRIES: u32 = 1_000;

@@ -12,10 +12,11 @@ use tokio::sync::mpsc::error::TrySendError as EventError;
 
 use super::observer::Figures;
 use super::reclaim::{NodeReclaim, ReclaimRequest, Reclaimed};
-use super::usage::{Places, PodDirs, PodSurvey, Survey};
+use super::usage::{Places, PodSurvey, Survey};
 use super::{Order, REST, SLICE_ENTRIES, Shared, StorageEvent, rest, wake};
 use crate::host::cgroup::CgroupMounts;
 use crate::host::syscall::{IoPriority, ioprio_set, sched_idle, sched_other};
+use crate::pods::directories::PodDirs;
 
 /// Figures that wait for the other thread.
 pub(super) const FIGURES_MAX: usize = 4;

@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::storage::usage::{ContainerDirs, VolumeDir, VolumePlugin};
+use crate::pods::directories::{ContainerDirs, PodDirs, VolumeDir, VolumePlugin};
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::rank::ImageFsLayout;
 

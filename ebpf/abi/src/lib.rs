@@ -18,7 +18,7 @@ pub mod last_line;
 pub mod sampling;
 
 /// Version of every layout in this file. A change to any of them raises it, and the agent refuses other versions.
-pub const ABI_VERSION: u16 = 3;
+pub const ABI_VERSION: u16 = 4;
 
 /// "The program could not know this" in a 64-bit field.
 pub const UNKNOWN_U64: u64 = u64::MAX;
@@ -341,8 +341,8 @@ pub struct ChargesReached {
     pub header: Header,
     /// Pages charged so far, this charge included.
     pub charged_pages: u64,
-    /// What was armed.
-    pub threshold_pages: u64,
+    /// Which arming this answers: [`charges::GENERATION`] when the threshold was taken.
+    pub generation: u64,
 }
 
 /// [`MemoryStall::cause`] numbers.
@@ -444,8 +444,13 @@ pub mod charges {
     pub const TOTAL_PAGES: u32 = 0;
     /// The total at which to send a record; 0 when none is armed. Written by the agent, cleared by the program.
     pub const THRESHOLD_PAGES: u32 = 1;
+    /// The number of the newest arming, from 1; 0 when nothing was ever armed. Written by the agent, before the threshold that it
+    /// belongs to, and read by the program after it has taken a threshold. So the newest threshold is never reported under an
+    /// older number. An older threshold may be reported under the newest number, if it is crossed between the two writes: the
+    /// newest threshold is then armed all the same.
+    pub const GENERATION: u32 = 2;
     /// Length.
-    pub const WORDS: u32 = 2;
+    pub const WORDS: u32 = 3;
 }
 
 /// The largest record of all, for buffers.

@@ -350,6 +350,9 @@ impl NodeState {
         if let Some(loads) = &sample.loads {
             self.loads = Some(Arc::clone(loads));
         }
+        if sample.node_only {
+            return;
+        }
         for memory in &sample.pods {
             if let Some(pod) = self.pods.get_mut(&memory.uid) {
                 pod.memory = Some(PodReading {

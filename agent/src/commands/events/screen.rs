@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 use super::{EventsArgs, EventsError};
 use crate::host::cgroup_paths::{CgroupPaths, Ids};
 use crate::host::output::Output;
-use crate::kernel::Bpf;
 use crate::kernel::decode::{
     Body, MemoryLimitEvent, OomLimit, ReclaimPhase, Record, RefaultKind, StallCause, ThrottlePhase,
 };
 use crate::kernel::last_line::uid_text;
+use crate::kernel::{Bpf, Generation};
 
 /// Records read from a ring before looking at the clock again.
 const BUDGET: usize = 256;
@@ -140,11 +140,11 @@ impl<'args> Screen<'args> {
                 "usage {usage_pages} + charge {charge_pages} reaches {threshold_pages} pages, generation {generation}"
             ),
             Body::ChargesReached {
-                charged_pages,
-                threshold_pages,
+                charged_bytes,
+                generation: Generation(generation),
             } => writeln!(
                 out,
-                "{charged_pages} pages charged in all, {threshold_pages} armed"
+                "{charged_bytes} bytes charged in total, generation {generation}"
             ),
             Body::LastLineKill {
                 why,
@@ -370,9 +370,9 @@ fn details(body: &Body<'_>) -> Value {
             "generation": generation,
         }),
         Body::ChargesReached {
-            charged_pages,
-            threshold_pages,
-        } => json!({"charged_pages": charged_pages, "threshold_pages": threshold_pages}),
+            charged_bytes,
+            generation: Generation(generation),
+        } => json!({"charged_bytes": charged_bytes, "generation": generation}),
         Body::LastLineKill {
             why,
             tgid,

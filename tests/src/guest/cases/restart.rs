@@ -165,7 +165,7 @@ fn crossing_without_an_agent() -> Outcome {
     drain(&mut bpf, |_| {});
     let before = bpf.account()?;
     let armed_at = bpf.charged_bytes().context("charges are counted")? + mib(4);
-    bpf.arm_charges(armed_at)?;
+    let armed = bpf.arm_charges(armed_at)?;
     // What a SIGKILL does to it: its descriptors are closed, and nothing else is done.
     drop((bpf, file));
 
@@ -195,8 +195,13 @@ fn crossing_without_an_agent() -> Outcome {
             crossed.push((record.cgroup_id, generation, record.ts_ns < taken_over_ns));
         }
         Body::ChargesReached {
-            threshold_pages, ..
-        } => charged.push((threshold_pages, record.ts_ns < taken_over_ns)),
+            charged_bytes,
+            generation,
+        } => charged.push((
+            generation,
+            charged_bytes >= armed_at,
+            record.ts_ns < taken_over_ns,
+        )),
         _ => {}
     });
     ensure!(
@@ -204,8 +209,9 @@ fn crossing_without_an_agent() -> Outcome {
         "crossings {crossed:?} of cgroup {id}"
     );
     ensure!(
-        charged == [(armed_at.div_ceil(4096), true)],
-        "charges {charged:?}, armed {armed_at} bytes"
+        charged == [(armed, true, true)] && bpf.newest_arming() == armed,
+        "crossings {charged:?}; {armed:?} was armed at {armed_at} bytes, the newest arming is {:?}",
+        bpf.newest_arming()
     );
     let after = bpf.account()?;
     let attach = |account: &plimsoll::kernel::Account| account.of(Kind::CgroupAttach);
@@ -220,6 +226,11 @@ fn crossing_without_an_agent() -> Outcome {
     // It is this process now whose reads register a counter, and what it arms is reported.
     let file = File::open(&usage)?;
     bpf.register(file.as_fd(), id)?;
+    let next = bpf.arm_charges(u64::MAX / 2)?;
+    ensure!(
+        next > armed && bpf.newest_arming() == next,
+        "{next:?} was armed after {armed:?}"
+    );
     let account = bpf.finish(AtEnd::Detach, |bpf| drain(bpf, |_| {}))?;
     let open: Vec<_> = account.open().collect();
     ensure!(open.is_empty(), "over both agents this is open: {open:?}");
