@@ -11,6 +11,7 @@ pub mod manual;
 pub mod place;
 pub mod rank;
 pub mod replay;
+pub mod run;
 pub mod top;
 pub mod topology;
 pub mod trace;

@@ -36,7 +36,6 @@ use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Action, Cause, Event, EventKind, Sample};
 use plimsoll_core::model::units::PodUid;
-use rustix::time::ClockId;
 use tokio::io::Interest;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -47,7 +46,9 @@ use crate::act::oom_order::OomOrdering;
 use crate::act::oom_scores::OomScores;
 use crate::daemon::limits::Limits;
 use crate::daemon::sampler::Sampler;
+use crate::host::clock::now_ns;
 use crate::host::file::FileError;
+use crate::host::stop::StopSignals;
 use crate::input::manifests::{ManifestChange, ManifestPod};
 use crate::kernel::decode::{Body, OomLimit, ReclaimPhase, Record};
 use crate::kernel::{AccountReport, Bpf, Generation};
@@ -64,7 +65,7 @@ use lifecycle::LifecyclePace;
 use looks::Looks;
 use oom_kills::OomKills;
 pub use placing::{Placing, Surroundings};
-pub use sources::{Sources, StopSignals};
+pub use sources::Sources;
 use sources::{ready, ready_at, ready_paced, told, usage_reached};
 pub use telling::Ending;
 
@@ -918,11 +919,4 @@ fn judge(record: &Record<'_>, newest: Generation, woken: &mut Woken, oom_kills: 
         | Body::MemoryStall { .. }
         | Body::Refault { .. } => {}
     }
-}
-
-/// CLOCK_MONOTONIC, the clock of the kernel's records.
-fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(ClockId::Monotonic);
-    // The kernel's monotonic clock starts at boot and is never negative.
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }

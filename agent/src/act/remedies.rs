@@ -22,9 +22,9 @@ use plimsoll_core::model::event::StageReport;
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::remedies::Stage;
 use rustix::io::Errno;
-use rustix::time::ClockId;
 use tokio::sync::mpsc;
 
+use crate::host::clock::now_ns;
 use crate::host::file::FileError;
 use crate::host::knobs::{KnobError, Ledger};
 use crate::pods::stage_files::StageFiles;
@@ -392,12 +392,6 @@ impl Worker {
             tracing::debug!(%error, "a report of a stage is lost");
         }
     }
-}
-
-/// CLOCK_MONOTONIC, the clock of the engine.
-fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(ClockId::Monotonic);
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
 #[cfg(test)]

@@ -13,11 +13,9 @@ use serde::Serialize;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Output, OutputArgs, Style};
 use crate::host::{CgroupError, CgroupPath, HostRoot};
-use crate::kernel::object::object;
-use crate::kernel::{
-    AccountReport, Bpf, BpfOptions, Family, HookKind, HookSet, OneIn, PinOwner, Pinning,
-};
-use crate::probe::facts::{Facts, Hook, hooks_of};
+use crate::kernel::AccountReport;
+use crate::kernel::load::{Programs, load};
+use crate::probe::facts::{Facts, Hook, hooks_of, kinds_without};
 use crate::probe::ladder::Without;
 use crate::probe::report::{Report, Verdict};
 use crate::serve::control::client::{AskError, ask};
@@ -98,70 +96,13 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, CheckError> {
 /// Attaches every hook that `plimsoll run` uses and the host allows, and detaches them by dropping the programs.
 fn load_hooks(without: &[Without]) -> Result<Vec<Hook>, String> {
     // Nobody reads the rings, so the window does not matter; a full ring only counts.
-    let object = object().map_err(|error| error.to_string())?;
-    let bpf = Bpf::load(object, &bpf_options(without, Duration::from_secs(1), true))
-        .map_err(|error| error.to_string())?;
+    let programs = Programs {
+        without: kinds_without(without),
+        window: Duration::from_secs(1),
+        last_line: true,
+    };
+    let bpf = load(programs).map_err(|error| error.to_string())?;
     Ok(hooks_of(bpf.hooks()))
-}
-
-/// Loads what `plimsoll run` uses, with or without the last line, or takes it over from the agent before. Of records that come in floods, at most one per cgroup is
-/// sent in `window`. `said` gets a line for what was removed.
-///
-/// # Errors
-/// In words, when nothing at all could be attached.
-pub fn load_bpf(
-    without: &[Without],
-    window: Duration,
-    last_line: bool,
-    owner: &PinOwner,
-    said: impl FnMut(String),
-) -> Result<(Bpf, Pinning), String> {
-    let object = object().map_err(|error| error.to_string())?;
-    Bpf::load_pinned(
-        object,
-        &bpf_options(without, window, last_line),
-        owner,
-        said,
-    )
-    .map_err(|error| error.to_string())
-}
-
-/// Whether that finds its programs pinned by an agent before.
-///
-/// # Errors
-/// As a text for people.
-pub fn is_pinned(
-    without: &[Without],
-    window: Duration,
-    last_line: bool,
-    owner: &PinOwner,
-) -> Result<bool, String> {
-    let object = object().map_err(|error| error.to_string())?;
-    Bpf::is_pinned(object, &bpf_options(without, window, last_line), owner)
-        .map_err(|error| error.to_string())
-}
-
-fn bpf_options(without: &[Without], window: Duration, last_line: bool) -> BpfOptions {
-    let mut hooks = HookSet::ALL.without(Family::Threshold);
-    if !last_line {
-        hooks = hooks.without(Family::LastLine);
-    }
-    BpfOptions {
-        agent_tgid: std::process::id(),
-        // Thresholds of single cgroups are for `plimsoll events`: the node's are reached by what is charged in all.
-        hooks,
-        without: match (
-            without.contains(&Without::Fentry),
-            without.contains(&Without::Tracepoint),
-        ) {
-            (false, false) => &[],
-            (true, false) => &[HookKind::Fentry, HookKind::Fexit],
-            (false, true) => &[HookKind::TpBtf],
-            (true, true) => &[HookKind::Fentry, HookKind::Fexit, HookKind::TpBtf],
-        },
-        window,
-        run_queue_one_in: OneIn::USUAL,
-    }
 }
 
 /// Asks the agent that runs, if one does.

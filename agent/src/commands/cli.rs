@@ -1,12 +1,8 @@
-//! The command line: subcommands, logging, and how an error is printed.
+//! The command line: subcommands.
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
-use tracing::Level;
-use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::commands::check::CheckArgs;
 use crate::commands::config::ConfigArgs;
@@ -22,8 +18,8 @@ use crate::commands::top::TopArgs;
 use crate::commands::topology::TopologyArgs;
 use crate::commands::trace::TraceArgs;
 use crate::commands::uninstall::UninstallArgs;
-use crate::daemon::load_programs::LoadProgramsArgs;
 use crate::daemon::start::RunArgs;
+use crate::host::program::{answer, log_to_stderr};
 
 /// Keeps a Kubernetes node, or any Linux machine, on the safe side of its memory
 #[derive(Debug, Parser)]
@@ -69,34 +65,8 @@ enum Command {
     Uninstall(UninstallArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
-    #[command(hide = true)]
-    LoadPrograms(LoadProgramsArgs),
     /// Feed a journal to a fresh engine and compare its decisions byte for byte
     Replay(ReplayArgs),
-}
-
-/// What is logged: `LEVEL` or `TARGET=LEVEL`, more of them with commas between.
-const LOG_VARIABLE: &str = "PLIMSOLL_LOG";
-
-fn log_to_stderr() {
-    let asked = std::env::var(LOG_VARIABLE).unwrap_or_default();
-    let (filter, wrong) = match asked.parse::<Targets>() {
-        Ok(filter) if !asked.is_empty() => (filter, None),
-        Ok(_) => (Targets::new().with_default(Level::WARN), None),
-        Err(error) => (Targets::new().with_default(Level::WARN), Some(error)),
-    };
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
-    tracing_subscriber::registry()
-        .with(lines)
-        .with(filter)
-        .init();
-    if let Some(error) = wrong {
-        tracing::warn!(
-            "{LOG_VARIABLE}={asked}: {error}; write it like warn, or info,plimsoll::daemon::start=debug"
-        );
-    }
 }
 
 /// The command line's definition.
@@ -111,7 +81,7 @@ pub fn main() -> ExitCode {
         Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command()).exit());
     log_to_stderr();
     match cli.command {
-        Command::Run(args) => ended(crate::daemon::start::run(&args)),
+        Command::Run(_) => ended(crate::commands::run::run().map(|never| match never {})),
         Command::Exec(args) => ended(crate::commands::exec::run(args).map(|never| match never {})),
         Command::Check(args) => ended(crate::commands::check::run(&args)),
         Command::Events(args) => {
@@ -127,13 +97,12 @@ pub fn main() -> ExitCode {
             Ok(status) => status,
             Err(error) => {
                 let status = error.exit_code();
-                failed(&error.into(), status)
+                answer(Err(error.into()), status)
             }
         },
         Command::Uninstall(args) => ended(crate::commands::uninstall::run(&args)),
         Command::Completions(args) => ended(crate::commands::manual::completions(&args, command())),
         Command::Man(args) => ended(crate::commands::manual::man(&args, command())),
-        Command::LoadPrograms(args) => ended(crate::daemon::load_programs::run(&args)),
         Command::Replay(args) => ended(crate::commands::replay::run(&args)),
     }
 }
@@ -141,11 +110,6 @@ pub fn main() -> ExitCode {
 fn ended<E: CommandError + Into<anyhow::Error>>(result: Result<ExitCode, E>) -> ExitCode {
     result.unwrap_or_else(|error| {
         let status = error.exit_status();
-        failed(&error.into(), status)
+        answer(Err(error.into()), status)
     })
-}
-
-fn failed(error: &anyhow::Error, status: u8) -> ExitCode {
-    eprintln!("plimsoll: {error:#}");
-    ExitCode::from(status)
 }

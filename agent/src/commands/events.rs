@@ -20,9 +20,9 @@ use serde_json::json;
 
 use self::screen::Screen;
 use self::totals::{print_account, print_hook, print_run_queue, print_throttle, print_totals};
-use crate::daemon::StopSignals;
 use crate::host::cgroup_paths::CgroupPaths;
 use crate::host::output::Output;
+use crate::host::stop::StopSignals;
 use crate::host::{CgroupError, CgroupMounts, Controller, FileError, HostRoot, Version};
 use crate::kernel::object::{ObjectMissing, object};
 use crate::kernel::{AtEnd, Bpf, BpfError, BpfOptions, Family, HookSet, OneIn};

@@ -30,7 +30,7 @@ pub(crate) trait CommandError {
 impl CommandError for anyhow::Error {}
 
 /// What each command's statuses mean, beside [`WRONG_USAGE`]. No status stands for that of another program.
-pub const TABLE: [(&str, &[(Option<u8>, &str)]); 17] = [
+pub const TABLE: [(&str, &[(Option<u8>, &str)]); 16] = [
     (
         "run",
         &[
@@ -205,16 +205,12 @@ pub const TABLE: [(&str, &[(Option<u8>, &str)]); 17] = [
             (Some(REFUSED), "the journal cannot be read or replayed"),
         ],
     ),
-    ("load-programs", &[]),
 ];
 
 /// Adds the exit statuses to the help of every command of `plimsoll`. Where the help has them already they stay: that of `run` and `trace`
 /// is the help of other programs, too.
 pub(crate) fn explained(plimsoll: Command) -> Command {
     TABLE.iter().fold(plimsoll, |all, (name, statuses)| {
-        if statuses.is_empty() {
-            return all;
-        }
         let add = |command: Command| with_statuses(command, statuses);
         match name.split_once(' ') {
             Some((outer, inner)) => all.mut_subcommand(outer, |own| own.mut_subcommand(inner, add)),

@@ -7,7 +7,6 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -42,43 +41,6 @@ const PRESSURE_LEVEL: PressureLevel = PressureLevel::Medium;
 const PRESSURE_LEVEL_PACE: Duration = Duration::from_millis(10);
 /// The kernel signals a change of one `memory.events` every 10 ms, for as long as a pod is at its limit.
 const POD_EVENTS_PACE: Duration = Duration::from_millis(100);
-
-/// SIGINT and SIGTERM.
-#[derive(Debug)]
-pub struct StopSignals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl StopSignals {
-    /// Catches them from now on. Needs a runtime.
-    ///
-    /// # Errors
-    /// When a handler cannot be installed.
-    pub fn catch() -> std::io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-        })
-    }
-
-    /// Whether either has come. Lets the runtime look for them once, and does not wait.
-    pub async fn have_come(&mut self) -> bool {
-        tokio::select! {
-            biased;
-            () = self.received() => true,
-            () = tokio::task::yield_now() => false,
-        }
-    }
-
-    /// Waits for either; at once when one has come since [`StopSignals::catch`].
-    pub(super) async fn received(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
-}
 
 /// What wakes the loop.
 #[derive(Debug)]

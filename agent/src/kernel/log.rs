@@ -4,8 +4,7 @@
 //! this program has none, and then nothing here is ever called.
 //!
 //! `plimsoll events` reads them, and not `plimsoll run`: that loads only the object inside this program. An agent that evicts must not run
-//! programs that format text at each charge; and its own are loaded by a process that ends ([`crate::daemon::load_programs`]) and pinned, which
-//! the ring of lines is not. The programs are the same ones, so what they do beside a running agent is seen by `events --object` in another
+//! programs that format text at each charge; and its programs are pinned, which the ring of lines is not. The programs are the same ones, so what they do beside a running agent is seen by `events --object` in another
 //! terminal, with maps and counts of its own.
 
 use aya::Ebpf;

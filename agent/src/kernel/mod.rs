@@ -21,6 +21,7 @@ mod error;
 mod hooks;
 pub mod last_line;
 mod layout;
+pub mod load;
 mod loader;
 mod log;
 pub mod object;

@@ -26,10 +26,10 @@ use rustix::fs::{CWD, Mode, openat};
 use rustix::io::Errno;
 
 use super::descent::OPEN_DIRECTORY;
-use super::filesystem::monotonic_ns;
 use super::mountinfo::writable_layer;
 use super::walk::{Walk, Walked};
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
+use crate::host::clock::now_ns;
 use crate::host::syscall::{project_of, project_usage};
 use crate::host::{HostRoot, file::read_text};
 use crate::pods::directories::{PodDirs, VolumePlugin};
@@ -286,7 +286,7 @@ impl Survey {
             path: planned.path.clone(),
             way,
             used,
-            at_ns: monotonic_ns(),
+            at_ns: now_ns(),
         })
     }
 }

@@ -14,8 +14,8 @@ use crate::record::lines::{Severity, Told};
 use crate::record::recording::Position;
 use crate::record::snapshot::Snapshot;
 use crate::serve::summary::{CpuStats, MemoryStats, NodeStats, PodUse, PsiData, PsiStats};
-use crate::show::top::model::{Command, Page, Sort};
 use crate::show::top::draw;
+use crate::show::top::model::{Command, Page, Sort};
 use crate::testkit;
 
 /// A pod that waits, one that is throttled, one that is never evicted; and a node that is short of memory soon.

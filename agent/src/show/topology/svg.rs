@@ -16,8 +16,6 @@ use crate::show::topology::{hugepages, summary};
 use place::{Area, Placed, Size};
 use write::Svg;
 
-pub(crate) use write::escaped;
-
 /// A CPU's cell, and the frame around the cells of a core.
 const CELL: Size = Size { wide: 34, high: 22 };
 const CORE_PADDING: u32 = 3;
