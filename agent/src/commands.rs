@@ -5,6 +5,7 @@ pub mod cli;
 pub mod config;
 pub mod events;
 pub mod exec;
+pub mod exit_status;
 pub mod explain;
 pub mod manual;
 pub mod place;

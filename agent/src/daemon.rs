@@ -55,9 +55,9 @@ use crate::kernel::{AccountReport, Bpf, Generation};
 use crate::pods::registry::{Change, Pods};
 use crate::record::journal::Journal;
 use crate::record::lines::Reporter;
+use crate::record::snapshot::Snapshot;
 use crate::record::tally::Tally;
 use crate::record::timeline::Timelines;
-use crate::serve::control::Snapshot;
 
 pub use disk::Disk;
 pub use last_line::LastLine;

@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod devices;
+pub mod machine;
 pub mod manifests;
 pub mod usage;
 pub mod yaml;

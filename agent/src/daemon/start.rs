@@ -42,7 +42,7 @@ use crate::host::output::Output;
 use crate::host::protect::{protect, raise_open_files};
 use crate::host::stop::StopSignals;
 use crate::input::config::{Config, ConfigFile, Effective, EvictionFlags};
-use crate::input::devices::devices;
+use crate::input::devices;
 use crate::kernel::load::{Programs, load_pinned};
 use crate::kernel::{Bpf, PinOwner};
 use crate::pods;
@@ -565,7 +565,7 @@ impl Start<'_> {
             capacity,
             moves_interrupts: args.move_interrupts,
         };
-        let devices = args.devices.as_deref().map(devices).transpose()?;
+        let devices = args.devices.as_deref().map(devices::read).transpose()?;
         let reporter = &mut self.reporter;
         Placing::prepare(&around, config, devices, |text| {
             reporter.say(&Line::Warning { text });

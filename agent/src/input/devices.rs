@@ -1,4 +1,4 @@
-//! Files that describe devices and their NUMA nodes: in our form, or as the kubelet's PodResources API calls them allocatable.
+//! Files that describe the devices of a node.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,32 +8,32 @@ use plimsoll_core::placement::node::DeviceSettings;
 
 use crate::input::manifests::{Bounds, ManifestError, read_text};
 
-/// Why the devices are not known.
+/// Why devices are not known.
 #[derive(Debug, thiserror::Error)]
 pub enum DevicesError {
     /// The file cannot be read.
     #[error(transparent)]
-    Read(#[from] ManifestError),
-    /// It says something else.
+    Unreadable(#[from] ManifestError),
+    /// The file has another form.
     #[error("{file}: {reason}", file = file.display())]
-    Wrong {
-        /// Which file.
+    Form {
+        /// The file.
         file: PathBuf,
         /// What is wrong, and what is right.
         reason: String,
     },
 }
 
-/// The devices of a file.
+/// The devices of a file, in plimsoll's form or as the kubelet's PodResources API lists what is allocatable.
 ///
 /// # Errors
-/// [`DevicesError`].
-pub fn devices(file: &Path) -> Result<DeviceSettings, DevicesError> {
+/// [`DevicesError`] names the file.
+pub fn read(file: &Path) -> Result<DeviceSettings, DevicesError> {
     #[derive(serde::Deserialize)]
     struct Allocatable {
         devices: Vec<AllocatableDevices>,
     }
-    let wrong = |reason: String| DevicesError::Wrong {
+    let wrong = |reason: String| DevicesError::Form {
         file: file.to_owned(),
         reason,
     };

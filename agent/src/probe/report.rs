@@ -1,23 +1,14 @@
-//! What follows from the facts: the mechanism that serves each signal, what is lost here, and what a person can do about it.
-//!
-//! `plimsoll check` prints it; `plimsoll run` opens the sources that it names.
+//! What this machine allows, which mechanism serves each signal, and what is lost: shown by `plimsoll check`, acted on by `plimsoll run`.
+#![forbid(unsafe_code)]
 
 use std::fmt;
 
 use serde::Serialize;
 
 use crate::host::capabilities::Capability;
-use crate::kernel::AccountReport;
 use crate::probe::facts::Facts;
 use crate::probe::ladder::{Choice, Without, choose, is_full};
 use crate::probe::last_line::LastLineReach;
-
-/// Everything is served by the best mechanism.
-pub const EXIT_FULL: u8 = 0;
-/// It works, with losses.
-pub const EXIT_DEGRADED: u8 = 1;
-/// It cannot work.
-pub const EXIT_UNUSABLE: u8 = 2;
 
 /// Something that a better machine would give.
 pub(crate) struct Loss {
@@ -43,34 +34,41 @@ impl fmt::Display for Loss {
     }
 }
 
-/// What `plimsoll check` found.
+/// How much of plimsoll a machine allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Every signal has its best mechanism.
+    Full,
+    /// plimsoll works, with losses.
+    Degraded,
+    /// plimsoll cannot work: there is no memory controller.
+    Unusable,
+}
+
+/// What this machine allows, and what follows from it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// What was found.
     pub facts: Facts,
     /// What follows from it.
     pub choices: Vec<Choice>,
-    /// [`EXIT_FULL`], [`EXIT_DEGRADED`] or [`EXIT_UNUSABLE`].
-    pub exit_status: u8,
-    /// What the agent that runs says of the kernel's records; `None` where none runs, or it has no BPF programs.
-    pub records: Option<Result<AccountReport, String>>,
 }
 
 impl Report {
     /// Chooses from `facts`.
     pub fn new(facts: Facts) -> Self {
         let choices = choose(&facts);
-        let is_whole = is_full(&choices) && missing_capabilities(&facts, false).next().is_none();
-        let exit_status = match (&facts.memory, is_whole) {
-            (Err(_), _) => EXIT_UNUSABLE,
-            (Ok(_), true) => EXIT_FULL,
-            (Ok(_), false) => EXIT_DEGRADED,
-        };
-        Self {
-            facts,
-            choices,
-            exit_status,
-            records: None,
+        Self { facts, choices }
+    }
+
+    /// All of it in a word.
+    pub fn verdict(&self) -> Verdict {
+        let is_whole =
+            is_full(&self.choices) && missing_capabilities(&self.facts, false).next().is_none();
+        match (&self.facts.memory, is_whole) {
+            (Err(_), _) => Verdict::Unusable,
+            (Ok(_), true) => Verdict::Full,
+            (Ok(_), false) => Verdict::Degraded,
         }
     }
 

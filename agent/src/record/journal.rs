@@ -26,8 +26,8 @@ use plimsoll_core::model::state::NodeState;
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::order::OomPlan;
 
-use crate::daemon::limits::LimitTotals;
 use crate::host::worker::{NotTaken, WorkerThread};
+use crate::record::limit_counts::LimitTotals;
 use aside::{Aside, Written};
 
 /// The format's version.
