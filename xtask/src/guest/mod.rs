@@ -11,7 +11,10 @@
 //! What experience put in here:
 //! * `-cx16`: with it the guest double-faults after an emulated 16-byte compare-exchange, in up to 3 of 4 boots.
 //! * `thread=single`: with more threads a vCPU now and then runs stale bytes while the kernel patches its own text.
-//! * A guest that ends without a status (a panic) is started once more; every attempt's lines are given to the caller.
+//! * A guest that ends without a status (a panic) has failed. It is not started once more: with these settings the emulator has no
+//!   known fault that would need it.
+//! * How busy the host is must not show: with [`Clock::Instructions`] a guest's clock counts what it executes, and
+//!   [`Guest::patience`] stops a guest that hangs, by the time in which it could have run.
 //! * The exit status comes as a marker line; files come through a second serial port as `tar.gz`.
 
 mod console;
@@ -31,14 +34,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::interrupt::Folder;
 use crate::kernel::{Boot, Kernel};
+use crate::opportunity::Opportunity;
 use crate::process::{in_path, output_of};
 use crate::progress::say;
 use crate::setup;
 
 use self::console::{Lines, status_in};
 use self::cpio::Archive;
-pub(crate) use self::programs::released_agent;
+pub(crate) use self::programs::{build as build_programs, released_agent};
 use self::qemu::Running;
 pub(crate) use self::topology::Topology;
 
@@ -51,8 +56,8 @@ const MODULES: &str = "lib/modules";
 /// PID 1 of every guest.
 const INIT: &str = include_str!("init.sh");
 
-/// Times a guest is started when it ends without a status.
-const ATTEMPTS_MAX: u32 = 2;
+/// How often a guest is looked at that may hang.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
 /// The empty disks of every guest, `/dev/nvme0n1` for a file system and `/dev/nvme0n2` for swap: NVMe, the one block driver that
 /// is built into all of Debian's kernels. Sparse files that go with the run.
@@ -94,6 +99,30 @@ impl FromStr for CgroupLayout {
     }
 }
 
+/// What a guest's clock follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Clock {
+    /// The host's clock: a guest that the host keeps from running finds that time has passed.
+    Host,
+    /// What all CPUs of the guest execute together, 2 ns an instruction, which is about what the emulator needs; idle time is skipped. A wait
+    /// of ten seconds takes milliseconds, and a busy host makes the guest slow and nothing else.
+    Instructions,
+    /// One CPU, 1 ns an instruction: figures that repeat on any machine.
+    OneCpuInstructions,
+}
+
+impl FromStr for Clock {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "host" => Ok(Self::Host),
+            "instructions" => Ok(Self::Instructions),
+            _ => Err(format!("`{text}` is not host or instructions")),
+        }
+    }
+}
+
 /// A guest to be run.
 #[derive(Debug, Clone)]
 pub(crate) struct Guest {
@@ -106,8 +135,9 @@ pub(crate) struct Guest {
     debian_packages: Vec<String>,
     own_programs: bool,
     append: String,
-    icount: bool,
+    clock: Clock,
     timeout: Option<Duration>,
+    patience: Option<Duration>,
     out: Option<PathBuf>,
 }
 
@@ -116,7 +146,7 @@ pub(crate) struct Guest {
 pub(crate) enum GuestEnd {
     /// The command ended with this status.
     Status(u8),
-    /// The time was up; the guest was stopped.
+    /// The time was up, or nothing moved any more; the guest was stopped.
     TimedOut,
     /// The guest ended without saying a status: a panic, or an OOM kill of PID 1's children and PID 1 itself.
     NoStatus,
@@ -127,11 +157,9 @@ pub(crate) enum GuestEnd {
 pub(crate) struct GuestExit {
     /// How it ended.
     pub(crate) end: GuestEnd,
-    /// Console lines of the last attempt, without the marker line.
+    /// Console lines, without the marker line.
     pub(crate) lines: Vec<String>,
-    /// How often it was started.
-    pub(crate) attempts: u32,
-    /// Wall-clock time of the last attempt.
+    /// Wall-clock time.
     pub(crate) took: Duration,
 }
 
@@ -159,8 +187,9 @@ impl Guest {
             debian_packages: Vec::new(),
             own_programs: true,
             append: String::new(),
-            icount: false,
+            clock: Clock::Host,
             timeout: Some(Duration::from_secs(180)),
+            patience: None,
             out: None,
         }
     }
@@ -215,9 +244,24 @@ impl Guest {
         self
     }
 
+    /// What the clock follows.
+    pub(crate) fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
     /// One CPU whose time is its executed instructions (1 ns each, idle skipped): slow, but the same on any machine.
-    pub(crate) fn icount(mut self, icount: bool) -> Self {
-        self.icount = icount;
+    pub(crate) fn icount(self, icount: bool) -> Self {
+        if icount {
+            self.clock(Clock::OneCpuInstructions)
+        } else {
+            self
+        }
+    }
+
+    /// The guest is stopped when it says nothing for so long, not counting time in which the host kept it from running.
+    pub(crate) fn patience(mut self, patience: Duration) -> Self {
+        self.patience = Some(patience);
         self
     }
 
@@ -235,47 +279,24 @@ impl Guest {
 
     /// Boots, runs the command, gives each console line to `on_line` as it comes, and waits for the end.
     ///
-    /// When the guest dies without a status it is started once more; `GuestExit::lines` then has the second run only.
+    /// A guest that dies without a status is not started once more: see [`GuestEnd::NoStatus`].
     pub(crate) fn run(&self, mut on_line: impl FnMut(&str)) -> Result<GuestExit> {
         // First: it is what may need the user.
         setup::qemu()?;
-        let work = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let folder = Folder::new()?;
+        let work = folder.path();
         let boot = self.kernel.boot()?;
-        let initramfs = self.initramfs(&boot, work.path())?;
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            let mut exit = self.attempt(work.path(), &boot.image, &initramfs, &mut on_line)?;
-            exit.attempts = attempts;
-            if exit.end != GuestEnd::NoStatus || attempts == ATTEMPTS_MAX {
-                return Ok(exit);
-            }
-            say(
-                "guest",
-                format_args!(
-                    "kernel {}: no exit status; starting it once more",
-                    self.kernel
-                ),
-            );
-        }
-    }
-
-    fn attempt(
-        &self,
-        work: &Path,
-        image: &Path,
-        initramfs: &Path,
-        on_line: &mut dyn FnMut(&str),
-    ) -> Result<GuestExit> {
+        let initramfs = self.initramfs(&boot, work)?;
         let started = Instant::now();
         let deadline = self.timeout.map(|timeout| started + timeout);
         let files = work.join(FILES);
         let mut qemu = Running::start(
-            self.qemu(image, initramfs, work, false)?,
+            self.qemu(&boot.image, &initramfs, work, false)?,
             Stdio::null(),
             work,
         )?;
         let console = qemu.console()?;
+        let mut quiet = Opportunity::of(qemu.pid());
         let mut lines = Lines::default();
         let mut kept = Vec::new();
         let mut status = None;
@@ -304,12 +325,24 @@ impl Guest {
             let left = deadline.map_or(Duration::MAX, |deadline| {
                 deadline.saturating_duration_since(Instant::now())
             });
-            match console.recv_timeout(left) {
-                Ok(bytes) => lines.push(&bytes).into_iter().for_each(&mut take),
+            let look = self.patience.map_or(Duration::MAX, |_| BETWEEN_LOOKS);
+            match console.recv_timeout(left.min(look)) {
+                Ok(bytes) => {
+                    let new = lines.push(&bytes);
+                    if !new.is_empty() {
+                        quiet.restart();
+                    }
+                    new.into_iter().for_each(&mut take);
+                }
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {
-                    timed_out = true;
-                    break;
+                    let hangs = self
+                        .patience
+                        .is_some_and(|patience| quiet.passed() >= patience);
+                    timed_out = hangs || deadline.is_some_and(|end| Instant::now() >= end);
+                    if timed_out {
+                        break;
+                    }
                 }
             }
         }
@@ -324,7 +357,6 @@ impl Guest {
         Ok(GuestExit {
             end,
             lines: kept,
-            attempts: 1,
             took: started.elapsed(),
         })
     }
@@ -333,7 +365,7 @@ impl Guest {
     pub(crate) fn shell(&self) -> Result<u8> {
         // First: it is what may need the user.
         setup::qemu()?;
-        let work = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let work = Folder::new()?;
         let boot = self.kernel.boot()?;
         let initramfs = self.initramfs(&boot, work.path())?;
         let files = work.path().join(FILES);
@@ -392,7 +424,7 @@ impl Guest {
         let names: Vec<&str> = self.debian_packages.iter().map(String::as_str).collect();
         packages::install(&names, &mut archive)?;
         let own = if self.own_programs {
-            programs::build()?
+            programs::build(&mut |_| {})?
         } else {
             Vec::new()
         };
@@ -409,13 +441,40 @@ impl Guest {
         Ok(initramfs)
     }
 
+    /// The command line that runs the same by hand.
+    pub(crate) fn by_hand(&self) -> String {
+        let Self {
+            kernel,
+            topology,
+            memory_mb,
+            cgroup,
+            append,
+            command,
+            ..
+        } = self;
+        let clock = match self.clock {
+            Clock::Host => "",
+            Clock::Instructions => " --clock instructions",
+            Clock::OneCpuInstructions => " --icount",
+        };
+        let append = match append.trim() {
+            "" => String::new(),
+            parameters => format!(" --append '{parameters}'"),
+        };
+        format!(
+            "cargo xtask vm --kernel {kernel} --cgroup {} --topology {topology} --memory {memory_mb}{clock}{append} --timeout 3600 --cmd '{command}'",
+            cgroup.name()
+        )
+    }
+
     fn qemu(&self, image: &Path, initramfs: &Path, work: &Path, shell: bool) -> Result<Command> {
+        let one_cpu = self.clock == Clock::OneCpuInstructions;
         ensure!(
-            !self.icount || matches!(self.topology, Topology::Flat(_)),
+            !one_cpu || matches!(self.topology, Topology::Flat(_)),
             "instruction-counted time has one CPU: leave out the topology {}",
             self.topology
         );
-        let topology = if self.icount {
+        let topology = if one_cpu {
             Topology::Flat(1)
         } else {
             self.topology
@@ -440,8 +499,13 @@ impl Guest {
             parameters.push_str(" plimsoll.shell=1");
         }
         let mut cpu = format!("{},-cx16", machine.cpu);
-        if self.icount {
-            command.args(["-icount", "shift=0,sleep=off"]);
+        let icount = match self.clock {
+            Clock::Host => None,
+            Clock::Instructions => Some("shift=1,sleep=off"),
+            Clock::OneCpuInstructions => Some("shift=0,sleep=off"),
+        };
+        if let Some(icount) = icount {
+            command.args(["-icount", icount]);
             parameters.push_str(" tsc=reliable clocksource=tsc");
             // One string instruction would count as one instruction per byte; without these the kernel copies words.
             cpu.push_str(",erms=off,fsrm=off");
@@ -467,7 +531,6 @@ impl Guest {
             .args(["-serial", &format!("file:{}", work.join(FILES).display())])
             .args(["-device", "nvme,id=nvme0,serial=plimsoll"]);
         for (name, bytes) in DISKS {
-            // Made anew for each attempt, so that a second one does not find what the first left.
             let path = work.join(name);
             File::create(&path)
                 .and_then(|file| file.set_len(bytes))

@@ -3,11 +3,13 @@
 
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
 use crate::progress::say;
+use crate::watched::{Watched, progress_in};
 use crate::{ebpf, paths, process};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -19,9 +21,12 @@ struct Message {
     executable: Option<PathBuf>,
 }
 
-/// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside.
-/// Once per xtask process, so that guests started later run the same build.
-pub(crate) fn build() -> Result<Vec<PathBuf>> {
+/// A compiler that says nothing for so long, without counting time that this machine had for others, hangs.
+const PATIENCE: Duration = Duration::from_secs(20 * 60);
+
+/// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside; `progress` hears how many crates
+/// are done. Once per xtask process, so that guests started later run the same build.
+pub(crate) fn build(progress: &mut dyn FnMut(String)) -> Result<Vec<PathBuf>> {
     static BUILT: Mutex<Option<Vec<PathBuf>>> = Mutex::new(None);
     let mut built = match BUILT.lock() {
         Ok(built) => built,
@@ -35,7 +40,7 @@ pub(crate) fn build() -> Result<Vec<PathBuf>> {
         "guest",
         "building the agent and the guest programs (static)",
     );
-    let programs = cargo_build(&[
+    let what = [
         "--package",
         "plimsoll",
         "--package",
@@ -43,7 +48,8 @@ pub(crate) fn build() -> Result<Vec<PathBuf>> {
         "--bins",
         "--profile",
         PROFILE,
-    ])?;
+    ];
+    let programs = cargo_build(&what, progress)?;
     Ok(built.insert(programs).clone())
 }
 
@@ -54,33 +60,47 @@ pub(crate) fn released_agent() -> Result<PathBuf> {
         "guest",
         "building the agent as it is released (static; minutes)",
     );
-    let programs = cargo_build(&["--package", "plimsoll", "--bins", "--release"])?;
+    let programs = cargo_build(
+        &["--package", "plimsoll", "--bins", "--release"],
+        &mut |_| {},
+    )?;
     programs
         .into_iter()
         .next()
         .context("cargo named no program")
 }
 
-fn cargo_build(what: &[&str]) -> Result<Vec<PathBuf>> {
-    let output = process::run(
-        process::cargo()
-            .arg("build")
-            .args(what)
-            .args(["--target", TARGET])
-            .args(["--message-format", "json-render-diagnostics"])
-            .arg("--target-dir")
-            .arg(paths::target("guest"))
-            .env("RUSTFLAGS", "-Ctarget-feature=+crt-static")
-            // A guest's files are in its memory.
-            .env("CARGO_PROFILE_RELEASE_STRIP", "true"),
-    )?;
-    if !output.status.success() {
+fn cargo_build(what: &[&str], progress: &mut dyn FnMut(String)) -> Result<Vec<PathBuf>> {
+    let mut command = process::cargo();
+    command
+        .args(["build", "--locked"])
+        .args(what)
+        .args(["--target", TARGET])
+        .args(["--message-format", "json-render-diagnostics"])
+        .arg("--target-dir")
+        .arg(paths::target("guest"))
+        .env("RUSTFLAGS", "-Ctarget-feature=+crt-static")
+        // A guest's files are in its memory.
+        .env("CARGO_PROFILE_RELEASE_STRIP", "true");
+    let built = Watched::run(&mut command, PATIENCE, |line| {
+        if let Some(crates) = progress_in(line) {
+            progress(format!("crates {crates}"));
+        }
+    })?;
+    if !built.success {
+        let stderr: Vec<&str> = built
+            .lines
+            .iter()
+            .map(String::as_str)
+            .filter(|line| !line.starts_with('{'))
+            .collect();
         bail!(
-            "building the guest's programs failed\n{}",
-            process::last_lines(&String::from_utf8_lossy(&output.stderr))
+            "building the guest's programs {}\n{}",
+            if built.hung { "hung" } else { "failed" },
+            process::last_lines(&stderr.join("\n"))
         );
     }
-    Ok(executables(&String::from_utf8_lossy(&output.stdout)))
+    Ok(executables(&built.stdout.join("\n")))
 }
 
 fn executables(messages: &str) -> Vec<PathBuf> {

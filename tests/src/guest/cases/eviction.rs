@@ -6,6 +6,7 @@ use anyhow::{Context as _, ensure};
 
 use super::super::agent::{EvictionFinished, Options};
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::memory::{self, mib};
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
@@ -16,30 +17,37 @@ use super::{EVICTION_TIMEOUT, available_bytes, go, leak, oom_kills, threshold_be
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "eviction::the_right_pod_dies_and_its_memory_returns",
+        on: On::EachKernelAndHybrid,
         run: the_right_pod_dies,
     },
     Test {
         name: "eviction::a_soft_threshold_waits_for_its_grace_period",
+        on: On::Once(Machine::V6_12),
         run: soft_waits,
     },
     Test {
         name: "eviction::a_pod_that_ignores_sigterm_is_killed_after_its_grace",
+        on: On::Once(Machine::V6_12),
         run: ignoring_sigterm,
     },
     Test {
         name: "eviction::minimum_reclaim_takes_the_next_in_rank",
+        on: On::Once(Machine::V6_12),
         run: minimum_reclaim,
     },
     Test {
         name: "eviction::no_second_victim_while_the_first_is_being_freed",
+        on: On::Once(Machine::V6_12),
         run: no_second_victim,
     },
     Test {
         name: "eviction::a_critical_pod_is_passed_over",
+        on: On::Once(Machine::V6_12),
         run: critical_is_passed_over,
     },
     Test {
         name: "eviction::it_works_when_memory_is_gone",
+        on: On::EachKernelAndHybrid,
         run: memory_is_gone,
     },
 ];

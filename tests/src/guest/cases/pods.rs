@@ -8,20 +8,24 @@ use anyhow::ensure;
 use super::super::agent::Options;
 use super::super::clock::wait_until;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::node::Node;
 use super::super::pod::Pod;
 
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "pods::a_removed_manifest_ends_its_pod",
+        on: On::Once(Machine::V6_12),
         run: removed_manifest,
     },
     Test {
         name: "pods::a_broken_manifest_leaves_the_others_running",
+        on: On::Once(Machine::V6_12),
         run: broken_manifest,
     },
     Test {
         name: "pods::exec_sets_what_the_spec_says",
+        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
         run: exec_sets_the_spec,
     },
 ];

@@ -9,6 +9,7 @@ use anyhow::{Context as _, ensure};
 use super::super::agent::{Agent, Decision, Event, Options};
 use super::super::clock::wait_until;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::memory::mib;
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
@@ -18,18 +19,22 @@ use super::{EVICTION_TIMEOUT, available_bytes, needs_memory_v2, with_active_page
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "remedies::page_cache_is_reclaimed_and_nobody_goes",
+        on: On::These(&[Machine::V6_1, Machine::V7_2]),
         run: page_cache,
     },
     Test {
         name: "remedies::a_pod_that_gives_memory_back_when_told_is_spared",
+        on: On::Once(Machine::V7_2),
         run: gives_back,
     },
     Test {
         name: "remedies::a_pod_with_nothing_to_give_goes_after_its_stages",
+        on: On::These(&[Machine::V6_1, Machine::V7_2]),
         run: nothing_to_give,
     },
     Test {
         name: "remedies::no_pod_stays_held_by_an_agent_that_ends_or_is_killed",
+        on: On::These(&[Machine::V6_1, Machine::V7_2]),
         run: not_stuck,
     },
 ];

@@ -9,6 +9,7 @@ use anyhow::{Context as _, ensure};
 
 use super::super::agent::Agent;
 use super::super::harness::{Done, Lacks, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::node::Node;
 use super::super::pod::Pod;
 use super::EVICTION_TIMEOUT;
@@ -18,10 +19,12 @@ use super::policies::{agent_with, told};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "stalls::a_pod_that_reads_its_page_cache_again_and_again_at_its_limit_goes_for_memory",
+        on: On::Once(Machine::V7_2),
         run: memory_stall,
     },
     Test {
         name: "stalls::the_pod_with_the_most_traffic_goes_for_the_disk",
+        on: On::Once(Machine::V7_2),
         run: io_stall,
     },
 ];
