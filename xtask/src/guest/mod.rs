@@ -137,8 +137,16 @@ pub(crate) struct Guest {
     append: String,
     clock: Clock,
     timeout: Option<Duration>,
-    patience: Option<Duration>,
+    patience: Option<Patience>,
     out: Option<PathBuf>,
+}
+
+/// When a guest hangs.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    time: Duration,
+    /// What is progress: a kernel in trouble goes on writing lines.
+    moves: fn(&str) -> bool,
 }
 
 /// How a guest ended.
@@ -259,9 +267,9 @@ impl Guest {
         }
     }
 
-    /// The guest is stopped when it says nothing for so long, not counting time in which the host kept it from running.
-    pub(crate) fn patience(mut self, patience: Duration) -> Self {
-        self.patience = Some(patience);
+    /// The guest is stopped when none of its lines `moves` it on for so long, not counting time in which the host kept it from running.
+    pub(crate) fn patience(mut self, time: Duration, moves: fn(&str) -> bool) -> Self {
+        self.patience = Some(Patience { time, moves });
         self
     }
 
@@ -287,16 +295,25 @@ impl Guest {
         let work = folder.path();
         let boot = self.kernel.boot()?;
         let initramfs = self.initramfs(&boot, work)?;
+        let qemu = self.qemu(&boot.image, &initramfs, work, false)?;
+        let exit = self.follow(qemu, work, &mut on_line)?;
+        self.collect(&work.join(FILES))?;
+        Ok(exit)
+    }
+
+    /// Starts the emulator and follows its console to the end.
+    fn follow(
+        &self,
+        qemu: Command,
+        work: &Path,
+        on_line: &mut dyn FnMut(&str),
+    ) -> Result<GuestExit> {
         let started = Instant::now();
         let deadline = self.timeout.map(|timeout| started + timeout);
-        let files = work.join(FILES);
-        let mut qemu = Running::start(
-            self.qemu(&boot.image, &initramfs, work, false)?,
-            Stdio::null(),
-            work,
-        )?;
+        let mut qemu = Running::start(qemu, Stdio::null(), work)?;
         let console = qemu.console()?;
         let mut quiet = Opportunity::of(qemu.pid());
+        let mut looked = Instant::now();
         let mut lines = Lines::default();
         let mut kept = Vec::new();
         let mut status = None;
@@ -329,26 +346,31 @@ impl Guest {
             match console.recv_timeout(left.min(look)) {
                 Ok(bytes) => {
                     let new = lines.push(&bytes);
-                    if !new.is_empty() {
+                    if let Some(Patience { moves, .. }) = self.patience
+                        && new.iter().any(|line| moves(line))
+                    {
                         quiet.restart();
                     }
                     new.into_iter().for_each(&mut take);
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => {
-                    let hangs = self
-                        .patience
-                        .is_some_and(|patience| quiet.passed() >= patience);
-                    timed_out = hangs || deadline.is_some_and(|end| Instant::now() >= end);
-                    if timed_out {
-                        break;
-                    }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            // Not only when nothing comes: half a line now and then is not progress.
+            let hangs = self.patience.is_some_and(|patience| {
+                if looked.elapsed() < BETWEEN_LOOKS {
+                    return false;
                 }
+                looked = Instant::now();
+                quiet.passed() >= patience.time
+            });
+            timed_out = hangs || deadline.is_some_and(|end| Instant::now() >= end);
+            if timed_out {
+                break;
             }
         }
         lines.rest().into_iter().for_each(&mut take);
         qemu.finish(timed_out)?;
-        self.collect(&files)?;
         let end = match (status, timed_out) {
             (Some(status), _) => GuestEnd::Status(status),
             (None, true) => GuestEnd::TimedOut,
@@ -568,4 +590,92 @@ fn file_name(path: &Path) -> Result<String> {
         .file_name()
         .with_context(|| format!("{} has no name", path.display()))?;
     Ok(name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Follows a shell script in the emulator's place.
+    fn follow(guest: &Guest, script: &str) -> (Result<GuestExit>, Duration) {
+        let work = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        let started = Instant::now();
+        let exit = guest.follow(command, work.path(), &mut |_| {});
+        (exit, started.elapsed())
+    }
+
+    fn guest() -> Guest {
+        Guest::new(Kernel::V6_12)
+            .timeout(None)
+            .patience(Duration::from_millis(1500), |line| !line.contains("stall"))
+    }
+
+    #[test]
+    fn a_status_is_what_the_guest_says_and_not_what_follows() {
+        let script = "echo up; echo; echo '@@PLIMSOLL-STATUS 7@@'; echo bye";
+        let exit = follow(&guest(), script).0.unwrap();
+        assert_eq!((exit.end, exit.code()), (GuestEnd::Status(7), 7));
+        assert_eq!(exit.lines, ["up"]);
+    }
+
+    #[test]
+    fn a_guest_that_dies_has_no_status_and_is_not_started_again() {
+        let work = tempfile::tempdir().unwrap();
+        let starts = work.path().join("starts");
+        let script = format!("echo x >> {}; echo 'Kernel panic'", starts.display());
+        let exit = follow(&guest(), &script).0.unwrap();
+        assert_eq!((exit.end, exit.code()), (GuestEnd::NoStatus, 125));
+        assert_eq!(exit.lines, ["Kernel panic"]);
+        assert_eq!(fs::read_to_string(starts).unwrap(), "x\n");
+    }
+
+    #[test]
+    fn an_emulator_that_fails_is_an_error_with_its_words() {
+        let error = follow(&guest(), "echo 'no such machine' >&2; exit 1").0;
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.starts_with("QEMU failed") && error.contains("no such machine"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_guest_that_says_nothing_is_stopped_asleep_or_busy() {
+        for script in [
+            "echo up; exec sleep 1000",
+            "echo up; while :; do :; done",
+            "echo up; while :; do echo 'rcu: INFO: stall'; sleep 0.1; done",
+            // Half a line is no line.
+            "echo up; while :; do printf .; sleep 0.1; done",
+        ] {
+            let exit = follow(&guest(), script).0.unwrap();
+            assert_eq!((exit.end, exit.code()), (GuestEnd::TimedOut, 124));
+            assert_eq!(exit.lines[0], "up");
+        }
+    }
+
+    #[test]
+    fn a_slow_guest_that_says_something_is_not_stopped() {
+        let script =
+            "for i in 1 2 3 4 5 6; do sleep 0.5; echo $i; done; echo '@@PLIMSOLL-STATUS 0@@'";
+        let (exit, took) = follow(&guest(), script);
+        assert_eq!(exit.unwrap().end, GuestEnd::Status(0));
+        assert!(took > Duration::from_secs(2), "it is not slow");
+    }
+
+    #[test]
+    fn a_guest_runs_by_hand_as_it_was_started() {
+        let guest = Guest::new(Kernel::V6_1)
+            .cgroup(CgroupLayout::Hybrid)
+            .clock(Clock::Instructions)
+            .append("psi=0")
+            .command("guest_tests --on x");
+        assert_eq!(
+            guest.by_hand(),
+            "cargo xtask vm --kernel 6.1 --cgroup hybrid --topology flat:4 --memory 1536 --clock instructions --append 'psi=0' \
+             --timeout 3600 --cmd 'guest_tests --on x'"
+        );
+    }
 }

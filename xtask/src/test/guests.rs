@@ -19,9 +19,9 @@ use crate::process;
 /// The program that runs in the guests (tests/src/bin/guest_tests.rs).
 const GUEST_TESTS: &str = "guest_tests";
 
-/// A guest that says nothing for so long, without counting time that this machine had for others, hangs. The longest test is over much
-/// earlier: its own limit counts the guest's instructions.
-const PATIENCE: Duration = Duration::from_secs(20 * 60);
+/// A guest in which no test begins or ends for so long, without counting time that this machine had for others, hangs. A test that hangs is
+/// over much earlier: its limit counts the guest's instructions.
+const PATIENCE: Duration = Duration::from_secs(40 * 60);
 
 /// Console lines shown of a guest that died or hung.
 const LAST_LINES: usize = 20;
@@ -130,7 +130,7 @@ fn guest(planned: &PlannedGuest) -> Result<Guest> {
         .cgroup(cgroup.parse().map_err(unknown)?)
         .clock(Clock::Instructions)
         .timeout(None)
-        .patience(PATIENCE)
+        .patience(PATIENCE, report::moves)
         .command(format!("{GUEST_TESTS} --on {name}{all}"));
     if !parameters.is_empty() {
         guest = guest.append(parameters);
@@ -144,7 +144,7 @@ fn outcome(planned: &PlannedGuest, exit: &GuestExit, by_hand: &str) -> Outcome {
     let end = match exit.end {
         GuestEnd::Status(status) => format!("{GUEST_TESTS} ended with status {status}"),
         GuestEnd::TimedOut => format!(
-            "the guest hung and was stopped: it said nothing in {} in which it could run",
+            "the guest hung and was stopped: no test began or ended in {} in which it could run",
             minutes(PATIENCE)
         ),
         GuestEnd::NoStatus => "the guest died: it ended without a status".to_owned(),

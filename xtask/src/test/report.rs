@@ -130,6 +130,11 @@ pub(crate) fn of_guest_tests(lines: &[String], planned: &[String], status: u8) -
     told
 }
 
+/// Whether a line says that a test has begun or ended.
+pub(crate) fn moves(line: &str) -> bool {
+    begun(line).is_some() || outcome(line).is_some()
+}
+
 /// The test in a line `running NAME (3 of 40)`.
 fn begun(line: &str) -> Option<&str> {
     let (name, of) = line.trim().strip_prefix("running ")?.split_once(" (")?;

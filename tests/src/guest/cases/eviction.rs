@@ -12,6 +12,7 @@ use super::super::node::{Node, Running};
 use super::super::pod::Pod;
 use super::super::process::read_log;
 use super::super::table::since;
+use super::scenarios::QUIET_SAMPLES;
 use super::{EVICTION_TIMEOUT, available_bytes, go, leak, oom_kills, threshold_below_now};
 
 pub(super) const TESTS: &[Test] = &[
@@ -221,8 +222,7 @@ fn minimum_reclaim() -> Outcome {
         );
         freed(&finished)?;
     }
-    std::thread::sleep(Duration::from_secs(3));
-    agent.drain()?;
+    agent.after_samples(QUIET_SAMPLES)?;
     ensure!(
         agent.evictions().count() == 2 && hog.process.is_running()?,
         "evicted more than it had to: {:?}",
@@ -256,8 +256,7 @@ fn no_second_victim() -> Outcome {
         lasted_ns >= 3_000_000_000,
         "the victim was gone after {lasted_ns} ns: the test tests nothing"
     );
-    std::thread::sleep(Duration::from_secs(3));
-    agent.drain()?;
+    agent.after_samples(QUIET_SAMPLES)?;
     ensure!(
         agent.evictions().count() == 1,
         "a second victim: {:?}",

@@ -11,6 +11,7 @@ use super::super::harness::{Done, Outcome, Test};
 use super::super::machines::{Machine, On};
 use super::super::node::Node;
 use super::super::pod::Pod;
+use super::scenarios::QUIET_SAMPLES;
 
 pub(super) const TESTS: &[Test] = &[
     Test {
@@ -70,7 +71,7 @@ fn broken_manifest() -> Outcome {
     // And one that breaks while it is known: its pod lives on, too.
     node.write_manifest("good.yaml", "kind: Pod\nspec: [\n")?;
     agent.warning(Duration::from_secs(20), &["good.yaml"])?;
-    std::thread::sleep(Duration::from_secs(1));
+    agent.after_samples(QUIET_SAMPLES)?;
     ensure!(
         running.process.is_running()?,
         "the pod died with its manifest: {}",

@@ -9,6 +9,7 @@ use super::super::harness::{Done, Outcome, Test};
 use super::super::machines::{Machine, On};
 use super::super::node::Node;
 use super::super::pod::Pod;
+use super::stalls::AFTERMATH_SAMPLES;
 use super::{EVICTION_TIMEOUT, go, leak, oom_kills, threshold_below_now};
 
 pub(super) const TESTS: &[Test] = &[
@@ -100,8 +101,7 @@ fn cpu_stall() -> Outcome {
     );
     eprintln!("{}", told(&agent).context("no decision")?);
     ensure!(entitled_runs.process.is_running()?, "the entitled pod died");
-    std::thread::sleep(Duration::from_secs(5));
-    agent.drain()?;
+    agent.after_samples(AFTERMATH_SAMPLES)?;
     ensure!(
         agent.evictions().count() == 1,
         "a second one went for the stall of the first"

@@ -14,6 +14,7 @@ use super::super::memory::mib;
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
 use super::super::process::wait_log;
+use super::scenarios::QUIET_SAMPLES;
 use super::{EVICTION_TIMEOUT, available_bytes, needs_memory_v2, with_active_page_cache};
 
 pub(super) const TESTS: &[Test] = &[
@@ -101,10 +102,9 @@ fn high(node: &Node, pod: &Pod) -> anyhow::Result<String> {
     Ok(text.trim().to_owned())
 }
 
-/// Nobody has gone, and nobody goes in the next two seconds.
+/// Nobody has gone, and nobody goes in the next samples.
 fn all_stay(agent: &mut Agent, pod: &mut Running) -> anyhow::Result<()> {
-    std::thread::sleep(Duration::from_secs(2));
-    agent.drain()?;
+    agent.after_samples(QUIET_SAMPLES)?;
     ensure!(pod.process.is_running()?, "it was evicted");
     let told = story(agent);
     ensure!(!told.iter().any(|word| word == "evict"), "{told:?}");

@@ -63,8 +63,8 @@ pub(super) const TESTS: &[Test] = &[
     },
 ];
 
-/// How long nothing must happen for a test to believe that nothing will.
-const QUIET: Duration = Duration::from_secs(3);
+/// So many samples with nothing to do about them: nothing will be done.
+pub(super) const QUIET_SAMPLES: u32 = 3;
 
 /// The changes of a node condition so far.
 fn changes_of(agent: &Agent, condition: &str) -> Vec<bool> {
@@ -99,10 +99,9 @@ pub(super) fn wait_for_changes(
     Ok(())
 }
 
-/// Nothing more happens for [`QUIET`]: as many evictions as before.
+/// Nothing more happens in [`QUIET_SAMPLES`]: as many evictions as before.
 pub(super) fn quiet(agent: &mut Agent, evictions: usize) -> anyhow::Result<()> {
-    std::thread::sleep(QUIET);
-    agent.drain()?;
+    agent.after_samples(QUIET_SAMPLES)?;
     ensure!(
         agent.evictions().count() == evictions,
         "evicted more than it had to: {:?}",

@@ -3,7 +3,6 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
@@ -32,7 +31,7 @@ pub(super) const TESTS: &[Test] = &[
 /// The disk for swap, which no test here needs as such.
 const DISK: &str = "/dev/nvme0n2";
 /// After the victim's end the average still shows what was, for its window of ten seconds: nobody else may go for that.
-const AFTERMATH: Duration = Duration::from_secs(5);
+pub(super) const AFTERMATH_SAMPLES: u32 = 5;
 
 /// The threshold on `signal` makes `victim` go, and nobody else.
 fn goes_alone(agent: &mut Agent, signal: &str, victim: &Pod) -> anyhow::Result<()> {
@@ -50,8 +49,7 @@ fn goes_alone(agent: &mut Agent, signal: &str, victim: &Pod) -> anyhow::Result<(
         finished.signal
     );
     eprintln!("{}", told(agent).context("no decision")?);
-    std::thread::sleep(AFTERMATH);
-    agent.drain()?;
+    agent.after_samples(AFTERMATH_SAMPLES)?;
     ensure!(
         agent.evictions().count() == 1,
         "a second one went for the stall of the first: {:?}",
