@@ -2,7 +2,7 @@
 //! OOM killer has to, and both `plimsoll check` and the agent itself say what is missing.
 //!
 //! What a running kernel can be made to refuse is done here; what only the kernel command line can (`lockdown=`, `psi=0`) is
-//! [`as_booted`], which expects what this guest was booted with: `cargo xtask test --ladder` boots them all.
+//! [`as_booted`], which expects what this guest was booted with: `cargo xtask test --all` boots them all.
 
 use std::fs;
 use std::path::{Path, PathBuf};
