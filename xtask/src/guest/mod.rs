@@ -43,7 +43,7 @@ use crate::setup;
 
 use self::console::{Lines, status_in};
 use self::cpio::Archive;
-pub(crate) use self::programs::{build as build_programs, released_agent};
+pub(crate) use self::programs::{OF_TESTS, build as build_programs, released_agent};
 use self::qemu::Running;
 pub(crate) use self::topology::Topology;
 
@@ -104,7 +104,7 @@ impl FromStr for CgroupLayout {
 pub(crate) enum Clock {
     /// The host's clock: a guest that the host keeps from running finds that time has passed.
     Host,
-    /// What all CPUs of the guest execute together, 2 ns an instruction, which is about what the emulator needs; idle time is skipped. A wait
+    /// What all CPUs of the guest execute together, 4 ns an instruction: half as fast as a machine of today can emulate; idle time is skipped. A wait
     /// of ten seconds takes milliseconds, and a busy host makes the guest slow and nothing else.
     Instructions,
     /// One CPU, 1 ns an instruction: figures that repeat on any machine.
@@ -134,6 +134,7 @@ pub(crate) struct Guest {
     payload: Vec<PathBuf>,
     debian_packages: Vec<String>,
     own_programs: bool,
+    programs: Option<&'static [&'static str]>,
     append: String,
     clock: Clock,
     timeout: Option<Duration>,
@@ -194,6 +195,7 @@ impl Guest {
             payload: Vec::new(),
             debian_packages: Vec::new(),
             own_programs: true,
+            programs: None,
             append: String::new(),
             clock: Clock::Host,
             timeout: Some(Duration::from_secs(180)),
@@ -242,6 +244,12 @@ impl Guest {
     /// Whether the agent and the guest programs are built and put into `/payload` (default) or left out.
     pub(crate) fn own_programs(mut self, own_programs: bool) -> Self {
         self.own_programs = own_programs;
+        self
+    }
+
+    /// Of the agent and the guest programs only these: what is left out need not be unpacked by an emulated CPU.
+    pub(crate) fn programs(mut self, names: &'static [&'static str]) -> Self {
+        self.programs = Some(names);
         self
     }
 
@@ -446,7 +454,7 @@ impl Guest {
         let names: Vec<&str> = self.debian_packages.iter().map(String::as_str).collect();
         packages::install(&names, &mut archive)?;
         let own = if self.own_programs {
-            programs::build(&mut |_| {})?
+            programs::build(self.programs, &mut |_| {})?
         } else {
             Vec::new()
         };
@@ -523,7 +531,7 @@ impl Guest {
         let mut cpu = format!("{},-cx16", machine.cpu);
         let icount = match self.clock {
             Clock::Host => None,
-            Clock::Instructions => Some("shift=1,sleep=off"),
+            Clock::Instructions => Some("shift=2,sleep=off"),
             Clock::OneCpuInstructions => Some("shift=0,sleep=off"),
         };
         if let Some(icount) = icount {

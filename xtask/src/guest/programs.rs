@@ -1,6 +1,7 @@
 //! The project's own programs for a guest: the agent and the bins of package `tests`, linked statically, because a guest
 //! has no libraries.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -24,15 +25,22 @@ struct Message {
 /// A compiler that says nothing for so long, without counting time that this machine had for others, hangs.
 const PATIENCE: Duration = Duration::from_secs(20 * 60);
 
-/// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside; `progress` hears how many crates
-/// are done. Once per xtask process, so that guests started later run the same build.
-pub(crate) fn build(progress: &mut dyn FnMut(String)) -> Result<Vec<PathBuf>> {
-    static BUILT: Mutex<Option<Vec<PathBuf>>> = Mutex::new(None);
+/// What guest tests run: the agent, the load and the tests themselves. The rest is of benchmarks and of the demo.
+pub(crate) const OF_TESTS: &[&str] = &["plimsoll", "hog", "guest_tests"];
+
+/// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside: these, or all of them. `progress`
+/// hears how many crates are done. Once per xtask process, so that guests started later run the same build.
+pub(crate) fn build(
+    only: Option<&'static [&'static str]>,
+    progress: &mut dyn FnMut(String),
+) -> Result<Vec<PathBuf>> {
+    type Built = BTreeMap<Option<&'static [&'static str]>, Vec<PathBuf>>;
+    static BUILT: Mutex<Built> = Mutex::new(BTreeMap::new());
     let mut built = match BUILT.lock() {
         Ok(built) => built,
         Err(poisoned) => poisoned.into_inner(),
     };
-    if let Some(programs) = built.as_ref() {
+    if let Some(programs) = built.get(&only) {
         return Ok(programs.clone());
     }
     ebpf::build()?;
@@ -40,17 +48,16 @@ pub(crate) fn build(progress: &mut dyn FnMut(String)) -> Result<Vec<PathBuf>> {
         "guest",
         "building the agent and the guest programs (static)",
     );
-    let what = [
-        "--package",
-        "plimsoll",
-        "--package",
-        "tests",
-        "--bins",
-        "--profile",
-        PROFILE,
-    ];
+    // Both packages in either case: features of what they share depend on what is built together.
+    let mut what = vec!["--package", "plimsoll", "--package", "tests"];
+    what.extend(["--profile", PROFILE]);
+    match only {
+        Some(names) => what.extend(names.iter().flat_map(|&name| ["--bin", name])),
+        None => what.push("--bins"),
+    }
     let programs = cargo_build(&what, progress)?;
-    Ok(built.insert(programs).clone())
+    built.insert(only, programs.clone());
+    Ok(programs)
 }
 
 /// Builds the agent as it is released, and returns its path. Takes minutes.

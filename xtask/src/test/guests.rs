@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::report::{self, GuestOutcome};
 use super::watch::Line;
 use super::{Outcome, minutes};
-use crate::guest::{Clock, Guest, GuestEnd, GuestExit};
+use crate::guest::{Clock, Guest, GuestEnd, GuestExit, OF_TESTS};
 use crate::process;
 
 /// The program that runs in the guests (tests/src/bin/guest_tests.rs).
@@ -128,6 +128,7 @@ fn guest(planned: &PlannedGuest) -> Result<Guest> {
         .topology(topology.parse().map_err(unknown)?)
         .memory_mb(*memory_mb)
         .cgroup(cgroup.parse().map_err(unknown)?)
+        .programs(OF_TESTS)
         .clock(Clock::Instructions)
         .timeout(None)
         .patience(PATIENCE, report::moves)

@@ -22,7 +22,8 @@ use anyhow::Result;
 use self::guests::PlannedGuest;
 use self::report::Counts;
 use self::watch::Board;
-use crate::guest::build_programs;
+use crate::guest::{OF_TESTS, build_programs};
+use crate::kernel::Kernel;
 use crate::progress::say;
 use crate::{ebpf, interrupt, process, setup};
 
@@ -87,11 +88,18 @@ enum Job {
 pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
     let started = Instant::now();
     interrupt::install()?;
+    // First, so that progress of a first-time set-up is not mixed with the stages. QEMU is what may need the user.
     if !quick {
-        // First: it is what may need the user.
         setup::qemu()?;
     }
     setup::nightly_clippy(&setup::nightly()?)?;
+    setup::bpf_linker()?;
+    if !quick {
+        setup::busybox()?;
+        for kernel in Kernel::ALL {
+            kernel.boot()?;
+        }
+    }
     let board = Board::default();
     let mut told = Told::default();
     board.watch(|| -> Result<()> {
@@ -130,7 +138,7 @@ fn planned(all: bool, board: &Board, told: &mut Told) -> Result<Vec<PlannedGuest
     let line = board.line("programs for the guests");
     let mut programs = Vec::new();
     told.stage("programs for the guests", || {
-        let built = build_programs(&mut |progress| line.say(progress));
+        let built = build_programs(Some(OF_TESTS), &mut |progress| line.say(progress));
         built.map(|built| programs = built).into()
     });
     drop(line);
