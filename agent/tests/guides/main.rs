@@ -35,7 +35,7 @@ const RUN_ELSEWHERE: &[(&str, &str, &str)] = &[
     (
         "cargo build --release -p plimsoll",
         "xtask/src/guest/programs.rs",
-        r#"&["--package", "plimsoll", "--bins", "--release"]"#,
+        r#""--bins", "--release"]"#,
     ),
 ];
 
