@@ -913,8 +913,7 @@ fn judge(record: &Record<'_>, newest: Generation, woken: &mut Woken, oom_kills: 
         | Body::CgroupAttach { .. }
         | Body::CgroupPopulated { .. }
         | Body::ProcessBirth { .. } => {}
-        Body::ThresholdCrossed { .. }
-        | Body::MemoryEvent { .. }
+        Body::MemoryEvent { .. }
         | Body::Throttle { .. }
         | Body::MemoryStall { .. }
         | Body::Refault { .. } => {}

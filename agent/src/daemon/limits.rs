@@ -23,6 +23,7 @@ use crate::kernel::{MemoryTotals, RefaultTotals, StallTotals, ThrottleTotals};
 use crate::pods::registry::Pods;
 use crate::probe::ladder::{Choice, LadderSignal, Mechanism, Role};
 use crate::record::limit_counts::{LimitCounts, LimitTotals};
+use crate::source::EpollError;
 use crate::source::memcg_v1::{MemcgV1, Notification};
 use crate::source::memory_events::MemoryEvents;
 use crate::source::pod_events::PodEvents;
@@ -216,7 +217,7 @@ impl Limits {
     ///
     /// # Errors
     /// When files are to be watched and no descriptor is to be had for it.
-    pub fn new(mounts: &CgroupMounts, origins: Origins) -> std::io::Result<Self> {
+    pub fn new(mounts: &CgroupMounts, origins: Origins) -> Result<Self, EpollError> {
         let hierarchy = |controller| mounts.hierarchy_of(controller).ok().cloned();
         let watches = origins.memory_events || origins.event_control;
         Ok(Self {
@@ -240,13 +241,13 @@ impl Limits {
     ///
     /// # Errors
     /// The kernel's answer to `epoll_wait`.
-    pub fn take_events(&self) -> std::io::Result<usize> {
+    pub fn take_events(&self) -> Result<usize, EpollError> {
         self.events.as_ref().map_or(Ok(0), PodEvents::take)
     }
 
     /// Files that the kernel would not watch, so that they are only read at every housekeeping.
     pub fn not_watched(&self) -> u64 {
-        self.events.as_ref().map_or(0, PodEvents::left_out)
+        self.events.as_ref().map_or(0, PodEvents::polled)
     }
 
     /// Whether the BPF programs' totals are of any use here.

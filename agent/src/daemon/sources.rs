@@ -138,11 +138,11 @@ impl Sources {
         let critical = bpf
             .map(|bpf| watch(bpf.critical_fd(), Interest::READABLE))
             .transpose()
-            .context("the ring buffer cannot be waited for")?;
+            .context("cannot register the BPF ring buffer with epoll")?;
         let lifecycle = bpf
             .map(|bpf| watch(bpf.lifecycle_fd(), Interest::READABLE))
             .transpose()
-            .context("the ring buffer cannot be waited for")?;
+            .context("cannot register the BPF ring buffer with epoll")?;
         let psi = uses(Mechanism::Psi)
             .then(|| {
                 let (stall, stall_ms, window_ms) = PSI;
