@@ -177,6 +177,15 @@ fn wrong_links(page: &str, text: &str) -> Vec<String> {
                     "leaves docs/, so the book cannot have it: write the file's name as code"
                         .to_owned()
                 }
+                Some((file, _))
+                    if page.starts_with("docs/")
+                        && page != "docs/SUMMARY.md"
+                        && ["README.md", "SUMMARY.md"]
+                            .iter()
+                            .any(|end| file.ends_with(end)) =>
+                {
+                    "mdbook has no page of this name: link to the folder".to_owned()
+                }
                 Some((file, _)) if !root().join(&file).exists() => format!("there is no {file}"),
                 Some((file, Some(anchor))) if !anchors(&self::text(&file)).contains(&anchor) => {
                     format!("{file} has no heading #{anchor}")
@@ -257,6 +266,7 @@ fn wrong_links_are_found() {
     assert!(why("[b](../incident.md#nowhere)").contains("has no heading #nowhere"));
     assert!(why("\n[b](../../README.md)").starts_with("docs/guide/none.md:2: "));
     assert!(why("[b](../../../x.md)").contains("leaves the repository"));
+    assert!(why("[b](../decisions/README.md)").contains("link to the folder"));
     assert!(wrong("[b](../incident.md#the-node), `[c](d)`, [e](https://f/)").is_empty());
     assert!(wrong("```text\n[b](c)\n```\n").is_empty());
 }
