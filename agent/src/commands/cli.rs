@@ -76,10 +76,10 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     log_to_stderr();
     match cli.command {
-        Command::Run(_) => answer(
-            crate::commands::run::run().map(|never| match never {}),
-            EXIT_FAILURE,
-        ),
+        Command::Run(_) => match crate::commands::run::run() {
+            Ok(never) => match never {},
+            Err(error) => answer(Err(error.into()), EXIT_FAILURE),
+        },
         Command::Exec(args) => match crate::commands::exec::run(args) {
             Ok(never) => match never {},
             Err(error) => {
@@ -119,12 +119,9 @@ pub fn main() -> ExitCode {
             crate::commands::topology::run(&args).map_err(Into::into),
             EXIT_FAILURE,
         ),
-        Command::Trace(args) => match crate::commands::trace::run(&args) {
-            Ok(status) => status,
-            Err(error) => {
-                let status = error.exit_code();
-                answer(Err(error.into()), status)
-            }
+        Command::Trace(_) => match crate::commands::trace::run() {
+            Ok(never) => match never {},
+            Err(error) => answer(Err(error.into()), EXIT_FAILURE),
         },
         Command::Uninstall(args) => answer(crate::commands::uninstall::run(&args), EXIT_FAILURE),
         Command::Completions(args) => answer(

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use serde::Deserialize;
 
 use crate::progress::say;
@@ -12,6 +12,14 @@ use crate::{ebpf, paths, process};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const PROFILE: &str = "guest";
+/// What is released: `plimsoll`, and beside it `plimsoll-agent` and `plimsoll-trace`, which it becomes.
+const RELEASED: [&str; 5] = [
+    "--package",
+    "plimsoll",
+    "--package",
+    "plimsoll-trace",
+    "--bins",
+];
 
 /// One line of `cargo build --message-format=json`; only what is needed of it.
 #[derive(Deserialize)]
@@ -35,30 +43,19 @@ pub(crate) fn build() -> Result<Vec<PathBuf>> {
         "guest",
         "building the agent and the guest programs (static)",
     );
-    let programs = cargo_build(&[
-        "--package",
-        "plimsoll",
-        "--package",
-        "tests",
-        "--bins",
-        "--profile",
-        PROFILE,
-    ])?;
+    let programs =
+        cargo_build(&[&RELEASED[..], &["--package", "tests", "--profile", PROFILE]].concat())?;
     Ok(built.insert(programs).clone())
 }
 
-/// Builds the agent as it is released, and returns its path. Takes minutes.
-pub(crate) fn released_agent() -> Result<PathBuf> {
+/// Builds the programs as they are released, and returns their paths. Takes minutes.
+pub(crate) fn released() -> Result<Vec<PathBuf>> {
     ebpf::build()?;
     say(
         "guest",
-        "building the agent as it is released (static; minutes)",
+        "building the programs as they are released (static; minutes)",
     );
-    let programs = cargo_build(&["--package", "plimsoll", "--bins", "--release"])?;
-    programs
-        .into_iter()
-        .next()
-        .context("cargo named no program")
+    cargo_build(&[&RELEASED[..], &["--release"]].concat())
 }
 
 fn cargo_build(what: &[&str]) -> Result<Vec<PathBuf>> {
