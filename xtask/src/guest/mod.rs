@@ -43,7 +43,7 @@ use crate::setup;
 
 use self::console::{Lines, status_in};
 use self::cpio::Archive;
-pub(crate) use self::programs::{OF_TESTS, build as build_programs, released_agent};
+pub(crate) use self::programs::{OF_TESTS, build as build_programs, released};
 use self::qemu::Running;
 pub(crate) use self::topology::Topology;
 

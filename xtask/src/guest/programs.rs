@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use serde::Deserialize;
 
 use crate::progress::say;
@@ -15,6 +15,15 @@ use crate::{ebpf, paths, process};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const PROFILE: &str = "guest";
+/// The packages whose programs run in guests. All of them in each build: features of what they share depend on what is built together.
+const PACKAGES: [&str; 6] = [
+    "--package",
+    "plimsoll",
+    "--package",
+    "plimsoll-trace",
+    "--package",
+    "tests",
+];
 
 /// One line of `cargo build --message-format=json`; only what is needed of it.
 #[derive(Deserialize)]
@@ -26,7 +35,13 @@ struct Message {
 const PATIENCE: Duration = Duration::from_secs(20 * 60);
 
 /// What guest tests run: the agent, the load and the tests themselves. The rest is of benchmarks and of the demo.
-pub(crate) const OF_TESTS: &[&str] = &["plimsoll", "hog", "guest_tests"];
+pub(crate) const OF_TESTS: &[&str] = &[
+    "plimsoll",
+    "plimsoll-agent",
+    "plimsoll-trace",
+    "hog",
+    "guest_tests",
+];
 
 /// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside: these, or all of them. `progress`
 /// hears how many crates are done. Once per xtask process, so that guests started later run the same build.
@@ -48,8 +63,7 @@ pub(crate) fn build(
         "guest",
         "building the agent and the guest programs (static)",
     );
-    // Both packages in either case: features of what they share depend on what is built together.
-    let mut what = vec!["--package", "plimsoll", "--package", "tests"];
+    let mut what = PACKAGES.to_vec();
     what.extend(["--profile", PROFILE]);
     match only {
         Some(names) => what.extend(names.iter().flat_map(|&name| ["--bin", name])),
@@ -60,21 +74,18 @@ pub(crate) fn build(
     Ok(programs)
 }
 
-/// Builds the agent as it is released, and returns its path. Takes minutes.
-pub(crate) fn released_agent() -> Result<PathBuf> {
+/// Builds the programs as they are released, and returns their paths. Takes minutes.
+pub(crate) fn released() -> Result<Vec<PathBuf>> {
     ebpf::build()?;
     say(
         "guest",
-        "building the agent as it is released (static; minutes)",
+        "building the programs as they are released (static; minutes)",
     );
-    let programs = cargo_build(
-        &["--package", "plimsoll", "--bins", "--release"],
+    let packages = ["--package", "plimsoll", "--package", "plimsoll-trace"];
+    cargo_build(
+        &[&packages[..], &["--bins", "--release"]].concat(),
         &mut |_| {},
-    )?;
-    programs
-        .into_iter()
-        .next()
-        .context("cargo named no program")
+    )
 }
 
 fn cargo_build(what: &[&str], progress: &mut dyn FnMut(String)) -> Result<Vec<PathBuf>> {

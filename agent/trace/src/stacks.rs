@@ -11,8 +11,8 @@ use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 
-use crate::host::HostRoot;
-use crate::kernel::sample::Sample;
+use plimsoll::host::HostRoot;
+use plimsoll::kernel::sample::Sample;
 
 /// Nodes of the tree. A node takes about 40 bytes with its place in the index.
 const NODES_MAX: usize = 1 << 20;

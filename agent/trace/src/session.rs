@@ -10,20 +10,23 @@ use std::time::{Duration, Instant};
 use plimsoll_abi::sampling::SampleEvent;
 use rustix::time::ClockId;
 
+use super::TraceError;
 use super::groups::{GroupIndex, Groups};
 use super::recording::{Clocks, Ending, Losses, Recorder, Recording, Refused, Waits, span_of};
 use super::spans::SpanKind;
 use super::stacks::Stacks;
-use super::{TraceError, TraceEvent};
-use crate::host::HostRoot;
-use crate::host::cgroup_paths::Ids;
-use crate::host::clock::{now_ns, reading_ns};
-use crate::host::protect::raise_open_files;
-use crate::host::stop::StopSignals;
-use crate::kernel::decode::Record;
-use crate::kernel::object::{object, sampling_object};
-use crate::kernel::sampling::{Sampler, SamplingOptions};
-use crate::kernel::{AtEnd, Bpf, BpfOptions, Family, HookReport, HookSet, HookState, Unavailable};
+use plimsoll::commands::trace::TraceEvent;
+use plimsoll::host::HostRoot;
+use plimsoll::host::cgroup_paths::Ids;
+use plimsoll::host::clock::{now_ns, reading_ns};
+use plimsoll::host::protect::raise_open_files;
+use plimsoll::host::stop::StopSignals;
+use plimsoll::kernel::decode::Record;
+use plimsoll::kernel::object::{object, sampling_object};
+use plimsoll::kernel::sampling::{Sampler, SamplingOptions};
+use plimsoll::kernel::{
+    AtEnd, Bpf, BpfOptions, Family, HookReport, HookSet, HookState, Unavailable,
+};
 
 /// The rings are looked at this often; nothing wakes us.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

@@ -11,8 +11,8 @@ use super::groups::GroupIndex;
 use super::recording::Recording;
 use super::spans::{MarkKind, SpanKind};
 use super::stacks::NO_STACK;
-use crate::host::output::Style;
-use crate::show::table::{Table, Tone, bytes};
+use plimsoll::host::output::Style;
+use plimsoll::show::table::{Table, Tone, bytes};
 
 /// Functions that are shown.
 const HOTTEST: usize = 10;

@@ -5,61 +5,13 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use tempfile::NamedTempFile;
 
+use plimsoll::commands::trace::TraceFile;
+
 use super::TraceError;
-
-/// The formats, by the ending of the file's name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum TraceFormat {
-    /// Chrome's trace event format.
-    Json,
-    /// Perfetto's protobuf.
-    Pftrace,
-    /// A flame graph.
-    Svg,
-}
-
-impl TraceFormat {
-    const ALL: [(&'static str, TraceFormat); 3] = [
-        ("json", TraceFormat::Json),
-        ("pftrace", TraceFormat::Pftrace),
-        ("svg", TraceFormat::Svg),
-    ];
-}
-
-/// A file to write.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TraceFile {
-    /// Its name.
-    pub path: PathBuf,
-    /// What goes into it.
-    pub format: TraceFormat,
-}
-
-impl TraceFile {
-    /// Reads a file name whose ending says the format.
-    ///
-    /// # Errors
-    /// Names the endings that there are.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let path = PathBuf::from(text);
-        let ending = path.extension().and_then(|ending| ending.to_str());
-        TraceFormat::ALL
-            .into_iter()
-            .find(|(known, _)| Some(*known) == ending)
-            .map(|(_, format)| Self {
-                path: path.clone(),
-                format,
-            })
-            .ok_or_else(|| {
-                "its ending says the format: .json (Chrome trace), .pftrace (Perfetto) or .svg (flame graph)"
-                    .to_owned()
-            })
-    }
-}
 
 /// A file that is being written.
 #[derive(Debug)]
@@ -173,21 +125,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ending_is_the_format() {
-        for (name, format) in TraceFormat::ALL {
-            let file = TraceFile::parse(&format!("/tmp/x.y.{name}")).unwrap();
-            assert_eq!(file.format, format);
-        }
-        for bad in ["out", "out.txt", "out.JSON", ".json"] {
-            let error = TraceFile::parse(bad).unwrap_err();
-            assert!(error.contains(".pftrace"), "{error}");
-        }
-    }
-
-    #[test]
     fn a_file_is_there_as_a_whole_or_not_at_all() {
         let dir = tempfile::tempdir().unwrap();
-        let target = TraceFile::parse(dir.path().join("a.json").to_str().unwrap()).unwrap();
+        let target = TraceFile::parse(dir.path().join("a.pftrace").to_str().unwrap()).unwrap();
         let pending = Pending::create(&target).unwrap();
         assert!(!target.path.exists());
         let failed = pending.fill(4, |out| out.write_all(b"12345"));

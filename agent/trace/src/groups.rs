@@ -1,16 +1,16 @@
 //! Which cgroup a sample or record is of, and what people call it.
 //!
 //! Problem: the kernel tells ids, which on cgroup v1 are others for memory than for CPU time. Approach: one path
-//! ([`crate::host::cgroup_paths`]) is one [`Group`], whichever hierarchy it was seen in. Pods are recognised by the kubepods tree ([`crate::pods::cgroup`]).
+//! ([`plimsoll::host::cgroup_paths`]) is one [`Group`], whichever hierarchy it was seen in. Pods are recognised by the kubepods tree ([`plimsoll::pods::cgroup`]).
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use plimsoll_core::model::units::PodUid;
 
-use crate::host::HostRoot;
-use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};
-use crate::host::cgroup_paths::{CgroupPaths, Ids};
+use plimsoll::host::HostRoot;
+use plimsoll::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};
+use plimsoll::host::cgroup_paths::{CgroupPaths, Ids};
 
 /// Cgroups of which something is kept.
 const GROUPS_MAX: usize = 65_536;

@@ -11,11 +11,11 @@ use super::groups::{GroupIndex, Groups};
 use super::spans::{Mark, MarkKind, Span, SpanKind, Spans};
 use super::stacks::Stacks;
 use super::symbols::Symbols;
-use crate::host::cgroup_paths::Ids;
-use crate::kernel::decode::{
+use plimsoll::host::cgroup_paths::Ids;
+use plimsoll::kernel::decode::{
     Body, MemoryLimitEvent, OomLimit, ReclaimPhase, Record, RefaultKind, StallCause, ThrottlePhase,
 };
-use crate::kernel::sample::Sample;
+use plimsoll::kernel::sample::Sample;
 
 /// Threads that are told apart.
 const THREADS_MAX: usize = 65_536;

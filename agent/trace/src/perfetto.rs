@@ -467,115 +467,127 @@ impl Interned {
     }
 }
 
+/// Reads a trace, of which fields that are not declared here are left out.
+///
+/// # Errors
+/// It is no trace.
+pub fn read(bytes: &[u8]) -> Result<message::Trace, prost::DecodeError> {
+    message::Trace::decode(bytes)
+}
+
 /// The messages, as far as they are written. Names are short, numbers are Perfetto's.
-mod message {
+#[expect(
+    missing_docs,
+    reason = "Perfetto's protos/perfetto/trace documents them"
+)]
+pub mod message {
     use prost::Message;
 
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct Trace {
+    pub struct Trace {
         #[prost(message, repeated, tag = "1")]
-        pub(super) packet: Vec<Packet>,
+        pub packet: Vec<Packet>,
     }
 
     /// `TracePacket`.
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct Packet {
+    pub struct Packet {
         #[prost(message, optional, tag = "6")]
-        pub(super) clock_snapshot: Option<ClockSnapshot>,
+        pub clock_snapshot: Option<ClockSnapshot>,
         #[prost(uint64, optional, tag = "8")]
-        pub(super) timestamp: Option<u64>,
+        pub timestamp: Option<u64>,
         #[prost(uint32, optional, tag = "10")]
-        pub(super) sequence: Option<u32>,
+        pub sequence: Option<u32>,
         #[prost(message, optional, tag = "11")]
-        pub(super) track_event: Option<TrackEvent>,
+        pub track_event: Option<TrackEvent>,
         #[prost(message, optional, tag = "12")]
-        pub(super) interned_data: Option<InternedData>,
+        pub interned_data: Option<InternedData>,
         #[prost(uint32, optional, tag = "13")]
-        pub(super) flags: Option<u32>,
+        pub flags: Option<u32>,
         #[prost(uint32, optional, tag = "58")]
-        pub(super) clock: Option<u32>,
+        pub clock: Option<u32>,
         #[prost(message, optional, tag = "59")]
-        pub(super) defaults: Option<Defaults>,
+        pub defaults: Option<Defaults>,
         #[prost(message, optional, tag = "60")]
-        pub(super) track_descriptor: Option<TrackDescriptor>,
+        pub track_descriptor: Option<TrackDescriptor>,
         #[prost(message, optional, tag = "66")]
-        pub(super) perf_sample: Option<PerfSample>,
+        pub perf_sample: Option<PerfSample>,
     }
 
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct ClockSnapshot {
+    pub struct ClockSnapshot {
         #[prost(message, repeated, tag = "1")]
-        pub(super) clocks: Vec<Clock>,
+        pub clocks: Vec<Clock>,
     }
 
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct Clock {
+    pub struct Clock {
         #[prost(uint32, optional, tag = "1")]
-        pub(super) id: Option<u32>,
+        pub id: Option<u32>,
         #[prost(uint64, optional, tag = "2")]
-        pub(super) timestamp: Option<u64>,
+        pub timestamp: Option<u64>,
     }
 
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct TrackDescriptor {
+    pub struct TrackDescriptor {
         #[prost(uint64, optional, tag = "1")]
-        pub(super) uuid: Option<u64>,
+        pub uuid: Option<u64>,
         #[prost(string, optional, tag = "2")]
-        pub(super) name: Option<String>,
+        pub name: Option<String>,
         #[prost(message, optional, tag = "3")]
-        pub(super) process: Option<Process>,
+        pub process: Option<Process>,
         #[prost(message, optional, tag = "4")]
-        pub(super) thread: Option<Thread>,
+        pub thread: Option<Thread>,
         #[prost(uint64, optional, tag = "5")]
-        pub(super) parent_uuid: Option<u64>,
+        pub parent_uuid: Option<u64>,
     }
 
     /// `ProcessDescriptor`.
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct Process {
+    pub struct Process {
         #[prost(int32, optional, tag = "1")]
-        pub(super) pid: Option<i32>,
+        pub pid: Option<i32>,
         #[prost(string, optional, tag = "6")]
-        pub(super) name: Option<String>,
+        pub name: Option<String>,
     }
 
     /// `ThreadDescriptor`.
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct Thread {
+    pub struct Thread {
         #[prost(int32, optional, tag = "1")]
-        pub(super) pid: Option<i32>,
+        pub pid: Option<i32>,
         #[prost(int64, optional, tag = "2")]
-        pub(super) tid: Option<i64>,
+        pub tid: Option<i64>,
         #[prost(string, optional, tag = "5")]
-        pub(super) name: Option<String>,
+        pub name: Option<String>,
     }
 
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct TrackEvent {
+    pub struct TrackEvent {
         #[prost(message, repeated, tag = "4")]
-        pub(super) annotations: Vec<DebugAnnotation>,
+        pub annotations: Vec<DebugAnnotation>,
         #[prost(int32, optional, tag = "9")]
-        pub(super) kind: Option<i32>,
+        pub kind: Option<i32>,
         #[prost(uint64, optional, tag = "11")]
-        pub(super) track: Option<u64>,
+        pub track: Option<u64>,
         #[prost(string, repeated, tag = "22")]
-        pub(super) categories: Vec<String>,
+        pub categories: Vec<String>,
         #[prost(string, optional, tag = "23")]
-        pub(super) name: Option<String>,
+        pub name: Option<String>,
     }
 
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct DebugAnnotation {
+    pub struct DebugAnnotation {
         #[prost(uint64, optional, tag = "3")]
-        pub(super) uint: Option<u64>,
+        pub uint: Option<u64>,
         #[prost(string, optional, tag = "6")]
-        pub(super) text: Option<String>,
+        pub text: Option<String>,
         #[prost(string, optional, tag = "10")]
-        pub(super) name: Option<String>,
+        pub name: Option<String>,
     }
 
     impl DebugAnnotation {
-        pub(super) fn number(name: &str, value: u64) -> Self {
+        pub fn number(name: &str, value: u64) -> Self {
             Self {
                 uint: Some(value),
                 text: None,
@@ -583,7 +595,7 @@ mod message {
             }
         }
 
-        pub(super) fn words(name: &str, value: String) -> Self {
+        pub fn words(name: &str, value: String) -> Self {
             Self {
                 uint: None,
                 text: Some(value),
@@ -594,73 +606,73 @@ mod message {
 
     /// `TracePacketDefaults`.
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct Defaults {
+    pub struct Defaults {
         #[prost(message, optional, tag = "12")]
-        pub(super) perf: Option<PerfDefaults>,
+        pub perf: Option<PerfDefaults>,
         #[prost(uint32, optional, tag = "58")]
-        pub(super) clock: Option<u32>,
+        pub clock: Option<u32>,
     }
 
     /// `PerfSampleDefaults`.
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct PerfDefaults {
+    pub struct PerfDefaults {
         #[prost(message, optional, tag = "1")]
-        pub(super) timebase: Option<Timebase>,
+        pub timebase: Option<Timebase>,
     }
 
     /// `PerfEvents.Timebase`.
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct Timebase {
+    pub struct Timebase {
         #[prost(uint64, optional, tag = "2")]
-        pub(super) frequency: Option<u64>,
+        pub frequency: Option<u64>,
         #[prost(int32, optional, tag = "4")]
-        pub(super) counter: Option<i32>,
+        pub counter: Option<i32>,
         #[prost(string, optional, tag = "10")]
-        pub(super) name: Option<String>,
+        pub name: Option<String>,
     }
 
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct PerfSample {
+    pub struct PerfSample {
         #[prost(uint32, optional, tag = "1")]
-        pub(super) cpu: Option<u32>,
+        pub cpu: Option<u32>,
         #[prost(uint32, optional, tag = "2")]
-        pub(super) pid: Option<u32>,
+        pub pid: Option<u32>,
         #[prost(uint32, optional, tag = "3")]
-        pub(super) tid: Option<u32>,
+        pub tid: Option<u32>,
         #[prost(uint64, optional, tag = "4")]
-        pub(super) callstack: Option<u64>,
+        pub callstack: Option<u64>,
         #[prost(int32, optional, tag = "5")]
-        pub(super) mode: Option<i32>,
+        pub mode: Option<i32>,
         #[prost(uint64, optional, tag = "6")]
-        pub(super) count: Option<u64>,
+        pub count: Option<u64>,
         #[prost(uint64, optional, tag = "17")]
-        pub(super) lost: Option<u64>,
+        pub lost: Option<u64>,
     }
 
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct InternedData {
+    pub struct InternedData {
         #[prost(message, repeated, tag = "5")]
-        pub(super) functions: Vec<InternedString>,
+        pub functions: Vec<InternedString>,
         #[prost(message, repeated, tag = "6")]
-        pub(super) frames: Vec<Frame>,
+        pub frames: Vec<Frame>,
         #[prost(message, repeated, tag = "7")]
-        pub(super) stacks: Vec<Callstack>,
+        pub stacks: Vec<Callstack>,
         #[prost(message, repeated, tag = "17")]
-        pub(super) paths: Vec<InternedString>,
+        pub paths: Vec<InternedString>,
         #[prost(message, repeated, tag = "19")]
-        pub(super) mappings: Vec<Mapping>,
+        pub mappings: Vec<Mapping>,
     }
 
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct InternedString {
+    pub struct InternedString {
         #[prost(uint64, optional, tag = "1")]
-        pub(super) id: Option<u64>,
+        pub id: Option<u64>,
         #[prost(bytes = "vec", optional, tag = "2")]
-        pub(super) text: Option<Vec<u8>>,
+        pub text: Option<Vec<u8>>,
     }
 
     impl InternedString {
-        pub(super) fn new(id: u64, text: &str) -> Self {
+        pub fn new(id: u64, text: &str) -> Self {
             Self {
                 id: Some(id),
                 text: Some(text.as_bytes().to_vec()),
@@ -669,30 +681,30 @@ mod message {
     }
 
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct Mapping {
+    pub struct Mapping {
         #[prost(uint64, optional, tag = "1")]
-        pub(super) id: Option<u64>,
+        pub id: Option<u64>,
         #[prost(uint64, repeated, packed = "false", tag = "7")]
-        pub(super) paths: Vec<u64>,
+        pub paths: Vec<u64>,
     }
 
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct Frame {
+    pub struct Frame {
         #[prost(uint64, optional, tag = "1")]
-        pub(super) id: Option<u64>,
+        pub id: Option<u64>,
         #[prost(uint64, optional, tag = "2")]
-        pub(super) function: Option<u64>,
+        pub function: Option<u64>,
         #[prost(uint64, optional, tag = "3")]
-        pub(super) mapping: Option<u64>,
+        pub mapping: Option<u64>,
         #[prost(uint64, optional, tag = "4")]
-        pub(super) pc: Option<u64>,
+        pub pc: Option<u64>,
     }
 
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct Callstack {
+    pub struct Callstack {
         #[prost(uint64, optional, tag = "1")]
-        pub(super) id: Option<u64>,
+        pub id: Option<u64>,
         #[prost(uint64, repeated, packed = "false", tag = "2")]
-        pub(super) frames: Vec<u64>,
+        pub frames: Vec<u64>,
     }
 }

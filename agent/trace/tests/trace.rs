@@ -1,9 +1,10 @@
-//! `plimsoll trace`, the real binary on the real kernel: files, figures, and everything that can be wrong.
+//! `plimsoll-trace`, the real binary on the real kernel: files, figures, and everything that can be wrong.
 //!
 //! What needs root, BPF and writable cgroups says so and is left out where they are missing.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
+#[path = "../../tests/notes/mod.rs"]
 mod notes;
 
 use std::fs;
@@ -15,14 +16,16 @@ use std::time::{Duration, Instant};
 
 use plimsoll::host::HostRoot;
 use plimsoll::host::cgroup::Controller;
+use plimsoll_trace::perfetto::message::{DebugAnnotation, PerfSample, Trace};
+use plimsoll_trace::perfetto::read;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 fn trace(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll-trace"));
     // An agent that happens to run here is nobody's business.
-    command.args(["trace", "--state-dir", "/nonexistent"]);
+    command.args(["--state-dir", "/nonexistent"]);
     command.args(arguments).stdin(Stdio::null());
     command
 }
@@ -98,14 +101,7 @@ fn a_session_shows_the_selected_cgroup_and_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let file = |ending: &str| dir.path().join(format!("t.{ending}")).display().to_string();
     let output = trace(&["--cgroup", &busy.path, "--for", "1s", "--output", "json"])
-        .args([
-            "-o",
-            &file("json"),
-            "-o",
-            &file("pftrace"),
-            "-o",
-            &file("svg"),
-        ])
+        .args(["-o", &file("pftrace"), "-o", &file("svg")])
         .output()
         .unwrap();
     expect(&output, 0);
@@ -121,44 +117,52 @@ fn a_session_shows_the_selected_cgroup_and_no_other() {
     // A shell that never rests, on a machine that may be busy: a good part of a second.
     let cpu_ns = groups[0]["cpuNs"].as_u64().unwrap();
     assert!((100_000_000..1_500_000_000).contains(&cpu_ns), "{summary}");
-    assert_eq!(summary["files"].as_array().unwrap().len(), 3);
+    assert_eq!(summary["files"].as_array().unwrap().len(), 2);
 
-    let chrome: Value = serde_json::from_slice(&fs::read(file("json")).unwrap()).unwrap();
-    assert_eq!(chrome["otherData"]["samplesDropped"], 0, "losses are in it");
-    assert_eq!(chrome["otherData"]["selection"], busy.path.as_str());
-    let samples = chrome["samples"].as_array().unwrap();
-    assert_eq!(samples.len() as u64, summary["samples"].as_u64().unwrap());
-    for sample in samples {
-        let frame = sample["sf"].to_string();
-        assert!(chrome["stackFrames"].get(&frame).is_some(), "{sample}");
-    }
     let svg = fs::read_to_string(file("svg")).unwrap();
     assert!(
         svg.contains("<svg") && svg.contains(&busy.path),
         "no flame graph"
     );
-    let pftrace = fs::read(file("pftrace")).unwrap();
-    // Field 1 of a trace is a packet, again and again up to the end of the file.
-    let mut rest = pftrace.as_slice();
-    let mut packets = 0;
-    while let Some((&tag, after)) = rest.split_first() {
-        assert_eq!(tag, 0x0a, "packet {packets}");
-        let (length, after) = varint(after);
-        rest = &after[length..];
-        packets += 1;
+    let trace = read_trace(Path::new(&file("pftrace")));
+    assert_eq!(said_of_itself(&trace, "samplesDropped").uint, Some(0));
+    let selection = said_of_itself(&trace, "selection").text.as_deref();
+    assert_eq!(selection, Some(busy.path.as_str()));
+    let count = samples(&trace).count() as u64;
+    assert_eq!(count, summary["samples"].as_u64().unwrap());
+    let data = || {
+        trace
+            .packet
+            .iter()
+            .filter_map(|packet| packet.interned_data.as_ref())
+    };
+    let stacks: Vec<u64> = data()
+        .flat_map(|data| data.stacks.iter().filter_map(|stack| stack.id))
+        .collect();
+    for sample in samples(&trace) {
+        let stack = sample.callstack.unwrap();
+        assert!(stacks.contains(&stack), "{sample:?}");
     }
-    assert!(packets > samples.len(), "{packets} packets");
 }
 
-fn varint(bytes: &[u8]) -> (usize, &[u8]) {
-    let mut value = 0;
-    for (place, byte) in bytes.iter().enumerate() {
-        value |= usize::from(byte & 0x7f) << (7 * place);
-        if byte & 0x80 == 0 {
-            return (value, &bytes[place + 1..]);
-        }
-    }
-    panic!("cut off");
+fn read_trace(path: &Path) -> Trace {
+    read(&fs::read(path).unwrap()).unwrap()
+}
+
+/// Without those that only say what was lost.
+fn samples(trace: &Trace) -> impl Iterator<Item = &PerfSample> {
+    let all = trace.packet.iter();
+    all.filter_map(|packet| packet.perf_sample.as_ref())
+        .filter(|sample| sample.lost.is_none())
+}
+
+/// What a trace says of itself and its losses.
+fn said_of_itself<'trace>(trace: &'trace Trace, name: &str) -> &'trace DebugAnnotation {
+    let all = trace.packet.iter();
+    all.filter_map(|packet| packet.track_event.as_ref())
+        .flat_map(|event| &event.annotations)
+        .find(|annotation| annotation.name.as_deref() == Some(name))
+        .unwrap()
 }
 
 #[test]
@@ -168,7 +172,7 @@ fn a_signal_ends_it_and_everything_is_written() {
     };
     for signal in [Signal::TERM, Signal::INT] {
         let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("t.json");
+        let file = dir.path().join("t.pftrace");
         let mut session = trace(&["--cgroup", &busy.path, "--for", "0"])
             .arg("-o")
             .arg(&file)
@@ -187,8 +191,7 @@ fn a_signal_ends_it_and_everything_is_written() {
         let output = session.wait_with_output().unwrap();
         expect(&output, 0);
         assert!(text(&output.stdout).contains("lost: nothing"), "{output:?}");
-        let trace: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-        assert!(!trace["samples"].as_array().unwrap().is_empty());
+        assert!(samples(&read_trace(&file)).next().is_some());
     }
 }
 
@@ -198,7 +201,7 @@ fn what_exceeds_a_limit_is_counted_and_said() {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("t.json");
+    let file = dir.path().join("t.pftrace");
     let output = trace(&["--cgroup", &busy.path, "--for", "1s", "--max-samples", "5"])
         .args(["--events", "cpu-clock", "--output", "json", "-o"])
         .arg(&file)
@@ -208,9 +211,12 @@ fn what_exceeds_a_limit_is_counted_and_said() {
     let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
     let seen = summary["samples"].as_u64().unwrap();
     assert_eq!(summary["losses"]["samplesNotKept"], seen - 5, "{summary}");
-    let trace: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-    assert_eq!(trace["samples"].as_array().unwrap().len(), 5);
-    assert_eq!(trace["otherData"]["samplesNotKept"], seen - 5);
+    let trace = read_trace(&file);
+    assert_eq!(samples(&trace).count(), 5);
+    assert_eq!(
+        said_of_itself(&trace, "samplesNotKept").uint,
+        Some(seen - 5)
+    );
 }
 
 #[test]
@@ -226,7 +232,7 @@ fn a_full_disk_leaves_nothing_under_the_name_and_the_others_are_written() {
         return;
     }
     let whole = dir.path().join("t.svg");
-    let cut = small.join("t.json");
+    let cut = small.join("t.pftrace");
     let output = trace(&["--cgroup", &busy.path, "--for", "500ms", "-o"])
         .arg(&cut)
         .arg("-o")
@@ -237,7 +243,7 @@ fn a_full_disk_leaves_nothing_under_the_name_and_the_others_are_written() {
     unmount(&small, UnmountFlags::DETACH).unwrap();
     let said = expect(&output, 1);
     assert!(
-        said.contains("t.json") && said.contains("No space left on device"),
+        said.contains("t.pftrace") && said.contains("No space left on device"),
         "{said}"
     );
     assert!(left, "something is left on the full disk");
@@ -250,7 +256,7 @@ fn what_is_wrong_is_said_before_anything_starts() {
     let dir = tempfile::tempdir().unwrap();
     let output = trace(&["-o", "trace.txt"]).output().unwrap();
     let said = expect(&output, 2);
-    for ending in [".json", ".pftrace", ".svg"] {
+    for ending in [".pftrace", ".svg"] {
         assert!(said.contains(ending), "{said}");
     }
     for (arguments, words) in [
@@ -319,12 +325,12 @@ fn without_the_right_it_says_which_capability() {
     }
     // The program must be readable for whoever runs it.
     let dir = tempfile::Builder::new().tempdir_in("/tmp").unwrap();
-    let copy = dir.path().join("plimsoll");
-    fs::copy(env!("CARGO_BIN_EXE_plimsoll"), &copy).unwrap();
+    let copy = dir.path().join("plimsoll-trace");
+    fs::copy(env!("CARGO_BIN_EXE_plimsoll-trace"), &copy).unwrap();
     let all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(dir.path(), all).unwrap();
     let output = Command::new(&copy)
-        .args(["trace", "--for", "10ms"])
+        .args(["--for", "10ms"])
         .uid(65534)
         .gid(65534)
         .output()

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 
 use plimsoll_core::model::units::PodUid;
 
-use super::{TraceArgs, TraceError};
-use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Hierarchy};
-use crate::input::manifests::gather;
-use crate::pods;
-use crate::serve::control::client::ask;
-use crate::serve::control::{Answer, Request, socket_path};
+use super::TraceError;
+use plimsoll::commands::trace::TraceArgs;
+use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller, Hierarchy};
+use plimsoll::input::manifests::gather;
+use plimsoll::pods;
+use plimsoll::serve::control::client::ask;
+use plimsoll::serve::control::{Answer, Request, socket_path};
 
 /// Names that an error suggests.
 const NEAR_MAX: usize = 5;
