@@ -104,8 +104,8 @@ impl FromStr for CgroupLayout {
 pub(crate) enum Clock {
     /// The host's clock: a guest that the host keeps from running finds that time has passed.
     Host,
-    /// What all CPUs of the guest execute together, 4 ns an instruction: half as fast as a machine of today can emulate; idle time is skipped. A wait
-    /// of ten seconds takes milliseconds, and a busy host makes the guest slow and nothing else.
+    /// What all CPUs of the guest execute together, 4 ns an instruction: half as fast as a machine of today can emulate. Idle time is
+    /// skipped: a wait of ten seconds takes milliseconds. A busy host makes the guest slow and nothing else.
     Instructions,
     /// One CPU, 1 ns an instruction: figures that repeat on any machine.
     OneCpuInstructions,

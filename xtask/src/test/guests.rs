@@ -5,7 +5,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use serde::Deserialize;
@@ -22,6 +22,9 @@ const GUEST_TESTS: &str = "guest_tests";
 /// A guest in which no test begins or ends for so long, without counting time that this machine had for others, hangs. A test that hangs is
 /// over much earlier: its limit counts the guest's instructions.
 const PATIENCE: Duration = Duration::from_secs(40 * 60);
+
+/// Tests named for the time that they took.
+const SLOWEST_SHOWN: usize = 3;
 
 /// Console lines shown of a guest that died or hung.
 const LAST_LINES: usize = 20;
@@ -93,22 +96,43 @@ pub(super) fn run(planned: &PlannedGuest, line: &Line<'_>) -> Outcome {
     };
     line.say("starts");
     let mut failed = 0_u64;
+    let mut times = Vec::new();
+    let mut began = Instant::now();
     let exit = guest.run(|text| {
+        if let Some((name, _)) = report::outcome(text) {
+            times.push((began.elapsed(), name.to_owned()));
+        }
         if let Some(test) = text.strip_prefix("running ") {
             let failures = match failed {
                 0 => String::new(),
                 failed => format!(", {failed} failed"),
             };
             line.say(format!("{test}{failures}"));
+            began = Instant::now();
         }
         if let Some((_, GuestOutcome::Failed)) = report::outcome(text) {
             failed += 1;
         }
     });
     match exit {
-        Ok(exit) => outcome(planned, &exit, &guest.by_hand()),
+        Ok(exit) => {
+            let mut outcome = outcome(planned, &exit, &guest.by_hand());
+            outcome.notes.extend(slowest(times));
+            outcome
+        }
         Err(error) => Err(error.context(format!("run it yourself: `{}`", guest.by_hand()))).into(),
     }
+}
+
+/// The tests that took longest on this machine's clock, for whoever balances the guests: the guest's clock skips idle time.
+fn slowest(mut times: Vec<(Duration, String)>) -> Option<String> {
+    times.sort_by(|one, other| other.cmp(one));
+    let slowest: Vec<String> = times
+        .iter()
+        .take(SLOWEST_SHOWN)
+        .map(|(time, name)| format!("{name} {}", minutes(*time)))
+        .collect();
+    (!slowest.is_empty()).then(|| format!("slowest: {}", slowest.join(", ")))
 }
 
 fn guest(planned: &PlannedGuest) -> Result<Guest> {
@@ -222,6 +246,16 @@ mod tests {
         let mut unknown = planned;
         unknown.cgroup = "cgroup3".to_owned();
         assert!(guest(&unknown).is_err());
+    }
+
+    #[test]
+    fn the_slowest_are_named() {
+        let times = [3, 70, 1, 2].map(|s| (Duration::from_secs(s), format!("t{s}")));
+        assert_eq!(
+            slowest(times.to_vec()).as_deref(),
+            Some("slowest: t70 1 min 10 s, t3 3 s, t2 2 s")
+        );
+        assert_eq!(slowest(Vec::new()), None);
     }
 
     #[test]

@@ -21,12 +21,12 @@ use super::whole_tree;
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "qos::cgroups_have_what_the_node_and_its_pods_say",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::Once(Machine::V7_2),
         run: cgroups_follow,
     },
     Test {
         name: "qos::what_is_above_a_running_pod_is_given_back",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::Once(Machine::V7_2),
         run: given_back,
     },
     Test {

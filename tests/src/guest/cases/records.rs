@@ -37,17 +37,17 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "records::oom_names_limit_owner_and_victim",
-        on: On::EachKernelAndHybrid,
+        on: On::EachKernel,
         run: oom_names_limit_owner_and_victim,
     },
     Test {
         name: "records::limit_counts_equal_memory_events",
-        on: On::EachKernelAndHybrid,
+        on: On::EachKernel,
         run: limit_counts_equal_memory_events,
     },
     Test {
         name: "records::throttle_time_equals_cpu_stat",
-        on: On::EachKernelAndHybrid,
+        on: On::EachKernel,
         run: throttle_time_equals_cpu_stat,
     },
     Test {

@@ -36,7 +36,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "reserved::a_cgroup_without_the_controllers_or_none_at_all_is_refused",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::Once(Machine::V7_2),
         run: refused,
     },
 ];
