@@ -8,62 +8,18 @@
 //! `step` allocates nothing for an [`EventKind::Sample`] once every pod has been seen: scratch space grows when pods are
 //! applied. The path from kernel record to kill must work when no memory is left.
 
-use serde::{Deserialize, Serialize};
-
+pub use crate::model::config::EngineConfig;
 use crate::model::decision::Decision;
 use crate::model::event::{Cause, Event, EventKind, Sample};
-use crate::model::options::{CpuOptions, EvictionOptions};
 use crate::model::signal::{Observations, Readings};
 use crate::model::state::NodeState;
-use crate::model::threshold::Threshold;
 use crate::policy::memory::eviction;
 use crate::policy::memory::freshness::{self, Stale};
-use crate::policy::memory::rank::ImageFsLayout;
-use crate::policy::memory::swap::{self, PodSwap};
+use crate::policy::memory::swap;
 use crate::policy::memory::verdict::Scratch;
 use crate::policy::memory::view::View;
 use crate::policy::memory::{foresight, leaving, remedies, sampling, stall};
 use crate::policy::{cpu, placement};
-
-/// What the engine is told once. Part of every journal's header.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct EngineConfig {
-    /// The eviction thresholds, as [`crate::model::threshold::for_layout`] returns them.
-    pub thresholds: Vec<Threshold>,
-    /// How images, writable layers and the kubelet's directory are spread over file systems.
-    pub layout: ImageFsLayout,
-    /// `localStorageCapacityIsolation`: whether pods over a limit of local storage are evicted.
-    pub local_storage_limits: bool,
-    /// `evictionPressureTransitionPeriod`: how long a condition is kept after its last threshold, in nanoseconds.
-    pub pressure_transition_period_ns: u64,
-    /// `evictionMaxPodGracePeriod`: upper bound of a soft eviction's grace period, in seconds. May be negative, as in the
-    /// kubelet: then there is no grace.
-    pub max_pod_grace_period_s: i64,
-    /// Where it departs from the kubelet.
-    pub options: EvictionOptions,
-    /// Whether pods may swap.
-    #[serde(default)]
-    pub pod_swap: PodSwap,
-    /// What is done about CPU time.
-    #[serde(default)]
-    pub cpu: CpuOptions,
-}
-
-impl Default for EngineConfig {
-    /// No thresholds, and the kubelet's defaults for everything else.
-    fn default() -> Self {
-        Self {
-            thresholds: Vec::new(),
-            layout: ImageFsLayout::Shared,
-            local_storage_limits: true,
-            pressure_transition_period_ns: 300_000_000_000,
-            max_pod_grace_period_s: 0,
-            options: EvictionOptions::kubelet(),
-            pod_swap: PodSwap::default(),
-            cpu: CpuOptions::default(),
-        }
-    }
-}
 
 /// The decision core of one node.
 #[derive(Clone, Debug)]

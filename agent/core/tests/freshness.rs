@@ -237,13 +237,11 @@ fn a_pod_that_may_use_more_than_it_seems_is_read_anew() {
 #[test]
 fn a_pod_without_statistics_goes_before_any_old_figure() {
     let mut node = Node::new(Victims::One, false);
-    for name in ["a", "b"] {
+    for name in ["a", "b", "c"] {
         node.pod(name, 0, 0);
     }
-    assert_eq!(
-        node.follow(60, &[("a", read(100, 200))]),
-        words(&[], &["b"])
-    );
+    let pods = [("a", read(100, 200)), ("c", fresh(150))];
+    assert_eq!(node.follow(60, &pods), words(&[], &["b"]));
 }
 
 const APPS: [&str; 8] = ["a-1", "a-2", "a-3", "b-1", "b-2", "c-1", "c-2", "d-1"];

@@ -5,10 +5,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::EngineConfig;
 use crate::explain::kubelet::{self, KubeletAnswer};
 use crate::explain::pod::{ExplainedPod, find};
 use crate::explain::{Candidate, ExplainedRanking, NoSuchPod};
+use crate::model::config::EngineConfig;
 use crate::model::decision::LocalStorageReason;
 use crate::model::options::EvictionOptions;
 use crate::model::signal::{NodeCondition, Observation, SIGNALS, Signal, Unit};

@@ -8,16 +8,16 @@ use serde::{Deserialize, Serialize};
 use crate::kube::budget::DisruptionBudget;
 use crate::kube::cgroup_config::swap_request_bytes;
 use crate::kube::pod::{Pod, PressureSignal};
+use crate::model::cpu_state::CpuState;
 use crate::model::event::{Action, Event, EventKind, NodeMemory, Sample};
 use crate::model::options::Availability;
+use crate::model::outlook::Outlook;
+use crate::model::rank_row::RankRow;
 use crate::model::reading::{NumaPods, PodLoads, ProcessReading, StorageReading};
+use crate::model::remedy::{RemedyState, Stage};
 use crate::model::signal::{NodeCondition, Observations, Resource, Signal};
 use crate::model::units::PodUid;
 use crate::placement::node::NodePlacement;
-use crate::policy::cpu::CpuState;
-use crate::policy::memory::foresight::Outlook;
-use crate::policy::memory::rank::RankRow;
-use crate::policy::memory::remedies::{RemedyState, Stage};
 
 /// `terminationGracePeriodSeconds` of a pod that sets none (`DefaultTerminationGracePeriodSeconds` of the Kubernetes API).
 const DEFAULT_TERMINATION_GRACE_PERIOD_S: u64 = 30;

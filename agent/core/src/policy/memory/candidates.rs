@@ -3,7 +3,7 @@
 //! Rule: `buildSignalToRankFunc` in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36. Difference, on purpose: pods without
 //! processes are not candidates, nothing would come back; and one that did not leave when it was told is not told again.
 
-use crate::engine::EngineConfig;
+use crate::model::config::EngineConfig;
 use crate::model::reading::PodLoad;
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};

@@ -13,7 +13,7 @@
 //!   ([`remedies`](crate::policy::memory::remedies)).
 //! - With [`Victims::Targeted`] as many go at once as are needed ([`target`](crate::policy::memory::target)).
 
-use crate::engine::EngineConfig;
+use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, KillReason, NoVictimReason, Reason, ThresholdReason};
 use crate::model::event::Cause;
 #[cfg(doc)]

@@ -9,7 +9,7 @@
 //! Difference, on purpose: of several met thresholds of one kind the kubelet takes any (it sorts by "memory first" only); here
 //! hard comes before soft, then the order of the configuration.
 
-use crate::engine::EngineConfig;
+use crate::model::config::EngineConfig;
 use crate::model::decision::Decision;
 use crate::model::signal::{NodeCondition, Observation, Observations, Resource};
 use crate::model::state::{NodeState, ThresholdState};

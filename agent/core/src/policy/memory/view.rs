@@ -7,7 +7,7 @@
 //!
 //! A sample ahead is one of memory. Readings of file systems come with samples that have no old figure.
 
-use crate::engine::EngineConfig;
+use crate::model::config::EngineConfig;
 use crate::model::decision::Ending;
 use crate::model::event::{PodMemory, Sample};
 use crate::model::reading::{NumaPods, PodLoads};

@@ -13,7 +13,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::EngineConfig;
+use crate::model::config::EngineConfig;
 use crate::model::signal::{Resource, Signal};
 use crate::model::state::NodeState;
 use crate::model::units::PodUid;
