@@ -18,12 +18,12 @@ use plimsoll_abi::{
 #[map]
 pub(crate) static CRITICAL: RingBuf = RingBuf::with_byte_size(CRITICAL_BYTES, 0);
 
-/// Cgroups and processes that come and go. Whoever has a cgroup of his own can flood it; the agent then reads cgroupfs. Wakes the
+/// Cgroups and processes that come and go. Any user with a delegated cgroup can flood it; the agent then reads cgroupfs. Wakes the
 /// agent when that has read all there was.
 #[map]
 pub(crate) static LIFECYCLE: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
-/// Aggregated: no wakeup, the agent looks now and then (`run` at its housekeeping, `events` every 20 ms).
+/// Aggregated: no wakeup, the agent polls it (`run` at its housekeeping, `events` every 20 ms).
 #[map]
 pub(crate) static PRESSURE: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
@@ -53,9 +53,9 @@ pub(crate) static CONDEMNED: HashMap<u64, [u64; last_line::condemned::WORDS]> =
 pub(crate) static LAST_LINE_KILLS: HashMap<u64, [u64; last_line::kills::WORDS]> =
     HashMap::with_max_entries(256, 0);
 
-/// Cgroup id of a pod → how many of its kills the agent has told. The agent's own: here, so that the next one knows.
+/// Cgroup id of a pod → how many of its kills the agent has reported. Only agents use it: it is here so that the next one knows.
 #[map]
-pub(crate) static LAST_LINE_TOLD: HashMap<u64, u64> = HashMap::with_max_entries(256, 0);
+pub(crate) static KILLS_REPORTED: HashMap<u64, u64> = HashMap::with_max_entries(256, 0);
 
 /// Process → when the last line killed it.
 #[map]
@@ -120,7 +120,7 @@ pub(crate) static PROCESSES: HashMap<u64, [u64; process_totals::WORDS]> =
 #[map]
 pub(crate) static NODE_RECLAIM: Array<[u64; 2]> = Array::with_max_entries(DIRECT + 1, 0);
 
-/// NUMA nodes told apart; a node beyond shares the last entry.
+/// NUMA nodes with an entry each; a node beyond shares the last one.
 pub(crate) const NODES: u32 = 64;
 
 /// Index of direct reclaim in [`NODE_RECLAIM`].

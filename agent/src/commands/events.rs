@@ -27,7 +27,7 @@ use crate::kernel::{AtEnd, Bpf, BpfError, BpfOptions, Family, HookSet};
 /// The rings are looked at this often even if nothing wakes us: the aggregated one never does.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Print what the kernel tells: every record of the BPF programs as it comes, and at the end where each one went
+/// Print every record that the BPF programs send, and at the end account for each
 #[derive(Debug, Clone, Args)]
 #[command(
     after_help = "Exit status: 0 every record was read; 1 records were lost or unreadable, or BPF cannot be used here."
@@ -41,15 +41,15 @@ pub struct EventsArgs {
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = parse_kind)]
     pub kind: Vec<Kind>,
 
-    /// How to print
-    #[arg(long, value_enum, default_value_t)]
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t)]
     pub output: Output,
 
     /// Stop after this time; without it, run until interrupted
     #[arg(long, value_name = "N")]
     pub seconds: Option<u64>,
 
-    /// Send at most one record per cgroup in this time for the kinds that come in floods
+    /// For kinds that come in floods, send at most one record per cgroup in this time
     #[arg(long, value_name = "MS", default_value_t = 100)]
     pub window_ms: u64,
 
@@ -131,7 +131,7 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
     let mut bpf = Bpf::load(
         bytes,
         &BpfOptions {
-            // Nobody is condemned here.
+            // No pod is condemned here.
             hooks: HookSet::ALL.without(Family::LastLine),
             without: &[],
             window: Duration::from_millis(args.window_ms),

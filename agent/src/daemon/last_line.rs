@@ -209,7 +209,7 @@ impl Agent {
             .bpf
             .as_mut()
             .and_then(Bpf::last_line)
-            .map(|maps| maps.told(cgroup_id, kills));
+            .map(|maps| maps.note_reported(cgroup_id, kills));
         if let Some(Err(error)) = told {
             self.last_line_failed(error.to_string());
         }
@@ -306,7 +306,7 @@ impl Agent {
         maps.kills(|kills| all.push(kills))?;
         let mut untold = Vec::new();
         for kills in all {
-            let missing = kills.count.saturating_sub(maps.told_of(kills.cgroup_id)?);
+            let missing = kills.count.saturating_sub(maps.reported(kills.cgroup_id)?);
             if missing > 0 {
                 untold.push((kills, missing));
             } else if self.pods.by_cgroup_id(kills.cgroup_id).is_none() {

@@ -295,7 +295,7 @@ pub(super) const HOOKS: &[Hook] = &[
     )
     .needs(&[MEMCG_ID])
     .unless(ALL_EVENTS),
-    // The end before the begin, so that no start is told whose end would be missed.
+    // The end before the begin, so that no start is sent whose end would be missed.
     hook(Throttle, "throttle_stop", Fexit, "unthrottle_cfs_rq").needs(&[
         CSS_ID,
         THROTTLED_GROUP,

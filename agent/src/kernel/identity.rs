@@ -23,7 +23,7 @@ pub(super) fn identity(
     format!("abi{ABI_VERSION}-{:016x}", hash.0)
 }
 
-/// FNV-1a, 64 bits: two versions that differ are to have different names; nobody is kept from anything by it.
+/// FNV-1a, 64 bits. It only makes versions that differ have different names; it is no protection.
 pub(super) struct Fnv(pub(super) u64);
 
 impl Default for Fnv {
@@ -57,8 +57,8 @@ mod tests {
 
     #[test]
     fn each_thing_that_is_fixed_at_load_time_makes_another_identity() {
-        let own = identity(b"object", &options(), false, 4);
-        assert_eq!(own, identity(b"object", &options(), false, 4));
+        let name = identity(b"object", &options(), false, 4);
+        assert_eq!(name, identity(b"object", &options(), false, 4));
         for (object, options, is_v1, cpus) in [
             (&b"objecu"[..], options(), false, 4),
             (b"object", options(), true, 4),
@@ -82,8 +82,8 @@ mod tests {
                 4,
             ),
         ] {
-            assert_ne!(own, identity(object, &options, is_v1, cpus));
+            assert_ne!(name, identity(object, &options, is_v1, cpus));
         }
-        assert!(!own.contains('.'), "{own}");
+        assert!(!name.contains('.'), "{name}");
     }
 }

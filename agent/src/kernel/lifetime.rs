@@ -101,7 +101,7 @@ impl Bpf {
     /// Whether an agent before this one has left pinned what would be loaded. It may still turn out to be damaged.
     ///
     /// # Errors
-    /// The machine cannot be looked at: [`BpfError`].
+    /// [`BpfError`] when the number of CPUs cannot be read.
     pub fn is_pinned(
         object: &[u8],
         options: &BpfOptions,
@@ -114,7 +114,7 @@ impl Bpf {
 
     /// As [`Bpf::load`], but takes over what an agent before left pinned if it is what would be loaded, and else pins what it loads.
     /// Every other set of this owner is removed; `said` gets a line for each. That pins cannot be made is no error: the
-    /// programs then end with this process, as [`Pinning`] tells.
+    /// programs then end with this process, and [`Pinning`] says why.
     ///
     /// The caller holds the lock of the owner's state directory: the rings have one reader.
     ///
@@ -269,7 +269,7 @@ impl Bpf {
                 seen: map!("LAST_LINE_SEEN"),
                 condemned: map!("CONDEMNED"),
                 kills: map!("LAST_LINE_KILLS"),
-                told: map!("LAST_LINE_TOLD"),
+                reported: map!("KILLS_REPORTED"),
                 order: BTreeMap::new(),
                 order_known: false,
             },

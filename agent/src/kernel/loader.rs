@@ -73,7 +73,7 @@ pub(super) fn load(
         // The file is there without PSI, too, and then cannot be read.
         psi_is_on: u32::from(fs::read(PRESSURE).is_ok()),
     };
-    // A long list: read only for who needs it.
+    // A long list: read only if a program needs it.
     let counters = if options.hooks.contains(Family::LastLine) {
         counters::find(&btf).map_err(|error| error.to_string())
     } else {
@@ -150,7 +150,7 @@ pub(super) fn kernel_types() -> Result<Vec<u8>, BpfError> {
     })
 }
 
-/// Whether the memory controller sits on a cgroup v1 hierarchy. Where that cannot be told, v2 is the kernel's default.
+/// Whether the memory controller sits on a cgroup v1 hierarchy. Where that cannot be found out, v2: the kernel's default.
 fn memory_is_v1() -> bool {
     HostRoot::live().cgroup_mounts().is_ok_and(|mounts| {
         mounts
@@ -174,12 +174,12 @@ impl Attaching<'_> {
     /// Attaches a program that does nothing and takes it away again: the reason if the host refuses its kind.
     fn canary(&mut self, program: &str, kind: HookKind, target: &str) -> Option<String> {
         if !self.has_target(kind, target) {
-            // A kernel without the self-test: the hooks themselves will tell.
+            // A kernel without the self-test: loading the hooks shows it.
             return None;
         }
         let refusal = self.load_and_attach(program, target).err();
         if let Some(program) = self.ebpf.program_mut(program) {
-            // It fails only if the program was not loaded, which `refusal` then tells.
+            // It fails only if the program was not loaded, and `refusal` then has the reason.
             let _ = match program {
                 Program::FEntry(program) => program.unload(),
                 Program::BtfTracePoint(program) => program.unload(),

@@ -149,8 +149,8 @@ impl Bpf {
         self.lifecycle.ring.as_fd()
     }
 
-    /// The same for cgroups and processes that come and go. When it returns `budget` there may be more, and nothing wakes whoever
-    /// waits for [`Bpf::lifecycle_fd`] until all has been read.
+    /// The same for cgroups and processes that come and go. When it returns `budget` there may be more, and [`Bpf::lifecycle_fd`] does
+    /// not become readable again until all has been read.
     pub fn drain_lifecycle(&mut self, budget: usize, f: impl FnMut(Record<'_>)) -> usize {
         self.lifecycle.drain(budget, &self.consumed, f)
     }

@@ -1,6 +1,6 @@
 //! What the programs have added up per cgroup: limits met, OOM kills, throttling, waits for memory, pages read back, processes.
 //!
-//! Records tell of these at most once per window; the totals here have everything, whether a record told it or not. All of them
+//! A record reports these at most once per window; the totals here have everything, reported or not. All of them
 //! count since the programs were attached and go when the cgroup is removed.
 
 use std::collections::BTreeSet;
@@ -121,7 +121,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// Every cgroup's throttling so far, including what no record has told yet. Reads only.
+    /// Every cgroup's throttling so far, including what no record has reported yet. Reads only.
     ///
     /// # Errors
     /// When the kernel refuses to show the map.
@@ -138,7 +138,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// How often each cgroup met its memory limits so far, including what no record has told yet. Reads only.
+    /// How often each cgroup met its memory limits so far, including what no record has reported yet. Reads only.
     ///
     /// # Errors
     /// When the kernel refuses to show the map.

@@ -1,6 +1,6 @@
 //! cgroups that come and go, without BPF: inotify on the cgroup directories, and a walk that catches what it missed.
 //!
-//! **Problem.** A container's cgroup must be known before its first megabyte. Tracepoints tell; where they are refused,
+//! **Problem.** A container's cgroup must be known before its first megabyte. Tracepoints report it; where they are refused,
 //! the file system does.
 //! **Approach.** mkdir and rmdir on cgroupfs are ordinary directory operations, so inotify sees them, on v1 and v2.
 //! Each known directory has a watch. A child made between "its parent is watched" and "it is watched itself" is found
@@ -144,7 +144,7 @@ impl CgroupWatch {
                         if let Some(path) =
                             self.by_watch.get(&watch).map(|parent| parent.join(&name))
                         {
-                            // Gone and made again before we looked: the new one is told by its own event.
+                            // Gone and made again before we looked: the new one has an event of its own.
                             self.forget(&path, &mut changes);
                         }
                     }
@@ -316,7 +316,7 @@ fn read_batch(fd: &OwnedFd, buffer: &mut [MaybeUninit<u8>]) -> Result<Vec<RawEve
     }
 }
 
-/// Names of the directories in `dir`, sorted; none when it is gone, which its parent's event tells.
+/// Names of the directories in `dir`, sorted; none when it is gone: its parent's event reports that.
 fn subdirectories(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return Vec::new();

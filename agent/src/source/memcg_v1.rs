@@ -11,7 +11,7 @@
 //!
 //! Limits: thresholds are looked at once per 128 page events of one CPU (mm/memcontrol-v1.c THRESHOLDS_EVENTS_TARGET),
 //! so usage is then up to half a MiB per CPU past the line. Removing the cgroup signals as well: read a file of it to
-//! tell. Debian builds its kernels without cgroup v1 memory from 6.12 on; `CONFIG_PREEMPT_RT` kernels have no
+//! find out. Debian builds its kernels without cgroup v1 memory from 6.12 on; `CONFIG_PREEMPT_RT` kernels have no
 //! `cgroup.event_control` for memory.
 
 use std::fmt;

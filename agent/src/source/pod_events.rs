@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn each_signal_is_one_event_though_nobody_reads_the_eventfd() {
+    fn each_signal_is_one_event_although_the_eventfd_is_not_read() {
         let mut events = PodEvents::new().unwrap();
         let (first, second) = (notification(), notification());
         events.watch_notification(&first);

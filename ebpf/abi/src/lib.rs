@@ -35,7 +35,7 @@ pub const PATH_BYTES: usize = 256;
 /// Bytes of a task's command name, including its NUL (the kernel's `TASK_COMM_LEN`).
 pub const COMM_BYTES: usize = 16;
 
-/// What a record tells. The number is the record's [`Header::kind`] and its index among the drop counters.
+/// What a record reports. The number is the record's [`Header::kind`] and its index among the drop counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u16)]
 pub enum Kind {
@@ -206,7 +206,7 @@ pub struct CgroupPopulated {
 pub struct OomKill {
     /// Common part.
     pub header: Header,
-    /// The cgroup whose limit was hit, [`NODE_OOM`], or [`UNKNOWN_U64`] when the hook cannot tell.
+    /// The cgroup whose limit was hit, [`NODE_OOM`], or [`UNKNOWN_U64`] when the hook does not see it.
     pub limit_cgroup_id: u64,
     /// The OOM killer's points for the victim, in pages (`oom_control.chosen_points`); `i64::MAX` when unknown.
     pub points: i64,
@@ -389,7 +389,7 @@ pub struct Refault {
     pub pad: u32,
 }
 
-/// [`Kind::ProcessBirth`]: `clone3(CLONE_INTO_CGROUP)`, of which [`Kind::CgroupAttach`] does not tell. `cgroup_id` is the child's
+/// [`Kind::ProcessBirth`]: `clone3(CLONE_INTO_CGROUP)`, which [`Kind::CgroupAttach`] does not report. `cgroup_id` is the child's
 /// memory cgroup; only cgroups that the agent follows have such records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -439,7 +439,7 @@ pub struct Config {
     /// 1 when the memory controller sits on a cgroup v1 hierarchy: a task's memory cgroup is then found through
     /// `css_set.subsys` instead of `css_set.dfl_cgrp`.
     pub memory_is_v1: u32,
-    /// 1 when PSI counts, so that `task_struct.in_memstall` tells an outer stall from one inside it.
+    /// 1 when PSI counts, so that `task_struct.in_memstall` distinguishes an outer stall from one inside it.
     pub psi_is_on: u32,
 }
 

@@ -199,7 +199,7 @@ impl<'args> Screen<'args> {
                 )?;
                 match limit {
                     OomLimit::Node => writeln!(out, "the node"),
-                    OomLimit::Unknown => writeln!(out, "(told with the choice, where that is)"),
+                    OomLimit::Unknown => writeln!(out, "(in the record of the choice)"),
                     OomLimit::Cgroup(id) => match self.paths.of(Ids::Memory, *id) {
                         Some(path) => writeln!(out, "{path} ({id})"),
                         None => writeln!(out, "cgroup {id}"),

@@ -123,10 +123,10 @@ fn kernel() -> Vec<u8> {
     writer.add(kind::FUNC, false, "__traceiter_x", prototype, 1, &[]);
     writer.add(kind::TYPEDEF, false, "btf_trace_x", long, 0, &[]);
     // A typedef of itself, and a struct that holds itself without a name: no real compiler writes them.
-    let own = writer.count + 1;
-    writer.add(kind::TYPEDEF, false, "loop_t", own, 0, &[]);
-    let own = writer.count + 1;
-    writer.structure(kind::STRUCT, "loop", 8, &[("", own, 0), ("t", own - 1, 0)]);
+    let id = writer.count + 1;
+    writer.add(kind::TYPEDEF, false, "loop_t", id, 0, &[]);
+    let id = writer.count + 1;
+    writer.structure(kind::STRUCT, "loop", 8, &[("", id, 0), ("t", id - 1, 0)]);
     writer.finish()
 }
 

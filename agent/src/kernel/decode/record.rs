@@ -197,7 +197,7 @@ pub enum OomLimit {
     Node,
     /// This cgroup's limit; it may be an ancestor of the victim's cgroup.
     Cgroup(u64),
-    /// The hook that names each victim (`mark_victim`) does not tell. The choice before it does, where that hook is attached.
+    /// The hook that names each victim (`mark_victim`) does not see it. The record of the choice before it has it, where that hook is attached.
     Unknown,
 }
 
