@@ -2,26 +2,24 @@
 //!
 //! **Problem.** Whoever may make cgroups below his own (a delegated subtree), or moves a process to and fro, sends a record each time,
 //! a hundred thousand a second. They must cost neither what is urgent nor a look at all pods each. **Approach.** The critical ring is read
-//! first, always, and this one in small portions. In ordinary times a look follows its record at once, at the pod that it concerns ([`Looks`]).
+//! first, always, and this one in small portions. In ordinary times a look follows its record at once, at the pod that it concerns ([`Rescans`]).
 //! After [`READINGS`] in a [`WINDOW_NS`], or while there is more to read than a portion, the next reading waits, and what the records ask for (a
 //! sample, a look) is done once per window. Where the ring was full, the records that are missing are made up for by reading
 //! cgroupfs: every pod is looked at again, and every process of it.
 //!
-//! [`Looks`]: super::looks::Looks
-
-use std::time::Duration;
+//! [`Rescans`]: super::rescans::Rescans
 
 use plimsoll_abi::Kind;
 use plimsoll_core::model::event::Cause;
 use plimsoll_core::model::units::PodUid;
-use tokio::time::Instant;
 
-use super::{Agent, Woken, now_ns};
+use super::turn::Found;
+use super::{Agent, now_ns};
 use crate::kernel::decode::{Body, Record};
 use crate::kernel::{Bpf, BpfError};
 use crate::pods::registry::Pods;
 
-/// Records taken in one go; then the loop looks at its other sources.
+/// Records taken in one go; then the loop rescans at its other sources.
 const PORTION: usize = 256;
 /// Readings that are done at once in one window: more than the start of a pod needs.
 const READINGS: u32 = 16;
@@ -93,12 +91,14 @@ impl LifecyclePace {
         self.is_suspect && now_ns.saturating_sub(self.resynced_ns) >= RESYNC_NS
     }
 
-    /// When to read without being told, or not before when if told: `None` if at any time.
-    pub(super) fn wait(&self) -> (bool, Option<Instant>) {
-        let now_ns = now_ns();
-        let at = (self.not_before_ns > now_ns)
-            .then(|| Instant::now() + Duration::from_nanos(self.not_before_ns - now_ns));
-        (self.is_left, at)
+    /// When the rest of the ring is to be read, of which no descriptor tells any more.
+    pub(super) fn rest_at_ns(&self) -> Option<u64> {
+        self.is_left.then_some(self.not_before_ns)
+    }
+
+    /// The ring is not read before this.
+    pub(super) fn not_before_ns(&self) -> u64 {
+        self.not_before_ns
     }
 }
 
@@ -143,14 +143,14 @@ fn lost(bpf: &Bpf) -> Result<u64, BpfError> {
 
 impl Agent {
     /// Takes a portion of the ring, if it is time.
-    pub(super) fn drain_lifecycle(&mut self, woken: &mut Woken) {
+    pub(super) fn drain_lifecycle(&mut self, found: &mut Found) {
         let at_ns = now_ns();
         let Self {
             bpf: Some(bpf),
             pods,
             oom_scores,
             lifecycle,
-            looks,
+            rescans,
             ..
         } = self
         else {
@@ -174,8 +174,8 @@ impl Agent {
             }
             match concerned(&record, pods) {
                 Concerned::None => return,
-                Concerned::One(uid) => looks.note(uid),
-                Concerned::Any => looks.note_all(),
+                Concerned::One(uid) => rescans.note(uid),
+                Concerned::Any => rescans.note_all(),
             }
             concerns = true;
             has_flipped |= matches!(record.body, Body::CgroupPopulated { .. });
@@ -185,15 +185,15 @@ impl Agent {
             );
         });
         // Seen at the next look, whenever that is.
-        woken.containers |= came;
+        found.containers |= came;
         lifecycle.is_owed |= concerns;
         if taken == 0 && !lifecycle.is_left {
             return;
         }
         if lifecycle.has_read(taken, at_ns) && std::mem::take(&mut lifecycle.is_owed) {
-            looks.ask();
+            rescans.ask();
             if has_flipped {
-                woken.by(Cause::Lifecycle);
+                found.by(Cause::Lifecycle);
             }
         }
     }
@@ -233,8 +233,8 @@ impl Agent {
         match lost(bpf) {
             Ok(lost) if lost > self.lifecycle.lost => {
                 self.lifecycle.lost = lost;
-                self.looks.note_all();
-                self.looks.ask();
+                self.rescans.note_all();
+                self.rescans.ask();
                 self.containers_came();
                 if let Some(scores) = &mut self.oom_scores {
                     scores.missed_some();

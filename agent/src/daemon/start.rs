@@ -26,7 +26,9 @@ use crate::daemon::load_programs::LoadedApart;
 use crate::daemon::observer::{NodeObserver, Wanted};
 use crate::daemon::pod_meters::PodMeters;
 use crate::daemon::sampler::Sampler;
-use crate::daemon::{Agent, Disk, Ending, LastLine, Placing, Sources, StopSignals, Surroundings};
+use crate::daemon::{
+    Agent, Ending, LastLine, Placing, Sources, StopSignals, Storage as StorageWork, Surroundings,
+};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupPath, Controller, Version};
 use crate::host::knobs::{AGENT_LEDGER, KnobError, Ledger, PODS_LEDGER};
@@ -393,7 +395,7 @@ impl Started<'_> {
                 &mut reporter,
             )?;
             sources.watch_pods(&limits)?;
-            sources.watch_stalls(host, &stalls, &mut reporter)?;
+            sources.watch_stalls(host, &stalls, &mut reporter);
             let (snapshot_source, snapshots) = control::snapshots();
             sources.give_snapshots_to(snapshots);
             // Last, so that what was opened and allocated above is locked in memory too.
@@ -423,7 +425,7 @@ impl Started<'_> {
             let disk = match Storage::spawn(disks) {
                 Ok((handle, events)) => {
                     sources.watch_disks(events);
-                    Some(Disk::new(handle))
+                    Some(StorageWork::new(handle))
                 }
                 Err(error) => {
                     lost.push(format!("disks: {error}"));
@@ -438,7 +440,7 @@ impl Started<'_> {
                 .with_kubepods(kubepods_cgroups)
                 .keeping_programs(args.keep_on_exit);
             if let Some(disk) = disk {
-                agent = agent.with_disk(disk);
+                agent = agent.with_storage(disk);
             }
             if options.remedies.is_some() {
                 let (remedies, reports) = Remedies::start(stage_ledger)

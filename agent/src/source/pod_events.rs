@@ -43,6 +43,17 @@ impl PodEvents {
         })
     }
 
+    /// The same set, by another descriptor.
+    ///
+    /// # Errors
+    /// When no descriptor is to be had.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self {
+            epoll: self.epoll.try_clone()?,
+            left_out: 0,
+        })
+    }
+
     /// Watches the counters of a cgroup v2 until they are closed.
     pub fn watch_counters(&mut self, counters: &MemoryEvents) {
         self.add(counters.as_fd(), EventFlags::PRI);
