@@ -1,14 +1,12 @@
 //! Remedies: what is tried before an eviction, by a thread or by a signal.
 
-use std::sync::Arc;
-
 use plimsoll_core::kube::pod::PressureSignal;
 use plimsoll_core::model::event::{Event, EventKind, StageReport};
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::remedies::Stage;
 
 use super::{Agent, now_ns};
-use crate::act::remedies::{Busy, Remedies, Reports, StageFiles, Told};
+use crate::act::remedies::{Busy, Remedies, Report, Reports};
 
 /// What it takes to carry out remedies.
 #[derive(Debug)]
@@ -16,7 +14,7 @@ pub(super) struct RemedyWork {
     remedies: Remedies,
     reports: Option<Reports>,
     /// What could not be done, for the engine.
-    failed: Vec<Told>,
+    failed: Vec<Report>,
 }
 
 impl Agent {
@@ -37,9 +35,9 @@ impl Agent {
 
     /// Has the kernel take memory back from a pod. Allocates only when that fails, as the next three.
     pub(super) fn reclaim(&mut self, uid: &PodUid, bytes: u64, until_ns: u64) {
-        let started = self
-            .stage_files(uid)
-            .map(|(remedies, files)| remedies.reclaim(uid, files, bytes, until_ns));
+        let Some(work) = &self.remedies else { return };
+        let files = self.pods.stage_files(uid);
+        let started = files.map(|files| work.remedies.reclaim(uid, files, bytes, until_ns));
         self.remedy_started(uid, Stage::Reclaim, started);
     }
 
@@ -52,9 +50,11 @@ impl Agent {
 
     /// Holds a pod at a size.
     pub(super) fn set_high(&mut self, uid: &PodUid, bytes: u64, until_ns: u64) {
-        let started = self
-            .stage_files(uid)
-            .map(|(remedies, files)| remedies.set_high(uid, files, bytes, until_ns));
+        let Some(work) = &mut self.remedies else {
+            return;
+        };
+        let files = self.pods.stage_files(uid);
+        let started = files.map(|files| work.remedies.set_high(uid, files, bytes, until_ns));
         self.remedy_started(uid, Stage::Throttle, started);
     }
 
@@ -62,7 +62,7 @@ impl Agent {
     pub(super) fn clear_high(&mut self, uid: &PodUid) {
         let cleared = self
             .remedies
-            .as_ref()
+            .as_mut()
             .map(|work| work.remedies.clear_high(uid));
         if let Some(Err(error)) = cleared {
             let error = error.to_string();
@@ -80,11 +80,6 @@ impl Agent {
         self.remedy_failed(uid, Stage::Notify, StageReport::Failed { error });
     }
 
-    fn stage_files(&self, uid: &PodUid) -> Option<(&Remedies, &Arc<StageFiles>)> {
-        let work = self.remedies.as_ref()?;
-        Some((&work.remedies, self.pods.stage_files(uid)?))
-    }
-
     fn remedy_started(&mut self, uid: &PodUid, stage: Stage, started: Option<Result<(), Busy>>) {
         let error = match started {
             Some(Ok(())) => return,
@@ -97,7 +92,7 @@ impl Agent {
     fn remedy_failed(&mut self, uid: &PodUid, stage: Stage, report: StageReport) {
         if let Some(work) = &mut self.remedies {
             let uid = uid.clone();
-            work.failed.push(Told { uid, stage, report });
+            work.failed.push(Report { uid, stage, report });
         }
     }
 
@@ -106,15 +101,15 @@ impl Agent {
         let waiting = self.remedies.as_ref().map_or(0, |work| work.failed.len());
         for _ in 0..waiting {
             let failed = self.remedies.as_mut().and_then(|work| work.failed.pop());
-            if let Some(told) = failed {
-                self.step(now_ns(), event_of(told));
+            if let Some(report) = failed {
+                self.step(now_ns(), event_of(report));
             }
         }
     }
 
     /// The thread has something to say.
-    pub(super) fn remedy_reported(&mut self, told: Told) {
-        self.take_in(event_of(told));
+    pub(super) fn remedy_reported(&mut self, report: Report) {
+        self.take_in(event_of(report));
     }
 
     /// Says what went wrong with a stage.
@@ -136,6 +131,6 @@ impl Agent {
     }
 }
 
-fn event_of(Told { uid, stage, report }: Told) -> EventKind {
+fn event_of(Report { uid, stage, report }: Report) -> EventKind {
     EventKind::Stage { uid, stage, report }
 }

@@ -128,7 +128,7 @@ impl Agent {
             }
             Wake::Manifests(change) => self.manifests(change),
             Wake::Storage(event) => self.storage_event(event, found),
-            Wake::Remedy(told) => self.remedy_reported(told),
+            Wake::Remedy(report) => self.remedy_reported(report),
             Wake::Placement(report) => self.placement_reported(report),
             Wake::Cpu(report) => self.cpu_reported(report),
             Wake::Snapshot(asked) => self.give_snapshot(asked),

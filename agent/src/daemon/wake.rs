@@ -109,7 +109,7 @@ pub(super) enum Wake {
     /// The threads that look after disks.
     Storage(StorageEvent),
     /// The thread for remedies.
-    Remedy(remedies::Told),
+    Remedy(remedies::Report),
     /// The thread for placement.
     Placement(placement::Report),
     /// The thread for CPU time.
