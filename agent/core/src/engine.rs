@@ -16,11 +16,12 @@ use crate::model::options::{CpuOptions, EvictionOptions};
 use crate::model::signal::{Observations, Readings};
 use crate::model::state::NodeState;
 use crate::model::threshold::Threshold;
-use crate::policy::memory::disruption::Budgeting;
 use crate::policy::memory::eviction;
 use crate::policy::memory::freshness::{self, Stale};
-use crate::policy::memory::rank::{ImageFsLayout, Place, RankRow};
+use crate::policy::memory::rank::ImageFsLayout;
 use crate::policy::memory::swap::{self, PodSwap};
+use crate::policy::memory::verdict::Scratch;
+use crate::policy::memory::view::View;
 use crate::policy::memory::{foresight, leaving, remedies, sampling, stall};
 use crate::policy::{cpu, placement};
 
@@ -64,28 +65,6 @@ impl Default for EngineConfig {
     }
 }
 
-/// Space for one decision, kept so that none is allocated on the way to a kill.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Scratch {
-    /// The ranking.
-    pub(crate) rows: Vec<RankRow>,
-    /// For sorting it.
-    pub(crate) places: Vec<Place>,
-    /// Who of it goes.
-    pub(crate) chosen: Vec<usize>,
-    /// What disruption budgets make of them.
-    pub(crate) budgeting: Budgeting,
-}
-
-impl Scratch {
-    fn reserve(&mut self, pods: usize, budgets: usize) {
-        self.rows.reserve(pods.saturating_sub(self.rows.len()));
-        self.places.reserve(pods.saturating_sub(self.places.len()));
-        self.chosen.reserve(pods.saturating_sub(self.chosen.len()));
-        self.budgeting.reserve(pods, budgets);
-    }
-}
-
 /// The decision core of one node.
 #[derive(Clone, Debug)]
 pub struct Engine {
@@ -122,12 +101,19 @@ impl Engine {
         &self.state
     }
 
+    /// Whether a sample of which only the node has been read ([`Sample::node`], [`Sample::kubepods`] and what comes with it, without
+    /// [`Sample::pods`]) needs the pods too. `false`: set [`Sample::node_only`] and give it to [`Engine::step`], which decides the same as with them.
+    /// Changes nothing; allocates nothing.
+    pub fn needs_pods(&self, sample: &Sample, at_ns: u64) -> bool {
+        let view = View::ahead(&self.config, &self.state, sample, at_ns);
+        freshness::pods_needed(&view, sample)
+    }
+
     /// The first figure of a sample that is too old for the decision that would hang on it; `None` when the sample can be given to
     /// [`Engine::step`]. Changes nothing that matters; allocates nothing.
     pub fn stale(&mut self, sample: &Sample, at_ns: u64) -> Option<Stale> {
-        let now_ns = at_ns.max(self.state.now_ns);
-        let scratch = &mut self.scratch;
-        freshness::decisive(&self.config, &self.state, sample, now_ns, scratch)
+        let view = View::ahead(&self.config, &self.state, sample, at_ns);
+        freshness::decisive(&view, sample, &mut self.scratch)
     }
 
     /// Takes one event and appends what is to be done about it, in the order in which it is to be done.

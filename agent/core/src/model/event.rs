@@ -272,6 +272,10 @@ pub struct Sample {
     pub charged_bytes: Option<u64>,
     /// Every pod with a cgroup, in no particular order.
     pub pods: Vec<PodMemory>,
+    /// Only the node and the kubepods cgroup were read ([`Engine::needs_pods`](crate::engine::Engine::needs_pods) was false): `pods` is
+    /// empty, and what is known of pods stands.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub node_only: bool,
     /// File systems, if they have been read since the last sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage: Option<Arc<StorageReading>>,

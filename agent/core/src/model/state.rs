@@ -228,17 +228,6 @@ impl NodeState {
         self.conditions[condition as usize]
     }
 
-    /// Whether an eviction is under way, so that none for `resource` may begin. Memory does not wait for a pod that still has
-    /// time to leave for another reason.
-    pub fn eviction_under_way(&self, resource: Resource) -> bool {
-        let leaving = self.pods.values().filter_map(|pod| pod.leaving);
-        leaving
-            .filter_map(|leaving| Some((leaving.evicted_for?, leaving.killed_at_ns.is_some())))
-            .any(|(cause, killed)| {
-                resource != Resource::Memory || cause == Resource::Memory || killed
-            })
-    }
-
     /// Takes in what an event says. Decides nothing.
     pub(crate) fn observe(&mut self, event: &Event, availability: Availability) {
         self.now_ns = self.now_ns.max(event.at_ns);
@@ -349,6 +338,9 @@ impl NodeState {
         }
         if let Some(loads) = &sample.loads {
             self.loads = Some(Arc::clone(loads));
+        }
+        if sample.node_only {
+            return;
         }
         for memory in &sample.pods {
             if let Some(pod) = self.pods.get_mut(&memory.uid) {

@@ -26,6 +26,7 @@ use crate::model::event::{Cause, NodeMemory, Sample};
 use crate::model::signal::{Observation, Resource, Signal};
 use crate::model::state::NodeState;
 use crate::model::threshold::{Amount, Operator, Passes, Threshold};
+use crate::policy::memory::view::View;
 
 /// Intervals that the rate is taken from.
 const INTERVALS: usize = 5;
@@ -277,7 +278,7 @@ pub(crate) fn observe(
     swap_bytes: u64,
 ) {
     if let Some(foresight) = config.options.foresight {
-        let leaving = state.eviction_under_way(Resource::Memory);
+        let leaving = View::now(config, state).eviction_under_way(Resource::Memory);
         let now_ns = state.now_ns;
         let known = state.outlook;
         state.outlook = known.with(sample, swap_bytes, now_ns, foresight.horizon_ns, leaving);
@@ -291,19 +292,12 @@ pub(crate) fn verdict(config: &EngineConfig, state: &NodeState) -> Option<Verdic
 }
 
 /// What `sample` would let foresee, without taking note of anything.
-pub(crate) fn would_foresee(
-    config: &EngineConfig,
-    state: &NodeState,
-    sample: &Sample,
-    now_ns: u64,
-    swap_bytes: u64,
-) -> Option<Verdict> {
-    let horizon_ns = config.options.foresight?.horizon_ns;
-    let leaving = state.eviction_under_way(Resource::Memory);
-    let outlook = state
-        .outlook
-        .with(sample, swap_bytes, now_ns, horizon_ns, leaving);
-    outlook.verdict(horizon_ns, now_ns)
+pub(crate) fn would_foresee(view: &View<'_>, sample: &Sample, swap_bytes: u64) -> Option<Verdict> {
+    let horizon_ns = view.config.options.foresight?.horizon_ns;
+    let leaving = view.eviction_under_way(Resource::Memory);
+    let known = view.state.outlook;
+    let outlook = known.with(sample, swap_bytes, view.now_ns, horizon_ns, leaving);
+    outlook.verdict(horizon_ns, view.now_ns)
 }
 
 /// The kernel is to report when so much has been charged, bytes.

@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{EngineConfig, Scratch};
+use crate::engine::EngineConfig;
 use crate::model::decision::{Decision, StageEnd};
 use crate::model::event::{Event, EventKind, NodeMemory, StageReport};
 use crate::model::options::{Availability, Remedies};
@@ -41,6 +41,8 @@ use crate::policy::memory::eviction;
 use crate::policy::memory::rank::Ranking;
 use crate::policy::memory::swap::PodSwap;
 use crate::policy::memory::thresholds::Met;
+use crate::policy::memory::verdict::Scratch;
+use crate::policy::memory::view::View;
 
 /// The longest that a pod is held at `memory.high` at one time, whatever the budget says, nanoseconds.
 pub const THROTTLE_MAX_NS: u64 = 10_000_000_000;
@@ -439,7 +441,7 @@ fn begin_next(
 ) -> bool {
     let now_ns = state.now_ns;
     let rows = &mut scratch.rows;
-    candidates::rows(config, state, Resource::Memory, rows);
+    candidates::rows(&View::now(config, state), Resource::Memory, rows);
     rows.retain(|row| state.pods.get(&row.uid).is_some_and(may_be_treated));
     Ranking::Memory.rank(rows, &mut scratch.places);
     for stage in Stage::ALL {
