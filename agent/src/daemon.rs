@@ -120,8 +120,6 @@ pub struct Agent {
     keeps_programs: bool,
     /// The ring of urgent records is not waited for any more: charges are as good as not counted.
     has_lost_records: bool,
-    /// Records in the rings may be of the time before this process: what was armed then is as good as what is armed now.
-    is_first_turn: bool,
 }
 
 impl Agent {
@@ -172,7 +170,6 @@ impl Agent {
             pods_changed: false,
             keeps_programs: false,
             has_lost_records: false,
-            is_first_turn: true,
         }
     }
 

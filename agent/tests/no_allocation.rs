@@ -155,7 +155,7 @@ impl Node {
     /// One turn of the loop. Returns what `react` allocated.
     fn turn(&mut self, cause: Cause) -> u64 {
         let agent = &mut self.agent;
-        let allocated = allocation_counter::measure(|| agent.react(cause).unwrap());
+        let allocated = allocation_counter::measure(|| agent.react(cause, None).unwrap());
         agent.settle();
         allocated.count_total
     }

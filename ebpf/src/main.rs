@@ -29,9 +29,7 @@ mod processes;
 mod reclaim;
 mod record;
 mod refault;
-mod run_queue;
 mod stall;
-mod threshold;
 mod throttle;
 
 /// The helpers used here are for GPL-compatible programs only.

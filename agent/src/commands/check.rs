@@ -17,8 +17,8 @@ use crate::host::output::{Output, Style};
 use crate::host::{CgroupError, CgroupPath, HostRoot, Version};
 use crate::kernel::object::object;
 use crate::kernel::{
-    AccountReport, Bpf, BpfOptions, Family, HookKind, HookSet, KindCount, KindReport, OneIn,
-    PinOwner, Pinning,
+    AccountReport, Bpf, BpfOptions, Family, HookKind, HookSet, KindCount, KindReport, PinOwner,
+    Pinning,
 };
 use crate::probe::facts::{Facts, Hook, HookOutcome, hooks_of};
 use crate::probe::ladder::{Choice, LADDER, Mechanism, Role, Without, choose, is_full};
@@ -342,7 +342,6 @@ fn write_hooks(out: &mut String, hooks: &[Hook], style: Style) -> fmt::Result {
     {
         let state = match outcome {
             HookOutcome::Attached => style.green("attached"),
-            HookOutcome::OnDemand => style.green("attached on demand"),
             HookOutcome::Unavailable { reason } | HookOutcome::KindRefused { reason } => {
                 style.yellow(reason)
             }
@@ -473,13 +472,11 @@ pub fn is_pinned(
 }
 
 fn bpf_options(without: &[Without], window: Duration, last_line: bool) -> BpfOptions {
-    let mut hooks = HookSet::ALL.without(Family::Threshold);
+    let mut hooks = HookSet::ALL;
     if !last_line {
         hooks = hooks.without(Family::LastLine);
     }
     BpfOptions {
-        agent_tgid: std::process::id(),
-        // Thresholds of single cgroups are for `plimsoll events`: the node's are reached by what is charged in all.
         hooks,
         without: match (
             without.contains(&Without::Fentry),
@@ -491,7 +488,6 @@ fn bpf_options(without: &[Without], window: Duration, last_line: bool) -> BpfOpt
             (true, true) => &[HookKind::Fentry, HookKind::Fexit, HookKind::TpBtf],
         },
         window,
-        run_queue_one_in: OneIn::USUAL,
     }
 }
 

@@ -13,8 +13,10 @@ use plimsoll_abi::Kind;
 use plimsoll_core::model::event::Cause;
 use plimsoll_core::model::units::PodUid;
 
+use super::rescan::Rescans;
 use super::turn::Found;
 use super::{Agent, now_ns};
+use crate::act::oom_scores::OomScores;
 use crate::kernel::decode::{Body, Record};
 use crate::kernel::{Bpf, BpfError};
 use crate::pods::registry::Pods;
@@ -51,7 +53,7 @@ pub(super) struct LifecyclePace {
     /// What the records of this window ask for has been asked for.
     has_asked: bool,
     /// Records have asked for something since, and had to wait.
-    is_owed: bool,
+    is_pending: bool,
     /// Records may have been lost since they were last counted.
     is_suspect: bool,
     lost: u64,
@@ -132,6 +134,49 @@ fn concerned<'pods>(record: &Record<'_>, pods: &'pods Pods) -> Concerned<'pods> 
     uid.map_or(Concerned::None, Concerned::One)
 }
 
+/// What a portion of records asks for.
+#[derive(Debug, Default)]
+pub(super) struct Asks {
+    /// A cgroup has its first process, or has lost its last one.
+    has_flipped: bool,
+    /// Containers may have come.
+    came: bool,
+    /// Some record concerns a pod.
+    concerns: bool,
+}
+
+/// Takes in one record.
+pub(super) fn note_record(
+    record: &Record<'_>,
+    pods: &Pods,
+    oom_scores: Option<&mut OomScores>,
+    rescans: &mut Rescans,
+    asks: &mut Asks,
+) {
+    match (&record.body, oom_scores) {
+        (Body::CgroupAttach { tgid, hierarchy_id }, Some(scores))
+            if pods.accounts_memory_in(*hierarchy_id) =>
+        {
+            scores.came(record.cgroup_id, *tgid);
+        }
+        (Body::ProcessBirth { tgid, .. }, Some(scores)) => {
+            scores.came(record.cgroup_id, *tgid);
+        }
+        _ => {}
+    }
+    match concerned(record, pods) {
+        Concerned::None => return,
+        Concerned::One(uid) => rescans.note(uid),
+        Concerned::Any => rescans.note_all(),
+    }
+    asks.concerns = true;
+    asks.has_flipped |= matches!(record.body, Body::CgroupPopulated { .. });
+    asks.came |= !matches!(
+        record.body,
+        Body::CgroupRmdir { .. } | Body::ProcessBirth { .. }
+    );
+}
+
 /// Records of these kinds that were lost so far.
 fn lost(bpf: &Bpf) -> Result<u64, BpfError> {
     let mut sum = 0;
@@ -159,38 +204,22 @@ impl Agent {
         if !lifecycle.is_due(at_ns) {
             return;
         }
-        let (mut has_flipped, mut came, mut concerns) = (false, false, false);
+        let mut asks = Asks::default();
         let taken = bpf.drain_lifecycle(PORTION, |record| {
-            match (&record.body, oom_scores.as_mut()) {
-                (Body::CgroupAttach { tgid, hierarchy_id }, Some(scores))
-                    if pods.accounts_memory_in(*hierarchy_id) =>
-                {
-                    scores.came(record.cgroup_id, *tgid);
-                }
-                (Body::ProcessBirth { tgid, .. }, Some(scores)) => {
-                    scores.came(record.cgroup_id, *tgid);
-                }
-                _ => {}
-            }
-            match concerned(&record, pods) {
-                Concerned::None => return,
-                Concerned::One(uid) => rescans.note(uid),
-                Concerned::Any => rescans.note_all(),
-            }
-            concerns = true;
-            has_flipped |= matches!(record.body, Body::CgroupPopulated { .. });
-            came |= !matches!(
-                record.body,
-                Body::CgroupRmdir { .. } | Body::ProcessBirth { .. }
-            );
+            note_record(&record, pods, oom_scores.as_mut(), rescans, &mut asks);
         });
+        let Asks {
+            has_flipped,
+            came,
+            concerns,
+        } = asks;
         // Seen at the next look, whenever that is.
         found.containers |= came;
-        lifecycle.is_owed |= concerns;
+        lifecycle.is_pending |= concerns;
         if taken == 0 && !lifecycle.is_left {
             return;
         }
-        if lifecycle.has_read(taken, at_ns) && std::mem::take(&mut lifecycle.is_owed) {
+        if lifecycle.has_read(taken, at_ns) && std::mem::take(&mut lifecycle.is_pending) {
             rescans.ask();
             if has_flipped {
                 found.by(Cause::Lifecycle);

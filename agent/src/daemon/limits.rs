@@ -22,6 +22,7 @@ use crate::kernel::decode::{Body, MemoryLimitEvent, Record, RefaultKind, StallCa
 use crate::kernel::{MemoryTotals, RefaultTotals, StallTotals, ThrottleTotals};
 use crate::pods::registry::Pods;
 use crate::probe::ladder::{Choice, LadderSignal, Mechanism, Role};
+use crate::source::EpollError;
 use crate::source::memcg_v1::{MemcgV1, Notification};
 use crate::source::memory_events::MemoryEvents;
 use crate::source::pod_events::PodEvents;
@@ -390,7 +391,7 @@ impl Limits {
     ///
     /// # Errors
     /// When files are to be watched and no descriptor is to be had for it.
-    pub fn new(mounts: &CgroupMounts, origins: Origins) -> std::io::Result<Self> {
+    pub fn new(mounts: &CgroupMounts, origins: Origins) -> Result<Self, EpollError> {
         let hierarchy = |controller| mounts.hierarchy_of(controller).ok().cloned();
         let watches = origins.memory_events || origins.event_control;
         Ok(Self {
@@ -412,7 +413,7 @@ impl Limits {
 
     /// Files that the kernel would not watch, so that they are only read at every housekeeping.
     pub fn not_watched(&self) -> u64 {
-        self.events.as_ref().map_or(0, PodEvents::left_out)
+        self.events.as_ref().map_or(0, PodEvents::polled)
     }
 
     /// Whether the BPF programs' totals are of any use here.

@@ -29,6 +29,12 @@ const NEVER: Duration = Duration::MAX;
 /// show a full disk and cost another pod.
 const SETTLE: Duration = Duration::from_millis(500);
 
+/// A file system below its threshold with nothing left to free and nobody left to go is tried again at this interval: the kubelet's
+/// (`evictionMonitoringPeriod`). Readings come up to a hundred times as often.
+const FREE_AGAIN: Duration = Duration::from_secs(10);
+/// Readings come early by this part of their interval.
+const EARLY_SHARE: u64 = 64;
+
 /// What freeing space has come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Freeing {
@@ -57,6 +63,8 @@ pub struct Storage {
     /// Not before this: what was deleted is to show in it.
     survey_from: Option<Instant>,
     busy_told: bool,
+    /// Nothing was left to free, and nothing has been added since: not again before this.
+    free_not_before: Option<Instant>,
 }
 
 impl Storage {
@@ -72,15 +80,18 @@ impl Storage {
             survey_due: false,
             survey_from: None,
             busy_told: false,
+            free_not_before: None,
         }
     }
 
     /// When something is to be ordered of which nothing else reminds the loop.
     pub(super) fn order_at_ns(&self) -> Option<u64> {
-        let wait = self.survey_from?.saturating_duration_since(Instant::now());
+        let survey_at = self.survey_from.filter(|_| self.survey_due);
+        let free_at = self.free_not_before.filter(|_| self.order.is_some());
+        let at = survey_at.into_iter().chain(free_at).min()?;
+        let wait = at.saturating_duration_since(Instant::now());
         let wait_ns = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
-        self.survey_due
-            .then(|| super::now_ns().saturating_add(wait_ns))
+        Some(super::now_ns().saturating_add(wait_ns))
     }
 
     /// The newest reading that no sample has carried yet.
@@ -92,11 +103,14 @@ impl Storage {
     pub(super) fn has_ended(&mut self, uid: &PodUid) {
         if self.ended.len() < ENDED_MAX {
             self.ended.insert(uid.clone());
+            self.free_not_before = None;
         }
     }
 
     /// Readings are wanted this often.
     pub(super) fn read_every(&self, interval_ns: u64) {
+        // A little before the engine's timer of the same period, which the sample with the reading then puts off: one sample, not two.
+        let interval_ns = interval_ns - interval_ns / EARLY_SHARE;
         self.handle.set_interval(Duration::from_nanos(interval_ns));
     }
 
@@ -159,6 +173,7 @@ impl Agent {
             storage.freeing = Freeing::Surveyed;
             storage.survey_due = true;
             storage.survey_from = (items > 0).then(|| Instant::now() + SETTLE);
+            storage.free_not_before = (items == 0).then(|| Instant::now() + FREE_AGAIN);
         }
         self.take_in(EventKind::NodeReclaimed {
             bytes,
@@ -180,7 +195,10 @@ impl Agent {
                 Err(Busy) => busy = true,
             }
         }
-        if let Some(sources) = storage.order.take() {
+        let may_free = storage
+            .free_not_before
+            .is_none_or(|from| Instant::now() >= from);
+        if let Some(sources) = storage.order.take_if(|_| may_free) {
             if !sources.contains(&ReclaimSource::EndedPods) {
                 // Containers and images are a runtime's, and none is asked yet.
                 self.freed(Reclaimed::default());

@@ -246,7 +246,7 @@ impl Agent {
         let not_watched = self.limits.not_watched();
         if not_watched > self.not_watched_told {
             failures.push(format!(
-                "{} files of pods cannot be waited for and are only read now and then; raise fs.epoll.max_user_watches",
+                "{} files of pods could not be added to epoll, so they are polled; raise fs.epoll.max_user_watches",
                 not_watched - self.not_watched_told
             ));
             self.not_watched_told = not_watched;

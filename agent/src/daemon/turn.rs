@@ -3,9 +3,9 @@
 //! From a record of the kernel to the signal, in order:
 //! 1. [`Sources::next`] returns because the ring buffer is readable; [`Agent::turn`] is called.
 //! 2. [`Agent::attend`] drains the ring: [`note_record`] says what each record means and keeps the most telling cause.
-//! 3. [`Agent::react`] reads the node (`Sampler::take`), asks the engine whether anything is older than the decision can stand
-//!    (`Engine::stale`), has it decide (`Engine::step`) and carries out each decision at once ([`Agent::act`]); SIGTERM is
-//!    `Pods::terminate`.
+//! 3. [`Agent::react`] reads the node, and the pods only if `Engine::needs_pods` says that a decision may depend on them (`Sampler::take`);
+//!    asks for the one figure that is too old for the decision (`Engine::stale`); has the engine decide (`Engine::step`).
+//! 4. [`Agent::act`] carries out each decision at once: SIGTERM is `Pods::terminate`.
 //!
 //! On this path nothing is allocated or formatted, and no lock is taken that a thread of lower priority could hold: the event, its
 //! pods, the decisions and the timelines live in buffers of the [`Agent`], and what failed is kept for later. Then [`Agent::settle`] hands
@@ -19,13 +19,15 @@ use plimsoll_core::model::event::{Action, Cause, Event, EventKind};
 use plimsoll_core::model::units::PodUid;
 
 use super::deadlines::Deadlines;
+use super::last_line::LastLine;
+use super::oom_kills::OomKills;
 use super::storage::Storage;
 use super::wake::{Sources, Wake};
 use super::{Agent, now_ns};
 use crate::act::cpu_time::Change;
 use crate::host::file::FileError;
-use crate::kernel::Bpf;
 use crate::kernel::decode::{Body, OomLimit, ReclaimPhase, Record};
+use crate::kernel::{Bpf, Generation};
 
 /// Records taken in one go; then the loop looks at its other sources.
 const RECORDS_PER_TURN: usize = 512;
@@ -38,6 +40,8 @@ const OUTCOME_ROUNDS: usize = 4;
 #[derive(Debug, Default)]
 pub(super) struct Found {
     cause: Option<Cause>,
+    /// What was charged in total when the newest threshold was crossed, if that is what woke the loop.
+    charged_bytes: Option<u64>,
     /// A container may have come: a cgroup, or a process into one.
     pub(super) containers: bool,
 }
@@ -175,37 +179,36 @@ impl Agent {
     /// When the node's memory cannot be read.
     pub(super) fn attend(&mut self, found: &mut Found) -> Result<bool> {
         self.drain_critical(found);
+        let responded = self.respond(found);
+        if !matches!(responded, Ok(None)) {
+            self.renew_last_line();
+            self.settle();
+        }
+        // That sample has answered one question only.
+        self.hurry |= matches!(responded, Ok(Some(Cause::NodeReclaimed)));
+        responded.map(|cause| cause.is_some())
+    }
+
+    /// Reacts to what was found, if that calls for a sample; returns what it was. Allocates nothing: see [`Agent::react`].
+    pub(super) fn respond(&mut self, found: &mut Found) -> Result<Option<Cause>> {
         if std::mem::take(&mut self.hurry) {
             found.by(Cause::Timer);
         }
         let Some(cause) = found.cause.take() else {
-            return Ok(false);
+            return Ok(None);
         };
         self.take_in_last_line_kills();
-        let reacted = self.react(cause);
-        self.renew_last_line();
-        self.settle();
-        // That sample has answered one question only.
-        self.hurry |= cause == Cause::NodeReclaimed;
-        reacted.map(|()| true)
+        self.react(cause, found.charged_bytes.take())?;
+        Ok(Some(cause))
     }
 
     /// Takes what the kernel has sent.
     fn drain_critical(&mut self, found: &mut Found) {
-        let is_first_turn = std::mem::take(&mut self.is_first_turn);
         let Some(bpf) = &mut self.bpf else { return };
-        let armed_bytes = if is_first_turn && bpf.is_taken_over() {
-            None
-        } else {
-            Some(self.engine.state().arming.at_charged_bytes)
-        };
-        let oom_kills = &mut self.oom_kills;
-        let last_line = &mut self.last_line;
+        let newest = bpf.newest_arming();
+        let (last_line, oom_kills) = (&mut self.last_line, &mut self.oom_kills);
         let taken = bpf.drain_critical(RECORDS_PER_TURN, |record| {
-            if let Some(last_line) = last_line.as_mut() {
-                last_line.record(&record);
-            }
-            note_record(&record, armed_bytes, found, oom_kills);
+            note_record(&record, newest, found, last_line.as_mut(), oom_kills);
         });
         if taken == RECORDS_PER_TURN {
             // There may be more, and the descriptor has been marked as read: come back at once.
@@ -214,21 +217,22 @@ impl Agent {
     }
 
     /// Takes a sample, has the engine judge it, and does at once what it decides. Allocates nothing, unless something cannot
-    /// be read or done. [`Agent::settle`] is to follow.
+    /// be read or done. [`Agent::settle`] is to follow. `charged_bytes`: what the record of a crossing says is charged in total;
+    /// the kernel is asked if there is no such record.
     ///
     /// # Errors
     /// When the node's memory cannot be read.
-    pub fn react(&mut self, cause: Cause) -> Result<()> {
+    pub fn react(&mut self, cause: Cause, charged_bytes: Option<u64>) -> Result<()> {
         let received_ns = now_ns();
         self.find_empty_pods(received_ns);
         let counts_charges = self.bpf.as_ref().filter(|_| !self.has_lost_records);
-        let charged_bytes = counts_charges.and_then(Bpf::charged_bytes);
+        let charged_bytes = charged_bytes.or_else(|| counts_charges.and_then(Bpf::charged_bytes));
         if let Some(last_line) = &mut self.last_line {
             last_line.sampling(received_ns, charged_bytes);
         }
         let mut sample = std::mem::take(&mut self.sample);
         sample.storage = self.storage.as_mut().and_then(Storage::take_reading);
-        let failure = &mut self.sample_failure;
+        let (failure, engine) = (&mut self.sample_failure, &self.engine);
         self.sampler
             .take(
                 cause,
@@ -236,6 +240,7 @@ impl Agent {
                 charged_bytes,
                 &mut self.pods,
                 &mut sample,
+                |sample| engine.needs_pods(sample, received_ns),
                 |uid, error| {
                     // Told after the decision; one of several is enough to go and look.
                     failure.get_or_insert_with(|| match uid {
@@ -247,7 +252,8 @@ impl Agent {
             .context(
                 "the node's memory can no longer be read, and nothing can be decided without it: check that this is there and readable, then start plimsoll again",
             )?;
-        for _ in 0..FRESHENED_MAX {
+        let freshened_max = if sample.node_only { 0 } else { FRESHENED_MAX };
+        for _ in 0..freshened_max {
             let Some(stale) = self.engine.stale(&sample, received_ns) else {
                 break;
             };
@@ -291,9 +297,12 @@ impl Agent {
         self.steps = steps;
         self.decisions = decisions;
         self.decisions.clear();
-        for Failure { uid, error, .. } in std::mem::take(&mut self.failures) {
+        let mut failures = std::mem::take(&mut self.failures);
+        for Failure { uid, error, .. } in failures.drain(..) {
             self.warn(format!("pod {uid}: {error}"));
         }
+        // Keeps its room.
+        self.failures = failures;
         if let Some(text) = self.sample_failure.take() {
             self.warn(text);
         }
@@ -478,22 +487,26 @@ impl Agent {
     }
 }
 
-/// What one record means for the loop.
-///
-/// `armed_bytes`: what is armed; `None` if an agent before this one has armed it.
-fn note_record(
+/// What one record means for the loop. `newest`: the newest arming of the charge threshold.
+pub(super) fn note_record(
     record: &Record<'_>,
-    armed_bytes: Option<u64>,
+    newest: Generation,
     found: &mut Found,
-    oom_kills: &mut super::oom_kills::OomKills,
+    last_line: Option<&mut LastLine>,
+    oom_kills: &mut OomKills,
 ) {
+    if let Some(last_line) = last_line {
+        last_line.record(record);
+    }
     let crossed_ns = record.ts_ns;
     match record.body {
         // One that was armed earlier says nothing that the newest sample did not.
         Body::ChargesReached {
-            threshold_pages, ..
+            charged_bytes,
+            generation,
         } => {
-            if armed_bytes.is_none_or(|armed| threshold_pages == crate::kernel::pages_up(armed)) {
+            if generation == newest {
+                found.charged_bytes = Some(charged_bytes);
                 found.by(Cause::ChargeThreshold { crossed_ns });
             }
         }
@@ -519,8 +532,7 @@ fn note_record(
         | Body::CgroupAttach { .. }
         | Body::CgroupPopulated { .. }
         | Body::ProcessBirth { .. } => {}
-        Body::ThresholdCrossed { .. }
-        | Body::MemoryEvent { .. }
+        Body::MemoryEvent { .. }
         | Body::Throttle { .. }
         | Body::MemoryStall { .. }
         | Body::Refault { .. } => {}

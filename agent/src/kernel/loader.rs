@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 use super::btf::Btf;
 use super::counters;
 use super::error::reason;
-use super::hooks::{HOOKS, Hook, Where};
+use super::hooks::{HOOKS, Hook};
 use super::layout::{self, Resolved};
 use super::{
     BpfError, BpfOptions, Family, HookKind, HookReport, HookState, Unavailable, consumed, policy,
@@ -70,10 +70,8 @@ pub(super) fn load(
     let config = Config {
         window_ns: u64::try_from(options.window.as_nanos()).unwrap_or(u64::MAX),
         memory_is_v1: u32::from(machine.memory_is_v1),
-        run_queue_one_in: options.run_queue_one_in.number(),
         // The file is there without PSI, too, and then cannot be read.
         psi_is_on: u32::from(fs::read(PRESSURE).is_ok()),
-        pad: 0,
     };
     // A long list: read only for who needs it.
     let counters = if options.hooks.contains(Family::LastLine) {
@@ -100,7 +98,6 @@ pub(super) fn load(
         btf: &btf,
         aya_btf: &aya_btf,
         resolved,
-        config,
         counters: counters.err(),
         hooks: Vec::new(),
         links: Vec::new(),
@@ -137,7 +134,7 @@ pub(super) fn load(
     let Attaching {
         ebpf, hooks, links, ..
     } = attaching;
-    if !hooks.is_empty() && !hooks.iter().any(HookReport::is_usable) {
+    if !hooks.is_empty() && !hooks.iter().any(HookReport::is_attached) {
         return Err(BpfError::NoHook {
             reason: hooks[0].to_string(),
         });
@@ -167,7 +164,6 @@ struct Attaching<'kernel> {
     btf: &'kernel Btf<'kernel>,
     aya_btf: &'kernel aya::Btf,
     resolved: Resolved,
-    config: Config,
     /// Why the kernel's counters of pages are not known.
     counters: Option<String>,
     hooks: Vec<HookReport>,
@@ -200,15 +196,6 @@ impl Attaching<'_> {
                 .iter()
                 .any(|done| done.program == *program && done.is_attached())
         };
-        match hook.location {
-            Where::MemoryV1 if self.config.memory_is_v1 == 0 => {
-                return Some(Unavailable::OtherHierarchy { version: 1 });
-            }
-            Where::MemoryV2 if self.config.memory_is_v1 == 1 => {
-                return Some(Unavailable::OtherHierarchy { version: 2 });
-            }
-            _ => {}
-        }
         if let Some(by) = hook.unless.filter(is_attached) {
             return Some(Unavailable::NotNeeded { by });
         }
@@ -257,12 +244,9 @@ impl Attaching<'_> {
     }
 
     fn attach(&mut self, hook: &Hook) -> HookState {
-        let attached = if hook.on_demand {
-            self.load_and_try(hook.program, hook.target)
-        } else {
-            self.load_and_attach(hook.program, hook.target)
-                .map(|link| self.links.push((hook.program, link)))
-        };
+        let attached = self
+            .load_and_attach(hook.program, hook.target)
+            .map(|link| self.links.push((hook.program, link)));
         if let Err(reason) = attached {
             return HookState::Unavailable(Unavailable::Refused {
                 kind: hook.kind,
@@ -282,34 +266,10 @@ impl Attaching<'_> {
             .as_ref()
             .and_then(|info| info.size_translated())
             .map(|bytes| bytes / 8);
-        if hook.on_demand {
-            HookState::OnDemand {
-                verified_insns,
-                translated_insns,
-            }
-        } else {
-            HookState::Attached {
-                verified_insns,
-                translated_insns,
-            }
+        HookState::Attached {
+            verified_insns,
+            translated_insns,
         }
-    }
-
-    /// Loads a program, attaches it and takes it away again; it stays loaded.
-    fn load_and_try(&mut self, program: &str, target: &str) -> Result<(), String> {
-        let found = self
-            .ebpf
-            .program_mut(program)
-            .ok_or_else(|| format!("the BPF object has no program {program}"))?;
-        let Program::BtfTracePoint(found) = found else {
-            return Err(reason(&ProgramError::UnexpectedProgramType));
-        };
-        let mut attempt = || -> Result<(), ProgramError> {
-            found.load(target, self.aya_btf)?;
-            let link = found.attach()?;
-            found.detach(link)
-        };
-        attempt().map_err(|error| reason(&error))
     }
 
     fn load_and_attach(&mut self, program: &str, target: &str) -> Result<FdLink, String> {

@@ -23,8 +23,9 @@ use zerocopy::IntoBytes;
 
 use super::btf::Btf;
 use super::error::{map_error, reason};
+use super::lifetime::take_map;
 use super::loader::{Machine, VMLINUX, kernel_types};
-use super::{BpfError, layout, policy, take_map};
+use super::{BpfError, layout, policy};
 use crate::kernel::sample::{Sample, SampleError, decode};
 
 /// The most samples per second and CPU that are asked for: beyond, the machine is busy with being looked at.

@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 use super::{EventsArgs, EventsError};
 use crate::host::cgroup_paths::{CgroupPaths, Ids};
 use crate::host::output::Output;
-use crate::kernel::Bpf;
 use crate::kernel::decode::{
     Body, MemoryLimitEvent, OomLimit, ReclaimPhase, Record, RefaultKind, StallCause, ThrottlePhase,
 };
 use crate::kernel::last_line::uid_text;
+use crate::kernel::{Bpf, Generation};
 
 /// Records read from a ring before looking at the clock again.
 const BUDGET: usize = 256;
@@ -130,21 +130,12 @@ impl<'args> Screen<'args> {
         }
         write!(out, ": ")?;
         match &record.body {
-            Body::ThresholdCrossed {
-                usage_pages,
-                charge_pages,
-                threshold_pages,
-                generation,
-            } => writeln!(
-                out,
-                "usage {usage_pages} + charge {charge_pages} reaches {threshold_pages} pages, generation {generation}"
-            ),
             Body::ChargesReached {
-                charged_pages,
-                threshold_pages,
+                charged_bytes,
+                generation: Generation(generation),
             } => writeln!(
                 out,
-                "{charged_pages} pages charged in all, {threshold_pages} armed"
+                "{charged_bytes} bytes charged in total, generation {generation}"
             ),
             Body::LastLineKill {
                 why,
@@ -360,19 +351,10 @@ fn phase_name(phase: ReclaimPhase) -> &'static str {
 /// The fields of a body; absent ones are null.
 fn details(body: &Body<'_>) -> Value {
     match *body {
-        Body::ThresholdCrossed {
-            usage_pages,
-            charge_pages,
-            threshold_pages,
-            generation,
-        } => json!({
-            "usage_pages": usage_pages, "charge_pages": charge_pages, "threshold_pages": threshold_pages,
-            "generation": generation,
-        }),
         Body::ChargesReached {
-            charged_pages,
-            threshold_pages,
-        } => json!({"charged_pages": charged_pages, "threshold_pages": threshold_pages}),
+            charged_bytes,
+            generation: Generation(generation),
+        } => json!({"charged_bytes": charged_bytes, "generation": generation}),
         Body::LastLineKill {
             why,
             tgid,
@@ -493,7 +475,6 @@ fn ids_of(body: &Body<'_>) -> Ids {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::OneIn;
     use plimsoll_abi::Kind;
 
     #[test]
@@ -504,9 +485,6 @@ mod tests {
             output: Output::Text,
             seconds: None,
             window_ms: 100,
-            arm: vec![],
-            run_queue: vec![],
-            run_queue_one_in: OneIn::USUAL,
             stall: false,
             object: None,
         };
@@ -542,9 +520,6 @@ mod tests {
             output: Output::Text,
             seconds: None,
             window_ms: 100,
-            arm: vec![],
-            run_queue: vec![],
-            run_queue_one_in: OneIn::USUAL,
             stall: false,
             object: None,
         };

@@ -22,9 +22,7 @@ use crate::host::protect::raise_open_files;
 use crate::kernel::decode::Record;
 use crate::kernel::object::{object, sampling_object};
 use crate::kernel::sampling::{Sampler, SamplingOptions};
-use crate::kernel::{
-    AtEnd, Bpf, BpfOptions, Family, HookReport, HookSet, HookState, OneIn, Unavailable,
-};
+use crate::kernel::{AtEnd, Bpf, BpfOptions, Family, HookReport, HookSet, HookState, Unavailable};
 
 /// The rings are looked at this often; nothing wakes us.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -243,11 +241,9 @@ fn load_records(plan: &Plan, refused: &mut Vec<Refused>) -> Result<Option<Bpf>, 
     let bpf = match Bpf::load(
         object()?,
         &BpfOptions {
-            agent_tgid: std::process::id(),
             hooks,
             without: &[],
             window: plan.window,
-            run_queue_one_in: OneIn::USUAL,
         },
     ) {
         Ok(bpf) => bpf,
@@ -280,14 +276,10 @@ fn load_records(plan: &Plan, refused: &mut Vec<Refused>) -> Result<Option<Bpf>, 
 fn missing<'hooks>(hooks: impl Iterator<Item = &'hooks HookReport> + Clone) -> Option<String> {
     let has_any = hooks.clone().any(HookReport::is_attached);
     hooks.into_iter().find_map(|hook| match &hook.state {
-        HookState::Unavailable(
-            Unavailable::NotNeeded { .. }
-            | Unavailable::OtherHierarchy { .. }
-            | Unavailable::Partner { .. },
-        ) => None,
+        HookState::Unavailable(Unavailable::NotNeeded { .. } | Unavailable::Partner { .. }) => None,
         HookState::Unavailable(Unavailable::NoTarget { .. }) if has_any => None,
         HookState::Unavailable(reason) => Some(reason.to_string()),
-        HookState::Attached { .. } | HookState::OnDemand { .. } => None,
+        HookState::Attached { .. } => None,
     })
 }
 

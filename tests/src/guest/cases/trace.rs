@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use plimsoll::kernel::object::object;
-use plimsoll::kernel::{AtEnd, Bpf, BpfOptions, Family, HookSet, OneIn, PinOwner};
+use plimsoll::kernel::{AtEnd, Bpf, BpfOptions, Family, HookSet, PinOwner};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -273,12 +273,10 @@ fn an_agents_programs_are_left_alone() -> Outcome {
     let (mut bpf, _) = Bpf::load_pinned(
         object()?,
         &BpfOptions {
-            agent_tgid: std::process::id(),
             // As many as it takes to see that they are left alone.
             hooks: HookSet::NONE.with(Family::Lifecycle).with(Family::Reclaim),
             without: &[],
             window: Duration::from_millis(100),
-            run_queue_one_in: OneIn::USUAL,
         },
         &owner,
         |line| eprintln!("{line}"),
