@@ -28,6 +28,9 @@ mod telling;
 mod turn;
 mod wake;
 
+#[cfg(test)]
+mod tests;
+
 use std::time::Duration;
 
 use anyhow::Result;
