@@ -38,7 +38,6 @@ use plimsoll_core::engine::Engine;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::Sample;
 use plimsoll_core::model::units::PodUid;
-use rustix::time::ClockId;
 use tokio::sync::oneshot;
 
 use crate::act::kubepods::Kubepods;
@@ -47,13 +46,15 @@ use crate::act::oom_order::OomOrdering;
 use crate::act::oom_scores::OomScores;
 use crate::daemon::limits::Limits;
 use crate::daemon::sampler::Sampler;
+use crate::host::clock::now_ns;
+use crate::host::stop::StopSignals;
 use crate::kernel::{AccountReport, Bpf};
 use crate::pods::registry::Pods;
 use crate::record::journal::Journal;
 use crate::record::lines::Reporter;
+use crate::record::snapshot::Snapshot;
 use crate::record::tally::Tally;
 use crate::record::timeline::Timelines;
-use crate::serve::control::Snapshot;
 
 use deadlines::Deadlines;
 pub use last_line::LastLine;
@@ -61,11 +62,11 @@ use lifecycle::LifecyclePace;
 use oom_kills::OomKills;
 pub use placement::{Placing, Surroundings};
 use rescan::Rescans;
-pub use storage::Storage;
+pub use storage::StorageWork;
 pub use telling::Ending;
 use turn::{Failure, Step};
+pub use wake::Sources;
 use wake::{Lost, Wake};
-pub use wake::{Sources, StopSignals};
 
 /// Decisions, and steps, that one sample can lead to before a buffer grows: two for each pod that is leaving, and a handful.
 const DECISIONS: usize = 256;
@@ -99,7 +100,7 @@ pub struct Agent {
     /// `None`: the cgroups above the pods are left as they are.
     kubepods: Option<Kubepods>,
     /// `None`: disks are not watched.
-    storage: Option<Storage>,
+    storage: Option<StorageWork>,
     /// `None`: nothing is tried before an eviction.
     remedies: Option<remedies::RemedyWork>,
     /// `None`: CPU time is not looked after.
@@ -196,7 +197,7 @@ impl Agent {
     }
 
     /// Also watches disks.
-    pub fn with_storage(mut self, storage: Storage) -> Self {
+    pub fn with_storage(mut self, storage: StorageWork) -> Self {
         self.storage = Some(storage);
         self
     }
@@ -246,7 +247,7 @@ impl Agent {
             last_line_kills_ns: self.last_line_kills_at_ns(),
             last_line_ns: self.last_line.as_ref().map(LastLine::renew_at_ns),
             oom_scores_ns: self.oom_scores.as_ref().and_then(OomScores::serve_at_ns),
-            storage_ns: self.storage.as_ref().and_then(Storage::order_at_ns),
+            storage_ns: self.storage.as_ref().and_then(StorageWork::order_at_ns),
         }
     }
 
@@ -285,11 +286,4 @@ impl Agent {
             asked.send(snapshot).ok();
         }
     }
-}
-
-/// CLOCK_MONOTONIC, the clock of the kernel's records.
-fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(ClockId::Monotonic);
-    // The kernel's monotonic clock starts at boot and is never negative.
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }

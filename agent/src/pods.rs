@@ -1,5 +1,7 @@
 //! Pods on this node: who they are, their cgroups, and how they are ended.
 
 pub mod cgroup;
+pub mod directories;
 pub mod kill;
 pub mod registry;
+pub mod stage_files;

@@ -3,3 +3,4 @@
 pub mod facts;
 pub mod ladder;
 pub mod last_line;
+pub mod report;

@@ -1,6 +1,7 @@
 //! Who asks is answered: the control socket, metrics, health and statistics.
 
 pub mod control;
+pub mod explained;
 pub mod http;
 pub mod metrics;
 pub mod overview;

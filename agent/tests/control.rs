@@ -13,10 +13,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use plimsoll::host::{CgroupPath, HostRoot};
+use plimsoll::record::snapshot::Snapshot;
 use plimsoll::serve::control::client::{AskError, ask};
 use plimsoll::serve::control::server::{AnswerSources, Bounds, Server};
 use plimsoll::serve::control::{
-    Answer, RefusalKind, Request, Snapshot, SnapshotRequests, Snapshots, snapshots,
+    Answer, RefusalKind, Request, SnapshotRequests, Snapshots, snapshots,
 };
 use plimsoll::serve::summary::Statistics;
 use plimsoll_core::engine::Engine;

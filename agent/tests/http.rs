@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use plimsoll::host::{CgroupPath, HostRoot};
+use plimsoll::record::snapshot::Snapshot;
 use plimsoll::record::tally::Tally;
-use plimsoll::serve::control::{Snapshot, SnapshotRequests, Snapshots, snapshots};
+use plimsoll::serve::control::{SnapshotRequests, Snapshots, snapshots};
 use plimsoll::serve::http::{Answers, Bounds, Server, address, bind};
 use plimsoll::serve::summary::Statistics;
 use plimsoll_core::engine::{Engine, EngineConfig};

@@ -15,21 +15,21 @@ mod tasks;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::policy::cpu::bandwidth::{CpuKnob, CpuReading, WaitSource};
-use rustix::time::ClockId;
 use tokio::sync::mpsc;
 
 use self::reader::{Reader, Remark};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};
+use crate::host::clock::now_ns;
 use crate::host::knobs::{KnobError, Ledger};
+use crate::host::worker::WorkerThread;
 
 /// Its ledger, in the state directory.
 pub const CPU_LEDGER: &str = "cpu.jsonl";
@@ -41,6 +41,8 @@ const TIDY_EVERY: Duration = Duration::from_secs(60);
 const CHANGES: usize = 1024;
 /// Reports that may wait for the loop.
 const REPORTS: usize = 64;
+/// Its thread does not go deep, and all of it is locked in memory.
+const STACK_BYTES: usize = 256 << 10;
 
 /// Why CPU time is not looked after.
 #[derive(Debug, thiserror::Error)]
@@ -112,7 +114,7 @@ pub type Reports = mpsc::Receiver<Report>;
 #[derive(Debug, Default)]
 struct Shared {
     watch: Mutex<Arc<Watch>>,
-    /// Changes and readings that found no room.
+    /// Reports that found no room.
     dropped: AtomicU64,
 }
 
@@ -123,12 +125,11 @@ impl Shared {
     }
 }
 
-/// The loop's side.
+/// The loop's side. Dropping it ends the thread: every setting is as before then.
 #[derive(Debug)]
 pub struct CpuTime {
     shared: Arc<Shared>,
-    changes: Option<SyncSender<Change>>,
-    thread: Option<JoinHandle<()>>,
+    changes: WorkerThread<Change>,
     source: WaitSource,
 }
 
@@ -146,7 +147,6 @@ impl CpuTime {
         let reader = Reader::open(host, mounts)?;
         let source = reader.source();
         let shared = Arc::new(Shared::default());
-        let (changes, queue) = sync_channel(CHANGES);
         let (reports, told) = mpsc::channel(REPORTS);
         let worker = Worker {
             shared: Arc::clone(&shared),
@@ -155,15 +155,13 @@ impl CpuTime {
             reports,
             said: Vec::new(),
         };
-        let thread = std::thread::Builder::new()
-            .name("cpu-time".into())
-            .stack_size(256 << 10)
-            .spawn(move || worker.run(&queue, every))
-            .map_err(CpuTimeError::Thread)?;
+        let changes = WorkerThread::start("cpu-time", STACK_BYTES, CHANGES, move |queue| {
+            worker.run(&queue, every);
+        })
+        .map_err(CpuTimeError::Thread)?;
         let cpu_time = Self {
             shared,
-            changes: Some(changes),
-            thread: Some(thread),
+            changes,
             source,
         };
         Ok((cpu_time, told))
@@ -185,29 +183,12 @@ impl CpuTime {
 
     /// Has a knob changed. Does not wait; without room it is dropped and counted, and the engine sees from the next reading that it was not done.
     pub fn change(&self, change: Change) {
-        let taken = self
-            .changes
-            .as_ref()
-            .map(|changes| changes.try_send(change));
-        if !matches!(taken, Some(Ok(()))) {
-            self.shared.dropped.fetch_add(1, Ordering::Relaxed);
-        }
+        self.changes.send(change).ok();
     }
 
     /// Changes and readings that found no room.
     pub fn dropped(&self) -> u64 {
-        self.shared.dropped.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for CpuTime {
-    /// Everything is as before when this returns.
-    fn drop(&mut self) {
-        self.changes = None;
-        if let Some(thread) = self.thread.take() {
-            // It cannot panic: it only reads and writes files.
-            thread.join().ok();
-        }
+        self.changes.dropped() + self.shared.dropped.load(Ordering::Relaxed)
     }
 }
 
@@ -340,12 +321,6 @@ impl Worker {
             self.shared.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
-}
-
-/// CLOCK_MONOTONIC, the clock of the engine.
-fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(ClockId::Monotonic);
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
 #[cfg(test)]

@@ -25,9 +25,8 @@ pub mod quota;
 pub mod witness;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use plimsoll_core::model::units::PodUid;
@@ -45,10 +44,13 @@ use crate::host::cgroup::{CgroupError, CgroupPath};
 use crate::host::cpuset::CpusetError;
 use crate::host::file::{FileError, read_text};
 use crate::host::knobs::KnobError;
+use crate::host::worker::WorkerThread;
 use checkpoint::CheckpointError;
 
 /// Reports that may wait for the loop.
 const REPORTS: usize = 8;
+/// All of it is locked in memory.
+const STACK_BYTES: usize = 512 << 10;
 
 /// Why something is not placed.
 #[derive(Debug, thiserror::Error)]
@@ -175,12 +177,12 @@ impl Shared {
     }
 }
 
-/// The loop's side.
+/// The loop's side. Dropping it waits for the write that is under way; interrupts are as before then.
 #[derive(Debug)]
 pub struct Placement {
     shared: Arc<Shared>,
-    wake: Option<SyncSender<()>>,
-    thread: Option<JoinHandle<()>>,
+    /// One job is enough: it only says that there is something to look at.
+    thread: WorkerThread<()>,
 }
 
 impl Placement {
@@ -190,8 +192,6 @@ impl Placement {
     /// When no thread can be had.
     pub fn start(applier: Applier, period: Duration) -> std::io::Result<(Self, Reports)> {
         let shared = Arc::new(Shared::default());
-        // One is enough: it only says that there is something to look at.
-        let (wake, woken) = sync_channel(1);
         let (reports, told) = mpsc::channel(REPORTS);
         let worker = Worker {
             shared: Arc::clone(&shared),
@@ -200,16 +200,10 @@ impl Placement {
             period,
             said: (0, Vec::new()),
         };
-        let thread = std::thread::Builder::new()
-            .name("placement".into())
-            .stack_size(512 << 10)
-            .spawn(move || worker.run(&woken))?;
-        let placement = Self {
-            shared,
-            wake: Some(wake),
-            thread: Some(thread),
-        };
-        Ok((placement, told))
+        let thread = WorkerThread::start("placement", STACK_BYTES, 1, move |woken| {
+            worker.run(&woken);
+        })?;
+        Ok((Self { shared, thread }, told))
     }
 
     /// Has this placement carried out, instead of any that is not begun. Does not wait. Returns its number, which its report has.
@@ -225,26 +219,13 @@ impl Placement {
 
     /// A container's cgroup has appeared. Does not wait.
     pub fn look(&self) {
-        if let Some(wake) = &self.wake {
-            // Full: it is about to look anyway.
-            wake.try_send(()).ok();
-        }
+        // Full: it is about to look anyway.
+        self.thread.send(()).ok();
     }
 
     /// Reports that found no room, because the loop did not listen.
     pub fn lost_reports(&self) -> u64 {
         self.shared.lost.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Placement {
-    /// Waits for the write that is under way. Interrupts are as before when this returns.
-    fn drop(&mut self) {
-        self.wake = None;
-        if let Some(thread) = self.thread.take() {
-            // It cannot panic: it only reads and writes files.
-            thread.join().ok();
-        }
     }
 }
 

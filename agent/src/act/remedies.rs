@@ -19,7 +19,6 @@
 //! **Terms.** A *ticket* numbers the jobs: the newest one is the only one that counts.
 
 use std::io::Write as _;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
@@ -29,11 +28,12 @@ use plimsoll_core::model::event::StageReport;
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::remedies::Stage;
 use rustix::io::Errno;
-use rustix::time::ClockId;
 use tokio::sync::mpsc;
 
-use crate::host::file::{ControlFile, FileError, parse_u64};
+use crate::host::clock::now_ns;
+use crate::host::file::{FileError, parse_u64};
 use crate::host::knobs::{KnobError, Ledger};
+use crate::pods::stage_files::StageFiles;
 
 /// Its ledger, in the state directory.
 pub const REMEDIES_LEDGER: &str = "remedies.jsonl";
@@ -49,30 +49,6 @@ const OVERDUE: Duration = Duration::from_millis(500);
 const NO_LIMIT: u64 = u64::MAX;
 /// Bytes of `memory.high`: a number of 20 digits, or `max`.
 const HIGH_TEXT_BYTES: usize = 32;
-
-/// The control files of a pod's cgroup that stages need; `None` where the kernel or the hierarchy does not have one.
-#[derive(Debug, Default)]
-pub struct StageFiles {
-    reclaim: Option<ControlFile>,
-    high: Option<ControlFile>,
-}
-
-impl StageFiles {
-    /// Opens them in the directory of a v2 cgroup.
-    ///
-    /// # Errors
-    /// [`FileError`] when one is there and cannot be opened.
-    pub fn open(dir: &Path) -> Result<Self, FileError> {
-        let there = |result: Result<ControlFile, FileError>| match result {
-            Err(error) if error.is_vanished() => Ok(None),
-            other => other.map(Some),
-        };
-        Ok(Self {
-            reclaim: there(ControlFile::open_to_write(dir.join("memory.reclaim")))?,
-            high: there(ControlFile::open_to_change(dir.join("memory.high")))?,
-        })
-    }
-}
 
 /// What the thread has to say.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -505,12 +481,6 @@ impl Worker {
             tracing::debug!(%error, "a report of a remedy is lost");
         }
     }
-}
-
-/// CLOCK_MONOTONIC, the clock of the engine.
-fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(ClockId::Monotonic);
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
 #[cfg(test)]

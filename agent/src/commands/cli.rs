@@ -1,17 +1,14 @@
-//! The command line: subcommands, logging, and how an error is printed.
+//! The command line: subcommands.
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
-use tracing::Level;
-use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::commands::check::CheckArgs;
 use crate::commands::config::ConfigArgs;
 use crate::commands::events::EventsArgs;
 use crate::commands::exec::ExecArgs;
+use crate::commands::exit_status::{self, CommandError};
 use crate::commands::explain::ExplainArgs;
 use crate::commands::manual::{CompletionsArgs, ManArgs};
 use crate::commands::place::PlaceArgs;
@@ -21,8 +18,8 @@ use crate::commands::top::TopArgs;
 use crate::commands::topology::TopologyArgs;
 use crate::commands::trace::TraceArgs;
 use crate::commands::uninstall::UninstallArgs;
-use crate::daemon::load_programs::LoadProgramsArgs;
 use crate::daemon::start::RunArgs;
+use crate::host::program::{answer, log_to_stderr};
 
 /// Keeps a Kubernetes node, or any Linux machine, on the safe side of its memory
 #[derive(Debug, Parser)]
@@ -68,87 +65,34 @@ enum Command {
     Uninstall(UninstallArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
-    #[command(hide = true)]
-    LoadPrograms(LoadProgramsArgs),
     /// Feed a journal to a fresh engine and compare its decisions byte for byte
-    #[command(
-        after_help = "Exit status: 0 the same decisions; 1 they differ; 2 the journal cannot be replayed."
-    )]
     Replay(ReplayArgs),
 }
 
-/// Exit status when a command fails; `exec`, `check` and `replay` document their own.
-const EXIT_FAILURE: u8 = 1;
-
-/// What is logged: `LEVEL` or `TARGET=LEVEL`, more of them with commas between.
-const LOG_VARIABLE: &str = "PLIMSOLL_LOG";
-
-fn log_to_stderr() {
-    let asked = std::env::var(LOG_VARIABLE).unwrap_or_default();
-    let (filter, wrong) = match asked.parse::<Targets>() {
-        Ok(filter) if !asked.is_empty() => (filter, None),
-        Ok(_) => (Targets::new().with_default(Level::WARN), None),
-        Err(error) => (Targets::new().with_default(Level::WARN), Some(error)),
-    };
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
-    tracing_subscriber::registry()
-        .with(lines)
-        .with(filter)
-        .init();
-    if let Some(error) = wrong {
-        tracing::warn!(
-            "{LOG_VARIABLE}={asked}: {error}; write it like warn, or info,plimsoll::daemon::start=debug"
-        );
-    }
+/// The command line's definition.
+pub(crate) fn command() -> clap::Command {
+    exit_status::explained(Cli::command())
 }
 
 /// Runs the program.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let matches = command().get_matches();
+    let cli =
+        Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command()).exit());
     log_to_stderr();
     match cli.command {
-        Command::Run(args) => answer(crate::daemon::start::run(&args), EXIT_FAILURE),
-        Command::Exec(args) => match crate::commands::exec::run(args) {
-            Ok(never) => match never {},
-            Err(error) => {
-                let status = error.exit_code();
-                answer(Err(error.into()), status)
-            }
-        },
-        Command::Check(args) => answer(
-            crate::commands::check::run(&args).map_err(Into::into),
-            crate::commands::check::EXIT_UNUSABLE,
-        ),
-        Command::Events(args) => answer(
-            crate::commands::events::run(&args).map_err(Into::into),
-            EXIT_FAILURE,
-        ),
-        Command::Config(args) => answer(crate::commands::config::run(&args), EXIT_FAILURE),
-        Command::Place(args) => answer(
-            crate::commands::place::run(&args).map_err(Into::into),
-            EXIT_FAILURE,
-        ),
-        Command::Rank(args) => answer(
-            crate::commands::rank::run(&args).map_err(Into::into),
-            EXIT_FAILURE,
-        ),
-        Command::Explain(args) => match crate::commands::explain::run(&args) {
-            Ok(status) => status,
-            Err(error) => {
-                let status = error.exit_code();
-                answer(Err(error.into()), status)
-            }
-        },
-        Command::Top(args) => answer(
-            crate::commands::top::run(&args).map_err(Into::into),
-            EXIT_FAILURE,
-        ),
-        Command::Topology(args) => answer(
-            crate::commands::topology::run(&args).map_err(Into::into),
-            EXIT_FAILURE,
-        ),
+        Command::Run(_) => ended(crate::commands::run::run().map(|never| match never {})),
+        Command::Exec(args) => ended(crate::commands::exec::run(args).map(|never| match never {})),
+        Command::Check(args) => ended(crate::commands::check::run(&args)),
+        Command::Events(args) => {
+            ended(crate::commands::events::run(&args).map_err(anyhow::Error::from))
+        }
+        Command::Config(args) => ended(crate::commands::config::run(&args)),
+        Command::Place(args) => ended(crate::commands::place::run(&args)),
+        Command::Rank(args) => ended(crate::commands::rank::run(&args)),
+        Command::Explain(args) => ended(crate::commands::explain::run(&args)),
+        Command::Top(args) => ended(crate::commands::top::run(&args)),
+        Command::Topology(args) => ended(crate::commands::topology::run(&args)),
         Command::Trace(args) => match crate::commands::trace::run(&args) {
             Ok(status) => status,
             Err(error) => {
@@ -156,25 +100,16 @@ pub fn main() -> ExitCode {
                 answer(Err(error.into()), status)
             }
         },
-        Command::Uninstall(args) => answer(crate::commands::uninstall::run(&args), EXIT_FAILURE),
-        Command::Completions(args) => answer(
-            crate::commands::manual::completions(&args, Cli::command()).map_err(Into::into),
-            EXIT_FAILURE,
-        ),
-        Command::Man(args) => answer(
-            crate::commands::manual::man(&args, Cli::command()).map_err(Into::into),
-            EXIT_FAILURE,
-        ),
-        Command::LoadPrograms(args) => {
-            answer(crate::daemon::load_programs::run(&args), EXIT_FAILURE)
-        }
-        Command::Replay(args) => answer(crate::commands::replay::run(&args).map_err(Into::into), 2),
+        Command::Uninstall(args) => ended(crate::commands::uninstall::run(&args)),
+        Command::Completions(args) => ended(crate::commands::manual::completions(&args, command())),
+        Command::Man(args) => ended(crate::commands::manual::man(&args, command())),
+        Command::Replay(args) => ended(crate::commands::replay::run(&args)),
     }
 }
 
-fn answer(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
+fn ended<E: CommandError + Into<anyhow::Error>>(result: Result<ExitCode, E>) -> ExitCode {
     result.unwrap_or_else(|error| {
-        eprintln!("plimsoll: {error:#}");
-        ExitCode::from(failure)
+        let status = error.exit_status();
+        answer(Err(error.into()), status)
     })
 }

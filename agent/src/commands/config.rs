@@ -12,7 +12,8 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use crate::commands::config::print::{json, origin};
-use crate::host::output::{Output, Style};
+use crate::commands::exit_status;
+use crate::host::output::{Output, OutputArgs, Style};
 use crate::input::config::document::{Node, Origin, Value};
 use crate::input::config::flags::EvictionFlags;
 use crate::input::config::kubelet::FIELDS;
@@ -21,11 +22,6 @@ use crate::input::config::resolve::Effective;
 use crate::input::config::schema::{Class, Shape};
 use crate::input::config::{ConfigError, ConfigFile, Remark, display_name};
 use crate::show::table::{Table, Tone};
-
-/// All files are accepted.
-const EXIT_ACCEPTED: u8 = 0;
-/// A file is refused, or cannot be read.
-const EXIT_REFUSED: u8 = 1;
 
 /// Check configuration files, or print what is in force
 #[derive(Debug, Clone, Args)]
@@ -46,10 +42,7 @@ Examples:
   plimsoll config check -f a.yaml -f b.json --output json
   kubectl get cm -n kube-system kubelet-config -o jsonpath={.data.kubelet} | plimsoll config check -f -
 
-Without a file: the defaults, and the flags. A kubelet's own fields are accepted and ignored; --all shows them, too.
-
-Exit status: 0 accepted, also where something is not acted on yet (remarks); 1 a file is refused or
-cannot be read (all errors are listed, as FILE:LINE: FIELD: REASON); 2 wrong usage.")]
+Without a file: the defaults, and the flags. A kubelet's own fields are accepted and ignored; --all shows them, too.")]
     Check(CheckArgs),
     /// Print what is in force: file, flags and all defaults, as a file that means the same
     #[command(after_help = "\
@@ -58,9 +51,7 @@ Examples:
   plimsoll config print -f /var/lib/kubelet/config.yaml --eviction-hard 'memory.available<1Gi'
   plimsoll config print -f kubelet.yaml --all --output json
 
-Text is YAML in which each value says where it comes from: default, line of the file, or flag. JSON is the same without that.
-
-Exit status: 0 printed; 1 the file is refused or cannot be read; 2 wrong usage.")]
+Text is YAML in which each value says where it comes from: default, line of the file, or flag. JSON is the same without that.")]
     Print(PrintArgs),
 }
 
@@ -73,9 +64,8 @@ pub struct CheckArgs {
     /// Also show fields that are left out, with their defaults, and those that are not Plimsoll's
     #[arg(short = 'v', long)]
     pub all: bool,
-    /// text: for people; json: one object for each file
-    #[arg(short, long, value_enum, default_value_t)]
-    pub output: Output,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
     #[command(flatten)]
     #[expect(missing_docs, reason = "its own type says what it is")]
     pub eviction: EvictionFlags,
@@ -90,9 +80,8 @@ pub struct PrintArgs {
     /// Also print the fields that are not Plimsoll's
     #[arg(short = 'v', long)]
     pub all: bool,
-    /// text: YAML; json: one document
-    #[arg(short, long, value_enum, default_value_t)]
-    pub output: Output,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
     #[command(flatten)]
     #[expect(missing_docs, reason = "its own type says what it is")]
     pub eviction: EvictionFlags,
@@ -157,11 +146,11 @@ pub fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
         ConfigCommand::Print(args) => {
             let effective = Effective::new(read(args.file.as_deref())?, &args.eviction)?;
             let mut out = io::stdout().lock();
-            match args.output {
+            match args.output.format {
                 Output::Text => out.write_all(effective.yaml(args.all).as_bytes())?,
                 Output::Json => writeln!(out, "{:#}", effective.json(args.all))?,
             }
-            Ok(ExitCode::from(EXIT_ACCEPTED))
+            Ok(ExitCode::SUCCESS)
         }
     }
 }
@@ -178,13 +167,13 @@ fn check(args: &CheckArgs) -> io::Result<ExitCode> {
     };
     let mut out = io::stdout().lock();
     let style = Style::of(&out);
-    let mut status = EXIT_ACCEPTED;
+    let mut status = exit_status::DONE;
     for (index, path) in paths.into_iter().enumerate() {
         let result = read(path).and_then(|file| Effective::new(file, &args.eviction));
         if result.is_err() {
-            status = EXIT_REFUSED;
+            status = exit_status::FAILED;
         }
-        match args.output {
+        match args.output.format {
             Output::Json => {
                 let report = report(path, &result, args.all);
                 serde_json::to_writer(&mut out, &report)?;

@@ -17,9 +17,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use self::screen::Screen;
 use self::totals::{print_account, print_hook, print_throttle, print_totals};
-use crate::daemon::StopSignals;
 use crate::host::cgroup_paths::CgroupPaths;
 use crate::host::output::Output;
+use crate::host::stop::StopSignals;
 use crate::host::{CgroupError, FileError, HostRoot};
 use crate::kernel::object::{ObjectMissing, object};
 use crate::kernel::{AtEnd, Bpf, BpfError, BpfOptions, Family, HookSet};

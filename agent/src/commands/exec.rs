@@ -34,6 +34,7 @@ use rustix::io::Errno;
 
 use crate::act::kubepods::{self, KubepodsError};
 use crate::act::placement::{Admission, PlacementError};
+use crate::commands::exit_status::{self, CommandError};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};
 use crate::host::file::{FileError, read_text, write_text};
@@ -42,25 +43,15 @@ use crate::input::config::{Config, ConfigError, ConfigFile, EvictionFlags};
 use crate::input::manifests::{ManifestError, ManifestPod, read_file};
 use crate::pods;
 use crate::pods::cgroup::{ApplyError, CreateError};
+use crate::serve::control::STATE_DIR;
 use crate::storage::usage::Places;
 use crate::storage::{KUBELET_DIR, LOGS_DIR};
 use volumes::VolumeError;
-
-/// Where the ledgers and the agent's lock are, unless `--state-dir` says otherwise.
-pub const STATE_DIR: &str = "/run/plimsoll";
-/// Exit status when plimsoll itself failed.
-pub const EXIT_OWN_ERROR: u8 = 125;
-/// Exit status when the command is there and cannot be executed.
-pub const EXIT_CANNOT_EXECUTE: u8 = 126;
-/// Exit status when the command is not found.
-pub const EXIT_NOT_FOUND: u8 = 127;
 
 /// How often the cgroup is made anew when an agent removes it, still empty, before we are in it.
 const JOIN_ATTEMPTS_MAX: u32 = 5;
 
 /// Run a command as a container of a pod.
-///
-/// Exit status: the command's own; 125 if plimsoll fails, 126 if the command cannot be executed, 127 if it is not found.
 ///
 /// Each emptyDir volume of the pod gets its directory, KUBELET_DIR/pods/UID/volumes/kubernetes.io~empty-dir/NAME, if it is not there yet, and
 /// the command finds it in the environment: PLIMSOLL_VOLUME_NAME, the name in capitals with '_' for '-'. Nothing is mounted at the
@@ -195,13 +186,12 @@ impl From<CreateError> for ExecError {
     }
 }
 
-impl ExecError {
-    /// The exit status: 125, 126 or 127.
-    pub fn exit_code(&self) -> u8 {
+impl CommandError for ExecError {
+    fn exit_status(&self) -> u8 {
         match self {
-            Self::NotFound { .. } => EXIT_NOT_FOUND,
-            Self::CannotExecute { .. } => EXIT_CANNOT_EXECUTE,
-            _ => EXIT_OWN_ERROR,
+            Self::NotFound { .. } => exit_status::EXEC_NOT_FOUND,
+            Self::CannotExecute { .. } => exit_status::EXEC_CANNOT_EXECUTE,
+            _ => exit_status::EXEC_FAILED,
         }
     }
 }
@@ -217,7 +207,7 @@ fn lines(errors: &[ManifestError]) -> String {
 /// Becomes the command, in the pod's cgroup. Returns only on failure.
 ///
 /// # Errors
-/// [`ExecError`], with the exit status in [`ExecError::exit_code`].
+/// [`ExecError`], with its exit status.
 pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
     let host = HostRoot::live();
     let file = args.config.as_deref().map(ConfigFile::read).transpose()?;
@@ -583,8 +573,8 @@ mod tests {
         ] {
             let error = select(wanted).unwrap_err();
             assert_eq!(
-                (error.to_string().as_str(), error.exit_code()),
-                (message, EXIT_OWN_ERROR)
+                (error.to_string().as_str(), error.exit_status()),
+                (message, exit_status::EXEC_FAILED)
             );
         }
         assert!(
@@ -644,7 +634,7 @@ mod tests {
             ("/tmp", 126),
         ] {
             assert_eq!(
-                find(OsStr::new(name)).unwrap_err().exit_code(),
+                find(OsStr::new(name)).unwrap_err().exit_status(),
                 code,
                 "{name}"
             );

@@ -2,25 +2,18 @@
 //!
 //! The agent computes the explanation ([`plimsoll_core::explain`]) and sends it over its control socket; this module asks and shows.
 
-pub mod limits;
-
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 
-use crate::commands::rank::Format;
-use crate::commands::replay::{ReplayError, replay_until};
-use crate::host::output::Style;
+use crate::commands::exit_status::{self, CommandError};
+use crate::host::output::{Output, OutputArgs, Style};
+use crate::record::steps::{JournalReadError, at_seconds, replay_until};
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::server::answer;
-use crate::serve::control::{Answer, Refusal, RefusalKind, Request, socket_path};
-
-/// The agent cannot be asked, or does not answer.
-pub const EXIT_NO_ANSWER: u8 = 1;
-/// There is no such pod or signal.
-pub const EXIT_UNKNOWN: u8 = 3;
+use crate::serve::control::{AgentArgs, Answer, Refusal, RefusalKind, Request};
 
 /// Show whom a running agent would evict, or the kernel's OOM killer take, what limits cost pods, or where they run, and why
 #[derive(Debug, Clone, Args)]
@@ -36,10 +29,7 @@ Examples:
   plimsoll explain topology default/web              what each provider offered, the merged hint, why not elsewhere
   plimsoll explain eviction --journal run.journal --at 1234.567   as it was then
 
-Only root may ask, unless the agent was started with --control-group. Nothing is changed.
-
-Exit status: 0 explained; 1 no agent answers, or this user may not ask (the message says what to do); 2 wrong usage; \
-3 there is no such pod or signal, or several pods have that name.")]
+Only root may ask, unless the agent was started with --control-group. Nothing is changed.")]
 pub struct ExplainArgs {
     /// What to explain
     #[arg(value_enum)]
@@ -49,21 +39,16 @@ pub struct ExplainArgs {
     /// Rank for this signal; else for the one that is met or nearest to its threshold
     #[arg(long, value_name = "SIGNAL")]
     pub signal: Option<String>,
-    /// The agent's state directory
-    #[arg(long, value_name = "DIR", default_value = "/run/plimsoll")]
-    pub state_dir: PathBuf,
-    /// The agent's socket [default: control.sock in the state directory]
-    #[arg(long, value_name = "PATH")]
-    pub control_socket: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) agent: AgentArgs,
     /// Explain what an agent saw that wrote this journal, instead of asking one that runs
     #[arg(long, value_name = "FILE")]
     pub journal: Option<PathBuf>,
     /// In the journal: after the last event up to this time, in seconds as `plimsoll replay` prints it; else the last
-    #[arg(long, value_name = "SECONDS", requires = "journal", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", requires = "journal", value_parser = at_seconds)]
     pub at: Option<u64>,
-    /// table: for people; json: one document
-    #[arg(long, value_enum, default_value_t)]
-    pub output: Format,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 /// What to explain.
@@ -83,22 +68,6 @@ pub enum What {
     Topology,
 }
 
-/// The last nanosecond of the millisecond that `text` names.
-pub(crate) fn seconds(text: &str) -> Result<u64, String> {
-    let bad = || "write seconds, with up to three decimals, as 1234.567".to_owned();
-    let (whole, part) = text.split_once('.').unwrap_or((text, ""));
-    if part.len() > 3 || !part.bytes().all(|digit| digit.is_ascii_digit()) {
-        return Err(bad());
-    }
-    let whole: u64 = whole.parse().map_err(|_| bad())?;
-    let milliseconds: u64 = format!("{part:0<3}").parse().map_err(|_| bad())?;
-    whole
-        .checked_mul(1000)
-        .and_then(|own| own.checked_add(milliseconds + 1)?.checked_mul(1_000_000))
-        .map(|end| end - 1)
-        .ok_or_else(bad)
-}
-
 /// Why there is no explanation.
 #[derive(Debug, thiserror::Error)]
 pub enum ExplainError {
@@ -107,40 +76,25 @@ pub enum ExplainError {
     Ask(#[from] AskError),
     /// The journal.
     #[error(transparent)]
-    Journal(#[from] ReplayError),
-    /// `--signal` with `oom`.
-    #[error("--signal is for `explain eviction`: the kernel's OOM killer knows no signals")]
-    SignalOfOom,
-    /// `--signal` with `throttling`.
-    #[error("--signal is for `explain eviction`: throttling does not hang on a signal")]
-    SignalOfThrottling,
-    /// `--signal` with `memory`.
-    #[error(
-        "--signal is for `explain eviction`: what pods have of memory does not hang on a signal"
-    )]
-    SignalOfMemory,
-    /// `--signal` with `cpu` or `topology`.
-    #[error("--signal is for `explain eviction`: where pods run does not hang on a signal")]
-    SignalOfPlacement,
+    Journal(#[from] JournalReadError),
+    /// `--signal` with something else than `eviction`.
+    #[error("--signal applies only to `explain eviction`")]
+    Signal,
     /// Standard output.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
 }
 
-impl ExplainError {
-    /// The exit status.
-    pub fn exit_code(&self) -> u8 {
+impl CommandError for ExplainError {
+    fn exit_status(&self) -> u8 {
         match self {
             Self::Ask(AskError::Refused(Refusal {
                 kind:
                     RefusalKind::UnknownPod | RefusalKind::AmbiguousPod | RefusalKind::UnknownSignal,
                 ..
-            })) => EXIT_UNKNOWN,
-            Self::SignalOfOom
-            | Self::SignalOfThrottling
-            | Self::SignalOfMemory
-            | Self::SignalOfPlacement => 2,
-            _ => EXIT_NO_ANSWER,
+            })) => exit_status::REFUSED,
+            Self::Signal => exit_status::WRONG_USAGE,
+            _ => exit_status::FAILED,
         }
     }
 }
@@ -152,11 +106,11 @@ impl ExplainError {
 pub fn run(args: &ExplainArgs) -> Result<ExitCode, ExplainError> {
     let mut stdout = io::stdout().lock();
     let answer = answer_to(args)?;
-    let text = match args.output {
-        Format::Table => {
+    let text = match args.output.format {
+        Output::Text => {
             crate::show::explain::render(&answer, args.what == What::Topology, Style::of(&stdout))
         }
-        Format::Json => json(&answer)?,
+        Output::Json => json(&answer)?,
     };
     match stdout.write_all(text.as_bytes()) {
         // Whoever reads has read enough.
@@ -186,20 +140,14 @@ fn answer_to(args: &ExplainArgs) -> Result<Answer, ExplainError> {
             signal: args.signal.clone(),
             pod,
         },
-        What::Oom if args.signal.is_some() => return Err(ExplainError::SignalOfOom),
+        _ if args.signal.is_some() => return Err(ExplainError::Signal),
         What::Oom => Request::ExplainOom { pod },
-        What::Throttling if args.signal.is_some() => return Err(ExplainError::SignalOfThrottling),
         What::Throttling => Request::ExplainThrottling { pod },
-        What::Memory if args.signal.is_some() => return Err(ExplainError::SignalOfMemory),
         What::Memory => Request::ExplainMemory { pod },
-        What::Cpu | What::Topology if args.signal.is_some() => {
-            return Err(ExplainError::SignalOfPlacement);
-        }
         What::Cpu | What::Topology => Request::ExplainPlacement { pod },
     };
     let Some(journal) = &args.journal else {
-        let path = socket_path(&args.state_dir, args.control_socket.as_deref());
-        return Ok(ask(&path, &request)?);
+        return Ok(ask(&args.agent.socket(), &request)?);
     };
     let (replayed, snapshot) = replay_until(journal, args.at.unwrap_or(u64::MAX), |_, _| Ok(()))?;
     if let Some((line, ..)) = replayed.difference {
@@ -216,28 +164,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_those_that_replay_prints() {
-        assert_eq!(seconds("12.345"), Ok(12_345_999_999));
-        assert_eq!(seconds("12.3"), Ok(12_300_999_999));
-        assert_eq!(seconds("0"), Ok(999_999));
-        for bad in [
-            "",
-            "1.2345",
-            "1,5",
-            "-1",
-            "x",
-            "1.x",
-            "99999999999999999999",
-        ] {
-            assert!(seconds(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
     fn exit_statuses() {
         let refused = |kind| ExplainError::from(AskError::from(Refusal::new(kind, "")));
-        assert_eq!(refused(RefusalKind::UnknownPod).exit_code(), EXIT_UNKNOWN);
-        assert_eq!(refused(RefusalKind::Busy).exit_code(), EXIT_NO_ANSWER);
-        assert_eq!(ExplainError::SignalOfOom.exit_code(), 2);
+        assert_eq!(
+            refused(RefusalKind::UnknownPod).exit_status(),
+            exit_status::REFUSED
+        );
+        assert_eq!(
+            refused(RefusalKind::Busy).exit_status(),
+            exit_status::FAILED
+        );
+        assert_eq!(ExplainError::Signal.exit_status(), exit_status::WRONG_USAGE);
     }
 }

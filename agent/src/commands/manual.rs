@@ -11,6 +11,8 @@ use std::process::ExitCode;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
+use crate::commands::exit_status::CommandError;
+
 /// What a page is written to before it gets its name.
 const UNFINISHED: &str = ".plimsoll-unfinished";
 
@@ -21,9 +23,7 @@ Examples:
   plimsoll man --dir /usr/local/share/man/man1       then: man plimsoll-run
   plimsoll man --dir ./debian/man                    for a package
 
-The directory is made if it is not there. Pages of the same names are replaced, each at once.
-
-Exit status: 0 written; 1 a page could not be written (the message says which and why); 2 wrong usage.")]
+The directory is made if it is not there. Pages of the same names are replaced, each at once.")]
 pub struct ManArgs {
     /// Where: plimsoll.1, plimsoll-run.1 and so on
     #[arg(long, value_name = "DIR")]
@@ -37,9 +37,7 @@ Examples:
   plimsoll completions bash > /etc/bash_completion.d/plimsoll
   plimsoll completions zsh > /usr/local/share/zsh/site-functions/_plimsoll
   plimsoll completions fish > ~/.config/fish/completions/plimsoll.fish
-  source <(plimsoll completions bash)                for this shell alone
-
-Exit status: 0 printed; 1 standard output cannot be written; 2 wrong usage.")]
+  source <(plimsoll completions bash)                for this shell alone")]
 pub struct CompletionsArgs {
     /// The shell
     #[arg(value_enum)]
@@ -73,6 +71,8 @@ pub enum ManualError {
     #[error("standard output: {0}")]
     Output(#[source] io::Error),
 }
+
+impl CommandError for ManualError {}
 
 /// `plimsoll man`, of `command`.
 ///

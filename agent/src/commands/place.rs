@@ -6,29 +6,26 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
+use clap::Args;
 use clap::builder::PossibleValuesParser;
-use clap::{Args, ValueEnum};
 use plimsoll_core::explain;
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
-use plimsoll_core::placement::device::{AllocatableDevices, Inventory};
 use plimsoll_core::placement::machine::Machine;
 use plimsoll_core::placement::node::{
-    CpuManagerPolicy, DeviceSettings, NodePlacement, PlacementError, PlacementSettings,
+    CpuManagerPolicy, NodePlacement, PlacementError, PlacementSettings,
 };
 
-use crate::commands::topology::holders::{Holder, Holders};
-use crate::commands::topology::{self, TopologyCommandError};
+use crate::commands::exit_status::{self, CommandError};
 use crate::host::HostRoot;
-use crate::host::output::Style;
+use crate::host::output::{Drawing, OutputArgs, Style};
 use crate::host::topology::{TopologyReadError, read_machine};
 use crate::input::config::{Config, ConfigError, ConfigFile, EvictionFlags};
-use crate::input::manifests::{Bounds, STDIN, gather, read_text};
-
-/// A pod is refused.
-pub const EXIT_REFUSED: u8 = 3;
+use crate::input::devices::{self, DevicesError};
+use crate::input::machine::{self, MachineFileError};
+use crate::input::manifests::{STDIN, gather};
+use crate::show::topology::holders::Holders;
 
 /// Show which CPUs and NUMA nodes pods would get, on this machine or any that is described
 #[derive(Debug, Clone, Args)]
@@ -44,10 +41,7 @@ devices.json: {\"vendor.example/nic\": {\"devices\": [{\"id\": \"nic0\", \"numaN
 {\"devices\": [{\"resource_name\": \"vendor.example/nic\", \"device_ids\": [\"nic0\"], \"topology\": {\"nodes\": [{\"ID\": 0}]}}]}
 
 Pods are placed in the order in which they stand in the files. Without --config, cpuManagerPolicy is static and topologyManagerPolicy is
-best-effort.
-
-Exit status: 0 all are placed; 1 a file cannot be read or is wrong (each message names file, line and field), or the settings cannot be on \
-this machine; 2 wrong usage; 3 a pod is refused (the table says why, and what would have to be free).")]
+best-effort.")]
 pub struct PlaceArgs {
     /// Pod manifests: a file, a directory, or - for standard input; may be repeated
     #[arg(short, long = "file", value_name = "PATH", required = true)]
@@ -76,21 +70,8 @@ pub struct PlaceArgs {
     /// Also what each provider offered, and why other NUMA nodes were not taken
     #[arg(long)]
     pub why: bool,
-    /// table: for people; json: one document; svg: a picture of the machine with who is where
-    #[arg(long, value_enum, default_value_t)]
-    pub output: Format,
-}
-
-/// For whom the answer is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Format {
-    /// For people.
-    #[default]
-    Table,
-    /// For programs.
-    Json,
-    /// For people, in a browser or a document.
-    Svg,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs<Drawing>,
 }
 
 /// Why nothing is placed.
@@ -108,16 +89,11 @@ pub enum PlaceError {
     #[error("{0}\nA machine that is described in a file can be taken with --machine FILE.")]
     Host(TopologyReadError),
     /// The devices.
-    #[error("{file}: {reason}", file = file.display())]
-    Devices {
-        /// Their file.
-        file: PathBuf,
-        /// What is wrong, and what is right.
-        reason: String,
-    },
+    #[error(transparent)]
+    Devices(#[from] DevicesError),
     /// The described machine.
     #[error(transparent)]
-    Machine(#[from] TopologyCommandError),
+    Machine(#[from] MachineFileError),
     /// The configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -127,6 +103,15 @@ pub enum PlaceError {
     /// Standard output.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
+}
+
+impl CommandError for PlaceError {
+    fn exit_status(&self) -> u8 {
+        match self {
+            Self::StdinTwice => exit_status::WRONG_USAGE,
+            _ => exit_status::FAILED,
+        }
+    }
 }
 
 /// `plimsoll place`.
@@ -147,7 +132,7 @@ pub fn run(args: &PlaceArgs) -> Result<ExitCode, PlaceError> {
     }
     let machine = match &args.machine {
         None => read_machine(&HostRoot::live()).map_err(PlaceError::Host)?,
-        Some(path) => topology::read_file(path, io::stdin().lock())?,
+        Some(path) => machine::read(path, io::stdin().lock())?,
     };
     let (manifests, errors) = gather(&args.files, io::stdin().lock());
     if !errors.is_empty() {
@@ -163,14 +148,16 @@ pub fn run(args: &PlaceArgs) -> Result<ExitCode, PlaceError> {
     }
     let explained = explain::placement(&placement, manifests.iter().map(|manifest| &*manifest.pod));
     let mut stdout = io::stdout().lock();
-    let text = match args.output {
-        Format::Json => serde_json::to_string_pretty(&explained).map_err(io::Error::from)? + "\n",
-        Format::Table => crate::show::place::overview(&explained, args.why, Style::of(&stdout)),
-        Format::Svg => topology::draw_svg(placement.machine(), Some(&holders(&explained))),
+    let text = match args.output.format {
+        Drawing::Json => serde_json::to_string_pretty(&explained).map_err(io::Error::from)? + "\n",
+        Drawing::Text => crate::show::place::overview(&explained, args.why, Style::of(&stdout)),
+        Drawing::Svg => {
+            crate::show::topology::svg::draw(placement.machine(), Some(&Holders::of(&explained)))
+        }
     };
     stdout.write_all(text.as_bytes())?;
     Ok(if refused {
-        ExitCode::from(EXIT_REFUSED)
+        ExitCode::from(exit_status::REFUSED)
     } else {
         ExitCode::SUCCESS
     })
@@ -208,56 +195,7 @@ fn settings(args: &PlaceArgs, machine: &Machine) -> Result<PlacementSettings, Pl
         settings.reserved_cpu_count = reserved.len();
     }
     if let Some(file) = &args.devices {
-        settings.devices = devices(file)?;
+        settings.devices = devices::read(file)?;
     }
     Ok(settings)
-}
-
-/// The devices of a file, in our form or the kubelet's.
-///
-/// # Errors
-/// [`PlaceError::Devices`] or [`PlaceError::Input`].
-pub(crate) fn devices(file: &Path) -> Result<DeviceSettings, PlaceError> {
-    #[derive(serde::Deserialize)]
-    struct Allocatable {
-        devices: Vec<AllocatableDevices>,
-    }
-    let wrong = |reason: String| PlaceError::Devices {
-        file: file.to_owned(),
-        reason,
-    };
-    let name: Arc<Path> = Arc::from(file);
-    let text = read_text(&name, Bounds::OFFLINE.bytes)
-        .map_err(|error| PlaceError::Input(error.to_string()))?;
-    if let Ok(Allocatable { devices }) = serde_json::from_str(&text) {
-        let inventory =
-            Inventory::from_pod_resources(&devices).map_err(|error| wrong(error.to_string()))?;
-        return Ok(DeviceSettings::from(&inventory));
-    }
-    serde_json::from_str(&text).map_err(|error| {
-        wrong(format!(
-            "{error}; `plimsoll place --help` shows what such a file looks like"
-        ))
-    })
-}
-
-/// For the picture.
-pub(crate) fn holders(explained: &explain::PlacementExplanation) -> Holders {
-    let containers = explained.pods.iter().flat_map(|pod| {
-        let exclusive = pod
-            .containers
-            .iter()
-            .filter(|container| container.exclusive);
-        exclusive.filter_map(|container| {
-            Some(Holder {
-                name: format!("{}/{}", pod.pod, container.name),
-                cpus: container.cpus?,
-            })
-        })
-    });
-    Holders {
-        exclusive: containers.collect(),
-        reserved: explained.reserved,
-        shared: explained.shared_pool,
-    }
 }

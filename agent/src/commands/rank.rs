@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use plimsoll_core::explain::{Candidate, ExplainedRanking, Place, Standing};
+use plimsoll_core::explain::{Candidate, ExplainedRanking, Place};
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::model::signal::{Resource, SIGNALS, Signal, SignalRow, Unit};
@@ -21,10 +21,12 @@ use plimsoll_core::policy::memory::rank::{Comparator, ImageFsLayout};
 use plimsoll_core::policy::oom::score::oom_score_adj;
 use serde::Serialize;
 
-use crate::host::output::Style;
+use crate::commands::exit_status::{self, CommandError};
+use crate::host::output::{Output, OutputArgs, Style};
 use crate::input::manifests::{Bounds, STDIN, gather, read_or_stdin};
 use crate::input::usage::{UsageError, Usages};
-use crate::show::table::{Table, Tone, bytes};
+use crate::show::rank::ranking_table;
+use crate::show::table::bytes;
 
 /// Show in which order pods would be evicted, from manifests and figures in files
 #[derive(Debug, Clone, Args)]
@@ -40,9 +42,7 @@ usage.yaml, in which a pod that is missing has no statistics (and goes first), a
     memoryWorkingSet: 300Mi
     processes: 12
     containers: {app: {rootfs: {bytes: 1Gi, inodes: 100}, logs: {bytes: 20Mi, inodes: 3}}}
-    volumes: {cache: {bytes: 2Gi, inodes: 5000}}
-
-Exit status: 0 ranked; 1 a file cannot be read or is wrong (each message names file, line and field); 2 wrong usage.")]
+    volumes: {cache: {bytes: 2Gi, inodes: 5000}}")]
 pub struct RankArgs {
     /// Pod manifests: a file, a directory, or - for standard input; may be repeated
     #[arg(short, long = "file", value_name = "PATH", required = true)]
@@ -60,9 +60,8 @@ pub struct RankArgs {
     /// Memory of the node, as 16Gi: shows each container's oom_score_adj too
     #[arg(long, value_name = "QUANTITY", value_parser = capacity)]
     pub memory_capacity: Option<NonZeroU64>,
-    /// table: for people; json: one document
-    #[arg(long, value_enum, default_value_t)]
-    pub output: Format,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 /// Where images and writable layers are.
@@ -87,16 +86,6 @@ impl From<ImageFs> for ImageFsLayout {
     }
 }
 
-/// For whom the answer is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Format {
-    /// For people.
-    #[default]
-    Table,
-    /// For programs.
-    Json,
-}
-
 fn capacity(text: &str) -> Result<NonZeroU64, String> {
     let quantity = Quantity::parse(text).map_err(|error| error.to_string())?;
     u64::try_from(quantity.value())
@@ -119,6 +108,15 @@ pub enum RankError {
     /// Standard output.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
+}
+
+impl CommandError for RankError {
+    fn exit_status(&self) -> u8 {
+        match self {
+            Self::StdinTwice => exit_status::WRONG_USAGE,
+            Self::Input(_) | Self::Output(_) => exit_status::FAILED,
+        }
+    }
 }
 
 /// A ranking, and what it is about.
@@ -244,9 +242,9 @@ fn answer(
             })
             .collect(),
     };
-    Ok(match args.output {
-        Format::Table => answer.table(signal.row(), style),
-        Format::Json => serde_json::to_string_pretty(&answer).map_err(io::Error::from)? + "\n",
+    Ok(match args.output.format {
+        Output::Text => answer.table(signal.row(), style),
+        Output::Json => serde_json::to_string_pretty(&answer).map_err(io::Error::from)? + "\n",
     })
 }
 
@@ -306,57 +304,6 @@ fn scores(containers: &[ContainerScore<'_>]) -> String {
         .map(|own| format!("{}={}", own.name, own.oom_score_adj))
         .collect();
     scores.join(" ")
-}
-
-/// The ranking as a table. `last` is the text of the column `OOM_SCORE_ADJ`, if that is wanted.
-pub(crate) fn ranking_table<'a>(
-    places: impl Iterator<Item = (&'a Place, String)>,
-    amount: impl Fn(i128) -> String,
-    with_scores: bool,
-) -> Table {
-    let mut heading = vec![
-        "RANK",
-        "POD",
-        "PRIORITY",
-        "QOS",
-        "USAGE",
-        "REQUEST",
-        "USAGE-REQUEST",
-        "AHEAD OF THE NEXT BY",
-        "EXEMPT",
-    ];
-    if with_scores {
-        heading.push("OOM_SCORE_ADJ");
-    }
-    let mut table = Table::new(&heading, &[0, 2, 4, 5, 6]);
-    for (place, scores) in places {
-        let unknown = || "?".to_owned();
-        let mut cells = vec![
-            place.rank.to_string(),
-            place.pod.clone(),
-            place.priority.to_string(),
-            place.qos_class.to_string(),
-            place.usage.map_or_else(unknown, |own| amount(own.into())),
-            amount(place.request.into()),
-            place
-                .usage_over_request
-                .map_or_else(unknown, |own| amount(own.into())),
-            place
-                .ahead_of_next_by
-                .map_or_else(String::new, |step| step.to_string()),
-            place.exempt.map_or_else(String::new, |why| why.to_string()),
-        ];
-        if with_scores {
-            cells.push(scores);
-        }
-        let tone = match place.standing {
-            Standing::Next => Tone::Marked,
-            Standing::Waits => Tone::Plain,
-            Standing::Skipped => Tone::Faint,
-        };
-        table.row(tone, cells);
-    }
-    table
 }
 
 #[cfg(test)]

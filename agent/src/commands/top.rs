@@ -2,11 +2,9 @@
 //!
 //! **Problem.** What presses on the node, who causes it, and what the agent would do next must be seen while it happens, by people without
 //! root, on whatever terminal there is. **Approach.** An [`Overview`] comes from the control socket, or from a journal's state; a
-//! [`Model`] holds what is on the screen and is changed only by messages; [`draw`] makes cells of it. Both are pure. This module
+//! [`Model`] holds what is on the screen and is changed only by messages; [`draw`](crate::show::top::draw) makes cells of it. Both are pure. This module
 //! does the rest: a thread asks the agent, the main one reads keys and draws. An agent that ends is waited for.
 
-pub(crate) mod model;
-pub(crate) mod recording;
 mod screen;
 
 use std::io::{self, IsTerminal, Write};
@@ -14,19 +12,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use plimsoll_core::explain::ExplainError;
 
-use crate::commands::explain::seconds;
-use crate::commands::replay::ReplayError;
-use crate::host::output::Style;
+use crate::commands::exit_status::CommandError;
+use crate::host::output::{Output, OutputArgs, Style};
+use crate::record::recording::{Recording, Seek};
+use crate::record::steps::{JournalReadError, at_seconds};
 use crate::serve::control::client::{AskError, ask};
-use crate::serve::control::{Answer, Refusal, RefusalKind, Request, socket_path};
-use crate::serve::overview::Overview;
-use model::{Feed, Message, Model};
-use recording::{Recording, Seek};
-
-pub(crate) use crate::show::top::text::table;
+use crate::serve::control::{AgentArgs, Answer, Refusal, RefusalKind, Request};
+use crate::serve::overview::{Figures, Overview};
+use crate::show::top::model::{Feed, Message, Model};
+use crate::show::top::text::table;
 
 /// An agent's CPU figures are means since an earlier question: for a single answer it is asked twice, so far apart.
 const FIRST_MEAN: Duration = Duration::from_millis(700);
@@ -39,20 +36,16 @@ Examples:
   plimsoll top --replay run.journal                  step through what an agent saw
   plimsoll top --once                                one table, for a pipe
   plimsoll top --output json | jq '.pods[].pod'      all figures, for programs
-  plimsoll top --replay run.journal --at 1234.5 --output svg > screen.svg
+  plimsoll top --replay run.journal --at 1234.5      from that second on
 
 Only root may ask, unless the agent was started with --control-group. Nothing is changed. Colours only repeat what letters say; NO_COLOR \
-leaves them out.
-
-Exit status: 0 left by a key or a signal, or printed; 1 no agent answers, this user may not ask, the journal cannot be read, or there is no \
-terminal (the message says what to do); 2 wrong usage.")]
+leaves them out.")]
 pub struct TopArgs {
     /// Print one table and end
     #[arg(long)]
     pub once: bool,
-    /// Print once: table: for people; json: one document; svg: a picture of the screen
-    #[arg(long, value_enum, value_name = "FORMAT")]
-    pub output: Option<TopOutput>,
+    #[command(flatten)]
+    pub(crate) output: Option<OutputArgs>,
     /// How often the agent is asked, seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub interval: u64,
@@ -60,25 +53,10 @@ pub struct TopArgs {
     #[arg(long, value_name = "JOURNAL")]
     pub replay: Option<PathBuf>,
     /// In the journal: begin after the last event up to this time, in seconds as `plimsoll replay` prints it; else at the end
-    #[arg(long, value_name = "SECONDS", requires = "replay", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", requires = "replay", value_parser = at_seconds)]
     pub at: Option<u64>,
-    /// The agent's state directory
-    #[arg(long, value_name = "DIR", default_value = "/run/plimsoll")]
-    pub state_dir: PathBuf,
-    /// The agent's socket [default: control.sock in the state directory]
-    #[arg(long, value_name = "PATH")]
-    pub control_socket: Option<PathBuf>,
-}
-
-/// What is printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum TopOutput {
-    /// For people.
-    Table,
-    /// For programs.
-    Json,
-    /// A picture of the screen.
-    Svg,
+    #[command(flatten)]
+    pub(crate) agent: AgentArgs,
 }
 
 /// Why there is nothing to be seen.
@@ -95,7 +73,7 @@ pub enum TopError {
     Older,
     /// The journal.
     #[error(transparent)]
-    Journal(#[from] ReplayError),
+    Journal(#[from] JournalReadError),
     /// The overview.
     #[error(transparent)]
     Overview(#[from] ExplainError),
@@ -127,12 +105,15 @@ impl From<AskError> for TopError {
     }
 }
 
+impl CommandError for TopError {}
+
 /// `plimsoll top`.
 ///
 /// # Errors
 /// [`TopError`].
 pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
-    let output = args.output.or(args.once.then_some(TopOutput::Table));
+    let output = args.output.map(|own| own.format);
+    let output = output.or(args.once.then_some(Output::Text));
     if output.is_none() {
         // Before anything else: nobody waits for an answer that cannot be shown.
         for (what, is_terminal) in [
@@ -155,13 +136,13 @@ pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
                 plays_ns: None,
                 remark: recording.remark().map(str::to_owned),
             };
-            let overview = recording.overview()?;
+            let overview = recorded(&recording)?;
             match output {
                 Some(output) => {
                     if let Some(remark) = recording.remark() {
                         eprintln!("plimsoll: {}: {remark}", path.display());
                     }
-                    print(output, feed, overview)
+                    print(output, &overview)
                 }
                 None => {
                     let mut model = Model::new(feed, Style::of(&io::stdout()).color);
@@ -171,7 +152,7 @@ pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
             }
         }
         (None, output) => {
-            let socket = socket_path(&args.state_dir, args.control_socket.as_deref());
+            let socket = args.agent.socket();
             let every = Duration::from_secs(args.interval);
             let mut overview = overview(&socket)?;
             let feed = Feed::Live {
@@ -185,7 +166,7 @@ pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
                         std::thread::sleep(FIRST_MEAN);
                         overview = self::overview(&socket)?;
                     }
-                    print(output, feed, overview)
+                    print(output, &overview)
                 }
                 None => {
                     let mut model = Model::new(feed, Style::of(&io::stdout()).color);
@@ -206,20 +187,16 @@ fn overview(socket: &std::path::Path) -> Result<Overview, TopError> {
     }
 }
 
-fn print(output: TopOutput, feed: Feed, overview: Overview) -> Result<ExitCode, TopError> {
+/// The node as it was then.
+fn recorded(recording: &Recording) -> Result<Overview, ExplainError> {
+    Overview::new(&recording.snapshot(), &Figures::default())
+}
+
+fn print(output: Output, overview: &Overview) -> Result<ExitCode, TopError> {
     let mut stdout = io::stdout().lock();
     let text = match output {
-        TopOutput::Table => table(&overview, Style::of(&stdout)),
-        TopOutput::Json => serde_json::to_string_pretty(&overview).map_err(io::Error::from)? + "\n",
-        TopOutput::Svg => {
-            let mut model = Model::new(feed, true);
-            let message = match model.feed {
-                Feed::Live { .. } => Message::Answer(Box::new(overview)),
-                Feed::Recorded { position, .. } => Message::At(position, Box::new(overview)),
-            };
-            model.update(message);
-            crate::show::top::picture::svg(&model)?
-        }
+        Output::Text => table(overview, Style::of(&stdout)),
+        Output::Json => serde_json::to_string_pretty(overview).map_err(io::Error::from)? + "\n",
     };
     match stdout.write_all(text.as_bytes()) {
         // Whoever reads has read enough.

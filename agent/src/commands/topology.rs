@@ -1,27 +1,23 @@
 //! `plimsoll topology`: the machine drawn for people, as a tree in the terminal or as a picture, and as `machine.json` for programs.
 //!
 //! The machine is the one at hand, or one that a file describes ([`plimsoll_core::placement::machine`], docs/reference/machine.md). What is
-//! drawn is a tree of parts that contain each other ([`layout`]), whatever the order in which this machine nests them; who holds
-//! which CPUs ([`holders`]) is shown where it is known.
-
-pub mod holders;
+//! drawn is a tree of parts that contain each other ([`layout`](crate::show::topology::layout)), whatever the order in which this machine nests them; who holds
+//! which CPUs ([`Holders`]) is shown where it is known.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
-use clap::{Args, ValueEnum};
-use plimsoll_core::placement::machine::{Machine, MachineError, MachineFile};
+use clap::Args;
 
-use crate::commands::exec::STATE_DIR;
+use crate::commands::exit_status::CommandError;
 use crate::host::HostRoot;
-use crate::host::output::Style;
+use crate::host::output::{Drawing, OutputArgs, Style};
 use crate::host::topology::{TopologyReadError, read_machine};
-use crate::input::manifests::{Bounds, ManifestError, read_or_stdin};
+use crate::input::machine::{self, MachineFileError};
 use crate::serve::control::client::{AskError, ask};
-use crate::serve::control::{Answer, Refusal, RefusalKind, Request, socket_path};
-use holders::Holders;
+use crate::serve::control::{AgentArgs, Answer, Refusal, RefusalKind, Request};
+use crate::show::topology::holders::Holders;
 
 /// Draw the machine: sockets, NUMA nodes, caches, cores, memory, distances
 #[derive(Debug, Clone, Args)]
@@ -33,99 +29,68 @@ Examples:
   plimsoll topology --machine machine.json            a machine that somebody described
 
 CORES \"8 × 2\" is eight cores of two threads; SIBLINGS \"0+8\" are the threads of one core.
-machine.json: docs/reference/machine.md. A line of the kubelet's golden topologies.jsonl is taken too.
-
-Exit status: 0 drawn; 1 the machine or the file cannot be read or is wrong (the message names file and field); 2 wrong usage.")]
+machine.json: docs/reference/machine.md. A line of the kubelet's golden topologies.jsonl is taken too.")]
 pub struct TopologyArgs {
     /// Draw the machine that this file describes, not this one; - for standard input
     #[arg(long, value_name = "FILE")]
     pub machine: Option<PathBuf>,
-    /// text: for people; json: machine.json; svg: a picture
-    #[arg(long, short, value_enum, default_value_t)]
-    pub output: Format,
-    /// The state directory of an agent that runs here: then also who holds which CPUs
-    #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
-    pub state_dir: PathBuf,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs<Drawing>,
+    #[command(flatten)]
+    pub(crate) agent: AgentArgs,
     /// One line for each cache and each node, however many there are
     #[arg(long)]
     pub all: bool,
 }
 
-/// For whom the answer is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Format {
-    /// For people.
-    #[default]
-    Text,
-    /// For programs, and for `--machine`.
-    Json,
-    /// For people, in a browser or a document.
-    Svg,
-}
-
 /// Why nothing is drawn.
 #[derive(Debug, thiserror::Error)]
-pub enum TopologyCommandError {
+pub enum TopologyError {
     /// This machine.
     #[error("{0}\nA machine that is described in a file can be drawn with --machine FILE.")]
     Host(TopologyReadError),
-    /// The file cannot be read.
+    /// The file.
     #[error(transparent)]
-    Unreadable(#[from] ManifestError),
-    /// The file is no JSON.
-    #[error("{file}: {error}; plimsoll topology --output json shows what such a file looks like", file = file.display())]
-    Syntax {
-        /// Its name.
-        file: Arc<Path>,
-        /// What the parser says.
-        error: serde_json::Error,
-    },
-    /// The file describes no machine.
-    #[error("{file}: {error}; plimsoll topology --output json shows what such a file looks like", file = file.display())]
-    Machine {
-        /// Its name.
-        file: Arc<Path>,
-        /// What is wrong.
-        error: MachineError,
-    },
+    File(#[from] MachineFileError),
     /// Standard output.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
 }
 
+impl CommandError for TopologyError {}
+
 /// `plimsoll topology`.
 ///
 /// # Errors
-/// [`TopologyCommandError`].
-pub fn run(args: &TopologyArgs) -> Result<ExitCode, TopologyCommandError> {
+/// [`TopologyError`].
+pub fn run(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
     let (machine, holders) = match &args.machine {
         None => {
-            let machine = read_machine(&HostRoot::live()).map_err(TopologyCommandError::Host)?;
-            (machine, holders_here(&args.state_dir))
+            let machine = read_machine(&HostRoot::live()).map_err(TopologyError::Host)?;
+            (machine, holders_here(&args.agent.socket()))
         }
-        Some(path) => (read_file(path, io::stdin().lock())?, None),
+        Some(path) => (machine::read(path, io::stdin().lock())?, None),
     };
     let holders = holders.as_ref();
     let mut stdout = io::stdout().lock();
-    let text = match args.output {
-        Format::Json => serde_json::to_string_pretty(&machine).map_err(io::Error::from)? + "\n",
-        Format::Text => {
+    let text = match args.output.format {
+        Drawing::Json => serde_json::to_string_pretty(&machine).map_err(io::Error::from)? + "\n",
+        Drawing::Text => {
             crate::show::topology::draw(&machine, holders, args.all, Style::of(&stdout))
         }
-        Format::Svg => crate::show::topology::svg::draw(&machine, holders),
+        Drawing::Svg => crate::show::topology::svg::draw(&machine, holders),
     };
     stdout.write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Who holds which CPUs, if an agent runs here that places pods. One that runs and cannot be asked is said.
-fn holders_here(state_dir: &Path) -> Option<Holders> {
-    let socket = socket_path(state_dir, None);
+fn holders_here(socket: &Path) -> Option<Holders> {
     if !socket.exists() {
         return None;
     }
-    match ask(&socket, &Request::ExplainPlacement { pod: None }) {
-        Ok(Answer::Placement(explained)) => Some(crate::commands::place::holders(&explained)),
+    match ask(socket, &Request::ExplainPlacement { pod: None }) {
+        Ok(Answer::Placement(explained)) => Some(Holders::of(&explained)),
         Ok(_) => None,
         Err(AskError::Refused(Refusal {
             kind: RefusalKind::NothingPlaced,
@@ -136,30 +101,4 @@ fn holders_here(state_dir: &Path) -> Option<Holders> {
             None
         }
     }
-}
-
-/// The machine that a file describes; `-` is `stdin`.
-///
-/// # Errors
-/// [`TopologyCommandError`] names the file and the field.
-pub fn read_file(path: &Path, stdin: impl io::Read) -> Result<Machine, TopologyCommandError> {
-    let (file, text) = read_or_stdin(path, stdin, Bounds::OFFLINE.bytes);
-    let described: MachineFile =
-        serde_json::from_str(&text?).map_err(|error| TopologyCommandError::Syntax {
-            file: Arc::clone(&file),
-            error,
-        })?;
-    described
-        .machine()
-        .map_err(|error| TopologyCommandError::Machine { file, error })
-}
-
-/// The tree in the terminal, with who holds which CPUs where that is known. `all`: nothing is folded.
-pub fn draw_text(machine: &Machine, holders: Option<&Holders>, all: bool, color: bool) -> String {
-    crate::show::topology::draw(machine, holders, all, Style { color })
-}
-
-/// The picture, with who holds which CPUs where that is known.
-pub fn draw_svg(machine: &Machine, holders: Option<&Holders>) -> String {
-    crate::show::topology::svg::draw(machine, holders)
 }

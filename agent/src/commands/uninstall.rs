@@ -22,18 +22,14 @@ use crate::act::placement::checkpoint::{
     CHECKPOINT, LOCK as PLACEMENT_LOCK, TURN as PLACEMENT_TURN,
 };
 use crate::act::remedies::REMEDIES_LEDGER;
+use crate::commands::exit_status;
 use crate::host::HostRoot;
 use crate::host::irq::IRQ_LEDGER;
 use crate::host::knobs::{AGENT_LEDGER, Change, Ledger, Outcome, PODS_LEDGER};
 use crate::host::lock::{LOCK_FILE, LockError, StateLock};
-use crate::host::output::Output;
+use crate::host::output::{Output, OutputArgs};
 use crate::kernel::PinOwner;
-use crate::serve::control::SOCKET_FILE;
-
-/// Something is left, or could not be removed.
-pub const EXIT_LEFT: u8 = 1;
-/// An agent runs.
-pub const EXIT_AGENT_RUNS: u8 = 3;
+use crate::serve::control::{SOCKET_FILE, STATE_DIR};
 
 /// Newest concerns first: settings of pods before the cgroups that they are in.
 const LEDGERS: [&str; 5] = [
@@ -53,12 +49,10 @@ const STOP_POLL: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Puts kernel settings back, removes cgroups that plimsoll made and that are empty, pinned BPF programs, and the files of the state
-directory. Pods that run go on running: their cgroups are named and stay; run this again when they have ended. Journals stay.
-
-Exit status: 0 everything is as it was; 1 something is left, each with its reason; 2 wrong usage; 3 an agent runs.")]
+directory. Pods that run go on running: their cgroups are named and stay; run this again when they have ended. Journals stay.")]
 pub struct UninstallArgs {
     /// The agent's state directory
-    #[arg(long, value_name = "DIR", default_value = "/run/plimsoll")]
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
     pub state_dir: PathBuf,
     /// End the agent that runs first (SIGTERM)
     #[arg(long)]
@@ -66,9 +60,8 @@ pub struct UninstallArgs {
     /// Only say what would be done
     #[arg(long)]
     pub dry_run: bool,
-    /// text: for people; json: one object
-    #[arg(long, value_enum, default_value_t)]
-    pub output: Output,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 /// What was done with one thing, or would be.
@@ -146,7 +139,7 @@ pub fn run(args: &UninstallArgs) -> Result<ExitCode> {
         Ok(lock) => lock,
         Err(error @ LockError::Held { .. }) => {
             eprintln!("plimsoll: {error}; or use --stop");
-            return Ok(ExitCode::from(EXIT_AGENT_RUNS));
+            return Ok(ExitCode::from(exit_status::REFUSED));
         }
         Err(error) => return Err(error.into()),
     };
@@ -154,9 +147,13 @@ pub fn run(args: &UninstallArgs) -> Result<ExitCode> {
     work.pins(&owner);
     work.files();
     drop(lock);
-    let exit_status = u8::from(work.steps.iter().any(|step| step.action == Action::Left));
+    let exit_status = if work.steps.iter().any(|step| step.action == Action::Left) {
+        exit_status::FAILED
+    } else {
+        exit_status::DONE
+    };
     let mut out = io::stdout().lock();
-    match args.output {
+    match args.output.format {
         Output::Text => {
             for step in &work.steps {
                 writeln!(out, "{step}")?;

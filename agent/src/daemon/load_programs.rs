@@ -12,8 +12,8 @@ use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum as _};
 use serde::{Deserialize, Serialize};
 
-use crate::commands::check::{is_pinned, load_bpf};
-use crate::daemon::start::WINDOW;
+use crate::daemon::start::programs;
+use crate::kernel::load::{is_pinned, load_pinned};
 use crate::kernel::{PinOwner, Pinning};
 use crate::probe::ladder::Without;
 
@@ -50,10 +50,8 @@ struct Told {
 pub fn run(args: &LoadProgramsArgs) -> Result<ExitCode> {
     let owner = PinOwner::of(&args.state_dir);
     let mut said = Vec::new();
-    let (_bpf, pinning) = load_bpf(&args.without, WINDOW, args.last_line, &owner, |line| {
-        said.push(line);
-    })
-    .map_err(anyhow::Error::msg)?;
+    let programs = programs(&args.without, args.last_line);
+    let (_bpf, pinning) = load_pinned(programs, &owner, |line| said.push(line))?;
     let loaded = matches!(pinning, Pinning::Made { .. });
     let mut out = io::stdout().lock();
     serde_json::to_writer(&mut out, &Told { loaded, said })?;
@@ -74,7 +72,8 @@ impl LoadedApart {
         without: &[Without],
         last_line: bool,
     ) -> Self {
-        if !owner.can_pin() || is_pinned(without, WINDOW, last_line, owner) == Ok(true) {
+        let is_there = || is_pinned(programs(without, last_line), owner).is_ok_and(|is| is);
+        if !owner.can_pin() || is_there() {
             return Self::default();
         }
         match told(state_dir, without, last_line) {

@@ -47,7 +47,7 @@ enum Freeing {
 
 /// The loop's side of the node's disks.
 #[derive(Debug)]
-pub struct Storage {
+pub struct StorageWork {
     handle: StorageHandle,
     /// For the next sample.
     reading: Option<Arc<StorageReading>>,
@@ -67,7 +67,7 @@ pub struct Storage {
     free_not_before: Option<Instant>,
 }
 
-impl Storage {
+impl StorageWork {
     /// Talks to these threads.
     pub fn new(handle: StorageHandle) -> Self {
         Self {

@@ -6,11 +6,11 @@ use plimsoll_core::model::event::Event;
 
 use super::{Agent, now_ns};
 use crate::act::oom_order::OomOrdering;
-use crate::daemon::limits::LimitCounts;
 use crate::host::processes::own_cost;
 use crate::kernel::{self, Bpf};
 use crate::probe::ladder::Choice;
 use crate::record::journal::Journal;
+use crate::record::limit_counts::LimitCounts;
 use crate::record::lines::{Line, Records, is_told};
 
 /// Time from the start to the first reading of the manifests, at most: then what is known of pods has to do.

@@ -31,7 +31,7 @@ use crate::input::config::{Config, ConfigFile, EvictionFlags};
 use crate::input::manifests::{ManifestChange, ManifestPod};
 use crate::kernel::Generation;
 use crate::kernel::decode::decode;
-use crate::storage::{Storage as StorageThreads, StorageEvent, StorageSettings};
+use crate::storage::{Storage, StorageEvent, StorageSettings};
 
 const PODS: usize = 100;
 /// Its usage is the largest.
@@ -161,7 +161,7 @@ impl Node {
         let order = OomOrdering::open(&host, &mounts).unwrap();
         let ledger = Ledger::open(&host, dir.path().join(REMEDIES_LEDGER)).unwrap();
         let (remedies, remedy_reports) = Remedies::start(ledger).unwrap();
-        let (threads, storage_events) = StorageThreads::spawn(StorageSettings {
+        let (threads, storage_events) = Storage::spawn(StorageSettings {
             host: host.clone(),
             kubelet_dir: dir.path().join("kubelet"),
             logs_dir: dir.path().join("logs"),
@@ -170,7 +170,7 @@ impl Node {
         .unwrap();
         let mut agent = Agent::new(engine, pods, sampler, limits, None, Some(journal), reporter)
             .with_oom_scores(scores, Some(order))
-            .with_storage(Storage::new(threads))
+            .with_storage(StorageWork::new(threads))
             .with_remedies(remedies, remedy_reports);
         let remedy_reports = agent.take_remedy_reports().unwrap();
         // Its maps need a kernel; all else of it is here.

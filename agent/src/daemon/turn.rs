@@ -21,7 +21,7 @@ use plimsoll_core::model::units::PodUid;
 use super::deadlines::Deadlines;
 use super::last_line::LastLine;
 use super::oom_kills::OomKills;
-use super::storage::Storage;
+use super::storage::StorageWork;
 use super::wake::{Sources, Wake};
 use super::{Agent, now_ns};
 use crate::act::cpu_time::Change;
@@ -231,7 +231,7 @@ impl Agent {
             last_line.sampling(received_ns, charged_bytes);
         }
         let mut sample = std::mem::take(&mut self.sample);
-        sample.storage = self.storage.as_mut().and_then(Storage::take_reading);
+        sample.storage = self.storage.as_mut().and_then(StorageWork::take_reading);
         let (failure, engine) = (&mut self.sample_failure, &self.engine);
         self.sampler
             .take(

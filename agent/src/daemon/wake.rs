@@ -13,24 +13,25 @@ use anyhow::{Context, Result};
 use plimsoll_core::model::event::Cause;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::deadlines::Deadlines;
-use super::now_ns;
 use crate::act::{cpu_time, placement, remedies};
-use crate::commands::check::Report;
 use crate::daemon::limits::Limits;
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
+use crate::host::clock::now_ns;
+use crate::host::stop::StopSignals;
 use crate::host::syscall::watch;
 use crate::input::manifests::{ManifestChange, ManifestWatch};
 use crate::kernel::Bpf;
 use crate::pods;
 use crate::probe::ladder::{LADDER, LadderSignal, Mechanism};
+use crate::probe::report::Report;
 use crate::record::lines::{Line, Reporter};
-use crate::serve::control::{Snapshot, SnapshotRequests};
+use crate::record::snapshot::Snapshot;
+use crate::serve::control::SnapshotRequests;
 use crate::source::cgroup_watch::CgroupWatch;
 use crate::source::memcg_v1::{MemcgV1, PressureLevel};
 use crate::source::pressure::{PsiTrigger, Stall, Trigger};
@@ -51,43 +52,6 @@ const PRESSURE_LEVEL: PressureLevel = PressureLevel::Medium;
 const PRESSURE_LEVEL_PACE: Duration = Duration::from_millis(10);
 /// The kernel signals a change of one `memory.events` every 10 ms, for as long as a pod is at its limit.
 const POD_EVENTS_PACE: Duration = Duration::from_millis(100);
-
-/// SIGINT and SIGTERM.
-#[derive(Debug)]
-pub struct StopSignals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl StopSignals {
-    /// Catches them from now on. Needs a runtime.
-    ///
-    /// # Errors
-    /// When a handler cannot be installed.
-    pub fn catch() -> std::io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-        })
-    }
-
-    /// Whether either has come. Lets the runtime look for them once, and does not wait.
-    pub async fn have_come(&mut self) -> bool {
-        tokio::select! {
-            biased;
-            () = self.received() => true,
-            () = tokio::task::yield_now() => false,
-        }
-    }
-
-    /// Waits for either; at once when one has come since [`StopSignals::catch`].
-    pub(super) async fn received(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
-}
 
 /// Why the loop has woken.
 #[derive(Debug)]
@@ -583,31 +547,28 @@ impl Sources {
         })
     }
 
-    /// Waits for the stalls that thresholds on pressure signals need, too. One that cannot be had is left out with a warning: averages
+    /// Waits for the stalls that thresholds on pressure signals need, too. A trigger that cannot be had is left out with a warning: averages
     /// are then seen by the next sample.
+    ///
+    /// # Errors
+    /// When they cannot be registered with epoll.
     pub fn watch_stalls(
         &mut self,
         host: &HostRoot,
         wanted: &[StallTrigger],
         reporter: &mut Reporter,
-    ) {
-        let mut warn = |text: String| reporter.say(&Line::Warning { text });
+    ) -> Result<()> {
         let armed = ArmedTriggers::arm(host, wanted, |error| {
-            warn(format!(
-                "a PSI trigger for a threshold is left out: {error}"
-            ));
-        });
-        let watched = armed.map_err(anyhow::Error::from).and_then(|armed| {
-            let Some(armed) = armed else { return Ok(None) };
+            reporter.say(&Line::Warning {
+                text: format!("a PSI trigger for a threshold is left out: {error}"),
+            });
+        })?;
+        if let Some(armed) = armed {
             let fd = armed.as_fd().try_clone_to_owned()?;
-            Watched::new(fd.as_fd(), Interest::READABLE, move || Ok(armed.take()?)).map(Some)
-        });
-        match watched {
-            Ok(watched) => self.stalls.watched = watched,
-            Err(error) => warn(format!(
-                "the PSI triggers of thresholds are left out: {error:#}"
-            )),
+            let watched = Watched::new(fd.as_fd(), Interest::READABLE, move || Ok(armed.take()?))?;
+            self.stalls.watched = Some(watched);
         }
+        Ok(())
     }
 
     /// Follows the manifests in a directory, by a thread.

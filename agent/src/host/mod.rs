@@ -14,6 +14,7 @@ pub mod output;
 
 pub mod cgroup;
 pub(crate) mod cgroup_paths;
+pub mod clock;
 pub mod cpuset;
 pub mod file;
 pub mod irq;
@@ -23,11 +24,14 @@ pub mod meminfo;
 pub mod numa;
 pub mod pressure;
 pub mod processes;
+pub mod program;
 pub mod protect;
+pub mod stop;
 pub mod swap;
 #[expect(unsafe_code, reason = "the system calls that rustix does not wrap")]
 pub mod syscall;
 pub mod topology;
+pub mod worker;
 
 use std::path::{Path, PathBuf};
 

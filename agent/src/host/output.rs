@@ -1,17 +1,52 @@
-//! The two forms in which every command can answer.
+//! The forms in which commands print, and `--output`, which chooses one.
 
 use std::io::IsTerminal;
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 
-/// For whom the answer is.
+/// A form that every command can print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Output {
-    /// For people: lines and aligned tables.
+    /// For people: lines and aligned tables
     #[default]
     Text,
-    /// For programs: one JSON object per line, or one document.
+    /// For programs: one JSON document, or one object per line
     Json,
+}
+
+/// A form that commands print which can draw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Drawing {
+    /// For people: lines and aligned tables
+    #[default]
+    Text,
+    /// For programs: one JSON document
+    Json,
+    /// A picture, for a browser or a document
+    Svg,
+}
+
+/// `--output`, the same for every command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Args)]
+pub struct OutputArgs<F = Output>
+where
+    F: ValueEnum + Default + Copy + Send + Sync + 'static,
+{
+    /// Output format
+    #[arg(
+        long = "output",
+        short = 'o',
+        value_name = "FORMAT",
+        value_enum,
+        default_value_t
+    )]
+    pub format: F,
+}
+
+impl From<Output> for OutputArgs {
+    fn from(format: Output) -> Self {
+        Self { format }
+    }
 }
 
 /// ANSI styles, or none.

@@ -8,7 +8,6 @@
 use std::time::Duration;
 
 use rustix::process::Pid;
-use rustix::time::ClockId;
 
 use super::HostRoot;
 use super::file::{ControlFile, FileError, parse_u64, read_text};
@@ -97,15 +96,12 @@ fn read_tasks(loadavg: &ControlFile) -> Result<u64, FileError> {
 
 /// CPU time of this process and its resident memory in bytes; 0 for what `/proc` does not show.
 pub fn own_cost() -> (Duration, u64) {
-    let cpu = rustix::time::clock_gettime(ClockId::ProcessCPUTime);
-    let whole = Duration::from_secs(cpu.tv_sec.unsigned_abs());
-    let part = Duration::from_nanos(cpu.tv_nsec.unsigned_abs());
     let resident_pages = std::fs::read_to_string("/proc/self/statm")
         .ok()
         .and_then(|statm| statm.split_whitespace().nth(1)?.parse::<u64>().ok())
         .unwrap_or(0);
     let resident_bytes = resident_pages * rustix::param::page_size() as u64;
-    (whole + part, resident_bytes)
+    (super::clock::cpu_time(), resident_bytes)
 }
 
 /// When a process was started, in clock ticks since boot: field 22 of `/proc/PID/stat`. `None` when it is gone.

@@ -26,6 +26,7 @@ mod hooks;
 mod identity;
 mod layout;
 mod lifetime;
+pub mod load;
 mod loader;
 mod log;
 mod manifest;

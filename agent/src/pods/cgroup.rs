@@ -8,7 +8,7 @@
 //!
 //! On v1 and hybrid hosts the same path exists in each hierarchy that has a controller that pods need, and in the unified tree if one is
 //! mounted: there it has no limits, but `cgroup.kill` and `cgroup.events`. The cpuset controller is used only where CPUs or memory are placed
-//! ([`crate::act::placement`]): [`create_placed`].
+//! (`act/placement`): [`create_placed`].
 //! Source: `pkg/kubelet/cm/{pod_container_manager_linux,cgroup_manager_linux}.go` of 1.36, opencontainers/cgroups `fs` and `fs2`.
 #![forbid(unsafe_code)]
 

@@ -17,7 +17,6 @@ use plimsoll_core::model::reading::PodProcesses;
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::STALE_BYTES;
 
-use crate::act::remedies::StageFiles;
 use crate::host::HostRoot;
 use crate::host::cgroup::{
     CgroupError, CgroupMounts, CgroupPath, Controller, PageCache, PodMemoryFiles, Version,
@@ -26,8 +25,9 @@ use crate::host::cgroup_paths::hierarchy_number;
 use crate::host::file::{FileError, read_text};
 use crate::pods;
 use crate::pods::cgroup::ApplyError;
+use crate::pods::directories::PodDirs;
 use crate::pods::kill::PodKill;
-use crate::storage::usage::PodDirs;
+use crate::pods::stage_files::StageFiles;
 
 /// Without urgency it is read again after this time, even if usage stood still. A decision that hangs on it has it read anyway
 /// ([`plimsoll_core::policy::memory::freshness`]), and to produce its fifty lines is most of what a pod at rest costs.

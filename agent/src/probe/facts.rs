@@ -178,6 +178,20 @@ pub fn hooks_of(reports: &[HookReport]) -> Vec<Hook> {
     reports.iter().map(Hook::from).collect()
 }
 
+/// The kinds of attachment that these options leave out.
+pub fn kinds_without(without: &[Without]) -> &'static [kernel::HookKind] {
+    use kernel::HookKind::{Fentry, Fexit, TpBtf};
+    match (
+        without.contains(&Without::Fentry),
+        without.contains(&Without::Tracepoint),
+    ) {
+        (false, false) => &[],
+        (true, false) => &[Fentry, Fexit],
+        (false, true) => &[TpBtf],
+        (true, true) => &[Fentry, Fexit, TpBtf],
+    }
+}
+
 /// A fact, or the reason why not.
 type Fact<T> = Result<T, String>;
 

@@ -14,8 +14,7 @@ pub mod aside;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
@@ -27,7 +26,8 @@ use plimsoll_core::model::state::NodeState;
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::order::OomPlan;
 
-use crate::daemon::limits::LimitTotals;
+use crate::host::worker::{NotTaken, WorkerThread};
+use crate::record::limit_counts::LimitTotals;
 use aside::{Aside, Written};
 
 /// The format's version.
@@ -36,6 +36,8 @@ pub const JOURNAL_VERSION: u32 = 2;
 pub const OLDEST_VERSION: u32 = 1;
 /// Steps that may wait for the disk. More are counted as lost.
 const QUEUE_STEPS: usize = 1024;
+/// Of the writer thread.
+const STACK_BYTES: usize = 128 << 10;
 /// Room for some tens of steps of a busy node.
 const BUFFER_BYTES: usize = 64 << 10;
 /// Bytes of one file before the next is begun.
@@ -86,6 +88,7 @@ struct AsideLine<'a> {
     aside: &'a Aside,
 }
 
+#[derive(Debug)]
 enum Message {
     Line(Bytes),
     /// The old file is full: go on in a new one, which begins with this line.
@@ -95,11 +98,11 @@ enum Message {
 /// The loop's end of the journal.
 #[derive(Debug)]
 pub struct Journal {
-    lines: Option<SyncSender<Message>>,
+    /// `None` once it has failed.
+    writer: Option<WorkerThread<Message>>,
     /// The next line.
     buffer: BytesMut,
     errors: Receiver<JournalError>,
-    writer: Option<JoinHandle<()>>,
     written_bytes: u64,
     file_bytes_max: u64,
     /// Steps since the last one that was queued.
@@ -128,15 +131,12 @@ impl Journal {
             path: path.to_owned(),
             file: begin(path, &header)?,
         };
-        let (lines, queue) = sync_channel(QUEUE_STEPS);
         let (error_sender, errors) = channel();
-        let writer = std::thread::Builder::new()
-            .name("journal".into())
-            .stack_size(128 << 10)
-            .spawn(move || output.write_all(queue, &error_sender))
-            .map_err(JournalError::Thread)?;
+        let writer = WorkerThread::start("journal", STACK_BYTES, QUEUE_STEPS, move |queue| {
+            output.write_all(queue, &error_sender);
+        })
+        .map_err(JournalError::Thread)?;
         Ok(Self {
-            lines: Some(lines),
             buffer: BytesMut::with_capacity(BUFFER_BYTES),
             errors,
             writer: Some(writer),
@@ -150,7 +150,7 @@ impl Journal {
 
     /// Queues one step. Never waits.
     pub fn record(&mut self, event: &Event, decisions: &[Decision]) {
-        let Some(lines) = &self.lines else {
+        let Some(writer) = &self.writer else {
             self.lost += 1;
             return;
         };
@@ -171,14 +171,14 @@ impl Journal {
         self.buffer.put_u8(b'\n');
         let line = self.buffer.split().freeze();
         self.written_bytes += line.len() as u64;
-        match lines.try_send(Message::Line(line)) {
+        match writer.send(Message::Line(line)) {
             Ok(()) => self.lost_now = 0,
-            Err(TrySendError::Full(_)) => {
+            Err(NotTaken::Full) => {
                 self.lost_now += 1;
                 self.lost += 1;
             }
-            Err(TrySendError::Disconnected(_)) => {
-                self.lines = None;
+            Err(NotTaken::Ended) => {
+                self.writer = None;
                 self.lost += 1;
             }
         }
@@ -206,9 +206,10 @@ impl Journal {
         });
         let queued = line.is_ok_and(|line| {
             let bytes = line.len() as u64;
-            let lines = self.lines.as_ref();
-            let is_queued =
-                lines.is_some_and(|own| own.try_send(Message::Line(line.into())).is_ok());
+            let is_queued = self
+                .writer
+                .as_ref()
+                .is_some_and(|writer| writer.send(Message::Line(line.into())).is_ok());
             if is_queued {
                 self.written_bytes += bytes;
             }
@@ -229,8 +230,8 @@ impl Journal {
     fn next_file(&mut self, engine: &Engine) {
         let header = header_line(engine, &self.asides.known);
         let bytes = header.len() as u64;
-        if let Some(lines) = &self.lines
-            && lines.try_send(Message::NextFile(header.into())).is_ok()
+        if let Some(writer) = &self.writer
+            && writer.send(Message::NextFile(header.into())).is_ok()
         {
             self.written_bytes = bytes;
             self.lost_now = 0;
@@ -252,12 +253,7 @@ impl Journal {
     /// # Errors
     /// The error that ended the journal, if it has not been taken.
     pub fn finish(mut self) -> Result<(), JournalError> {
-        self.lines = None;
-        if let Some(writer) = self.writer.take()
-            && writer.join().is_err()
-        {
-            tracing::error!("the journal's writer thread panicked");
-        }
+        self.writer = None;
         self.take_error().map_or(Ok(()), Err)
     }
 }
@@ -435,8 +431,7 @@ mod tests {
         // The next file cannot be begun: as on a full disk, writing fails from here on.
         std::fs::remove_file(&path).unwrap();
         journal.next_file(&engine);
-        let writer = journal.writer.take().unwrap();
-        writer.join().unwrap();
+        journal.writer.as_mut().unwrap().end();
         assert!(journal.take_error().is_some());
         assert!(journal.take_error().is_none());
         journal.record(&event(1), &[]);

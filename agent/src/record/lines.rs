@@ -7,8 +7,6 @@
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::thread::JoinHandle;
 
 use plimsoll_core::model::decision::{Decision, In};
 use plimsoll_core::model::event::LastLineKill;
@@ -16,12 +14,15 @@ use plimsoll_core::model::signal::Unit;
 use serde::{Deserialize, Serialize};
 
 use crate::host::output::Output;
+use crate::host::worker::{NotTaken, WorkerThread};
 use crate::kernel::Account;
 use crate::probe::ladder::Choice;
 use crate::record::timeline::Finished;
 
 /// Lines that may wait for a slow reader.
 const QUEUE_LINES: usize = 4096;
+/// Of the writer thread.
+const STACK_BYTES: usize = 128 << 10;
 /// The newest lines that are kept.
 pub(crate) const KEPT_LINES: usize = 64;
 /// Characters of a line that is kept.
@@ -290,8 +291,7 @@ impl Records {
 pub struct Reporter {
     output: Output,
     color: bool,
-    lines: Option<SyncSender<Vec<u8>>>,
-    writer: Option<JoinHandle<()>>,
+    writer: WorkerThread<Vec<u8>>,
     lost: u64,
     said: u64,
     newest: VecDeque<Arc<Told>>,
@@ -303,24 +303,20 @@ impl Reporter {
     /// # Errors
     /// When no thread can be had.
     pub fn start(output: Output) -> std::io::Result<Self> {
-        let (lines, queue) = sync_channel::<Vec<u8>>(QUEUE_LINES);
-        let writer = std::thread::Builder::new()
-            .name("output".into())
-            .stack_size(128 << 10)
-            .spawn(move || {
-                let mut out = std::io::stdout();
-                // A reader that has gone away ends the output, not the agent.
-                for line in queue {
-                    if out.write_all(&line).and_then(|()| out.flush()).is_err() {
-                        return;
-                    }
+        let writer = WorkerThread::start("output", STACK_BYTES, QUEUE_LINES, |queue| {
+            let mut out = std::io::stdout();
+            // A reader that has gone away ends the output, not the agent.
+            for line in queue {
+                let line: Vec<u8> = line;
+                if out.write_all(&line).and_then(|()| out.flush()).is_err() {
+                    return;
                 }
-            })?;
+            }
+        })?;
         Ok(Self {
             output,
             color: std::io::stdout().is_terminal(),
-            lines: Some(lines),
-            writer: Some(writer),
+            writer,
             lost: 0,
             said: 0,
             newest: VecDeque::with_capacity(KEPT_LINES),
@@ -342,9 +338,7 @@ impl Reporter {
             },
         };
         text.push(b'\n');
-        if let Some(lines) = &self.lines
-            && let Err(TrySendError::Full(_)) = lines.try_send(text)
-        {
+        if self.writer.send(text) == Err(NotTaken::Full) {
             self.lost += 1;
         }
     }
@@ -356,11 +350,7 @@ impl Reporter {
 
     /// Writes what is queued.
     pub fn finish(mut self) {
-        self.lines = None;
-        if let Some(writer) = self.writer.take() {
-            // It cannot panic: it only writes.
-            let _ = writer.join();
-        }
+        self.writer.end();
     }
 
     fn keep(&mut self, line: &Line<'_>) {

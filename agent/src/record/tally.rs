@@ -1,7 +1,7 @@
-//! What the loop counts of its own work, for those who ask on other threads ([`crate::serve::metrics`]).
+//! What the loop counts of its own work, for those who ask on other threads, such as the metrics page.
 //!
 //! **Problem.** Counting must cost nothing that a kill would wait for, and whoever reads must not hold up the loop. **Approach.** Plain
-//! numbers in the loop's own memory, copied with a [`Snapshot`](crate::serve::control::Snapshot). On the way to a kill only numbers in place are
+//! numbers in the loop's own memory, copied with a [`Snapshot`](crate::record::snapshot::Snapshot). On the way to a kill only numbers in place are
 //! raised; what needs a map is counted when decisions are told, which is after the act.
 //!
 //! **Terms.** *Crossing*: the kernel's stamp of what set off a sample, CLOCK_MONOTONIC. *Reaction*: from there until the engine had decided.

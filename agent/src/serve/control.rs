@@ -18,60 +18,21 @@ pub use newest::{NoSnapshot, SNAPSHOT_LIFE, Snapshots};
 pub use protocol::{Answer, Refusal, RefusalKind, Reply, Request, VERSION};
 pub use socket::SocketError;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::model::state::NodeState;
-use plimsoll_core::model::units::PodUid;
-use plimsoll_core::policy::oom::order::OomPlan;
+use clap::Args;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::daemon::limits::LimitTotals;
-use crate::kernel::AccountReport;
-use crate::record::lines::Told;
-use crate::record::tally::Tally;
+use crate::record::snapshot::Snapshot;
+
+/// The state directory, unless `--state-dir` names another.
+pub const STATE_DIR: &str = "/run/plimsoll";
 
 /// The socket's name in the state directory.
 pub const SOCKET_FILE: &str = "control.sock";
 
 /// Questions to the loop that may wait.
 const SNAPSHOTS_WAITING: usize = 2;
-
-/// What the loop gives away: all that explanations are made of, at one instant.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Snapshot {
-    /// What the engine was told.
-    pub config: EngineConfig,
-    /// What it knows.
-    pub state: NodeState,
-    /// The order of OOM kills, where the agent makes one.
-    pub oom_plan: Option<OomPlan>,
-    /// Where every record of the kernel went, where BPF programs send any.
-    pub records: Option<AccountReport>,
-    /// What the loop has counted of its own work.
-    pub tally: Tally,
-    /// What limits have cost the pods.
-    pub limits: BTreeMap<PodUid, LimitTotals>,
-    /// The newest of what was said, the oldest first.
-    pub told: Vec<Arc<Told>>,
-}
-
-impl Snapshot {
-    /// What an engine knows, without anything that only a running loop has.
-    pub fn of(engine: &Engine) -> Self {
-        Self {
-            config: engine.config().clone(),
-            state: engine.state().clone(),
-            oom_plan: None,
-            records: None,
-            tally: Tally::default(),
-            limits: BTreeMap::new(),
-            told: Vec::new(),
-        }
-    }
-}
 
 /// The loop's end: where a snapshot is to go.
 pub type SnapshotRequests = mpsc::Receiver<oneshot::Sender<Snapshot>>;
@@ -87,4 +48,22 @@ pub fn snapshots() -> (SnapshotSource, SnapshotRequests) {
 /// Where the socket is.
 pub fn socket_path(state_dir: &Path, option: Option<&Path>) -> PathBuf {
     option.map_or_else(|| state_dir.join(SOCKET_FILE), Path::to_owned)
+}
+
+/// Which agent is asked, the same for every command that asks one.
+#[derive(Debug, Clone, Default, Args)]
+pub struct AgentArgs {
+    /// State directory of the agent
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
+    pub state_dir: PathBuf,
+    /// Control socket of the agent [default: control.sock in the state directory]
+    #[arg(long, value_name = "PATH")]
+    pub control_socket: Option<PathBuf>,
+}
+
+impl AgentArgs {
+    /// Where the agent's socket is.
+    pub fn socket(&self) -> PathBuf {
+        socket_path(&self.state_dir, self.control_socket.as_deref())
+    }
 }

@@ -25,7 +25,7 @@ use prometheus_client::registry::Registry;
 
 use crate::kernel::AccountReport;
 use crate::kernel::stats::RunStats;
-use crate::serve::control::Snapshot;
+use crate::record::snapshot::Snapshot;
 use crate::serve::serving::ClientFigures;
 use page::{Page, Value};
 

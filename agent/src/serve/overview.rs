@@ -22,9 +22,9 @@ use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::policy::memory::rank::Comparator;
 use serde::{Deserialize, Serialize};
 
-use crate::daemon::limits::LimitTotals;
+use crate::record::limit_counts::LimitTotals;
 use crate::record::lines::Told;
-use crate::serve::control::Snapshot;
+use crate::record::snapshot::Snapshot;
 use crate::serve::summary::{CpuStats, MemoryStats, NodeStats, PodUse, PsiStats};
 
 /// All of it. Times are CLOCK_MONOTONIC, nanoseconds.

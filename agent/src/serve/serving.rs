@@ -4,14 +4,16 @@
 //! ordinary priority runs an event loop of its own that accepts for ever and gives each client a place, of which there are so many. Who finds none
 //! is sent away at once. What became of each is counted.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+use crate::host::worker::WorkerThread;
 
 /// All of it is locked in memory with the agent. The deepest that runs on it is the JSON reader, at its own limit of nesting.
 const STACK_BYTES: usize = 512 << 10;
@@ -21,8 +23,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A thread that serves. Dropping it ends the thread, and cuts off the clients that are being served.
 #[derive(Debug)]
 pub(crate) struct ServingThread {
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    // Dropped first: the thread ends when this is gone, and the field after it waits for that.
+    _stop: oneshot::Sender<()>,
+    _thread: WorkerThread<Infallible>,
 }
 
 impl ServingThread {
@@ -42,35 +45,23 @@ impl ServingThread {
             .enable_time()
             .build()?;
         let (stop, stopped) = oneshot::channel();
-        let thread = std::thread::Builder::new()
-            .name(name.to_owned())
-            .stack_size(STACK_BYTES)
-            .spawn(move || {
-                runtime.block_on(async {
-                    tokio::select! {
-                        biased;
-                        _ = stopped => {}
-                        ended = serve() => if let Err(error) = ended {
-                            tracing::error!(%error, "{name} is not served any more");
-                        }
+        // Its jobs are its clients, who come by themselves.
+        let thread = WorkerThread::start(name, STACK_BYTES, 0, move |_jobs| {
+            runtime.block_on(async {
+                tokio::select! {
+                    biased;
+                    _ = stopped => {}
+                    ended = serve() => if let Err(error) = ended {
+                        tracing::error!(%error, "{name} is not served any more");
                     }
-                });
-                runtime.shutdown_background();
-            })?;
+                }
+            });
+            runtime.shutdown_background();
+        })?;
         Ok(Self {
-            stop: Some(stop),
-            thread: Some(thread),
+            _stop: stop,
+            _thread: thread,
         })
-    }
-}
-
-impl Drop for ServingThread {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            // It waits for nothing that is not bounded; a panic in it has been printed.
-            thread.join().ok();
-        }
     }
 }
 

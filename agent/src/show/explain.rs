@@ -11,9 +11,9 @@ use plimsoll_core::explain::{
 use plimsoll_core::model::signal::Unit;
 use plimsoll_core::model::threshold::Operator;
 
-use crate::commands::rank::ranking_table;
 use crate::host::output::Style;
 use crate::serve::control::Answer;
+use crate::show::rank::ranking_table;
 use crate::show::table::{Table, Tone, amount, bytes, percent, span};
 
 /// The text, each line ended.
@@ -30,9 +30,9 @@ pub(crate) fn render(answer: &Answer, why: bool, style: Style) -> String {
         Answer::Placement(own) => crate::show::place::overview(own, why, style),
         Answer::Records(own) => own.as_ref().map_or_else(
             || "no BPF program sends records\n".to_owned(),
-            |own| crate::commands::check::records_text(own, style),
+            |own| crate::show::check::records_text(own, style),
         ),
-        Answer::Overview(own) => crate::commands::top::table(own, style),
+        Answer::Overview(own) => crate::show::top::text::table(own, style),
     }
 }
 
@@ -396,9 +396,10 @@ mod tests {
     use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
 
     use super::*;
-    use crate::daemon::limits::{LimitCounts, LimitTotals};
+    use crate::record::limit_counts::{LimitCounts, LimitTotals};
+    use crate::record::snapshot::Snapshot;
+    use crate::serve::control::Request;
     use crate::serve::control::server::answer;
-    use crate::serve::control::{Request, Snapshot};
     use crate::testkit::{self, MIB};
 
     fn snapshot() -> Snapshot {
@@ -637,7 +638,7 @@ default/web       30        2 s  100 ms
             json["totals"][0]["limits"]["all"]["throttled"], 30,
             "{json}"
         );
-        let read: crate::commands::explain::limits::ExplainedThrottling =
+        let read: crate::serve::explained::ExplainedThrottling =
             serde_json::from_value(json).unwrap();
         assert_eq!(read.own, own.own);
     }

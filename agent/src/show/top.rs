@@ -1,9 +1,9 @@
-//! A [`Model`] as a screen. Pure: the same model and size give the same cells.
+//! A [`Model`](model::Model) as a screen. Pure: the same model and size give the same cells.
 //!
 //! From the top: what this is; the node; what its signals show; a line for what is unusual; the pods; who would be evicted next and why; what
 //! was said last; the keys. Everything is readable without colour: colours only repeat what letters say.
 
-pub mod picture;
+pub mod model;
 pub mod text;
 
 use plimsoll_core::explain::{ExplainedSignal, Standing};
@@ -15,11 +15,11 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 
-use crate::commands::top::model::{Feed, Model, Page, Sort, rate};
-use crate::daemon::limits::LimitCounts;
+use crate::record::limit_counts::LimitCounts;
 use crate::record::lines::Severity;
 use crate::serve::overview::{Overview, PodOverview, PodStatus};
 use crate::show::table::{amount, bytes, span};
+use crate::show::top::model::{Feed, Model, Page, Sort, rate};
 
 /// The least that everything fits on.
 pub(crate) const WIDE_MIN: u16 = 80;

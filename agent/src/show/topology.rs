@@ -1,5 +1,6 @@
 //! The machine as a tree in the terminal.
 
+pub mod holders;
 pub mod layout;
 pub mod svg;
 
@@ -8,9 +9,9 @@ use std::collections::BTreeMap;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::{Core, Machine, NumaNode, page_size};
 
-use crate::commands::topology::holders::Holders;
 use crate::host::output::Style;
 use crate::show::table::{Table, Tone, bytes};
+use crate::show::topology::holders::Holders;
 use crate::show::topology::layout::{Layout, Level, Part};
 
 /// A longer tree is folded: parts that are alike share a line.

@@ -77,7 +77,7 @@ pub enum Attached {
     Nothing,
     /// What `plimsoll run` has.
     Agent,
-    /// Every one there is, by `plimsoll events`: thresholds of single cgroups, and the waits for a CPU of this very container.
+    /// Every one there is, by `plimsoll events`.
     Everything,
     /// What a tracing session has, of the whole node at 99 Hz with all events: `plimsoll trace`.
     Session,

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 
 use plimsoll_core::kube::pod::{Container, Pod};
 
-use crate::storage::usage::{Places, VolumePlugin};
+use crate::pods::directories::VolumePlugin;
+use crate::storage::usage::Places;
 
 /// What the name of a volume's variable starts with.
 pub const VARIABLE_PREFIX: &str = "PLIMSOLL_VOLUME_";

@@ -14,10 +14,10 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use super::model::{Command, Message, Model};
-use super::recording::Recording;
-use super::{TopError, overview};
+use super::{TopError, overview, recorded};
+use crate::record::recording::Recording;
 use crate::show::top::draw;
+use crate::show::top::model::{Command, Message, Model};
 
 /// A key, an answer and a signal are seen within this time.
 const TICK: Duration = Duration::from_millis(100);
@@ -86,7 +86,7 @@ pub(super) fn replayed(model: &mut Model, recording: &mut Recording) -> Result<E
         if position.step == before {
             return Ok(None);
         }
-        Ok(Some(Message::At(position, Box::new(recording.overview()?))))
+        Ok(Some(Message::At(position, Box::new(recorded(recording)?))))
     })
 }
 
@@ -164,7 +164,7 @@ mod tests {
     /// As the released program dies, which is built with `panic = "abort"`: after a panic nothing is dropped, only the hook runs.
     #[test]
     fn a_panic_gives_the_terminal_back() {
-        const NAME: &str = "top::screen::tests::a_panic_gives_the_terminal_back";
+        const NAME: &str = "commands::top::screen::tests::a_panic_gives_the_terminal_back";
         if std::env::var_os(ON_A_TERMINAL).is_some() {
             let screen = Screen::enter().unwrap();
             let panics = std::thread::spawn(|| panic!("as if it could not be drawn"));

@@ -8,15 +8,14 @@ use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::{Color, Modifier};
 
-use super::model::{Command, Page, Sort};
-use super::recording::Position;
 use super::*;
-use crate::daemon::limits::{LimitCounts, LimitTotals};
+use crate::record::limit_counts::{LimitCounts, LimitTotals};
 use crate::record::lines::{Severity, Told};
-use crate::serve::control::Snapshot;
-use crate::serve::overview::Figures;
+use crate::record::recording::Position;
+use crate::record::snapshot::Snapshot;
 use crate::serve::summary::{CpuStats, MemoryStats, NodeStats, PodUse, PsiData, PsiStats};
-use crate::show::top::{draw, picture};
+use crate::show::top::draw;
+use crate::show::top::model::{Command, Page, Sort};
 use crate::testkit;
 
 /// A pod that waits, one that is throttled, one that is never evicted; and a node that is short of memory soon.
@@ -518,21 +517,6 @@ fn colours_only_repeat_what_letters_say() {
     assert!(has_color(&colored) && !has_color(&plain));
     let first = terminal(&plain, 80, 24).backend().buffer()[(0, 0)].modifier;
     assert!(first.contains(Modifier::REVERSED));
-}
-
-#[test]
-fn a_picture_is_well_formed_and_has_what_the_screen_has() {
-    let text = picture::svg(&model(80)).unwrap();
-    assert!(text.starts_with("<svg ") && text.ends_with("</svg>\n"));
-    assert!(
-        text.contains("NEXT TO BE EVICTED for memory.available"),
-        "{text}"
-    );
-    assert!(text.contains("(&lt;100Mi) MET"), "{text}");
-    assert_eq!(
-        text.matches("<text ").count(),
-        text.matches("</text>").count()
-    );
 }
 
 #[test]

@@ -8,17 +8,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use plimsoll_abi::sampling::SampleEvent;
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 
 use super::groups::{GroupIndex, Groups};
 use super::recording::{Clocks, Ending, Losses, Recorder, Recording, Refused, Waits, span_of};
 use super::spans::SpanKind;
 use super::stacks::Stacks;
 use super::{TraceError, TraceEvent};
-use crate::daemon::StopSignals;
 use crate::host::HostRoot;
 use crate::host::cgroup_paths::Ids;
+use crate::host::clock::{now_ns, reading_ns};
 use crate::host::protect::raise_open_files;
+use crate::host::stop::StopSignals;
 use crate::kernel::decode::Record;
 use crate::kernel::object::{object, sampling_object};
 use crate::kernel::sampling::{Sampler, SamplingOptions};
@@ -99,7 +100,7 @@ pub(super) fn run(
         drain(&mut recorder, u64::MAX, sampler.as_mut(), records.as_mut());
     }
     // Taking programs away takes its time, too, and they go on meanwhile.
-    let end_ns = now_ns(ClockId::Monotonic);
+    let end_ns = now_ns();
     let waits = match &records {
         Some(bpf) => since(totals(bpf, &mut recorder)?, &before),
         None => BTreeMap::new(),
@@ -330,15 +331,10 @@ fn since(
     waits
 }
 
-fn now_ns(clock: ClockId) -> u64 {
-    let now = clock_gettime(clock);
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
-}
-
 fn clocks() -> Clocks {
     Clocks {
-        monotonic_ns: now_ns(ClockId::Monotonic),
-        boottime_ns: now_ns(ClockId::Boottime),
-        realtime_ns: now_ns(ClockId::Realtime),
+        monotonic_ns: now_ns(),
+        boottime_ns: reading_ns(ClockId::Boottime),
+        realtime_ns: reading_ns(ClockId::Realtime),
     }
 }

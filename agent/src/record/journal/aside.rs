@@ -11,8 +11,8 @@ use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::order::OomPlan;
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::daemon::limits::{LimitCounts, LimitTotals};
-use crate::serve::control::Snapshot;
+use crate::record::limit_counts::{LimitCounts, LimitTotals};
+use crate::record::snapshot::Snapshot;
 
 /// Between two of them. A little less than housekeeping takes to come back, which brings the totals.
 const EVERY_NS: u64 = 4_000_000_000;

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::timeout;
 
-use super::{Snapshot, SnapshotSource};
+use super::SnapshotSource;
+use crate::record::snapshot::Snapshot;
 
 /// How long a snapshot is as good as a new one.
 pub const SNAPSHOT_LIFE: Duration = Duration::from_millis(100);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use plimsoll_core::explain::{EvictionExplanation, OomExplanation, PlacementExplanation};
 use serde::{Deserialize, Serialize};
 
-use crate::commands::explain::limits::{ExplainedMemory, ExplainedThrottling};
 use crate::kernel::AccountReport;
+use crate::serve::explained::{ExplainedMemory, ExplainedThrottling};
 use crate::serve::overview::Overview;
 
 /// The version of the protocol. A change that an older client cannot read raises it.

@@ -18,8 +18,9 @@ use tokio::time::timeout;
 
 use super::newest::Newest;
 use super::socket::ControlSocket;
-use super::{Answer, Refusal, RefusalKind, Reply, Request, Snapshot, Snapshots, SocketError};
-use crate::commands::explain::limits::{ExplainedMemory, ExplainedThrottling};
+use super::{Answer, Refusal, RefusalKind, Reply, Request, Snapshots, SocketError};
+use crate::record::snapshot::Snapshot;
+use crate::serve::explained::{ExplainedMemory, ExplainedThrottling};
 use crate::serve::overview::{Figures, Overview};
 use crate::serve::serving::{ClientFigures, Clients, ServingThread, accept_for_ever};
 use crate::serve::summary::Statistics;

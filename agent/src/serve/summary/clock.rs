@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::time::ClockId;
 use serde::{Serialize, Serializer};
+
+use crate::host::clock::now_ns;
 
 /// A time since 1970. Zero is a time that is not known, and `null`, as a `metav1.Time` is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -29,13 +30,11 @@ pub(super) struct Clock {
 
 impl Clock {
     pub(super) fn now() -> Self {
-        let now = rustix::time::clock_gettime(ClockId::Monotonic);
         let wall = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             // A clock before 1970 has no figure.
             wall: wall.unwrap_or_default(),
-            monotonic: Duration::from_secs(now.tv_sec.unsigned_abs())
-                + Duration::from_nanos(now.tv_nsec.unsigned_abs()),
+            monotonic: Duration::from_nanos(now_ns()),
         }
     }
 

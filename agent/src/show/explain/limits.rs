@@ -1,7 +1,7 @@
 //! What limits have cost pods, for people.
 
-use crate::commands::explain::limits::{ExplainedMemory, PodTotals};
 use crate::host::output::Style;
+use crate::serve::explained::{ExplainedMemory, PodMemoryView, PodTotals};
 use crate::show::table::{Table, Tone, bytes, span};
 
 const NOTHING: &str = "What limits have cost is not known: nothing has been read of any pod yet, or the journal is of format 1, which does not say.";
@@ -76,7 +76,7 @@ pub(crate) fn memory(own: &ExplainedMemory, style: Style) -> String {
                 } else {
                     nodes.join(", ")
                 },
-                pod.verdict.clone(),
+                meaning(pod),
             ],
         );
     }
@@ -129,4 +129,48 @@ pub(crate) fn memory(own: &ExplainedMemory, style: Style) -> String {
     text + "\nSince plimsoll first saw the pod. HIGH, MAX and OOM: times that memory.high was exceeded, memory.max met, and no room made; LOW:\n\
             reclaimed from although below memory.low; KILLED: processes. WAITED for memory, and what of it was reclaim for its own limits,\n\
             sleep for memory.high, or reclaim for the node. READ BACK: pages that had been taken away.\n"
+}
+
+/// What that means: the newest first, then usage against request.
+fn meaning(own: &PodMemoryView) -> String {
+    let mut said = Vec::new();
+    if let Some(limits) = &own.limits {
+        let (all, recent) = (&limits.all, &limits.recent);
+        match all.oom_kills {
+            0 => {}
+            1 => said.push("a process of it was killed for want of memory".to_owned()),
+            kills => said.push(format!("{kills} processes were killed for want of memory")),
+        }
+        if recent.max > 0 {
+            said.push(
+                "it is at its limit: what it takes must be reclaimed from it first".to_owned(),
+            );
+        }
+        if recent.high > 0 {
+            said.push("it is over memory.high, and slowed down".to_owned());
+        }
+        if recent.node_reclaim_ns > 0 {
+            said.push(format!(
+                "it reclaimed for the node for {} lately: the node is short, not the pod",
+                span(recent.node_reclaim_ns)
+            ));
+        }
+        if recent.refaulted_pages > 0 {
+            said.push(format!(
+                "{} pages that were taken away were needed again lately",
+                recent.refaulted_pages
+            ));
+        }
+    }
+    let Some(used) = own.memory.working_set_bytes else {
+        said.push("nothing has been read of it".to_owned());
+        return said.join("; ");
+    };
+    let request = own.memory.request_bytes;
+    said.push(match (request, used.checked_sub(request)) {
+        (0, _) => "it requests nothing, so all of it counts as above its request".to_owned(),
+        (_, None | Some(0)) => "within its request".to_owned(),
+        (_, Some(above)) => format!("{} above its request", bytes(above.into())),
+    });
+    said.join("; ")
 }

@@ -2,8 +2,8 @@
 
 use plimsoll_core::explain::{CgroupCpuView, ThrottlingExplanation};
 
-use crate::commands::explain::limits::ExplainedThrottling;
 use crate::host::output::Style;
+use crate::serve::explained::ExplainedThrottling;
 use crate::show::explain::limits::throttled;
 use crate::show::table::{Table, Tone};
 

@@ -9,14 +9,12 @@ mod write;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::{Core, Machine, NumaNode};
 
-use crate::commands::topology::holders::{Claim, Holders};
 use crate::show::table::bytes;
+use crate::show::topology::holders::{Claim, Holders};
 use crate::show::topology::layout::{Layout, Level, Part};
 use crate::show::topology::{hugepages, summary};
 use place::{Area, Placed, Size};
 use write::Svg;
-
-pub(crate) use write::escaped;
 
 /// A CPU's cell, and the frame around the cells of a core.
 const CELL: Size = Size { wide: 34, high: 22 };

@@ -1,5 +1,5 @@
 use super::*;
-use crate::commands::topology::holders::Holder;
+use crate::show::topology::holders::Holder;
 
 const TWO_SOCKETS: &str = r#"{"version": 1, "name": "two sockets, and a node of CXL memory", "offline": "15", "isolated": "7",
     "cores": [

@@ -26,10 +26,11 @@ use rustix::io::Errno;
 use super::{Kept, KeptBecause, NodeReclaim, ReclaimError, ReclaimRequest, Reclaimed};
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
 use crate::pods;
+use crate::pods::directories::VolumePlugin;
 use crate::storage::descent::OPEN_DIRECTORY;
 use crate::storage::mountinfo::has_mount_at_or_below;
 use crate::storage::remove::{Removal, open_beneath};
-use crate::storage::usage::{Places, VolumePlugin, mountinfo};
+use crate::storage::usage::{Places, mountinfo};
 use crate::storage::walk::Walk;
 
 /// Directories of pods that one request looks at.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::commands::topology::holders::Holder;
+use crate::show::topology::holders::Holder;
 
 fn machine(text: &str) -> Machine {
     serde_json::from_str(text).unwrap()

@@ -9,14 +9,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use plimsoll_core::engine::Engine;
-use plimsoll_core::explain::ExplainError;
 use plimsoll_core::model::state::NodeState;
 
-use crate::commands::replay::{Entry, ReplayError, StepPlace, Steps};
 use crate::record::journal::aside::Recalled;
 use crate::record::lines::{KEPT_LINES, Told, is_told};
-use crate::serve::control::Snapshot;
-use crate::serve::overview::{Figures, Overview};
+use crate::record::snapshot::Snapshot;
+use crate::record::steps::{Entry, JournalReadError, StepPlace, Steps};
 
 /// Marks that are kept. When there are so many, every other is dropped and the next are twice as far apart.
 const MARKS_MAX: usize = 64;
@@ -98,8 +96,8 @@ impl Recording {
     /// Opens a journal, reads all of it, and is at its end. Damage behind the first step is a [remark](Self::remark), and the end.
     ///
     /// # Errors
-    /// [`ReplayError`].
-    pub(crate) fn open(path: &Path) -> Result<Self, ReplayError> {
+    /// [`JournalReadError`].
+    pub(crate) fn open(path: &Path) -> Result<Self, JournalReadError> {
         let (steps, engine, recalled) = Steps::open(path)?;
         let mut own = Self {
             steps,
@@ -156,23 +154,19 @@ impl Recording {
         }
     }
 
-    /// The node as it was then.
-    ///
-    /// # Errors
-    /// None, see [`Overview::new`].
-    pub(crate) fn overview(&self) -> Result<Overview, ExplainError> {
-        let snapshot = Snapshot {
+    /// What was known then.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        Snapshot {
             told: self.told.iter().cloned().collect(),
             ..self.recalled.snapshot(&self.engine)
-        };
-        Overview::new(&snapshot, &Figures::default())
+        }
     }
 
     /// Goes there, as far as there are steps.
     ///
     /// # Errors
-    /// [`ReplayError`], for a file that has been changed meanwhile.
-    pub(crate) fn seek(&mut self, to: Seek) -> Result<(), ReplayError> {
+    /// [`JournalReadError`], for a file that has been changed meanwhile.
+    pub(crate) fn seek(&mut self, to: Seek) -> Result<(), JournalReadError> {
         let target = self.target(to);
         let mark = self.marks.iter().rfind(|mark| mark.step <= target);
         if let Some(mark) = mark
@@ -228,7 +222,7 @@ impl Recording {
     }
 
     /// Takes the next step; `false` at the end.
-    fn take(&mut self) -> Result<bool, ReplayError> {
+    fn take(&mut self) -> Result<bool, JournalReadError> {
         let step = loop {
             match self.steps.next()? {
                 Some(Entry::Step(step)) => break step,
@@ -288,8 +282,8 @@ impl Recording {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::limits::LimitTotals;
     use crate::record::journal::Journal;
+    use crate::record::limit_counts::LimitTotals;
     use plimsoll_core::engine::EngineConfig;
     use plimsoll_core::model::event::{Event, EventKind, NodeMemory, Sample};
     use plimsoll_core::model::signal::Signal;
@@ -383,12 +377,12 @@ mod tests {
         ] {
             own.seek(to).unwrap();
             assert_eq!(at(&own), (step, true), "{to:?}");
-            let limits = own.overview().unwrap().pods[0].limits;
+            let limits = own.snapshot().limits.get(&PodUid::from("a")).copied();
             let throttled = limits.map_or(0, |own| own.all.throttled);
             assert_eq!(throttled, told(step) as u64, "{to:?}");
         }
         own.seek(Seek::At(152_000_000_000)).unwrap();
-        let told = own.overview().unwrap().told;
+        let told = own.snapshot().told;
         assert!(told[0].text.starts_with("152.000000 "), "{told:?}");
         assert_eq!(told[0].number, 1);
     }
@@ -441,7 +435,7 @@ mod tests {
         );
         assert!(matches!(
             with(1, "{}"),
-            Err(ReplayError::Line { line: 2, .. })
+            Err(JournalReadError::Line { line: 2, .. })
         ));
         std::fs::write(&path, &text[..text.len() - 5]).unwrap();
         let own = Recording::open(&path).unwrap();
@@ -449,7 +443,7 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         assert!(matches!(
             Recording::open(&path),
-            Err(ReplayError::Empty { .. })
+            Err(JournalReadError::Empty { .. })
         ));
     }
 }

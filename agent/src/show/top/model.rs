@@ -6,8 +6,8 @@ use std::time::Duration;
 use plimsoll_core::model::units::PodUid;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::recording::{Position, Seek};
-use crate::daemon::limits::LimitCounts;
+use crate::record::limit_counts::LimitCounts;
+use crate::record::recording::{Position, Seek};
 use crate::serve::overview::{Overview, PodOverview};
 
 /// Characters of a filter.

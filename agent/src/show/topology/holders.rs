@@ -1,5 +1,6 @@
 //! Who holds which CPUs.
 
+use plimsoll_core::explain::PlacementExplanation;
 use plimsoll_core::placement::cpu_set::CpuSet;
 
 /// A container with CPUs of its own.
@@ -34,6 +35,27 @@ pub enum Claim {
 }
 
 impl Holders {
+    /// Of an explained placement.
+    pub fn of(explained: &PlacementExplanation) -> Self {
+        let containers = explained.pods.iter().flat_map(|pod| {
+            let exclusive = pod
+                .containers
+                .iter()
+                .filter(|container| container.exclusive);
+            exclusive.filter_map(|container| {
+                Some(Holder {
+                    name: format!("{}/{}", pod.pod, container.name),
+                    cpus: container.cpus?,
+                })
+            })
+        });
+        Self {
+            exclusive: containers.collect(),
+            reserved: explained.reserved,
+            shared: explained.shared_pool,
+        }
+    }
+
     /// What the CPU is used for; `None` if by nobody.
     pub fn claim(&self, cpu: u32) -> Option<Claim> {
         let exclusive = self.exclusive.iter().position(|own| own.cpus.contains(cpu));

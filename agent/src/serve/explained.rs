@@ -1,7 +1,7 @@
 //! What limits have cost pods, explained: CPU throttling beside what is done about it, and memory.
 //!
-//! The totals are counted by the loop for people ([`crate::daemon::limits`]) and nobody decides by them: a journal has them beside its steps
-//! ([`crate::record::journal::aside`]). Where it has none, they are absent, and the text says so.
+//! The loop counts the totals ([`crate::record::limit_counts`]); no decision depends on them, so a journal has them beside its steps
+//! ([`crate::record::journal::aside`]). Where it has none, they are absent.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,9 @@ use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::numa_mask::NumaMask;
 use serde::{Deserialize, Serialize};
 
-use crate::daemon::limits::LimitTotals;
-use crate::serve::control::Snapshot;
-use crate::serve::overview::{Figures, MemoryOverview, Overview, PodOverview};
-use crate::show::table::{bytes, span};
+use crate::record::limit_counts::LimitTotals;
+use crate::record::snapshot::Snapshot;
+use crate::serve::overview::{Figures, MemoryOverview, Overview};
 
 /// CPU throttling.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -69,8 +68,6 @@ pub struct PodMemoryView {
     /// What its limits have cost it; `None`: nothing has been read yet, or from a journal that does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitTotals>,
-    /// What all that means, in words.
-    pub verdict: String,
 }
 
 impl ExplainedThrottling {
@@ -119,7 +116,6 @@ impl ExplainedMemory {
         let shown = overview.pods.into_iter();
         let shown = shown.filter(|own| asked.as_ref().is_none_or(|uid| *uid == own.uid));
         let pods = shown.map(|own| PodMemoryView {
-            verdict: verdict(&own),
             nodes: nodes.remove(&own.pod).unwrap_or_default(),
             pod: own.pod,
             uid: own.uid,
@@ -133,48 +129,4 @@ impl ExplainedMemory {
             pods,
         })
     }
-}
-
-/// The newest first, then what it has against what it may have.
-fn verdict(own: &PodOverview) -> String {
-    let mut said = Vec::new();
-    if let Some(limits) = &own.limits {
-        let (all, recent) = (&limits.all, &limits.recent);
-        match all.oom_kills {
-            0 => {}
-            1 => said.push("a process of it was killed for want of memory".to_owned()),
-            kills => said.push(format!("{kills} processes were killed for want of memory")),
-        }
-        if recent.max > 0 {
-            said.push(
-                "it is at its limit: what it takes must be reclaimed from it first".to_owned(),
-            );
-        }
-        if recent.high > 0 {
-            said.push("it is over memory.high, and slowed down".to_owned());
-        }
-        if recent.node_reclaim_ns > 0 {
-            said.push(format!(
-                "it reclaimed for the node for {} lately: the node is short, not the pod",
-                span(recent.node_reclaim_ns)
-            ));
-        }
-        if recent.refaulted_pages > 0 {
-            said.push(format!(
-                "{} pages that were taken away were needed again lately",
-                recent.refaulted_pages
-            ));
-        }
-    }
-    let Some(used) = own.memory.working_set_bytes else {
-        said.push("nothing has been read of it".to_owned());
-        return said.join("; ");
-    };
-    let request = own.memory.request_bytes;
-    said.push(match (request, used.checked_sub(request)) {
-        (0, _) => "it requests nothing, so all of it counts as above its request".to_owned(),
-        (_, None | Some(0)) => "within its request".to_owned(),
-        (_, Some(above)) => format!("{} above its request", bytes(above.into())),
-    });
-    said.join("; ")
 }
