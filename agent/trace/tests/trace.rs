@@ -12,7 +12,7 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use plimsoll::host::HostRoot;
 use plimsoll::host::cgroup::Controller;
@@ -82,8 +82,10 @@ impl Drop for Busy {
     fn drop(&mut self) {
         self.shell.kill().ok();
         self.shell.wait().ok();
-        let end = Instant::now() + Duration::from_secs(10);
-        while fs::remove_dir(&self.directory).is_err() && Instant::now() < end {
+        // It is empty as soon as the kernel has taken the process away.
+        while fs::remove_dir(&self.directory)
+            .is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy)
+        {
             std::thread::sleep(Duration::from_millis(10));
         }
     }

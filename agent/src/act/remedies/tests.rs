@@ -1,6 +1,5 @@
 use std::fs;
 use std::path::PathBuf;
-use std::time::Instant;
 
 use super::*;
 use crate::host::HostRoot;
@@ -61,9 +60,7 @@ impl Cgroup {
 }
 
 fn wait(mut until: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(20);
     while !until() {
-        assert!(Instant::now() < end, "it does not come");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -121,11 +121,11 @@ fn which_mechanism_on_which_machine() {
     ];
     #[rustfmt::skip]
     let table = [
-        ("everything", everything(), [Fentry, Tracepoint, Tracepoint, Tracepoint, Fentry, Fentry, Fentry, Tracepoint]),
-        ("everything on v1", v1(everything()), [Fentry, Tracepoint, Tracepoint, Tracepoint, Fentry, Fentry, Fentry, Tracepoint]),
+        ("everything", everything(), [Fentry, Tracepoint, Tracepoint, Tracepoint, Fentry, Fentry, Fentry, Psi]),
+        ("everything on v1", v1(everything()), [Fentry, Tracepoint, Tracepoint, Tracepoint, Fentry, Fentry, Fentry, Psi]),
         ("fentry refused, v2", with(&|facts| refuse(facts, |hook| hook.kind != HookKind::TpBtf)),
-            [Tracepoint, Tracepoint, Tracepoint, Tracepoint, Tracepoint, MemoryEvents, Sampling, Tracepoint]),
-        ("development host", development_host(), [EventControl, Tracepoint, Tracepoint, Tracepoint, Tracepoint, Sampling, Sampling, Tracepoint]),
+            [Tracepoint, Tracepoint, Tracepoint, Tracepoint, Tracepoint, MemoryEvents, Sampling, Psi]),
+        ("development host", development_host(), [EventControl, Tracepoint, Tracepoint, Tracepoint, Tracepoint, Sampling, Sampling, Psi]),
         ("tracepoints refused", with(&|facts| refuse(facts, |hook| hook.kind == HookKind::TpBtf)),
             [Fentry, Psi, Inotify, Sampling, Fentry, Fentry, Fentry, Psi]),
         ("no object", no_bpf(), no_bpf_on_v2),

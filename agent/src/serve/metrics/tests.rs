@@ -47,7 +47,12 @@ fn snapshot(pods: u64) -> Snapshot {
     tally.oom_kills.add(true, 3);
     tally.reactions.kswapd_wake.add(70_000);
     let mut records = AccountReport::from(&Account::default());
-    records.kinds[0].count = KindCount {
+    let charges = records
+        .kinds
+        .iter_mut()
+        .find(|kind| kind.kind == "charges-reached")
+        .unwrap();
+    charges.count = KindCount {
         produced: 5,
         consumed: 4,
         dropped: 1,
