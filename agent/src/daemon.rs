@@ -15,6 +15,7 @@ pub mod start;
 
 mod cpu;
 mod deadlines;
+mod features;
 mod last_line;
 mod lifecycle;
 mod manifests;
@@ -109,14 +110,14 @@ pub struct Agent {
     placing: Option<Placing>,
     /// `None`: there is no last line in the kernel.
     last_line: Option<LastLine>,
-    not_watched_told: u64,
+    not_watched_reported: u64,
     tally: Tally,
     started_ns: u64,
     /// When the engine wants the next sample.
     sample_by_ns: u64,
     /// Something has changed that the engine cannot know yet: sample now.
     hurry: bool,
-    lost_records_told: u64,
+    lost_records_reported: u64,
     lifecycle: LifecyclePace,
     rescans: Rescans,
     /// Pods have begun to run, or ceased, since the last sample: the order of what would go is another now.
@@ -162,12 +163,12 @@ impl Agent {
             cpu_work: None,
             placing: None,
             last_line: None,
-            not_watched_told: 0,
+            not_watched_reported: 0,
             tally: Tally::default(),
             started_ns: now_ns(),
             sample_by_ns: 0,
             hurry: true,
-            lost_records_told: 0,
+            lost_records_reported: 0,
             lifecycle: LifecyclePace::default(),
             // How often is known with the sources.
             rescans: Rescans::new(Duration::ZERO),
@@ -212,21 +213,13 @@ impl Agent {
     /// is held back any more afterwards.
     pub async fn run(mut self, sources: Sources, stop: StopSignals) -> (Ending, Result<()>) {
         let result = self.serve(sources, stop).await;
-        if let (Some(scores), Some(_)) = (&mut self.oom_scores, &self.oom_order) {
-            scores
-                .put_back(&mut |error| tracing::warn!(%error, "an oom_score_adj is not put back"));
-        }
+        self.end_features();
         self.report_oom_kills(u64::MAX);
-        self.end_last_line();
-        // Each puts back what it holds.
-        (self.remedies, self.cpu_work, self.placing) = (None, None, None);
         (Ending(self), result)
     }
 
     async fn serve(&mut self, mut sources: Sources, mut stop: StopSignals) -> Result<()> {
-        sources.remedies = self.take_remedy_reports();
-        sources.placement = self.begin_placing();
-        sources.cpu_time = self.take_cpu_reports();
+        self.begin_features(&mut sources);
         self.rescans = Rescans::new(sources.rescan_period);
         loop {
             let deadlines = self.deadlines();
@@ -269,7 +262,7 @@ impl Agent {
             let snapshot = Snapshot {
                 config: self.engine.config().clone(),
                 state: self.engine.state().clone(),
-                limits: limits.map(|(uid, own)| (uid.clone(), own)).collect(),
+                limits: limits.map(|(uid, totals)| (uid.clone(), totals)).collect(),
                 told: self.reporter.newest(),
                 oom_plan: self.oom_order.as_ref().and_then(OomOrdering::plan).cloned(),
                 records: self

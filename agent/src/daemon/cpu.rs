@@ -12,7 +12,7 @@ pub(super) struct CpuWork {
     cpu_time: CpuTime,
     reports: Option<Reports>,
     watched: Watch,
-    dropped_told: u64,
+    dropped_reported: u64,
 }
 
 impl Agent {
@@ -23,7 +23,7 @@ impl Agent {
             cpu_time,
             reports: Some(reports),
             watched: Watch::default(),
-            dropped_told: 0,
+            dropped_reported: 0,
         });
         self
     }
@@ -88,8 +88,8 @@ impl Agent {
             work.watched = watch;
         }
         let dropped = work.cpu_time.dropped();
-        let more = dropped - work.dropped_told;
-        work.dropped_told = dropped;
+        let more = dropped - work.dropped_reported;
+        work.dropped_reported = dropped;
         if more > 0 {
             self.warn(format!(
                 "{more} readings or changes of CPU time were dropped, because this loop or their thread had no time; nothing is lost, they are made anew"

@@ -1,9 +1,9 @@
-//! The last line in the kernel, kept up to date, and what it did, told.
+//! The last line in the kernel, kept up to date, and reports of what it did.
 //!
 //! **Problem.** What is left in the kernel must be right when the agent stops being able to act, which it does not know beforehand; and
 //! what was done meanwhile must be known afterwards, also by another agent. **Approach.** Each sample acknowledges the crossings before it,
 //! and renews what is in force, in one map update. The order follows the samples, a few times a second at most. A kill comes as a
-//! record, and is counted in a map: what no record has told, the map tells. A sample too soon for a new order is followed by one that is
+//! record, and is counted in a map: what no record has reported is found in the map. A sample too soon for a new order is followed by one that is
 //! not: the agent may be gone before anything else leads to one.
 //!
 //! Who is in the order, and where the line is, the core says ([`plimsoll_core::policy::oom::last_line`]).
@@ -27,7 +27,7 @@ use crate::record::lines::Line;
 const ORDER_EVERY_NS: u64 = 100_000_000;
 /// Between two looks at the zones' watermarks: they change when somebody sets `vm.min_free_kbytes` or adds memory.
 const WATERMARKS_EVERY_NS: u64 = 60_000_000_000;
-/// Kills kept until they are told, at most; those beyond are told from the map.
+/// Kills kept until they are reported, at most; those beyond are found in the map.
 const KILLS_MAX: usize = 64;
 
 /// Keeps it.
@@ -46,17 +46,17 @@ pub struct LastLine {
     renewed_ns: u64,
     /// The newest sample: when it began, and what had been charged then.
     sampled: (u64, Option<u64>),
-    kills: Vec<Told>,
+    kills: Vec<KillRecord>,
     /// So many of them the engine knows; they are reported when there is time.
     taken_in: usize,
     /// The last thing that went wrong: said once.
     failure: Option<String>,
-    refused_told: u64,
+    refused_reported: u64,
 }
 
-/// A kill that a record has told.
+/// A kill that a record has reported.
 #[derive(Debug)]
-struct Told {
+struct KillRecord {
     cgroup_id: u64,
     uid: [u8; plimsoll_abi::last_line::UID_BYTES],
     comm: [u8; plimsoll_abi::COMM_BYTES],
@@ -78,7 +78,7 @@ impl LastLine {
             kills: Vec::with_capacity(KILLS_MAX),
             taken_in: 0,
             failure: None,
-            refused_told: 0,
+            refused_reported: 0,
         }
     }
 
@@ -127,7 +127,7 @@ impl LastLine {
             return;
         }
         let page_bytes = rustix::param::page_size() as u64;
-        let mut told = Told {
+        let mut kill = KillRecord {
             cgroup_id: record.cgroup_id,
             uid: [0; plimsoll_abi::last_line::UID_BYTES],
             comm: [0; plimsoll_abi::COMM_BYTES],
@@ -141,9 +141,9 @@ impl LastLine {
                 crossed_ns,
             },
         };
-        told.uid[..uid.len()].copy_from_slice(uid);
-        told.comm[..comm.len()].copy_from_slice(comm);
-        self.kills.push(told);
+        kill.uid[..uid.len()].copy_from_slice(uid);
+        kill.comm[..comm.len()].copy_from_slice(comm);
+        self.kills.push(kill);
     }
 }
 
@@ -155,13 +155,13 @@ impl Agent {
         self
     }
 
-    /// When what records have told of the last line is to be taken in, if there is any.
+    /// When what records have reported of the last line is to be taken in, if there is any.
     pub(super) fn last_line_kills_at_ns(&self) -> Option<u64> {
-        let own = self.last_line.as_ref()?;
-        (!own.kills.is_empty()).then(|| self.listed_at_ns())
+        let line = self.last_line.as_ref()?;
+        (!line.kills.is_empty()).then(|| self.listed_at_ns())
     }
 
-    /// Takes in what records have told of the last line: the engine completes what it began, before it judges a sample. Allocates nothing
+    /// Takes in what records have reported of the last line: the engine completes what it began, before it judges a sample. Allocates nothing
     /// for pods that are known.
     pub(super) fn take_in_last_line_kills(&mut self) {
         if self
@@ -175,8 +175,8 @@ impl Agent {
         };
         let begin = std::mem::replace(&mut last_line.taken_in, last_line.kills.len());
         let kills = std::mem::take(&mut last_line.kills);
-        for told in &kills[begin..] {
-            self.last_line_killed(told.cgroup_id, uid_text(&told.uid), told.kill);
+        for record in &kills[begin..] {
+            self.last_line_killed(record.cgroup_id, uid_text(&record.uid), record.kill);
         }
         if let Some(last_line) = &mut self.last_line {
             last_line.kills = kills;
@@ -186,17 +186,17 @@ impl Agent {
     /// Reports them. Not urgent.
     pub(super) fn report_last_line_kills(&mut self) {
         self.take_in_last_line_kills();
-        let Some(last_line) = self.last_line.as_mut().filter(|own| own.taken_in > 0) else {
+        let Some(last_line) = self.last_line.as_mut().filter(|line| line.taken_in > 0) else {
             return;
         };
         last_line.taken_in = 0;
         let kills = std::mem::take(&mut last_line.kills);
         self.settle();
-        for told in &kills {
-            let end = told.comm.iter().position(|byte| *byte == 0);
-            let comm = String::from_utf8_lossy(&told.comm[..end.unwrap_or(told.comm.len())]);
-            self.say_last_line_kill(uid_text(&told.uid), Some(&comm), &told.kill);
-            self.count_as_told(told.cgroup_id, told.kill.kills);
+        for record in &kills {
+            let end = record.comm.iter().position(|byte| *byte == 0);
+            let comm = String::from_utf8_lossy(&record.comm[..end.unwrap_or(record.comm.len())]);
+            self.say_last_line_kill(uid_text(&record.uid), Some(&comm), &record.kill);
+            self.count_as_reported(record.cgroup_id, record.kill.kills);
         }
         if let Some(last_line) = &mut self.last_line {
             // Keeps its room.
@@ -223,13 +223,13 @@ impl Agent {
         });
     }
 
-    fn count_as_told(&mut self, cgroup_id: u64, kills: u64) {
-        let told = self
+    fn count_as_reported(&mut self, cgroup_id: u64, kills: u64) {
+        let counted = self
             .bpf
             .as_mut()
             .and_then(Bpf::last_line)
             .map(|maps| maps.note_reported(cgroup_id, kills));
-        if let Some(Err(error)) = told {
+        if let Some(Err(error)) = counted {
             self.last_line_failed(error.to_string());
         }
     }
@@ -242,22 +242,22 @@ impl Agent {
     }
 
     fn try_renew_last_line(&mut self) -> Result<(), String> {
-        let (Some(own), Some(bpf)) = (&mut self.last_line, &mut self.bpf) else {
+        let (Some(line), Some(bpf)) = (&mut self.last_line, &mut self.bpf) else {
             return Ok(());
         };
         let Some(maps) = bpf.last_line() else {
             return Ok(());
         };
         let now_ns = now_ns();
-        let is_order_due = own.renews(now_ns);
-        let until_ns = now_ns.saturating_add(own.options.expires_after_ns);
-        if since(own.low_read_ns, now_ns) >= WATERMARKS_EVERY_NS {
-            own.low_pages = low_watermarks(&own.zoneinfo).map_err(|error| error.to_string())?;
-            own.low_read_ns = Some(now_ns);
+        let is_order_due = line.renews(now_ns);
+        let until_ns = now_ns.saturating_add(line.options.expires_after_ns);
+        if since(line.low_read_ns, now_ns) >= WATERMARKS_EVERY_NS {
+            line.low_pages = low_watermarks(&line.zoneinfo).map_err(|error| error.to_string())?;
+            line.low_read_ns = Some(now_ns);
         }
         if is_order_due {
-            own.plan = plan(self.engine.config(), self.engine.state());
-            let condemned = own.plan.iter().flat_map(|plan| &plan.order);
+            line.plan = plan(self.engine.config(), self.engine.state());
+            let condemned = line.plan.iter().flat_map(|plan| &plan.order);
             let order: Vec<CondemnedPod> = condemned
                 .filter_map(|pod| {
                     let (_, cgroup_id) = self.pods.cgroup(pod.uid())?;
@@ -271,31 +271,31 @@ impl Agent {
                 .map_err(|error| error.to_string())?;
         }
         let mut setting = LineSetting::default();
-        if let (Some(plan), Some(node)) = (&own.plan, &self.engine.state().node) {
-            let (acked_ns, charged_bytes) = own.sampled;
+        if let (Some(plan), Some(node)) = (&line.plan, &self.engine.state().node) {
+            let (acked_ns, charged_bytes) = line.sampled;
             let left_bytes = node.memory.kernel_available_bytes + node.memory.swap_free_bytes;
             let spare_bytes = left_bytes.saturating_sub(plan.line_bytes);
             setting = LineSetting {
                 until_ns,
                 line_pages: pages_up(plan.line_bytes),
                 critical_pages: pages_up(plan.critical_bytes),
-                budget_ns: own.options.acknowledge_within_ns,
+                budget_ns: line.options.acknowledge_within_ns,
                 check_at_pages: pages_up(charged_bytes.unwrap_or(0).saturating_add(spare_bytes)),
-                cache_kept_pages: own.low_pages,
+                cache_kept_pages: line.low_pages,
                 acked_ns,
             };
         }
         maps.set(&setting).map_err(|error| error.to_string())
     }
 
-    /// Tells what no record has told: the ring was full, or another agent was here.
+    /// Reports what no record has reported: the ring was full, or another agent was here.
     pub(super) fn report_uncounted_last_line_kills(&mut self) {
         if self.last_line.is_none() || now_ns() < self.listed_at_ns() {
             return;
         }
-        match self.untold_kills() {
-            Ok(untold) => {
-                for (kills, missing) in untold {
+        match self.unreported_kills() {
+            Ok(unreported) => {
+                for (kills, missing) in unreported {
                     let kill = LastLineKill {
                         killed_ns: kills.last_ns,
                         why: kills.why.unwrap_or(LastLineReason::Unacknowledged),
@@ -309,41 +309,41 @@ impl Agent {
                     self.last_line_killed(kills.cgroup_id, uid, kill);
                     self.settle();
                     self.say_last_line_kill(uid, None, &kill);
-                    self.count_as_told(kills.cgroup_id, kills.count);
+                    self.count_as_reported(kills.cgroup_id, kills.count);
                 }
             }
             Err(error) => self.last_line_failed(error.to_string()),
         }
     }
 
-    /// Pods of which more was killed than was told, and how much more. Those that are gone and told are forgotten.
-    fn untold_kills(&mut self) -> Result<Vec<(PodKills, u64)>, BpfError> {
+    /// Pods of which more was killed than was reported, and how much more. Those that are gone and reported are forgotten.
+    fn unreported_kills(&mut self) -> Result<Vec<(PodKills, u64)>, BpfError> {
         let Some(maps) = self.bpf.as_mut().and_then(Bpf::last_line) else {
             return Ok(Vec::new());
         };
         let mut all = Vec::new();
         maps.kills(|kills| all.push(kills))?;
-        let mut untold = Vec::new();
+        let mut unreported = Vec::new();
         for kills in all {
             let missing = kills.count.saturating_sub(maps.reported(kills.cgroup_id)?);
             if missing > 0 {
-                untold.push((kills, missing));
+                unreported.push((kills, missing));
             } else if self.pods.by_cgroup_id(kills.cgroup_id).is_none() {
                 maps.forget_kills(kills.cgroup_id)?;
             }
         }
         let refused = maps.refused()?;
-        if let Some(own) = &mut self.last_line
-            && refused > own.refused_told
+        if let Some(line) = &mut self.last_line
+            && refused > line.refused_reported
         {
             let text = format!(
                 "the kernel refused {} signals of the last line: the process was exiting, or another signal was on its way",
-                refused - own.refused_told
+                refused - line.refused_reported
             );
-            own.refused_told = refused;
+            line.refused_reported = refused;
             self.warn(text);
         }
-        Ok(untold)
+        Ok(unreported)
     }
 
     /// An orderly end takes it back.
@@ -362,11 +362,11 @@ impl Agent {
     }
 
     fn last_line_failed(&mut self, text: String) {
-        let Some(own) = &mut self.last_line else {
+        let Some(line) = &mut self.last_line else {
             return;
         };
-        if own.failure.as_ref() != Some(&text) {
-            own.failure = Some(text.clone());
+        if line.failure.as_ref() != Some(&text) {
+            line.failure = Some(text.clone());
             self.warn(format!("the last line is not renewed: {text}"));
         }
     }

@@ -151,9 +151,9 @@ struct PodLimits {
     /// By the cgroup's id in the memory hierarchy.
     // Boxed: a node of the map has room for eleven, and a pod has few.
     cgroups: BTreeMap<u64, Box<Watched>>,
-    /// Counted and not told yet.
-    untold: LimitCounts,
-    /// When something was told.
+    /// Counted and not reported yet.
+    unreported: LimitCounts,
+    /// When something was reported.
     told_ns: Option<u64>,
     totals: LimitTotals,
 }
@@ -191,7 +191,7 @@ struct Watched {
     /// Pages of anonymous memory and of files, which come one by one.
     refaulted: (u64, u64),
     now: LimitCounts,
-    told: LimitCounts,
+    reported: LimitCounts,
     /// What has been counted so far is history.
     is_history: bool,
     is_gone: bool,
@@ -278,7 +278,7 @@ impl Limits {
                         stat: Slot::Absent,
                         refaulted: (0, 0),
                         now: LimitCounts::default(),
-                        told: LimitCounts::default(),
+                        reported: LimitCounts::default(),
                         is_history: is_first_look,
                         is_gone: false,
                     })
@@ -446,15 +446,15 @@ impl Limits {
         &mut self,
         now_ns: u64,
         pods: &Pods,
-        mut told: impl FnMut(&PodUid, LimitCounts),
+        mut report: impl FnMut(&PodUid, LimitCounts),
     ) {
         for (uid, pod) in &mut self.pods {
             pod.add_up(now_ns);
             let is_due = pod
                 .told_ns
                 .is_none_or(|told_ns| now_ns.saturating_sub(told_ns) >= SAID_EVERY_NS);
-            if pod.untold.oom_kills > 0 || (is_due && pod.untold.is_worth_a_line()) {
-                told(uid, std::mem::take(&mut pod.untold));
+            if pod.unreported.oom_kills > 0 || (is_due && pod.unreported.is_worth_a_line()) {
+                report(uid, std::mem::take(&mut pod.unreported));
                 pod.told_ns = Some(now_ns);
             }
         }
@@ -489,9 +489,9 @@ impl PodLimits {
                 } else {
                     &mut below
                 };
-                sum.add(watched.now.since(watched.told));
+                sum.add(watched.now.since(watched.reported));
             }
-            watched.told = watched.now;
+            watched.reported = watched.now;
         }
         self.cgroups.retain(|_, watched| !watched.is_gone);
         let throttled = own.throttled.max(below.throttled);
@@ -502,7 +502,7 @@ impl PodLimits {
             throttled_ns,
             ..own
         };
-        self.untold.add(new);
+        self.unreported.add(new);
         self.totals.add(now_ns, new);
     }
 }

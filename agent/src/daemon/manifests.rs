@@ -93,7 +93,7 @@ impl Agent {
         }
         self.take_in(EventKind::PodApplied { pod });
         self.rescan_pod(&uid);
-        self.keep_oom_scores(&uid);
+        self.keep_pod(&uid);
         if let Err(error) = self.pods.apply_limits(&uid) {
             self.warn(format!("pod {uid}: {error}"));
         }

@@ -1,10 +1,10 @@
-//! Kills by the kernel's OOM killer, kept until they are told.
+//! Kills by the kernel's OOM killer, kept until they are reported.
 //!
 //! **Problem.** A cgroup with `memory.oom.group` is killed as a whole. The kernel makes one choice (`oom_kill_process`) and then marks
 //! each victim, the chosen one first (`mark_oom_victim`, once per process): a record each, with as much time between them as it takes to
 //! write to the console. A person wants one line. **Approach.** The kernel makes one choice at a time, under `oom_lock`, so a victim named
 //! after a choice, in the same pod, is the choice's. (A dying task that needs memory is marked, too, without having been chosen:
-//! `out_of_memory` lets it go first.) A kill is told when nothing has arrived for a while: by the time of arrival here, for an agent that
+//! `out_of_memory` lets it go first.) A kill is reported when nothing has arrived for a while: by the time of arrival here, for an agent that
 //! was stopped finds old records of a kill that is still going on. A process may be
 //! marked twice and counts once: the chosen one as itself and as a member of its cgroup, and one whose main thread has died before its
 //! others when the kernel comes by again (both seen). Where only victims are named, those of one pod at one time are one kill.
@@ -18,7 +18,7 @@ use crate::pods::registry::Pods;
 
 /// Kills kept at most.
 const KILLS_MAX: usize = 64;
-/// A kill is told when no record has arrived for so long. The lines that the kernel writes for a victim take 20-40 ms on a serial console
+/// A kill is reported when no record has arrived for so long. The lines that the kernel writes for a victim take 20-40 ms on a serial console
 /// of 115,200 baud.
 const SETTLED_NS: u64 = 200_000_000;
 /// But not later than this after the first has.
@@ -28,14 +28,14 @@ const COUNTED_MAX: usize = 128;
 /// Cgroups that the victims of one kill are counted in; those of further ones are taken for its own.
 const CGROUPS_MAX: usize = 16;
 
-/// Those that are not told yet.
+/// Those that are not reported yet.
 #[derive(Debug)]
 pub(super) struct OomKills {
     pub(super) kills: Vec<OomKill>,
     /// When they arrived. `None`: there are none.
     arrival: Option<Arrival>,
-    /// A storm is told in part.
-    pub(super) untold: u64,
+    /// A storm is reported in part.
+    pub(super) unreported: u64,
     pub(super) folded: Folded,
 }
 
@@ -51,7 +51,7 @@ struct Arrival {
 pub(super) struct Folded {
     missed: u64,
     /// Found so far, by cgroup. What is gone in the kernel is forgotten here.
-    told: BTreeMap<u64, u64>,
+    reported: BTreeMap<u64, u64>,
     found: BTreeMap<u64, u64>,
 }
 
@@ -66,7 +66,7 @@ impl Folded {
         self.found.insert(cgroup_id, kills);
     }
 
-    /// Hands on what has come since it was last told.
+    /// Hands on what has come since the last report.
     pub(super) fn tell(&mut self, mut f: impl FnMut(u64, u64)) {
         if self.found.is_empty() {
             return;
@@ -74,13 +74,13 @@ impl Folded {
         let found = std::mem::take(&mut self.found);
         for (cgroup_id, kills) in &found {
             // Fewer: another cgroup has got the number of one that is gone.
-            let told = self.told.get(cgroup_id).filter(|told| *told <= kills);
-            let new = kills - told.copied().unwrap_or(0);
+            let reported = self.reported.get(cgroup_id).filter(|known| *known <= kills);
+            let new = kills - reported.copied().unwrap_or(0);
             if new > 0 {
                 f(*cgroup_id, new);
             }
         }
-        self.told = found;
+        self.reported = found;
     }
 }
 
@@ -138,7 +138,7 @@ impl OomKill {
         self.elsewhere += 1;
     }
 
-    /// Looks up whose the cgroups are: soon, for they may be gone when the kill is told.
+    /// Looks up whose the cgroups are: soon, for they may be gone when the kill is reported.
     pub(super) fn look_up(&mut self, pods: &Pods) {
         let whose = |cgroup_id| {
             let uid = pods.by_cgroup_id(cgroup_id)?;
@@ -163,7 +163,7 @@ impl OomKill {
         Some(&self.pod.as_ref()?.as_ref()?.0)
     }
 
-    /// How many processes went. 1 where nobody names the victims of a choice.
+    /// How many processes went. 1 where no record names the victims of a choice.
     pub(super) fn victims(&self) -> u64 {
         let of_pod = |victims: &&Victims| victims.is_of_pod != Some(false);
         let named: u64 = self
@@ -182,7 +182,7 @@ impl Default for OomKills {
         Self {
             kills: Vec::with_capacity(KILLS_MAX),
             arrival: None,
-            untold: 0,
+            unreported: 0,
             folded: Folded::default(),
         }
     }
@@ -229,7 +229,7 @@ impl OomKills {
         {
             choice.count(kill.tgid, kill.cgroup_id);
         } else if self.kills.len() == KILLS_MAX {
-            self.untold += 1;
+            self.unreported += 1;
         } else {
             if !kill.is_choice {
                 // A choice is among the victims that are named after it.
@@ -239,7 +239,7 @@ impl OomKills {
         }
     }
 
-    /// When they are to be told: at once (0) when there is no room for more, never (`None`) when there are none.
+    /// When they are to be reported: at once (0) when there is no room for more, never (`None`) when there are none.
     pub(super) fn report_at_ns(&self) -> Option<u64> {
         let arrival = self.arrival?;
         if self.kills.len() == KILLS_MAX {
@@ -249,11 +249,11 @@ impl OomKills {
         Some(settled_ns.min(arrival.first_ns.saturating_add(TOLD_NS)))
     }
 
-    /// Forgets what has been told, and says how many there was no room for. Its own room it keeps: the next records find it.
-    pub(super) fn told(&mut self) -> u64 {
+    /// Forgets what has been reported, and says how many there was no room for. It keeps its room for the next records.
+    pub(super) fn take_unreported(&mut self) -> u64 {
         self.kills.clear();
         self.arrival = None;
-        std::mem::take(&mut self.untold)
+        std::mem::take(&mut self.unreported)
     }
 }
 
@@ -275,7 +275,7 @@ mod tests {
         }
     }
 
-    fn told(records: &[(u64, u32, bool)]) -> (Vec<(u32, u64)>, OomKills) {
+    fn kills_of(records: &[(u64, u32, bool)]) -> (Vec<(u32, u64)>, OomKills) {
         let mut kills = OomKills {
             kills: Vec::new(),
             ..OomKills::default()
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_cgroup_that_is_killed_as_a_whole_is_one_kill() {
-        let (found, kills) = told(&[
+        let (found, kills) = kills_of(&[
             (1000, 5, true),
             (1001, 5, false),
             (1040, 6, false),
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn an_agent_that_was_stopped_waits_for_the_rest_of_a_kill() {
-        let (_, mut kills) = told(&[]);
+        let (_, mut kills) = kills_of(&[]);
         assert_eq!(kills.report_at_ns(), None);
         kills.push(9_000_000_000, kill(1000, 5, true));
         kills.push(9_000_000_000, kill(1001, 5, false));
@@ -314,12 +314,12 @@ mod tests {
         assert_eq!(kills.kills[0].victims(), 2);
         kills.push(10_900_000_000, kill(10_900, 7, false));
         assert_eq!(kills.report_at_ns(), Some(11_000_000_000), "not for ever");
-        assert_eq!((kills.told(), kills.report_at_ns()), (0, None));
+        assert_eq!((kills.take_unreported(), kills.report_at_ns()), (0, None));
     }
 
     #[test]
     fn a_dying_task_of_somebody_else_is_no_victim() {
-        let (_, mut kills) = told(&[(1000, 5, true), (1001, 5, false)]);
+        let (_, mut kills) = kills_of(&[(1000, 5, true), (1001, 5, false)]);
         let elsewhere = OomKill {
             cgroup_id: 8,
             ..kill(1002, 6, false)
@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn victims_in_many_cgroups_are_all_counted() {
-        let (_, mut kills) = told(&[(1000, 5, true)]);
+        let (_, mut kills) = kills_of(&[(1000, 5, true)]);
         for tgid in 1..=20 {
             let victim = OomKill {
                 cgroup_id: u64::from(tgid),
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn a_process_counts_once() {
-        let (found, _) = told(&[
+        let (found, _) = kills_of(&[
             (1000, 5, true),
             (1001, 5, false),
             (1002, 6, false),
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn victims_named_by_themselves_are_kills_of_their_own() {
-        let (found, _) = told(&[(1000, 5, false), (1001, 6, false)]);
+        let (found, _) = kills_of(&[(1000, 5, false), (1001, 6, false)]);
         assert_eq!(found, [(5, 1), (6, 1)]);
     }
 
@@ -373,34 +373,34 @@ mod tests {
     fn what_was_only_counted_is_told_once() {
         let mut folded = Folded::default();
         assert!(folded.is_new(5) && !folded.is_new(5));
-        let mut told = |totals: &[(u64, u64)]| {
+        let mut new = |totals: &[(u64, u64)]| {
             for &(cgroup_id, kills) in totals {
                 folded.found(cgroup_id, kills);
             }
-            let mut told = Vec::new();
-            folded.tell(|cgroup_id, kills| told.push((cgroup_id, kills)));
-            told
+            let mut found = Vec::new();
+            folded.tell(|cgroup_id, kills| found.push((cgroup_id, kills)));
+            found
         };
-        assert_eq!(told(&[(7, 3), (8, 0)]), [(7, 3)]);
-        assert_eq!(told(&[(7, 5), (8, 1)]), [(7, 2), (8, 1)]);
+        assert_eq!(new(&[(7, 3), (8, 0)]), [(7, 3)]);
+        assert_eq!(new(&[(7, 5), (8, 1)]), [(7, 2), (8, 1)]);
         // Nothing was read: nothing is forgotten.
-        assert_eq!(told(&[]), []);
+        assert_eq!(new(&[]), []);
         // 7 is gone; its number comes back as another cgroup's.
-        assert_eq!(told(&[(8, 1)]), []);
-        assert_eq!(told(&[(7, 4), (8, 1)]), [(7, 4)]);
+        assert_eq!(new(&[(8, 1)]), []);
+        assert_eq!(new(&[(7, 4), (8, 1)]), [(7, 4)]);
     }
 
     #[test]
     fn a_storm_is_told_at_once_and_the_rest_counted() {
         let records: Vec<_> = (0..70).map(|index| (1000, index, true)).collect();
-        let (found, kills) = told(&records);
-        assert_eq!((found.len(), kills.untold), (KILLS_MAX, 6));
+        let (found, kills) = kills_of(&records);
+        assert_eq!((found.len(), kills.unreported), (KILLS_MAX, 6));
         assert_eq!(kills.report_at_ns(), Some(0));
-        assert_eq!(told(&[]).1.report_at_ns(), None);
+        assert_eq!(kills_of(&[]).1.report_at_ns(), None);
         // It never settles, and is told all the same.
         let stream: Vec<_> = (0..90)
             .map(|index| (1000 + 40 * index, 5, index == 0))
             .collect();
-        assert_eq!(told(&stream).1.report_at_ns(), Some(3_000_000_000));
+        assert_eq!(kills_of(&stream).1.report_at_ns(), Some(3_000_000_000));
     }
 }

@@ -40,13 +40,25 @@ impl Agent {
         Ok(())
     }
 
-    /// Brings the scores and groups of one pod up to date, or asks for another look if there is too much to do.
-    pub(super) fn keep_oom_scores(&mut self, uid: &PodUid) {
+    /// The OOM killer's groups follow a pod's cgroups.
+    pub(super) fn keep_oom_groups(&mut self, uid: &PodUid) {
         if let Some(groups) = &mut self.oom_groups
             && let Err(error) = groups.follow(uid, &self.pods)
         {
             self.warn(format!("pod {uid}: {error}"));
         }
+    }
+
+    /// Scores that are in the order of eviction become the kubelet's again.
+    pub(super) fn put_back_oom_scores(&mut self) {
+        if let (Some(scores), Some(_)) = (&mut self.oom_scores, &self.oom_order) {
+            scores
+                .put_back(&mut |error| tracing::warn!(%error, "an oom_score_adj is not put back"));
+        }
+    }
+
+    /// Brings the scores of one pod up to date, or asks for another look if there is too much to do.
+    pub(super) fn keep_oom_scores(&mut self, uid: &PodUid) {
         let Some(scores) = &mut self.oom_scores else {
             return;
         };

@@ -171,7 +171,8 @@ impl PodMeters {
 
     /// What these thresholds need. The second part is what this machine lacks for it.
     pub fn by(mounts: &CgroupMounts, thresholds: &[Threshold]) -> (Self, Option<CgroupError>) {
-        let any = |wants: fn(Signal) -> bool| thresholds.iter().any(|own| wants(own.signal));
+        let any =
+            |wants: fn(Signal) -> bool| thresholds.iter().any(|threshold| wants(threshold.signal));
         let wants_io = any(|signal| signal.row().resource == Resource::Io);
         let wants_cpu = any(|signal| signal.row().resource == Resource::Cpu);
         let lacks = mounts.hierarchy_of(Controller::Io).err();
@@ -186,8 +187,10 @@ impl PodMeters {
         if !self.wants_loads && !self.wants_numa {
             return;
         }
-        self.pods
-            .retain(|uid, own| pods.cgroup(uid).is_some_and(|(_, id)| id == own.cgroup_id));
+        self.pods.retain(|uid, meters| {
+            pods.cgroup(uid)
+                .is_some_and(|(_, id)| id == meters.cgroup_id)
+        });
         for uid in pods.uids_with_cgroup() {
             if self.pods.contains_key(uid) {
                 continue;
@@ -236,7 +239,7 @@ impl PodMeters {
         }
         self.loads_at_ns = Some(now_ns);
         let mut loads = Vec::with_capacity(self.pods.len());
-        for (uid, own) in &mut self.pods {
+        for (uid, meters) in &mut self.pods {
             let mut said = |error: FileError| {
                 if !error.is_vanished() {
                     failed(uid, &error);
@@ -244,16 +247,16 @@ impl PodMeters {
             };
             let totals = Totals {
                 at_ns: now_ns,
-                cpu_us: own
+                cpu_us: meters
                     .cpu
                     .as_ref()
                     .and_then(|file| file.read_us().map_err(&mut said).ok()),
-                io_bytes: own
+                io_bytes: meters
                     .io
                     .as_ref()
                     .and_then(|file| file.read_bytes().map_err(&mut said).ok()),
             };
-            if let Some(before) = own.last.replace(totals) {
+            if let Some(before) = meters.last.replace(totals) {
                 loads.push(totals.load(&before, uid));
             }
         }
@@ -271,8 +274,8 @@ impl PodMeters {
         mut failed: impl FnMut(&PodUid, &FileError),
     ) -> Arc<NumaPods> {
         let mut pods = Vec::with_capacity(self.pods.len());
-        for (uid, own) in &self.pods {
-            match own.numa.as_ref().map(|file| file.read(node)) {
+        for (uid, meters) in &self.pods {
+            match meters.numa.as_ref().map(|file| file.read(node)) {
                 Some(Ok(memory)) => pods.push(PodOnNode {
                     uid: uid.clone(),
                     used_bytes: memory.working_set_bytes(),

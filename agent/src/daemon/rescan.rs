@@ -1,8 +1,9 @@
-//! Which pods are to be looked at again, and when.
+//! Which pods are to be rescanned, and when.
 //!
-//! **Problem.** A look at a pod (its cgroups, their files, the scores of its processes) takes a tenth of a millisecond, and there are hundreds
-//! of pods. To look at all of them whenever a cgroup comes or goes anywhere is dear, and whoever may make cgroups decides how often.
-//! **Approach.** A record names its cgroup: only the pod whose it is is looked at, and nobody's cgroup costs nothing. To the others something may
+//! **Problem.** A rescan of a pod (its cgroups, their files, the scores of its processes) takes a tenth of a millisecond, and there are hundreds
+//! of pods. To rescan all of them whenever a cgroup comes or goes anywhere is dear, and any process that may make cgroups
+//! decides how often.
+//! **Approach.** A record names its cgroup: only the pod that owns the cgroup is rescanned; cgroups of no pod cost nothing. To the others something may
 //! have happened of which no record tells, so they have their turn: a share of them at each *routine* look, all of them within a minute. Where
 //! records do not tell of everything, or some were lost, all are looked at. However often it is asked for, looking takes at most a
 //! tenth of the loop's time.
@@ -130,23 +131,14 @@ impl Agent {
         let is_reported = reports_cgroups && self.follows_all_processes();
         for uid in self.rescans.take(began_ns, &self.pods, is_reported) {
             self.rescan_pod(&uid);
-            self.keep_oom_scores(&uid);
+            self.keep_pod(&uid);
             self.interrupt()?;
         }
-        if let Some(scores) = &mut self.oom_scores {
-            scores.retain(&self.pods);
-        }
-        if let Some(groups) = &mut self.oom_groups {
-            groups.retain(&self.pods);
-        }
         self.follow_processes();
-        self.keep_kubepods();
-        self.look_after_placing();
-        self.look_after_cpu();
+        self.rescan_features();
         self.report_limits();
         self.report_folded_oom_kills();
         self.report_lost_records();
-        self.report_uncounted_last_line_kills();
         if let Some(error) = self.journal.as_mut().and_then(Journal::take_error) {
             self.warn(error.to_string());
         }

@@ -29,7 +29,7 @@ const NEVER: Duration = Duration::MAX;
 /// show a full disk and cost another pod.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// A file system below its threshold with nothing left to free and nobody left to go is tried again at this interval: the kubelet's
+/// A file system below its threshold with nothing left to free and no pod left to evict is tried again at this interval: the kubelet's
 /// (`evictionMonitoringPeriod`). Readings come up to a hundred times as often.
 const FREE_AGAIN: Duration = Duration::from_secs(10);
 /// Readings come early by this part of their interval.
@@ -51,8 +51,8 @@ pub struct StorageWork {
     handle: StorageHandle,
     /// For the next sample.
     reading: Option<Arc<StorageReading>>,
-    /// [`Pods::generation`](crate::pods::registry::Pods::generation) of what the threads were told last.
-    told: Option<u64>,
+    /// [`Pods::generation`](crate::pods::registry::Pods::generation) of the pods that the threads know.
+    known_generation: Option<u64>,
     /// Evicted or not wanted any more. What is theirs may go, unless they run again.
     ended: BTreeSet<PodUid>,
     /// Decided and not ordered yet.
@@ -62,7 +62,7 @@ pub struct StorageWork {
     survey_due: bool,
     /// Not before this: what was deleted is to show in it.
     survey_from: Option<Instant>,
-    busy_told: bool,
+    busy_reported: bool,
     /// Nothing was left to free, and nothing has been added since: not again before this.
     free_not_before: Option<Instant>,
 }
@@ -73,13 +73,13 @@ impl StorageWork {
         Self {
             handle,
             reading: None,
-            told: None,
+            known_generation: None,
             ended: BTreeSet::new(),
             order: None,
             freeing: Freeing::Idle,
             survey_due: false,
             survey_from: None,
-            busy_told: false,
+            busy_reported: false,
             free_not_before: None,
         }
     }
@@ -189,9 +189,9 @@ impl Agent {
         };
         let mut busy = false;
         let generation = self.pods.generation();
-        if storage.told != Some(generation) {
+        if storage.known_generation != Some(generation) {
             match storage.handle.set_pods(self.pods.directories()) {
-                Ok(()) => storage.told = Some(generation),
+                Ok(()) => storage.known_generation = Some(generation),
                 Err(Busy) => busy = true,
             }
         }
@@ -223,7 +223,7 @@ impl Agent {
                 Err(Busy) => busy = true,
             }
         }
-        if busy && !std::mem::replace(&mut storage.busy_told, true) {
+        if busy && !std::mem::replace(&mut storage.busy_reported, true) {
             self.warn(Busy.to_string());
         }
     }

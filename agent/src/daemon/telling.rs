@@ -22,9 +22,9 @@ impl Agent {
     /// Says that it is ready, on what it stands, and what holds the BPF programs, if there are any.
     pub fn started(&mut self, mechanisms: &[Choice], lost: &[String], programs: Option<&str>) {
         let pods = self.pods.len();
-        // What an agent before this one has lost, it has told.
+        // What an agent before this one has lost, it has reported.
         if let Some(Ok(account)) = self.bpf.as_ref().map(Bpf::account) {
-            self.lost_records_told = account.lost() + account.unreadable;
+            self.lost_records_reported = account.lost() + account.unreadable;
         }
         self.reporter.say(&Line::Started {
             pid: std::process::id(),
@@ -98,17 +98,17 @@ impl Agent {
             return;
         };
         let lost = account.lost() + account.unreadable;
-        if lost > self.lost_records_told {
+        if lost > self.lost_records_reported {
             let text = format!(
                 "{} records of the kernel were lost; all pods were read again",
-                lost - self.lost_records_told
+                lost - self.lost_records_reported
             );
-            self.lost_records_told = lost;
+            self.lost_records_reported = lost;
             self.warn(text);
         }
     }
 
-    /// From when on it can be told whose a cgroup is: an agent that has just started has not read the manifests.
+    /// From when on it is known which pod a cgroup belongs to: an agent that has just started has not read the manifests.
     pub(super) fn listed_at_ns(&self) -> u64 {
         if self.tally.pods_listed {
             0
@@ -142,7 +142,7 @@ impl Agent {
             let pod = kill.pod();
             let mut kills = kill.victims();
             index += 1;
-            // Where the choice is not told, victims of one pod at one time are one kill.
+            // Where the choice is not known, victims of one pod at one time are one kill.
             while let Some(next) = self.oom_kills.kills.get(index)
                 && !(kill.is_choice || next.is_choice)
                 && pod.is_some()
@@ -164,11 +164,11 @@ impl Agent {
                 kills,
             });
         }
-        let untold = self.oom_kills.told();
-        self.tally.oom_kills.unknown += untold;
-        if untold > 0 {
+        let unreported = self.oom_kills.take_unreported();
+        self.tally.oom_kills.unknown += unreported;
+        if unreported > 0 {
             self.warn(format!(
-                "the kernel's OOM killer struck {untold} times more in the same moment"
+                "the kernel's OOM killer struck {unreported} times more in the same moment"
             ));
         }
     }
@@ -229,7 +229,7 @@ impl Agent {
             .follow(&self.pods, |failure| failures.push(failure));
         if let Some(bpf) = &mut self.bpf {
             bpf.drain_pressure(RING_RECORDS_MAX, |record| self.limits.record(&record));
-            // Totals that no record has told yet: within a window the kernel sends one.
+            // Totals that no record has reported yet: within a window the kernel sends one.
             if self.limits.takes_from_kernel()
                 && let Err(error) = bpf
                     .drain_memory(|totals| self.limits.memory_totals(totals))
@@ -244,12 +244,12 @@ impl Agent {
         self.limits.read(at_ns, |failure| failures.push(failure));
         self.say_limits(at_ns);
         let not_watched = self.limits.not_watched();
-        if not_watched > self.not_watched_told {
+        if not_watched > self.not_watched_reported {
             failures.push(format!(
                 "{} files of pods could not be added to epoll, so they are polled; raise fs.epoll.max_user_watches",
-                not_watched - self.not_watched_told
+                not_watched - self.not_watched_reported
             ));
-            self.not_watched_told = not_watched;
+            self.not_watched_reported = not_watched;
         }
         for failure in failures {
             self.warn(failure);

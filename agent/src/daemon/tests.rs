@@ -218,16 +218,15 @@ impl Node {
             }
             agent.respond(&mut found).unwrap();
         });
-        agent.renew_last_line();
+        agent.after_sample();
         agent.settle();
         allocated.count_total
     }
 
     /// What can wait: as much of it as there is without a kernel's rings.
     fn rest(&mut self) {
-        self.agent.report_last_line_kills();
+        self.agent.follow_up_features();
         self.agent.report_oom_kills(u64::MAX);
-        self.agent.order_storage_work();
         self.agent.serve_newcomers(true);
         self.agent.order_oom_scores().unwrap();
         self.agent.rescan(false).unwrap();

@@ -156,10 +156,9 @@ impl Agent {
 
     /// What can wait, in the order of its urgency.
     fn follow_up(&mut self, sources: &mut Sources) -> Result<()> {
-        self.report_last_line_kills();
         self.make_up_for_lost_lifecycle();
         self.report_oom_kills(now_ns());
-        self.order_storage_work();
+        self.follow_up_features();
         let is_rescan_due = self.rescans.at_ns() <= now_ns();
         // Those in cgroups that are not known wait for a rescan in this turn: a later one finds the cgroup, and all that is in it.
         self.serve_newcomers(!is_rescan_due);
@@ -181,7 +180,7 @@ impl Agent {
         self.drain_critical(found);
         let responded = self.respond(found);
         if !matches!(responded, Ok(None)) {
-            self.renew_last_line();
+            self.after_sample();
             self.settle();
         }
         // That sample has answered one question only.
@@ -227,9 +226,7 @@ impl Agent {
         self.find_empty_pods(received_ns);
         let counts_charges = self.bpf.as_ref().filter(|_| !self.has_lost_records);
         let charged_bytes = charged_bytes.or_else(|| counts_charges.and_then(Bpf::charged_bytes));
-        if let Some(last_line) = &mut self.last_line {
-            last_line.sampling(received_ns, charged_bytes);
-        }
+        self.before_sample(received_ns, charged_bytes);
         let mut sample = std::mem::take(&mut self.sample);
         sample.storage = self.storage.as_mut().and_then(StorageWork::take_reading);
         let (failure, engine) = (&mut self.sample_failure, &self.engine);

@@ -1,0 +1,152 @@
+//! The optional parts of the agent, all in one shape.
+//!
+//! **Problem.** Nine parts may be absent, and each has something to do at several moments of the loop. **Approach.** A moment is a column, a part is
+//! a row, and the loop calls a column for all rows. A part that is absent does nothing at any moment. What a part does for one decision is in
+//! [`Agent::act`](super::turn), what its thread reports is a [`Wake`](super::wake::Wake).
+
+use plimsoll_core::model::units::PodUid;
+
+use super::Agent;
+use super::wake::Sources;
+
+/// What an optional part does, and when.
+struct Feature {
+    /// The loop begins: the reports of its thread are to be waited for.
+    begin: fn(&mut Agent, &mut Sources),
+    /// A sample is about to be taken; what is charged by then. Allocates nothing.
+    before_sample: fn(&mut Agent, u64, Option<u64>),
+    /// A sample has been taken and answered.
+    after_sample: fn(&mut Agent),
+    /// At the end of each turn.
+    follow_up: fn(&mut Agent),
+    /// A pod has been rescanned.
+    rescan_pod: fn(&mut Agent, &PodUid),
+    /// All pods that were to be rescanned have been.
+    rescan: fn(&mut Agent),
+    /// The loop has ended: what it holds is put back.
+    end: fn(&mut Agent),
+}
+
+/// A part with nothing to do.
+const NOTHING: Feature = Feature {
+    begin: |_, _| {},
+    before_sample: |_, _, _| {},
+    after_sample: |_| {},
+    follow_up: |_| {},
+    rescan_pod: |_, _| {},
+    rescan: |_| {},
+    end: |_| {},
+};
+
+/// All of them, in the order in which they have their turn.
+const FEATURES: [Feature; 8] = [
+    // The cgroups above the pods.
+    Feature {
+        rescan: Agent::keep_kubepods,
+        ..NOTHING
+    },
+    // Whether the kernel's OOM killer takes processes, containers or pods.
+    Feature {
+        rescan_pod: Agent::keep_oom_groups,
+        rescan: |agent| {
+            if let Some(groups) = &mut agent.oom_groups {
+                groups.retain(&agent.pods);
+            }
+        },
+        ..NOTHING
+    },
+    // The scores of the pods' processes, and their order.
+    Feature {
+        rescan_pod: Agent::keep_oom_scores,
+        rescan: |agent| {
+            if let Some(scores) = &mut agent.oom_scores {
+                scores.retain(&agent.pods);
+            }
+        },
+        end: Agent::put_back_oom_scores,
+        ..NOTHING
+    },
+    // CPUs and NUMA nodes.
+    Feature {
+        begin: |agent, sources| sources.placement = agent.begin_placing(),
+        rescan: Agent::look_after_placing,
+        end: |agent| agent.placing = None,
+        ..NOTHING
+    },
+    // CPU time.
+    Feature {
+        begin: |agent, sources| sources.cpu_time = agent.take_cpu_reports(),
+        rescan: Agent::look_after_cpu,
+        end: |agent| agent.cpu_work = None,
+        ..NOTHING
+    },
+    // Disks.
+    Feature {
+        follow_up: Agent::order_storage_work,
+        ..NOTHING
+    },
+    // What is tried before an eviction.
+    Feature {
+        begin: |agent, sources| sources.remedies = agent.take_remedy_reports(),
+        end: |agent| agent.remedies = None,
+        ..NOTHING
+    },
+    // The last line in the kernel.
+    Feature {
+        before_sample: |agent, at_ns, charged_bytes| {
+            if let Some(last_line) = &mut agent.last_line {
+                last_line.sampling(at_ns, charged_bytes);
+            }
+        },
+        after_sample: Agent::renew_last_line,
+        follow_up: Agent::report_last_line_kills,
+        rescan: Agent::report_uncounted_last_line_kills,
+        end: Agent::end_last_line,
+        ..NOTHING
+    },
+];
+
+/// Each part in turn, at one of the moments of the loop.
+impl Agent {
+    pub(super) fn begin_features(&mut self, sources: &mut Sources) {
+        for feature in &FEATURES {
+            (feature.begin)(self, sources);
+        }
+    }
+
+    pub(super) fn before_sample(&mut self, at_ns: u64, charged_bytes: Option<u64>) {
+        for feature in &FEATURES {
+            (feature.before_sample)(self, at_ns, charged_bytes);
+        }
+    }
+
+    pub(super) fn after_sample(&mut self) {
+        for feature in &FEATURES {
+            (feature.after_sample)(self);
+        }
+    }
+
+    pub(super) fn follow_up_features(&mut self) {
+        for feature in &FEATURES {
+            (feature.follow_up)(self);
+        }
+    }
+
+    pub(super) fn keep_pod(&mut self, uid: &PodUid) {
+        for feature in &FEATURES {
+            (feature.rescan_pod)(self, uid);
+        }
+    }
+
+    pub(super) fn rescan_features(&mut self) {
+        for feature in &FEATURES {
+            (feature.rescan)(self);
+        }
+    }
+
+    pub(super) fn end_features(&mut self) {
+        for feature in &FEATURES {
+            (feature.end)(self);
+        }
+    }
+}
