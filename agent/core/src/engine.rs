@@ -47,7 +47,7 @@ impl Engine {
         }
     }
 
-    /// What it has been told.
+    /// Its configuration.
     pub fn config(&self) -> &EngineConfig {
         &self.config
     }
@@ -80,9 +80,9 @@ impl Engine {
         self.scratch
             .reserve(self.state.pods.len(), self.state.budgets.len());
         stall::observe(&mut self.state);
-        // Before anybody is told to leave: who is held back cannot.
+        // Before evictions: a pod held at memory.high could not exit.
         remedies::follow(&self.config, &mut self.state, event, decisions);
-        // Pods that are leaving come first: whether one of them is gone decides whether another may be chosen.
+        // Leaving pods come first: another pod may be chosen only once the last victim is gone.
         leaving::decide(&mut self.state, event, decisions);
         if let EventKind::Sample(sample) = &event.kind {
             let swap_bytes = swap::left_bytes(&self.config, &self.state, sample);

@@ -16,5 +16,6 @@ pub mod remedy;
 pub mod signal;
 pub mod state;
 pub mod swap;
+pub mod telling;
 pub mod threshold;
 pub mod units;

@@ -1,4 +1,4 @@
-//! What the engine sees, whom it would evict, and what the kubelet would do instead.
+//! What the engine sees, which pods it would evict, and what the kubelet would do instead.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -197,7 +197,7 @@ pub struct NotRanked {
 pub enum NotRankedReason {
     /// It has no processes: nothing would come back.
     NotRunning,
-    /// It was told to leave and killed, and is still there.
+    /// It was evicted and killed, and is still there.
     Stuck,
 }
 
@@ -307,7 +307,7 @@ fn last_line(config: &EngineConfig, state: &NodeState) -> Option<ExplainedLastLi
     })
 }
 
-/// The thresholds that the next pass looks at.
+/// The thresholds that count in the next pass.
 fn counting<'own>(
     config: &'own EngineConfig,
     state: &'own NodeState,

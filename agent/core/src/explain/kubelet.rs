@@ -15,7 +15,7 @@ use crate::policy::memory::foresight::{self, Foreseen};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KubeletAnswer {
-    /// Its victim for the same signal; `None`: nobody, or it has no such signal.
+    /// Its victim for the same signal; `None`: no pod, or it has no such signal.
     pub victim: Option<String>,
     /// Where both differ, and the option that makes it so. Empty: the answer is the same.
     pub differences: Vec<Difference>,

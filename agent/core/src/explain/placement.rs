@@ -20,7 +20,7 @@ use crate::placement::topology_manager::{Alternative, Loss, Offer, ResourceOffer
 pub struct PlacementExplanation {
     /// The settings that it follows.
     pub settings: PlacementSettings,
-    /// CPUs of whoever has none of its own.
+    /// CPUs of containers without exclusive CPUs.
     pub shared_pool: CpuSet,
     /// CPUs that are kept for the system.
     pub reserved: CpuSet,
@@ -41,7 +41,7 @@ pub struct NodeMemoryLeft {
     pub resource: String,
     /// What containers may have.
     pub allocatable_bytes: u64,
-    /// What of that nobody has.
+    /// How much of that is free.
     pub free_bytes: u64,
 }
 
@@ -75,7 +75,7 @@ pub struct ContainerPlacement {
     /// The CPUs that it runs on; `None` if the pod was refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<CpuSet>,
-    /// Whether nobody else runs there.
+    /// Whether the CPUs are exclusive.
     pub exclusive: bool,
     /// The NUMA nodes of its memory; `None` for any.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -28,7 +28,7 @@ pub struct ThrottlingExplanation {
     pub node: Option<NodeCpuView>,
     /// The pods that come first and waited longest, at most two.
     pub waiters: Vec<Waiter>,
-    /// Why nobody on this node is given more now, if that is so for all.
+    /// Why no pod on this node is given more now, if one reason holds for all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guard: Option<CpuWhy>,
     /// Who is held back, and how much of the budget is left.
@@ -89,7 +89,7 @@ pub struct CgroupCpuView {
     /// How much of the time the pod waited, if that is measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waited: Option<u32>,
-    /// Whether what the pod waits for is owed to it.
+    /// Whether the CPU time that the pod waits for was promised to it by its request.
     pub comes_first: bool,
     /// What it has saved under its limit, microseconds of CPU time.
     pub allowance_us: u64,

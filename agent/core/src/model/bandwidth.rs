@@ -19,7 +19,7 @@ use crate::model::amount::{In, Unit};
 pub struct CpuReading {
     /// When it was taken, a little before the event: CLOCK_MONOTONIC, nanoseconds.
     pub read_ns: u64,
-    /// The CPUs that pods share: those that are nobody's own.
+    /// The CPUs that pods share: all that are not exclusive to a container.
     pub shared: SharedCpus,
     /// How waiting was measured; `None`: it was not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -199,7 +199,7 @@ pub enum CpuWhy {
         /// Tried for so long, nanoseconds.
         tried_ns: u64,
     },
-    /// The pod is told to leave: it shall be quick.
+    /// The pod is being evicted or ended: throttling would slow its exit.
     Leaves,
     /// It may not be touched, or not any more: it has CPUs of its own, its limit is gone, or it is exempt.
     Untouchable,

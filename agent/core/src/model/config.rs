@@ -7,7 +7,7 @@ use crate::model::options::{CpuOptions, EvictionOptions};
 use crate::model::swap::PodSwap;
 use crate::model::threshold::Threshold;
 
-/// What the engine is told once. Part of every journal's header.
+/// The configuration of the engine. Part of every journal's header.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct EngineConfig {
     /// The eviction thresholds, as [`crate::model::threshold::for_layout`] returns them.
@@ -21,12 +21,12 @@ pub struct EngineConfig {
     /// `evictionMaxPodGracePeriod`: upper bound of a soft eviction's grace period, in seconds. May be negative, as in the
     /// kubelet: then there is no grace.
     pub max_pod_grace_period_s: i64,
-    /// Where it departs from the kubelet.
+    /// Options in which the engine departs from the kubelet.
     pub options: EvictionOptions,
     /// Whether pods may swap.
     #[serde(default)]
     pub pod_swap: PodSwap,
-    /// What is done about CPU time.
+    /// Options about CPU time.
     #[serde(default)]
     pub cpu: CpuOptions,
 }

@@ -120,12 +120,12 @@ pub struct Suppression {
     pub is_spent: bool,
     /// Looks in a row at which somebody waited too long.
     pub looks: u32,
-    /// Since when nobody has waited, nanoseconds.
+    /// Since when no pod has waited too long, nanoseconds.
     pub calm_since_ns: Option<u64>,
     /// Since when everybody is at the floor, nanoseconds.
     pub at_floor_since_ns: Option<u64>,
     /// When it may be tried again, nanoseconds.
     pub not_before_ns: u64,
-    /// Why it is as it is; `None`: nobody was ever held back.
+    /// Why it is as it is; `None`: no pod was ever held back.
     pub why: Option<CpuWhy>,
 }

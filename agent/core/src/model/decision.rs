@@ -73,7 +73,7 @@ pub enum Decision {
         uid: PodUid,
         /// How it ended.
         ending: Ending,
-        /// `memory.current` of the pod when it was told to leave.
+        /// `memory.current` of the pod when its eviction began.
         usage_before_bytes: u64,
         /// How much of that came back.
         freed_bytes: u64,
@@ -295,7 +295,7 @@ pub enum Disruption {
         /// How many.
         pods: u32,
     },
-    /// One of its budgets allows no disruption, and nobody else suffices.
+    /// One of its budgets allows no disruption, and the other candidates do not free enough.
     AgainstBudget {
         /// One of its budgets: `namespace/name`.
         budget: Arc<str>,

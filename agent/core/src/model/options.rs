@@ -125,7 +125,7 @@ pub struct Remedies {
     /// How long the first in the ranking may be held at its present size (`memory.high`), nanoseconds; never longer than
     /// [`THROTTLE_MAX_NS`](crate::policy::memory::remedies::THROTTLE_MAX_NS).
     pub throttle_budget_ns: u64,
-    /// How long a pod may take to give memory back by itself after it was told, nanoseconds.
+    /// How long a notified pod may take to give memory back by itself, nanoseconds.
     pub notify_budget_ns: u64,
 }
 

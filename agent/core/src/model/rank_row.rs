@@ -144,7 +144,7 @@ impl RankRow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Comparator {
-    /// A pod without statistics goes first: nobody can say it is innocent.
+    /// A pod without statistics goes first: its usage is unknown and may be the cause.
     MissingStats,
     /// A pod above its request goes before one within it.
     ExceedsRequest,

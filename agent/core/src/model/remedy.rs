@@ -40,7 +40,7 @@ impl Stage {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StageEnd {
-    /// The threshold is satisfied, with its minimum reclaim: nobody is evicted.
+    /// The threshold is satisfied, with its minimum reclaim: no pod is evicted.
     Resolved,
     /// The kernel has taken what it could from this pod.
     Exhausted,

@@ -82,7 +82,7 @@ pub struct NodeState {
     /// What pods have of the CPUs, and what was changed for it; empty if neither option is on.
     #[serde(default)]
     pub cpu: CpuState,
-    /// The threshold that found nobody to evict, so that it is said once and not at every sample.
+    /// The signal whose threshold found no pod to evict; reported once and not at every sample.
     pub no_victim: Option<Signal>,
 }
 
@@ -110,9 +110,9 @@ pub struct PodState {
     pub memory: Option<PodReading>,
     /// Set while it is on its way out.
     pub leaving: Option<Leaving>,
-    /// It was told to leave and did not, even after being killed. It is not chosen again before it runs anew.
+    /// Its processes did not exit, even after SIGKILL. It is not chosen again before it has been restarted.
     pub stuck: bool,
-    /// The signal by which it wants to be told that memory is short.
+    /// The signal that its processes asked for when memory is short.
     #[serde(default)]
     pub pressure_signal: Option<PressureSignal>,
     /// When each stage before an eviction, in the order of [`Stage::ALL`], was last over for it, nanoseconds.
@@ -139,7 +139,7 @@ pub struct PodReading {
 pub struct Leaving {
     /// What it was evicted for, so that others are not for a while. `None`: it is only removed.
     pub evicted_for: Option<Resource>,
-    /// When it was told, nanoseconds.
+    /// When it began to leave, nanoseconds.
     pub since_ns: u64,
     /// When its grace period is over, nanoseconds.
     pub kill_at_ns: u64,
@@ -153,7 +153,7 @@ pub struct Leaving {
     pub empty_at_ns: Option<u64>,
     /// SIGTERM could not be sent.
     pub terminate_failed: bool,
-    /// `memory.current` when it was told.
+    /// `memory.current` at that time.
     pub usage_before_bytes: u64,
 }
 
@@ -317,7 +317,7 @@ impl NodeState {
                 memory,
                 leaving,
                 stuck,
-                // A name that is no signal's is told where manifests are read.
+                // An unknown signal name is reported where manifests are read.
                 pressure_signal: pod.pressure_signal().unwrap_or_default(),
                 remedied_ns,
             },

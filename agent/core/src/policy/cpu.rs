@@ -5,8 +5,8 @@
 //! happened since the one before. [`cpu_burst`](crate::policy::cpu::burst) and [`cpu_suppress`](crate::policy::cpu::suppress) look at that, each
 //! an option. What a cgroup has and what it had without us is in every reading, so that a write that failed, or that somebody else undid, is seen.
 //!
-//! **Who comes first.** A pod that requests CPU time, is not throttled, shares its CPUs, and uses no more than its request: it is owed what it
-//! waits for. One that uses more than it asked for waits for what it was not promised. The annotation
+//! **Who comes first.** A pod that requests CPU time, is not throttled, shares its CPUs, and uses no more than its request: the CPU time
+//! that it waits for was promised to it. One that uses more than its request waits for what it was not promised. The annotation
 //! [`LATENCY_CRITICAL_ANNOTATION`](crate::kube::pod::LATENCY_CRITICAL_ANNOTATION) says otherwise for a pod, both ways. A throttled task counts as
 //! waiting in the kernel's figures, so that a throttled pod's are no evidence.
 
@@ -152,7 +152,7 @@ pub(crate) struct Around<'a> {
 }
 
 impl Around<'_> {
-    /// Whether a pod has CPUs of its own: then no quota binds it, and nobody of the shared pool is in its way.
+    /// Whether a pod has exclusive CPUs: then no quota applies to it, and pods of the shared pool do not delay it.
     pub(crate) fn has_exclusive_cpus(&self, uid: &PodUid) -> bool {
         self.placement
             .is_some_and(|placement| placement.has_exclusive_cpus(uid))
@@ -196,12 +196,12 @@ fn observe(state: &mut NodeState, reading: &CpuReading) {
     cpu.interval_ns = interval_ns;
 }
 
-/// Whether what the pod waits for is owed to it.
+/// Whether the CPU time that the pod waits for was promised to it by its request.
 pub(crate) fn comes_first(pod: &PodState, own: &PodCpuState, has_exclusive_cpus: bool) -> bool {
     if own.is_throttled() || has_exclusive_cpus || pod.leaving.is_some() {
         return false;
     }
-    // A value that is neither is told where manifests are read.
+    // An invalid value is reported where manifests are read.
     match pod.pod.latency_critical() {
         Ok(Some(said)) => said,
         Ok(None) | Err(_) => {

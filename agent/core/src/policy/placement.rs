@@ -2,8 +2,8 @@
 //!
 //! Problem: placement ([`NodePlacement`]) knows books, and not that pods start, end, are evicted, change or were there before the agent.
 //! Approach: a pod is placed when it is applied, as the kubelet does at admission, and holds what it got until its manifest is gone and its
-//! last process with it, or until it has been evicted. An evicted pod that runs again is placed again. What was saved for pods that nobody
-//! knows any more is given back once all manifests have been read ([`EventKind::PodsListed`]): before that, nobody can tell.
+//! last process with it, or until it has been evicted. An evicted pod that runs again is placed again. What was saved for a pod
+//! without a manifest is given back once all manifests have been read ([`EventKind::PodsListed`]).
 //!
 //! A pod that is applied with other resources than before is placed anew, unless it runs and has something of its own: that is not resized in place
 //! ([`may_resize`]), and the caller does not apply it before it has ended.

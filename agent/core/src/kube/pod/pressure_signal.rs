@@ -1,4 +1,4 @@
-//! How a pod asks to be told that memory is short, before it has to go.
+//! How a pod asks for a notification when memory is short, before it is evicted.
 //!
 //! A signal is the one message that every program can take and that needs nothing from Kubernetes: garbage collectors and caches
 //! already free memory on one. A pod that does not ask is never sent any.
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Pod;
 
-/// Names the signal by which a pod's containers want to be told that memory is short, so that they can give some back: see
+/// Names the signal by which a pod's containers want to be notified when memory is short, so that they can give some back: see
 /// [`PressureSignal`]. Not the kubelet's.
 pub const PRESSURE_SIGNAL_ANNOTATION: &str = "plimsoll.dev/memory-pressure-signal";
 
@@ -76,7 +76,7 @@ impl fmt::Display for PressureSignal {
 /// The annotation names something else.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "annotation {PRESSURE_SIGNAL_ANNOTATION}: {name:?} is none of SIGHUP, SIGUSR1, SIGUSR2, SIGURG and SIGWINCH; the pod is not told when memory is short"
+    "annotation {PRESSURE_SIGNAL_ANNOTATION}: {name:?} is none of SIGHUP, SIGUSR1, SIGUSR2, SIGURG and SIGWINCH; the pod is not notified when memory is short"
 )]
 pub struct UnknownPressureSignal {
     /// What it names.

@@ -1,8 +1,8 @@
-//! Who is throttled by a CPU limit while the node has time gets more, for a while, from what it saved.
+//! A container that is throttled while the node has idle CPU time may exceed its limit for a while, paid from CPU time it left unused.
 //!
 //! **Problem.** A limit is enforced period by period (100 ms). A service that answers a request with four threads has used up a limit of two CPUs
 //! in half a period and stands still for the rest, though it uses less than its limit over any second, and though CPUs are idle (kubernetes#67577,
-//! #51135). Raising quotas for whoever is throttled gives them to who computes without end, too, and takes the time from the neighbours.
+//! #51135). Raising the quota of every throttled container would also serve those that compute without end, at the cost of their neighbours.
 //!
 //! **Approach.** Two steps, each an option, for a cgroup that was throttled since the reading before:
 //! 1. *Burst*: `cpu.max.burst`, a part of the quota, never above it (the kernel's rule, `tg_set_cfs_bandwidth`). The kernel then lets it use in
@@ -15,7 +15,7 @@
 //! - The *allowance*: CPU time that the cgroup left of its limit, never more than configured, and what it uses above the limit goes off it. A quota is raised
 //!   only while the allowance covers all that the raised quota can use until the look after the next; else it is the limit again at once. So over
 //!   any time a cgroup uses no more than its limit plus one allowance. It begins at 0: nothing is given that was not saved.
-//! - Who has CPUs of its own has no quota and is left alone.
+//! - A pod with exclusive CPUs has no quota and is left alone.
 //!
 //! One step is taken back when the cgroup was neither throttled nor above its quota for its *patience*. If it is throttled again soon after, that was
 //! wrong: it gets the step again, and its patience doubles, so that a steady load settles at what it needs instead of being tried again and again.
@@ -38,7 +38,7 @@ pub const SETTLE_NS: u64 = 2_000_000_000;
 pub const COOL_DOWN_NS: u64 = 10_000_000_000;
 /// A cgroup that is throttled again within this time after a step was taken back had needed it, nanoseconds.
 pub const PROOF_NS: u64 = 30_000_000_000;
-/// The allowance must cover the raised quota for this many intervals between looks: the next may be late.
+/// The allowance must cover the raised quota for this many intervals between readings: the next may be late.
 const COVERED_LOOKS: u64 = 2;
 /// Before a quota is first raised it must cover it for this many times as long, or it would fall back at once.
 const START_FACTOR: u64 = 4;

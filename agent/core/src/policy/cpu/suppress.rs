@@ -1,14 +1,14 @@
-//! Who asked for no CPU time is held back while those who did wait for theirs.
+//! Pods without a CPU request are held back while pods with one wait for their CPU time.
 //!
 //! **Problem.** Weights share out CPU time, not latency: a pod that gets its share still waits for a slice of a BestEffort pod to end, on the
 //! CPU, its cache and its sibling thread. **Approach.** While a pod that comes first ([`cpu`](crate::policy::cpu)) waits longer than configured, at two looks in a
 //! row, each BestEffort pod that uses more than the *floor* gets a quota of [`LOWER_PERCENT`] of what it uses, and at each further look as much
-//! less again, down to the floor. When nobody has waited for [`CALM_NS`], quotas grow again by half at each look, until they bind no longer and
+//! less again, down to the floor. When no pod has waited for [`CALM_NS`], quotas grow again by half at each look, until they bind no longer and
 //! are taken away.
 //!
 //! **Never for ever.** Time in which anybody is held back is counted against the *budget*, and comes back at the same rate while nobody is: when it
-//! is used up everybody is let go until half of it is back. If all are at the floor and it has not helped for [`GIVE_UP_NS`], whoever waits does not wait
-//! for them, and they are let go for [`NO_EFFECT_NS`]. A pod that is told to leave is let go at once.
+//! is used up everybody is let go until half of it is back. If all are at the floor and it has not helped for [`GIVE_UP_NS`], the pod that waits does not wait
+//! for them, and they are let go for [`NO_EFFECT_NS`]. A pod that is evicted or ended is let go at once.
 //!
 //! **Pod by pod**, not by one quota for `kubepods/besteffort`: in a cluster made with kubeadm that cgroup has kube-proxy, which is critical for the
 //! node and requests nothing. Static, mirror and critical pods are never held, nor who uses less than the floor. `cpu.idle` is not used: while it is set
@@ -30,9 +30,9 @@ use crate::policy::cpu::{Around, CpuState, PodCpuState};
 pub const LOWER_PERCENT: u64 = 70;
 /// What a step of letting go makes of a quota, per cent.
 pub const RAISE_PERCENT: u64 = 150;
-/// So many looks in a row somebody must have waited.
+/// A pod must have waited in so many readings in a row.
 pub const LOOKS: u32 = 2;
-/// How long nobody must have waited before quotas grow, nanoseconds.
+/// How long no pod must have waited before quotas grow, nanoseconds.
 pub const CALM_NS: u64 = 3_000_000_000;
 /// How long it is tried at the floor, nanoseconds.
 pub const GIVE_UP_NS: u64 = 10_000_000_000;
@@ -187,7 +187,7 @@ fn lower(
     }
 }
 
-/// A quota that is twice what the pod uses, or as much as all CPUs, binds nobody.
+/// A quota that is twice what the pod uses, or as much as all CPUs, has no effect.
 fn raise(suppression: &mut Suppression, pods: &BTreeMap<PodUid, PodCpuState>, cpus: u32) {
     suppression.at_floor_since_ns = None;
     suppression.held.retain(|uid, quota_us| {
@@ -240,19 +240,19 @@ fn write(
     });
 }
 
-/// Lets those go whom this step has told to leave.
+/// Restores the quota of pods that this step evicts or ends.
 pub(crate) fn let_go(cpu: &mut CpuState, first: usize, decisions: &mut Vec<Decision>) {
     if cpu.suppression.held.is_empty() {
         return;
     }
-    let told = decisions.iter().skip(first).filter_map(|decision| {
+    let leaving = decisions.iter().skip(first).filter_map(|decision| {
         let (Decision::Evict { uid, .. } | Decision::End { uid, .. }) = decision else {
             return None;
         };
         cpu.suppression.held.remove(uid).map(|_| uid.clone())
     });
-    let told: Vec<PodUid> = told.collect();
-    decisions.extend(told.into_iter().map(|uid| Decision::RestoreCpu {
+    let leaving: Vec<PodUid> = leaving.collect();
+    decisions.extend(leaving.into_iter().map(|uid| Decision::RestoreCpu {
         uid,
         container: Arc::from(""),
         knob: CpuKnob::Quota,
@@ -260,7 +260,7 @@ pub(crate) fn let_go(cpu: &mut CpuState, first: usize, decisions: &mut Vec<Decis
     }));
 }
 
-/// A write failed: the pod is as it was, and nobody is tried again for a while.
+/// A write failed: the pod keeps its quota, and no pod is held back for a while.
 pub(crate) fn not_written(cpu: &mut CpuState, uid: &PodUid, now_ns: u64) {
     if cpu.suppression.held.remove(uid).is_some() {
         cpu.suppression.not_before_ns = now_ns.saturating_add(FAILED_NS);

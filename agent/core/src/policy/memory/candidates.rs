@@ -1,7 +1,7 @@
 //! The pods that may have to go, as rows of the ranking of what runs out.
 //!
 //! Rule: `buildSignalToRankFunc` in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36. Difference, on purpose: pods without
-//! processes are not candidates, nothing would come back; and one that did not leave when it was told is not told again.
+//! processes are not candidates, nothing would come back; and a pod whose processes survived SIGKILL is not chosen again.
 
 use crate::model::config::EngineConfig;
 use crate::model::reading::PodLoad;
@@ -34,7 +34,7 @@ pub(crate) fn rows(view: &View<'_>, resource: Resource, rows: &mut Vec<RankRow>)
         .filter(|pod| view.is_candidate(pod) && (!by_load || load(state, pod).is_some()));
     rows.extend(pods.map(|pod| row(config, state, pod, resource)));
     if resource == Resource::Memory {
-        view.look_ahead(rows);
+        view.apply_sample(rows);
     }
 }
 

@@ -6,7 +6,7 @@
 //! not exempt. A hard threshold gives it one second, a soft one the smaller of `evictionMaxPodGracePeriod` and its own.
 //!
 //! Differences, each on purpose:
-//! - While a victim is leaving and what it used is still being freed nobody else is chosen for the same thing (the kubelet
+//! - While a victim is leaving and its memory is still being freed no other pod is chosen for the same resource (the kubelet
 //!   waits up to 30 s, blind). If meanwhile half of a hard memory threshold is gone too, the victim's grace is over.
 //! - With [`foresight`](crate::policy::memory::foresight) the first in the ranking also goes when the kernel will soon have nothing left.
 //! - With [`Remedies`](crate::model::options::Remedies) other means are tried before anybody goes for memory
@@ -221,7 +221,7 @@ fn grace_s(config: &EngineConfig, state: &NodeState, threshold: &Threshold, uid:
     own_s.map_or(max_s, |own_s| own_s.min(max_s))
 }
 
-/// Tells a pod to leave.
+/// Evicts a pod.
 pub(crate) fn evict(
     state: &mut NodeState,
     uid: &PodUid,
@@ -236,16 +236,16 @@ pub(crate) fn evict(
         return;
     };
     let grace_ms = grace_s.max(0).unsigned_abs().saturating_mul(1000);
-    let told = leaving::told_to_leave(pod, Some(resource), now_ns, grace_ms);
+    let begun = leaving::begun(pod, Some(resource), now_ns, grace_ms);
     pod.leaving = Some(match pod.leaving {
         // It was leaving already and is still there: now it has less time.
         Some(earlier) => Leaving {
-            kill_at_ns: earlier.kill_at_ns.min(told.kill_at_ns),
+            kill_at_ns: earlier.kill_at_ns.min(begun.kill_at_ns),
             killed_at_ns: earlier.killed_at_ns,
-            usage_before_bytes: told.usage_before_bytes,
-            ..told
+            usage_before_bytes: begun.usage_before_bytes,
+            ..begun
         },
-        None => told,
+        None => begun,
     });
     decisions.push(Decision::Evict {
         uid: uid.clone(),
@@ -260,7 +260,7 @@ fn count(pods: usize) -> u32 {
 }
 
 fn no_victim(state: &mut NodeState, met: &Met, rows: &[RankRow], decisions: &mut Vec<Decision>) {
-    // Said once per threshold, not at every sample.
+    // Reported once per threshold, not at every sample.
     if state.no_victim == Some(met.threshold.signal) {
         return;
     }

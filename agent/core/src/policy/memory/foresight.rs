@@ -16,7 +16,7 @@
 //! - The kernel must agree: it woke kswapd, or somebody reclaimed or stalled, within the last second; or so little is really free
 //!   ([`FREE_SHARE`]) that it is about to.
 //!
-//! Hysteresis: while a victim leaves nobody else is chosen, and when it is gone the intervals begin anew. Losses below
+//! Hysteresis: while a victim leaves no other pod is chosen, and when it is gone the intervals begin anew. Losses below
 //! [`RATE_MIN`] are left to thresholds.
 
 use crate::model::config::EngineConfig;
@@ -191,8 +191,8 @@ impl Outlook {
         let line_bytes = u64::try_from(line)
             .unwrap_or(u64::MAX)
             .saturating_add(NOISE_BYTES);
-        let told_ns = self.short_ns.map(|at_ns| now_ns.saturating_sub(at_ns));
-        let short = told_ns.is_some_and(|ago_ns| ago_ns <= SHORT_FOR_NS)
+        let short_for_ns = self.short_ns.map(|at_ns| now_ns.saturating_sub(at_ns));
+        let short = short_for_ns.is_some_and(|ago_ns| ago_ns <= SHORT_FOR_NS)
             || now.free_bytes <= line_bytes.max(now.capacity_bytes / FREE_SHARE);
         (now.left_bytes <= line_bytes && short && self.is_going()).then_some(Verdict {
             foreseen: Foreseen {

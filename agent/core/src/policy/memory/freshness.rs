@@ -2,7 +2,7 @@
 //!
 //! Problem: a cgroup's usage is one cheap read, its inactive file pages are one of fifty lines that cost a hundred times as much
 //! to produce; reading them for every pod would take milliseconds between a record and a kill. Yet a pod that has only read
-//! files since the last look must not be evicted for it.
+//! files since the last reading must not be evicted for it.
 //! Approach: at an urgent sample the agent reads usage only and keeps the inactive file pages of the last full reading. Then it asks
 //! here, again and again, for the one figure that could still change the [verdict](crate::policy::memory::verdict), until there is none. Usually there is
 //! none: the pod that grew was ahead already.
@@ -45,7 +45,7 @@ pub enum Stale {
 /// Whether a decision about `sample`, of which only the node has been read, may depend on a pod's memory.
 ///
 /// `false` promises that [`Engine::step`](crate::engine::Engine::step) decides the same with and without the pods. It does if no threshold asks for a victim and no end
-/// of memory is foreseen, nothing is under way that looks at pods (a pod that leaves, a remedy, disk space that is being freed, limits of local
+/// of memory is foreseen, nothing is under way that depends on pods (a pod that leaves, a remedy, disk space that is being freed, limits of local
 /// storage), and every pod that runs was read not longer than [`PODS_AGE_MAX_NS`] ago.
 pub(crate) fn pods_needed(view: &View<'_>, sample: &Sample) -> bool {
     let state = view.state;

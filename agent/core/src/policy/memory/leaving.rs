@@ -92,7 +92,7 @@ fn end(state: &mut NodeState, uid: &PodUid, decisions: &mut Vec<Decision>) {
     }
     if pod.leaving.is_none() {
         let grace_ms = pod.termination_grace_period_s.saturating_mul(1000);
-        pod.leaving = Some(told_to_leave(pod, None, now_ns, grace_ms));
+        pod.leaving = Some(begun(pod, None, now_ns, grace_ms));
         decisions.push(Decision::End {
             uid: uid.clone(),
             grace_ms,
@@ -113,7 +113,7 @@ fn finish(state: &mut NodeState, uid: &PodUid, kill: &LastLineKill, decisions: &
     };
     let mut own = pod
         .leaving
-        .unwrap_or_else(|| told_to_leave(pod, Some(Resource::Memory), now_ns, 0));
+        .unwrap_or_else(|| begun(pod, Some(Resource::Memory), now_ns, 0));
     own.evicted_for.get_or_insert(Resource::Memory);
     if own.killed_at_ns.is_none() && own.empty_at_ns.is_none() {
         killed(&mut own, now_ns);
@@ -125,8 +125,8 @@ fn finish(state: &mut NodeState, uid: &PodUid, kill: &LastLineKill, decisions: &
     pod.leaving = Some(own);
 }
 
-/// A pod that is told to leave now.
-pub(crate) fn told_to_leave(
+/// A pod that begins to leave now.
+pub(crate) fn begun(
     pod: &PodState,
     evicted_for: Option<Resource>,
     now_ns: u64,

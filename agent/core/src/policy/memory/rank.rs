@@ -80,11 +80,11 @@ pub enum Ranking {
     Memory,
     /// `nodefs`, `imagefs` and `containerfs`, bytes and inodes (`rankDiskPressureFunc`).
     Disk,
-    /// `pid.available` (`rankPIDPressure`): nobody requests processes, so nobody exceeds a request.
+    /// `pid.available` (`rankPIDPressure`): no pod requests processes, so none exceeds a request.
     Pids,
     /// Stalls for the CPU: who takes more than was promised goes first. Not the kubelet's.
     Cpu,
-    /// Stalls for the disk: nobody requests traffic. Not the kubelet's.
+    /// Stalls for the disk: no pod requests traffic. Not the kubelet's.
     Io,
 }
 

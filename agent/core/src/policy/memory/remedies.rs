@@ -1,8 +1,8 @@
 //! What is tried before a pod is evicted for memory: reclaim, throttle, notify.
 //!
-//! Problem: an eviction costs all that a pod has done, where often its page cache, a pause or a word would have been enough. But
+//! Problem: an eviction costs all that a pod has done, where often its page cache, a pause or a notification would have been enough. But
 //! each of these takes time, and while it is tried the node may run out; and a cgroup that is held at `memory.high` with nothing
-//! to reclaim stands still for as long as somebody leaves it there.
+//! to reclaim stands still for as long as the limit stays there.
 //!
 //! Approach: an *episode* begins when a memory threshold asks for a victim and goes through the *stages* in their order, each at
 //! most once and each within its *budget*. A stage is over at once when the threshold is satisfied with its minimum reclaim, when it makes
@@ -177,12 +177,12 @@ fn take_report(state: &mut NodeState, uid: &PodUid, stage: Stage, report: &Stage
     }
 }
 
-/// Whether a pod may be reclaimed from, throttled or told.
+/// Whether a pod may be reclaimed from, throttled or notified.
 fn may_be_treated(pod: &PodState) -> bool {
     pod.running && !pod.removed && !pod.row.exempt && !pod.stuck && pod.leaving.is_none()
 }
 
-/// Ends what is being tried on a pod that is about to be told to leave: a throttled process cannot leave quickly.
+/// Ends the remedy on a pod that is about to be evicted: a throttled process cannot exit quickly.
 pub(crate) fn let_go(state: &mut NodeState, uid: &PodUid, decisions: &mut Vec<Decision>) {
     let attempt = state
         .remedies

@@ -157,7 +157,7 @@ pub(crate) fn schedule(
     };
     let interval_ns = match node.headroom_bytes {
         Some(headroom_bytes) => half_of(headroom_bytes, rate).clamp(least_ns, INTERVAL_MAX_NS),
-        // Everything is met and nobody is left to go: look now and then.
+        // All thresholds are met and no victim is left: take a sample now and then.
         None => 1_000_000_000,
     };
     let watch_ns = foresight::wait_ns(config, state, rate).map(|wait_ns| wait_ns.max(least_ns));

@@ -2,8 +2,8 @@
 //!
 //! **Problem.** `SwapFree` counts slots. Two things make them worth less than the memory that the kernel still has to find. Pods may
 //! not use them: with `NoSwap`, the kubelet's default, none at all, with `LimitedSwap` each container its share. And slots of a
-//! device in memory (zram) take memory themselves when they are filled: all that they free, if the pages do not compress. Who counts
-//! `SwapFree` as it is sees gigabytes while the kernel kills.
+//! device in memory (zram) take memory themselves when they are filled: all that they free, if the pages do not compress. A reader of
+//! `SwapFree` sees gigabytes while the kernel's OOM killer runs.
 //! **Approach.** Free swap counts as far as there is somebody who may still move there: anonymous memory outside of pods, and what is left
 //! of the pods' shares. Of that, what would go to zram counts as far as the pages that are there have been compressed. Zswap is left
 //! out: what it holds can be written to the disk behind it.
@@ -29,7 +29,7 @@ impl CompressedSwap {
     }
 }
 
-/// Memory that the kernel can still win by swapping out, whoever may use it, bytes.
+/// Memory that the kernel can still free by swapping out, if every page may be swapped, bytes.
 pub(crate) fn winnable_bytes(node: &NodeMemory, movable_bytes: u64) -> u64 {
     let free = node.swap_free_bytes.min(movable_bytes);
     // Devices in memory are given the higher priority, so what is swapped out next goes there.
@@ -99,11 +99,11 @@ mod tests {
         .unwrap();
         let pod = Arc::new(pod.with_defaults());
         let uid = pod.uid();
-        let mut told = vec![EventKind::PodApplied { pod }];
+        let mut events = vec![EventKind::PodApplied { pod }];
         if running {
-            told.push(EventKind::PodRunning { uid });
+            events.push(EventKind::PodRunning { uid });
         }
-        for kind in told {
+        for kind in events {
             engine.step(&Event { at_ns: 1, kind }, &mut Vec::new());
         }
         let sample = Sample {

@@ -9,9 +9,9 @@
 //!    any pod from there on, nothing suffices.
 //! 2. If one candidate of that last member's class (as important: [`Ranking::same_class`](crate::policy::memory::rank::Ranking)) or a less
 //!    important one frees enough alone, the first such goes alone.
-//! 3. Otherwise the prefix, from its most important member down, loses everyone without whom it still suffices.
+//! 3. Otherwise the prefix, from its most important member down, loses every candidate without which it still suffices.
 //!
-//! So no victim is more important than needed, nobody could be spared, and two never go where one suffices without being more
+//! So no victim is more important than needed, none could be spared, and two never go where one suffices without being more
 //! important. If all together do not suffice, all go.
 
 use crate::policy::memory::rank::{RankRow, Ranking};

@@ -4,7 +4,7 @@
 //! functions of helpers.go that it calls. A threshold is *met* while its signal shows less than its value (stalls: more); one
 //! that was met for its grace period stays met until its minimum reclaim is there on top. Conditions follow thresholds at
 //! once, also within a grace period, and leave a transition period after the last. Only a threshold whose signal has been read
-//! anew since the last time evicts: nobody goes twice for one reading.
+//! anew since the last time evicts: one reading never evicts twice.
 //!
 //! Difference, on purpose: of several met thresholds of one kind the kubelet takes any (it sorts by "memory first" only); here
 //! hard comes before soft, then the order of the configuration.

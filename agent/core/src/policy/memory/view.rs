@@ -124,7 +124,7 @@ impl<'a> View<'a> {
     }
 
     /// Puts what the sample ahead shows into rows of the memory ranking, which are in the order of UIDs.
-    pub(crate) fn look_ahead(&self, rows: &mut [RankRow]) {
+    pub(crate) fn apply_sample(&self, rows: &mut [RankRow]) {
         let Some(pods) = self.pods_ahead() else {
             return;
         };

@@ -1,6 +1,6 @@
-//! Whom a program in the kernel may kill when the agent cannot act, and below how much memory.
+//! Which pods a program in the kernel may kill when the agent cannot act, and below how much available memory.
 //!
-//! Problem: an agent that is frozen, starved or dead evicts nobody. Approach (option [`LastLine`]): after each sample
+//! Problem: an agent that is frozen, starved or dead evicts no pod. Approach (option [`LastLine`]): after each sample
 //! the agent leaves in the kernel the order in which it would evict for memory, and two amounts. A program there kills the task that
 //! allocates if its pod is in the order, its turn has come, and memory is short by the kernel's own count (`MemAvailable + SwapFree`):
 //!
@@ -9,7 +9,7 @@
 //!   [half](crate::policy::memory::eviction::half).
 //!
 //! Nobody who is exempt from eviction can be in the order: [`Condemned`] is made from a row of the ranking, and from no row of an exempt
-//! pod. Whoever is leaving already comes first; whoever a disruption budget protects comes last.
+//! pod. Pods that are leaving come first; pods that a disruption budget protects come last.
 
 use serde::{Deserialize, Serialize};
 
@@ -55,7 +55,7 @@ impl Condemned {
 /// What the agent leaves in the kernel. Amounts of what `kernelMemory.available` shows, bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct LastLinePlan {
-    /// Below this, whoever is condemned goes if the agent does not answer.
+    /// Below this, condemned pods are killed if the agent does not answer.
     pub line_bytes: u64,
     /// Below this, at once.
     pub critical_bytes: u64,

@@ -2,7 +2,7 @@
 //!
 //! **Problem.** When memory runs out before anybody is evicted, the kernel chooses. It takes the process with the most *badness*: its
 //! pages, plus its `oom_score_adj` in thousandths of the node's pages (mm/oom_kill.c, `oom_badness`). The kubelet's scores
-//! ([`crate::policy::oom::score`]) come from requests alone: whoever is over its request is taken only if it is larger than its neighbours' head
+//! ([`crate::policy::oom::score`]) come from requests alone: a container over its request is taken only if it is larger than its neighbours' head
 //! start; on a node of 4 TiB every request below 4 GiB gives 999 (kubernetes#142230); a pod of many processes hides behind each of them
 //! (kubernetes#133839); a sidecar, which requests little, goes first (kubernetes#111356).
 //!

@@ -1,4 +1,4 @@
-//! The `oom_score_adj` of a container's processes: whom the kernel kills when it has to.
+//! The `oom_score_adj` of a container's processes, by which the kernel's OOM killer chooses.
 //!
 //! The kernel adds a process's share of memory, in thousandths, to this value and kills the highest sum. Burstable
 //! containers therefore get 1000 less the share they requested: a process at its request reaches 1000, one above it more.
