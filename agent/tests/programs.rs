@@ -6,9 +6,17 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const PLIMSOLL: &str = env!("CARGO_BIN_EXE_plimsoll");
 const AGENT: &str = env!("CARGO_BIN_EXE_plimsoll-agent");
+
+/// A test that starts a process while another still writes a program would hand it the open file, and that program be refused as busy.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -36,6 +44,7 @@ fn stand_in(dir: &Path, name: &str) {
 
 #[test]
 fn a_command_becomes_the_program_beside_it() {
+    let _alone = one_at_a_time();
     for (command, program, arguments) in [
         ("run", "plimsoll-agent", ["--manifests", "a directory"]),
         ("trace", "plimsoll-trace", ["--pod", "default/a b"]),
@@ -59,6 +68,7 @@ fn a_command_becomes_the_program_beside_it() {
 
 #[test]
 fn a_program_that_is_not_there_is_named_with_its_place() {
+    let _alone = one_at_a_time();
     for (command, program) in [("run", "plimsoll-agent"), ("trace", "plimsoll-trace")] {
         let dir = tempfile::tempdir().unwrap();
         let output = alone(dir.path()).arg(command).output().unwrap();
@@ -72,6 +82,7 @@ fn a_program_that_is_not_there_is_named_with_its_place() {
 
 #[test]
 fn wrong_usage_is_told_before() {
+    let _alone = one_at_a_time();
     let dir = tempfile::tempdir().unwrap();
     for command in ["run", "trace"] {
         let wrong = alone(dir.path()).args([command, "--nonsense"]).output();
@@ -90,6 +101,7 @@ fn help(program: &str, arguments: &[&str]) -> String {
 
 #[test]
 fn the_agent_has_the_options_of_run_and_its_version() {
+    let _alone = one_at_a_time();
     let options = |help: &str| -> Vec<String> {
         let words = help.split_whitespace();
         words
@@ -111,6 +123,7 @@ fn the_agent_has_the_options_of_run_and_its_version() {
 
 #[test]
 fn the_agent_says_nothing_of_what_is_hidden() {
+    let _alone = one_at_a_time();
     let said = help(AGENT, &["--help"]);
     assert!(!said.contains("load-programs"), "{said}");
 }

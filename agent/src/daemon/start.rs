@@ -41,6 +41,7 @@ use crate::host::meminfo::MeminfoFile;
 use crate::host::output::Output;
 use crate::host::protect::{protect, raise_open_files};
 use crate::host::stop::StopSignals;
+use crate::host::syscall::fill_allocations;
 use crate::input::config::{Config, ConfigFile, Effective, EvictionFlags};
 use crate::input::devices;
 use crate::kernel::load::{Programs, load_pinned};
@@ -306,8 +307,10 @@ impl Start<'_> {
     async fn run(mut self, stop: StopSignals, ledger: &mut Ledger) -> Result<(Ending, Result<()>)> {
         let kubepods = self.kubepods()?;
         let capacity = kubepods.capacity();
-        let sampler = self.sampler(capacity.allocatable_memory_bytes)?;
         let loaded = self.load();
+        // What is allocated from here on is for good: it is written to, so that it is locked in memory as a whole.
+        fill_allocations(true);
+        let sampler = self.sampler(capacity.allocatable_memory_bytes)?;
         let origins = Origins::of(
             &loaded.report.choices,
             loaded.attaches("memcg_memory_event"),
@@ -347,6 +350,7 @@ impl Start<'_> {
         if let Some(disk) = disk {
             agent = agent.with_storage(disk);
         }
+        fill_allocations(false);
         agent.started(&report.choices, &lost, pinned.as_deref());
         Ok(agent.run(sources, stop).await)
     }

@@ -12,7 +12,7 @@ use super::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use super::file::{parse_u64, read_text};
 use super::knobs::{KnobError, Ledger};
 use super::meminfo::MeminfoFile;
-use super::syscall::sched_fifo_reset_on_fork;
+use super::syscall::{mlock, sched_fifo_reset_on_fork};
 
 /// Name of the agent's cgroup below the cgroup root.
 pub const OWN_CGROUP: &str = "plimsoll";
@@ -51,7 +51,7 @@ pub fn protect(
             own_cgroup(host, mounts, cgroup_root, ledger),
         ),
         ("oom_score_adj -999", oom_score_adj(host, ledger)),
-        ("memory locked", lock_memory()),
+        ("memory locked", lock_memory(host)),
         (
             "SCHED_FIFO",
             sched_fifo_reset_on_fork(FIFO_PRIORITY).map_err(|error| {
@@ -153,14 +153,33 @@ pub fn raise_open_files(host: &HostRoot) -> rustix::io::Result<()> {
     }
 }
 
-/// Locks what is mapped now, every page of it in memory at once; later mappings are locked as they are touched, so that a large
-/// reservation (a thread's stack, an allocator's arena) does not become resident as a whole.
-fn lock_memory() -> Result<(), String> {
-    mlockall(MlockAllFlags::CURRENT)
-        .and_then(|()| mlockall(MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT))
-        .map_err(|errno| {
-            format!("mlockall: {errno}; needs CAP_IPC_LOCK or a larger RLIMIT_MEMLOCK (ulimit -l)")
-        })
+/// Locks what is in memory now, and every page of code, data and stacks that is mapped. What comes later is locked as it is touched, so that a large
+/// reservation (a thread's stack, an allocator's arena) does not become resident as a whole. Nor does the heap: what start-up freed in
+/// it stays away, and what it holds has been written to ([`fill_allocations`]).
+fn lock_memory(host: &HostRoot) -> Result<(), String> {
+    let advice = "needs CAP_IPC_LOCK or a larger RLIMIT_MEMLOCK (ulimit -l)";
+    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
+        .map_err(|errno| format!("mlockall: {errno}; {advice}"))?;
+    let maps = read_text(host.procfs(format!("{}/maps", std::process::id())))
+        .map_err(|error| error.to_string())?;
+    for (start, end) in maps.lines().filter_map(whole_mapping) {
+        mlock(start, end).map_err(|error| format!("{error}; {advice}"))?;
+    }
+    Ok(())
+}
+
+/// The range of a line of `/proc/PID/maps`, if all of it is to be in memory.
+fn whole_mapping(line: &str) -> Option<(usize, usize)> {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let is_readable = fields.next()?.starts_with('r');
+    // Offset, device and inode.
+    let name = fields.nth(3).unwrap_or_default();
+    if !is_readable || name == "[heap]" || name.starts_with("[v") {
+        return None;
+    }
+    let address = |text| usize::from_str_radix(text, 16).ok();
+    Some((address(start)?, address(end)?))
 }
 
 /// Makes the stack of this thread resident as deep as the kill path can go.
@@ -186,6 +205,24 @@ mod tests {
             std::fs::read("/proc/meminfo").unwrap(),
         )
         .unwrap();
+    }
+
+    #[test]
+    fn code_data_and_stacks_are_locked_whole_and_the_heap_is_not() {
+        let range = Some((0x5500_0000, 0x5500_1000));
+        for (rest, locked) in [
+            ("r-xp 00000000 fe:00 1234 /usr/bin/plimsoll-agent", true),
+            ("rw-p 00000000 00:00 0", true),
+            ("rw-p 00000000 00:00 0 [stack]", true),
+            ("rw-p 00000000 00:00 0 [heap]", false),
+            ("---p 00000000 00:00 0", false),
+            ("r--p 00000000 00:00 0 [vvar]", false),
+            ("r-xp 00000000 00:00 0 [vdso]", false),
+        ] {
+            let line = format!("55000000-55001000 {rest}");
+            assert_eq!(whole_mapping(&line), range.filter(|_| locked), "{line}");
+        }
+        assert_eq!(whole_mapping("nonsense"), None);
     }
 
     #[test]

@@ -31,6 +31,30 @@ pub fn process_mrelease(pidfd: BorrowedFd<'_>) -> Result<(), SyscallError> {
     check("process_mrelease", result)
 }
 
+/// Locks the pages from `start` to `end` in memory, and brings in those that are not there (`mlock(2)`).
+///
+/// # Errors
+/// ENOMEM: something there is not mapped, or cannot be read, or the limit is met. EPERM without CAP_IPC_LOCK.
+pub fn mlock(start: usize, end: usize) -> Result<(), SyscallError> {
+    let bytes = end.saturating_sub(start);
+    // SAFETY: the kernel only reads the range's numbers; it changes neither what is mapped there nor what is in it, and refuses a range that is
+    // not mapped.
+    let result = unsafe { libc::syscall(libc::SYS_mlock, start, bytes) };
+    check("mlock", result)
+}
+
+/// Has the allocator write to each block that it hands out from now on, or no longer, so that the block's pages are there before they are needed. Does
+/// nothing where the C library has no such option.
+pub fn fill_allocations(fills: bool) {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes no pointers. What is written is in blocks that nobody has yet, or nobody has any more.
+    unsafe {
+        libc::mallopt(libc::M_PERTURB, i32::from(fills));
+    }
+    #[cfg(not(target_env = "gnu"))]
+    let _ = fills;
+}
+
 /// Puts the calling thread under SCHED_FIFO at `priority` (1 is the lowest), with SCHED_RESET_ON_FORK so that no child inherits it.
 ///
 /// # Errors
