@@ -230,7 +230,7 @@ fn a_journal_at_its_end_at_a_time_and_damaged() {
     let output = replayed(&["--once"], &path);
     assert!(said(&output, 0).contains("512Mi available"));
     assert!(
-        String::from_utf8_lossy(&output.stderr).contains("cut off"),
+        String::from_utf8_lossy(&output.stderr).contains("incomplete"),
         "{output:?}"
     );
     fs::write(&path, "").unwrap();

@@ -27,10 +27,10 @@ use crate::show;
 pub struct CheckArgs {
     #[command(flatten)]
     pub(crate) output: OutputArgs,
-    /// The cgroup below which kubepods is, relative to the cgroup mount
+    /// Parent cgroup of kubepods, relative to the cgroup mount [default: the mount]
     #[arg(long, value_name = "CGROUP", default_value = "")]
     pub cgroup_root: String,
-    /// Leave a mechanism out, to see what plimsoll falls back to; may be repeated
+    /// Do without a mechanism, to see what plimsoll falls back to; may be repeated
     #[arg(long, value_enum, value_name = "MECHANISM", value_delimiter = ',')]
     pub without: Vec<Without>,
     #[command(flatten)]

@@ -16,28 +16,28 @@ use crate::commands::exit_status::CommandError;
 /// What a page is written to before it gets its name.
 const UNFINISHED: &str = ".plimsoll-unfinished";
 
-/// Write the manual pages, one for each command
+/// Write manual pages, one for each command
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
   plimsoll man --dir /usr/local/share/man/man1       then: man plimsoll-run
   plimsoll man --dir ./debian/man                    for a package
 
-The directory is made if it is not there. Pages of the same names are replaced, each at once.")]
+Creates the directory if necessary. Existing pages are replaced atomically.")]
 pub struct ManArgs {
-    /// Where: plimsoll.1, plimsoll-run.1 and so on
+    /// Directory for plimsoll.1, plimsoll-run.1 and so on
     #[arg(long, value_name = "DIR")]
     pub dir: PathBuf,
 }
 
-/// Print what a shell needs to complete plimsoll's commands and options
+/// Print a shell completion script
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
   plimsoll completions bash > /etc/bash_completion.d/plimsoll
   plimsoll completions zsh > /usr/local/share/zsh/site-functions/_plimsoll
   plimsoll completions fish > ~/.config/fish/completions/plimsoll.fish
-  source <(plimsoll completions bash)                for this shell alone")]
+  source <(plimsoll completions bash)                for the current shell")]
 pub struct CompletionsArgs {
     /// The shell
     #[arg(value_enum)]
@@ -59,7 +59,7 @@ pub enum CompletedShell {
 #[derive(Debug, thiserror::Error)]
 pub enum ManualError {
     /// A page, or its directory.
-    #[error("{path}: {source}; pages that were written before it are there", path = path.display())]
+    #[error("{path}: {source}; pages written before it are complete", path = path.display())]
     Write {
         /// The file.
         path: PathBuf,

@@ -62,21 +62,63 @@ impl Severity {
             | Decision::PlacementRefused { .. }
             | Decision::PlacementLost { .. }
             | Decision::PlacementFailed { .. } => Self::Warning,
-            _ => Self::Info,
+            Decision::Arm { .. }
+            | Decision::SampleBy { .. }
+            | Decision::End { .. }
+            | Decision::ReleaseMemory { .. }
+            | Decision::Finished { .. }
+            | Decision::ReclaimNode { .. }
+            | Decision::ReadStorageEvery { .. }
+            | Decision::Reclaim { .. }
+            | Decision::StopReclaim { .. }
+            | Decision::SetHigh { .. }
+            | Decision::ClearHigh { .. }
+            | Decision::Notify { .. }
+            | Decision::StageEnded { .. }
+            | Decision::Place { .. }
+            | Decision::SetCpu { .. }
+            | Decision::RestoreCpu { .. }
+            | Decision::Condition { status: false, .. } => Self::Info,
         }
     }
 }
 
-/// Whether a decision is said at all: not how the agent paces itself.
-pub fn is_told(decision: &Decision) -> bool {
-    !matches!(
-        decision,
+/// Whether people get a line for a decision: not for how the agent paces itself.
+pub fn is_reported(decision: &Decision) -> bool {
+    match decision {
         Decision::Arm { .. }
-            | Decision::SampleBy { .. }
-            | Decision::ReadStorageEvery { .. }
-            | Decision::StopReclaim { .. }
-            | Decision::ReleaseMemory { .. }
-    )
+        | Decision::SampleBy { .. }
+        | Decision::ReadStorageEvery { .. }
+        | Decision::StopReclaim { .. }
+        | Decision::ReleaseMemory { .. } => false,
+        Decision::Evict { .. }
+        | Decision::End { .. }
+        | Decision::Kill { .. }
+        | Decision::Finished { .. }
+        | Decision::ReclaimNode { .. }
+        | Decision::Reclaim { .. }
+        | Decision::SetHigh { .. }
+        | Decision::ClearHigh { .. }
+        | Decision::Notify { .. }
+        | Decision::StageEnded { .. }
+        | Decision::Place { .. }
+        | Decision::PlacementRefused { .. }
+        | Decision::PlacementLost { .. }
+        | Decision::PlacementFailed { .. }
+        | Decision::SetCpu { .. }
+        | Decision::RestoreCpu { .. }
+        | Decision::NoVictim { .. }
+        | Decision::Condition { .. } => true,
+    }
+}
+
+/// The colour of a decision's line: red where a pod is killed, green where one has left.
+fn color_of(decision: &Decision) -> &'static str {
+    match (Severity::of(decision), decision) {
+        (Severity::Critical, _) => "31",
+        (_, Decision::Finished { .. }) => "32",
+        (Severity::Warning | Severity::Info, _) => "1",
+    }
 }
 
 impl Told {
@@ -406,12 +448,8 @@ fn text(line: &Line<'_>, color: bool) -> String {
             decision,
             ..
         } => {
-            let code = match decision {
-                Decision::Evict { .. } | Decision::Kill { .. } => "31",
-                Decision::Finished { .. } => "32",
-                _ => "1",
-            };
-            format!("{} {}", seconds(*at_ns), paint(color, code, text))
+            let text = paint(color, color_of(decision), text);
+            format!("{} {text}", seconds(*at_ns))
         }
         Line::EvictionFinished { pod, finished } => {
             let timeline = &finished.timeline;

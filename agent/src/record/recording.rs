@@ -12,7 +12,7 @@ use plimsoll_core::engine::Engine;
 use plimsoll_core::model::state::NodeState;
 
 use crate::record::journal::aside::Recalled;
-use crate::record::lines::{KEPT_LINES, Told, is_told};
+use crate::record::lines::{KEPT_LINES, Told, is_reported};
 use crate::record::snapshot::Snapshot;
 use crate::record::steps::{Entry, JournalReadError, StepPlace, Steps};
 
@@ -70,7 +70,7 @@ struct Mark {
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     at_ns: u64,
-    is_told: bool,
+    is_reported: bool,
 }
 
 /// An open journal.
@@ -118,7 +118,7 @@ impl Recording {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) if own.step > 0 => {
-                    own.remark = Some(format!("{error}; shown is what comes before"));
+                    own.remark = Some(format!("{error}; only what comes before is shown"));
                     break;
                 }
                 Err(error) => return Err(error),
@@ -128,7 +128,7 @@ impl Recording {
             }
         }
         if own.steps.is_torn() {
-            own.remark = Some("the last line is cut off and was left out".to_owned());
+            own.remark = Some("the last line is incomplete and was ignored".to_owned());
         }
         own.recalled_last = own.recalled.clone();
         Ok(own)
@@ -208,14 +208,14 @@ impl Recording {
                 let later = self.seen.iter().skip(self.step);
                 later
                     .clone()
-                    .position(|seen| seen.is_told)
+                    .position(|seen| seen.is_reported)
                     .map_or(steps, |index| self.step + index + 1)
             }
             Seek::Decision { forward: false } => {
                 let before = &self.seen[..self.step.saturating_sub(1)];
                 before
                     .iter()
-                    .rposition(|seen| seen.is_told)
+                    .rposition(|seen| seen.is_reported)
                     .map_or(0, |index| index + 1)
             }
         }
@@ -233,7 +233,7 @@ impl Recording {
         let mut decisions = Vec::new();
         let difference = step.take(&mut self.engine, &mut decisions)?;
         let at_ns = step.event.at_ns;
-        for decision in decisions.iter().filter(|own| is_told(own)) {
+        for decision in decisions.iter().filter(|own| is_reported(own)) {
             if self.told.len() == KEPT_LINES {
                 self.told.pop_front();
             }
@@ -244,13 +244,13 @@ impl Recording {
         if self.step == self.seen.len() {
             self.seen.push(Seen {
                 at_ns,
-                is_told: decisions.iter().any(is_told),
+                is_reported: decisions.iter().any(is_reported),
             });
         }
         self.step += 1;
         if let Some((line, ..)) = difference {
             self.remark = Some(format!(
-                "from line {line} on this plimsoll decides otherwise than the one that wrote the journal; shown is what comes before"
+                "from line {line} this version decides differently from the one that wrote the journal; only what comes before is shown"
             ));
         }
         Ok(true)

@@ -38,21 +38,18 @@ const TOLD: u16 = 4;
 
 /// What a key does.
 const KEYS: [(&str, &str); 10] = [
-    ("q, Ctrl-C", "leave"),
+    ("q, Ctrl-C", "quit"),
     (
         "Up Down k j",
         "select a pod; PgUp, PgDn, Home, End go further",
     ),
-    ("Enter", "all that is known of the selected pod, and back"),
-    ("s, S", "sort by the next column, the one before"),
-    ("r", "sort the other way round"),
-    ("/", "show only pods whose name contains what is typed"),
-    ("Esc", "back to the pods; then all of them again"),
-    (
-        "p, Space",
-        "hold the screen still (a journal: let time go on)",
-    ),
-    ("?, h", "this, and back"),
+    ("Enter", "details of the selected pod, and back"),
+    ("s, S", "sort by the next column, the previous one"),
+    ("r", "reverse the order"),
+    ("/", "show only pods whose name contains the text"),
+    ("Esc", "back to the pods; then clear the filter"),
+    ("p, Space", "pause the screen (journal: play)"),
+    ("?, h", "this help, and back"),
     (
         "Left Right [ ] n N g G",
         "in a journal: step, 10 s, decision, begin, end",
@@ -193,7 +190,7 @@ impl Screen<'_, '_> {
         }
         let ago = |since: std::time::Duration| model.now.saturating_sub(since).as_secs();
         let right = match (&model.feed, model.paused) {
-            (_, Some(since)) => format!("HELD STILL for {} s", ago(since)),
+            (_, Some(since)) => format!("PAUSED for {} s", ago(since)),
             (Feed::Live { every, .. }, None) => format!("every {}", span_of(*every)),
             (
                 Feed::Recorded {
@@ -218,12 +215,12 @@ impl Screen<'_, '_> {
     fn foot(&mut self, model: &Model) {
         self.next = self.area.bottom() - 1;
         let keys = match (&model.feed, model.edits_filter) {
-            (_, true) => "type a part of a name   Enter keep it   Esc all pods",
+            (_, true) => "type part of a name   Enter apply   Esc clear",
             (Feed::Live { .. }, _) => {
-                "q leave  s sort  r reverse  / filter  p hold still  Enter one pod  ? help"
+                "q quit  s sort  r reverse  / filter  p pause  Enter details  ? help"
             }
             (Feed::Recorded { .. }, _) => {
-                "q leave  Left Right step  [ ] 10 s  n N decision  Space play  s sort  ? help"
+                "q quit  Left Right step  [ ] 10 s  n N decision  Space play  s sort  ? help"
             }
         };
         self.line(Look::Faint, keys);
@@ -257,12 +254,12 @@ fn help(screen: &mut Screen<'_, '_>) {
     screen.line(Look::Plain, "");
     for text in [
         "  MEM     working set: memory without inactive page cache",
-        "  REQ LIM what it requests of memory, and is limited to",
-        "  CPU     CPUs in use, thousandths; CPUS: those that it alone has",
-        "  THR     ms of each second that it is throttled by its CPU limit",
-        "  WAIT    ms of each second that its tasks wait for memory",
-        "  PSI     % of the last 10 s in which a task of it waited for memory",
-        "  EVICT   its place: > goes next, - never goes, OUT is on its way out",
+        "  REQ LIM memory request and limit",
+        "  CPU     CPUs in use, thousandths; CPUS: its exclusive CPUs",
+        "  THR     ms of each second throttled by the CPU limit",
+        "  WAIT    ms of each second in which tasks wait for memory",
+        "  PSI     % of the last 10 s in which a task waited for memory",
+        "  EVICT   rank: > is next, - is exempt, OUT is terminating",
     ] {
         screen.line(Look::Plain, text);
     }
@@ -320,7 +317,7 @@ fn node(screen: &mut Screen<'_, '_>, overview: &Overview) {
     });
     let pressure = &node.pressure;
     let waits = if (pressure.cpu, pressure.memory, pressure.io) == (None, None, None) {
-        "waits   not measured here".to_owned()
+        "waits   not measured".to_owned()
     } else {
         format!(
             "waits   cpu {} %, memory {} %, io {} % of the last 10 s",
@@ -360,7 +357,7 @@ fn signals(screen: &mut Screen<'_, '_>, overview: &Overview) {
         is_any = true;
     }
     if !is_any {
-        text.push_str("none that has a threshold is observed");
+        text.push_str("no signal with a threshold is observed");
     }
     screen.line(look, &text);
 }
@@ -400,7 +397,7 @@ fn unusual(screen: &mut Screen<'_, '_>, model: &Model, overview: &Overview) {
             ..
         } => {
             let text = format!(
-                "NO ANSWER for {} s, shown is what was {} s ago; asking on: {why}",
+                "NO ANSWER for {} s; this is {} s old; retrying: {why}",
                 ago(*since),
                 ago(model.seen)
             );
@@ -412,7 +409,7 @@ fn unusual(screen: &mut Screen<'_, '_>, model: &Model, overview: &Overview) {
         } => {
             let pid = overview.pid.unwrap_or(0);
             let text = format!(
-                "another agent (process {pid}) answers since {} s ago; its counts begin anew",
+                "another agent (PID {pid}) has answered for {} s; its counts start at zero",
                 ago(*at)
             );
             return screen.line(Look::Warning, &text);
@@ -565,7 +562,7 @@ fn pods_table(screen: &mut Screen<'_, '_>, model: &Model, high: usize) {
     let rows = model.rows();
     if rows.is_empty() {
         let why = if model.filter.is_empty() {
-            "no pod is known".to_owned()
+            "no pods".to_owned()
         } else {
             format!("no pod has {:?} in its name: Esc shows all", model.filter)
         };
@@ -609,7 +606,7 @@ pub(crate) fn candidates(overview: &Overview) -> Vec<&PodOverview> {
 /// Why a pod stands where it stands.
 pub(crate) fn reason(overview: &Overview, own: &PodOverview) -> String {
     let Some(place) = own.place else {
-        return "it is not ranked".to_owned();
+        return "not ranked".to_owned();
     };
     if let Some(why) = place.exempt {
         return format!("never evicted: {why}");
@@ -644,7 +641,7 @@ fn candidates_list(screen: &mut Screen<'_, '_>, overview: &Overview, high: usize
     screen.line(Look::Heading, &title);
     let found = candidates(overview);
     if found.is_empty() {
-        screen.line(Look::Faint, " nobody can be evicted");
+        screen.line(Look::Faint, " no pod can be evicted");
     }
     for pod in found.into_iter().take(high) {
         let goes = overview.victims.contains(&pod.pod);
@@ -661,7 +658,7 @@ fn candidates_list(screen: &mut Screen<'_, '_>, overview: &Overview, high: usize
 }
 
 fn told_list(screen: &mut Screen<'_, '_>, overview: &Overview, high: usize) {
-    screen.line(Look::Heading, "SAID LAST");
+    screen.line(Look::Heading, "LATEST LINES");
     if overview.told.is_empty() {
         screen.line(Look::Faint, " nothing yet");
     }
@@ -694,7 +691,7 @@ fn pod_page(screen: &mut Screen<'_, '_>, model: &Model, overview: &Overview) {
     if of_pod.is_empty() || room == 0 {
         return;
     }
-    screen.line(Look::Heading, "SAID OF IT LAST");
+    screen.line(Look::Heading, "LATEST LINES ABOUT IT");
     for told in &of_pod[of_pod.len().saturating_sub(room)..] {
         screen.line(told.severity.into(), &format!(" {}", told.text));
     }
@@ -711,11 +708,11 @@ fn facts(overview: &Overview, pod: &PodOverview) -> Vec<(&'static str, String)> 
         (
             "state",
             match pod.status {
-                PodStatus::Running => "it runs",
-                PodStatus::NotRunning => "it has no processes",
-                PodStatus::Evicted => "it is evicted, and on its way out",
-                PodStatus::Ending => "its manifest is gone, and it is on its way out",
-                PodStatus::Stuck => "it was killed and is still there",
+                PodStatus::Running => "running",
+                PodStatus::NotRunning => "no processes",
+                PodStatus::Evicted => "evicted, terminating",
+                PodStatus::Ending => "manifest removed, terminating",
+                PodStatus::Stuck => "killed, and still there",
             }
             .to_owned(),
         ),
@@ -733,7 +730,7 @@ fn facts(overview: &Overview, pod: &PodOverview) -> Vec<(&'static str, String)> 
         (
             "CPUs",
             format!(
-                "{} in use; request {}, limit {}; of its own: {}",
+                "{} in use; request {}, limit {}; exclusive: {}",
                 milli(pod.cpu.used_milli),
                 milli(Some(pod.cpu.request_milli)),
                 milli(pod.cpu.limit_milli),
@@ -759,7 +756,7 @@ fn facts(overview: &Overview, pod: &PodOverview) -> Vec<(&'static str, String)> 
     ];
     if let Some(limits) = &pod.limits {
         let all = &limits.all;
-        facts.push(("", "Its limits since the agent first saw it".to_owned()));
+        facts.push(("", "Limits, since the agent first saw the pod".to_owned()));
         facts.extend(limit_facts(all));
     }
     facts
@@ -797,7 +794,7 @@ fn limit_facts(all: &LimitCounts) -> [(&'static str, String); 6] {
         (
             "read back",
             format!(
-                "{} pages taken away before, {} from swap",
+                "{} reclaimed pages, {} from swap",
                 all.refaulted_pages, all.swapped_in_pages
             ),
         ),

@@ -142,7 +142,7 @@ async fn serve(listener: StdListener, shared: Arc<Shared>) -> io::Result<()> {
 /// One answer that fits into the socket's buffer, without waiting.
 fn send_away(stream: &UnixStream, shared: &Shared) {
     let text = format!(
-        "the agent answers {} clients already; ask again in a few seconds",
+        "the agent already serves {} clients; try again in a few seconds",
         shared.bounds.clients
     );
     let line = Reply::Error(Refusal::new(RefusalKind::Busy, text)).to_line();
@@ -288,7 +288,7 @@ async fn read_line(stream: &UnixStream, bytes_max: usize) -> Result<Vec<u8>, Rea
                 return Err(ReadError::Io(ErrorKind::UnexpectedEof.into()));
             }
             Ok(0) => {
-                let text = "the request has no end: it is one line of JSON";
+                let text = "the request is incomplete: it must be one line of JSON";
                 return Err(ReadError::Refused(Refusal::new(
                     RefusalKind::BadRequest,
                     text,
@@ -301,7 +301,7 @@ async fn read_line(stream: &UnixStream, bytes_max: usize) -> Result<Vec<u8>, Rea
         let end = buffer[..read].iter().position(|byte| *byte == b'\n');
         line.extend_from_slice(&buffer[..end.unwrap_or(read)]);
         if line.len() >= bytes_max {
-            let text = format!("the request has more than {bytes_max} bytes");
+            let text = format!("the request is longer than {bytes_max} bytes");
             return Err(ReadError::Refused(Refusal::new(
                 RefusalKind::BadRequest,
                 text,

@@ -4,7 +4,7 @@ use crate::host::output::Style;
 use crate::serve::explained::{ExplainedMemory, PodMemoryView, PodTotals};
 use crate::show::table::{Table, Tone, bytes, span};
 
-const NOTHING: &str = "What limits have cost is not known: nothing has been read of any pod yet, or the journal is of format 1, which does not say.";
+const NOTHING: &str = "What limits have cost is unknown: no pod has been read yet, or the journal has format 1, which does not record it.";
 
 /// A table of throttling.
 pub(crate) fn throttled(totals: Option<&[PodTotals]>, style: Style) -> String {
@@ -32,7 +32,7 @@ pub(crate) fn throttled(totals: Option<&[PodTotals]>, style: Style) -> String {
         );
     }
     format!(
-        "\n{}\nSince plimsoll first saw the pod; LATELY is of each second of the last few.\n",
+        "\n{}\nSince plimsoll first saw the pod. LATELY: milliseconds of each second, over the last few seconds.\n",
         table.render(style)
     )
 }
@@ -126,9 +126,9 @@ pub(crate) fn memory(own: &ExplainedMemory, style: Style) -> String {
         );
     }
     text += &format!("\n{}", table.render(style));
-    text + "\nSince plimsoll first saw the pod. HIGH, MAX and OOM: times that memory.high was exceeded, memory.max met, and no room made; LOW:\n\
-            reclaimed from although below memory.low; KILLED: processes. WAITED for memory, and what of it was reclaim for its own limits,\n\
-            sleep for memory.high, or reclaim for the node. READ BACK: pages that had been taken away.\n"
+    text + "\nSince plimsoll first saw the pod. HIGH, MAX and OOM: how often memory.high was exceeded, memory.max was reached, and\n\
+            reclaim freed nothing. LOW: reclaimed although below memory.low. KILLED: processes. WAITED for memory; parts of it are reclaim\n\
+            for its limits, sleep for memory.high, and reclaim for the node. READ BACK: pages that had been reclaimed.\n"
 }
 
 /// What that means: the newest first, then usage against request.
@@ -138,37 +138,38 @@ fn meaning(own: &PodMemoryView) -> String {
         let (all, recent) = (&limits.all, &limits.recent);
         match all.oom_kills {
             0 => {}
-            1 => said.push("a process of it was killed for want of memory".to_owned()),
-            kills => said.push(format!("{kills} processes were killed for want of memory")),
+            1 => said.push("one of its processes was OOM-killed".to_owned()),
+            kills => said.push(format!("{kills} of its processes were OOM-killed")),
         }
         if recent.max > 0 {
             said.push(
-                "it is at its limit: what it takes must be reclaimed from it first".to_owned(),
+                "at its memory limit: every new page must first be reclaimed from the pod itself"
+                    .to_owned(),
             );
         }
         if recent.high > 0 {
-            said.push("it is over memory.high, and slowed down".to_owned());
+            said.push("over memory.high: its tasks are throttled".to_owned());
         }
         if recent.node_reclaim_ns > 0 {
             said.push(format!(
-                "it reclaimed for the node for {} lately: the node is short, not the pod",
+                "it spent {} recently reclaiming for the node: the node is short of memory, not the pod",
                 span(recent.node_reclaim_ns)
             ));
         }
         if recent.refaulted_pages > 0 {
             said.push(format!(
-                "{} pages that were taken away were needed again lately",
+                "{} reclaimed pages had to be read back recently",
                 recent.refaulted_pages
             ));
         }
     }
     let Some(used) = own.memory.working_set_bytes else {
-        said.push("nothing has been read of it".to_owned());
+        said.push("not read yet".to_owned());
         return said.join("; ");
     };
     let request = own.memory.request_bytes;
     said.push(match (request, used.checked_sub(request)) {
-        (0, _) => "it requests nothing, so all of it counts as above its request".to_owned(),
+        (0, _) => "requests nothing, so all its usage counts as above its request".to_owned(),
         (_, None | Some(0)) => "within its request".to_owned(),
         (_, Some(above)) => format!("{} above its request", bytes(above.into())),
     });

@@ -17,7 +17,7 @@ pub(crate) fn oom(own: &OomExplanation, style: Style) -> String {
     let order = match (own.order, planned) {
         (OomOrder::Dynamic, true) => "oom_score_adj follows the eviction ranking",
         (OomOrder::Dynamic, false) => {
-            "oom_score_adj follows the eviction ranking; there is no plan yet, so this is by the kubelet's"
+            "oom_score_adj follows the eviction ranking; there is no plan yet, so this uses the kubelet's"
         }
         (OomOrder::Kubelet, _) => "oom_score_adj is the kubelet's",
     };
@@ -70,12 +70,13 @@ pub(crate) fn oom(own: &OomExplanation, style: Style) -> String {
     }
     text += &table.render(style);
     if own.containers.is_empty() {
-        return text + "\nNo process: the kernel would take nothing of this.\n";
+        return text + "\nNo pod has processes: the kernel would kill none of them.\n";
     }
-    text += "\nBADNESS is thousandths of memory and swap plus ADJ, as if one process had all of its pod's working set: what a process really\n\
-             has is less. The kernel kills the highest first.\n";
+    text += "\nBADNESS is thousandths of memory and swap plus ADJ, as if one process had the whole working set of its pod;\n\
+             a real process has less. The kernel kills the highest first.\n";
     if planned {
-        text += "CERTAIN: while it has a process, the kernel takes none of a later place.\n";
+        text +=
+            "CERTAIN: while this container has a process, the kernel kills none further down.\n";
     }
     text
 }
@@ -83,15 +84,15 @@ pub(crate) fn oom(own: &OomExplanation, style: Style) -> String {
 fn rule(container: &OomContainer, capacity_bytes: u64) -> String {
     match container.rule {
         ScoreRule::NodeCritical => "system-node-critical".to_owned(),
-        ScoreRule::Guaranteed => "Guaranteed: after all others".to_owned(),
-        ScoreRule::BestEffort => "BestEffort: before all others".to_owned(),
+        ScoreRule::Guaranteed => "Guaranteed: killed last".to_owned(),
+        ScoreRule::BestEffort => "BestEffort: killed first".to_owned(),
         ScoreRule::Burstable {
             request_bytes,
             as_least_container,
             unbounded,
         } => {
             let of = if as_least_container {
-                " (its regular container that requests least: it is a sidecar)"
+                " (the smallest request of a regular container, because this is a sidecar)"
             } else {
                 ""
             };

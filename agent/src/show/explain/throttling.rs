@@ -17,7 +17,7 @@ fn bandwidth(own: &ThrottlingExplanation, style: Style) -> String {
     let mut text = options(own);
     let Some(node) = &own.node else {
         return text
-            + "\nNothing has been read: CPU time is looked at only while one of both is on, and first a second after the start.\n";
+            + "\nNothing has been read: CPU time is read only while cpuBurst or cpuSuppress is on, first one second after the start.\n";
     };
     text += &format!(
         "{} shared CPUs, {} busy{}.\n",
@@ -31,12 +31,12 @@ fn bandwidth(own: &ThrottlingExplanation, style: Style) -> String {
         text += &format!("{waiter}.\n");
     }
     if let Some(why) = &own.guard {
-        text += &format!("Nobody is given more: {why}.\n");
+        text += &format!("No container is given more: {why}.\n");
     }
     let held = own.suppression.held.len();
     if let (Some(_), Some(why)) = (own.options.suppress, &own.suppression.why) {
         text += &format!(
-            "{held} pods are held back; {why}; {} s of the budget are used up.\n",
+            "{held} pods are held back; {why}; {} s of the budget are spent.\n",
             own.suppression.spent_ns / 1_000_000_000
         );
     }
@@ -62,7 +62,7 @@ fn bandwidth(own: &ThrottlingExplanation, style: Style) -> String {
     if own.cgroups.is_empty() {
         text += "\nNo pod has a process.\n";
     } else {
-        text += "\nLIMIT, QUOTA and BURST are thousandths of a CPU; THROTTLED is periods since the reading before; SAVED is CPU time left of the limit.\n";
+        text += "\nLIMIT, QUOTA and BURST are thousandths of a CPU; THROTTLED is periods since the previous reading; SAVED is unused CPU time below the limit.\n";
     }
     text
 }
@@ -71,7 +71,7 @@ fn options(own: &ThrottlingExplanation) -> String {
     let burst = match own.options.burst {
         None => "cpuBurst is off".to_owned(),
         Some(burst) => format!(
-            "cpuBurst: burst {} % of the limit, quota up to {} %, {} s of it saved at most, while CPUs are at most {} % busy and nobody below its request waits more than {} %",
+            "cpuBurst: burst {} % of the limit, quota up to {} %, at most {} s saved, while CPUs are at most {} % busy and no pod below its request waits more than {} %",
             burst.burst_percent,
             burst.quota_percent,
             burst.allowance_ns / 1_000_000_000,
@@ -82,7 +82,7 @@ fn options(own: &ThrottlingExplanation) -> String {
     let suppress = match own.options.suppress {
         None => "cpuSuppress is off".to_owned(),
         Some(suppress) => format!(
-            "cpuSuppress: BestEffort pods down to {}m while somebody below its request waits more than {} %, for {} s at most",
+            "cpuSuppress: BestEffort pods down to {}m while a pod below its request waits more than {} %, for at most {} s",
             suppress.floor_milli,
             suppress.wait_percent,
             suppress.budget_ns / 1_000_000_000

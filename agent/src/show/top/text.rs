@@ -45,7 +45,7 @@ pub(crate) fn table(own: &Overview, style: Style) -> String {
     text += &format!("\nNext to be evicted for {}:\n", own.signal);
     let candidates = candidates(own);
     if candidates.is_empty() {
-        text.push_str("  nobody\n");
+        text.push_str("  no pod\n");
     }
     for pod in candidates.into_iter().take(CANDIDATES) {
         let rank = pod.place.map_or(0, |place| place.rank);
