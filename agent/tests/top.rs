@@ -208,7 +208,7 @@ fn a_journal_at_its_end_at_a_time_and_damaged() {
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert!(json.get("pid").is_none(), "{json}");
     assert!(
-        json["told"][0]["text"]
+        json["recentLines"][0]["text"]
             .as_str()
             .unwrap()
             .contains("MemoryPressure"),

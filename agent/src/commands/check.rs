@@ -95,7 +95,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, CheckError> {
 
 /// Attaches every hook that `plimsoll run` uses and the host allows, and detaches them by dropping the programs.
 fn load_hooks(without: &[Without]) -> Result<Vec<Hook>, String> {
-    // Nobody reads the rings, so the window does not matter; a full ring only counts.
+    // The rings are not read, so the window does not matter; a full ring only counts.
     let programs = Programs {
         without: kinds_without(without),
         window: Duration::from_secs(1),

@@ -89,7 +89,7 @@ pub struct PrintArgs {
 
 /// What `check` says of one file, as `--output json`.
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct FileReport<'a> {
     file: Option<&'a Path>,
     accepted: bool,
     errors: Vec<Line>,
@@ -194,8 +194,8 @@ fn report<'a>(
     path: Option<&'a Path>,
     result: &Result<Effective, ConfigError>,
     all: bool,
-) -> Report<'a> {
-    let mut report = Report {
+) -> FileReport<'a> {
+    let mut report = FileReport {
         file: path,
         accepted: result.is_ok(),
         errors: Vec::new(),

@@ -238,7 +238,7 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
         NonZeroU64::new(node.memory_bytes).unwrap_or(NonZeroU64::MIN),
     );
 
-    // Until the process is in its cgroup, nobody is moved.
+    // Until the process is in its cgroup, the agent moves no pod.
     let admission = Admission::begin(&host, &args.state_dir, &pod.uid())?;
     for note in admission.notes() {
         eprintln!("plimsoll: note: {note}");
@@ -262,7 +262,7 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
     for note in notes {
         eprintln!("plimsoll: note: {note}");
     }
-    let variables = volumes.iter().map(|own| (&own.variable, &own.path));
+    let variables = volumes.iter().map(|it| (&it.variable, &it.path));
     let mut command = std::process::Command::new(&program);
     command
         .arg0(&args.command[0])

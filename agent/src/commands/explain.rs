@@ -122,13 +122,13 @@ pub fn run(args: &ExplainArgs) -> Result<ExitCode, ExplainError> {
 
 fn json(answer: &Answer) -> io::Result<String> {
     let text = match answer {
-        Answer::Eviction(own) => serde_json::to_string_pretty(own),
-        Answer::Oom(own) => serde_json::to_string_pretty(own),
-        Answer::Throttling(own) => serde_json::to_string_pretty(own),
-        Answer::Memory(own) => serde_json::to_string_pretty(own),
-        Answer::Placement(own) => serde_json::to_string_pretty(own),
-        Answer::Records(own) => serde_json::to_string_pretty(own),
-        Answer::Overview(own) => serde_json::to_string_pretty(own),
+        Answer::Eviction(answer) => serde_json::to_string_pretty(answer),
+        Answer::Oom(answer) => serde_json::to_string_pretty(answer),
+        Answer::Throttling(answer) => serde_json::to_string_pretty(answer),
+        Answer::Memory(answer) => serde_json::to_string_pretty(answer),
+        Answer::Placement(answer) => serde_json::to_string_pretty(answer),
+        Answer::Records(answer) => serde_json::to_string_pretty(answer),
+        Answer::Overview(answer) => serde_json::to_string_pretty(answer),
     };
     Ok(text? + "\n")
 }

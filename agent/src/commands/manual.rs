@@ -113,7 +113,7 @@ fn pages(mut command: Command) -> io::Result<Vec<(String, Vec<u8>)>> {
         left.extend(
             command
                 .get_subcommands()
-                .filter(|own| !own.is_hide_set())
+                .filter(|it| !it.is_hide_set())
                 .cloned(),
         );
         let man = clap_mangen::Man::new(command);
@@ -137,7 +137,7 @@ pub fn completions(args: &CompletionsArgs, command: Command) -> Result<ExitCode,
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut shown(&command), "plimsoll", &mut text);
     match io::stdout().lock().write_all(&text) {
-        // Whoever reads has read enough.
+        // The reader has closed the pipe.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written.map_err(ManualError::Output)?,
     }
@@ -148,15 +148,15 @@ pub fn completions(args: &CompletionsArgs, command: Command) -> Result<ExitCode,
 fn shown(command: &Command) -> Command {
     let about = command.get_about().cloned().unwrap_or_default();
     let version = command.get_version().unwrap_or_default().to_owned();
-    let mut own = Command::new(command.get_name().to_owned())
+    let mut page = Command::new(command.get_name().to_owned())
         .about(about)
         .disable_version_flag(version.is_empty())
         .version(version);
-    for argument in command.get_arguments().filter(|own| !own.is_hide_set()) {
-        own = own.arg(argument.clone());
+    for argument in command.get_arguments().filter(|it| !it.is_hide_set()) {
+        page = page.arg(argument.clone());
     }
-    for below in command.get_subcommands().filter(|own| !own.is_hide_set()) {
-        own = own.subcommand(shown(below));
+    for below in command.get_subcommands().filter(|it| !it.is_hide_set()) {
+        page = page.subcommand(shown(below));
     }
-    own
+    page
 }

@@ -77,8 +77,8 @@ pub enum ImageFs {
 }
 
 impl From<ImageFs> for ImageFsLayout {
-    fn from(own: ImageFs) -> Self {
-        match own {
+    fn from(layout: ImageFs) -> Self {
+        match layout {
             ImageFs::Shared => Self::Shared,
             ImageFs::Dedicated => Self::Dedicated,
             ImageFs::Split => Self::Split,
@@ -183,7 +183,7 @@ fn answer(
     }
     let pods: BTreeMap<PodUid, Arc<Pod>> = manifests
         .into_iter()
-        .map(|own| (own.pod.uid(), own.pod))
+        .map(|pod| (pod.pod.uid(), pod.pod))
         .collect();
     let usages = match &args.usage {
         Some(path) => {
@@ -276,11 +276,11 @@ impl Answer<'_> {
             self.places
                 .iter()
                 .map(|row| (row.place, scores(&row.containers))),
-            |own| {
+            |value| {
                 if signal.usage_unit() == Unit::Bytes {
-                    bytes(own)
+                    bytes(value)
                 } else {
-                    own.to_string()
+                    value.to_string()
                 }
             },
             self.memory_capacity_bytes.is_some(),
@@ -301,7 +301,7 @@ impl Answer<'_> {
 fn scores(containers: &[ContainerScore<'_>]) -> String {
     let scores: Vec<String> = containers
         .iter()
-        .map(|own| format!("{}={}", own.name, own.oom_score_adj))
+        .map(|it| format!("{}={}", it.name, it.oom_score_adj))
         .collect();
     scores.join(" ")
 }

@@ -110,7 +110,7 @@ impl CommandError for TopError {}
 /// # Errors
 /// [`TopError`].
 pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
-    let output = args.output.map(|own| own.format);
+    let output = args.output.map(|it| it.format);
     let output = output.or(args.once.then_some(Output::Text));
     if output.is_none() {
         // Before anything else: an answer that cannot be shown is not worth waiting for.
@@ -160,7 +160,7 @@ pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
             };
             match output {
                 Some(output) => {
-                    if !overview.pods.iter().any(|own| own.cpu.used_milli.is_some()) {
+                    if !overview.pods.iter().any(|it| it.cpu.used_milli.is_some()) {
                         std::thread::sleep(FIRST_MEAN);
                         overview = self::overview(&socket)?;
                     }
@@ -179,7 +179,7 @@ pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
 /// Asks the agent.
 fn overview(socket: &std::path::Path) -> Result<Overview, TopError> {
     match ask(socket, &Request::Overview)? {
-        Answer::Overview(own) => Ok(std::sync::Arc::unwrap_or_clone(own)),
+        Answer::Overview(answer) => Ok(std::sync::Arc::unwrap_or_clone(answer)),
         // Another question's answer.
         _ => Err(TopError::Older),
     }

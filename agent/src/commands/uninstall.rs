@@ -108,7 +108,7 @@ impl fmt::Display for Step {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Report<'a> {
+struct UninstallReport<'a> {
     dry_run: bool,
     steps: &'a [Step],
     exit_status: u8,
@@ -171,7 +171,7 @@ pub fn run(args: &UninstallArgs) -> Result<ExitCode> {
             )?;
         }
         Output::Json => {
-            let report = Report {
+            let report = UninstallReport {
                 dry_run: args.dry_run,
                 steps: &work.steps,
                 exit_status,
@@ -300,7 +300,7 @@ impl Uninstall<'_> {
                 Outcome::Busy(why) => {
                     left.push((undone.change.subject().display().to_string(), why.clone()));
                 }
-                // Its line is gone with this: somebody else has changed it since, and it is his now.
+                // Its line is gone with this: another program has changed it since and owns it now.
                 Outcome::Left(why) => self.step(
                     Action::Left,
                     undone.change.subject().display(),

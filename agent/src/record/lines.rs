@@ -2,7 +2,7 @@
 //!
 //! Lines are written after the agent has acted. A reader that is slow or gone must not hold it up: standard output is written
 //! by a thread of its own behind a bounded queue, and lines that do not fit are counted. The newest are kept for those who ask
-//! later ([`Told`]).
+//! later ([`RecentLine`]).
 
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
@@ -31,7 +31,7 @@ const KEPT_CHARACTERS: usize = 400;
 /// A line that has been said, for those who ask later.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Told {
+pub struct RecentLine {
     /// Which it is of all that this agent has said, from 1.
     pub number: u64,
     /// How much it matters.
@@ -121,7 +121,7 @@ fn color_of(decision: &Decision) -> &'static str {
     }
 }
 
-impl Told {
+impl RecentLine {
     /// A line that is kept.
     pub fn new(number: u64, severity: Severity, text: &str) -> Self {
         let first = text.trim_start().lines().next().unwrap_or_default();
@@ -336,7 +336,7 @@ pub struct Reporter {
     writer: WorkerThread<Vec<u8>>,
     lost: u64,
     said: u64,
-    newest: VecDeque<Arc<Told>>,
+    newest: VecDeque<Arc<RecentLine>>,
 }
 
 impl Reporter {
@@ -400,12 +400,12 @@ impl Reporter {
         if self.newest.len() == KEPT_LINES {
             self.newest.pop_front();
         }
-        let told = Told::new(self.said, line.severity(), &text(line, false));
-        self.newest.push_back(Arc::new(told));
+        let line = RecentLine::new(self.said, line.severity(), &text(line, false));
+        self.newest.push_back(Arc::new(line));
     }
 
     /// The newest lines, the oldest of them first.
-    pub fn newest(&self) -> Vec<Arc<Told>> {
+    pub fn newest(&self) -> Vec<Arc<RecentLine>> {
         self.newest.iter().cloned().collect()
     }
 }

@@ -20,58 +20,66 @@ use crate::show::table::{Table, Tone, amount, bytes, percent, span};
 /// `why`: of a placement also how it came about.
 pub(crate) fn render(answer: &Answer, why: bool, style: Style) -> String {
     match answer {
-        Answer::Eviction(own) => match &own.pod {
-            None => eviction(own, style),
-            Some(pod) => one_pod(own, pod, style),
+        Answer::Eviction(answer) => match &answer.pod {
+            None => eviction(answer, style),
+            Some(pod) => one_pod(answer, pod, style),
         },
-        Answer::Oom(own) => crate::show::explain::oom::oom(own, style),
-        Answer::Throttling(own) => crate::show::explain::throttling::throttling(own, style),
-        Answer::Memory(own) => crate::show::explain::limits::memory(own, style),
-        Answer::Placement(own) => crate::show::place::overview(own, why, style),
-        Answer::Records(own) => own.as_ref().map_or_else(
+        Answer::Oom(answer) => crate::show::explain::oom::oom(answer, style),
+        Answer::Throttling(answer) => crate::show::explain::throttling::throttling(answer, style),
+        Answer::Memory(answer) => crate::show::explain::limits::memory(answer, style),
+        Answer::Placement(answer) => crate::show::place::overview(answer, why, style),
+        Answer::Records(answer) => answer.as_ref().map_or_else(
             || "no BPF program sends records\n".to_owned(),
-            |own| crate::show::check::records_text(own, style),
+            |it| crate::show::check::records_text(it, style),
         ),
-        Answer::Overview(own) => crate::show::top::text::table(own, style),
+        Answer::Overview(answer) => crate::show::top::text::table(answer, style),
     }
 }
 
-fn eviction(own: &EvictionExplanation, style: Style) -> String {
-    let mut text = signals(own).render(style);
-    for condition in own.conditions.iter().filter(|condition| condition.status) {
+fn eviction(explained: &EvictionExplanation, style: Style) -> String {
+    let mut text = signals(explained).render(style);
+    for condition in explained
+        .conditions
+        .iter()
+        .filter(|condition| condition.status)
+    {
         let ends = condition.ends_in_ns.map_or_else(String::new, |ns| {
             format!(" (held for at least {} more)", span(ns))
         });
         text += &format!("\n{}{ends}\n", style.red(condition.condition.as_str()));
     }
     text.push('\n');
-    for pod in &own.leaving {
+    for pod in &explained.leaving {
         text += &leaving(pod);
     }
-    for over in &own.over_local_storage {
+    for over in &explained.over_local_storage {
         text += &format!(
             "{} is evicted regardless of signals: {}\n",
             over.pod, over.reason
         );
     }
-    if !own.leaving.is_empty() || !own.over_local_storage.is_empty() {
+    if !explained.leaving.is_empty() || !explained.over_local_storage.is_empty() {
         text.push('\n');
     }
-    text += &format!("Ranking for {}, {}:\n\n", own.signal, because(own));
-    text += &ranking(own).render(style);
-    for not in &own.not_ranked {
+    text += &format!(
+        "Ranking for {}, {}:\n\n",
+        explained.signal,
+        because(explained)
+    );
+    text += &ranking(explained).render(style);
+    for not in &explained.not_ranked {
         text += &style.dim(&format!("not ranked: {} ({})", not.pod, not.why));
         text.push('\n');
     }
-    text += &next(own, style);
-    text += &last_line(own);
-    text + &kubelet(own)
+    text += &next(explained, style);
+    text += &last_line(explained);
+    text + &kubelet(explained)
 }
 
-fn last_line(own: &EvictionExplanation) -> String {
+fn last_line(explained: &EvictionExplanation) -> String {
     /// Those that are named.
     const NAMED: usize = 5;
-    let Some(line) = &own.last_line else {
+    let Some(line) = &explained.last_line else {
         return String::new();
     };
     let mut named = line.order[..line.order.len().min(NAMED)].join(", ");
@@ -91,8 +99,8 @@ fn last_line(own: &EvictionExplanation) -> String {
     )
 }
 
-fn because(own: &EvictionExplanation) -> &'static str {
-    match own.signal_because {
+fn because(explained: &EvictionExplanation) -> &'static str {
+    match explained.signal_because {
         SignalChoice::Asked => "as requested",
         SignalChoice::Foreseen => "because memory is expected to run out soon",
         SignalChoice::Met => "whose threshold is met",
@@ -102,12 +110,12 @@ fn because(own: &EvictionExplanation) -> &'static str {
     }
 }
 
-fn signals(own: &EvictionExplanation) -> Table {
+fn signals(explained: &EvictionExplanation) -> Table {
     let mut table = Table::new(
         &["SIGNAL", "SHOWS", "OF", "THRESHOLD", "HEADROOM", "STATE"],
         &[1, 2],
     );
-    for signal in &own.signals {
+    for signal in &explained.signals {
         let unknown = || "?".to_owned();
         let shown = |figure: Option<u64>| {
             figure.map_or_else(unknown, |figure| amount(figure.into(), signal.unit))
@@ -161,7 +169,7 @@ fn value(signal: &ExplainedSignal, threshold: &ExplainedThreshold) -> String {
     };
     let value = threshold
         .value
-        .map_or_else(|| "?".to_owned(), |own| amount(own.into(), signal.unit));
+        .map_or_else(|| "?".to_owned(), |value| amount(value.into(), signal.unit));
     format!("{sign} {value} {kind}")
 }
 
@@ -212,46 +220,46 @@ fn leaving(pod: &LeavingPod) -> String {
     format!("{} is terminating ({why}): {stage}\n", pod.pod)
 }
 
-fn ranking(own: &EvictionExplanation) -> Table {
-    let places = own.ranking.places.iter();
+fn ranking(explained: &EvictionExplanation) -> Table {
+    let places = explained.ranking.places.iter();
     ranking_table(
         places.map(|place| (place, String::new())),
-        |figure| amount(figure, own.usage_unit),
+        |figure| amount(figure, explained.usage_unit),
         false,
     )
 }
 
-fn next(own: &EvictionExplanation, style: Style) -> String {
-    let Some(next) = own.ranking.next() else {
-        let why = if own.ranking.places.is_empty() {
+fn next(explained: &EvictionExplanation, style: Style) -> String {
+    let Some(next) = explained.ranking.next() else {
+        let why = if explained.ranking.places.is_empty() {
             "no pod has processes"
         } else {
             "all pods are exempt"
         };
         return format!("\nNo pod can be evicted: {why}.\n");
     };
-    let mut text = match &own.victims[..] {
+    let mut text = match &explained.victims[..] {
         [only] if *only == next.pod => format!("\nNext to be evicted: {}", style.bold(only)),
         several => format!(
             "\nTo be evicted together, to reach the target: {}",
             style.bold(&several.join(", "))
         ),
     };
-    let following = own
+    let following = explained
         .ranking
         .places
         .iter()
         .find(|place| place.rank == next.rank + 1);
     if let (Some(following), Some(by)) = (following, next.ahead_of_next_by)
-        && own.victims.len() == 1
+        && explained.victims.len() == 1
     {
         text += &format!(", ahead of {} by {by}", following.pod);
     }
     text + "\n"
 }
 
-fn kubelet(own: &EvictionExplanation) -> String {
-    let kubelet = &own.kubelet;
+fn kubelet(explained: &EvictionExplanation) -> String {
+    let kubelet = &explained.kubelet;
     if kubelet.differences.is_empty() {
         return "The kubelet would choose the same.\n".to_owned();
     }
@@ -265,8 +273,8 @@ fn kubelet(own: &EvictionExplanation) -> String {
     text
 }
 
-fn one_pod(own: &EvictionExplanation, pod: &ExplainedPod, style: Style) -> String {
-    let figure = |figure: u64| amount(figure.into(), own.usage_unit);
+fn one_pod(explained: &EvictionExplanation, pod: &ExplainedPod, style: Style) -> String {
+    let figure = |figure: u64| amount(figure.into(), explained.usage_unit);
     let class = pod
         .priority_class_name
         .as_ref()
@@ -276,8 +284,8 @@ fn one_pod(own: &EvictionExplanation, pod: &ExplainedPod, style: Style) -> Strin
         style.bold(&pod.pod),
         pod.qos_class,
         pod.priority,
-        own.signal,
-        because(own)
+        explained.signal,
+        because(explained)
     );
     let mut line = |what: &str, says: String| text += &format!("  {what:16}{says}\n");
     if let (Some(usage), Some(working_set)) = (pod.memory_usage_bytes, pod.memory_working_set_bytes)
@@ -296,7 +304,10 @@ fn one_pod(own: &EvictionExplanation, pod: &ExplainedPod, style: Style) -> Strin
             || "no statistics".to_owned(),
             |usage| {
                 let over = place.usage_over_request.unwrap_or(0);
-                let (over, word) = (amount(over.unsigned_abs().into(), own.usage_unit), over < 0);
+                let (over, word) = (
+                    amount(over.unsigned_abs().into(), explained.usage_unit),
+                    over < 0,
+                );
                 let word = if word { "below" } else { "above" };
                 format!(
                     "{}, {over} {word} its request of {}",
@@ -308,7 +319,7 @@ fn one_pod(own: &EvictionExplanation, pod: &ExplainedPod, style: Style) -> Strin
         line("usage", usage);
         line(
             "place",
-            format!("{} of {}", place.rank, own.ranking.places.len()),
+            format!("{} of {}", place.rank, explained.ranking.places.len()),
         );
     }
     if let Some(before) = &pod.before {
@@ -321,12 +332,12 @@ fn one_pod(own: &EvictionExplanation, pod: &ExplainedPod, style: Style) -> Strin
         line("state", "terminating".to_owned());
     }
     text.push('\n');
-    text += &verdict(own, pod);
-    text + &kubelet(own)
+    text += &verdict(explained, pod);
+    text + &kubelet(explained)
 }
 
-fn verdict(own: &EvictionExplanation, pod: &ExplainedPod) -> String {
-    let figure = |figure: u64| amount(figure.into(), own.usage_unit);
+fn verdict(explained: &EvictionExplanation, pod: &ExplainedPod) -> String {
+    let figure = |figure: u64| amount(figure.into(), explained.usage_unit);
     if let Some(why) = pod.exempt {
         return format!("Never evicted: {why}.\n");
     }
@@ -353,12 +364,12 @@ fn verdict(own: &EvictionExplanation, pod: &ExplainedPod) -> String {
             ),
             None => "No usage would make it next.\n".to_owned(),
         };
-        if own.victims.contains(&pod.pod) {
+        if explained.victims.contains(&pod.pod) {
             text += "It would be evicted together with the next pod: the target needs both.\n";
         }
         return text;
     }
-    if own
+    if explained
         .ranking
         .places
         .iter()
@@ -627,10 +638,10 @@ default/web       30        2 s  100 ms
         assert!(text.contains("of format 1"), "{text}");
         // Programs read the same names as before.
         let answer = answer(&one, &with_totals()).unwrap();
-        let Answer::Throttling(own) = &answer else {
+        let Answer::Throttling(explained) = &answer else {
             panic!("another answer");
         };
-        let json = serde_json::to_value(own).unwrap();
+        let json = serde_json::to_value(explained).unwrap();
         assert!(
             json["cgroups"].is_array() && json["options"].is_object(),
             "{json}"
@@ -641,7 +652,7 @@ default/web       30        2 s  100 ms
         );
         let read: crate::serve::explained::ExplainedThrottling =
             serde_json::from_value(json).unwrap();
-        assert_eq!(read.own, own.own);
+        assert_eq!(read.explanation, explained.explanation);
     }
 
     #[test]

@@ -34,7 +34,7 @@ const BAR: usize = 24;
 const HEAD: u16 = 5;
 /// Candidates that are shown, and lines of what was said, on the smallest screen.
 const CANDIDATES: u16 = 3;
-const TOLD: u16 = 4;
+const RECENT_LINES: u16 = 4;
 
 /// What a key does.
 const KEYS: [(&str, &str); 10] = [
@@ -87,8 +87,8 @@ impl Look {
 }
 
 impl From<Severity> for Look {
-    fn from(own: Severity) -> Self {
-        match own {
+    fn from(severity: Severity) -> Self {
+        match severity {
             Severity::Info => Self::Plain,
             Severity::Warning => Self::Warning,
             Severity::Critical => Self::Critical,
@@ -173,8 +173,8 @@ impl Screen<'_, '_> {
 
     fn title(&mut self, model: &Model) {
         let overview = model.overview.as_ref();
-        let name = overview.and_then(|own| own.node.name.as_deref());
-        let pods = overview.map_or(0, |own| own.pods.len());
+        let name = overview.and_then(|it| it.node.name.as_deref());
+        let pods = overview.map_or(0, |it| it.pods.len());
         let mut left = match (name, &model.feed) {
             (Some(name), _) => format!("plimsoll top  {name}"),
             (None, Feed::Live { .. }) => "plimsoll top".to_owned(),
@@ -227,8 +227,8 @@ impl Screen<'_, '_> {
     }
 }
 
-fn span_of(own: std::time::Duration) -> String {
-    span(u64::try_from(own.as_nanos()).unwrap_or(u64::MAX))
+fn span_of(it: std::time::Duration) -> String {
+    span(u64::try_from(it.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// CLOCK_MONOTONIC, as `plimsoll replay` prints it.
@@ -273,16 +273,16 @@ fn pods_page(screen: &mut Screen<'_, '_>, model: &Model, overview: &Overview) {
     // What is more than the least is shared: of each five lines three for pods, one for what was said.
     let more = screen.area.height - HIGH_MIN;
     let candidates = CANDIDATES + more / 5;
-    let told = TOLD + more / 5;
-    let pods = screen.left().saturating_sub(1 + candidates + 1 + told + 1);
+    let lines = RECENT_LINES + more / 5;
+    let pods = screen.left().saturating_sub(1 + candidates + 1 + lines + 1);
     pods_table(screen, model, pods.into());
     candidates_list(screen, overview, candidates.into());
-    told_list(screen, overview, told.into());
+    recent_lines_list(screen, overview, lines.into());
 }
 
 fn node(screen: &mut Screen<'_, '_>, overview: &Overview) {
     let node = &overview.node;
-    let of = |own: Option<u64>| own.map_or_else(|| "?".to_owned(), |own| bytes(own.into()));
+    let of = |it: Option<u64>| it.map_or_else(|| "?".to_owned(), |value| bytes(value.into()));
     let available = node.memory_available_bytes.unwrap_or(0);
     let capacity = node.memory_capacity_bytes.unwrap_or(0);
     let used = capacity.saturating_sub(available);
@@ -292,7 +292,7 @@ fn node(screen: &mut Screen<'_, '_>, overview: &Overview) {
         (_, Some(0)) => "no swap".to_owned(),
         (used, all) => format!("swap {} of {}", of(used), of(all)),
     };
-    let look = if overview.conditions.iter().any(|own| own.status) {
+    let look = if overview.conditions.iter().any(|condition| condition.status) {
         Look::Critical
     } else {
         Look::Good
@@ -311,7 +311,7 @@ fn node(screen: &mut Screen<'_, '_>, overview: &Overview) {
         ),
     ];
     screen.spans(spans, Style::new());
-    let share = |own: Option<f64>| own.map_or_else(|| "?".to_owned(), |own| format!("{own:.1}"));
+    let share = |value: Option<f64>| value.map_or_else(|| "?".to_owned(), |it| format!("{it:.1}"));
     let cpus = node.cpu_used_milli.map_or_else(String::new, |milli| {
         format!("   CPUs in use {}.{:02}", milli / 1000, milli % 1000 / 10)
     });
@@ -331,9 +331,9 @@ fn node(screen: &mut Screen<'_, '_>, overview: &Overview) {
 
 /// The signal that pods are ranked for, and as many more as there is room for.
 fn signals(screen: &mut Screen<'_, '_>, overview: &Overview) {
-    let is_first = |own: &&ExplainedSignal| own.signal == overview.signal;
+    let is_first = |signal: &&ExplainedSignal| signal.signal == overview.signal;
     let first = overview.signals.iter().filter(is_first);
-    let others = overview.signals.iter().filter(|own| !is_first(own));
+    let others = overview.signals.iter().filter(|it| !is_first(it));
     let mut text = "signals ".to_owned();
     let mut look = Look::Plain;
     let mut is_any = false;
@@ -344,7 +344,7 @@ fn signals(screen: &mut Screen<'_, '_>, overview: &Overview) {
         if signal
             .thresholds
             .iter()
-            .any(|own| own.met_since_ns.is_some())
+            .any(|threshold| threshold.met_since_ns.is_some())
         {
             look = Look::Critical;
         }
@@ -367,8 +367,8 @@ pub(crate) fn signal_text(signal: &ExplainedSignal) -> Option<String> {
     let threshold = signal
         .thresholds
         .iter()
-        .filter(|own| own.operator != Operator::Never)
-        .min_by_key(|own| own.headroom_share)?;
+        .filter(|threshold| threshold.operator != Operator::Never)
+        .min_by_key(|threshold| threshold.headroom_share)?;
     let sign = if threshold.operator == Operator::GreaterThan {
         ">"
     } else {
@@ -420,8 +420,13 @@ fn unusual(screen: &mut Screen<'_, '_>, model: &Model, overview: &Overview) {
         } => return screen.line(Look::Warning, remark),
         _ => {}
     }
-    let raised = overview.conditions.iter().filter(|own| own.status);
-    let raised: Vec<&str> = raised.map(|own| own.condition.as_str()).collect();
+    let raised = overview
+        .conditions
+        .iter()
+        .filter(|condition| condition.status);
+    let raised: Vec<&str> = raised
+        .map(|condition| condition.condition.as_str())
+        .collect();
     if raised.is_empty() {
         screen.line(Look::Plain, "");
     } else {
@@ -438,29 +443,29 @@ pub(crate) struct Column {
     pub(crate) cell: fn(&PodOverview) -> String,
 }
 
-fn or_dash(own: Option<String>) -> String {
-    own.unwrap_or_else(|| "-".to_owned())
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
 }
 
-fn size(own: Option<u64>) -> String {
-    or_dash(own.map(|own| bytes(own.into())))
+fn size(it: Option<u64>) -> String {
+    or_dash(it.map(|value| bytes(value.into())))
 }
 
 /// Milliseconds per second of a time that is counted.
-fn per_second(own: &PodOverview, of: fn(&LimitCounts) -> u64) -> String {
-    or_dash(rate(own, of).map(|ns| match ns {
+fn per_second(pod: &PodOverview, of: fn(&LimitCounts) -> u64) -> String {
+    or_dash(rate(pod, of).map(|ns| match ns {
         0 => "0".to_owned(),
         1..1_000_000 => "<1".to_owned(),
         _ => (ns / 1_000_000).to_string(),
     }))
 }
 
-fn share(own: Option<f64>) -> String {
-    or_dash(own.map(|own| format!("{own:.1}")))
+fn share(value: Option<f64>) -> String {
+    or_dash(value.map(|it| format!("{it:.1}")))
 }
 
-fn class(own: &PodOverview) -> &'static str {
-    match own.qos_class {
+fn class(pod: &PodOverview) -> &'static str {
+    match pod.qos_class {
         QosClass::Guaranteed => "Gua",
         QosClass::Burstable => "Bur",
         QosClass::BestEffort => "Bes",
@@ -468,8 +473,8 @@ fn class(own: &PodOverview) -> &'static str {
 }
 
 /// Its place, or what else becomes of it.
-fn fate(own: &PodOverview) -> String {
-    match (own.status, own.place) {
+fn fate(pod: &PodOverview) -> String {
+    match (pod.status, pod.place) {
         (PodStatus::Evicted, _) => "OUT".to_owned(),
         (PodStatus::Ending, _) => "end".to_owned(),
         (PodStatus::Stuck, _) => "STUCK".to_owned(),
@@ -484,35 +489,35 @@ fn fate(own: &PodOverview) -> String {
 
 /// Those that are always there, then those for wide screens.
 pub(crate) const COLUMNS: [Column; 14] = [
-    column("QOS", 3, None, |own| class(own).to_owned()),
-    column("MEM", 7, Some(Sort::Memory), |own| {
-        size(own.memory.working_set_bytes)
+    column("QOS", 3, None, |it| class(it).to_owned()),
+    column("MEM", 7, Some(Sort::Memory), |pod| {
+        size(pod.memory.working_set_bytes)
     }),
-    column("REQ", 7, None, |own| {
-        size(Some(own.memory.request_bytes).filter(|own| *own > 0))
+    column("REQ", 7, None, |pod| {
+        size(Some(pod.memory.request_bytes).filter(|it| *it > 0))
     }),
-    column("LIM", 7, None, |own| size(own.memory.limit_bytes)),
-    column("CPU", 6, Some(Sort::Cpu), |own| {
-        or_dash(own.cpu.used_milli.map(|own| own.to_string()))
+    column("LIM", 7, None, |pod| size(pod.memory.limit_bytes)),
+    column("CPU", 6, Some(Sort::Cpu), |pod| {
+        or_dash(pod.cpu.used_milli.map(|value| value.to_string()))
     }),
-    column("THR", 5, Some(Sort::Throttling), |own| {
-        per_second(own, |counts| counts.throttled_ns)
+    column("THR", 5, Some(Sort::Throttling), |it| {
+        per_second(it, |counts| counts.throttled_ns)
     }),
-    column("WAIT", 5, Some(Sort::Stalls), |own| {
-        per_second(own, |counts| counts.stalled_ns)
+    column("WAIT", 5, Some(Sort::Stalls), |it| {
+        per_second(it, |counts| counts.stalled_ns)
     }),
-    column("PSI", 5, Some(Sort::Pressure), |own| {
-        share(own.pressure.memory)
+    column("PSI", 5, Some(Sort::Pressure), |pod| {
+        share(pod.pressure.memory)
     }),
-    column("CPUS", 5, None, |own| {
-        or_dash(Some(own.cpu.exclusive.to_string()).filter(|own| !own.is_empty()))
+    column("CPUS", 5, None, |pod| {
+        or_dash(Some(pod.cpu.exclusive.to_string()).filter(|it| !it.is_empty()))
     }),
     column("EVICT", 5, Some(Sort::Eviction), fate),
-    column("CPU%10", 6, None, |own| share(own.pressure.cpu)),
-    column("IO%10", 6, None, |own| share(own.pressure.io)),
-    column("SWAP", 7, None, |own| size(own.memory.swap_bytes)),
-    column("OOM", 4, None, |own| {
-        or_dash(own.limits.map(|own| own.all.oom_kills.to_string()))
+    column("CPU%10", 6, None, |pod| share(pod.pressure.cpu)),
+    column("IO%10", 6, None, |pod| share(pod.pressure.io)),
+    column("SWAP", 7, None, |pod| size(pod.memory.swap_bytes)),
+    column("OOM", 4, None, |pod| {
+        or_dash(pod.limits.map(|it| it.all.oom_kills.to_string()))
     }),
 ];
 const ALWAYS: usize = 10;
@@ -538,9 +543,9 @@ fn pods_table(screen: &mut Screen<'_, '_>, model: &Model, high: usize) {
     } else {
         &COLUMNS[..ALWAYS]
     };
-    let taken: usize = columns.iter().map(|own| own.wide + 1).sum();
+    let taken: usize = columns.iter().map(|it| it.wide + 1).sum();
     let name_wide = wide - taken - 1;
-    let sorts_by = |own: Option<Sort>| own == Some(model.sort);
+    let sorts_by = |sort: Option<Sort>| sort == Some(model.sort);
     let mut spans = vec![screen.span(
         Look::Heading,
         format!(
@@ -578,7 +583,7 @@ fn pods_table(screen: &mut Screen<'_, '_>, model: &Model, high: usize) {
             let cell = fitted(&(column.cell)(pod), column.wide);
             text += &format!(" {cell:>wide$}", wide = column.wide);
         }
-        let look = match (is_selected, pod.status, pod.place.map(|own| own.standing)) {
+        let look = match (is_selected, pod.status, pod.place.map(|it| it.standing)) {
             (true, ..) => Look::Selected,
             (_, PodStatus::Evicted | PodStatus::Stuck, _) => Look::Critical,
             (_, _, Some(Standing::Next)) => Look::Warning,
@@ -592,20 +597,20 @@ fn pods_table(screen: &mut Screen<'_, '_>, model: &Model, high: usize) {
 
 /// Those that can be evicted, the first first.
 pub(crate) fn candidates(overview: &Overview) -> Vec<&PodOverview> {
-    let can_go = |own: &&PodOverview| {
-        own.status == PodStatus::Running
-            && own
+    let can_go = |pod: &&PodOverview| {
+        pod.status == PodStatus::Running
+            && pod
                 .place
                 .is_some_and(|place| place.standing != Standing::Skipped)
     };
     let mut found: Vec<&PodOverview> = overview.pods.iter().filter(can_go).collect();
-    found.sort_by_key(|own| own.place.map_or(usize::MAX, |place| place.rank));
+    found.sort_by_key(|pod| pod.place.map_or(usize::MAX, |place| place.rank));
     found
 }
 
 /// Why a pod stands where it stands.
-pub(crate) fn reason(overview: &Overview, own: &PodOverview) -> String {
-    let Some(place) = own.place else {
+pub(crate) fn reason(overview: &Overview, pod: &PodOverview) -> String {
+    let Some(place) = pod.place else {
         return "not ranked".to_owned();
     };
     if let Some(why) = place.exempt {
@@ -620,10 +625,10 @@ pub(crate) fn reason(overview: &Overview, own: &PodOverview) -> String {
         }
         _ => "no statistics".to_owned(),
     };
-    let priority = if own.priority == 0 {
+    let priority = if pod.priority == 0 {
         String::new()
     } else {
-        format!(", priority {}", own.priority)
+        format!(", priority {}", pod.priority)
     };
     let ahead = place
         .ahead_of_next_by
@@ -657,14 +662,14 @@ fn candidates_list(screen: &mut Screen<'_, '_>, overview: &Overview, high: usize
     screen.next = end;
 }
 
-fn told_list(screen: &mut Screen<'_, '_>, overview: &Overview, high: usize) {
+fn recent_lines_list(screen: &mut Screen<'_, '_>, overview: &Overview, high: usize) {
     screen.line(Look::Heading, "LATEST LINES");
-    if overview.told.is_empty() {
+    if overview.recent_lines.is_empty() {
         screen.line(Look::Faint, " nothing yet");
     }
-    let first = overview.told.len().saturating_sub(high);
-    for told in &overview.told[first..] {
-        screen.line(told.severity.into(), &format!(" {}", told.text));
+    let first = overview.recent_lines.len().saturating_sub(high);
+    for line in &overview.recent_lines[first..] {
+        screen.line(line.severity.into(), &format!(" {}", line.text));
     }
 }
 
@@ -683,23 +688,23 @@ fn pod_page(screen: &mut Screen<'_, '_>, model: &Model, overview: &Overview) {
     }
     let uid = pod.uid.as_str();
     let of_pod: Vec<_> = overview
-        .told
+        .recent_lines
         .iter()
-        .filter(|own| own.text.contains(uid) || own.text.contains(&pod.pod))
+        .filter(|it| it.text.contains(uid) || it.text.contains(&pod.pod))
         .collect();
     let room = usize::from(screen.left()).saturating_sub(1);
     if of_pod.is_empty() || room == 0 {
         return;
     }
     screen.line(Look::Heading, "LATEST LINES ABOUT IT");
-    for told in &of_pod[of_pod.len().saturating_sub(room)..] {
-        screen.line(told.severity.into(), &format!(" {}", told.text));
+    for line in &of_pod[of_pod.len().saturating_sub(room)..] {
+        screen.line(line.severity.into(), &format!(" {}", line.text));
     }
 }
 
 /// What is known of a pod; a line without a name is a heading.
 fn facts(overview: &Overview, pod: &PodOverview) -> Vec<(&'static str, String)> {
-    let milli = |own: Option<u64>| or_dash(own.map(|own| amount(own.into(), Unit::MilliCpus)));
+    let milli = |it: Option<u64>| or_dash(it.map(|value| amount(value.into(), Unit::MilliCpus)));
     let mut facts = vec![
         (
             "",
@@ -734,7 +739,7 @@ fn facts(overview: &Overview, pod: &PodOverview) -> Vec<(&'static str, String)> 
                 milli(pod.cpu.used_milli),
                 milli(Some(pod.cpu.request_milli)),
                 milli(pod.cpu.limit_milli),
-                or_dash(Some(pod.cpu.exclusive.to_string()).filter(|own| !own.is_empty()))
+                or_dash(Some(pod.cpu.exclusive.to_string()).filter(|it| !it.is_empty()))
             ),
         ),
         (

@@ -10,7 +10,7 @@ use ratatui::style::{Color, Modifier};
 
 use super::*;
 use crate::record::limit_counts::{LimitCounts, LimitTotals};
-use crate::record::lines::{Severity, Told};
+use crate::record::lines::{RecentLine, Severity};
 use crate::record::recording::Position;
 use crate::record::snapshot::Snapshot;
 use crate::serve::summary::{CpuStats, MemoryStats, NodeStats, PodUse, PsiData, PsiStats};
@@ -91,7 +91,7 @@ fn overview(available_mib: u64) -> Overview {
         }),
         ..NodeStats::default()
     });
-    snapshot.told = [
+    snapshot.recent_lines = [
         (
             Severity::Info,
             "plimsoll 0.1.0 runs (pid 4711), 3 pods\n  more",
@@ -103,7 +103,7 @@ fn overview(available_mib: u64) -> Overview {
     ]
     .into_iter()
     .zip(1..)
-    .map(|((severity, text), number)| Arc::new(Told::new(number, severity, text)))
+    .map(|((severity, text), number)| Arc::new(RecentLine::new(number, severity, text)))
     .collect();
     Overview::new(&snapshot, &figures).unwrap()
 }
@@ -148,7 +148,7 @@ fn press(model: &mut Model, code: KeyCode) -> Option<Command> {
 }
 
 fn names(model: &Model) -> Vec<&str> {
-    model.rows().iter().map(|own| own.pod.as_str()).collect()
+    model.rows().iter().map(|pod| pod.pod.as_str()).collect()
 }
 
 #[test]
@@ -372,7 +372,7 @@ fn the_selection_stays_with_its_pod() {
     assert_eq!(model.selection(&model.rows()), 0);
     // A pod that is gone leaves the first.
     let mut gone = overview(300);
-    gone.pods.retain(|own| own.pod == "default/web");
+    gone.pods.retain(|pod| pod.pod == "default/web");
     model.update(Message::Answer(Box::new(gone)));
     assert_eq!(model.selection(&model.rows()), 0);
     // The last of many is on the screen.
@@ -542,7 +542,7 @@ Next to be evicted for memory.available:
 
 #[test]
 fn json_is_read_back() {
-    let own = overview(80);
-    let json = serde_json::to_string(&own).unwrap();
-    assert_eq!(serde_json::from_str::<Overview>(&json).unwrap(), own);
+    let seen = overview(80);
+    let json = serde_json::to_string(&seen).unwrap();
+    assert_eq!(serde_json::from_str::<Overview>(&json).unwrap(), seen);
 }

@@ -220,17 +220,17 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
     } = snapshot;
     match request {
         Request::Overview => {
-            overview_of(snapshot, &Figures::default()).map(|own| Answer::Overview(Arc::new(own)))
+            overview_of(snapshot, &Figures::default()).map(|it| Answer::Overview(Arc::new(it)))
         }
         Request::Records => Ok(Answer::Records(records.clone())),
         Request::ExplainEviction { signal, pod } => {
             EvictionExplanation::new(config, state, signal.as_deref(), pod.as_deref())
-                .map(|own| Answer::Eviction(Box::new(own)))
+                .map(|it| Answer::Eviction(Box::new(it)))
                 .map_err(refused)
         }
         Request::ExplainOom { pod } => {
             OomExplanation::new(config, state, oom_plan.as_ref(), pod.as_deref())
-                .map(|own| Answer::Oom(Box::new(own)))
+                .map(|it| Answer::Oom(Box::new(it)))
                 .map_err(|error| {
                     let kind = match &error {
                         OomError::NotReady => RefusalKind::NotReady,
@@ -240,13 +240,13 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
                 })
         }
         Request::ExplainThrottling { pod } => ExplainedThrottling::new(snapshot, pod.as_deref())
-            .map(|own| Answer::Throttling(Box::new(own)))
+            .map(|it| Answer::Throttling(Box::new(it)))
             .map_err(|error| Refusal::new(kind_of(&error), error.to_string())),
         Request::ExplainMemory { pod } => ExplainedMemory::new(snapshot, pod.as_deref())
-            .map(|own| Answer::Memory(Box::new(own)))
+            .map(|it| Answer::Memory(Box::new(it)))
             .map_err(refused),
         Request::ExplainPlacement { pod } => placement_of(state, pod.as_deref())
-            .map(|own| Answer::Placement(Box::new(own)))
+            .map(|it| Answer::Placement(Box::new(it)))
             .map_err(|error| {
                 let kind = match &error {
                     PlacementNotExplained::NothingPlaced => RefusalKind::NothingPlaced,

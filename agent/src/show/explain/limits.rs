@@ -44,8 +44,8 @@ fn lately(ns: u64, of_ns: u64) -> String {
 }
 
 /// Memory of pods.
-pub(crate) fn memory(own: &ExplainedMemory, style: Style) -> String {
-    let size = |own: Option<u64>| own.map_or_else(|| "-".to_owned(), |own| bytes(own.into()));
+pub(crate) fn memory(explained: &ExplainedMemory, style: Style) -> String {
+    let size = |it: Option<u64>| it.map_or_else(|| "-".to_owned(), |value| bytes(value.into()));
     let heading = [
         "POD",
         "QOS",
@@ -57,7 +57,7 @@ pub(crate) fn memory(own: &ExplainedMemory, style: Style) -> String {
         "WHAT IT MEANS",
     ];
     let mut table = Table::new(&heading, &[2, 3, 4, 5]);
-    for pod in &own.pods {
+    for pod in &explained.pods {
         let nodes = pod.nodes.iter();
         let nodes: Vec<String> = nodes
             .map(|(name, nodes)| format!("{name}: {nodes}"))
@@ -69,7 +69,7 @@ pub(crate) fn memory(own: &ExplainedMemory, style: Style) -> String {
                 pod.qos_class.to_string(),
                 size(pod.memory.usage_bytes),
                 size(pod.memory.working_set_bytes),
-                size(Some(pod.memory.request_bytes).filter(|own| *own > 0)),
+                size(Some(pod.memory.request_bytes).filter(|it| *it > 0)),
                 size(pod.memory.limit_bytes),
                 if nodes.is_empty() {
                     "any".to_owned()
@@ -81,7 +81,7 @@ pub(crate) fn memory(own: &ExplainedMemory, style: Style) -> String {
         );
     }
     let mut text = table.render(style);
-    if own.pods.iter().all(|pod| pod.limits.is_none()) {
+    if explained.pods.iter().all(|pod| pod.limits.is_none()) {
         return text + &format!("\n{NOTHING}\n");
     }
     let heading = [
@@ -99,7 +99,7 @@ pub(crate) fn memory(own: &ExplainedMemory, style: Style) -> String {
         "FROM SWAP",
     ];
     let mut table = Table::new(&heading, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
-    for pod in &own.pods {
+    for pod in &explained.pods {
         let Some(limits) = &pod.limits else { continue };
         let all = &limits.all;
         let tone = match (all.oom_kills, all.max + all.high) {
@@ -132,9 +132,9 @@ pub(crate) fn memory(own: &ExplainedMemory, style: Style) -> String {
 }
 
 /// What that means: the newest first, then usage against request.
-fn meaning(own: &PodMemoryView) -> String {
+fn meaning(pod: &PodMemoryView) -> String {
     let mut said = Vec::new();
-    if let Some(limits) = &own.limits {
+    if let Some(limits) = &pod.limits {
         let (all, recent) = (&limits.all, &limits.recent);
         match all.oom_kills {
             0 => {}
@@ -163,11 +163,11 @@ fn meaning(own: &PodMemoryView) -> String {
             ));
         }
     }
-    let Some(used) = own.memory.working_set_bytes else {
+    let Some(used) = pod.memory.working_set_bytes else {
         said.push("not read yet".to_owned());
         return said.join("; ");
     };
-    let request = own.memory.request_bytes;
+    let request = pod.memory.request_bytes;
     said.push(match (request, used.checked_sub(request)) {
         (0, _) => "requests nothing, so all its usage counts as above its request".to_owned(),
         (_, None | Some(0)) => "within its request".to_owned(),

@@ -81,8 +81,8 @@ fn who_is_throttled_killed_and_next_is_seen() -> Outcome {
         cpu["limitMilli"] == 200 && cpu["usedMilli"].as_u64() > Some(50),
         "{cpu}"
     );
-    let told = seen["told"].to_string();
-    ensure!(told.contains("kernel OOM killer"), "{told}");
+    let lines = seen["recentLines"].to_string();
+    ensure!(lines.contains("kernel OOM killer"), "{lines}");
 
     go(&leaks)?;
     let finished = agent.eviction(EVICTION_TIMEOUT)?;
@@ -93,8 +93,8 @@ fn who_is_throttled_killed_and_next_is_seen() -> Outcome {
     let journal = journal.to_string_lossy();
     let text = top(&["--replay", &journal, "--output", "json"])?;
     let recorded: Value = serde_json::from_str(&text)?;
-    let told = recorded["told"].to_string();
-    ensure!(told.contains("default_leaky"), "{told}");
+    let lines = recorded["recentLines"].to_string();
+    ensure!(lines.contains("default_leaky"), "{lines}");
     let web = &pod(&recorded, "default/web")["limits"]["all"];
     ensure!(web["throttledNs"].as_u64() > Some(0), "{web}");
     let greedy = &pod(&recorded, "default/greedy")["limits"]["all"];
