@@ -9,7 +9,34 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the top to the bottom: a room, and the rooms that it may import.
-const ROOMS: [(&str, &[&str]); 14] = [("main", &[])];
+const ROOMS: [(&str, &[&str]); 14] = [
+    ("main", &["commands", "daemon", "host"]),
+    (
+        "commands",
+        &[
+            "show", "daemon", "serve", "storage", "act", "pods", "record", "probe", "kernel",
+            "input", "host",
+        ],
+    ),
+    ("show", &["serve", "record", "probe", "kernel", "host"]),
+    (
+        "daemon",
+        &[
+            "serve", "storage", "act", "pods", "record", "probe", "source", "kernel", "input",
+            "host",
+        ],
+    ),
+    ("serve", &["pods", "record", "kernel", "host"]),
+    ("storage", &["pods", "host"]),
+    ("act", &["pods", "input", "host"]),
+    ("pods", &["host"]),
+    ("record", &["probe", "kernel", "host"]),
+    ("probe", &["source", "kernel", "host"]),
+    ("source", &["host"]),
+    ("kernel", &["host"]),
+    ("input", &[]),
+    ("host", &[]),
+];
 
 /// Crates that only these rooms may use.
 const CRATES: [(&str, &[&str]); 1] = [("aya", &["kernel"])];

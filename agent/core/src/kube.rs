@@ -5,6 +5,7 @@ pub mod cgroup_config;
 pub mod duration;
 pub mod node_allocatable;
 pub mod pod;
+pub mod pod_uid;
 pub mod qos;
 pub mod quantity;
 pub mod resources;

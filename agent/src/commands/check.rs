@@ -27,7 +27,7 @@ use crate::show;
 pub struct CheckArgs {
     #[command(flatten)]
     pub(crate) output: OutputArgs,
-    /// Parent cgroup of kubepods, relative to the cgroup mount [default: the mount]
+    /// Parent cgroup of kubepods, relative to the cgroup mount
     #[arg(long, value_name = "CGROUP", default_value = "")]
     pub cgroup_root: String,
     /// Do without a mechanism, to see what plimsoll falls back to; may be repeated

@@ -93,13 +93,7 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => ended(crate::commands::explain::run(&args)),
         Command::Top(args) => ended(crate::commands::top::run(&args)),
         Command::Topology(args) => ended(crate::commands::topology::run(&args)),
-        Command::Trace(args) => match crate::commands::trace::run(&args) {
-            Ok(status) => status,
-            Err(error) => {
-                let status = error.exit_code();
-                answer(Err(error.into()), status)
-            }
-        },
+        Command::Trace(_) => ended(crate::commands::trace::run().map(|never| match never {})),
         Command::Uninstall(args) => ended(crate::commands::uninstall::run(&args)),
         Command::Completions(args) => ended(crate::commands::manual::completions(&args, command())),
         Command::Man(args) => ended(crate::commands::manual::man(&args, command())),

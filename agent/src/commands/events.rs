@@ -7,30 +7,27 @@ mod screen;
 mod totals;
 
 use std::io::{self, Write};
-use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use plimsoll_abi::{KINDS, Kind, ROOT_CGROUP_ID};
+use plimsoll_abi::{KINDS, Kind};
 use rustix::event::{PollFd, PollFlags, poll};
-use serde_json::json;
 
 use self::screen::Screen;
-use self::totals::{print_account, print_hook, print_run_queue, print_throttle, print_totals};
+use self::totals::{print_account, print_hook, print_throttle, print_totals};
 use crate::host::cgroup_paths::CgroupPaths;
 use crate::host::output::Output;
 use crate::host::stop::StopSignals;
-use crate::host::{CgroupError, CgroupMounts, Controller, FileError, HostRoot, Version};
+use crate::host::{CgroupError, FileError, HostRoot};
 use crate::kernel::object::{ObjectMissing, object};
-use crate::kernel::{AtEnd, Bpf, BpfError, BpfOptions, Family, HookSet, OneIn};
+use crate::kernel::{AtEnd, Bpf, BpfError, BpfOptions, Family, HookSet};
 
 /// The rings are looked at this often even if nothing wakes us: the aggregated one never does.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Print what the kernel tells: every record of the BPF programs as it comes, and at the end where each one went
+/// Print every record that the BPF programs send, and at the end account for each
 #[derive(Debug, Clone, Args)]
 #[command(
     after_help = "Exit status: 0 every record was read; 1 records were lost or unreadable, or BPF cannot be used here."
@@ -44,30 +41,17 @@ pub struct EventsArgs {
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = parse_kind)]
     pub kind: Vec<Kind>,
 
-    /// How to print
-    #[arg(long, value_enum, default_value_t)]
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t)]
     pub output: Output,
 
     /// Stop after this time; without it, run until interrupted
     #[arg(long, value_name = "N")]
     pub seconds: Option<u64>,
 
-    /// Send at most one record per cgroup in this time for the kinds that come in floods
+    /// For kinds that come in floods, send at most one record per cgroup in this time
     #[arg(long, value_name = "MS", default_value_t = 100)]
     pub window_ms: u64,
-
-    /// Arm a usage threshold: PATH=BYTES, where PATH "/" is the whole node. Each is armed once
-    #[arg(long, value_name = "PATH=BYTES", value_parser = parse_arm)]
-    pub arm: Vec<Arm>,
-
-    /// Keep totals of how long the tasks of this cgroup wait for a CPU (path from the root of the cpu hierarchy), and print them
-    /// at the end
-    #[arg(long, value_name = "PATH")]
-    pub run_queue: Vec<PathBuf>,
-
-    /// With --run-queue: look at one in so many switches of a CPU, by chance (a power of two)
-    #[arg(long, value_name = "N", default_value = "8", value_parser = parse_one_in, requires = "run_queue")]
-    pub run_queue_one_in: OneIn,
 
     /// Do not read the rings before the end: shows that an overrun is counted exactly
     #[arg(long, hide = true)]
@@ -78,13 +62,6 @@ pub struct EventsArgs {
     pub object: Option<PathBuf>,
 }
 
-/// A threshold to arm.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Arm {
-    path: String,
-    bytes: u64,
-}
-
 fn parse_kind(text: &str) -> Result<Kind, String> {
     KINDS
         .into_iter()
@@ -93,25 +70,6 @@ fn parse_kind(text: &str) -> Result<Kind, String> {
             let names: Vec<_> = KINDS.iter().map(|kind| kind.name()).collect();
             format!("use one of {}", names.join(", "))
         })
-}
-
-fn parse_arm(text: &str) -> Result<Arm, String> {
-    let (path, bytes) = text
-        .rsplit_once('=')
-        .ok_or("write it as PATH=BYTES, such as /kubepods=67108864")?;
-    Ok(Arm {
-        path: path.to_owned(),
-        bytes: bytes
-            .parse()
-            .map_err(|_| format!("{bytes:?} is not a number of bytes"))?,
-    })
-}
-
-fn parse_one_in(text: &str) -> Result<OneIn, String> {
-    text.parse()
-        .ok()
-        .and_then(OneIn::new)
-        .ok_or_else(|| "use a power of two, such as 8; 1 looks at every switch".to_owned())
 }
 
 /// Why `plimsoll events` cannot run.
@@ -137,14 +95,6 @@ pub enum EventsError {
     /// A control file cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A cgroup that was asked for is not there.
-    #[error("{path}: {source}; give the path of a cgroup from the root of its hierarchy")]
-    NoCgroup {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
     /// SIGINT and SIGTERM cannot be caught.
     #[error("catching signals: {0}")]
     Signals(#[source] io::Error),
@@ -181,12 +131,10 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
     let mut bpf = Bpf::load(
         bytes,
         &BpfOptions {
-            agent_tgid: std::process::id(),
-            // Nobody is condemned here.
+            // No pod is condemned here.
             hooks: HookSet::ALL.without(Family::LastLine),
             without: &[],
             window: Duration::from_millis(args.window_ms),
-            run_queue_one_in: args.run_queue_one_in,
         },
     )?;
     let mut out = io::BufWriter::new(io::stdout().lock());
@@ -194,9 +142,6 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
         print_hook(&mut out, args.output, hook)?;
     }
     let mut screen = Screen::new(args, CgroupPaths::read(&host, &mounts)?);
-    // Their descriptors stay open as long as the thresholds are armed.
-    let _armed = arm(&mut bpf, &mounts, &args.arm, &mut out, args.output)?;
-    follow_run_queue(&mut bpf, &mounts, &args.run_queue)?;
     screen.follow_processes(&mut bpf)?;
     out.flush()?;
 
@@ -236,7 +181,6 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
     bpf.flush_log();
     print_throttle(&mut out, args.output, &bpf, &screen.paths)?;
     print_totals(&mut out, args.output, &bpf, &screen.paths)?;
-    print_run_queue(&mut out, args.output, &bpf, &screen.paths)?;
     print_account(&mut out, args.output, &account)?;
     if let Some(error) = bpf.last_decode_error() {
         writeln!(out, "unreadable record: {error}")?;
@@ -263,95 +207,13 @@ fn wait(bpf: &Bpf, left: Duration) -> Result<(), EventsError> {
     }
 }
 
-/// Registers and arms each threshold, and returns the files that were opened for it.
-fn arm(
-    bpf: &mut Bpf,
-    mounts: &CgroupMounts,
-    arms: &[Arm],
-    out: &mut impl Write,
-    output: Output,
-) -> Result<Vec<std::fs::File>, EventsError> {
-    let mut files = Vec::new();
-    if arms.is_empty() {
-        return Ok(files);
-    }
-    let hierarchy = mounts.hierarchy_of(Controller::Memory)?;
-    let name = match hierarchy.version {
-        Version::V1 => "memory.usage_in_bytes",
-        Version::V2 => "memory.current",
-    };
-    // The root has no such file on v2; it is registered together with any other.
-    let mut arms: Vec<_> = arms.iter().collect();
-    arms.sort_by_key(|arm| arm.path == "/");
-    for (generation, arm) in (1u64..).zip(arms) {
-        let id = if arm.path == "/" {
-            ROOT_CGROUP_ID
-        } else {
-            let directory = hierarchy.mount.join(arm.path.trim_start_matches('/'));
-            let no_cgroup = |source| EventsError::NoCgroup {
-                path: directory.clone(),
-                source,
-            };
-            let id = std::fs::metadata(&directory).map_err(no_cgroup)?.ino();
-            let file = std::fs::File::open(directory.join(name)).map_err(no_cgroup)?;
-            let seen = bpf.register(file.as_fd(), id)?;
-            files.push(file);
-            match output {
-                Output::Text => writeln!(
-                    out,
-                    "registered {}: usage {} bytes, node {} bytes",
-                    arm.path, seen.usage_bytes, seen.root_usage_bytes
-                )?,
-                Output::Json => writeln!(
-                    out,
-                    "{}",
-                    json!({"registered": arm.path, "usage_bytes": seen.usage_bytes, "root_usage_bytes": seen.root_usage_bytes})
-                )?,
-            }
-            id
-        };
-        bpf.arm(id, arm.bytes, generation)?;
-    }
-    Ok(files)
-}
-
-/// Asks for the waits of these cgroups, if there are any.
-fn follow_run_queue(
-    bpf: &mut Bpf,
-    mounts: &CgroupMounts,
-    cgroups: &[PathBuf],
-) -> Result<(), EventsError> {
-    if cgroups.is_empty() {
-        return Ok(());
-    }
-    let hierarchy = mounts.hierarchy_of(Controller::Cpu)?;
-    for path in cgroups {
-        let path = hierarchy.mount.join(path.strip_prefix("/").unwrap_or(path));
-        let metadata =
-            std::fs::metadata(&path).map_err(|source| EventsError::NoCgroup { path, source })?;
-        bpf.follow_run_queue(metadata.ino())?;
-    }
-    Ok(bpf.watch_run_queue(true)?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn kinds_and_thresholds_are_parsed_or_explained() {
+    fn kinds_are_parsed_or_explained() {
         assert_eq!(parse_kind("oom-kill"), Ok(Kind::OomKill));
-        assert!(
-            parse_kind("oom").is_err_and(|error| error.contains("threshold-crossed, cgroup-mkdir"))
-        );
-        assert_eq!(
-            parse_arm("/a=b=12"),
-            Ok(Arm {
-                path: "/a=b".into(),
-                bytes: 12
-            })
-        );
-        assert!(parse_arm("/a").is_err_and(|error| error.contains("PATH=BYTES")));
-        assert!(parse_arm("/a=1Mi").is_err_and(|error| error.contains("not a number")));
+        assert!(parse_kind("oom").is_err_and(|error| error.contains("cgroup-mkdir, cgroup-rmdir")));
     }
 }

@@ -29,6 +29,8 @@ pub(crate) trait CommandError {
 
 impl CommandError for anyhow::Error {}
 
+impl CommandError for crate::host::program::NotStarted {}
+
 /// What each command's statuses mean, beside [`WRONG_USAGE`]. No status stands for that of another program.
 pub const TABLE: [(&str, &[(Option<u8>, &str)]); 16] = [
     (

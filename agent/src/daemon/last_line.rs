@@ -47,6 +47,8 @@ pub struct LastLine {
     /// The newest sample: when it began, and what had been charged then.
     sampled: (u64, Option<u64>),
     kills: Vec<Told>,
+    /// So many of them the engine knows; they are reported when there is time.
+    taken_in: usize,
     /// The last thing that went wrong: said once.
     failure: Option<String>,
     refused_told: u64,
@@ -74,6 +76,7 @@ impl LastLine {
             renewed_ns: 0,
             sampled: (0, None),
             kills: Vec::with_capacity(KILLS_MAX),
+            taken_in: 0,
             failure: None,
             refused_told: 0,
         }
@@ -158,8 +161,9 @@ impl Agent {
         (!own.kills.is_empty()).then(|| self.listed_at_ns())
     }
 
-    /// Takes in what records have told of the last line: the engine completes what it began.
-    pub(super) fn take_last_line_kills(&mut self) {
+    /// Takes in what records have told of the last line: the engine completes what it began, before it judges a sample. Allocates nothing
+    /// for pods that are known.
+    pub(super) fn take_in_last_line_kills(&mut self) {
         if self
             .last_line_kills_at_ns()
             .is_none_or(|at_ns| now_ns() < at_ns)
@@ -169,10 +173,25 @@ impl Agent {
         let Some(last_line) = &mut self.last_line else {
             return;
         };
+        let begin = std::mem::replace(&mut last_line.taken_in, last_line.kills.len());
         let kills = std::mem::take(&mut last_line.kills);
-        for told in &kills {
+        for told in &kills[begin..] {
             self.last_line_killed(told.cgroup_id, uid_text(&told.uid), told.kill);
         }
+        if let Some(last_line) = &mut self.last_line {
+            last_line.kills = kills;
+        }
+    }
+
+    /// Reports them. Not urgent.
+    pub(super) fn report_last_line_kills(&mut self) {
+        self.take_in_last_line_kills();
+        let Some(last_line) = self.last_line.as_mut().filter(|own| own.taken_in > 0) else {
+            return;
+        };
+        last_line.taken_in = 0;
+        let kills = std::mem::take(&mut last_line.kills);
+        self.settle();
         for told in &kills {
             let end = told.comm.iter().position(|byte| *byte == 0);
             let comm = String::from_utf8_lossy(&told.comm[..end.unwrap_or(told.comm.len())]);
@@ -209,7 +228,7 @@ impl Agent {
             .bpf
             .as_mut()
             .and_then(Bpf::last_line)
-            .map(|maps| maps.told(cgroup_id, kills));
+            .map(|maps| maps.note_reported(cgroup_id, kills));
         if let Some(Err(error)) = told {
             self.last_line_failed(error.to_string());
         }
@@ -270,7 +289,7 @@ impl Agent {
     }
 
     /// Tells what no record has told: the ring was full, or another agent was here.
-    pub(super) fn tell_last_line(&mut self) {
+    pub(super) fn report_uncounted_last_line_kills(&mut self) {
         if self.last_line.is_none() || now_ns() < self.listed_at_ns() {
             return;
         }
@@ -306,7 +325,7 @@ impl Agent {
         maps.kills(|kills| all.push(kills))?;
         let mut untold = Vec::new();
         for kills in all {
-            let missing = kills.count.saturating_sub(maps.told_of(kills.cgroup_id)?);
+            let missing = kills.count.saturating_sub(maps.reported(kills.cgroup_id)?);
             if missing > 0 {
                 untold.push((kills, missing));
             } else if self.pods.by_cgroup_id(kills.cgroup_id).is_none() {

@@ -10,7 +10,6 @@
 //! count; of a cgroup that appears later everything does.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use plimsoll_core::model::units::PodUid;
@@ -23,6 +22,7 @@ use crate::kernel::{MemoryTotals, RefaultTotals, StallTotals, ThrottleTotals};
 use crate::pods::registry::Pods;
 use crate::probe::ladder::{Choice, LadderSignal, Mechanism, Role};
 use crate::record::limit_counts::{LimitCounts, LimitTotals};
+use crate::source::EpollError;
 use crate::source::memcg_v1::{MemcgV1, Notification};
 use crate::source::memory_events::MemoryEvents;
 use crate::source::pod_events::PodEvents;
@@ -216,7 +216,7 @@ impl Limits {
     ///
     /// # Errors
     /// When files are to be watched and no descriptor is to be had for it.
-    pub fn new(mounts: &CgroupMounts, origins: Origins) -> std::io::Result<Self> {
+    pub fn new(mounts: &CgroupMounts, origins: Origins) -> Result<Self, EpollError> {
         let hierarchy = |controller| mounts.hierarchy_of(controller).ok().cloned();
         let watches = origins.memory_events || origins.event_control;
         Ok(Self {
@@ -231,22 +231,14 @@ impl Limits {
         })
     }
 
-    /// Readable when a watched file of a pod has changed; then call [`Limits::take_events`]. `None` if none is watched.
-    pub fn events_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.events.as_ref().map(AsFd::as_fd)
-    }
-
-    /// Takes what the watched files have to say, and returns how many events that were.
-    ///
-    /// # Errors
-    /// The kernel's answer to `epoll_wait`.
-    pub fn take_events(&self) -> std::io::Result<usize> {
-        self.events.as_ref().map_or(Ok(0), PodEvents::take)
+    /// What the kernel says of the watched files of all pods; `None` if none is watched.
+    pub(super) fn events(&self) -> Option<&PodEvents> {
+        self.events.as_ref()
     }
 
     /// Files that the kernel would not watch, so that they are only read at every housekeeping.
     pub fn not_watched(&self) -> u64 {
-        self.events.as_ref().map_or(0, PodEvents::left_out)
+        self.events.as_ref().map_or(0, PodEvents::polled)
     }
 
     /// Whether the BPF programs' totals are of any use here.

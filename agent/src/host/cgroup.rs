@@ -440,8 +440,6 @@ impl PodMemoryFiles {
 
     /// Reads both files; allocates nothing.
     ///
-    /// On v2, a read of `memory.current` by the agent is also what arms the BPF usage threshold (HOOKS §15).
-    ///
     /// # Errors
     /// [`FileError::Vanished`] when the cgroup is gone.
     pub fn read(&self) -> Result<CgroupMemory, FileError> {

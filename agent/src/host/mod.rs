@@ -13,7 +13,7 @@ pub mod capabilities;
 pub mod output;
 
 pub mod cgroup;
-pub(crate) mod cgroup_paths;
+pub mod cgroup_paths;
 pub mod clock;
 pub mod cpuset;
 pub mod file;

@@ -51,14 +51,14 @@ impl From<Output> for OutputArgs {
 
 /// ANSI styles, or none.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Style {
+pub struct Style {
     /// Whether anything is painted.
-    pub(crate) color: bool,
+    pub color: bool,
 }
 
 impl Style {
     /// What `out` is to have: colour only on a terminal, and not where `NO_COLOR` is set (<https://no-color.org>).
-    pub(crate) fn of(out: &impl IsTerminal) -> Self {
+    pub fn of(out: &impl IsTerminal) -> Self {
         let color =
             out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         Self { color }
@@ -72,23 +72,28 @@ impl Style {
         }
     }
 
-    pub(crate) fn bold(self, text: &str) -> String {
+    /// Bold, for headings.
+    pub fn bold(self, text: &str) -> String {
         self.paint("1", text)
     }
 
-    pub(crate) fn dim(self, text: &str) -> String {
+    /// Faint, for what is beside the point.
+    pub fn dim(self, text: &str) -> String {
         self.paint("2", text)
     }
 
-    pub(crate) fn red(self, text: &str) -> String {
+    /// Red, for what does not work.
+    pub fn red(self, text: &str) -> String {
         self.paint("31", text)
     }
 
-    pub(crate) fn green(self, text: &str) -> String {
+    /// Green, for what is as it should be.
+    pub fn green(self, text: &str) -> String {
         self.paint("32", text)
     }
 
-    pub(crate) fn yellow(self, text: &str) -> String {
+    /// Yellow, for what works with a loss.
+    pub fn yellow(self, text: &str) -> String {
         self.paint("33", text)
     }
 }

@@ -8,8 +8,12 @@
 //! Terms: *produced*: the programs tried to send it. *Consumed*: the agent read it. *Dropped*: its ring was full. *Folded*: an event
 //! without a record of its own, because its cgroup had sent its share; it is in that cgroup's totals.
 
-use plimsoll_abi::{KIND_SLOTS, KINDS, Kind};
+use aya::maps::PerCpuValues;
+use plimsoll_abi::{KIND_SLOTS, KINDS, Kind, UNTRACKED, dropped, folded, produced};
 use serde::{Deserialize, Serialize};
+
+use super::error::map_error;
+use super::{Bpf, BpfError};
 
 /// Records of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -176,6 +180,53 @@ impl From<&Account> for AccountReport {
             untracked: account.untracked(),
             unreadable: account.unreadable,
         }
+    }
+}
+
+impl Bpf {
+    /// Where every record went so far.
+    ///
+    /// # Errors
+    /// When the kernel refuses to show the counters.
+    pub fn account(&self) -> Result<Account, BpfError> {
+        let count = |index: u32| -> Result<PerCpuValues<u64>, BpfError> {
+            self.counts.get(&index, 0).map_err(map_error("COUNTS"))
+        };
+        let untracked = count(UNTRACKED)?;
+        let rings = self.rings();
+        let mut account = Account {
+            cpus: vec![CpuAccount::default(); untracked.len()],
+            unreadable: rings.iter().map(|ring| ring.unreadable).sum(),
+        };
+        for kind in KINDS {
+            let slot = usize::from(kind.number());
+            // Dropped first: a record that is sent in between counts as on its way, not as lost.
+            let (dropped, produced) = (count(dropped(kind))?, count(produced(kind))?);
+            let folded = count(folded(kind))?;
+            for (cpu, part) in account.cpus.iter_mut().enumerate() {
+                part.untracked = untracked[cpu];
+                part.kinds[slot] = KindCount {
+                    produced: produced[cpu],
+                    consumed: self.consumed.get(cpu, slot),
+                    dropped: dropped[cpu],
+                    folded: folded[cpu],
+                };
+            }
+        }
+        Ok(account)
+    }
+
+    /// How many events of a kind went without a record of their own, or with one that was lost. Two map lookups.
+    ///
+    /// # Errors
+    /// When the kernel refuses to show the counters.
+    pub fn missed(&self, kind: Kind) -> Result<u64, BpfError> {
+        let mut sum = 0;
+        for index in [dropped(kind), folded(kind)] {
+            let counts = self.counts.get(&index, 0).map_err(map_error("COUNTS"))?;
+            sum += counts.iter().sum::<u64>();
+        }
+        Ok(sum)
     }
 }
 

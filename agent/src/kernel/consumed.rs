@@ -86,7 +86,7 @@ impl Consumed {
 
 impl Drop for Consumed {
     fn drop(&mut self) {
-        // SAFETY: the mapping made by `map`; nobody has a reference to its words any more. It cannot fail for such a range.
+        // SAFETY: the mapping made by `map`; no reference to its words is left. It cannot fail for such a range.
         let _ = unsafe { rustix::mm::munmap(self.words.as_ptr().cast(), self.bytes) };
     }
 }

@@ -74,50 +74,11 @@ pub enum BpfError {
         /// errno and its name, or which program.
         reason: String,
     },
-    /// The threshold programs are not attached.
-    #[error(
-        "usage thresholds are not available on this host: the hook on page_counter_try_charge is not attached"
-    )]
-    NoThresholds,
-    /// The program that sees waits for a CPU cannot be had.
-    #[error(
-        "waits for a CPU cannot be watched on this host: the hook on sched_switch cannot be attached (plimsoll check says why)"
-    )]
-    NoRunQueue,
     /// No perf event can be sampled.
     #[error("nothing can be sampled here: {reason}")]
     NoSampling {
         /// errno and its name and what to do, or what is missing.
         reason: String,
-    },
-    /// A program that could be attached before cannot be now.
-    #[error("attaching the BPF program {program}: {reason}")]
-    Attach {
-        /// Its name.
-        program: &'static str,
-        /// errno and its name.
-        reason: String,
-    },
-    /// The file given to [`register`](super::Bpf::register) cannot be read.
-    #[error("cannot read memory.current: {}{}", io::Error::from_raw_os_error(*errno), if *errno == libc::ENODEV { "; its cgroup is gone" } else { "" })]
-    Read {
-        /// Why.
-        errno: i32,
-    },
-    /// The program on `memory.current` did not see the agent's read.
-    #[error(
-        "the kernel's counter of cgroup {cgroup_id} was not seen: is the file its memory.current, and does the agent run in the \
-         initial pid namespace (hostPID)?"
-    )]
-    CounterNotSeen {
-        /// The cgroup.
-        cgroup_id: u64,
-    },
-    /// [`register`](super::Bpf::register) was not called for it.
-    #[error("cgroup {cgroup_id} is not registered: register it before arming it")]
-    NotRegistered {
-        /// The cgroup.
-        cgroup_id: u64,
     },
 }
 
@@ -197,7 +158,7 @@ mod tests {
     #[test]
     fn an_errno_is_found_below_other_errors() {
         let error = aya::maps::MapError::CreateError {
-            name: "WATCH".into(),
+            name: "CHARGES".into(),
             io_error: io::Error::from_raw_os_error(1),
         };
         assert_eq!(reason(&error), "errno 1 (EPERM)");

@@ -1,4 +1,4 @@
-//! The hooks: what each program attaches to, what it needs, and which other program makes it superfluous.
+//! The hooks, a row each: what a program attaches to, what it needs, and which other program makes it superfluous.
 //!
 //! The order of [`HOOKS`] is the order of loading, so a second choice comes after the first.
 
@@ -9,8 +9,6 @@ use std::fmt;
 pub enum Family {
     /// What is charged to memory cgroups in all: the node's armed threshold.
     Charges,
-    /// Armed usage thresholds of single cgroups.
-    Threshold,
     /// Cgroups coming, going, filling and emptying.
     Lifecycle,
     /// The kernel's OOM killer.
@@ -21,8 +19,6 @@ pub enum Family {
     Memcg,
     /// CPU bandwidth throttling.
     Throttle,
-    /// Waits for a CPU.
-    RunQueue,
     /// The last line: kills by a program.
     LastLine,
     /// Waits for memory.
@@ -35,15 +31,13 @@ pub enum Family {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 12] = [
+    pub const ALL: [Family; 10] = [
         Family::Charges,
-        Family::Threshold,
         Family::Lifecycle,
         Family::Oom,
         Family::Reclaim,
         Family::Memcg,
         Family::Throttle,
-        Family::RunQueue,
         Family::LastLine,
         Family::Stall,
         Family::Refault,
@@ -55,13 +49,11 @@ impl Family {
     pub const fn name(self) -> &'static str {
         match self {
             Family::Charges => "charges",
-            Family::Threshold => "threshold",
             Family::Lifecycle => "lifecycle",
             Family::Oom => "oom",
             Family::Reclaim => "reclaim",
             Family::Memcg => "memcg",
             Family::Throttle => "throttle",
-            Family::RunQueue => "run-queue",
             Family::LastLine => "last-line",
             Family::Stall => "stall",
             Family::Refault => "refault",
@@ -120,16 +112,6 @@ impl fmt::Display for HookKind {
     }
 }
 
-/// On which hosts a hook makes sense.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Where {
-    Everywhere,
-    /// The memory controller is on cgroup v2.
-    MemoryV2,
-    /// The memory controller is on cgroup v1.
-    MemoryV1,
-}
-
 pub(super) struct Hook {
     pub(super) family: Family,
     /// Name of the program in the object.
@@ -143,9 +125,6 @@ pub(super) struct Hook {
     pub(super) unless: Option<&'static str>,
     /// Useless unless one of these programs is attached.
     pub(super) only_with: &'static [&'static str],
-    pub(super) location: Where,
-    /// Not attached before something asks for it.
-    pub(super) on_demand: bool,
     /// Reads the kernel's own counters of pages.
     pub(super) counters: bool,
 }
@@ -159,8 +138,7 @@ const MEMCG_ID: &[&str] = &[
     "kernfs_node.id",
 ];
 const HIERARCHY: &[&str] = &["cgroup.root", "cgroup_root.hierarchy_id"];
-const COUNTER: &[&str] = &["page_counter.parent", "page_counter.usage"];
-const RUN_QUEUE: &[&str] = &["cfs_rq.tg", "task_group.css"];
+const THROTTLED_GROUP: &[&str] = &["cfs_rq.tg", "task_group.css"];
 const TASK_CGROUPS: &[&str] = &[
     "task_struct.cgroups",
     "css_set.dfl_cgrp",
@@ -174,7 +152,7 @@ const TASK_MEMORY_ID: &[&str] = &[
     "css_set.subsys[memory_cgrp_id]",
 ];
 const FOLIO_PAGES: &[&str] = &["folio.flags", "folio.nr_pages", "PG_head"];
-const RUN_QUEUE_CLOCKS: &[&str] = &["cfs_rq.throttled_clock", "cfs_rq.rq", "rq.clock"];
+const THROTTLED_CLOCKS: &[&str] = &["cfs_rq.throttled_clock", "cfs_rq.rq", "rq.clock"];
 const VICTIM: &[&str] = &[
     "task_struct.tgid",
     "task_struct.cgroups",
@@ -197,8 +175,6 @@ const fn hook(family: Family, program: &'static str, kind: HookKind, target: &'s
         needs: &[],
         unless: None,
         only_with: &[],
-        location: Where::Everywhere,
-        on_demand: false,
         counters: false,
     }
 }
@@ -228,22 +204,10 @@ impl Hook {
             ..self
         }
     }
-
-    const fn only(self, location: Where) -> Hook {
-        Hook { location, ..self }
-    }
-
-    const fn on_demand(self) -> Hook {
-        Hook {
-            on_demand: true,
-            ..self
-        }
-    }
 }
 
 use Family::{
-    Charges, LastLine, Lifecycle, Memcg, Oom, Processes, Reclaim, Refault, RunQueue, Stall,
-    Threshold, Throttle,
+    Charges, LastLine, Lifecycle, Memcg, Oom, Processes, Reclaim, Refault, Stall, Throttle,
 };
 use HookKind::{Fentry, Fexit, TpBtf};
 
@@ -275,25 +239,6 @@ pub(super) const HOOKS: &[Hook] = &[
     )
     .needs(&[CGROUP_ID, HIERARCHY]),
     hook(Charges, "charges_count", Fentry, "page_counter_try_charge"),
-    hook(Threshold, "threshold_seen", Fentry, "memory_current_read")
-        .needs(&[CSS_ID, COUNTER, &["mem_cgroup.css", "mem_cgroup.memory"]])
-        .only(Where::MemoryV2),
-    hook(
-        Threshold,
-        "threshold_seen_v1",
-        Fentry,
-        "mem_cgroup_read_u64",
-    )
-    .needs(&[CSS_ID, COUNTER, &["mem_cgroup.css", "mem_cgroup.memory"]])
-    .only(Where::MemoryV1),
-    hook(
-        Threshold,
-        "threshold_charge",
-        Fentry,
-        "page_counter_try_charge",
-    )
-    .needs(&[COUNTER])
-    .only_with(&["threshold_seen", "threshold_seen_v1"]),
     hook(Oom, "oom_kill_process", Fentry, "oom_kill_process").needs(&[
         MEMCG_ID,
         VICTIM,
@@ -350,32 +295,18 @@ pub(super) const HOOKS: &[Hook] = &[
     )
     .needs(&[MEMCG_ID])
     .unless(ALL_EVENTS),
-    // The end before the begin, so that no start is told whose end would be missed.
+    // The end before the begin, so that no start is sent whose end would be missed.
     hook(Throttle, "throttle_stop", Fexit, "unthrottle_cfs_rq").needs(&[
         CSS_ID,
-        RUN_QUEUE,
-        RUN_QUEUE_CLOCKS,
+        THROTTLED_GROUP,
+        THROTTLED_CLOCKS,
     ]),
     hook(Throttle, "throttle_stop_begin", Fentry, "unthrottle_cfs_rq")
-        .needs(&[RUN_QUEUE_CLOCKS])
+        .needs(&[THROTTLED_CLOCKS])
         .only_with(&["throttle_stop"]),
     hook(Throttle, "throttle_start", Fexit, "throttle_cfs_rq")
-        .needs(&[CSS_ID, RUN_QUEUE])
+        .needs(&[CSS_ID, THROTTLED_GROUP])
         .only_with(&["throttle_stop_begin"]),
-    // On every switch of every CPU: only while something wants to know.
-    hook(RunQueue, "run_queue", TpBtf, "sched_switch")
-        .needs(&[
-            CSS_ID,
-            &[
-                "task_struct.sched_info.last_queued",
-                "task_struct.sched_task_group",
-                "task_struct.se.cfs_rq",
-                "task_group.css",
-                "cfs_rq.rq",
-                "rq.clock",
-            ],
-        ])
-        .on_demand(),
     hook(
         LastLine,
         "last_line_charge",
@@ -469,190 +400,6 @@ pub(super) const HOOKS: &[Hook] = &[
     hook(Processes, "process_exec", TpBtf, "sched_process_exec").needs(&[CSS_ID, TASK_MEMORY_ID]),
 ];
 
-/// Why a hook is not attached.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unavailable {
-    /// The running kernel lacks the function or tracepoint.
-    #[error("this kernel has no {kind} target {target}")]
-    NoTarget {
-        /// How it would be attached.
-        kind: HookKind,
-        /// The function or tracepoint.
-        target: &'static str,
-    },
-    /// The running kernel's struct lacks a member that the program loads.
-    #[error("this kernel's BTF has no {member}")]
-    NoMember {
-        /// The member.
-        member: &'static str,
-    },
-    /// The kernel's own counters of pages cannot be found.
-    #[error("the kernel's counters of pages are not to be found: {reason}")]
-    NoCounters {
-        /// Why.
-        reason: String,
-    },
-    /// The kernel refuses every program of this kind: a program that does nothing was refused too.
-    #[error("{kind} refused by this host: {reason}")]
-    KindRefused {
-        /// Of which kind.
-        kind: HookKind,
-        /// errno and its name, or the verifier's last words.
-        reason: String,
-    },
-    /// Programs of this kind are not wanted (`--without`).
-    #[error("{kind} is left out on request")]
-    LeftOut {
-        /// Which kind.
-        kind: HookKind,
-    },
-    /// The kernel refuses this program.
-    #[error("{kind} {target} refused: {reason}")]
-    Refused {
-        /// How it would be attached.
-        kind: HookKind,
-        /// The function or tracepoint.
-        target: &'static str,
-        /// errno and its name, or the verifier's last words.
-        reason: String,
-    },
-    /// Another program sees the same and more.
-    #[error("not needed: {by} is attached")]
-    NotNeeded {
-        /// The other program.
-        by: &'static str,
-    },
-    /// It works only together with another program, which is not attached.
-    #[error("useless without {of}, which is not attached")]
-    Partner {
-        /// The other program.
-        of: &'static str,
-    },
-    /// As the agent found that loaded the programs, which this one has taken over.
-    #[error("{text}")]
-    Earlier {
-        /// Its words.
-        text: String,
-        /// [`Unavailable::is_loss`].
-        is_loss: bool,
-        /// [`Unavailable::refuses_kind`].
-        refuses_kind: bool,
-    },
-    /// For the other version of the memory controller.
-    #[error("for hosts with the memory controller on cgroup v{version}")]
-    OtherHierarchy {
-        /// That version.
-        version: u8,
-    },
-}
-
-impl Unavailable {
-    /// Whether something is lost: `false` when the hook is simply not for this host.
-    #[must_use]
-    pub const fn is_loss(&self) -> bool {
-        match self {
-            Unavailable::Earlier { is_loss, .. } => *is_loss,
-            Unavailable::NotNeeded { .. } | Unavailable::OtherHierarchy { .. } => false,
-            _ => true,
-        }
-    }
-
-    /// The reason without the hook's own kind and target.
-    #[must_use]
-    pub fn beside_target(&self) -> String {
-        match self {
-            Unavailable::KindRefused { reason, .. } => format!("refused by this host: {reason}"),
-            Unavailable::Refused { reason, .. } => format!("refused: {reason}"),
-            Unavailable::LeftOut { .. } => "left out on request".to_owned(),
-            why => why.to_string(),
-        }
-    }
-
-    /// Whether the host refuses every program of this kind.
-    #[must_use]
-    pub const fn refuses_kind(&self) -> bool {
-        match self {
-            Unavailable::Earlier { refuses_kind, .. } => *refuses_kind,
-            Unavailable::KindRefused { .. } => true,
-            _ => false,
-        }
-    }
-}
-
-/// What became of a hook.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum HookState {
-    /// It is in place.
-    Attached {
-        /// Instructions that the verifier walked; `None` before 5.16.
-        verified_insns: Option<u32>,
-        /// Instructions of the program as the kernel runs it.
-        translated_insns: Option<u32>,
-    },
-    /// It was attached to see that it works, and taken away again: it waits until something asks for it.
-    OnDemand {
-        /// Instructions that the verifier walked; `None` before 5.16.
-        verified_insns: Option<u32>,
-        /// Instructions of the program as the kernel runs it.
-        translated_insns: Option<u32>,
-    },
-    /// It is not.
-    Unavailable(Unavailable),
-}
-
-/// What became of a hook, with its name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HookReport {
-    /// What it is for.
-    pub family: Family,
-    /// Name of the program.
-    pub program: &'static str,
-    /// How it attaches.
-    pub kind: HookKind,
-    /// Kernel function or tracepoint.
-    pub target: &'static str,
-    /// Attached or not.
-    pub state: HookState,
-}
-
-impl HookReport {
-    /// Whether it is in place.
-    #[must_use]
-    pub const fn is_attached(&self) -> bool {
-        matches!(self.state, HookState::Attached { .. })
-    }
-
-    /// Whether it waits until something asks for it.
-    #[must_use]
-    pub const fn is_on_demand(&self) -> bool {
-        matches!(self.state, HookState::OnDemand { .. })
-    }
-
-    /// Whether it is in place or can be at once.
-    #[must_use]
-    pub const fn is_usable(&self) -> bool {
-        !matches!(self.state, HookState::Unavailable(_))
-    }
-}
-
-impl fmt::Display for HookReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}: ", self.family.name(), self.kind, self.target)?;
-        let verified_insns = match &self.state {
-            HookState::Attached { verified_insns, .. } => {
-                f.write_str("attached")?;
-                verified_insns
-            }
-            HookState::OnDemand { verified_insns, .. } => {
-                f.write_str("attached on demand")?;
-                verified_insns
-            }
-            HookState::Unavailable(reason) => return reason.fmt(f),
-        };
-        verified_insns.map_or(Ok(()), |count| write!(f, ", {count} instructions verified"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use plimsoll_abi::Layout;
@@ -689,32 +436,14 @@ mod tests {
 
     #[test]
     fn sets_hold_what_was_put_in() {
-        let set = HookSet::NONE.with(Family::Oom).with(Family::Threshold);
+        let set = HookSet::NONE.with(Family::Oom).with(Family::Stall);
         for family in Family::ALL {
             assert_eq!(
                 set.contains(family),
-                matches!(family, Family::Oom | Family::Threshold)
+                matches!(family, Family::Oom | Family::Stall)
             );
             assert!(HookSet::ALL.contains(family));
             assert!(!HookSet::ALL.without(family).contains(family));
         }
-    }
-
-    #[test]
-    fn a_report_is_one_line() {
-        let report = HookReport {
-            family: Family::Oom,
-            program: "oom_kill_process",
-            kind: HookKind::Fentry,
-            target: "oom_kill_process",
-            state: HookState::Unavailable(Unavailable::KindRefused {
-                kind: HookKind::Fentry,
-                reason: "errno 1 (EPERM)".into(),
-            }),
-        };
-        assert_eq!(
-            report.to_string(),
-            "oom fentry oom_kill_process: fentry refused by this host: errno 1 (EPERM)"
-        );
     }
 }

@@ -13,12 +13,12 @@ use super::BpfError;
 use super::error::map_error;
 use crate::kernel::decode::last_line_reason;
 
-const TOLD: &str = "LAST_LINE_TOLD";
+const REPORTED: &str = "KILLS_REPORTED";
 
 /// A pod of the order, with the cgroup that it is known by in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CondemnedPod {
-    /// Whom the core has condemned.
+    /// The pod, as the core has condemned it.
     pub pod: Condemned,
     /// Its cgroup in the hierarchy that accounts memory.
     pub cgroup_id: u64,
@@ -29,9 +29,9 @@ pub struct CondemnedPod {
 pub struct LineSetting {
     /// Until then.
     pub until_ns: u64,
-    /// Below this, who is condemned goes if nobody acknowledges.
+    /// Below this, a condemned pod is killed if the agent does not acknowledge in time.
     pub line_pages: u64,
-    /// Below this, at once.
+    /// Below this, it is killed at once.
     pub critical_pages: u64,
     /// A crossing is to be acknowledged within this time.
     pub budget_ns: u64,
@@ -66,7 +66,7 @@ pub struct LastLineMaps {
     pub(super) seen: Array<MapData, u64>,
     pub(super) condemned: HashMap<MapData, u64, [u64; condemned::WORDS]>,
     pub(super) kills: HashMap<MapData, u64, [u64; kills::WORDS]>,
-    pub(super) told: HashMap<MapData, u64, u64>,
+    pub(super) reported: HashMap<MapData, u64, u64>,
     /// What `condemned` holds, by cgroup: the place.
     pub(super) order: BTreeMap<u64, u64>,
     /// Whether `order` is known to be what is there.
@@ -90,7 +90,8 @@ impl LastLineMaps {
         self.line.set(0, value, 0).map_err(map_error("LAST_LINE"))
     }
 
-    /// Replaces the order. Whoever is no longer in it goes first: at no time is anybody condemned that neither order names.
+    /// Replaces the order. Pods that are no longer in it are removed first, so that at no time a pod is condemned that neither order
+    /// names.
     ///
     /// # Errors
     /// When the kernel refuses an update; what is there expires by itself.
@@ -105,29 +106,29 @@ impl LastLineMaps {
         }
         let places = || (0u64..).zip(order);
         let is_same = self.order.len() == order.len()
-            && places().all(|(place, own)| self.order.get(&own.cgroup_id) == Some(&place));
+            && places().all(|(place, pod)| self.order.get(&pod.cgroup_id) == Some(&place));
         let gone: Vec<u64> = self
             .order
             .keys()
-            .filter(|id| order.iter().all(|own| own.cgroup_id != **id))
+            .filter(|id| order.iter().all(|pod| pod.cgroup_id != **id))
             .copied()
             .collect();
         for id in gone {
             self.condemned.remove(&id).map_err(map_error(MAP))?;
             self.order.remove(&id);
         }
-        for (place, own) in places() {
+        for (place, pod) in places() {
             let mut value = [0; condemned::WORDS];
             value[condemned::PLACE] = place;
             value[condemned::UNTIL_NS] = until_ns;
-            value[condemned::UID..].copy_from_slice(&uid_words(own.pod.uid().as_str()));
+            value[condemned::UID..].copy_from_slice(&uid_words(pod.pod.uid().as_str()));
             self.condemned
-                .insert(own.cgroup_id, value, 0)
+                .insert(pod.cgroup_id, value, 0)
                 .map_err(map_error(MAP))?;
-            self.order.insert(own.cgroup_id, place);
+            self.order.insert(pod.cgroup_id, place);
         }
         if !is_same {
-            // Places have other owners now.
+            // Places belong to other pods now.
             for word in [seen::DONE, seen::LAST_KILL_NS] {
                 self.seen
                     .set(word, 0, 0)
@@ -170,34 +171,34 @@ impl LastLineMaps {
         self.kills
             .remove(&cgroup_id)
             .map_err(map_error("LAST_LINE_KILLS"))?;
-        match self.told.remove(&cgroup_id) {
-            // Nothing was told of it: another agent could not.
+        match self.reported.remove(&cgroup_id) {
+            // None of its kills was reported.
             Err(MapError::KeyNotFound) => Ok(()),
-            told => told.map_err(map_error(TOLD)),
+            removed => removed.map_err(map_error(REPORTED)),
         }
     }
 
-    /// Notes how many of a pod's kills have been told, for this agent and those after it. Never fewer than before.
+    /// Notes how many of a pod's kills have been reported, for this agent and those after it. Never fewer than before.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn told(&mut self, cgroup_id: u64, kills: u64) -> Result<(), BpfError> {
-        if kills > self.told_of(cgroup_id)? {
-            self.told
+    pub fn note_reported(&mut self, cgroup_id: u64, kills: u64) -> Result<(), BpfError> {
+        if kills > self.reported(cgroup_id)? {
+            self.reported
                 .insert(cgroup_id, kills, 0)
-                .map_err(map_error(TOLD))?;
+                .map_err(map_error(REPORTED))?;
         }
         Ok(())
     }
 
-    /// How many of a pod's kills have been told.
+    /// How many of a pod's kills have been reported.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn told_of(&self, cgroup_id: u64) -> Result<u64, BpfError> {
-        match self.told.get(&cgroup_id, 0) {
+    pub fn reported(&self, cgroup_id: u64) -> Result<u64, BpfError> {
+        match self.reported.get(&cgroup_id, 0) {
             Err(MapError::KeyNotFound) => Ok(0),
-            told => told.map_err(map_error(TOLD)),
+            kills => kills.map_err(map_error(REPORTED)),
         }
     }
 

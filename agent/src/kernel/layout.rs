@@ -13,7 +13,7 @@ pub(super) struct Resolved {
     pub(super) missing: Vec<&'static str>,
 }
 
-/// Looks every member up.
+/// Looks up every member.
 pub(super) fn resolve(btf: &Btf<'_>) -> Resolved {
     let mut layout = Layout::UNRESOLVED;
     let mut missing = Vec::new();
@@ -46,7 +46,7 @@ fn find(btf: &Btf<'_>, member: &str) -> Option<u32> {
             .or_else(|| btf.offset("folio._folio_nr_pages")),
         "PG_head" | "PG_swapbacked" => btf.enumerator(member),
         // The tracepoint's own prototype has no names, the function that calls its probes does; its first parameter is
-        // not passed on. The program can tell the first two positions apart.
+        // not passed on. The program handles the first two positions.
         "mm_vmscan_direct_reclaim_begin(order)" => btf
             .parameter("__traceiter_mm_vmscan_direct_reclaim_begin", "order")?
             .checked_sub(1)

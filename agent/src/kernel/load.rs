@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::object::{ObjectMissing, object};
-use super::{Bpf, BpfError, BpfOptions, Family, HookKind, HookSet, OneIn, PinOwner, Pinning};
+use super::{Bpf, BpfError, BpfOptions, Family, HookKind, HookSet, PinOwner, Pinning};
 
 /// Which programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,16 +61,13 @@ pub fn is_pinned(programs: Programs, owner: &PinOwner) -> Result<bool, LoadError
 }
 
 fn options(programs: Programs) -> BpfOptions {
-    // Thresholds of single cgroups are for `plimsoll events`: the node's are reached by what is charged in all.
-    let mut hooks = HookSet::ALL.without(Family::Threshold);
+    let mut hooks = HookSet::ALL;
     if !programs.last_line {
         hooks = hooks.without(Family::LastLine);
     }
     BpfOptions {
-        agent_tgid: std::process::id(),
         hooks,
         without: programs.without,
         window: programs.window,
-        run_queue_one_in: OneIn::USUAL,
     }
 }

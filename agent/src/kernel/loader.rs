@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 use super::btf::Btf;
 use super::counters;
 use super::error::reason;
-use super::hooks::{HOOKS, Hook, Where};
+use super::hooks::{HOOKS, Hook};
 use super::layout::{self, Resolved};
 use super::{
     BpfError, BpfOptions, Family, HookKind, HookReport, HookState, Unavailable, consumed, policy,
@@ -70,12 +70,10 @@ pub(super) fn load(
     let config = Config {
         window_ns: u64::try_from(options.window.as_nanos()).unwrap_or(u64::MAX),
         memory_is_v1: u32::from(machine.memory_is_v1),
-        run_queue_one_in: options.run_queue_one_in.number(),
         // The file is there without PSI, too, and then cannot be read.
         psi_is_on: u32::from(fs::read(PRESSURE).is_ok()),
-        pad: 0,
     };
-    // A long list: read only for who needs it.
+    // A long list: read only if a program needs it.
     let counters = if options.hooks.contains(Family::LastLine) {
         counters::find(&btf).map_err(|error| error.to_string())
     } else {
@@ -100,7 +98,6 @@ pub(super) fn load(
         btf: &btf,
         aya_btf: &aya_btf,
         resolved,
-        config,
         counters: counters.err(),
         hooks: Vec::new(),
         links: Vec::new(),
@@ -137,7 +134,7 @@ pub(super) fn load(
     let Attaching {
         ebpf, hooks, links, ..
     } = attaching;
-    if !hooks.is_empty() && !hooks.iter().any(HookReport::is_usable) {
+    if !hooks.is_empty() && !hooks.iter().any(HookReport::is_attached) {
         return Err(BpfError::NoHook {
             reason: hooks[0].to_string(),
         });
@@ -153,7 +150,7 @@ pub(super) fn kernel_types() -> Result<Vec<u8>, BpfError> {
     })
 }
 
-/// Whether the memory controller sits on a cgroup v1 hierarchy. Where that cannot be told, v2 is the kernel's default.
+/// Whether the memory controller sits on a cgroup v1 hierarchy. Where that cannot be found out, v2: the kernel's default.
 fn memory_is_v1() -> bool {
     HostRoot::live().cgroup_mounts().is_ok_and(|mounts| {
         mounts
@@ -167,7 +164,6 @@ struct Attaching<'kernel> {
     btf: &'kernel Btf<'kernel>,
     aya_btf: &'kernel aya::Btf,
     resolved: Resolved,
-    config: Config,
     /// Why the kernel's counters of pages are not known.
     counters: Option<String>,
     hooks: Vec<HookReport>,
@@ -178,12 +174,12 @@ impl Attaching<'_> {
     /// Attaches a program that does nothing and takes it away again: the reason if the host refuses its kind.
     fn canary(&mut self, program: &str, kind: HookKind, target: &str) -> Option<String> {
         if !self.has_target(kind, target) {
-            // A kernel without the self-test: the hooks themselves will tell.
+            // A kernel without the self-test: loading the hooks shows it.
             return None;
         }
         let refusal = self.load_and_attach(program, target).err();
         if let Some(program) = self.ebpf.program_mut(program) {
-            // It fails only if the program was not loaded, which `refusal` then tells.
+            // It fails only if the program was not loaded, and `refusal` then has the reason.
             let _ = match program {
                 Program::FEntry(program) => program.unload(),
                 Program::BtfTracePoint(program) => program.unload(),
@@ -200,15 +196,6 @@ impl Attaching<'_> {
                 .iter()
                 .any(|done| done.program == *program && done.is_attached())
         };
-        match hook.location {
-            Where::MemoryV1 if self.config.memory_is_v1 == 0 => {
-                return Some(Unavailable::OtherHierarchy { version: 1 });
-            }
-            Where::MemoryV2 if self.config.memory_is_v1 == 1 => {
-                return Some(Unavailable::OtherHierarchy { version: 2 });
-            }
-            _ => {}
-        }
         if let Some(by) = hook.unless.filter(is_attached) {
             return Some(Unavailable::NotNeeded { by });
         }
@@ -257,12 +244,9 @@ impl Attaching<'_> {
     }
 
     fn attach(&mut self, hook: &Hook) -> HookState {
-        let attached = if hook.on_demand {
-            self.load_and_try(hook.program, hook.target)
-        } else {
-            self.load_and_attach(hook.program, hook.target)
-                .map(|link| self.links.push((hook.program, link)))
-        };
+        let attached = self
+            .load_and_attach(hook.program, hook.target)
+            .map(|link| self.links.push((hook.program, link)));
         if let Err(reason) = attached {
             return HookState::Unavailable(Unavailable::Refused {
                 kind: hook.kind,
@@ -282,34 +266,10 @@ impl Attaching<'_> {
             .as_ref()
             .and_then(|info| info.size_translated())
             .map(|bytes| bytes / 8);
-        if hook.on_demand {
-            HookState::OnDemand {
-                verified_insns,
-                translated_insns,
-            }
-        } else {
-            HookState::Attached {
-                verified_insns,
-                translated_insns,
-            }
+        HookState::Attached {
+            verified_insns,
+            translated_insns,
         }
-    }
-
-    /// Loads a program, attaches it and takes it away again; it stays loaded.
-    fn load_and_try(&mut self, program: &str, target: &str) -> Result<(), String> {
-        let found = self
-            .ebpf
-            .program_mut(program)
-            .ok_or_else(|| format!("the BPF object has no program {program}"))?;
-        let Program::BtfTracePoint(found) = found else {
-            return Err(reason(&ProgramError::UnexpectedProgramType));
-        };
-        let mut attempt = || -> Result<(), ProgramError> {
-            found.load(target, self.aya_btf)?;
-            let link = found.attach()?;
-            found.detach(link)
-        };
-        attempt().map_err(|error| reason(&error))
     }
 
     fn load_and_attach(&mut self, program: &str, target: &str) -> Result<FdLink, String> {

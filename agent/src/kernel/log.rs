@@ -3,9 +3,9 @@
 //! They come through a ring of their own and become lines of this process's log, at the level that the program gave them. The object inside
 //! this program has none, and then nothing here is ever called.
 //!
-//! `plimsoll events` reads them, and not `plimsoll run`: that loads only the object inside this program. An agent that evicts must not run
-//! programs that format text at each charge; and its programs are pinned, which the ring of lines is not. The programs are the same ones, so what they do beside a running agent is seen by `events --object` in another
-//! terminal, with maps and counts of its own.
+//! `plimsoll events --object FILE` reads them. `plimsoll run` does not: it loads only the object inside its program, because an agent that
+//! evicts must not run programs that format text at each charge. To see what the programs do on a node with a running agent, run
+//! `plimsoll events --object FILE` beside it; it has maps and counts of its own.
 
 use aya::Ebpf;
 use aya_log::EbpfLogger;
@@ -40,7 +40,7 @@ pub(super) struct ProgramLog(EbpfLogger<Lines>);
 impl ProgramLog {
     /// `None` where the programs log nothing.
     pub(super) fn of(ebpf: &mut Ebpf) -> Option<Self> {
-        // Its only other error is a map of another type under that name, which is nobody's.
+        // Its only other error is a map of another type under that name, which no object has.
         EbpfLogger::init_with_logger(ebpf, Lines).ok().map(Self)
     }
 

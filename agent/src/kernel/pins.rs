@@ -3,7 +3,7 @@
 //! Problem: an agent that is killed, or restarted by an upgrade, leaves the node unwatched until the next one has loaded everything, and
 //! takes counts and armed thresholds with it. Approach: maps, programs and links are pinned in a directory of their own. The next agent with
 //! the same state directory opens them instead of loading anything: the programs never stop, and what they sent meanwhile is in
-//! the rings. A set is used only if it is exactly what this agent would load ([`identity`]) and complete; any other is removed.
+//! the rings. A set is used only if it is exactly what this agent would load ([`identity`](super::identity::identity)) and complete; any other is removed.
 //! A set that cannot be made costs nothing but the set: the programs are then held by this process alone.
 //!
 //! Layout: `/sys/fs/bpf/plimsoll/OWNER/IDENTITY/{maps,programs,links}/NAME`, and a directory `complete`, which is made last. One owner
@@ -15,15 +15,15 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use aya::maps::{Array, Map, MapData};
+use aya::maps::{Map, MapData};
 use aya::programs::links::{FdLink, PinnedLink};
-use aya::programs::{BtfTracePoint, Program, ProgramInfo};
-use plimsoll_abi::{ABI_VERSION, MANIFEST_BYTES};
-use serde::{Deserialize, Serialize};
+use aya::programs::{Program, ProgramInfo};
 
 use super::error::reason;
 use super::hooks::HOOKS;
-use super::{BpfOptions, HookKind, HookReport, HookState, Unavailable};
+use super::identity::Fnv;
+use super::manifest::Manifest;
+use super::{HookKind, HookReport, HookState, Unavailable};
 
 /// Where the BPF file system is by convention; systemd mounts it there.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -295,21 +295,6 @@ impl PinSet {
             .map_err(|error| PinError::refused(&path, &error))
     }
 
-    /// Pins a program without a link.
-    pub(super) fn pin_on_demand(&self, name: &str, program: &mut Program) -> Result<(), PinError> {
-        let path = self.pin(PROGRAMS, name);
-        program
-            .pin(&path)
-            .map_err(|error| PinError::refused(&path, &error))
-    }
-
-    /// Opens a program that is attached on demand.
-    pub(super) fn on_demand(&self, name: &str) -> Result<BtfTracePoint, PinError> {
-        BtfTracePoint::from_pin(self.pin(PROGRAMS, name)).map_err(|error| {
-            PinError::torn(&self.path, format!("program {name}: {}", reason(&error)))
-        })
-    }
-
     /// What the kernel says of a pinned program, or why it says nothing.
     pub(super) fn program_info(&self, name: &str) -> Result<ProgramInfo, String> {
         ProgramInfo::from_pin(self.pin(PROGRAMS, name)).map_err(|error| reason(&error))
@@ -321,7 +306,10 @@ impl PinSet {
         program: &mut Program,
         link: FdLink,
     ) -> Result<PinnedLink, PinError> {
-        self.pin_on_demand(name, program)?;
+        let path = self.pin(PROGRAMS, name);
+        program
+            .pin(&path)
+            .map_err(|error| PinError::refused(&path, &error))?;
         let path = self.pin(LINKS, name);
         link.pin(&path)
             .map_err(|error| PinError::refused(&path, &error))
@@ -377,19 +365,12 @@ impl PinSet {
                     let info = self.program_info(name).map_err(|why| torn(name, why))?;
                     let verified_insns = info.verified_instruction_count();
                     let translated_insns = info.size_translated().map(|bytes| bytes / 8);
-                    if hook.on_demand {
-                        HookState::OnDemand {
-                            verified_insns,
-                            translated_insns,
-                        }
-                    } else {
-                        // Only looked for: its pin holds it.
-                        PinnedLink::from_pin(self.pin(LINKS, name))
-                            .map_err(|error| torn(name, format!("its link: {}", reason(&error))))?;
-                        HookState::Attached {
-                            verified_insns,
-                            translated_insns,
-                        }
+                    // Only looked for: its pin holds it.
+                    PinnedLink::from_pin(self.pin(LINKS, name))
+                        .map_err(|error| torn(name, format!("its link: {}", reason(&error))))?;
+                    HookState::Attached {
+                        verified_insns,
+                        translated_insns,
                     }
                 }
             };
@@ -422,207 +403,9 @@ impl PinSet {
     }
 }
 
-/// What the agent that loads the programs leaves for the next one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Manifest {
-    hooks: Vec<ManifestHook>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct ManifestHook {
-    program: String,
-    /// `None`: attached, or loaded to be attached on demand.
-    unavailable: Option<Earlier>,
-}
-
-/// Why a hook was not attached, without its types.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Earlier {
-    text: String,
-    is_loss: bool,
-    refuses_kind: bool,
-}
-
-impl From<Earlier> for Unavailable {
-    fn from(earlier: Earlier) -> Self {
-        Unavailable::Earlier {
-            text: earlier.text,
-            is_loss: earlier.is_loss,
-            refuses_kind: earlier.refuses_kind,
-        }
-    }
-}
-
-impl Manifest {
-    pub(super) fn new(hooks: &[HookReport]) -> Self {
-        let hooks = hooks
-            .iter()
-            .map(|hook| ManifestHook {
-                program: hook.program.to_owned(),
-                unavailable: match &hook.state {
-                    HookState::Attached { .. } | HookState::OnDemand { .. } => None,
-                    HookState::Unavailable(reason) => Some(Earlier {
-                        text: reason.beside_target(),
-                        is_loss: reason.is_loss(),
-                        refuses_kind: reason.refuses_kind(),
-                    }),
-                },
-            })
-            .collect();
-        Self { hooks }
-    }
-
-    /// Writes it into its map. `None` if it does not fit, or the kernel refuses.
-    pub(super) fn store(&self, map: &mut Array<MapData, [u8; MANIFEST_BYTES]>) -> Option<()> {
-        map.set(0, self.to_bytes()?, 0).ok()
-    }
-
-    fn to_bytes(&self) -> Option<[u8; MANIFEST_BYTES]> {
-        let text = serde_json::to_vec(self).ok()?;
-        let mut bytes = [0; MANIFEST_BYTES];
-        bytes.get_mut(..text.len())?.copy_from_slice(&text);
-        Some(bytes)
-    }
-
-    pub(super) fn of_map(map: &Array<MapData, [u8; MANIFEST_BYTES]>) -> Option<Self> {
-        Self::of_bytes(&map.get(&0, 0).ok()?)
-    }
-
-    fn of_bytes(bytes: &[u8]) -> Option<Self> {
-        let length = bytes.iter().position(|byte| *byte == 0)?;
-        serde_json::from_slice(&bytes[..length]).ok()
-    }
-}
-
-/// What must be equal for programs to be taken over: the object, what is in its frozen data, and what was asked for. The kernel is the same
-/// by nature: pins do not survive a boot.
-pub(super) fn identity(
-    object: &[u8],
-    options: &BpfOptions,
-    memory_is_v1: bool,
-    cpus: usize,
-) -> String {
-    let mut hash = Fnv::default();
-    hash.write(object);
-    // Of the process nothing: another one is to take them over.
-    let BpfOptions {
-        agent_tgid: _,
-        hooks,
-        without,
-        window,
-        run_queue_one_in,
-    } = options;
-    hash.write(
-        format!("{hooks:?} {without:?} {window:?} {run_queue_one_in:?} {memory_is_v1} {cpus}")
-            .as_bytes(),
-    );
-    format!("abi{ABI_VERSION}-{:016x}", hash.0)
-}
-
-/// FNV-1a, 64 bits: two versions that differ are to have different names; nobody is kept from anything by it.
-struct Fnv(u64);
-
-impl Default for Fnv {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Fnv {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use super::super::{HookSet, OneIn};
     use super::*;
-
-    fn options() -> BpfOptions {
-        BpfOptions {
-            agent_tgid: 1,
-            hooks: HookSet::ALL,
-            without: &[],
-            window: Duration::from_millis(100),
-            run_queue_one_in: OneIn::USUAL,
-        }
-    }
-
-    #[test]
-    fn another_process_has_the_same_identity_and_nothing_else_has() {
-        let own = identity(b"object", &options(), false, 4);
-        let other_process = BpfOptions {
-            agent_tgid: 2,
-            ..options()
-        };
-        assert_eq!(own, identity(b"object", &other_process, false, 4));
-        for (object, options, is_v1, cpus) in [
-            (&b"objecu"[..], options(), false, 4),
-            (b"object", options(), true, 4),
-            (b"object", options(), false, 8),
-            (
-                b"object",
-                BpfOptions {
-                    window: Duration::from_millis(1),
-                    ..options()
-                },
-                false,
-                4,
-            ),
-            (
-                b"object",
-                BpfOptions {
-                    without: &[HookKind::Fentry],
-                    ..options()
-                },
-                false,
-                4,
-            ),
-        ] {
-            assert_ne!(own, identity(object, &options, is_v1, cpus));
-        }
-        assert!(!own.contains('.'), "{own}");
-    }
-
-    #[test]
-    fn a_manifest_is_read_back() {
-        let hooks = [
-            HookState::Attached {
-                verified_insns: Some(3),
-                translated_insns: None,
-            },
-            HookState::Unavailable(Unavailable::NotNeeded { by: "x" }),
-            HookState::Unavailable(Unavailable::KindRefused {
-                kind: HookKind::Fentry,
-                reason: "errno 1 (EPERM)".to_owned(),
-            }),
-        ]
-        .map(|state| HookReport {
-            family: HOOKS[0].family,
-            program: HOOKS[0].program,
-            kind: HOOKS[0].kind,
-            target: HOOKS[0].target,
-            state,
-        });
-        let manifest = Manifest::new(&hooks);
-        let read = Manifest::of_bytes(&manifest.to_bytes().unwrap()).unwrap();
-        assert_eq!(read, manifest);
-        let earlier: Vec<Unavailable> = read
-            .hooks
-            .into_iter()
-            .filter_map(|hook| hook.unavailable)
-            .map(Into::into)
-            .collect();
-        assert_eq!(earlier[0].to_string(), "not needed: x is attached");
-        assert!(!earlier[0].is_loss() && !earlier[0].refuses_kind());
-        assert!(earlier[1].is_loss() && earlier[1].refuses_kind());
-        assert_eq!(Manifest::of_bytes(&[0; MANIFEST_BYTES]), None);
-    }
 
     #[test]
     fn an_owner_is_a_name_without_dots() {

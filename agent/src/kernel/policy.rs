@@ -22,7 +22,7 @@ pub(super) fn check() -> Result<(), BpfError> {
         .and_then(|text| Capabilities::parse(&text))
     {
         Some(held) if held.missing_for_bpf().is_some() => Err(BpfError::Capability),
-        // Unreadable: the attempt itself will tell.
+        // Unreadable: the attempt itself shows it.
         _ => Ok(()),
     }
 }

@@ -3,7 +3,7 @@
 use aya::maps::{MapData, RingBuf};
 
 use super::consumed::Consumed;
-use crate::kernel::decode::{DecodeError, Record, decode};
+use super::decode::{DecodeError, Record, decode};
 
 pub(super) struct Ring {
     pub(super) ring: RingBuf<MapData>,
@@ -32,11 +32,11 @@ impl Ring {
                 return taken;
             };
             match decode(&item) {
-                Ok(record) => {
-                    let (cpu, slot) = (record.cpu, record.body.kind().number());
+                Ok((kind, record)) => {
+                    let cpu = record.cpu;
                     f(record);
                     drop(item);
-                    consumed.count(cpu, slot);
+                    consumed.count(cpu, kind.number());
                 }
                 Err(error) => {
                     self.unreadable += 1;

@@ -2,7 +2,7 @@
 //!
 //! Problem: to see where tasks of some cgroups spend their time, with stacks, without a byte or an instruction more in the agent that
 //! runs beside it. Approach: an object of its own ([`sampling_object`](super::object::sampling_object)) that this process loads for
-//! itself, one perf event per CPU and kind, and a ring that is read whenever the session looks. When this is dropped, everything is gone.
+//! itself, one perf event per CPU and kind, and a ring that the session reads. When this is dropped, everything is gone.
 //!
 //! A kernel that refuses one kind of event costs that kind: [`EventReport`] says why, the others go on.
 
@@ -23,8 +23,9 @@ use zerocopy::IntoBytes;
 
 use super::btf::Btf;
 use super::error::{map_error, reason};
+use super::lifetime::take_map;
 use super::loader::{Machine, VMLINUX, kernel_types};
-use super::{BpfError, layout, policy, take_map};
+use super::{BpfError, layout, policy};
 use crate::kernel::sample::{Sample, SampleError, decode};
 
 /// The most samples per second and CPU that are asked for: beyond, the machine is busy with being looked at.
@@ -272,7 +273,7 @@ fn ring_bytes(options: &SamplingOptions, cpus: usize) -> u32 {
 }
 
 fn check_rate(frequency: u32) -> Result<(), BpfError> {
-    // Unreadable: the attempt itself will tell.
+    // Unreadable: the attempt itself shows it.
     let allowed = fs::read_to_string(RATE_MAX)
         .ok()
         .and_then(|text| text.trim().parse::<u32>().ok());

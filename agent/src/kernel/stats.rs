@@ -35,8 +35,8 @@ impl Bpf {
     /// # Errors
     /// When the kernel does not show a program.
     pub fn run_stats(&self) -> Result<Vec<RunStats>, BpfError> {
-        let usable = self.hooks.iter().filter(|hook| hook.is_usable());
-        usable
+        let attached = self.hooks.iter().filter(|hook| hook.is_attached());
+        attached
             .map(|hook| {
                 let info = self
                     .program_info(hook.program)
@@ -96,8 +96,8 @@ impl Bpf {
     /// A meter for each program that is loaded. A program that this process may not have a descriptor of (pinned by another agent, and no
     /// CAP_SYS_ADMIN) is missing.
     pub fn run_meters(&self) -> Vec<RunMeter> {
-        let usable = self.hooks.iter().filter(|hook| hook.is_usable());
-        usable
+        let attached = self.hooks.iter().filter(|hook| hook.is_attached());
+        attached
             .filter_map(|hook| {
                 let program = hook.program;
                 let fd = self

@@ -1,16 +1,20 @@
-//! What the programs have added up per cgroup: waits for memory, pages read back, processes.
+//! What the programs have added up per cgroup: limits met, OOM kills, throttling, waits for memory, pages read back, processes.
 //!
-//! Records tell of these at most once per window; the totals here have everything, whether a record told it or not. All of them
+//! A record reports these at most once per window; the totals here have everything, reported or not. All of them
 //! count since the programs were attached and go when the cgroup is removed.
 
 use std::collections::BTreeSet;
 
 use aya::maps::{HashMap, MapData, MapError};
-use plimsoll_abi::{process_totals, refault_totals, stall_totals};
+use plimsoll_abi::{
+    memory_totals, oom_totals, process_totals, refault_totals, stall_totals, throttle_totals,
+};
 
+use super::decode::{
+    MemoryLimitEvent, RefaultKind, StallCause, memory_limit_event, refault_kind, stall_cause_of,
+};
 use super::error::map_error;
 use super::{Bpf, BpfError};
-use crate::kernel::decode::{RefaultKind, StallCause, refault_kind, stall_cause_of};
 
 /// How long tasks were held up for want of memory, for one cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +57,46 @@ pub struct ProcessTotals {
     pub execs: u64,
 }
 
+/// How often a cgroup met one of its memory limits since the programs were attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryTotals {
+    /// The cgroup that owns the limit.
+    pub cgroup_id: u64,
+    /// Which limit.
+    pub event: MemoryLimitEvent,
+    /// How often.
+    pub count: u64,
+}
+
+/// Kills of the kernel's OOM killer in a cgroup that got no record, since the programs were attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OomTotals {
+    /// The victims' cgroup.
+    pub cgroup_id: u64,
+    /// Choices of the killer.
+    pub choices: u64,
+    /// Victims that were named, each thread that was marked.
+    pub victims: u64,
+}
+
+/// Running totals of a cgroup's CPU throttling since the programs were attached, each CPU's run queue by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThrottleTotals {
+    /// The cgroup with the quota.
+    pub cgroup_id: u64,
+    /// Finished throttles.
+    pub count: u64,
+    /// Their time.
+    pub sum_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+}
+
 /// The maps behind them.
 pub(super) struct Totals {
+    pub(super) throttle: HashMap<MapData, u64, [u64; throttle_totals::WORDS]>,
+    pub(super) memory: HashMap<MapData, [u64; 2], [u64; memory_totals::WORDS]>,
+    pub(super) oom_kills: HashMap<MapData, u64, [u64; oom_totals::WORDS]>,
     pub(super) stalls: HashMap<MapData, [u64; 2], [u64; stall_totals::WORDS]>,
     pub(super) refaults: HashMap<MapData, [u64; 2], [u64; refault_totals::WORDS]>,
     pub(super) processes: HashMap<MapData, u64, [u64; process_totals::WORDS]>,
@@ -63,6 +105,59 @@ pub(super) struct Totals {
 }
 
 impl Bpf {
+    /// Kills of the kernel's OOM killer that got no record, by cgroup. Reads only.
+    ///
+    /// # Errors
+    /// When the kernel refuses to show the map.
+    pub fn drain_oom_kills(&self, mut f: impl FnMut(OomTotals)) -> Result<(), BpfError> {
+        for entry in self.totals.oom_kills.iter() {
+            let (cgroup_id, value) = entry.map_err(map_error("OOM_KILLS"))?;
+            f(OomTotals {
+                cgroup_id,
+                choices: value[oom_totals::CHOICES],
+                victims: value[oom_totals::VICTIMS],
+            });
+        }
+        Ok(())
+    }
+
+    /// Every cgroup's throttling so far, including what no record has reported yet. Reads only.
+    ///
+    /// # Errors
+    /// When the kernel refuses to show the map.
+    pub fn drain_throttle(&self, mut f: impl FnMut(ThrottleTotals)) -> Result<(), BpfError> {
+        for entry in self.totals.throttle.iter() {
+            let (cgroup_id, value) = entry.map_err(map_error("THROTTLE"))?;
+            f(ThrottleTotals {
+                cgroup_id,
+                count: value[throttle_totals::COUNT],
+                sum_ns: value[throttle_totals::SUM_NS],
+                max_ns: value[throttle_totals::MAX_NS],
+            });
+        }
+        Ok(())
+    }
+
+    /// How often each cgroup met its memory limits so far, including what no record has reported yet. Reads only.
+    ///
+    /// # Errors
+    /// When the kernel refuses to show the map.
+    pub fn drain_memory(&self, mut f: impl FnMut(MemoryTotals)) -> Result<(), BpfError> {
+        for entry in self.totals.memory.iter() {
+            let ([cgroup_id, event], value) = entry.map_err(map_error("MEMORY"))?;
+            // The programs write no other.
+            let event = u32::try_from(event).ok().and_then(memory_limit_event);
+            if let Some(event) = event {
+                f(MemoryTotals {
+                    cgroup_id,
+                    event,
+                    count: value[memory_totals::COUNT],
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// How long tasks were held up for want of memory, by cgroup and cause. Reads only.
     ///
     /// # Errors

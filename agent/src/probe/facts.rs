@@ -111,8 +111,6 @@ impl fmt::Display for HookKind {
 pub enum HookOutcome {
     /// It was loaded and attached.
     Attached,
-    /// It was loaded and can be attached when something asks for it.
-    OnDemand,
     /// This one was refused, or its kernel function is missing.
     Unavailable {
         /// The loader's words.
@@ -149,7 +147,6 @@ impl From<&HookReport> for Hook {
     fn from(report: &HookReport) -> Self {
         let outcome = match &report.state {
             HookState::Attached { .. } => HookOutcome::Attached,
-            HookState::OnDemand { .. } => HookOutcome::OnDemand,
             HookState::Unavailable(why) => {
                 // Target and type stand beside the outcome wherever it is shown.
                 let reason = why.beside_target();
@@ -387,7 +384,6 @@ pub(crate) mod tests {
             ),
             ("throttle_stop", HookKind::Fexit, "unthrottle_cfs_rq"),
             ("throttle_start", HookKind::Fexit, "throttle_cfs_rq"),
-            ("run_queue", HookKind::TpBtf, "sched_switch"),
             ("memcg_oom_kill", HookKind::Fentry, "__oom_kill_process"),
             (
                 "memcg_oom_group_kill",

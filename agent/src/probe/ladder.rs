@@ -45,7 +45,7 @@ pub enum LadderSignal {
     /// A cgroup uses up its CPU quota.
     CpuThrottling,
     /// Tasks of a cgroup wait for a CPU.
-    RunQueue,
+    CpuWait,
     /// A process is born into a pod's cgroup by a parent outside (`CLONE_INTO_CGROUP`).
     ProcessBirth,
     /// A cgroup falls below `memory.low`, or is killed as a whole.
@@ -71,7 +71,7 @@ impl LadderSignal {
             Self::OomKill => "OOM kill",
             Self::MemoryLimit => "memory.high and memory.max",
             Self::CpuThrottling => "CPU throttling",
-            Self::RunQueue => "waits for a CPU",
+            Self::CpuWait => "waits for a CPU",
             Self::ProcessBirth => "process birth",
             Self::MemoryProtection => "memory.low and group kill",
             Self::MemoryStall => "memory stall of a cgroup",
@@ -340,7 +340,7 @@ fn program(
         .flat_map(|program| hooks.iter().filter(move |hook| hook.program == *program))
     {
         match &hook.outcome {
-            HookOutcome::Attached | HookOutcome::OnDemand => return Ok(()),
+            HookOutcome::Attached => return Ok(()),
             // The last program is for what older kernels have, so its refusal tells most.
             HookOutcome::Unavailable { reason } => {
                 let (hook, kind, reason) = (hook.target.clone(), hook.kind, reason.clone());

@@ -54,7 +54,7 @@ impl LastLineReach {
                 continue;
             };
             match &hook.outcome {
-                HookOutcome::Attached | HookOutcome::OnDemand => by.push(gives),
+                HookOutcome::Attached => by.push(gives),
                 HookOutcome::Unavailable { reason }
                 | HookOutcome::KindRefused { reason }
                 | HookOutcome::Idle { reason } => {

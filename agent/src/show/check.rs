@@ -187,7 +187,6 @@ fn write_hooks(out: &mut String, hooks: &[Hook], style: Style) -> fmt::Result {
     {
         let state = match outcome {
             HookOutcome::Attached => style.green("attached"),
-            HookOutcome::OnDemand => style.green("attached on demand"),
             HookOutcome::Unavailable { reason } | HookOutcome::KindRefused { reason } => {
                 style.yellow(reason)
             }

@@ -8,7 +8,7 @@ use crate::host::output::Style;
 
 /// How a row is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tone {
+pub enum Tone {
     /// As it is.
     Plain,
     /// The one that matters.
@@ -19,7 +19,7 @@ pub(crate) enum Tone {
 
 /// Rows under a heading. The last column is not padded.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub struct Table {
     heading: Vec<&'static str>,
     /// Columns of figures, which stand to the right.
     figures: &'static [usize],
@@ -28,7 +28,7 @@ pub(crate) struct Table {
 
 impl Table {
     /// An empty table. `figures` are the indices of the columns that stand to the right.
-    pub(crate) fn new(heading: &[&'static str], figures: &'static [usize]) -> Self {
+    pub fn new(heading: &[&'static str], figures: &'static [usize]) -> Self {
         Self {
             heading: heading.to_vec(),
             figures,
@@ -37,13 +37,13 @@ impl Table {
     }
 
     /// Adds a row with as many cells as the heading.
-    pub(crate) fn row(&mut self, tone: Tone, cells: Vec<String>) {
+    pub fn row(&mut self, tone: Tone, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.heading.len());
         self.rows.push((tone, cells));
     }
 
     /// The text, each line ended.
-    pub(crate) fn render(&self, style: Style) -> String {
+    pub fn render(&self, style: Style) -> String {
         let width = |column: usize| {
             let cells = self
                 .rows
@@ -83,7 +83,7 @@ impl Table {
 }
 
 /// Bytes with a binary unit and one decimal, which is left out where it is 0: `1.5Gi`, `-20Mi`, `17`.
-pub(crate) fn bytes(amount: i128) -> String {
+pub fn bytes(amount: i128) -> String {
     let sign = if amount < 0 { "-" } else { "" };
     let size = amount.unsigned_abs();
     let units = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
@@ -99,7 +99,7 @@ pub(crate) fn bytes(amount: i128) -> String {
 }
 
 /// An amount in its unit.
-pub(crate) fn amount(value: i128, unit: Unit) -> String {
+pub fn amount(value: i128, unit: Unit) -> String {
     match unit {
         Unit::Bytes => bytes(value),
         Unit::Inodes | Unit::Processes => value.to_string(),
@@ -110,14 +110,14 @@ pub(crate) fn amount(value: i128, unit: Unit) -> String {
 }
 
 /// Hundredths of a percent.
-pub(crate) fn percent(share: i128) -> String {
+pub fn percent(share: i128) -> String {
     let sign = if share < 0 { "-" } else { "" };
     let share = share.unsigned_abs();
     format!("{sign}{}.{:02} %", share / 100, share % 100)
 }
 
 /// A span of time.
-pub(crate) fn span(ns: u64) -> String {
+pub fn span(ns: u64) -> String {
     let ms = ns / 1_000_000;
     match ms {
         0..1_000 => format!("{ms} ms"),

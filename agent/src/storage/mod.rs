@@ -210,7 +210,7 @@ impl Storage {
         providers: Vec<Box<dyn NodeReclaim>>,
     ) -> Result<(StorageHandle, mpsc::Receiver<StorageEvent>), StorageError> {
         let shared = Arc::new(Shared {
-            interval_ms: AtomicU64::new(0),
+            interval_ms: AtomicU64::new(interval_ms(settings.interval)),
             events_dropped: AtomicU64::new(0),
         });
         let places = places(&settings);
@@ -251,9 +251,14 @@ impl Storage {
             observer,
             surveyor,
         };
-        handle.set_interval(settings.interval);
         Ok((handle, receiver))
     }
+}
+
+fn interval_ms(interval: Duration) -> u64 {
+    let interval = interval.clamp(INTERVAL_MIN, INTERVAL_MAX).as_millis();
+    // At most INTERVAL_MAX.
+    u64::try_from(interval).unwrap_or(u64::MAX)
 }
 
 fn places(settings: &StorageSettings) -> Places {
@@ -285,8 +290,7 @@ impl StorageHandle {
     /// How often the file systems are to be read, from now on: the nearer to a threshold, the sooner. Held between [`INTERVAL_MIN`] and
     /// [`INTERVAL_MAX`].
     pub fn set_interval(&self, interval: Duration) {
-        let interval = interval.clamp(INTERVAL_MIN, INTERVAL_MAX).as_millis();
-        let interval = u64::try_from(interval).unwrap_or(u64::MAX);
+        let interval = interval_ms(interval);
         if self.shared.interval_ms.swap(interval, Ordering::Relaxed) != interval
             && let Some(thread) = self.observer.thread()
         {

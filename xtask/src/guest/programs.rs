@@ -1,17 +1,29 @@
 //! The project's own programs for a guest: the agent and the bins of package `tests`, linked statically, because a guest
 //! has no libraries.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use serde::Deserialize;
 
 use crate::progress::say;
+use crate::watched::{Watched, progress_in};
 use crate::{ebpf, paths, process};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const PROFILE: &str = "guest";
+/// The packages whose programs run in guests. All of them in each build: features of what they share depend on what is built together.
+const PACKAGES: [&str; 6] = [
+    "--package",
+    "plimsoll",
+    "--package",
+    "plimsoll-trace",
+    "--package",
+    "tests",
+];
 
 /// One line of `cargo build --message-format=json`; only what is needed of it.
 #[derive(Deserialize)]
@@ -19,15 +31,31 @@ struct Message {
     executable: Option<PathBuf>,
 }
 
-/// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside.
-/// Once per xtask process, so that guests started later run the same build.
-pub(crate) fn build() -> Result<Vec<PathBuf>> {
-    static BUILT: Mutex<Option<Vec<PathBuf>>> = Mutex::new(None);
+/// A compiler that says nothing for so long, without counting time that this machine had for others, hangs.
+const PATIENCE: Duration = Duration::from_secs(20 * 60);
+
+/// What guest tests run: the agent, the load and the tests themselves. The rest is of benchmarks and of the demo.
+pub(crate) const OF_TESTS: &[&str] = &[
+    "plimsoll",
+    "plimsoll-agent",
+    "plimsoll-trace",
+    "hog",
+    "guest_tests",
+];
+
+/// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside: these, or all of them. `progress`
+/// hears how many crates are done. Once per xtask process, so that guests started later run the same build.
+pub(crate) fn build(
+    only: Option<&'static [&'static str]>,
+    progress: &mut dyn FnMut(String),
+) -> Result<Vec<PathBuf>> {
+    type Built = BTreeMap<Option<&'static [&'static str]>, Vec<PathBuf>>;
+    static BUILT: Mutex<Built> = Mutex::new(BTreeMap::new());
     let mut built = match BUILT.lock() {
         Ok(built) => built,
         Err(poisoned) => poisoned.into_inner(),
     };
-    if let Some(programs) = built.as_ref() {
+    if let Some(programs) = built.get(&only) {
         return Ok(programs.clone());
     }
     ebpf::build()?;
@@ -35,52 +63,62 @@ pub(crate) fn build() -> Result<Vec<PathBuf>> {
         "guest",
         "building the agent and the guest programs (static)",
     );
-    let programs = cargo_build(&[
-        "--package",
-        "plimsoll",
-        "--package",
-        "tests",
-        "--bins",
-        "--profile",
-        PROFILE,
-    ])?;
-    Ok(built.insert(programs).clone())
+    let mut what = PACKAGES.to_vec();
+    what.extend(["--profile", PROFILE]);
+    match only {
+        Some(names) => what.extend(names.iter().flat_map(|&name| ["--bin", name])),
+        None => what.push("--bins"),
+    }
+    let programs = cargo_build(&what, progress)?;
+    built.insert(only, programs.clone());
+    Ok(programs)
 }
 
-/// Builds the agent as it is released, and returns its path. Takes minutes.
-pub(crate) fn released_agent() -> Result<PathBuf> {
+/// Builds the programs as they are released, and returns their paths. Takes minutes.
+pub(crate) fn released() -> Result<Vec<PathBuf>> {
     ebpf::build()?;
     say(
         "guest",
-        "building the agent as it is released (static; minutes)",
+        "building the programs as they are released (static; minutes)",
     );
-    let programs = cargo_build(&["--package", "plimsoll", "--bins", "--release"])?;
-    programs
-        .into_iter()
-        .next()
-        .context("cargo named no program")
+    let packages = ["--package", "plimsoll", "--package", "plimsoll-trace"];
+    cargo_build(
+        &[&packages[..], &["--bins", "--release"]].concat(),
+        &mut |_| {},
+    )
 }
 
-fn cargo_build(what: &[&str]) -> Result<Vec<PathBuf>> {
-    let output = process::run(
-        process::cargo()
-            .arg("build")
-            .args(what)
-            .args(["--target", TARGET])
-            .args(["--message-format", "json-render-diagnostics"])
-            .arg("--target-dir")
-            .arg(paths::target("guest"))
-            .env("RUSTFLAGS", "-Ctarget-feature=+crt-static")
-            // A guest's files are in its memory.
-            .env("CARGO_PROFILE_RELEASE_STRIP", "true"),
-    )?;
-    if !output.status.success() {
+fn cargo_build(what: &[&str], progress: &mut dyn FnMut(String)) -> Result<Vec<PathBuf>> {
+    let mut command = process::cargo();
+    command
+        .args(["build", "--locked"])
+        .args(what)
+        .args(["--target", TARGET])
+        .args(["--message-format", "json-render-diagnostics"])
+        .arg("--target-dir")
+        .arg(paths::target("guest"))
+        .env("RUSTFLAGS", "-Ctarget-feature=+crt-static")
+        // A guest's files are in its memory.
+        .env("CARGO_PROFILE_RELEASE_STRIP", "true");
+    let built = Watched::run(&mut command, PATIENCE, |line| {
+        if let Some(crates) = progress_in(line) {
+            progress(format!("crates {crates}"));
+        }
+    })?;
+    if !built.success {
+        let stderr: Vec<&str> = built
+            .lines
+            .iter()
+            .map(String::as_str)
+            .filter(|line| !line.starts_with('{'))
+            .collect();
         bail!(
-            "building the guest's programs failed\n{}",
-            process::last_lines(&String::from_utf8_lossy(&output.stderr))
+            "building the guest's programs {}\n{}",
+            if built.hung { "hung" } else { "failed" },
+            process::last_lines(&stderr.join("\n"))
         );
     }
-    Ok(executables(&String::from_utf8_lossy(&output.stdout)))
+    Ok(executables(&built.stdout.join("\n")))
 }
 
 fn executables(messages: &str) -> Vec<PathBuf> {

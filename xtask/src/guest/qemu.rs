@@ -34,6 +34,11 @@ impl Running {
         Ok(Self { child, errors })
     }
 
+    /// Its process id: `setpriv` becomes QEMU.
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The console's bytes; disconnected when QEMU ends.
     pub(super) fn console(&mut self) -> Result<mpsc::Receiver<Vec<u8>>> {
         let mut stdout = self

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::EngineConfig;
 use crate::explain::eviction::candidate;
 use crate::explain::{Candidate, ExplainedRanking};
+use crate::model::config::EngineConfig;
 use crate::model::options::{Availability, OomOrder, Victims};
 use crate::model::signal::{Signal, memory};
 use crate::model::state::NodeState;

@@ -10,10 +10,10 @@ use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::EngineConfig;
 use crate::explain::NoSuchPod;
 use crate::explain::pod::find;
 use crate::kube::qos::QosClass;
+use crate::model::config::EngineConfig;
 use crate::model::options::OomOrder;
 use crate::model::state::{NodeState, PodState};
 use crate::model::units::PodUid;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::pod::{NoSuchPod, find};
-use crate::engine::EngineConfig;
 use crate::kube::qos::QosClass;
+use crate::model::config::EngineConfig;
 use crate::model::decision::In;
 use crate::model::options::CpuOptions;
 use crate::model::signal::Unit;

@@ -10,15 +10,11 @@
 //! Source: `pkg/kubelet/cm/node_container_manager_linux.go`, `hardEvictionReservation` of `pkg/kubelet/cm/helpers.go`,
 //! `pkg/kubelet/nodestatus/setters.go` (`MachineInfo`) of 1.36.
 
-use std::collections::BTreeMap;
-
 use thiserror::Error;
 
 use crate::kube::cgroup_config::{self, CgroupConfig};
 use crate::kube::quantity::{Format, Quantity};
-use crate::kube::resources::{self, CPU, EPHEMERAL_STORAGE, MEMORY, ResourceList};
-use crate::model::signal::Signal;
-use crate::model::threshold::{self, ThresholdError, ThresholdSettings};
+use crate::kube::resources::{self, CPU, MEMORY, ResourceList};
 
 /// Resource name of process ids; only in reservations and in the capacity that cgroups are limited by.
 pub const PID: &str = "pid";
@@ -32,41 +28,8 @@ pub struct NodeResources {
     pub kube_reserved: ResourceList,
     /// `systemReserved`: for the rest of the system.
     pub system_reserved: ResourceList,
-    /// What `evictionHard` keeps free, from [`eviction_reservation`].
+    /// What `evictionHard` keeps free, from [`eviction_reservation`](crate::model::threshold::eviction_reservation).
     pub eviction_hard: ResourceList,
-}
-
-/// What the thresholds of an `evictionHard` keep free of a node's memory and disk: `memory.available` and `nodefs.available` only
-/// (`hardEvictionReservation`).
-///
-/// # Errors
-/// The first [`ThresholdError`] of the map.
-pub fn eviction_reservation(
-    hard: &BTreeMap<String, String>,
-    capacity: &ResourceList,
-) -> Result<ResourceList, ThresholdError> {
-    let settings = ThresholdSettings {
-        hard: hard.clone(),
-        ..ThresholdSettings::default()
-    };
-    let mut reservation = ResourceList::new();
-    for threshold in threshold::parse(&settings)? {
-        let name = match threshold.signal {
-            Signal::MemoryAvailable => MEMORY,
-            Signal::NodefsAvailable => EPHEMERAL_STORAGE,
-            _ => continue,
-        };
-        let capacity = capacity.get(name).map_or(0, Quantity::value);
-        let bytes = threshold.amount(u64::try_from(capacity).unwrap_or(0));
-        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-        // A quantity counts as it is written: a threshold has whole bytes.
-        let exact = hard
-            .get(threshold.signal.row().name)
-            .and_then(|text| Quantity::parse(text).ok())
-            .unwrap_or_else(|| Quantity::from_value(bytes, Format::BinarySI));
-        reservation.insert(name.to_owned(), exact);
-    }
-    Ok(reservation)
 }
 
 /// More is reserved than the node has.
@@ -199,7 +162,10 @@ pub fn cgroup_config(list: &ResourceList, limited: Limited) -> CgroupConfig {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+    use crate::model::threshold::eviction_reservation;
 
     fn list(entries: &[(&str, &str)]) -> ResourceList {
         entries

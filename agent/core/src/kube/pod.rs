@@ -13,10 +13,10 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
 use crate::kube::quantity::Quantity;
 use crate::kube::resources::{self, ResourceList};
-use crate::model::units::PodUid;
 
 pub use latency_critical::{LATENCY_CRITICAL_ANNOTATION, UnknownLatencyCritical};
 pub use pressure_signal::{PRESSURE_SIGNAL_ANNOTATION, PressureSignal, UnknownPressureSignal};

@@ -9,16 +9,18 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::kube::pod::PressureSignal;
+pub use crate::model::amount::In;
+use crate::model::amount::{Human, Unit};
+use crate::model::bandwidth::{CpuKnob, CpuWhy};
 use crate::model::event::LastLineReason;
-use crate::model::signal::{NodeCondition, Signal, Unit};
-use crate::model::threshold::Operator;
+use crate::model::outlook::Foreseen;
+use crate::model::rank_row::Comparator;
+use crate::model::remedy::Stage;
+pub use crate::model::remedy::StageEnd;
+use crate::model::signal::{NodeCondition, Operator, Signal};
 use crate::model::units::PodUid;
 use crate::placement::assignments::Assignments;
 use crate::placement::node::Note;
-use crate::policy::cpu::bandwidth::{CpuKnob, CpuWhy};
-use crate::policy::memory::foresight::Foreseen;
-use crate::policy::memory::rank::Comparator;
-use crate::policy::memory::remedies::Stage;
 
 /// One thing to do.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -213,46 +215,6 @@ pub enum Decision {
     },
 }
 
-/// How something that was tried before an eviction ended. Unless it is resolved, the next stage follows, and after the last the
-/// eviction.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StageEnd {
-    /// The threshold is satisfied, with its minimum reclaim: nobody is evicted.
-    Resolved,
-    /// The kernel has taken what it could from this pod.
-    Exhausted,
-    /// Nothing came back for too long.
-    NoProgress,
-    /// Its time is over.
-    BudgetOver,
-    /// Memory runs out too quickly to try anything: eviction follows at once.
-    NoTime,
-    /// The pod leaves, or may not be worked on any more.
-    PodLeaves,
-    /// This kernel, or this cgroup hierarchy, does not have it: it is not tried again.
-    Unsupported,
-    /// It could not be done.
-    Failed,
-}
-
-impl fmt::Display for StageEnd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Resolved => "that was enough",
-            Self::Exhausted => "there was no more to take",
-            Self::NoProgress => "nothing more came back",
-            Self::BudgetOver => "its time is over",
-            Self::NoTime => "memory runs out too quickly",
-            Self::PodLeaves => "the pod leaves",
-            Self::Unsupported => {
-                "this kernel or cgroup version does not have it, so it is not tried again"
-            }
-            Self::Failed => "it could not be done",
-        })
-    }
-}
-
 /// What can be freed on a file system without ending a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -409,26 +371,6 @@ pub enum NoVictimReason {
     AllExempt,
 }
 
-/// Bytes as people write them: `1.5Gi`.
-struct Human(u64);
-
-impl fmt::Display for Human {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(&str, u32); 4] = [("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)];
-        for (suffix, shift) in UNITS {
-            if self.0 >= 1 << shift {
-                let tenths = (u128::from(self.0) * 10) >> shift;
-                let (whole, tenth) = (tenths / 10, tenths % 10);
-                return match tenth {
-                    0 => write!(f, "{whole}{suffix}"),
-                    _ => write!(f, "{whole}.{tenth}{suffix}"),
-                };
-            }
-        }
-        write!(f, "{}", self.0)
-    }
-}
-
 /// A container of a pod, or the pod.
 struct CgroupName<'a>(&'a PodUid, &'a str);
 
@@ -437,24 +379,6 @@ impl fmt::Display for CgroupName<'_> {
         match self.1 {
             "" => write!(f, "{}", self.0),
             container => write!(f, "{}, container {container},", self.0),
-        }
-    }
-}
-
-/// An amount in a signal's unit, as people write it.
-#[derive(Clone, Copy, Debug)]
-pub struct In(pub Unit, pub u64);
-
-impl fmt::Display for In {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(unit, amount) = *self;
-        match unit {
-            Unit::Bytes => Human(amount).fmt(f),
-            Unit::Inodes => write!(f, "{amount} inodes"),
-            Unit::Processes => write!(f, "{amount} processes"),
-            Unit::Share => write!(f, "{}.{:02}%", amount / 100, amount % 100),
-            Unit::BytesPerSecond => write!(f, "{}/s", Human(amount)),
-            Unit::MilliCpus => write!(f, "{amount}m CPU"),
         }
     }
 }

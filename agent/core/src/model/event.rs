@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::kube::budget::DisruptionBudget;
 use crate::kube::pod::Pod;
+use crate::model::bandwidth::{CpuKnob, CpuReading};
 use crate::model::options::Availability;
 use crate::model::reading::{
     NumaMemory, NumaPods, PodLoads, PressureReading, ProcessReading, StorageReading,
 };
+use crate::model::remedy::Stage;
+use crate::model::swap::CompressedSwap;
 use crate::model::units::PodUid;
 use crate::placement::assignments::Assignments;
 use crate::placement::machine::Machine;
 use crate::placement::node::PlacementSettings;
-use crate::policy::cpu::bandwidth::{CpuKnob, CpuReading};
-use crate::policy::memory::remedies::Stage;
-use crate::policy::memory::swap::CompressedSwap;
 
 /// Something that happened, and when.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -8,16 +8,16 @@ use serde::{Deserialize, Serialize};
 use crate::kube::budget::DisruptionBudget;
 use crate::kube::cgroup_config::swap_request_bytes;
 use crate::kube::pod::{Pod, PressureSignal};
+use crate::model::cpu_state::CpuState;
 use crate::model::event::{Action, Event, EventKind, NodeMemory, Sample};
 use crate::model::options::Availability;
+use crate::model::outlook::Outlook;
+use crate::model::rank_row::RankRow;
 use crate::model::reading::{NumaPods, PodLoads, ProcessReading, StorageReading};
+use crate::model::remedy::{RemedyState, Stage};
 use crate::model::signal::{NodeCondition, Observations, Resource, Signal};
 use crate::model::units::PodUid;
 use crate::placement::node::NodePlacement;
-use crate::policy::cpu::CpuState;
-use crate::policy::memory::foresight::Outlook;
-use crate::policy::memory::rank::RankRow;
-use crate::policy::memory::remedies::{RemedyState, Stage};
 
 /// `terminationGracePeriodSeconds` of a pod that sets none (`DefaultTerminationGracePeriodSeconds` of the Kubernetes API).
 const DEFAULT_TERMINATION_GRACE_PERIOD_S: u64 = 30;
@@ -226,17 +226,6 @@ impl NodeState {
     /// The state of a condition.
     pub fn condition(&self, condition: NodeCondition) -> ConditionState {
         self.conditions[condition as usize]
-    }
-
-    /// Whether an eviction is under way, so that none for `resource` may begin. Memory does not wait for a pod that still has
-    /// time to leave for another reason.
-    pub fn eviction_under_way(&self, resource: Resource) -> bool {
-        let leaving = self.pods.values().filter_map(|pod| pod.leaving);
-        leaving
-            .filter_map(|leaving| Some((leaving.evicted_for?, leaving.killed_at_ns.is_some())))
-            .any(|(cause, killed)| {
-                resource != Resource::Memory || cause == Resource::Memory || killed
-            })
     }
 
     /// Takes in what an event says. Decides nothing.

@@ -11,21 +11,11 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::kube::duration::{self, DurationError};
-use crate::kube::quantity::Quantity;
+use crate::kube::quantity::{Format, Quantity};
+use crate::kube::resources::{EPHEMERAL_STORAGE, MEMORY, ResourceList};
+use crate::model::file_system::ImageFsLayout;
+pub use crate::model::signal::Operator;
 use crate::model::signal::{Observation, SIGNALS, Signal};
-use crate::policy::memory::rank::ImageFsLayout;
-
-/// On which side of a threshold's value a signal is dangerous.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Operator {
-    /// Below it: something runs out.
-    LessThan,
-    /// Above it: something piles up.
-    GreaterThan,
-    /// On neither: the kubelet's copy of a threshold that does not exist (`""`).
-    Never,
-}
 
 /// An amount in the signal's unit, or a share of its capacity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -448,6 +438,39 @@ fn amount(
         Ok(bytes) => Ok(Amount::Absolute(bytes)),
         Err(_) => Err(bad("must not be negative".into())),
     }
+}
+
+/// What the thresholds of an `evictionHard` keep free of a node's memory and disk: `memory.available` and `nodefs.available` only
+/// (`hardEvictionReservation`).
+///
+/// # Errors
+/// The first [`ThresholdError`] of the map.
+pub fn eviction_reservation(
+    hard: &BTreeMap<String, String>,
+    capacity: &ResourceList,
+) -> Result<ResourceList, ThresholdError> {
+    let settings = ThresholdSettings {
+        hard: hard.clone(),
+        ..ThresholdSettings::default()
+    };
+    let mut reservation = ResourceList::new();
+    for threshold in parse(&settings)? {
+        let name = match threshold.signal {
+            Signal::MemoryAvailable => MEMORY,
+            Signal::NodefsAvailable => EPHEMERAL_STORAGE,
+            _ => continue,
+        };
+        let capacity = capacity.get(name).map_or(0, Quantity::value);
+        let bytes = threshold.amount(u64::try_from(capacity).unwrap_or(0));
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        // A quantity counts as it is written: a threshold has whole bytes.
+        let exact = hard
+            .get(threshold.signal.row().name)
+            .and_then(|text| Quantity::parse(text).ok())
+            .unwrap_or_else(|| Quantity::from_value(bytes, Format::BinarySI));
+        reservation.insert(name.to_owned(), exact);
+    }
+    Ok(reservation)
 }
 
 #[cfg(test)]

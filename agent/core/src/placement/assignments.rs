@@ -9,7 +9,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::units::PodUid;
+use crate::kube::pod_uid::PodUid;
 use crate::placement::cpu_set::CpuSet;
 use crate::placement::cpuset_order::Cpus;
 use crate::placement::device::Held;

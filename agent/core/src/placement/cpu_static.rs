@@ -21,9 +21,9 @@ mod policy;
 mod state;
 
 use crate::kube::pod::{Container, Pod};
+use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
 use crate::kube::resources::CPU;
-use crate::model::units::PodUid;
 use crate::placement::TopologyHint;
 use crate::placement::cpu_set::CpuSet;
 

@@ -33,8 +33,8 @@ pub use inventory::{
 pub use refusal::{DeviceError, Reason};
 
 use crate::kube::pod::{Container, Pod};
+use crate::kube::pod_uid::PodUid;
 use crate::kube::resources::{ResourceList, Scope, pod_limits};
-use crate::model::units::PodUid;
 use crate::placement::TopologyHint;
 use crate::placement::hints::{
     HintRule, HintSet, Need, Preference as Preferred, ProviderHints, Supply,

@@ -35,7 +35,7 @@ pub use machine::{HugePages, MachineError, MemoryTable, NodeMemory, NumaMemory, 
 pub use refusal::{AllocateError, Refusal, RefusalKind, Remedy};
 
 use crate::kube::pod::{Container, Pod};
-use crate::model::units::PodUid;
+use crate::kube::pod_uid::PodUid;
 use crate::placement::TopologyHint;
 use crate::placement::hints::{HintSet, ProviderHints};
 use crate::placement::numa_mask::NumaMask;

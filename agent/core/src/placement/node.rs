@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::kube::pod::{Container, Pod};
-use crate::model::units::PodUid;
+use crate::kube::pod_uid::PodUid;
 use crate::placement::TopologyHint;
 use crate::placement::assignments::{Assignment, Assignments};
 use crate::placement::cpu_set::CpuSet;

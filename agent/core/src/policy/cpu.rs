@@ -17,79 +17,16 @@ pub mod suppress;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
-use crate::engine::EngineConfig;
 use crate::kube::qos::QosClass;
 use crate::kube::resources::{CPU, eviction_request};
+use crate::model::config::EngineConfig;
+pub use crate::model::cpu_state::{CgroupState, CpuState, PodCpuState, WHOLE};
 use crate::model::decision::Decision;
 use crate::model::event::{Event, EventKind};
 use crate::model::state::{NodeState, PodState};
 use crate::model::units::PodUid;
 use crate::placement::node::NodePlacement;
-use crate::policy::cpu::bandwidth::{
-    CgroupCpu, CpuReading, CpuWhy, PodCpu, SharedCpus, WaitSource, Waiter,
-};
-use crate::policy::cpu::burst::Grant;
-use crate::policy::cpu::suppress::Suppression;
-
-/// All of the time, in the unit of shares: hundredths of a per cent.
-pub const WHOLE: u32 = 10_000;
-
-/// What is known of CPU time.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct CpuState {
-    /// When the newest reading was taken, nanoseconds.
-    pub read_ns: Option<u64>,
-    /// The time between that and the one before, nanoseconds.
-    pub interval_ns: u64,
-    /// The shared CPUs then.
-    pub shared: SharedCpus,
-    /// How busy they were meanwhile, in hundredths of a per cent.
-    pub busy: u32,
-    /// How waiting is measured.
-    pub source: Option<WaitSource>,
-    /// Pods with processes.
-    pub pods: BTreeMap<PodUid, PodCpuState>,
-    /// The pods that come first and waited longest, at most two.
-    pub waiters: Vec<Waiter>,
-    /// Who is held back.
-    pub suppression: Suppression,
-}
-
-/// One pod.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct PodCpuState {
-    /// CPU time used in all, microseconds.
-    pub usage_us: u64,
-    /// Time waited in all, microseconds.
-    pub waited_us: Option<u64>,
-    /// What it used since the reading before, thousandths of a CPU.
-    pub used_milli: u64,
-    /// How much of that time it waited, in hundredths of a per cent, never above [`WHOLE`]; `None`: not measured.
-    pub waited: Option<u32>,
-    /// Its cgroups, by the name of the container; the pod's own is "".
-    pub cgroups: BTreeMap<Arc<str>, CgroupState>,
-}
-
-/// One cgroup.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct CgroupState {
-    /// The newest reading.
-    pub reading: CgroupCpu,
-    /// Over how long the figures below were counted, nanoseconds; 0 at first sight.
-    pub counted_ns: u64,
-    /// Periods.
-    pub periods: u64,
-    /// Those in which it was throttled.
-    pub throttled: u64,
-    /// Those in which it used more than its quota.
-    pub bursts: u64,
-    /// CPU time used, microseconds.
-    pub used_us: u64,
-    /// What it is given above its limit.
-    pub grant: Grant,
-}
+use crate::policy::cpu::bandwidth::{CgroupCpu, CpuReading, CpuWhy, PodCpu, Waiter};
 
 impl PodCpuState {
     /// Whether a limit of it held it up since the reading before.

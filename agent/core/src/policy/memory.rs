@@ -14,3 +14,5 @@ pub mod stall;
 pub mod swap;
 pub mod target;
 pub mod thresholds;
+pub(crate) mod verdict;
+pub(crate) mod view;

@@ -130,15 +130,6 @@ impl<'args> Screen<'args> {
         }
         write!(out, ": ")?;
         match &record.body {
-            Body::ThresholdCrossed {
-                usage_pages,
-                charge_pages,
-                threshold_pages,
-                generation,
-            } => writeln!(
-                out,
-                "usage {usage_pages} + charge {charge_pages} reaches {threshold_pages} pages, generation {generation}"
-            ),
             Body::ChargesReached {
                 charged_bytes,
                 generation: Generation(generation),
@@ -208,7 +199,7 @@ impl<'args> Screen<'args> {
                 )?;
                 match limit {
                     OomLimit::Node => writeln!(out, "the node"),
-                    OomLimit::Unknown => writeln!(out, "(told with the choice, where that is)"),
+                    OomLimit::Unknown => writeln!(out, "(in the record of the choice)"),
                     OomLimit::Cgroup(id) => match self.paths.of(Ids::Memory, *id) {
                         Some(path) => writeln!(out, "{path} ({id})"),
                         None => writeln!(out, "cgroup {id}"),
@@ -360,15 +351,6 @@ fn phase_name(phase: ReclaimPhase) -> &'static str {
 /// The fields of a body; absent ones are null.
 fn details(body: &Body<'_>) -> Value {
     match *body {
-        Body::ThresholdCrossed {
-            usage_pages,
-            charge_pages,
-            threshold_pages,
-            generation,
-        } => json!({
-            "usage_pages": usage_pages, "charge_pages": charge_pages, "threshold_pages": threshold_pages,
-            "generation": generation,
-        }),
         Body::ChargesReached {
             charged_bytes,
             generation: Generation(generation),
@@ -493,7 +475,6 @@ fn ids_of(body: &Body<'_>) -> Ids {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::OneIn;
     use plimsoll_abi::Kind;
 
     #[test]
@@ -504,9 +485,6 @@ mod tests {
             output: Output::Text,
             seconds: None,
             window_ms: 100,
-            arm: vec![],
-            run_queue: vec![],
-            run_queue_one_in: OneIn::USUAL,
             stall: false,
             object: None,
         };
@@ -542,9 +520,6 @@ mod tests {
             output: Output::Text,
             seconds: None,
             window_ms: 100,
-            arm: vec![],
-            run_queue: vec![],
-            run_queue_one_in: OneIn::USUAL,
             stall: false,
             object: None,
         };

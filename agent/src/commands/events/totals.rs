@@ -24,10 +24,6 @@ pub(super) fn print_hook(
                 HookState::Attached {
                     verified_insns,
                     translated_insns,
-                }
-                | HookState::OnDemand {
-                    verified_insns,
-                    translated_insns,
                 } => (*verified_insns, *translated_insns, None),
                 HookState::Unavailable(reason) => (None, None, Some(reason.to_string())),
             };
@@ -36,7 +32,7 @@ pub(super) fn print_hook(
                 "{}",
                 json!({
                     "hook": hook.program, "family": hook.family.name(), "type": hook.kind.to_string(),
-                    "target": hook.target, "attached": hook.is_attached(), "usable": hook.is_usable(), "verified_insns": verified,
+                    "target": hook.target, "attached": hook.is_attached(), "verified_insns": verified,
                     "translated_insns": translated, "reason": reason,
                 })
             )
@@ -141,49 +137,6 @@ pub(super) fn print_totals(
                 object["cgroup"] = json!(path);
                 writeln!(out, "{object}")?;
             }
-        }
-    }
-    Ok(())
-}
-
-pub(super) fn print_run_queue(
-    out: &mut impl Write,
-    output: Output,
-    bpf: &Bpf,
-    paths: &CgroupPaths,
-) -> Result<(), EventsError> {
-    let mut totals = Vec::new();
-    bpf.drain_run_queue(|total| totals.push(total))?;
-    totals.sort_by_key(|total| total.cgroup_id);
-    for total in totals {
-        let path = paths.of(Ids::Cpu, total.cgroup_id);
-        match output {
-            Output::Text => {
-                write!(
-                    out,
-                    "waited for a CPU: {} ({}): {} waits seen (one in {}) of {} µs, longest {} µs",
-                    path.unwrap_or("?"),
-                    total.cgroup_id,
-                    total.count,
-                    total.one_in,
-                    total.sum_ns / 1000,
-                    total.max_ns / 1000
-                )?;
-                for (name, per_mille) in [("half", 500), ("99 %", 990)] {
-                    if let Some(bound_ns) = total.quantile_ns(per_mille) {
-                        write!(out, ", {name} below {} µs", bound_ns / 1000)?;
-                    }
-                }
-                writeln!(out)?;
-            }
-            Output::Json => writeln!(
-                out,
-                "{}",
-                json!({
-                    "run_queue_total": total.cgroup_id, "cgroup": path, "one_in": total.one_in, "count": total.count,
-                    "sum_ns": total.sum_ns, "max_ns": total.max_ns, "buckets": total.buckets,
-                })
-            )?,
         }
     }
     Ok(())

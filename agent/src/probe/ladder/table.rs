@@ -267,22 +267,14 @@ pub static LADDER: [Row; 14] = [
             },
         ],
     },
-    // Whoever wants to know of waits asks for the program, or reads these files.
     Row {
-        signal: LadderSignal::RunQueue,
+        signal: LadderSignal::CpuWait,
         rungs: &[
-            Rung {
-                mechanism: Tracepoint,
-                needs: &[Need::Program(&["run_queue"])],
-                gives: "count, sum and histogram of waits per cgroup, on demand, one in eight",
-                lost: "",
-                beside: &[],
-            },
             Rung {
                 mechanism: Psi,
                 needs: &[Need::Psi],
                 gives: "total of cpu.pressure per cgroup (cgroup v1: of the node)",
-                lost: "how many waits there were and how long each lasted is not known",
+                lost: "",
                 beside: &[],
             },
             Rung {

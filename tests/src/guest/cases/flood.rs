@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use plimsoll::kernel::decode::{Body, OomLimit};
 use plimsoll::kernel::object::object;
-use plimsoll::kernel::{Account, AtEnd, Bpf, BpfOptions, HookSet, OneIn};
+use plimsoll::kernel::{Account, AtEnd, Bpf, BpfOptions, HookSet};
 use plimsoll_abi::{Kind, OOM_RECORDS_PER_WINDOW};
 
 use super::super::cgroup;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::On;
 use super::super::memory::mib;
 use super::super::process::{Guard, hog_in, program, shell_in};
 use super::needs_memory_v2;
@@ -25,10 +26,12 @@ use super::needs_memory_v2;
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "flood::what_is_urgent_arrives_and_all_is_accounted_for",
+        on: On::EachKernel,
         run: lifecycle_flood,
     },
     Test {
         name: "flood::kills_beyond_a_cgroup_s_share_are_counted",
+        on: On::EachKernel,
         run: oom_flood,
     },
 ];
@@ -59,11 +62,9 @@ fn load(window: Duration) -> anyhow::Result<Bpf> {
     Ok(Bpf::load(
         object()?,
         &BpfOptions {
-            agent_tgid: std::process::id(),
             hooks: HookSet::ALL,
             without: &[],
             window,
-            run_queue_one_in: OneIn::USUAL,
         },
     )?)
 }

@@ -37,10 +37,6 @@ pub(super) fn rows(hooks: &[HookReport], stats: &[RunStats]) -> Vec<Row> {
                 HookState::Attached {
                     verified_insns,
                     translated_insns,
-                }
-                | HookState::OnDemand {
-                    verified_insns,
-                    translated_insns,
                 } => (None, *verified_insns, *translated_insns),
                 HookState::Unavailable(why) => (Some(why.to_string()), None, None),
             };

@@ -2,10 +2,9 @@
 
 use crate::model::event::NodeMemory;
 use crate::model::options::Availability;
-use crate::model::signal::{
-    NodeCondition, Observation, Readings, Resource, Seen, Signal, SignalRow, Unit,
+use crate::model::signal::row::{
+    NodeCondition, Observation, Operator, Readings, Resource, Seen, Signal, SignalRow, Unit,
 };
-use crate::model::threshold::Operator;
 
 const ROW: SignalRow = SignalRow {
     signal: Signal::MemoryAvailable,

@@ -5,10 +5,9 @@
 //! shows the one with the smallest share left.
 
 use crate::model::reading::NumaMemory;
-use crate::model::signal::{
-    NodeCondition, Observation, Readings, Resource, Seen, Signal, SignalRow, Unit,
+use crate::model::signal::row::{
+    NodeCondition, Observation, Operator, Readings, Resource, Seen, Signal, SignalRow, Unit,
 };
-use crate::model::threshold::Operator;
 
 /// `numaMemory.available`.
 pub(super) const AVAILABLE: SignalRow = SignalRow {

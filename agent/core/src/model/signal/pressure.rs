@@ -6,10 +6,9 @@
 //! from it, alpha).
 
 use crate::model::reading::{PressureReading, StallReading, StallShares};
-use crate::model::signal::{
-    NodeCondition, Observation, Readings, Resource, Seen, Signal, SignalRow, Unit,
+use crate::model::signal::row::{
+    NodeCondition, Observation, Operator, Readings, Resource, Seen, Signal, SignalRow, Unit,
 };
-use crate::model::threshold::Operator;
 
 /// All of the time, in hundredths of a percent.
 pub const WHOLE: u64 = 10_000;

@@ -1,9 +1,8 @@
 //! Processes and threads: both take a PID.
 
-use crate::model::signal::{
-    NodeCondition, Observation, Readings, Resource, Seen, Signal, SignalRow, Unit,
+use crate::model::signal::row::{
+    NodeCondition, Observation, Operator, Readings, Resource, Seen, Signal, SignalRow, Unit,
 };
-use crate::model::threshold::Operator;
 
 /// `pid.available`.
 pub(super) const AVAILABLE: SignalRow = SignalRow {

@@ -3,12 +3,11 @@
 //! Rule: makeSignalObservations in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36: available and capacity as `statvfs(3)`
 //! reports them to unprivileged users; inodes only where the file system counts them.
 
+use crate::model::file_system::FileSystem;
 use crate::model::reading::{FileSystemReading, StorageReading};
-use crate::model::signal::{
-    NodeCondition, Observation, Readings, Resource, Seen, Signal, SignalRow, Unit,
+use crate::model::signal::row::{
+    NodeCondition, Observation, Operator, Readings, Resource, Seen, Signal, SignalRow, Unit,
 };
-use crate::model::threshold::Operator;
-use crate::policy::memory::rank::FileSystem;
 
 const BYTES: SignalRow = SignalRow {
     signal: Signal::NodefsAvailable,

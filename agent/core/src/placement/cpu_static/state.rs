@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{StaticCpuPolicy, StaticCpus};
-use crate::model::units::PodUid;
+use crate::kube::pod_uid::PodUid;
 use crate::placement::cpu_set::CpuSet;
 
 /// Exclusive CPUs by pod and container. Containers that share are not in it.

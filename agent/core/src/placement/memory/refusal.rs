@@ -9,7 +9,7 @@ use super::Assignments;
 use super::candidates::Candidates;
 use super::demand::{DemandError, MemoryDemand};
 use super::machine::{Books, in_units};
-use crate::model::units::PodUid;
+use crate::kube::pod_uid::PodUid;
 use crate::placement::numa_mask::NumaMask;
 
 /// Why [`StaticMemory::allocate`](super::StaticMemory::allocate) did not.

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{NodePlacement, PlacementError, PlacementSettings};
-use crate::model::units::PodUid;
+use crate::kube::pod_uid::PodUid;
 use crate::placement::assignments::Assignments;
 use crate::placement::cpu_set::CpuSet;
 use crate::placement::cpu_static::{CpuAssignments, CpuState, StaticCpuPolicy};

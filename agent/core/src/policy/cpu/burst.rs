@@ -23,8 +23,7 @@
 //! A pod's own cgroup has a quota, too: it gets what it needs itself, or the sum of what its containers are given, whichever is more; parents first
 //! where a quota grows, children first where it shrinks, for cgroup v1 refuses a child that may use more than its parent (`tg_cfs_schedulable_down`).
 
-use serde::{Deserialize, Serialize};
-
+pub use crate::model::cpu_state::{Grant, PATIENCE_NS};
 use crate::model::decision::Decision;
 use crate::model::options::CpuBurst;
 use crate::model::units::PodUid;
@@ -37,50 +36,12 @@ pub const STEP_PERCENT: u32 = 25;
 pub const SETTLE_NS: u64 = 2_000_000_000;
 /// How long nothing is given after the guard took something back or a write failed, nanoseconds.
 pub const COOL_DOWN_NS: u64 = 10_000_000_000;
-/// How long a cgroup must have been quiet before a step is taken back, nanoseconds: at first, and at most.
-pub const PATIENCE_NS: (u64, u64) = (10_000_000_000, 640_000_000_000);
 /// A cgroup that is throttled again within this time after a step was taken back had needed it, nanoseconds.
 pub const PROOF_NS: u64 = 30_000_000_000;
 /// The allowance must cover the raised quota for this many intervals between looks: the next may be late.
 const COVERED_LOOKS: u64 = 2;
 /// Before a quota is first raised it must cover it for this many times as long, or it would fall back at once.
 const START_FACTOR: u64 = 4;
-
-/// What a cgroup is given above its limit.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Grant {
-    /// Whether it has burst.
-    pub burst: bool,
-    /// Its quota, per cent of the limit.
-    pub quota_percent: u32,
-    /// What it has saved under its limit, microseconds of CPU time.
-    pub allowance_us: u64,
-    /// Since when it was neither throttled nor above its quota, nanoseconds.
-    pub quiet_since_ns: Option<u64>,
-    /// How long it must be quiet before a step is taken back, nanoseconds.
-    pub patience_ns: u64,
-    /// The newest step that was taken back because it was quiet: when, and what it had.
-    pub taken_back: Option<(u64, bool, u32)>,
-    /// When it may be given more, nanoseconds.
-    pub not_before_ns: u64,
-    /// Why it has what it has; `None`: nothing was ever changed.
-    pub why: Option<CpuWhy>,
-}
-
-impl Default for Grant {
-    fn default() -> Self {
-        Self {
-            burst: false,
-            quota_percent: 100,
-            allowance_us: 0,
-            quiet_since_ns: None,
-            patience_ns: PATIENCE_NS.0,
-            taken_back: None,
-            not_before_ns: 0,
-            why: None,
-        }
-    }
-}
 
 impl Grant {
     /// Whether it has more than its limit.

@@ -17,9 +17,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
 use crate::kube::qos::QosClass;
+pub use crate::model::cpu_state::Suppression;
 use crate::model::decision::Decision;
 use crate::model::options::CpuSuppress;
 use crate::model::state::PodState;
@@ -43,29 +42,6 @@ pub const NO_EFFECT_NS: u64 = 120_000_000_000;
 pub const FAILED_NS: u64 = 10_000_000_000;
 /// The smallest quota that the kernel takes, microseconds (`min_cfs_quota_period`).
 const QUOTA_MIN_US: u64 = 1000;
-
-/// Who is held back.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Suppression {
-    /// The quota of each, microseconds per period.
-    pub held: BTreeMap<PodUid, u64>,
-    /// Since when anybody is, nanoseconds.
-    pub since_ns: Option<u64>,
-    /// How much of the budget is used up, nanoseconds.
-    pub spent_ns: u64,
-    /// It was used up, and half of it is not back yet.
-    pub is_spent: bool,
-    /// Looks in a row at which somebody waited too long.
-    pub looks: u32,
-    /// Since when nobody has waited, nanoseconds.
-    pub calm_since_ns: Option<u64>,
-    /// Since when everybody is at the floor, nanoseconds.
-    pub at_floor_since_ns: Option<u64>,
-    /// When it may be tried again, nanoseconds.
-    pub not_before_ns: u64,
-    /// Why it is as it is; `None`: nobody was ever held back.
-    pub why: Option<CpuWhy>,
-}
 
 impl Suppression {
     fn let_all_go(&mut self, why: CpuWhy) {

@@ -5,9 +5,9 @@
 //! over its `sizeLimit` (also one in memory); the pod over the sum of its `ephemeral-storage` limits; a container over its
 //! own. Writable layers count only where images share the node's file system. Critical pods stay.
 
-use crate::engine::EngineConfig;
 use crate::kube::quantity::Quantity;
 use crate::kube::resources::{self, EPHEMERAL_STORAGE, Scope};
+use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, Limited, LocalStorageReason, Reason};
 use crate::model::reading::PodStorage;
 use crate::model::signal::Resource;

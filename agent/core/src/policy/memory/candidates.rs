@@ -3,11 +3,12 @@
 //! Rule: `buildSignalToRankFunc` in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36. Difference, on purpose: pods without
 //! processes are not candidates, nothing would come back; and one that did not leave when it was told is not told again.
 
-use crate::engine::EngineConfig;
+use crate::model::config::EngineConfig;
 use crate::model::reading::PodLoad;
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
 use crate::policy::memory::rank::{DiskScope, RankRow, Ranking};
+use crate::policy::memory::view::View;
 
 impl Resource {
     /// How pods are ranked when it runs out.
@@ -23,19 +24,18 @@ impl Resource {
 }
 
 /// Fills `rows`, unsorted. For memory nothing is allocated if there is room for all pods.
-pub(crate) fn rows(
-    config: &EngineConfig,
-    state: &NodeState,
-    resource: Resource,
-    rows: &mut Vec<RankRow>,
-) {
+pub(crate) fn rows(view: &View<'_>, resource: Resource, rows: &mut Vec<RankRow>) {
+    let View { config, state, .. } = *view;
     rows.clear();
     let by_load = matches!(resource, Resource::Io | Resource::Cpu);
     let pods = state
         .pods
         .values()
-        .filter(|pod| pod.running && !pod.stuck && (!by_load || load(state, pod).is_some()));
+        .filter(|pod| view.is_candidate(pod) && (!by_load || load(state, pod).is_some()));
     rows.extend(pods.map(|pod| row(config, state, pod, resource)));
+    if resource == Resource::Memory {
+        view.look_ahead(rows);
+    }
 }
 
 /// A pod's row in the ranking of `resource`.

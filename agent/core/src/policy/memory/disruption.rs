@@ -15,6 +15,7 @@ use crate::model::decision::Disruption;
 use crate::model::state::NodeState;
 use crate::policy::memory::rank::{RankRow, Ranking};
 use crate::policy::memory::target;
+use crate::policy::memory::view::View;
 
 /// Space for it, kept so that none is allocated on the way to a kill.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +26,20 @@ pub(crate) struct Budgeting {
     against: Vec<usize>,
     /// Those of them that have to go all the same.
     needed: Vec<usize>,
+}
+
+/// What budgets make of a choice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Preference {
+    /// No candidate is against a budget.
+    None,
+    /// Only alternatives may go; those up to the row `last` free enough.
+    Suffices {
+        /// The row.
+        last: usize,
+    },
+    /// The alternatives do not free enough.
+    Falls,
 }
 
 impl Budgeting {
@@ -46,16 +61,16 @@ impl Budgeting {
     /// `several`: whether more than one may go.
     pub(crate) fn prefer(
         &mut self,
-        state: &NodeState,
+        view: &View<'_>,
         ranking: Ranking,
         rows: &[RankRow],
         chosen: &mut Vec<usize>,
         need: Option<u64>,
         several: bool,
-    ) {
-        self.split(state, rows, chosen);
+    ) -> Preference {
+        self.split(view, rows, chosen);
         let Some(&first) = self.against.first() else {
-            return;
+            return Preference::None;
         };
         let against = &self.against;
         let is_alternative = |at: usize| {
@@ -63,17 +78,17 @@ impl Budgeting {
                 && (at < first || rows[at].priority <= rows[first].priority)
         };
         let alternatives = || chosen.iter().copied().filter(|&at| is_alternative(at));
-        let freed = alternatives().fold(0u64, |sum, at| sum.saturating_add(rows[at].usage));
-        let suffices = match need {
-            Some(need) => freed >= need,
-            None => alternatives().next().is_some(),
-        };
-        if suffices {
+        let mut freed = 0u64;
+        let last = alternatives().find(|&at| {
+            freed = freed.saturating_add(rows[at].usage);
+            need.is_none_or(|need| freed >= need)
+        });
+        if let Some(last) = last {
             chosen.retain(|&at| is_alternative(at));
-            return;
+            return Preference::Suffices { last };
         }
         let Some(rest) = need.filter(|_| several).map(|need| need - freed) else {
-            return;
+            return Preference::Falls;
         };
         let needed = &mut self.needed;
         needed.clear();
@@ -90,17 +105,20 @@ impl Budgeting {
         if freed >= rest {
             chosen.retain(|&at| is_alternative(at) || needed.binary_search(&at).is_ok());
         }
+        Preference::Falls
     }
 
-    fn split(&mut self, state: &NodeState, rows: &[RankRow], chosen: &[usize]) {
+    fn split(&mut self, view: &View<'_>, rows: &[RankRow], chosen: &[usize]) {
+        let state = view.state;
         self.allowed.clear();
         self.allowed.extend(state.budgets.values().map(|budget| {
             let (mut expected, mut healthy, mut leaving) = (0, 0, 0);
             for pod in state.pods.values() {
                 if budget.selects(&pod.pod) {
                     expected += u32::from(!pod.removed);
-                    healthy += u32::from(pod.running && pod.leaving.is_none());
-                    leaving += u32::from(pod.leaving.is_some());
+                    let leaves = view.leaving(pod).is_some();
+                    healthy += u32::from(pod.running && !leaves);
+                    leaving += u32::from(leaves);
                 }
             }
             budget.allows(expected, healthy, leaving)

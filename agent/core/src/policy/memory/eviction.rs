@@ -13,19 +13,22 @@
 //!   ([`remedies`](crate::policy::memory::remedies)).
 //! - With [`Victims::Targeted`] as many go at once as are needed ([`target`](crate::policy::memory::target)).
 
-use crate::engine::{EngineConfig, Scratch};
+use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, KillReason, NoVictimReason, Reason, ThresholdReason};
 use crate::model::event::Cause;
+#[cfg(doc)]
 use crate::model::options::Victims;
 use crate::model::signal::{NodeCondition, Observation, Observations, Resource, Signal};
 use crate::model::state::{Leaving, NodeReclaim, NodeState};
 use crate::model::threshold::{Operator, Threshold};
 use crate::model::units::PodUid;
-use crate::policy::disk::{local_storage, node_reclaim};
+use crate::policy::disk::local_storage;
 use crate::policy::memory::foresight::{self, Verdict};
 use crate::policy::memory::rank::RankRow;
 use crate::policy::memory::thresholds::{self, Met};
-use crate::policy::memory::{candidates, leaving, on_node, remedies, stall, target};
+use crate::policy::memory::verdict::{self, Next, Scratch};
+use crate::policy::memory::view::View;
+use crate::policy::memory::{leaving, on_node, remedies};
 
 /// Grace period of a hard eviction (`immediateEvictionGracePeriodSeconds` of the kubelet: 1 s, whatever its documentation says).
 pub const HARD_EVICTION_GRACE_S: i64 = 1;
@@ -39,89 +42,49 @@ pub(crate) fn decide(
     scratch: &mut Scratch,
     decisions: &mut Vec<Decision>,
 ) {
-    if let Some(reclaim) = state.node_reclaim {
-        if reclaim.done && cause == Cause::NodeReclaimed {
-            state.node_reclaim = None;
-            after_node_reclaim(config, state, reclaim, observations, scratch, decisions);
-            return;
-        }
-        if state.now_ns.saturating_sub(reclaim.since_ns) >= node_reclaim::PATIENCE_NS {
-            // Nothing was heard of it: go by what is known.
-            state.node_reclaim = None;
-            after_node_reclaim(config, state, reclaim, observations, scratch, decisions);
-            return;
-        }
-    }
-    let met = thresholds::update(config, state, observations);
-    state.passed = true;
     let foreseen = foresight::verdict(config, state);
-    if foreseen.is_some() {
-        state.conditions[NodeCondition::MemoryPressure as usize].last_observed_ns =
-            Some(state.now_ns);
-    }
-    thresholds::conditions(config, state, decisions);
-    shorten_grace(config, state, observations, foreseen.as_ref(), decisions);
-    let met = foreseen.as_ref().map(Met::foreseen).or(met);
-    if config.local_storage_limits && state.storage_is_new {
-        local_storage::decide(config, state, decisions);
-    }
-    remedies::end_if_resolved(config, state, decisions);
-    let Some(met) = met else {
-        state.no_victim = None;
-        return;
-    };
-    let resource = met.resource();
-    if state.eviction_under_way(resource) || !stall::is_known(state, resource) {
-        return;
-    }
-    let sources = node_reclaim::sources(resource, config.layout);
-    if sources.is_empty() {
-        if remedies::before_eviction(config, state, &met, observations, scratch, decisions) {
-            return;
+    let view = View::now(config, state);
+    let asked = verdict::asked(&view, cause, observations, foreseen.as_ref());
+    if asked.after_reclaim {
+        state.node_reclaim = None;
+    } else {
+        thresholds::update(config, state, observations);
+        state.passed = true;
+        if foreseen.is_some() {
+            state.conditions[NodeCondition::MemoryPressure as usize].last_observed_ns =
+                Some(state.now_ns);
         }
-        choose(config, state, &met, scratch, decisions);
-    } else if state.node_reclaim.is_none() {
-        state.node_reclaim = Some(NodeReclaim {
-            threshold: met.index,
-            since_ns: state.now_ns,
-            done: false,
-        });
-        decisions.push(Decision::ReclaimNode {
-            signal: met.threshold.signal,
-            sources: sources.to_vec(),
-        });
+        thresholds::conditions(config, state, decisions);
+        shorten_grace(config, state, observations, foreseen.as_ref(), decisions);
+        if config.local_storage_limits && state.storage_is_new {
+            local_storage::decide(config, state, decisions);
+        }
+        remedies::end_if_resolved(config, state, decisions);
+        if asked.met.is_none() {
+            state.no_victim = None;
+        }
     }
-}
-
-/// Space has been freed and file systems have been read again: does a pod still have to go?
-fn after_node_reclaim(
-    config: &EngineConfig,
-    state: &mut NodeState,
-    reclaim: NodeReclaim,
-    observations: &Observations,
-    scratch: &mut Scratch,
-    decisions: &mut Vec<Decision>,
-) {
-    let Some(threshold) = config.thresholds.get(reclaim.threshold) else {
-        return;
-    };
-    if thresholds::all_satisfied(config, observations)
-        || state.eviction_under_way(threshold.signal.row().resource)
-    {
-        return;
-    }
-    // The kubelet acts on what it saw before, even if this very threshold is satisfied now and another one is not.
-    let observation = observations
-        .get(threshold.signal)
-        .or_else(|| state.observations.get(threshold.signal));
-    if let Some(observation) = observation {
-        let met = Met {
-            index: reclaim.threshold,
-            threshold: *threshold,
-            observation,
-            foreseen: None,
-        };
-        choose(config, state, &met, scratch, decisions);
+    let Some(met) = &asked.met else { return };
+    match verdict::next(&View::now(config, state), &asked) {
+        Next::Nothing => {}
+        Next::FreeDisk(sources) => {
+            state.node_reclaim = Some(NodeReclaim {
+                threshold: met.index,
+                since_ns: state.now_ns,
+                done: false,
+            });
+            decisions.push(Decision::ReclaimNode {
+                signal: met.threshold.signal,
+                sources: sources.to_vec(),
+            });
+        }
+        Next::Evict => {
+            let waits = !asked.after_reclaim
+                && remedies::before_eviction(config, state, met, observations, scratch, decisions);
+            if !waits {
+                choose(config, state, met, scratch, decisions);
+            }
+        }
     }
 }
 
@@ -202,7 +165,7 @@ fn choose(
 ) {
     let resource = met.resource();
     let ranking = resource.ranking();
-    victims(config, state, met, scratch);
+    verdict::victims(&View::now(config, state), met, scratch);
     let Scratch {
         rows,
         chosen,
@@ -245,50 +208,6 @@ fn choose(
             Reason::Threshold(reason),
             decisions,
         );
-    }
-}
-
-/// Fills `rows` with those that may have to go for `signal`, unsorted.
-pub(crate) fn candidates(
-    config: &EngineConfig,
-    state: &NodeState,
-    signal: Signal,
-    rows: &mut Vec<RankRow>,
-) {
-    candidates::rows(config, state, signal.row().resource, rows);
-    on_node::narrow(state, signal, rows);
-}
-
-/// Ranks the candidates and says who of them has to go, as places in `scratch.rows`. Changes nothing else.
-pub(crate) fn victims(config: &EngineConfig, state: &NodeState, met: &Met, scratch: &mut Scratch) {
-    let ranking = met.resource().ranking();
-    let Scratch {
-        rows,
-        places,
-        chosen,
-        budgeting,
-    } = scratch;
-    candidates(config, state, met.threshold.signal, rows);
-    ranking.rank(rows, places);
-    chosen.clear();
-    chosen.extend((0..rows.len()).filter(|&at| !rows[at].exempt));
-    let need = met.threshold.shortfall(met.observation, true);
-    let need = need.filter(|_| met.threshold.operator == Operator::LessThan);
-    budgeting.clear();
-    if config.options.disruption_budgets {
-        let several = config.options.victims == Victims::Targeted;
-        budgeting.prefer(state, ranking, rows, chosen, need, several);
-    }
-    match (config.options.victims, need) {
-        (Victims::Targeted, Some(need)) => {
-            target::select(
-                chosen,
-                need,
-                |at| rows[at].usage,
-                |own, at| target::class_end(ranking, rows, own, at),
-            );
-        }
-        _ => chosen.truncate(1),
     }
 }
 

@@ -19,16 +19,15 @@
 //! Hysteresis: while a victim leaves nobody else is chosen, and when it is gone the intervals begin anew. Losses below
 //! [`RATE_MIN`] are left to thresholds.
 
-use serde::{Deserialize, Serialize};
-
-use crate::engine::EngineConfig;
+use crate::model::config::EngineConfig;
 use crate::model::event::{Cause, NodeMemory, Sample};
+use crate::model::outlook::{Figures, INTERVALS, Interval};
+pub use crate::model::outlook::{Foreseen, Outlook};
 use crate::model::signal::{Observation, Resource, Signal};
 use crate::model::state::NodeState;
 use crate::model::threshold::{Amount, Operator, Passes, Threshold};
+use crate::policy::memory::view::View;
 
-/// Intervals that the rate is taken from.
-const INTERVALS: usize = 5;
 /// So many of them must show a loss.
 const LOSING_MIN: usize = 4;
 /// The shortest interval is this part of the horizon.
@@ -45,62 +44,11 @@ const SHORT_FOR_NS: u64 = 1_000_000_000;
 /// The kernel reports when this part of what is left has been charged.
 const STEPS: u64 = 64;
 
-/// What is known of how memory goes down.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Outlook {
-    /// The newest figures.
-    now: Option<Figures>,
-    /// Where the interval under way began.
-    since: Option<Figures>,
-    /// The lowest point before.
-    low_bytes: u64,
-    /// The least that was unused in this horizon and in the one before; `None`: nothing seen.
-    lows: [Option<u64>; 2],
-    /// When this one began, nanoseconds.
-    lows_since_ns: u64,
-    /// The intervals before, the newest last; a missing one is empty.
-    intervals: [Interval; INTERVALS],
-    /// When the kernel last showed that it is short of free memory, nanoseconds.
-    short_ns: Option<u64>,
-    /// Somebody is leaving for memory: what comes back then is no trend.
-    leaving: bool,
-}
-
-/// What a sample shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct Figures {
-    at_ns: u64,
-    /// What the kernel can hand out before its OOM killer runs.
-    left_bytes: u64,
-    /// Free memory, page cache and free swap.
-    unused_bytes: u64,
-    free_bytes: u64,
-    capacity_bytes: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-struct Interval {
-    elapsed_ns: u64,
-    /// Of what was unused.
-    lost_bytes: i64,
-    /// Of what the kernel could hand out.
-    left_lost_bytes: i64,
-}
-
 impl Interval {
     fn per_second(self) -> i64 {
         let rate = i128::from(self.lost_bytes) * 1_000_000_000 / i128::from(self.elapsed_ns).max(1);
         i64::try_from(rate).unwrap_or(i64::MAX)
     }
-}
-
-/// An end of memory that is foreseen.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Foreseen {
-    /// How fast it goes down, bytes per second.
-    pub rate_bytes_per_s: u64,
-    /// How far ahead it was looked, nanoseconds.
-    pub horizon_ns: u64,
 }
 
 /// The same with what it is judged by.
@@ -277,7 +225,7 @@ pub(crate) fn observe(
     swap_bytes: u64,
 ) {
     if let Some(foresight) = config.options.foresight {
-        let leaving = state.eviction_under_way(Resource::Memory);
+        let leaving = View::now(config, state).eviction_under_way(Resource::Memory);
         let now_ns = state.now_ns;
         let known = state.outlook;
         state.outlook = known.with(sample, swap_bytes, now_ns, foresight.horizon_ns, leaving);
@@ -291,19 +239,12 @@ pub(crate) fn verdict(config: &EngineConfig, state: &NodeState) -> Option<Verdic
 }
 
 /// What `sample` would let foresee, without taking note of anything.
-pub(crate) fn would_foresee(
-    config: &EngineConfig,
-    state: &NodeState,
-    sample: &Sample,
-    now_ns: u64,
-    swap_bytes: u64,
-) -> Option<Verdict> {
-    let horizon_ns = config.options.foresight?.horizon_ns;
-    let leaving = state.eviction_under_way(Resource::Memory);
-    let outlook = state
-        .outlook
-        .with(sample, swap_bytes, now_ns, horizon_ns, leaving);
-    outlook.verdict(horizon_ns, now_ns)
+pub(crate) fn would_foresee(view: &View<'_>, sample: &Sample, swap_bytes: u64) -> Option<Verdict> {
+    let horizon_ns = view.config.options.foresight?.horizon_ns;
+    let leaving = view.eviction_under_way(Resource::Memory);
+    let known = view.state.outlook;
+    let outlook = known.with(sample, swap_bytes, view.now_ns, horizon_ns, leaving);
+    outlook.verdict(horizon_ns, view.now_ns)
 }
 
 /// The kernel is to report when so much has been charged, bytes.

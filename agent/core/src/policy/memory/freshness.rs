@@ -1,28 +1,28 @@
-//! Which reading must be fresh before a decision hangs on it.
+//! Which reading must be made before a decision rests on it.
 //!
 //! Problem: a cgroup's usage is one cheap read, its inactive file pages are one of fifty lines that cost a hundred times as much
 //! to produce; reading them for every pod would take milliseconds between a record and a kill. Yet a pod that has only read
 //! files since the last look must not be evicted for it.
 //! Approach: at an urgent sample the agent reads usage only and keeps the inactive file pages of the last full reading. Then it asks
-//! here, again and again, for the one figure that could still change the decision, until there is none. Usually there is none:
-//! the pod that grew was ahead already.
+//! here, again and again, for the one figure that could still change the [verdict](crate::policy::memory::verdict), until there is none. Usually there is
+//! none: the pod that grew was ahead already.
 //!
 //! Before that comes a cheaper question ([`pods_needed`]): from the node's figures alone, is any pod's figure needed at all? Far from every
 //! threshold the answer is no, and a report costs three reads instead of one for each pod.
 //!
-//! Bounds: what a cgroup has grown by since its last full reading may all be inactive file pages; so its working set is at least what it
-//! was then, and at most usage minus the inactive file pages of then. Usage that has hardly moved ([`STALE_BYTES`]) is taken as
-//! unchanged.
+//! Bounds: all by which a cgroup has grown or shrunk since its last full reading may be inactive file pages, or none of it. So its working set is
+//! between the smaller and the larger usage of the two, minus the inactive file pages of then; and not above its usage. Usage that has hardly
+//! moved ([`STALE_BYTES`]) is taken as unchanged.
 
-use crate::engine::{EngineConfig, Scratch};
 use crate::model::event::{PodMemory, Sample};
 use crate::model::options::Availability;
-use crate::model::signal::{Readings, Resource, Signal};
-use crate::model::state::{NodeState, PodState};
+use crate::model::signal::{Resource, Signal};
+use crate::model::state::PodState;
+use crate::policy::memory::on_node;
 use crate::policy::memory::rank::{RankRow, Ranking};
-use crate::policy::memory::swap;
-use crate::policy::memory::thresholds::{self, Met};
-use crate::policy::memory::{foresight, on_node};
+use crate::policy::memory::thresholds::Met;
+use crate::policy::memory::verdict::{self, Next, Scratch};
+use crate::policy::memory::view::View;
 
 /// Usage may move this far before the inactive file pages of the last full reading count as old.
 pub const STALE_BYTES: u64 = 4 << 20;
@@ -47,52 +47,30 @@ pub enum Stale {
 /// `false` promises that [`Engine::step`](crate::engine::Engine::step) decides the same with and without the pods. It does if no threshold asks for a victim and no end
 /// of memory is foreseen, nothing is under way that looks at pods (a pod that leaves, a remedy, disk space that is being freed, limits of local
 /// storage), and every pod that runs was read not longer than [`PODS_AGE_MAX_NS`] ago.
-pub(crate) fn pods_needed(
-    config: &EngineConfig,
-    state: &NodeState,
-    sample: &Sample,
-    now_ns: u64,
-) -> bool {
+pub(crate) fn pods_needed(view: &View<'_>, sample: &Sample) -> bool {
+    let state = view.state;
     let is_due = |pod: &PodState| {
         let is_old = pod
             .memory
-            .is_none_or(|memory| now_ns.saturating_sub(memory.at_ns) >= PODS_AGE_MAX_NS);
+            .is_none_or(|memory| view.now_ns.saturating_sub(memory.at_ns) >= PODS_AGE_MAX_NS);
         pod.leaving.is_some() || pod.running && is_old
     };
     let under_way = state.remedies.episode.is_some() || state.node_reclaim.is_some();
     if under_way || sample.storage.is_some() || state.pods.values().any(is_due) {
         return true;
     }
-    let swap_bytes = swap::left_bytes(config, state, sample);
-    let observations = state.observations.updated(&Readings {
-        sample,
-        at_ns: now_ns,
-        availability: config.options.availability,
-        swap_bytes,
-    });
-    foresight::would_foresee(config, state, sample, now_ns, swap_bytes).is_some()
-        || thresholds::would_act_on(config, state, &observations, now_ns).is_some()
+    let (observations, swap_bytes) = view.observations();
+    let foreseen = view.foreseen(swap_bytes);
+    let asked = verdict::asked(view, sample.cause, &observations, foreseen.as_ref());
+    asked.met.is_some()
 }
 
-/// The first figure of `sample` that is old and could change what the engine decides about it.
-pub(crate) fn decisive(
-    config: &EngineConfig,
-    state: &NodeState,
-    sample: &Sample,
-    now_ns: u64,
-    Scratch { rows, places, .. }: &mut Scratch,
-) -> Option<Stale> {
-    let availability = config.options.availability;
-    let swap_bytes = swap::left_bytes(config, state, sample);
-    let observations = state.observations.updated(&Readings {
-        sample,
-        at_ns: now_ns,
-        availability,
-        swap_bytes,
-    });
-    let foreseen = foresight::would_foresee(config, state, sample, now_ns, swap_bytes);
-    let met = foreseen.as_ref().map(Met::foreseen);
-    let met = met.or_else(|| thresholds::would_act_on(config, state, &observations, now_ns))?;
+/// The first figure of `sample`, the one that `view` has ahead, that is old and could change what the engine decides about it.
+pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) -> Option<Stale> {
+    let (observations, swap_bytes) = view.observations();
+    let foreseen = view.foreseen(swap_bytes);
+    let asked = verdict::asked(view, sample.cause, &observations, foreseen.as_ref());
+    let met = asked.met?;
     if met.resource() != Resource::Memory {
         return None;
     }
@@ -102,40 +80,53 @@ pub(crate) fn decisive(
     if met.threshold.signal == Signal::AllocatableMemoryAvailable && kubepods_is_stale {
         return Some(Stale::Kubepods);
     }
-    if state.eviction_under_way(Resource::Memory) {
+    if verdict::next(view, &asked) != Next::Evict {
         return None;
     }
-    if met.threshold.signal == Signal::NumaMemoryAvailable {
-        return on_node::missing(sample).map(Stale::NumaPods);
+    if met.threshold.signal == Signal::NumaMemoryAvailable
+        && let Some(node) = on_node::missing(sample)
+    {
+        return Some(Stale::NumaPods(node));
     }
-    rows.clear();
-    rows.extend(sample.pods.iter().filter_map(|memory| {
-        let pod = state.pods.get(&memory.uid)?;
-        (pod.running && !pod.stuck).then(|| RankRow {
-            usage: memory.used_bytes(availability),
-            stats_known: true,
-            ..pod.row.clone()
-        })
-    }));
-    Ranking::Memory.rank(rows, places);
-    let mut candidates = rows.iter().filter(|row| !row.exempt);
-    let first = candidates.next()?;
-    let index = sample
-        .pods
-        .iter()
-        .position(|memory| memory.uid == first.uid)?;
-    let memory = &sample.pods[index];
-    if !is_stale(memory.usage_bytes, memory.usage_at_stat_bytes) {
-        return None;
-    }
-    let at_least = RankRow {
-        usage: least_used_bytes(memory, availability),
-        ..first.clone()
+    stale_pod(view, &met, sample, scratch).map(Stale::Pod)
+}
+
+/// The first pod of the ranking whose figure is old and decides who goes.
+fn stale_pod(view: &View<'_>, met: &Met, sample: &Sample, scratch: &mut Scratch) -> Option<usize> {
+    let victims = verdict::victims(view, met, scratch);
+    let rows = &scratch.rows;
+    let index_of = |row: &RankRow| {
+        // Nearly always in this order.
+        let pods = &sample.pods;
+        let sorted = pods.binary_search_by(|memory| memory.uid.cmp(&row.uid));
+        let index = sorted.ok();
+        index.or_else(|| pods.iter().position(|memory| memory.uid == row.uid))
     };
-    let stays_first = candidates
-        .next()
-        .is_none_or(|next| Ranking::Memory.compare(&at_least, next).is_lt());
-    (!stays_first).then_some(Stale::Pod(index))
+    let mut candidates = rows[..victims.rests_on].iter().filter(|row| !row.exempt);
+    let stale = candidates.find_map(|row| {
+        let index = index_of(row)?;
+        let memory = &sample.pods[index];
+        is_stale(memory.usage_bytes, memory.usage_at_stat_bytes).then_some((index, row))
+    });
+    let (index, row) = stale?;
+    // The first of all, and the only one that counts: whatever it uses, it may still go before the next.
+    let is_alone = candidates.next().is_none() && scratch.chosen.len() == 1;
+    let whole_pods = met.threshold.signal != Signal::NumaMemoryAvailable;
+    let mut others = rows.iter().filter(|other| !other.exempt);
+    if is_alone && whole_pods && others.next().is_some_and(|first| first.uid == row.uid) {
+        let at_least = RankRow {
+            usage: least_used_bytes(&sample.pods[index], view.config.options.availability),
+            ..row.clone()
+        };
+        let suffices = victims.need.is_none_or(|need| at_least.usage >= need);
+        let stays_first = others
+            .next()
+            .is_none_or(|next| Ranking::Memory.compare(&at_least, next).is_lt());
+        if suffices && stays_first {
+            return None;
+        }
+    }
+    Some(index)
 }
 
 fn is_stale(usage_bytes: u64, usage_at_stat_bytes: u64) -> bool {
@@ -147,4 +138,16 @@ fn least_used_bytes(memory: &PodMemory, availability: Availability) -> u64 {
         .usage_bytes
         .min(memory.usage_at_stat_bytes)
         .saturating_sub(memory.cache_bytes(availability))
+}
+
+/// What a pod uses at most, as far as its figures are old.
+pub(crate) fn most_used_bytes(memory: &PodMemory, availability: Availability) -> u64 {
+    if !is_stale(memory.usage_bytes, memory.usage_at_stat_bytes) {
+        return memory.used_bytes(availability);
+    }
+    memory
+        .usage_bytes
+        .max(memory.usage_at_stat_bytes)
+        .saturating_sub(memory.cache_bytes(availability))
+        .min(memory.usage_bytes)
 }

@@ -21,6 +21,17 @@ pub const STUCK_AFTER_KILL_NS: u64 = 30_000_000_000;
 /// may be what frees it.
 pub const LINGER_AFTER_EMPTY_NS: u64 = 1_000_000_000;
 
+/// What a moment makes of a pod on its way out: it still is, or it has ended like this.
+pub(crate) type Left = Result<Leaving, Ending>;
+
+/// What becomes of a pod on its way out that uses so much now, `None` if its cgroup is gone. [`decide`] does the same, and says it.
+pub(crate) fn after(mut leaving: Leaving, usage_bytes: Option<u64>, now_ns: u64) -> Left {
+    if kill_now(&leaving, now_ns).is_some() {
+        killed(&mut leaving, now_ns);
+    }
+    ending(&leaving, usage_bytes, now_ns).map_or(Ok(leaving), Err)
+}
+
 /// Starts the leave of pods whose manifest is gone, kills those whose grace is over, and takes note of those that are gone.
 pub(crate) fn decide(state: &mut NodeState, event: &Event, decisions: &mut Vec<Decision>) {
     let now_ns = state.now_ns;

@@ -13,6 +13,7 @@ use crate::model::signal::Signal;
 use crate::model::signal::numa::most_pressed;
 use crate::model::state::NodeState;
 use crate::policy::memory::rank::{Nanos, RankRow};
+use crate::policy::memory::view::View;
 
 /// The node for which a sample lacks the figures of pods.
 pub(crate) fn missing(sample: &Sample) -> Option<u32> {
@@ -32,12 +33,12 @@ pub(crate) fn node(state: &NodeState, signal: Signal) -> Option<u32> {
 }
 
 /// Makes rows of the memory ranking rows for the pressed node. A pod without figures counts as one without statistics.
-pub(crate) fn narrow(state: &NodeState, signal: Signal, rows: &mut [RankRow]) {
+pub(crate) fn narrow(view: &View<'_>, signal: Signal, rows: &mut [RankRow]) {
     if signal != Signal::NumaMemoryAvailable {
         return;
     }
     for row in rows {
-        let own = state.numa_pods.as_ref().and_then(|all| {
+        let own = view.numa_pods().and_then(|all| {
             let at = all
                 .pods
                 .binary_search_by(|own| own.uid.cmp(&row.uid))
@@ -64,6 +65,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::engine::EngineConfig;
     use crate::model::reading::{NumaPods, PodOnNode};
     use crate::model::units::PodUid;
 
@@ -97,9 +99,11 @@ mod tests {
             })),
             ..NodeState::default()
         };
-        narrow(&state, Signal::MemoryAvailable, &mut rows);
+        let config = EngineConfig::default();
+        let view = View::now(&config, &state);
+        narrow(&view, Signal::MemoryAvailable, &mut rows);
         assert_eq!(rows[0].usage, gib(12));
-        narrow(&state, Signal::NumaMemoryAvailable, &mut rows);
+        narrow(&view, Signal::NumaMemoryAvailable, &mut rows);
         assert!(
             rows[0].exceeds_request() && !rows[1].exceeds_request() && !rows[2].exceeds_request()
         );

@@ -24,14 +24,12 @@
 //!
 //! Not the kubelet's: it goes from the threshold to the eviction.
 
-use std::collections::BTreeMap;
-
-use serde::{Deserialize, Serialize};
-
-use crate::engine::{EngineConfig, Scratch};
-use crate::model::decision::{Decision, StageEnd};
+use crate::model::config::EngineConfig;
+use crate::model::decision::Decision;
 use crate::model::event::{Event, EventKind, NodeMemory, StageReport};
 use crate::model::options::{Availability, Remedies};
+use crate::model::remedy::StageEnd;
+pub use crate::model::remedy::{Attempt, Episode, Loss, RemedyState, Stage};
 use crate::model::signal::{Observations, Resource, Signal};
 use crate::model::state::{NodeState, PodState};
 use crate::model::threshold::{Operator, Threshold};
@@ -41,6 +39,8 @@ use crate::policy::memory::eviction;
 use crate::policy::memory::rank::Ranking;
 use crate::policy::memory::swap::PodSwap;
 use crate::policy::memory::thresholds::Met;
+use crate::policy::memory::verdict::Scratch;
+use crate::policy::memory::view::View;
 
 /// The longest that a pod is held at `memory.high` at one time, whatever the budget says, nanoseconds.
 pub const THROTTLE_MAX_NS: u64 = 10_000_000_000;
@@ -65,31 +65,7 @@ const HIGH_STEP_BYTES: u64 = 64 << 10;
 /// A stage may go on for this part of its budget without progress.
 const PATIENCE_PART: u64 = 4;
 
-/// Something that is tried before an eviction, in this order.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Stage {
-    /// The kernel takes back page cache, and moves memory to swap.
-    Reclaim,
-    /// The pod is kept from growing.
-    Throttle,
-    /// The pod is asked to give memory back.
-    Notify,
-}
-
 impl Stage {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Reclaim, Self::Throttle, Self::Notify];
-
-    /// As it is called in output.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Reclaim => "reclaim",
-            Self::Throttle => "throttle",
-            Self::Notify => "notify",
-        }
-    }
-
     /// How long it may take, nanoseconds; 0: it is left out.
     pub const fn budget_ns(self, remedies: &Remedies) -> u64 {
         match self {
@@ -107,63 +83,6 @@ impl Stage {
             Self::Reclaim | Self::Notify => COOL_DOWN_NS,
         }
     }
-}
-
-/// What is remembered of remedies.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct RemedyState {
-    /// The shortage that is being worked on.
-    pub episode: Option<Episode>,
-    /// Stages, in the order of [`Stage::ALL`], that this node cannot do.
-    pub unsupported: [bool; Stage::ALL.len()],
-    /// Pods whose `memory.high` could not be put back, and when that is tried again, nanoseconds.
-    pub clear_again: BTreeMap<PodUid, u64>,
-    /// How fast memory is lost.
-    #[serde(default)]
-    pub loss: Loss,
-}
-
-/// The loss of `kernelMemory.available`. Page cache that comes into use is none.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Loss {
-    /// The fastest between any two samples lately, bytes per second.
-    pub peak_bytes_per_s: u64,
-    /// The fastest lately over [`LOSS_WINDOW_NS`], or over a shorter time in which a [`LOSS_PART`] of what was left went; bytes per second.
-    pub lasting_bytes_per_s: u64,
-    /// When the present window began, nanoseconds, and what was left then, bytes.
-    window: Option<(u64, u64)>,
-}
-
-/// From the sample at which a pod would have been evicted until none has to be or one is.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Episode {
-    /// The threshold that asks for a victim: its place in the configuration.
-    pub threshold: usize,
-    /// When it began, nanoseconds.
-    pub since_ns: u64,
-    /// The stage that it has come to.
-    pub stage: Stage,
-    /// When that stage's budget is over, nanoseconds.
-    pub until_ns: u64,
-    /// What is being tried; `None` between two attempts.
-    pub attempt: Option<Attempt>,
-}
-
-/// A stage at work on a pod.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Attempt {
-    /// Which pod.
-    pub uid: PodUid,
-    /// Since when, nanoseconds.
-    pub since_ns: u64,
-    /// When there was progress last, nanoseconds.
-    pub progress_ns: u64,
-    /// The least that was missing so far, bytes.
-    pub shortfall_bytes: u64,
-    /// The least that the pod used so far, bytes.
-    pub usage_bytes: u64,
-    /// What the executor said last, if that ends it.
-    pub ended: Option<StageEnd>,
 }
 
 /// Takes in what an event says about a running stage, and ends one that must not go on.
@@ -439,7 +358,7 @@ fn begin_next(
 ) -> bool {
     let now_ns = state.now_ns;
     let rows = &mut scratch.rows;
-    candidates::rows(config, state, Resource::Memory, rows);
+    candidates::rows(&View::now(config, state), Resource::Memory, rows);
     rows.retain(|row| state.pods.get(&row.uid).is_some_and(may_be_treated));
     Ranking::Memory.rank(rows, &mut scratch.places);
     for stage in Stage::ALL {

@@ -12,7 +12,7 @@
 //! What is not charged (tasks in the root cgroup, some kernel memory) is covered by a timer ([`schedule`]) that halves the
 //! headroom at an assumed rate: slow where charges are counted, the fastest rate seen or assumed where they are not.
 
-use crate::engine::EngineConfig;
+use crate::model::config::EngineConfig;
 use crate::model::decision::Decision;
 use crate::model::event::{Cause, Sample};
 use crate::model::signal::{Resource, Signal};

@@ -12,7 +12,8 @@
 //! has only begun is no candidate, and before the second reading nobody is ([`is_known`]).
 
 use crate::model::signal::{Resource, Signal};
-use crate::model::state::NodeState;
+use crate::model::state::{NodeState, PodState};
+use crate::policy::memory::view::View;
 
 /// The window of a signal about stalls, nanoseconds; `None` for other signals.
 const fn window_ns(signal: Signal) -> Option<u64> {
@@ -49,31 +50,35 @@ const fn window_ns(signal: Signal) -> Option<u64> {
 
 /// Takes note of when the newest victim was still there, or may have been.
 pub(crate) fn observe(state: &mut NodeState) {
-    state.victim_seen_ns.get_or_insert(state.now_ns);
-    let leaving = |pod: &crate::model::state::PodState| {
+    state.victim_seen_ns = Some(victim_seen_ns(state, state.now_ns));
+}
+
+/// When the newest victim was still there, or may have been, nanoseconds, as seen at `now_ns`.
+pub(crate) fn victim_seen_ns(state: &NodeState, now_ns: u64) -> u64 {
+    let is_victim = |pod: &PodState| {
         pod.leaving
             .is_some_and(|leaving| leaving.evicted_for.is_some())
     };
-    if state.pods.values().any(leaving) {
-        state.victim_seen_ns = Some(state.now_ns);
+    let seen_ns = state.victim_seen_ns.unwrap_or(now_ns);
+    if state.pods.values().any(is_victim) {
+        now_ns
+    } else {
+        seen_ns
     }
 }
 
-/// Whether what a signal shows at `now_ns` is all of the time since the last victim was seen.
-pub(crate) fn settled(signal: Signal, now_ns: u64, victim_seen_ns: Option<u64>) -> bool {
-    let (Some(window_ns), Some(seen_ns)) = (window_ns(signal), victim_seen_ns) else {
+/// Whether what a signal shows is all of the time since the last victim was seen.
+pub(crate) fn settled(view: &View<'_>, signal: Signal) -> bool {
+    let (Some(window_ns), Some(seen_ns)) = (window_ns(signal), view.victim_seen_ns()) else {
         return true;
     };
-    now_ns.saturating_sub(seen_ns) >= window_ns
+    view.now_ns.saturating_sub(seen_ns) >= window_ns
 }
 
 /// Whether what pods are ranked by has been read.
-pub(crate) fn is_known(state: &NodeState, resource: Resource) -> bool {
+pub(crate) fn is_known(view: &View<'_>, resource: Resource) -> bool {
     !matches!(resource, Resource::Io | Resource::Cpu)
-        || state
-            .loads
-            .as_ref()
-            .is_some_and(|loads| !loads.pods.is_empty())
+        || view.loads().is_some_and(|loads| !loads.pods.is_empty())
 }
 
 #[cfg(test)]

@@ -8,35 +8,10 @@
 //! of the pods' shares. Of that, what would go to zram counts as far as the pages that are there have been compressed. Zswap is left
 //! out: what it holds can be written to the disk behind it.
 
-use serde::{Deserialize, Serialize};
-
-use crate::engine::EngineConfig;
+use crate::model::config::EngineConfig;
 use crate::model::event::{NodeMemory, Sample};
 use crate::model::state::NodeState;
-
-/// Whether pods may swap, as the limits in their cgroups have it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PodSwap {
-    /// Nothing keeps them from it: cgroup v1, or a kernel without swap accounting.
-    #[default]
-    Unlimited,
-    /// They do not: `memorySwap.swapBehavior: NoSwap`.
-    Forbidden,
-    /// Containers of Burstable pods up to the share of swap that their request is of the machine's memory: `LimitedSwap`.
-    Limited,
-}
-
-/// Swap devices in memory (zram), summed; all bytes. All 0 where there is none.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct CompressedSwap {
-    /// Their part of `SwapFree`.
-    pub free_bytes: u64,
-    /// What was swapped out to them, before compression: `orig_data_size`.
-    pub stored_bytes: u64,
-    /// Memory that this takes: `mem_used_total`.
-    pub used_bytes: u64,
-}
+pub use crate::model::swap::{CompressedSwap, PodSwap};
 
 /// As long as little is stored, pages are taken to halve, which is what the kernel's own text expects
 /// (Documentation/admin-guide/blockdev/zram.rst): as if so much had been stored before, and taken half of it. The first pages tell
@@ -45,11 +20,6 @@ const EXPECTED_STORED_BYTES: u64 = 16 << 20;
 const EXPECTED_USED_BYTES: u64 = EXPECTED_STORED_BYTES / 2;
 
 impl CompressedSwap {
-    /// Whether there is none; such a one is not written to journals.
-    pub fn is_none(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// Memory that is won when so many bytes more are swapped out to these devices.
     fn won_bytes(&self, bytes: u64) -> u64 {
         let stored = self.stored_bytes.saturating_add(EXPECTED_STORED_BYTES);

@@ -17,20 +17,18 @@
 use crate::policy::memory::rank::{RankRow, Ranking};
 
 /// Keeps of `candidates` those that are to go, in their order. `class_end(n)`: how many candidates are at most as important as the
-/// one at position `n`.
+/// one at position `n`. Returns the last candidate that was considered, `None` if all together do not suffice.
 pub fn select(
     candidates: &mut Vec<usize>,
     need: u64,
     frees: impl Fn(usize) -> u64,
     class_end: impl Fn(&[usize], usize) -> usize,
-) {
+) -> Option<usize> {
     let mut sum = 0u64;
-    let Some(last) = candidates.iter().position(|&candidate| {
+    let last = candidates.iter().position(|&candidate| {
         sum = sum.saturating_add(frees(candidate));
         sum >= need
-    }) else {
-        return;
-    };
+    })?;
     let end = class_end(candidates, last);
     if let Some(alone) = candidates[..end]
         .iter()
@@ -38,9 +36,10 @@ pub fn select(
     {
         candidates.swap(0, alone);
         candidates.truncate(1);
-        return;
+        return candidates.first().copied();
     }
     candidates.truncate(last + 1);
+    let considered = candidates.last().copied();
     for at in (0..last).rev() {
         let freed = frees(candidates[at]);
         if sum - freed >= need {
@@ -48,6 +47,7 @@ pub fn select(
             candidates.remove(at);
         }
     }
+    considered
 }
 
 /// How many of `candidates` (places in `rows`, in the order of `ranking`) are at most as important as the one at position `at`.

@@ -9,13 +9,14 @@
 //! Difference, on purpose: of several met thresholds of one kind the kubelet takes any (it sorts by "memory first" only); here
 //! hard comes before soft, then the order of the configuration.
 
-use crate::engine::EngineConfig;
+use crate::model::config::EngineConfig;
 use crate::model::decision::Decision;
 use crate::model::signal::{NodeCondition, Observation, Observations, Resource};
 use crate::model::state::{NodeState, ThresholdState};
 use crate::model::threshold::{Passes, Threshold};
 use crate::policy::memory::foresight::{Foreseen, Verdict};
 use crate::policy::memory::stall;
+use crate::policy::memory::view::View;
 
 /// A threshold that asks for a victim.
 #[derive(Clone, Copy, Debug)]
@@ -46,46 +47,39 @@ impl Met {
     }
 }
 
-/// Brings the thresholds up to date. Returns the one to act on.
-pub(crate) fn update(
-    config: &EngineConfig,
-    state: &mut NodeState,
-    observations: &Observations,
-) -> Option<Met> {
+/// Brings the thresholds up to date.
+pub(crate) fn update(config: &EngineConfig, state: &mut NodeState, observations: &Observations) {
     let NodeState {
         now_ns,
         thresholds,
         observations: last,
         passed,
-        victim_seen_ns,
         ..
     } = state;
-    let thresholds = config.thresholds.iter().zip(thresholds).enumerate();
-    most_urgent(thresholds.filter_map(|(index, (threshold, known))| {
+    for (threshold, known) in config.thresholds.iter().zip(thresholds) {
         *known = judge(threshold, *known, observations, last, *now_ns, *passed);
-        met(index, threshold, *known, observations)
-            .filter(|met| stall::settled(met.threshold.signal, *now_ns, *victim_seen_ns))
-    }))
+    }
 }
 
-/// The threshold that observations would make the engine act on, without taking note of anything.
-pub(crate) fn would_act_on(
-    config: &EngineConfig,
-    state: &NodeState,
-    observations: &Observations,
-    now_ns: u64,
-) -> Option<Met> {
-    let thresholds = config.thresholds.iter().zip(&state.thresholds).enumerate();
-    most_urgent(thresholds.filter_map(|(index, (threshold, known))| {
-        let last = &state.observations;
-        let judged = judge(threshold, *known, observations, last, now_ns, state.passed);
-        met(index, threshold, judged, observations)
-            .filter(|met| stall::settled(met.threshold.signal, now_ns, state.victim_seen_ns))
-    }))
+/// The threshold that asks for a victim, before [`update`] has taken note of it: of several memory before everything else, hard before soft,
+/// then the order of the configuration.
+pub(crate) fn most_urgent(view: &View<'_>, observations: &Observations) -> Option<Met> {
+    let View { state, now_ns, .. } = *view;
+    let thresholds = view.config.thresholds.iter().zip(&state.thresholds);
+    most_urgent_of(
+        thresholds
+            .enumerate()
+            .filter_map(|(index, (threshold, known))| {
+                let last = &state.observations;
+                let judged = judge(threshold, *known, observations, last, now_ns, state.passed);
+                met(index, threshold, judged, observations)
+                    .filter(|met| stall::settled(view, met.threshold.signal))
+            }),
+    )
 }
 
 /// Memory before everything else, hard before soft, then the order of the configuration.
-pub(crate) fn most_urgent(met: impl Iterator<Item = Met>) -> Option<Met> {
+pub(crate) fn most_urgent_of(met: impl Iterator<Item = Met>) -> Option<Met> {
     met.min_by_key(|met| {
         (
             met.resource() != Resource::Memory,

@@ -13,7 +13,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::EngineConfig;
+use crate::model::config::EngineConfig;
 use crate::model::signal::{Resource, Signal};
 use crate::model::state::NodeState;
 use crate::model::units::PodUid;
@@ -21,6 +21,7 @@ use crate::policy::memory::candidates;
 use crate::policy::memory::disruption::Budgeting;
 use crate::policy::memory::eviction::is_memory_floor;
 use crate::policy::memory::rank::{RankRow, Ranking};
+use crate::policy::memory::view::View;
 
 #[cfg(doc)]
 use crate::model::options::LastLine;
@@ -67,13 +68,14 @@ pub fn plan(config: &EngineConfig, state: &NodeState) -> Option<LastLinePlan> {
     config.options.last_line?;
     let line_bytes = line_bytes(config, state)?;
     let mut rows = Vec::new();
-    candidates::rows(config, state, Resource::Memory, &mut rows);
+    let view = View::now(config, state);
+    candidates::rows(&view, Resource::Memory, &mut rows);
     let ranking = Ranking::Memory;
     ranking.rank(&mut rows, &mut Vec::new());
     let mut order: Vec<usize> = (0..rows.len()).filter(|&at| !rows[at].exempt).collect();
     if config.options.disruption_budgets {
         let mut preferred = order.clone();
-        Budgeting::default().prefer(state, ranking, &rows, &mut preferred, None, true);
+        Budgeting::default().prefer(&view, ranking, &rows, &mut preferred, None, true);
         // Stable: within both groups the ranking's order stays.
         order.sort_by_key(|at| preferred.binary_search(at).is_err());
     }

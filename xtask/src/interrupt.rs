@@ -1,0 +1,155 @@
+//! Ctrl-C and SIGTERM: nothing that this process has started outlives it, and no folder of a guest stays behind.
+//!
+//! Problem: the default is that this process ends and what it has started goes on (a compiler, a test with a lock on `target`), with
+//! gigabytes of a guest's files left in `/tmp`. Approach: a thread waits for the signals; it ends all descendants, removes the folders
+//! in its list and exits with 128 + signal, as a shell has it. Guests are protected against SIGKILL of this process, too (`setpriv`).
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::opportunity::descendants;
+
+/// Time for descendants to end by SIGTERM, then by SIGKILL: they do not have to be waited for.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Folders to be removed.
+static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn folders() -> MutexGuard<'static, Vec<PathBuf>> {
+    match FOLDERS.lock() {
+        Ok(folders) => folders,
+        Err(poisoned) => poisoned.into_inner(),
+    }
+}
+
+/// A temporary folder that also goes when this process is interrupted.
+pub(crate) struct Folder(tempfile::TempDir);
+
+impl Folder {
+    /// An empty one.
+    pub(crate) fn new() -> Result<Self> {
+        install()?;
+        let folder = tempfile::Builder::new()
+            .prefix("plimsoll-guest-")
+            .tempdir()
+            .context("cannot make a temporary folder")?;
+        folders().push(folder.path().to_owned());
+        Ok(Self(folder))
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        folders().retain(|folder| folder != self.0.path());
+    }
+}
+
+/// From now on a signal ends everything. Once is enough, more does nothing.
+pub(crate) fn install() -> Result<()> {
+    static INSTALLED: OnceLock<Result<(), String>> = OnceLock::new();
+    let installed = INSTALLED.get_or_init(|| {
+        let mut signals =
+            Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(|error| error.to_string())?;
+        std::thread::spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                end(signal);
+            }
+        });
+        Ok(())
+    });
+    installed
+        .as_ref()
+        .map_err(|error| anyhow::anyhow!("cannot wait for signals: {error}"))
+        .copied()
+}
+
+/// Ends the descendants and this process.
+fn end(signal: i32) -> ! {
+    // Held to the end: nobody makes another folder, and nobody says how what is ended here has failed, or ends first with that.
+    let folders = folders();
+    let (_stdout, mut stderr) = (io::stdout().lock(), io::stderr().lock());
+    // A closed stderr must not stop this.
+    let _closed = writeln!(stderr, "{:>12}  ending what was started", "interrupted");
+    end_descendants(std::process::id());
+    for folder in folders.iter() {
+        if let Err(error) = fs::remove_dir_all(folder) {
+            let _closed = writeln!(stderr, "{:>12}  {}: {error}", "left", folder.display());
+        }
+    }
+    std::process::exit(128 + signal);
+}
+
+/// Ends a child and all that it has started. The caller waits for the child.
+pub(crate) fn end_tree(child: u32) {
+    let child_process = Process::running(child);
+    end_descendants(child);
+    send(&child_process, Signal::KILL);
+}
+
+/// Ends all processes below one: SIGTERM, and after a while SIGKILL.
+fn end_descendants(of: u32) {
+    // One whose parent has ended is no descendant any more: remembered from the start.
+    let mut started: BTreeSet<Process> = BTreeSet::new();
+    let end = Instant::now() + GRACE;
+    loop {
+        let new: Vec<Process> = descendants(of)
+            .into_iter()
+            .filter_map(Process::running)
+            .filter(|process| !started.contains(process))
+            .collect();
+        send(&new, Signal::TERM);
+        started.extend(new);
+        started.retain(Process::is_running);
+        if started.is_empty() || Instant::now() >= end {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    send(&started, Signal::KILL);
+}
+
+fn send<'a>(to: impl IntoIterator<Item = &'a Process>, signal: Signal) {
+    for process in to {
+        let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
+        // An error means that it has ended meanwhile.
+        let _gone = pid.map(|pid| kill_process(pid, signal));
+    }
+}
+
+/// A process, told from another that has the same pid later.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Process {
+    pid: u32,
+    start_time: String,
+}
+
+impl Process {
+    /// `None` when it has ended: it is there until somebody waits for it.
+    fn running(pid: u32) -> Option<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (_, after) = stat.rsplit_once(')')?;
+        let mut fields = after.split_whitespace();
+        let state = fields.next()?;
+        // Fields 3 and 22 of proc_pid_stat(5).
+        let start_time = fields.nth(18)?.to_owned();
+        (state != "Z").then_some(Self { pid, start_time })
+    }
+
+    fn is_running(&self) -> bool {
+        Self::running(self.pid).as_ref() == Some(self)
+    }
+}
