@@ -445,7 +445,7 @@ mod tests {
         ));
         std::fs::write(&path, &text[..text.len() - 5]).unwrap();
         let recording = Recording::open(&path).unwrap();
-        assert!(recording.remark().unwrap().contains("cut off"));
+        assert!(recording.remark().unwrap().contains("incomplete"));
         std::fs::write(&path, "").unwrap();
         assert!(matches!(
             Recording::open(&path),

@@ -476,7 +476,7 @@ fn a_journal_is_stepped_through() {
     let text = screen(&model, 80, 24);
     assert!(text.starts_with("plimsoll top  journal  3 pods"), "{text}");
     assert!(text.contains("step 10 of 40  11.000 (+10 s)"), "{text}");
-    assert!(text.contains("the last line is cut off"), "{text}");
+    assert!(text.contains("the last line is incomplete"), "{text}");
     for (key, seek) in [
         (KeyCode::Right, Seek::Steps(1)),
         (KeyCode::Left, Seek::Steps(-1)),
