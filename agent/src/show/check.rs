@@ -72,7 +72,7 @@ fn write(
                 "{:width$}  {:WIDE_MECHANISM$}  {}",
                 "",
                 "",
-                style.dim(&format!("nothing better: {obstacle}"))
+                style.dim(&format!("no better: {obstacle}"))
             )?;
         }
     }
