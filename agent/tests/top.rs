@@ -266,7 +266,7 @@ fn throttling_is_explained_from_a_journal() {
     assert_eq!(json["pods"][0]["limits"]["all"]["throttled"], 30, "{json}");
     // Before anything was said of limits.
     let text = explain(&["throttling", "--at", "1.5"]);
-    assert!(text.contains("is not known"), "{text}");
+    assert!(text.contains("is unknown"), "{text}");
 }
 
 /// A terminal, the program on it, and what it has drawn.

@@ -611,7 +611,7 @@ for its limits, sleep for memory.high, and reclaim for the node. READ BACK: page
         let text = shown(&Request::ExplainMemory { pod: None });
         assert!(text.contains("200Mi above its request"), "{text}");
         assert!(
-            text.contains("of format 1") && !text.contains("KILLED"),
+            text.contains("has format 1") && !text.contains("KILLED"),
             "{text}"
         );
     }
@@ -635,7 +635,7 @@ default/web       30        2 s  100 ms
         };
         assert!(!shown_with_totals(&one).contains("default/batch"));
         let text = shown(&Request::ExplainThrottling { pod: None });
-        assert!(text.contains("of format 1"), "{text}");
+        assert!(text.contains("has format 1"), "{text}");
         // Programs read the same names as before.
         let answer = answer(&one, &with_totals()).unwrap();
         let Answer::Throttling(explained) = &answer else {
