@@ -263,7 +263,7 @@ impl Agent {
                 config: self.engine.config().clone(),
                 state: self.engine.state().clone(),
                 limits: limits.map(|(uid, totals)| (uid.clone(), totals)).collect(),
-                told: self.reporter.newest(),
+                recent_lines: self.reporter.newest(),
                 oom_plan: self.oom_order.as_ref().and_then(OomOrdering::plan).cloned(),
                 records: self
                     .bpf

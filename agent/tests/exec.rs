@@ -172,14 +172,14 @@ fn mistakes_are_named_before_anything_is_made() {
             &[][..],
             "true",
             125,
-            "several pods in this file; name one with --pod; the file has: default/burstable, default/besteffort",
+            "several pods; choose one with --pod; the file has: default/burstable, default/besteffort",
         ),
         (&["--pod", "none"], "true", 125, "no pod none"),
         (
             &["--pod", "burstable"],
             "true",
             125,
-            "several containers; name one with -c; it has: app, side",
+            "several containers; choose one with -c; it has: app, side",
         ),
         (
             &["--pod", "burstable", "-c", "none"],

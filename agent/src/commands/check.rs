@@ -27,10 +27,10 @@ use crate::show;
 pub struct CheckArgs {
     #[command(flatten)]
     pub(crate) output: OutputArgs,
-    /// The cgroup below which kubepods is, relative to the cgroup mount
+    /// Parent cgroup of kubepods, relative to the cgroup mount
     #[arg(long, value_name = "CGROUP", default_value = "")]
     pub cgroup_root: String,
-    /// Leave a mechanism out, to see what plimsoll falls back to; may be repeated
+    /// Do without a mechanism, to see what plimsoll falls back to; may be repeated
     #[arg(long, value_enum, value_name = "MECHANISM", value_delimiter = ',')]
     pub without: Vec<Without>,
     #[command(flatten)]
@@ -95,7 +95,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, CheckError> {
 
 /// Attaches every hook that `plimsoll run` uses and the host allows, and detaches them by dropping the programs.
 fn load_hooks(without: &[Without]) -> Result<Vec<Hook>, String> {
-    // Nobody reads the rings, so the window does not matter; a full ring only counts.
+    // The rings are not read, so the window does not matter; a full ring only counts.
     let programs = Programs {
         without: kinds_without(without),
         window: Duration::from_secs(1),

@@ -19,30 +19,30 @@ use crate::commands::topology::TopologyArgs;
 use crate::commands::trace::TraceArgs;
 use crate::commands::uninstall::UninstallArgs;
 use crate::daemon::start::RunArgs;
-use crate::host::program::{answer, log_to_stderr};
+use crate::host::program::log_to_stderr;
 
-/// Keeps a Kubernetes node, or any Linux machine, on the safe side of its memory
+/// Keep a Kubernetes node, or any Linux machine, from running out of memory
 #[derive(Debug, Parser)]
 #[command(
     name = "plimsoll",
     version,
     after_help = "\
 Examples:
-  plimsoll check                                    what this machine allows
-  plimsoll run --manifests ./pods                   watch the node, evict when it runs short
-  plimsoll exec -f ./pods/web.yaml -- nginx         start a container of a pod
-  plimsoll rank -f ./pods --usage usage.yaml        who would be evicted first, and why; needs no agent
+  plimsoll check                                    what this machine supports
+  plimsoll run --manifests ./pods                   watch the node; evict pods when it runs short
+  plimsoll exec -f ./pods/web.yaml -- nginx         run a command as a container of a pod
+  plimsoll rank -f ./pods --usage usage.yaml        which pod would be evicted first, and why; needs no agent
   plimsoll place -f ./pods --machine machine.json   which CPUs and NUMA nodes pods would get
-  plimsoll explain eviction                         the same of a running agent, and what would make a pod safe
-  plimsoll top                                      the same and more on a screen, as it happens
-  plimsoll config check -f kubelet.yaml             whether a configuration would be accepted, and what is done with it
+  plimsoll explain eviction                         the same from a running agent, and what would make a pod safe
+  plimsoll top                                      the same live, on a screen
+  plimsoll config check -f kubelet.yaml             whether a configuration is valid, and what plimsoll does with it
   plimsoll topology                                 the machine: sockets, NUMA nodes, caches, cores, memory
-  plimsoll replay run.journal                       take the same decisions again
-  plimsoll events --seconds 10                      what the kernel tells
-  plimsoll trace --pod default/web -o web.pftrace   where a pod's time goes, beside throttling and stalls
-  plimsoll uninstall --dry-run                      what agents have left, and how it would be put back
+  plimsoll replay run.journal                       repeat the decisions and compare them
+  plimsoll events --seconds 10                      print records from the kernel
+  plimsoll trace --pod default/web -o web.pftrace   where a pod spends its time, with throttling and stalls
+  plimsoll uninstall --dry-run                      what agents have left behind, and what would be restored
 
-PLIMSOLL_LOG=debug shows on standard error what is done and why (error, warn, info, debug, trace)."
+Set PLIMSOLL_LOG to error, warn, info, debug or trace to log to standard error [default: warn]."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -65,7 +65,7 @@ enum Command {
     Uninstall(UninstallArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
-    /// Feed a journal to a fresh engine and compare its decisions byte for byte
+    /// Replay a journal and compare the decisions byte for byte
     Replay(ReplayArgs),
 }
 
@@ -101,9 +101,10 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn ended<E: CommandError + Into<anyhow::Error>>(result: Result<ExitCode, E>) -> ExitCode {
+/// Prints an error once: what it is made of is in its own message, or, of `anyhow`, in the chain that `#` asks for.
+fn ended<E: CommandError + std::fmt::Display>(result: Result<ExitCode, E>) -> ExitCode {
     result.unwrap_or_else(|error| {
-        let status = error.exit_status();
-        answer(Err(error.into()), status)
+        eprintln!("plimsoll: {error:#}");
+        ExitCode::from(error.exit_status())
     })
 }

@@ -23,7 +23,7 @@ use crate::input::config::schema::{Class, Shape};
 use crate::input::config::{ConfigError, ConfigFile, Remark, display_name};
 use crate::show::table::{Table, Tone};
 
-/// Check configuration files, or print what is in force
+/// Check configuration files, or print the effective configuration
 #[derive(Debug, Clone, Args)]
 pub struct ConfigArgs {
     #[command(subcommand)]
@@ -34,7 +34,7 @@ pub struct ConfigArgs {
 /// What is to be done.
 #[derive(Debug, Clone, Subcommand)]
 pub enum ConfigCommand {
-    /// Say whether files would be accepted, with all errors, and what Plimsoll does with each field
+    /// Check whether files are valid, and show what plimsoll does with each field
     #[command(after_help = "\
 Examples:
   plimsoll config check -f /var/lib/kubelet/config.yaml
@@ -42,16 +42,16 @@ Examples:
   plimsoll config check -f a.yaml -f b.json --output json
   kubectl get cm -n kube-system kubelet-config -o jsonpath={.data.kubelet} | plimsoll config check -f -
 
-Without a file: the defaults, and the flags. A kubelet's own fields are accepted and ignored; --all shows them, too.")]
+Without a file: defaults and flags. Fields that only the kubelet uses are accepted and ignored; --all shows them, too.")]
     Check(CheckArgs),
-    /// Print what is in force: file, flags and all defaults, as a file that means the same
+    /// Print the effective configuration: file, flags and defaults, as a valid file
     #[command(after_help = "\
 Examples:
   plimsoll config print
   plimsoll config print -f /var/lib/kubelet/config.yaml --eviction-hard 'memory.available<1Gi'
   plimsoll config print -f kubelet.yaml --all --output json
 
-Text is YAML in which each value says where it comes from: default, line of the file, or flag. JSON is the same without that.")]
+Text output is YAML with the origin of each value as a comment: default, line of the file, or flag. JSON has no origins.")]
     Print(PrintArgs),
 }
 
@@ -61,7 +61,7 @@ pub struct CheckArgs {
     /// Configuration file, YAML or JSON, or - for standard input; may be repeated
     #[arg(short, long = "file", value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Also show fields that are left out, with their defaults, and those that are not Plimsoll's
+    /// Also show unset fields with their defaults, and fields that only the kubelet uses
     #[arg(short = 'v', long)]
     pub all: bool,
     #[command(flatten)]
@@ -77,7 +77,7 @@ pub struct PrintArgs {
     /// Configuration file, YAML or JSON, or - for standard input
     #[arg(short, long = "file", value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Also print the fields that are not Plimsoll's
+    /// Also print fields that only the kubelet uses
     #[arg(short = 'v', long)]
     pub all: bool,
     #[command(flatten)]
@@ -89,7 +89,7 @@ pub struct PrintArgs {
 
 /// What `check` says of one file, as `--output json`.
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct FileReport<'a> {
     file: Option<&'a Path>,
     accepted: bool,
     errors: Vec<Line>,
@@ -194,8 +194,8 @@ fn report<'a>(
     path: Option<&'a Path>,
     result: &Result<Effective, ConfigError>,
     all: bool,
-) -> Report<'a> {
-    let mut report = Report {
+) -> FileReport<'a> {
+    let mut report = FileReport {
         file: path,
         accepted: result.is_ok(),
         errors: Vec::new(),

@@ -53,39 +53,39 @@ const JOIN_ATTEMPTS_MAX: u32 = 5;
 
 /// Run a command as a container of a pod.
 ///
-/// Each emptyDir volume of the pod gets its directory, KUBELET_DIR/pods/UID/volumes/kubernetes.io~empty-dir/NAME, if it is not there yet, and
-/// the command finds it in the environment: PLIMSOLL_VOLUME_NAME, the name in capitals with '_' for '-'. Nothing is mounted at the
-/// mountPath. Who deletes the volumes of a pod that has ended is `plimsoll run`, if it is told to.
+/// Creates the directory of each emptyDir volume, KUBELET_DIR/pods/UID/volumes/kubernetes.io~empty-dir/NAME, and passes its path to the
+/// command in the environment variable PLIMSOLL_VOLUME_NAME (upper case, '_' for '-'). Mounts nothing at the mountPath. `plimsoll run`
+/// deletes a finished pod's volumes when disk space is short.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ExecArgs {
     /// Manifest file with the pod
     #[arg(short = 'f', long = "file", value_name = "POD.YAML")]
     pub file: PathBuf,
-    /// Container to run as; needed when the pod has several
+    /// Container to run as; required if the pod has several
     #[arg(short = 'c', long = "container", value_name = "NAME")]
     pub container: Option<String>,
-    /// Pod to take, by NAME, NAMESPACE/NAME or UID; needed when the file has several
+    /// Pod to run as: NAME, NAMESPACE/NAME or UID; required if the file has several
     #[arg(long, value_name = "POD")]
     pub pod: Option<String>,
-    /// Cgroup below which the kubepods tree is made
+    /// Parent cgroup of kubepods
     #[arg(long, value_name = "CGROUP", default_value = "/")]
     pub cgroup_root: String,
-    /// Directory of the ledger of changed knobs
+    /// State directory of the agent
     #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
     pub state_dir: PathBuf,
-    /// Configuration file: a KubeletConfiguration, for what the node's settings make of limits, such as memory.high and swap
+    /// Configuration file (KubeletConfiguration): settings that affect limits, such as memory.high and swap
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Processes and threads that one pod may have; -1 for no limit [default: podPidsLimit of the file, or no limit]
+    /// Maximum number of processes and threads of the pod; -1: unlimited [default: podPidsLimit of the file, or unlimited]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub pod_pids_limit: Option<i64>,
-    /// The kubelet's directory, in which volumes are
+    /// Directory of the kubelet, which contains the volumes
     #[arg(long, value_name = "DIR", default_value = KUBELET_DIR)]
     pub kubelet_dir: PathBuf,
-    /// Append standard output and error, as they are, to LOGS_DIR/NAMESPACE_POD_UID/CONTAINER/0.log
+    /// Append standard output and error to LOGS_DIR/NAMESPACE_POD_UID/CONTAINER/0.log
     #[arg(long)]
     pub log: bool,
-    /// Directory of pods' logs
+    /// Directory of pod logs
     #[arg(long, value_name = "DIR", default_value = LOGS_DIR)]
     pub logs_dir: PathBuf,
     /// Command and its arguments
@@ -238,7 +238,7 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
         NonZeroU64::new(node.memory_bytes).unwrap_or(NonZeroU64::MIN),
     );
 
-    // Until the process is in its cgroup, nobody is moved.
+    // Until the process is in its cgroup, the agent moves no pod.
     let admission = Admission::begin(&host, &args.state_dir, &pod.uid())?;
     for note in admission.notes() {
         eprintln!("plimsoll: note: {note}");
@@ -262,7 +262,7 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
     for note in notes {
         eprintln!("plimsoll: note: {note}");
     }
-    let variables = volumes.iter().map(|own| (&own.variable, &own.path));
+    let variables = volumes.iter().map(|it| (&it.variable, &it.path));
     let mut command = std::process::Command::new(&program);
     command
         .arg0(&args.command[0])
@@ -351,7 +351,7 @@ fn select_pod<'pods>(
         _ if !errors.is_empty() => return Err(ExecError::Manifest { errors }),
         ([one], None) => return Ok(&one.pod),
         ([], None) => "no pods in this file".to_owned(),
-        (_, None) => "several pods in this file; name one with --pod".to_owned(),
+        (_, None) => "several pods; choose one with --pod".to_owned(),
         ([], Some(wanted)) => format!("no pod {wanted}"),
         (_, Some(wanted)) => format!("several pods {wanted}; use --pod NAMESPACE/NAME"),
     };
@@ -377,7 +377,7 @@ fn select_container<'pod>(
 ) -> Result<&'pod Container, ExecError> {
     let problem = match (wanted, pod.spec.containers.as_slice()) {
         (None, [one]) => return Ok(one),
-        (None, _) => "several containers; name one with -c".to_owned(),
+        (None, _) => "several containers; choose one with -c".to_owned(),
         (Some(wanted), _) => match pod.container(wanted) {
             Some(container) => return Ok(container),
             None => format!("no container {wanted}"),
@@ -563,7 +563,7 @@ mod tests {
         for (wanted, message) in [
             (
                 None,
-                "f.yaml: several pods in this file; name one with --pod; the file has: x/a, y/a",
+                "f.yaml: several pods; choose one with --pod; the file has: x/a, y/a",
             ),
             (
                 Some("a"),
@@ -605,7 +605,7 @@ mod tests {
         let error = select_container(one, None).unwrap_err().to_string();
         assert_eq!(
             error,
-            "pod x_a: several containers; name one with -c; it has: c, d, i"
+            "pod x_a: several containers; choose one with -c; it has: c, d, i"
         );
         assert!(
             select_container(one, Some("e"))

@@ -215,7 +215,7 @@ pub(crate) fn explained(plimsoll: Command) -> Command {
     TABLE.iter().fold(plimsoll, |all, (name, statuses)| {
         let add = |command: Command| with_statuses(command, statuses);
         match name.split_once(' ') {
-            Some((outer, inner)) => all.mut_subcommand(outer, |own| own.mut_subcommand(inner, add)),
+            Some((outer, inner)) => all.mut_subcommand(outer, |it| it.mut_subcommand(inner, add)),
             None => all.mut_subcommand(name, add),
         }
     })

@@ -1,4 +1,4 @@
-//! `plimsoll explain`: what a running agent sees, whom it would evict, and why; or what it saw, from a journal.
+//! `plimsoll explain`: what a running agent sees, which pod it would evict, and why; or what it saw, from a journal.
 //!
 //! The agent computes the explanation ([`plimsoll_core::explain`]) and sends it over its control socket; this module asks and shows.
 
@@ -15,36 +15,36 @@ use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::server::answer;
 use crate::serve::control::{AgentArgs, Answer, Refusal, RefusalKind, Request};
 
-/// Show whom a running agent would evict, or the kernel's OOM killer take, what limits cost pods, or where they run, and why
+/// Explain a running agent: eviction ranking, OOM kill order, cost of limits, placement
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
-  plimsoll explain eviction                          thresholds, the ranking, who would be next
-  plimsoll explain eviction default/web              one pod: its place, and what would make it safe
+  plimsoll explain eviction                          thresholds, the ranking, the next pod
+  plimsoll explain eviction default/web              one pod: its rank, and what would make it safe
   plimsoll explain eviction --signal nodefs.available
-  plimsoll explain oom                               oom_score_adj, and whom the kernel would take
-  plimsoll explain cpu                               who has which CPUs, and the shared pool
-  plimsoll explain memory                            limits met, waits, pages read back, OOM kills, and what that means
-  plimsoll explain throttling default/web            its CPU limit: what it costs, what is given, why no more
-  plimsoll explain topology default/web              what each provider offered, the merged hint, why not elsewhere
-  plimsoll explain eviction --journal run.journal --at 1234.567   as it was then
+  plimsoll explain oom                               oom_score_adj, and which process the kernel would kill
+  plimsoll explain cpu                               exclusive CPUs, and the shared pool
+  plimsoll explain memory                            limits reached, stalls, pages read back, OOM kills, and what they mean
+  plimsoll explain throttling default/web            cost of its CPU limit, what plimsoll adds, and why no more
+  plimsoll explain topology default/web              hints of each provider, the merged hint, rejected NUMA nodes
+  plimsoll explain eviction --journal run.journal --at 1234.567   as it was at that time
 
-Only root may ask, unless the agent was started with --control-group. Nothing is changed.")]
+Only root may ask, unless the agent runs with --control-group. Read-only.")]
 pub struct ExplainArgs {
     /// What to explain
     #[arg(value_enum)]
     pub what: What,
-    /// A pod: namespace/name, a name that only one has, or a UID
+    /// Pod: namespace/name, an unambiguous name, or a UID
     pub pod: Option<String>,
-    /// Rank for this signal; else for the one that is met or nearest to its threshold
+    /// Rank for this signal [default: the one that is met, or nearest to its threshold]
     #[arg(long, value_name = "SIGNAL")]
     pub signal: Option<String>,
     #[command(flatten)]
     pub(crate) agent: AgentArgs,
-    /// Explain what an agent saw that wrote this journal, instead of asking one that runs
+    /// Explain from this journal instead of asking a running agent
     #[arg(long, value_name = "FILE")]
     pub journal: Option<PathBuf>,
-    /// In the journal: after the last event up to this time, in seconds as `plimsoll replay` prints it; else the last
+    /// Time in the journal, in seconds as `plimsoll replay` prints it [default: the end]
     #[arg(long, value_name = "SECONDS", requires = "journal", value_parser = at_seconds)]
     pub at: Option<u64>,
     #[command(flatten)]
@@ -54,17 +54,17 @@ pub struct ExplainArgs {
 /// What to explain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum What {
-    /// Thresholds, the ranking, and who would be evicted next
+    /// Thresholds, the ranking, and the next pod to be evicted
     Eviction,
-    /// `oom_score_adj`, and whom the kernel's OOM killer would take
+    /// `oom_score_adj`, and which process the kernel's OOM killer would kill
     Oom,
-    /// Whom a CPU limit throttles or who is held back for others, what that has cost, what is given, and why no more
+    /// CPU throttling and suppression: cost, what plimsoll adds, and why no more
     Throttling,
-    /// What pods have of memory against request and limit, where, and what their limits have cost them
+    /// Memory of pods against request and limit, by NUMA node, and the cost of limits
     Memory,
-    /// Which containers have CPUs and memory of their own
+    /// Containers with exclusive CPUs and memory
     Cpu,
-    /// The same, and how each came there: what CPUs, memory and devices offered, and why other NUMA nodes were not taken
+    /// The same, with hints of CPUs, memory and devices, and rejected NUMA nodes
     Topology,
 }
 
@@ -113,7 +113,7 @@ pub fn run(args: &ExplainArgs) -> Result<ExitCode, ExplainError> {
         Output::Json => json(&answer)?,
     };
     match stdout.write_all(text.as_bytes()) {
-        // Whoever reads has read enough.
+        // The reader has closed the pipe.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written?,
     }
@@ -122,13 +122,13 @@ pub fn run(args: &ExplainArgs) -> Result<ExitCode, ExplainError> {
 
 fn json(answer: &Answer) -> io::Result<String> {
     let text = match answer {
-        Answer::Eviction(own) => serde_json::to_string_pretty(own),
-        Answer::Oom(own) => serde_json::to_string_pretty(own),
-        Answer::Throttling(own) => serde_json::to_string_pretty(own),
-        Answer::Memory(own) => serde_json::to_string_pretty(own),
-        Answer::Placement(own) => serde_json::to_string_pretty(own),
-        Answer::Records(own) => serde_json::to_string_pretty(own),
-        Answer::Overview(own) => serde_json::to_string_pretty(own),
+        Answer::Eviction(answer) => serde_json::to_string_pretty(answer),
+        Answer::Oom(answer) => serde_json::to_string_pretty(answer),
+        Answer::Throttling(answer) => serde_json::to_string_pretty(answer),
+        Answer::Memory(answer) => serde_json::to_string_pretty(answer),
+        Answer::Placement(answer) => serde_json::to_string_pretty(answer),
+        Answer::Records(answer) => serde_json::to_string_pretty(answer),
+        Answer::Overview(answer) => serde_json::to_string_pretty(answer),
     };
     Ok(text? + "\n")
 }
@@ -152,7 +152,7 @@ fn answer_to(args: &ExplainArgs) -> Result<Answer, ExplainError> {
     let (replayed, snapshot) = replay_until(journal, args.at.unwrap_or(u64::MAX), |_, _| Ok(()))?;
     if let Some((line, ..)) = replayed.difference {
         eprintln!(
-            "plimsoll: {}:{line}: from here on this plimsoll decides otherwise than the one that wrote the journal; this is the state there",
+            "plimsoll: {}:{line}: from here this version decides differently from the one that wrote the journal; this is the state at that line",
             journal.display()
         );
     }

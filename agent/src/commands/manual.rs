@@ -16,28 +16,28 @@ use crate::commands::exit_status::CommandError;
 /// What a page is written to before it gets its name.
 const UNFINISHED: &str = ".plimsoll-unfinished";
 
-/// Write the manual pages, one for each command
+/// Write manual pages, one for each command
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
   plimsoll man --dir /usr/local/share/man/man1       then: man plimsoll-run
   plimsoll man --dir ./debian/man                    for a package
 
-The directory is made if it is not there. Pages of the same names are replaced, each at once.")]
+Creates the directory if necessary. Existing pages are replaced atomically.")]
 pub struct ManArgs {
-    /// Where: plimsoll.1, plimsoll-run.1 and so on
+    /// Directory for plimsoll.1, plimsoll-run.1 and so on
     #[arg(long, value_name = "DIR")]
     pub dir: PathBuf,
 }
 
-/// Print what a shell needs to complete plimsoll's commands and options
+/// Print a shell completion script
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
   plimsoll completions bash > /etc/bash_completion.d/plimsoll
   plimsoll completions zsh > /usr/local/share/zsh/site-functions/_plimsoll
   plimsoll completions fish > ~/.config/fish/completions/plimsoll.fish
-  source <(plimsoll completions bash)                for this shell alone")]
+  source <(plimsoll completions bash)                for the current shell")]
 pub struct CompletionsArgs {
     /// The shell
     #[arg(value_enum)]
@@ -59,7 +59,7 @@ pub enum CompletedShell {
 #[derive(Debug, thiserror::Error)]
 pub enum ManualError {
     /// A page, or its directory.
-    #[error("{path}: {source}; pages that were written before it are there", path = path.display())]
+    #[error("{path}: {source}; pages written before it are complete", path = path.display())]
     Write {
         /// The file.
         path: PathBuf,
@@ -113,7 +113,7 @@ fn pages(mut command: Command) -> io::Result<Vec<(String, Vec<u8>)>> {
         left.extend(
             command
                 .get_subcommands()
-                .filter(|own| !own.is_hide_set())
+                .filter(|it| !it.is_hide_set())
                 .cloned(),
         );
         let man = clap_mangen::Man::new(command);
@@ -137,7 +137,7 @@ pub fn completions(args: &CompletionsArgs, command: Command) -> Result<ExitCode,
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut shown(&command), "plimsoll", &mut text);
     match io::stdout().lock().write_all(&text) {
-        // Whoever reads has read enough.
+        // The reader has closed the pipe.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written.map_err(ManualError::Output)?,
     }
@@ -148,15 +148,15 @@ pub fn completions(args: &CompletionsArgs, command: Command) -> Result<ExitCode,
 fn shown(command: &Command) -> Command {
     let about = command.get_about().cloned().unwrap_or_default();
     let version = command.get_version().unwrap_or_default().to_owned();
-    let mut own = Command::new(command.get_name().to_owned())
+    let mut page = Command::new(command.get_name().to_owned())
         .about(about)
         .disable_version_flag(version.is_empty())
         .version(version);
-    for argument in command.get_arguments().filter(|own| !own.is_hide_set()) {
-        own = own.arg(argument.clone());
+    for argument in command.get_arguments().filter(|it| !it.is_hide_set()) {
+        page = page.arg(argument.clone());
     }
-    for below in command.get_subcommands().filter(|own| !own.is_hide_set()) {
-        own = own.subcommand(shown(below));
+    for below in command.get_subcommands().filter(|it| !it.is_hide_set()) {
+        page = page.subcommand(shown(below));
     }
-    own
+    page
 }

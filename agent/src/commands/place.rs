@@ -27,47 +27,47 @@ use crate::input::machine::{self, MachineFileError};
 use crate::input::manifests::{STDIN, gather};
 use crate::show::topology::holders::Holders;
 
-/// Show which CPUs and NUMA nodes pods would get, on this machine or any that is described
+/// Show which CPUs and NUMA nodes pods would get, on this or a described machine
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
-  plimsoll place -f pods.yaml                                   on this machine, with CPU 0 kept for the system
+  plimsoll place -f pods.yaml                                   on this machine, with CPU 0 reserved
   plimsoll place -f pods.yaml --machine machine.json --config kubelet.yaml
   plimsoll place -f pods.yaml --machine machine.json --topology-manager-policy single-numa-node --why
   plimsoll place -f pods.yaml --machine machine.json --output svg > placed.svg
-  plimsoll topology --output json > machine.json                a description to begin with
+  plimsoll topology --output json > machine.json                a description to start from
 
-devices.json: {\"vendor.example/nic\": {\"devices\": [{\"id\": \"nic0\", \"numaNodes\": \"0\"}]}}, or what the kubelet's PodResources API calls allocatable:
+devices.json: {\"vendor.example/nic\": {\"devices\": [{\"id\": \"nic0\", \"numaNodes\": \"0\"}]}}, or the allocatable resources of the kubelet's PodResources API:
 {\"devices\": [{\"resource_name\": \"vendor.example/nic\", \"device_ids\": [\"nic0\"], \"topology\": {\"nodes\": [{\"ID\": 0}]}}]}
 
-Pods are placed in the order in which they stand in the files. Without --config, cpuManagerPolicy is static and topologyManagerPolicy is
+Pods are placed in the order of the files. Without --config, cpuManagerPolicy is static and topologyManagerPolicy is
 best-effort.")]
 pub struct PlaceArgs {
     /// Pod manifests: a file, a directory, or - for standard input; may be repeated
     #[arg(short, long = "file", value_name = "PATH", required = true)]
     pub files: Vec<PathBuf>,
-    /// The machine: a file from `plimsoll topology --output json`, or written by hand [default: this one]
+    /// Machine description, as from `plimsoll topology --output json` [default: this machine]
     #[arg(long, value_name = "FILE")]
     pub machine: Option<PathBuf>,
     /// Configuration file: a KubeletConfiguration, YAML or JSON
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Instead of cpuManagerPolicy of the file
+    /// Override cpuManagerPolicy
     #[arg(long, value_name = "POLICY", value_parser = PossibleValuesParser::new(["none", "static"]))]
     pub cpu_manager_policy: Option<String>,
-    /// Instead of topologyManagerPolicy of the file
+    /// Override topologyManagerPolicy
     #[arg(long, value_name = "POLICY", value_parser = PossibleValuesParser::new(["none", "best-effort", "restricted", "single-numa-node"]))]
     pub topology_manager_policy: Option<String>,
-    /// Instead of topologyManagerScope of the file
+    /// Override topologyManagerScope
     #[arg(long, value_name = "SCOPE", value_parser = PossibleValuesParser::new(["container", "pod"]))]
     pub topology_manager_scope: Option<String>,
-    /// CPUs that are kept for the system, as 0-1,4 [default: reservedSystemCPUs of the file, or the lowest CPU]
+    /// CPUs reserved for the system, e.g. 0-1,4 [default: reservedSystemCPUs of the file, or the lowest CPU]
     #[arg(long, value_name = "CPUS")]
     pub reserved_cpus: Option<CpuSet>,
-    /// Devices: a file as below
+    /// Devices, a file as below
     #[arg(long, value_name = "FILE")]
     pub devices: Option<PathBuf>,
-    /// Also what each provider offered, and why other NUMA nodes were not taken
+    /// Also show the hints of each provider, and why other NUMA nodes were rejected
     #[arg(long)]
     pub why: bool,
     #[command(flatten)]
@@ -78,7 +78,7 @@ pub struct PlaceArgs {
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
     /// Manifests that are wrong; all messages, one a line.
-    #[error("nothing is placed until this is put right:\n{0}")]
+    #[error("no placement, because the input is invalid:\n{0}")]
     Input(String),
     /// `-` twice.
     #[error(
@@ -86,7 +86,7 @@ pub enum PlaceError {
     )]
     StdinTwice,
     /// This machine.
-    #[error("{0}\nA machine that is described in a file can be taken with --machine FILE.")]
+    #[error("{0}\nUse --machine FILE for a described machine.")]
     Host(TopologyReadError),
     /// The devices.
     #[error(transparent)]

@@ -28,7 +28,7 @@ use crate::input::usage::{UsageError, Usages};
 use crate::show::rank::ranking_table;
 use crate::show::table::bytes;
 
-/// Show in which order pods would be evicted, from manifests and figures in files
+/// Show the order in which pods would be evicted, from files
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
@@ -37,7 +37,7 @@ Examples:
   kubectl get --raw /api/v1/nodes/NODE/proxy/stats/summary > summary.json
   kubectl get pods -A --field-selector spec.nodeName=NODE -o yaml | plimsoll rank -f - --usage summary.json
 
-usage.yaml, in which a pod that is missing has no statistics (and goes first), and a missing figure counts as 0:
+usage.yaml (a pod that is missing has no statistics and ranks first; a missing figure is 0):
   default/web:
     memoryWorkingSet: 300Mi
     processes: 12
@@ -47,38 +47,38 @@ pub struct RankArgs {
     /// Pod manifests: a file, a directory, or - for standard input; may be repeated
     #[arg(short, long = "file", value_name = "PATH", required = true)]
     pub files: Vec<PathBuf>,
-    /// What the pods use: a file as below, or a kubelet's /stats/summary; - for standard input
+    /// Usage of the pods: a file as below, or a kubelet's /stats/summary; - for standard input
     #[arg(long, value_name = "FILE")]
     pub usage: Option<PathBuf>,
-    /// The signal that is short
+    /// Eviction signal to rank for
     #[arg(long, value_name = "SIGNAL", default_value = Signal::MemoryAvailable.row().name,
         value_parser = PossibleValuesParser::new(kubelet_signals()))]
     pub signal: String,
-    /// Where images and writable layers are
+    /// Location of images and writable layers
     #[arg(long, value_enum, default_value_t)]
     pub image_fs: ImageFs,
-    /// Memory of the node, as 16Gi: shows each container's oom_score_adj too
+    /// Memory of the node, e.g. 16Gi; also shows oom_score_adj of each container
     #[arg(long, value_name = "QUANTITY", value_parser = capacity)]
     pub memory_capacity: Option<NonZeroU64>,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }
 
-/// Where images and writable layers are.
+/// Location of images and writable layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum ImageFs {
-    /// Beside the kubelet's directory
+    /// On the file system of the kubelet's directory
     #[default]
     Shared,
-    /// Both on a file system of their own
+    /// Both on a separate file system
     Dedicated,
-    /// Images on a file system of their own, writable layers beside the kubelet's directory
+    /// Images on a separate file system, writable layers on that of the kubelet's directory
     Split,
 }
 
 impl From<ImageFs> for ImageFsLayout {
-    fn from(own: ImageFs) -> Self {
-        match own {
+    fn from(layout: ImageFs) -> Self {
+        match layout {
             ImageFs::Shared => Self::Shared,
             ImageFs::Dedicated => Self::Dedicated,
             ImageFs::Split => Self::Split,
@@ -98,7 +98,7 @@ fn capacity(text: &str) -> Result<NonZeroU64, String> {
 #[derive(Debug, thiserror::Error)]
 pub enum RankError {
     /// Files that are wrong; all messages, one a line.
-    #[error("nothing is ranked until this is put right:\n{0}")]
+    #[error("no ranking, because the input is invalid:\n{0}")]
     Input(String),
     /// `-` twice.
     #[error(
@@ -183,20 +183,20 @@ fn answer(
     }
     let pods: BTreeMap<PodUid, Arc<Pod>> = manifests
         .into_iter()
-        .map(|own| (own.pod.uid(), own.pod))
+        .map(|pod| (pod.pod.uid(), pod.pod))
         .collect();
     let usages = match &args.usage {
         Some(path) => {
             read_usage(path, &pods, stdin).map_err(|errors| RankError::Input(lines(&errors)))?
         }
         None => {
-            remark("without --usage no pod has statistics; only priorities tell them apart".into());
+            remark("without --usage no pod has statistics, so only priorities count".into());
             Usages::default()
         }
     };
     if !usages.unknown.is_empty() {
         remark(format!(
-            "not ranked, because no manifest of them was given: {}",
+            "not ranked, because they have no manifest: {}",
             usages.unknown.join(", ")
         ));
     }
@@ -276,23 +276,23 @@ impl Answer<'_> {
             self.places
                 .iter()
                 .map(|row| (row.place, scores(&row.containers))),
-            |own| {
+            |value| {
                 if signal.usage_unit() == Unit::Bytes {
-                    bytes(own)
+                    bytes(value)
                 } else {
-                    own.to_string()
+                    value.to_string()
                 }
             },
             self.memory_capacity_bytes.is_some(),
         )
         .render(style);
         if matches!(signal.resource, Resource::DiskInodes(_)) {
-            text += "\nNothing requests inodes: as in the kubelet, the request for disk space (in bytes) is subtracted.\n";
+            text += "\nPods request no inodes: like the kubelet, plimsoll subtracts the request for disk space (bytes).\n";
         }
         text += &match (self.next, self.places.is_empty()) {
             (Some(pod), _) => format!("\nNext to be evicted: {}\n", style.bold(pod)),
             (None, true) => "\nThere are no pods.\n".to_owned(),
-            (None, false) => "\nNobody can be evicted: all pods are exempt.\n".to_owned(),
+            (None, false) => "\nNo pod can be evicted: all pods are exempt.\n".to_owned(),
         };
         text
     }
@@ -301,7 +301,7 @@ impl Answer<'_> {
 fn scores(containers: &[ContainerScore<'_>]) -> String {
     let scores: Vec<String> = containers
         .iter()
-        .map(|own| format!("{}={}", own.name, own.oom_score_adj))
+        .map(|it| format!("{}={}", it.name, it.oom_score_adj))
         .collect();
     scores.join(" ")
 }

@@ -13,7 +13,7 @@ use crate::record::steps::{JournalReadError, replay};
 /// Arguments of `plimsoll replay`.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
-    /// The journal that `plimsoll run --journal` wrote
+    /// Journal written by `plimsoll run --journal`
     pub journal: PathBuf,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
@@ -48,7 +48,7 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, JournalReadError> {
     })?;
     if result.torn {
         eprintln!(
-            "{}: the last line is cut off and was left out",
+            "{}: the last line is incomplete and was ignored",
             args.journal.display()
         );
     }
@@ -60,7 +60,7 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, JournalReadError> {
         return Ok(ExitCode::from(exit_status::FAILED));
     }
     eprintln!(
-        "{} events, {} decisions: all the same, byte for byte",
+        "{} events, {} decisions: identical, byte for byte",
         result.steps, result.decisions
     );
     Ok(ExitCode::SUCCESS)

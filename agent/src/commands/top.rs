@@ -28,31 +28,31 @@ use crate::show::top::text::table;
 /// An agent's CPU figures are means since an earlier question: for a single answer it is asked twice, so far apart.
 const FIRST_MEAN: Duration = Duration::from_millis(700);
 
-/// Show pods by pressure, throttling, stalls and memory, and who would be evicted next, as it happens
+/// Show live pressure, throttling, stalls and memory of pods, and the next to be evicted
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
-  plimsoll top                                       of the agent that runs here; ? shows the keys
-  plimsoll top --replay run.journal                  step through what an agent saw
-  plimsoll top --once                                one table, for a pipe
-  plimsoll top --output json | jq '.pods[].pod'      all figures, for programs
-  plimsoll top --replay run.journal --at 1234.5      from that second on
+  plimsoll top                                       the local agent; ? shows the keys
+  plimsoll top --replay run.journal                  step through a journal
+  plimsoll top --once                                one table, e.g. for a pipe
+  plimsoll top --output json | jq '.pods[].pod'      all figures, for scripts
+  plimsoll top --replay run.journal --at 1234.5      start at that second
 
-Only root may ask, unless the agent was started with --control-group. Nothing is changed. Colours only repeat what letters say; NO_COLOR \
-leaves them out.")]
+Only root may ask, unless the agent runs with --control-group. Read-only. Set NO_COLOR to disable colours; they carry no
+information of their own.")]
 pub struct TopArgs {
-    /// Print one table and end
+    /// Print one table and exit
     #[arg(long)]
     pub once: bool,
     #[command(flatten)]
     pub(crate) output: Option<OutputArgs>,
-    /// How often the agent is asked, seconds
+    /// Refresh interval in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub interval: u64,
-    /// Look at what an agent saw that wrote this journal, instead of asking one that runs
+    /// Show this journal instead of asking a running agent
     #[arg(long, value_name = "JOURNAL")]
     pub replay: Option<PathBuf>,
-    /// In the journal: begin after the last event up to this time, in seconds as `plimsoll replay` prints it; else at the end
+    /// Start at this time in the journal, in seconds as `plimsoll replay` prints it [default: the end]
     #[arg(long, value_name = "SECONDS", requires = "replay", value_parser = at_seconds)]
     pub at: Option<u64>,
     #[command(flatten)]
@@ -67,7 +67,7 @@ pub enum TopError {
     Ask(AskError),
     /// The agent does not know the question.
     #[error(
-        "the agent does not know what `plimsoll top` asks: it is older than this plimsoll ({version}); use the one that it was started from, or restart the agent",
+        "the agent is older than this plimsoll ({version}) and does not support `plimsoll top`: restart the agent, or use the plimsoll it was started from",
         version = env!("CARGO_PKG_VERSION")
     )]
     Older,
@@ -78,9 +78,7 @@ pub enum TopError {
     #[error(transparent)]
     Overview(#[from] ExplainError),
     /// Not a terminal.
-    #[error(
-        "{what} is not a terminal, so there is no screen to draw: use --once for a table, or --output json"
-    )]
+    #[error("{what} is not a terminal: use --once for a table, or --output json")]
     NoTerminal {
         /// Which stream.
         what: &'static str,
@@ -112,10 +110,10 @@ impl CommandError for TopError {}
 /// # Errors
 /// [`TopError`].
 pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
-    let output = args.output.map(|own| own.format);
+    let output = args.output.map(|it| it.format);
     let output = output.or(args.once.then_some(Output::Text));
     if output.is_none() {
-        // Before anything else: nobody waits for an answer that cannot be shown.
+        // Before anything else: an answer that cannot be shown is not worth waiting for.
         for (what, is_terminal) in [
             ("standard input", io::stdin().is_terminal()),
             ("standard output", io::stdout().is_terminal()),
@@ -162,7 +160,7 @@ pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
             };
             match output {
                 Some(output) => {
-                    if !overview.pods.iter().any(|own| own.cpu.used_milli.is_some()) {
+                    if !overview.pods.iter().any(|it| it.cpu.used_milli.is_some()) {
                         std::thread::sleep(FIRST_MEAN);
                         overview = self::overview(&socket)?;
                     }
@@ -181,7 +179,7 @@ pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
 /// Asks the agent.
 fn overview(socket: &std::path::Path) -> Result<Overview, TopError> {
     match ask(socket, &Request::Overview)? {
-        Answer::Overview(own) => Ok(std::sync::Arc::unwrap_or_clone(own)),
+        Answer::Overview(answer) => Ok(std::sync::Arc::unwrap_or_clone(answer)),
         // Another question's answer.
         _ => Err(TopError::Older),
     }
@@ -199,7 +197,7 @@ fn print(output: Output, overview: &Overview) -> Result<ExitCode, TopError> {
         Output::Json => serde_json::to_string_pretty(overview).map_err(io::Error::from)? + "\n",
     };
     match stdout.write_all(text.as_bytes()) {
-        // Whoever reads has read enough.
+        // The reader has closed the pipe.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written?,
     }

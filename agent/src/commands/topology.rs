@@ -23,22 +23,22 @@ use crate::show::topology::holders::Holders;
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
-  plimsoll topology                                   this machine, as a tree; beside a running agent, with who holds which CPUs
+  plimsoll topology                                   this machine, as a tree; with CPU assignments if an agent runs
   plimsoll topology --output svg > machine.svg        as a picture
-  plimsoll topology --output json > machine.json      as a file, which --machine takes anywhere
-  plimsoll topology --machine machine.json            a machine that somebody described
+  plimsoll topology --output json > machine.json      as a file for --machine
+  plimsoll topology --machine machine.json            a described machine
 
 CORES \"8 × 2\" is eight cores of two threads; SIBLINGS \"0+8\" are the threads of one core.
-machine.json: docs/reference/machine.md. A line of the kubelet's golden topologies.jsonl is taken too.")]
+machine.json: docs/reference/machine.md. Lines of topologies.jsonl (tests/golden) are accepted, too.")]
 pub struct TopologyArgs {
-    /// Draw the machine that this file describes, not this one; - for standard input
+    /// Draw the machine this file describes; - for standard input [default: this machine]
     #[arg(long, value_name = "FILE")]
     pub machine: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) output: OutputArgs<Drawing>,
     #[command(flatten)]
     pub(crate) agent: AgentArgs,
-    /// One line for each cache and each node, however many there are
+    /// Do not fold: one line for each cache and node
     #[arg(long)]
     pub all: bool,
 }
@@ -47,7 +47,7 @@ pub struct TopologyArgs {
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
     /// This machine.
-    #[error("{0}\nA machine that is described in a file can be drawn with --machine FILE.")]
+    #[error("{0}\nUse --machine FILE for a described machine.")]
     Host(TopologyReadError),
     /// The file.
     #[error(transparent)]
@@ -97,7 +97,7 @@ fn holders_here(socket: &Path) -> Option<Holders> {
             ..
         })) => None,
         Err(error) => {
-            eprintln!("plimsoll: who holds which CPUs is not shown: {error}");
+            eprintln!("plimsoll: CPU assignments are not shown: {error}");
             None
         }
     }

@@ -45,19 +45,19 @@ const ROUNDS: usize = 4;
 const STOP_PATIENCE: Duration = Duration::from_secs(60);
 const STOP_POLL: Duration = Duration::from_millis(50);
 
-/// Put back everything that agents have changed, and remove what they have left
+/// Restore everything agents have changed, and remove what they have left behind
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Puts kernel settings back, removes cgroups that plimsoll made and that are empty, pinned BPF programs, and the files of the state
-directory. Pods that run go on running: their cgroups are named and stay; run this again when they have ended. Journals stay.")]
+Restores kernel settings; removes empty cgroups that plimsoll created, pinned BPF programs, and the files of the state directory.
+Running pods keep running: their cgroups are listed and stay. Run this again when the pods have ended. Journals stay.")]
 pub struct UninstallArgs {
-    /// The agent's state directory
+    /// State directory of the agent
     #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
     pub state_dir: PathBuf,
-    /// End the agent that runs first (SIGTERM)
+    /// First stop the running agent (SIGTERM)
     #[arg(long)]
     pub stop: bool,
-    /// Only say what would be done
+    /// Only show what would be done
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
@@ -108,7 +108,7 @@ impl fmt::Display for Step {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Report<'a> {
+struct UninstallReport<'a> {
     dry_run: bool,
     steps: &'a [Step],
     exit_status: u8,
@@ -162,15 +162,16 @@ pub fn run(args: &UninstallArgs) -> Result<ExitCode> {
                 out,
                 "{}",
                 match (exit_status, args.dry_run) {
-                    (0, true) => "nothing was changed: this is what would be done",
-                    (_, true) => "nothing was changed: this is what would be done, and left",
-                    (0, false) => "the machine is as it was",
-                    (_, false) => "run this again when what is left is no longer in use",
+                    (0, true) => "dry run: nothing was changed",
+                    (_, true) => "dry run: nothing was changed, and some things would be left",
+                    (0, false) => "everything is restored",
+                    (_, false) =>
+                        "some things are left: run this again when they are no longer in use",
                 }
             )?;
         }
         Output::Json => {
-            let report = Report {
+            let report = UninstallReport {
                 dry_run: args.dry_run,
                 steps: &work.steps,
                 exit_status,
@@ -299,7 +300,7 @@ impl Uninstall<'_> {
                 Outcome::Busy(why) => {
                     left.push((undone.change.subject().display().to_string(), why.clone()));
                 }
-                // Its line is gone with this: somebody else has changed it since, and it is his now.
+                // Its line is gone with this: another program has changed it since and owns it now.
                 Outcome::Left(why) => self.step(
                     Action::Left,
                     undone.change.subject().display(),

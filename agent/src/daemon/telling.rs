@@ -11,7 +11,7 @@ use crate::kernel::{self, Bpf};
 use crate::probe::ladder::Choice;
 use crate::record::journal::Journal;
 use crate::record::limit_counts::LimitCounts;
-use crate::record::lines::{Line, Records, is_told};
+use crate::record::lines::{Line, Records, is_reported};
 
 /// Time from the start to the first reading of the manifests, at most: then what is known of pods has to do.
 const LISTED_WITHIN_NS: u64 = 5_000_000_000;
@@ -37,7 +37,7 @@ impl Agent {
 
     pub(super) fn tell(&mut self, event: &Event, decision: &Decision) {
         self.tally.decided(decision);
-        if !is_told(decision) {
+        if !is_reported(decision) {
             return;
         }
         let uid = match decision {

@@ -30,7 +30,7 @@ impl fmt::Display for Loss {
         }
         self.remedy
             .as_ref()
-            .map_or(Ok(()), |remedy| write!(f, ". To mend: {remedy}"))
+            .map_or(Ok(()), |remedy| write!(f, ". To fix: {remedy}"))
     }
 }
 
@@ -101,8 +101,9 @@ impl Report {
         if let Err(reason) = &self.facts.psi
             && !self.facts.without.contains(&Without::Psi)
         {
-            let lost = "nothing wakes plimsoll when tasks stall on memory and all else is silent"
-                .to_owned();
+            let lost =
+                "nothing wakes plimsoll when tasks stall on memory and no other source reports"
+                    .to_owned();
             losses.push(Loss {
                 of: "safety net",
                 lost,

@@ -2,7 +2,7 @@
 //!
 //! Lines are written after the agent has acted. A reader that is slow or gone must not hold it up: standard output is written
 //! by a thread of its own behind a bounded queue, and lines that do not fit are counted. The newest are kept for those who ask
-//! later ([`Told`]).
+//! later ([`RecentLine`]).
 
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
@@ -31,7 +31,7 @@ const KEPT_CHARACTERS: usize = 400;
 /// A line that has been said, for those who ask later.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Told {
+pub struct RecentLine {
     /// Which it is of all that this agent has said, from 1.
     pub number: u64,
     /// How much it matters.
@@ -62,24 +62,66 @@ impl Severity {
             | Decision::PlacementRefused { .. }
             | Decision::PlacementLost { .. }
             | Decision::PlacementFailed { .. } => Self::Warning,
-            _ => Self::Info,
+            Decision::Arm { .. }
+            | Decision::SampleBy { .. }
+            | Decision::End { .. }
+            | Decision::ReleaseMemory { .. }
+            | Decision::Finished { .. }
+            | Decision::ReclaimNode { .. }
+            | Decision::ReadStorageEvery { .. }
+            | Decision::Reclaim { .. }
+            | Decision::StopReclaim { .. }
+            | Decision::SetHigh { .. }
+            | Decision::ClearHigh { .. }
+            | Decision::Notify { .. }
+            | Decision::StageEnded { .. }
+            | Decision::Place { .. }
+            | Decision::SetCpu { .. }
+            | Decision::RestoreCpu { .. }
+            | Decision::Condition { status: false, .. } => Self::Info,
         }
     }
 }
 
-/// Whether a decision is said at all: not how the agent paces itself.
-pub fn is_told(decision: &Decision) -> bool {
-    !matches!(
-        decision,
+/// Whether people get a line for a decision: not for how the agent paces itself.
+pub fn is_reported(decision: &Decision) -> bool {
+    match decision {
         Decision::Arm { .. }
-            | Decision::SampleBy { .. }
-            | Decision::ReadStorageEvery { .. }
-            | Decision::StopReclaim { .. }
-            | Decision::ReleaseMemory { .. }
-    )
+        | Decision::SampleBy { .. }
+        | Decision::ReadStorageEvery { .. }
+        | Decision::StopReclaim { .. }
+        | Decision::ReleaseMemory { .. } => false,
+        Decision::Evict { .. }
+        | Decision::End { .. }
+        | Decision::Kill { .. }
+        | Decision::Finished { .. }
+        | Decision::ReclaimNode { .. }
+        | Decision::Reclaim { .. }
+        | Decision::SetHigh { .. }
+        | Decision::ClearHigh { .. }
+        | Decision::Notify { .. }
+        | Decision::StageEnded { .. }
+        | Decision::Place { .. }
+        | Decision::PlacementRefused { .. }
+        | Decision::PlacementLost { .. }
+        | Decision::PlacementFailed { .. }
+        | Decision::SetCpu { .. }
+        | Decision::RestoreCpu { .. }
+        | Decision::NoVictim { .. }
+        | Decision::Condition { .. } => true,
+    }
 }
 
-impl Told {
+/// The colour of a decision's line: red where a pod is killed, green where one has left.
+fn color_of(decision: &Decision) -> &'static str {
+    match (Severity::of(decision), decision) {
+        (Severity::Critical, _) => "31",
+        (_, Decision::Finished { .. }) => "32",
+        (Severity::Warning | Severity::Info, _) => "1",
+    }
+}
+
+impl RecentLine {
     /// A line that is kept.
     pub fn new(number: u64, severity: Severity, text: &str) -> Self {
         let first = text.trim_start().lines().next().unwrap_or_default();
@@ -294,7 +336,7 @@ pub struct Reporter {
     writer: WorkerThread<Vec<u8>>,
     lost: u64,
     said: u64,
-    newest: VecDeque<Arc<Told>>,
+    newest: VecDeque<Arc<RecentLine>>,
 }
 
 impl Reporter {
@@ -358,12 +400,12 @@ impl Reporter {
         if self.newest.len() == KEPT_LINES {
             self.newest.pop_front();
         }
-        let told = Told::new(self.said, line.severity(), &text(line, false));
-        self.newest.push_back(Arc::new(told));
+        let line = RecentLine::new(self.said, line.severity(), &text(line, false));
+        self.newest.push_back(Arc::new(line));
     }
 
     /// The newest lines, the oldest of them first.
-    pub fn newest(&self) -> Vec<Arc<Told>> {
+    pub fn newest(&self) -> Vec<Arc<RecentLine>> {
         self.newest.iter().cloned().collect()
     }
 }
@@ -406,12 +448,8 @@ fn text(line: &Line<'_>, color: bool) -> String {
             decision,
             ..
         } => {
-            let code = match decision {
-                Decision::Evict { .. } | Decision::Kill { .. } => "31",
-                Decision::Finished { .. } => "32",
-                _ => "1",
-            };
-            format!("{} {}", seconds(*at_ns), paint(color, code, text))
+            let text = paint(color, color_of(decision), text);
+            format!("{} {text}", seconds(*at_ns))
         }
         Line::EvictionFinished { pod, finished } => {
             let timeline = &finished.timeline;

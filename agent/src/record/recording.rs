@@ -12,7 +12,7 @@ use plimsoll_core::engine::Engine;
 use plimsoll_core::model::state::NodeState;
 
 use crate::record::journal::aside::Recalled;
-use crate::record::lines::{KEPT_LINES, Told, is_told};
+use crate::record::lines::{KEPT_LINES, RecentLine, is_reported};
 use crate::record::snapshot::Snapshot;
 use crate::record::steps::{Entry, JournalReadError, StepPlace, Steps};
 
@@ -62,7 +62,7 @@ struct Mark {
     place: StepPlace,
     state: NodeState,
     recalled: Recalled,
-    told: VecDeque<Arc<Told>>,
+    recent_lines: VecDeque<Arc<RecentLine>>,
     said: u64,
 }
 
@@ -70,7 +70,7 @@ struct Mark {
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     at_ns: u64,
-    is_told: bool,
+    is_reported: bool,
 }
 
 /// An open journal.
@@ -84,7 +84,7 @@ pub(crate) struct Recording {
     recalled_last: Recalled,
     /// Steps taken.
     step: usize,
-    told: VecDeque<Arc<Told>>,
+    recent_lines: VecDeque<Arc<RecentLine>>,
     said: u64,
     seen: Vec<Seen>,
     marks: Vec<Mark>,
@@ -99,13 +99,13 @@ impl Recording {
     /// [`JournalReadError`].
     pub(crate) fn open(path: &Path) -> Result<Self, JournalReadError> {
         let (steps, engine, recalled) = Steps::open(path)?;
-        let mut own = Self {
+        let mut recording = Self {
             steps,
             engine,
             recalled,
             recalled_last: Recalled::default(),
             step: 0,
-            told: VecDeque::with_capacity(KEPT_LINES),
+            recent_lines: VecDeque::with_capacity(KEPT_LINES),
             said: 0,
             seen: Vec::new(),
             marks: Vec::new(),
@@ -113,25 +113,25 @@ impl Recording {
             remark: None,
         };
         loop {
-            own.mark();
-            match own.take() {
+            recording.mark();
+            match recording.take() {
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(error) if own.step > 0 => {
-                    own.remark = Some(format!("{error}; shown is what comes before"));
+                Err(error) if recording.step > 0 => {
+                    recording.remark = Some(format!("{error}; only what comes before is shown"));
                     break;
                 }
                 Err(error) => return Err(error),
             }
-            if own.remark.is_some() {
+            if recording.remark.is_some() {
                 break;
             }
         }
-        if own.steps.is_torn() {
-            own.remark = Some("the last line is cut off and was left out".to_owned());
+        if recording.steps.is_torn() {
+            recording.remark = Some("the last line is incomplete and was ignored".to_owned());
         }
-        own.recalled_last = own.recalled.clone();
-        Ok(own)
+        recording.recalled_last = recording.recalled.clone();
+        Ok(recording)
     }
 
     /// What is to be said of it as a whole.
@@ -157,7 +157,7 @@ impl Recording {
     /// What was known then.
     pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot {
-            told: self.told.iter().cloned().collect(),
+            recent_lines: self.recent_lines.iter().cloned().collect(),
             ..self.recalled.snapshot(&self.engine)
         }
     }
@@ -176,7 +176,7 @@ impl Recording {
             self.engine = Engine::resume(self.engine.config().clone(), mark.state.clone());
             self.recalled = mark.recalled.clone();
             self.step = mark.step;
-            self.told = mark.told.clone();
+            self.recent_lines = mark.recent_lines.clone();
             self.said = mark.said;
         }
         while self.step < target && self.take()? {}
@@ -208,14 +208,14 @@ impl Recording {
                 let later = self.seen.iter().skip(self.step);
                 later
                     .clone()
-                    .position(|seen| seen.is_told)
+                    .position(|seen| seen.is_reported)
                     .map_or(steps, |index| self.step + index + 1)
             }
             Seek::Decision { forward: false } => {
                 let before = &self.seen[..self.step.saturating_sub(1)];
                 before
                     .iter()
-                    .rposition(|seen| seen.is_told)
+                    .rposition(|seen| seen.is_reported)
                     .map_or(0, |index| index + 1)
             }
         }
@@ -233,24 +233,24 @@ impl Recording {
         let mut decisions = Vec::new();
         let difference = step.take(&mut self.engine, &mut decisions)?;
         let at_ns = step.event.at_ns;
-        for decision in decisions.iter().filter(|own| is_told(own)) {
-            if self.told.len() == KEPT_LINES {
-                self.told.pop_front();
+        for decision in decisions.iter().filter(|it| is_reported(it)) {
+            if self.recent_lines.len() == KEPT_LINES {
+                self.recent_lines.pop_front();
             }
             self.said += 1;
-            let told = Told::decision(self.said, at_ns, decision);
-            self.told.push_back(Arc::new(told));
+            let line = RecentLine::decision(self.said, at_ns, decision);
+            self.recent_lines.push_back(Arc::new(line));
         }
         if self.step == self.seen.len() {
             self.seen.push(Seen {
                 at_ns,
-                is_told: decisions.iter().any(is_told),
+                is_reported: decisions.iter().any(is_reported),
             });
         }
         self.step += 1;
         if let Some((line, ..)) = difference {
             self.remark = Some(format!(
-                "from line {line} on this plimsoll decides otherwise than the one that wrote the journal; shown is what comes before"
+                "from line {line} this version decides differently from the one that wrote the journal; only what comes before is shown"
             ));
         }
         Ok(true)
@@ -273,7 +273,7 @@ impl Recording {
             place: self.steps.place(),
             state: self.engine.state().clone(),
             recalled: self.recalled.clone(),
-            told: self.told.clone(),
+            recent_lines: self.recent_lines.clone(),
             said: self.said,
         });
     }
@@ -346,11 +346,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         let states = journal(&path);
-        let mut own = Recording::open(&path).unwrap();
-        assert_eq!((own.position().step, own.remark()), (300, None));
-        let at = |own: &Recording| (own.position().step, own.engine.state() == &states[own.step]);
+        let mut item = Recording::open(&path).unwrap();
+        assert_eq!((item.position().step, item.remark()), (300, None));
+        let at = |recording: &Recording| {
+            (
+                recording.position().step,
+                recording.engine.state() == &states[recording.step],
+            )
+        };
         // After every fourth step, and told by the next; at the end by itself.
-        let told = |step: usize| {
+        let throttled_at = |step: usize| {
             if step == 300 {
                 300
             } else {
@@ -375,16 +380,16 @@ mod tests {
             (Seek::Steps(1000), 300),
             (Seek::End, 300),
         ] {
-            own.seek(to).unwrap();
-            assert_eq!(at(&own), (step, true), "{to:?}");
-            let limits = own.snapshot().limits.get(&PodUid::from("a")).copied();
-            let throttled = limits.map_or(0, |own| own.all.throttled);
-            assert_eq!(throttled, told(step) as u64, "{to:?}");
+            item.seek(to).unwrap();
+            assert_eq!(at(&item), (step, true), "{to:?}");
+            let limits = item.snapshot().limits.get(&PodUid::from("a")).copied();
+            let throttled = limits.map_or(0, |it| it.all.throttled);
+            assert_eq!(throttled, throttled_at(step) as u64, "{to:?}");
         }
-        own.seek(Seek::At(152_000_000_000)).unwrap();
-        let told = own.snapshot().told;
-        assert!(told[0].text.starts_with("152.000000 "), "{told:?}");
-        assert_eq!(told[0].number, 1);
+        item.seek(Seek::At(152_000_000_000)).unwrap();
+        let lines = item.snapshot().recent_lines;
+        assert!(lines[0].text.starts_with("152.000000 "), "{lines:?}");
+        assert_eq!(lines[0].number, 1);
     }
 
     #[test]
@@ -392,18 +397,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         journal(&path);
-        let mut own = Recording::open(&path).unwrap();
-        assert_eq!(own.marks.len(), 5);
+        let mut recording = Recording::open(&path).unwrap();
+        assert_eq!(recording.marks.len(), 5);
         for step in 5..1000 {
-            own.step = step * MARK_EVERY;
-            own.mark();
-            assert!(own.marks.len() <= MARKS_MAX);
+            recording.step = step * MARK_EVERY;
+            recording.mark();
+            assert!(recording.marks.len() <= MARKS_MAX);
         }
         let apart = |pair: &[Mark]| pair[1].step - pair[0].step;
         assert!(
-            own.marks
+            recording
+                .marks
                 .windows(2)
-                .all(|pair| apart(pair) == own.mark_every)
+                .all(|pair| apart(pair) == recording.mark_every)
         );
     }
 
@@ -419,27 +425,27 @@ mod tests {
             std::fs::write(&path, lines.join("\n") + "\n").unwrap();
             Recording::open(&path)
         };
-        let own = with(100, "{}").unwrap();
+        let item = with(100, "{}").unwrap();
         // An aside after every fourth step has a line, too.
-        assert_eq!(own.position().step, 80);
+        assert_eq!(item.position().step, 80);
         assert!(
-            own.remark().unwrap().contains(":101: "),
+            item.remark().unwrap().contains(":101: "),
             "{:?}",
-            own.remark()
+            item.remark()
         );
-        let own = with(100, r#"{"lost":7}"#).unwrap();
+        let it = with(100, r#"{"lost":7}"#).unwrap();
         assert!(
-            own.remark().unwrap().contains("7 steps"),
+            it.remark().unwrap().contains("7 steps"),
             "{:?}",
-            own.remark()
+            it.remark()
         );
         assert!(matches!(
             with(1, "{}"),
             Err(JournalReadError::Line { line: 2, .. })
         ));
         std::fs::write(&path, &text[..text.len() - 5]).unwrap();
-        let own = Recording::open(&path).unwrap();
-        assert!(own.remark().unwrap().contains("cut off"));
+        let recording = Recording::open(&path).unwrap();
+        assert!(recording.remark().unwrap().contains("incomplete"));
         std::fs::write(&path, "").unwrap();
         assert!(matches!(
             Recording::open(&path),

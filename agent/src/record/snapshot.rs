@@ -10,7 +10,7 @@ use plimsoll_core::policy::oom::order::OomPlan;
 
 use crate::kernel::AccountReport;
 use crate::record::limit_counts::LimitTotals;
-use crate::record::lines::Told;
+use crate::record::lines::RecentLine;
 use crate::record::tally::Tally;
 
 /// What the loop gives away: all that explanations are made of, at one instant.
@@ -29,7 +29,7 @@ pub struct Snapshot {
     /// What limits have cost the pods.
     pub limits: BTreeMap<PodUid, LimitTotals>,
     /// The newest of what was said, the oldest first.
-    pub told: Vec<Arc<Told>>,
+    pub recent_lines: Vec<Arc<RecentLine>>,
 }
 
 impl Snapshot {
@@ -42,7 +42,7 @@ impl Snapshot {
             records: None,
             tally: Tally::default(),
             limits: BTreeMap::new(),
-            told: Vec::new(),
+            recent_lines: Vec::new(),
         }
     }
 }

@@ -38,13 +38,13 @@ pub enum JournalReadError {
         source: serde_json::Error,
     },
     /// There is nothing in it.
-    #[error("{path}: this journal is empty: the agent that made it was ended before it wrote the first line, or the disk was full", path = path.display())]
+    #[error("{path}: the journal is empty: the agent ended before it wrote the first line, or the disk was full", path = path.display())]
     Empty {
         /// The file.
         path: PathBuf,
     },
     /// The journal of another format.
-    #[error("{path}: this is a journal of format {found}, and this plimsoll reads formats {OLDEST_VERSION} to {JOURNAL_VERSION}: use the plimsoll that wrote it ({wrote})", path = path.display())]
+    #[error("{path}: journal format {found} is not supported (only {OLDEST_VERSION} to {JOURNAL_VERSION}): use the plimsoll that wrote it ({wrote})", path = path.display())]
     Version {
         /// The file.
         path: PathBuf,
@@ -54,7 +54,7 @@ pub enum JournalReadError {
         wrote: String,
     },
     /// Steps are missing.
-    #[error("{path}:{line}: {lost} steps before this line were never written (the disk was too slow or full); what follows cannot be replayed", path = path.display())]
+    #[error("{path}:{line}: {lost} steps before this line were not written (the disk was too slow or full), so the rest cannot be replayed", path = path.display())]
     Gap {
         /// The file.
         path: PathBuf,
@@ -143,7 +143,7 @@ pub fn replay_until(
 
 /// The last nanosecond of the millisecond that `text` names, in seconds, as `plimsoll replay` prints times.
 pub(crate) fn at_seconds(text: &str) -> Result<u64, String> {
-    let bad = || "write seconds, with up to three decimals, as 1234.567".to_owned();
+    let bad = || "use seconds with up to three decimals, e.g. 1234.567".to_owned();
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));
     if part.len() > 3 || !part.bytes().all(|digit| digit.is_ascii_digit()) {
         return Err(bad());

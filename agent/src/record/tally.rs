@@ -1,6 +1,6 @@
 //! What the loop counts of its own work, for those who ask on other threads, such as the metrics page.
 //!
-//! **Problem.** Counting must cost nothing that a kill would wait for, and whoever reads must not hold up the loop. **Approach.** Plain
+//! **Problem.** Counting must cost nothing that a kill would wait for, and readers must not hold up the loop. **Approach.** Plain
 //! numbers in the loop's own memory, copied with a [`Snapshot`](crate::record::snapshot::Snapshot). On the way to a kill only numbers in place are
 //! raised; what needs a map is counted when decisions are told, which is after the act.
 //!
@@ -153,16 +153,19 @@ impl Tally {
     /// An evicted pod has left. Of crossings before `since_ns` nothing is said here either.
     pub fn finished(&mut self, finished: &Finished, since_ns: u64) {
         let timeline = &finished.timeline;
-        let Some(crossed_ns) = timeline.crossed_ns.filter(|own| *own >= since_ns) else {
+        let Some(crossed_ns) = timeline.crossed_ns.filter(|it| *it >= since_ns) else {
             return;
         };
-        let own = &mut self.evictions;
-        own.decided
+        let evictions = &mut self.evictions;
+        evictions
+            .decided
             .add(timeline.decided_ns.saturating_sub(crossed_ns));
         if let Some(gone_ns) = timeline.gone_ns {
-            own.gone.add(gone_ns.saturating_sub(crossed_ns));
+            evictions.gone.add(gone_ns.saturating_sub(crossed_ns));
         }
-        own.freed.add(finished.freed_ns.saturating_sub(crossed_ns));
+        evictions
+            .freed
+            .add(finished.freed_ns.saturating_sub(crossed_ns));
     }
 }
 
@@ -230,8 +233,8 @@ pub fn labels(decision: &Decision) -> (&'static str, &'static str) {
 
 fn evicted_for(reason: &Reason) -> &'static str {
     match reason {
-        Reason::Threshold(own) => own.signal.row().name,
-        Reason::LocalStorage(own) => match own.limited {
+        Reason::Threshold(it) => it.signal.row().name,
+        Reason::LocalStorage(it) => match it.limited {
             Limited::EmptyDir(_) => "emptydir_limit",
             Limited::Pod => "pod_storage_limit",
             Limited::Container(_) => "container_storage_limit",

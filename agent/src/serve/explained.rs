@@ -21,7 +21,7 @@ use crate::serve::overview::{Figures, MemoryOverview, Overview};
 pub struct ExplainedThrottling {
     /// What is done about it.
     #[serde(flatten)]
-    pub own: ThrottlingExplanation,
+    pub explanation: ThrottlingExplanation,
     /// What limits have cost pods; `None`: nothing has been read yet, or from a journal that does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub totals: Option<Vec<PodTotals>>,
@@ -77,19 +77,21 @@ impl ExplainedThrottling {
     /// [`NoSuchPod`].
     pub fn new(snapshot: &Snapshot, pod: Option<&str>) -> Result<Self, NoSuchPod> {
         let Snapshot { config, state, .. } = snapshot;
-        let own = ThrottlingExplanation::new(config, state, pod)?;
+        let explanation = ThrottlingExplanation::new(config, state, pod)?;
         let totals = snapshot.limits.iter().filter_map(|(uid, limits)| {
             let name = &state.pods.get(uid)?.name;
-            (own.pod.is_none() || own.pod.as_ref() == Some(name)).then(|| PodTotals {
-                pod: name.clone(),
-                uid: uid.clone(),
-                limits: *limits,
+            (explanation.pod.is_none() || explanation.pod.as_ref() == Some(name)).then(|| {
+                PodTotals {
+                    pod: name.clone(),
+                    uid: uid.clone(),
+                    limits: *limits,
+                }
             })
         });
         let totals: Vec<PodTotals> = totals.collect();
         Ok(Self {
             totals: (!snapshot.limits.is_empty()).then_some(totals),
-            own,
+            explanation,
         })
     }
 }
@@ -102,26 +104,26 @@ impl ExplainedMemory {
     pub fn new(snapshot: &Snapshot, pod: Option<&str>) -> Result<Self, ExplainError> {
         let state = &snapshot.state;
         let asked = pod.map(|name| find_pod(state, name)).transpose()?;
-        let asked = asked.map(|own| own.pod.uid());
+        let asked = asked.map(|pod| pod.pod.uid());
         let overview = Overview::new(snapshot, &Figures::default())?;
         let mut nodes: BTreeMap<String, BTreeMap<String, NumaMask>> = BTreeMap::new();
         if let Some(placed) = &state.placement {
             let pods = state.pods.values().map(|pod| &*pod.pod);
             for pod in placement(placed, pods).pods {
                 let of = pod.containers.into_iter();
-                let bound = of.filter_map(|own| Some((own.name, own.memory_nodes?)));
+                let bound = of.filter_map(|it| Some((it.name, it.memory_nodes?)));
                 nodes.insert(pod.pod, bound.collect());
             }
         }
         let shown = overview.pods.into_iter();
-        let shown = shown.filter(|own| asked.as_ref().is_none_or(|uid| *uid == own.uid));
-        let pods = shown.map(|own| PodMemoryView {
-            nodes: nodes.remove(&own.pod).unwrap_or_default(),
-            pod: own.pod,
-            uid: own.uid,
-            qos_class: own.qos_class,
-            memory: own.memory,
-            limits: own.limits,
+        let shown = shown.filter(|pod| asked.as_ref().is_none_or(|uid| *uid == pod.uid));
+        let pods = shown.map(|pod| PodMemoryView {
+            nodes: nodes.remove(&pod.pod).unwrap_or_default(),
+            pod: pod.pod,
+            uid: pod.uid,
+            qos_class: pod.qos_class,
+            memory: pod.memory,
+            limits: pod.limits,
         });
         let pods: Vec<PodMemoryView> = pods.collect();
         Ok(Self {

@@ -68,7 +68,7 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, ListenError> {
 pub fn exposed(address: SocketAddr) -> Option<String> {
     (!address.ip().is_loopback()).then(|| {
         format!(
-            "--listen {address} is not loopback: whoever reaches it can read names and usage of pods, without a password and in clear text"
+            "--listen {address} is not loopback: everyone who can reach it can read names and usage of pods, without password or encryption"
         )
     })
 }

@@ -86,7 +86,7 @@ impl Readings {
         Ok(form.of(text))
     }
 
-    fn own(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn agent(&self, page: &mut Page<'_>) -> fmt::Result {
         let version = [("version", env!("CARGO_PKG_VERSION"))];
         let help = "Always 1; the version is a label.";
         page.gauge(
@@ -124,15 +124,15 @@ impl Readings {
             "",
             self.programs
                 .iter()
-                .map(|own| ([("program", own.program)], Value::Count(own.count))),
+                .map(|it| ([("program", it.program)], Value::Count(it.count))),
         )?;
         page.counter(
             "plimsoll_bpf_program_run",
             "Run time of each BPF program while the kernel measured it (kernel.bpf_stats_enabled).",
             "seconds",
-            self.programs.iter().map(|own| {
-                let seconds = Value::Float(own.time.as_secs_f64());
-                ([("program", own.program)], seconds)
+            self.programs.iter().map(|it| {
+                let seconds = Value::Float(it.time.as_secs_f64());
+                ([("program", it.program)], seconds)
             }),
         )
     }
@@ -141,7 +141,7 @@ impl Readings {
 impl Collector for Readings {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut page = Page::new(encoder);
-        self.own(&mut page)?;
+        self.agent(&mut page)?;
         let Some(snapshot) = &self.snapshot else {
             return Ok(());
         };
@@ -264,9 +264,9 @@ fn kernel_records(records: &AccountReport, page: &mut Page<'_>) -> fmt::Result {
         ),
     ];
     for (name, help, part) in parts {
-        let rows = records.kinds.iter().map(|own| {
-            let labels = [("kind", own.kind.as_str())];
-            (labels, Value::Count(part(&own.count)))
+        let rows = records.kinds.iter().map(|it| {
+            let labels = [("kind", it.kind.as_str())];
+            (labels, Value::Count(part(&it.count)))
         });
         page.counter(name, help, "", rows)?;
     }
@@ -290,9 +290,9 @@ fn node(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
     // Copies of one threshold, for the first pass and for later ones, are one series: the nearer, and met if either is.
     let mut headrooms: BTreeMap<(Signal, bool), i128> = BTreeMap::new();
     let mut met: BTreeMap<(Signal, bool), bool> = BTreeMap::new();
-    for (threshold, own) in config.thresholds.iter().zip(&state.thresholds) {
+    for (threshold, it) in config.thresholds.iter().zip(&state.thresholds) {
         let key = (threshold.signal, threshold.is_hard());
-        *met.entry(key).or_default() |= own.met;
+        *met.entry(key).or_default() |= it.met;
         if let Some(observation) = state.observations.get(threshold.signal) {
             let left = headroom(threshold, observation);
             let known = headrooms.entry(key).or_insert(left);
@@ -309,17 +309,17 @@ fn node(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
             "plimsoll_signal_observed",
             "What each signal showed last: what is available, or the share of time in which tasks waited.",
             suffix,
-            seen().map(|(signal, own)| ([("signal", signal.row().name)], level(unit, own.value.into()))),
+            seen().map(|(signal, it)| ([("signal", signal.row().name)], level(unit, it.value.into()))),
         )?;
         if unit != Unit::Share {
             page.gauge(
                 "plimsoll_signal_capacity",
                 "How much there is in all of what a signal observes.",
                 suffix,
-                seen().map(|(signal, own)| {
+                seen().map(|(signal, it)| {
                     (
                         [("signal", signal.row().name)],
-                        level(unit, own.capacity.into()),
+                        level(unit, it.capacity.into()),
                     )
                 }),
             )?;
@@ -366,7 +366,7 @@ fn node(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
     ];
     page.gauge(
         "plimsoll_pods",
-        "Pods that are known: told to leave, with processes, or without.",
+        "Known pods: terminating, with processes, or without.",
         "",
         states.map(|(state, count)| ([("state", state)], count)),
     )

@@ -23,7 +23,7 @@ use plimsoll_core::policy::memory::rank::Comparator;
 use serde::{Deserialize, Serialize};
 
 use crate::record::limit_counts::LimitTotals;
-use crate::record::lines::Told;
+use crate::record::lines::RecentLine;
 use crate::record::snapshot::Snapshot;
 use crate::serve::summary::{CpuStats, MemoryStats, NodeStats, PodUse, PsiStats};
 
@@ -55,7 +55,7 @@ pub struct Overview {
     /// The pods, by their identity.
     pub pods: Vec<PodOverview>,
     /// What was said last, the oldest first.
-    pub told: Vec<Told>,
+    pub recent_lines: Vec<RecentLine>,
 }
 
 /// Shares of the last ten seconds in which tasks waited (PSI, `some`), per cent. `None`: not measured here.
@@ -71,7 +71,7 @@ pub struct Pressure {
 
 impl Pressure {
     fn new(cpu: Option<PsiStats>, memory: Option<PsiStats>, io: Option<PsiStats>) -> Self {
-        let share = |own: Option<PsiStats>| own.map(|own| own.some.avg10);
+        let share = |stats: Option<PsiStats>| stats.map(|it| it.some.avg10);
         Self {
             cpu: share(cpu),
             memory: share(memory),
@@ -212,8 +212,8 @@ impl Overview {
     /// None: neither signal nor pod is asked for by name.
     pub fn new(snapshot: &Snapshot, figures: &Figures) -> Result<Self, ExplainError> {
         let state = &snapshot.state;
-        let own = EvictionExplanation::new(&snapshot.config, state, None, None)?;
-        let mut places: BTreeMap<PodUid, PlaceOverview> = own
+        let explained = EvictionExplanation::new(&snapshot.config, state, None, None)?;
+        let mut places: BTreeMap<PodUid, PlaceOverview> = explained
             .ranking
             .places
             .into_iter()
@@ -249,9 +249,9 @@ impl Overview {
                 },
                 pressure: read.map_or_else(Pressure::default, |read| {
                     Pressure::new(
-                        read.cpu.as_ref().and_then(|own| own.psi),
-                        read.memory.as_ref().and_then(|own| own.psi),
-                        read.io.as_ref().and_then(|own| own.psi),
+                        read.cpu.as_ref().and_then(|it| it.psi),
+                        read.memory.as_ref().and_then(|it| it.psi),
+                        read.io.as_ref().and_then(|it| it.psi),
                     )
                 }),
                 limits: snapshot.limits.get(uid).copied(),
@@ -264,13 +264,17 @@ impl Overview {
             now_ns: state.now_ns,
             node: node(state, figures.node.as_ref()),
             pods: pods.collect(),
-            signals: own.signals,
-            conditions: own.conditions,
-            signal: own.signal,
-            signal_because: own.signal_because,
-            usage_unit: own.usage_unit,
-            victims: own.victims,
-            told: snapshot.told.iter().map(|own| (**own).clone()).collect(),
+            signals: explained.signals,
+            conditions: explained.conditions,
+            signal: explained.signal,
+            signal_because: explained.signal_because,
+            usage_unit: explained.usage_unit,
+            victims: explained.victims,
+            recent_lines: snapshot
+                .recent_lines
+                .iter()
+                .map(|it| (**it).clone())
+                .collect(),
         })
     }
 }
@@ -282,12 +286,15 @@ fn positive(value: i64) -> u64 {
 /// Memory (bytes) and CPUs (thousandths) that the pod's cgroup is limited to.
 fn limits(pod: &Pod) -> (Option<u64>, Option<u64>) {
     // Neither hangs on what the node has.
-    let own = pod_config(pod, &QosSettings::default(), &NodeCapacity::default());
-    let cpu = own.cpu_quota_us.filter(|quota| *quota > 0).and_then(|_| {
-        let limit = pod_limits(pod, Scope::ALL).remove(CPU)?;
-        Some(positive(limit.milli_value()))
-    });
-    (own.memory_max_bytes.map(positive), cpu)
+    let explained = pod_config(pod, &QosSettings::default(), &NodeCapacity::default());
+    let cpu = explained
+        .cpu_quota_us
+        .filter(|quota| *quota > 0)
+        .and_then(|_| {
+            let limit = pod_limits(pod, Scope::ALL).remove(CPU)?;
+            Some(positive(limit.milli_value()))
+        });
+    (explained.memory_max_bytes.map(positive), cpu)
 }
 
 fn status(pod: &PodState) -> PodStatus {
@@ -304,9 +311,9 @@ fn memory(pod: &PodState, limit_bytes: Option<u64>, read: Option<&PodUse>) -> Me
     let known = pod.memory;
     let fresh = |of: fn(&MemoryStats) -> Option<u64>| of(read?.memory.as_ref()?);
     MemoryOverview {
-        usage_bytes: fresh(|own| own.usage_bytes).or(known.map(|own| own.usage_bytes)),
-        working_set_bytes: fresh(|own| own.working_set_bytes)
-            .or(known.map(|own| own.working_set_bytes)),
+        usage_bytes: fresh(|it| it.usage_bytes).or(known.map(|it| it.usage_bytes)),
+        working_set_bytes: fresh(|it| it.working_set_bytes)
+            .or(known.map(|it| it.working_set_bytes)),
         request_bytes: positive(eviction_request(&pod.pod, MEMORY).value()),
         limit_bytes,
         swap_bytes: read.and_then(|read| read.swap.as_ref()?.swap_usage_bytes),
@@ -319,10 +326,10 @@ fn milli(stats: Option<&CpuStats>) -> Option<u64> {
 
 fn used_milli(state: &NodeState, uid: &PodUid, read: Option<&PodUse>) -> Option<u64> {
     let known = || {
-        let of_bandwidth = state.cpu.pods.get(uid).map(|own| own.used_milli);
+        let of_bandwidth = state.cpu.pods.get(uid).map(|it| it.used_milli);
         of_bandwidth.or_else(|| {
             let loads = state.loads.as_ref()?;
-            loads.pods.iter().find(|own| own.uid == *uid)?.cpu_milli
+            loads.pods.iter().find(|pod| pod.uid == *uid)?.cpu_milli
         })
     };
     milli(read.and_then(|read| read.cpu.as_ref())).or_else(known)
@@ -333,35 +340,35 @@ fn held_cpus(state: &NodeState) -> BTreeMap<String, CpuSet> {
     let placed = state
         .placement
         .as_ref()
-        .map(|own| placement(own, state.pods.values().map(|pod| &*pod.pod)));
+        .map(|it| placement(it, state.pods.values().map(|pod| &*pod.pod)));
     let of = |pod: PodPlacement| {
         let mut held = CpuSet::default();
-        for container in pod.containers.iter().filter(|own| own.exclusive) {
+        for container in pod.containers.iter().filter(|it| it.exclusive) {
             for cpu in container.cpus.iter().flat_map(CpuSet::iter) {
                 held.insert(cpu);
             }
         }
         (pod.pod, held)
     };
-    placed.map_or_else(BTreeMap::new, |own| own.pods.into_iter().map(of).collect())
+    placed.map_or_else(BTreeMap::new, |it| it.pods.into_iter().map(of).collect())
 }
 
 fn node(state: &NodeState, read: Option<&NodeStats>) -> NodeOverview {
     let reading = state.node.as_ref();
     let pressure = read.map_or_else(Pressure::default, |read| {
         Pressure::new(
-            read.cpu.as_ref().and_then(|own| own.psi),
-            read.memory.as_ref().and_then(|own| own.psi),
-            read.io.as_ref().and_then(|own| own.psi),
+            read.cpu.as_ref().and_then(|it| it.psi),
+            read.memory.as_ref().and_then(|it| it.psi),
+            read.io.as_ref().and_then(|it| it.psi),
         )
     });
     NodeOverview {
         name: read.map(|read| read.node_name.clone()),
-        memory_capacity_bytes: reading.map(|own| own.memory.capacity_bytes),
-        memory_available_bytes: reading.map(|own| own.available_bytes),
-        swap_capacity_bytes: reading.map(|own| own.memory.swap_total_bytes),
-        swap_used_bytes: reading.map(|own| {
-            let memory = &own.memory;
+        memory_capacity_bytes: reading.map(|it| it.memory.capacity_bytes),
+        memory_available_bytes: reading.map(|it| it.available_bytes),
+        swap_capacity_bytes: reading.map(|it| it.memory.swap_total_bytes),
+        swap_used_bytes: reading.map(|it| {
+            let memory = &it.memory;
             memory
                 .swap_total_bytes
                 .saturating_sub(memory.swap_free_bytes)

@@ -121,9 +121,9 @@ impl Clients {
     }
 
     /// A place for one more. `None`: it is to be sent away, and has been counted so.
-    pub(crate) fn place(self: &Arc<Self>) -> Option<Place> {
+    pub(crate) fn place(self: &Arc<Self>) -> Option<ClientSlot> {
         match Arc::clone(&self.places).try_acquire_owned() {
-            Ok(permit) => Some(Place {
+            Ok(permit) => Some(ClientSlot {
                 clients: Arc::clone(self),
                 _permit: permit,
             }),
@@ -136,12 +136,12 @@ impl Clients {
 }
 
 /// The place of a client that is being served.
-pub(crate) struct Place {
+pub(crate) struct ClientSlot {
     clients: Arc<Clients>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Place {
+impl ClientSlot {
     /// It has been served, or not.
     pub(crate) fn leave(self, served: Result<(), impl fmt::Debug>) {
         let counted = match served {

@@ -105,7 +105,7 @@ impl Statistics {
 impl Request<'_> {
     /// The node.
     pub fn node(&self) -> NodeStats {
-        let own = self.statistics;
+        let statistics = self.statistics;
         let reader = self.reader();
         let storage = self.state.storage.as_deref();
         let root = CgroupPath::default();
@@ -130,15 +130,15 @@ impl Request<'_> {
             container_fs: file_system(|storage| storage.containerfs),
         };
         NodeStats {
-            node_name: own.node_name.clone(),
+            node_name: statistics.node_name.clone(),
             system_containers: self.pods_as_one(&reader).into_iter().collect(),
             start_time: self.boot_time(),
             cpu,
             memory,
             io,
-            network: self.network(network::of_node(&own.host)),
+            network: self.network(network::of_node(&statistics.host)),
             fs: file_system(|storage| storage.nodefs),
-            runtime: Some(runtime).filter(|own| *own != RuntimeStats::default()),
+            runtime: Some(runtime).filter(|it| *it != RuntimeStats::default()),
             rlimit: self.rlimit(),
             swap: self.node_swap(),
         }
@@ -151,7 +151,7 @@ impl Request<'_> {
 
     /// One pod; `None` while it has no cgroup.
     pub fn pod(&self, uid: &PodUid) -> Option<PodStats> {
-        let own = self.statistics;
+        let statistics = self.statistics;
         let known = self.state.pods.get(uid)?;
         let reader = self.reader();
         let path = self.cgroup_of(uid, known)?;
@@ -162,12 +162,12 @@ impl Request<'_> {
             let at = all.pods.binary_search_by(|pod| pod.uid.cmp(uid)).ok()?;
             Some((all, &all.pods[at]))
         });
-        let containers = pods::cgroup::containers(&own.mounts, &path).unwrap_or_default();
+        let containers = pods::cgroup::containers(&statistics.mounts, &path).unwrap_or_default();
         let mut containers: BTreeMap<String, ContainerStats> = containers
             .into_iter()
-            .map(|own| {
-                let stats = self.container(&reader, &own.name, &own.path);
-                (own.name, stats)
+            .map(|it| {
+                let stats = self.container(&reader, &it.name, &it.path);
+                (it.name, stats)
             })
             .collect();
         if let Some((all, pod)) = on_disk {
@@ -186,7 +186,7 @@ impl Request<'_> {
         let processes = reader.processes(&dir);
         // Those of a pod share one namespace.
         let network =
-            processes.and_then(|own| network::of_process(&self.statistics.host, own.first?));
+            processes.and_then(|it| network::of_process(&self.statistics.host, it.first?));
         Some(PodStats {
             pod_ref: PodReference {
                 name: metadata.name.clone(),
@@ -201,8 +201,8 @@ impl Request<'_> {
             network: self.network(network),
             volume: volumes.collect(),
             ephemeral_storage: on_disk.map(|(all, pod)| self.used(&sum(pod), all.nodefs)),
-            process_stats: processes.map(|own| ProcessStats {
-                process_count: Some(own.count),
+            process_stats: processes.map(|it| ProcessStats {
+                process_count: Some(it.count),
             }),
             swap: reader.swap(&path),
         })
@@ -230,13 +230,17 @@ impl Request<'_> {
 
     /// Where its specification says, or where it was when that said otherwise.
     fn cgroup_of(&self, uid: &PodUid, known: &PodState) -> Option<CgroupPath> {
-        let own = self.statistics;
-        let path = pods::cgroup::pod_path(&own.cgroup_root, &known.pod).ok()?;
-        let is_there = own.mounts.hierarchies().iter().any(|one| one.has(&path));
+        let statistics = self.statistics;
+        let path = pods::cgroup::pod_path(&statistics.cgroup_root, &known.pod).ok()?;
+        let is_there = statistics
+            .mounts
+            .hierarchies()
+            .iter()
+            .any(|one| one.has(&path));
         if is_there {
             Some(path)
         } else {
-            pods::cgroup::find(&own.mounts, &own.cgroup_root, uid)
+            pods::cgroup::find(&statistics.mounts, &statistics.cgroup_root, uid)
         }
     }
 
@@ -287,17 +291,21 @@ impl Request<'_> {
     }
 
     /// Blocks that only root may use count as used.
-    fn file_system(&self, own: &FileSystemReading) -> FsStats {
+    fn file_system(&self, reading: &FileSystemReading) -> FsStats {
         FsStats {
-            time: self.clock.time_of(own.at_ns),
-            available_bytes: Some(own.available_bytes),
-            capacity_bytes: Some(own.capacity_bytes),
-            used_bytes: Some(own.capacity_bytes.saturating_sub(own.available_bytes)),
-            inodes_free: own.inodes_free,
-            inodes: own.inodes,
-            inodes_used: own
+            time: self.clock.time_of(reading.at_ns),
+            available_bytes: Some(reading.available_bytes),
+            capacity_bytes: Some(reading.capacity_bytes),
+            used_bytes: Some(
+                reading
+                    .capacity_bytes
+                    .saturating_sub(reading.available_bytes),
+            ),
+            inodes_free: reading.inodes_free,
+            inodes: reading.inodes,
+            inodes_used: reading
                 .inodes
-                .zip(own.inodes_free)
+                .zip(reading.inodes_free)
                 .map(|(all, free)| all.saturating_sub(free)),
         }
     }
@@ -316,7 +324,7 @@ impl Request<'_> {
         let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let ticks: Vec<u64> = line
             .split_ascii_whitespace()
-            .map_while(|own| own.parse().ok())
+            .map_while(|it| it.parse().ok())
             .collect();
         let [user, nice, system, _idle, _iowait, irq, softirq, ..] = ticks[..] else {
             return None;
@@ -344,7 +352,7 @@ impl Request<'_> {
     fn boot_time(&self) -> Time {
         let text = read_text(self.statistics.host.procfs("stat")).unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix("btime "));
-        let seconds = line.and_then(|own| own.trim().parse().ok());
+        let seconds = line.and_then(|it| it.trim().parse().ok());
         Time(Duration::from_secs(seconds.unwrap_or(0)))
     }
 
@@ -398,14 +406,14 @@ impl Request<'_> {
 
 /// Writable layers, logs and volumes of a pod; `None` for what none of them shows.
 fn sum(pod: &PodStorage) -> Used {
-    let containers = pod.containers.iter().flat_map(|own| [own.rootfs, own.logs]);
-    let volumes = pod.volumes.iter().map(|own| own.used);
+    let containers = pod.containers.iter().flat_map(|it| [it.rootfs, it.logs]);
+    let volumes = pod.volumes.iter().map(|it| it.used);
     let all: Vec<Used> = containers.chain(volumes).collect();
     let total = |of: fn(&Used) -> Option<u64>| {
         all.iter()
             .filter_map(of)
-            .fold(None, |sum: Option<u64>, own| {
-                Some(sum.unwrap_or(0).saturating_add(own))
+            .fold(None, |sum: Option<u64>, it| {
+                Some(sum.unwrap_or(0).saturating_add(it))
             })
     };
     Used {

@@ -295,17 +295,15 @@ mod tests {
         assert_eq!(report.verdict(), Verdict::Degraded);
         let text = rendered(&report, false);
         assert_eq!(
-            text.matches("ask whoever runs the host").count(),
+            text.matches("ask the administrator of the host").count(),
             1,
             "one remedy for all losses:\n{text}"
         );
         let losses = report.losses();
         assert_eq!(losses.len(), 8, "{losses:#?}");
         assert!(
-            losses
-                .iter()
-                .all(|line| !line.contains('\n')
-                    && line.contains("To mend: ask whoever runs the host")),
+            losses.iter().all(|line| !line.contains('\n')
+                && line.contains("To fix: ask the administrator of the host")),
             "{losses:#?}"
         );
         assert!(

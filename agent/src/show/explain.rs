@@ -20,94 +20,102 @@ use crate::show::table::{Table, Tone, amount, bytes, percent, span};
 /// `why`: of a placement also how it came about.
 pub(crate) fn render(answer: &Answer, why: bool, style: Style) -> String {
     match answer {
-        Answer::Eviction(own) => match &own.pod {
-            None => eviction(own, style),
-            Some(pod) => one_pod(own, pod, style),
+        Answer::Eviction(answer) => match &answer.pod {
+            None => eviction(answer, style),
+            Some(pod) => one_pod(answer, pod, style),
         },
-        Answer::Oom(own) => crate::show::explain::oom::oom(own, style),
-        Answer::Throttling(own) => crate::show::explain::throttling::throttling(own, style),
-        Answer::Memory(own) => crate::show::explain::limits::memory(own, style),
-        Answer::Placement(own) => crate::show::place::overview(own, why, style),
-        Answer::Records(own) => own.as_ref().map_or_else(
+        Answer::Oom(answer) => crate::show::explain::oom::oom(answer, style),
+        Answer::Throttling(answer) => crate::show::explain::throttling::throttling(answer, style),
+        Answer::Memory(answer) => crate::show::explain::limits::memory(answer, style),
+        Answer::Placement(answer) => crate::show::place::overview(answer, why, style),
+        Answer::Records(answer) => answer.as_ref().map_or_else(
             || "no BPF program sends records\n".to_owned(),
-            |own| crate::show::check::records_text(own, style),
+            |it| crate::show::check::records_text(it, style),
         ),
-        Answer::Overview(own) => crate::show::top::text::table(own, style),
+        Answer::Overview(answer) => crate::show::top::text::table(answer, style),
     }
 }
 
-fn eviction(own: &EvictionExplanation, style: Style) -> String {
-    let mut text = signals(own).render(style);
-    for condition in own.conditions.iter().filter(|condition| condition.status) {
+fn eviction(explained: &EvictionExplanation, style: Style) -> String {
+    let mut text = signals(explained).render(style);
+    for condition in explained
+        .conditions
+        .iter()
+        .filter(|condition| condition.status)
+    {
         let ends = condition.ends_in_ns.map_or_else(String::new, |ns| {
-            format!(", for {} more at least", span(ns))
+            format!(" (held for at least {} more)", span(ns))
         });
         text += &format!("\n{}{ends}\n", style.red(condition.condition.as_str()));
     }
     text.push('\n');
-    for pod in &own.leaving {
+    for pod in &explained.leaving {
         text += &leaving(pod);
     }
-    for over in &own.over_local_storage {
+    for over in &explained.over_local_storage {
         text += &format!(
-            "{} goes whatever the signals show: {}\n",
+            "{} is evicted regardless of signals: {}\n",
             over.pod, over.reason
         );
     }
-    if !own.leaving.is_empty() || !own.over_local_storage.is_empty() {
+    if !explained.leaving.is_empty() || !explained.over_local_storage.is_empty() {
         text.push('\n');
     }
-    text += &format!("Ranking for {}, {}:\n\n", own.signal, because(own));
-    text += &ranking(own).render(style);
-    for not in &own.not_ranked {
-        text += &style.dim(&format!("not ranked: {}, which {}", not.pod, not.why));
+    text += &format!(
+        "Ranking for {}, {}:\n\n",
+        explained.signal,
+        because(explained)
+    );
+    text += &ranking(explained).render(style);
+    for not in &explained.not_ranked {
+        text += &style.dim(&format!("not ranked: {} ({})", not.pod, not.why));
         text.push('\n');
     }
-    text += &next(own, style);
-    text += &last_line(own);
-    text + &kubelet(own)
+    text += &next(explained, style);
+    text += &last_line(explained);
+    text + &kubelet(explained)
 }
 
-fn last_line(own: &EvictionExplanation) -> String {
+fn last_line(explained: &EvictionExplanation) -> String {
     /// Those that are named.
     const NAMED: usize = 5;
-    let Some(line) = &own.last_line else {
+    let Some(line) = &explained.last_line else {
         return String::new();
     };
     let mut named = line.order[..line.order.len().min(NAMED)].join(", ");
     if line.order.is_empty() {
-        named.push_str("nobody");
+        named.push_str("no pod");
     } else if line.order.len() > NAMED {
         named += &format!(" and {} more", line.order.len() - NAMED);
     }
     let bytes = |bytes: u64| amount(bytes.into(), Unit::Bytes);
     format!(
-        "The last line in the kernel, for {} after plimsoll was last heard of: with less than {} available, if plimsoll does not answer within {}, \
-         or less than {}, it kills what allocates of {named}\n",
-        span(line.expires_after_ns),
+        "Last line in the kernel: kills processes of {named} when they allocate while less than {} is available and plimsoll has not answered within {}, \
+         or less than {} is available; valid for {} after plimsoll's last sign of life\n",
         bytes(line.line_bytes),
         span(line.acknowledge_within_ns),
         bytes(line.critical_bytes),
+        span(line.expires_after_ns),
     )
 }
 
-fn because(own: &EvictionExplanation) -> &'static str {
-    match own.signal_because {
-        SignalChoice::Asked => "as asked for",
-        SignalChoice::Foreseen => "as it is foreseen that memory is gone soon",
-        SignalChoice::Met => "which asks for a victim",
-        SignalChoice::Grace => "of which a threshold is met and its grace period runs",
+fn because(explained: &EvictionExplanation) -> &'static str {
+    match explained.signal_because {
+        SignalChoice::Asked => "as requested",
+        SignalChoice::Foreseen => "because memory is expected to run out soon",
+        SignalChoice::Met => "whose threshold is met",
+        SignalChoice::Grace => "whose soft threshold is met and in its grace period",
         SignalChoice::Nearest => "the nearest to its threshold",
-        SignalChoice::Default => "as no signal with a threshold has been observed",
+        SignalChoice::Default => "because no signal with a threshold has been observed",
     }
 }
 
-fn signals(own: &EvictionExplanation) -> Table {
+fn signals(explained: &EvictionExplanation) -> Table {
     let mut table = Table::new(
         &["SIGNAL", "SHOWS", "OF", "THRESHOLD", "HEADROOM", "STATE"],
         &[1, 2],
     );
-    for signal in &own.signals {
+    for signal in &explained.signals {
         let unknown = || "?".to_owned();
         let shown = |figure: Option<u64>| {
             figure.map_or_else(unknown, |figure| amount(figure.into(), signal.unit))
@@ -161,7 +169,7 @@ fn value(signal: &ExplainedSignal, threshold: &ExplainedThreshold) -> String {
     };
     let value = threshold
         .value
-        .map_or_else(|| "?".to_owned(), |own| amount(own.into(), signal.unit));
+        .map_or_else(|| "?".to_owned(), |value| amount(value.into(), signal.unit));
     format!("{sign} {value} {kind}")
 }
 
@@ -187,12 +195,12 @@ fn state(signal: &ExplainedSignal, threshold: &ExplainedThreshold) -> String {
     let grace = if left_ns > 0 {
         format!("met, {} of grace left", span(left_ns))
     } else {
-        "met: asks for a victim".to_owned()
+        "met: evicts".to_owned()
     };
     match threshold.min_reclaim {
         Some(more) if more > 0 => {
             let more = amount(more.into(), signal.unit);
-            format!("{grace}, over when {more} more is there")
+            format!("{grace}, ends when {more} more is available")
         }
         _ => grace,
     }
@@ -202,56 +210,56 @@ fn leaving(pod: &LeavingPod) -> String {
     let why = if pod.evicted {
         "evicted"
     } else {
-        "its manifest is gone"
+        "manifest removed"
     };
     let stage = match (pod.empty, pod.kill_in_ns) {
-        (true, _) => "all processes are gone, its memory is awaited".to_owned(),
-        (false, Some(ns)) => format!("killed in {} if it has not left by then", span(ns)),
+        (true, _) => "all processes have exited; waiting for its memory to be freed".to_owned(),
+        (false, Some(ns)) => format!("killed in {} if processes are left", span(ns)),
         (false, None) => "killed".to_owned(),
     };
-    format!("{} is on its way out ({why}): {stage}\n", pod.pod)
+    format!("{} is terminating ({why}): {stage}\n", pod.pod)
 }
 
-fn ranking(own: &EvictionExplanation) -> Table {
-    let places = own.ranking.places.iter();
+fn ranking(explained: &EvictionExplanation) -> Table {
+    let places = explained.ranking.places.iter();
     ranking_table(
         places.map(|place| (place, String::new())),
-        |figure| amount(figure, own.usage_unit),
+        |figure| amount(figure, explained.usage_unit),
         false,
     )
 }
 
-fn next(own: &EvictionExplanation, style: Style) -> String {
-    let Some(next) = own.ranking.next() else {
-        let why = if own.ranking.places.is_empty() {
+fn next(explained: &EvictionExplanation, style: Style) -> String {
+    let Some(next) = explained.ranking.next() else {
+        let why = if explained.ranking.places.is_empty() {
             "no pod has processes"
         } else {
-            "all are exempt"
+            "all pods are exempt"
         };
-        return format!("\nNobody can be evicted: {why}.\n");
+        return format!("\nNo pod can be evicted: {why}.\n");
     };
-    let mut text = match &own.victims[..] {
+    let mut text = match &explained.victims[..] {
         [only] if *only == next.pod => format!("\nNext to be evicted: {}", style.bold(only)),
         several => format!(
-            "\nTo be evicted together, being as many as are needed: {}",
+            "\nTo be evicted together, to reach the target: {}",
             style.bold(&several.join(", "))
         ),
     };
-    let following = own
+    let following = explained
         .ranking
         .places
         .iter()
         .find(|place| place.rank == next.rank + 1);
     if let (Some(following), Some(by)) = (following, next.ahead_of_next_by)
-        && own.victims.len() == 1
+        && explained.victims.len() == 1
     {
         text += &format!(", ahead of {} by {by}", following.pod);
     }
     text + "\n"
 }
 
-fn kubelet(own: &EvictionExplanation) -> String {
-    let kubelet = &own.kubelet;
+fn kubelet(explained: &EvictionExplanation) -> String {
+    let kubelet = &explained.kubelet;
     if kubelet.differences.is_empty() {
         return "The kubelet would choose the same.\n".to_owned();
     }
@@ -265,8 +273,8 @@ fn kubelet(own: &EvictionExplanation) -> String {
     text
 }
 
-fn one_pod(own: &EvictionExplanation, pod: &ExplainedPod, style: Style) -> String {
-    let figure = |figure: u64| amount(figure.into(), own.usage_unit);
+fn one_pod(explained: &EvictionExplanation, pod: &ExplainedPod, style: Style) -> String {
+    let figure = |figure: u64| amount(figure.into(), explained.usage_unit);
     let class = pod
         .priority_class_name
         .as_ref()
@@ -276,8 +284,8 @@ fn one_pod(own: &EvictionExplanation, pod: &ExplainedPod, style: Style) -> Strin
         style.bold(&pod.pod),
         pod.qos_class,
         pod.priority,
-        own.signal,
-        because(own)
+        explained.signal,
+        because(explained)
     );
     let mut line = |what: &str, says: String| text += &format!("  {what:16}{says}\n");
     if let (Some(usage), Some(working_set)) = (pod.memory_usage_bytes, pod.memory_working_set_bytes)
@@ -285,7 +293,7 @@ fn one_pod(own: &EvictionExplanation, pod: &ExplainedPod, style: Style) -> Strin
         line(
             "memory",
             format!(
-                "{} charged, of which {} is the working set",
+                "{} charged, {} of it working set",
                 bytes(usage.into()),
                 bytes(working_set.into())
             ),
@@ -296,7 +304,10 @@ fn one_pod(own: &EvictionExplanation, pod: &ExplainedPod, style: Style) -> Strin
             || "no statistics".to_owned(),
             |usage| {
                 let over = place.usage_over_request.unwrap_or(0);
-                let (over, word) = (amount(over.unsigned_abs().into(), own.usage_unit), over < 0);
+                let (over, word) = (
+                    amount(over.unsigned_abs().into(), explained.usage_unit),
+                    over < 0,
+                );
                 let word = if word { "below" } else { "above" };
                 format!(
                     "{}, {over} {word} its request of {}",
@@ -308,7 +319,7 @@ fn one_pod(own: &EvictionExplanation, pod: &ExplainedPod, style: Style) -> Strin
         line("usage", usage);
         line(
             "place",
-            format!("{} of {}", place.rank, own.ranking.places.len()),
+            format!("{} of {}", place.rank, explained.ranking.places.len()),
         );
     }
     if let Some(before) = &pod.before {
@@ -318,20 +329,20 @@ fn one_pod(own: &EvictionExplanation, pod: &ExplainedPod, style: Style) -> Strin
         line("after it", format!("{}, by {}", after.pod, after.by));
     }
     if pod.leaving {
-        line("state", "on its way out".to_owned());
+        line("state", "terminating".to_owned());
     }
     text.push('\n');
-    text += &verdict(own, pod);
-    text + &kubelet(own)
+    text += &verdict(explained, pod);
+    text + &kubelet(explained)
 }
 
-fn verdict(own: &EvictionExplanation, pod: &ExplainedPod) -> String {
-    let figure = |figure: u64| amount(figure.into(), own.usage_unit);
+fn verdict(explained: &EvictionExplanation, pod: &ExplainedPod) -> String {
+    let figure = |figure: u64| amount(figure.into(), explained.usage_unit);
     if let Some(why) = pod.exempt {
-        return format!("It is not evicted for any signal: {why}.\n");
+        return format!("Never evicted: {why}.\n");
     }
     if let Some(why) = pod.not_ranked {
-        return format!("It is not evicted: it {why}.\n");
+        return format!("Not ranked: {why}.\n");
     }
     let is_next = pod
         .place
@@ -339,25 +350,26 @@ fn verdict(own: &EvictionExplanation, pod: &ExplainedPod) -> String {
         .is_some_and(|place| place.standing == Standing::Next);
     if !is_next {
         let mut text = match pod.shielded_by {
-            1 => "One pod that can be evicted goes before it: it is safe while that is there.\n"
-                .to_owned(),
+            1 => {
+                "One pod would be evicted before it: it is safe while that pod exists.\n".to_owned()
+            }
             pods => format!(
-                "{pods} pods that can be evicted go before it: it is safe while one of them is there.\n"
+                "{pods} pods would be evicted before it: it is safe while one of them exists.\n"
             ),
         };
         text += &match pod.next_at_usage {
             Some(usage) => format!(
-                "It would be the next from a usage of {} on, if all else stays.\n",
+                "It would be next at a usage of {}, if nothing else changes.\n",
                 figure(usage)
             ),
-            None => "No usage of its own would make it the next.\n".to_owned(),
+            None => "No usage would make it next.\n".to_owned(),
         };
-        if own.victims.contains(&pod.pod) {
-            text += "It would be evicted together with the next one: the target needs both.\n";
+        if explained.victims.contains(&pod.pod) {
+            text += "It would be evicted together with the next pod: the target needs both.\n";
         }
         return text;
     }
-    if own
+    if explained
         .ranking
         .places
         .iter()
@@ -365,13 +377,13 @@ fn verdict(own: &EvictionExplanation, pod: &ExplainedPod) -> String {
         .count()
         == 1
     {
-        return "It is the next to be evicted: nobody else can be.\n".to_owned();
+        return "It is the next to be evicted: no other pod can be.\n".to_owned();
     }
     let mut text = "It is the next to be evicted.".to_owned();
     if pod.ways_out.is_empty() {
-        return text + " No change of its own would put another pod in its place.\n";
+        return text + " No change to this pod would put another first.\n";
     }
-    text += " Another would be, if all else stays, from the moment that\n";
+    text += " Another pod would be first, if nothing else changes, once\n";
     for way in &pod.ways_out {
         text += &match way {
             WayOut::Statistics => {
@@ -453,12 +465,12 @@ mod tests {
         assert_eq!(shown(&eviction_of(None)), "\
 SIGNAL                  SHOWS   OF  THRESHOLD           HEADROOM          STATE
 memory.available        500Mi  1Gi  < 100Mi hard        400Mi (39.06 %)
-                                    < 600Mi soft, 30 s  -100Mi (-9.76 %)  met, 30 s of grace left, over when 50Mi more is there
+                                    < 600Mi soft, 30 s  -100Mi (-9.76 %)  met, 30 s of grace left, ends when 50Mi more is available
 kernelMemory.available      0  1Gi  none
 
-MemoryPressure, for 5 min more at least
+MemoryPressure (held for at least 5 min more)
 
-Ranking for memory.available, of which a threshold is met and its grace period runs:
+Ranking for memory.available, whose soft threshold is met and in its grace period:
 
 RANK  POD              PRIORITY  QOS         USAGE  REQUEST  USAGE-REQUEST  AHEAD OF THE NEXT BY     EXEMPT
    1  default/web             0  Burstable   300Mi    100Mi          200Mi  more usage over request
@@ -478,8 +490,8 @@ The kubelet would choose the same.
         let text = render(&answer, false, Style { color: false });
         assert!(
             text.contains(
-                "The last line in the kernel, for 30 s after plimsoll was last heard of: with less than 100Mi available, if plimsoll \
-                 does not answer within 200 ms, or less than 25Mi, it kills what allocates of default/web, default/batch\n"
+                "Last line in the kernel: kills processes of default/web, default/batch when they allocate while less than 100Mi is available \
+                 and plimsoll has not answered within 200 ms, or less than 25Mi is available; valid for 30 s after plimsoll's last sign of life\n"
             ),
             "{text}"
         );
@@ -488,28 +500,28 @@ The kubelet would choose the same.
     #[test]
     fn one_pod_and_its_ways_out() {
         assert_eq!(shown(&eviction_of(Some("web"))), "\
-default/web, Burstable, priority 0, for memory.available, of which a threshold is met and its grace period runs:
-  memory          300Mi charged, of which 300Mi is the working set
+default/web, Burstable, priority 0, for memory.available, whose soft threshold is met and in its grace period:
+  memory          300Mi charged, 300Mi of it working set
   usage           300Mi, 200Mi above its request of 100Mi
   place           1 of 3
   after it        default/batch, by more usage over request
 
-It is the next to be evicted. Another would be, if all else stays, from the moment that
+It is the next to be evicted. Another pod would be first, if nothing else changes, once
   - it uses 140Mi or less
   - it requests 260Mi or more
   - its priority is 1 or higher
 The kubelet would choose the same.
 ");
         assert_eq!(shown(&eviction_of(Some("batch"))), "\
-default/batch, BestEffort, priority 0, for memory.available, of which a threshold is met and its grace period runs:
-  memory          40Mi charged, of which 40Mi is the working set
+default/batch, BestEffort, priority 0, for memory.available, whose soft threshold is met and in its grace period:
+  memory          40Mi charged, 40Mi of it working set
   usage           40Mi, 40Mi above its request of 0
   place           2 of 3
   before it       default/web, by more usage over request
   after it        default/dns, by lower priority
 
-One pod that can be evicted goes before it: it is safe while that is there.
-It would be the next from a usage of 200Mi on, if all else stays.
+One pod would be evicted before it: it is safe while that pod exists.
+It would be next at a usage of 200Mi, if nothing else changes.
 The kubelet would choose the same.
 ");
     }
@@ -569,17 +581,17 @@ The kubelet would choose the same.
             text,
             "\
 POD            QOS         USAGE  WORKING SET  REQUEST  LIMIT  NUMA NODES  WHAT IT MEANS
-default/batch  BestEffort   40Mi         40Mi        -      -  any         it reclaimed for the node for 20 ms lately: the node is short, not the pod; 300 pages that were taken away were needed again lately; it requests nothing, so all of it counts as above its request
-default/dns    BestEffort   20Mi         20Mi        -      -  any         it requests nothing, so all of it counts as above its request
-default/web    Burstable   300Mi        300Mi    100Mi      -  any         a process of it was killed for want of memory; it is at its limit: what it takes must be reclaimed from it first; 200Mi above its request
+default/batch  BestEffort   40Mi         40Mi        -      -  any         it spent 20 ms recently reclaiming for the node: the node is short of memory, not the pod; 300 reclaimed pages had to be read back recently; requests nothing, so all its usage counts as above its request
+default/dns    BestEffort   20Mi         20Mi        -      -  any         requests nothing, so all its usage counts as above its request
+default/web    Burstable   300Mi        300Mi    100Mi      -  any         one of its processes was OOM-killed; at its memory limit: every new page must first be reclaimed from the pod itself; 200Mi above its request
 
 POD            HIGH  MAX  OOM  KILLED  LOW  WAITED  FOR LIMITS  FOR HIGH  FOR THE NODE  READ BACK  FROM SWAP
 default/batch     0    0    0       0    0    0 ms        0 ms      0 ms         20 ms        300          0
 default/web       0   40    0       1    0   1.5 s       1.4 s      0 ms          0 ms          0          0
 
-Since plimsoll first saw the pod. HIGH, MAX and OOM: times that memory.high was exceeded, memory.max met, and no room made; LOW:
-reclaimed from although below memory.low; KILLED: processes. WAITED for memory, and what of it was reclaim for its own limits,
-sleep for memory.high, or reclaim for the node. READ BACK: pages that had been taken away.
+Since plimsoll first saw the pod. HIGH, MAX and OOM: how often memory.high was exceeded, memory.max was reached, and
+reclaim freed nothing. LOW: reclaimed although below memory.low. KILLED: processes. WAITED for memory; parts of it are reclaim
+for its limits, sleep for memory.high, and reclaim for the node. READ BACK: pages that had been reclaimed.
 "
         );
         let one = Request::ExplainMemory {
@@ -599,7 +611,7 @@ sleep for memory.high, or reclaim for the node. READ BACK: pages that had been t
         let text = shown(&Request::ExplainMemory { pod: None });
         assert!(text.contains("200Mi above its request"), "{text}");
         assert!(
-            text.contains("of format 1") && !text.contains("KILLED"),
+            text.contains("has format 1") && !text.contains("KILLED"),
             "{text}"
         );
     }
@@ -623,13 +635,13 @@ default/web       30        2 s  100 ms
         };
         assert!(!shown_with_totals(&one).contains("default/batch"));
         let text = shown(&Request::ExplainThrottling { pod: None });
-        assert!(text.contains("of format 1"), "{text}");
+        assert!(text.contains("has format 1"), "{text}");
         // Programs read the same names as before.
         let answer = answer(&one, &with_totals()).unwrap();
-        let Answer::Throttling(own) = &answer else {
+        let Answer::Throttling(explained) = &answer else {
             panic!("another answer");
         };
-        let json = serde_json::to_value(own).unwrap();
+        let json = serde_json::to_value(explained).unwrap();
         assert!(
             json["cgroups"].is_array() && json["options"].is_object(),
             "{json}"
@@ -640,7 +652,7 @@ default/web       30        2 s  100 ms
         );
         let read: crate::serve::explained::ExplainedThrottling =
             serde_json::from_value(json).unwrap();
-        assert_eq!(read.own, own.own);
+        assert_eq!(read.explanation, explained.explanation);
     }
 
     #[test]
@@ -650,11 +662,11 @@ default/web       30        2 s  100 ms
 
 RANK  POD            CONTAINER  QOS         WORKING SET   ADJ  BADNESS  WHY THE KUBELET'S ADJ
    1  default/web    app        Burstable         300Mi   903     1195  1000 - 1000 * 100Mi / 1Gi
-   2  default/batch  job        BestEffort         40Mi  1000     1039  BestEffort: before all others
+   2  default/batch  job        BestEffort         40Mi  1000     1039  BestEffort: killed first
    3  default/dns    dns        BestEffort         20Mi  -997     -978  system-node-critical
 
-BADNESS is thousandths of memory and swap plus ADJ, as if one process had all of its pod's working set: what a process really
-has is less. The kernel kills the highest first.
+BADNESS is thousandths of memory and swap plus ADJ, as if one process had the whole working set of its pod;
+a real process has less. The kernel kills the highest first.
 ");
     }
 

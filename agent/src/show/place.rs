@@ -164,7 +164,7 @@ pub(crate) fn reasons(pod: &PodPlacement, style: Style) -> String {
             None => format!("{} as a whole", pod.pod),
         };
         writeln!(text, "\n{} {}", style.bold(&whom), merged(alignment)).ok();
-        // Who has no wish decides nothing.
+        // A provider without a preference decides nothing.
         for offer in alignment
             .offers
             .iter()
@@ -206,7 +206,7 @@ fn merged(alignment: &AlignmentView) -> String {
     match (alignment.admitted, alignment.preferred) {
         (true, true) => format!("is aligned on {on}"),
         (true, false) => {
-            format!("is on {on}, which is not what all prefer, and the policy admits that")
+            format!("is on {on}: not every provider's preference, but the policy admits it")
         }
         (false, _) => format!("could be on {on}, which the policy does not admit"),
     }

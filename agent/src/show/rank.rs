@@ -32,11 +32,13 @@ pub(crate) fn ranking_table<'a>(
             place.pod.clone(),
             place.priority.to_string(),
             place.qos_class.to_string(),
-            place.usage.map_or_else(unknown, |own| amount(own.into())),
+            place
+                .usage
+                .map_or_else(unknown, |value| amount(value.into())),
             amount(place.request.into()),
             place
                 .usage_over_request
-                .map_or_else(unknown, |own| amount(own.into())),
+                .map_or_else(unknown, |value| amount(value.into())),
             place
                 .ahead_of_next_by
                 .map_or_else(String::new, |step| step.to_string()),

@@ -99,13 +99,13 @@ pub fn bytes(amount: i128) -> String {
 }
 
 /// An amount in its unit.
-pub fn amount(own: i128, unit: Unit) -> String {
+pub fn amount(value: i128, unit: Unit) -> String {
     match unit {
-        Unit::Bytes => bytes(own),
-        Unit::Inodes | Unit::Processes => own.to_string(),
-        Unit::Share => percent(own),
-        Unit::BytesPerSecond => format!("{}/s", bytes(own)),
-        Unit::MilliCpus => format!("{own}m"),
+        Unit::Bytes => bytes(value),
+        Unit::Inodes | Unit::Processes => value.to_string(),
+        Unit::Share => percent(value),
+        Unit::BytesPerSecond => format!("{}/s", bytes(value)),
+        Unit::MilliCpus => format!("{value}m"),
     }
 }
 

@@ -34,25 +34,22 @@ const BAR: usize = 24;
 const HEAD: u16 = 5;
 /// Candidates that are shown, and lines of what was said, on the smallest screen.
 const CANDIDATES: u16 = 3;
-const TOLD: u16 = 4;
+const RECENT_LINES: u16 = 4;
 
 /// What a key does.
 const KEYS: [(&str, &str); 10] = [
-    ("q, Ctrl-C", "leave"),
+    ("q, Ctrl-C", "quit"),
     (
         "Up Down k j",
         "select a pod; PgUp, PgDn, Home, End go further",
     ),
-    ("Enter", "all that is known of the selected pod, and back"),
-    ("s, S", "sort by the next column, the one before"),
-    ("r", "sort the other way round"),
-    ("/", "show only pods whose name contains what is typed"),
-    ("Esc", "back to the pods; then all of them again"),
-    (
-        "p, Space",
-        "hold the screen still (a journal: let time go on)",
-    ),
-    ("?, h", "this, and back"),
+    ("Enter", "details of the selected pod, and back"),
+    ("s, S", "sort by the next column, the previous one"),
+    ("r", "reverse the order"),
+    ("/", "show only pods whose name contains the text"),
+    ("Esc", "back to the pods; then clear the filter"),
+    ("p, Space", "pause the screen (journal: play)"),
+    ("?, h", "this help, and back"),
     (
         "Left Right [ ] n N g G",
         "in a journal: step, 10 s, decision, begin, end",
@@ -90,8 +87,8 @@ impl Look {
 }
 
 impl From<Severity> for Look {
-    fn from(own: Severity) -> Self {
-        match own {
+    fn from(severity: Severity) -> Self {
+        match severity {
             Severity::Info => Self::Plain,
             Severity::Warning => Self::Warning,
             Severity::Critical => Self::Critical,
@@ -176,8 +173,8 @@ impl Screen<'_, '_> {
 
     fn title(&mut self, model: &Model) {
         let overview = model.overview.as_ref();
-        let name = overview.and_then(|own| own.node.name.as_deref());
-        let pods = overview.map_or(0, |own| own.pods.len());
+        let name = overview.and_then(|it| it.node.name.as_deref());
+        let pods = overview.map_or(0, |it| it.pods.len());
         let mut left = match (name, &model.feed) {
             (Some(name), _) => format!("plimsoll top  {name}"),
             (None, Feed::Live { .. }) => "plimsoll top".to_owned(),
@@ -193,7 +190,7 @@ impl Screen<'_, '_> {
         }
         let ago = |since: std::time::Duration| model.now.saturating_sub(since).as_secs();
         let right = match (&model.feed, model.paused) {
-            (_, Some(since)) => format!("HELD STILL for {} s", ago(since)),
+            (_, Some(since)) => format!("PAUSED for {} s", ago(since)),
             (Feed::Live { every, .. }, None) => format!("every {}", span_of(*every)),
             (
                 Feed::Recorded {
@@ -218,20 +215,20 @@ impl Screen<'_, '_> {
     fn foot(&mut self, model: &Model) {
         self.next = self.area.bottom() - 1;
         let keys = match (&model.feed, model.edits_filter) {
-            (_, true) => "type a part of a name   Enter keep it   Esc all pods",
+            (_, true) => "type part of a name   Enter apply   Esc clear",
             (Feed::Live { .. }, _) => {
-                "q leave  s sort  r reverse  / filter  p hold still  Enter one pod  ? help"
+                "q quit  s sort  r reverse  / filter  p pause  Enter details  ? help"
             }
             (Feed::Recorded { .. }, _) => {
-                "q leave  Left Right step  [ ] 10 s  n N decision  Space play  s sort  ? help"
+                "q quit  Left Right step  [ ] 10 s  n N decision  Space play  s sort  ? help"
             }
         };
         self.line(Look::Faint, keys);
     }
 }
 
-fn span_of(own: std::time::Duration) -> String {
-    span(u64::try_from(own.as_nanos()).unwrap_or(u64::MAX))
+fn span_of(it: std::time::Duration) -> String {
+    span(u64::try_from(it.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// CLOCK_MONOTONIC, as `plimsoll replay` prints it.
@@ -257,12 +254,12 @@ fn help(screen: &mut Screen<'_, '_>) {
     screen.line(Look::Plain, "");
     for text in [
         "  MEM     working set: memory without inactive page cache",
-        "  REQ LIM what it requests of memory, and is limited to",
-        "  CPU     CPUs in use, thousandths; CPUS: those that it alone has",
-        "  THR     ms of each second that it is throttled by its CPU limit",
-        "  WAIT    ms of each second that its tasks wait for memory",
-        "  PSI     % of the last 10 s in which a task of it waited for memory",
-        "  EVICT   its place: > goes next, - never goes, OUT is on its way out",
+        "  REQ LIM memory request and limit",
+        "  CPU     CPUs in use, thousandths; CPUS: its exclusive CPUs",
+        "  THR     ms of each second throttled by the CPU limit",
+        "  WAIT    ms of each second in which tasks wait for memory",
+        "  PSI     % of the last 10 s in which a task waited for memory",
+        "  EVICT   rank: > is next, - is exempt, OUT is terminating",
     ] {
         screen.line(Look::Plain, text);
     }
@@ -276,16 +273,16 @@ fn pods_page(screen: &mut Screen<'_, '_>, model: &Model, overview: &Overview) {
     // What is more than the least is shared: of each five lines three for pods, one for what was said.
     let more = screen.area.height - HIGH_MIN;
     let candidates = CANDIDATES + more / 5;
-    let told = TOLD + more / 5;
-    let pods = screen.left().saturating_sub(1 + candidates + 1 + told + 1);
+    let lines = RECENT_LINES + more / 5;
+    let pods = screen.left().saturating_sub(1 + candidates + 1 + lines + 1);
     pods_table(screen, model, pods.into());
     candidates_list(screen, overview, candidates.into());
-    told_list(screen, overview, told.into());
+    recent_lines_list(screen, overview, lines.into());
 }
 
 fn node(screen: &mut Screen<'_, '_>, overview: &Overview) {
     let node = &overview.node;
-    let of = |own: Option<u64>| own.map_or_else(|| "?".to_owned(), |own| bytes(own.into()));
+    let of = |it: Option<u64>| it.map_or_else(|| "?".to_owned(), |value| bytes(value.into()));
     let available = node.memory_available_bytes.unwrap_or(0);
     let capacity = node.memory_capacity_bytes.unwrap_or(0);
     let used = capacity.saturating_sub(available);
@@ -295,7 +292,7 @@ fn node(screen: &mut Screen<'_, '_>, overview: &Overview) {
         (_, Some(0)) => "no swap".to_owned(),
         (used, all) => format!("swap {} of {}", of(used), of(all)),
     };
-    let look = if overview.conditions.iter().any(|own| own.status) {
+    let look = if overview.conditions.iter().any(|condition| condition.status) {
         Look::Critical
     } else {
         Look::Good
@@ -314,13 +311,13 @@ fn node(screen: &mut Screen<'_, '_>, overview: &Overview) {
         ),
     ];
     screen.spans(spans, Style::new());
-    let share = |own: Option<f64>| own.map_or_else(|| "?".to_owned(), |own| format!("{own:.1}"));
+    let share = |value: Option<f64>| value.map_or_else(|| "?".to_owned(), |it| format!("{it:.1}"));
     let cpus = node.cpu_used_milli.map_or_else(String::new, |milli| {
         format!("   CPUs in use {}.{:02}", milli / 1000, milli % 1000 / 10)
     });
     let pressure = &node.pressure;
     let waits = if (pressure.cpu, pressure.memory, pressure.io) == (None, None, None) {
-        "waits   not measured here".to_owned()
+        "waits   not measured".to_owned()
     } else {
         format!(
             "waits   cpu {} %, memory {} %, io {} % of the last 10 s",
@@ -334,9 +331,9 @@ fn node(screen: &mut Screen<'_, '_>, overview: &Overview) {
 
 /// The signal that pods are ranked for, and as many more as there is room for.
 fn signals(screen: &mut Screen<'_, '_>, overview: &Overview) {
-    let is_first = |own: &&ExplainedSignal| own.signal == overview.signal;
+    let is_first = |signal: &&ExplainedSignal| signal.signal == overview.signal;
     let first = overview.signals.iter().filter(is_first);
-    let others = overview.signals.iter().filter(|own| !is_first(own));
+    let others = overview.signals.iter().filter(|it| !is_first(it));
     let mut text = "signals ".to_owned();
     let mut look = Look::Plain;
     let mut is_any = false;
@@ -347,7 +344,7 @@ fn signals(screen: &mut Screen<'_, '_>, overview: &Overview) {
         if signal
             .thresholds
             .iter()
-            .any(|own| own.met_since_ns.is_some())
+            .any(|threshold| threshold.met_since_ns.is_some())
         {
             look = Look::Critical;
         }
@@ -360,7 +357,7 @@ fn signals(screen: &mut Screen<'_, '_>, overview: &Overview) {
         is_any = true;
     }
     if !is_any {
-        text.push_str("none that has a threshold is observed");
+        text.push_str("no signal with a threshold is observed");
     }
     screen.line(look, &text);
 }
@@ -370,8 +367,8 @@ pub(crate) fn signal_text(signal: &ExplainedSignal) -> Option<String> {
     let threshold = signal
         .thresholds
         .iter()
-        .filter(|own| own.operator != Operator::Never)
-        .min_by_key(|own| own.headroom_share)?;
+        .filter(|threshold| threshold.operator != Operator::Never)
+        .min_by_key(|threshold| threshold.headroom_share)?;
     let sign = if threshold.operator == Operator::GreaterThan {
         ">"
     } else {
@@ -400,7 +397,7 @@ fn unusual(screen: &mut Screen<'_, '_>, model: &Model, overview: &Overview) {
             ..
         } => {
             let text = format!(
-                "NO ANSWER for {} s, shown is what was {} s ago; asking on: {why}",
+                "NO ANSWER for {} s; this is {} s old; retrying: {why}",
                 ago(*since),
                 ago(model.seen)
             );
@@ -412,7 +409,7 @@ fn unusual(screen: &mut Screen<'_, '_>, model: &Model, overview: &Overview) {
         } => {
             let pid = overview.pid.unwrap_or(0);
             let text = format!(
-                "another agent (process {pid}) answers since {} s ago; its counts begin anew",
+                "another agent (PID {pid}) has answered for {} s; its counts start at zero",
                 ago(*at)
             );
             return screen.line(Look::Warning, &text);
@@ -423,8 +420,13 @@ fn unusual(screen: &mut Screen<'_, '_>, model: &Model, overview: &Overview) {
         } => return screen.line(Look::Warning, remark),
         _ => {}
     }
-    let raised = overview.conditions.iter().filter(|own| own.status);
-    let raised: Vec<&str> = raised.map(|own| own.condition.as_str()).collect();
+    let raised = overview
+        .conditions
+        .iter()
+        .filter(|condition| condition.status);
+    let raised: Vec<&str> = raised
+        .map(|condition| condition.condition.as_str())
+        .collect();
     if raised.is_empty() {
         screen.line(Look::Plain, "");
     } else {
@@ -441,29 +443,29 @@ pub(crate) struct Column {
     pub(crate) cell: fn(&PodOverview) -> String,
 }
 
-fn or_dash(own: Option<String>) -> String {
-    own.unwrap_or_else(|| "-".to_owned())
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
 }
 
-fn size(own: Option<u64>) -> String {
-    or_dash(own.map(|own| bytes(own.into())))
+fn size(it: Option<u64>) -> String {
+    or_dash(it.map(|value| bytes(value.into())))
 }
 
 /// Milliseconds per second of a time that is counted.
-fn per_second(own: &PodOverview, of: fn(&LimitCounts) -> u64) -> String {
-    or_dash(rate(own, of).map(|ns| match ns {
+fn per_second(pod: &PodOverview, of: fn(&LimitCounts) -> u64) -> String {
+    or_dash(rate(pod, of).map(|ns| match ns {
         0 => "0".to_owned(),
         1..1_000_000 => "<1".to_owned(),
         _ => (ns / 1_000_000).to_string(),
     }))
 }
 
-fn share(own: Option<f64>) -> String {
-    or_dash(own.map(|own| format!("{own:.1}")))
+fn share(value: Option<f64>) -> String {
+    or_dash(value.map(|it| format!("{it:.1}")))
 }
 
-fn class(own: &PodOverview) -> &'static str {
-    match own.qos_class {
+fn class(pod: &PodOverview) -> &'static str {
+    match pod.qos_class {
         QosClass::Guaranteed => "Gua",
         QosClass::Burstable => "Bur",
         QosClass::BestEffort => "Bes",
@@ -471,8 +473,8 @@ fn class(own: &PodOverview) -> &'static str {
 }
 
 /// Its place, or what else becomes of it.
-fn fate(own: &PodOverview) -> String {
-    match (own.status, own.place) {
+fn fate(pod: &PodOverview) -> String {
+    match (pod.status, pod.place) {
         (PodStatus::Evicted, _) => "OUT".to_owned(),
         (PodStatus::Ending, _) => "end".to_owned(),
         (PodStatus::Stuck, _) => "STUCK".to_owned(),
@@ -487,35 +489,35 @@ fn fate(own: &PodOverview) -> String {
 
 /// Those that are always there, then those for wide screens.
 pub(crate) const COLUMNS: [Column; 14] = [
-    column("QOS", 3, None, |own| class(own).to_owned()),
-    column("MEM", 7, Some(Sort::Memory), |own| {
-        size(own.memory.working_set_bytes)
+    column("QOS", 3, None, |it| class(it).to_owned()),
+    column("MEM", 7, Some(Sort::Memory), |pod| {
+        size(pod.memory.working_set_bytes)
     }),
-    column("REQ", 7, None, |own| {
-        size(Some(own.memory.request_bytes).filter(|own| *own > 0))
+    column("REQ", 7, None, |pod| {
+        size(Some(pod.memory.request_bytes).filter(|it| *it > 0))
     }),
-    column("LIM", 7, None, |own| size(own.memory.limit_bytes)),
-    column("CPU", 6, Some(Sort::Cpu), |own| {
-        or_dash(own.cpu.used_milli.map(|own| own.to_string()))
+    column("LIM", 7, None, |pod| size(pod.memory.limit_bytes)),
+    column("CPU", 6, Some(Sort::Cpu), |pod| {
+        or_dash(pod.cpu.used_milli.map(|value| value.to_string()))
     }),
-    column("THR", 5, Some(Sort::Throttling), |own| {
-        per_second(own, |counts| counts.throttled_ns)
+    column("THR", 5, Some(Sort::Throttling), |it| {
+        per_second(it, |counts| counts.throttled_ns)
     }),
-    column("WAIT", 5, Some(Sort::Stalls), |own| {
-        per_second(own, |counts| counts.stalled_ns)
+    column("WAIT", 5, Some(Sort::Stalls), |it| {
+        per_second(it, |counts| counts.stalled_ns)
     }),
-    column("PSI", 5, Some(Sort::Pressure), |own| {
-        share(own.pressure.memory)
+    column("PSI", 5, Some(Sort::Pressure), |pod| {
+        share(pod.pressure.memory)
     }),
-    column("CPUS", 5, None, |own| {
-        or_dash(Some(own.cpu.exclusive.to_string()).filter(|own| !own.is_empty()))
+    column("CPUS", 5, None, |pod| {
+        or_dash(Some(pod.cpu.exclusive.to_string()).filter(|it| !it.is_empty()))
     }),
     column("EVICT", 5, Some(Sort::Eviction), fate),
-    column("CPU%10", 6, None, |own| share(own.pressure.cpu)),
-    column("IO%10", 6, None, |own| share(own.pressure.io)),
-    column("SWAP", 7, None, |own| size(own.memory.swap_bytes)),
-    column("OOM", 4, None, |own| {
-        or_dash(own.limits.map(|own| own.all.oom_kills.to_string()))
+    column("CPU%10", 6, None, |pod| share(pod.pressure.cpu)),
+    column("IO%10", 6, None, |pod| share(pod.pressure.io)),
+    column("SWAP", 7, None, |pod| size(pod.memory.swap_bytes)),
+    column("OOM", 4, None, |pod| {
+        or_dash(pod.limits.map(|it| it.all.oom_kills.to_string()))
     }),
 ];
 const ALWAYS: usize = 10;
@@ -541,9 +543,9 @@ fn pods_table(screen: &mut Screen<'_, '_>, model: &Model, high: usize) {
     } else {
         &COLUMNS[..ALWAYS]
     };
-    let taken: usize = columns.iter().map(|own| own.wide + 1).sum();
+    let taken: usize = columns.iter().map(|it| it.wide + 1).sum();
     let name_wide = wide - taken - 1;
-    let sorts_by = |own: Option<Sort>| own == Some(model.sort);
+    let sorts_by = |sort: Option<Sort>| sort == Some(model.sort);
     let mut spans = vec![screen.span(
         Look::Heading,
         format!(
@@ -565,7 +567,7 @@ fn pods_table(screen: &mut Screen<'_, '_>, model: &Model, high: usize) {
     let rows = model.rows();
     if rows.is_empty() {
         let why = if model.filter.is_empty() {
-            "no pod is known".to_owned()
+            "no pods".to_owned()
         } else {
             format!("no pod has {:?} in its name: Esc shows all", model.filter)
         };
@@ -581,7 +583,7 @@ fn pods_table(screen: &mut Screen<'_, '_>, model: &Model, high: usize) {
             let cell = fitted(&(column.cell)(pod), column.wide);
             text += &format!(" {cell:>wide$}", wide = column.wide);
         }
-        let look = match (is_selected, pod.status, pod.place.map(|own| own.standing)) {
+        let look = match (is_selected, pod.status, pod.place.map(|it| it.standing)) {
             (true, ..) => Look::Selected,
             (_, PodStatus::Evicted | PodStatus::Stuck, _) => Look::Critical,
             (_, _, Some(Standing::Next)) => Look::Warning,
@@ -595,21 +597,21 @@ fn pods_table(screen: &mut Screen<'_, '_>, model: &Model, high: usize) {
 
 /// Those that can be evicted, the first first.
 pub(crate) fn candidates(overview: &Overview) -> Vec<&PodOverview> {
-    let can_go = |own: &&PodOverview| {
-        own.status == PodStatus::Running
-            && own
+    let can_go = |pod: &&PodOverview| {
+        pod.status == PodStatus::Running
+            && pod
                 .place
                 .is_some_and(|place| place.standing != Standing::Skipped)
     };
     let mut found: Vec<&PodOverview> = overview.pods.iter().filter(can_go).collect();
-    found.sort_by_key(|own| own.place.map_or(usize::MAX, |place| place.rank));
+    found.sort_by_key(|pod| pod.place.map_or(usize::MAX, |place| place.rank));
     found
 }
 
 /// Why a pod stands where it stands.
-pub(crate) fn reason(overview: &Overview, own: &PodOverview) -> String {
-    let Some(place) = own.place else {
-        return "it is not ranked".to_owned();
+pub(crate) fn reason(overview: &Overview, pod: &PodOverview) -> String {
+    let Some(place) = pod.place else {
+        return "not ranked".to_owned();
     };
     if let Some(why) = place.exempt {
         return format!("never evicted: {why}");
@@ -623,10 +625,10 @@ pub(crate) fn reason(overview: &Overview, own: &PodOverview) -> String {
         }
         _ => "no statistics".to_owned(),
     };
-    let priority = if own.priority == 0 {
+    let priority = if pod.priority == 0 {
         String::new()
     } else {
-        format!(", priority {}", own.priority)
+        format!(", priority {}", pod.priority)
     };
     let ahead = place
         .ahead_of_next_by
@@ -644,7 +646,7 @@ fn candidates_list(screen: &mut Screen<'_, '_>, overview: &Overview, high: usize
     screen.line(Look::Heading, &title);
     let found = candidates(overview);
     if found.is_empty() {
-        screen.line(Look::Faint, " nobody can be evicted");
+        screen.line(Look::Faint, " no pod can be evicted");
     }
     for pod in found.into_iter().take(high) {
         let goes = overview.victims.contains(&pod.pod);
@@ -660,14 +662,14 @@ fn candidates_list(screen: &mut Screen<'_, '_>, overview: &Overview, high: usize
     screen.next = end;
 }
 
-fn told_list(screen: &mut Screen<'_, '_>, overview: &Overview, high: usize) {
-    screen.line(Look::Heading, "SAID LAST");
-    if overview.told.is_empty() {
+fn recent_lines_list(screen: &mut Screen<'_, '_>, overview: &Overview, high: usize) {
+    screen.line(Look::Heading, "LATEST LINES");
+    if overview.recent_lines.is_empty() {
         screen.line(Look::Faint, " nothing yet");
     }
-    let first = overview.told.len().saturating_sub(high);
-    for told in &overview.told[first..] {
-        screen.line(told.severity.into(), &format!(" {}", told.text));
+    let first = overview.recent_lines.len().saturating_sub(high);
+    for line in &overview.recent_lines[first..] {
+        screen.line(line.severity.into(), &format!(" {}", line.text));
     }
 }
 
@@ -686,23 +688,23 @@ fn pod_page(screen: &mut Screen<'_, '_>, model: &Model, overview: &Overview) {
     }
     let uid = pod.uid.as_str();
     let of_pod: Vec<_> = overview
-        .told
+        .recent_lines
         .iter()
-        .filter(|own| own.text.contains(uid) || own.text.contains(&pod.pod))
+        .filter(|it| it.text.contains(uid) || it.text.contains(&pod.pod))
         .collect();
     let room = usize::from(screen.left()).saturating_sub(1);
     if of_pod.is_empty() || room == 0 {
         return;
     }
-    screen.line(Look::Heading, "SAID OF IT LAST");
-    for told in &of_pod[of_pod.len().saturating_sub(room)..] {
-        screen.line(told.severity.into(), &format!(" {}", told.text));
+    screen.line(Look::Heading, "LATEST LINES ABOUT IT");
+    for line in &of_pod[of_pod.len().saturating_sub(room)..] {
+        screen.line(line.severity.into(), &format!(" {}", line.text));
     }
 }
 
 /// What is known of a pod; a line without a name is a heading.
 fn facts(overview: &Overview, pod: &PodOverview) -> Vec<(&'static str, String)> {
-    let milli = |own: Option<u64>| or_dash(own.map(|own| amount(own.into(), Unit::MilliCpus)));
+    let milli = |it: Option<u64>| or_dash(it.map(|value| amount(value.into(), Unit::MilliCpus)));
     let mut facts = vec![
         (
             "",
@@ -711,11 +713,11 @@ fn facts(overview: &Overview, pod: &PodOverview) -> Vec<(&'static str, String)> 
         (
             "state",
             match pod.status {
-                PodStatus::Running => "it runs",
-                PodStatus::NotRunning => "it has no processes",
-                PodStatus::Evicted => "it is evicted, and on its way out",
-                PodStatus::Ending => "its manifest is gone, and it is on its way out",
-                PodStatus::Stuck => "it was killed and is still there",
+                PodStatus::Running => "running",
+                PodStatus::NotRunning => "no processes",
+                PodStatus::Evicted => "evicted, terminating",
+                PodStatus::Ending => "manifest removed, terminating",
+                PodStatus::Stuck => "killed, and still there",
             }
             .to_owned(),
         ),
@@ -733,11 +735,11 @@ fn facts(overview: &Overview, pod: &PodOverview) -> Vec<(&'static str, String)> 
         (
             "CPUs",
             format!(
-                "{} in use; request {}, limit {}; of its own: {}",
+                "{} in use; request {}, limit {}; exclusive: {}",
                 milli(pod.cpu.used_milli),
                 milli(Some(pod.cpu.request_milli)),
                 milli(pod.cpu.limit_milli),
-                or_dash(Some(pod.cpu.exclusive.to_string()).filter(|own| !own.is_empty()))
+                or_dash(Some(pod.cpu.exclusive.to_string()).filter(|it| !it.is_empty()))
             ),
         ),
         (
@@ -759,7 +761,7 @@ fn facts(overview: &Overview, pod: &PodOverview) -> Vec<(&'static str, String)> 
     ];
     if let Some(limits) = &pod.limits {
         let all = &limits.all;
-        facts.push(("", "Its limits since the agent first saw it".to_owned()));
+        facts.push(("", "Limits, since the agent first saw the pod".to_owned()));
         facts.extend(limit_facts(all));
     }
     facts
@@ -797,7 +799,7 @@ fn limit_facts(all: &LimitCounts) -> [(&'static str, String); 6] {
         (
             "read back",
             format!(
-                "{} pages taken away before, {} from swap",
+                "{} reclaimed pages, {} from swap",
                 all.refaulted_pages, all.swapped_in_pages
             ),
         ),

@@ -83,9 +83,9 @@ pub(crate) fn summary(machine: &Machine, layout: &Layout) -> String {
 
 /// `512 × 2Mi`, of sizes of which there are pages.
 pub(crate) fn hugepages(node: &NumaNode) -> String {
-    let sizes = node.hugepages.iter().filter(|own| own.pages > 0);
+    let sizes = node.hugepages.iter().filter(|it| it.pages > 0);
     let texts: Vec<String> = sizes
-        .map(|own| format!("{} × {}", own.pages, page_size(own.page_bytes)))
+        .map(|it| format!("{} × {}", it.pages, page_size(it.page_bytes)))
         .collect();
     texts.join(", ")
 }
@@ -146,7 +146,7 @@ impl Tree<'_> {
         }
         if !self.layout.offline.is_empty() {
             lines.push(Line::new(
-                "nobody knows where".to_owned(),
+                "unknown location".to_owned(),
                 self.layout.offline,
             ));
         }
@@ -190,9 +190,9 @@ impl Tree<'_> {
     fn alike(&self, a: &Part, b: &Part) -> bool {
         let plain = |part: &Part| {
             let cpus = part.cpus();
-            let exclusive = self.holders.iter().flat_map(|own| &own.exclusive);
-            let mut taken = exclusive.map(|own| own.cpus);
-            cpus.is_disjoint(&self.machine.offline()) && taken.all(|own| own.is_disjoint(&cpus))
+            let exclusive = self.holders.iter().flat_map(|it| &it.exclusive);
+            let mut taken = exclusive.map(|it| it.cpus);
+            cpus.is_disjoint(&self.machine.offline()) && taken.all(|it| it.is_disjoint(&cpus))
         };
         let what = |part: &Part| -> Vec<(Level, bool)> {
             let names = part.names.iter();
@@ -230,7 +230,7 @@ impl Tree<'_> {
         if let Some(node) = self.node(first) {
             line.memory = node
                 .memory_bytes
-                .map_or_else(String::new, |own| each.to_owned() + &bytes(own.into()));
+                .map_or_else(String::new, |value| each.to_owned() + &bytes(value.into()));
             line.hugepages = hugepages(node);
         }
         let shape = first.shape();
@@ -255,7 +255,7 @@ impl Tree<'_> {
         if let Some(node) = self.machine.node(id) {
             line.memory = node
                 .memory_bytes
-                .map_or_else(String::new, |own| bytes(own.into()));
+                .map_or_else(String::new, |value| bytes(value.into()));
             line.hugepages = hugepages(node);
         }
         line
@@ -263,10 +263,10 @@ impl Tree<'_> {
 
     /// `default/web/app 2-3, shared pool 1`
     fn held(&self, cpus: CpuSet) -> String {
-        let claims = self.holders.iter().flat_map(|own| own.claims());
-        let here = claims.map(|(_, name, own)| (name, own & cpus));
-        let here = here.filter(|(_, own)| !own.is_empty());
-        let texts: Vec<String> = here.map(|(name, own)| format!("{name} {own}")).collect();
+        let claims = self.holders.iter().flat_map(|it| it.claims());
+        let here = claims.map(|(_, name, it)| (name, it & cpus));
+        let here = here.filter(|(_, it)| !it.is_empty());
+        let texts: Vec<String> = here.map(|(name, it)| format!("{name} {it}")).collect();
         texts.join(", ")
     }
 

@@ -215,8 +215,8 @@ impl NotRankedReason {
 impl fmt::Display for NotRankedReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::NotRunning => "has no processes, nothing would come back",
-            Self::Stuck => "was killed and is still there",
+            Self::NotRunning => "no processes, so nothing to reclaim",
+            Self::Stuck => "killed, and still there",
         })
     }
 }

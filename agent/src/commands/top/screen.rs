@@ -58,7 +58,7 @@ pub(super) fn live(
             loop {
                 std::thread::sleep(every);
                 let message = match overview(&socket) {
-                    Ok(own) => Message::Answer(Box::new(own)),
+                    Ok(it) => Message::Answer(Box::new(it)),
                     Err(error) => Message::NoAnswer(error.to_string()),
                 };
                 // The screen is gone, and the process ends.
@@ -111,7 +111,7 @@ fn until_left(
             return Ok(ExitCode::SUCCESS);
         }
         messages.insert(0, Message::Tick(start.elapsed()));
-        messages.extend(answers.iter().flat_map(|own| own.try_iter()));
+        messages.extend(answers.iter().flat_map(|it| it.try_iter()));
         for message in messages {
             let mut next = Some(message);
             while let Some(message) = next.take() {

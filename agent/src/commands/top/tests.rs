@@ -10,7 +10,7 @@ use ratatui::style::{Color, Modifier};
 
 use super::*;
 use crate::record::limit_counts::{LimitCounts, LimitTotals};
-use crate::record::lines::{Severity, Told};
+use crate::record::lines::{RecentLine, Severity};
 use crate::record::recording::Position;
 use crate::record::snapshot::Snapshot;
 use crate::serve::summary::{CpuStats, MemoryStats, NodeStats, PodUse, PsiData, PsiStats};
@@ -91,7 +91,7 @@ fn overview(available_mib: u64) -> Overview {
         }),
         ..NodeStats::default()
     });
-    snapshot.told = [
+    snapshot.recent_lines = [
         (
             Severity::Info,
             "plimsoll 0.1.0 runs (pid 4711), 3 pods\n  more",
@@ -103,7 +103,7 @@ fn overview(available_mib: u64) -> Overview {
     ]
     .into_iter()
     .zip(1..)
-    .map(|((severity, text), number)| Arc::new(Told::new(number, severity, text)))
+    .map(|((severity, text), number)| Arc::new(RecentLine::new(number, severity, text)))
     .collect();
     Overview::new(&snapshot, &figures).unwrap()
 }
@@ -148,7 +148,7 @@ fn press(model: &mut Model, code: KeyCode) -> Option<Command> {
 }
 
 fn names(model: &Model) -> Vec<&str> {
-    model.rows().iter().map(|own| own.pod.as_str()).collect()
+    model.rows().iter().map(|pod| pod.pod.as_str()).collect()
 }
 
 #[test]
@@ -175,12 +175,12 @@ NEXT TO BE EVICTED for memory.available
 >1 default/hog: 300Mi is 300Mi above its request; ahead by lower priority
  3 default/web: 90Mi is 10Mi below its request
 
-SAID LAST
+LATEST LINES
  plimsoll 0.1.0 runs (pid 4711), 3 pods
  1.500000 CPU throttled: default/web: 30 times, 1500 ms
 
 
-q leave  s sort  r reverse  / filter  p hold still  Enter one pod  ? help
+q quit  s sort  r reverse  / filter  p pause  Enter details  ? help
 "
     );
 }
@@ -211,12 +211,12 @@ NEXT TO BE EVICTED for memory.available
  3 default/web: 90Mi is 10Mi below its request
 
 
-SAID LAST
+LATEST LINES
  plimsoll 0.1.0 runs (pid 4711), 3 pods
  1.500000 CPU throttled: default/web: 30 times, 1500 ms
 
 
-q leave  s sort  r reverse  / filter  p hold still  Enter one pod  ? help
+q quit  s sort  r reverse  / filter  p pause  Enter details  ? help
 "
     );
 }
@@ -232,18 +232,18 @@ fn one_pod() {
         "\
 plimsoll top  node-1  3 pods, by pressure                              every 1 s
 default/dns  BestEffort, priority 2000001000
-  state             it runs
+  state             running
   memory            20Mi charged, 20Mi working set, - swap; request 0, limit -
-  CPUs              499m in use; request 0m, limit -; of its own: -
+  CPUs              499m in use; request 0m, limit -; exclusive: -
   waits (PSI)       cpu 3.0 %, memory 0.0 %, io - % of the last 10 s
   eviction          place 2: never evicted: system-critical priority
-Its limits since the agent first saw it
+Limits, since the agent first saw the pod
   CPU limit         throttled 0 times, 0 ms
   memory limits     high 0, max 0, out of memory 0, below low 0 times
   OOM kills         0 processes
   waited for memory 0 ms
     of it for       its limits 0 ms, memory.high 0 ms, the node 0 ms
-  read back         0 pages taken away before, 0 from swap
+  read back         0 reclaimed pages, 0 from swap
 
 
 
@@ -253,7 +253,7 @@ Its limits since the agent first saw it
 
 
 
-q leave  s sort  r reverse  / filter  p hold still  Enter one pod  ? help
+q quit  s sort  r reverse  / filter  p pause  Enter details  ? help
 "
     );
     press(&mut model, KeyCode::Esc);
@@ -269,28 +269,28 @@ fn help_shows_every_key() {
         "\
 plimsoll top  node-1  3 pods, by pressure                              every 1 s
 
-  q, Ctrl-C               leave
+  q, Ctrl-C               quit
   Up Down k j             select a pod; PgUp, PgDn, Home, End go further
-  Enter                   all that is known of the selected pod, and back
-  s, S                    sort by the next column, the one before
-  r                       sort the other way round
-  /                       show only pods whose name contains what is typed
-  Esc                     back to the pods; then all of them again
-  p, Space                hold the screen still (a journal: let time go on)
-  ?, h                    this, and back
+  Enter                   details of the selected pod, and back
+  s, S                    sort by the next column, the previous one
+  r                       reverse the order
+  /                       show only pods whose name contains the text
+  Esc                     back to the pods; then clear the filter
+  p, Space                pause the screen (journal: play)
+  ?, h                    this help, and back
   Left Right [ ] n N g G  in a journal: step, 10 s, decision, begin, end
 
   MEM     working set: memory without inactive page cache
-  REQ LIM what it requests of memory, and is limited to
-  CPU     CPUs in use, thousandths; CPUS: those that it alone has
-  THR     ms of each second that it is throttled by its CPU limit
-  WAIT    ms of each second that its tasks wait for memory
-  PSI     % of the last 10 s in which a task of it waited for memory
-  EVICT   its place: > goes next, - never goes, OUT is on its way out
+  REQ LIM memory request and limit
+  CPU     CPUs in use, thousandths; CPUS: its exclusive CPUs
+  THR     ms of each second throttled by the CPU limit
+  WAIT    ms of each second in which tasks wait for memory
+  PSI     % of the last 10 s in which a task waited for memory
+  EVICT   rank: > is next, - is exempt, OUT is terminating
 
 
 
-q leave  s sort  r reverse  / filter  p hold still  Enter one pod  ? help
+q quit  s sort  r reverse  / filter  p pause  Enter details  ? help
 "
     );
     press(&mut model, KeyCode::Char('?'));
@@ -372,7 +372,7 @@ fn the_selection_stays_with_its_pod() {
     assert_eq!(model.selection(&model.rows()), 0);
     // A pod that is gone leaves the first.
     let mut gone = overview(300);
-    gone.pods.retain(|own| own.pod == "default/web");
+    gone.pods.retain(|pod| pod.pod == "default/web");
     model.update(Message::Answer(Box::new(gone)));
     assert_eq!(model.selection(&model.rows()), 0);
     // The last of many is on the screen.
@@ -405,14 +405,14 @@ fn keys_that_leave() {
 }
 
 #[test]
-fn a_held_screen_stays() {
+fn a_paused_screen_stays() {
     let mut model = model(512);
     model.update(Message::Tick(Duration::from_secs(5)));
     press(&mut model, KeyCode::Char('p'));
     model.update(Message::Answer(Box::new(overview(80))));
     model.update(Message::Tick(Duration::from_secs(9)));
     let text = screen(&model, 80, 24);
-    assert!(text.contains("HELD STILL for 4 s"), "{text}");
+    assert!(text.contains("PAUSED for 4 s"), "{text}");
     assert!(text.contains("512Mi available"), "{text}");
     press(&mut model, KeyCode::Char('p'));
     model.update(Message::Answer(Box::new(overview(80))));
@@ -433,7 +433,7 @@ fn an_agent_that_ends_is_waited_for_and_the_next_is_said() {
     model.update(Message::NoAnswer("no such socket".to_owned()));
     let text = screen(&model, 110, 24);
     assert!(
-        text.contains("NO ANSWER for 3 s, shown is what was 5 s ago; asking on: no such socket"),
+        text.contains("NO ANSWER for 3 s; this is 5 s old; retrying: no such socket"),
         "{text}"
     );
     at(&mut model, 16);
@@ -443,7 +443,7 @@ fn an_agent_that_ends_is_waited_for_and_the_next_is_said() {
     at(&mut model, 17);
     let text = screen(&model, 80, 24);
     assert!(
-        text.contains("another agent (process 4712) answers since 1 s ago"),
+        text.contains("another agent (PID 4712) has answered for 1 s"),
         "{text}"
     );
     at(&mut model, 60);
@@ -467,7 +467,7 @@ fn a_journal_is_stepped_through() {
     let feed = Feed::Recorded {
         position: position(10, 11),
         plays_ns: None,
-        remark: Some("the last line is cut off and was left out".to_owned()),
+        remark: Some("the last line is incomplete and was ignored".to_owned()),
     };
     let mut model = Model::new(feed, false);
     let mut recorded = overview(512);
@@ -476,7 +476,7 @@ fn a_journal_is_stepped_through() {
     let text = screen(&model, 80, 24);
     assert!(text.starts_with("plimsoll top  journal  3 pods"), "{text}");
     assert!(text.contains("step 10 of 40  11.000 (+10 s)"), "{text}");
-    assert!(text.contains("the last line is cut off"), "{text}");
+    assert!(text.contains("the last line is incomplete"), "{text}");
     for (key, seek) in [
         (KeyCode::Right, Seek::Steps(1)),
         (KeyCode::Left, Seek::Steps(-1)),
@@ -542,7 +542,7 @@ Next to be evicted for memory.available:
 
 #[test]
 fn json_is_read_back() {
-    let own = overview(80);
-    let json = serde_json::to_string(&own).unwrap();
-    assert_eq!(serde_json::from_str::<Overview>(&json).unwrap(), own);
+    let seen = overview(80);
+    let json = serde_json::to_string(&seen).unwrap();
+    assert_eq!(serde_json::from_str::<Overview>(&json).unwrap(), seen);
 }

@@ -107,12 +107,12 @@ impl Obstacle {
                 kind: HookKind::Fentry | HookKind::Fexit,
                 ..
             } => Some(
-                "ask whoever runs the host to allow fentry programs; nothing on this machine sets that",
+                "ask the administrator of the host to allow fentry programs; nothing on this machine sets that",
             ),
             Self::KindRefused {
                 kind: HookKind::TpBtf,
                 ..
-            } => Some("ask whoever runs the host to allow tp_btf programs"),
+            } => Some("ask the administrator of the host to allow tp_btf programs"),
             Self::HookUnavailable { .. } => Some(
                 "use a kernel that has this hook (tested: Debian's 6.1, 6.12, 7.2), or report it",
             ),

@@ -81,7 +81,7 @@ impl Written {
                 .known
                 .oom_plan
                 .as_ref()
-                .is_some_and(|own| says_the_same(own, plan))
+                .is_some_and(|it| says_the_same(it, plan))
         {
             self.known.oom_plan = Some(plan.clone());
             changed.oom_plan = Some(plan.clone());
@@ -98,15 +98,15 @@ impl Written {
 
 /// Whether both have the same places and scores. Usage moves always.
 fn says_the_same(one: &OomPlan, other: &OomPlan) -> bool {
-    let said = |own: &OomPlan| {
-        let places = own.places.iter();
+    let said = |plan: &OomPlan| {
+        let places = plan.places.iter();
         places
-            .map(|own| {
+            .map(|pod| {
                 (
-                    own.uid.clone(),
-                    own.container.clone(),
-                    own.adj,
-                    own.current_adj,
+                    pod.uid.clone(),
+                    pod.container.clone(),
+                    pod.adj,
+                    pod.current_adj,
                 )
             })
             .collect::<Vec<_>>()
@@ -129,11 +129,11 @@ impl Recalled {
             limits,
             oom_plan,
         } = aside;
-        for (uid, own) in &mut self.limits {
+        for (uid, it) in &mut self.limits {
             if !limits.contains_key(uid) {
                 // Nothing new is something that one must know, too.
-                let all = own.all;
-                own.reach(at_ns, all);
+                let all = it.all;
+                it.reach(at_ns, all);
             }
         }
         for (uid, Counts(counts)) in limits {
@@ -152,7 +152,7 @@ impl Recalled {
             .iter()
             .filter(|(uid, _)| pods.contains_key(*uid));
         Snapshot {
-            limits: limits.map(|(uid, own)| (uid.clone(), *own)).collect(),
+            limits: limits.map(|(uid, it)| (uid.clone(), *it)).collect(),
             oom_plan: self.oom_plan.clone(),
             ..Snapshot::of(engine)
         }
@@ -166,9 +166,9 @@ mod tests {
     const S: u64 = 1_000_000_000;
 
     fn totals(throttled_ns: u64) -> LimitTotals {
-        let mut own = LimitTotals::default();
-        own.all.throttled_ns = throttled_ns;
-        own
+        let mut totals = LimitTotals::default();
+        totals.all.throttled_ns = throttled_ns;
+        totals
     }
 
     fn next(written: &mut Written, at_s: u64, pods: &[(&str, u64)]) -> Option<String> {
@@ -176,8 +176,8 @@ mod tests {
             .iter()
             .map(|(uid, ns)| (PodUid::from(*uid), totals(*ns)))
             .collect();
-        let aside = written.next(at_s * S, pods.iter().map(|(uid, own)| (uid, *own)), None);
-        aside.map(|own| serde_json::to_string(&own).unwrap())
+        let aside = written.next(at_s * S, pods.iter().map(|(uid, it)| (uid, *it)), None);
+        aside.map(|it| serde_json::to_string(&it).unwrap())
     }
 
     #[test]
@@ -188,7 +188,7 @@ mod tests {
             .collect();
         let counts: LimitCounts = serde_json::from_str(&format!("{{{}}}", &json[1..])).unwrap();
         assert!(
-            counts.named().into_iter().map(|own| own.1).eq(1..=13),
+            counts.named().into_iter().map(|it| it.1).eq(1..=13),
             "{counts:?}"
         );
         let written = serde_json::to_value(Counts(counts)).unwrap();
@@ -232,11 +232,11 @@ mod tests {
         let mut recalled = Recalled::default();
         let mut take_in = |text: &str| {
             recalled.take_in(serde_json::from_str(text).unwrap());
-            let own = recalled.limits[&PodUid::from("a")];
+            let totals = recalled.limits[&PodUid::from("a")];
             (
-                own.all.throttled_ns,
-                own.recent.throttled_ns,
-                own.recent_ns / S,
+                totals.all.throttled_ns,
+                totals.recent.throttled_ns,
+                totals.recent_ns / S,
             )
         };
         // What a file begins with is not recent.

@@ -16,7 +16,7 @@ const ANSWER_BYTES_MAX: u64 = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// No socket, or nobody behind it.
-    #[error("no plimsoll agent answers at {path}: {why}. Start one (plimsoll run), or name its socket with --control-socket or its --state-dir", path = path.display())]
+    #[error("no plimsoll agent answers at {path}: {why}. Start one (plimsoll run), or set --control-socket or --state-dir", path = path.display())]
     NoAgent {
         /// The socket.
         path: PathBuf,
@@ -24,13 +24,13 @@ pub enum AskError {
         why: &'static str,
     },
     /// The socket is not for this user.
-    #[error("{path}: this user may not ask the agent: run as root, or start the agent with --control-group and be in that group", path = path.display())]
+    #[error("{path}: permission denied: run as root, or start the agent with --control-group and join that group", path = path.display())]
     NotAllowed {
         /// The socket.
         path: PathBuf,
     },
     /// The connection broke, or nothing came.
-    #[error("{path}: the agent does not answer: {source}; it may be stopping or overloaded, ask again", path = path.display())]
+    #[error("{path}: the agent does not answer: {source}; it may be stopping or overloaded, try again", path = path.display())]
     Io {
         /// The socket.
         path: PathBuf,
@@ -39,7 +39,7 @@ pub enum AskError {
         source: io::Error,
     },
     /// Not this protocol.
-    #[error("{path}: the answer is not understood: {source}", path = path.display())]
+    #[error("{path}: malformed answer: {source}", path = path.display())]
     Malformed {
         /// The socket.
         path: PathBuf,
@@ -67,8 +67,8 @@ pub fn ask(path: &Path, request: &Request) -> Result<Answer, AskError> {
         source,
     };
     let mut stream = UnixStream::connect(path).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => no_agent("there is no such socket"),
-        ErrorKind::ConnectionRefused => no_agent("the agent that made it has ended"),
+        ErrorKind::NotFound => no_agent("no such socket"),
+        ErrorKind::ConnectionRefused => no_agent("its agent has ended"),
         ErrorKind::PermissionDenied => AskError::NotAllowed { path: path_of() },
         _ => failed(error),
     })?;

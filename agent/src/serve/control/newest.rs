@@ -19,11 +19,11 @@ pub const SNAPSHOT_LIFE: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoSnapshot {
     /// Nobody takes the question.
-    #[error("the agent is starting or stopping; ask again in a second")]
+    #[error("the agent is starting or stopping; try again in a second")]
     NoLoop,
     /// The loop has not answered in time.
     #[error(
-        "the agent's loop had no time for {} s: it deals with something more urgent; ask again",
+        "the agent had no time to answer for {} s because of more urgent work; try again",
         .patience.as_secs()
     )]
     Busy {
@@ -32,7 +32,7 @@ pub enum NoSnapshot {
     },
 }
 
-/// The newest of what is dear to make, shared by all who ask.
+/// The newest of what is expensive to make, shared by all who ask.
 #[derive(Debug)]
 pub(super) struct Newest<T> {
     life: Duration,
@@ -53,7 +53,7 @@ impl<T> Newest<T> {
         &self,
         make: impl AsyncFnOnce() -> Result<T, E>,
     ) -> Result<Arc<T>, E> {
-        // Whoever comes meanwhile waits here and then finds a new one.
+        // Others who ask meanwhile wait here and then find a new one.
         let mut made = self.made.lock().await;
         if let Some((at, newest)) = &*made
             && at.elapsed() < self.life

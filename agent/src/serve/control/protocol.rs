@@ -159,7 +159,7 @@ impl Request {
             Refusal::new(
                 RefusalKind::BadRequest,
                 format!(
-                    "the request is not understood: {error}; an example: {}",
+                    "malformed request: {error}; example: {}",
                     Self::ExplainOom { pod: None }.to_line().trim_end()
                 ),
             )

@@ -142,7 +142,7 @@ async fn serve(listener: StdListener, shared: Arc<Shared>) -> io::Result<()> {
 /// One answer that fits into the socket's buffer, without waiting.
 fn send_away(stream: &UnixStream, shared: &Shared) {
     let text = format!(
-        "the agent answers {} clients already; ask again in a few seconds",
+        "the agent already serves {} clients; try again in a few seconds",
         shared.bounds.clients
     );
     let line = Reply::Error(Refusal::new(RefusalKind::Busy, text)).to_line();
@@ -220,17 +220,17 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
     } = snapshot;
     match request {
         Request::Overview => {
-            overview_of(snapshot, &Figures::default()).map(|own| Answer::Overview(Arc::new(own)))
+            overview_of(snapshot, &Figures::default()).map(|it| Answer::Overview(Arc::new(it)))
         }
         Request::Records => Ok(Answer::Records(records.clone())),
         Request::ExplainEviction { signal, pod } => {
             EvictionExplanation::new(config, state, signal.as_deref(), pod.as_deref())
-                .map(|own| Answer::Eviction(Box::new(own)))
+                .map(|it| Answer::Eviction(Box::new(it)))
                 .map_err(refused)
         }
         Request::ExplainOom { pod } => {
             OomExplanation::new(config, state, oom_plan.as_ref(), pod.as_deref())
-                .map(|own| Answer::Oom(Box::new(own)))
+                .map(|it| Answer::Oom(Box::new(it)))
                 .map_err(|error| {
                     let kind = match &error {
                         OomError::NotReady => RefusalKind::NotReady,
@@ -240,13 +240,13 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
                 })
         }
         Request::ExplainThrottling { pod } => ExplainedThrottling::new(snapshot, pod.as_deref())
-            .map(|own| Answer::Throttling(Box::new(own)))
+            .map(|it| Answer::Throttling(Box::new(it)))
             .map_err(|error| Refusal::new(kind_of(&error), error.to_string())),
         Request::ExplainMemory { pod } => ExplainedMemory::new(snapshot, pod.as_deref())
-            .map(|own| Answer::Memory(Box::new(own)))
+            .map(|it| Answer::Memory(Box::new(it)))
             .map_err(refused),
         Request::ExplainPlacement { pod } => placement_of(state, pod.as_deref())
-            .map(|own| Answer::Placement(Box::new(own)))
+            .map(|it| Answer::Placement(Box::new(it)))
             .map_err(|error| {
                 let kind = match &error {
                     PlacementNotExplained::NothingPlaced => RefusalKind::NothingPlaced,
@@ -288,7 +288,7 @@ async fn read_line(stream: &UnixStream, bytes_max: usize) -> Result<Vec<u8>, Rea
                 return Err(ReadError::Io(ErrorKind::UnexpectedEof.into()));
             }
             Ok(0) => {
-                let text = "the request has no end: it is one line of JSON";
+                let text = "the request is incomplete: it must be one line of JSON";
                 return Err(ReadError::Refused(Refusal::new(
                     RefusalKind::BadRequest,
                     text,
@@ -301,7 +301,7 @@ async fn read_line(stream: &UnixStream, bytes_max: usize) -> Result<Vec<u8>, Rea
         let end = buffer[..read].iter().position(|byte| *byte == b'\n');
         line.extend_from_slice(&buffer[..end.unwrap_or(read)]);
         if line.len() >= bytes_max {
-            let text = format!("the request has more than {bytes_max} bytes");
+            let text = format!("the request is longer than {bytes_max} bytes");
             return Err(ReadError::Refused(Refusal::new(
                 RefusalKind::BadRequest,
                 text,

@@ -136,7 +136,7 @@ impl Answers {
     async fn metrics(&self, form: Form, clients: ClientFigures) -> Reply {
         let snapshot = self.snapshots.get(self.loop_bound).await.ok();
         let (cpu, resident_bytes) = own_cost();
-        let programs = self.programs.iter().filter_map(|own| own.read().ok());
+        let programs = self.programs.iter().filter_map(|it| it.read().ok());
         let readings = Readings {
             snapshot,
             programs: programs.collect(),
@@ -164,7 +164,7 @@ impl Answers {
     /// As the kubelet does, a page that has failed is a page.
     async fn resource_metrics(&self) -> Reply {
         let read = self.read().await;
-        let read = read.as_ref().map(|own| (&own.node, own.pods.as_slice()));
+        let read = read.as_ref().map(|it| (&it.node, it.pods.as_slice()));
         Reply {
             status: StatusCode::OK,
             content_type: Form::Classic.content_type(),
@@ -194,10 +194,7 @@ impl Answers {
             }
         };
         // As the kubelet's handler reads it.
-        if query
-            .split('&')
-            .any(|own| own == "only_cpu_and_memory=true")
-        {
+        if query.split('&').any(|it| it == "only_cpu_and_memory=true") {
             node = node.only_cpu_and_memory();
             let short = pods.into_iter().map(PodStats::only_cpu_and_memory);
             pods = short.collect();

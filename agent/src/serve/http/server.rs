@@ -149,7 +149,7 @@ async fn attend(stream: TcpStream, shared: &Shared) -> hyper::Result<()> {
 async fn respond(request: &Request<Incoming>, shared: &Shared) -> Response<Full<Bytes>> {
     let uri = request.uri();
     let accept = request.headers().get(ACCEPT);
-    let accept = accept.and_then(|own| own.to_str().ok()).unwrap_or_default();
+    let accept = accept.and_then(|it| it.to_str().ok()).unwrap_or_default();
     let Reply {
         status,
         content_type,

@@ -42,7 +42,7 @@ fn snapshot(pods: u64) -> Snapshot {
         ..Tally::default()
     };
     let engine = testkit::engine(config, &events, |_, decisions| {
-        decisions.iter().for_each(|own| tally.decided(own));
+        decisions.iter().for_each(|it| tally.decided(it));
     });
     tally.oom_kills.add(true, 3);
     tally.reactions.kswapd_wake.add(70_000);
@@ -90,13 +90,13 @@ fn lint(page: &str, form: Form) -> BTreeMap<String, String> {
     let mut series = BTreeSet::new();
     let mut family = String::new();
     for line in page.lines() {
-        if let Some(own) = line.strip_prefix("# HELP ") {
-            let (name, help) = own.split_once(' ').unwrap();
+        if let Some(it) = line.strip_prefix("# HELP ") {
+            let (name, help) = it.split_once(' ').unwrap();
             assert!(helps.insert(name.to_owned()), "two HELP: {line}");
             assert!(!help.is_empty() && help.ends_with('.'), "{line}");
             name.clone_into(&mut family);
-        } else if let Some(own) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = own.split_once(' ').unwrap();
+        } else if let Some(it) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = it.split_once(' ').unwrap();
             assert_eq!(name, family, "TYPE follows its HELP");
             assert!(
                 types.insert(name.to_owned(), kind.to_owned()).is_none(),
@@ -124,8 +124,8 @@ fn lint(page: &str, form: Form) -> BTreeMap<String, String> {
             ] {
                 assert!(!name.contains(unit), "base units only: {line}");
             }
-        } else if let Some(own) = line.strip_prefix("# UNIT ") {
-            let (name, unit) = own.split_once(' ').unwrap();
+        } else if let Some(it) = line.strip_prefix("# UNIT ") {
+            let (name, unit) = it.split_once(' ').unwrap();
             assert_eq!(form, Form::OpenMetrics, "{line}");
             assert!(name.ends_with(&format!("_{unit}")), "{line}");
         } else if line != "# EOF" {
@@ -187,7 +187,7 @@ fn figures_are_those_of_the_snapshot() {
         "plimsoll_pod_memory_usage_bytes{namespace=\"default\",pod=\"p\\\"2\",uid=\"u00002\"} 2097152",
         "plimsoll_pods_without_series 0",
     ] {
-        assert!(page.lines().any(|own| own == line), "{line}\n{page}");
+        assert!(page.lines().any(|it| it == line), "{line}\n{page}");
     }
 }
 

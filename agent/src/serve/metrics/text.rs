@@ -49,12 +49,12 @@ fn classic(page: &str) -> String {
     let mut text = String::with_capacity(page.len() + page.len() / 16);
     let mut help = None;
     for line in page.lines() {
-        if let Some(own) = line.strip_prefix("# HELP ") {
+        if let Some(it) = line.strip_prefix("# HELP ") {
             // Its name is known when its type is.
-            help = own.split_once(' ');
+            help = it.split_once(' ');
         } else if let Some((name, kind)) = line
             .strip_prefix("# TYPE ")
-            .and_then(|own| own.split_once(' '))
+            .and_then(|it| it.split_once(' '))
         {
             let suffix = if kind == "counter" { "_total" } else { "" };
             if let Some((_, help)) = help.take() {

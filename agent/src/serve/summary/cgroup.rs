@@ -183,7 +183,7 @@ fn keyed<const N: usize>(dir: &Path, file: &str, keys: [&str; N]) -> [Option<u64
     let mut values = [None; N];
     for line in text.lines() {
         if let Some((key, value)) = line.split_once(' ')
-            && let Some(at) = keys.iter().position(|own| *own == key)
+            && let Some(at) = keys.iter().position(|it| *it == key)
         {
             values[at] = parse_u64(value.trim().as_bytes());
         }

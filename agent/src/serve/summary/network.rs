@@ -31,7 +31,7 @@ pub(super) fn of_process(host: &HostRoot, pid: u32) -> Option<Vec<InterfaceStats
 
 /// The default one among them; a kubelet that finds none has nothing there but an empty name.
 pub(super) fn default_of(interfaces: &[InterfaceStats]) -> InterfaceStats {
-    let found = interfaces.iter().find(|own| own.name == DEFAULT);
+    let found = interfaces.iter().find(|it| it.name == DEFAULT);
     found.cloned().unwrap_or_default()
 }
 
@@ -55,7 +55,7 @@ fn read(path: &Path) -> Option<Vec<InterfaceStats>> {
         let name = name.trim();
         let figures = figures.split_ascii_whitespace();
         let figures: Vec<u64> = figures
-            .map(|own| parse_u64(own.as_bytes()))
+            .map(|it| parse_u64(it.as_bytes()))
             .collect::<Option<_>>()?;
         if figures.len() != COLUMNS {
             return None;

@@ -36,38 +36,38 @@ pub fn page(read: Option<(&NodeStats, &[PodStats])>) -> String {
     page.0
 }
 
-fn cpu(own: Option<&CpuStats>) -> Sample {
-    let own = own?;
+fn cpu(stats: Option<&CpuStats>) -> Sample {
+    let stats = stats?;
     #[expect(
         clippy::cast_precision_loss,
         reason = "as the kubelet does; 2^53 ns are 104 days of CPU time, and from there on it is exact to a few of them"
     )]
-    let seconds = own.usage_core_nano_seconds? as f64 / NS_PER_S;
-    Some((seconds, Some(own.time)))
+    let seconds = stats.usage_core_nano_seconds? as f64 / NS_PER_S;
+    Some((seconds, Some(stats.time)))
 }
 
-fn bytes(own: u64, at: Time) -> Sample {
+fn bytes(value: u64, at: Time) -> Sample {
     #[expect(
         clippy::cast_precision_loss,
         reason = "as the kubelet does; exact up to 8 PiB"
     )]
-    Some((own as f64, Some(at)))
+    Some((value as f64, Some(at)))
 }
 
-fn memory(own: Option<&MemoryStats>) -> Sample {
-    let own = own?;
-    bytes(own.working_set_bytes?, own.time)
+fn memory(stats: Option<&MemoryStats>) -> Sample {
+    let stats = stats?;
+    bytes(stats.working_set_bytes?, stats.time)
 }
 
-fn swap(own: Option<&SwapStats>) -> Sample {
-    let own = own?;
-    bytes(own.swap_usage_bytes?, own.time)
+fn swap(stats: Option<&SwapStats>) -> Sample {
+    let stats = stats?;
+    bytes(stats.swap_usage_bytes?, stats.time)
 }
 
-fn swap_limit(own: Option<&SwapStats>) -> Sample {
-    let own = own?;
-    let used = own.swap_usage_bytes.unwrap_or(0);
-    bytes(own.swap_available_bytes?.saturating_add(used), own.time)
+fn swap_limit(stats: Option<&SwapStats>) -> Sample {
+    let stats = stats?;
+    let used = stats.swap_usage_bytes.unwrap_or(0);
+    bytes(stats.swap_available_bytes?.saturating_add(used), stats.time)
 }
 
 struct Page(String);
@@ -79,20 +79,20 @@ impl Page {
                 "container_cpu_usage_seconds_total",
                 "counter",
                 "[STABLE] Cumulative cpu time consumed by the container in core-seconds",
-                |own| cpu(own.cpu.as_ref()),
+                |it| cpu(it.cpu.as_ref()),
             ),
             (
                 "container_memory_working_set_bytes",
                 "gauge",
                 "[STABLE] Current working set of the container in bytes",
-                |own| memory(own.memory.as_ref()),
+                |it| memory(it.memory.as_ref()),
             ),
             (
                 "container_start_time_seconds",
                 "gauge",
                 "[STABLE] Start time of the container since unix epoch in seconds",
-                |own| {
-                    let start = own.start_time.0;
+                |it| {
+                    let start = it.start_time.0;
                     (!start.is_zero()).then_some((start.as_secs_f64(), None))
                 },
             ),
@@ -100,24 +100,24 @@ impl Page {
                 "container_swap_limit_bytes",
                 "gauge",
                 "[ALPHA] Current amount of the container swap limit in bytes. Reported only on non-windows systems",
-                |own| swap_limit(own.swap.as_ref()),
+                |it| swap_limit(it.swap.as_ref()),
             ),
             (
                 "container_swap_usage_bytes",
                 "gauge",
                 "[ALPHA] Current amount of the container swap usage in bytes. Reported only on non-windows systems",
-                |own| swap(own.swap.as_ref()),
+                |it| swap(it.swap.as_ref()),
             ),
         ];
         for (name, kind, help, of) in families {
             let rows = pods.iter().flat_map(|pod| {
-                let labels = |own: &ContainerStats| {
-                    let (container, pod) = (label("container", &own.name), pod_labels(pod));
+                let labels = |it: &ContainerStats| {
+                    let (container, pod) = (label("container", &it.name), pod_labels(pod));
                     // In the order of their names, as the kubelet's are.
                     let [namespace, pod] = pod;
                     format!("{{{container},{namespace},{pod}}}")
                 };
-                pod.containers.iter().map(move |own| (labels(own), of(own)))
+                pod.containers.iter().map(move |it| (labels(it), of(it)))
             });
             self.family(name, kind, help, rows);
         }
@@ -153,25 +153,25 @@ impl Page {
                 "pod_cpu_usage_seconds_total",
                 "counter",
                 "[STABLE] Cumulative cpu time consumed by the pod in core-seconds",
-                |own| cpu(own.cpu.as_ref()),
+                |it| cpu(it.cpu.as_ref()),
             ),
             (
                 "pod_memory_working_set_bytes",
                 "gauge",
                 "[STABLE] Current working set of the pod in bytes",
-                |own| memory(own.memory.as_ref()),
+                |it| memory(it.memory.as_ref()),
             ),
             (
                 "pod_swap_usage_bytes",
                 "gauge",
                 "[ALPHA] Current amount of the pod swap usage in bytes. Reported only on non-windows systems",
-                |own| swap(own.swap.as_ref()),
+                |it| swap(it.swap.as_ref()),
             ),
         ];
         for (name, kind, help, of) in families {
-            let rows = pods.iter().map(|own| {
-                let [namespace, pod] = pod_labels(own);
-                (format!("{{{namespace},{pod}}}"), of(own))
+            let rows = pods.iter().map(|it| {
+                let [namespace, pod] = pod_labels(it);
+                (format!("{{{namespace},{pod}}}"), of(it))
             });
             self.family(name, kind, help, rows);
         }

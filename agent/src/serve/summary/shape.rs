@@ -211,22 +211,22 @@ pub struct PsiData {
 }
 
 impl From<StallReading> for PsiStats {
-    fn from(own: StallReading) -> Self {
+    fn from(reading: StallReading) -> Self {
         Self {
-            full: own.full.into(),
-            some: own.some.into(),
+            full: reading.full.into(),
+            some: reading.some.into(),
         }
     }
 }
 
 impl From<StallShares> for PsiData {
-    fn from(own: StallShares) -> Self {
+    fn from(shares: StallShares) -> Self {
         let percent = |hundredths: u16| f64::from(hundredths) / 100.0;
         Self {
-            total: own.total_us.saturating_mul(1000),
-            avg10: percent(own.avg10),
-            avg60: percent(own.avg60),
-            avg300: percent(own.avg300),
+            total: shares.total_us.saturating_mul(1000),
+            avg10: percent(shares.avg10),
+            avg60: percent(shares.avg60),
+            avg300: percent(shares.avg300),
         }
     }
 }

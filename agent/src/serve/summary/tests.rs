@@ -43,18 +43,18 @@ fn timeless(mut value: Value) -> Value {
     match &mut value {
         Value::Object(fields) => {
             for name in ["time", "startTime"] {
-                if let Some(own) = fields.remove(name) {
-                    let text = own.as_str().unwrap();
+                if let Some(it) = fields.remove(name) {
+                    let text = it.as_str().unwrap();
                     assert!(text.starts_with("20") && text.ends_with('Z'), "{text}");
                 }
             }
-            for own in fields.values_mut() {
-                *own = timeless(own.take());
+            for it in fields.values_mut() {
+                *it = timeless(it.take());
             }
         }
         Value::Array(items) => {
-            for own in items {
-                *own = timeless(own.take());
+            for it in items {
+                *it = timeless(it.take());
             }
         }
         _ => {}
@@ -309,8 +309,8 @@ fn network_of_node_and_of_pods_with_a_namespace_of_their_own() {
     fs::hard_link(host.procfs("1/net/dev"), host.procfs("7/net/dev")).unwrap();
     assert_eq!(network(&host), (of_node.clone(), Value::Null));
     fs::remove_file(host.procfs("7/net/dev")).unwrap();
-    let own = interfaces("net1: 5 0 6 0 0 0 0 0 7 0 8 0 0 0 0 0\n");
-    write(&host.procfs("7/net"), &[("dev", &own)]);
+    let read = interfaces("net1: 5 0 6 0 0 0 0 0 7 0 8 0 0 0 0 0\n");
+    write(&host.procfs("7/net"), &[("dev", &read)]);
     // No eth0: what a kubelet says then.
     let net1 = json!({"name": "net1", "rxBytes": 5, "rxErrors": 6, "txBytes": 7, "txErrors": 8});
     let of_pod = json!({"name": "", "interfaces": [net1]});

@@ -4,7 +4,7 @@ use crate::host::output::Style;
 use crate::serve::explained::{ExplainedMemory, PodMemoryView, PodTotals};
 use crate::show::table::{Table, Tone, bytes, span};
 
-const NOTHING: &str = "What limits have cost is not known: nothing has been read of any pod yet, or the journal is of format 1, which does not say.";
+const NOTHING: &str = "What limits have cost is unknown: no pod has been read yet, or the journal has format 1, which does not record it.";
 
 /// A table of throttling.
 pub(crate) fn throttled(totals: Option<&[PodTotals]>, style: Style) -> String {
@@ -32,7 +32,7 @@ pub(crate) fn throttled(totals: Option<&[PodTotals]>, style: Style) -> String {
         );
     }
     format!(
-        "\n{}\nSince plimsoll first saw the pod; LATELY is of each second of the last few.\n",
+        "\n{}\nSince plimsoll first saw the pod. LATELY: milliseconds of each second, over the last few seconds.\n",
         table.render(style)
     )
 }
@@ -44,8 +44,8 @@ fn lately(ns: u64, of_ns: u64) -> String {
 }
 
 /// Memory of pods.
-pub(crate) fn memory(own: &ExplainedMemory, style: Style) -> String {
-    let size = |own: Option<u64>| own.map_or_else(|| "-".to_owned(), |own| bytes(own.into()));
+pub(crate) fn memory(explained: &ExplainedMemory, style: Style) -> String {
+    let size = |it: Option<u64>| it.map_or_else(|| "-".to_owned(), |value| bytes(value.into()));
     let heading = [
         "POD",
         "QOS",
@@ -57,7 +57,7 @@ pub(crate) fn memory(own: &ExplainedMemory, style: Style) -> String {
         "WHAT IT MEANS",
     ];
     let mut table = Table::new(&heading, &[2, 3, 4, 5]);
-    for pod in &own.pods {
+    for pod in &explained.pods {
         let nodes = pod.nodes.iter();
         let nodes: Vec<String> = nodes
             .map(|(name, nodes)| format!("{name}: {nodes}"))
@@ -69,7 +69,7 @@ pub(crate) fn memory(own: &ExplainedMemory, style: Style) -> String {
                 pod.qos_class.to_string(),
                 size(pod.memory.usage_bytes),
                 size(pod.memory.working_set_bytes),
-                size(Some(pod.memory.request_bytes).filter(|own| *own > 0)),
+                size(Some(pod.memory.request_bytes).filter(|it| *it > 0)),
                 size(pod.memory.limit_bytes),
                 if nodes.is_empty() {
                     "any".to_owned()
@@ -81,7 +81,7 @@ pub(crate) fn memory(own: &ExplainedMemory, style: Style) -> String {
         );
     }
     let mut text = table.render(style);
-    if own.pods.iter().all(|pod| pod.limits.is_none()) {
+    if explained.pods.iter().all(|pod| pod.limits.is_none()) {
         return text + &format!("\n{NOTHING}\n");
     }
     let heading = [
@@ -99,7 +99,7 @@ pub(crate) fn memory(own: &ExplainedMemory, style: Style) -> String {
         "FROM SWAP",
     ];
     let mut table = Table::new(&heading, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
-    for pod in &own.pods {
+    for pod in &explained.pods {
         let Some(limits) = &pod.limits else { continue };
         let all = &limits.all;
         let tone = match (all.oom_kills, all.max + all.high) {
@@ -126,49 +126,50 @@ pub(crate) fn memory(own: &ExplainedMemory, style: Style) -> String {
         );
     }
     text += &format!("\n{}", table.render(style));
-    text + "\nSince plimsoll first saw the pod. HIGH, MAX and OOM: times that memory.high was exceeded, memory.max met, and no room made; LOW:\n\
-            reclaimed from although below memory.low; KILLED: processes. WAITED for memory, and what of it was reclaim for its own limits,\n\
-            sleep for memory.high, or reclaim for the node. READ BACK: pages that had been taken away.\n"
+    text + "\nSince plimsoll first saw the pod. HIGH, MAX and OOM: how often memory.high was exceeded, memory.max was reached, and\n\
+            reclaim freed nothing. LOW: reclaimed although below memory.low. KILLED: processes. WAITED for memory; parts of it are reclaim\n\
+            for its limits, sleep for memory.high, and reclaim for the node. READ BACK: pages that had been reclaimed.\n"
 }
 
 /// What that means: the newest first, then usage against request.
-fn meaning(own: &PodMemoryView) -> String {
+fn meaning(pod: &PodMemoryView) -> String {
     let mut said = Vec::new();
-    if let Some(limits) = &own.limits {
+    if let Some(limits) = &pod.limits {
         let (all, recent) = (&limits.all, &limits.recent);
         match all.oom_kills {
             0 => {}
-            1 => said.push("a process of it was killed for want of memory".to_owned()),
-            kills => said.push(format!("{kills} processes were killed for want of memory")),
+            1 => said.push("one of its processes was OOM-killed".to_owned()),
+            kills => said.push(format!("{kills} of its processes were OOM-killed")),
         }
         if recent.max > 0 {
             said.push(
-                "it is at its limit: what it takes must be reclaimed from it first".to_owned(),
+                "at its memory limit: every new page must first be reclaimed from the pod itself"
+                    .to_owned(),
             );
         }
         if recent.high > 0 {
-            said.push("it is over memory.high, and slowed down".to_owned());
+            said.push("over memory.high: its tasks are throttled".to_owned());
         }
         if recent.node_reclaim_ns > 0 {
             said.push(format!(
-                "it reclaimed for the node for {} lately: the node is short, not the pod",
+                "it spent {} recently reclaiming for the node: the node is short of memory, not the pod",
                 span(recent.node_reclaim_ns)
             ));
         }
         if recent.refaulted_pages > 0 {
             said.push(format!(
-                "{} pages that were taken away were needed again lately",
+                "{} reclaimed pages had to be read back recently",
                 recent.refaulted_pages
             ));
         }
     }
-    let Some(used) = own.memory.working_set_bytes else {
-        said.push("nothing has been read of it".to_owned());
+    let Some(used) = pod.memory.working_set_bytes else {
+        said.push("not read yet".to_owned());
         return said.join("; ");
     };
-    let request = own.memory.request_bytes;
+    let request = pod.memory.request_bytes;
     said.push(match (request, used.checked_sub(request)) {
-        (0, _) => "it requests nothing, so all of it counts as above its request".to_owned(),
+        (0, _) => "requests nothing, so all its usage counts as above its request".to_owned(),
         (_, None | Some(0)) => "within its request".to_owned(),
         (_, Some(above)) => format!("{} above its request", bytes(above.into())),
     });

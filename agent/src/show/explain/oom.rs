@@ -8,22 +8,22 @@ use crate::host::output::Style;
 use crate::show::table::{Table, Tone, bytes};
 
 /// The text, each line ended.
-pub(crate) fn oom(own: &OomExplanation, style: Style) -> String {
-    let swap = match own.swap_bytes {
+pub(crate) fn oom(explained: &OomExplanation, style: Style) -> String {
+    let swap = match explained.swap_bytes {
         0 => "no swap".to_owned(),
         swap => format!("{} of swap", bytes(swap.into())),
     };
-    let planned = own.containers.iter().any(|own| own.planned.is_some());
-    let order = match (own.order, planned) {
+    let planned = explained.containers.iter().any(|it| it.planned.is_some());
+    let order = match (explained.order, planned) {
         (OomOrder::Dynamic, true) => "oom_score_adj follows the eviction ranking",
         (OomOrder::Dynamic, false) => {
-            "oom_score_adj follows the eviction ranking; there is no plan yet, so this is by the kubelet's"
+            "oom_score_adj follows the eviction ranking; there is no plan yet, so this uses the kubelet's"
         }
         (OomOrder::Kubelet, _) => "oom_score_adj is the kubelet's",
     };
     let mut text = format!(
         "{} of memory, {swap}; {order}.\n\n",
-        bytes(own.memory_capacity_bytes.into())
+        bytes(explained.memory_capacity_bytes.into())
     );
     let mut heading = vec![
         "RANK",
@@ -39,7 +39,7 @@ pub(crate) fn oom(own: &OomExplanation, style: Style) -> String {
     }
     heading.push("WHY THE KUBELET'S ADJ");
     let mut table = Table::new(&heading, &[0, 4, 5, 6]);
-    for container in &own.containers {
+    for container in &explained.containers {
         let unknown = || "?".to_owned();
         let mut cells = vec![
             container.rank.to_string(),
@@ -48,7 +48,7 @@ pub(crate) fn oom(own: &OomExplanation, style: Style) -> String {
             container.qos_class.to_string(),
             container
                 .pod_working_set_bytes
-                .map_or_else(unknown, |own| bytes(own.into())),
+                .map_or_else(unknown, |value| bytes(value.into())),
             container.kubelet_adj.to_string(),
             container.badness.to_string(),
         ];
@@ -60,7 +60,7 @@ pub(crate) fn oom(own: &OomExplanation, style: Style) -> String {
             let certain = plan.is_some_and(|plan| plan.certain);
             cells.push(if certain { "yes" } else { "" }.to_owned());
         }
-        cells.push(rule(container, own.memory_capacity_bytes));
+        cells.push(rule(container, explained.memory_capacity_bytes));
         let tone = if container.rank == 1 {
             Tone::Marked
         } else {
@@ -69,13 +69,14 @@ pub(crate) fn oom(own: &OomExplanation, style: Style) -> String {
         table.row(tone, cells);
     }
     text += &table.render(style);
-    if own.containers.is_empty() {
-        return text + "\nNo process: the kernel would take nothing of this.\n";
+    if explained.containers.is_empty() {
+        return text + "\nNo pod has processes: the kernel would kill none of them.\n";
     }
-    text += "\nBADNESS is thousandths of memory and swap plus ADJ, as if one process had all of its pod's working set: what a process really\n\
-             has is less. The kernel kills the highest first.\n";
+    text += "\nBADNESS is thousandths of memory and swap plus ADJ, as if one process had the whole working set of its pod;\n\
+             a real process has less. The kernel kills the highest first.\n";
     if planned {
-        text += "CERTAIN: while it has a process, the kernel takes none of a later place.\n";
+        text +=
+            "CERTAIN: while this container has a process, the kernel kills none further down.\n";
     }
     text
 }
@@ -83,15 +84,15 @@ pub(crate) fn oom(own: &OomExplanation, style: Style) -> String {
 fn rule(container: &OomContainer, capacity_bytes: u64) -> String {
     match container.rule {
         ScoreRule::NodeCritical => "system-node-critical".to_owned(),
-        ScoreRule::Guaranteed => "Guaranteed: after all others".to_owned(),
-        ScoreRule::BestEffort => "BestEffort: before all others".to_owned(),
+        ScoreRule::Guaranteed => "Guaranteed: killed last".to_owned(),
+        ScoreRule::BestEffort => "BestEffort: killed first".to_owned(),
         ScoreRule::Burstable {
             request_bytes,
             as_least_container,
             unbounded,
         } => {
             let of = if as_least_container {
-                " (its regular container that requests least: it is a sidecar)"
+                " (the smallest request of a regular container, because this is a sidecar)"
             } else {
                 ""
             };

@@ -9,15 +9,15 @@ use crate::show::table::{Table, Tone};
 
 /// The text, each line ended.
 pub(crate) fn throttling(explained: &ExplainedThrottling, style: Style) -> String {
-    bandwidth(&explained.own, style) + &throttled(explained.totals.as_deref(), style)
+    bandwidth(&explained.explanation, style) + &throttled(explained.totals.as_deref(), style)
 }
 
 /// What is done about it.
-fn bandwidth(own: &ThrottlingExplanation, style: Style) -> String {
-    let mut text = options(own);
-    let Some(node) = &own.node else {
+fn bandwidth(explained: &ThrottlingExplanation, style: Style) -> String {
+    let mut text = options(explained);
+    let Some(node) = &explained.node else {
         return text
-            + "\nNothing has been read: CPU time is looked at only while one of both is on, and first a second after the start.\n";
+            + "\nNothing has been read: CPU time is read only while cpuBurst or cpuSuppress is on, first one second after the start.\n";
     };
     text += &format!(
         "{} shared CPUs, {} busy{}.\n",
@@ -27,17 +27,17 @@ fn bandwidth(own: &ThrottlingExplanation, style: Style) -> String {
             "; waiting is measured by {source}"
         ))
     );
-    for waiter in &own.waiters {
+    for waiter in &explained.waiters {
         text += &format!("{waiter}.\n");
     }
-    if let Some(why) = &own.guard {
-        text += &format!("Nobody is given more: {why}.\n");
+    if let Some(why) = &explained.guard {
+        text += &format!("No container is given more: {why}.\n");
     }
-    let held = own.suppression.held.len();
-    if let (Some(_), Some(why)) = (own.options.suppress, &own.suppression.why) {
+    let held = explained.suppression.held.len();
+    if let (Some(_), Some(why)) = (explained.options.suppress, &explained.suppression.why) {
         text += &format!(
-            "{held} pods are held back; {why}; {} s of the budget are used up.\n",
-            own.suppression.spent_ns / 1_000_000_000
+            "{held} pods are held back; {why}; {} s of the budget are spent.\n",
+            explained.suppression.spent_ns / 1_000_000_000
         );
     }
     text.push('\n');
@@ -55,23 +55,23 @@ fn bandwidth(own: &ThrottlingExplanation, style: Style) -> String {
         "WHAT IS DONE",
     ];
     let mut table = Table::new(&heading, &[3, 4, 5, 6, 7, 8, 9]);
-    for cgroup in &own.cgroups {
+    for cgroup in &explained.cgroups {
         table.row(tone(cgroup), cells(cgroup, node.interval_ns));
     }
     text += &table.render(style);
-    if own.cgroups.is_empty() {
+    if explained.cgroups.is_empty() {
         text += "\nNo pod has a process.\n";
     } else {
-        text += "\nLIMIT, QUOTA and BURST are thousandths of a CPU; THROTTLED is periods since the reading before; SAVED is CPU time left of the limit.\n";
+        text += "\nLIMIT, QUOTA and BURST are thousandths of a CPU; THROTTLED is periods since the previous reading; SAVED is unused CPU time below the limit.\n";
     }
     text
 }
 
-fn options(own: &ThrottlingExplanation) -> String {
-    let burst = match own.options.burst {
+fn options(explained: &ThrottlingExplanation) -> String {
+    let burst = match explained.options.burst {
         None => "cpuBurst is off".to_owned(),
         Some(burst) => format!(
-            "cpuBurst: burst {} % of the limit, quota up to {} %, {} s of it saved at most, while CPUs are at most {} % busy and nobody below its request waits more than {} %",
+            "cpuBurst: burst {} % of the limit, quota up to {} %, at most {} s saved, while CPUs are at most {} % busy and no pod below its request waits more than {} %",
             burst.burst_percent,
             burst.quota_percent,
             burst.allowance_ns / 1_000_000_000,
@@ -79,10 +79,10 @@ fn options(own: &ThrottlingExplanation) -> String {
             burst.wait_percent
         ),
     };
-    let suppress = match own.options.suppress {
+    let suppress = match explained.options.suppress {
         None => "cpuSuppress is off".to_owned(),
         Some(suppress) => format!(
-            "cpuSuppress: BestEffort pods down to {}m while somebody below its request waits more than {} %, for {} s at most",
+            "cpuSuppress: BestEffort pods down to {}m while a pod below its request waits more than {} %, for at most {} s",
             suppress.floor_milli,
             suppress.wait_percent,
             suppress.budget_ns / 1_000_000_000

@@ -66,22 +66,22 @@ impl Sort {
     /// The pod that belongs further up is less.
     fn compare(self, a: &PodOverview, b: &PodOverview) -> Ordering {
         let more = |of: fn(&PodOverview) -> u64| of(b).cmp(&of(a));
-        let stalled = |own: &PodOverview| rate(own, |counts| counts.stalled_ns).unwrap_or(0);
+        let stalled = |pod: &PodOverview| rate(pod, |counts| counts.stalled_ns).unwrap_or(0);
         match self {
             Self::Pressure => {
-                let share = |own: &PodOverview| own.pressure.memory.unwrap_or(0.0);
+                let share = |pod: &PodOverview| pod.pressure.memory.unwrap_or(0.0);
                 share(b)
                     .total_cmp(&share(a))
                     .then_with(|| more(stalled))
                     .then_with(|| above_request(b).cmp(&above_request(a)))
             }
             Self::Eviction => {
-                let rank = |own: &PodOverview| own.place.map_or(usize::MAX, |place| place.rank);
+                let rank = |pod: &PodOverview| pod.place.map_or(usize::MAX, |place| place.rank);
                 rank(a).cmp(&rank(b))
             }
-            Self::Memory => more(|own| own.memory.working_set_bytes.unwrap_or(0)),
-            Self::Cpu => more(|own| own.cpu.used_milli.unwrap_or(0)),
-            Self::Throttling => more(|own| rate(own, |counts| counts.throttled_ns).unwrap_or(0)),
+            Self::Memory => more(|pod| pod.memory.working_set_bytes.unwrap_or(0)),
+            Self::Cpu => more(|pod| pod.cpu.used_milli.unwrap_or(0)),
+            Self::Throttling => more(|it| rate(it, |counts| counts.throttled_ns).unwrap_or(0)),
             Self::Stalls => more(stalled),
             Self::Name => Ordering::Equal,
         }
@@ -91,14 +91,14 @@ impl Sort {
 }
 
 /// What a pod uses above what it requests, bytes.
-fn above_request(own: &PodOverview) -> i128 {
-    let used = own.memory.working_set_bytes.unwrap_or(0);
-    i128::from(used) - i128::from(own.memory.request_bytes)
+fn above_request(pod: &PodOverview) -> i128 {
+    let used = pod.memory.working_set_bytes.unwrap_or(0);
+    i128::from(used) - i128::from(pod.memory.request_bytes)
 }
 
 /// How fast a total grew lately, per second (of times: nanoseconds per second).
-pub(crate) fn rate(own: &PodOverview, of: fn(&LimitCounts) -> u64) -> Option<u64> {
-    let limits = own.limits.as_ref()?;
+pub(crate) fn rate(pod: &PodOverview, of: fn(&LimitCounts) -> u64) -> Option<u64> {
+    let limits = pod.limits.as_ref()?;
     let grown = u128::from(of(&limits.recent)) * 1_000_000_000;
     u64::try_from(grown.checked_div(limits.recent_ns.into())?).ok()
 }
@@ -211,9 +211,9 @@ impl Model {
 
     /// The pods that are shown, in their order.
     pub(crate) fn rows(&self) -> Vec<&PodOverview> {
-        let pods = self.overview.iter().flat_map(|own| &own.pods);
+        let pods = self.overview.iter().flat_map(|it| &it.pods);
         let mut rows: Vec<&PodOverview> =
-            pods.filter(|own| own.pod.contains(&self.filter)).collect();
+            pods.filter(|pod| pod.pod.contains(&self.filter)).collect();
         rows.sort_by(|a, b| {
             let order = self.sort.compare(a, b);
             if self.is_reversed {
@@ -227,7 +227,7 @@ impl Model {
 
     /// Which of `rows` is selected: the first if the one that was is not there.
     pub(crate) fn selection(&self, rows: &[&PodOverview]) -> usize {
-        let is_selected = |own: &&PodOverview| Some(&own.uid) == self.selected.as_ref();
+        let is_selected = |pod: &&PodOverview| Some(&pod.uid) == self.selected.as_ref();
         rows.iter().position(is_selected).unwrap_or(0)
     }
 
@@ -269,7 +269,7 @@ impl Model {
 
     fn answered(&mut self, overview: Box<Overview>) {
         let now = self.now;
-        let known = self.overview.as_ref().and_then(|own| own.pid);
+        let known = self.overview.as_ref().and_then(|it| it.pid);
         if let Feed::Live {
             silent, restarted, ..
         } = &mut self.feed
@@ -307,8 +307,8 @@ impl Model {
                 KeyCode::Backspace => {
                     self.filter.pop();
                 }
-                KeyCode::Char(own) if self.filter.chars().count() < FILTER_MAX => {
-                    self.filter.push(own);
+                KeyCode::Char(it) if self.filter.chars().count() < FILTER_MAX => {
+                    self.filter.push(it);
                 }
                 _ => {}
             }
@@ -363,7 +363,7 @@ impl Model {
     }
 
     fn sort_by_next(&mut self, by: usize) {
-        let now = Sort::ALL.iter().position(|own| *own == self.sort);
+        let now = Sort::ALL.iter().position(|it| *it == self.sort);
         self.sort = Sort::ALL[(now.unwrap_or(0) + by) % Sort::ALL.len()];
     }
 
@@ -386,6 +386,6 @@ impl Model {
         let rows = self.rows();
         let last = rows.len().saturating_sub(1);
         let at = self.selection(&rows).saturating_add_signed(by).min(last);
-        self.selected = rows.get(at).map(|own| own.uid.clone());
+        self.selected = rows.get(at).map(|pod| pod.uid.clone());
     }
 }

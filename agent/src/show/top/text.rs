@@ -11,9 +11,9 @@ use crate::show::top::{COLUMNS, candidates, reason, signal_text};
 const CANDIDATES: usize = 3;
 
 /// The text, each line ended.
-pub(crate) fn table(own: &Overview, style: Style) -> String {
-    let of = |own: Option<u64>| own.map_or_else(|| "?".to_owned(), |own| bytes(own.into()));
-    let node = &own.node;
+pub(crate) fn table(overview: &Overview, style: Style) -> String {
+    let of = |it: Option<u64>| it.map_or_else(|| "?".to_owned(), |value| bytes(value.into()));
+    let node = &overview.node;
     let mut text = format!(
         "{} available of {}, swap {} of {}\n",
         of(node.memory_available_bytes),
@@ -21,20 +21,24 @@ pub(crate) fn table(own: &Overview, style: Style) -> String {
         of(node.swap_used_bytes),
         of(node.swap_capacity_bytes)
     );
-    for shown in own.signals.iter().filter_map(signal_text) {
+    for shown in overview.signals.iter().filter_map(signal_text) {
         text += &format!("{shown}\n");
     }
-    for condition in own.conditions.iter().filter(|own| own.status) {
+    for condition in overview
+        .conditions
+        .iter()
+        .filter(|condition| condition.status)
+    {
         text += &format!("{}\n", style.red(condition.condition.as_str()));
     }
     text.push('\n');
     let mut heading = vec!["POD"];
-    heading.extend(COLUMNS.iter().map(|own| own.heading));
+    heading.extend(COLUMNS.iter().map(|it| it.heading));
     let mut table = Table::new(&heading, &[2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
-    for pod in &own.pods {
+    for pod in &overview.pods {
         let mut cells = vec![pod.pod.clone()];
-        cells.extend(COLUMNS.iter().map(|own| (own.cell)(pod)));
-        let tone = match (pod.status, pod.place.map(|own| own.standing)) {
+        cells.extend(COLUMNS.iter().map(|it| (it.cell)(pod)));
+        let tone = match (pod.status, pod.place.map(|it| it.standing)) {
             (PodStatus::Evicted | PodStatus::Stuck, _) | (_, Some(Standing::Next)) => Tone::Marked,
             (PodStatus::NotRunning | PodStatus::Ending, _) => Tone::Faint,
             _ => Tone::Plain,
@@ -42,14 +46,14 @@ pub(crate) fn table(own: &Overview, style: Style) -> String {
         table.row(tone, cells);
     }
     text += &table.render(style);
-    text += &format!("\nNext to be evicted for {}:\n", own.signal);
-    let candidates = candidates(own);
+    text += &format!("\nNext to be evicted for {}:\n", overview.signal);
+    let candidates = candidates(overview);
     if candidates.is_empty() {
-        text.push_str("  nobody\n");
+        text.push_str("  no pod\n");
     }
     for pod in candidates.into_iter().take(CANDIDATES) {
         let rank = pod.place.map_or(0, |place| place.rank);
-        text += &format!("  {rank} {}: {}\n", pod.pod, reason(own, pod));
+        text += &format!("  {rank} {}: {}\n", pod.pod, reason(overview, pod));
     }
     text
 }

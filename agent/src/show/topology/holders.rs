@@ -30,7 +30,7 @@ pub enum Claim {
     Exclusive(usize),
     /// By the system.
     Reserved,
-    /// By whoever has no CPUs of its own.
+    /// By containers without exclusive CPUs.
     Shared,
 }
 
@@ -56,9 +56,9 @@ impl Holders {
         }
     }
 
-    /// What the CPU is used for; `None` if by nobody.
+    /// What the CPU is used for; `None` if unused.
     pub fn claim(&self, cpu: u32) -> Option<Claim> {
-        let exclusive = self.exclusive.iter().position(|own| own.cpus.contains(cpu));
+        let exclusive = self.exclusive.iter().position(|it| it.cpus.contains(cpu));
         exclusive.map(Claim::Exclusive).or_else(|| {
             if self.reserved.contains(cpu) {
                 Some(Claim::Reserved)
@@ -71,8 +71,7 @@ impl Holders {
     /// Every claim with its name and CPUs: containers as they are listed, then reserved, then shared. Without those of no CPU.
     pub fn claims(&self) -> impl Iterator<Item = (Claim, &str, CpuSet)> {
         let exclusive = self.exclusive.iter().enumerate();
-        let exclusive =
-            exclusive.map(|(at, own)| (Claim::Exclusive(at), own.name.as_str(), own.cpus));
+        let exclusive = exclusive.map(|(at, it)| (Claim::Exclusive(at), it.name.as_str(), it.cpus));
         let pools = [
             (Claim::Reserved, "reserved", self.reserved),
             (Claim::Shared, "shared pool", self.shared - self.reserved),

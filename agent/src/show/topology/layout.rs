@@ -90,7 +90,7 @@ pub(crate) struct Layout {
 impl Part {
     /// Its number on this level, if it is the part of a level.
     pub(crate) fn id(&self, level: Level) -> Option<u32> {
-        let name = self.names.iter().find(|(own, _)| *own == level);
+        let name = self.names.iter().find(|(it, _)| *it == level);
         name.and_then(|(_, id)| *id)
     }
 
@@ -166,16 +166,16 @@ impl Layout {
 
     /// How many parts the machine has of this level.
     pub(crate) fn count(&self, level: Level) -> usize {
-        let count = self.levels.iter().find(|(own, _)| *own == level);
+        let count = self.levels.iter().find(|(it, _)| *it == level);
         count.map_or(0, |(_, count)| *count)
     }
 }
 
 fn all_cpus(part: &Part) -> CpuSet {
-    let own = part.cpus();
+    let cpus = part.cpus();
     part.children
         .iter()
-        .fold(own, |all, child| all | all_cpus(child))
+        .fold(cpus, |all, child| all | all_cpus(child))
 }
 
 /// How many parts of the level there are; `None` where it would tell nothing.

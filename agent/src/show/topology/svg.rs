@@ -166,7 +166,7 @@ impl Picture<'_> {
             return (FREE, "online".to_owned());
         };
         match holders.claim(cpu) {
-            None => (FREE, "held by nobody".to_owned()),
+            None => (FREE, "not assigned".to_owned()),
             Some(claim) => {
                 let name = match claim {
                     Claim::Exclusive(at) => holders.exclusive[at].name.clone(),
@@ -211,12 +211,12 @@ impl Picture<'_> {
     fn legend(&self, layout: &Layout) -> Area {
         let mut rows: Vec<(&'static str, &'static str, String)> = Vec::new();
         let mut row = |fill, class, text: String| rows.push((fill, class, text));
-        let claims = self.holders.iter().flat_map(|own| own.claims());
+        let claims = self.holders.iter().flat_map(|it| it.claims());
         for (claim, name, cpus) in claims {
             row(colour(claim), "cpu", format!("{name}: CPUs {cpus}"));
         }
         let free = if self.holders.is_some() {
-            "held by nobody"
+            "not assigned"
         } else {
             "a CPU"
         };
@@ -248,7 +248,7 @@ impl Picture<'_> {
         for (fill, class, text) in rows {
             wide = wide.max(CELL.wide + GAP + text_wide(&text));
             let swatch = Area::cell(CELL, fill, class, String::new(), String::new());
-            drawn.extend(swatch.drawn.into_iter().map(|own| own.moved(0, top)));
+            drawn.extend(swatch.drawn.into_iter().map(|it| it.moved(0, top)));
             drawn.push(Placed::text(CELL.wide + GAP, top + 15, "legend", &text));
             top += CELL.high + 6;
         }
@@ -300,9 +300,9 @@ impl Picture<'_> {
                     String::new()
                 };
                 let tip = format!("from node {} to node {}: {distance}", from.id, to.id);
-                let own = Area::cell(cell, fill, class, figure, tip);
+                let this = Area::cell(cell, fill, class, figure, tip);
                 let (x, y) = (left + at(x, cell.wide), top + at(y, cell.high));
-                drawn.extend(own.drawn.into_iter().map(|own| own.moved(x, y)));
+                drawn.extend(this.drawn.into_iter().map(|it| it.moved(x, y)));
             }
         }
         let size = Size {
@@ -326,7 +326,7 @@ fn titled(name: &str, node: Option<&NumaNode>) -> String {
         }
     }
     if title.is_empty() {
-        title += "nobody knows where";
+        title += "unknown location";
     }
     title
 }

@@ -37,7 +37,7 @@ fn large(sockets: u32, nodes: u32, caches: u32) -> String {
                 12 + (to / nodes).abs_diff(id / nodes) * 20
             }
         });
-        let row: Vec<String> = row.map(|own| own.to_string()).collect();
+        let row: Vec<String> = row.map(|value| value.to_string()).collect();
         format!(
             r#"{{"id": {id}, "memory": "96Gi", "distances": [{}]}}"#,
             row.join(",")

@@ -200,7 +200,7 @@ fn eviction_comes_true() -> Outcome {
     )?;
     has_all(
         &text(explain(node, &["eviction", "vital"]))?,
-        &["It is not evicted for any signal"],
+        &["Never evicted"],
     )?;
     let of_pod = json(node, &["eviction", "default/within"])?;
     ensure!(
@@ -287,7 +287,7 @@ const UNKNOWN: i32 = 3;
 
 /// `plimsoll explain` prints nothing but an error with `words` in it, and ends with that status.
 fn refuses(node: &Node, arguments: &[&str], status: i32, words: &str) -> anyhow::Result<()> {
-    for format in ["table", "json"] {
+    for format in ["text", "json"] {
         let said = explain(node, &[arguments, &["--output", format]].concat())?;
         ensure!(
             said.status == Some(status) && said.out.is_empty() && said.errors.contains(words),

@@ -1,7 +1,5 @@
 //! `plimsoll top` of a running agent: the pods that are throttled, killed and next to go are seen; and later, from the journal.
 
-use std::fs;
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -22,9 +20,6 @@ pub(super) const TESTS: &[Test] = &[Test {
     run: who_is_throttled_killed_and_next_is_seen,
 }];
 
-/// Where pictures are left, if somebody wants them (`cargo xtask vm --out`).
-const OUT: &str = "/out";
-
 fn top(arguments: &[&str]) -> anyhow::Result<String> {
     let output = Command::new(program("plimsoll"))
         .arg("top")
@@ -44,10 +39,6 @@ fn pod<'a>(seen: &'a Value, name: &str) -> &'a Value {
 fn who_is_throttled_killed_and_next_is_seen() -> Outcome {
     if let Some(skipped) = needs_memory_v2() {
         return Ok(skipped);
-    }
-    if Path::new(OUT).is_dir() {
-        // A name for the picture.
-        Command::new("hostname").arg("node-1").status()?;
     }
     let node = super::Node::new()?;
     let journal = node.directory.join("run.journal");
@@ -92,23 +83,20 @@ fn who_is_throttled_killed_and_next_is_seen() -> Outcome {
         cpu["limitMilli"] == 200 && cpu["usedMilli"].as_u64() > Some(50),
         "{cpu}"
     );
-    let told = seen["told"].to_string();
-    ensure!(told.contains("kernel OOM killer"), "{told}");
+    let lines = seen["recentLines"].to_string();
+    ensure!(lines.contains("kernel OOM killer"), "{lines}");
 
     go(&leaks)?;
-    if Path::new(OUT).is_dir() {
-        picture(asked)?;
-    }
     let finished = agent.eviction(EVICTION_TIMEOUT)?;
     ensure!(finished.pod == "default/leaky", "{finished:?}");
-    let text = asked("table")?;
+    let text = asked("text")?;
     ensure!(text.contains("default/database"), "{text}");
     agent.stop()?;
     let journal = journal.to_string_lossy();
     let text = top(&["--replay", &journal, "--output", "json"])?;
     let recorded: Value = serde_json::from_str(&text)?;
-    let told = recorded["told"].to_string();
-    ensure!(told.contains("default_leaky"), "{told}");
+    let lines = recorded["recentLines"].to_string();
+    ensure!(lines.contains("default_leaky"), "{lines}");
     let web = &pod(&recorded, "default/web")["limits"]["all"];
     ensure!(web["throttledNs"].as_u64() > Some(0), "{web}");
     let greedy = &pod(&recorded, "default/greedy")["limits"]["all"];
@@ -121,19 +109,4 @@ fn who_is_throttled_killed_and_next_is_seen() -> Outcome {
     let times = row.and_then(|row| row.split_whitespace().nth(1)?.parse().ok());
     ensure!(times > Some(0_u64), "{output:?}");
     Ok(Done::Passed)
-}
-
-/// What is seen while the pod that leaks is next, or on its way out. It may go too fast for that: then there is no picture.
-fn picture(asked: impl Fn(&str) -> anyhow::Result<String>) -> anyhow::Result<()> {
-    let mut leaky = Value::Null;
-    wait_until(Duration::from_secs(20), Duration::from_millis(50), || {
-        let seen = asked("json").ok();
-        let seen = seen.and_then(|text| serde_json::from_str(&text).ok());
-        leaky = pod(&seen.unwrap_or_default(), "default/leaky").clone();
-        leaky["status"] != "running" || leaky["place"]["standing"] == "next"
-    });
-    if leaky["status"] == "evicted" || leaky["place"]["standing"] == "next" {
-        fs::write(Path::new(OUT).join("top.svg"), asked("svg")?)?;
-    }
-    Ok(())
 }

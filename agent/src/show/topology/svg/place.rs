@@ -113,7 +113,7 @@ impl Area {
                 wide: widths[column],
                 high: heights[row],
             });
-            drawn.extend(area.drawn.into_iter().map(|own| own.moved(x, y)));
+            drawn.extend(area.drawn.into_iter().map(|it| it.moved(x, y)));
         }
         Self {
             size: Size {

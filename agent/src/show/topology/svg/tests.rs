@@ -71,7 +71,7 @@ fn nothing_is_drawn_outside_the_picture() {
     let (wide, high) = (numbers(head, "width"), numbers(head, "height"));
     let rects: Vec<&str> = svg
         .split("<rect ")
-        .filter(|own| own.contains("rx="))
+        .filter(|it| it.contains("rx="))
         .collect();
     assert!(rects.len() > 8);
     for rect in rects {
