@@ -9,7 +9,7 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind, Sy
 
 use crate::lock::Lock;
 use crate::process;
-use crate::progress::say;
+use crate::progress::{Step, say};
 use crate::{paths, setup};
 
 /// Bytes of one BPF instruction.
@@ -37,8 +37,8 @@ pub(crate) struct Program {
 pub(crate) fn build() -> Result<Vec<Program>> {
     let nightly = setup::nightly()?;
     let mut cargo = cargo(&nightly, "build")?;
-    say("build-ebpf", format_args!("{TARGET}, build-std=core"));
-    let output = process::run(cargo.args(["--release", "--bins"]))?;
+    let step = Step::begin("build-ebpf", format_args!("{TARGET}, build-std=core"));
+    let output = process::run_cargo(cargo.args(["--release", "--bins"]), &step)?;
     if !output.status.success() {
         bail!(
             "building the BPF object failed\n{}\nIf the linker could not read the bitcode, this nightly's LLVM is newer than \
@@ -47,6 +47,7 @@ pub(crate) fn build() -> Result<Vec<Program>> {
             pinned = setup::NIGHTLY_PINNED
         );
     }
+    step.done();
     let warnings = String::from_utf8_lossy(&output.stderr);
     if warnings.contains("warning") {
         say("build-ebpf", warnings.trim_end());

@@ -8,6 +8,7 @@ mod demo;
 mod ebpf;
 mod fuzz;
 mod guest;
+mod interrupt;
 mod kernel;
 mod lock;
 mod paths;
@@ -94,12 +95,19 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
+    let command = Cli::parse().command;
+    match interrupt::install().and_then(|()| run(command)) {
         Ok(code) => ExitCode::from(code),
-        Err(error) => {
-            progress::say("error", format_args!("{error:#}"));
-            ExitCode::FAILURE
-        }
+        Err(error) => match interrupt::status() {
+            Some(status) => {
+                progress::say("interrupted", interrupt::Interrupted);
+                ExitCode::from(status)
+            }
+            None => {
+                progress::say("error", format_args!("{error:#}"));
+                ExitCode::FAILURE
+            }
+        },
     }
 }
 

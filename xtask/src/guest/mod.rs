@@ -24,7 +24,7 @@ mod topology;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::str::FromStr;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ use crate::setup;
 
 use self::console::{Lines, status_in};
 use self::cpio::Archive;
-pub(crate) use self::programs::released_agent;
+pub(crate) use self::programs::{build as build_programs, released_agent};
 use self::qemu::Running;
 pub(crate) use self::topology::Topology;
 
@@ -270,11 +270,7 @@ impl Guest {
         let started = Instant::now();
         let deadline = self.timeout.map(|timeout| started + timeout);
         let files = work.join(FILES);
-        let mut qemu = Running::start(
-            self.qemu(image, initramfs, work, false)?,
-            Stdio::null(),
-            work,
-        )?;
+        let mut qemu = Running::start(self.qemu(image, initramfs, work, false)?, false, work)?;
         let console = qemu.console()?;
         let mut lines = Lines::default();
         let mut kept = Vec::new();
@@ -340,7 +336,7 @@ impl Guest {
         say("guest", "a shell; `exit` ends it, Ctrl-A X kills it");
         let mut qemu = Running::start(
             self.qemu(&boot.image, &initramfs, work.path(), true)?,
-            Stdio::inherit(),
+            true,
             work.path(),
         )?;
         let console = qemu.console()?;

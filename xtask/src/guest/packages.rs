@@ -13,10 +13,9 @@ use object::elf::FileHeader64;
 use object::read::elf::{Dyn as _, FileHeader as _};
 
 use super::cpio::Archive;
-use crate::apt::Apt;
+use crate::apt::{self, Suite};
 use crate::lock::Lock;
 use crate::paths;
-use crate::progress::say;
 
 /// The peers were measured as in this release.
 const SUITE: &str = "bookworm";
@@ -96,13 +95,19 @@ impl Store {
         if folder.is_dir() {
             return Ok(folder);
         }
-        say("packages", format_args!("fetching Debian's {package}"));
         fs::create_dir_all(&self.folder)
             .with_context(|| format!("cannot create {}", self.folder.display()))?;
         let partial = tempfile::tempdir_in(&self.folder)
             .context("cannot make a temporary folder in the cache")?;
         let root = partial.path().join("root");
-        Apt::open(&self.cache, SUITE)?.unpack(package, &root)?;
+        let purpose = format!("package-{package}");
+        if apt::pinned(&purpose).is_empty() {
+            Suite::open(&self.cache, SUITE)?.unpack(package, &root)?;
+        } else {
+            apt::unpack_pinned(&self.cache, SUITE, &purpose, &root, |_| {
+                Ok(vec![package.to_owned()])
+            })?;
+        }
         fs::rename(&root, &folder).with_context(|| format!("cannot write {}", folder.display()))?;
         Ok(folder)
     }
@@ -113,7 +118,7 @@ impl Store {
         if let Ok(text) = fs::read_to_string(&known) {
             return Ok(text.lines().map(str::to_owned).collect());
         }
-        let names = Apt::open(&self.cache, SUITE)?.depends(package, true)?;
+        let names = Suite::open(&self.cache, SUITE)?.depends(package, true)?;
         fs::write(&known, names.join("\n"))
             .with_context(|| format!("cannot write {}", known.display()))?;
         Ok(names)

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
-use crate::progress::say;
+use crate::progress::Step;
 use crate::{ebpf, paths, process};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -31,40 +31,39 @@ pub(crate) fn build() -> Result<Vec<PathBuf>> {
         return Ok(programs.clone());
     }
     ebpf::build()?;
-    say(
-        "guest",
-        "building the agent and the guest programs (static)",
-    );
-    let programs = cargo_build(&[
-        "--package",
-        "plimsoll",
-        "--package",
-        "tests",
-        "--bins",
-        "--profile",
-        PROFILE,
-    ])?;
+    let step = Step::begin("guest", "building the agent and the guest programs");
+    let programs = cargo_build(
+        &[
+            "--package",
+            "plimsoll",
+            "--package",
+            "tests",
+            "--bins",
+            "--profile",
+            PROFILE,
+        ],
+        &step,
+    )?;
+    step.done();
     Ok(built.insert(programs).clone())
 }
 
 /// Builds the agent as it is released, and returns its path. Takes minutes.
 pub(crate) fn released_agent() -> Result<PathBuf> {
     ebpf::build()?;
-    say(
-        "guest",
-        "building the agent as it is released (static; minutes)",
-    );
-    let programs = cargo_build(&["--package", "plimsoll", "--bins", "--release"])?;
+    let step = Step::begin("guest", "building the agent as it is released (minutes)");
+    let programs = cargo_build(&["--package", "plimsoll", "--bins", "--release"], &step)?;
+    step.done();
     programs
         .into_iter()
         .next()
         .context("cargo named no program")
 }
 
-fn cargo_build(what: &[&str]) -> Result<Vec<PathBuf>> {
-    let output = process::run(
+fn cargo_build(what: &[&str], step: &Step) -> Result<Vec<PathBuf>> {
+    let output = process::run_cargo(
         process::cargo()
-            .arg("build")
+            .args(["build", "--locked"])
             .args(what)
             .args(["--target", TARGET])
             .args(["--message-format", "json-render-diagnostics"])
@@ -73,6 +72,7 @@ fn cargo_build(what: &[&str]) -> Result<Vec<PathBuf>> {
             .env("RUSTFLAGS", "-Ctarget-feature=+crt-static")
             // A guest's files are in its memory.
             .env("CARGO_PROFILE_RELEASE_STRIP", "true"),
+        step,
     )?;
     if !output.status.success() {
         bail!(
