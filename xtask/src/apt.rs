@@ -6,6 +6,7 @@
 //! and checks the sum. A pinned package that the archive has dropped gives way to the newest one ([`Suite`]): then the suite's
 //! signed lists are fetched into a private state in the cache. `dpkg-deb -x` needs no root either.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -158,11 +159,11 @@ struct File {
 }
 
 impl File {
-    /// From a line of `apt-get download --print-uris`: `'ADDRESS' NAME BYTES SHA256:SUM`.
-    fn of_line(line: &str, package: &str) -> Option<Self> {
+    /// From a line of `apt-get download --print-uris`: `'ADDRESS' PACKAGE_VERSION_ARCHITECTURE.deb BYTES SHA256:SUM`.
+    fn of_line(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace();
         let address = words.next()?.trim_matches('\'').to_owned();
-        let _name = words.next()?;
+        let (package, _) = words.next()?.split_once('_')?;
         Some(Self {
             address,
             package: package.to_owned(),
@@ -179,7 +180,7 @@ impl File {
         let deb = work.path().join("package.deb");
         let step = Step::begin(
             "download",
-            format_args!("Debian's {}, {} MB", self.package, self.bytes / MB),
+            format_args!("Debian's {}, {} kB", self.package, self.bytes / 1000),
         );
         let output = self.download(&deb, &step)?;
         if !output.status.success() {
@@ -299,9 +300,11 @@ pub(crate) fn unpack_pinned(
             );
             // What is there by now is of another version.
             let _none = fs::remove_dir_all(into);
-            for name in &names {
-                suite.unpack(name, into)?;
-            }
+            let packages: Vec<(&str, PathBuf)> = names
+                .iter()
+                .map(|name| (name.as_str(), into.to_owned()))
+                .collect();
+            suite.unpack(&packages)?;
             return Ok(names);
         }
     }
@@ -391,6 +394,15 @@ impl Suite {
         Ok(names)
     }
 
+    /// The packages of shared libraries among all that `package` depends on, directly or not, by Debian's own sections.
+    pub(crate) fn libraries(&self, package: &str) -> Result<Vec<String>> {
+        let names = self.depends(package, true)?;
+        let mut command = self.command("apt-cache");
+        command.args(["show", "--no-all-versions"]).args(&names);
+        let next = "run `cargo xtask setup --refresh`";
+        Ok(libraries_in(&output_of(&mut command, next)?))
+    }
+
     /// What `package` depends on; with `recurse`, what those depend on too. Virtual packages are left out.
     pub(crate) fn depends(&self, package: &str, recurse: bool) -> Result<Vec<String>> {
         let mut command = self.command("apt-cache");
@@ -424,45 +436,70 @@ impl Suite {
         Ok(names)
     }
 
-    /// Downloads `package` and unpacks it into the folder `into`.
-    pub(crate) fn unpack(&self, package: &str, into: &Path) -> Result<()> {
-        if self.file(package)?.unpack(&self.folder, into)? == Archived::Unpacked {
-            return Ok(());
+    /// Downloads packages and unpacks each into its folder.
+    pub(crate) fn unpack(&self, wanted: &[(&str, PathBuf)]) -> Result<()> {
+        let mut files = self.files(wanted.iter().map(|(package, _)| *package))?;
+        for (package, into) in wanted {
+            let listed = format!("Debian {} lists no file of {package}", self.name);
+            let file = files.remove(*package).with_context(|| listed.clone())?;
+            if file.unpack(&self.folder, into)? == Archived::Unpacked {
+                continue;
+            }
+            // The archive drops old versions: lists of last week name files that are gone.
+            self.update()?;
+            files = self.files(wanted.iter().map(|(package, _)| *package))?;
+            let file = files.remove(*package).with_context(|| listed)?;
+            ensure!(
+                file.unpack(&self.folder, into)? == Archived::Unpacked,
+                "Debian {} lists {package}, but its archive does not have the file: run the command again later",
+                self.name
+            );
         }
-        // The archive drops old versions: lists of last week name files that are gone.
-        self.update()?;
-        let again = self.file(package)?.unpack(&self.folder, into)?;
-        ensure!(
-            again == Archived::Unpacked,
-            "Debian {} lists {package}, but its archive does not have the file: run the command again later",
-            self.name
-        );
         Ok(())
     }
 
     /// The line of `pinned.txt` that pins the newest `package`.
     pub(crate) fn pin(&self, purpose: &str, package: &str) -> Result<String> {
-        let file = self.file(package)?;
+        let mut files = self.files([package].into_iter())?;
+        let file = files
+            .remove(package)
+            .with_context(|| format!("Debian {} lists no file of {package}", self.name))?;
         let path = file.address.rfind("pool/").unwrap_or(0);
         let path = file.address.get(path..).unwrap_or_default();
         let File { sha256, bytes, .. } = &file;
         Ok(format!("{purpose} {package} {sha256} {bytes} {path}"))
     }
 
-    fn file(&self, package: &str) -> Result<File> {
+    /// Where the newest packages are, by name. One call for all: apt reads its lists anew in each.
+    fn files<'a>(&self, packages: impl Iterator<Item = &'a str>) -> Result<BTreeMap<String, File>> {
+        let mut command = self.command("apt-get");
+        command
+            .args(["download", "-qq", "--print-uris"])
+            .args(packages);
         let next = format!(
-            "Debian {} has no package {package}, or its lists are old: run `cargo xtask setup --refresh`",
+            "Debian {} has no such package, or its lists are old: run `cargo xtask setup --refresh`",
             self.name
         );
-        let text = output_of(
-            self.command("apt-get")
-                .args(["download", "-qq", "--print-uris", package]),
-            &next,
-        )?;
-        text.lines()
-            .find_map(|line| File::of_line(line, package))
-            .with_context(|| format!("apt-get does not say where {package} is: {}", text.trim()))
+        let text = output_of(&mut command, &next)?;
+        let files = text.lines().filter_map(File::of_line);
+        Ok(files.map(|file| (file.package.clone(), file)).collect())
     }
+}
+
+/// The packages in the section of libraries, from what `apt-cache show` says.
+fn libraries_in(shown: &str) -> Vec<String> {
+    let mut package = "";
+    let mut libraries = Vec::new();
+    for line in shown.lines() {
+        if let Some(name) = line.strip_prefix("Package: ") {
+            package = name;
+        } else if matches!(line, "Section: libs" | "Section: oldlibs") {
+            libraries.push(package.to_owned());
+        }
+    }
+    libraries.sort();
+    libraries.dedup();
+    libraries
 }
 
 #[cfg(test)]
@@ -518,10 +555,18 @@ mod tests {
     #[test]
     fn a_printed_address_is_a_file() {
         let line = "'http://a.example/pool/e_1.7.deb' e_1.7.deb 29000 SHA256:e79b";
-        let file = File::of_line(line, "e").unwrap();
+        let file = File::of_line(line).unwrap();
+        assert_eq!(file.package, "e");
         assert_eq!(file.address, "http://a.example/pool/e_1.7.deb");
         assert_eq!((file.bytes, file.sha256.as_str()), (29_000, "e79b"));
-        assert_eq!(File::of_line("E: no such package", "e"), None);
+        assert_eq!(File::of_line("E: no such package"), None);
+    }
+
+    #[test]
+    fn a_library_is_known_by_its_section_and_not_by_its_name() {
+        let shown = "Package: zlib1g\nVersion: 1\nSection: libs\n\nPackage: libreoffice\nSection: editors\n\n\
+                     Package: libc6\nSection: libs\n";
+        assert_eq!(libraries_in(shown), ["libc6", "zlib1g"]);
     }
 
     #[test]

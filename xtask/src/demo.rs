@@ -13,7 +13,7 @@ use std::thread;
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
-use crate::guest::{Guest, GuestEnd, build_programs};
+use crate::guest::{Guest, GuestEnd, build_for_demo};
 use crate::kernel::Kernel;
 use crate::progress::{self, Progress, Step, say};
 use crate::setup;
@@ -90,11 +90,11 @@ pub(crate) fn run(args: &DemoArgs) -> Result<u8> {
         // Its time stands still when this machine has none for it.
         .timeout(None)
         .out(out.path())
+        .own_programs(false)
         .command(args.story());
-    if let Some(folder) = &args.programs {
-        guest = guest.own_programs(false).payload(folder);
+    for program in prepare(args)? {
+        guest = guest.payload(program);
     }
-    prepare(args)?;
     let mut audience = Audience::new(args.output);
     let exit = guest.run(|line| audience.line(line))?;
     let step = audience.leave();
@@ -126,8 +126,8 @@ pub(crate) fn run(args: &DemoArgs) -> Result<u8> {
     Ok(exit.code())
 }
 
-/// All that takes a while before the guest starts: the kernel comes while the programs are built.
-fn prepare(args: &DemoArgs) -> Result<()> {
+/// All that takes a while before the guest starts: the kernel comes while the programs are built. Returns the programs.
+fn prepare(args: &DemoArgs) -> Result<Vec<PathBuf>> {
     // First: it is what may need the user.
     setup::qemu()?;
     thread::scope(|scope| {
@@ -135,13 +135,15 @@ fn prepare(args: &DemoArgs) -> Result<()> {
             setup::busybox()?;
             args.kernel.boot()
         });
-        if args.programs.is_none() {
-            build_programs()?;
-        }
+        let programs = match &args.programs {
+            Some(folder) => Ok(vec![folder.clone()]),
+            None => build_for_demo(),
+        };
         match kernel.join() {
-            Ok(boot) => boot.map(|_| ()),
+            Ok(boot) => boot?,
             Err(panic) => std::panic::resume_unwind(panic),
-        }
+        };
+        programs
     })
 }
 
@@ -177,7 +179,7 @@ impl Audience {
         Self {
             output,
             name: FIRST_STEP.to_owned(),
-            step: Step::begin("demo", FIRST_STEP),
+            step: Step::begin("demo", "the guest's time counts instructions; booting it"),
         }
     }
 

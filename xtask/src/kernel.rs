@@ -203,7 +203,7 @@ fn fetch(cache: &Path, version: &str, suite: &str, refresh: bool, busybox: &Path
                 "kernel",
                 format_args!("newest, as pinned.txt has it: {line}"),
             );
-            suite.unpack(package, unpacked.path())?;
+            suite.unpack(&[(package.as_str(), unpacked.path().to_owned())])?;
         }
         names
     } else {

@@ -161,7 +161,7 @@ fn rust_src(toolchain: &str, library: &Path) -> Result<()> {
     let suite = Suite::open(&cache, "sid")?;
     let unpacked =
         tempfile::tempdir_in(&cache).context("cannot make a temporary folder in the cache")?;
-    suite.unpack("rust-src", unpacked.path())?;
+    suite.unpack(&[("rust-src", unpacked.path().to_owned())])?;
     let source = fs::read_dir(unpacked.path().join("usr/src"))?
         .flatten()
         .map(|entry| entry.path().join("library"))

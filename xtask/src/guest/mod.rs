@@ -38,7 +38,7 @@ use crate::setup;
 
 use self::console::{Lines, status_in};
 use self::cpio::Archive;
-pub(crate) use self::programs::{build as build_programs, released_agent};
+pub(crate) use self::programs::{build_for_demo, released_agent};
 use self::qemu::Running;
 pub(crate) use self::topology::Topology;
 

@@ -19,6 +19,20 @@ struct Message {
     executable: Option<PathBuf>,
 }
 
+/// Builds (when something changed) only what the demo runs, and returns the paths.
+pub(crate) fn build_for_demo() -> Result<Vec<PathBuf>> {
+    ebpf::build()?;
+    let step = Step::begin("guest", "building the agent and the demo's programs");
+    let mut what = vec!["--package", "plimsoll", "--package", "tests"];
+    what.extend(["--profile", PROFILE]);
+    for program in ["plimsoll", "story", "hog", "sampler"] {
+        what.extend(["--bin", program]);
+    }
+    let programs = cargo_build(&what, &step)?;
+    step.done();
+    Ok(programs)
+}
+
 /// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside.
 /// Once per xtask process, so that guests started later run the same build.
 pub(crate) fn build() -> Result<Vec<PathBuf>> {
