@@ -39,14 +39,15 @@ pub(crate) fn build() -> Result<Vec<Program>> {
     let mut cargo = cargo(&nightly, "build")?;
     let step = Step::begin("build-ebpf", format_args!("{TARGET}, build-std=core"));
     let output = process::run_cargo(cargo.args(["--release", "--bins"]), &step)?;
-    if !output.status.success() {
-        bail!(
-            "building the BPF object failed\n{}\nIf the linker could not read the bitcode, this nightly's LLVM is newer than \
-             bpf-linker's: run `rustup toolchain install {pinned} --profile minimal` and this command again",
-            process::last_lines(&String::from_utf8_lossy(&output.stderr)),
-            pinned = setup::NIGHTLY_PINNED
-        );
-    }
+    process::success(
+        &cargo,
+        &output,
+        &format!(
+            "if the linker could not read the bitcode, this nightly's LLVM is newer than bpf-linker's: run \
+             `rustup toolchain install {} --profile minimal` and this command again",
+            setup::NIGHTLY_PINNED
+        ),
+    )?;
     step.done();
     let warnings = String::from_utf8_lossy(&output.stderr);
     if warnings.contains("warning") {
@@ -136,6 +137,7 @@ fn cargo(nightly: &str, verb: &str) -> Result<Command> {
             nightly,
             "cargo",
             verb,
+            "--locked",
             "--target",
             TARGET,
             "--target-dir",

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::Read as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -25,15 +26,31 @@ pub(crate) fn output_of(command: &mut Command, next: &str) -> Result<String> {
 
 /// Fails when `command` has: with its last lines, and with what to do `next`.
 pub(crate) fn success(command: &Command, output: &Output, next: &str) -> Result<()> {
-    if !output.status.success() {
-        bail!(
-            "`{}` failed ({})\n{}\n{next}",
-            shown(command),
-            output.status,
-            last_lines(&merged(output))
-        );
+    if output.status.success() {
+        return Ok(());
     }
-    Ok(())
+    let next = match output.status.signal() {
+        // Cargo, rustup and apt go on where they were.
+        Some(signal) => &format!(
+            "signal {signal} ended it: the kernel when memory was short, or somebody; run the command again, it goes on from here"
+        ),
+        None => next,
+    };
+    bail!(
+        "`{}` failed ({})\n{}\n{next}",
+        shown(command),
+        output.status,
+        last_lines(&said(output))
+    );
+}
+
+/// What a program said of its failure: standard error, or standard output when that is empty.
+fn said(output: &Output) -> String {
+    if output.stderr.trim_ascii().is_empty() {
+        merged(output)
+    } else {
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
 }
 
 /// Runs `command` to its end, whatever its status, and returns status and output.
@@ -251,6 +268,16 @@ mod tests {
             "error: it broke",
         ];
         assert_eq!(pieces, expected);
+    }
+
+    #[test]
+    fn an_interrupted_build_is_said_as_such() {
+        let mut build = Command::new("sh");
+        build.args(["-c", "echo '   Compiling a v1' >&2; kill -9 $$"]);
+        let error = output_of(&mut build, "mend it").unwrap_err().to_string();
+        assert!(error.contains("signal 9 ended it"), "{error}");
+        assert!(error.contains("run the command again"), "{error}");
+        assert!(!error.contains("mend it"), "{error}");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use serde::Deserialize;
 
 use crate::progress::Step;
@@ -75,25 +75,23 @@ pub(crate) fn released_agent() -> Result<PathBuf> {
 }
 
 fn cargo_build(what: &[&str], step: &Step) -> Result<Vec<PathBuf>> {
-    let output = process::run_cargo(
-        process::cargo()
-            .args(["build", "--locked"])
-            .args(what)
-            .args(["--target", TARGET])
-            .args(["--message-format", "json-render-diagnostics"])
-            .arg("--target-dir")
-            .arg(paths::target("guest"))
-            .env("RUSTFLAGS", "-Ctarget-feature=+crt-static")
-            // A guest's files are in its memory.
-            .env("CARGO_PROFILE_RELEASE_STRIP", "true"),
-        step,
+    let mut cargo = process::cargo();
+    cargo
+        .args(["build", "--locked"])
+        .args(what)
+        .args(["--target", TARGET])
+        .args(["--message-format", "json-render-diagnostics"])
+        .arg("--target-dir")
+        .arg(paths::target("guest"))
+        .env("RUSTFLAGS", "-Ctarget-feature=+crt-static")
+        // A guest's files are in its memory.
+        .env("CARGO_PROFILE_RELEASE_STRIP", "true");
+    let output = process::run_cargo(&mut cargo, step)?;
+    process::success(
+        &cargo,
+        &output,
+        "the guest's programs cannot be built without that",
     )?;
-    if !output.status.success() {
-        bail!(
-            "building the guest's programs failed\n{}",
-            process::last_lines(&String::from_utf8_lossy(&output.stderr))
-        );
-    }
     Ok(executables(&String::from_utf8_lossy(&output.stdout)))
 }
 
