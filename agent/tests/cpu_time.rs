@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
+mod notes;
+
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -124,7 +126,7 @@ impl Node {
             Ok(mounts)
         });
         ledger.restore().unwrap();
-        let mounts = probe.map_err(|error| eprintln!("left out: {error}")).ok()?;
+        let mounts = probe.map_err(notes::left_out).ok()?;
         Some(Self {
             dir,
             cgroup_root,

@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
+mod notes;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -64,7 +66,7 @@ impl Node {
         let mounts = match node.host.cgroup_mounts() {
             Ok(mounts) => mounts,
             Err(error) => {
-                eprintln!("left out: {error}");
+                notes::left_out(error);
                 return None;
             }
         };
@@ -76,7 +78,7 @@ impl Node {
         match probe {
             Ok(()) => Some((node, mounts)),
             Err(error) => {
-                eprintln!("left out: {error}");
+                notes::left_out(error);
                 None
             }
         }

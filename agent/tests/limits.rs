@@ -7,6 +7,7 @@
 
 #[path = "fixtures/agent.rs"]
 mod agent;
+mod notes;
 
 use std::process::{Command, Stdio};
 
@@ -122,5 +123,5 @@ fn writable_cgroups(host: &HostRoot) -> Option<plimsoll::host::CgroupMounts> {
         Ok(mounts)
     });
     ledger.restore().unwrap();
-    probe.map_err(|error| eprintln!("left out: {error}")).ok()
+    probe.map_err(notes::left_out).ok()
 }

@@ -1,6 +1,8 @@
 //! Manual pages and completions, as a package makes them and a shell reads them.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
+mod notes;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
@@ -201,7 +203,9 @@ fn other_shells_have_theirs() {
         assert!(text.contains("throttling"), "{shell}");
         // Where there is one, it reads its own.
         let Ok(mut child) = Command::new(shell).arg("-n").stdin(Stdio::piped()).spawn() else {
-            eprintln!("left out: there is no {shell} here");
+            notes::note(format_args!(
+                "there is no {shell} here to read its completions"
+            ));
             continue;
         };
         child

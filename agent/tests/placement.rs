@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
+mod notes;
+
 use std::collections::BTreeMap;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -77,7 +79,7 @@ impl Node {
         let host = HostRoot::live();
         let online = online_cpus(&host).unwrap();
         if online.len() < 2 {
-            eprintln!("left out: one CPU");
+            notes::left_out("one CPU");
             return None;
         }
         let made = host.cgroup_mounts().map_err(|error| error.to_string());
@@ -103,7 +105,7 @@ impl Node {
                 online,
             }),
             Err(error) => {
-                eprintln!("left out: {error}");
+                notes::left_out(error);
                 None
             }
         }

@@ -1,6 +1,7 @@
 //! `plimsoll top` as people and programs call it: on a terminal, on a pipe, and with what can be wrong.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
+mod notes;
 #[path = "fixtures/seen.rs"]
 mod seen;
 
@@ -170,7 +171,7 @@ fn an_agent_that_is_too_old_is_named() {
 fn the_group_may_look_and_others_are_told_what_to_do() {
     const NOBODY: u32 = 65_534;
     if !rustix::process::geteuid().is_root() {
-        eprintln!("left out: only root can become another user");
+        notes::left_out("only root can become another user");
         return;
     }
     let dir = tempfile::tempdir().unwrap();

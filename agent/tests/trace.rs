@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
+mod notes;
+
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
@@ -51,12 +53,12 @@ impl Busy {
         let path = format!("plimsoll-trace-{name}-{}", std::process::id());
         let directory = memory.mount.join(&path);
         if let Err(error) = fs::create_dir(&directory) {
-            eprintln!("left out: {}: {error}", directory.display());
+            notes::left_out(format_args!("{}: {error}", directory.display()));
             return None;
         }
         let works = trace(&["--for", "10ms"]).output().unwrap();
         if !works.status.success() {
-            eprintln!("left out: {}", text(&works.stderr));
+            notes::left_out(text(&works.stderr));
             fs::remove_dir(&directory).unwrap();
             return None;
         }
@@ -220,7 +222,7 @@ fn a_full_disk_leaves_nothing_under_the_name_and_the_others_are_written() {
     let small = dir.path().join("small");
     fs::create_dir(&small).unwrap();
     if let Err(error) = mount("tmpfs", &small, "tmpfs", MountFlags::empty(), c"size=4k") {
-        eprintln!("left out: a small file system: {error}");
+        notes::left_out(format_args!("a small file system: {error}"));
         return;
     }
     let whole = dir.path().join("t.svg");
@@ -312,6 +314,7 @@ fn an_unknown_pod_or_cgroup_is_named_with_those_that_are_like_it() {
 #[test]
 fn without_the_right_it_says_which_capability() {
     if !rustix::process::geteuid().is_root() {
+        notes::left_out("only root can give up a capability");
         return;
     }
     // The program must be readable for whoever runs it.

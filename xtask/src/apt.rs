@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
+use crate::interrupt::Folder;
 use crate::process::{self, last_lines, output_of, run};
 use crate::progress::{Progress, Step, say};
 
@@ -175,8 +176,7 @@ impl File {
     fn unpack(&self, folder: &Path, into: &Path) -> Result<Archived> {
         let needed = self.bytes.saturating_mul(1 + UNPACKED_TIMES);
         enough_room(folder, needed, free_bytes(folder))?;
-        let work =
-            tempfile::tempdir_in(folder).context("cannot make a temporary folder in the cache")?;
+        let work = Folder::inside(folder)?;
         let deb = work.path().join("package.deb");
         let step = Step::begin(
             "download",

@@ -16,6 +16,7 @@ pub(crate) fn run(files: &[PathBuf]) -> Result<u8> {
     cargo
         .args([
             "run",
+            "--locked",
             "--quiet",
             "--package",
             "tests",

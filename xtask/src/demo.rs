@@ -13,7 +13,8 @@ use std::thread;
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
-use crate::guest::{Guest, GuestEnd, build_for_demo};
+use crate::guest::{Guest, GuestEnd, OF_DEMO, build_programs};
+use crate::interrupt::Folder;
 use crate::kernel::Kernel;
 use crate::progress::{self, Progress, Step, say};
 use crate::setup;
@@ -83,7 +84,7 @@ impl DemoArgs {
 
 /// Tells the story; the status is the story's own: 0 when all went as it must.
 pub(crate) fn run(args: &DemoArgs) -> Result<u8> {
-    let out = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let out = Folder::new()?;
     let mut guest = Guest::new(args.kernel.clone())
         .memory_mb(MEMORY_MB)
         .icount(true)
@@ -137,7 +138,16 @@ fn prepare(args: &DemoArgs) -> Result<Vec<PathBuf>> {
         });
         let programs = match &args.programs {
             Some(folder) => Ok(vec![folder.clone()]),
-            None => build_for_demo(),
+            None => {
+                let step = Step::begin("guest", "building the agent and the demo's programs");
+                let built = build_programs(Some(OF_DEMO), &mut |crates| {
+                    step.at(Progress {
+                        now: crates,
+                        ..Progress::default()
+                    });
+                });
+                built.inspect(|_| step.done())
+            }
         };
         match kernel.join() {
             Ok(boot) => boot?,

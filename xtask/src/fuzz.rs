@@ -8,7 +8,7 @@ use crate::process;
 pub(crate) fn run(arguments: &[String]) -> Result<u8> {
     let mut cargo = process::cargo();
     cargo
-        .args(["run", "--quiet", "--profile", "fuzz"])
+        .args(["run", "--locked", "--quiet", "--profile", "fuzz"])
         .args(["--package", "tests", "--no-default-features"])
         .args(["--bin", "fuzz", "--"])
         .args(arguments);

@@ -1,60 +1,94 @@
-//! Ctrl-C and SIGTERM: nothing is left behind.
+//! Ctrl-C and SIGTERM: nothing that this process has started outlives it, and no folder of a guest stays behind.
 //!
-//! Problem: a process that a signal ends at once leaves its temporary folders, its guests and its builds behind. Approach: the
-//! signal only ends the programs that this one has started; then what waits for them fails, and every owner clears away what is
-//! its own on the way out, as after any other failure. [`check`] is for what waits without a program.
+//! Problem: the default is that this process ends and what it has started goes on (a compiler, a test with a lock on `target`), with
+//! gigabytes of a guest's files left in `/tmp`. Approach: a thread waits for the signals; it ends all descendants, removes the folders
+//! in its list and exits with 128 + signal, as a shell has it. What is started is in process groups of its own: a Ctrl-C that reached a
+//! parent first would leave its children without one, and they would not be found. Guests are protected against SIGKILL of this
+//! process, too (`setpriv`).
 
-use std::fmt;
-use std::io;
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus};
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::opportunity::descendants;
 use crate::progress::say;
 
-/// A program that was asked to end has this long before it is killed.
-const GRACE: Duration = Duration::from_secs(3);
-const POLL_EVERY: Duration = Duration::from_millis(5);
+/// Time for descendants to end by SIGTERM, then by SIGKILL: they do not have to be waited for.
+const GRACE: Duration = Duration::from_secs(2);
 
-static RECEIVED: AtomicI32 = AtomicI32::new(0);
-static RUNNING: Mutex<Vec<Arc<Started>>> = Mutex::new(Vec::new());
+/// Folders to be removed.
+static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// The work was ended by a signal.
-#[derive(Debug)]
-pub(crate) struct Interrupted;
-
-impl fmt::Display for Interrupted {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("interrupted: its guests, temporary folders and locks are cleared away")
+fn folders() -> MutexGuard<'static, Vec<PathBuf>> {
+    match FOLDERS.lock() {
+        Ok(folders) => folders,
+        Err(poisoned) => poisoned.into_inner(),
     }
 }
 
-impl std::error::Error for Interrupted {}
+/// A temporary folder that also goes when this process is interrupted.
+pub(crate) struct Folder(tempfile::TempDir);
 
-/// Takes over SIGINT, SIGTERM and, unless it is ignored (`nohup`), SIGHUP.
+impl Folder {
+    /// An empty one where this machine has its temporary files.
+    pub(crate) fn new() -> Result<Self> {
+        Self::inside(&std::env::temp_dir())
+    }
+
+    /// An empty one in `folder`, so that what is in it can be renamed to a place beside it.
+    pub(crate) fn inside(folder: &Path) -> Result<Self> {
+        install()?;
+        let folder = tempfile::Builder::new()
+            .prefix(".plimsoll-")
+            .tempdir_in(folder)
+            .with_context(|| format!("cannot make a temporary folder in {}", folder.display()))?;
+        folders().push(folder.path().to_owned());
+        Ok(Self(folder))
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        folders().retain(|folder| folder != self.0.path());
+    }
+}
+
+/// From now on a signal ends everything. Once is enough, more does nothing.
 pub(crate) fn install() -> Result<()> {
-    let mut handled = vec![SIGINT, SIGTERM];
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    if !ignores_hangup(&status) {
-        handled.push(SIGHUP);
-    }
-    let mut signals = Signals::new(handled).context("cannot handle signals")?;
-    thread::spawn(move || {
-        for signal in signals.forever() {
-            received(signal);
+    static INSTALLED: OnceLock<Result<(), String>> = OnceLock::new();
+    let installed = INSTALLED.get_or_init(|| {
+        let mut handled = vec![SIGINT, SIGTERM];
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        if !ignores_hangup(&status) {
+            handled.push(SIGHUP);
         }
+        let mut signals = Signals::new(handled).map_err(|error| error.to_string())?;
+        std::thread::spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                end(signal);
+            }
+        });
+        Ok(())
     });
-    Ok(())
+    installed
+        .as_ref()
+        .map_err(|error| anyhow::anyhow!("cannot wait for signals: {error}"))
+        .copied()
 }
 
+/// Whether this process was started to go on without its terminal (`nohup`), from `/proc/self/status`.
 fn ignores_hangup(status: &str) -> bool {
     let mask = status
         .lines()
@@ -62,185 +96,84 @@ fn ignores_hangup(status: &str) -> bool {
     mask.is_some_and(|mask| mask & 1 == 1)
 }
 
-fn received(signal: i32) {
-    let first = RECEIVED.swap(signal, Ordering::SeqCst) == 0;
-    if !first {
-        end_all(Signal::KILL);
-        return;
-    }
-    say(
-        "interrupted",
-        "ending what was started; once more ends it by force",
-    );
-    end_all(Signal::INT);
-    thread::spawn(|| {
-        thread::sleep(GRACE);
-        end_all(Signal::KILL);
-    });
-}
-
-fn end_all(signal: Signal) {
-    for started in running().iter() {
-        started.end(signal);
-    }
-}
-
-fn running() -> MutexGuard<'static, Vec<Arc<Started>>> {
-    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Fails when a signal has come.
-pub(crate) fn check() -> Result<()> {
-    match status() {
-        Some(_) => Err(Interrupted.into()),
-        None => Ok(()),
-    }
-}
-
-/// The exit status of this process when a signal has come.
-pub(crate) fn status() -> Option<u8> {
-    match RECEIVED.load(Ordering::SeqCst) {
-        0 => None,
-        signal => u8::try_from(128 + signal).ok(),
-    }
-}
-
-/// Who gets the signals of the terminal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Group {
-    /// The program is in a process group of its own: it and all that it starts is ended by this process alone.
-    Separate,
-    /// The program has the terminal.
-    Terminal,
-}
-
-/// A program that was started; it is ended, with its process group, when a signal comes and when this is dropped.
-#[derive(Debug)]
-pub(crate) struct Program(Arc<Started>);
-
-#[derive(Debug)]
-struct Started {
-    child: Mutex<Child>,
-    group: Group,
-}
-
-impl Program {
-    /// Starts `command`.
-    pub(crate) fn start(command: &mut Command, group: Group) -> Result<Self> {
-        if group == Group::Separate {
-            command.process_group(0);
-        }
-        let name = command.get_program().to_string_lossy().into_owned();
-        // Held while it starts: a signal that comes now finds it in the list.
-        let mut running = running();
-        check()?;
-        let child = command
-            .spawn()
-            .with_context(|| format!("cannot start `{name}`: is it installed?"))?;
-        let started = Arc::new(Started {
-            child: Mutex::new(child),
-            group,
-        });
-        running.push(Arc::clone(&started));
-        Ok(Self(started))
-    }
-
-    /// Its standard output and standard error, if they are pipes and were not taken before.
-    pub(crate) fn pipes(&self) -> (Option<ChildStdout>, Option<ChildStderr>) {
-        let mut child = self.0.lock();
-        (child.stdout.take(), child.stderr.take())
-    }
-
-    /// Waits for its end. A signal that has come meanwhile is a failure.
-    pub(crate) fn wait(&self) -> Result<ExitStatus> {
-        loop {
-            // Not held while waiting: a signal ends it through the same lock.
-            let ended = self.0.lock().try_wait();
-            if let Some(status) = ended.context("cannot wait for a program")? {
-                check()?;
-                return Ok(status);
-            }
-            thread::sleep(POLL_EVERY);
+/// Ends the descendants and this process.
+fn end(signal: i32) -> ! {
+    // Held to the end: nobody makes another.
+    let folders = folders();
+    say("interrupted", "ending what was started");
+    end_descendants(std::process::id());
+    for folder in folders.iter() {
+        if let Err(error) = fs::remove_dir_all(folder) {
+            say("left", format_args!("{}: {error}", folder.display()));
         }
     }
+    std::process::exit(128 + signal);
+}
 
-    /// Ends it by force.
-    pub(crate) fn kill(&self) {
-        self.0.end(Signal::KILL);
+/// Ends a child and all that it has started. The caller waits for the child.
+pub(crate) fn end_tree(child: u32) {
+    let child_process = Process::running(child);
+    end_descendants(child);
+    send(&child_process, Signal::KILL);
+}
+
+/// Ends all processes below one: SIGTERM, and after a while SIGKILL.
+fn end_descendants(of: u32) {
+    // One whose parent has ended is no descendant any more: remembered from the start.
+    let mut started: BTreeSet<Process> = BTreeSet::new();
+    let end = Instant::now() + GRACE;
+    loop {
+        let new: Vec<Process> = descendants(of)
+            .into_iter()
+            .filter_map(Process::running)
+            .filter(|process| !started.contains(process))
+            .collect();
+        send(&new, Signal::TERM);
+        started.extend(new);
+        started.retain(Process::is_running);
+        if started.is_empty() || Instant::now() >= end {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    send(&started, Signal::KILL);
+}
+
+fn send<'a>(to: impl IntoIterator<Item = &'a Process>, signal: Signal) {
+    for process in to {
+        let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
+        // An error means that it has ended meanwhile.
+        let _gone = pid.map(|pid| kill_process(pid, signal));
     }
 }
 
-impl Drop for Program {
-    fn drop(&mut self) {
-        self.0.end(Signal::KILL);
-        // It fails when the program has been waited for, which is the usual case.
-        let _waited = self.0.lock().wait();
-        running().retain(|started| !Arc::ptr_eq(started, &self.0));
-    }
+/// A process, told from another that has the same pid later.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Process {
+    pid: u32,
+    start_time: String,
 }
 
-impl Started {
-    fn lock(&self) -> MutexGuard<'_, Child> {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+impl Process {
+    /// `None` when it has ended: it is there until somebody waits for it.
+    fn running(pid: u32) -> Option<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (_, after) = stat.rsplit_once(')')?;
+        let mut fields = after.split_whitespace();
+        let state = fields.next()?;
+        // Fields 3 and 22 of proc_pid_stat(5).
+        let start_time = fields.nth(18)?.to_owned();
+        (state != "Z").then_some(Self { pid, start_time })
     }
 
-    /// Sends `signal` unless it has been waited for: its id may be another's by then.
-    fn end(&self, signal: Signal) {
-        let mut child = self.lock();
-        if !matches!(child.try_wait(), Ok(None)) {
-            return;
-        }
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let Some(pid) = pid else { return };
-        // It may have ended just now, which is what is wanted.
-        let _gone: Result<(), io::Error> = match self.group {
-            Group::Separate => kill_process_group(pid, signal),
-            Group::Terminal => kill_process(pid, signal),
-        }
-        .map_err(Into::into);
+    fn is_running(&self) -> bool {
+        Self::running(self.pid).as_ref() == Some(self)
     }
-}
-
-/// Waits until `done` says yes, without a limit; a signal ends it.
-pub(crate) fn wait_until(every: Duration, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
-    while !done()? {
-        let until = Instant::now() + every;
-        while Instant::now() < until {
-            check()?;
-            thread::sleep(every.min(Duration::from_millis(50)));
-        }
-    }
-    check()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_dropped_program_ends_with_all_that_it_has_started() {
-        use std::io::{BufRead as _, BufReader};
-        use std::process::Stdio;
-
-        let mut command = Command::new("sh");
-        command
-            .args(["-c", "sleep 1000 & echo $!; wait"])
-            .stdout(Stdio::piped());
-        let program = Program::start(&mut command, Group::Separate).unwrap();
-        let (stdout, _) = program.pipes();
-        let mut line = String::new();
-        BufReader::new(stdout.unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        let pid: u32 = line.trim().parse().unwrap();
-        let runs = || {
-            std::fs::read_to_string(format!("/proc/{pid}/stat"))
-                .is_ok_and(|stat| !stat.contains(") Z "))
-        };
-        assert!(runs(), "process {pid}");
-        drop(program);
-        wait_until(Duration::from_millis(10), || Ok(!runs())).unwrap();
-    }
 
     #[test]
     fn nohup_is_seen() {

@@ -16,6 +16,7 @@ use std::str::FromStr;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::apt::{self, Suite};
+use crate::interrupt::Folder;
 use crate::lock::Lock;
 use crate::paths;
 use crate::progress::say;
@@ -190,8 +191,7 @@ fn packaged(version: &str, suite: &str, refresh: bool) -> Result<Boot> {
 /// Puts image and modules into the cache. The caller holds its lock.
 fn fetch(cache: &Path, version: &str, suite: &str, refresh: bool, busybox: &Path) -> Result<Boot> {
     let folder = cache.join("kernels").join(version);
-    let unpacked =
-        tempfile::tempdir_in(cache).context("cannot make a temporary folder in the cache")?;
+    let unpacked = Folder::inside(cache)?;
     let purpose = format!("kernel-{version}");
     let names = if refresh {
         let suite = Suite::open(cache, suite)?;

@@ -3,14 +3,10 @@
 use std::fs::{File, TryLockError};
 use std::io::{Read as _, Write as _};
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use crate::interrupt;
 use crate::progress::Step;
-
-const TRY_EVERY: Duration = Duration::from_millis(200);
 
 /// Held until dropped.
 #[derive(Debug)]
@@ -31,19 +27,17 @@ impl Lock {
             .write(true)
             .open(&path)
             .with_context(|| format!("cannot open the lock file {}", path.display()))?;
-        let mut waiting = None;
-        interrupt::wait_until(TRY_EVERY, || match file.try_lock() {
-            Ok(()) => Ok(true),
+        match file.try_lock() {
+            Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                waiting.get_or_insert_with(|| {
-                    Step::begin("waiting", format_args!("for {}", holder(&path)))
-                });
-                Ok(false)
+                let _step = Step::begin("waiting", format_args!("for {}", holder(&path)));
+                file.lock()
+                    .with_context(|| format!("cannot lock {}", path.display()))?;
             }
             Err(TryLockError::Error(error)) => {
-                Err(error).with_context(|| format!("cannot lock {}", path.display()))
+                return Err(error).with_context(|| format!("cannot lock {}", path.display()));
             }
-        })?;
+        }
         // For those who wait. On a full disk they wait without the name.
         let _unsaid = file
             .set_len(0)

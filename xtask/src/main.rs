@@ -11,12 +11,14 @@ mod guest;
 mod interrupt;
 mod kernel;
 mod lock;
+mod opportunity;
 mod paths;
 mod process;
 mod progress;
 mod setup;
 mod test;
 mod vm;
+mod watched;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -33,7 +35,8 @@ Examples:
   cargo xtask demo                                    pods, a leak, an eviction: live (--without: with the agent off)
   cargo xtask bench reaction --peers earlyoom,plimsoll
   cargo xtask bench signals --kernel 7.2              what each signal costs, and how soon it is seen
-  cargo xtask test                                    everything, guests on three kernels included
+  cargo xtask test                                    each behaviour once, and on three kernels what depends on the kernel
+  cargo xtask test --all                              every test on every machine
   cargo xtask conformance tests/vectors/quantity.jsonl
   cargo xtask fuzz --seconds 600                      random histories against the decision engine
 
@@ -76,9 +79,9 @@ enum Command {
         /// Leave out the guests
         #[arg(long)]
         quick: bool,
-        /// Only guests that allow part of what the agent would like: every rung of the ladder on every kernel, about ten minutes
+        /// Every test on every machine that it fits: three kernels, cgroup v1 and v2, NUMA, lockdown, no PSI; hours
         #[arg(long, conflicts_with = "quick")]
-        ladder: bool,
+        all: bool,
     },
     /// Check golden vector files (names: see tests/vectors); exit status 2 for a file that it does not know
     Conformance {
@@ -98,16 +101,10 @@ fn main() -> ExitCode {
     let command = Cli::parse().command;
     match interrupt::install().and_then(|()| run(command)) {
         Ok(code) => ExitCode::from(code),
-        Err(error) => match interrupt::status() {
-            Some(status) => {
-                progress::say("interrupted", interrupt::Interrupted);
-                ExitCode::from(status)
-            }
-            None => {
-                progress::say("error", format_args!("{error:#}"));
-                ExitCode::FAILURE
-            }
-        },
+        Err(error) => {
+            progress::say("error", format_args!("{error:#}"));
+            ExitCode::FAILURE
+        }
     }
 }
 
@@ -122,8 +119,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Vm(args) => return vm::run(*args),
         Command::Demo(args) => return demo::run(&args),
         Command::Bench(command) => return bench::run(&command),
-        Command::Test { ladder: true, .. } => return test::run_ladder(),
-        Command::Test { quick, .. } => return test::run(quick),
+        Command::Test { quick, all } => return test::run(quick, all),
         Command::Conformance { files } => return conformance::run(&files),
         Command::Fuzz { arguments } => return fuzz::run(&arguments),
     }

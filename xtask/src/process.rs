@@ -2,14 +2,13 @@
 
 use std::ffi::OsStr;
 use std::io::Read as _;
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
-use crate::interrupt::{Group, Program};
 use crate::progress::{Progress, Step};
 
 /// Lines of a failed program's output that are shown.
@@ -68,9 +67,13 @@ pub(crate) fn run_watched(
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .env("TERM", "dumb")
-        .env("CARGO_TERM_COLOR", "never");
-    let program = Program::start(command, Group::Separate)?;
-    let (stdout, stderr) = program.pipes();
+        .env("CARGO_TERM_COLOR", "never")
+        // Ctrl-C on the terminal is for this process alone, which ends all that it has started: see `interrupt`.
+        .process_group(0);
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("cannot start `{}`: is it installed?", shown(command)))?;
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let stdout = thread::spawn(move || {
         let mut bytes = Vec::new();
         // What cannot be read any more is missing; the status says how it ended.
@@ -84,7 +87,7 @@ pub(crate) fn run_watched(
             errors.push(&buffer[..length], &mut on_errors);
         }
     }
-    let status = program.wait()?;
+    let status = child.wait().context("cannot wait for a program")?;
     Ok(Output {
         status,
         stdout: stdout.join().unwrap_or_default(),

@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use object::{Object as _, ObjectSection as _};
 
 use crate::apt::{self, Suite};
+use crate::interrupt::Folder;
 use crate::kernel::Kernel;
 use crate::lock::Lock;
 use crate::paths;
@@ -159,8 +160,7 @@ fn rust_src(toolchain: &str, library: &Path) -> Result<()> {
     let cache = paths::cache()?;
     let _lock = Lock::take(&cache)?;
     let suite = Suite::open(&cache, "sid")?;
-    let unpacked =
-        tempfile::tempdir_in(&cache).context("cannot make a temporary folder in the cache")?;
+    let unpacked = Folder::inside(&cache)?;
     suite.unpack(&[("rust-src", unpacked.path().to_owned())])?;
     let source = fs::read_dir(unpacked.path().join("usr/src"))?
         .flatten()

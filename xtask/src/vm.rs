@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use clap::Args;
 
-use crate::guest::{CgroupLayout, Guest, GuestEnd, Topology};
+use crate::guest::{CgroupLayout, Clock, Guest, GuestEnd, Topology};
 use crate::kernel::Kernel;
 use crate::progress::{self, say};
 
@@ -45,6 +45,15 @@ pub(crate) struct VmArgs {
     /// One CPU; guest time counts executed instructions
     #[arg(long)]
     icount: bool,
+    /// What the guest's clock follows: `host`, or `instructions`, as in `cargo xtask test` (idle time is skipped, a busy host makes no
+    /// difference to the guest)
+    #[arg(
+        long,
+        value_name = "CLOCK",
+        default_value = "host",
+        conflicts_with = "icount"
+    )]
+    clock: Clock,
     /// Leave out the agent and the guest programs (nothing is built)
     #[arg(long)]
     bare: bool,
@@ -72,6 +81,7 @@ pub(crate) fn run(args: VmArgs) -> Result<u8> {
         .append(&args.append)
         .debian_packages(&packages)
         .own_programs(!args.bare)
+        .clock(args.clock)
         .icount(args.icount);
     for path in args.payload {
         guest = guest.payload(path);

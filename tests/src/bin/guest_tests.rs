@@ -1,4 +1,5 @@
-//! The tests that need a kernel of their own: `guest_tests [FILTER…] [--skip PREFIX]`, `--list`. Run by `cargo xtask test` on each kernel.
+//! The tests that need a kernel of their own: `guest_tests [FILTER…]`, `--list`. `cargo xtask test` asks for the guests to start with
+//! `--plan`, and runs `--on NAME` in each.
 
 #![forbid(unsafe_code)]
 
@@ -7,16 +8,23 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser;
 use tests::guest::cases;
-use tests::guest::harness::{Test, run, run_here};
+use tests::guest::harness::{Lacking, Test, run, run_here};
+use tests::guest::machines::{MACHINES, plan};
 
 #[derive(Parser)]
 struct Arguments {
     /// Only tests whose name contains one of these.
     #[arg(value_name = "FILTER")]
     filters: Vec<String>,
-    /// Without tests whose name begins with this; may be repeated.
-    #[arg(long, value_name = "PREFIX")]
-    skip: Vec<String>,
+    /// The tests of this machine, by their declarations; `--plan` has the names.
+    #[arg(long, value_name = "MACHINE")]
+    on: Option<String>,
+    /// With --on and --plan: every test on every machine that fits it.
+    #[arg(long)]
+    all: bool,
+    /// Prints the machines to start, a line of JSON each.
+    #[arg(long)]
+    plan: bool,
     /// Prints the names.
     #[arg(long)]
     list: bool,
@@ -35,19 +43,36 @@ fn main() -> anyhow::Result<ExitCode> {
             .with_context(|| format!("no test {name}"))?;
         return Ok(run_here(test));
     }
-    let skips = |name: &str| arguments.skip.iter().any(|prefix| name.starts_with(prefix));
+    if arguments.plan {
+        for guest in plan(&tests, arguments.all) {
+            println!("{}", serde_json::to_string(&guest)?);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut lacking = Lacking::Skips;
+    if let Some(name) = &arguments.on {
+        let machine = MACHINES.iter().find(|machine| machine.name() == *name);
+        let machine = machine.with_context(|| {
+            let names: Vec<String> = MACHINES.iter().map(|machine| machine.name()).collect();
+            format!("no machine {name}; there are {}", names.join(", "))
+        })?;
+        tests = machine.tests(&tests, arguments.all);
+        if !arguments.all {
+            lacking = Lacking::Fails;
+        }
+    }
     let filters = &arguments.filters;
     let is_meant = |name: &str| {
         filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()))
     };
-    tests.retain(|test| is_meant(test.name) && !skips(test.name));
+    tests.retain(|test| is_meant(test.name));
     if arguments.list {
         for test in tests {
             println!("{}", test.name);
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let tally = run(&tests)?;
+    let tally = run(&tests, lacking)?;
     Ok(if tally.failed == 0 {
         ExitCode::SUCCESS
     } else {

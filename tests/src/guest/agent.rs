@@ -1,7 +1,8 @@
 //! `plimsoll run --output json` as a child: its lines as typed events, its end, its cost.
 
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -13,13 +14,17 @@ use plimsoll_core::event::LastLineKill;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::clock::now_ns;
+use super::clock::{now_ns, wait_until};
 use super::node::Node;
 use super::process::{Guard, program};
 
 /// Seconds on a quiet machine; emulated, and on a busy one, much more.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for one more sample: an agent on a calm node takes its time.
+const SAMPLE_TIMEOUT: Duration = Duration::from_secs(120);
+/// How often it is looked whether there was one. The agent makes the same answer for a moment.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 /// Lines that may wait for the test: more than any scene produces.
 const LINES_MAX: usize = 65_536;
 
@@ -202,6 +207,7 @@ pub struct Agent {
     process: Guard,
     lines: Receiver<(u64, String)>,
     errors: PathBuf,
+    socket: PathBuf,
     /// What it said when it had started.
     pub started: Started,
     /// Every event so far, with the time its line arrived.
@@ -211,7 +217,7 @@ pub struct Agent {
 impl Agent {
     pub(super) fn start(node: &Node, options: &Options) -> anyhow::Result<Self> {
         let (command, errors) = Self::command(node, options)?;
-        Self::spawn(command, errors)
+        Self::spawn(command, errors, node.directory.join("state/control.sock"))
     }
 
     /// The command line that [`Node::agent`] uses, with standard error in the returned file.
@@ -241,7 +247,7 @@ impl Agent {
         Ok((command, errors))
     }
 
-    fn spawn(mut command: Command, errors: PathBuf) -> anyhow::Result<Self> {
+    fn spawn(mut command: Command, errors: PathBuf, socket: PathBuf) -> anyhow::Result<Self> {
         let mut child = command.spawn().context("starting plimsoll run")?;
         let output = child
             .stdout
@@ -265,6 +271,7 @@ impl Agent {
             process: Guard(child),
             lines,
             errors,
+            socket,
             started,
             events: Vec::new(),
         };
@@ -364,6 +371,38 @@ impl Agent {
         Ok(())
     }
 
+    /// Waits until the agent has taken `count` more samples, and takes in what it has said: what has not happened by then does not happen.
+    ///
+    /// # Errors
+    /// It takes none, or does not answer.
+    pub fn after_samples(&mut self, count: u32) -> anyhow::Result<()> {
+        let mut newest_ns = self.sampled_ns()?;
+        for sample in 1..=count {
+            let mut last = Ok(newest_ns);
+            let taken = wait_until(SAMPLE_TIMEOUT, BETWEEN_LOOKS, || {
+                last = self.sampled_ns();
+                last.as_ref().map_or(true, |at_ns| *at_ns > newest_ns)
+            });
+            ensure!(
+                taken,
+                "no sample {sample} of {count} within {SAMPLE_TIMEOUT:?}: {}",
+                self.errors()
+            );
+            newest_ns = last?;
+        }
+        self.drain()
+    }
+
+    /// When the newest sample of the node's memory was taken, by the agent itself.
+    fn sampled_ns(&self) -> anyhow::Result<u64> {
+        let mut stream = UnixStream::connect(&self.socket)
+            .with_context(|| format!("asking {}: {}", self.socket.display(), self.errors()))?;
+        stream.write_all(b"{\"v\":1,\"request\":\"explainEviction\"}\n")?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line)?;
+        sampled_ns(&line).with_context(|| format!("the agent answers {line}"))
+    }
+
     /// All evictions that have finished so far.
     pub fn evictions(&self) -> impl Iterator<Item = &EvictionFinished> {
         self.events.iter().filter_map(|(_, event)| match event {
@@ -428,5 +467,35 @@ impl Agent {
             self.errors()
         );
         Ok(stopped)
+    }
+}
+
+/// When memory was read, in an answer of the control socket. Ages are relative to the answer.
+fn sampled_ns(answer: &str) -> Option<u64> {
+    let answer: serde_json::Value = serde_json::from_str(answer).ok()?;
+    let answer = &answer["answer"];
+    let signals = answer["signals"].as_array()?;
+    let memory = signals
+        .iter()
+        .find(|signal| signal["signal"] == "memory.available")?;
+    answer["nowNs"]
+        .as_u64()?
+        .checked_sub(memory["ageNs"].as_u64()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_sample_does_not_move_with_the_question() {
+        let answer = |now: u64, age: u64| {
+            format!(
+                r#"{{"v":1,"answer":{{"nowNs":{now},"signals":[{{"signal":"pid.available","ageNs":1}},{{"signal":"memory.available","ageNs":{age}}}]}}}}"#
+            )
+        };
+        assert_eq!(sampled_ns(&answer(1000, 400)), Some(600));
+        assert_eq!(sampled_ns(&answer(1100, 500)), Some(600));
+        assert_eq!(sampled_ns(r#"{"v":1,"error":{}}"#), None);
     }
 }

@@ -13,6 +13,7 @@ pub mod clock;
 pub mod cost;
 pub mod harness;
 pub mod kernel_oom;
+pub mod machines;
 pub mod memory;
 pub mod node;
 pub mod plan;

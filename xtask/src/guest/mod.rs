@@ -11,7 +11,10 @@
 //! What experience put in here:
 //! * `-cx16`: with it the guest double-faults after an emulated 16-byte compare-exchange, in up to 3 of 4 boots.
 //! * `thread=single`: with more threads a vCPU now and then runs stale bytes while the kernel patches its own text.
-//! * A guest that ends without a status (a panic) is started once more; every attempt's lines are given to the caller.
+//! * A guest that ends without a status (a panic) has failed. It is not started once more: with these settings the emulator has no
+//!   known fault that would need it.
+//! * How busy the host is must not show: with [`Clock::Instructions`] a guest's clock counts what it executes, and
+//!   [`Guest::patience`] stops a guest that hangs, by the time in which it could have run.
 //! * The exit status comes as a marker line; files come through a second serial port as `tar.gz`.
 
 mod console;
@@ -23,22 +26,25 @@ mod topology;
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::interrupt::Folder;
 use crate::kernel::{Boot, Kernel};
+use crate::opportunity::Opportunity;
 use crate::process::{in_path, output_of};
-use crate::progress::say;
+use crate::progress::{Progress, Step, say};
 use crate::setup;
 
 use self::console::{Lines, status_in};
 use self::cpio::Archive;
-pub(crate) use self::programs::{build_for_demo, released_agent};
+pub(crate) use self::programs::{OF_DEMO, OF_TESTS, build as build_programs, released_agent};
 use self::qemu::Running;
 pub(crate) use self::topology::Topology;
 
@@ -51,8 +57,8 @@ const MODULES: &str = "lib/modules";
 /// PID 1 of every guest.
 const INIT: &str = include_str!("init.sh");
 
-/// Times a guest is started when it ends without a status.
-const ATTEMPTS_MAX: u32 = 2;
+/// How often a guest is looked at that may hang.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
 /// The empty disks of every guest, `/dev/nvme0n1` for a file system and `/dev/nvme0n2` for swap: NVMe, the one block driver that
 /// is built into all of Debian's kernels. Sparse files that go with the run.
@@ -94,6 +100,30 @@ impl FromStr for CgroupLayout {
     }
 }
 
+/// What a guest's clock follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Clock {
+    /// The host's clock: a guest that the host keeps from running finds that time has passed.
+    Host,
+    /// What all CPUs of the guest execute together, 4 ns an instruction: half as fast as a machine of today can emulate; idle time is skipped. A wait
+    /// of ten seconds takes milliseconds, and a busy host makes the guest slow and nothing else.
+    Instructions,
+    /// One CPU, 1 ns an instruction: figures that repeat on any machine.
+    OneCpuInstructions,
+}
+
+impl FromStr for Clock {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "host" => Ok(Self::Host),
+            "instructions" => Ok(Self::Instructions),
+            _ => Err(format!("`{text}` is not host or instructions")),
+        }
+    }
+}
+
 /// A guest to be run.
 #[derive(Debug, Clone)]
 pub(crate) struct Guest {
@@ -105,10 +135,20 @@ pub(crate) struct Guest {
     payload: Vec<PathBuf>,
     debian_packages: Vec<String>,
     own_programs: bool,
+    programs: Option<&'static [&'static str]>,
     append: String,
-    icount: bool,
+    clock: Clock,
     timeout: Option<Duration>,
+    patience: Option<Patience>,
     out: Option<PathBuf>,
+}
+
+/// When a guest hangs.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    time: Duration,
+    /// What is progress: a kernel in trouble goes on writing lines.
+    moves: fn(&str) -> bool,
 }
 
 /// How a guest ended.
@@ -116,7 +156,7 @@ pub(crate) struct Guest {
 pub(crate) enum GuestEnd {
     /// The command ended with this status.
     Status(u8),
-    /// The time was up; the guest was stopped.
+    /// The time was up, or nothing moved any more; the guest was stopped.
     TimedOut,
     /// The guest ended without saying a status: a panic, or an OOM kill of PID 1's children and PID 1 itself.
     NoStatus,
@@ -127,11 +167,9 @@ pub(crate) enum GuestEnd {
 pub(crate) struct GuestExit {
     /// How it ended.
     pub(crate) end: GuestEnd,
-    /// Console lines of the last attempt, without the marker line.
+    /// Console lines, without the marker line.
     pub(crate) lines: Vec<String>,
-    /// How often it was started.
-    pub(crate) attempts: u32,
-    /// Wall-clock time of the last attempt.
+    /// Wall-clock time.
     pub(crate) took: Duration,
 }
 
@@ -158,9 +196,11 @@ impl Guest {
             payload: Vec::new(),
             debian_packages: Vec::new(),
             own_programs: true,
+            programs: None,
             append: String::new(),
-            icount: false,
+            clock: Clock::Host,
             timeout: Some(Duration::from_secs(180)),
+            patience: None,
             out: None,
         }
     }
@@ -208,6 +248,12 @@ impl Guest {
         self
     }
 
+    /// Of the agent and the guest programs only these: what is left out need not be unpacked by an emulated CPU.
+    pub(crate) fn programs(mut self, names: &'static [&'static str]) -> Self {
+        self.programs = Some(names);
+        self
+    }
+
     /// More kernel parameters.
     pub(crate) fn append(mut self, parameters: &str) -> Self {
         self.append.push(' ');
@@ -215,9 +261,24 @@ impl Guest {
         self
     }
 
+    /// What the clock follows.
+    pub(crate) fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
     /// One CPU whose time is its executed instructions (1 ns each, idle skipped): slow, but the same on any machine.
-    pub(crate) fn icount(mut self, icount: bool) -> Self {
-        self.icount = icount;
+    pub(crate) fn icount(self, icount: bool) -> Self {
+        if icount {
+            self.clock(Clock::OneCpuInstructions)
+        } else {
+            self
+        }
+    }
+
+    /// The guest is stopped when none of its lines `moves` it on for so long, not counting time in which the host kept it from running.
+    pub(crate) fn patience(mut self, time: Duration, moves: fn(&str) -> bool) -> Self {
+        self.patience = Some(Patience { time, moves });
         self
     }
 
@@ -235,43 +296,35 @@ impl Guest {
 
     /// Boots, runs the command, gives each console line to `on_line` as it comes, and waits for the end.
     ///
-    /// When the guest dies without a status it is started once more; `GuestExit::lines` then has the second run only.
+    /// A guest that dies without a status is not started once more: see [`GuestEnd::NoStatus`].
     pub(crate) fn run(&self, mut on_line: impl FnMut(&str)) -> Result<GuestExit> {
         // First: it is what may need the user.
         setup::qemu()?;
-        let work = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let folder = Folder::new()?;
+        let work = folder.path();
         let boot = self.kernel.boot()?;
-        let initramfs = self.initramfs(&boot, work.path())?;
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            let mut exit = self.attempt(work.path(), &boot.image, &initramfs, &mut on_line)?;
-            exit.attempts = attempts;
-            if exit.end != GuestEnd::NoStatus || attempts == ATTEMPTS_MAX {
-                return Ok(exit);
-            }
-            say(
-                "guest",
-                format_args!(
-                    "kernel {}: no exit status; starting it once more",
-                    self.kernel
-                ),
-            );
-        }
+        let initramfs = self.initramfs(&boot, work)?;
+        let mut qemu = self.qemu(&boot.image, &initramfs, work, false)?;
+        // Ctrl-C on the terminal is for this process alone: see `interrupt`.
+        qemu.process_group(0);
+        let exit = self.follow(qemu, work, &mut on_line)?;
+        self.collect(&work.join(FILES))?;
+        Ok(exit)
     }
 
-    fn attempt(
+    /// Starts the emulator and follows its console to the end.
+    fn follow(
         &self,
+        qemu: Command,
         work: &Path,
-        image: &Path,
-        initramfs: &Path,
         on_line: &mut dyn FnMut(&str),
     ) -> Result<GuestExit> {
         let started = Instant::now();
         let deadline = self.timeout.map(|timeout| started + timeout);
-        let files = work.join(FILES);
-        let mut qemu = Running::start(self.qemu(image, initramfs, work, false)?, false, work)?;
+        let mut qemu = Running::start(qemu, Stdio::null(), work)?;
         let console = qemu.console()?;
+        let mut quiet = Opportunity::of(qemu.pid());
+        let mut looked = Instant::now();
         let mut lines = Lines::default();
         let mut kept = Vec::new();
         let mut status = None;
@@ -300,18 +353,35 @@ impl Guest {
             let left = deadline.map_or(Duration::MAX, |deadline| {
                 deadline.saturating_duration_since(Instant::now())
             });
-            match console.recv_timeout(left) {
-                Ok(bytes) => lines.push(&bytes).into_iter().for_each(&mut take),
-                Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => {
-                    timed_out = true;
-                    break;
+            let look = self.patience.map_or(Duration::MAX, |_| BETWEEN_LOOKS);
+            match console.recv_timeout(left.min(look)) {
+                Ok(bytes) => {
+                    let new = lines.push(&bytes);
+                    if let Some(Patience { moves, .. }) = self.patience
+                        && new.iter().any(|line| moves(line))
+                    {
+                        quiet.restart();
+                    }
+                    new.into_iter().for_each(&mut take);
                 }
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            // Not only when nothing comes: half a line now and then is not progress.
+            let hangs = self.patience.is_some_and(|patience| {
+                if looked.elapsed() < BETWEEN_LOOKS {
+                    return false;
+                }
+                looked = Instant::now();
+                quiet.passed() >= patience.time
+            });
+            timed_out = hangs || deadline.is_some_and(|end| Instant::now() >= end);
+            if timed_out {
+                break;
             }
         }
         lines.rest().into_iter().for_each(&mut take);
         qemu.finish(timed_out)?;
-        self.collect(&files)?;
         let end = match (status, timed_out) {
             (Some(status), _) => GuestEnd::Status(status),
             (None, true) => GuestEnd::TimedOut,
@@ -320,7 +390,6 @@ impl Guest {
         Ok(GuestExit {
             end,
             lines: kept,
-            attempts: 1,
             took: started.elapsed(),
         })
     }
@@ -329,14 +398,14 @@ impl Guest {
     pub(crate) fn shell(&self) -> Result<u8> {
         // First: it is what may need the user.
         setup::qemu()?;
-        let work = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let work = Folder::new()?;
         let boot = self.kernel.boot()?;
         let initramfs = self.initramfs(&boot, work.path())?;
         let files = work.path().join(FILES);
         say("guest", "a shell; `exit` ends it, Ctrl-A X kills it");
         let mut qemu = Running::start(
             self.qemu(&boot.image, &initramfs, work.path(), true)?,
-            true,
+            Stdio::inherit(),
             work.path(),
         )?;
         let console = qemu.console()?;
@@ -388,7 +457,15 @@ impl Guest {
         let names: Vec<&str> = self.debian_packages.iter().map(String::as_str).collect();
         packages::install(&names, &mut archive)?;
         let own = if self.own_programs {
-            programs::build()?
+            let step = Step::begin("guest", "building the agent and the guest programs");
+            let programs = programs::build(self.programs, &mut |crates| {
+                step.at(Progress {
+                    now: crates,
+                    ..Progress::default()
+                });
+            })?;
+            step.done();
+            programs
         } else {
             Vec::new()
         };
@@ -405,13 +482,40 @@ impl Guest {
         Ok(initramfs)
     }
 
+    /// The command line that runs the same by hand.
+    pub(crate) fn by_hand(&self) -> String {
+        let Self {
+            kernel,
+            topology,
+            memory_mb,
+            cgroup,
+            append,
+            command,
+            ..
+        } = self;
+        let clock = match self.clock {
+            Clock::Host => "",
+            Clock::Instructions => " --clock instructions",
+            Clock::OneCpuInstructions => " --icount",
+        };
+        let append = match append.trim() {
+            "" => String::new(),
+            parameters => format!(" --append '{parameters}'"),
+        };
+        format!(
+            "cargo xtask vm --kernel {kernel} --cgroup {} --topology {topology} --memory {memory_mb}{clock}{append} --timeout 3600 --cmd '{command}'",
+            cgroup.name()
+        )
+    }
+
     fn qemu(&self, image: &Path, initramfs: &Path, work: &Path, shell: bool) -> Result<Command> {
+        let one_cpu = self.clock == Clock::OneCpuInstructions;
         ensure!(
-            !self.icount || matches!(self.topology, Topology::Flat(_)),
+            !one_cpu || matches!(self.topology, Topology::Flat(_)),
             "instruction-counted time has one CPU: leave out the topology {}",
             self.topology
         );
-        let topology = if self.icount {
+        let topology = if one_cpu {
             Topology::Flat(1)
         } else {
             self.topology
@@ -436,8 +540,13 @@ impl Guest {
             parameters.push_str(" plimsoll.shell=1");
         }
         let mut cpu = format!("{},-cx16", machine.cpu);
-        if self.icount {
-            command.args(["-icount", "shift=0,sleep=off"]);
+        let icount = match self.clock {
+            Clock::Host => None,
+            Clock::Instructions => Some("shift=2,sleep=off"),
+            Clock::OneCpuInstructions => Some("shift=0,sleep=off"),
+        };
+        if let Some(icount) = icount {
+            command.args(["-icount", icount]);
             parameters.push_str(" tsc=reliable clocksource=tsc");
             // One string instruction would count as one instruction per byte; without these the kernel copies words.
             cpu.push_str(",erms=off,fsrm=off");
@@ -463,7 +572,6 @@ impl Guest {
             .args(["-serial", &format!("file:{}", work.join(FILES).display())])
             .args(["-device", "nvme,id=nvme0,serial=plimsoll"]);
         for (name, bytes) in DISKS {
-            // Made anew for each attempt, so that a second one does not find what the first left.
             let path = work.join(name);
             File::create(&path)
                 .and_then(|file| file.set_len(bytes))
@@ -501,4 +609,92 @@ fn file_name(path: &Path) -> Result<String> {
         .file_name()
         .with_context(|| format!("{} has no name", path.display()))?;
     Ok(name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Follows a shell script in the emulator's place.
+    fn follow(guest: &Guest, script: &str) -> (Result<GuestExit>, Duration) {
+        let work = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        let started = Instant::now();
+        let exit = guest.follow(command, work.path(), &mut |_| {});
+        (exit, started.elapsed())
+    }
+
+    fn guest() -> Guest {
+        Guest::new(Kernel::V6_12)
+            .timeout(None)
+            .patience(Duration::from_millis(1500), |line| !line.contains("stall"))
+    }
+
+    #[test]
+    fn a_status_is_what_the_guest_says_and_not_what_follows() {
+        let script = "echo up; echo; echo '@@PLIMSOLL-STATUS 7@@'; echo bye";
+        let exit = follow(&guest(), script).0.unwrap();
+        assert_eq!((exit.end, exit.code()), (GuestEnd::Status(7), 7));
+        assert_eq!(exit.lines, ["up"]);
+    }
+
+    #[test]
+    fn a_guest_that_dies_has_no_status_and_is_not_started_again() {
+        let work = tempfile::tempdir().unwrap();
+        let starts = work.path().join("starts");
+        let script = format!("echo x >> {}; echo 'Kernel panic'", starts.display());
+        let exit = follow(&guest(), &script).0.unwrap();
+        assert_eq!((exit.end, exit.code()), (GuestEnd::NoStatus, 125));
+        assert_eq!(exit.lines, ["Kernel panic"]);
+        assert_eq!(fs::read_to_string(starts).unwrap(), "x\n");
+    }
+
+    #[test]
+    fn an_emulator_that_fails_is_an_error_with_its_words() {
+        let error = follow(&guest(), "echo 'no such machine' >&2; exit 1").0;
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.starts_with("QEMU failed") && error.contains("no such machine"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_guest_that_says_nothing_is_stopped_asleep_or_busy() {
+        for script in [
+            "echo up; exec sleep 1000",
+            "echo up; while :; do :; done",
+            "echo up; while :; do echo 'rcu: INFO: stall'; sleep 0.1; done",
+            // Half a line is no line.
+            "echo up; while :; do printf .; sleep 0.1; done",
+        ] {
+            let exit = follow(&guest(), script).0.unwrap();
+            assert_eq!((exit.end, exit.code()), (GuestEnd::TimedOut, 124));
+            assert_eq!(exit.lines[0], "up");
+        }
+    }
+
+    #[test]
+    fn a_slow_guest_that_says_something_is_not_stopped() {
+        let script =
+            "for i in 1 2 3 4 5 6; do sleep 0.5; echo $i; done; echo '@@PLIMSOLL-STATUS 0@@'";
+        let (exit, took) = follow(&guest(), script);
+        assert_eq!(exit.unwrap().end, GuestEnd::Status(0));
+        assert!(took > Duration::from_secs(2), "it is not slow");
+    }
+
+    #[test]
+    fn a_guest_runs_by_hand_as_it_was_started() {
+        let guest = Guest::new(Kernel::V6_1)
+            .cgroup(CgroupLayout::Hybrid)
+            .clock(Clock::Instructions)
+            .append("psi=0")
+            .command("guest_tests --on x");
+        assert_eq!(
+            guest.by_hand(),
+            "cargo xtask vm --kernel 6.1 --cgroup hybrid --topology flat:4 --memory 1536 --clock instructions --append 'psi=0' \
+             --timeout 3600 --cmd 'guest_tests --on x'"
+        );
+    }
 }

@@ -11,10 +11,10 @@ use anyhow::{Context as _, Result, bail};
 use object::Endianness;
 use object::elf::FileHeader64;
 use object::read::elf::{Dyn as _, FileHeader as _};
-use tempfile::TempDir;
 
 use super::cpio::Archive;
 use crate::apt::{self, Suite};
+use crate::interrupt::Folder;
 use crate::lock::Lock;
 use crate::paths;
 
@@ -130,10 +130,10 @@ impl Store {
         Ok(())
     }
 
-    fn partial(&self) -> Result<TempDir> {
+    fn partial(&self) -> Result<Folder> {
         fs::create_dir_all(&self.folder)
             .with_context(|| format!("cannot create {}", self.folder.display()))?;
-        tempfile::tempdir_in(&self.folder).context("cannot make a temporary folder in the cache")
+        Folder::inside(&self.folder)
     }
 
     /// The library packages that `package` depends on, directly or not; kept beside the package, so that a filled cache needs no

@@ -1,13 +1,16 @@
 //! The project's own programs for a guest: the agent and the bins of package `tests`, linked statically, because a guest
 //! has no libraries.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
-use crate::progress::Step;
+use crate::progress::{Progress, Step};
+use crate::watched::{Watched, progress_in};
 use crate::{ebpf, paths, process};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -19,54 +22,56 @@ struct Message {
     executable: Option<PathBuf>,
 }
 
-/// Builds (when something changed) only what the demo runs, and returns the paths.
-pub(crate) fn build_for_demo() -> Result<Vec<PathBuf>> {
-    ebpf::build()?;
-    let step = Step::begin("guest", "building the agent and the demo's programs");
-    let mut what = vec!["--package", "plimsoll", "--package", "tests"];
-    what.extend(["--profile", PROFILE]);
-    for program in ["plimsoll", "story", "hog", "sampler"] {
-        what.extend(["--bin", program]);
-    }
-    let programs = cargo_build(&what, &step)?;
-    step.done();
-    Ok(programs)
-}
+/// A compiler that says nothing for so long, without counting time that this machine had for others, hangs.
+const PATIENCE: Duration = Duration::from_secs(20 * 60);
 
-/// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside.
-/// Once per xtask process, so that guests started later run the same build.
-pub(crate) fn build() -> Result<Vec<PathBuf>> {
-    static BUILT: Mutex<Option<Vec<PathBuf>>> = Mutex::new(None);
+/// What guest tests run: the agent, the load and the tests themselves. The rest is of benchmarks and of the demo.
+pub(crate) const OF_TESTS: &[&str] = &["plimsoll", "hog", "guest_tests"];
+
+/// What the demo runs.
+pub(crate) const OF_DEMO: &[&str] = &["plimsoll", "hog", "sampler", "story"];
+
+/// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside: these, or all of them. `progress`
+/// hears how many crates are done. Once per xtask process, so that guests started later run the same build.
+pub(crate) fn build(
+    only: Option<&'static [&'static str]>,
+    progress: &mut dyn FnMut(String),
+) -> Result<Vec<PathBuf>> {
+    type Built = BTreeMap<Option<&'static [&'static str]>, Vec<PathBuf>>;
+    static BUILT: Mutex<Built> = Mutex::new(BTreeMap::new());
     let mut built = match BUILT.lock() {
         Ok(built) => built,
         Err(poisoned) => poisoned.into_inner(),
     };
-    if let Some(programs) = built.as_ref() {
+    if let Some(programs) = built.get(&only) {
         return Ok(programs.clone());
     }
     ebpf::build()?;
-    let step = Step::begin("guest", "building the agent and the guest programs");
-    let programs = cargo_build(
-        &[
-            "--package",
-            "plimsoll",
-            "--package",
-            "tests",
-            "--bins",
-            "--profile",
-            PROFILE,
-        ],
-        &step,
-    )?;
-    step.done();
-    Ok(built.insert(programs).clone())
+    // Both packages in either case: features of what they share depend on what is built together.
+    let mut what = vec!["--package", "plimsoll", "--package", "tests"];
+    what.extend(["--profile", PROFILE]);
+    match only {
+        Some(names) => what.extend(names.iter().flat_map(|&name| ["--bin", name])),
+        None => what.push("--bins"),
+    }
+    let programs = cargo_build(&what, progress)?;
+    built.insert(only, programs.clone());
+    Ok(programs)
 }
 
 /// Builds the agent as it is released, and returns its path. Takes minutes.
 pub(crate) fn released_agent() -> Result<PathBuf> {
     ebpf::build()?;
     let step = Step::begin("guest", "building the agent as it is released (minutes)");
-    let programs = cargo_build(&["--package", "plimsoll", "--bins", "--release"], &step)?;
+    let programs = cargo_build(
+        &["--package", "plimsoll", "--bins", "--release"],
+        &mut |crates| {
+            step.at(Progress {
+                now: crates,
+                ..Progress::default()
+            });
+        },
+    )?;
     step.done();
     programs
         .into_iter()
@@ -74,9 +79,9 @@ pub(crate) fn released_agent() -> Result<PathBuf> {
         .context("cargo named no program")
 }
 
-fn cargo_build(what: &[&str], step: &Step) -> Result<Vec<PathBuf>> {
-    let mut cargo = process::cargo();
-    cargo
+fn cargo_build(what: &[&str], progress: &mut dyn FnMut(String)) -> Result<Vec<PathBuf>> {
+    let mut command = process::cargo();
+    command
         .args(["build", "--locked"])
         .args(what)
         .args(["--target", TARGET])
@@ -86,13 +91,25 @@ fn cargo_build(what: &[&str], step: &Step) -> Result<Vec<PathBuf>> {
         .env("RUSTFLAGS", "-Ctarget-feature=+crt-static")
         // A guest's files are in its memory.
         .env("CARGO_PROFILE_RELEASE_STRIP", "true");
-    let output = process::run_cargo(&mut cargo, step)?;
-    process::success(
-        &cargo,
-        &output,
-        "the guest's programs cannot be built without that",
-    )?;
-    Ok(executables(&String::from_utf8_lossy(&output.stdout)))
+    let built = Watched::run(&mut command, PATIENCE, |line| {
+        if let Some(crates) = progress_in(line) {
+            progress(format!("crates {crates}"));
+        }
+    })?;
+    if !built.success {
+        let stderr: Vec<&str> = built
+            .lines
+            .iter()
+            .map(String::as_str)
+            .filter(|line| !line.starts_with('{'))
+            .collect();
+        bail!(
+            "building the guest's programs {}\n{}",
+            if built.hung { "hung" } else { "failed" },
+            process::last_lines(&stderr.join("\n"))
+        );
+    }
+    Ok(executables(&built.stdout.join("\n")))
 }
 
 fn executables(messages: &str) -> Vec<PathBuf> {

@@ -3,43 +3,49 @@
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, SyncSender};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::interrupt::{Group, Program};
 use crate::progress::say;
 
 /// Reads of the console that may wait for the caller; then the guest waits.
 const READS_QUEUED_MAX: usize = 64;
 
-/// QEMU while it runs; killed when dropped early, and when this process is interrupted.
+/// QEMU while it runs; killed when dropped early.
 pub(super) struct Running {
-    program: Program,
+    child: Child,
     errors: PathBuf,
 }
 
 impl Running {
-    /// Starts it; its errors go to a file in `work`. With the terminal as its input it has the terminal's signals, too.
-    pub(super) fn start(mut command: Command, has_terminal: bool, work: &Path) -> Result<Self> {
+    /// Starts it; its errors go to a file in `work`.
+    pub(super) fn start(mut command: Command, stdin: Stdio, work: &Path) -> Result<Self> {
         let errors = work.join("qemu.stderr");
         let log =
             File::create(&errors).with_context(|| format!("cannot create {}", errors.display()))?;
-        let (stdin, group) = if has_terminal {
-            (Stdio::inherit(), Group::Terminal)
-        } else {
-            (Stdio::null(), Group::Separate)
-        };
-        command.stdin(stdin).stdout(Stdio::piped()).stderr(log);
-        let program = Program::start(&mut command, group)?;
-        Ok(Self { program, errors })
+        let child = command
+            .stdin(stdin)
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .context("cannot start QEMU")?;
+        Ok(Self { child, errors })
+    }
+
+    /// Its process id: `setpriv` becomes QEMU.
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// The console's bytes; disconnected when QEMU ends.
     pub(super) fn console(&mut self) -> Result<mpsc::Receiver<Vec<u8>>> {
-        let (stdout, _) = self.program.pipes();
-        let mut stdout = stdout.context("QEMU's console was taken before")?;
+        let mut stdout = self
+            .child
+            .stdout
+            .take()
+            .context("QEMU's console was taken before")?;
         let (sender, receiver): (SyncSender<Vec<u8>>, _) = mpsc::sync_channel(READS_QUEUED_MAX);
         std::thread::spawn(move || {
             let mut buffer = [0; 8192];
@@ -53,25 +59,33 @@ impl Running {
     }
 
     /// Waits for its end, or ends it with `kill`; fails when QEMU itself failed.
-    pub(super) fn finish(self, kill: bool) -> Result<()> {
+    pub(super) fn finish(mut self, kill: bool) -> Result<()> {
         if kill {
-            self.program.kill();
+            self.child.kill().context("cannot stop QEMU")?;
         }
-        let status = self.program.wait()?;
+        let status = self.child.wait().context("cannot wait for QEMU")?;
         let errors = fs::read_to_string(&self.errors).unwrap_or_default();
         // Emulation lacks a few features of the named CPU models; that is expected and long.
-        let said = errors
+        let told = errors
             .lines()
             .filter(|line| !line.contains("TCG doesn't support requested feature"));
-        let said: Vec<&str> = said.collect();
+        let told: Vec<&str> = told.collect();
         ensure!(
             kill || status.success(),
             "QEMU failed ({status}):\n{}",
-            said.join("\n")
+            told.join("\n")
         );
-        for line in said {
+        for line in told {
             say("qemu", line);
         }
         Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail when it has ended already, which is the usual case.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

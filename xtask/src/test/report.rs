@@ -79,33 +79,70 @@ pub(crate) fn of_cargo_test(output: &str, success: bool) -> Counts {
     counts
 }
 
-/// Counts of the guest test program, from its lines and exit status; failing ones are found by [`notable`].
-///
-/// The program's last word is its summary. Without it (a panic, a time-out), the tests seen so far count, and one failure for the rest.
-pub(crate) fn of_guest_tests(lines: &[String], status: u8) -> Counts {
-    let mut counts = guest_summary(lines).unwrap_or_else(|| {
-        let mut seen = Counts {
-            failed: 1,
-            ..Counts::default()
-        };
-        for (_, outcome) in lines.iter().filter_map(|line| outcome(line)) {
-            match outcome {
-                GuestOutcome::Ok => seen.passed += 1,
-                GuestOutcome::Failed => seen.failed += 1,
-                GuestOutcome::Skipped => seen.skipped += 1,
+/// What the guest test program has said.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct GuestTests {
+    /// What did not end counts as failed.
+    pub(crate) counts: Counts,
+    /// The names of tests that failed or did not end.
+    pub(crate) failed: Vec<String>,
+    /// How many did not end.
+    pub(crate) unfinished: usize,
+    /// The last that began, if it did not end.
+    pub(crate) during: Option<String>,
+}
+
+/// What the guest test program has said of the tests that it was to run, from its lines and exit status.
+pub(crate) fn of_guest_tests(lines: &[String], planned: &[String], status: u8) -> GuestTests {
+    let outcomes: Vec<(&str, GuestOutcome)> =
+        lines.iter().filter_map(|line| outcome(line)).collect();
+    let of = |name: &str| {
+        let mut of_name = outcomes.iter().filter(|(test, _)| *test == name);
+        of_name.next().map(|(_, outcome)| *outcome)
+    };
+    let mut told = GuestTests {
+        counts: Counts::default(),
+        failed: Vec::new(),
+        unfinished: 0,
+        during: None,
+    };
+    for name in planned {
+        match of(name) {
+            Some(GuestOutcome::Ok) => told.counts.passed += 1,
+            Some(GuestOutcome::Skipped) => told.counts.skipped += 1,
+            Some(GuestOutcome::Failed) => {
+                told.counts.failed += 1;
+                told.failed.push(name.clone());
+            }
+            None => {
+                told.counts.failed += 1;
+                told.unfinished += 1;
+                told.failed.push(name.clone());
             }
         }
-        seen
-    });
+    }
+    let begun = lines.iter().rev().find_map(|line| begun(line));
+    told.during = begun.filter(|name| of(name).is_none()).map(str::to_owned);
     // A program that says that all is well and ends with an error is not believed.
     if status != 0 {
-        counts.failed = counts.failed.max(1);
+        told.counts.failed = told.counts.failed.max(1);
     }
-    counts
+    told
+}
+
+/// Whether a line says that a test has begun or ended.
+pub(crate) fn moves(line: &str) -> bool {
+    begun(line).is_some() || outcome(line).is_some()
+}
+
+/// The test in a line `running NAME (3 of 40)`.
+fn begun(line: &str) -> Option<&str> {
+    let (name, of) = line.trim().strip_prefix("running ")?.split_once(" (")?;
+    of.contains(" of ").then_some(name)
 }
 
 /// What a line `test NAME ... OUTCOME (TIME)` says: name and outcome.
-fn outcome(line: &str) -> Option<(&str, GuestOutcome)> {
+pub(crate) fn outcome(line: &str) -> Option<(&str, GuestOutcome)> {
     let (name, outcome) = line.trim().strip_prefix("test ")?.split_once(" ... ")?;
     let outcome = match outcome.split([' ', ':']).next()? {
         "ok" => GuestOutcome::Ok,
@@ -118,7 +155,7 @@ fn outcome(line: &str) -> Option<(&str, GuestOutcome)> {
 
 /// How a guest test went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum GuestOutcome {
+pub(crate) enum GuestOutcome {
     Ok,
     Failed,
     Skipped,
@@ -138,31 +175,32 @@ pub(crate) fn notable(lines: &[String]) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The names of tests that failed, if the program came to its end.
-pub(crate) fn failed_guest_tests(lines: &[String]) -> Vec<String> {
-    let failed = |line: &String| {
-        outcome(line)
-            .filter(|(_, outcome)| *outcome == GuestOutcome::Failed)
-            .map(|(name, _)| name.to_owned())
-    };
-    if guest_summary(lines).is_none() {
-        return Vec::new();
-    }
-    lines.iter().filter_map(failed).collect()
+/// What the host's tests wrote into the file that `PLIMSOLL_TEST_NOTES` names: what was left out, and what is worth a line
+/// (agent/tests/notes/mod.rs).
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Notes {
+    /// Tests that said that they cannot run here.
+    pub(crate) left_out: u64,
+    /// A line each.
+    pub(crate) lines: Vec<String>,
 }
 
-/// The guest test program's last word, `N passed, N failed, N skipped`.
-fn guest_summary(lines: &[String]) -> Option<Counts> {
-    lines.iter().rev().find_map(|line| {
-        let line = line.trim();
-        let counts = Counts {
-            passed: number_before(line, " passed,")?,
-            failed: number_before(line, " failed")?,
-            skipped: number_before(line, " skipped").unwrap_or(0),
-        };
-        line.starts_with(|first: char| first.is_ascii_digit())
-            .then_some(counts)
-    })
+/// Reads the file; lines are in no order.
+pub(crate) fn notes(text: &str) -> Notes {
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    lines.sort();
+    // A test that says it twice is one test.
+    lines.dedup();
+    let mut left_out: Vec<&str> = lines
+        .iter()
+        .filter_map(|line| line.strip_prefix("left out: ")?.split_once(": "))
+        .map(|(name, _)| name)
+        .collect();
+    left_out.dedup();
+    Notes {
+        left_out: left_out.len() as u64,
+        lines,
+    }
 }
 
 #[cfg(test)]
@@ -200,14 +238,26 @@ mod tests {
         );
     }
 
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
     #[test]
-    fn guest_summary_is_the_result() {
+    fn what_was_planned_is_compared_with_what_ended() {
         let output = lines(
-            "[1.0] boot\ntest a ... ok (1.0 s)\ntest b ... skipped: no fentry\n2 passed, 0 failed, 1 skipped\n\nPower down",
+            "[1.0] boot\nrunning a (1 of 2)\ntest a ... ok (1.0 s)\nrunning b (2 of 2)\ntest b ... skipped: no fentry\n\
+             1 passed, 0 failed, 1 skipped\n\nPower down",
         );
-        assert_eq!(failed_guest_tests(&output), [""; 0]);
-        assert_eq!(of_guest_tests(&output, 0), counts(2, 0, 1));
-        assert_eq!(of_guest_tests(&output, 1), counts(2, 1, 1));
+        let told = of_guest_tests(&output, &names(&["a", "b"]), 0);
+        assert_eq!(told.counts, counts(1, 0, 1));
+        assert_eq!((told.unfinished, told.during), (0, None));
+        assert_eq!(
+            of_guest_tests(&output, &names(&["a", "b"]), 1).counts,
+            counts(1, 1, 1)
+        );
+        let more = of_guest_tests(&output, &names(&["a", "b", "c"]), 0);
+        assert_eq!(more.counts, counts(1, 1, 1), "c was never run");
+        assert_eq!(more.failed, ["c"]);
         assert_eq!(
             notable(&output).collect::<Vec<_>>(),
             ["test b ... skipped: no fentry"]
@@ -215,15 +265,33 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_without_summary_fails() {
-        let output = lines("test a ... ok (2.5 s)\ntest b ... FAILED (0.1 s)\nKernel panic");
-        assert_eq!(of_guest_tests(&output, 125), counts(1, 2, 0));
-        assert_eq!(
-            failed_guest_tests(&output),
-            [""; 0],
-            "what follows never ran"
+    fn a_guest_that_dies_names_the_test_that_it_died_in() {
+        let output = lines(
+            "running a (1 of 4)\ntest a ... ok (2.5 s)\nrunning b (2 of 4)\ntest b ... FAILED (0.1 s)\nrunning c (3 of 4)\nKernel panic",
         );
-        assert_eq!(of_guest_tests(&[], 0), counts(0, 1, 0));
+        let told = of_guest_tests(&output, &names(&["a", "b", "c", "d"]), 125);
+        assert_eq!(told.counts, counts(1, 3, 0));
+        assert_eq!(told.failed, ["b", "c", "d"]);
+        assert_eq!((told.unfinished, told.during.as_deref()), (2, Some("c")));
+        assert_eq!(
+            of_guest_tests(&[], &names(&["a"]), 125).counts,
+            counts(0, 1, 0)
+        );
+    }
+
+    #[test]
+    fn notes_of_the_hosts_tests() {
+        let text = "left out: b: needs root\ngolden vectors: 7\nleft out: a: no cgroup v2\nleft out: b: needs root\n";
+        let notes = notes(text);
+        assert_eq!(notes.left_out, 2);
+        assert_eq!(
+            notes.lines,
+            [
+                "golden vectors: 7",
+                "left out: a: no cgroup v2",
+                "left out: b: needs root"
+            ]
+        );
     }
 
     #[test]
@@ -238,7 +306,6 @@ mod tests {
             "    kernel: killed",
         ];
         assert_eq!(notable(&output).collect::<Vec<_>>(), told);
-        assert_eq!(failed_guest_tests(&output), ["b"]);
     }
 
     #[test]

@@ -421,8 +421,10 @@ fn main() -> anyhow::Result<()> {
         Mode::Spin { threads, seconds } => {
             for _ in 0..threads.max(1) {
                 thread::spawn(|| {
+                    // No pause instruction: an emulated CPU stops for each.
+                    let mut turns = 0_u64;
                     loop {
-                        std::hint::spin_loop();
+                        turns = std::hint::black_box(turns.wrapping_add(1));
                     }
                 });
             }

@@ -13,6 +13,7 @@ use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 use super::super::agent::{Agent, Options};
 use super::super::clock::wait_until;
 use super::super::harness::{Done, Lacks, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
 use super::super::process::{Guard, program, read_log, wait_log};
@@ -22,22 +23,27 @@ use super::{EVICTION_TIMEOUT, go, needs_memory_v2, oom_kills, threshold_below_no
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "capabilities::the_smallest_set_loses_nothing",
+        on: On::EachKernel,
         run: smallest,
     },
     Test {
         name: "capabilities::unprivileged_bpf_disabled_is_no_matter",
+        on: On::Once(Machine::V7_2),
         run: unprivileged_bpf_disabled,
     },
     Test {
         name: "capabilities::each_one_that_is_missing_is_named",
+        on: On::Once(Machine::V7_2),
         run: each_is_named,
     },
     Test {
         name: "capabilities::without_any_it_evicts",
+        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: without_any,
     },
     Test {
         name: "capabilities::without_kill_on_v1_it_says_that_it_cannot",
+        on: On::Once(Machine::Hybrid),
         run: without_kill_on_v1,
     },
 ];

@@ -10,6 +10,7 @@ use anyhow::{Context as _, ensure};
 use super::super::agent::{Agent, Event, Options};
 use super::super::clock::wait_until;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::node::Node;
 use super::super::pod::Pod;
 use super::super::process::program;
@@ -18,10 +19,12 @@ use super::{EVICTION_TIMEOUT, needs_memory_v2};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "cpu::a_throttled_pod_gets_burst_and_an_agent_that_ends_or_is_killed_leaves_none",
+        on: On::EachKernel,
         run: burst,
     },
     Test {
         name: "cpu::best_effort_is_held_back_while_another_waits",
+        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: suppress,
     },
 ];

@@ -7,6 +7,7 @@ use anyhow::ensure;
 
 use super::super::agent::{Agent, Event, Options};
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::node::Node;
 use super::super::pod::Pod;
 pub(super) use super::super::process::run_program as run;
@@ -16,18 +17,22 @@ use super::{EVICTION_TIMEOUT, go};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "disk::who_fills_the_disk_is_evicted_alone_after_the_node_freed_what_it_could",
+        on: On::Once(Machine::V6_1),
         run: bytes_run_out,
     },
     Test {
         name: "disk::who_takes_the_inodes_is_evicted_alone",
+        on: On::Once(Machine::V6_1),
         run: inodes_run_out,
     },
     Test {
         name: "disk::what_an_ended_pod_left_is_freed_and_nobody_is_evicted",
+        on: On::Once(Machine::V6_1),
         run: node_reclaim_suffices,
     },
     Test {
         name: "disk::a_volume_above_its_size_limit_takes_its_pod_though_the_disk_has_plenty",
+        on: On::Once(Machine::V6_1),
         run: size_limit,
     },
 ];

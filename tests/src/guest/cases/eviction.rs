@@ -6,40 +6,49 @@ use anyhow::{Context as _, ensure};
 
 use super::super::agent::{EvictionFinished, Options};
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::memory::{self, mib};
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
 use super::super::process::read_log;
 use super::super::table::since;
+use super::scenarios::QUIET_SAMPLES;
 use super::{EVICTION_TIMEOUT, available_bytes, go, leak, oom_kills, threshold_below_now};
 
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "eviction::the_right_pod_dies_and_its_memory_returns",
+        on: On::EachKernelAndHybrid,
         run: the_right_pod_dies,
     },
     Test {
         name: "eviction::a_soft_threshold_waits_for_its_grace_period",
+        on: On::Once(Machine::V6_12),
         run: soft_waits,
     },
     Test {
         name: "eviction::a_pod_that_ignores_sigterm_is_killed_after_its_grace",
+        on: On::Once(Machine::V6_12),
         run: ignoring_sigterm,
     },
     Test {
         name: "eviction::minimum_reclaim_takes_the_next_in_rank",
+        on: On::Once(Machine::V6_12),
         run: minimum_reclaim,
     },
     Test {
         name: "eviction::no_second_victim_while_the_first_is_being_freed",
+        on: On::Once(Machine::V6_12),
         run: no_second_victim,
     },
     Test {
         name: "eviction::a_critical_pod_is_passed_over",
+        on: On::Once(Machine::V6_12),
         run: critical_is_passed_over,
     },
     Test {
         name: "eviction::it_works_when_memory_is_gone",
+        on: On::EachKernelAndHybrid,
         run: memory_is_gone,
     },
 ];
@@ -213,8 +222,7 @@ fn minimum_reclaim() -> Outcome {
         );
         freed(&finished)?;
     }
-    std::thread::sleep(Duration::from_secs(3));
-    agent.drain()?;
+    agent.after_samples(QUIET_SAMPLES)?;
     ensure!(
         agent.evictions().count() == 2 && hog.process.is_running()?,
         "evicted more than it had to: {:?}",
@@ -248,8 +256,7 @@ fn no_second_victim() -> Outcome {
         lasted_ns >= 3_000_000_000,
         "the victim was gone after {lasted_ns} ns: the test tests nothing"
     );
-    std::thread::sleep(Duration::from_secs(3));
-    agent.drain()?;
+    agent.after_samples(QUIET_SAMPLES)?;
     ensure!(
         agent.evictions().count() == 1,
         "a second victim: {:?}",

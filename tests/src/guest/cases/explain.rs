@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::super::agent::Options;
 use super::super::clock::wait_until;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
 use super::super::process::program;
@@ -19,10 +20,12 @@ use super::{EVICTION_TIMEOUT, go, leak, threshold_below_now};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "explain::eviction_and_rank_name_who_is_then_evicted",
+        on: On::Once(Machine::V7_2),
         run: eviction_comes_true,
     },
     Test {
         name: "explain::oom_has_the_scores_and_what_there_is_not_is_refused",
+        on: On::Once(Machine::V7_2),
         run: oom_and_refusals,
     },
 ];

@@ -8,6 +8,7 @@ use anyhow::ensure;
 use super::super::agent::{Agent, Options};
 use super::super::cgroup;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
 use super::super::process::Guard;
@@ -16,22 +17,27 @@ use super::{EVICTION_TIMEOUT, go, leak, threshold_below_now, whole_tree};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "faults::a_second_agent_refuses_and_names_the_first",
+        on: On::Once(Machine::V6_12),
         run: second_agent,
     },
     Test {
         name: "faults::a_killed_agent_leaves_nothing_behind",
+        on: On::EachKernelAndHybrid,
         run: killed_agent,
     },
     Test {
         name: "faults::a_killed_agent_s_successor_evicts",
+        on: On::Once(Machine::V6_12),
         run: successor_evicts,
     },
     Test {
         name: "faults::pods_that_come_and_go_at_once",
+        on: On::Once(Machine::V6_12),
         run: pods_come_and_go,
     },
     Test {
         name: "faults::a_flood_of_records_is_accounted_for",
+        on: On::Once(Machine::V7_2),
         run: flood,
     },
 ];

@@ -18,6 +18,7 @@ use plimsoll_abi::{Kind, OOM_RECORDS_PER_WINDOW};
 
 use super::super::cgroup;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::On;
 use super::super::memory::mib;
 use super::super::process::{Guard, hog_in, program, shell_in};
 use super::needs_memory_v2;
@@ -25,10 +26,12 @@ use super::needs_memory_v2;
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "flood::what_is_urgent_arrives_and_all_is_accounted_for",
+        on: On::EachKernel,
         run: lifecycle_flood,
     },
     Test {
         name: "flood::kills_beyond_a_cgroup_s_share_are_counted",
+        on: On::EachKernel,
         run: oom_flood,
     },
 ];

@@ -5,6 +5,7 @@ use std::fs;
 use anyhow::ensure;
 
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::process::program;
 use super::{Node, needs_memory_v2};
 
@@ -16,10 +17,12 @@ use fences::{GUIDES, Where, run};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "guides::every_command_works",
+        on: On::Once(Machine::V7_2),
         run: || commands_work(|guide| guide != INCIDENT),
     },
     Test {
         name: "guides::the_incident_comes_to_its_end",
+        on: On::Once(Machine::V7_2),
         run: || commands_work(|guide| guide == INCIDENT),
     },
 ];

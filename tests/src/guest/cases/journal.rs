@@ -8,6 +8,7 @@ use anyhow::{Context as _, ensure};
 
 use super::super::agent::{Event, Options};
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::node::Node;
 use super::super::pod::Pod;
 use super::super::process::program;
@@ -16,10 +17,12 @@ use super::{EVICTION_TIMEOUT, go, leak, threshold_below_now};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "journal::replay_reproduces_every_decision",
+        on: On::Once(Machine::V7_2),
         run: replay,
     },
     Test {
         name: "journal::a_full_disk_is_told_and_does_not_stop_evictions",
+        on: On::Once(Machine::V7_2),
         run: full_disk,
     },
 ];

@@ -2,7 +2,7 @@
 //! OOM killer has to, and both `plimsoll check` and the agent itself say what is missing.
 //!
 //! What a running kernel can be made to refuse is done here; what only the kernel command line can (`lockdown=`, `psi=0`) is
-//! [`as_booted`], which expects what this guest was booted with: `cargo xtask test --ladder` boots them all.
+//! [`as_booted`], which expects what this guest was booted with: `cargo xtask test --all` boots them all.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use anyhow::{Context as _, ensure};
 use super::super::agent::{Agent, Options};
 use super::super::cgroup;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::node::Node;
 use super::super::pod::Pod;
 use super::super::process::{program, run_program};
@@ -21,10 +22,12 @@ use super::{EVICTION_TIMEOUT, go, oom_kills, threshold_below_now};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "ladder::as_booted",
+        on: On::These(&[Machine::Confidential, Machine::IntegrityNoPsi]),
         run: as_booted,
     },
     Test {
         name: "ladder::without_fentry",
+        on: On::EachKernelAndHybrid,
         run: || {
             evicts(
                 Some("fentry"),
@@ -34,10 +37,12 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "ladder::without_bpf",
+        on: On::EachKernelAndHybrid,
         run: || evicts(Some("bpf"), &by("psi", "left out by --without bpf")),
     },
     Test {
         name: "ladder::without_bpf_and_psi",
+        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
         run: || {
             evicts(
                 Some("bpf,psi"),
@@ -47,6 +52,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "ladder::a_kernel_without_btf",
+        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: || {
             let _hidden = Hidden::below_nothing(Path::new("/sys/kernel/btf"))?;
             evicts(None, &by("psi", "the kernel has no BTF"))
@@ -54,10 +60,12 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "ladder::a_kernel_that_calls_the_function_something_else",
+        on: On::EachKernelAndHybrid,
         run: function_is_missing,
     },
     Test {
         name: "ladder::tracefs_is_not_mounted",
+        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
         run: no_tracefs,
     },
 ];

@@ -12,6 +12,7 @@ use super::super::agent::{Agent, Event, Options};
 use super::super::ballast::Ballast;
 use super::super::clock::now_ns;
 use super::super::harness::{Done, Outcome, Test, spare_this_process};
+use super::super::machines::{Machine, On};
 use super::super::memory::{self, mib};
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
@@ -21,26 +22,32 @@ use super::{go, oom_kills};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "last_line::a_frozen_agent_is_not_needed_to_end_the_condemned",
+        on: On::EachKernelAndHybrid,
         run: || frozen(None, LastLineReason::Unacknowledged),
     },
     Test {
         name: "last_line::without_fentry_direct_reclaim_is_where_it_acts",
+        on: On::EachKernel,
         run: || frozen(Some("fentry"), LastLineReason::Critical),
     },
     Test {
         name: "last_line::a_killed_agent_is_not_needed_and_the_next_one_tells",
+        on: On::EachKernel,
         run: killed,
     },
     Test {
         name: "last_line::without_addresses_the_last_retry_is_what_is_left",
+        on: On::EachKernel,
         run: || with_hidden_addresses(only_the_last_retry),
     },
     Test {
         name: "last_line::it_expires_and_the_kernels_oom_killer_is_back",
+        on: On::EachKernelAndHybrid,
         run: expired,
     },
     Test {
         name: "last_line::nobody_is_killed_while_memory_is_available",
+        on: On::Once(Machine::V6_12),
         run: churn,
     },
 ];

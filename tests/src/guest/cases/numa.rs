@@ -8,6 +8,7 @@ use plimsoll_core::reading::NumaMemory;
 
 use super::super::agent::Options;
 use super::super::harness::{Done, Lacks, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::memory::mib;
 use super::super::node::Node;
 use super::super::pod::Pod;
@@ -19,10 +20,12 @@ use super::{EVICTION_TIMEOUT, available_bytes, go, leak};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "numa::who_fills_one_node_goes_though_another_pod_has_more",
+        on: On::These(&[Machine::Numa2, Machine::Numa2Hybrid]),
         run: one_node_fills,
     },
     Test {
         name: "numa::memory_comes_from_the_node_that_was_chosen",
+        on: On::These(&[Machine::Numa2, Machine::Numa2Hybrid]),
         run: super::placement::memory_of_one_node,
     },
 ];

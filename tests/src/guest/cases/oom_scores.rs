@@ -11,6 +11,7 @@ use super::super::agent::{Agent, Event, Options};
 use super::super::clock::{now_ns, wait_until};
 use super::super::harness::{Done, Outcome, Test};
 use super::super::kernel_oom::{KernelLog, KernelVictim};
+use super::super::machines::{Machine, On};
 use super::super::memory;
 use super::super::node::Node;
 use super::super::pod::Pod;
@@ -19,22 +20,27 @@ use super::super::process::{Guard, program};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "oom_scores::children_forked_meanwhile_get_it_too",
+        on: On::EachKernelAndHybrid,
         run: forked_meanwhile,
     },
     Test {
         name: "oom_scores::a_container_goes_as_a_whole_and_is_told_as_one_kill",
+        on: On::EachKernel,
         run: || group_oom("", &["main"], 6),
     },
     Test {
         name: "oom_scores::so_does_a_pod_with_pod_oom_group",
+        on: On::Once(Machine::V6_12),
         run: || group_oom("plimsoll: {podOOMGroup: true}\n", &["", "main"], 7),
     },
     Test {
         name: "oom_scores::a_process_put_into_a_container_gets_its_score",
+        on: On::EachKernelAndHybrid,
         run: || put_into_containers(&Options::hard("memory.available<1Mi"), true),
     },
     Test {
         name: "oom_scores::so_it_does_without_bpf",
+        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
         run: || {
             let options = Options::hard("memory.available<1Mi").flag("--without", "bpf");
             put_into_containers(&options, false)
@@ -42,10 +48,12 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "oom_scores::by_the_kubelets_scores_the_kernel_takes_an_innocent_pod",
+        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
         run: || node_oom("", "innocent"),
     },
     Test {
         name: "oom_scores::in_the_dynamic_order_it_takes_the_first_of_the_ranking",
+        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
         run: || node_oom("plimsoll: {oomScoreOrder: Dynamic}\n", "greedy"),
     },
 ];

@@ -17,6 +17,7 @@ use plimsoll_core::numa_mask::NumaMask;
 use super::super::agent::{Agent, Event, Options};
 use super::super::clock::wait_until;
 use super::super::harness::{Done, Lacks, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::node::{Node, Running};
 use super::super::plan::{Place, Plan};
 use super::super::pod::Pod;
@@ -25,22 +26,27 @@ use super::explain::{explain, json};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "placement::a_container_is_alone_on_its_cpus_also_after_a_restart",
+        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
         run: alone,
     },
     Test {
         name: "placement::what_does_not_fit_is_not_started",
+        on: On::Once(Machine::V6_12),
         run: refused,
     },
     Test {
         name: "placement::without_the_policy_all_share_again",
+        on: On::Once(Machine::V6_12),
         run: policy_changed,
     },
     Test {
         name: "placement::a_running_pod_stays_as_it_is_when_its_request_changes",
+        on: On::Once(Machine::V6_12),
         run: resized,
     },
     Test {
         name: "placement::who_loses_a_cpu_gets_another",
+        on: On::Once(Machine::V6_12),
         run: cpu_goes,
     },
 ];

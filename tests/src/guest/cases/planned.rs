@@ -12,6 +12,7 @@ use plimsoll_core::cpu_set::CpuSet;
 use super::super::agent::{Agent, Options};
 use super::super::clock::wait_until;
 use super::super::harness::{Done, Lacks, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::node::{Node, Running};
 use super::super::plan::{Place, Plan, pages};
 use super::super::pod::Pod;
@@ -19,22 +20,27 @@ use super::super::pod::Pod;
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "planned::packed",
+        on: On::Once(Machine::Numa8),
         run: packed,
     },
     Test {
         name: "planned::whole_cores_and_pods_as_a_whole",
+        on: On::Once(Machine::Numa8),
         run: whole_cores,
     },
     Test {
         name: "planned::spread_over_the_closest_nodes",
+        on: On::Once(Machine::Numa8),
         run: spread,
     },
     Test {
         name: "planned::one_cache_and_one_node",
+        on: On::Once(Machine::Numa8),
         run: one_cache,
     },
     Test {
         name: "planned::other_options_move_nobody_and_another_reservation_only_who_has_to",
+        on: On::Once(Machine::Numa8),
         run: changed,
     },
 ];

@@ -8,20 +8,25 @@ use anyhow::ensure;
 use super::super::agent::Options;
 use super::super::clock::wait_until;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::node::Node;
 use super::super::pod::Pod;
+use super::scenarios::QUIET_SAMPLES;
 
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "pods::a_removed_manifest_ends_its_pod",
+        on: On::Once(Machine::V6_12),
         run: removed_manifest,
     },
     Test {
         name: "pods::a_broken_manifest_leaves_the_others_running",
+        on: On::Once(Machine::V6_12),
         run: broken_manifest,
     },
     Test {
         name: "pods::exec_sets_what_the_spec_says",
+        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
         run: exec_sets_the_spec,
     },
 ];
@@ -66,7 +71,7 @@ fn broken_manifest() -> Outcome {
     // And one that breaks while it is known: its pod lives on, too.
     node.write_manifest("good.yaml", "kind: Pod\nspec: [\n")?;
     agent.warning(Duration::from_secs(20), &["good.yaml"])?;
-    std::thread::sleep(Duration::from_secs(1));
+    agent.after_samples(QUIET_SAMPLES)?;
     ensure!(
         running.process.is_running()?,
         "the pod died with its manifest: {}",

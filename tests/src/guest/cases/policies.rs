@@ -6,21 +6,26 @@ use anyhow::{Context as _, ensure};
 
 use super::super::agent::{Agent, Event, Options};
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::node::Node;
 use super::super::pod::Pod;
+use super::stalls::AFTERMATH_SAMPLES;
 use super::{EVICTION_TIMEOUT, go, leak, oom_kills, threshold_below_now};
 
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "policies::out_of_memory_is_foreseen_where_no_threshold_is_met",
+        on: On::Once(Machine::V7_2),
         run: foreseen,
     },
     Test {
         name: "policies::a_stall_for_the_cpu_takes_who_is_above_its_request",
+        on: On::Once(Machine::V7_2),
         run: cpu_stall,
     },
     Test {
         name: "policies::a_pod_whose_disruption_budget_is_used_up_is_passed_over",
+        on: On::Once(Machine::V7_2),
         run: budget,
     },
 ];
@@ -96,8 +101,7 @@ fn cpu_stall() -> Outcome {
     );
     eprintln!("{}", told(&agent).context("no decision")?);
     ensure!(entitled_runs.process.is_running()?, "the entitled pod died");
-    std::thread::sleep(Duration::from_secs(5));
-    agent.drain()?;
+    agent.after_samples(AFTERMATH_SAMPLES)?;
     ensure!(
         agent.evictions().count() == 1,
         "a second one went for the stall of the first"

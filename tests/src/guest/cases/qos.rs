@@ -12,6 +12,7 @@ use super::super::agent::Options;
 use super::super::cgroup;
 use super::super::clock::wait_until;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::node::Node;
 use super::super::pod::Pod;
 use super::super::swap::{Device, Swap};
@@ -20,14 +21,17 @@ use super::whole_tree;
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "qos::cgroups_have_what_the_node_and_its_pods_say",
+        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: cgroups_follow,
     },
     Test {
         name: "qos::what_is_above_a_running_pod_is_given_back",
+        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: given_back,
     },
     Test {
         name: "qos::only_burstable_pods_swap_and_by_their_share",
+        on: On::Once(Machine::V6_1),
         run: limited_swap,
     },
 ];

@@ -15,6 +15,7 @@ use plimsoll_abi::Kind;
 use super::super::cgroup;
 use super::super::clock::now_ns;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::On;
 use super::super::memory::mib;
 use super::super::process::{hog_in, wait_log};
 use super::needs_memory_v2;
@@ -22,34 +23,42 @@ use super::needs_memory_v2;
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "records::every_family_attaches",
+        on: On::EachKernelAndHybrid,
         run: every_family_attaches,
     },
     Test {
         name: "records::one_threshold_record_per_arming",
+        on: On::EachKernelAndHybrid,
         run: one_threshold_record_per_arming,
     },
     Test {
         name: "records::a_cgroup_s_life",
+        on: On::EachKernelAndHybrid,
         run: a_cgroup_s_life,
     },
     Test {
         name: "records::oom_names_limit_owner_and_victim",
+        on: On::EachKernelAndHybrid,
         run: oom_names_limit_owner_and_victim,
     },
     Test {
         name: "records::limit_counts_equal_memory_events",
+        on: On::EachKernelAndHybrid,
         run: limit_counts_equal_memory_events,
     },
     Test {
         name: "records::throttle_time_equals_cpu_stat",
+        on: On::EachKernelAndHybrid,
         run: throttle_time_equals_cpu_stat,
     },
     Test {
         name: "records::waits_for_a_cpu_equal_schedstat",
+        on: On::EachKernelAndHybrid,
         run: waits_for_a_cpu_equal_schedstat,
     },
     Test {
         name: "records::an_overrun_is_counted_exactly",
+        on: On::EachKernel,
         run: an_overrun_is_counted_exactly,
     },
 ];

@@ -9,27 +9,33 @@ use anyhow::{Context as _, ensure};
 use super::super::agent::{Agent, Decision, Event, Options};
 use super::super::clock::wait_until;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::memory::mib;
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
 use super::super::process::wait_log;
+use super::scenarios::QUIET_SAMPLES;
 use super::{EVICTION_TIMEOUT, available_bytes, needs_memory_v2, with_active_page_cache};
 
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "remedies::page_cache_is_reclaimed_and_nobody_goes",
+        on: On::These(&[Machine::V6_1, Machine::V7_2]),
         run: page_cache,
     },
     Test {
         name: "remedies::a_pod_that_gives_memory_back_when_told_is_spared",
+        on: On::Once(Machine::V7_2),
         run: gives_back,
     },
     Test {
         name: "remedies::a_pod_with_nothing_to_give_goes_after_its_stages",
+        on: On::These(&[Machine::V6_1, Machine::V7_2]),
         run: nothing_to_give,
     },
     Test {
         name: "remedies::no_pod_stays_held_by_an_agent_that_ends_or_is_killed",
+        on: On::These(&[Machine::V6_1, Machine::V7_2]),
         run: not_stuck,
     },
 ];
@@ -96,10 +102,9 @@ fn high(node: &Node, pod: &Pod) -> anyhow::Result<String> {
     Ok(text.trim().to_owned())
 }
 
-/// Nobody has gone, and nobody goes in the next two seconds.
+/// Nobody has gone, and nobody goes in the next samples.
 fn all_stay(agent: &mut Agent, pod: &mut Running) -> anyhow::Result<()> {
-    std::thread::sleep(Duration::from_secs(2));
-    agent.drain()?;
+    agent.after_samples(QUIET_SAMPLES)?;
     ensure!(pod.process.is_running()?, "it was evicted");
     let told = story(agent);
     ensure!(!told.iter().any(|word| word == "evict"), "{told:?}");

@@ -11,6 +11,7 @@ use plimsoll_core::cgroup_config::{milli_cpu_to_shares, shares_to_weight};
 use super::super::agent::{Agent, Options};
 use super::super::cgroup;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::memory::mib;
 use super::super::node::Node;
 use super::super::process::{Guard, program, wait_log};
@@ -20,18 +21,22 @@ use super::{EVICTION_TIMEOUT, needs_memory_v2, whole_tree};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "reserved::limits_are_written_and_given_back",
+        on: On::Once(Machine::V7_2),
         run: written_and_given_back,
     },
     Test {
         name: "reserved::of_a_compressible_reservation_only_cpu_is_limited",
+        on: On::Once(Machine::V7_2),
         run: compressible,
     },
     Test {
         name: "reserved::a_reservation_below_what_is_used_kills_nobody",
+        on: On::Once(Machine::V7_2),
         run: below_usage,
     },
     Test {
         name: "reserved::a_cgroup_without_the_controllers_or_none_at_all_is_refused",
+        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: refused,
     },
 ];

@@ -20,6 +20,7 @@ use super::super::agent::Options;
 use super::super::cgroup;
 use super::super::clock::{now_ns, wait_until};
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::memory::mib;
 use super::super::node::Node;
 use super::super::pod::Pod;
@@ -29,18 +30,22 @@ use super::whole_tree;
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "restart::what_happens_without_an_agent_is_read_by_the_next",
+        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: crossing_without_an_agent,
     },
     Test {
         name: "restart::another_version_and_half_a_set_are_replaced",
+        on: On::Once(Machine::V6_12),
         run: other_sets_are_replaced,
     },
     Test {
         name: "restart::programs_survive_kill_9_and_not_a_stop",
+        on: On::EachKernel,
         run: killed_and_stopped,
     },
     Test {
         name: "restart::uninstall_leaves_the_machine_as_it_was",
+        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
         run: uninstall,
     },
 ];

@@ -8,6 +8,7 @@ use rustix::process::Signal;
 use super::super::agent::{Agent, Event, Options};
 use super::super::cgroup;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::memory::{self, mib};
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
@@ -22,40 +23,48 @@ use super::{
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "scenarios::load_that_comes_and_goes_does_not_make_the_condition_flap",
+        on: On::Once(Machine::V6_12),
         run: flapping,
     },
     Test {
         name: "scenarios::page_cache_in_use_evicts_nobody_where_it_counts_as_available",
+        on: On::Once(Machine::V6_12),
         run: || with_active_page_cache(cache_in_use),
     },
     Test {
         name: "scenarios::who_takes_the_pids_is_evicted_alone",
+        on: On::Once(Machine::V6_12),
         run: pids_run_out,
     },
     Test {
         name: "scenarios::a_peak_shorter_than_the_grace_period_evicts_nobody",
+        on: On::Once(Machine::V6_12),
         run: short_peak,
     },
     Test {
         name: "scenarios::allocatable_memory_runs_out_while_the_node_has_plenty",
+        on: On::Once(Machine::V6_12),
         run: allocatable_runs_out,
     },
     Test {
         name: "scenarios::page_cache_that_is_read_once_evicts_nobody",
+        on: On::Once(Machine::V6_12),
         run: cache_read_once,
     },
     Test {
         name: "scenarios::of_two_hogs_one_is_evicted_where_that_is_enough",
+        on: On::Once(Machine::V6_12),
         run: one_of_two_is_enough,
     },
     Test {
         name: "scenarios::of_two_hogs_both_are_evicted_where_one_is_not_enough",
+        on: On::Once(Machine::V6_12),
         run: both_of_two,
     },
 ];
 
-/// How long nothing must happen for a test to believe that nothing will.
-const QUIET: Duration = Duration::from_secs(3);
+/// So many samples with nothing to do about them: nothing will be done.
+pub(super) const QUIET_SAMPLES: u32 = 3;
 
 /// The changes of a node condition so far.
 fn changes_of(agent: &Agent, condition: &str) -> Vec<bool> {
@@ -90,10 +99,9 @@ pub(super) fn wait_for_changes(
     Ok(())
 }
 
-/// Nothing more happens for [`QUIET`]: as many evictions as before.
+/// Nothing more happens in [`QUIET_SAMPLES`]: as many evictions as before.
 pub(super) fn quiet(agent: &mut Agent, evictions: usize) -> anyhow::Result<()> {
-    std::thread::sleep(QUIET);
-    agent.drain()?;
+    agent.after_samples(QUIET_SAMPLES)?;
     ensure!(
         agent.evictions().count() == evictions,
         "evicted more than it had to: {:?}",

@@ -19,55 +19,68 @@ use tokio::io::unix::AsyncFd;
 
 use super::super::clock::wait_until;
 use super::super::harness::{Done, Lacks, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::process::Guard;
 
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "sources::v1_threshold_is_signalled_when_crossed_and_not_before",
+        on: On::Once(Machine::Hybrid),
         run: || v1(threshold),
     },
     Test {
         name: "sources::v1_removal_signals_and_the_next_read_has_vanished",
+        on: On::Once(Machine::Hybrid),
         run: || v1(removal),
     },
     Test {
         name: "sources::v1_out_of_memory_is_signalled_and_counted",
+        on: On::Once(Machine::Hybrid),
         run: || v1(out_of_memory),
     },
     Test {
         name: "sources::v1_pressure_level_is_signalled",
+        on: On::Once(Machine::Hybrid),
         run: || v1(pressure_level),
     },
     Test {
         name: "sources::v1_inotify_sees_cgroups",
+        on: On::Once(Machine::Hybrid),
         run: || v1(watch_a_pod),
     },
     Test {
         name: "sources::v2_events_wake_count_and_vanish",
+        on: On::EachKernel,
         run: || v2(events),
     },
     Test {
         name: "sources::v2_events_wake_tokio",
+        on: On::EachKernel,
         run: || v2(events_wake_tokio),
     },
     Test {
         name: "sources::v2_pressure_of_a_cgroup_wakes_tokio_and_vanishes",
+        on: On::EachKernel,
         run: || v2(pressure_of_a_cgroup),
     },
     Test {
         name: "sources::v2_inotify_sees_cgroups",
+        on: On::EachKernel,
         run: || v2(watch_a_pod),
     },
     Test {
         name: "sources::psi_node_trigger_is_taken_once_per_descriptor",
+        on: On::EachKernel,
         run: node_trigger,
     },
     Test {
         name: "sources::psi_cpu_trigger_fires",
+        on: On::EachKernel,
         run: cpu_trigger,
     },
     Test {
         name: "sources::inotify_overflow_is_healed_by_a_rescan",
+        on: On::Once(Machine::V6_12),
         run: inotify_overflow,
     },
 ];

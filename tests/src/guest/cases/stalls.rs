@@ -3,12 +3,12 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
 use super::super::agent::Agent;
 use super::super::harness::{Done, Lacks, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::node::Node;
 use super::super::pod::Pod;
 use super::EVICTION_TIMEOUT;
@@ -18,10 +18,12 @@ use super::policies::{agent_with, told};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "stalls::a_pod_that_reads_its_page_cache_again_and_again_at_its_limit_goes_for_memory",
+        on: On::Once(Machine::V7_2),
         run: memory_stall,
     },
     Test {
         name: "stalls::the_pod_with_the_most_traffic_goes_for_the_disk",
+        on: On::Once(Machine::V7_2),
         run: io_stall,
     },
 ];
@@ -29,7 +31,7 @@ pub(super) const TESTS: &[Test] = &[
 /// The disk for swap, which no test here needs as such.
 const DISK: &str = "/dev/nvme0n2";
 /// After the victim's end the average still shows what was, for its window of ten seconds: nobody else may go for that.
-const AFTERMATH: Duration = Duration::from_secs(5);
+pub(super) const AFTERMATH_SAMPLES: u32 = 5;
 
 /// The threshold on `signal` makes `victim` go, and nobody else.
 fn goes_alone(agent: &mut Agent, signal: &str, victim: &Pod) -> anyhow::Result<()> {
@@ -47,8 +49,7 @@ fn goes_alone(agent: &mut Agent, signal: &str, victim: &Pod) -> anyhow::Result<(
         finished.signal
     );
     eprintln!("{}", told(agent).context("no decision")?);
-    std::thread::sleep(AFTERMATH);
-    agent.drain()?;
+    agent.after_samples(AFTERMATH_SAMPLES)?;
     ensure!(
         agent.evictions().count() == 1,
         "a second one went for the stall of the first: {:?}",

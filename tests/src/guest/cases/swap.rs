@@ -7,6 +7,7 @@ use anyhow::{Context as _, ensure};
 use super::super::agent::{Agent, Options};
 use super::super::ballast::Ballast;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::memory::{self, mib};
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
@@ -17,14 +18,17 @@ use super::{EVICTION_TIMEOUT, go, leak, needs_memory_v2, oom_kills};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "swap::free_swap_counts_for_pods_that_may_use_it",
+        on: On::Once(Machine::V6_1),
         run: free_swap,
     },
     Test {
         name: "swap::free_swap_does_not_count_for_pods_that_may_not",
+        on: On::Once(Machine::V6_1),
         run: forbidden_swap,
     },
     Test {
         name: "swap::zram_takes_pages_while_they_compress_and_then_a_pod_goes_before_the_kernel_kills",
+        on: On::EachKernel,
         run: zram,
     },
 ];

@@ -11,12 +11,14 @@ use serde_json::Value;
 use super::super::agent::Options;
 use super::super::clock::wait_until;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::pod::Pod;
 use super::super::process::program;
 use super::{EVICTION_TIMEOUT, go, leak, needs_memory_v2, threshold_below_now};
 
 pub(super) const TESTS: &[Test] = &[Test {
     name: "top::who_is_throttled_killed_and_next_is_seen",
+    on: On::Once(Machine::V7_2),
     run: who_is_throttled_killed_and_next_is_seen,
 }];
 

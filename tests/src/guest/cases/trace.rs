@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::super::cgroup::keyed;
 use super::super::clock::wait_until;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::{Machine, On};
 use super::super::process::{Guard, hog_in, program};
 use super::needs_memory_v2;
 use super::records::Scratch;
@@ -23,10 +24,12 @@ use super::records::Scratch;
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "trace::a_session_agrees_with_the_kernel",
+        on: On::EachKernel,
         run: a_session_agrees_with_the_kernel,
     },
     Test {
         name: "trace::an_agents_programs_are_left_alone",
+        on: On::Once(Machine::V7_2),
         run: an_agents_programs_are_left_alone,
     },
 ];

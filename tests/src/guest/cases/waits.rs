@@ -12,6 +12,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::super::cgroup;
 use super::super::harness::{Done, Outcome, Test};
+use super::super::machines::On;
 use super::super::process::{Guard, hog_in, program};
 use super::disk::{Disk, run};
 use super::needs_memory_v2;
@@ -20,22 +21,27 @@ use super::records::{Scratch, id, load, settle};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "waits::stall_time_equals_memory_pressure",
+        on: On::EachKernel,
         run: stall_time_equals_memory_pressure,
     },
     Test {
         name: "waits::reclaim_names_owner_and_actor_and_kills_equal_memory_events",
+        on: On::EachKernel,
         run: reclaim_names_owner_and_actor,
     },
     Test {
         name: "waits::refaults_equal_memory_stat",
+        on: On::EachKernel,
         run: refaults_equal_memory_stat,
     },
     Test {
         name: "waits::pages_from_swap_equal_vmstat",
+        on: On::EachKernel,
         run: pages_from_swap_equal_vmstat,
     },
     Test {
         name: "waits::processes_of_followed_cgroups_alone_count",
+        on: On::EachKernelAndHybrid,
         run: processes_of_followed_cgroups,
     },
 ];

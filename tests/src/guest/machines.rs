@@ -1,0 +1,324 @@
+//! On which machines each guest test runs.
+//!
+//! Problem: a test that depends on the kernel has to run on each kernel, one that does not has to run once, and some need NUMA nodes or a
+//! kernel that was booted with certain parameters. Approach: a test declares where it runs ([`On`], in the `TESTS` of its theme), and
+//! the machines are rows of one table ([`MACHINES`]). `cargo xtask test` asks `guest_tests --plan` for the machines, starts a guest for
+//! each, and each guest runs `guest_tests --on NAME`, which picks its tests by their declarations.
+//!
+//! With `--all`, a machine runs every test that fits it: a machine without NUMA nodes all tests that some such machine runs, a machine that
+//! was booted with parameters all tests that are about parameters. There a test may be skipped for what the machine lacks. Without
+//! `--all` it may not: a test declared for a machine on which it cannot run is a failure.
+
+use serde::{Deserialize, Serialize};
+
+use super::harness::Test;
+
+/// A machine on which tests run, for their declarations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Machine {
+    /// Kernel 6.1, cgroup v2.
+    V6_1,
+    /// Kernel 6.12, cgroup v2.
+    V6_12,
+    /// Kernel 7.2, cgroup v2.
+    V7_2,
+    /// Kernel 6.1, memory controller on cgroup v1: the one kernel of the three that has it.
+    Hybrid,
+    /// Two NUMA nodes.
+    Numa2,
+    /// Two NUMA nodes, memory controller on cgroup v1.
+    Numa2Hybrid,
+    /// Eight NUMA nodes, threads and split caches.
+    Numa8,
+    /// A kernel that lets nobody load BPF programs.
+    Confidential,
+    /// A kernel that lets only signed code in, without PSI.
+    IntegrityNoPsi,
+    /// One that only `--all` starts.
+    More,
+}
+
+/// On a test runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum On {
+    /// The kernel has no part in what it shows: once, here.
+    Once(Machine),
+    /// It shows something of the kernel: once on each, with cgroup v2.
+    EachKernel,
+    /// The same, and with memory on cgroup v1.
+    EachKernelAndHybrid,
+    /// On these.
+    These(&'static [Machine]),
+}
+
+impl On {
+    /// The machines of `cargo xtask test`.
+    #[must_use]
+    pub fn machines(self) -> Vec<Machine> {
+        use Machine::{Hybrid, V6_1, V6_12, V7_2};
+        match self {
+            Self::Once(machine) => vec![machine],
+            Self::EachKernel => vec![V6_1, V6_12, V7_2],
+            Self::EachKernelAndHybrid => vec![V6_1, V6_12, V7_2, Hybrid],
+            Self::These(machines) => machines.to_vec(),
+        }
+    }
+}
+
+/// What a machine is like, for `--all`: tests that run on one of a kind run on all of this kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// One NUMA node, nothing special.
+    Flat,
+    /// Two NUMA nodes.
+    Numa2,
+    /// Eight NUMA nodes.
+    Numa8,
+    /// Booted with parameters.
+    Booted,
+}
+
+impl Machine {
+    fn kind(self) -> Option<Kind> {
+        Some(match self {
+            Self::V6_1 | Self::V6_12 | Self::V7_2 | Self::Hybrid => Kind::Flat,
+            Self::Numa2 | Self::Numa2Hybrid => Kind::Numa2,
+            Self::Numa8 => Kind::Numa8,
+            Self::Confidential | Self::IntegrityNoPsi => Kind::Booted,
+            Self::More => return None,
+        })
+    }
+}
+
+/// A row of [`MACHINES`].
+#[derive(Debug)]
+pub struct Row {
+    machine: Machine,
+    kind: Kind,
+    kernel: &'static str,
+    cgroup: &'static str,
+    parameters: &'static str,
+}
+
+impl Row {
+    /// Cgroup v2, one NUMA node.
+    const fn flat(machine: Machine, kernel: &'static str, cgroup: &'static str) -> Self {
+        Self {
+            machine,
+            kind: Kind::Flat,
+            kernel,
+            cgroup,
+            parameters: "",
+        }
+    }
+
+    const fn of(
+        machine: Machine,
+        kind: Kind,
+        kernel: &'static str,
+        cgroup: &'static str,
+        parameters: &'static str,
+    ) -> Self {
+        Self {
+            machine,
+            kind,
+            kernel,
+            cgroup,
+            parameters,
+        }
+    }
+
+    /// The name, for `guest_tests --on`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let kind = match self.kind {
+            Kind::Flat | Kind::Booted => "",
+            Kind::Numa2 => "-numa2",
+            Kind::Numa8 => "-numa8",
+        };
+        let cgroup = match self.cgroup {
+            "cgroup2" => String::new(),
+            other => format!("-{other}"),
+        };
+        let parameters: String = self
+            .parameters
+            .split_whitespace()
+            .map(|parameter| format!("-{}", parameter.replace('=', "-")))
+            .collect();
+        format!("{}{cgroup}{kind}{parameters}", self.kernel)
+    }
+
+    /// As `cargo xtask vm --topology` has it.
+    fn topology(&self) -> &'static str {
+        match self.kind {
+            Kind::Flat | Kind::Booted => "flat:4",
+            Kind::Numa2 => "numa2:1",
+            Kind::Numa8 => "numa8",
+        }
+    }
+
+    fn memory_mb(&self) -> u64 {
+        match self.kind {
+            // Each node has room for its pods.
+            Kind::Numa8 => 4096,
+            // A node with pods and a hog.
+            Kind::Flat | Kind::Numa2 | Kind::Booted => 2048,
+        }
+    }
+
+    /// Whether it runs this test.
+    #[must_use]
+    pub fn runs(&self, test: &Test, all: bool) -> bool {
+        let declared = test.on.machines();
+        declared.contains(&self.machine)
+            || all && declared.iter().any(|one| one.kind() == Some(self.kind))
+    }
+
+    /// The tests of this machine.
+    #[must_use]
+    pub fn tests(&self, tests: &[Test], all: bool) -> Vec<Test> {
+        let runs = |test: &&Test| self.runs(test, all);
+        tests.iter().filter(runs).copied().collect()
+    }
+}
+
+/// The machines. Those that are no [`Machine::More`] are started by every `cargo xtask test`, the others with `--all` only.
+pub const MACHINES: &[Row] = &[
+    Row::flat(Machine::V6_1, "6.1", "cgroup2"),
+    Row::flat(Machine::V6_12, "6.12", "cgroup2"),
+    Row::flat(Machine::V7_2, "7.2", "cgroup2"),
+    Row::flat(Machine::Hybrid, "6.1", "hybrid"),
+    Row::of(Machine::Numa8, Kind::Numa8, "7.2", "cgroup2", ""),
+    Row::of(Machine::Numa2, Kind::Numa2, "7.2", "cgroup2", ""),
+    Row::of(Machine::Numa2Hybrid, Kind::Numa2, "6.1", "hybrid", ""),
+    booted(Machine::Confidential, "6.12", "lockdown=confidentiality"),
+    booted(Machine::IntegrityNoPsi, "7.2", "lockdown=integrity psi=0"),
+    Row::flat(Machine::More, "6.1", "cgroup1"),
+    Row::of(Machine::More, Kind::Numa8, "6.1", "cgroup2", ""),
+    Row::of(Machine::More, Kind::Numa8, "6.12", "cgroup2", ""),
+    Row::of(Machine::More, Kind::Numa2, "6.1", "cgroup2", ""),
+    Row::of(Machine::More, Kind::Numa2, "6.12", "cgroup2", ""),
+    booted(Machine::More, "6.1", "lockdown=integrity"),
+    booted(Machine::More, "6.1", "lockdown=confidentiality"),
+    booted(Machine::More, "6.1", "psi=0"),
+    booted(Machine::More, "6.1", "lockdown=confidentiality psi=0"),
+    booted(Machine::More, "6.12", "lockdown=integrity"),
+    booted(Machine::More, "6.12", "psi=0"),
+    booted(Machine::More, "6.12", "lockdown=confidentiality psi=0"),
+    booted(Machine::More, "7.2", "lockdown=integrity"),
+    booted(Machine::More, "7.2", "lockdown=confidentiality"),
+    booted(Machine::More, "7.2", "psi=0"),
+    booted(Machine::More, "7.2", "lockdown=confidentiality psi=0"),
+];
+
+/// What a host that was booted so still allows.
+const fn booted(machine: Machine, kernel: &'static str, parameters: &'static str) -> Row {
+    Row::of(machine, Kind::Booted, kernel, "cgroup2", parameters)
+}
+
+/// A guest to be started: what `guest_tests --plan` prints, a line of JSON each.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedGuest {
+    /// For `guest_tests --on`.
+    pub name: String,
+    /// As `cargo xtask vm --kernel` has it, and so on.
+    pub kernel: String,
+    /// Cgroup hierarchies.
+    pub cgroup: String,
+    /// CPUs and memory nodes.
+    pub topology: String,
+    /// Memory.
+    pub memory_mb: u64,
+    /// More kernel parameters.
+    pub parameters: String,
+    /// The names of its tests.
+    pub tests: Vec<String>,
+}
+
+/// The guests to start, those with most tests first.
+#[must_use]
+pub fn plan(tests: &[Test], all: bool) -> Vec<PlannedGuest> {
+    let planned = |row: &Row| PlannedGuest {
+        name: row.name(),
+        kernel: row.kernel.to_owned(),
+        cgroup: row.cgroup.to_owned(),
+        topology: row.topology().to_owned(),
+        memory_mb: row.memory_mb(),
+        parameters: row.parameters.to_owned(),
+        tests: row
+            .tests(tests, all)
+            .iter()
+            .map(|test| test.name.to_owned())
+            .collect(),
+    };
+    let is_meant = |row: &&Row| all || row.machine != Machine::More;
+    let mut guests: Vec<PlannedGuest> = MACHINES.iter().filter(is_meant).map(planned).collect();
+    guests.sort_by_key(|guest| std::cmp::Reverse(guest.tests.len()));
+    guests
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::cases;
+    use super::*;
+
+    fn names(guests: &[PlannedGuest]) -> BTreeSet<&str> {
+        let tests = guests.iter().flat_map(|guest| &guest.tests);
+        tests.map(String::as_str).collect()
+    }
+
+    /// A test that is declared for a machine that nobody starts would never run.
+    #[test]
+    fn every_test_runs_somewhere() {
+        let tests = cases::all();
+        let everything: BTreeSet<&str> = tests.iter().map(|test| test.name).collect();
+        assert_eq!(everything.len(), tests.len(), "a name is there twice");
+        assert_eq!(names(&plan(&tests, false)), everything);
+        assert_eq!(names(&plan(&tests, true)), everything);
+        for test in &tests {
+            let declared = test.on.machines();
+            assert!(!declared.is_empty(), "{} runs nowhere", test.name);
+            assert!(!declared.contains(&Machine::More), "{}", test.name);
+        }
+    }
+
+    #[test]
+    fn machines_have_names_of_their_own_and_tests() {
+        let guests = plan(&cases::all(), true);
+        let names: BTreeSet<&str> = guests.iter().map(|guest| guest.name.as_str()).collect();
+        assert_eq!(names.len(), MACHINES.len());
+        assert!(names.contains("6.1-hybrid-numa2"), "{names:?}");
+        assert!(names.contains("7.2-lockdown-integrity-psi-0"), "{names:?}");
+        for guest in guests {
+            assert!(!guest.tests.is_empty(), "{} has no test", guest.name);
+        }
+    }
+
+    #[test]
+    fn with_all_a_machine_runs_what_its_kind_runs() {
+        let test = |name, on| Test {
+            name,
+            on,
+            run: || unreachable!(),
+        };
+        let tests = [
+            test("once", On::Once(Machine::V7_2)),
+            test("each", On::EachKernel),
+            test("numa", On::These(&[Machine::Numa2])),
+        ];
+        let of = |name: &str, all: bool| {
+            let guests = plan(&tests, all);
+            let guest = guests.into_iter().find(|guest| guest.name == name);
+            guest.map(|guest| guest.tests)
+        };
+        let some = |names: &[&str]| Some(names.iter().map(|&name| name.to_owned()).collect());
+        assert_eq!(of("6.1", false), some(&["each"]));
+        assert_eq!(of("6.1", true), some(&["once", "each"]));
+        assert_eq!(of("6.1-hybrid", false), some(&[]));
+        assert_eq!(of("6.1-hybrid", true), some(&["once", "each"]));
+        assert_eq!(of("6.1-cgroup1", false), None);
+        assert_eq!(of("6.12-numa2", true), some(&["numa"]));
+    }
+}
