@@ -9,6 +9,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
@@ -21,6 +22,8 @@ use crate::setup;
 
 /// The whole machine: large enough for five pods, small enough to fill quickly.
 const MEMORY_MB: u64 = 1024;
+/// A guest that says nothing for so long hangs. Time in which this machine kept it from running does not count; booting takes ten seconds.
+const PATIENCE: Duration = Duration::from_secs(180);
 /// What the guest said last, shown when it ended without a result.
 const LINES_SHOWN: usize = 20;
 /// Around the name of the step that `story --steps` begins, a line of its own.
@@ -68,18 +71,6 @@ impl DemoArgs {
             self.runs, self.rate
         )
     }
-
-    /// The same guest by hand, with all that its kernel says.
-    fn by_hand(&self) -> String {
-        let programs = self.programs.as_ref().map_or_else(String::new, |folder| {
-            format!(" --bare --payload {}", folder.display())
-        });
-        format!(
-            "cargo xtask vm --kernel {} --icount --memory {MEMORY_MB}{programs} --append loglevel=7 --timeout 3600 --cmd '{}'",
-            self.kernel,
-            self.story()
-        )
-    }
 }
 
 /// Tells the story; the status is the story's own: 0 when all went as it must.
@@ -90,12 +81,14 @@ pub(crate) fn run(args: &DemoArgs) -> Result<u8> {
         .icount(true)
         // Its time stands still when this machine has none for it.
         .timeout(None)
+        .patience(PATIENCE, |_| true)
         .out(out.path())
         .own_programs(false)
         .command(args.story());
     for program in prepare(args)? {
         guest = guest.payload(program);
     }
+    let by_hand = guest.by_hand();
     let mut audience = Audience::new(args.output);
     let exit = guest.run(|line| audience.line(line))?;
     let step = audience.leave();
@@ -105,12 +98,16 @@ pub(crate) fn run(args: &DemoArgs) -> Result<u8> {
         .map(String::as_str)
         .filter(|line| step_in(line).is_none())
         .collect();
-    let by_hand = args.by_hand();
     match exit.end {
         GuestEnd::Status(0) => {}
         GuestEnd::Status(_) => say("demo", format_args!("to look closer: {by_hand}")),
-        GuestEnd::TimedOut | GuestEnd::NoStatus => {
-            bail!("{}", ended_early(&step, &lines, &by_hand))
+        GuestEnd::NoStatus => bail!("{}", ended_early("ended", &step, &lines, &by_hand)),
+        GuestEnd::TimedOut => {
+            let how = format!(
+                "said nothing for {} s in which it could run, and was stopped,",
+                PATIENCE.as_secs()
+            );
+            bail!("{}", ended_early(&how, &step, &lines, &by_hand))
         }
     }
     if args.output == Output::Json {
@@ -119,7 +116,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<u8> {
             format!(
                 "the guest left no result in {}: {}",
                 file.display(),
-                ended_early(&step, &lines, &by_hand)
+                ended_early("ended", &step, &lines, &by_hand)
             )
         })?;
         println!("{text}");
@@ -158,7 +155,7 @@ fn prepare(args: &DemoArgs) -> Result<Vec<PathBuf>> {
 }
 
 /// Why there is no result.
-fn ended_early(step: &str, lines: &[&str], by_hand: &str) -> String {
+fn ended_early(how: &str, step: &str, lines: &[&str], by_hand: &str) -> String {
     let last = &lines[lines.len().saturating_sub(LINES_SHOWN)..];
     let said = if last.is_empty() {
         "It said nothing at all.".to_owned()
@@ -169,7 +166,7 @@ fn ended_early(step: &str, lines: &[&str], by_hand: &str) -> String {
             last.join("\n    ")
         )
     };
-    format!("the guest ended while {step}. {said}\nTo look closer: {by_hand}")
+    format!("the guest {how} while {step}. {said}\nTo look closer: {by_hand}")
 }
 
 fn step_in(line: &str) -> Option<&str> {
@@ -230,7 +227,7 @@ mod tests {
     fn an_early_end_names_the_step_and_the_last_lines() {
         let lines: Vec<String> = (0..50).map(|line| format!("line {line}")).collect();
         let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-        let text = ended_early("starting pod web", &lines, "cargo xtask vm");
+        let text = ended_early("ended", "starting pod web", &lines, "cargo xtask vm");
         assert!(
             text.starts_with("the guest ended while starting pod web. "),
             "{text}"
@@ -242,7 +239,7 @@ mod tests {
         assert!(!text.contains("line 29"), "{text}");
         assert!(text.ends_with("To look closer: cargo xtask vm"), "{text}");
         assert!(
-            ended_early(FIRST_STEP, &[], "x").contains("said nothing"),
+            ended_early("ended", FIRST_STEP, &[], "x").contains("said nothing"),
             "{text}"
         );
     }

@@ -139,7 +139,12 @@ impl Machine {
         assert!(left.is_empty(), "temporary folders: {left:?}");
         let cached = fs::read_dir(self.path("cache")).unwrap().flatten();
         let partial: Vec<_> = cached
-            .filter(|entry| entry.file_name().to_string_lossy().starts_with(".plimsoll-"))
+            .filter(|entry| {
+                entry
+                    .file_name()
+                    .to_string_lossy()
+                    .starts_with(".plimsoll-")
+            })
             .collect();
         assert!(partial.is_empty(), "in the cache: {partial:?}");
         if let Ok(pid) = fs::read_to_string(self.path("emulator.pid")) {
