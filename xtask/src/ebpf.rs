@@ -9,7 +9,7 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind, Sy
 
 use crate::lock::Lock;
 use crate::process;
-use crate::progress::say;
+use crate::progress::{Step, say};
 use crate::{paths, setup};
 
 /// Bytes of one BPF instruction.
@@ -37,16 +37,18 @@ pub(crate) struct Program {
 pub(crate) fn build() -> Result<Vec<Program>> {
     let nightly = setup::nightly()?;
     let mut cargo = cargo(&nightly, "build")?;
-    say("build-ebpf", format_args!("{TARGET}, build-std=core"));
-    let output = process::run(cargo.args(["--release", "--bins"]))?;
-    if !output.status.success() {
-        bail!(
-            "building the BPF object failed\n{}\nIf the linker could not read the bitcode, this nightly's LLVM is newer than \
-             bpf-linker's: run `rustup toolchain install {pinned} --profile minimal` and this command again",
-            process::last_lines(&String::from_utf8_lossy(&output.stderr)),
-            pinned = setup::NIGHTLY_PINNED
-        );
-    }
+    let step = Step::begin("build-ebpf", format_args!("{TARGET}, build-std=core"));
+    let output = process::run_cargo(cargo.args(["--release", "--bins"]), &step)?;
+    process::success(
+        &cargo,
+        &output,
+        &format!(
+            "if the linker could not read the bitcode, this nightly's LLVM is newer than bpf-linker's: run \
+             `rustup toolchain install {} --profile minimal` and this command again",
+            setup::NIGHTLY_PINNED
+        ),
+    )?;
+    step.done();
     let warnings = String::from_utf8_lossy(&output.stderr);
     if warnings.contains("warning") {
         say("build-ebpf", warnings.trim_end());
@@ -135,6 +137,7 @@ fn cargo(nightly: &str, verb: &str) -> Result<Command> {
             nightly,
             "cargo",
             verb,
+            "--locked",
             "--target",
             TARGET,
             "--target-dir",

@@ -2,7 +2,9 @@
 //!
 //! Problem: the default is that this process ends and what it has started goes on (a compiler, a test with a lock on `target`), with
 //! gigabytes of a guest's files left in `/tmp`. Approach: a thread waits for the signals; it ends all descendants, removes the folders
-//! in its list and exits with 128 + signal, as a shell has it. Guests are protected against SIGKILL of this process, too (`setpriv`).
+//! in its list and exits with 128 + signal, as a shell has it. What is started is in process groups of its own: a Ctrl-C that reached a
+//! parent first would leave its children without one, and they would not be found. Guests are protected against SIGKILL of this
+//! process, too (`setpriv`).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -35,13 +37,18 @@ fn folders() -> MutexGuard<'static, Vec<PathBuf>> {
 pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
-    /// An empty one.
+    /// An empty one where this machine has its temporary files.
     pub(crate) fn new() -> Result<Self> {
+        Self::inside(&std::env::temp_dir())
+    }
+
+    /// An empty one in `folder`, so that what is in it can be renamed to a place beside it.
+    pub(crate) fn inside(folder: &Path) -> Result<Self> {
         install()?;
         let folder = tempfile::Builder::new()
-            .prefix("plimsoll-guest-")
-            .tempdir()
-            .context("cannot make a temporary folder")?;
+            .prefix(".plimsoll-")
+            .tempdir_in(folder)
+            .with_context(|| format!("cannot make a temporary folder in {}", folder.display()))?;
         folders().push(folder.path().to_owned());
         Ok(Self(folder))
     }
@@ -62,8 +69,12 @@ impl Drop for Folder {
 pub(crate) fn install() -> Result<()> {
     static INSTALLED: OnceLock<Result<(), String>> = OnceLock::new();
     let installed = INSTALLED.get_or_init(|| {
-        let mut signals =
-            Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(|error| error.to_string())?;
+        let mut handled = vec![SIGINT, SIGTERM];
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        if !ignores_hangup(&status) {
+            handled.push(SIGHUP);
+        }
+        let mut signals = Signals::new(handled).map_err(|error| error.to_string())?;
         std::thread::spawn(move || {
             if let Some(signal) = signals.forever().next() {
                 end(signal);
@@ -75,6 +86,14 @@ pub(crate) fn install() -> Result<()> {
         .as_ref()
         .map_err(|error| anyhow::anyhow!("cannot wait for signals: {error}"))
         .copied()
+}
+
+/// Whether this process was started to go on without its terminal (`nohup`), from `/proc/self/status`.
+fn ignores_hangup(status: &str) -> bool {
+    let mask = status
+        .lines()
+        .find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 1 == 1)
 }
 
 /// Ends the descendants and this process.
@@ -151,5 +170,17 @@ impl Process {
 
     fn is_running(&self) -> bool {
         Self::running(self.pid).as_ref() == Some(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nohup_is_seen() {
+        assert!(ignores_hangup("Name:\tx\nSigIgn:\t0000000000001001\n"));
+        assert!(!ignores_hangup("Name:\tx\nSigIgn:\t0000000000001000\n"));
+        assert!(!ignores_hangup(""));
     }
 }

@@ -98,7 +98,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
+    let command = Cli::parse().command;
+    match interrupt::install().and_then(|()| run(command)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             progress::say("error", format_args!("{error:#}"));

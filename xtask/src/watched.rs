@@ -1,6 +1,7 @@
 //! A long command: its lines as they come, and an end to it when it hangs.
 
 use std::io::Read;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::time::Duration;
@@ -48,6 +49,8 @@ impl Watched {
             .env("CARGO_TERM_COLOR", "never")
             .env("CARGO_TERM_PROGRESS_WHEN", "always")
             .env("CARGO_TERM_PROGRESS_WIDTH", "100")
+            // Ctrl-C on the terminal is for this process alone: see `interrupt`.
+            .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start `{}`: is it installed?", shown(command)))?;
         let mut quiet = Opportunity::of(child.id());

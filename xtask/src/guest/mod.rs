@@ -26,6 +26,7 @@ mod topology;
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
@@ -38,12 +39,12 @@ use crate::interrupt::Folder;
 use crate::kernel::{Boot, Kernel};
 use crate::opportunity::Opportunity;
 use crate::process::{in_path, output_of};
-use crate::progress::say;
+use crate::progress::{Progress, Step, say};
 use crate::setup;
 
 use self::console::{Lines, status_in};
 use self::cpio::Archive;
-pub(crate) use self::programs::{OF_TESTS, build as build_programs, released};
+pub(crate) use self::programs::{OF_DEMO, OF_TESTS, build as build_programs, released};
 use self::qemu::Running;
 pub(crate) use self::topology::Topology;
 
@@ -303,7 +304,9 @@ impl Guest {
         let work = folder.path();
         let boot = self.kernel.boot()?;
         let initramfs = self.initramfs(&boot, work)?;
-        let qemu = self.qemu(&boot.image, &initramfs, work, false)?;
+        let mut qemu = self.qemu(&boot.image, &initramfs, work, false)?;
+        // Ctrl-C on the terminal is for this process alone: see `interrupt`.
+        qemu.process_group(0);
         let exit = self.follow(qemu, work, &mut on_line)?;
         self.collect(&work.join(FILES))?;
         Ok(exit)
@@ -454,7 +457,15 @@ impl Guest {
         let names: Vec<&str> = self.debian_packages.iter().map(String::as_str).collect();
         packages::install(&names, &mut archive)?;
         let own = if self.own_programs {
-            programs::build(self.programs, &mut |_| {})?
+            let step = Step::begin("guest", "building the agent and the guest programs");
+            let programs = programs::build(self.programs, &mut |crates| {
+                step.at(Progress {
+                    now: crates,
+                    ..Progress::default()
+                });
+            })?;
+            step.done();
+            programs
         } else {
             Vec::new()
         };

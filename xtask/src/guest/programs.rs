@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use serde::Deserialize;
 
-use crate::progress::say;
+use crate::progress::{Progress, Step};
 use crate::watched::{Watched, progress_in};
 use crate::{ebpf, paths, process};
 
@@ -43,6 +43,9 @@ pub(crate) const OF_TESTS: &[&str] = &[
     "guest_tests",
 ];
 
+/// What the demo runs.
+pub(crate) const OF_DEMO: &[&str] = &["plimsoll", "plimsoll-agent", "hog", "sampler", "story"];
+
 /// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside: these, or all of them. `progress`
 /// hears how many crates are done. Once per xtask process, so that guests started later run the same build.
 pub(crate) fn build(
@@ -59,10 +62,6 @@ pub(crate) fn build(
         return Ok(programs.clone());
     }
     ebpf::build()?;
-    say(
-        "guest",
-        "building the agent and the guest programs (static)",
-    );
     let mut what = PACKAGES.to_vec();
     what.extend(["--profile", PROFILE]);
     match only {
@@ -77,15 +76,22 @@ pub(crate) fn build(
 /// Builds the programs as they are released, and returns their paths. Takes minutes.
 pub(crate) fn released() -> Result<Vec<PathBuf>> {
     ebpf::build()?;
-    say(
+    let step = Step::begin(
         "guest",
-        "building the programs as they are released (static; minutes)",
+        "building the programs as they are released (minutes)",
     );
     let packages = ["--package", "plimsoll", "--package", "plimsoll-trace"];
-    cargo_build(
+    let programs = cargo_build(
         &[&packages[..], &["--bins", "--release"]].concat(),
-        &mut |_| {},
-    )
+        &mut |crates| {
+            step.at(Progress {
+                now: crates,
+                ..Progress::default()
+            });
+        },
+    )?;
+    step.done();
+    Ok(programs)
 }
 
 fn cargo_build(what: &[&str], progress: &mut dyn FnMut(String)) -> Result<Vec<PathBuf>> {
