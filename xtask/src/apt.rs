@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -17,8 +17,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::interrupt::Folder;
-use crate::process::{self, last_lines, output_of, run};
+use crate::process::{last_lines, output_of, run};
 use crate::progress::{Progress, Step, say};
+use crate::watched::Watched;
 
 /// The component that kernels and all programs used here are in.
 const COMPONENT: &str = "main";
@@ -183,8 +184,8 @@ impl File {
             format_args!("Debian's {}, {} kB", self.package, self.bytes / 1000),
         );
         let output = self.download(&deb, &step)?;
-        if !output.status.success() {
-            let said = process::merged(&output);
+        if !output.success() {
+            let said = output.text();
             if said.contains("404  Not Found") || said.contains("File not found") {
                 return Ok(Archived::Dropped);
             }
@@ -202,7 +203,7 @@ impl File {
         Ok(Archived::Unpacked)
     }
 
-    fn download(&self, deb: &Path, step: &Step) -> Result<Output> {
+    fn download(&self, deb: &Path, step: &Step) -> Result<Watched> {
         let mut command = Command::new(APT_HELPER);
         command
             // The cache may be below a home folder that apt's own user cannot enter.

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
-use clap::{Args, ValueEnum};
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::{Args, FromArgMatches as _, ValueEnum};
 
 use crate::guest::{Guest, GuestEnd, OF_DEMO, build_programs};
 use crate::interrupt::Folder;
@@ -73,8 +73,55 @@ impl DemoArgs {
     }
 }
 
+/// How a story ended.
+struct Told {
+    status: u8,
+    lines: Vec<String>,
+    last_step: String,
+    by_hand: String,
+    /// What the guest left.
+    out: Folder,
+}
+
 /// Tells the story; the status is the story's own: 0 when all went as it must.
 pub(crate) fn run(args: &DemoArgs) -> Result<u8> {
+    let told = tell(args, |line| {
+        if args.output == Output::Text {
+            progress::print(line);
+        }
+    })?;
+    if told.status != 0 {
+        say("demo", format_args!("to look closer: {}", told.by_hand));
+    }
+    if args.output == Output::Json {
+        let file = told.out.path().join("story.json");
+        let text = fs::read_to_string(&file).with_context(|| {
+            format!(
+                "the guest left no result in {}: {}",
+                file.display(),
+                told.ended_early("ended")
+            )
+        })?;
+        progress::print(&text);
+    }
+    Ok(told.status)
+}
+
+/// Tells it as `cargo xtask demo` does; an error has the whole story in it.
+pub(crate) fn succeeds() -> Result<()> {
+    let matches = DemoArgs::augment_args(clap::Command::new("demo")).get_matches_from(["demo"]);
+    let told = tell(&DemoArgs::from_arg_matches(&matches)?, |_| {})?;
+    ensure!(
+        told.status == 0,
+        "{}\nthe story ended with status {}\nto look closer: {}",
+        told.lines.join("\n"),
+        told.status,
+        told.by_hand
+    );
+    Ok(())
+}
+
+fn tell(args: &DemoArgs, on_line: impl FnMut(&str)) -> Result<Told> {
     let out = Folder::new()?;
     let mut guest = Guest::new(args.kernel.clone())
         .memory_mb(MEMORY_MB)
@@ -88,40 +135,47 @@ pub(crate) fn run(args: &DemoArgs) -> Result<u8> {
     for program in prepare(args)? {
         guest = guest.payload(program);
     }
-    let by_hand = guest.by_hand();
-    let mut audience = Audience::new(args.output);
+    let mut audience = Audience::new(on_line);
     let exit = guest.run(|line| audience.line(line))?;
-    let step = audience.leave();
-    let lines: Vec<&str> = exit
-        .lines
-        .iter()
-        .map(String::as_str)
-        .filter(|line| step_in(line).is_none())
-        .collect();
+    let lines = exit.lines.iter().filter(|line| step_in(line).is_none());
+    let told = Told {
+        status: exit.code(),
+        lines: lines.cloned().collect(),
+        last_step: audience.leave(),
+        by_hand: guest.by_hand(),
+        out,
+    };
     match exit.end {
-        GuestEnd::Status(0) => {}
-        GuestEnd::Status(_) => say("demo", format_args!("to look closer: {by_hand}")),
-        GuestEnd::NoStatus => bail!("{}", ended_early("ended", &step, &lines, &by_hand)),
+        GuestEnd::Status(_) => Ok(told),
+        GuestEnd::NoStatus => bail!("{}", told.ended_early("ended")),
         GuestEnd::TimedOut => {
             let how = format!(
                 "said nothing for {} s in which it could run, and was stopped,",
                 PATIENCE.as_secs()
             );
-            bail!("{}", ended_early(&how, &step, &lines, &by_hand))
+            bail!("{}", told.ended_early(&how))
         }
     }
-    if args.output == Output::Json {
-        let file = out.path().join("story.json");
-        let text = fs::read_to_string(&file).with_context(|| {
+}
+
+impl Told {
+    /// Why there is no result.
+    fn ended_early(&self, how: &str) -> String {
+        let last = &self.lines[self.lines.len().saturating_sub(LINES_SHOWN)..];
+        let said = if last.is_empty() {
+            "It said nothing at all.".to_owned()
+        } else {
             format!(
-                "the guest left no result in {}: {}",
-                file.display(),
-                ended_early("ended", &step, &lines, &by_hand)
+                "Its last {} lines:\n    {}",
+                last.len(),
+                last.join("\n    ")
             )
-        })?;
-        println!("{text}");
+        };
+        format!(
+            "the guest {how} while {}. {said}\nTo look closer: {}",
+            self.last_step, self.by_hand
+        )
     }
-    Ok(exit.code())
 }
 
 /// All that takes a while before the guest starts: the kernel comes while the programs are built. Returns the programs.
@@ -135,16 +189,7 @@ fn prepare(args: &DemoArgs) -> Result<Vec<PathBuf>> {
         });
         let programs = match &args.programs {
             Some(folder) => Ok(vec![folder.clone()]),
-            None => {
-                let step = Step::begin("guest", "building the agent and the demo's programs");
-                let built = build_programs(Some(OF_DEMO), &mut |crates| {
-                    step.at(Progress {
-                        now: crates,
-                        ..Progress::default()
-                    });
-                });
-                built.inspect(|_| step.done())
-            }
+            None => build_programs(Some(OF_DEMO)),
         };
         match kernel.join() {
             Ok(boot) => boot?,
@@ -154,37 +199,22 @@ fn prepare(args: &DemoArgs) -> Result<Vec<PathBuf>> {
     })
 }
 
-/// Why there is no result.
-fn ended_early(how: &str, step: &str, lines: &[&str], by_hand: &str) -> String {
-    let last = &lines[lines.len().saturating_sub(LINES_SHOWN)..];
-    let said = if last.is_empty() {
-        "It said nothing at all.".to_owned()
-    } else {
-        format!(
-            "Its last {} lines:\n    {}",
-            last.len(),
-            last.join("\n    ")
-        )
-    };
-    format!("the guest {how} while {step}. {said}\nTo look closer: {by_hand}")
-}
-
 fn step_in(line: &str) -> Option<&str> {
     let (_, after) = line.split_once(STEP_START)?;
     Some(after.split_once(STEP_END)?.0)
 }
 
-/// Who watches: the story's lines go to stdout, its steps to the progress on stderr.
-struct Audience {
-    output: Output,
+/// Who watches: the story's lines go to `on_line`, its steps to the progress on stderr.
+struct Audience<F> {
+    on_line: F,
     name: String,
     step: Step,
 }
 
-impl Audience {
-    fn new(output: Output) -> Self {
+impl<F: FnMut(&str)> Audience<F> {
+    fn new(on_line: F) -> Self {
         Self {
-            output,
+            on_line,
             name: FIRST_STEP.to_owned(),
             step: Step::begin("demo", "the guest's time counts instructions; booting it"),
         }
@@ -193,12 +223,9 @@ impl Audience {
     fn line(&mut self, line: &str) {
         if let Some(name) = step_in(line) {
             self.name = name.to_owned();
-            self.step.at(Progress {
-                now: name.to_owned(),
-                ..Progress::default()
-            });
-        } else if self.output == Output::Text {
-            progress::print(line);
+            self.step.at(Progress::doing(name));
+        } else {
+            (self.on_line)(line);
         }
     }
 
@@ -214,20 +241,27 @@ mod tests {
 
     #[test]
     fn steps_are_told_from_lines() {
-        let mut audience = Audience::new(Output::Json);
+        let mut lines = Vec::new();
+        let mut audience = Audience::new(|line: &str| lines.push(line.to_owned()));
         assert_eq!(audience.name, FIRST_STEP);
         audience.line("[  0.1 s] a node");
         assert_eq!(audience.name, FIRST_STEP);
         audience.line("@@PLIMSOLL-STEP starting pod web@@");
         audience.line("[  0.2 s] pod web");
         assert_eq!(audience.leave(), "starting pod web");
+        assert_eq!(lines, ["[  0.1 s] a node", "[  0.2 s] pod web"]);
     }
 
     #[test]
     fn an_early_end_names_the_step_and_the_last_lines() {
-        let lines: Vec<String> = (0..50).map(|line| format!("line {line}")).collect();
-        let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-        let text = ended_early("ended", "starting pod web", &lines, "cargo xtask vm");
+        let mut told = Told {
+            status: 125,
+            lines: (0..50).map(|line| format!("line {line}")).collect(),
+            last_step: "starting pod web".to_owned(),
+            by_hand: "cargo xtask vm".to_owned(),
+            out: Folder::new().unwrap(),
+        };
+        let text = told.ended_early("ended");
         assert!(
             text.starts_with("the guest ended while starting pod web. "),
             "{text}"
@@ -238,9 +272,8 @@ mod tests {
         );
         assert!(!text.contains("line 29"), "{text}");
         assert!(text.ends_with("To look closer: cargo xtask vm"), "{text}");
-        assert!(
-            ended_early("ended", FIRST_STEP, &[], "x").contains("said nothing"),
-            "{text}"
-        );
+        told.lines.clear();
+        let text = told.ended_early("ended");
+        assert!(text.contains("said nothing"), "{text}");
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind, SymbolKind};
 
 use crate::lock::Lock;
@@ -49,7 +49,7 @@ pub(crate) fn build() -> Result<Vec<Program>> {
         ),
     )?;
     step.done();
-    let warnings = String::from_utf8_lossy(&output.stderr);
+    let warnings = output.stderr();
     if warnings.contains("warning") {
         say("build-ebpf", warnings.trim_end());
     }
@@ -70,13 +70,13 @@ pub(crate) fn build() -> Result<Vec<Program>> {
 pub(crate) fn build_with_log() -> Result<PathBuf> {
     let nightly = setup::nightly()?;
     let mut cargo = cargo(&nightly, "build")?;
-    let output = process::run(cargo.args(["--release", "--bin", BINARY, "--features", "log"]))?;
-    if !output.status.success() {
-        bail!(
-            "building the BPF object with log lines failed\n{}",
-            process::last_lines(&String::from_utf8_lossy(&output.stderr))
-        );
-    }
+    let step = Step::begin("build-ebpf", "the object with log lines");
+    let ended = process::run_cargo(
+        cargo.args(["--release", "--bin", BINARY, "--features", "log"]),
+        &step,
+    )?;
+    process::success(&cargo, &ended, "run `cargo xtask build-ebpf` first")?;
+    step.done();
     let _lock = Lock::take(&paths::target("ebpf"))?;
     let object = paths::log_object();
     install(&nightly, BINARY, &object)?;
@@ -110,16 +110,11 @@ fn install(nightly: &str, binary: &str, object: &Path) -> Result<Vec<u8>> {
 }
 
 /// Checks the BPF crate with clippy, warnings as errors; `Err` carries clippy's words.
-pub(crate) fn clippy() -> Result<()> {
+pub(crate) fn clippy(step: &Step) -> Result<()> {
     let mut cargo = cargo(&setup::nightly()?, "clippy")?;
-    let output = process::run(cargo.args(["--release", "--bins", "--", "-D", "warnings"]))?;
-    if !output.status.success() {
-        bail!(
-            "{}",
-            process::last_lines(&String::from_utf8_lossy(&output.stderr))
-        );
-    }
-    Ok(())
+    let arguments = ["--release", "--bins", "--", "-D", "warnings"];
+    let ended = process::run_cargo(cargo.args(arguments), step)?;
+    process::success(&cargo, &ended, "see CONTRIBUTING.md")
 }
 
 /// `cargo VERB` for the BPF crate with the nightly. Target, linker and flags are in `ebpf/.cargo/config.toml`, which

@@ -99,7 +99,9 @@ enum Command {
 
 fn main() -> ExitCode {
     let command = Cli::parse().command;
-    match interrupt::install().and_then(|()| run(command)) {
+    let result = interrupt::install().and_then(|()| run(command));
+    interrupt::finish();
+    match result {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             progress::say("error", format_args!("{error:#}"));

@@ -1,15 +1,14 @@
-//! Running other programs: their output is kept and shown only when they fail.
+//! Commands of others: how they are run, what they say when they fail, and how far cargo is.
 
 use std::ffi::OsStr;
-use std::io::Read as _;
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
-use std::thread;
+use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
-use crate::progress::{Progress, Step};
+use crate::progress::{Progress, Step, minutes};
+use crate::watched::{PATIENCE, Watched};
 
 /// Lines of a failed program's output that are shown.
 const SHOWN_LINES_MAX: usize = 60;
@@ -18,140 +17,75 @@ const SHOWN_LINES_MAX: usize = 60;
 ///
 /// `next` says what to do when it fails; it is the last line of the error.
 pub(crate) fn output_of(command: &mut Command, next: &str) -> Result<String> {
-    let output = run(command)?;
-    success(command, &output, next)?;
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    let ended = run(command)?;
+    success(command, &ended, next)?;
+    Ok(ended.stdout())
 }
 
 /// Fails when `command` has: with its last lines, and with what to do `next`.
-pub(crate) fn success(command: &Command, output: &Output, next: &str) -> Result<()> {
-    if output.status.success() {
+pub(crate) fn success(command: &Command, ended: &Watched, next: &str) -> Result<()> {
+    if ended.success() {
         return Ok(());
     }
-    let next = match output.status.signal() {
+    let how = if ended.hung {
+        format!(
+            "it hung and was stopped: it said nothing in {} in which it could run",
+            minutes(PATIENCE)
+        )
+    } else {
+        ended.status.to_string()
+    };
+    let next = match ended.status.signal() {
         // Cargo, rustup and apt go on where they were.
-        Some(signal) => &format!(
+        Some(signal) if !ended.hung => &format!(
             "signal {signal} ended it: the kernel when memory was short, or somebody; run the command again, it goes on from here"
         ),
-        None => next,
+        _ => next,
     };
     bail!(
-        "`{}` failed ({})\n{}\n{next}",
+        "`{}` failed ({how})\n{}\n{next}",
         shown(command),
-        output.status,
-        last_lines(&said(output))
+        last_lines(&said(ended))
     );
 }
 
 /// What a program said of its failure: standard error, or standard output when that is empty.
-fn said(output: &Output) -> String {
-    if output.stderr.trim_ascii().is_empty() {
-        merged(output)
+fn said(ended: &Watched) -> String {
+    let errors = ended.stderr();
+    if errors.trim_ascii().is_empty() {
+        ended.stdout()
     } else {
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        errors
     }
 }
 
-/// Runs `command` to its end, whatever its status, and returns status and output.
-pub(crate) fn run(command: &mut Command) -> Result<Output> {
-    run_watched(command, |_| {})
-}
-
-/// As [`run`]; `on_errors` gets what comes on standard error as it comes, a line or a state of a progress bar at a time.
-pub(crate) fn run_watched(
-    command: &mut Command,
-    mut on_errors: impl FnMut(&str),
-) -> Result<Output> {
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .env("TERM", "dumb")
-        .env("CARGO_TERM_COLOR", "never")
-        // Ctrl-C on the terminal is for this process alone, which ends all that it has started: see `interrupt`.
-        .process_group(0);
-    let mut child = command
-        .spawn()
-        .with_context(|| format!("cannot start `{}`: is it installed?", shown(command)))?;
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let stdout = thread::spawn(move || {
-        let mut bytes = Vec::new();
-        // What cannot be read any more is missing; the status says how it ended.
-        let _cut_off = stdout.map(|mut stdout| stdout.read_to_end(&mut bytes));
-        bytes
-    });
-    let mut errors = Errors::default();
-    if let Some(mut stderr) = stderr {
-        let mut buffer = [0; 8192];
-        while let Ok(length @ 1..) = stderr.read(&mut buffer) {
-            errors.push(&buffer[..length], &mut on_errors);
-        }
-    }
-    let status = child.wait().context("cannot wait for a program")?;
-    Ok(Output {
-        status,
-        stdout: stdout.join().unwrap_or_default(),
-        stderr: errors.rest(),
-    })
+/// Runs `command` to its end, whatever its status.
+pub(crate) fn run(command: &mut Command) -> Result<Watched> {
+    Watched::run(command, |_| {})
 }
 
 /// Runs cargo, and says how many crates are built of how many; cargo counts them.
-pub(crate) fn run_cargo(command: &mut Command, step: &Step) -> Result<Output> {
+pub(crate) fn run_cargo(command: &mut Command, step: &Step) -> Result<Watched> {
     command
         .env("CARGO_TERM_PROGRESS_WHEN", "always")
         .env("CARGO_TERM_PROGRESS_WIDTH", "100");
-    run_watched(command, |piece| {
-        if let Some(progress) = cargo_progress(piece) {
+    Watched::run(command, |line| {
+        if let Some(progress) = cargo_progress(line) {
             step.at(progress);
         }
     })
 }
 
-/// A program's standard error without the states of its progress bars: these end with a carriage return.
-#[derive(Default)]
-struct Errors {
-    lines: Vec<u8>,
-    piece: Vec<u8>,
-}
-
-impl Errors {
-    fn push(&mut self, bytes: &[u8], on_piece: &mut impl FnMut(&str)) {
-        for byte in bytes {
-            match byte {
-                b'\n' => {
-                    on_piece(&String::from_utf8_lossy(&self.piece));
-                    self.lines.append(&mut self.piece);
-                    self.lines.push(b'\n');
-                }
-                b'\r' => {
-                    on_piece(&String::from_utf8_lossy(&self.piece));
-                    self.piece.clear();
-                }
-                _ => self.piece.push(*byte),
-            }
-        }
-    }
-
-    fn rest(mut self) -> Vec<u8> {
-        self.lines.append(&mut self.piece);
-        self.lines
-    }
-}
-
 /// What cargo's progress bar says, such as `    Building [==>      ] 23/233: serde, tokio`, or that it waits for another cargo.
 fn cargo_progress(piece: &str) -> Option<Progress> {
     let piece = piece.trim();
-    let now = |text: &str| {
-        Some(Progress {
-            now: text.to_owned(),
-            ..Progress::default()
-        })
-    };
     if let Some(lock) = piece.strip_prefix("Blocking waiting for file lock on ") {
-        return now(&format!("waiting for another cargo, which has the {lock}"));
+        return Some(Progress::doing(format!(
+            "waiting for another cargo, which has the {lock}"
+        )));
     }
     if piece.starts_with("Downloading") {
-        return now(&piece.to_lowercase());
+        return Some(Progress::doing(piece.to_lowercase()));
     }
     let bar = piece.strip_prefix("Building [")?;
     let (counted, names) = bar.split_once("] ")?.1.split_once(':')?;
@@ -167,13 +101,6 @@ fn cargo_progress(piece: &str) -> Option<Progress> {
             .trim()
             .to_owned(),
     })
-}
-
-/// Both output streams of a finished program, errors last.
-pub(crate) fn merged(output: &Output) -> String {
-    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
-    text.push_str(&String::from_utf8_lossy(&output.stderr));
-    text
 }
 
 /// The end of `text`, where programs say why they failed, without cargo's progress.
@@ -256,24 +183,6 @@ mod tests {
     }
 
     #[test]
-    fn both_streams_come_back_without_progress_bars() {
-        let script = "printf 'one\\n'; printf '  Building [> ] 1/2: a\\r  Building [=>] 2/2: b\\rerror: it broke\\nhelp' >&2; exit 3";
-        let mut pieces = Vec::new();
-        let output = run_watched(Command::new("sh").args(["-c", script]), |piece| {
-            pieces.push(piece.to_owned());
-        })
-        .unwrap();
-        assert_eq!(output.status.code(), Some(3));
-        assert_eq!(merged(&output), "one\nerror: it broke\nhelp");
-        let expected = [
-            "  Building [> ] 1/2: a",
-            "  Building [=>] 2/2: b",
-            "error: it broke",
-        ];
-        assert_eq!(pieces, expected);
-    }
-
-    #[test]
     fn an_interrupted_build_is_said_as_such() {
         let mut build = Command::new("sh");
         build.args(["-c", "echo '   Compiling a v1' >&2; kill -9 $$"]);
@@ -281,12 +190,6 @@ mod tests {
         assert!(error.contains("signal 9 ended it"), "{error}");
         assert!(error.contains("run the command again"), "{error}");
         assert!(!error.contains("mend it"), "{error}");
-    }
-
-    #[test]
-    fn a_program_that_is_missing_is_named() {
-        let error = run(&mut Command::new("/nowhere/cargo")).unwrap_err();
-        assert!(error.to_string().contains("/nowhere/cargo"), "{error}");
     }
 
     #[test]

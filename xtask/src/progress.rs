@@ -26,6 +26,37 @@ pub(crate) fn say(part: &str, doing: impl Display) {
     board().line(&format!("{part:>12}  {doing}"));
 }
 
+/// Prints lines of somebody else's, such as a log.
+pub(crate) fn show(lines: &str) {
+    board().line(lines);
+}
+
+/// Nobody else says anything from now on: for the end of this process.
+pub(crate) fn last_words() -> LastWords {
+    let mut board = board();
+    board.clear();
+    board.steps.clear();
+    LastWords(board)
+}
+
+/// See [`last_words`].
+pub(crate) struct LastWords(MutexGuard<'static, Board>);
+
+impl LastWords {
+    /// As [`say`].
+    pub(crate) fn say(&mut self, part: &str, doing: impl Display) {
+        self.0.line(&format!("{part:>12}  {doing}"));
+    }
+}
+
+/// A time as one says it: `40 s`, `3 min 20 s`.
+pub(crate) fn minutes(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds => format!("{} min {} s", seconds / 60, seconds % 60),
+    }
+}
+
 /// Prints a line of a command's result to stdout, past the line on the terminal that shows progress.
 pub(crate) fn print(line: &str) {
     let mut board = board();
@@ -49,6 +80,14 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
+    /// Nothing that could be counted.
+    pub(crate) fn doing(now: impl Into<String>) -> Self {
+        Self {
+            now: now.into(),
+            ..Self::default()
+        }
+    }
+
     fn text(&self) -> String {
         let count = match self.total {
             Some(total) => format!("{} of {total} {}", self.done, self.unit),
@@ -102,10 +141,10 @@ impl Step {
         let took = state.began.elapsed();
         if took >= SHORT {
             let line = format!(
-                "{:>12}  {}: done in {} s",
+                "{:>12}  {}: done in {}",
                 state.part,
                 state.doing,
-                took.as_secs()
+                minutes(took)
             );
             board.line(&line);
         }
@@ -141,8 +180,8 @@ impl State {
     fn text(&self, now: Instant) -> String {
         let progress = self.progress.text();
         let separator = if progress.is_empty() { "" } else { ", " };
-        let seconds = now.saturating_duration_since(self.began).as_secs();
-        format!("{}: {progress}{separator}{seconds} s", self.doing)
+        let took = minutes(now.saturating_duration_since(self.began));
+        format!("{}: {progress}{separator}{took}", self.doing)
     }
 }
 

@@ -111,7 +111,7 @@ fn installed_nightly() -> Result<String> {
 pub(crate) fn nightly_clippy(toolchain: &str) -> Result<()> {
     let mut version = Command::new("rustup");
     version.args(["run", toolchain, "cargo-clippy", "--version"]);
-    if process::run(&mut version)?.status.success() {
+    if process::run(&mut version)?.success() {
         return Ok(());
     }
     let _step = Step::begin("clippy", format_args!("adding to {toolchain}"));
@@ -149,7 +149,7 @@ fn rust_src(toolchain: &str, library: &Path) -> Result<()> {
         "--toolchain",
         toolchain,
     ]))?;
-    if by_rustup.status.success() {
+    if by_rustup.success() {
         step.done();
         return Ok(());
     }
@@ -174,7 +174,7 @@ fn rust_src(toolchain: &str, library: &Path) -> Result<()> {
     let next = format!(
         "free some space or make {} writable; rustup said:\n{}",
         parent.display(),
-        process::merged(&by_rustup)
+        by_rustup.text()
     );
     output_of(
         Command::new("cp").arg("-RT").arg(&source).arg(library),
@@ -265,7 +265,7 @@ pub(crate) fn qemu() -> Result<PathBuf> {
             .env("DEBIAN_FRONTEND", "noninteractive");
         command
     };
-    if !process::run(&mut apt_get(&install))?.status.success() {
+    if !process::run(&mut apt_get(&install))?.success() {
         // Most likely the lists are missing or old.
         output_of(
             &mut apt_get(&["update"]),

@@ -39,7 +39,7 @@ use crate::interrupt::Folder;
 use crate::kernel::{Boot, Kernel};
 use crate::opportunity::Opportunity;
 use crate::process::{in_path, output_of};
-use crate::progress::{Progress, Step, say};
+use crate::progress::say;
 use crate::setup;
 
 use self::console::{Lines, status_in};
@@ -457,15 +457,7 @@ impl Guest {
         let names: Vec<&str> = self.debian_packages.iter().map(String::as_str).collect();
         packages::install(&names, &mut archive)?;
         let own = if self.own_programs {
-            let step = Step::begin("guest", "building the agent and the guest programs");
-            let programs = programs::build(self.programs, &mut |crates| {
-                step.at(Progress {
-                    now: crates,
-                    ..Progress::default()
-                });
-            })?;
-            step.done();
-            programs
+            programs::build(self.programs)?
         } else {
             Vec::new()
         };
