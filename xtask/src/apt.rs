@@ -1,238 +1,361 @@
 //! Debian packages without root and without touching the machine's own package state.
 //!
-//! Problem: the guest kernels and the programs they are compared with are Debian packages, partly of suites that this
-//! machine does not use. Approach: a private apt state per suite in the cache, whose one source is the machine's own Debian
-//! source (its address, its keys) with the suite changed. `apt-get download` and `dpkg-deb -x` then need no root.
-//!
-//! Terms: a *source* is one stanza (deb822, `*.sources`) or one line (`*.list`) of apt's configuration; a *suite* is
-//! `bookworm`, `bookworm-backports`, `sid`.
+//! Problem: the guest kernels and the programs they are compared with are Debian packages, partly of suites that this machine does
+//! not use, and a suite moves on. Approach: what the project needs is *pinned* by its path in Debian's archive and its SHA-256
+//! (`pinned.txt`), and comes from the archive that this machine's apt uses, through apt's own downloader, which knows its proxies
+//! and checks the sum. A pinned package that the archive has dropped gives way to the newest one ([`Suite`]): then the suite's
+//! signed lists are fetched into a private state in the cache. `dpkg-deb -x` needs no root either.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::process::{output_of, run};
-use crate::progress::say;
+use crate::interrupt::Folder;
+use crate::process::{last_lines, output_of, run};
+use crate::progress::{Progress, Step, say};
+use crate::watched::Watched;
 
 /// The component that kernels and all programs used here are in.
 const COMPONENT: &str = "main";
+/// Downloads a file and checks its sum; part of the package `apt`.
+const APT_HELPER: &str = "/usr/lib/apt/apt-helper";
+/// Signs every suite of Debian; part of each Debian.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// Unpacked, a package is some four times as large as its file.
+const UNPACKED_TIMES: u64 = 5;
+const MB: u64 = 1_000_000;
 
-/// One of the machine's sources, ready to be written for another suite.
+/// A package of one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Source {
-    /// A deb822 stanza: fields in order, continuation lines (an inline key) kept in the value.
-    Stanza(Vec<(String, String)>),
-    /// A line `deb [OPTIONS] URI SUITE COMPONENT…`.
-    Line {
-        /// Text between the brackets, brackets included; empty when there is none.
-        options: String,
-        /// The archive's address.
-        uri: String,
-    },
+pub(crate) struct Pinned {
+    /// Its name.
+    pub(crate) package: String,
+    sha256: String,
+    bytes: u64,
+    /// Below the archive's address.
+    path: String,
 }
 
-impl Source {
-    /// The file name and text that offer `suite` from this archive.
-    fn for_suite(&self, suite: &str) -> (&'static str, String) {
-        match self {
-            Self::Stanza(fields) => {
-                let mut text = String::new();
-                for (name, value) in fields {
-                    let value = match name.to_ascii_lowercase().as_str() {
-                        "types" => "deb",
-                        "suites" => suite,
-                        "components" => COMPONENT,
-                        _ => value,
-                    };
-                    text.push_str(&format!("{name}: {value}\n"));
-                }
-                ("debian.sources", text)
-            }
-            Self::Line { options, uri } => {
-                let line = ["deb", options, uri, suite, COMPONENT];
-                let words: Vec<&str> = line.into_iter().filter(|word| !word.is_empty()).collect();
-                ("debian.list", format!("{}\n", words.join(" ")))
-            }
-        }
-    }
-
-    /// Debian's own archives are called `…/debian`; third parties that copy its suite names rarely are.
-    fn looks_like_debian(&self) -> bool {
-        let uri = match self {
-            Self::Line { uri, .. } => uri.as_str(),
-            Self::Stanza(fields) => field(fields, "uris").unwrap_or_default(),
-        };
-        uri.split_whitespace()
-            .any(|uri| uri.trim_end_matches('/').ends_with("/debian"))
-    }
+/// The packages of `pinned.txt` for a purpose, such as `kernel-6.12` or `busybox`.
+pub(crate) fn pinned(purpose: &str) -> Vec<Pinned> {
+    pinned_in(include_str!("../pinned.txt"), purpose)
 }
 
-fn field<'a>(fields: &'a [(String, String)], name: &str) -> Option<&'a str> {
-    fields
-        .iter()
-        .find(|(known, _)| known.eq_ignore_ascii_case(name))
-        .map(|(_, value)| value.as_str())
-}
-
-fn has_word(value: Option<&str>, word: &str) -> bool {
-    value.is_some_and(|value| value.split_whitespace().any(|known| known == word))
-}
-
-/// The binary-package sources for `codename` in a deb822 file.
-pub(crate) fn deb822_sources(text: &str, codename: &str) -> Vec<Source> {
-    let mut stanzas: Vec<Vec<(String, String)>> = vec![Vec::new()];
-    for line in text.lines() {
-        if line.starts_with('#') {
-            continue;
-        }
-        if line.trim().is_empty() {
-            stanzas.push(Vec::new());
-            continue;
-        }
-        let Some(stanza) = stanzas.last_mut() else {
-            continue;
-        };
-        if line.starts_with([' ', '\t']) {
-            if let Some((_, value)) = stanza.last_mut() {
-                value.push('\n');
-                value.push_str(line);
-            }
-        } else if let Some((name, value)) = line.split_once(':') {
-            stanza.push((name.trim().to_owned(), value.trim().to_owned()));
-        }
-    }
-    stanzas
-        .into_iter()
-        .filter(|fields| {
-            let enabled =
-                field(fields, "enabled").is_none_or(|value| !value.eq_ignore_ascii_case("no"));
-            enabled
-                && has_word(field(fields, "types"), "deb")
-                && has_word(field(fields, "suites"), codename)
-                && has_word(field(fields, "components"), COMPONENT)
-        })
-        .map(Source::Stanza)
-        .collect()
-}
-
-/// The binary-package sources for `codename` in a one-line-per-source file.
-pub(crate) fn one_line_sources(text: &str, codename: &str) -> Vec<Source> {
+fn pinned_in(text: &str, purpose: &str) -> Vec<Pinned> {
     let parse = |line: &str| {
-        let line = line.split('#').next()?.trim();
-        let rest = line.strip_prefix("deb")?;
-        let rest = rest
-            .starts_with([' ', '\t', '['])
-            .then(|| rest.trim_start())?;
-        let (options, rest) = match rest.strip_prefix('[') {
-            Some(bracketed) => {
-                let (options, rest) = bracketed.split_once(']')?;
-                (format!("[{options}]"), rest)
-            }
-            None => (String::new(), rest),
-        };
-        let mut words = rest.split_whitespace();
-        let (uri, suite) = (words.next()?, words.next()?);
-        let wanted = suite == codename && words.any(|component| component == COMPONENT);
-        wanted.then(|| Source::Line {
-            options,
-            uri: uri.to_owned(),
+        let mut words = line.split_whitespace();
+        if words.next()? != purpose {
+            return None;
+        }
+        Some(Pinned {
+            package: words.next()?.to_owned(),
+            sha256: words.next()?.to_owned(),
+            bytes: words.next()?.parse().ok()?,
+            path: words.next()?.to_owned(),
         })
     };
     text.lines().filter_map(parse).collect()
 }
 
-/// The machine's own Debian source.
-fn machine_source() -> Result<Source> {
-    let release = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
+/// What came of asking for a pinned package.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Archived {
+    /// It is unpacked.
+    Unpacked,
+    /// The archive has dropped this version.
+    Dropped,
+}
+
+/// Debian's archive, as this machine's apt knows it.
+#[derive(Debug)]
+pub(crate) struct Archive {
+    /// The address below which `pool` and `dists` are, with a slash at the end.
+    address: String,
+    /// Option of a source line: how its lists are trusted.
+    trust: String,
+}
+
+impl Archive {
+    /// From the machine's sources.
+    pub(crate) fn of_machine() -> Result<Self> {
+        let next = "give a kernel image by path instead: `--kernel /path/to/vmlinuz`";
+        let release =
+            fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
+        let codename = codename(&release).with_context(|| {
+            format!("this machine is not Debian (/etc/os-release), so its package sources cannot provide the guest kernels; {next}")
+        })?;
+        let targets = output_of(
+            Command::new("apt-get")
+                .args(["indextargets", "--format"])
+                .arg("$(REPO_URI) $(RELEASE) $(COMPONENT) $(TRUSTED)")
+                .arg("Created-By: Packages"),
+            next,
+        )?;
+        address(&targets, &codename).with_context(|| {
+            format!("this machine's apt has no source for Debian {codename} {COMPONENT} (`apt-get indextargets`); add one, or {next}")
+        })
+    }
+
+    /// Downloads a pinned package into `folder` and unpacks it into `into`.
+    pub(crate) fn unpack(&self, pinned: &Pinned, folder: &Path, into: &Path) -> Result<Archived> {
+        let file = File {
+            address: format!("{}{}", self.address, pinned.path),
+            package: pinned.package.clone(),
+            sha256: pinned.sha256.clone(),
+            bytes: pinned.bytes,
+        };
+        file.unpack(folder, into)
+    }
+}
+
+/// `VERSION_CODENAME` of a Debian.
+fn codename(os_release: &str) -> Option<String> {
     let value = |name: &str| {
-        release
+        os_release
             .lines()
             .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
             .map(|value| value.trim_matches('"').to_owned())
     };
-    let next = "give a kernel image by path instead: `cargo xtask vm --kernel /path/to/vmlinuz`";
-    ensure!(
-        value("ID").as_deref() == Some("debian"),
-        "this machine is not Debian (/etc/os-release), so its package sources cannot provide the guest kernels; {next}"
-    );
-    let codename = value("VERSION_CODENAME").context("/etc/os-release has no VERSION_CODENAME")?;
+    value("ID").filter(|id| id == "debian")?;
+    value("VERSION_CODENAME")
+}
 
-    let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
-    if let Ok(entries) = fs::read_dir("/etc/apt/sources.list.d") {
-        let mut parts: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-        parts.sort();
-        files.extend(parts);
-    }
-    let mut sources = Vec::new();
-    for file in files {
-        let Ok(text) = fs::read_to_string(&file) else {
-            continue;
-        };
-        match file.extension().and_then(|extension| extension.to_str()) {
-            Some("list") => sources.extend(one_line_sources(&text, &codename)),
-            Some("sources") => sources.extend(deb822_sources(&text, &codename)),
-            _ => {}
-        }
-    }
-    let preferred = sources
+/// The archive among apt's index targets. Debian's own are called `…/debian`; third parties that copy its suite names rarely are.
+fn address(targets: &str, codename: &str) -> Option<Archive> {
+    let mut known: Vec<Archive> = targets
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let (address, suite, component) = (words.next()?, words.next()?, words.next()?);
+            let trust = match words.next() {
+                Some("yes") => "[trusted=yes]".to_owned(),
+                _ if Path::new(KEYRING).exists() => format!("[signed-by={KEYRING}]"),
+                _ => String::new(),
+            };
+            (suite == codename && component == COMPONENT).then(|| Archive {
+                address: format!("{}/", address.trim_end_matches('/')),
+                trust,
+            })
+        })
+        .collect();
+    let preferred = known
         .iter()
-        .position(Source::looks_like_debian)
+        .position(|archive| archive.address.ends_with("/debian/"))
         .unwrap_or(0);
-    if preferred < sources.len() {
-        return Ok(sources.swap_remove(preferred));
+    (preferred < known.len()).then(|| known.swap_remove(preferred))
+}
+
+/// A package file in the archive.
+#[derive(Debug, PartialEq, Eq)]
+struct File {
+    address: String,
+    package: String,
+    sha256: String,
+    bytes: u64,
+}
+
+impl File {
+    /// From a line of `apt-get download --print-uris`: `'ADDRESS' PACKAGE_VERSION_ARCHITECTURE.deb BYTES SHA256:SUM`.
+    fn of_line(line: &str) -> Option<Self> {
+        let mut words = line.split_whitespace();
+        let address = words.next()?.trim_matches('\'').to_owned();
+        let (package, _) = words.next()?.split_once('_')?;
+        Some(Self {
+            address,
+            package: package.to_owned(),
+            bytes: words.next()?.parse().ok()?,
+            sha256: words.next()?.strip_prefix("SHA256:")?.to_owned(),
+        })
     }
-    bail!(
-        "no source for Debian {codename} {COMPONENT} in /etc/apt/sources.list or /etc/apt/sources.list.d; add one, or {next}"
+
+    fn unpack(&self, folder: &Path, into: &Path) -> Result<Archived> {
+        let needed = self.bytes.saturating_mul(1 + UNPACKED_TIMES);
+        enough_room(folder, needed, free_bytes(folder))?;
+        let work = Folder::inside(folder)?;
+        let deb = work.path().join("package.deb");
+        let step = Step::begin(
+            "download",
+            format_args!("Debian's {}, {} kB", self.package, self.bytes / 1000),
+        );
+        let output = self.download(&deb, &step)?;
+        if !output.success() {
+            let said = output.text();
+            if said.contains("404  Not Found") || said.contains("File not found") {
+                return Ok(Archived::Dropped);
+            }
+            bail!("{}", cut_off(&self.package, &said));
+        }
+        fs::create_dir_all(into).with_context(|| format!("cannot create {}", into.display()))?;
+        output_of(
+            Command::new("dpkg-deb").arg("-x").arg(&deb).arg(into),
+            &format!(
+                "its SHA-256 is right, so most likely {} is full: free some space, or set PLIMSOLL_CACHE to another folder",
+                folder.display()
+            ),
+        )?;
+        step.done();
+        Ok(Archived::Unpacked)
+    }
+
+    fn download(&self, deb: &Path, step: &Step) -> Result<Watched> {
+        let mut command = Command::new(APT_HELPER);
+        command
+            // The cache may be below a home folder that apt's own user cannot enter.
+            .args(["-o", "APT::Sandbox::User="])
+            .args(["-o", "Acquire::Retries=3"])
+            .arg("download-file")
+            .arg(&self.address)
+            .arg(deb)
+            .arg(format!("SHA256:{}", self.sha256))
+            .env("LC_ALL", "C");
+        let ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    let got = fs::metadata(deb).map_or(0, |metadata| metadata.len());
+                    step.at(Progress {
+                        done: got / MB,
+                        total: Some(self.bytes / MB),
+                        unit: "MB",
+                        now: String::new(),
+                    });
+                    thread::sleep(Duration::from_millis(100));
+                }
+            });
+            let output = run(&mut command);
+            ended.store(true, Ordering::Relaxed);
+            output
+        })
+    }
+}
+
+/// What a failed download says: the cause in a word, apt's lines, what to do.
+fn cut_off(package: &str, said: &str) -> String {
+    let next = if said.contains("No space left on device") {
+        "The cache is full: free some space, or set PLIMSOLL_CACHE to another folder, and run the command again"
+    } else if said.contains("Hash Sum mismatch") {
+        "What came is not what is pinned: the download was cut off or changed on its way (a proxy?); run the command again"
+    } else {
+        "Check the network and this machine's apt sources (`apt-get update` must work), then run the command again"
+    };
+    let lines: Vec<&str> = said
+        .lines()
+        .filter(|line| !line.starts_with("W: Download is performed unsandboxed"))
+        .collect();
+    format!(
+        "cannot download Debian's {package}:\n{}\n{next}",
+        last_lines(&lines.join("\n"))
     )
 }
 
-/// A private apt state for one suite.
+/// Free bytes of the file system that holds `folder`, where they can be read.
+fn free_bytes(folder: &Path) -> Option<u64> {
+    let fs = rustix::fs::statvfs(folder).ok()?;
+    Some(fs.f_bavail.saturating_mul(fs.f_frsize))
+}
+
+fn enough_room(folder: &Path, needed: u64, free: Option<u64>) -> Result<()> {
+    let Some(free) = free else { return Ok(()) };
+    ensure!(
+        free >= needed,
+        "{} has {} MB free, and {} MB are needed: free some space, or set PLIMSOLL_CACHE to another folder",
+        folder.display(),
+        free / MB,
+        needed.div_ceil(MB)
+    );
+    Ok(())
+}
+
+/// Puts the packages for `purpose` into `into`; where one of them has been dropped, what `newest` names of `suite`. Returns the names.
+/// The caller holds the cache's lock.
+pub(crate) fn unpack_pinned(
+    cache: &Path,
+    suite: &str,
+    purpose: &str,
+    into: &Path,
+    newest: impl FnOnce(&Suite) -> Result<Vec<String>>,
+) -> Result<Vec<String>> {
+    let archive = Archive::of_machine()?;
+    let wanted = pinned(purpose);
+    ensure!(
+        !wanted.is_empty(),
+        "xtask/pinned.txt has nothing for {purpose}"
+    );
+    for package in &wanted {
+        if archive.unpack(package, cache, into)? == Archived::Dropped {
+            let suite = Suite::open(cache, suite)?;
+            let names = newest(&suite)?;
+            say(
+                "download",
+                format_args!(
+                    "Debian's archive no longer has the pinned {}; taking the newest, {}",
+                    package.path,
+                    names.join(" and ")
+                ),
+            );
+            // What is there by now is of another version.
+            let _none = fs::remove_dir_all(into);
+            let packages: Vec<(&str, PathBuf)> = names
+                .iter()
+                .map(|name| (name.as_str(), into.to_owned()))
+                .collect();
+            suite.unpack(&packages)?;
+            return Ok(names);
+        }
+    }
+    Ok(wanted.into_iter().map(|pinned| pinned.package).collect())
+}
+
+/// A suite's newest packages: its lists in a private apt state.
 #[derive(Debug)]
-pub(crate) struct Apt {
-    suite: String,
+pub(crate) struct Suite {
+    name: String,
     folder: PathBuf,
 }
 
-impl Apt {
-    /// Opens the private state for `suite`, fetching its package lists the first time. The caller holds the cache's lock.
-    pub(crate) fn open(cache: &Path, suite: &str) -> Result<Self> {
-        let apt = Self {
-            suite: suite.to_owned(),
-            folder: cache.join("apt").join(suite),
+impl Suite {
+    /// Opens the private state for the suite, fetching its package lists the first time. The caller holds the cache's lock.
+    pub(crate) fn open(cache: &Path, name: &str) -> Result<Self> {
+        let suite = Self {
+            name: name.to_owned(),
+            folder: cache.join("apt").join(name),
         };
-        let lists = apt.folder.join("lists");
-        let fetched = apt.folder.join("fetched");
-        for folder in [
-            lists.join("partial"),
-            apt.folder.join("cache/archives/partial"),
-            apt.folder.join("parts"),
-        ] {
+        for folder in ["lists/partial", "cache/archives/partial", "parts"] {
+            let folder = suite.folder.join(folder);
             fs::create_dir_all(&folder)
                 .with_context(|| format!("cannot create {}", folder.display()))?;
         }
-        let (name, text) = machine_source()?.for_suite(suite);
-        let source = apt.folder.join("parts").join(name);
-        let unchanged = fs::read_to_string(&source).is_ok_and(|known| known == text);
+        // An older xtask wrote another file.
+        let _none = fs::remove_file(suite.folder.join("parts/debian.sources"));
+        let Archive { address, trust } = Archive::of_machine()?;
+        let line = format!("deb {trust} {address} {name} {COMPONENT}\n");
+        let source = suite.folder.join("parts/debian.list");
+        let unchanged = fs::read_to_string(&source).is_ok_and(|known| known == line);
         if !unchanged {
-            fs::write(&source, text)
+            fs::write(&source, line)
                 .with_context(|| format!("cannot write {}", source.display()))?;
         }
-        if !unchanged || !fetched.exists() {
-            apt.update()?;
+        if !unchanged || !suite.folder.join("fetched").exists() {
+            suite.update()?;
         }
-        Ok(apt)
+        Ok(suite)
     }
 
     /// Fetches the package lists again.
     pub(crate) fn update(&self) -> Result<()> {
-        say(
-            "apt",
-            format_args!("package lists of Debian {}", self.suite),
+        let step = Step::begin(
+            "download",
+            format_args!("package lists of Debian {}", self.name),
         );
         let next = "check the network and this machine's apt sources (`apt-get update` must work), then run the command again";
         output_of(self.command("apt-get").args(["update", "-qq"]), next)?;
+        step.done();
         let fetched = self.folder.join("fetched");
         fs::write(&fetched, "").with_context(|| format!("cannot write {}", fetched.display()))
     }
@@ -250,10 +373,10 @@ impl Apt {
             option("Dir::Etc::sourceparts", &self.folder.join("parts")),
             option("Dir::Etc::preferences", none),
             option("Dir::Etc::preferencesparts", none),
-            // The cache may be below a home folder that apt's own user cannot enter.
             "APT::Sandbox::User=".to_owned(),
             "Acquire::Languages=none".to_owned(),
             "Acquire::Retries=3".to_owned(),
+            "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
             "APT::Architecture=amd64".to_owned(),
             "APT::Architectures=amd64".to_owned(),
         ] {
@@ -272,6 +395,15 @@ impl Apt {
         Ok(names)
     }
 
+    /// The packages of shared libraries among all that `package` depends on, directly or not, by Debian's own sections.
+    pub(crate) fn libraries(&self, package: &str) -> Result<Vec<String>> {
+        let names = self.depends(package, true)?;
+        let mut command = self.command("apt-cache");
+        command.args(["show", "--no-all-versions"]).args(&names);
+        let next = "run `cargo xtask setup --refresh`";
+        Ok(libraries_in(&output_of(&mut command, next)?))
+    }
+
     /// What `package` depends on; with `recurse`, what those depend on too. Virtual packages are left out.
     pub(crate) fn depends(&self, package: &str, recurse: bool) -> Result<Vec<String>> {
         let mut command = self.command("apt-cache");
@@ -287,7 +419,7 @@ impl Apt {
         }
         let next = format!(
             "Debian {} has no package {package}, or its lists are old: run `cargo xtask setup --refresh`",
-            self.suite
+            self.name
         );
         let text = output_of(command.arg(package), &next)?;
         let mut names: Vec<String> = text
@@ -305,121 +437,164 @@ impl Apt {
         Ok(names)
     }
 
-    /// Downloads `package` and unpacks it into the folder `into`.
-    pub(crate) fn unpack(&self, package: &str, into: &Path) -> Result<()> {
-        let work = tempfile::tempdir_in(&self.folder)
-            .context("cannot make a temporary folder in the cache")?;
-        let download = || {
-            run(self
-                .command("apt-get")
-                .args(["download", "-qq", package])
-                .current_dir(work.path()))
-        };
-        if !download()?.status.success() {
+    /// Downloads packages and unpacks each into its folder.
+    pub(crate) fn unpack(&self, wanted: &[(&str, PathBuf)]) -> Result<()> {
+        let mut files = self.files(wanted.iter().map(|(package, _)| *package))?;
+        for (package, into) in wanted {
+            let listed = format!("Debian {} lists no file of {package}", self.name);
+            let file = files.remove(*package).with_context(|| listed.clone())?;
+            if file.unpack(&self.folder, into)? == Archived::Unpacked {
+                continue;
+            }
             // The archive drops old versions: lists of last week name files that are gone.
             self.update()?;
-            let output = download()?;
+            files = self.files(wanted.iter().map(|(package, _)| *package))?;
+            let file = files.remove(*package).with_context(|| listed)?;
             ensure!(
-                output.status.success(),
-                "cannot download Debian package {package} of {}:\n{}\nCheck the network and run the command again",
-                self.suite,
-                crate::process::merged(&output).trim_end()
+                file.unpack(&self.folder, into)? == Archived::Unpacked,
+                "Debian {} lists {package}, but its archive does not have the file: run the command again later",
+                self.name
             );
         }
-        let deb = fs::read_dir(work.path())?
-            .flatten()
-            .map(|entry| entry.path())
-            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-            .with_context(|| format!("apt-get downloaded no file for {package}"))?;
-        fs::create_dir_all(into).with_context(|| format!("cannot create {}", into.display()))?;
-        output_of(
-            Command::new("dpkg-deb").arg("-x").arg(&deb).arg(into),
-            "the downloaded package is damaged or the disk is full: free some space and run the command again",
-        )?;
         Ok(())
     }
+
+    /// The line of `pinned.txt` that pins the newest `package`.
+    pub(crate) fn pin(&self, purpose: &str, package: &str) -> Result<String> {
+        let mut files = self.files([package].into_iter())?;
+        let file = files
+            .remove(package)
+            .with_context(|| format!("Debian {} lists no file of {package}", self.name))?;
+        let path = file.address.rfind("pool/").unwrap_or(0);
+        let path = file.address.get(path..).unwrap_or_default();
+        let File { sha256, bytes, .. } = &file;
+        Ok(format!("{purpose} {package} {sha256} {bytes} {path}"))
+    }
+
+    /// Where the newest packages are, by name. One call for all: apt reads its lists anew in each.
+    fn files<'a>(&self, packages: impl Iterator<Item = &'a str>) -> Result<BTreeMap<String, File>> {
+        let mut command = self.command("apt-get");
+        command
+            .args(["download", "-qq", "--print-uris"])
+            .args(packages);
+        let next = format!(
+            "Debian {} has no such package, or its lists are old: run `cargo xtask setup --refresh`",
+            self.name
+        );
+        let text = output_of(&mut command, &next)?;
+        let files = text.lines().filter_map(File::of_line);
+        Ok(files.map(|file| (file.package.clone(), file)).collect())
+    }
+}
+
+/// The packages in the section of libraries, from what `apt-cache show` says.
+fn libraries_in(shown: &str) -> Vec<String> {
+    let mut package = "";
+    let mut libraries = Vec::new();
+    for line in shown.lines() {
+        if let Some(name) = line.strip_prefix("Package: ") {
+            package = name;
+        } else if matches!(line, "Section: libs" | "Section: oldlibs") {
+            libraries.push(package.to_owned());
+        }
+    }
+    libraries.sort();
+    libraries.dedup();
+    libraries
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const DEB822: &str = "\
-Types: deb
-# the snapshot this image was made from
-URIs: http://archive.example/debian
-Suites: bookworm bookworm-updates
-Components: main contrib
-Signed-By:
- -----BEGIN PGP PUBLIC KEY BLOCK-----
- .
- abc
-
-Types: deb
-URIs: http://archive.example/debian-security
-Suites: bookworm-security
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-
-Types: deb
-URIs: http://other.example/apt
-Suites: nodistro
-Components: main
-";
-
     #[test]
-    fn deb822_keeps_keys_and_changes_suite() {
-        let sources = deb822_sources(DEB822, "bookworm");
-        assert_eq!(sources.len(), 1, "{sources:?}");
-        let (name, text) = sources[0].for_suite("sid");
-        assert_eq!(name, "debian.sources");
-        assert_eq!(
-            text,
-            "Types: deb\nURIs: http://archive.example/debian\nSuites: sid\nComponents: main\n\
-             Signed-By: \n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n abc\n"
-        );
-    }
-
-    #[test]
-    fn deb822_skips_disabled_source_only_and_other_components() {
-        for text in [
-            "Types: deb\nURIs: u/debian\nSuites: bookworm\nComponents: main\nEnabled: no\n",
-            "Types: deb-src\nURIs: u/debian\nSuites: bookworm\nComponents: main\n",
-            "Types: deb\nURIs: u/debian\nSuites: bookworm\nComponents: stable\n",
-            "Types: deb\nURIs: u/debian\nSuites: bookworm-pgdg\nComponents: main\n",
+    fn everything_pinned_is_whole() {
+        for (purpose, packages) in [
+            ("kernel-6.1", 1),
+            ("kernel-6.12", 1),
+            ("kernel-7.2", 2),
+            ("busybox", 1),
         ] {
-            assert_eq!(deb822_sources(text, "bookworm"), [], "{text}");
+            let pinned = pinned(purpose);
+            assert_eq!(pinned.len(), packages, "{purpose}");
+            for pinned in pinned {
+                assert_eq!(pinned.sha256.len(), 64, "{pinned:?}");
+                assert!(pinned.path.starts_with("pool/main/"), "{pinned:?}");
+                assert!(pinned.path.contains(&pinned.package), "{pinned:?}");
+                assert!(pinned.bytes > 100_000, "{pinned:?}");
+            }
         }
+        let lines = include_str!("../pinned.txt").lines();
+        let lines = lines.filter(|line| !line.starts_with('#') && !line.is_empty());
+        for line in lines {
+            assert_eq!(line.split_whitespace().count(), 5, "{line}");
+        }
+        assert_eq!(pinned_in("# busybox a b c d\nbusybox a b\n", "busybox"), []);
     }
 
     #[test]
-    fn one_line_keeps_options_and_changes_suite() {
-        let text = "# comment\ndeb-src http://a.example/debian bookworm main\n\
-                    deb [arch=amd64 signed-by=/k.gpg] http://a.example/debian bookworm main contrib # mirror\n\
-                    deb http://b.example/linux/debian bookworm stable\n";
-        let sources = one_line_sources(text, "bookworm");
-        assert_eq!(sources.len(), 1, "{sources:?}");
-        let (name, text) = sources[0].for_suite("bookworm-backports");
-        assert_eq!(name, "debian.list");
-        assert_eq!(
-            text,
-            "deb [arch=amd64 signed-by=/k.gpg] http://a.example/debian bookworm-backports main\n"
-        );
-        let plain = one_line_sources("deb http://a.example/debian/ trixie main", "trixie");
-        assert_eq!(
-            plain[0].for_suite("sid").1,
-            "deb http://a.example/debian/ sid main\n"
-        );
+    fn the_archive_is_debians_own_for_this_release() {
+        let targets = "http://other.example/apt/ bookworm main no\n\
+                       http://a.example/debian-security/ bookworm-security main no\n\
+                       http://a.example/debian/ bookworm contrib no\n\
+                       http://a.example/debian/ bookworm main no\n";
+        let archive = address(targets, "bookworm").unwrap();
+        assert_eq!(archive.address, "http://a.example/debian/");
+        assert!(address(targets, "trixie").is_none());
+        let trusted = address("http://a.example/x bookworm main yes\n", "bookworm").unwrap();
+        assert_eq!(trusted.address, "http://a.example/x/");
+        assert_eq!(trusted.trust, "[trusted=yes]");
     }
 
     #[test]
-    fn debian_archives_are_told_from_third_parties() {
-        let line = |uri: &str| Source::Line {
-            options: String::new(),
-            uri: uri.to_owned(),
-        };
-        assert!(line("http://a.example/debian/").looks_like_debian());
-        assert!(!line("http://a.example/node_18.x").looks_like_debian());
-        assert!(deb822_sources(DEB822, "bookworm")[0].looks_like_debian());
+    fn only_debian_has_a_codename_here() {
+        let debian = "NAME=\"Debian\"\nVERSION_CODENAME=bookworm\nID=debian\n";
+        assert_eq!(codename(debian).as_deref(), Some("bookworm"));
+        assert_eq!(codename("ID=ubuntu\nVERSION_CODENAME=noble\n"), None);
+    }
+
+    #[test]
+    fn a_printed_address_is_a_file() {
+        let line = "'http://a.example/pool/e_1.7.deb' e_1.7.deb 29000 SHA256:e79b";
+        let file = File::of_line(line).unwrap();
+        assert_eq!(file.package, "e");
+        assert_eq!(file.address, "http://a.example/pool/e_1.7.deb");
+        assert_eq!((file.bytes, file.sha256.as_str()), (29_000, "e79b"));
+        assert_eq!(File::of_line("E: no such package"), None);
+    }
+
+    #[test]
+    fn a_library_is_known_by_its_section_and_not_by_its_name() {
+        let shown = "Package: zlib1g\nVersion: 1\nSection: libs\n\nPackage: libreoffice\nSection: editors\n\n\
+                     Package: libc6\nSection: libs\n";
+        assert_eq!(libraries_in(shown), ["libc6", "zlib1g"]);
+    }
+
+    #[test]
+    fn a_failed_download_says_why_and_what_to_do() {
+        let text = cut_off(
+            "busybox-static",
+            "W: Download is performed unsandboxed as root\nE: Failed to fetch x  Hash Sum mismatch\n",
+        );
+        assert!(
+            text.starts_with("cannot download Debian's busybox-static:\nE: Failed"),
+            "{text}"
+        );
+        assert!(text.contains("cut off or changed"), "{text}");
+        let full = cut_off("x", "E: write (28: No space left on device)");
+        assert!(full.contains("PLIMSOLL_CACHE"), "{full}");
+        assert!(cut_off("x", "E: Could not resolve").contains("network"));
+    }
+
+    #[test]
+    fn a_full_cache_is_said_before_the_download() {
+        let folder = Path::new("/c");
+        assert!(enough_room(folder, 10 * MB, Some(10 * MB)).is_ok());
+        assert!(enough_room(folder, 10 * MB, None).is_ok());
+        let error = enough_room(folder, 10 * MB, Some(3 * MB)).unwrap_err();
+        assert!(
+            error.to_string().contains("/c has 3 MB free, and 10 MB"),
+            "{error}"
+        );
     }
 }

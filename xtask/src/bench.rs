@@ -13,6 +13,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use crate::ebpf;
 use crate::guest::{Guest, released};
+use crate::interrupt::Folder;
 use crate::kernel::Kernel;
 use crate::paths;
 use crate::progress::say;
@@ -318,7 +319,7 @@ fn measure(
         .iter()
         .filter_map(|peer| peer.debian_package())
         .collect();
-    let came = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let came = Folder::new()?;
     say(
         "bench",
         format_args!("kernel {kernel}, 1 CPU, {MEMORY_MB} MB: {program}"),

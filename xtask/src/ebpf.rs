@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind, SymbolKind};
 
 use crate::lock::Lock;
 use crate::process;
-use crate::progress::say;
+use crate::progress::{Step, say};
 use crate::{paths, setup};
 
 /// Bytes of one BPF instruction.
@@ -37,17 +37,19 @@ pub(crate) struct Program {
 pub(crate) fn build() -> Result<Vec<Program>> {
     let nightly = setup::nightly()?;
     let mut cargo = cargo(&nightly, "build")?;
-    say("build-ebpf", format_args!("{TARGET}, build-std=core"));
-    let output = process::run(cargo.args(["--release", "--bins"]))?;
-    if !output.status.success() {
-        bail!(
-            "building the BPF object failed\n{}\nIf the linker could not read the bitcode, this nightly's LLVM is newer than \
-             bpf-linker's: run `rustup toolchain install {pinned} --profile minimal` and this command again",
-            process::last_lines(&String::from_utf8_lossy(&output.stderr)),
-            pinned = setup::NIGHTLY_PINNED
-        );
-    }
-    let warnings = String::from_utf8_lossy(&output.stderr);
+    let step = Step::begin("build-ebpf", format_args!("{TARGET}, build-std=core"));
+    let output = process::run_cargo(cargo.args(["--release", "--bins"]), &step)?;
+    process::success(
+        &cargo,
+        &output,
+        &format!(
+            "if the linker could not read the bitcode, this nightly's LLVM is newer than bpf-linker's: run \
+             `rustup toolchain install {} --profile minimal` and this command again",
+            setup::NIGHTLY_PINNED
+        ),
+    )?;
+    step.done();
+    let warnings = output.stderr();
     if warnings.contains("warning") {
         say("build-ebpf", warnings.trim_end());
     }
@@ -68,13 +70,13 @@ pub(crate) fn build() -> Result<Vec<Program>> {
 pub(crate) fn build_with_log() -> Result<PathBuf> {
     let nightly = setup::nightly()?;
     let mut cargo = cargo(&nightly, "build")?;
-    let output = process::run(cargo.args(["--release", "--bin", BINARY, "--features", "log"]))?;
-    if !output.status.success() {
-        bail!(
-            "building the BPF object with log lines failed\n{}",
-            process::last_lines(&String::from_utf8_lossy(&output.stderr))
-        );
-    }
+    let step = Step::begin("build-ebpf", "the object with log lines");
+    let ended = process::run_cargo(
+        cargo.args(["--release", "--bin", BINARY, "--features", "log"]),
+        &step,
+    )?;
+    process::success(&cargo, &ended, "run `cargo xtask build-ebpf` first")?;
+    step.done();
     let _lock = Lock::take(&paths::target("ebpf"))?;
     let object = paths::log_object();
     install(&nightly, BINARY, &object)?;
@@ -108,16 +110,11 @@ fn install(nightly: &str, binary: &str, object: &Path) -> Result<Vec<u8>> {
 }
 
 /// Checks the BPF crate with clippy, warnings as errors; `Err` carries clippy's words.
-pub(crate) fn clippy() -> Result<()> {
+pub(crate) fn clippy(step: &Step) -> Result<()> {
     let mut cargo = cargo(&setup::nightly()?, "clippy")?;
-    let output = process::run(cargo.args(["--release", "--bins", "--", "-D", "warnings"]))?;
-    if !output.status.success() {
-        bail!(
-            "{}",
-            process::last_lines(&String::from_utf8_lossy(&output.stderr))
-        );
-    }
-    Ok(())
+    let arguments = ["--release", "--bins", "--", "-D", "warnings"];
+    let ended = process::run_cargo(cargo.args(arguments), step)?;
+    process::success(&cargo, &ended, "see CONTRIBUTING.md")
 }
 
 /// `cargo VERB` for the BPF crate with the nightly. Target, linker and flags are in `ebpf/.cargo/config.toml`, which
@@ -135,6 +132,7 @@ fn cargo(nightly: &str, verb: &str) -> Result<Command> {
             nightly,
             "cargo",
             verb,
+            "--locked",
             "--target",
             TARGET,
             "--target-dir",

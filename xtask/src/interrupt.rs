@@ -2,11 +2,12 @@
 //!
 //! Problem: the default is that this process ends and what it has started goes on (a compiler, a test with a lock on `target`), with
 //! gigabytes of a guest's files left in `/tmp`. Approach: a thread waits for the signals; it ends all descendants, removes the folders
-//! in its list and exits with 128 + signal, as a shell has it. Guests are protected against SIGKILL of this process, too (`setpriv`).
+//! in its list and exits with 128 + signal, as a shell has it. What is started is in process groups of its own, so that a Ctrl-C reaches
+//! this process alone, and whatever loses its parent becomes a child of this process. Guests are protected against SIGKILL of this
+//! process, too (`setpriv`). Locks are of open files: they go with the process.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -15,8 +16,10 @@ use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use tempfile::TempDir;
 
 use crate::opportunity::descendants;
+use crate::progress::last_words;
 
 /// Time for descendants to end by SIGTERM, then by SIGKILL: they do not have to be waited for.
 const GRACE: Duration = Duration::from_secs(2);
@@ -32,29 +35,46 @@ fn folders() -> MutexGuard<'static, Vec<PathBuf>> {
 }
 
 /// A temporary folder that also goes when this process is interrupted.
-pub(crate) struct Folder(tempfile::TempDir);
+pub(crate) struct Folder {
+    folder: Option<TempDir>,
+    path: PathBuf,
+}
 
 impl Folder {
-    /// An empty one.
+    /// An empty one where this machine has its temporary files.
     pub(crate) fn new() -> Result<Self> {
+        Self::inside(&std::env::temp_dir())
+    }
+
+    /// An empty one in `folder`, so that what is in it can be renamed to a place beside it.
+    pub(crate) fn inside(folder: &Path) -> Result<Self> {
         install()?;
+        // Held over both: a signal finds it in the list, or it is never made.
+        let mut folders = folders();
         let folder = tempfile::Builder::new()
-            .prefix("plimsoll-guest-")
-            .tempdir()
-            .context("cannot make a temporary folder")?;
-        folders().push(folder.path().to_owned());
-        Ok(Self(folder))
+            .prefix(".plimsoll-")
+            .tempdir_in(folder)
+            .with_context(|| format!("cannot make a temporary folder in {}", folder.display()))?;
+        let path = folder.path().to_owned();
+        folders.push(path.clone());
+        Ok(Self {
+            folder: Some(folder),
+            path,
+        })
     }
 
     /// Where it is.
     pub(crate) fn path(&self) -> &Path {
-        self.0.path()
+        &self.path
     }
 }
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        folders().retain(|folder| folder != self.0.path());
+        // Held until it is removed: a signal does not end this process half-way.
+        let mut folders = folders();
+        drop(self.folder.take());
+        folders.retain(|folder| *folder != self.path);
     }
 }
 
@@ -62,8 +82,15 @@ impl Drop for Folder {
 pub(crate) fn install() -> Result<()> {
     static INSTALLED: OnceLock<Result<(), String>> = OnceLock::new();
     let installed = INSTALLED.get_or_init(|| {
-        let mut signals =
-            Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(|error| error.to_string())?;
+        // What loses its parent becomes a child of this process, and is still found.
+        let this = rustix::process::getpid();
+        rustix::process::set_child_subreaper(Some(this)).map_err(|error| error.to_string())?;
+        let mut handled = vec![SIGINT, SIGTERM];
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        if !ignores_hangup(&status) {
+            handled.push(SIGHUP);
+        }
+        let mut signals = Signals::new(handled).map_err(|error| error.to_string())?;
         std::thread::spawn(move || {
             if let Some(signal) = signals.forever().next() {
                 end(signal);
@@ -73,40 +100,58 @@ pub(crate) fn install() -> Result<()> {
     });
     installed
         .as_ref()
-        .map_err(|error| anyhow::anyhow!("cannot wait for signals: {error}"))
+        .map_err(|error| anyhow::anyhow!("cannot prepare for Ctrl-C: {error}"))
         .copied()
+}
+
+/// To be called before this process ends by itself: while a signal ends what was started, that decides how this process ends.
+pub(crate) fn finish() {
+    drop(folders());
+}
+
+/// Whether this process was started to go on without its terminal (`nohup`), from `/proc/self/status`.
+fn ignores_hangup(status: &str) -> bool {
+    let mask = status
+        .lines()
+        .find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 1 == 1)
 }
 
 /// Ends the descendants and this process.
 fn end(signal: i32) -> ! {
-    // Held to the end: nobody makes another folder, and nobody says how what is ended here has failed, or ends first with that.
+    // Both held to the end: nobody makes another folder or ends first (`finish`), and nobody says how what is ended here has failed.
     let folders = folders();
-    let (_stdout, mut stderr) = (io::stdout().lock(), io::stderr().lock());
-    // A closed stderr must not stop this.
-    let _closed = writeln!(stderr, "{:>12}  ending what was started", "interrupted");
-    end_descendants(std::process::id());
+    let mut words = last_words();
+    words.say("interrupted", "ending what was started");
+    end_all(|| descendants(std::process::id()));
     for folder in folders.iter() {
         if let Err(error) = fs::remove_dir_all(folder) {
-            let _closed = writeln!(stderr, "{:>12}  {}: {error}", "left", folder.display());
+            words.say("left", format_args!("{}: {error}", folder.display()));
         }
     }
     std::process::exit(128 + signal);
 }
 
-/// Ends a child and all that it has started. The caller waits for the child.
+/// Ends a child that leads a process group, and all that it has started. The caller waits for the child.
 pub(crate) fn end_tree(child: u32) {
     let child_process = Process::running(child);
-    end_descendants(child);
+    end_all(|| {
+        // Those that have lost their parent are still in the group.
+        let orphans = descendants(std::process::id())
+            .into_iter()
+            .filter(|pid| *pid != child && group(*pid) == Some(child));
+        orphans.chain(descendants(child)).collect()
+    });
     send(&child_process, Signal::KILL);
 }
 
-/// Ends all processes below one: SIGTERM, and after a while SIGKILL.
-fn end_descendants(of: u32) {
-    // One whose parent has ended is no descendant any more: remembered from the start.
+/// Ends all processes that are found: SIGTERM, and after a while SIGKILL.
+fn end_all(find: impl Fn() -> Vec<u32>) {
+    // What is found once is remembered: it may leave the place where it was found.
     let mut started: BTreeSet<Process> = BTreeSet::new();
     let end = Instant::now() + GRACE;
     loop {
-        let new: Vec<Process> = descendants(of)
+        let new: BTreeSet<Process> = find()
             .into_iter()
             .filter_map(Process::running)
             .filter(|process| !started.contains(process))
@@ -140,16 +185,38 @@ struct Process {
 impl Process {
     /// `None` when it has ended: it is there until somebody waits for it.
     fn running(pid: u32) -> Option<Self> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let (_, after) = stat.rsplit_once(')')?;
-        let mut fields = after.split_whitespace();
-        let state = fields.next()?;
-        // Fields 3 and 22 of proc_pid_stat(5).
-        let start_time = fields.nth(18)?.to_owned();
-        (state != "Z").then_some(Self { pid, start_time })
+        let fields = stat(pid)?;
+        (fields.first()? != "Z").then_some(Self {
+            pid,
+            start_time: fields.get(19)?.clone(),
+        })
     }
 
     fn is_running(&self) -> bool {
         Self::running(self.pid).as_ref() == Some(self)
+    }
+}
+
+/// The process group of a process.
+fn group(pid: u32) -> Option<u32> {
+    stat(pid)?.get(2)?.parse().ok()
+}
+
+/// The fields of `/proc/PID/stat` after the command's name: the first is the state, field 3 of proc_pid_stat(5).
+fn stat(pid: u32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, after) = stat.rsplit_once(')')?;
+    Some(after.split_whitespace().map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nohup_is_seen() {
+        assert!(ignores_hangup("Name:\tx\nSigIgn:\t0000000000001001\n"));
+        assert!(!ignores_hangup("Name:\tx\nSigIgn:\t0000000000001000\n"));
+        assert!(!ignores_hangup(""));
     }
 }

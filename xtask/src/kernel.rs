@@ -1,8 +1,8 @@
 //! The guest kernels: Debian's own cloud builds, or any image given by path.
 //!
-//! Debian names a kernel package after its version, so the newest one is found by name: the meta package
-//! `linux-image-cloud-amd64` depends on it. When the suite has moved on to the next version, packages of the wanted one that are
-//! still in the lists are used. The image itself is in `linux-image-*` or, since 7.x, `linux-binary-*`; the modules that are kept
+//! Which packages is pinned (`pinned.txt`). When the archive has dropped them, and for `setup --refresh`, the newest one is taken:
+//! Debian names a kernel package after its version, and the meta package `linux-image-cloud-amd64` depends on it. When the suite has
+//! moved on to the next version, packages of the wanted one that are still in the lists are used. The image itself is in `linux-image-*` or, since 7.x, `linux-binary-*`; the modules that are kept
 //! beside it are in `linux-image-*` or `linux-modules-*`.
 
 mod modules;
@@ -15,7 +15,8 @@ use std::str::FromStr;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::apt::Apt;
+use crate::apt::{self, Suite};
+use crate::interrupt::Folder;
 use crate::lock::Lock;
 use crate::paths;
 use crate::progress::say;
@@ -190,21 +191,27 @@ fn packaged(version: &str, suite: &str, refresh: bool) -> Result<Boot> {
 /// Puts image and modules into the cache. The caller holds its lock.
 fn fetch(cache: &Path, version: &str, suite: &str, refresh: bool, busybox: &Path) -> Result<Boot> {
     let folder = cache.join("kernels").join(version);
-    let apt = Apt::open(cache, suite)?;
-    if refresh {
-        apt.update()?;
-    }
-    let names = newest_packages(&apt, version, suite)?;
+    let unpacked = Folder::inside(cache)?;
+    let purpose = format!("kernel-{version}");
+    let names = if refresh {
+        let suite = Suite::open(cache, suite)?;
+        suite.update()?;
+        let names = newest_packages(&suite, version)?;
+        for package in &names {
+            let line = suite.pin(&purpose, package)?;
+            say(
+                "kernel",
+                format_args!("newest, as pinned.txt has it: {line}"),
+            );
+            suite.unpack(&[(package.as_str(), unpacked.path().to_owned())])?;
+        }
+        names
+    } else {
+        apt::unpack_pinned(cache, suite, &purpose, unpacked.path(), |suite| {
+            newest_packages(suite, version)
+        })?
+    };
     let packages = names.join(" and ");
-    say(
-        "kernel",
-        format_args!("{version}: {packages} of Debian {suite}"),
-    );
-    let unpacked =
-        tempfile::tempdir_in(cache).context("cannot make a temporary folder in the cache")?;
-    for package in &names {
-        apt.unpack(package, unpacked.path())?;
-    }
     let found = find_image(unpacked.path()).with_context(|| {
         format!(
             "{packages} of Debian holds no kernel image (boot/vmlinuz-*, usr/lib/modules/*/vmlinuz)"
@@ -232,14 +239,14 @@ fn fetch(cache: &Path, version: &str, suite: &str, refresh: bool, busybox: &Path
 }
 
 /// The packages that hold the newest image and its modules.
-fn newest_packages(apt: &Apt, version: &str, suite: &str) -> Result<Vec<String>> {
-    let current = apt.depends(META_PACKAGE, false)?;
-    let names = apt.names("linux-")?;
+fn newest_packages(suite: &Suite, version: &str) -> Result<Vec<String>> {
+    let current = suite.depends(META_PACKAGE, false)?;
+    let names = suite.names("linux-")?;
     let release = newest_release(&current, version)
         .or_else(|| newest_release(&names, version))
         .with_context(|| {
             format!(
-                "Debian {suite} has no kernel {version} any more (it has {}); put an image of it at \
+                "Debian has no kernel {version} any more (it has {}); put an image of it at \
                  kernels/{version}/vmlinuz in the cache ($PLIMSOLL_CACHE, else ~/.cache/plimsoll), or give one by path: --kernel PATH",
                 current.join(", ")
             )

@@ -98,7 +98,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
+    let command = Cli::parse().command;
+    let result = interrupt::install().and_then(|()| run(command));
+    interrupt::finish();
+    match result {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             progress::say("error", format_args!("{error:#}"));

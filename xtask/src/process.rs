@@ -1,10 +1,14 @@
-//! Running other programs: their output is kept and shown only when they fail.
+//! Commands of others: how they are run, what they say when they fail, and how far cargo is.
 
 use std::ffi::OsStr;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
+
+use crate::progress::{Progress, Step, minutes};
+use crate::watched::{PATIENCE, Watched};
 
 /// Lines of a failed program's output that are shown.
 const SHOWN_LINES_MAX: usize = 60;
@@ -13,33 +17,90 @@ const SHOWN_LINES_MAX: usize = 60;
 ///
 /// `next` says what to do when it fails; it is the last line of the error.
 pub(crate) fn output_of(command: &mut Command, next: &str) -> Result<String> {
-    let output = run(command)?;
-    if !output.status.success() {
-        bail!(
-            "`{}` failed ({})\n{}\n{next}",
-            shown(command),
-            output.status,
-            last_lines(&merged(&output))
-        );
+    let ended = run(command)?;
+    success(command, &ended, next)?;
+    Ok(ended.stdout())
+}
+
+/// Fails when `command` has: with its last lines, and with what to do `next`.
+pub(crate) fn success(command: &Command, ended: &Watched, next: &str) -> Result<()> {
+    if ended.success() {
+        return Ok(());
     }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    let how = if ended.hung {
+        format!(
+            "it hung and was stopped: it said nothing in {} in which it could run",
+            minutes(PATIENCE)
+        )
+    } else {
+        ended.status.to_string()
+    };
+    let next = match ended.status.signal() {
+        // Cargo, rustup and apt go on where they were.
+        Some(signal) if !ended.hung => &format!(
+            "signal {signal} ended it: the kernel when memory was short, or somebody; run the command again, it goes on from here"
+        ),
+        _ => next,
+    };
+    bail!(
+        "`{}` failed ({how})\n{}\n{next}",
+        shown(command),
+        last_lines(&said(ended))
+    );
 }
 
-/// Runs `command` to its end, whatever its status, and returns status and output.
-pub(crate) fn run(command: &mut Command) -> Result<Output> {
+/// What a program said of its failure: standard error, or standard output when that is empty.
+fn said(ended: &Watched) -> String {
+    let errors = ended.stderr();
+    if errors.trim_ascii().is_empty() {
+        ended.stdout()
+    } else {
+        errors
+    }
+}
+
+/// Runs `command` to its end, whatever its status.
+pub(crate) fn run(command: &mut Command) -> Result<Watched> {
+    Watched::run(command, |_| {})
+}
+
+/// Runs cargo, and says how many crates are built of how many; cargo counts them.
+pub(crate) fn run_cargo(command: &mut Command, step: &Step) -> Result<Watched> {
     command
-        .stdin(Stdio::null())
-        .env("TERM", "dumb")
-        .env("CARGO_TERM_COLOR", "never")
-        .output()
-        .with_context(|| format!("cannot start `{}`: is it installed?", shown(command)))
+        .env("CARGO_TERM_PROGRESS_WHEN", "always")
+        .env("CARGO_TERM_PROGRESS_WIDTH", "100");
+    Watched::run(command, |line| {
+        if let Some(progress) = cargo_progress(line) {
+            step.at(progress);
+        }
+    })
 }
 
-/// Both output streams of a finished program, errors last.
-pub(crate) fn merged(output: &Output) -> String {
-    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
-    text.push_str(&String::from_utf8_lossy(&output.stderr));
-    text
+/// What cargo's progress bar says, such as `    Building [==>      ] 23/233: serde, tokio`, or that it waits for another cargo.
+fn cargo_progress(piece: &str) -> Option<Progress> {
+    let piece = piece.trim();
+    if let Some(lock) = piece.strip_prefix("Blocking waiting for file lock on ") {
+        return Some(Progress::doing(format!(
+            "waiting for another cargo, which has the {lock}"
+        )));
+    }
+    if piece.starts_with("Downloading") {
+        return Some(Progress::doing(piece.to_lowercase()));
+    }
+    let bar = piece.strip_prefix("Building [")?;
+    let (counted, names) = bar.split_once("] ")?.1.split_once(':')?;
+    let (done, total) = counted.split_once('/')?;
+    Some(Progress {
+        done: done.parse().ok()?,
+        total: Some(total.parse().ok()?),
+        unit: "crates",
+        now: names
+            .split(',')
+            .next()
+            .unwrap_or_default()
+            .trim()
+            .to_owned(),
+    })
 }
 
 /// The end of `text`, where programs say why they failed, without cargo's progress.
@@ -119,5 +180,37 @@ mod tests {
             .map(|line| format!("{line}\n"))
             .collect();
         assert_eq!(last_lines(&long).lines().count(), SHOWN_LINES_MAX);
+    }
+
+    #[test]
+    fn an_interrupted_build_is_said_as_such() {
+        let mut build = Command::new("sh");
+        build.args(["-c", "echo '   Compiling a v1' >&2; kill -9 $$"]);
+        let error = output_of(&mut build, "mend it").unwrap_err().to_string();
+        assert!(error.contains("signal 9 ended it"), "{error}");
+        assert!(error.contains("run the command again"), "{error}");
+        assert!(!error.contains("mend it"), "{error}");
+    }
+
+    #[test]
+    fn cargo_says_how_far_it_is() {
+        let bar = "    Building [===>                      ] 34/233: serde_derive, toki…        ";
+        let progress = cargo_progress(bar).unwrap();
+        assert_eq!((progress.done, progress.total), (34, Some(233)));
+        assert_eq!(
+            (progress.unit, progress.now.as_str()),
+            ("crates", "serde_derive")
+        );
+        let blocked = "    Blocking waiting for file lock on build directory";
+        let progress = cargo_progress(blocked).unwrap();
+        assert!(progress.now.contains("build directory"), "{progress:?}");
+        for other in [
+            "",
+            "   Compiling serde v1.0.229",
+            "    Building [",
+            "error: x",
+        ] {
+            assert_eq!(cargo_progress(other), None, "{other}");
+        }
     }
 }

@@ -10,12 +10,13 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail, ensure};
 use object::{Object as _, ObjectSection as _};
 
-use crate::apt::Apt;
+use crate::apt::{self, Suite};
+use crate::interrupt::Folder;
 use crate::kernel::Kernel;
 use crate::lock::Lock;
 use crate::paths;
 use crate::process::{self, in_path, output_of};
-use crate::progress::say;
+use crate::progress::{Step, say};
 
 /// The last bpf-linker that builds with Rust 1.95.
 const BPF_LINKER_VERSION: &str = "0.10.4";
@@ -90,7 +91,7 @@ fn installed_nightly() -> Result<String> {
             return Ok(name.to_owned());
         }
     }
-    say("nightly", format_args!("installing {NIGHTLY_PINNED}"));
+    let step = Step::begin("nightly", format_args!("installing {NIGHTLY_PINNED}"));
     output_of(
         Command::new("rustup").args([
             "toolchain",
@@ -102,6 +103,7 @@ fn installed_nightly() -> Result<String> {
         ]),
         "check the network, or install any nightly yourself and name it in PLIMSOLL_NIGHTLY",
     )?;
+    step.done();
     Ok(NIGHTLY_PINNED.to_owned())
 }
 
@@ -109,10 +111,10 @@ fn installed_nightly() -> Result<String> {
 pub(crate) fn nightly_clippy(toolchain: &str) -> Result<()> {
     let mut version = Command::new("rustup");
     version.args(["run", toolchain, "cargo-clippy", "--version"]);
-    if process::run(&mut version)?.status.success() {
+    if process::run(&mut version)?.success() {
         return Ok(());
     }
-    say("clippy", format_args!("adding to {toolchain}"));
+    let _step = Step::begin("clippy", format_args!("adding to {toolchain}"));
     output_of(
         Command::new("rustup").args(["component", "add", "clippy", "--toolchain", toolchain]),
         "check the network, or name a nightly that has clippy in PLIMSOLL_NIGHTLY",
@@ -139,7 +141,7 @@ fn rust_src(toolchain: &str, library: &Path) -> Result<()> {
     if library.join("core/src/lib.rs").is_file() {
         return Ok(());
     }
-    say("rust-src", format_args!("adding to {toolchain}"));
+    let step = Step::begin("rust-src", format_args!("adding to {toolchain}"));
     let by_rustup = process::run(Command::new("rustup").args([
         "component",
         "add",
@@ -147,7 +149,8 @@ fn rust_src(toolchain: &str, library: &Path) -> Result<()> {
         "--toolchain",
         toolchain,
     ]))?;
-    if by_rustup.status.success() {
+    if by_rustup.success() {
+        step.done();
         return Ok(());
     }
     say(
@@ -156,10 +159,9 @@ fn rust_src(toolchain: &str, library: &Path) -> Result<()> {
     );
     let cache = paths::cache()?;
     let _lock = Lock::take(&cache)?;
-    let apt = Apt::open(&cache, "sid")?;
-    let unpacked =
-        tempfile::tempdir_in(&cache).context("cannot make a temporary folder in the cache")?;
-    apt.unpack("rust-src", unpacked.path())?;
+    let suite = Suite::open(&cache, "sid")?;
+    let unpacked = Folder::inside(&cache)?;
+    suite.unpack(&[("rust-src", unpacked.path().to_owned())])?;
     let source = fs::read_dir(unpacked.path().join("usr/src"))?
         .flatten()
         .map(|entry| entry.path().join("library"))
@@ -172,7 +174,7 @@ fn rust_src(toolchain: &str, library: &Path) -> Result<()> {
     let next = format!(
         "free some space or make {} writable; rustup said:\n{}",
         parent.display(),
-        process::merged(&by_rustup)
+        by_rustup.text()
     );
     output_of(
         Command::new("cp").arg("-RT").arg(&source).arg(library),
@@ -198,13 +200,16 @@ pub(crate) fn bpf_linker() -> Result<PathBuf> {
     if installed() {
         return Ok(linker);
     }
-    say(
+    let step = Step::begin(
         "bpf-linker",
-        format_args!("building {BPF_LINKER_VERSION} (one to five minutes, once)"),
+        format_args!("building {BPF_LINKER_VERSION} (once)"),
     );
     let mut install = process::cargo();
     install
-        .env_remove("CARGO_TARGET_DIR")
+        // It links three small objects: what counts is how soon it is there.
+        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
         .args([
             "install",
             "bpf-linker",
@@ -214,11 +219,17 @@ pub(crate) fn bpf_linker() -> Result<PathBuf> {
             "--force",
             "--root",
         ])
-        .arg(&tools);
-    output_of(
-        &mut install,
+        .arg(&tools)
+        // Not in the machine's temporary folder: an interrupted build goes on from here.
+        .arg("--target-dir")
+        .arg(tools.join("build"));
+    let output = process::run_cargo(&mut install, &step)?;
+    process::success(
+        &install,
+        &output,
         "check the network and that a C compiler is there (`apt-get install gcc libc6-dev`), then run the command again",
     )?;
+    step.done();
     ensure!(
         installed(),
         "{} does not run after its installation; delete {} and run the command again",
@@ -245,7 +256,7 @@ pub(crate) fn qemu() -> Result<PathBuf> {
             install.join(" ")
         );
     }
-    say("qemu", "installing Debian's qemu-system-x86");
+    let step = Step::begin("qemu", "installing Debian's qemu-system-x86");
     let apt_get = |arguments: &[&str]| {
         let mut command = Command::new("apt-get");
         command
@@ -254,7 +265,7 @@ pub(crate) fn qemu() -> Result<PathBuf> {
             .env("DEBIAN_FRONTEND", "noninteractive");
         command
     };
-    if !process::run(&mut apt_get(&install))?.status.success() {
+    if !process::run(&mut apt_get(&install))?.success() {
         // Most likely the lists are missing or old.
         output_of(
             &mut apt_get(&["update"]),
@@ -265,6 +276,7 @@ pub(crate) fn qemu() -> Result<PathBuf> {
             "install QEMU for x86-64 yourself, then run this command again",
         )?;
     }
+    step.done();
     in_path(QEMU)
         .with_context(|| format!("{QEMU} is still not in PATH after installing qemu-system-x86"))
 }
@@ -291,8 +303,12 @@ pub(crate) fn busybox() -> Result<PathBuf> {
         return Ok(cached);
     }
     let _lock = Lock::take(&cache)?;
-    say("busybox", "fetching Debian's busybox-static");
-    Apt::open(&cache, "bookworm")?.unpack("busybox-static", &folder)?;
+    if let Some(cached) = find() {
+        return Ok(cached);
+    }
+    apt::unpack_pinned(&cache, "bookworm", "busybox", &folder, |_| {
+        Ok(vec!["busybox-static".to_owned()])
+    })?;
     find().context("Debian's busybox-static holds no static busybox")
 }
 

@@ -1,6 +1,5 @@
 //! `cargo xtask vm`: any command, or a shell, in a guest.
 
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use clap::Args;
 
 use crate::guest::{CgroupLayout, Clock, Guest, GuestEnd, Topology};
 use crate::kernel::Kernel;
-use crate::progress::say;
+use crate::progress::{self, say};
 
 /// What a guest is and does.
 #[derive(Debug, Args)]
@@ -102,10 +101,10 @@ pub(crate) fn run(args: VmArgs) -> Result<u8> {
         }
     };
     let timeout = Duration::from_secs(args.timeout.unwrap_or(180));
-    let exit = guest.command(command).timeout(Some(timeout)).run(|line| {
-        // A closed stdout (a pager that ended) must not stop the guest.
-        let _ = writeln!(io::stdout(), "{line}");
-    })?;
+    let exit = guest
+        .command(command)
+        .timeout(Some(timeout))
+        .run(progress::print)?;
     match exit.end {
         GuestEnd::Status(_) => {}
         GuestEnd::TimedOut => say(

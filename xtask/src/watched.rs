@@ -1,7 +1,8 @@
-//! A long command: its lines as they come, and an end to it when it hangs.
+//! Running other programs: their lines as they come, kept for when they fail, and an end to what hangs.
 
 use std::io::Read;
-use std::process::{Command, Stdio};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::time::Duration;
 
@@ -11,31 +12,42 @@ use crate::interrupt;
 use crate::opportunity::Opportunity;
 use crate::process::shown;
 
-/// How often it is looked at whether it hangs.
+/// A program that says nothing for so long, not counting time that this machine had for others, hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20 * 60);
+/// How often a silent program is looked at.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
-/// Lines that may wait to be looked at; then the command waits.
+/// Lines that may wait to be looked at; then the program waits.
 const LINES_QUEUED_MAX: usize = 1024;
 /// Lines kept, the first ones. Longer lines are cut there.
 const LINES_KEPT_MAX: usize = 200_000;
-const LINE_BYTES_MAX: usize = 64 * 1024;
+const LINE_BYTES_MAX: usize = 1 << 20;
 
-/// A command that has ended.
+/// A program that has ended.
 #[derive(Debug)]
 pub(crate) struct Watched {
-    /// Both streams, a line as it came.
-    pub(crate) lines: Vec<String>,
-    /// Standard output alone.
-    pub(crate) stdout: Vec<String>,
-    /// Whether its status is 0.
-    pub(crate) success: bool,
+    /// How it ended.
+    pub(crate) status: ExitStatus,
     /// It was stopped: it said nothing for too long while it could run.
     pub(crate) hung: bool,
+    lines: Vec<Line>,
+}
+
+/// What a program says at once.
+#[derive(Debug)]
+struct Line {
+    text: String,
+    is_error: bool,
+    /// Of a progress bar: it ends with a carriage return, and the next one is written over it.
+    is_passing: bool,
 }
 
 impl Watched {
-    /// Runs it, gives each line to `on_line`, those of cargo's progress bar as well, and ends it and all that it has started when it says
-    /// nothing for `patience`, not counting time in which this machine kept it from running.
-    pub(crate) fn run(
+    /// Runs it, gives each line to `on_line`, those of progress bars as well, and ends it and all that it has started when it hangs.
+    pub(crate) fn run(command: &mut Command, on_line: impl FnMut(&str)) -> Result<Self> {
+        Self::run_with(command, PATIENCE, on_line)
+    }
+
+    fn run_with(
         command: &mut Command,
         patience: Duration,
         mut on_line: impl FnMut(&str),
@@ -46,36 +58,27 @@ impl Watched {
             .stderr(Stdio::piped())
             .env("TERM", "dumb")
             .env("CARGO_TERM_COLOR", "never")
-            .env("CARGO_TERM_PROGRESS_WHEN", "always")
-            .env("CARGO_TERM_PROGRESS_WIDTH", "100")
+            // Ctrl-C on the terminal is for this process alone, which ends all that it has started: see `interrupt`.
+            .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start `{}`: is it installed?", shown(command)))?;
         let mut quiet = Opportunity::of(child.id());
         let (sender, said) = mpsc::sync_channel(LINES_QUEUED_MAX);
-        read(child.stdout.take(), true, sender.clone());
-        read(child.stderr.take(), false, sender);
-        let mut watched = Self {
-            lines: Vec::new(),
-            stdout: Vec::new(),
-            success: false,
-            hung: false,
-        };
+        read(child.stdout.take(), false, sender.clone());
+        read(child.stderr.take(), true, sender);
+        let (mut lines, mut hung) = (Vec::new(), false);
         loop {
             match said.recv_timeout(BETWEEN_LOOKS) {
-                Ok((is_stdout, line)) => {
+                Ok(line) => {
                     quiet.restart();
-                    on_line(&line);
-                    if progress_in(&line).is_some() || watched.lines.len() >= LINES_KEPT_MAX {
-                        continue;
+                    on_line(&line.text);
+                    if !line.is_passing && lines.len() < LINES_KEPT_MAX {
+                        lines.push(line);
                     }
-                    if is_stdout {
-                        watched.stdout.push(line.clone());
-                    }
-                    watched.lines.push(line);
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     if quiet.passed() >= patience {
-                        watched.hung = true;
+                        hung = true;
                         interrupt::end_tree(child.id());
                         break;
                     }
@@ -83,58 +86,75 @@ impl Watched {
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
-        let status = child.wait().context("cannot wait for a command")?;
-        watched.success = status.success() && !watched.hung;
-        Ok(watched)
+        let status = child.wait().context("cannot wait for a program")?;
+        Ok(Self {
+            status,
+            hung,
+            lines,
+        })
     }
 
-    /// Both streams.
+    /// Whether it ended by itself with status 0.
+    pub(crate) fn success(&self) -> bool {
+        self.status.success() && !self.hung
+    }
+
+    /// Both streams, in the order in which they came.
     pub(crate) fn text(&self) -> String {
-        self.lines.join("\n")
+        self.joined(|_| true)
+    }
+
+    /// Standard output.
+    pub(crate) fn stdout(&self) -> String {
+        self.joined(|line| !line.is_error)
+    }
+
+    /// Standard error.
+    pub(crate) fn stderr(&self) -> String {
+        self.joined(|line| line.is_error)
+    }
+
+    fn joined(&self, which: impl Fn(&Line) -> bool) -> String {
+        let lines = self.lines.iter().filter(|line| which(line));
+        let texts: Vec<&str> = lines.map(|line| line.text.as_str()).collect();
+        texts.join("\n")
     }
 }
 
 /// Reads a stream to its end, in a thread of its own.
-fn read(
-    stream: Option<impl Read + Send + 'static>,
-    is_stdout: bool,
-    lines: SyncSender<(bool, String)>,
-) {
+fn read(stream: Option<impl Read + Send + 'static>, is_error: bool, lines: SyncSender<Line>) {
     let Some(mut stream) = stream else { return };
     std::thread::spawn(move || {
         let (mut buffer, mut line) = ([0; 8192], Vec::new());
+        let send = |line: &mut Vec<u8>, is_passing| {
+            let text = String::from_utf8_lossy(line).into_owned();
+            line.clear();
+            lines.send(Line {
+                text,
+                is_error,
+                is_passing,
+            })
+        };
         while let Ok(length @ 1..) = stream.read(&mut buffer) {
             for byte in &buffer[..length] {
-                // Cargo's bar ends with a carriage return.
-                let ends = matches!(byte, b'\n' | b'\r');
-                if !ends {
-                    line.push(*byte);
-                }
-                if (ends && !(*byte == b'\r' && line.is_empty())) || line.len() >= LINE_BYTES_MAX {
-                    let text = String::from_utf8_lossy(&line).into_owned();
-                    line.clear();
-                    if lines.send((is_stdout, text)).is_err() {
-                        return;
+                let ends = match byte {
+                    b'\n' => true,
+                    b'\r' => !line.is_empty(),
+                    byte => {
+                        line.push(*byte);
+                        line.len() >= LINE_BYTES_MAX
                     }
+                };
+                if ends && send(&mut line, *byte == b'\r').is_err() {
+                    return;
                 }
             }
         }
         if !line.is_empty() {
-            let _closed = lines.send((is_stdout, String::from_utf8_lossy(&line).into_owned()));
+            // Its receiver is gone when the program was stopped.
+            let _stopped = send(&mut line, false);
         }
     });
-}
-
-/// `34 of 120` in a line of cargo's progress bar: `Building [===>   ] 34/120: serde`.
-pub(crate) fn progress_in(line: &str) -> Option<String> {
-    let (before, after) = line.split_once("] ")?;
-    if !before.contains('[') || !line.trim_start().starts_with("Building") {
-        return None;
-    }
-    let (done, rest) = after.split_once('/')?;
-    let of: String = rest.chars().take_while(char::is_ascii_digit).collect();
-    (!done.is_empty() && done.bytes().all(|byte| byte.is_ascii_digit()) && !of.is_empty())
-        .then(|| format!("{done} of {of}"))
 }
 
 #[cfg(test)]
@@ -148,39 +168,49 @@ mod tests {
     }
 
     #[test]
-    fn cargos_bar() {
-        assert_eq!(
-            progress_in("    Building [=====>          ] 34/120: serde, log(build)").as_deref(),
-            Some("34 of 120")
-        );
-        for line in ["   Compiling a v1", "Building [=> ] x/3", "[a] 1/2", ""] {
-            assert_eq!(progress_in(line), None, "{line}");
-        }
-    }
-
-    #[test]
-    fn lines_and_status() {
+    fn lines_and_status_without_progress_bars() {
         let mut seen = Vec::new();
-        let script = "echo one; printf '   Building [> ] 1/2: a\\r' >&2; echo two >&2; exit 3";
-        let ended = Watched::run(&mut shell(script), Duration::MAX, |line| {
+        let script = "echo one; printf '  Building [> ] 1/2: a\\r  Building [=>] 2/2: b\\rerror: it broke\\nhelp' >&2; exit 3";
+        let ended = Watched::run(&mut shell(script), |line| {
             seen.push(line.trim().to_owned());
         })
         .unwrap();
         seen.sort();
-        assert_eq!(seen, ["Building [> ] 1/2: a", "one", "two"]);
-        assert_eq!(ended.stdout, ["one"]);
-        assert_eq!(ended.lines.len(), 2, "{:?}", ended.lines);
-        assert!(!ended.success && !ended.hung);
+        let expected = [
+            "Building [=>] 2/2: b",
+            "Building [> ] 1/2: a",
+            "error: it broke",
+            "help",
+            "one",
+        ];
+        assert_eq!(seen, expected);
+        assert_eq!(ended.stdout(), "one");
+        assert_eq!(ended.stderr(), "error: it broke\nhelp");
+        assert_eq!(ended.text().lines().count(), 3, "{ended:?}");
+        assert_eq!(ended.status.code(), Some(3));
+        assert!(!ended.success() && !ended.hung);
     }
 
     #[test]
     fn what_hangs_is_ended_with_what_it_has_started() {
-        let script = "echo up; sleep 1000 & echo $!; wait";
+        interrupt::install().unwrap();
+        // The second has lost its parent.
+        let script = "echo up; sleep 1000 & echo $!; (sleep 1001 & echo $!); wait";
         let patience = Duration::from_millis(1500);
-        let ended = Watched::run(&mut shell(script), patience, |_| {}).unwrap();
-        assert!(ended.hung && !ended.success);
-        let sleeper = format!("/proc/{}/cmdline", ended.stdout[1]);
-        let runs = std::fs::read_to_string(sleeper).unwrap_or_default();
-        assert!(!runs.contains("1000"), "its child still runs: {runs}");
+        let ended = Watched::run_with(&mut shell(script), patience, |_| {}).unwrap();
+        assert!(ended.hung && !ended.success());
+        let stdout = ended.stdout();
+        assert_eq!(stdout.lines().count(), 3, "{stdout}");
+        for pid in stdout.lines().skip(1) {
+            let sleeper = format!("/proc/{pid}/cmdline");
+            let runs = std::fs::read_to_string(sleeper).unwrap_or_default();
+            assert!(!runs.contains("sleep"), "its child still runs: {runs}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_is_missing_is_named() {
+        let error = Watched::run(&mut Command::new("/nowhere/cargo"), |_| {}).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/cargo"), "{error}");
     }
 }

@@ -24,6 +24,12 @@ struct Arguments {
     /// Ends with the result as JSON on standard output, too.
     #[arg(long)]
     json: bool,
+    /// Prints a line for each step that begins, for `cargo xtask demo`.
+    #[arg(long)]
+    steps: bool,
+    /// The guest's time counts instructions: says so beside the figures.
+    #[arg(long)]
+    instruction_time: bool,
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -33,5 +39,7 @@ fn main() -> anyhow::Result<ExitCode> {
         runs: arguments.runs,
         rate_mb_s: arguments.rate_mb_s,
         json: arguments.json,
+        steps: arguments.steps,
+        instruction_time: arguments.instruction_time,
     })
 }

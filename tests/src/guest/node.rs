@@ -180,11 +180,32 @@ impl Node {
             || super::process::wait_log(&log, "ready", Duration::from_secs(60)).is_some();
         ensure!(
             ready,
-            "pod {} did not come up: {}",
+            "pod {} did not write `ready` to {} within 60 s of the guest's time: {}",
             pod.name,
-            self.output(pod)
+            log.display(),
+            self.condition(pod, &running)
         );
         Ok(running)
+    }
+
+    /// What a pod's process is doing, what its cgroup holds and what it printed.
+    fn condition(&self, pod: &Pod, running: &Running) -> String {
+        let pid = running.process.pid();
+        let line = |path: String| fs::read_to_string(path).unwrap_or_default();
+        let status = line(format!("/proc/{pid}/status"));
+        let state = status
+            .lines()
+            .find_map(|line| line.strip_prefix("State:"))
+            .map_or("gone", str::trim);
+        let name = line(format!("/proc/{pid}/comm"));
+        let waits_in = line(format!("/proc/{pid}/wchan"));
+        let used = fs::read_to_string(self.cgroup_file(pod, "memory.current"));
+        format!(
+            "process {pid} ({}) is {state}, in the kernel at `{waits_in}`, its cgroup holds {} bytes, it printed: {:?}",
+            name.trim(),
+            used.as_deref().map_or("?", str::trim),
+            self.output(pod)
+        )
     }
 
     /// The event log of a pod's hog.

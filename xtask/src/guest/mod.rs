@@ -26,6 +26,7 @@ mod topology;
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
@@ -43,7 +44,7 @@ use crate::setup;
 
 use self::console::{Lines, status_in};
 use self::cpio::Archive;
-pub(crate) use self::programs::{OF_TESTS, build as build_programs, released};
+pub(crate) use self::programs::{OF_DEMO, OF_TESTS, build as build_programs, released};
 use self::qemu::Running;
 pub(crate) use self::topology::Topology;
 
@@ -303,7 +304,9 @@ impl Guest {
         let work = folder.path();
         let boot = self.kernel.boot()?;
         let initramfs = self.initramfs(&boot, work)?;
-        let qemu = self.qemu(&boot.image, &initramfs, work, false)?;
+        let mut qemu = self.qemu(&boot.image, &initramfs, work, false)?;
+        // Ctrl-C on the terminal is for this process alone: see `interrupt`.
+        qemu.process_group(0);
         let exit = self.follow(qemu, work, &mut on_line)?;
         self.collect(&work.join(FILES))?;
         Ok(exit)
@@ -454,7 +457,7 @@ impl Guest {
         let names: Vec<&str> = self.debian_packages.iter().map(String::as_str).collect();
         packages::install(&names, &mut archive)?;
         let own = if self.own_programs {
-            programs::build(self.programs, &mut |_| {})?
+            programs::build(self.programs)?
         } else {
             Vec::new()
         };

@@ -13,10 +13,10 @@ use object::elf::FileHeader64;
 use object::read::elf::{Dyn as _, FileHeader as _};
 
 use super::cpio::Archive;
-use crate::apt::Apt;
+use crate::apt::{self, Suite};
+use crate::interrupt::Folder;
 use crate::lock::Lock;
 use crate::paths;
-use crate::progress::say;
 
 /// The peers were measured as in this release.
 const SUITE: &str = "bookworm";
@@ -63,11 +63,11 @@ pub(super) fn install(packages: &[&str], archive: &mut Archive) -> Result<()> {
             }
             needed.extend(needed_by(file)?);
         }
-        for dependency in store.dependencies(package)? {
-            // Programs of dependencies (init systems, debconf) are not for a guest; libraries are.
-            if dependency.starts_with("lib") {
-                index(&store.unpacked(&dependency)?, &mut libraries)?;
-            }
+        // Programs of dependencies (init systems, debconf) are not for a guest; libraries are.
+        let dependencies = store.libraries(package)?;
+        store.fetch(&dependencies)?;
+        for dependency in &dependencies {
+            index(&store.folder.join(dependency), &mut libraries)?;
         }
         index(&root, &mut libraries)?;
     }
@@ -96,24 +96,54 @@ impl Store {
         if folder.is_dir() {
             return Ok(folder);
         }
-        say("packages", format_args!("fetching Debian's {package}"));
-        fs::create_dir_all(&self.folder)
-            .with_context(|| format!("cannot create {}", self.folder.display()))?;
-        let partial = tempfile::tempdir_in(&self.folder)
-            .context("cannot make a temporary folder in the cache")?;
-        let root = partial.path().join("root");
-        Apt::open(&self.cache, SUITE)?.unpack(package, &root)?;
+        let purpose = format!("package-{package}");
+        if apt::pinned(&purpose).is_empty() {
+            self.fetch(&[package.to_owned()])?;
+            return Ok(folder);
+        }
+        let partial = self.partial()?;
+        let root = partial.path().join(package);
+        apt::unpack_pinned(&self.cache, SUITE, &purpose, &root, |_| {
+            Ok(vec![package.to_owned()])
+        })?;
         fs::rename(&root, &folder).with_context(|| format!("cannot write {}", folder.display()))?;
         Ok(folder)
     }
 
-    /// All that `package` depends on, directly or not; kept beside the package, so that a filled cache needs no network.
-    fn dependencies(&self, package: &str) -> Result<Vec<String>> {
-        let known = self.folder.join(format!("{package}.depends"));
+    /// Puts the newest of each package that is not there yet beside the others.
+    fn fetch(&self, packages: &[String]) -> Result<()> {
+        let partial = self.partial()?;
+        let missing: Vec<(&str, PathBuf)> = packages
+            .iter()
+            .filter(|package| !self.folder.join(package).is_dir())
+            .map(|package| (package.as_str(), partial.path().join(package)))
+            .collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Suite::open(&self.cache, SUITE)?.unpack(&missing)?;
+        for (package, root) in missing {
+            let folder = self.folder.join(package);
+            fs::rename(&root, &folder)
+                .with_context(|| format!("cannot write {}", folder.display()))?;
+        }
+        Ok(())
+    }
+
+    fn partial(&self) -> Result<Folder> {
+        fs::create_dir_all(&self.folder)
+            .with_context(|| format!("cannot create {}", self.folder.display()))?;
+        Folder::inside(&self.folder)
+    }
+
+    /// The library packages that `package` depends on, directly or not; kept beside the package, so that a filled cache needs no
+    /// network.
+    fn libraries(&self, package: &str) -> Result<Vec<String>> {
+        let known = self.folder.join(format!("{package}.libraries"));
         if let Ok(text) = fs::read_to_string(&known) {
             return Ok(text.lines().map(str::to_owned).collect());
         }
-        let names = Apt::open(&self.cache, SUITE)?.depends(package, true)?;
+        let names = Suite::open(&self.cache, SUITE)?.libraries(package)?;
         fs::write(&known, names.join("\n"))
             .with_context(|| format!("cannot write {}", known.display()))?;
         Ok(names)
@@ -178,7 +208,9 @@ fn closure(
             continue;
         }
         let Some(path) = libraries.get(&name) else {
-            bail!("no Debian package that these depend on has the library {name}");
+            bail!(
+                "no Debian library package that these depend on has {name}: add the package that has it with --package"
+            );
         };
         needed.extend(needed_by(path)?);
         found.insert(name, path.clone());
@@ -221,6 +253,29 @@ mod tests {
             "{needed:?}"
         );
         assert_eq!(needed_in(b"#!/bin/sh"), None);
+    }
+
+    #[test]
+    fn libraries_are_found_in_lib_and_in_usr_lib() {
+        let root = tempfile::tempdir().unwrap();
+        for (folder, name) in [
+            ("lib/x86_64-linux-gnu", "libz.so.1.2.13"),
+            ("usr/lib/x86_64-linux-gnu", "libsctp.so.1.0.19"),
+        ] {
+            let folder = root.path().join(folder);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join(name), "").unwrap();
+            let link = name.splitn(4, '.').take(3).collect::<Vec<_>>().join(".");
+            std::os::unix::fs::symlink(name, folder.join(link)).unwrap();
+        }
+        let mut libraries = BTreeMap::new();
+        index(root.path(), &mut libraries).unwrap();
+        let needed = BTreeSet::from(["libz.so.1", "libsctp.so.1"].map(str::to_owned));
+        assert_eq!(
+            closure(needed, &libraries).unwrap().len(),
+            2,
+            "{libraries:?}"
+        );
     }
 
     #[test]

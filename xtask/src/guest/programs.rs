@@ -4,13 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use serde::Deserialize;
 
-use crate::progress::say;
-use crate::watched::{Watched, progress_in};
+use crate::progress::Step;
 use crate::{ebpf, paths, process};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -31,9 +29,6 @@ struct Message {
     executable: Option<PathBuf>,
 }
 
-/// A compiler that says nothing for so long, without counting time that this machine had for others, hangs.
-const PATIENCE: Duration = Duration::from_secs(20 * 60);
-
 /// What guest tests run: the agent, the load and the tests themselves. The rest is of benchmarks and of the demo.
 pub(crate) const OF_TESTS: &[&str] = &[
     "plimsoll",
@@ -43,12 +38,12 @@ pub(crate) const OF_TESTS: &[&str] = &[
     "guest_tests",
 ];
 
-/// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside: these, or all of them. `progress`
-/// hears how many crates are done. Once per xtask process, so that guests started later run the same build.
-pub(crate) fn build(
-    only: Option<&'static [&'static str]>,
-    progress: &mut dyn FnMut(String),
-) -> Result<Vec<PathBuf>> {
+/// What the demo runs.
+pub(crate) const OF_DEMO: &[&str] = &["plimsoll", "plimsoll-agent", "hog", "sampler", "story"];
+
+/// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside: these, or all of them.
+/// Once per xtask process, so that guests started later run the same build.
+pub(crate) fn build(only: Option<&'static [&'static str]>) -> Result<Vec<PathBuf>> {
     type Built = BTreeMap<Option<&'static [&'static str]>, Vec<PathBuf>>;
     static BUILT: Mutex<Built> = Mutex::new(BTreeMap::new());
     let mut built = match BUILT.lock() {
@@ -59,17 +54,13 @@ pub(crate) fn build(
         return Ok(programs.clone());
     }
     ebpf::build()?;
-    say(
-        "guest",
-        "building the agent and the guest programs (static)",
-    );
     let mut what = PACKAGES.to_vec();
     what.extend(["--profile", PROFILE]);
     match only {
         Some(names) => what.extend(names.iter().flat_map(|&name| ["--bin", name])),
         None => what.push("--bins"),
     }
-    let programs = cargo_build(&what, progress)?;
+    let programs = cargo_build("the agent and the guest programs", &what)?;
     built.insert(only, programs.clone());
     Ok(programs)
 }
@@ -77,18 +68,13 @@ pub(crate) fn build(
 /// Builds the programs as they are released, and returns their paths. Takes minutes.
 pub(crate) fn released() -> Result<Vec<PathBuf>> {
     ebpf::build()?;
-    say(
-        "guest",
-        "building the programs as they are released (static; minutes)",
-    );
     let packages = ["--package", "plimsoll", "--package", "plimsoll-trace"];
-    cargo_build(
-        &[&packages[..], &["--bins", "--release"]].concat(),
-        &mut |_| {},
-    )
+    let what = [&packages[..], &["--bins", "--release"]].concat();
+    cargo_build("the programs as they are released (minutes)", &what)
 }
 
-fn cargo_build(what: &[&str], progress: &mut dyn FnMut(String)) -> Result<Vec<PathBuf>> {
+fn cargo_build(name: &str, what: &[&str]) -> Result<Vec<PathBuf>> {
+    let step = Step::begin("guest", format_args!("building {name}"));
     let mut command = process::cargo();
     command
         .args(["build", "--locked"])
@@ -100,25 +86,14 @@ fn cargo_build(what: &[&str], progress: &mut dyn FnMut(String)) -> Result<Vec<Pa
         .env("RUSTFLAGS", "-Ctarget-feature=+crt-static")
         // A guest's files are in its memory.
         .env("CARGO_PROFILE_RELEASE_STRIP", "true");
-    let built = Watched::run(&mut command, PATIENCE, |line| {
-        if let Some(crates) = progress_in(line) {
-            progress(format!("crates {crates}"));
-        }
-    })?;
-    if !built.success {
-        let stderr: Vec<&str> = built
-            .lines
-            .iter()
-            .map(String::as_str)
-            .filter(|line| !line.starts_with('{'))
-            .collect();
-        bail!(
-            "building the guest's programs {}\n{}",
-            if built.hung { "hung" } else { "failed" },
-            process::last_lines(&stderr.join("\n"))
-        );
-    }
-    Ok(executables(&built.stdout.join("\n")))
+    let built = process::run_cargo(&mut command, &step)?;
+    process::success(
+        &command,
+        &built,
+        "mend what the compiler names, then run the command again",
+    )?;
+    step.done();
+    Ok(executables(&built.stdout()))
 }
 
 fn executables(messages: &str) -> Vec<PathBuf> {

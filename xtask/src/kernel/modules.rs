@@ -12,6 +12,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail, ensure};
 use object::{Object as _, ObjectSection as _};
 
+use crate::interrupt::Folder;
+
 /// The compressor that zram of 6.1 takes by default, a module of its own that nothing depends on: the kernel asks for it when a
 /// device is made. Newer ones have compressors inside.
 const COMPRESSOR: &str = "lzo_rle";
@@ -42,8 +44,7 @@ pub(super) fn keep(root: &Path, release: &str, into: &Path, busybox: &Path) -> R
         .parent()
         .context("the folder of modules has no parent")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
-    let partial = tempfile::tempdir_in(parent)
-        .context("cannot make a temporary folder beside the kernel's modules")?;
+    let partial = Folder::inside(parent)?;
     let whole = partial.path().join("modules");
     fs::create_dir(&whole).with_context(|| format!("cannot create {}", whole.display()))?;
     for (place, (name, content)) in package.contents.iter().enumerate() {

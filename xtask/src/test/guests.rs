@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use serde::Deserialize;
 
+use super::Outcome;
 use super::report::{self, GuestOutcome};
-use super::watch::Line;
-use super::{Outcome, minutes};
 use crate::guest::{Clock, Guest, GuestEnd, GuestExit, OF_TESTS};
 use crate::process;
+use crate::progress::{Progress, Step, minutes};
 
 /// The program that runs in the guests (tests/src/bin/guest_tests.rs).
 const GUEST_TESTS: &str = "guest_tests";
@@ -89,12 +89,11 @@ fn read(lines: &str, all: bool) -> Result<Vec<PlannedGuest>> {
 }
 
 /// Starts the guest, and says how far it is.
-pub(super) fn run(planned: &PlannedGuest, line: &Line<'_>) -> Outcome {
+pub(super) fn run(planned: &PlannedGuest, step: &Step) -> Outcome {
     let guest = match guest(planned) {
         Ok(guest) => guest,
         Err(error) => return Err(error).into(),
     };
-    line.say("starts");
     let mut failed = 0_u64;
     let mut times = Vec::new();
     let mut began = Instant::now();
@@ -102,12 +101,13 @@ pub(super) fn run(planned: &PlannedGuest, line: &Line<'_>) -> Outcome {
         if let Some((name, _)) = report::outcome(text) {
             times.push((began.elapsed(), name.to_owned()));
         }
-        if let Some(test) = text.strip_prefix("running ") {
-            let failures = match failed {
-                0 => String::new(),
-                failed => format!(", {failed} failed"),
-            };
-            line.say(format!("{test}{failures}"));
+        if let Some((test, number)) = report::begun(text) {
+            step.at(Progress {
+                done: number.saturating_sub(1),
+                total: Some(planned.tests.len() as u64),
+                unit: "tests",
+                now: format!("{failed} failed, {test}"),
+            });
             began = Instant::now();
         }
         if let Some((_, GuestOutcome::Failed)) = report::outcome(text) {

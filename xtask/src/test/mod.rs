@@ -9,10 +9,8 @@ mod cargo;
 mod flaky;
 mod guests;
 mod report;
-mod watch;
 
 use std::collections::VecDeque;
-use std::io::{self, Write as _};
 use std::process::Command;
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -21,11 +19,10 @@ use anyhow::Result;
 
 use self::guests::PlannedGuest;
 use self::report::Counts;
-use self::watch::Board;
-use crate::guest::{OF_TESTS, build_programs};
+use crate::guest::{OF_DEMO, OF_TESTS, build_programs};
 use crate::kernel::Kernel;
-use crate::progress::say;
-use crate::{ebpf, interrupt, process, setup};
+use crate::progress::{self, Step, minutes, say};
+use crate::{demo, ebpf, process, setup};
 
 /// Jobs at a time: what a small machine has CPUs for.
 const JOBS_AT_ONCE: usize = 2;
@@ -82,12 +79,13 @@ enum Job {
     Host,
     /// A guest.
     Guest(PlannedGuest),
+    /// The demo, as a newcomer runs it: it has to succeed.
+    Demo,
 }
 
 /// Runs the stages and prints the summary line; 1 on any failure.
 pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
     let started = Instant::now();
-    interrupt::install()?;
     // First, so that progress of a first-time set-up is not mixed with the stages. QEMU is what may need the user.
     if !quick {
         setup::qemu()?;
@@ -100,48 +98,48 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
             kernel.boot()?;
         }
     }
-    let board = Board::default();
     let mut told = Told::default();
-    board.watch(|| -> Result<()> {
-        told.stage("formatting", || {
-            passes(process::cargo().args(["fmt", "--all", "--check"])).into()
-        });
-        told.stage("formatting of ebpf", || {
-            let manifest = ["fmt", "--check", "--manifest-path", "ebpf/Cargo.toml"];
-            passes(process::cargo().args(manifest)).into()
-        });
-        // Before what embeds the object.
-        told.stage("BPF object", || ebpf::build().map(|_| ()).into());
-        let mut jobs = VecDeque::from([Job::Host]);
-        if quick {
-            say(
-                "test",
-                "guests left out (--quick): kernels 6.1, 6.12 and 7.2 were not tested",
-            );
-        } else {
-            match planned(all, &board, &mut told) {
-                Ok(guests) => jobs.extend(guests.into_iter().map(Job::Guest)),
-                Err(error) => told.stage("guests", || Err(error).into()),
+    told.stage("formatting", || {
+        passes(process::cargo().args(["fmt", "--all", "--check"])).into()
+    });
+    told.stage("formatting of ebpf", || {
+        let manifest = ["fmt", "--check", "--manifest-path", "ebpf/Cargo.toml"];
+        passes(process::cargo().args(manifest)).into()
+    });
+    // Before what embeds the object.
+    told.stage("BPF object", || ebpf::build().map(|_| ()).into());
+    let mut jobs = VecDeque::from([Job::Host]);
+    if quick {
+        say(
+            "test",
+            "guests left out (--quick): kernels 6.1, 6.12 and 7.2 were not tested",
+        );
+    } else {
+        match planned(all, &mut told) {
+            Ok(guests) => {
+                jobs.extend(guests.into_iter().map(Job::Guest));
+                jobs.push_back(Job::Demo);
             }
+            Err(error) => told.stage("guests", || Err(error).into()),
         }
-        at_once(jobs, &board, |ended| told.tell(&ended));
-        Ok(())
-    })?;
+    }
+    at_once(jobs, |ended| told.tell(&ended));
     flaky::tell(&told.failed_tests);
     say("test", format_args!("took {}", minutes(started.elapsed())));
-    println!("{}", told.sum);
+    progress::print(&told.sum.to_string());
     Ok(u8::from(told.sum.failed > 0))
 }
 
 /// The guests to start, once the programs for them are built.
-fn planned(all: bool, board: &Board, told: &mut Told) -> Result<Vec<PlannedGuest>> {
-    let line = board.line("programs for the guests");
+fn planned(all: bool, told: &mut Told) -> Result<Vec<PlannedGuest>> {
     let mut programs = Vec::new();
     told.stage("programs for the guests", || {
-        let built = build_programs(Some(OF_TESTS), &mut |progress| line.say(progress));
-        built.map(|built| programs = built).into()
+        let built = build_programs(Some(OF_TESTS)).and_then(|built| {
+            programs = built;
+            build_programs(Some(OF_DEMO))
+        });
+        built.map(|_| ()).into()
     });
-    drop(line);
     if programs.is_empty() {
         return Ok(Vec::new());
     }
@@ -155,7 +153,7 @@ fn planned(all: bool, board: &Board, told: &mut Told) -> Result<Vec<PlannedGuest
 }
 
 /// Does the jobs, some at a time, and gives each stage of them to `tell` when it ends.
-fn at_once(jobs: VecDeque<Job>, board: &Board, mut tell: impl FnMut(Ended)) {
+fn at_once(jobs: VecDeque<Job>, mut tell: impl FnMut(Ended)) {
     let jobs = Mutex::new(jobs);
     let (sender, ended) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -165,13 +163,13 @@ fn at_once(jobs: VecDeque<Job>, board: &Board, mut tell: impl FnMut(Ended)) {
                 // A poisoned queue means that a worker panicked; the scope passes that on.
                 while let Some(job) = jobs.lock().ok().and_then(|mut jobs| jobs.pop_front()) {
                     match job {
-                        Job::Host => host(board, &sender),
+                        Job::Host => host(&sender),
                         Job::Guest(guest) => {
-                            let name = guest.to_string();
-                            let line = board.line(&name);
-                            let stage = Ended::after(name, || guests::run(&guest, &line));
-                            let _closed = sender.send(stage);
+                            stage(&sender, &guest.to_string(), &|step| {
+                                guests::run(&guest, step)
+                            });
                         }
+                        Job::Demo => stage(&sender, "demo", &|_| demo::succeeds().into()),
                     }
                 }
             });
@@ -184,15 +182,17 @@ fn at_once(jobs: VecDeque<Job>, board: &Board, mut tell: impl FnMut(Ended)) {
 }
 
 /// What needs no guest.
-fn host(board: &Board, ended: &mpsc::Sender<Ended>) {
-    let stage = |name: &str, run: &dyn Fn(&watch::Line) -> Outcome| {
-        let line = board.line(name);
-        // Its receiver goes after the last sender.
-        let _closed = ended.send(Ended::after(name, || run(&line)));
-    };
-    stage("clippy", &|line| cargo::clippy(line).into());
-    stage("clippy of ebpf", &|_| ebpf::clippy().into());
-    stage("unit, golden and CLI tests", &cargo::test);
+fn host(ended: &mpsc::Sender<Ended>) {
+    stage(ended, "clippy", &|step| cargo::clippy(step).into());
+    stage(ended, "clippy of ebpf", &|step| ebpf::clippy(step).into());
+    stage(ended, "unit, golden and CLI tests", &cargo::test);
+}
+
+/// A stage that runs beside others.
+fn stage(ended: &mpsc::Sender<Ended>, name: &str, run: &dyn Fn(&Step) -> Outcome) {
+    let step = Step::begin("test", name);
+    // Its receiver goes after the last sender.
+    let _closed = ended.send(Ended::after(name, || run(&step)));
 }
 
 /// What has been told so far.
@@ -222,11 +222,7 @@ impl Told {
             "FAILED"
         };
         if outcome.counts.failed > 0 {
-            let _closed = writeln!(
-                io::stderr(),
-                "---- {name}\n{}\n----",
-                outcome.log.trim_end()
-            );
+            progress::show(&format!("---- {name}\n{}\n----", outcome.log.trim_end()));
         }
         for note in &outcome.notes {
             say("", note);
@@ -239,18 +235,14 @@ impl Told {
     }
 }
 
-fn minutes(time: Duration) -> String {
-    match time.as_secs() {
-        seconds @ 0..60 => format!("{seconds} s"),
-        seconds => format!("{} min {} s", seconds / 60, seconds % 60),
-    }
-}
-
 /// Whether a command succeeds; its words when it does not.
 fn passes(command: &mut Command) -> Result<()> {
-    process::output_of(
-        command,
-        &format!("run it yourself: `{}`", process::shown(command)),
-    )
-    .map(|_| ())
+    let _step = Step::begin("test", process::shown(command));
+    let next = by_hand(command);
+    process::output_of(command, &next).map(|_| ())
+}
+
+/// What to do about a command that fails.
+fn by_hand(command: &Command) -> String {
+    format!("run it yourself: `{}`", process::shown(command))
 }

@@ -122,7 +122,9 @@ pub(crate) fn of_guest_tests(lines: &[String], planned: &[String], status: u8) -
         }
     }
     let begun = lines.iter().rev().find_map(|line| begun(line));
-    told.during = begun.filter(|name| of(name).is_none()).map(str::to_owned);
+    told.during = begun
+        .map(|(name, _)| name.to_owned())
+        .filter(|name| of(name).is_none());
     // A program that says that all is well and ends with an error is not believed.
     if status != 0 {
         told.counts.failed = told.counts.failed.max(1);
@@ -135,10 +137,11 @@ pub(crate) fn moves(line: &str) -> bool {
     begun(line).is_some() || outcome(line).is_some()
 }
 
-/// The test in a line `running NAME (3 of 40)`.
-fn begun(line: &str) -> Option<&str> {
-    let (name, of) = line.trim().strip_prefix("running ")?.split_once(" (")?;
-    of.contains(" of ").then_some(name)
+/// The test in a line `running NAME (3 of 40)`, and its number.
+pub(crate) fn begun(line: &str) -> Option<(&str, u64)> {
+    let (name, number) = line.trim().strip_prefix("running ")?.split_once(" (")?;
+    let (number, _) = number.split_once(" of ")?;
+    Some((name, number.parse().ok()?))
 }
 
 /// What a line `test NAME ... OUTCOME (TIME)` says: name and outcome.

@@ -5,6 +5,7 @@
 //! order `leaky` is the one to go. Without an agent nothing happens until memory has run out; then the kernel's OOM killer goes
 //! by size and `oom_score_adj`.
 
+mod evidence;
 mod narrate;
 mod report;
 
@@ -46,6 +47,10 @@ pub struct Plan {
     pub rate_mb_s: u64,
     /// JSON on standard output at the end.
     pub json: bool,
+    /// A line for each step that begins, for `cargo xtask demo`.
+    pub steps: bool,
+    /// Time is executed instructions, and is reported as such.
+    pub instruction_time: bool,
 }
 
 /// One of the pods, with the memory that its process holds.
@@ -90,8 +95,8 @@ pub fn tell(plan: &Plan) -> anyhow::Result<ExitCode> {
         .context("protecting the narrator from the OOM killer")?;
     let mut reports = Vec::new();
     for run in 1..=plan.runs {
-        let narrator = Narrator::new(plan.runs == 1);
-        let report = tell_once(plan, &narrator)?;
+        let mut narrator = Narrator::new(plan.runs == 1, plan.steps);
+        let report = tell_once(plan, &mut narrator)?;
         if plan.runs == 1 {
             println!("{}", report.table());
         } else {
@@ -118,8 +123,23 @@ pub fn tell(plan: &Plan) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn tell_once(plan: &Plan, narrator: &Narrator) -> anyhow::Result<Report> {
+fn tell_once(plan: &Plan, narrator: &mut Narrator) -> anyhow::Result<Report> {
+    narrator.step("clearing the node");
     let node = Node::new()?;
+    let mut agent = None;
+    let told = tell_on(&node, plan, narrator, &mut agent);
+    told.map_err(|error| {
+        eprintln!("{}", evidence::of(&node, agent.as_mut()));
+        error.context(format!("{} failed", narrator.last_step()))
+    })
+}
+
+fn tell_on(
+    node: &Node,
+    plan: &Plan,
+    narrator: &mut Narrator,
+    agent: &mut Option<Agent>,
+) -> anyhow::Result<Report> {
     let total_bytes = memory::read()?.total_bytes;
     let threshold_bytes = total_bytes / THRESHOLD_SHARE / mib(1) * mib(1);
     let threshold = format!("memory.available<{}Mi", threshold_bytes >> 20);
@@ -131,23 +151,23 @@ fn tell_once(plan: &Plan, narrator: &Narrator) -> anyhow::Result<Report> {
         what,
     } in cast()
     {
+        narrator.step(&format!("starting pod {}", pod.name));
         let running = node.hog(&pod, &format!("hold --mb {holds_mb}"))?;
-        narrator.pod(&node, &pod, what);
+        narrator.pod(node, &pod, what);
         bystanders.push((pod, running));
     }
-    let mut agent = if plan.without {
-        None
-    } else {
-        Some(node.agent(&Options::hard(&threshold))?)
-    };
-    if let Some(agent) = &agent {
-        narrator.agent(&agent.started);
+    if !plan.without {
+        narrator.step("starting the agent");
+        let started = node.agent(&Options::hard(&threshold))?;
+        narrator.agent(&started.started);
+        *agent = Some(started);
     }
     let leaky = Pod::burstable("leaky", "64Mi").grace_s(5);
     let pre_mb = memory::read()?
         .working_set_available_bytes()
         .saturating_sub(threshold_bytes + RAMP_BYTES)
         >> 20;
+    narrator.step("starting pod leaky");
     let mut hog = node.hog(
         &leaky,
         &format!(
@@ -156,24 +176,26 @@ fn tell_once(plan: &Plan, narrator: &Narrator) -> anyhow::Result<Report> {
         ),
     )?;
     narrator.pod(
-        &node,
+        node,
         &leaky,
         &format!("leaks {} MB/s from now on", plan.rate_mb_s),
     );
 
+    narrator.step("letting pod leaky leak");
     let stalled_us = narrate::memory_stall_us();
-    let kills_before = kernel_kills(&node, &bystanders, &leaky);
+    let kills_before = kernel_kills(node, &bystanders, &leaky);
     let seen = watch(
         &hog,
         threshold_bytes,
         narrator,
         agent.as_mut(),
-        &node,
+        node,
         &leaky,
     )?;
+    narrator.step("counting who died");
     let stalled_us = narrate::memory_stall_us().saturating_sub(stalled_us);
     // The kill counters of cgroups that are gone by now went with them: those pods are in `seen`.
-    let mut kernel_kills = kernel_kills(&node, &bystanders, &leaky);
+    let mut kernel_kills = kernel_kills(node, &bystanders, &leaky);
     kernel_kills.retain(|pod, kills| *kills > kills_before.get(pod).copied().unwrap_or(0));
 
     let mut report = Report::new(
@@ -184,9 +206,11 @@ fn tell_once(plan: &Plan, narrator: &Narrator) -> anyhow::Result<Report> {
         seen,
         stalled_us,
     );
+    report.instruction_time = plan.instruction_time;
     report.kernel_kills_by_pod = kernel_kills;
     report.kernel_victims(&mut bystanders, &leaky)?;
-    if let Some(mut agent) = agent {
+    if let Some(agent) = agent.as_mut() {
+        narrator.step("waiting for what the agent says of the eviction");
         if report.seen.gone_ns.is_some() && !agent.evictions().any(|_| true) {
             // The bytes' return is reported after the process has gone.
             agent
@@ -197,12 +221,16 @@ fn tell_once(plan: &Plan, narrator: &Narrator) -> anyhow::Result<Report> {
         for finished in agent.evictions() {
             report
                 .victims
-                .push(Victim::evicted(finished, reason_of(&agent, &finished.pod)));
+                .push(Victim::evicted(finished, reason_of(agent, &finished.pod)));
         }
         report.evictions = agent.evictions().cloned().collect();
+    }
+    if let Some(agent) = agent.take() {
+        narrator.step("stopping the agent");
         report.stopped = Some(agent.stop()?);
     }
     report.judge(&leaky);
+    narrator.step("ending pod leaky");
     // Gone already when the story went well.
     let _gone = hog.process.signal(rustix::process::Signal::KILL);
     ensure!(

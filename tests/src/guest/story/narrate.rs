@@ -15,14 +15,30 @@ const BAR_WIDTH: u64 = 50;
 pub(super) struct Narrator {
     start: Instant,
     loud: bool,
+    steps: bool,
+    last_step: String,
 }
 
 impl Narrator {
-    pub(super) fn new(loud: bool) -> Self {
+    pub(super) fn new(loud: bool, steps: bool) -> Self {
         Self {
             start: Instant::now(),
             loud,
+            steps,
+            last_step: String::new(),
         }
+    }
+
+    /// What is done next; `cargo xtask demo` says it when the guest ends in the middle of it.
+    pub(super) fn step(&mut self, name: &str) {
+        name.clone_into(&mut self.last_step);
+        if self.steps {
+            println!("@@PLIMSOLL-STEP {name}@@");
+        }
+    }
+
+    pub(super) fn last_step(&self) -> &str {
+        &self.last_step
     }
 
     fn say(&self, line: &str) {
@@ -35,14 +51,10 @@ impl Narrator {
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let nodes = count("/sys/devices/system/node", "node");
         let cpus = count("/sys/devices/system/cpu", "cpu");
-        let siblings =
-            fs::read_to_string("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
-                .unwrap_or_default();
         self.say(&format!(
-            "a node: kernel {}, {}, {cpus} CPUs (cpu0's core has threads {}), {nodes} NUMA nodes",
+            "a node: kernel {}, {}, CPUs: {cpus}, NUMA nodes: {nodes}",
             kernel.trim(),
             bytes(total_bytes),
-            siblings.trim()
         ));
         if without {
             self.say(&format!(

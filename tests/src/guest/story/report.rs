@@ -11,6 +11,9 @@ use super::super::pod::Pod;
 use super::super::sampler::Seen;
 use super::super::table::{aligned, bytes, duration, since, times};
 
+/// What the figures are.
+const INSTRUCTION_TIME: &str = "times             instruction time: 1 ns for each instruction that the guest executed, idle time skipped";
+
 /// A pod that lost a process.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Victim {
@@ -36,6 +39,8 @@ impl Victim {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Report {
     without: bool,
+    /// Times count instructions of the guest, 1 ns each.
+    pub(super) instruction_time: bool,
     kernel: String,
     threshold_bytes: u64,
     total_bytes: u64,
@@ -65,6 +70,7 @@ impl Report {
             .to_owned();
         Self {
             without,
+            instruction_time: false,
             kernel,
             threshold_bytes,
             total_bytes,
@@ -281,6 +287,9 @@ impl Report {
                 stopped.cpu_ms,
                 bytes(stopped.rss_bytes)
             ));
+        }
+        if self.instruction_time {
+            add(INSTRUCTION_TIME.to_owned());
         }
         for problem in &self.problems {
             add(format!("PROBLEM           {problem}"));
