@@ -260,6 +260,19 @@ fn memory_that_lingers_in_an_empty_cgroup_holds_up_only_for_a_while() {
 }
 
 #[test]
+fn a_pod_lingers_only_by_a_figure_that_was_read_after_the_wait() {
+    let mut node = with_hog_leaving();
+    node.empty("hog");
+    // The agent was late, and what it attends to first is not a sample: its newest figure is from before the pod was empty.
+    node.now_ns += LINGER_AFTER_EMPTY_NS;
+    let web = PodUid::from("web");
+    let decisions = node.step(EventKind::PodRunning { uid: web });
+    assert_eq!(endings(&decisions), []);
+    node.uses("hog", 0);
+    assert_eq!(endings(&node.sample(MS)), [("hog", Ending::Freed)]);
+}
+
+#[test]
 fn grace_then_kill_then_help_then_stuck() {
     let mut node = with_hog_leaving();
     assert_eq!(killed(&node.sample(999 * MS)), []);

@@ -29,7 +29,8 @@ pub(crate) fn after(mut leaving: Leaving, usage_bytes: Option<u64>, now_ns: u64)
     if kill_now(&leaving, now_ns).is_some() {
         killed(&mut leaving, now_ns);
     }
-    ending(&leaving, usage_bytes, now_ns).map_or(Ok(leaving), Err)
+    // The figure is of this moment.
+    ending(&leaving, usage_bytes, now_ns, now_ns).map_or(Ok(leaving), Err)
 }
 
 /// Starts the leave of pods whose manifest is gone, kills those whose grace is over, and takes note of those that are gone.
@@ -44,6 +45,7 @@ pub(crate) fn decide(state: &mut NodeState, event: &Event, decisions: &mut Vec<D
     let mut gone = false;
     for (uid, pod) in &mut state.pods {
         let usage_bytes = pod.memory.map(|memory| memory.usage_bytes);
+        let read_ns = pod.memory.map_or(now_ns, |memory| memory.at_ns);
         let Some(leaving) = &mut pod.leaving else {
             continue;
         };
@@ -58,7 +60,7 @@ pub(crate) fn decide(state: &mut NodeState, event: &Event, decisions: &mut Vec<D
             leaving.released = true;
             decisions.push(Decision::ReleaseMemory { uid: uid.clone() });
         }
-        if let Some(ending) = ending(leaving, usage_bytes, now_ns) {
+        if let Some(ending) = ending(leaving, usage_bytes, read_ns, now_ns) {
             decisions.push(Decision::Finished {
                 uid: uid.clone(),
                 ending,
@@ -169,7 +171,12 @@ fn release_now(leaving: &Leaving, now_ns: u64) -> bool {
     overdue && leaving.empty_at_ns.is_none() && !leaving.released
 }
 
-fn ending(leaving: &Leaving, usage_bytes: Option<u64>, now_ns: u64) -> Option<Ending> {
+fn ending(
+    leaving: &Leaving,
+    usage_bytes: Option<u64>,
+    read_ns: u64,
+    now_ns: u64,
+) -> Option<Ending> {
     if let Some(empty_at_ns) = leaving.empty_at_ns {
         // 95 % back: usage at most a twentieth of what it was. No reading: the cgroup itself is gone.
         let back =
@@ -177,7 +184,9 @@ fn ending(leaving: &Leaving, usage_bytes: Option<u64>, now_ns: u64) -> Option<En
         if back {
             return Some(Ending::Freed);
         }
-        return (now_ns >= empty_at_ns.saturating_add(LINGER_AFTER_EMPTY_NS))
+        // Only a figure from after the wait shows that memory is still held: any event comes here, and the newest figure may be from
+        // before the cgroup was empty.
+        return (read_ns >= empty_at_ns.saturating_add(LINGER_AFTER_EMPTY_NS))
             .then_some(Ending::Lingering);
     }
     let tried_ns = leaving.kill_tried_ns?;
