@@ -24,7 +24,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for one more sample: an agent on a calm node takes its time.
 const SAMPLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// How often it is looked whether there was one. The agent makes the same answer for a moment.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 /// Lines that may wait for the test: more than any scene produces.
 const LINES_MAX: usize = 65_536;
 

@@ -11,7 +11,6 @@ use super::super::harness::{Done, Outcome, Test};
 use super::super::machines::{Machine, On};
 use super::super::node::Node;
 use super::super::pod::Pod;
-use super::scenarios::QUIET_SAMPLES;
 
 pub(super) const TESTS: &[Test] = &[
     Test {
@@ -71,7 +70,7 @@ fn broken_manifest() -> Outcome {
     // And one that breaks while it is known: its pod lives on, too.
     node.write_manifest("good.yaml", "kind: Pod\nspec: [\n")?;
     agent.warning(Duration::from_secs(20), &["good.yaml"])?;
-    agent.after_samples(QUIET_SAMPLES)?;
+    agent.after_samples(1)?;
     ensure!(
         running.process.is_running()?,
         "the pod died with its manifest: {}",
