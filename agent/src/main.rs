@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    plimsoll::cli::main()
+    plimsoll::commands::cli::main()
 }

@@ -1,8 +1,8 @@
 //! The control socket with a loop that is not one: what clients get, and what hostile ones cannot do.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
-#[path = "fixtures/seen.rs"]
-mod seen;
+#[path = "../src/testkit.rs"]
+mod testkit;
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,23 +12,28 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use plimsoll::control::client::{AskError, ask};
-use plimsoll::control::server::{AnswerSources, Bounds, Server};
-use plimsoll::control::{
-    Answer, RefusalKind, Request, Snapshot, SnapshotRequests, Snapshots, snapshots,
-};
 use plimsoll::host::{CgroupPath, HostRoot};
-use plimsoll::summary::Statistics;
+use plimsoll::record::snapshot::Snapshot;
+use plimsoll::serve::control::client::{AskError, ask};
+use plimsoll::serve::control::server::{AnswerSources, Bounds, Server};
+use plimsoll::serve::control::{
+    Answer, RefusalKind, Request, SnapshotRequests, Snapshots, snapshots,
+};
+use plimsoll::serve::summary::Statistics;
 use plimsoll_core::engine::Engine;
-use plimsoll_core::signal::Signal;
-use seen::MIB;
+use plimsoll_core::model::signal::Signal;
+use testkit::MIB;
 
 const PATIENCE: Duration = Duration::from_millis(400);
 
 /// An engine that has seen `pods` running pods, each with its index in MiB.
 fn engine(pods: u64) -> Engine {
-    let pods = (0..pods).map(|index| (seen::pod(&format!("p{index}"), seen::PLAIN), index));
-    seen::engine(seen::config(), &seen::events(pods, &[(2, 512)]), |_, _| {})
+    let pods = (0..pods).map(|index| (testkit::pod(&format!("p{index}"), testkit::PLAIN), index));
+    testkit::engine(
+        testkit::config(),
+        &testkit::events(pods, &[(2, 512)]),
+        |_, _| {},
+    )
 }
 
 /// A server with a loop that answers at once, or never.
@@ -57,7 +62,7 @@ fn serve(pods: u64) -> Fixture {
 }
 
 fn fixture(
-    source: plimsoll::control::SnapshotSource,
+    source: plimsoll::serve::control::SnapshotSource,
     given: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
 ) -> Fixture {

@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use plimsoll::host::knobs::{Outcome, PODS_LEDGER, Undone};
-use plimsoll::host::{HostRoot, Ledger, PodKill, PodMemoryFiles};
-use plimsoll::pod_cgroup;
+use plimsoll::host::{HostRoot, Ledger, PodMemoryFiles};
+use plimsoll::pods;
+use plimsoll::pods::kill::PodKill;
 
 const PODS: &str = "\
 apiVersion: v1
@@ -71,7 +72,7 @@ impl Node {
             }
         };
         let probe = node.ledger().create_cgroup(
-            pod_cgroup::pod_hierarchies(&mounts)[0].0,
+            pods::cgroup::pod_hierarchies(&mounts)[0].0,
             &node.root(),
             &[],
         );
@@ -282,13 +283,13 @@ fn a_command_runs_in_its_pods_cgroups_and_is_killed_with_them() {
     ))
     .unwrap();
     assert_eq!(
-        pod_cgroup::find(&mounts, &node.root(), &"default_burstable".into()),
+        pods::cgroup::find(&mounts, &node.root(), &"default_burstable".into()),
         Some(pod.clone())
     );
     let app = pod.join("app").unwrap();
 
     // Same pid, in the container's cgroup of every hierarchy, with its score.
-    for (hierarchy, _) in pod_cgroup::pod_hierarchies(&mounts) {
+    for (hierarchy, _) in pods::cgroup::pod_hierarchies(&mounts) {
         let procs = std::fs::read_to_string(hierarchy.dir(&app).join("cgroup.procs")).unwrap();
         assert!(
             procs.lines().any(|pid| pid == leader.id().to_string()),
@@ -374,7 +375,7 @@ fn a_command_runs_in_its_pods_cgroups_and_is_killed_with_them() {
     assert_eq!(pod_kill.sigterm().unwrap().processes, 2);
     leader.wait().unwrap();
     side.wait().unwrap();
-    assert!(pod_cgroup::is_populated(&mounts, &pod).unwrap() && pod_kill.is_populated().unwrap());
+    assert!(pods::cgroup::is_populated(&mounts, &pod).unwrap() && pod_kill.is_populated().unwrap());
     pod_kill.refresh().unwrap();
     assert_eq!(
         (
@@ -387,7 +388,7 @@ fn a_command_runs_in_its_pods_cgroups_and_is_killed_with_them() {
     pod_kill.kill().unwrap();
     pod_kill.release_memory().unwrap();
     wait_until("the pod is empty", || {
-        !pod_cgroup::is_populated(&mounts, &pod).unwrap()
+        !pods::cgroup::is_populated(&mounts, &pod).unwrap()
     });
     wait_until("its processes have left the lists", || {
         !pod_kill.is_populated().unwrap()
@@ -395,7 +396,7 @@ fn a_command_runs_in_its_pods_cgroups_and_is_killed_with_them() {
 
     // An agent removes what has ended, and the ledger the rest.
     wait_until("the cgroup can be removed", || {
-        pod_cgroup::remove_empty(&mounts, &pod).unwrap()
+        pods::cgroup::remove_empty(&mounts, &pod).unwrap()
     });
     assert!(
         memory.read().unwrap_err().is_vanished(),
@@ -489,7 +490,7 @@ fn a_fork_storm_is_killed_without_cgroup_kill() {
         node.cgroup_root
     ))
     .unwrap();
-    let dir = pod_cgroup::pod_hierarchies(&mounts)[0]
+    let dir = pods::cgroup::pod_hierarchies(&mounts)[0]
         .0
         .dir(&pod.join("app").unwrap());
     wait_until("many children", || {
@@ -504,11 +505,11 @@ fn a_fork_storm_is_killed_without_cgroup_kill() {
     assert!(!pod_kill.has_cgroup_kill());
     wait_until("the pod is empty", || {
         pod_kill.kill().unwrap();
-        !pod_cgroup::is_populated(&mounts, &pod).unwrap()
+        !pods::cgroup::is_populated(&mounts, &pod).unwrap()
     });
     leader.wait().unwrap();
     wait_until("the cgroup can be removed", || {
-        pod_cgroup::remove_empty(&mounts, &pod).unwrap()
+        pods::cgroup::remove_empty(&mounts, &pod).unwrap()
     });
 }
 

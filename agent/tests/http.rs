@@ -10,15 +10,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use plimsoll::control::{Snapshot, SnapshotRequests, Snapshots, snapshots};
 use plimsoll::host::{CgroupPath, HostRoot};
-use plimsoll::http::{Answers, Bounds, Server, address, bind};
-use plimsoll::summary::Statistics;
-use plimsoll::tally::Tally;
+use plimsoll::record::snapshot::Snapshot;
+use plimsoll::record::tally::Tally;
+use plimsoll::serve::control::{SnapshotRequests, Snapshots, snapshots};
+use plimsoll::serve::http::{Answers, Bounds, Server, address, bind};
+use plimsoll::serve::summary::Statistics;
 use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::event::{Event, EventKind, NodeMemory, Sample};
-use plimsoll_core::pod::Pod;
-use plimsoll_core::reading::{
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::event::{Event, EventKind, NodeMemory, Sample};
+use plimsoll_core::model::reading::{
     ContainerStorage, FileSystemReading, PodStorage, StorageReading, Used, VolumeStorage,
 };
 

@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use agent::Agent;
 use plimsoll::host::cgroup::{CgroupPath, Controller};
 use plimsoll::host::{HostRoot, Ledger};
-use plimsoll::pod_cgroup;
+use plimsoll::pods;
 use serde_json::Value;
 
 const PODS: &str = "\
@@ -95,7 +95,8 @@ fn limits_are_told_by_every_mechanism() {
         for line in memory.iter().chain(&kills).chain(&throttled) {
             assert_eq!(line["pod"], "default/tight", "{line}");
         }
-        let kubepods = pod_cgroup::kubepods_path(&CgroupPath::new(&cgroup_root).unwrap()).unwrap();
+        let kubepods =
+            pods::cgroup::kubepods_path(&CgroupPath::new(&cgroup_root).unwrap()).unwrap();
         let memory = mounts.hierarchy_of(Controller::Memory).unwrap();
         assert!(
             !memory.has(&kubepods),

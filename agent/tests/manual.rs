@@ -189,7 +189,7 @@ fn what_is_hidden_is_not_offered() {
         for hidden in ["load-programs", "Do not read the rings before the end"] {
             assert!(!script.contains(hidden), "{shell}: {hidden}");
         }
-        assert!(script.contains("run-queue-one-in"), "{shell}");
+        assert!(script.contains("window-ms"), "{shell}");
     }
 }
 

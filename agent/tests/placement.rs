@@ -12,21 +12,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use plimsoll::act::placement::checkpoint::{CHECKPOINT, Checkpoint, PlacementLock};
+use plimsoll::act::placement::witness::Witness;
+use plimsoll::act::placement::{Applier, Options, Outcome, Place, PodQuotas, Wanted, online_cpus};
 use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use plimsoll::host::cpuset::Cpuset;
 use plimsoll::host::knobs::PODS_LEDGER;
-use plimsoll::host::{HostRoot, Ledger, PodKill};
-use plimsoll::placement::checkpoint::{CHECKPOINT, Checkpoint, PlacementLock};
-use plimsoll::placement::witness::Witness;
-use plimsoll::placement::{Applier, Options, Outcome, Place, PodQuotas, Wanted, online_cpus};
-use plimsoll::pod_cgroup;
-use plimsoll_core::cgroup_config::{NodeCapacity, QosSettings};
-use plimsoll_core::cpu_set::CpuSet;
-use plimsoll_core::numa_mask::NumaMask;
+use plimsoll::host::{HostRoot, Ledger};
+use plimsoll::pods;
+use plimsoll::pods::kill::PodKill;
+use plimsoll_core::kube::cgroup_config::{NodeCapacity, QosSettings};
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::assignments::{Assignment, Assignments};
+use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::memory::Block;
-use plimsoll_core::pod::Pod;
-use plimsoll_core::units::PodUid;
+use plimsoll_core::placement::numa_mask::NumaMask;
 
 const PODS: &str = "\
 apiVersion: v1
@@ -93,7 +94,7 @@ impl Node {
                 mounts,
             };
             let mut ledger = Ledger::open(&place.host, dir.path().join(PODS_LEDGER)).unwrap();
-            pod_cgroup::create_placed(&place.mounts, &place.cgroup_root, &mut ledger)
+            pods::cgroup::create_placed(&place.mounts, &place.cgroup_root, &mut ledger)
                 .map_err(|error| error.to_string())?;
             Ok(place)
         });
@@ -142,8 +143,8 @@ impl Node {
 
     fn path(&self, uid: &str) -> CgroupPath {
         let pod = PodUid::from(uid);
-        let found = pod_cgroup::find(&self.place.mounts, &self.place.cgroup_root, &pod);
-        pod_cgroup::container_path(&found.unwrap(), "main").unwrap()
+        let found = pods::cgroup::find(&self.place.mounts, &self.place.cgroup_root, &pod);
+        pods::cgroup::container_path(&found.unwrap(), "main").unwrap()
     }
 
     fn cpus(&self, uid: &str) -> CpuSet {
@@ -186,7 +187,7 @@ impl Node {
                 BTreeMap::from([("main".into(), own_nodes)]),
             )
         });
-        let (pods, _) = plimsoll::source::manifests::read_file(&self.dir.path().join("pods.yaml"));
+        let (pods, _) = plimsoll::input::manifests::read_file(&self.dir.path().join("pods.yaml"));
         let (settings, node) = (QosSettings::default(), NodeCapacity::default());
         let quotas = |pod: &Pod| (pod.uid(), PodQuotas::of(pod, &settings, &node));
         Wanted {
@@ -213,7 +214,7 @@ fn end_pod(place: &Place, pod: &CgroupPath) -> bool {
         kill.kill().ok();
     }
     let start = Instant::now();
-    while !pod_cgroup::remove_empty(&place.mounts, pod).is_ok_and(|is_gone| is_gone) {
+    while !pods::cgroup::remove_empty(&place.mounts, pod).is_ok_and(|is_gone| is_gone) {
         if start.elapsed() > PATIENCE {
             return false;
         }
@@ -237,7 +238,7 @@ impl Drop for Node {
     fn drop(&mut self) {
         for uid in [ALONE, OTHER, LATE] {
             let pod = PodUid::from(uid);
-            let found = pod_cgroup::find(&self.place.mounts, &self.place.cgroup_root, &pod);
+            let found = pods::cgroup::find(&self.place.mounts, &self.place.cgroup_root, &pod);
             if let Some(pod) = found {
                 end_pod(&self.place, &pod);
             }
@@ -415,7 +416,7 @@ fn a_refused_pod_is_not_started_and_a_damaged_file_stops_nobody() {
     let other = [OTHER, LATE].map(|uid| node.path(uid));
     for path in other {
         let pod = CgroupPath::new(path.as_path().parent().unwrap().to_str().unwrap()).unwrap();
-        assert!(pod_cgroup::remove_empty(&node.place.mounts, &pod).unwrap());
+        assert!(pods::cgroup::remove_empty(&node.place.mounts, &pod).unwrap());
     }
 }
 

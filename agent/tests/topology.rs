@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-use plimsoll_core::machine::Machine;
+use plimsoll_core::placement::machine::Machine;
 
 const REFERENCE: &str = include_str!("../../docs/reference/machine.md");
 

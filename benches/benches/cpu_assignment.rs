@@ -7,14 +7,14 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use plimsoll_core::cpu_set::CpuSet;
+use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::placement::cpu_assignment::{CpuLayout, CpuSorting};
+use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::cpu_static::{
     CpuReservation, CpuState, StaticCpuPolicy, StaticCpuSettings,
 };
 use plimsoll_core::placement::hints::LISTED_NODES_MAX;
-use plimsoll_core::pod::Pod;
-use plimsoll_core::topology::{Cpu, CpuTopology};
+use plimsoll_core::placement::topology::{Cpu, CpuTopology};
 
 /// Two sockets of half the nodes each; two threads per core, numbered half the CPUs apart; two caches per node.
 fn machine(nodes: u32, cores_per_node: u32) -> CpuTopology {

@@ -4,14 +4,14 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use plimsoll_core::decision::Decision;
 use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::event::{Cause, Event, EventKind, NodeMemory, PodMemory, Sample};
-use plimsoll_core::options::{EvictionOptions, Foresight, Victims};
-use plimsoll_core::pod::Pod;
-use plimsoll_core::policy::rank::ImageFsLayout;
-use plimsoll_core::threshold::{ThresholdSettings, for_layout};
-use plimsoll_core::units::PodUid;
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::decision::Decision;
+use plimsoll_core::model::event::{Cause, Event, EventKind, NodeMemory, PodMemory, Sample};
+use plimsoll_core::model::options::{EvictionOptions, Foresight, Victims};
+use plimsoll_core::model::threshold::{ThresholdSettings, for_layout};
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::memory::rank::ImageFsLayout;
 use serde_json::json;
 
 const PODS: u64 = 250;

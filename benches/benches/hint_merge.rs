@@ -4,10 +4,10 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use plimsoll_core::numa_mask::NumaMask;
 use plimsoll_core::placement::TopologyHint;
 use plimsoll_core::placement::hints::{HintRule, HintSet, Need, Preference, ProviderHints};
 use plimsoll_core::placement::merge::{NumaDistances, NumaInfo, TopologyPolicy, merge};
+use plimsoll_core::placement::numa_mask::NumaMask;
 
 fn numa(nodes: u32, closest: bool) -> NumaInfo {
     let nodes: NumaMask = (0..nodes).collect();

@@ -3,8 +3,8 @@
 use std::hint::black_box;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
-use plimsoll_core::policy::rank::{Nanos, RankRow, Ranking};
-use plimsoll_core::units::PodUid;
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::memory::rank::{Nanos, RankRow, Ranking};
 
 /// Rows in a scattered but fixed order: few priorities, and requests that some pods exceed, so that every comparator works.
 fn rows(count: u64) -> Vec<RankRow> {

@@ -8,6 +8,9 @@
 //! Every charge of memory passes `page_counter_try_charge` once per batch (64 pages, 512 for a huge page), so this runs a few
 //! thousand times a second on a busy node: one atomic add, one load. The function also serves swap and huge page counters;
 //! counting them makes records earlier, never later. Needs no offset of any kernel structure.
+//!
+//! The record carries the total, so that the agent need not ask for it, and the number of the newest arming, by which the agent
+//! knows whether the record answers what it asked for last ([`charges::GENERATION`]).
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::fentry, programs::FEntryContext};
 use plimsoll_abi::{ChargesReached, Kind, charges, last_line::seen};
@@ -40,13 +43,17 @@ pub fn charges_count(ctx: FEntryContext) -> u32 {
         return 0;
     }
     note_crossing();
+    let generation = CHARGES
+        .get_ptr(charges::GENERATION)
+        // SAFETY: a map value.
+        .map_or(0, |word| unsafe { word.read_volatile() });
     let sent = send_critical(Kind::ChargesReached, |record: *mut ChargesReached| {
         // SAFETY: reserved for this type.
         unsafe {
             record.write(ChargesReached {
                 header: header(Kind::ChargesReached, 0),
                 charged_pages,
-                threshold_pages,
+                generation,
             });
         }
     });

@@ -9,7 +9,7 @@
 //! - [`last_line_retry`], when the page allocator is about to give up, by its own figures. Works where the addresses of the kernel's counters
 //!   are hidden, too.
 //!
-//! Whoever is killed is `current`: in the few places where memory is charged from an interrupt that may be a condemned pod's task which
+//! The process that is killed is `current`: in the few places where memory is charged from an interrupt that may be a condemned pod's task which
 //! did not ask for it. Kernel threads and process 1 are refused by the kernel.
 
 use aya_ebpf::{

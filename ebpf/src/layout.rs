@@ -16,9 +16,7 @@ pub(crate) static LAYOUT: Layout = ZERO;
 pub(crate) static CONFIG: Config = Config {
     window_ns: 0,
     memory_is_v1: 0,
-    run_queue_one_in: 0,
     psi_is_on: 0,
-    pad: 0,
 };
 
 const ZERO: Layout = {

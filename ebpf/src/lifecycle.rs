@@ -1,7 +1,7 @@
 //! Cgroups coming, going, filling and emptying.
 //!
 //! Four tracepoints of the kernel's `cgroup` system as `tp_btf` programs: arguments are typed, and no tracefs is needed.
-//! Every hierarchy reports here, v1 ones too; `hierarchy_id` tells them apart.
+//! Every hierarchy reports here, v1 ones too; `hierarchy_id` says which it is.
 
 use aya_ebpf::{
     helpers::generated::bpf_probe_read_kernel_str, macros::btf_tracepoint,

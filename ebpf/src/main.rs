@@ -1,6 +1,6 @@
 //! Plimsoll's programs in the kernel.
 //!
-//! Problem: one object file must load on every kernel of the test matrix, tell the truth about what happens there, and
+//! Problem: one object file must load on every kernel of the test matrix, report exactly what happens there, and
 //! cost next to nothing while nothing happens. Approach: typed loads at offsets that the agent found by name in the
 //! running kernel's BTF ([`layout`]), three rings whose every drop is counted ([`record`]), running totals instead of one
 //! record per event where events come in floods ([`maps`]), and one file per hook family for the programs.
@@ -29,9 +29,7 @@ mod processes;
 mod reclaim;
 mod record;
 mod refault;
-mod run_queue;
 mod stall;
-mod threshold;
 mod throttle;
 
 /// The helpers used here are for GPL-compatible programs only.

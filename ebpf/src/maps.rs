@@ -1,50 +1,35 @@
 //! All maps.
 //!
 //! Every hash map is preallocated: neither a program nor the agent allocates kernel memory to use one, which matters
-//! because they are used when there is none left. One is not, [`RUN_QUEUE`]: it is nobody's safety, and whole it would take 220 KiB
-//! of every CPU.
+//! because they are used when there is none left.
 
 use aya_ebpf::{
-    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
+    bindings::BPF_F_MMAPABLE,
     macros::map,
-    maps::{Array, HashMap, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf},
+    maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
 };
 use plimsoll_abi::{
-    COUNTERS, CRITICAL_BYTES, FILTER_WORDS, KIND_SLOTS, MANIFEST_BYTES, WATCHES, agent, charges,
-    last_line, memory_totals, oom_totals, process_totals, refault_totals, run_queue_totals, seen,
-    stall_totals, stalled, throttle_totals, watch,
+    COUNTERS, CRITICAL_BYTES, KIND_SLOTS, MANIFEST_BYTES, charges, last_line, memory_totals,
+    oom_totals, process_totals, refault_totals, stall_totals, stalled, throttle_totals,
 };
 
-/// What leads to a decision at once: each record wakes the agent. No flood can fill it: half of it takes only records that the
-/// agent has asked for, each once.
+/// What leads to a decision at once: each record wakes the agent. No flood can fill it: a part of it takes only the record that the
+/// agent has armed (`plimsoll_abi::CRITICAL_RESERVED_BYTES`).
 #[map]
 pub(crate) static CRITICAL: RingBuf = RingBuf::with_byte_size(CRITICAL_BYTES, 0);
 
-/// Cgroups and processes that come and go. Whoever has a cgroup of his own can flood it; the agent then reads cgroupfs. Wakes the
+/// Cgroups and processes that come and go. Any user with a delegated cgroup can flood it; the agent then reads cgroupfs. Wakes the
 /// agent when that has read all there was.
 #[map]
 pub(crate) static LIFECYCLE: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
-/// Aggregated: no wakeup, the agent looks now and then (`run` at its housekeeping, `events` every 20 ms).
+/// Aggregated: no wakeup, the agent polls it (`run` at its housekeeping, `events` every 20 ms).
 #[map]
 pub(crate) static PRESSURE: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
 /// Produced, dropped and folded by kind, and untracked (`plimsoll_abi::produced` and its siblings give the index).
 #[map]
 pub(crate) static COUNTS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS, 0);
-
-/// `page_counter` address → what is armed for it (`plimsoll_abi::watch`). Written by the agent, whose update replaces
-/// the element as a whole; the program only clears `ARMED`.
-#[map]
-pub(crate) static WATCH: HashMap<u64, [u64; watch::WORDS]> = HashMap::with_max_entries(WATCHES, 0);
-
-/// One bit per watched counter (`plimsoll_abi::filter_bit`). Written by the agent.
-#[map]
-pub(crate) static FILTER: Array<[u64; FILTER_WORDS]> = Array::with_max_entries(1, 0);
-
-/// The counter behind the agent's last read of `memory.current` (`plimsoll_abi::seen`).
-#[map]
-pub(crate) static SEEN: Array<[u64; seen::WORDS]> = Array::with_max_entries(1, 0);
 
 /// What is charged in all, and the total to report (`plimsoll_abi::charges`).
 #[map]
@@ -68,9 +53,9 @@ pub(crate) static CONDEMNED: HashMap<u64, [u64; last_line::condemned::WORDS]> =
 pub(crate) static LAST_LINE_KILLS: HashMap<u64, [u64; last_line::kills::WORDS]> =
     HashMap::with_max_entries(256, 0);
 
-/// Cgroup id of a pod → how many of its kills the agent has told. The agent's own: here, so that the next one knows.
+/// Cgroup id of a pod → how many of its kills the agent has reported. Only agents use it: it is here so that the next one knows.
 #[map]
-pub(crate) static LAST_LINE_TOLD: HashMap<u64, u64> = HashMap::with_max_entries(256, 0);
+pub(crate) static KILLS_REPORTED: HashMap<u64, u64> = HashMap::with_max_entries(256, 0);
 
 /// Process → when the last line killed it.
 #[map]
@@ -94,10 +79,6 @@ pub(crate) static MEMORY: HashMap<[u64; 2], [u64; memory_totals::WORDS]> =
 #[map]
 pub(crate) static OOM_KILLS: HashMap<u64, [u64; oom_totals::WORDS]> =
     HashMap::with_max_entries(4096, 0);
-
-/// Of the agent that runs now (`plimsoll_abi::agent`). Written by the agent.
-#[map]
-pub(crate) static AGENT: Array<u64> = Array::with_max_entries(agent::WORDS, 0);
 
 /// What the agent has read, by CPU and kind. No program uses it: it is here so that it lives as long as the counts of the
 /// programs. The agent maps it, and gives it room for the CPUs there are.
@@ -135,16 +116,11 @@ pub(crate) static REFAULTS: HashMap<[u64; 2], [u64; refault_totals::WORDS]> =
 pub(crate) static PROCESSES: HashMap<u64, [u64; process_totals::WORDS]> =
     HashMap::with_max_entries(4096, 0);
 
-/// Cgroup id → `plimsoll_abi::run_queue_totals`. Only the agent adds and removes entries: those are the cgroups that are watched.
-#[map]
-pub(crate) static RUN_QUEUE: PerCpuHashMap<u64, [u64; run_queue_totals::WORDS]> =
-    PerCpuHashMap::with_max_entries(1024, BPF_F_NO_PREALLOC);
-
 /// NUMA node (or [`DIRECT`]) → [last sent ns, count].
 #[map]
 pub(crate) static NODE_RECLAIM: Array<[u64; 2]> = Array::with_max_entries(DIRECT + 1, 0);
 
-/// NUMA nodes told apart; a node beyond shares the last entry.
+/// NUMA nodes with an entry each; a node beyond shares the last one.
 pub(crate) const NODES: u32 = 64;
 
 /// Index of direct reclaim in [`NODE_RECLAIM`].

@@ -92,7 +92,7 @@ fn may_send(cgroup_id: u64, folded: usize) -> bool {
             atomic::swap(&raw mut (*totals)[oom_totals::SENT], 0);
         }
         let sent = atomic::add_and_get(&raw mut (*totals)[oom_totals::SENT], 1);
-        // A choice that is told leaves room for its victim, so that no kill is both told and counted here.
+        // A choice that is sent leaves room for its victim, so that no kill is both sent and counted here.
         let last = OOM_RECORDS_PER_WINDOW - u64::from(folded == oom_totals::CHOICES);
         if sent <= last && critical_has_room() {
             return true;

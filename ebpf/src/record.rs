@@ -1,6 +1,6 @@
 //! Sending records, and counting those that could not be sent.
 //!
-//! Three rings, so that none of them can be filled by somebody whom the others concern: what leads to a decision, what comes and
+//! Three rings, so that a flood in one does not fill another: what leads to a decision, what comes and
 //! goes, what is aggregated.
 
 use aya_ebpf::{

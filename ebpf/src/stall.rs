@@ -1,7 +1,7 @@
 //! How long tasks are held up for want of memory, by cgroup and cause.
 //!
 //! The kernel marks every such wait with `psi_memstall_enter` and `psi_memstall_leave`: reclaim, throttling by `memory.high`,
-//! compaction, refaults. One can be inside another; only the outermost counts, as in PSI. Parts of it are told apart: reclaim because
+//! compaction, refaults. One can be inside another; only the outermost counts, as in PSI. Parts of it are counted separately: reclaim because
 //! of a limit (with the owner of the limit), reclaim because the node is short, and the sleep that `memory.high` imposes, which is the
 //! only `schedule_timeout_killable` inside a stall.
 //!
@@ -44,7 +44,7 @@ pub fn stall_enter(_ctx: FEntryContext) -> u32 {
     0
 }
 
-/// Whether the current task, which has an entry, is in a stall. Without PSI nobody but the entry knows.
+/// Whether the current task, which has an entry, is in a stall. Without PSI only the entry knows.
 #[inline(always)]
 fn is_inside_another() -> bool {
     if config!(psi_is_on) == 0 {

@@ -55,7 +55,7 @@ pub fn throttle_start(ctx: FExitContext) -> u32 {
 #[fentry(function = "unthrottle_cfs_rq")]
 pub fn throttle_stop_begin(ctx: FEntryContext) -> u32 {
     if let Some(since_ns) = THROTTLED.get_ptr_mut(0) {
-        // SAFETY: this CPU's value, which nobody else touches until the function ends; a typed member of a typed argument.
+        // SAFETY: this CPU's value, which nothing else touches until the function ends; a typed member of a typed argument.
         unsafe { *since_ns = load_u64(ctx.arg(0), offset!(cfs_rq_throttled_clock)) };
     }
     0

@@ -7,14 +7,14 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_core::cpu_set::CpuSet;
+use plimsoll_core::kube::pod::{Container, Pod};
 use plimsoll_core::placement::TopologyHint;
+use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::cpu_static::{
     CpuReservation, CpuState, StaticCpuOption, StaticCpuPolicy, StaticCpuSettings, StaticCpus,
     exclusive_cpus,
 };
-use plimsoll_core::pod::{Container, Pod};
-use plimsoll_core::topology::{Cpu, CpuTopology};
+use plimsoll_core::placement::topology::{Cpu, CpuTopology};
 use serde_json::json;
 
 const OPERATIONS: u64 = 4_000;

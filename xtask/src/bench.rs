@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::ebpf;
-use crate::guest::{Guest, released_agent};
+use crate::guest::{Guest, released};
 use crate::interrupt::Folder;
 use crate::kernel::Kernel;
 use crate::paths;
@@ -324,13 +324,15 @@ fn measure(
         "bench",
         format_args!("kernel {kernel}, 1 CPU, {MEMORY_MB} MB: {program}"),
     );
-    let exit = Guest::new(kernel.clone())
+    let guest = Guest::new(kernel.clone());
+    // In place of the guests' own build: what is measured is what people run.
+    let exit = released()?
+        .into_iter()
+        .fold(guest, Guest::payload)
         .memory_mb(MEMORY_MB)
         .icount(true)
         .debian_packages(&packages)
         .payload(ping_object()?)
-        // In place of the guests' own build: what is measured is what people run.
-        .payload(released_agent()?)
         .timeout(Some(BOOT_TIME_MAX.saturating_add(time)))
         .out(came.path())
         .command(program)

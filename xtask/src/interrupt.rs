@@ -8,6 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -18,7 +19,6 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::opportunity::descendants;
-use crate::progress::say;
 
 /// Time for descendants to end by SIGTERM, then by SIGKILL: they do not have to be waited for.
 const GRACE: Duration = Duration::from_secs(2);
@@ -98,13 +98,15 @@ fn ignores_hangup(status: &str) -> bool {
 
 /// Ends the descendants and this process.
 fn end(signal: i32) -> ! {
-    // Held to the end: nobody makes another.
+    // Held to the end: nobody makes another folder, and nobody says how what is ended here has failed, or ends first with that.
     let folders = folders();
-    say("interrupted", "ending what was started");
+    let (_stdout, mut stderr) = (io::stdout().lock(), io::stderr().lock());
+    // A closed stderr must not stop this.
+    let _closed = writeln!(stderr, "{:>12}  ending what was started", "interrupted");
     end_descendants(std::process::id());
     for folder in folders.iter() {
         if let Err(error) = fs::remove_dir_all(folder) {
-            say("left", format_args!("{}: {error}", folder.display()));
+            let _closed = writeln!(stderr, "{:>12}  {}: {error}", "left", folder.display());
         }
     }
     std::process::exit(128 + signal);

@@ -8,82 +8,18 @@
 //! `step` allocates nothing for an [`EventKind::Sample`] once every pod has been seen: scratch space grows when pods are
 //! applied. The path from kernel record to kill must work when no memory is left.
 
-use serde::{Deserialize, Serialize};
-
-use crate::decision::Decision;
-use crate::event::{Cause, Event, EventKind, Sample};
-use crate::options::{CpuOptions, EvictionOptions};
-use crate::policy::disruption::Budgeting;
-use crate::policy::eviction;
-use crate::policy::freshness::{self, Stale};
-use crate::policy::rank::{ImageFsLayout, Place, RankRow};
-use crate::policy::{cpu, foresight, leaving, place, remedies, sampling, stall};
-use crate::signal::{Observations, Readings};
-use crate::state::NodeState;
-use crate::swap::{self, PodSwap};
-use crate::threshold::Threshold;
-
-/// What the engine is told once. Part of every journal's header.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct EngineConfig {
-    /// The eviction thresholds, as [`crate::threshold::for_layout`] returns them.
-    pub thresholds: Vec<Threshold>,
-    /// How images, writable layers and the kubelet's directory are spread over file systems.
-    pub layout: ImageFsLayout,
-    /// `localStorageCapacityIsolation`: whether pods over a limit of local storage are evicted.
-    pub local_storage_limits: bool,
-    /// `evictionPressureTransitionPeriod`: how long a condition is kept after its last threshold, in nanoseconds.
-    pub pressure_transition_period_ns: u64,
-    /// `evictionMaxPodGracePeriod`: upper bound of a soft eviction's grace period, in seconds. May be negative, as in the
-    /// kubelet: then there is no grace.
-    pub max_pod_grace_period_s: i64,
-    /// Where it departs from the kubelet.
-    pub options: EvictionOptions,
-    /// Whether pods may swap.
-    #[serde(default)]
-    pub pod_swap: PodSwap,
-    /// What is done about CPU time.
-    #[serde(default)]
-    pub cpu: CpuOptions,
-}
-
-impl Default for EngineConfig {
-    /// No thresholds, and the kubelet's defaults for everything else.
-    fn default() -> Self {
-        Self {
-            thresholds: Vec::new(),
-            layout: ImageFsLayout::Shared,
-            local_storage_limits: true,
-            pressure_transition_period_ns: 300_000_000_000,
-            max_pod_grace_period_s: 0,
-            options: EvictionOptions::kubelet(),
-            pod_swap: PodSwap::default(),
-            cpu: CpuOptions::default(),
-        }
-    }
-}
-
-/// Space for one decision, kept so that none is allocated on the way to a kill.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Scratch {
-    /// The ranking.
-    pub(crate) rows: Vec<RankRow>,
-    /// For sorting it.
-    pub(crate) places: Vec<Place>,
-    /// Who of it goes.
-    pub(crate) chosen: Vec<usize>,
-    /// What disruption budgets make of them.
-    pub(crate) budgeting: Budgeting,
-}
-
-impl Scratch {
-    fn reserve(&mut self, pods: usize, budgets: usize) {
-        self.rows.reserve(pods.saturating_sub(self.rows.len()));
-        self.places.reserve(pods.saturating_sub(self.places.len()));
-        self.chosen.reserve(pods.saturating_sub(self.chosen.len()));
-        self.budgeting.reserve(pods, budgets);
-    }
-}
+pub use crate::model::config::EngineConfig;
+use crate::model::decision::Decision;
+use crate::model::event::{Cause, Event, EventKind, Sample};
+use crate::model::signal::{Observations, Readings};
+use crate::model::state::NodeState;
+use crate::policy::memory::eviction;
+use crate::policy::memory::freshness::{self, Stale};
+use crate::policy::memory::swap;
+use crate::policy::memory::verdict::Scratch;
+use crate::policy::memory::view::View;
+use crate::policy::memory::{foresight, leaving, remedies, sampling, stall};
+use crate::policy::{cpu, placement};
 
 /// The decision core of one node.
 #[derive(Clone, Debug)]
@@ -121,18 +57,25 @@ impl Engine {
         &self.state
     }
 
+    /// Whether a sample of which only the node has been read ([`Sample::node`], [`Sample::kubepods`] and what comes with it, without
+    /// [`Sample::pods`]) needs the pods too. `false`: set [`Sample::node_only`] and give it to [`Engine::step`], which decides the same as with them.
+    /// Changes nothing; allocates nothing.
+    pub fn needs_pods(&self, sample: &Sample, at_ns: u64) -> bool {
+        let view = View::ahead(&self.config, &self.state, sample, at_ns);
+        freshness::pods_needed(&view, sample)
+    }
+
     /// The first figure of a sample that is too old for the decision that would hang on it; `None` when the sample can be given to
     /// [`Engine::step`]. Changes nothing that matters; allocates nothing.
     pub fn stale(&mut self, sample: &Sample, at_ns: u64) -> Option<Stale> {
-        let now_ns = at_ns.max(self.state.now_ns);
-        let scratch = &mut self.scratch;
-        freshness::decisive(&self.config, &self.state, sample, now_ns, scratch)
+        let view = View::ahead(&self.config, &self.state, sample, at_ns);
+        freshness::decisive(&view, sample, &mut self.scratch)
     }
 
     /// Takes one event and appends what is to be done about it, in the order in which it is to be done.
     pub fn step(&mut self, event: &Event, decisions: &mut Vec<Decision>) {
         let first = decisions.len();
-        place::give_up_changed(&mut self.state, event);
+        placement::give_up_changed(&mut self.state, event);
         self.state.observe(event, self.config.options.availability);
         self.scratch
             .reserve(self.state.pods.len(), self.state.budgets.len());
@@ -153,7 +96,7 @@ impl Engine {
             self.judge(event.at_ns, sample.cause, &observations, decisions);
             sampling::arm(&self.config, &mut self.state, sample, decisions);
         }
-        place::decide(&mut self.state, event, first, decisions);
+        placement::decide(&mut self.state, event, first, decisions);
         cpu::decide(&self.config, &mut self.state, event, first, decisions);
         sampling::schedule(&self.config, &mut self.state, decisions);
     }

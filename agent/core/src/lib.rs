@@ -5,29 +5,9 @@
 
 #![forbid(unsafe_code)]
 
-pub mod budget;
-pub mod cgroup_config;
-pub mod cpu_bandwidth;
-pub mod cpu_set;
-pub mod decision;
-pub mod duration;
 pub mod engine;
-pub mod event;
 pub mod explain;
-pub mod machine;
-pub mod node_allocatable;
-pub mod numa_mask;
-pub mod options;
+pub mod kube;
+pub mod model;
 pub mod placement;
-pub mod pod;
 pub mod policy;
-pub mod qos;
-pub mod quantity;
-pub mod reading;
-pub mod resources;
-pub mod signal;
-pub mod state;
-pub mod swap;
-pub mod threshold;
-pub mod topology;
-pub mod units;

@@ -4,6 +4,11 @@
 //! of NUMA nodes a container could be served, and which of them it *prefers*; the topology manager *merges* the hints of all
 //! providers into one, and its policy says whether the container is admitted with it.
 
+pub mod cpu_set;
+pub mod machine;
+pub mod numa_mask;
+pub mod topology;
+
 pub mod assignments;
 pub mod cpu_assignment;
 pub mod cpu_static;
@@ -15,7 +20,7 @@ pub mod merge;
 pub mod node;
 pub mod topology_manager;
 
-use crate::numa_mask::NumaMask;
+use crate::placement::numa_mask::NumaMask;
 
 /// One way to serve a container: on these NUMA nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -7,18 +7,18 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use plimsoll_core::cpu_bandwidth::{
+use plimsoll_core::engine::{Engine, EngineConfig};
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::decision::Decision;
+use plimsoll_core::model::event::{Event, EventKind, PlacementStart};
+use plimsoll_core::model::options::{CpuBurst, CpuOptions, CpuSuppress};
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::placement::machine::{Core, Machine, NumaNode, Parts};
+use plimsoll_core::placement::node::{CpuManagerPolicy, PlacementSettings};
+use plimsoll_core::policy::cpu::bandwidth::{
     CgroupCpu, CpuKnob, CpuReading, CpuWhy, PodCpu, SharedCpus, WaitSource,
 };
-use plimsoll_core::cpu_set::CpuSet;
-use plimsoll_core::decision::Decision;
-use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::event::{Event, EventKind, PlacementStart};
-use plimsoll_core::machine::{Core, Machine, NumaNode, Parts};
-use plimsoll_core::options::{CpuBurst, CpuOptions, CpuSuppress};
-use plimsoll_core::placement::node::{CpuManagerPolicy, PlacementSettings};
-use plimsoll_core::pod::Pod;
-use plimsoll_core::units::PodUid;
 use serde_json::{Value, json};
 
 const PERIOD_US: u64 = 100_000;

@@ -3,18 +3,18 @@
 
 use std::sync::Arc;
 
-use plimsoll_core::decision::{Decision, Ending, KillReason, NoVictimReason, Reason};
 use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::event::{Action, Cause, Event, EventKind, NodeMemory, PodMemory, Sample};
-use plimsoll_core::pod::Pod;
-use plimsoll_core::policy::freshness::Stale;
-use plimsoll_core::policy::leaving::{
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::decision::{Decision, Ending, KillReason, NoVictimReason, Reason};
+use plimsoll_core::model::event::{Action, Cause, Event, EventKind, NodeMemory, PodMemory, Sample};
+use plimsoll_core::model::signal::{NodeCondition, Signal};
+use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::memory::freshness::Stale;
+use plimsoll_core::policy::memory::leaving::{
     LINGER_AFTER_EMPTY_NS, RELEASE_AFTER_KILL_NS, STUCK_AFTER_KILL_NS,
 };
-use plimsoll_core::policy::sampling::{INTERVAL_MAX_NS, STEP_MAX_BYTES, STEP_MIN_BYTES};
-use plimsoll_core::signal::{NodeCondition, Signal};
-use plimsoll_core::threshold::{Amount, Operator, Passes, Threshold};
-use plimsoll_core::units::PodUid;
+use plimsoll_core::policy::memory::sampling::{INTERVAL_MAX_NS, STEP_MAX_BYTES, STEP_MIN_BYTES};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -640,7 +640,7 @@ fn state_survives_a_round_trip_through_json() {
     let node = with_hog_leaving();
     let text = serde_json::to_string(node.engine.state()).unwrap();
     assert_eq!(
-        &serde_json::from_str::<plimsoll_core::state::NodeState>(&text).unwrap(),
+        &serde_json::from_str::<plimsoll_core::model::state::NodeState>(&text).unwrap(),
         node.engine.state()
     );
 }

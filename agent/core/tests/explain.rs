@@ -3,18 +3,18 @@
 
 use std::sync::Arc;
 
-use plimsoll_core::decision::Decision;
 use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::explain::{
     EvictionExplanation, ExplainError, NoSuchPod, NotRankedReason, OomExplanation, SignalChoice,
     Standing,
 };
-use plimsoll_core::options::{Availability, EvictionOptions, Victims};
-use plimsoll_core::pod::Pod;
-use plimsoll_core::policy::rank::Comparator;
-use plimsoll_core::signal::{NodeCondition, Signal};
-use plimsoll_core::threshold::{Amount, Operator, Passes, Threshold};
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::decision::Decision;
+use plimsoll_core::model::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
+use plimsoll_core::model::options::{Availability, EvictionOptions, Victims};
+use plimsoll_core::model::signal::{NodeCondition, Signal};
+use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
+use plimsoll_core::policy::memory::rank::Comparator;
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;

@@ -3,18 +3,18 @@
 
 use std::sync::Arc;
 
-use plimsoll_core::budget::DisruptionBudget;
-use plimsoll_core::decision::{Decision, KillReason};
 use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::event::{
+use plimsoll_core::kube::budget::DisruptionBudget;
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::decision::{Decision, KillReason};
+use plimsoll_core::model::event::{
     Event, EventKind, LastLineKill, LastLineReason, NodeMemory, PodMemory, Sample,
 };
-use plimsoll_core::options::{EvictionOptions, LastLine};
-use plimsoll_core::pod::Pod;
-use plimsoll_core::policy::last_line::{CONDEMNED_MAX, LastLinePlan, plan};
-use plimsoll_core::signal::{Resource, Signal};
-use plimsoll_core::threshold::{Amount, Passes, Threshold};
-use plimsoll_core::units::PodUid;
+use plimsoll_core::model::options::{EvictionOptions, LastLine};
+use plimsoll_core::model::signal::{Resource, Signal};
+use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::oom::last_line::{CONDEMNED_MAX, LastLinePlan, plan};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

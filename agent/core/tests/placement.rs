@@ -3,15 +3,15 @@
 
 use std::sync::Arc;
 
-use plimsoll_core::cpu_set::CpuSet;
-use plimsoll_core::decision::Decision;
 use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::event::{Event, EventKind, PlacementStart};
-use plimsoll_core::machine::{Core, Machine, NumaNode, Parts};
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::decision::Decision;
+use plimsoll_core::model::event::{Event, EventKind, PlacementStart};
 use plimsoll_core::placement::assignments::Assignments;
+use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::placement::machine::{Core, Machine, NumaNode, Parts};
 use plimsoll_core::placement::node::{CpuManagerPolicy, PlacementSettings};
-use plimsoll_core::pod::Pod;
-use plimsoll_core::policy::place::may_resize;
+use plimsoll_core::policy::placement::may_resize;
 use serde_json::json;
 
 /// One NUMA node of so many cores with one thread.

@@ -3,18 +3,18 @@
 
 use std::sync::Arc;
 
-use plimsoll_core::decision::{Decision, Disruption, Reason, ThresholdReason};
 use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
-use plimsoll_core::options::{Availability, EvictionOptions, Victims};
-use plimsoll_core::pod::Pod;
-use plimsoll_core::policy::freshness::Stale;
-use plimsoll_core::reading::{
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::decision::{Decision, Disruption, Reason, ThresholdReason};
+use plimsoll_core::model::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
+use plimsoll_core::model::options::{Availability, EvictionOptions, Victims};
+use plimsoll_core::model::reading::{
     NumaMemory, NumaPods, PodLoad, PodLoads, PodOnNode, PressureReading, StallReading, StallShares,
 };
-use plimsoll_core::signal::Signal;
-use plimsoll_core::threshold::{Amount, Passes, Threshold};
-use plimsoll_core::units::PodUid;
+use plimsoll_core::model::signal::Signal;
+use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::memory::freshness::Stale;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

@@ -4,18 +4,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use plimsoll_core::decision::Decision;
 use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::event::{Cause, Event, EventKind, NodeMemory, PodMemory, Sample, StageReport};
-use plimsoll_core::options::{EvictionOptions, Remedies};
-use plimsoll_core::pod::Pod;
-use plimsoll_core::policy::remedies::{
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::decision::Decision;
+use plimsoll_core::model::event::{
+    Cause, Event, EventKind, NodeMemory, PodMemory, Sample, StageReport,
+};
+use plimsoll_core::model::options::{EvictionOptions, Remedies};
+use plimsoll_core::model::signal::Signal;
+use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::memory::remedies::{
     CLEAR_RETRY_NS, COOL_DOWN_NS, Episode, LOOK_EVERY_NS, Stage, THROTTLE_COOL_DOWN_NS,
     THROTTLE_MAX_NS,
 };
-use plimsoll_core::signal::Signal;
-use plimsoll_core::threshold::{Amount, Operator, Passes, Threshold};
-use plimsoll_core::units::PodUid;
 use proptest::prelude::*;
 use serde_json::json;
 

@@ -12,6 +12,8 @@ use std::sync::Arc;
 use super::HostRoot;
 use super::file::{ControlFile, FileError, errno_of, read_text};
 
+/// How deep below the pod's cgroup containers' own cgroups are looked for.
+pub const CGROUP_DEPTH_MAX: usize = 6;
 /// Mounts looked at, at most; a node with a thousand pods has a few thousand.
 const MOUNTS_MAX: usize = 65_536;
 
@@ -437,8 +439,6 @@ impl PodMemoryFiles {
     }
 
     /// Reads both files; allocates nothing.
-    ///
-    /// On v2, a read of `memory.current` by the agent is also what arms the BPF usage threshold (HOOKS §15).
     ///
     /// # Errors
     /// [`FileError::Vanished`] when the cgroup is gone.

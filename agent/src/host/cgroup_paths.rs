@@ -16,7 +16,7 @@ const CGROUPS_MAX: usize = 65_536;
 
 /// Whose ids they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ids {
+pub enum Ids {
     /// Of the hierarchy that accounts memory: samples, and records about memory.
     Memory,
     /// Of the hierarchy of CPU time: records about throttling and waits for a CPU.
@@ -27,7 +27,7 @@ pub(crate) enum Ids {
 
 /// The paths of all cgroups.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct CgroupPaths {
+pub struct CgroupPaths {
     /// By the hierarchy's number and the id.
     paths: BTreeMap<(u32, u64), String>,
     memory: u32,
@@ -39,7 +39,7 @@ impl CgroupPaths {
     ///
     /// # Errors
     /// `/proc/self/cgroup` cannot be read.
-    pub(crate) fn read(host: &HostRoot, mounts: &CgroupMounts) -> Result<Self, FileError> {
+    pub fn read(host: &HostRoot, mounts: &CgroupMounts) -> Result<Self, FileError> {
         let numbers = read_text(host.procfs("self/cgroup"))?;
         let mut own = Self {
             paths: BTreeMap::new(),
@@ -84,7 +84,7 @@ impl CgroupPaths {
     }
 
     /// A cgroup was made just now. Returns whether there is room for it.
-    pub(crate) fn made(&mut self, hierarchy_number: u32, id: u64, path: &[u8]) -> bool {
+    pub fn made(&mut self, hierarchy_number: u32, id: u64, path: &[u8]) -> bool {
         let of_one = (hierarchy_number, 0)..=(hierarchy_number, u64::MAX);
         // Counting all each time would be slow; the first bound is seldom met.
         let has_room =
@@ -97,24 +97,24 @@ impl CgroupPaths {
     }
 
     /// A cgroup is gone.
-    pub(crate) fn removed(&mut self, hierarchy_number: u32, id: u64) {
+    pub fn removed(&mut self, hierarchy_number: u32, id: u64) {
         self.paths.remove(&(hierarchy_number, id));
     }
 
     /// The path of a cgroup from the root of its hierarchy, if it is known.
-    pub(crate) fn of(&self, ids: Ids, id: u64) -> Option<&str> {
+    pub fn of(&self, ids: Ids, id: u64) -> Option<&str> {
         self.paths.get(&(self.number(ids), id)).map(String::as_str)
     }
 
     /// All cgroups of one hierarchy, by id.
-    pub(crate) fn all(&self, ids: Ids) -> impl Iterator<Item = (u64, &str)> {
+    pub fn all(&self, ids: Ids) -> impl Iterator<Item = (u64, &str)> {
         let number = self.number(ids);
         let of_one = self.paths.range((number, 0)..=(number, u64::MAX));
         of_one.map(|((_, id), path)| (*id, path.as_str()))
     }
 
     /// The number of a hierarchy as records have it.
-    pub(crate) fn number(&self, ids: Ids) -> u32 {
+    pub fn number(&self, ids: Ids) -> u32 {
         match ids {
             Ids::Memory => self.memory,
             Ids::Cpu => self.cpu,
@@ -122,9 +122,9 @@ impl CgroupPaths {
         }
     }
 
-    /// With cgroups that are not on any machine.
-    #[cfg(test)]
-    pub(crate) fn known(memory: u32, cpu: u32, paths: &[(u32, u64, &str)]) -> Self {
+    /// Cgroups that need not be on any machine, by hierarchy and ID: for tests.
+    #[must_use]
+    pub fn known(memory: u32, cpu: u32, paths: &[(u32, u64, &str)]) -> Self {
         let own = paths
             .iter()
             .map(|(number, id, path)| ((*number, *id), (*path).to_owned()));
@@ -137,7 +137,7 @@ impl CgroupPaths {
 }
 
 /// The number of a controller's hierarchy in the text of `/proc/self/cgroup`, as records have it: 0 if it is the unified one.
-pub(crate) fn hierarchy_number(proc_cgroup: &str, controller: Controller) -> u32 {
+pub fn hierarchy_number(proc_cgroup: &str, controller: Controller) -> u32 {
     let of_line = |line: &str| {
         let (number, rest) = line.split_once(':')?;
         let (names, _) = rest.split_once(':')?;

@@ -23,13 +23,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use plimsoll_core::cpu_set::{CpuSet, CpuSetError};
-use plimsoll_core::numa_mask::{NUMA_NODES_MAX, NumaMask};
+use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
+use plimsoll_core::placement::numa_mask::{NUMA_NODES_MAX, NumaMask};
 use rustix::io::Errno;
 
+use super::cgroup::CGROUP_DEPTH_MAX;
 use super::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy, Version};
 use super::file::{FileError, errno_of, read_text, write_text};
-use super::kill::CGROUP_DEPTH_MAX;
 
 const CPUS: &str = "cpuset.cpus";
 const MEMS: &str = "cpuset.mems";

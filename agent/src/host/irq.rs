@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use plimsoll_core::cpu_set::CpuSet;
+use plimsoll_core::placement::cpu_set::CpuSet;
 use rustix::io::Errno;
 
 use super::HostRoot;

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use super::HostRoot;
 use super::cgroup::{CgroupPath, Controller, Hierarchy, Version};
 use super::file::{FileError, errno_of, read_text, write_text};
-use super::kill::start_ticks;
+use super::processes::start_ticks;
 
 /// The ledger of the agent itself, in the state directory.
 pub const AGENT_LEDGER: &str = "knobs.jsonl";

@@ -9,23 +9,29 @@
 //! Plimsoll changed. *leader*: the first process of a container, the one that a container runtime would send SIGTERM to.
 #![deny(unsafe_code)]
 
+pub mod capabilities;
+pub mod output;
+
 pub mod cgroup;
-pub(crate) mod cgroup_paths;
+pub mod cgroup_paths;
+pub mod clock;
 pub mod cpuset;
 pub mod file;
 pub mod irq;
-pub mod kill;
 pub mod knobs;
 pub mod lock;
 pub mod meminfo;
 pub mod numa;
 pub mod pressure;
 pub mod processes;
+pub mod program;
 pub mod protect;
+pub mod stop;
 pub mod swap;
 #[expect(unsafe_code, reason = "the system calls that rustix does not wrap")]
 pub mod syscall;
 pub mod topology;
+pub mod worker;
 
 use std::path::{Path, PathBuf};
 
@@ -33,7 +39,6 @@ pub use cgroup::{
     CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy, Layout, PodMemoryFiles, Version,
 };
 pub use file::{ControlFile, FileError};
-pub use kill::PodKill;
 pub use knobs::Ledger;
 pub use meminfo::{MeminfoFile, NodeMemory};
 

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use plimsoll_core::reading::NumaMemory;
+use plimsoll_core::model::reading::NumaMemory;
 
 use super::HostRoot;
 use super::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};

@@ -9,7 +9,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use plimsoll_core::reading::{PressureReading, StallReading, StallShares};
+use plimsoll_core::model::reading::{PressureReading, StallReading, StallShares};
 use rustix::io::Errno;
 
 use super::HostRoot;

@@ -7,10 +7,10 @@
 
 use std::time::Duration;
 
-use rustix::time::ClockId;
+use rustix::process::Pid;
 
 use super::HostRoot;
-use super::file::{ControlFile, FileError, parse_u64};
+use super::file::{ControlFile, FileError, parse_u64, read_text};
 
 /// The node's PIDs at one instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,15 +96,20 @@ fn read_tasks(loadavg: &ControlFile) -> Result<u64, FileError> {
 
 /// CPU time of this process and its resident memory in bytes; 0 for what `/proc` does not show.
 pub fn own_cost() -> (Duration, u64) {
-    let cpu = rustix::time::clock_gettime(ClockId::ProcessCPUTime);
-    let whole = Duration::from_secs(cpu.tv_sec.unsigned_abs());
-    let part = Duration::from_nanos(cpu.tv_nsec.unsigned_abs());
     let resident_pages = std::fs::read_to_string("/proc/self/statm")
         .ok()
         .and_then(|statm| statm.split_whitespace().nth(1)?.parse::<u64>().ok())
         .unwrap_or(0);
     let resident_bytes = resident_pages * rustix::param::page_size() as u64;
-    (whole + part, resident_bytes)
+    (super::clock::cpu_time(), resident_bytes)
+}
+
+/// When a process was started, in clock ticks since boot: field 22 of `/proc/PID/stat`. `None` when it is gone.
+pub(crate) fn start_ticks(host: &HostRoot, pid: Pid) -> Option<u64> {
+    let stat = read_text(host.procfs(format!("{}/stat", pid.as_raw_nonzero()))).ok()?;
+    // The command may contain anything, so count from its closing parenthesis: state is field 3.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! are opened at a sample that nothing waits for; until then a new one is taken to compress as is usual.
 //! Sources: mm/swapfile.c `swap_show`; drivers/block/zram/zram_drv.c `mm_stat_show`.
 
-use plimsoll_core::swap::CompressedSwap;
+use plimsoll_core::policy::memory::swap::CompressedSwap;
 
 use super::HostRoot;
 use super::cgroup::{CgroupMounts, CgroupPath, Controller};

@@ -11,8 +11,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use plimsoll_core::cpu_set::{CpuSet, CpuSetError};
-use plimsoll_core::machine::{Core, HugePages, Machine, MachineError, NumaNode, Parts};
+use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
+use plimsoll_core::placement::machine::{Core, HugePages, Machine, MachineError, NumaNode, Parts};
 
 use super::HostRoot;
 use super::file::{FileError, parse_u64, read_text};

@@ -1,11 +1,10 @@
 //! cgroups that come and go, without BPF: inotify on the cgroup directories, and a walk that catches what it missed.
 //!
-//! **Problem.** A container's cgroup must be known before its first megabyte. Tracepoints tell; where they are refused,
+//! **Problem.** A container's cgroup must be known before its first megabyte. Tracepoints report it; where they are refused,
 //! the file system does.
 //! **Approach.** mkdir and rmdir on cgroupfs are ordinary directory operations, so inotify sees them, on v1 and v2.
 //! Each known directory has a watch. A child made between "its parent is watched" and "it is watched itself" is found
-//! by listing each new directory after watching it. A queue overflow, and whoever is in doubt, calls
-//! [`CgroupWatch::rescan`], which compares the tree with what is known.
+//! by listing each new directory after watching it. After a queue overflow [`CgroupWatch::rescan`] compares the tree with what is known.
 //! **Terms.** A *path* here is relative to the watched root; the root itself is never reported.
 //!
 //! Bounded: [`WATCHES_MAX`] directories. What is beyond is counted in [`CgroupWatch::unwatched`], and a rescan still
@@ -51,9 +50,20 @@ pub enum CgroupWatchError {
         #[source]
         source: std::io::Error,
     },
-    /// No inotify instance (EMFILE: fs.inotify.max_user_instances), or it cannot be read.
-    #[error("inotify: {source}; raise fs.inotify.max_user_instances")]
+    /// No inotify instance (EMFILE: fs.inotify.max_user_instances).
+    #[error("cannot create an inotify instance for {root}: {source}; raise fs.inotify.max_user_instances", root = root.display())]
     Inotify {
+        /// The root of the tree.
+        root: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: Errno,
+    },
+    /// The changes cannot be read any more.
+    #[error("cannot read the changes below {root} from inotify: {source}; restart plimsoll to watch them again", root = root.display())]
+    Unreadable {
+        /// The root of the tree.
+        root: PathBuf,
         /// The kernel's answer.
         #[source]
         source: Errno,
@@ -81,8 +91,12 @@ impl CgroupWatch {
             path: root.to_owned(),
             source,
         })?;
-        let fd = init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)
-            .map_err(|source| CgroupWatchError::Inotify { source })?;
+        let fd = init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).map_err(|source| {
+            CgroupWatchError::Inotify {
+                root: root.to_owned(),
+                source,
+            }
+        })?;
         let mut watch = Self {
             root: root.to_owned(),
             fd,
@@ -104,8 +118,12 @@ impl CgroupWatch {
         let mut buffer = [MaybeUninit::uninit(); BUFFER_BYTES];
         // One buffer's worth at a time: applying a change needs the watch, which the reader's events borrow from.
         loop {
-            let batch = read_batch(&self.fd, &mut buffer)
-                .map_err(|source| CgroupWatchError::Inotify { source })?;
+            let batch = read_batch(&self.fd, &mut buffer).map_err(|source| {
+                CgroupWatchError::Unreadable {
+                    root: self.root.clone(),
+                    source,
+                }
+            })?;
             if batch.is_empty() {
                 break;
             }
@@ -126,7 +144,7 @@ impl CgroupWatch {
                         if let Some(path) =
                             self.by_watch.get(&watch).map(|parent| parent.join(&name))
                         {
-                            // Gone and made again before we looked: the new one is told by its own event.
+                            // Gone and made again before we looked: the new one has an event of its own.
                             self.forget(&path, &mut changes);
                         }
                     }
@@ -298,7 +316,7 @@ fn read_batch(fd: &OwnedFd, buffer: &mut [MaybeUninit<u8>]) -> Result<Vec<RawEve
     }
 }
 
-/// Names of the directories in `dir`, sorted; none when it is gone, which its parent's event tells.
+/// Names of the directories in `dir`, sorted; none when it is gone: its parent's event reports that.
 fn subdirectories(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return Vec::new();

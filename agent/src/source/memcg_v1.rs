@@ -11,7 +11,7 @@
 //!
 //! Limits: thresholds are looked at once per 128 page events of one CPU (mm/memcontrol-v1.c THRESHOLDS_EVENTS_TARGET),
 //! so usage is then up to half a MiB per CPU past the line. Removing the cgroup signals as well: read a file of it to
-//! tell. Debian builds its kernels without cgroup v1 memory from 6.12 on; `CONFIG_PREEMPT_RT` kernels have no
+//! find out. Debian builds its kernels without cgroup v1 memory from 6.12 on; `CONFIG_PREEMPT_RT` kernels have no
 //! `cgroup.event_control` for memory.
 
 use std::fmt;
@@ -65,9 +65,18 @@ pub enum MemcgV1Error {
         #[source]
         source: Errno,
     },
-    /// No descriptor for an event, or none that can be read.
-    #[error("eventfd for {cgroup}: {source}; raise the limit on open files (RLIMIT_NOFILE)", cgroup = cgroup.display())]
+    /// There is no descriptor for a notification.
+    #[error("cannot create an eventfd for {cgroup}: {source}; raise the limit on open files (RLIMIT_NOFILE)", cgroup = cgroup.display())]
     Eventfd {
+        /// Directory of the cgroup.
+        cgroup: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: Errno,
+    },
+    /// A notification cannot be read any more.
+    #[error("cannot read the notification of {cgroup}: {source}; restart plimsoll to register it again", cgroup = cgroup.display())]
+    Unreadable {
         /// Directory of the cgroup.
         cgroup: PathBuf,
         /// The kernel's answer.
@@ -82,7 +91,7 @@ impl MemcgV1Error {
         match self {
             Self::File(error) => error.is_vanished(),
             Self::Refused { source, .. } => matches!(*source, Errno::NODEV | Errno::NOENT),
-            Self::Eventfd { .. } => false,
+            Self::Eventfd { .. } | Self::Unreadable { .. } => false,
         }
     }
 }
@@ -234,13 +243,13 @@ impl Notification {
     /// How often it was signalled since the last call; 0 for not at all. Does not wait or allocate.
     ///
     /// # Errors
-    /// The kernel's answer to reading an eventfd.
+    /// [`MemcgV1Error::Unreadable`].
     pub fn take(&self) -> Result<u64, MemcgV1Error> {
         let mut count = [0; 8];
         match rustix::io::retry_on_intr(|| rustix::io::read(&self.fd, &mut count)) {
             Ok(_) => Ok(u64::from_ne_bytes(count)),
             Err(Errno::AGAIN) => Ok(0),
-            Err(source) => Err(MemcgV1Error::Eventfd {
+            Err(source) => Err(MemcgV1Error::Unreadable {
                 cgroup: self.dir.to_path_buf(),
                 source,
             }),
@@ -255,7 +264,7 @@ impl Notification {
         let timeout = Timespec::try_from(timeout).ok();
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         rustix::io::retry_on_intr(|| poll(&mut fds, timeout.as_ref())).map_err(|source| {
-            MemcgV1Error::Eventfd {
+            MemcgV1Error::Unreadable {
                 cgroup: self.dir.to_path_buf(),
                 source,
             }

@@ -1,4 +1,4 @@
-//! `memory.events` and `cgroup.events` of a cgroup v2: what happened to it, told by the kernel without polling.
+//! `memory.events` and `cgroup.events` of a cgroup v2: what happened to it, reported by the kernel without polling.
 //!
 //! **Problem.** Without BPF the agent still wants to know at once that a pod hit its limit, was OOM-killed or lost its
 //! last process.

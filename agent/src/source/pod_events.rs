@@ -2,44 +2,45 @@
 //!
 //! **Problem.** There are as many files to wait for as there are cgroups, they come and go with the pods, and the agent's loop
 //! waits for a fixed set of descriptors.
-//! **Approach.** An epoll instance is itself a descriptor that can be waited for. Files are added edge-triggered: each
-//! notification of the kernel is one event, whether or not the file has been read since, and a file that is closed takes
-//! itself out. Nothing is remembered of which file it was: every pod's counters are read then.
-//! **Terms.** *left out*: a file that the kernel would not watch (`fs.epoll.max_user_watches`). It is still read at every
-//! housekeeping.
+//! **Approach.** All of them are in one [epoll instance](super::epoll_set), which is itself a descriptor that can be waited for. It
+//! does not say which file it was: every pod's counters are read then.
+//! **Terms.** *Polled*: a file that the kernel refused to watch (`fs.epoll.max_user_watches`). It is read at every housekeeping.
 
-use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::event::Timespec;
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::epoll::EventFlags;
 
+use super::epoll_set::{EpollError, EpollSet};
 use crate::source::memcg_v1::Notification;
 use crate::source::memory_events::MemoryEvents;
-
-/// Events taken from the kernel in one call.
-const BATCH: usize = 64;
-/// Calls in one [`PodEvents::take`]: enough for one event of each of 4096 cgroups. More are taken with the next ones; nothing is
-/// lost by that, because every pod is looked at anyway.
-const BATCHES_MAX: usize = 64;
 
 /// The watched files of all pods. Readable when something has happened to one of them.
 #[derive(Debug)]
 pub struct PodEvents {
-    epoll: OwnedFd,
-    left_out: u64,
+    watched: EpollSet,
+    polled: u64,
 }
 
 impl PodEvents {
     /// Watches nothing yet.
     ///
     /// # Errors
-    /// When no descriptor is to be had.
-    pub fn new() -> io::Result<Self> {
+    /// [`EpollError::Create`].
+    pub fn new() -> Result<Self, EpollError> {
         Ok(Self {
-            epoll: epoll::create(CreateFlags::CLOEXEC)?,
-            left_out: 0,
+            watched: EpollSet::new("the memory events of pods")?,
+            polled: 0,
+        })
+    }
+
+    /// The same set, by another descriptor.
+    ///
+    /// # Errors
+    /// When no descriptor is to be had.
+    pub fn try_clone(&self) -> std::io::Result<Self> {
+        Ok(Self {
+            watched: self.watched.try_clone()?,
+            polled: 0,
         })
     }
 
@@ -54,50 +55,30 @@ impl PodEvents {
     }
 
     fn add(&mut self, fd: BorrowedFd<'_>, flags: EventFlags) {
-        // POLLERR, which kernfs adds to POLLPRI, always comes; the number is not looked at.
-        if let Err(error) = epoll::add(
-            &self.epoll,
-            fd,
-            EventData::new_u64(0),
-            flags | EventFlags::ET,
-        ) {
-            tracing::debug!(%error, "a file of a pod is not watched");
-            self.left_out += 1;
+        // POLLERR, which kernfs adds to POLLPRI, always comes.
+        if let Err(error) = self.watched.add(fd, flags) {
+            tracing::debug!(%error, "a file of a pod is polled");
+            self.polled += 1;
         }
     }
 
-    /// Takes all events that there are, and returns how many. Does not wait or allocate.
+    /// Takes the events that there are, and returns how many. Does not wait or allocate.
     ///
     /// # Errors
-    /// The kernel's answer to `epoll_wait`.
-    pub fn take(&self) -> io::Result<usize> {
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let mut taken = 0;
-        for _ in 0..BATCHES_MAX {
-            let mut events = [MaybeUninit::uninit(); BATCH];
-            let batch = rustix::io::retry_on_intr(|| {
-                epoll::wait(&self.epoll, &mut events, Some(&now)).map(|(batch, _)| batch.len())
-            })?;
-            taken += batch;
-            if batch < BATCH {
-                break;
-            }
-        }
-        Ok(taken)
+    /// [`EpollError::Take`].
+    pub fn take(&self) -> Result<usize, EpollError> {
+        self.watched.take()
     }
 
-    /// How many files the kernel has not taken.
-    pub fn left_out(&self) -> u64 {
-        self.left_out
+    /// How many files could not be added to epoll, so that they are polled.
+    pub fn polled(&self) -> u64 {
+        self.polled
     }
 }
 
 impl AsFd for PodEvents {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        self.watched.as_fd()
     }
 }
 
@@ -123,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn each_signal_is_one_event_though_nobody_reads_the_eventfd() {
+    fn each_signal_is_one_event_although_the_eventfd_is_not_read() {
         let mut events = PodEvents::new().unwrap();
         let (first, second) = (notification(), notification());
         events.watch_notification(&first);
@@ -132,24 +113,13 @@ mod tests {
         signal(&first);
         signal(&second);
         assert_eq!(events.take().unwrap(), 2);
-        assert_eq!(events.take().unwrap(), 0, "told once");
+        assert_eq!(events.take().unwrap(), 0, "reported once");
         signal(&first);
-        assert_eq!(events.take().unwrap(), 1, "told again");
+        assert_eq!(events.take().unwrap(), 1, "reported again");
         signal(&second);
         drop(second);
         assert_eq!(events.take().unwrap(), 0, "a closed one is not watched");
-        assert_eq!(events.left_out(), 0);
-    }
-
-    #[test]
-    fn more_events_than_a_batch() {
-        let mut events = PodEvents::new().unwrap();
-        let many: Vec<_> = (0..BATCH + 6).map(|_| notification()).collect();
-        for notification in &many {
-            events.watch_notification(notification);
-            signal(notification);
-        }
-        assert_eq!(events.take().unwrap(), BATCH + 6);
+        assert_eq!(events.polled(), 0);
     }
 
     #[test]
@@ -160,6 +130,6 @@ mod tests {
         let mut events = PodEvents::new().unwrap();
         // The kernel refuses ordinary files (EPERM).
         events.watch_counters(&MemoryEvents::open(dir.path()).unwrap());
-        assert_eq!(events.left_out(), 1);
+        assert_eq!(events.polled(), 1);
     }
 }

@@ -8,7 +8,7 @@
 //! **Terms.** *some*: at least one task stalled. *full*: every task that was not idle stalled. *stall*: time lost
 //! inside the window.
 //!
-//! The kernel looks ten times per window and reports at most once per window, so this is for sustained pressure: 60-120
+//! The kernel checks ten times per window and reports at most once per window, so this is for sustained pressure: 60-120
 //! ms after the first reclaim with a 20 ms stall in 500 ms, where `memory.events` takes less than 1 ms.
 
 use std::fmt;
@@ -73,7 +73,7 @@ impl Trigger {
 
 impl Trigger {
     /// The same stall in a window that needs no capability: the next multiple of [`WINDOW_MS_UNPRIVILEGED`]. At least
-    /// as sensitive, but the kernel then looks every 2 s only.
+    /// as sensitive, but the kernel then checks every 2 s only.
     pub fn unprivileged(self) -> Self {
         Self {
             window_us: self

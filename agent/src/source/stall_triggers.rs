@@ -9,17 +9,15 @@
 //! wakes; what is decided, is decided by the averages.
 //! **Terms.** *stall*, *window*: see [`super::pressure`]. *share*: stalled time in hundredths of a percent, as a threshold has it.
 
-use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
-use plimsoll_core::signal::Signal;
-use plimsoll_core::signal::pressure::WHOLE;
-use plimsoll_core::threshold::{Operator, Threshold};
+use plimsoll_core::model::signal::Signal;
+use plimsoll_core::model::signal::pressure::WHOLE;
+use plimsoll_core::model::threshold::{Operator, Threshold};
 
-use rustix::event::Timespec;
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::epoll::EventFlags;
 
+use super::epoll_set::{EpollError, EpollSet};
 use super::pressure::{PressureError, PsiTrigger, Stall, Trigger};
 use crate::host::HostRoot;
 use crate::host::pressure::PressureFile;
@@ -88,24 +86,21 @@ pub fn stall_triggers(thresholds: &[Threshold]) -> Vec<StallTrigger> {
 /// Armed triggers behind one descriptor, which is readable when one of them has fired.
 #[derive(Debug)]
 pub struct ArmedTriggers {
-    epoll: OwnedFd,
-    // After `epoll`, which they leave by being closed.
+    watched: EpollSet,
+    // After `watched`, which they leave by being closed.
     triggers: Vec<PsiTrigger>,
 }
-
-/// A kind of stall for each line of each file.
-const TRIGGERS_MAX: usize = 2 * PressureFile::ALL.len();
 
 impl ArmedTriggers {
     /// Arms `wanted`. One that cannot be armed is passed to `failed`; `None` when that leaves none.
     ///
     /// # Errors
-    /// When they cannot be waited for.
+    /// [`EpollError`] when they cannot be watched together.
     pub fn arm(
         host: &HostRoot,
         wanted: &[StallTrigger],
         mut failed: impl FnMut(&PressureError),
-    ) -> io::Result<Option<Self>> {
+    ) -> Result<Option<Self>, EpollError> {
         let mut triggers = Vec::new();
         for StallTrigger { file, trigger } in wanted {
             match PsiTrigger::arm_as_allowed(host.procfs(file.procfs_path()), *trigger) {
@@ -116,25 +111,19 @@ impl ArmedTriggers {
         if triggers.is_empty() {
             return Ok(None);
         }
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let watched = EpollSet::new("PSI triggers")?;
         for trigger in &triggers {
-            let flags = EventFlags::PRI | EventFlags::ET;
-            epoll::add(&epoll, trigger, EventData::new_u64(0), flags)?;
+            watched.add(trigger.as_fd(), EventFlags::PRI)?;
         }
-        Ok(Some(Self { epoll, triggers }))
+        Ok(Some(Self { watched, triggers }))
     }
 
     /// Takes what has fired. Which one it was does not matter: all averages are read then. Does not wait or allocate.
     ///
     /// # Errors
-    /// The kernel's answer to `epoll_wait`.
-    pub fn take(&self) -> io::Result<()> {
-        let now = Timespec::default();
-        let mut events = [MaybeUninit::uninit(); TRIGGERS_MAX];
-        rustix::io::retry_on_intr(|| {
-            epoll::wait(&self.epoll, &mut events, Some(&now)).map(|_| ())
-        })?;
-        Ok(())
+    /// [`EpollError::Take`].
+    pub fn take(&self) -> Result<(), EpollError> {
+        self.watched.take().map(drop)
     }
 
     /// What is armed.
@@ -145,14 +134,14 @@ impl ArmedTriggers {
 
 impl AsFd for ArmedTriggers {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        self.watched.as_fd()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_core::threshold::{Amount, Passes};
+    use plimsoll_core::model::threshold::{Amount, Passes};
 
     fn above(signal: Signal, share: u64) -> Threshold {
         Threshold {
@@ -194,7 +183,7 @@ mod tests {
 
     #[test]
     fn every_pressure_signal_has_one_and_no_other() {
-        for row in &plimsoll_core::signal::SIGNALS {
+        for row in &plimsoll_core::model::signal::SIGNALS {
             let triggers = stall_triggers(&[above(row.signal, 5_000)]);
             assert_eq!(
                 triggers.len(),

@@ -10,13 +10,13 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use plimsoll_core::policy::rank::ImageFsLayout;
-use plimsoll_core::reading::FileSystemReading;
+use plimsoll_core::model::reading::FileSystemReading;
+use plimsoll_core::policy::memory::rank::ImageFsLayout;
 use rustix::fs::statvfs;
 use rustix::io::Errno;
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::host::HostRoot;
+use crate::host::clock::now_ns;
 
 /// Where runtimes keep images and layers, in the order in which they are looked for.
 pub const RUNTIME_DIRS: [&str; 3] = [
@@ -132,19 +132,12 @@ fn read(role: &'static str, dir: &Path) -> Result<FileSystemReading, FileSystemE
     })?;
     let has_inodes = status.f_files > 0;
     Ok(FileSystemReading {
-        at_ns: monotonic_ns(),
+        at_ns: now_ns(),
         available_bytes: status.f_bavail.saturating_mul(status.f_frsize),
         capacity_bytes: status.f_blocks.saturating_mul(status.f_frsize),
         inodes_free: has_inodes.then_some(status.f_ffree),
         inodes: has_inodes.then_some(status.f_files),
     })
-}
-
-/// CLOCK_MONOTONIC, nanoseconds.
-pub(super) fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    // Both parts are never negative on this clock.
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
 #[cfg(test)]
@@ -212,7 +205,7 @@ mod tests {
         assert_eq!(file_systems.layout(), ImageFsLayout::Shared);
         let readings = file_systems.read();
         let nodefs = readings.nodefs.unwrap();
-        assert!(nodefs.at_ns > 0 && nodefs.at_ns <= monotonic_ns());
+        assert!(nodefs.at_ns > 0 && nodefs.at_ns <= now_ns());
         assert!(nodefs.available_bytes > 0 && nodefs.available_bytes <= nodefs.capacity_bytes);
         let error = readings.imagefs.unwrap_err();
         assert_eq!(

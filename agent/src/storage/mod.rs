@@ -23,25 +23,25 @@ mod tests;
 pub mod usage;
 pub mod walk;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use plimsoll_core::reading::StorageReading;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use plimsoll_core::model::reading::StorageReading;
 use rustix::io::Errno;
 use tokio::sync::mpsc;
 
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupPath};
+use crate::host::worker::{NotTaken, WorkerThread};
+use crate::pods::directories::PodDirs;
 use filesystem::FileSystems;
 use reclaim::{EndedPods, NodeReclaim, ReclaimRequest, Reclaimed};
 use surveyor::Surveyor;
-use usage::{DirectoryReport, Places, PodDirs};
+use usage::{DirectoryReport, Places};
 
 /// Entries of directories that one slice looks at: some milliseconds.
 pub const SLICE_ENTRIES: u32 = 1_000;
@@ -170,38 +170,13 @@ enum Order {
 /// What both threads and the handle share. Nobody ever waits for it.
 #[derive(Debug)]
 struct Shared {
-    stop: AtomicBool,
     interval_ms: AtomicU64,
     events_dropped: AtomicU64,
-    wake_observer: OwnedFd,
-    wake_surveyor: OwnedFd,
 }
 
 impl Shared {
     fn interval(&self) -> Duration {
         Duration::from_millis(self.interval_ms.load(Ordering::Relaxed))
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Acquire)
-    }
-}
-
-fn wake(fd: &OwnedFd) {
-    // Full (EAGAIN): whoever waits is woken already. Nothing else can fail here.
-    rustix::io::write(fd, &1_u64.to_ne_bytes()).ok();
-}
-
-/// Waits until woken or `longest` is over.
-fn rest(fd: &OwnedFd, longest: Duration) {
-    let timeout = Timespec {
-        tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: longest.subsec_nanos().into(),
-    };
-    let mut fds = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)];
-    if poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0) {
-        // Only takes the count back to zero; that it was not zero is known.
-        rustix::io::read(fd, &mut [0; 8]).ok();
     }
 }
 
@@ -234,67 +209,56 @@ impl Storage {
         settings: StorageSettings,
         providers: Vec<Box<dyn NodeReclaim>>,
     ) -> Result<(StorageHandle, mpsc::Receiver<StorageEvent>), StorageError> {
-        let kernel = |what| move |source| StorageError::Kernel { what, source };
-        let counter = || {
-            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-            eventfd(0, flags).map_err(kernel("eventfd"))
-        };
         let shared = Arc::new(Shared {
-            stop: AtomicBool::new(false),
-            interval_ms: AtomicU64::new(0),
+            interval_ms: AtomicU64::new(interval_ms(settings.interval)),
             events_dropped: AtomicU64::new(0),
-            wake_observer: counter()?,
-            wake_surveyor: counter()?,
         });
         let places = places(&settings);
         let mounts = settings.host.cgroup_mounts()?;
         let file_systems = settings.file_systems();
         let (events, receiver) = mpsc::channel(EVENTS_MAX);
-        let (orders, surveyor_orders) = sync_channel(ORDERS_MAX);
         let (figures, observer_figures) = sync_channel(surveyor::FIGURES_MAX);
-        let mut handle = StorageHandle {
-            shared: Arc::clone(&shared),
-            orders,
-            threads: Vec::new(),
+        let thread = |error: std::io::Error| StorageError::Kernel {
+            what: "clone",
+            source: Errno::from_io_error(&error).unwrap_or(Errno::IO),
         };
-        handle.set_interval(settings.interval);
-        let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
-            std::thread::Builder::new()
-                .name(name.to_owned())
-                .stack_size(STACK_BYTES)
-                .spawn(work)
-                .map_err(|error| StorageError::Kernel {
-                    what: "clone",
-                    source: Errno::from_io_error(&error).unwrap_or(Errno::IO),
-                })
-        };
-        // If the second cannot be started, dropping the handle ends the first.
+        // If the second cannot be started, dropping the first ends it.
         let observer = observer::Observer::new(
             file_systems,
             Arc::clone(&shared),
             observer_figures,
             events.clone(),
         );
-        handle
-            .threads
-            .push(spawn("storage", Box::new(move || observer.run()))?);
-        let surveyor = Surveyor::new(
-            surveyor::Means {
-                places,
-                mounts,
-                providers,
-                cycle: settings.cycle,
-            },
-            Arc::clone(&shared),
-            surveyor_orders,
-            figures,
-            events,
-        );
-        handle
-            .threads
-            .push(spawn("storage-walk", Box::new(move || surveyor.run()))?);
+        let observer = WorkerThread::start("storage", STACK_BYTES, 0, move |queue| {
+            observer.run(&queue);
+        })
+        .map_err(thread)?;
+        let means = surveyor::Means {
+            places,
+            mounts,
+            providers,
+            cycle: settings.cycle,
+            observer: observer.thread().cloned(),
+        };
+        let surveyor_shared = Arc::clone(&shared);
+        let surveyor =
+            WorkerThread::start("storage-walk", STACK_BYTES, ORDERS_MAX, move |orders| {
+                Surveyor::new(means, surveyor_shared, orders, figures, events).run();
+            })
+            .map_err(thread)?;
+        let handle = StorageHandle {
+            shared,
+            observer,
+            surveyor,
+        };
         Ok((handle, receiver))
     }
+}
+
+fn interval_ms(interval: Duration) -> u64 {
+    let interval = interval.clamp(INTERVAL_MIN, INTERVAL_MAX).as_millis();
+    // At most INTERVAL_MAX.
+    u64::try_from(interval).unwrap_or(u64::MAX)
 }
 
 fn places(settings: &StorageSettings) -> Places {
@@ -309,8 +273,9 @@ fn places(settings: &StorageSettings) -> Places {
 #[derive(Debug)]
 pub struct StorageHandle {
     shared: Arc<Shared>,
-    orders: SyncSender<Order>,
-    threads: Vec<JoinHandle<()>>,
+    /// It has no jobs: it is unparked.
+    observer: WorkerThread<Infallible>,
+    surveyor: WorkerThread<Order>,
 }
 
 impl StorageHandle {
@@ -325,10 +290,11 @@ impl StorageHandle {
     /// How often the file systems are to be read, from now on: the nearer to a threshold, the sooner. Held between [`INTERVAL_MIN`] and
     /// [`INTERVAL_MAX`].
     pub fn set_interval(&self, interval: Duration) {
-        let interval = interval.clamp(INTERVAL_MIN, INTERVAL_MAX).as_millis();
-        let interval = u64::try_from(interval).unwrap_or(u64::MAX);
-        if self.shared.interval_ms.swap(interval, Ordering::Relaxed) != interval {
-            wake(&self.shared.wake_observer);
+        let interval = interval_ms(interval);
+        if self.shared.interval_ms.swap(interval, Ordering::Relaxed) != interval
+            && let Some(thread) = self.observer.thread()
+        {
+            thread.unpark();
         }
     }
 
@@ -369,32 +335,18 @@ impl StorageHandle {
     }
 
     fn order(&self, order: Order) -> Result<(), Busy> {
-        match self.orders.try_send(order) {
+        match self.surveyor.send(order) {
             // A thread that has ended does so because the process ends.
-            Ok(()) | Err(TrySendError::Disconnected(_)) => {}
-            Err(TrySendError::Full(_)) => return Err(Busy),
+            Ok(()) | Err(NotTaken::Ended) => Ok(()),
+            Err(NotTaken::Full) => Err(Busy),
         }
-        wake(&self.shared.wake_surveyor);
-        Ok(())
     }
 
     fn stop(&mut self) -> bool {
-        self.shared.stop.store(true, Ordering::Release);
-        wake(&self.shared.wake_observer);
-        wake(&self.shared.wake_surveyor);
         let deadline = Instant::now() + SHUTDOWN;
-        let mut have_ended = true;
-        for thread in self.threads.drain(..) {
-            while !thread.is_finished() && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            if thread.is_finished() {
-                thread.join().ok(); // a panic was printed by the panic hook
-            } else {
-                have_ended = false;
-            }
-        }
-        have_ended
+        self.surveyor.close();
+        let has_ended = self.observer.end_by(deadline);
+        self.surveyor.end_by(deadline) && has_ended
     }
 }
 

@@ -1,16 +1,17 @@
 //! The thread that reads the file systems, at the pace it is told, and puts each reading together with the figures of pods.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
-use plimsoll_core::reading::{FileSystemReading, PodStorage, StorageReading};
+use plimsoll_core::model::reading::{FileSystemReading, PodStorage, StorageReading};
 use rustix::io::Errno;
 use tokio::sync::mpsc::Sender;
 
 use super::filesystem::{FileSystemError, FileSystems};
-use super::{Shared, StorageEvent, rest};
+use super::{Shared, StorageEvent};
 
 /// What the walking thread has found.
 #[derive(Debug)]
@@ -51,9 +52,10 @@ impl Observer {
         }
     }
 
-    pub(super) fn run(mut self) {
+    /// Runs until `queue` is closed; unparked when there is something to do before its time.
+    pub(super) fn run(mut self, queue: &Receiver<Infallible>) {
         let mut last: Option<Instant> = None;
-        while !self.shared.is_stopped() {
+        while queue.try_recv() != Err(TryRecvError::Disconnected) {
             let mut has_ranking = false;
             while let Ok(figures) = self.figures.try_recv() {
                 self.pods = figures.pods;
@@ -70,7 +72,7 @@ impl Observer {
                 last = Some(Instant::now());
                 self.read();
             } else {
-                rest(&self.shared.wake_observer, wait);
+                std::thread::park_timeout(wait);
             }
         }
     }

@@ -3,19 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use plimsoll_core::units::PodUid;
+use plimsoll_core::model::units::PodUid;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError as EventError;
 
 use super::observer::Figures;
 use super::reclaim::{NodeReclaim, ReclaimRequest, Reclaimed};
-use super::usage::{Places, PodDirs, PodSurvey, Survey};
-use super::{Order, REST, SLICE_ENTRIES, Shared, StorageEvent, rest, wake};
+use super::usage::{Places, PodSurvey, Survey};
+use super::{Order, REST, SLICE_ENTRIES, Shared, StorageEvent};
 use crate::host::cgroup::CgroupMounts;
 use crate::host::syscall::{IoPriority, ioprio_set, sched_idle, sched_other};
+use crate::pods::directories::PodDirs;
 
 /// Figures that wait for the other thread.
 pub(super) const FIGURES_MAX: usize = 4;
@@ -32,6 +34,8 @@ pub(super) struct Means {
     pub(super) mounts: CgroupMounts,
     pub(super) providers: Vec<Box<dyn NodeReclaim>>,
     pub(super) cycle: Duration,
+    /// The thread that reads the file systems, to be woken when a ranking is complete.
+    pub(super) observer: Option<Thread>,
 }
 
 struct Reclaim {
@@ -99,8 +103,7 @@ impl Surveyor {
     }
 
     pub(super) fn run(mut self) {
-        while !self.shared.is_stopped() {
-            self.take_orders();
+        while self.take_orders() {
             let is_urgent = self.reclaim.is_some() || self.is_ranking || self.rank_next;
             self.set_class(!is_urgent);
             let start = Instant::now();
@@ -119,31 +122,43 @@ impl Surveyor {
             if pause.is_zero() {
                 std::thread::yield_now();
             } else {
-                rest(&self.shared.wake_surveyor, pause);
+                match self.orders.recv_timeout(pause) {
+                    Ok(order) => self.take(order),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
             }
         }
     }
 
-    fn take_orders(&mut self) {
+    /// Takes what is queued. Whether to go on: the queue is not closed.
+    fn take_orders(&mut self) -> bool {
         // The queue is bounded, so this is.
-        while let Ok(order) = self.orders.try_recv() {
-            match order {
-                Order::Pods(pods) => self.set_pods(pods),
-                Order::Rank => self.rank_next = true,
-                Order::Reclaim(request) => {
-                    self.reclaim = Some(Reclaim {
-                        request,
-                        provider: 0,
-                        is_first: true,
-                        so_far: Reclaimed::default(),
-                    });
-                }
-                Order::Report => {
-                    let all = self.surveyed.values();
-                    let all = all.flat_map(|pod| pod.directories.iter().cloned());
-                    let report = StorageEvent::Report(all.collect());
-                    self.tell(report);
-                }
+        loop {
+            match self.orders.try_recv() {
+                Ok(order) => self.take(order),
+                Err(error) => return error == TryRecvError::Empty,
+            }
+        }
+    }
+
+    fn take(&mut self, order: Order) {
+        match order {
+            Order::Pods(pods) => self.set_pods(pods),
+            Order::Rank => self.rank_next = true,
+            Order::Reclaim(request) => {
+                self.reclaim = Some(Reclaim {
+                    request,
+                    provider: 0,
+                    is_first: true,
+                    so_far: Reclaimed::default(),
+                });
+            }
+            Order::Report => {
+                let all = self.surveyed.values();
+                let all = all.flat_map(|pod| pod.directories.iter().cloned());
+                let report = StorageEvent::Report(all.collect());
+                self.tell(report);
             }
         }
     }
@@ -334,7 +349,9 @@ impl Surveyor {
                 self.is_changed = false;
                 self.handed_on = Some(Instant::now());
                 if std::mem::take(&mut self.is_ranked) {
-                    wake(&self.shared.wake_observer);
+                    if let Some(observer) = &self.means.observer {
+                        observer.unpark();
+                    }
                 }
             }
         }

@@ -1,9 +1,9 @@
 use std::path::Path;
 
 use super::*;
-use crate::storage::usage::{ContainerDirs, VolumeDir, VolumePlugin};
-use plimsoll_core::policy::rank::ImageFsLayout;
-use plimsoll_core::units::PodUid;
+use crate::pods::directories::{ContainerDirs, PodDirs, VolumeDir, VolumePlugin};
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::memory::rank::ImageFsLayout;
 
 /// Patience for things that happen at once; nothing is measured by it.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -318,12 +318,18 @@ fn orders_beyond_the_queue_are_refused() {
     let machine = Machine::new();
     let (handle, _events) = machine.spawn();
     // Ended threads take no orders any more, so the queue fills; or it is closed, which is no refusal.
-    let (orders, _kept) = sync_channel(1);
+    let (let_go, wait) = std::sync::mpsc::channel::<()>();
+    let surveyor = WorkerThread::start("stuck", STACK_BYTES, 1, move |orders| {
+        wait.recv().ok();
+        drop(orders);
+    });
+    let observer = WorkerThread::start("idle", STACK_BYTES, 0, drop);
     let full = StorageHandle {
         shared: Arc::clone(&handle.shared),
-        orders,
-        threads: Vec::new(),
+        observer: observer.unwrap(),
+        surveyor: surveyor.unwrap(),
     };
     assert_eq!(full.rank_now(), Ok(()));
     assert_eq!(full.rank_now(), Err(Busy));
+    drop(let_go);
 }

@@ -1,9 +1,19 @@
-//! The commands in docs/guide, as a test runs them: here on any machine, and in a guest those that need a kernel to themselves.
+//! The commands in README.md and in the guides, as a test runs them: on this machine, or in a guest if they need a kernel to themselves.
 //!
-//! A guide's blocks are one shell session, in a scratch directory, with `plimsoll` in the PATH and `sh -e`: the first command that fails
-//! ends it. Marks of a fence: `sh` is run everywhere, `sh guest` in a guest alone. A `text` block directly below one of these is what it
-//! prints, compared line by line; a line `...` stands for any lines. Other fences are `yaml`, `json` and `text`. Everything else is an error, so
-//! that a typo does not take a command out of the test.
+//! The blocks of a page are one shell session in a scratch directory, with `plimsoll` in the PATH and `sh -e`: the first command that
+//! fails ends it. The mark of a fence says where the block runs:
+//!
+//! | mark | where |
+//! |---|---|
+//! | `sh` | on any machine, and in the guest |
+//! | `sh guest` | in a guest only |
+//! | `sh guest background` | the same, and the session does not wait for it: the reader's other terminal |
+//! | `sh repository` | nowhere here: another test checks which file of the repository runs each line |
+//! | `text`, `yaml`, `json` | not a command |
+//!
+//! A `text` block directly below a command block is the expected output, compared line by line; a line `...` stands for any lines. A
+//! comment `<!-- until: COMMAND -->` repeats the command until it succeeds: a reader waits, a test has to be told for what. Any other
+//! mark is an error, so that a typing error does not take a command out of the test.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;
@@ -11,50 +21,96 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// All guides, and the incident that they are of use in: name and text.
-pub(crate) const GUIDES: &[(&str, &str)] = &[
-    ("install.md", include_str!("../../../docs/guide/install.md")),
-    ("journal.md", include_str!("../../../docs/guide/journal.md")),
-    ("trace.md", include_str!("../../../docs/guide/trace.md")),
-    ("tune.md", include_str!("../../../docs/guide/tune.md")),
-    ("watch.md", include_str!("../../../docs/guide/watch.md")),
-    ("../incident.md", include_str!("../../../docs/incident.md")),
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+
+/// All pages with commands, relative to the root of the repository: name and text.
+pub(crate) const PAGES: &[(&str, &str)] = &[
+    ("README.md", include_str!("../../../README.md")),
+    (
+        "docs/guide/first-run.md",
+        include_str!("../../../docs/guide/first-run.md"),
+    ),
+    (
+        "docs/guide/install.md",
+        include_str!("../../../docs/guide/install.md"),
+    ),
+    (
+        "docs/guide/journal.md",
+        include_str!("../../../docs/guide/journal.md"),
+    ),
+    (
+        "docs/guide/place.md",
+        include_str!("../../../docs/guide/place.md"),
+    ),
+    (
+        "docs/guide/trace.md",
+        include_str!("../../../docs/guide/trace.md"),
+    ),
+    (
+        "docs/guide/tune.md",
+        include_str!("../../../docs/guide/tune.md"),
+    ),
+    (
+        "docs/guide/watch.md",
+        include_str!("../../../docs/guide/watch.md"),
+    ),
+    (
+        "docs/incident.md",
+        include_str!("../../../docs/incident.md"),
+    ),
 ];
 
-/// Longer than any guide takes on a slow machine.
-const TIME_MAX: Duration = Duration::from_secs(240);
-/// Before what a block prints; no command prints this.
+/// A session that prints nothing for this long is stopped. A single block may wait for memory to fill in an emulated guest.
+const SILENCE_MAX: Duration = Duration::from_secs(600);
+/// What a session has left in the background has this long to stop after SIGTERM.
+const STOP_MAX: Duration = Duration::from_secs(30);
+/// Printed before the output of a block; no command prints this.
 const BEGIN: &str = "--- block at line ";
+/// Where background blocks print, in the scratch directory.
+const BACKGROUND_OUTPUT: &str = ".background";
 
 /// Where a block is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Where {
     /// On any machine.
     Anywhere,
-    /// Where a kernel can be had for oneself, as root.
+    /// In a guest, as root.
     Guest,
+    /// In the repository, by another test or by CI.
+    Repository,
 }
 
-/// Commands of a guide.
+/// Commands of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Block {
     /// Its first line, from 1.
     pub(crate) line: usize,
     /// Where it is run.
     pub(crate) on: Where,
-    /// The commands.
+    /// The commands, as the shell gets them.
     pub(crate) script: String,
-    /// What they print, if the guide says so.
+    /// The expected output, if the page has it.
     pub(crate) prints: Option<String>,
 }
 
-/// The blocks of a guide.
-pub(crate) fn blocks(guide: &str, text: &str) -> Result<Vec<Block>, String> {
+/// The blocks of a page.
+pub(crate) fn blocks(page: &str, text: &str) -> Result<Vec<Block>, String> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut lines = text.lines().zip(1..);
-    // Whether only empty lines have come since the last block.
+    // Only empty lines since the last block of commands.
     let mut is_below = false;
     while let Some((line, number)) = lines.next() {
+        if let Some(command) = line
+            .strip_prefix("<!-- until: ")
+            .and_then(|rest| rest.strip_suffix(" -->"))
+        {
+            blocks.push(Block {
+                line: number,
+                on: Where::Guest,
+                script: format!("until {command} > /dev/null 2>&1; do sleep 0.2; done\n"),
+                prints: None,
+            });
+        }
         let Some(mark) = line.trim_start().strip_prefix("```") else {
             is_below &= line.trim().is_empty();
             continue;
@@ -64,12 +120,17 @@ pub(crate) fn blocks(guide: &str, text: &str) -> Result<Vec<Block>, String> {
             match lines.next() {
                 Some((line, _)) if line.trim() == "```" => break,
                 Some((line, _)) => body += &format!("{line}\n"),
-                None => return Err(format!("{guide}:{number}: the block has no end")),
+                None => return Err(format!("{page}:{number}: the block is not closed")),
             }
         }
         let on = match mark {
             "sh" => Some(Where::Anywhere),
             "sh guest" => Some(Where::Guest),
+            "sh guest background" => {
+                body = format!("{{\n{body}}} >> {BACKGROUND_OUTPUT} 2>&1 &\n");
+                Some(Where::Guest)
+            }
+            "sh repository" => Some(Where::Repository),
             "text" if is_below => {
                 if let Some(block) = blocks.last_mut() {
                     block.prints = Some(body);
@@ -80,14 +141,14 @@ pub(crate) fn blocks(guide: &str, text: &str) -> Result<Vec<Block>, String> {
             "text" | "yaml" | "json" => None,
             other => {
                 return Err(format!(
-                    "{guide}:{number}: no block is marked {other:?}: one of sh, sh guest, text, yaml, json"
+                    "{page}:{number}: unknown mark {other:?}: write sh, sh guest, sh guest background, sh repository, text, yaml or json"
                 ));
             }
         };
         is_below = on.is_some();
         if let Some(on) = on {
             if body.trim().is_empty() {
-                return Err(format!("{guide}:{number}: the block is empty"));
+                return Err(format!("{page}:{number}: the block is empty"));
             }
             blocks.push(Block {
                 line: number + 1,
@@ -100,71 +161,78 @@ pub(crate) fn blocks(guide: &str, text: &str) -> Result<Vec<Block>, String> {
     Ok(blocks)
 }
 
-/// Runs the blocks of a guide that are for such a place, in `scratch`, and compares what they print.
+/// Runs the blocks of a page that belong to these places, in `scratch`, and compares their output. Returns how many there were.
 pub(crate) fn run(
-    guide: &str,
+    page: &str,
     text: &str,
     places: &[Where],
     plimsoll: &Path,
     scratch: &Path,
 ) -> Result<usize, String> {
-    let mut blocks = blocks(guide, text)?;
+    let mut blocks = blocks(page, text)?;
     blocks.retain(|block| places.contains(&block.on));
     let mut script = String::new();
     for block in &blocks {
         script += &format!("echo '{BEGIN}{}'\n{}", block.line, block.script);
     }
-    let failed = |what: &str, error: std::io::Error| format!("{guide}: {what}: {error}");
-    let dirs = plimsoll.parent().map(|own| own.display().to_string());
+    let failed = |what: &str, error: std::io::Error| format!("{page}: {what}: {error}");
+    let dir = plimsoll.parent().map(|dir| dir.display().to_string());
     let path = std::env::var("PATH").unwrap_or_default();
     let output = scratch.join(".output");
-    let file = File::create(&output).map_err(|error| failed("its output", error))?;
+    let file = File::create(&output).map_err(|error| failed("create its output", error))?;
     let errors = file
         .try_clone()
-        .map_err(|error| failed("its output", error))?;
+        .map_err(|error| failed("duplicate its output", error))?;
     let mut shell = Command::new("sh")
         .args(["-e", "-c", &script])
         .current_dir(scratch)
-        .env("PATH", format!("{}:{path}", dirs.unwrap_or_default()))
+        .env("PATH", format!("{}:{path}", dir.unwrap_or_default()))
         .stdin(Stdio::null())
         .stdout(file)
         .stderr(errors)
         .process_group(0)
         .spawn()
-        .map_err(|error| failed("sh", error))?;
-    let start = Instant::now();
+        .map_err(|error| failed("start sh", error))?;
+    let mut printed_bytes = 0;
+    let mut printed_at = Instant::now();
     let status = loop {
-        match shell.try_wait().map_err(|error| failed("sh", error))? {
-            Some(status) => break Ok(status),
-            None if start.elapsed() > TIME_MAX => break Err("it takes too long".to_owned()),
-            None => std::thread::sleep(Duration::from_millis(20)),
+        if let Some(status) = shell.try_wait().map_err(|error| failed("wait", error))? {
+            break Ok(status);
         }
+        let bytes = fs::metadata(&output).map_or(0, |file| file.len());
+        if bytes != printed_bytes {
+            (printed_bytes, printed_at) = (bytes, Instant::now());
+        }
+        if printed_at.elapsed() > SILENCE_MAX {
+            break Err(format!("printed nothing for {} s", SILENCE_MAX.as_secs()));
+        }
+        std::thread::sleep(Duration::from_millis(20));
     };
-    // What it has left in the background.
-    if let Some(group) = rustix::process::Pid::from_raw(shell.id().cast_signed()) {
-        rustix::process::kill_process_group(group, rustix::process::Signal::KILL).ok();
-    }
-    let printed = fs::read(&output).map_err(|error| failed("its output", error))?;
+    stop_group(shell.id());
+    let printed = fs::read(&output).map_err(|error| failed("read its output", error))?;
     let printed = String::from_utf8_lossy(&printed);
-    let status = status.map_err(|why| format!("{guide}: {why}:\n{printed}"))?;
+    let background = fs::read(scratch.join(BACKGROUND_OUTPUT)).unwrap_or_default();
+    let background = String::from_utf8_lossy(&background);
+    let status =
+        status.map_err(|why| format!("{page}: {why}:\n{printed}\nbackground:\n{background}"))?;
     if !status.success() {
         return Err(format!(
-            "{guide}: the last of these commands failed ({status}):\n{printed}"
+            "{page}: the last of these commands failed ({status}):\n{printed}\nbackground:\n{background}"
         ));
     }
     let mut parts = printed.split(BEGIN).skip(1);
     for block in &blocks {
         let part = parts.next().unwrap_or_default();
         let (_, printed) = part.split_once('\n').unwrap_or_default();
-        if let Some(says) = &block.prints {
-            let says: Vec<&str> = says.lines().map(str::trim_end).collect();
+        if let Some(expected) = &block.prints {
+            let expected: Vec<&str> = expected.lines().map(str::trim_end).collect();
             let printed: Vec<&str> = printed.lines().map(str::trim_end).collect();
-            if !is_like(&says, &printed) {
+            if !matches(&expected, &printed) {
                 return Err(format!(
-                    "{guide}:{}: it prints\n{}\nand not\n{}",
+                    "{page}:{}: the block prints\n{}\nand not\n{}",
                     block.line,
                     printed.join("\n"),
-                    says.join("\n")
+                    expected.join("\n")
                 ));
             }
         }
@@ -172,11 +240,26 @@ pub(crate) fn run(
     Ok(blocks.len())
 }
 
-/// Whether lines are as the guide says; `...` stands for any, also none.
-fn is_like(says: &[&str], printed: &[&str]) -> bool {
-    match says {
+/// Ends what a session has left in the background: SIGTERM, so that an agent puts back what it changed, then SIGKILL.
+fn stop_group(leader: u32) {
+    let Some(group) = Pid::from_raw(leader.cast_signed()) else {
+        return;
+    };
+    if kill_process_group(group, Signal::TERM).is_err() {
+        return; // nothing is left
+    }
+    let start = Instant::now();
+    while test_kill_process_group(group).is_ok() && start.elapsed() < STOP_MAX {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    kill_process_group(group, Signal::KILL).ok();
+}
+
+/// Compares lines; an expected line `...` stands for any number of lines.
+fn matches(expected: &[&str], printed: &[&str]) -> bool {
+    match expected {
         [] => printed.is_empty(),
-        ["...", rest @ ..] => (0..=printed.len()).any(|skipped| is_like(rest, &printed[skipped..])),
-        [first, rest @ ..] => printed.first() == Some(first) && is_like(rest, &printed[1..]),
+        ["...", rest @ ..] => (0..=printed.len()).any(|skipped| matches(rest, &printed[skipped..])),
+        [first, rest @ ..] => printed.first() == Some(first) && matches(rest, &printed[1..]),
     }
 }

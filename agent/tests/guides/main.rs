@@ -1,13 +1,13 @@
-//! Every command in docs/guide and docs/incident.md works: those that need no kernel of their own are run here, the others in a guest.
+//! Every command in README.md, docs/guide and docs/incident.md works: here if any machine will do, in a guest if it needs a kernel.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 mod fences;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use fences::{GUIDES, Where, blocks, run};
+use fences::{PAGES, Where, blocks, run};
 
 const PLIMSOLL: &str = env!("CARGO_BIN_EXE_plimsoll");
 
@@ -23,35 +23,79 @@ fn run_here(text: &str) -> Result<usize, String> {
     )
 }
 
+/// A command that takes minutes, and the file of the repository that runs it: its path and a text that it must contain.
+const RUN_ELSEWHERE: &[(&str, &str, &str)] = &[
+    ("cargo xtask test", ".ci/run", "\ncargo xtask test\n"),
+    ("cargo xtask demo", ".ci/run", "\ncargo xtask demo\n"),
+    (
+        "cargo xtask build-ebpf",
+        "xtask/src/test/mod.rs",
+        "ebpf::build()",
+    ),
+    (
+        "cargo build --release -p plimsoll",
+        "xtask/src/guest/programs.rs",
+        r#""--bins", "--release"]"#,
+    ),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
 #[test]
-fn every_guide_is_run() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guide");
-    let names: BTreeSet<String> = fs::read_dir(dir)
+fn every_page_is_run() {
+    let names: BTreeSet<String> = fs::read_dir(root().join("docs/guide"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .map(|name| format!("docs/guide/{name}"))
         .collect();
-    let all = GUIDES.iter().map(|(name, _)| (*name).to_owned());
-    let known = all.filter(|name| !name.starts_with("../")).collect();
-    assert_eq!(names, known, "GUIDES in fences.rs lists them");
-    for (guide, text) in GUIDES {
+    let pages = PAGES.iter().map(|(page, _)| (*page).to_owned());
+    let guides = pages
+        .filter(|page| page.starts_with("docs/guide/"))
+        .collect();
+    assert_eq!(names, guides, "PAGES in fences.rs lists them");
+    for (page, text) in PAGES {
         let scratch = tempfile::tempdir().unwrap();
         let places = [Where::Anywhere];
-        let ran = run(guide, text, &places, Path::new(PLIMSOLL), scratch.path());
+        let ran = run(page, text, &places, Path::new(PLIMSOLL), scratch.path());
         println!(
-            "{guide}: {} blocks",
+            "{page}: {} blocks",
             ran.unwrap_or_else(|error| panic!("{error}"))
         );
     }
 }
 
 #[test]
-fn every_command_in_a_guide_is_one() {
-    for (guide, text) in GUIDES {
-        for block in blocks(guide, text).unwrap() {
+fn commands_have_no_prompt() {
+    for (page, text) in PAGES {
+        for block in blocks(page, text).unwrap() {
             assert!(
                 block.script.lines().all(|line| !line.starts_with("$ ")),
-                "{guide}:{}: commands have no prompt",
+                "{page}:{}: a command has a prompt",
                 block.line
+            );
+        }
+    }
+}
+
+#[test]
+fn commands_of_the_repository_are_run_by_a_file_of_it() {
+    for (page, text) in PAGES {
+        let blocks = blocks(page, text).unwrap();
+        let blocks = blocks.iter().filter(|block| block.on == Where::Repository);
+        for (line, number) in blocks.flat_map(|block| block.script.lines().zip(block.line..)) {
+            let (command, _) = line.split_once(" #").unwrap_or((line, ""));
+            let row = RUN_ELSEWHERE
+                .iter()
+                .find(|(known, ..)| *known == command.trim_end());
+            let Some((_, file, text)) = row else {
+                panic!("{page}:{number}: {command:?} is not in RUN_ELSEWHERE");
+            };
+            let runs = fs::read_to_string(root().join(file)).unwrap();
+            assert!(
+                runs.contains(text),
+                "{page}:{number}: {file} no longer has {text:?}, which runs {command:?}"
             );
         }
     }
@@ -65,19 +109,22 @@ fn typos_and_other_output_are_found() {
     };
     refused(
         "```shell\ntrue\n```\n",
-        "guide.md:1: no block is marked \"shell\"",
+        "guide.md:1: unknown mark \"shell\"",
     );
-    refused("```sh geust\ntrue\n```\n", "one of sh, sh guest, text");
-    refused("```\ntrue\n```\n", "no block is marked \"\"");
-    refused("a\n\n```sh\ntrue\n", "guide.md:3: the block has no end");
+    refused("```sh geust\ntrue\n```\n", "write sh, sh guest");
+    refused("```\ntrue\n```\n", "unknown mark \"\"");
+    refused("a\n\n```sh\ntrue\n", "guide.md:3: the block is not closed");
     refused("```sh\n\n```\n", "the block is empty");
     refused("```sh\nplimsoll rnak\n```\n", "unrecognized subcommand");
     refused("```sh\necho a\nfalse\n```\n", "failed");
     refused(
         "```sh\necho a\n```\n\n```text\nb\n```\n",
-        "guide.md:2: it prints\na\nand not\nb",
+        "guide.md:2: the block prints\na\nand not\nb",
     );
-    refused("```sh\necho a\n```\n```text\na\nb\n```\n", "it prints");
+    refused(
+        "```sh\necho a\n```\n```text\na\nb\n```\n",
+        "the block prints",
+    );
 }
 
 #[test]
@@ -89,4 +136,20 @@ fn blocks_are_one_session() {
         run_here("```sh\necho a\n```\nsuch as\n```text\nb\n```\n"),
         Ok(1)
     );
+}
+
+#[test]
+fn a_background_block_and_what_is_waited_for_run_where_guest_blocks_do() {
+    let text = "```sh guest background\nwhile [ ! -e stop ]; do sleep 0.1; done; echo end; touch stopped\n```\n\
+        ```sh guest\ntouch stop\n```\n<!-- until: test -e stopped -->\n```sh guest\ncat .background\n```\n\n```text\nend\n```\n";
+    let scratch = tempfile::tempdir().unwrap();
+    let ran = run(
+        "guide.md",
+        text,
+        &[Where::Guest],
+        Path::new(PLIMSOLL),
+        scratch.path(),
+    );
+    assert_eq!(ran, Ok(4));
+    assert_eq!(run_here(text), Ok(0));
 }

@@ -1,6 +1,6 @@
 //! The last line: what the agent leaves in the kernel so that a program there can end a pod when the agent cannot.
 //!
-//! Problem: a frozen or dead agent evicts nobody, and then the kernel's OOM killer chooses. Approach: the agent keeps the order of
+//! Problem: a frozen or dead agent evicts no pod, and then the kernel's OOM killer chooses. Approach: the agent keeps the order of
 //! eviction ([`condemned`]) and two amounts of memory ([`line`](mod@line)) in maps; a program that runs where memory is allocated kills the
 //! task that allocates, if memory is short ([`shortage`]) and it is the turn of its pod ([`is_turn`]). Both judgements are here,
 //! as functions of plain numbers, so that they are tested where tests run.
@@ -34,9 +34,9 @@ pub const UID_WORDS: usize = UID_BYTES / 8;
 
 /// Value of the `LAST_LINE` map: written by the agent at each sample, as a whole.
 pub mod line {
-    /// Nobody is killed from then on.
+    /// No process is killed from then on.
     pub const UNTIL_NS: usize = 0;
-    /// Below so many available pages, whoever is condemned is killed if a crossing was not acknowledged in time.
+    /// Below so many available pages, a condemned process is killed if a crossing was not acknowledged in time.
     pub const LINE_PAGES: usize = 1;
     /// Below so many, at once.
     pub const CRITICAL_PAGES: usize = 2;
@@ -254,7 +254,7 @@ pub const fn shortage(line: &[u64; line::WORDS], overdue_ns: u64, available_page
 /// `MAX_RECLAIM_RETRIES`.
 const HOPELESS_RETRIES: i32 = 8;
 
-/// Whether the page allocator is about to call the OOM killer, by what it tells of a zone before it tries again
+/// Whether the page allocator is about to call the OOM killer, by what it says of a zone before it tries again
 /// (`should_reclaim_retry` in mm/page_alloc.c). `would_do`: this zone would do, if all that it can reclaim were free.
 ///
 /// A zone that would not do says nothing while reclaim makes progress: another one may. Nothing comes of an allocation of more than eight
@@ -396,6 +396,6 @@ mod tests {
         assert!(is_exhausted(0, 1, false));
         assert!(!is_exhausted(0, 1, true));
         assert!(is_exhausted(0, HOPELESS_RETRIES, true));
-        assert!(!is_exhausted(4, 16, false), "nobody is killed for that");
+        assert!(!is_exhausted(4, 16, false), "nothing is killed for that");
     }
 }

@@ -18,7 +18,7 @@ pub mod last_line;
 pub mod sampling;
 
 /// Version of every layout in this file. A change to any of them raises it, and the agent refuses other versions.
-pub const ABI_VERSION: u16 = 3;
+pub const ABI_VERSION: u16 = 4;
 
 /// "The program could not know this" in a 64-bit field.
 pub const UNKNOWN_U64: u64 = u64::MAX;
@@ -29,52 +29,46 @@ pub const UNKNOWN_U32: u32 = u32::MAX;
 /// [`OomKill::limit_cgroup_id`] of a kill for the whole node rather than for one cgroup's limit.
 pub const NODE_OOM: u64 = 0;
 
-/// The id under which the top of the memory hierarchy is watched: kernfs gives the root directory id 1.
-pub const ROOT_CGROUP_ID: u64 = 1;
-
 /// Bytes of a cgroup path that a record can carry. A systemd path under containerd is about 191 bytes long.
 pub const PATH_BYTES: usize = 256;
 
 /// Bytes of a task's command name, including its NUL (the kernel's `TASK_COMM_LEN`).
 pub const COMM_BYTES: usize = 16;
 
-/// What a record tells. The number is the record's [`Header::kind`] and its index among the drop counters.
+/// What a record reports. The number is the record's [`Header::kind`] and its index among the drop counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u16)]
 pub enum Kind {
-    /// A watched counter is about to reach its armed threshold: [`ThresholdCrossed`].
-    ThresholdCrossed = 1,
     /// A cgroup was made: [`CgroupMkdir`].
-    CgroupMkdir = 2,
+    CgroupMkdir = 1,
     /// A cgroup was removed: [`CgroupRmdir`].
-    CgroupRmdir = 3,
+    CgroupRmdir = 2,
     /// A task moved into a cgroup: [`CgroupAttach`]. Not sent for births by `clone3(CLONE_INTO_CGROUP)`.
-    CgroupAttach = 4,
+    CgroupAttach = 3,
     /// A cgroup got its first or lost its last task: [`CgroupPopulated`].
-    CgroupPopulated = 5,
+    CgroupPopulated = 4,
     /// The kernel's OOM killer chose a victim: [`OomKill`].
-    OomKill = 6,
+    OomKill = 5,
     /// `memory.high`, `memory.max` or a memcg OOM was met: [`MemoryEvent`].
-    MemoryEvent = 7,
+    MemoryEvent = 6,
     /// CPU bandwidth control stopped or resumed a run queue: [`Throttle`].
-    Throttle = 8,
+    Throttle = 7,
     /// The node's free memory fell below a zone watermark: [`NodeReclaim`].
-    NodeReclaim = 9,
+    NodeReclaim = 8,
     /// What is charged to memory cgroups has reached the armed total: [`ChargesReached`].
-    ChargesReached = 10,
+    ChargesReached = 9,
     /// A process of a condemned pod was killed in the kernel: [`last_line::LastLineKill`].
-    LastLineKill = 11,
+    LastLineKill = 10,
     /// Tasks were held up for want of memory: [`MemoryStall`].
-    MemoryStall = 12,
+    MemoryStall = 11,
     /// Pages that had been taken away were read back: [`Refault`].
-    Refault = 13,
+    Refault = 12,
     /// A process was born into a cgroup that is not its parent's: [`ProcessBirth`].
-    ProcessBirth = 14,
+    ProcessBirth = 13,
 }
 
 /// Every kind, in the order of their numbers.
-pub const KINDS: [Kind; 14] = [
-    Kind::ThresholdCrossed,
+pub const KINDS: [Kind; 13] = [
     Kind::CgroupMkdir,
     Kind::CgroupRmdir,
     Kind::CgroupAttach,
@@ -104,7 +98,6 @@ impl Kind {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::ThresholdCrossed => "threshold-crossed",
             Kind::CgroupMkdir => "cgroup-mkdir",
             Kind::CgroupRmdir => "cgroup-rmdir",
             Kind::CgroupAttach => "cgroup-attach",
@@ -151,22 +144,6 @@ pub struct Header {
     pub abi_version: u16,
     /// The CPU that it happened on.
     pub cpu: u32,
-}
-
-/// [`Kind::ThresholdCrossed`]. One-shot: the watch is disarmed before this is sent. `cgroup_id` is the watched cgroup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct ThresholdCrossed {
-    /// Common part.
-    pub header: Header,
-    /// The counter before the charge.
-    pub usage_pages: u64,
-    /// The charge that makes `usage + charge >= threshold`. It may still fail, or be split.
-    pub charge_pages: u64,
-    /// What was armed.
-    pub threshold_pages: u64,
-    /// The agent's number for this arming.
-    pub generation: u64,
 }
 
 /// [`Kind::CgroupMkdir`]. `cgroup_id` is the new cgroup.
@@ -229,7 +206,7 @@ pub struct CgroupPopulated {
 pub struct OomKill {
     /// Common part.
     pub header: Header,
-    /// The cgroup whose limit was hit, [`NODE_OOM`], or [`UNKNOWN_U64`] when the hook cannot tell.
+    /// The cgroup whose limit was hit, [`NODE_OOM`], or [`UNKNOWN_U64`] when the hook does not see it.
     pub limit_cgroup_id: u64,
     /// The OOM killer's points for the victim, in pages (`oom_control.chosen_points`); `i64::MAX` when unknown.
     pub points: i64,
@@ -341,8 +318,8 @@ pub struct ChargesReached {
     pub header: Header,
     /// Pages charged so far, this charge included.
     pub charged_pages: u64,
-    /// What was armed.
-    pub threshold_pages: u64,
+    /// Which arming this answers: [`charges::GENERATION`] when the threshold was taken.
+    pub generation: u64,
 }
 
 /// [`MemoryStall::cause`] numbers.
@@ -412,7 +389,7 @@ pub struct Refault {
     pub pad: u32,
 }
 
-/// [`Kind::ProcessBirth`]: `clone3(CLONE_INTO_CGROUP)`, of which [`Kind::CgroupAttach`] does not tell. `cgroup_id` is the child's
+/// [`Kind::ProcessBirth`]: `clone3(CLONE_INTO_CGROUP)`, which [`Kind::CgroupAttach`] does not report. `cgroup_id` is the child's
 /// memory cgroup; only cgroups that the agent follows have such records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -427,14 +404,6 @@ pub struct ProcessBirth {
     pub parent_tgid: u32,
 }
 
-/// The words of the `AGENT` map: what the programs must know of the agent that runs now. Written by the agent.
-pub mod agent {
-    /// Its process id in the initial pid namespace; reads of `memory.current` by it register counters.
-    pub const TGID: u32 = 0;
-    /// Length.
-    pub const WORDS: u32 = 1;
-}
-
 /// Bytes of the `MANIFEST` map's value: JSON, filled up with zeros.
 pub const MANIFEST_BYTES: usize = 32 << 10;
 
@@ -444,15 +413,19 @@ pub mod charges {
     pub const TOTAL_PAGES: u32 = 0;
     /// The total at which to send a record; 0 when none is armed. Written by the agent, cleared by the program.
     pub const THRESHOLD_PAGES: u32 = 1;
+    /// The number of the newest arming, from 1; 0 when nothing was ever armed. Written by the agent, before the threshold that it
+    /// belongs to, and read by the program after it has taken a threshold. So the newest threshold is never reported under an
+    /// older number. An older threshold may be reported under the newest number, if it is crossed between the two writes: the
+    /// newest threshold is then armed all the same.
+    pub const GENERATION: u32 = 2;
     /// Length.
-    pub const WORDS: u32 = 2;
+    pub const WORDS: u32 = 3;
 }
 
 /// The largest record of all, for buffers.
 pub const MAX_RECORD_BYTES: usize = size_of::<CgroupMkdir>();
 
 const _: () = assert!(size_of::<Header>() == 24);
-const _: () = assert!(size_of::<ThresholdCrossed>() == 56);
 const _: () = assert!(size_of::<CgroupMkdir>() == 296);
 const _: () = assert!(size_of::<OomKill>() == 80);
 
@@ -466,12 +439,8 @@ pub struct Config {
     /// 1 when the memory controller sits on a cgroup v1 hierarchy: a task's memory cgroup is then found through
     /// `css_set.subsys` instead of `css_set.dfl_cgrp`.
     pub memory_is_v1: u32,
-    /// Of the switches of a CPU to another task, one in this many is looked at, by chance. A power of two.
-    pub run_queue_one_in: u32,
-    /// 1 when PSI counts, so that `task_struct.in_memstall` tells an outer stall from one inside it.
+    /// 1 when PSI counts, so that `task_struct.in_memstall` distinguishes an outer stall from one inside it.
     pub psi_is_on: u32,
-    /// Zero.
-    pub pad: u32,
 }
 
 macro_rules! layout {
@@ -498,14 +467,8 @@ macro_rules! layout {
 }
 
 layout! {
-    /// The memory counter embedded in a memcg.
-    memcg_memory: "mem_cgroup.memory",
     /// The css embedded in a memcg.
     memcg_css: "mem_cgroup.css",
-    /// The counter of the parent memcg.
-    counter_parent: "page_counter.parent",
-    /// Pages charged.
-    counter_usage: "page_counter.usage",
     /// The cgroup of a css.
     css_cgroup: "cgroup_subsys_state.cgroup",
     /// The css of the parent cgroup.
@@ -572,12 +535,6 @@ layout! {
     cfs_rq_rq: "cfs_rq.rq",
     /// That CPU's clock, by which waits are measured.
     rq_clock: "rq.clock",
-    /// The group whose CPU time a task uses, in the hierarchy of the cpu controller.
-    task_group: "task_struct.sched_task_group",
-    /// The run queue that a task is on.
-    task_cfs_rq: "task_struct.se.cfs_rq",
-    /// When the task began to wait for this CPU; 0 when it does not.
-    task_last_queued: "task_struct.sched_info.last_queued",
     /// Position of `order` among the arguments of the direct reclaim tracepoint.
     direct_reclaim_order_arg: "mm_vmscan_direct_reclaim_begin(order)",
 }
@@ -607,52 +564,6 @@ pub const fn folded(kind: Kind) -> u32 {
     3 * kind.number() as u32 + 2
 }
 
-/// Words of the filter that spares unwatched counters a map lookup.
-pub const FILTER_WORDS: usize = 8;
-
-/// The filter's bit for the counter at this address: (word, mask). Called on both sides of the border, and with the
-/// low half of the address only, because that is all the verifier lets a program see of a kernel pointer cheaply.
-#[must_use]
-#[inline(always)]
-pub const fn filter_bit(counter_low: u32) -> (usize, u64) {
-    // Fibonacci hashing: the product's top bits depend on all bits of the address, whose low ones are equal for all
-    // memcgs because the allocator aligns them.
-    let hash = counter_low.wrapping_mul(0x9E37_79B1) >> 23;
-    ((hash >> 6) as usize & (FILTER_WORDS - 1), 1 << (hash & 63))
-}
-
-/// Value of the `WATCH` map, by field: what is armed for the counter whose address is the key.
-pub mod watch {
-    /// Whose counter it is.
-    pub const CGROUP_ID: usize = 0;
-    /// Record when `usage + charge` reaches this.
-    pub const THRESHOLD_PAGES: usize = 1;
-    /// The agent's number for this arming.
-    pub const GENERATION: usize = 2;
-    /// 1 until the record was sent.
-    pub const ARMED: usize = 3;
-    /// Length of the value in 64-bit words.
-    pub const WORDS: usize = 4;
-}
-
-/// Value of the `SEEN` map, by field: the counter behind the agent's last read of `memory.current`.
-pub mod seen {
-    /// Whose file was read.
-    pub const CGROUP_ID: usize = 0;
-    /// Address of its counter.
-    pub const COUNTER: usize = 1;
-    /// Its pages then.
-    pub const USAGE_PAGES: usize = 2;
-    /// Address of the counter at the top of its hierarchy.
-    pub const ROOT_COUNTER: usize = 3;
-    /// That one's pages.
-    pub const ROOT_USAGE_PAGES: usize = 4;
-    /// When.
-    pub const TS_NS: usize = 5;
-    /// Length of the value in 64-bit words.
-    pub const WORDS: usize = 6;
-}
-
 /// Value of the `OOM_KILLS` map (key: the victims' cgroup id), by field.
 pub mod oom_totals {
     /// When the window began in which records are counted now.
@@ -672,24 +583,24 @@ pub mod oom_totals {
 pub const OOM_RECORDS_PER_WINDOW: u64 = 128;
 
 /// Size of the ring for what leads to a decision at once.
-pub const CRITICAL_BYTES: u32 = 256 << 10;
+pub const CRITICAL_BYTES: u32 = 128 << 10;
 
-/// As much of that ring is for records that somebody without privileges can cause. The rest is kept for those that the agent has
-/// asked for, which are at most as many as it has armed.
-pub const CRITICAL_SHARED_BYTES: u32 = CRITICAL_BYTES / 2;
+/// So much of that ring is kept for [`Kind::ChargesReached`], the only record that the agent asks for. It arms one at a time, after
+/// it has read up to 512 records; a full ring has a few thousand, so a handful can wait at most. The rest is for CPUs that found
+/// room for another record at the same moment.
+pub const CRITICAL_RESERVED_BYTES: u32 = 16 << 10;
 
-/// Counters that can be watched at one time.
-pub const WATCHES: u32 = 1024;
+/// The rest of that ring: for records that processes without privileges can cause.
+pub const CRITICAL_SHARED_BYTES: u32 = CRITICAL_BYTES - CRITICAL_RESERVED_BYTES;
 
 /// What the kernel puts before each record of a ring.
 pub const RING_HEADER_BYTES: usize = 8;
 
-// Every threshold of a cgroup, and that of the node, find room however full the shared part is.
+// Sixteen records of crossings, and one of the largest others from each of 64 CPUs.
 const _: () = assert!(
-    (CRITICAL_BYTES - CRITICAL_SHARED_BYTES) as usize
-        >= WATCHES as usize * (size_of::<ThresholdCrossed>() + RING_HEADER_BYTES)
-            + size_of::<ChargesReached>()
-            + RING_HEADER_BYTES
+    CRITICAL_RESERVED_BYTES as usize
+        >= 16 * (size_of::<ChargesReached>() + RING_HEADER_BYTES)
+            + 64 * (size_of::<last_line::LastLineKill>() + RING_HEADER_BYTES)
 );
 
 /// Value of the `THROTTLE` map (key: cgroup id), by field: running totals.
@@ -770,78 +681,9 @@ pub mod process_totals {
     pub const WORDS: usize = 2;
 }
 
-/// Value of the `RUN_QUEUE` map (key: cgroup id; per CPU), by field: running totals of waits for a CPU.
-pub mod run_queue_totals {
-    /// Waits.
-    pub const COUNT: usize = 0;
-    /// Their time.
-    pub const SUM_NS: usize = 1;
-    /// The longest.
-    pub const MAX_NS: usize = 2;
-    /// The first of [`BUCKETS`] words: how many waits were so long, see [`bucket`].
-    pub const FIRST_BUCKET: usize = 3;
-    /// Bucket 0 is for waits below 1,024 ns, bucket n for those below 1,024 ns · 2^n, the last one for all longer ones.
-    pub const BUCKETS: usize = 24;
-    /// Length of the value in 64-bit words.
-    pub const WORDS: usize = FIRST_BUCKET + BUCKETS;
-
-    /// The bucket of a wait.
-    #[must_use]
-    #[inline(always)]
-    pub const fn bucket(wait_ns: u64) -> usize {
-        let mut units = wait_ns >> 10;
-        // The position of the highest bit: the BPF target has no instruction for it.
-        let mut bucket = 0;
-        if units >= 1 << 24 {
-            return BUCKETS - 1;
-        }
-        if units >= 1 << 16 {
-            units >>= 16;
-            bucket += 16;
-        }
-        if units >= 1 << 8 {
-            units >>= 8;
-            bucket += 8;
-        }
-        if units >= 1 << 4 {
-            units >>= 4;
-            bucket += 4;
-        }
-        if units >= 1 << 2 {
-            units >>= 2;
-            bucket += 2;
-        }
-        if units >= 1 << 1 {
-            units >>= 1;
-            bucket += 1;
-        }
-        bucket += units as usize;
-        if bucket < BUCKETS {
-            bucket
-        } else {
-            BUCKETS - 1
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_wait_falls_into_the_bucket_of_its_highest_bit() {
-        use run_queue_totals::{BUCKETS, bucket};
-        assert_eq!((bucket(0), bucket(1023), bucket(1024)), (0, 0, 1));
-        for exponent in 0..BUCKETS - 1 {
-            let first = 1024_u64 << exponent;
-            assert_eq!(bucket(first - 1), exponent);
-            assert_eq!(bucket(first), exponent + 1);
-        }
-        for exponent in 34..64 {
-            assert_eq!(bucket(1 << exponent), BUCKETS - 1);
-        }
-        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
-    }
 
     #[test]
     fn kinds_are_numbered_without_gaps_and_round_trip() {
@@ -866,17 +708,6 @@ mod tests {
             }
         }
         assert!(!seen[UNTRACKED as usize]);
-    }
-
-    #[test]
-    fn filter_spreads_page_aligned_addresses() {
-        let mut words = [0u64; FILTER_WORDS];
-        for index in 0..64u32 {
-            let (word, mask) = filter_bit(0x8123_4040u32.wrapping_add(index * 4096));
-            words[word] |= mask;
-        }
-        let set: u32 = words.iter().map(|word| word.count_ones()).sum();
-        assert!(set > 48, "64 neighbours share only {set} bits");
     }
 
     #[test]

@@ -2,14 +2,14 @@
 //!
 //! Problem: a session wants to see where tasks spend their time, fault and stop running, by cgroup, and the agent must not carry
 //! anything for it. Approach: an object of its own, so that the agent's has no program, map or byte more; it is loaded by
-//! `plimsoll trace` alone and goes with it. Whoever is not selected is sorted out here: the ids of the cgroups from the task's own up to
+//! `plimsoll trace` alone and goes with it. Tasks that are not selected are left out here: the ids of the cgroups from the task's own up to
 //! the root are looked up in a map. What is left is put together in memory of this CPU and event, and sent as one record
 //! of the length that its stacks have.
 //!
 //! The kernel runs at most one program of this type on a CPU at a time, so nothing here is shared; each event has its own memory all
 //! the same.
 //!
-//! The idle task is left out: it belongs to nobody.
+//! The idle task is left out: it belongs to no cgroup.
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -106,9 +106,9 @@ fn sample(ctx: &PerfEventContext, event: SampleEvent) -> u32 {
     // SAFETY: a helper without arguments; its result is typed.
     let task = unsafe { bpf_get_current_task_btf() } as *const u8;
     // SAFETY: typed.
-    let own = unsafe { task_memory_cgroup(task) };
+    let cgroup = unsafe { task_memory_cgroup(task) };
     let wanted_id = if frozen(&SAMPLING.selected_only) == 1 {
-        match wanted(own) {
+        match wanted(cgroup) {
             Some(id) => id,
             None => return 0,
         }
@@ -118,8 +118,8 @@ fn sample(ctx: &PerfEventContext, event: SampleEvent) -> u32 {
     let Some(scratch) = SCRATCH.get_ptr_mut(u32::from(event.number())) else {
         return 0;
     };
-    // SAFETY: a map value of this CPU and event, that nobody else writes; a typed pointer; a field of the context that the verifier
-    // knows; helpers that write no more than the bytes they are told, which are there.
+    // SAFETY: a map value of this CPU and event, that nothing else writes; a typed pointer; a field of the context that the verifier
+    // knows; helpers that write no more bytes than they are given room for.
     let sent = unsafe {
         let stacks = (&raw mut (*scratch).stacks).cast::<u8>();
         let kernel_bytes = length(bpf_get_stack(
@@ -136,7 +136,7 @@ fn sample(ctx: &PerfEventContext, event: SampleEvent) -> u32 {
         ));
         (&raw mut (*scratch).head).write(Sample {
             ts_ns: bpf_ktime_get_ns(),
-            cgroup_id: cgroup_id(own),
+            cgroup_id: cgroup_id(cgroup),
             wanted_id,
             weight: (&raw const (*ctx.ctx).sample_period).read_volatile(),
             tgid: (thread >> 32) as u32,

@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
-use plimsoll_core::cgroup_config::{
+use plimsoll_core::kube::cgroup_config::{
     self, CgroupConfig, MemoryReservationPolicy, NodeCapacity, QosSettings, SwapBehavior,
 };
-use plimsoll_core::pod::Pod;
-use plimsoll_core::policy::oom_score;
-use plimsoll_core::qos::QosClass;
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::qos::QosClass;
+use plimsoll_core::policy::oom::score;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -366,7 +366,7 @@ fn containers(vector: ContainersVector) -> Result<(), String> {
         same(&format!("{place}: unified"), &keys, &expected.unified)?;
         same(
             &format!("{place}: oom_score_adj"),
-            &oom_score::oom_score_adj(&pod, container, vector.memory_capacity),
+            &score::oom_score_adj(&pod, container, vector.memory_capacity),
             &expected.oom_score_adj,
         )?;
     }

@@ -7,9 +7,9 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_core::cpu_set::CpuSet;
 use plimsoll_core::placement::cpu_assignment::{CpuLayout, CpuSorting};
-use plimsoll_core::topology::CpuTopology;
+use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::placement::topology::CpuTopology;
 use serde::Deserialize;
 use serde_json::Value;
 

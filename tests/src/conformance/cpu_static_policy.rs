@@ -7,16 +7,16 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_core::cpu_set::{CpuSet, CpuSetError};
-use plimsoll_core::numa_mask::NumaMask;
+use plimsoll_core::kube::pod::{Container, Pod};
+use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::TopologyHint;
+use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
 use plimsoll_core::placement::cpu_static::{
     CpuAllocateError, CpuPolicyError, CpuRefusal, CpuReservation, CpuState, CpuStateError,
     StaticCpuOption, StaticCpuPolicy, StaticCpuSettings, StaticCpus, exclusive_cpus,
 };
 use plimsoll_core::placement::hints::ProviderHints;
-use plimsoll_core::pod::{Container, Pod};
-use plimsoll_core::units::PodUid;
+use plimsoll_core::placement::numa_mask::NumaMask;
 use serde::Deserialize;
 use serde_json::{Value, json};
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use plimsoll_core::topology::{Cpu, CpuTopology, TopologyCounts};
+use plimsoll_core::placement::topology::{Cpu, CpuTopology, TopologyCounts};
 use serde::Deserialize;
 use serde_json::Value;
 

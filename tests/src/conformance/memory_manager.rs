@@ -7,15 +7,15 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_core::numa_mask::NumaMask;
+use plimsoll_core::kube::pod::{Container, Pod};
+use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::TopologyHint;
 use plimsoll_core::placement::hints::{HintSet, ProviderHints};
 use plimsoll_core::placement::memory::{
     AllocateError, Assignments, HugePages, MachineError, NodeMemory, NumaMemory, RefusalKind,
     ReservedMemory, StaticMemory,
 };
-use plimsoll_core::pod::{Container, Pod};
-use plimsoll_core::units::PodUid;
+use plimsoll_core::placement::numa_mask::NumaMask;
 use serde::Deserialize;
 use serde_json::{Value, json};
 

@@ -4,11 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_core::node_allocatable::{
-    Limited, NodeResources, OverReserved, cgroup_config, eviction_reservation,
-};
-use plimsoll_core::quantity::Quantity;
-use plimsoll_core::resources::{MEMORY, ResourceList};
+use plimsoll_core::kube::node_allocatable::{Limited, NodeResources, OverReserved, cgroup_config};
+use plimsoll_core::kube::quantity::Quantity;
+use plimsoll_core::kube::resources::{MEMORY, ResourceList};
+use plimsoll_core::model::threshold::eviction_reservation;
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -4,11 +4,11 @@
 
 use std::num::NonZeroU64;
 
-use plimsoll_core::pod::Pod;
-use plimsoll_core::policy::oom_score;
-use plimsoll_core::qos::QosClass;
-use plimsoll_core::quantity::Quantity;
-use plimsoll_core::resources::{self, ResourceList, Scope, validate};
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::qos::QosClass;
+use plimsoll_core::kube::quantity::Quantity;
+use plimsoll_core::kube::resources::{self, ResourceList, Scope, validate};
+use plimsoll_core::policy::oom::score;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
@@ -85,7 +85,7 @@ fn oom(expected: OomVector) -> Result<(), String> {
         let container = containers
             .get(index)
             .ok_or_else(|| format!("{list}[{index}] does not exist"))?;
-        let actual = oom_score::oom_score_adj(&pod, container, expected.memory_capacity);
+        let actual = score::oom_score_adj(&pod, container, expected.memory_capacity);
         same(&format!("{list}[{index}]"), &actual, &adj)?;
     }
     Ok(())

@@ -6,7 +6,7 @@
 
 use num_bigint::BigInt;
 use num_traits::{Signed, ToPrimitive};
-use plimsoll_core::quantity::{Format, Quantity, QuantityError};
+use plimsoll_core::kube::quantity::{Format, Quantity, QuantityError};
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_core::pod::Pod;
-use plimsoll_core::policy::rank::{
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::reading::Used;
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::memory::rank::{
     Comparator, DiskScope, FileSystem, ImageFsLayout, RankRow, Ranking,
 };
-use plimsoll_core::reading::Used;
-use plimsoll_core::units::PodUid;
 use serde::Deserialize;
 use serde_json::Value;
 

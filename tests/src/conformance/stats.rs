@@ -1,7 +1,7 @@
 //! Pod statistics as vectors write them, and the readings that the engine takes.
 
-use plimsoll_core::pod::Pod;
-use plimsoll_core::reading::{ContainerStorage, PodStorage, Used, VolumeStorage};
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::reading::{ContainerStorage, PodStorage, Used, VolumeStorage};
 use serde::Deserialize;
 
 /// A pod and what is known of its usage.

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_core::policy::rank::ImageFsLayout;
-use plimsoll_core::signal::Signal;
-use plimsoll_core::threshold::{
+use plimsoll_core::model::signal::Signal;
+use plimsoll_core::model::threshold::{
     Amount, Operator, Passes, Threshold, ThresholdSettings, for_layout, parse,
 };
+use plimsoll_core::policy::memory::rank::ImageFsLayout;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -198,7 +198,7 @@ fn parsed(vector: Vector) -> Result<(), String> {
 
 /// Both messages are about the same signal, where the kubelet's names one.
 fn same_subject(ours: &str, theirs: &[String]) -> Result<(), String> {
-    let names: Vec<&str> = plimsoll_core::signal::SIGNALS
+    let names: Vec<&str> = plimsoll_core::model::signal::SIGNALS
         .iter()
         .map(|row| row.name)
         .collect();

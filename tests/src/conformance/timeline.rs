@@ -6,14 +6,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use plimsoll_core::decision::{Decision, Reason, ReclaimSource};
 use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::event::{Cause, Event, EventKind};
-use plimsoll_core::reading::{PodProcesses, ProcessReading, StorageReading};
-use plimsoll_core::signal::{NodeCondition, Observation, Observations, Signal};
-use plimsoll_core::state::ThresholdState;
-use plimsoll_core::threshold::{Threshold, for_layout};
-use plimsoll_core::units::PodUid;
+use plimsoll_core::model::decision::{Decision, Reason, ReclaimSource};
+use plimsoll_core::model::event::{Cause, Event, EventKind};
+use plimsoll_core::model::reading::{PodProcesses, ProcessReading, StorageReading};
+use plimsoll_core::model::signal::{NodeCondition, Observation, Observations, Signal};
+use plimsoll_core::model::state::ThresholdState;
+use plimsoll_core::model::threshold::{Threshold, for_layout};
+use plimsoll_core::model::units::PodUid;
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_core::numa_mask::NumaMask;
 use plimsoll_core::placement::TopologyHint;
 use plimsoll_core::placement::hints::{HintSet, ProviderHints};
 use plimsoll_core::placement::merge::merge;
+use plimsoll_core::placement::numa_mask::NumaMask;
 use plimsoll_core::placement::topology_manager::{
     MAX_ALLOWABLE_NUMA_NODES, PREFER_CLOSEST_NUMA_NODES, TopologyManager, TopologyManagerError,
     TopologySettings,

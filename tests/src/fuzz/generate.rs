@@ -2,27 +2,27 @@
 
 use std::sync::Arc;
 
-use plimsoll_core::cpu_bandwidth::{
-    CgroupCpu, CpuKnob, CpuReading, PodCpu, SharedCpus, WaitSource,
-};
 use plimsoll_core::engine::EngineConfig;
-use plimsoll_core::event::{
+use plimsoll_core::model::event::{
     Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, PodMemory, Sample, StageReport,
 };
-use plimsoll_core::options::{
+use plimsoll_core::model::options::{
     Availability, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, Remedies, Victims,
 };
-use plimsoll_core::policy::rank::ImageFsLayout;
-use plimsoll_core::policy::remedies::Stage;
-use plimsoll_core::reading::{
+use plimsoll_core::model::reading::{
     ContainerStorage, FileSystemReading, NumaMemory, NumaPods, PodLoad, PodLoads, PodOnNode,
     PodProcesses, PodStorage, PressureReading, ProcessReading, StallReading, StallShares,
     StorageReading, Used, VolumeStorage,
 };
-use plimsoll_core::signal::SIGNALS;
-use plimsoll_core::swap::{CompressedSwap, PodSwap};
-use plimsoll_core::threshold::{Amount, Passes, Threshold};
-use plimsoll_core::units::PodUid;
+use plimsoll_core::model::signal::SIGNALS;
+use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::cpu::bandwidth::{
+    CgroupCpu, CpuKnob, CpuReading, PodCpu, SharedCpus, WaitSource,
+};
+use plimsoll_core::policy::memory::rank::ImageFsLayout;
+use plimsoll_core::policy::memory::remedies::Stage;
+use plimsoll_core::policy::memory::swap::{CompressedSwap, PodSwap};
 use serde_json::json;
 
 use super::Random;
@@ -293,6 +293,7 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
                 })
             })
             .collect(),
+        node_only: false,
         storage: some(random).then(|| Arc::new(storage(random, now_ns))),
         processes: some(random).then(|| Arc::new(processes(random, now_ns))),
         pressure: some(random).then(|| pressure(random, now_ns)),

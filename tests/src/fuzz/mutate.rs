@@ -1,6 +1,6 @@
 //! Events with odd figures: any number of an event may be any number.
 
-use plimsoll_core::event::Event;
+use plimsoll_core::model::event::Event;
 use serde_json::Value;
 
 use super::Random;

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use plimsoll_core::event::LastLineKill;
+use plimsoll_core::model::event::LastLineKill;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
@@ -473,7 +473,7 @@ impl Agent {
 /// When memory was read, in an answer of the control socket. Ages are relative to the answer.
 fn sampled_ns(answer: &str) -> Option<u64> {
     let answer: serde_json::Value = serde_json::from_str(answer).ok()?;
-    let answer = &answer["answer"];
+    let answer = &answer["answer"]["eviction"];
     let signals = answer["signals"].as_array()?;
     let memory = signals
         .iter()
@@ -491,7 +491,7 @@ mod tests {
     fn the_time_of_a_sample_does_not_move_with_the_question() {
         let answer = |now: u64, age: u64| {
             format!(
-                r#"{{"v":1,"answer":{{"nowNs":{now},"signals":[{{"signal":"pid.available","ageNs":1}},{{"signal":"memory.available","ageNs":{age}}}]}}}}"#
+                r#"{{"v":1,"answer":{{"eviction":{{"nowNs":{now},"signals":[{{"signal":"pid.available","ageNs":1}},{{"signal":"memory.available","ageNs":{age}}}]}}}}}}"#
             )
         };
         assert_eq!(sampled_ns(&answer(1000, 400)), Some(600));

@@ -77,7 +77,7 @@ pub enum Attached {
     Nothing,
     /// What `plimsoll run` has.
     Agent,
-    /// Every one there is, by `plimsoll events`: thresholds of single cgroups, and the waits for a CPU of this very container.
+    /// Every one there is, by `plimsoll events`.
     Everything,
     /// What a tracing session has, of the whole node at 99 Hz with all events: `plimsoll trace`.
     Session,
@@ -150,7 +150,7 @@ pub fn measure(plan: &Plan) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for _ in 0..plan.pairs {
         for attached in Attached::ALL {
-            let running = Running::start(&node, &pod, attached)?;
+            let running = Running::start(&node, attached)?;
             for &of in &plan.loops {
                 let ran = run_loop(&node, &pod, of)?;
                 rows.push(Row { of, attached, ran });
@@ -170,7 +170,7 @@ enum Running {
 }
 
 impl Running {
-    fn start(node: &Node, pod: &Pod, attached: Attached) -> anyhow::Result<Self> {
+    fn start(node: &Node, attached: Attached) -> anyhow::Result<Self> {
         Ok(match attached {
             Attached::Nothing => Self::Nothing,
             Attached::Agent => Self::Agent(Box::new(
@@ -178,10 +178,9 @@ impl Running {
             )),
             Attached::Everything => {
                 let output = node.directory.join("log/events.out");
-                let cgroup = format!("/{}/main", pod.cgroup());
                 let events = Guard(
                     Command::new(program("plimsoll"))
-                        .args(["events", "--output", "json", "--run-queue", &cgroup])
+                        .args(["events", "--output", "json"])
                         .stdin(Stdio::null())
                         .stdout(File::create(&output)?)
                         .stderr(Stdio::inherit())

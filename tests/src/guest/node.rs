@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use plimsoll::bpf::PinOwner;
+use plimsoll::kernel::PinOwner;
 
 use super::agent::{Agent, Options};
 use super::cgroup;

@@ -9,9 +9,9 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
-use plimsoll_core::cpu_set::CpuSet;
 use plimsoll_core::explain::{ContainerPlacement, PlacementExplanation};
-use plimsoll_core::numa_mask::NumaMask;
+use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::placement::numa_mask::NumaMask;
 
 use super::node::{Node, Running};
 use super::pod::Pod;

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_core::cpu_set::CpuSet;
-use plimsoll_core::machine::{Core, HugePages, Machine, NumaNode, Parts};
-use plimsoll_core::numa_mask::NumaMask;
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::cpu_static::StaticCpuOption;
 use plimsoll_core::placement::device::{Device, Preference};
+use plimsoll_core::placement::machine::{Core, HugePages, Machine, NumaNode, Parts};
 use plimsoll_core::placement::node::{
     CpuManagerPolicy, DeviceSettings, MemoryManagerPolicy, PlacementSettings, ResourceDevices,
 };
-use plimsoll_core::pod::Pod;
+use plimsoll_core::placement::numa_mask::NumaMask;
 use serde_json::{Value, json};
 use tests::fuzz::Random;
 

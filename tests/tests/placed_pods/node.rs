@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use plimsoll_core::cpu_set::CpuSet;
-use plimsoll_core::machine::{Machine, Parts};
-use plimsoll_core::numa_mask::NumaMask;
+use plimsoll_core::kube::pod::{Container, Pod};
+use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::assignments::{Assignment, Assignments};
+use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::cpu_static::exclusive_cpus;
+use plimsoll_core::placement::machine::{Machine, Parts};
 use plimsoll_core::placement::node::{CpuManagerPolicy, NodePlacement, PlacementSettings};
-use plimsoll_core::pod::{Container, Pod};
-use plimsoll_core::units::PodUid;
+use plimsoll_core::placement::numa_mask::NumaMask;
 use tests::fuzz::Random;
 
 use super::{Tally, generate};

@@ -44,7 +44,7 @@ use crate::setup;
 
 use self::console::{Lines, status_in};
 use self::cpio::Archive;
-pub(crate) use self::programs::{OF_DEMO, OF_TESTS, build as build_programs, released_agent};
+pub(crate) use self::programs::{OF_DEMO, OF_TESTS, build as build_programs, released};
 use self::qemu::Running;
 pub(crate) use self::topology::Topology;
 
@@ -105,8 +105,8 @@ impl FromStr for CgroupLayout {
 pub(crate) enum Clock {
     /// The host's clock: a guest that the host keeps from running finds that time has passed.
     Host,
-    /// What all CPUs of the guest execute together, 4 ns an instruction: half as fast as a machine of today can emulate; idle time is skipped. A wait
-    /// of ten seconds takes milliseconds, and a busy host makes the guest slow and nothing else.
+    /// What all CPUs of the guest execute together, 4 ns an instruction: half as fast as a machine of today can emulate. Idle time is
+    /// skipped: a wait of ten seconds takes milliseconds. A busy host makes the guest slow and nothing else.
     Instructions,
     /// One CPU, 1 ns an instruction: figures that repeat on any machine.
     OneCpuInstructions,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use serde::Deserialize;
 
 use crate::progress::{Progress, Step};
@@ -15,6 +15,15 @@ use crate::{ebpf, paths, process};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const PROFILE: &str = "guest";
+/// The packages whose programs run in guests. All of them in each build: features of what they share depend on what is built together.
+const PACKAGES: [&str; 6] = [
+    "--package",
+    "plimsoll",
+    "--package",
+    "plimsoll-trace",
+    "--package",
+    "tests",
+];
 
 /// One line of `cargo build --message-format=json`; only what is needed of it.
 #[derive(Deserialize)]
@@ -26,10 +35,16 @@ struct Message {
 const PATIENCE: Duration = Duration::from_secs(20 * 60);
 
 /// What guest tests run: the agent, the load and the tests themselves. The rest is of benchmarks and of the demo.
-pub(crate) const OF_TESTS: &[&str] = &["plimsoll", "hog", "guest_tests"];
+pub(crate) const OF_TESTS: &[&str] = &[
+    "plimsoll",
+    "plimsoll-agent",
+    "plimsoll-trace",
+    "hog",
+    "guest_tests",
+];
 
 /// What the demo runs.
-pub(crate) const OF_DEMO: &[&str] = &["plimsoll", "hog", "sampler", "story"];
+pub(crate) const OF_DEMO: &[&str] = &["plimsoll", "plimsoll-agent", "hog", "sampler", "story"];
 
 /// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside: these, or all of them. `progress`
 /// hears how many crates are done. Once per xtask process, so that guests started later run the same build.
@@ -47,8 +62,7 @@ pub(crate) fn build(
         return Ok(programs.clone());
     }
     ebpf::build()?;
-    // Both packages in either case: features of what they share depend on what is built together.
-    let mut what = vec!["--package", "plimsoll", "--package", "tests"];
+    let mut what = PACKAGES.to_vec();
     what.extend(["--profile", PROFILE]);
     match only {
         Some(names) => what.extend(names.iter().flat_map(|&name| ["--bin", name])),
@@ -59,12 +73,16 @@ pub(crate) fn build(
     Ok(programs)
 }
 
-/// Builds the agent as it is released, and returns its path. Takes minutes.
-pub(crate) fn released_agent() -> Result<PathBuf> {
+/// Builds the programs as they are released, and returns their paths. Takes minutes.
+pub(crate) fn released() -> Result<Vec<PathBuf>> {
     ebpf::build()?;
-    let step = Step::begin("guest", "building the agent as it is released (minutes)");
+    let step = Step::begin(
+        "guest",
+        "building the programs as they are released (minutes)",
+    );
+    let packages = ["--package", "plimsoll", "--package", "plimsoll-trace"];
     let programs = cargo_build(
-        &["--package", "plimsoll", "--bins", "--release"],
+        &[&packages[..], &["--bins", "--release"]].concat(),
         &mut |crates| {
             step.at(Progress {
                 now: crates,
@@ -73,10 +91,7 @@ pub(crate) fn released_agent() -> Result<PathBuf> {
         },
     )?;
     step.done();
-    programs
-        .into_iter()
-        .next()
-        .context("cargo named no program")
+    Ok(programs)
 }
 
 fn cargo_build(what: &[&str], progress: &mut dyn FnMut(String)) -> Result<Vec<PathBuf>> {

@@ -5,19 +5,23 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::decision::LocalStorageReason;
-use crate::engine::{EngineConfig, Scratch};
 use crate::explain::kubelet::{self, KubeletAnswer};
 use crate::explain::pod::{ExplainedPod, find};
 use crate::explain::{Candidate, ExplainedRanking, NoSuchPod};
-use crate::options::EvictionOptions;
-use crate::policy::rank::RankRow;
-use crate::policy::thresholds::{self, Met};
-use crate::policy::{eviction, foresight, last_line, local_storage};
-use crate::signal::{NodeCondition, Observation, SIGNALS, Signal, Unit};
-use crate::state::{NodeState, PodState, ThresholdState};
-use crate::threshold::{Operator, Passes, Threshold};
-use crate::units::PodUid;
+use crate::model::config::EngineConfig;
+use crate::model::decision::LocalStorageReason;
+use crate::model::options::EvictionOptions;
+use crate::model::signal::{NodeCondition, Observation, SIGNALS, Signal, Unit};
+use crate::model::state::{NodeState, PodState, ThresholdState};
+use crate::model::threshold::{Operator, Passes, Threshold};
+use crate::model::units::PodUid;
+use crate::policy::disk::local_storage;
+use crate::policy::memory::foresight;
+use crate::policy::memory::rank::RankRow;
+use crate::policy::memory::thresholds::{self, Met};
+use crate::policy::memory::verdict::{self, Scratch};
+use crate::policy::memory::view::View;
+use crate::policy::oom::last_line;
 
 /// Everything about evictions, at one instant. Times are CLOCK_MONOTONIC or spans, nanoseconds; amounts in their signal's unit.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -248,7 +252,7 @@ impl EvictionExplanation {
         let (signal, signal_because) = choose_signal(config, state, asked);
         let resource = signal.row().resource;
         let mut rows = Vec::new();
-        eviction::candidates(config, state, signal, &mut rows);
+        verdict::candidates(&View::now(config, state), signal, &mut rows);
         let ranked: Vec<Candidate> = rows
             .into_iter()
             .filter_map(|row| Some(candidate(state.pods.get(&row.uid)?, row)))
@@ -470,9 +474,9 @@ fn choose_signal(
     if let Some(signal) = asked {
         return (signal, SignalChoice::Asked);
     }
-    if let Some(verdict) = foresight::verdict(config, state) {
+    if let Some(foreseen) = foresight::verdict(config, state) {
         return (
-            Met::foreseen(&verdict).threshold.signal,
+            Met::foreseen(&foreseen).threshold.signal,
             SignalChoice::Foreseen,
         );
     }
@@ -483,7 +487,7 @@ fn choose_signal(
         .enumerate()
         .filter(|(_, (_, known))| known.met)
         .filter_map(|(index, (threshold, _))| met_of(state, index, threshold));
-    if let Some(met) = thresholds::most_urgent(met) {
+    if let Some(met) = thresholds::most_urgent_of(met) {
         return (met.threshold.signal, SignalChoice::Met);
     }
     let nearest = counting(config, state)
@@ -516,7 +520,7 @@ fn victims(config: &EngineConfig, state: &NodeState, signal: Signal) -> Vec<Stri
     let all = || (0..config.thresholds.len()).filter(own);
     let is_met = |index: &usize| state.thresholds.get(*index).is_some_and(|known| known.met);
     let index = all().find(is_met).or_else(|| all().next());
-    let foreseen = foresight::verdict(config, state).map(|verdict| Met::foreseen(&verdict));
+    let foreseen = foresight::verdict(config, state).map(|foreseen| Met::foreseen(&foreseen));
     let met = foreseen
         .filter(|met| met.threshold.signal == signal)
         .or_else(|| index.and_then(|index| met_of(state, index, &config.thresholds[index])))
@@ -526,7 +530,7 @@ fn victims(config: &EngineConfig, state: &NodeState, signal: Signal) -> Vec<Stri
             threshold: Threshold {
                 signal,
                 operator: Operator::Never,
-                value: crate::threshold::Amount::Absolute(0),
+                value: crate::model::threshold::Amount::Absolute(0),
                 grace_ns: 0,
                 min_reclaim: None,
                 passes: Passes::All,
@@ -539,7 +543,7 @@ fn victims(config: &EngineConfig, state: &NodeState, signal: Signal) -> Vec<Stri
             foreseen: None,
         });
     let mut scratch = Scratch::default();
-    eviction::victims(config, state, &met, &mut scratch);
+    verdict::victims(&View::now(config, state), &met, &mut scratch);
     let name = |at: &usize| {
         let uid = &scratch.rows[*at].uid;
         state

@@ -2,14 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::EngineConfig;
 use crate::explain::eviction::candidate;
 use crate::explain::{Candidate, ExplainedRanking};
-use crate::options::{Availability, OomOrder, Victims};
-use crate::policy::candidates;
-use crate::policy::foresight::{self, Foreseen};
-use crate::signal::{Signal, memory};
-use crate::state::NodeState;
+use crate::model::config::EngineConfig;
+use crate::model::options::{Availability, OomOrder, Victims};
+use crate::model::signal::{Signal, memory};
+use crate::model::state::NodeState;
+use crate::policy::memory::candidates;
+use crate::policy::memory::foresight::{self, Foreseen};
 
 /// What the kubelet would do in the same place.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -115,7 +115,7 @@ pub(crate) fn answer(
             );
         }
     }
-    let is_memory = row.resource == crate::signal::Resource::Memory;
+    let is_memory = row.resource == crate::model::signal::Resource::Memory;
     if let Some(verdict) = foresight::verdict(config, state).filter(|_| is_memory) {
         let Foreseen {
             rate_bytes_per_s,

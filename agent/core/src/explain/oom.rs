@@ -10,15 +10,15 @@ use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::EngineConfig;
 use crate::explain::NoSuchPod;
 use crate::explain::pod::find;
-use crate::options::OomOrder;
-use crate::policy::oom_order::{OomPlace, OomPlan, Tier};
-use crate::policy::oom_score::{self, Score, ScoreRule};
-use crate::qos::QosClass;
-use crate::state::{NodeState, PodState};
-use crate::units::PodUid;
+use crate::kube::qos::QosClass;
+use crate::model::config::EngineConfig;
+use crate::model::options::OomOrder;
+use crate::model::state::{NodeState, PodState};
+use crate::model::units::PodUid;
+use crate::policy::oom::order::{OomPlace, OomPlan, Tier};
+use crate::policy::oom::score::{self, Score, ScoreRule};
 
 /// The order in which the kernel would kill.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -163,7 +163,7 @@ fn containers_of(
 ) -> impl Iterator<Item = OomContainer> {
     let working_set = own.memory.map(|memory| memory.working_set_bytes);
     own.pod.all_containers().map(move |container| {
-        let Score { adj, rule } = oom_score::score(&own.pod, container, capacity);
+        let Score { adj, rule } = score::score(&own.pod, container, capacity);
         OomContainer {
             rank: 0,
             pod: own.name.clone(),

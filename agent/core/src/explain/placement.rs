@@ -3,16 +3,16 @@
 use serde::{Deserialize, Serialize};
 
 use super::pod::{NoSuchPod, find};
-use crate::cpu_set::CpuSet;
-use crate::numa_mask::NumaMask;
+use crate::kube::pod::{Container, Pod};
+use crate::kube::qos::QosClass;
+use crate::model::state::NodeState;
 use crate::placement::assignments::Assignments;
+use crate::placement::cpu_set::CpuSet;
 use crate::placement::cpu_static::exclusive_cpus;
 use crate::placement::device::Held;
 use crate::placement::node::{NodePlacement, PlacementSettings, Reason};
+use crate::placement::numa_mask::NumaMask;
 use crate::placement::topology_manager::{Alternative, Loss, Offer, ResourceOffer};
-use crate::pod::{Container, Pod};
-use crate::qos::QosClass;
-use crate::state::NodeState;
 
 /// The placement of a node, and what of it was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

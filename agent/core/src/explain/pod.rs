@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::explain::eviction::NotRankedReason;
 use crate::explain::{Candidate, ExplainedRanking, Place, Standing};
-use crate::pod::Exemption;
-use crate::policy::rank::{Comparator, Nanos, RankRow, Ranking};
-use crate::qos::QosClass;
-use crate::signal::Resource;
-use crate::state::{NodeState, PodState};
-use crate::units::PodUid;
+use crate::kube::pod::Exemption;
+use crate::kube::qos::QosClass;
+use crate::model::signal::Resource;
+use crate::model::state::{NodeState, PodState};
+use crate::model::units::PodUid;
+use crate::policy::memory::rank::{Comparator, Nanos, RankRow, Ranking};
 
 /// No pod, or more than one, has the name that was asked for.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::pod::Exemption;
-use crate::policy::rank::{Comparator, RankRow, Ranking};
-use crate::qos::QosClass;
-use crate::units::PodUid;
+use crate::kube::pod::Exemption;
+use crate::kube::qos::QosClass;
+use crate::model::units::PodUid;
+use crate::policy::memory::rank::{Comparator, RankRow, Ranking};
 
 /// A pod to be ranked.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -142,8 +142,8 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pod::Pod;
-    use crate::policy::rank::Nanos;
+    use crate::kube::pod::Pod;
+    use crate::policy::memory::rank::Nanos;
 
     fn candidate(name: &str, usage: Option<u64>, request: u64, exempt: bool) -> Candidate {
         let mut pod = Pod::default();

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::pod::{NoSuchPod, find};
-use crate::cpu_bandwidth::{CpuWhy, WaitSource, Waiter};
-use crate::decision::In;
-use crate::engine::EngineConfig;
-use crate::options::CpuOptions;
+use crate::kube::qos::QosClass;
+use crate::model::config::EngineConfig;
+use crate::model::decision::In;
+use crate::model::options::CpuOptions;
+use crate::model::signal::Unit;
+use crate::model::state::{NodeState, PodState};
+use crate::model::units::PodUid;
+use crate::policy::cpu::bandwidth::{CpuWhy, WaitSource, Waiter};
+use crate::policy::cpu::burst::{PATIENCE_NS, SETTLE_NS};
+use crate::policy::cpu::suppress::{self, Suppression};
 use crate::policy::cpu::{CgroupState, PodCpuState, comes_first};
-use crate::policy::cpu_burst::{PATIENCE_NS, SETTLE_NS};
-use crate::policy::cpu_suppress::{self, Suppression};
-use crate::qos::QosClass;
-use crate::signal::Unit;
-use crate::state::{NodeState, PodState};
-use crate::units::PodUid;
 
 /// CPU time of a node's pods. Shares are in hundredths of a per cent.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -242,7 +242,7 @@ fn unlimited(
     if pod.row.exempt {
         return "static, mirror or critical: never held back".to_owned();
     }
-    if !cpu_suppress::may_be_held(pod, own) {
+    if !suppress::may_be_held(pod, own) {
         return "not held back: it says that it comes first, or is to leave".to_owned();
     }
     let why = suppression

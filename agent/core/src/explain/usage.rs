@@ -1,9 +1,9 @@
 //! What a resource counts of a pod, given everything that is known of the pod's usage.
 
-use crate::pod::Pod;
-use crate::policy::rank::{DiskScope, ImageFsLayout, RankRow};
-use crate::reading::{ContainerStorage, Used, VolumeStorage};
-use crate::signal::Resource;
+use crate::kube::pod::Pod;
+use crate::model::reading::{ContainerStorage, Used, VolumeStorage};
+use crate::model::signal::Resource;
+use crate::policy::memory::rank::{DiskScope, ImageFsLayout, RankRow};
 
 /// What is known of one pod's usage, whichever resource is asked about. A single figure that is missing counts as zero, as in the kubelet.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -75,7 +75,7 @@ impl Resource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::signal::Signal;
+    use crate::model::signal::Signal;
 
     fn pod() -> Pod {
         serde_json::from_str(

@@ -9,12 +9,12 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cpu_set::CpuSet;
-use crate::numa_mask::NumaMask;
+use crate::kube::pod_uid::PodUid;
+use crate::placement::cpu_set::CpuSet;
 use crate::placement::cpuset_order::Cpus;
 use crate::placement::device::Held;
 use crate::placement::memory::Blocks;
-use crate::units::PodUid;
+use crate::placement::numa_mask::NumaMask;
 
 /// What one container holds.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

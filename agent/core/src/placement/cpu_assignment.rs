@@ -19,7 +19,7 @@ mod layout;
 mod numa_distribution;
 mod packed;
 
-use crate::cpu_set::CpuSet;
+use crate::placement::cpu_set::CpuSet;
 use numa_distribution::NumaDistribution;
 use packed::Packing;
 

@@ -20,12 +20,12 @@ mod hints;
 mod policy;
 mod state;
 
-use crate::cpu_set::CpuSet;
+use crate::kube::pod::{Container, Pod};
+use crate::kube::pod_uid::PodUid;
+use crate::kube::qos::QosClass;
+use crate::kube::resources::CPU;
 use crate::placement::TopologyHint;
-use crate::pod::{Container, Pod};
-use crate::qos::QosClass;
-use crate::resources::CPU;
-use crate::units::PodUid;
+use crate::placement::cpu_set::CpuSet;
 
 pub use policy::{
     CpuPolicyError, CpuReservation, StaticCpuOption, StaticCpuPolicy, StaticCpuSettings,

@@ -14,7 +14,7 @@
 //! Where there is no common pool (two CPUs, and the only exclusive one changes hands) somebody has to share for as long as two writes take.
 //! [`Order::shared`] says who.
 
-use crate::cpu_set::CpuSet;
+use crate::placement::cpu_set::CpuSet;
 
 /// What a container runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -32,14 +32,14 @@ pub use inventory::{
 };
 pub use refusal::{DeviceError, Reason};
 
-use crate::numa_mask::NumaMask;
+use crate::kube::pod::{Container, Pod};
+use crate::kube::pod_uid::PodUid;
+use crate::kube::resources::{ResourceList, Scope, pod_limits};
 use crate::placement::TopologyHint;
 use crate::placement::hints::{
     HintRule, HintSet, Need, Preference as Preferred, ProviderHints, Supply,
 };
-use crate::pod::{Container, Pod};
-use crate::resources::{ResourceList, Scope, pod_limits};
-use crate::units::PodUid;
+use crate::placement::numa_mask::NumaMask;
 
 /// Ids of devices of one resource.
 pub type Ids = BTreeSet<String>;

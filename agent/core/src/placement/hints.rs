@@ -16,8 +16,8 @@ pub(crate) mod search;
 
 use std::collections::BTreeMap;
 
-use crate::numa_mask::NumaMask;
 use crate::placement::TopologyHint;
+use crate::placement::numa_mask::NumaMask;
 
 /// Rules over more nodes than this are not turned into lists.
 pub const LISTED_NODES_MAX: u32 = 16;

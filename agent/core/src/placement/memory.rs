@@ -34,11 +34,11 @@ pub use demand::{DemandError, MemoryDemand};
 pub use machine::{HugePages, MachineError, MemoryTable, NodeMemory, NumaMemory, ReservedMemory};
 pub use refusal::{AllocateError, Refusal, RefusalKind, Remedy};
 
-use crate::numa_mask::NumaMask;
+use crate::kube::pod::{Container, Pod};
+use crate::kube::pod_uid::PodUid;
 use crate::placement::TopologyHint;
 use crate::placement::hints::{HintSet, ProviderHints};
-use crate::pod::{Container, Pod};
-use crate::units::PodUid;
+use crate::placement::numa_mask::NumaMask;
 use candidates::Candidates;
 use machine::Books;
 use refusal::View;

@@ -48,11 +48,11 @@ mod lattice;
 mod order;
 mod preferred;
 
-use crate::numa_mask::NumaMask;
 use crate::placement::TopologyHint;
 use crate::placement::hints::cover::smallest_size;
 use crate::placement::hints::search::{STEPS_MAX, Steps};
 use crate::placement::hints::{HintRule, HintSet, ProviderHints};
+use crate::placement::numa_mask::NumaMask;
 
 use lattice::LATTICE_NODES_MAX;
 use order::Order;

@@ -24,22 +24,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::cpu_set::CpuSet;
-use crate::machine::{Machine, MachineError};
+use crate::kube::pod::{Container, Pod};
+use crate::kube::pod_uid::PodUid;
 use crate::placement::TopologyHint;
 use crate::placement::assignments::{Assignment, Assignments};
+use crate::placement::cpu_set::CpuSet;
 use crate::placement::cpu_static::{
     CpuAllocateError, CpuPolicy, CpuPolicyError, CpuState, CpuStateError, StaticCpuPolicy,
     exclusive_cpus,
 };
 use crate::placement::device::{DeviceError, Devices, InventoryError};
+use crate::placement::machine::{Machine, MachineError};
 use crate::placement::memory::{self, AllocateError, MemoryPolicy, StaticMemory};
 use crate::placement::topology_manager::{
     Alignment, AlignmentExplanation, Asking, Refusal, TopologyManager, TopologyManagerError,
     explain,
 };
-use crate::pod::{Container, Pod};
-use crate::units::PodUid;
 
 pub use saved::Note;
 use saved::{Saved, drop_cpus, keep_cpus, keep_memory};

@@ -14,10 +14,10 @@ mod settings;
 
 use std::fmt;
 
-use crate::numa_mask::NumaMask;
 use crate::placement::TopologyHint;
 use crate::placement::hints::ProviderHints;
 use crate::placement::merge::{Merged, NumaInfo, TopologyPolicy, merge};
+use crate::placement::numa_mask::NumaMask;
 
 pub use explain::{AlignmentExplanation, Alternative, Loss, Offer, ResourceOffer, explain};
 pub use settings::{

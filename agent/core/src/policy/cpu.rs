@@ -2,88 +2,31 @@
 //!
 //! **Problem.** A pod is throttled by its limit while its node has time to spare, or waits behind pods that asked for nothing. What helps the one
 //! can hurt its neighbours, and what is changed must be put back. **Approach.** Readings come once a second ([`CpuReading`]) and are turned into what
-//! happened since the one before. [`cpu_burst`](crate::policy::cpu_burst) and [`cpu_suppress`](crate::policy::cpu_suppress) look at that, each
+//! happened since the one before. [`cpu_burst`](crate::policy::cpu::burst) and [`cpu_suppress`](crate::policy::cpu::suppress) look at that, each
 //! an option. What a cgroup has and what it had without us is in every reading, so that a write that failed, or that somebody else undid, is seen.
 //!
 //! **Who comes first.** A pod that requests CPU time, is not throttled, shares its CPUs, and uses no more than its request: it is owed what it
 //! waits for. One that uses more than it asked for waits for what it was not promised. The annotation
-//! [`LATENCY_CRITICAL_ANNOTATION`](crate::pod::LATENCY_CRITICAL_ANNOTATION) says otherwise for a pod, both ways. A throttled task counts as
+//! [`LATENCY_CRITICAL_ANNOTATION`](crate::kube::pod::LATENCY_CRITICAL_ANNOTATION) says otherwise for a pod, both ways. A throttled task counts as
 //! waiting in the kernel's figures, so that a throttled pod's are no evidence.
+
+pub mod bandwidth;
+pub mod burst;
+pub mod suppress;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
-use crate::cpu_bandwidth::{CgroupCpu, CpuReading, CpuWhy, PodCpu, SharedCpus, WaitSource, Waiter};
-use crate::decision::Decision;
-use crate::engine::EngineConfig;
-use crate::event::{Event, EventKind};
+use crate::kube::qos::QosClass;
+use crate::kube::resources::{CPU, eviction_request};
+use crate::model::config::EngineConfig;
+pub use crate::model::cpu_state::{CgroupState, CpuState, PodCpuState, WHOLE};
+use crate::model::decision::Decision;
+use crate::model::event::{Event, EventKind};
+use crate::model::state::{NodeState, PodState};
+use crate::model::units::PodUid;
 use crate::placement::node::NodePlacement;
-use crate::policy::cpu_burst::{self, Grant};
-use crate::policy::cpu_suppress::{self, Suppression};
-use crate::qos::QosClass;
-use crate::resources::{CPU, eviction_request};
-use crate::state::{NodeState, PodState};
-use crate::units::PodUid;
-
-/// All of the time, in the unit of shares: hundredths of a per cent.
-pub const WHOLE: u32 = 10_000;
-
-/// What is known of CPU time.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct CpuState {
-    /// When the newest reading was taken, nanoseconds.
-    pub read_ns: Option<u64>,
-    /// The time between that and the one before, nanoseconds.
-    pub interval_ns: u64,
-    /// The shared CPUs then.
-    pub shared: SharedCpus,
-    /// How busy they were meanwhile, in hundredths of a per cent.
-    pub busy: u32,
-    /// How waiting is measured.
-    pub source: Option<WaitSource>,
-    /// Pods with processes.
-    pub pods: BTreeMap<PodUid, PodCpuState>,
-    /// The pods that come first and waited longest, at most two.
-    pub waiters: Vec<Waiter>,
-    /// Who is held back.
-    pub suppression: Suppression,
-}
-
-/// One pod.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct PodCpuState {
-    /// CPU time used in all, microseconds.
-    pub usage_us: u64,
-    /// Time waited in all, microseconds.
-    pub waited_us: Option<u64>,
-    /// What it used since the reading before, thousandths of a CPU.
-    pub used_milli: u64,
-    /// How much of that time it waited, in hundredths of a per cent, never above [`WHOLE`]; `None`: not measured.
-    pub waited: Option<u32>,
-    /// Its cgroups, by the name of the container; the pod's own is "".
-    pub cgroups: BTreeMap<Arc<str>, CgroupState>,
-}
-
-/// One cgroup.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct CgroupState {
-    /// The newest reading.
-    pub reading: CgroupCpu,
-    /// Over how long the figures below were counted, nanoseconds; 0 at first sight.
-    pub counted_ns: u64,
-    /// Periods.
-    pub periods: u64,
-    /// Those in which it was throttled.
-    pub throttled: u64,
-    /// Those in which it used more than its quota.
-    pub bursts: u64,
-    /// CPU time used, microseconds.
-    pub used_us: u64,
-    /// What it is given above its limit.
-    pub grant: Grant,
-}
+use crate::policy::cpu::bandwidth::{CgroupCpu, CpuReading, CpuWhy, PodCpu, Waiter};
 
 impl PodCpuState {
     /// Whether a limit of it held it up since the reading before.
@@ -160,7 +103,7 @@ pub(crate) fn decide(
     if options.burst.is_none() && options.suppress.is_none() {
         return;
     }
-    cpu_suppress::let_go(&mut state.cpu, first, decisions);
+    suppress::let_go(&mut state.cpu, first, decisions);
     match &event.kind {
         EventKind::CpuReading(reading) => {
             observe(state, reading);
@@ -177,15 +120,15 @@ pub(crate) fn decide(
             };
             cpu.waiters = waiters(&around, cpu);
             if let Some(options) = &options.burst {
-                cpu_burst::decide(options, &around, cpu, decisions);
+                burst::decide(options, &around, cpu, decisions);
             }
             if let Some(options) = &options.suppress {
-                cpu_suppress::decide(options, &around, cpu, decisions);
+                suppress::decide(options, &around, cpu, decisions);
             }
         }
         EventKind::CpuNotWritten { uid, container, .. } => {
             let now_ns = state.now_ns;
-            cpu_suppress::not_written(&mut state.cpu, uid, now_ns);
+            suppress::not_written(&mut state.cpu, uid, now_ns);
             let own = state.cpu.pods.get_mut(uid);
             if let Some(own) = own.and_then(|own| own.cgroups.get_mut(container)) {
                 own.grant.give_up(CpuWhy::NotWritten, now_ns);

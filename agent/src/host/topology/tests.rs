@@ -1,6 +1,6 @@
 //! Machines as they are in the field, as their sysfs shows them.
 
-use plimsoll_core::topology::TopologyCounts;
+use plimsoll_core::placement::topology::TopologyCounts;
 
 use super::*;
 

@@ -19,17 +19,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use plimsoll_core::units::PodUid;
+use plimsoll_core::model::units::PodUid;
 use rustix::fs::{AtFlags, CWD, Mode, openat, unlinkat};
 use rustix::io::Errno;
 
 use super::{Kept, KeptBecause, NodeReclaim, ReclaimError, ReclaimRequest, Reclaimed};
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
-use crate::pod_cgroup;
+use crate::pods;
+use crate::pods::directories::VolumePlugin;
 use crate::storage::descent::OPEN_DIRECTORY;
 use crate::storage::mountinfo::has_mount_at_or_below;
 use crate::storage::remove::{Removal, open_beneath};
-use crate::storage::usage::{Places, VolumePlugin, mountinfo};
+use crate::storage::usage::{Places, mountinfo};
 use crate::storage::walk::Walk;
 
 /// Directories of pods that one request looks at.
@@ -181,7 +182,7 @@ impl EndedPods {
         let mut waiting = vec![(self.cgroup_root.clone(), 0)];
         let mut found = Vec::new();
         while let Some((cgroup, depth)) = waiting.pop() {
-            for (hierarchy, _) in pod_cgroup::pod_hierarchies(&self.mounts) {
+            for (hierarchy, _) in pods::cgroup::pod_hierarchies(&self.mounts) {
                 let entries = match std::fs::read_dir(hierarchy.dir(&cgroup)) {
                     Ok(entries) => entries,
                     Err(gone) if gone.kind() == std::io::ErrorKind::NotFound => continue,
@@ -206,7 +207,7 @@ impl EndedPods {
             }
         }
         for cgroup in found {
-            if pod_cgroup::is_populated(&self.mounts, &cgroup).ok()? {
+            if pods::cgroup::is_populated(&self.mounts, &cgroup).ok()? {
                 return Some(true);
             }
         }

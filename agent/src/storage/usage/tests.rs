@@ -1,4 +1,5 @@
 use super::*;
+use plimsoll_core::kube::pod::Pod;
 
 /// A machine in a directory: cgroup v2, and what the tests put there.
 struct Machine {

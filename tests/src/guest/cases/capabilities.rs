@@ -38,7 +38,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "capabilities::without_any_it_evicts",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::Once(Machine::V7_2),
         run: without_any,
     },
     Test {

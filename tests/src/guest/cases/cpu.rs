@@ -24,7 +24,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "cpu::best_effort_is_held_back_while_another_waits",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::Once(Machine::V7_2),
         run: suppress,
     },
 ];

@@ -11,9 +11,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use plimsoll::bpf::object::object;
-use plimsoll::bpf::{Account, AtEnd, Bpf, BpfOptions, HookSet, OneIn};
-use plimsoll::source::decode::{Body, OomLimit};
+use plimsoll::kernel::decode::{Body, OomLimit};
+use plimsoll::kernel::object::object;
+use plimsoll::kernel::{Account, AtEnd, Bpf, BpfOptions, HookSet};
 use plimsoll_abi::{Kind, OOM_RECORDS_PER_WINDOW};
 
 use super::super::cgroup;
@@ -62,11 +62,9 @@ fn load(window: Duration) -> anyhow::Result<Bpf> {
     Ok(Bpf::load(
         object()?,
         &BpfOptions {
-            agent_tgid: std::process::id(),
             hooks: HookSet::ALL,
             without: &[],
             window,
-            run_queue_one_in: OneIn::USUAL,
         },
     )?)
 }

@@ -1,4 +1,4 @@
-//! Every command in docs/guide, where it has a kernel to itself.
+//! Every command in README.md and the guides, on a kernel of its own.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ use super::{Node, needs_memory_v2};
 #[path = "../../../../agent/tests/guides/fences.rs"]
 mod fences;
 
-use fences::{GUIDES, Where, run};
+use fences::{PAGES, Where, run};
 
 pub(super) const TESTS: &[Test] = &[
     Test {
@@ -28,23 +28,23 @@ pub(super) const TESTS: &[Test] = &[
 ];
 
 /// It fills the memory of its node, which takes minutes where that is large and emulated.
-const INCIDENT: &str = "../incident.md";
+const INCIDENT: &str = "docs/incident.md";
 
 fn commands_work(is_wanted: fn(&str) -> bool) -> Outcome {
     if let Some(skipped) = needs_memory_v2() {
         return Ok(skipped);
     }
     let mut count = 0;
-    for (guide, text) in GUIDES.iter().filter(|(guide, _)| is_wanted(guide)) {
+    for (page, text) in PAGES.iter().filter(|(page, _)| is_wanted(page)) {
         let node = Node::new()?;
         let scratch = node.directory.join("guide");
         fs::create_dir_all(&scratch)?;
         let places = [Where::Anywhere, Where::Guest];
-        let ran = run(guide, text, &places, &program("plimsoll"), &scratch);
+        let ran = run(page, text, &places, &program("plimsoll"), &scratch);
         let ran = ran.map_err(anyhow::Error::msg)?;
-        ensure!(ran > 0, "{guide} has no command");
+        ensure!(ran > 0, "{page} has no command");
         count += 1;
     }
-    ensure!(count > 0, "there is no such guide");
+    ensure!(count > 0, "there is no such page");
     Ok(Done::Passed)
 }

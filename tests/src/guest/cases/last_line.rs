@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use plimsoll_core::event::{LastLineKill, LastLineReason};
+use plimsoll_core::model::event::{LastLineKill, LastLineReason};
 use rustix::process::Signal;
 
 use super::super::agent::{Agent, Event, Options};

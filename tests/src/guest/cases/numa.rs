@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
-use plimsoll_core::reading::NumaMemory;
+use plimsoll_core::model::reading::NumaMemory;
 
 use super::super::agent::Options;
 use super::super::harness::{Done, Lacks, Outcome, Test};

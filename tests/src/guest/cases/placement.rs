@@ -9,10 +9,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use plimsoll::act::placement::witness::Witness;
 use plimsoll::host::HostRoot;
-use plimsoll::placement::witness::Witness;
-use plimsoll_core::cpu_set::CpuSet;
-use plimsoll_core::numa_mask::NumaMask;
+use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::placement::numa_mask::NumaMask;
 
 use super::super::agent::{Agent, Event, Options};
 use super::super::clock::wait_until;

@@ -7,7 +7,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use plimsoll_core::cpu_set::CpuSet;
+use plimsoll_core::placement::cpu_set::CpuSet;
 
 use super::super::agent::{Agent, Options};
 use super::super::clock::wait_until;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use plimsoll_core::cgroup_config::{milli_cpu_to_shares, shares_to_weight};
+use plimsoll_core::kube::cgroup_config::{milli_cpu_to_shares, shares_to_weight};
 
 use super::super::agent::Options;
 use super::super::cgroup;
@@ -21,12 +21,12 @@ use super::whole_tree;
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "qos::cgroups_have_what_the_node_and_its_pods_say",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::Once(Machine::V7_2),
         run: cgroups_follow,
     },
     Test {
         name: "qos::what_is_above_a_running_pod_is_given_back",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::Once(Machine::V7_2),
         run: given_back,
     },
     Test {

@@ -1,15 +1,14 @@
 //! The BPF programs against a real kernel: each record is compared with what the kernel itself says.
 
-use std::fs::{self, File};
-use std::os::fd::AsFd as _;
+use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use plimsoll::bpf::object::object;
-use plimsoll::bpf::{Bpf, BpfOptions, Family, HookSet, HookState, OneIn, Unavailable};
-use plimsoll::source::decode::{Body, MemoryLimitEvent, OomLimit, Record};
+use plimsoll::kernel::decode::{Body, MemoryLimitEvent, OomLimit, Record};
+use plimsoll::kernel::object::object;
+use plimsoll::kernel::{Bpf, BpfOptions, Family, HookSet, HookState, Unavailable};
 use plimsoll_abi::Kind;
 
 use super::super::cgroup;
@@ -27,9 +26,9 @@ pub(super) const TESTS: &[Test] = &[
         run: every_family_attaches,
     },
     Test {
-        name: "records::one_threshold_record_per_arming",
+        name: "records::one_crossing_per_arming",
         on: On::EachKernelAndHybrid,
-        run: one_threshold_record_per_arming,
+        run: one_crossing_per_arming,
     },
     Test {
         name: "records::a_cgroup_s_life",
@@ -38,23 +37,18 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "records::oom_names_limit_owner_and_victim",
-        on: On::EachKernelAndHybrid,
+        on: On::EachKernel,
         run: oom_names_limit_owner_and_victim,
     },
     Test {
         name: "records::limit_counts_equal_memory_events",
-        on: On::EachKernelAndHybrid,
+        on: On::EachKernel,
         run: limit_counts_equal_memory_events,
     },
     Test {
         name: "records::throttle_time_equals_cpu_stat",
-        on: On::EachKernelAndHybrid,
+        on: On::EachKernel,
         run: throttle_time_equals_cpu_stat,
-    },
-    Test {
-        name: "records::waits_for_a_cpu_equal_schedstat",
-        on: On::EachKernelAndHybrid,
-        run: waits_for_a_cpu_equal_schedstat,
     },
     Test {
         name: "records::an_overrun_is_counted_exactly",
@@ -126,7 +120,7 @@ pub(super) fn id(directory: &Path) -> anyhow::Result<u64> {
     Ok(fs::metadata(directory)?.ino())
 }
 
-/// Loads these families, with the run-queue program looking at every switch.
+/// Loads these families.
 pub(super) fn load(families: &[Family], window: Duration) -> anyhow::Result<Bpf> {
     let hooks = families
         .iter()
@@ -134,11 +128,9 @@ pub(super) fn load(families: &[Family], window: Duration) -> anyhow::Result<Bpf>
     Ok(Bpf::load(
         object()?,
         &BpfOptions {
-            agent_tgid: std::process::id(),
             hooks,
             without: &[],
             window,
-            run_queue_one_in: OneIn::EVERY,
         },
     )?)
 }
@@ -168,17 +160,15 @@ fn every_family_attaches() -> Outcome {
     let bpf = Bpf::load(
         object()?,
         &BpfOptions {
-            agent_tgid: std::process::id(),
             hooks: HookSet::ALL,
             without: &[],
             window: Duration::from_millis(10),
-            run_queue_one_in: OneIn::USUAL,
         },
     )?;
     for family in Family::ALL {
         let hooks = bpf.hooks().iter().filter(|hook| hook.family == family);
         ensure!(
-            hooks.clone().any(|hook| hook.is_usable()),
+            hooks.clone().any(|hook| hook.is_attached()),
             "{}: nothing attached: {:?}",
             family.name(),
             hooks.collect::<Vec<_>>()
@@ -196,27 +186,27 @@ fn every_family_attaches() -> Outcome {
     Ok(Done::Passed)
 }
 
-fn one_threshold_record_per_arming() -> Outcome {
+fn one_crossing_per_arming() -> Outcome {
     let scratch = Scratch::new("memory")?;
-    let group = scratch.child("grows")?;
-    let mut bpf = load(&[Family::Threshold], Duration::from_millis(10))?;
-    let usage_file = ["memory.current", "memory.usage_in_bytes"]
-        .map(|name| group.join(name))
-        .into_iter()
-        .find(|path| path.exists());
-    let usage = File::open(usage_file.context("the cgroup has no usage file")?)?;
-    let group_id = id(&group)?;
+    let mut bpf = load(&[Family::Charges], Duration::from_millis(10))?;
+    let nothing = bpf.newest_arming();
     let log = Path::new("/tmp/records-hog.log");
     let mut hogs = Vec::new();
-    for generation in 1..=3 {
-        let seen = bpf.register(usage.as_fd(), group_id)?;
-        let threshold_bytes = seen.usage_bytes + mib(16);
-        bpf.arm(group_id, threshold_bytes, generation)?;
+    for _ in 0..3 {
+        let charged = bpf.charged_bytes().context("charges are counted")?;
+        // The second replaces the first, which then must not be reported.
+        let replaced = bpf.arm_charges(charged + mib(16))?;
+        let armed_bytes = charged + mib(24);
+        let armed = bpf.arm_charges(armed_bytes)?;
+        ensure!(
+            replaced > nothing && armed > replaced && bpf.newest_arming() == armed,
+            "{armed:?} after {replaced:?}"
+        );
         let before_ns = now_ns();
         // A log that is not there yet is as good as one that was removed.
         let _not_there = fs::remove_file(log);
         hogs.push(hog_in(
-            &group,
+            &scratch.0,
             &format!("--log {} hold --mb 64", log.display()),
         )?);
         ensure!(
@@ -225,41 +215,25 @@ fn one_threshold_record_per_arming() -> Outcome {
         );
         let mut records = Vec::new();
         settle(&mut bpf, |record| {
-            if let Body::ThresholdCrossed {
-                usage_pages,
-                charge_pages,
-                threshold_pages,
+            if let Body::ChargesReached {
+                charged_bytes,
                 generation,
             } = record.body
             {
-                records.push((
-                    record.cgroup_id,
-                    usage_pages,
-                    charge_pages,
-                    threshold_pages,
-                    generation,
-                    record.ts_ns,
-                ));
+                records.push((record.cgroup_id, charged_bytes, generation, record.ts_ns));
             }
         });
+        let &[(cgroup_id, charged_bytes, generation, at_ns)] = &records[..] else {
+            anyhow::bail!("{} records for {armed:?}: {records:?}", records.len());
+        };
         ensure!(
-            records.len() == 1,
-            "{} records for arming {generation}: {records:?}",
-            records.len()
+            cgroup_id == 0 && generation == armed,
+            "the record is of cgroup {cgroup_id}, {generation:?}; {armed:?} was armed"
         );
-        let (cgroup_id, usage_pages, charge_pages, threshold_pages, of_generation, at_ns) =
-            records[0];
+        let now_charged = bpf.charged_bytes().context("charges are counted")?;
         ensure!(
-            cgroup_id == group_id && of_generation == generation,
-            "the record is of {cgroup_id}, arming {of_generation}"
-        );
-        ensure!(
-            threshold_pages == threshold_bytes.div_ceil(4096),
-            "threshold {threshold_pages} pages for {threshold_bytes} bytes"
-        );
-        ensure!(
-            usage_pages < threshold_pages && usage_pages + charge_pages >= threshold_pages,
-            "{usage_pages} + {charge_pages} pages do not cross {threshold_pages}"
+            (armed_bytes..=now_charged).contains(&charged_bytes),
+            "{charged_bytes} bytes charged, {armed_bytes} armed, {now_charged} charged now"
         );
         ensure!(
             at_ns > before_ns && at_ns < now_ns(),
@@ -439,80 +413,6 @@ fn throttle_time_equals_cpu_stat() -> Outcome {
         "records say {} ns, cpu.stat {kernel_ns} ns, allowed {bound_ns} ns apart",
         totals.sum_ns
     );
-    Ok(Done::Passed)
-}
-
-/// Nanoseconds that the threads of a process have waited for a CPU.
-fn waited_ns(pid: u32) -> anyhow::Result<u64> {
-    let mut sum = 0;
-    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let text = fs::read_to_string(thread?.path().join("schedstat"))?;
-        let waited = text
-            .split_whitespace()
-            .nth(1)
-            .context("a short schedstat")?;
-        sum += waited.parse::<u64>()?;
-    }
-    Ok(sum)
-}
-
-fn waits_for_a_cpu_equal_schedstat() -> Outcome {
-    const THREADS: u64 = 12;
-    let scratch = Scratch::new("cpu")?;
-    let group_id = id(&scratch.0)?;
-    let mut bpf = load(&[Family::RunQueue], Duration::from_millis(10))?;
-    bpf.follow_run_queue(group_id)?;
-    let spinner = hog_in(
-        &scratch.0,
-        &format!("spin --threads {THREADS} --seconds 60"),
-    )?;
-    let seen = |bpf: &Bpf| -> anyhow::Result<_> {
-        let mut totals = None;
-        bpf.drain_run_queue(|seen| {
-            if seen.cgroup_id == group_id {
-                totals = Some(seen);
-            }
-        })?;
-        totals.context("the cgroup is not followed")
-    };
-    std::thread::sleep(Duration::from_secs(1));
-    ensure!(
-        seen(&bpf)?.count == 0,
-        "waits are seen before they are watched"
-    );
-    bpf.watch_run_queue(true)?;
-    let (before, before_ns) = (seen(&bpf)?, waited_ns(spinner.pid())?);
-    std::thread::sleep(Duration::from_secs(3));
-    let (after, after_ns) = (seen(&bpf)?, waited_ns(spinner.pid())?);
-    bpf.watch_run_queue(false)?;
-    drop(spinner);
-    let waits = after.since(&before);
-    let kernel_ns = after_ns - before_ns;
-    eprintln!("{waits:?}, schedstat {kernel_ns} ns");
-    ensure!(
-        waits.max_ns >= waits.sum_ns / waits.count.max(1),
-        "the longest is shorter than the mean: {waits:?}"
-    );
-    // Waits that end between the two readings are in one of them only: at most one of each thread at each end. A thread that is
-    // moved to another CPU while it waits counts with the second wait alone.
-    let bound_ns = kernel_ns / 5 + 2 * THREADS * waits.max_ns;
-    ensure!(
-        kernel_ns > 0 && waits.sum_ns.abs_diff(kernel_ns) <= bound_ns,
-        "{waits:?}, schedstat {kernel_ns} ns, allowed {bound_ns} ns apart"
-    );
-    let still = seen(&bpf)?;
-    std::thread::sleep(Duration::from_millis(300));
-    ensure!(
-        seen(&bpf)? == still,
-        "waits are seen after it was taken away"
-    );
-    // A reading while a CPU counts may have the one figure and not yet the other.
-    ensure!(
-        still.buckets.iter().sum::<u64>() == still.count,
-        "the histogram does not add up: {still:?}"
-    );
-    bpf.forget_run_queue(group_id)?;
-    ensure!(seen(&bpf).is_err(), "the cgroup was forgotten");
     Ok(Done::Passed)
 }
 

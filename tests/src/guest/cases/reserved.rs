@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
-use plimsoll_core::cgroup_config::{milli_cpu_to_shares, shares_to_weight};
+use plimsoll_core::kube::cgroup_config::{milli_cpu_to_shares, shares_to_weight};
 
 use super::super::agent::{Agent, Options};
 use super::super::cgroup;
@@ -36,7 +36,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "reserved::a_cgroup_without_the_controllers_or_none_at_all_is_refused",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::Once(Machine::V7_2),
         run: refused,
     },
 ];

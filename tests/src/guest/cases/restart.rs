@@ -1,19 +1,16 @@
 //! What outlives the agent: programs that are pinned, and nothing at all after `plimsoll uninstall`.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::os::fd::AsFd as _;
+use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use plimsoll::bpf::object::object;
-use plimsoll::bpf::{
-    AtEnd, Bpf, BpfOptions, HookReport, HookSet, HookState, OneIn, PinOwner, Pinning,
-};
-use plimsoll::source::decode::{Body, Record};
+use plimsoll::kernel::decode::{Body, Record};
+use plimsoll::kernel::object::object;
+use plimsoll::kernel::{AtEnd, Bpf, BpfOptions, HookReport, HookSet, HookState, PinOwner, Pinning};
 use plimsoll_abi::Kind;
 
 use super::super::agent::Options;
@@ -57,11 +54,9 @@ const PINS: &str = "/sys/fs/bpf";
 
 fn options(window_ms: u64) -> BpfOptions {
     BpfOptions {
-        agent_tgid: std::process::id(),
         hooks: HookSet::ALL,
         without: &[],
         window: Duration::from_millis(window_ms),
-        run_queue_one_in: OneIn::USUAL,
     }
 }
 
@@ -151,7 +146,6 @@ fn hooks_of(bpf: &Bpf) -> Vec<(&'static str, Told)> {
 fn crossing_without_an_agent() -> Outcome {
     let owner = Owner::new("crossing")?;
     let group = Group::new("restart-crossing")?;
-    let id = fs::metadata(&group.0)?.ino();
     let usage = ["memory.current", "memory.usage_in_bytes"]
         .map(|name| group.0.join(name))
         .into_iter()
@@ -164,17 +158,14 @@ fn crossing_without_an_agent() -> Outcome {
         "{pinning}; {said:?}"
     );
     let hooks = hooks_of(&bpf);
-    let file = File::open(&usage)?;
-    let seen = bpf.register(file.as_fd(), id)?;
-    bpf.arm(id, seen.usage_bytes + mib(8), 4711)?;
     drain(&mut bpf, |_| {});
     let before = bpf.account()?;
     let armed_at = bpf.charged_bytes().context("charges are counted")? + mib(4);
-    bpf.arm_charges(armed_at)?;
+    let armed = bpf.arm_charges(armed_at)?;
     // What a SIGKILL does to it: its descriptors are closed, and nothing else is done.
-    drop((bpf, file));
+    drop(bpf);
 
-    // While no agent runs the programs go on, and the armed thresholds are crossed.
+    // While no agent runs the programs go on, and the armed threshold is crossed.
     let hog = hog_in(&group.0, "--log /dev/null hold --mb 32")?;
     let is_full = wait_until(TIMEOUT, Duration::from_millis(50), || {
         let usage = fs::read_to_string(&usage).unwrap_or_default();
@@ -194,26 +185,27 @@ fn crossing_without_an_agent() -> Outcome {
         "hooks {:?}, before {hooks:?}",
         hooks_of(&bpf)
     );
-    let (mut crossed, mut charged) = (Vec::new(), Vec::new());
-    drain(&mut bpf, |record| match record.body {
-        Body::ThresholdCrossed { generation, .. } => {
-            crossed.push((record.cgroup_id, generation, record.ts_ns < taken_over_ns));
+    let mut charged = Vec::new();
+    drain(&mut bpf, |record| {
+        if let Body::ChargesReached {
+            charged_bytes,
+            generation,
+        } = record.body
+        {
+            charged.push((
+                generation,
+                charged_bytes >= armed_at,
+                record.ts_ns < taken_over_ns,
+            ));
         }
-        Body::ChargesReached {
-            threshold_pages, ..
-        } => charged.push((threshold_pages, record.ts_ns < taken_over_ns)),
-        _ => {}
     });
     ensure!(
-        crossed == [(id, 4711, true)],
-        "crossings {crossed:?} of cgroup {id}"
-    );
-    ensure!(
-        charged == [(armed_at.div_ceil(4096), true)],
-        "charges {charged:?}, armed {armed_at} bytes"
+        charged == [(armed, true, true)] && bpf.newest_arming() == armed,
+        "crossings {charged:?}; {armed:?} was armed at {armed_at} bytes, the newest arming is {:?}",
+        bpf.newest_arming()
     );
     let after = bpf.account()?;
-    let attach = |account: &plimsoll::bpf::Account| account.of(Kind::CgroupAttach);
+    let attach = |account: &plimsoll::kernel::Account| account.of(Kind::CgroupAttach);
     ensure!(
         attach(&after).consumed > attach(&before).consumed
             && attach(&after).produced > attach(&before).produced
@@ -222,9 +214,12 @@ fn crossing_without_an_agent() -> Outcome {
         attach(&after),
         attach(&before)
     );
-    // It is this process now whose reads register a counter, and what it arms is reported.
-    let file = File::open(&usage)?;
-    bpf.register(file.as_fd(), id)?;
+    // What this one arms is newer than all that the one before has armed.
+    let next = bpf.arm_charges(u64::MAX / 2)?;
+    ensure!(
+        next > armed && bpf.newest_arming() == next,
+        "{next:?} was armed after {armed:?}"
+    );
     let account = bpf.finish(AtEnd::Detach, |bpf| drain(bpf, |_| {}))?;
     let open: Vec<_> = account.open().collect();
     ensure!(open.is_empty(), "over both agents this is open: {open:?}");

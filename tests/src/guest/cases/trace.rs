@@ -8,8 +8,9 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use plimsoll::bpf::object::object;
-use plimsoll::bpf::{AtEnd, Bpf, BpfOptions, Family, HookSet, OneIn, PinOwner};
+use plimsoll::kernel::object::object;
+use plimsoll::kernel::{AtEnd, Bpf, BpfOptions, Family, HookSet, PinOwner};
+use plimsoll_trace::perfetto::read;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -90,7 +91,7 @@ fn a_session_agrees_with_the_kernel() -> Outcome {
     let other = Scratch::beside("other")?;
     let _others = hog_in(&other.0, "spin")?;
     let _spin = hog_in(&busy, "spin --threads 2")?;
-    let files = ["json", "pftrace", "svg"].map(|ending| format!("/tmp/trace-test.{ending}"));
+    let files = ["pftrace", "svg"].map(|ending| format!("/tmp/trace-test.{ending}"));
     let said = "/tmp/trace-test.err";
     let mut session = trace(&[
         "--cgroup",
@@ -179,56 +180,64 @@ fn a_session_agrees_with_the_kernel() -> Outcome {
     Ok(Done::Passed)
 }
 
-fn check_files(files: &[String; 3]) -> anyhow::Result<()> {
-    let [json, pftrace, svg] = files.each_ref().map(fs::read);
-    let trace: Value = serde_json::from_slice(&json?)?;
-    let events = trace["traceEvents"].as_array().context("no events")?;
-    let throttled: Vec<_> = events
-        .iter()
-        .filter(|event| event["ph"] == "X" && event["name"] == "throttled")
-        .collect();
-    ensure!(throttled.len() > 5, "{} throttles", throttled.len());
-    // In every period the quota of two threads lasts for a quarter of it.
-    let longest = throttled
-        .iter()
-        .filter_map(|event| event["dur"].as_f64())
-        .fold(0.0, f64::max);
-    ensure!(
-        (20_000.0..400_000.0).contains(&longest),
-        "the longest throttle takes {longest} µs"
-    );
-    let kill = events
-        .iter()
-        .find(|event| event["name"] == "OOM kill")
-        .context("no OOM kill")?;
-    ensure!(
-        kill["args"]["detail"].as_str().is_some_and(
-            |detail| detail.contains("(hog)") && detail.contains("/records-test/tight")
-        ),
-        "{kill}"
-    );
-    let frames = trace["stackFrames"].as_object().context("no frames")?;
-    let has_kernel_names = frames.values().any(|frame| {
-        frame["category"] == "kernel"
-            && frame["name"]
-                .as_str()
-                .is_some_and(|name| !name.starts_with('['))
-    });
-    ensure!(has_kernel_names, "no function of the kernel has a name");
-    // The programs of a guest are stripped: their functions are the file's.
-    let has_own = frames.values().any(|frame| {
-        frame["name"]
-            .as_str()
-            .is_some_and(|name| name.starts_with("[hog+0x"))
-    });
-    ensure!(has_own, "no frame is in the hog");
-    ensure!(
-        trace["samples"]
-            .as_array()
-            .is_some_and(|samples| samples.len() > 50),
-        "too few samples"
-    );
+fn check_files(files: &[String; 2]) -> anyhow::Result<()> {
+    let [pftrace, svg] = files.each_ref().map(fs::read);
     let pftrace = pftrace?;
+    let trace = read(&pftrace)?;
+    let events = || {
+        let all = trace.packet.iter();
+        all.filter_map(|packet| Some((packet.timestamp?, packet.track_event.as_ref()?)))
+    };
+    // A slice is its begin, with its name, and right behind that its end.
+    let throttled_ns: Vec<u64> = events()
+        .zip(events().skip(1))
+        .filter(|((_, begin), _)| begin.name.as_deref() == Some("throttled"))
+        .map(|((start_ns, _), (end_ns, _))| end_ns.saturating_sub(start_ns))
+        .collect();
+    ensure!(throttled_ns.len() > 5, "{} throttles", throttled_ns.len());
+    // In every period the quota of two threads lasts for a quarter of it.
+    let longest_ns = throttled_ns.iter().copied().max().unwrap_or(0);
+    ensure!(
+        (20_000_000..400_000_000).contains(&longest_ns),
+        "the longest throttle takes {longest_ns} ns"
+    );
+    let (_, kill) = events()
+        .find(|(_, event)| event.name.as_deref() == Some("OOM kill"))
+        .context("no OOM kill")?;
+    let mut details = kill
+        .annotations
+        .iter()
+        .filter_map(|own| own.text.as_deref());
+    ensure!(
+        details.any(|detail| detail.contains("(hog)") && detail.contains("/records-test/tight")),
+        "{kill:?}"
+    );
+    let interned = || {
+        trace
+            .packet
+            .iter()
+            .filter_map(|packet| packet.interned_data.as_ref())
+    };
+    let frames: usize = interned().map(|data| data.frames.len()).sum();
+    ensure!(frames > 0, "no frames");
+    let names: Vec<_> = interned()
+        .flat_map(|data| &data.functions)
+        .filter_map(|function| function.text.as_deref().map(String::from_utf8_lossy))
+        .collect();
+    // The programs of a guest are stripped: only the kernel's functions have names, those of a program are the file's.
+    ensure!(
+        names.iter().any(|name| !name.starts_with('[')),
+        "no function of the kernel has a name"
+    );
+    ensure!(
+        names.iter().any(|name| name.starts_with("[hog+0x")),
+        "no frame is in the hog"
+    );
+    let samples = trace
+        .packet
+        .iter()
+        .filter(|packet| packet.perf_sample.is_some());
+    ensure!(samples.count() > 50, "too few samples");
     for needle in [
         "throttled",
         "OOM kill",
@@ -276,12 +285,10 @@ fn an_agents_programs_are_left_alone() -> Outcome {
     let (mut bpf, _) = Bpf::load_pinned(
         object()?,
         &BpfOptions {
-            agent_tgid: std::process::id(),
             // As many as it takes to see that they are left alone.
             hooks: HookSet::NONE.with(Family::Lifecycle).with(Family::Reclaim),
             without: &[],
             window: Duration::from_millis(100),
-            run_queue_one_in: OneIn::USUAL,
         },
         &owner,
         |line| eprintln!("{line}"),

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use plimsoll::bpf::{Bpf, Family, StallTotals};
-use plimsoll::source::decode::{Body, MemoryLimitEvent, RefaultKind, StallCause};
+use plimsoll::kernel::decode::{Body, MemoryLimitEvent, RefaultKind, StallCause};
+use plimsoll::kernel::{Bpf, Family, StallTotals};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::super::cgroup;

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use plimsoll::bpf::stats::RunStats;
-use plimsoll::bpf::{HookReport, HookState};
-use plimsoll::ladder::{LADDER, Need};
+use plimsoll::kernel::stats::RunStats;
+use plimsoll::kernel::{HookReport, HookState};
+use plimsoll::probe::ladder::{LADDER, Need};
 use serde::Serialize;
 
 use super::super::table::aligned;
@@ -35,10 +35,6 @@ pub(super) fn rows(hooks: &[HookReport], stats: &[RunStats]) -> Vec<Row> {
             let ran = stats.get(hook.program).filter(|run| run.count > 0);
             let (absent, verified_insns, translated_insns) = match &hook.state {
                 HookState::Attached {
-                    verified_insns,
-                    translated_insns,
-                }
-                | HookState::OnDemand {
                     verified_insns,
                     translated_insns,
                 } => (None, *verified_insns, *translated_insns),

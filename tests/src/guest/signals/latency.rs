@@ -15,10 +15,10 @@ use anyhow::Context as _;
 use aya::maps::{MapData, RingBuf};
 use aya::programs::BtfTracePoint;
 use aya::{Btf, Ebpf};
-use plimsoll::bpf::object::object;
-use plimsoll::bpf::stats::count_runs;
-use plimsoll::bpf::{Bpf, BpfOptions, HookSet, KindCount, OneIn};
 use plimsoll::host::syscall::sched_fifo_reset_on_fork;
+use plimsoll::kernel::object::object;
+use plimsoll::kernel::stats::count_runs;
+use plimsoll::kernel::{Bpf, BpfOptions, HookSet, KindCount};
 use plimsoll_abi::KINDS;
 use rustix::event::{PollFd, PollFlags, poll};
 use serde::Serialize;
@@ -99,11 +99,9 @@ pub(super) fn run(rows: &mut Rows) -> anyhow::Result<()> {
     let bpf = Bpf::load(
         object()?,
         &BpfOptions {
-            agent_tgid: std::process::id(),
             hooks: HookSet::ALL,
             without: &[],
             window: WINDOW,
-            run_queue_one_in: OneIn::USUAL,
         },
     )?;
     let mut listener = Listener {
@@ -173,7 +171,7 @@ impl Listener {
                 heard.pings.push(now.saturating_sub(sent));
             }
         }
-        let mut note = |wakes: bool, record: plimsoll::source::decode::Record<'_>| {
+        let mut note = |wakes: bool, record: plimsoll::kernel::decode::Record<'_>| {
             if is_quiet {
                 let late = now_ns().saturating_sub(record.ts_ns);
                 let key = (record.body.kind().name(), wakes);
@@ -203,23 +201,6 @@ impl Listener {
                     .charged_bytes()
                     .context("charges are not counted here")?;
                 self.bpf.arm_charges(charged + ahead_bytes)?;
-                let _gone = done.send(());
-            }
-            Ask::ArmUsage {
-                file,
-                cgroup_id,
-                ahead_bytes,
-                generation,
-                done,
-            } => {
-                let seen = self.bpf.register(file.as_fd(), cgroup_id)?;
-                self.bpf
-                    .arm(cgroup_id, seen.usage_bytes + ahead_bytes, generation)?;
-                let _gone = done.send(());
-            }
-            Ask::FollowRunQueue { cgroup_id, done } => {
-                self.bpf.follow_run_queue(cgroup_id)?;
-                self.bpf.watch_run_queue(true)?;
                 let _gone = done.send(());
             }
             Ask::Noise => self.is_quiet = false,

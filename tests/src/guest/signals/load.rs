@@ -3,8 +3,7 @@
 //! Each step is short and leaves time between its events, so that each wakes the reader by itself. A signal that is added later is heard
 //! when one of these steps causes it; one that none causes is missing from the table, and wants a step here.
 
-use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
@@ -12,7 +11,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use plimsoll::bpf::KindCount;
+use plimsoll::kernel::KindCount;
 use serde::Serialize;
 
 use super::super::cgroup;
@@ -24,16 +23,6 @@ use super::super::process::{Guard, program, run_program, wait_log};
 pub(super) enum Ask {
     /// A record when so much more has been charged.
     ArmCharges { ahead_bytes: u64, done: Sender<()> },
-    /// A record when this cgroup uses so much more.
-    ArmUsage {
-        file: File,
-        cgroup_id: u64,
-        ahead_bytes: u64,
-        generation: u64,
-        done: Sender<()>,
-    },
-    /// How long the tasks of this cgroup wait for a CPU.
-    FollowRunQueue { cgroup_id: u64, done: Sender<()> },
     /// From now on latencies are not noted: floods come.
     Noise,
     /// Where every record went so far, by kind, and the pings that arrived.
@@ -140,14 +129,14 @@ pub(super) fn run(asks: &Sender<Ask>) -> anyhow::Result<(Vec<Polled>, Vec<Flood>
     // Memory that this process takes is charged to a cgroup that can be watched: the root has no such limits.
     let own = Scratch::new("own")?;
     own.set("cgroup.procs", &std::process::id().to_string())?;
-    load.thresholds(&own)?;
+    load.thresholds()?;
     fs::write(
         Path::new(ROOT).join("cgroup.procs"),
         std::process::id().to_string(),
     )?;
     limits()?;
     throttle()?;
-    load.processes()?;
+    Load::processes()?;
     refaults()?;
     node_reclaim()?;
     let polled = load.polled()?;
@@ -192,24 +181,15 @@ impl Load<'_> {
         fs::write(root, self.mover.pid().to_string()).context("moving a process to the root")
     }
 
-    /// The node's total and one cgroup's usage, armed a little ahead.
-    fn thresholds(&self, own: &Scratch) -> anyhow::Result<()> {
-        let cgroup_id = fs::metadata(&own.0)?.ino();
-        for generation in 1..=ROUNDS {
+    /// The node's total, armed a little ahead.
+    fn thresholds(&self) -> anyhow::Result<()> {
+        for _ in 0..ROUNDS {
             let (done, armed) = channel();
             self.ask(Ask::ArmCharges {
                 ahead_bytes: mib(2),
-                done: done.clone(),
-            })?;
-            armed.recv().context("charges were not armed")?;
-            self.ask(Ask::ArmUsage {
-                file: File::open(own.0.join("memory.current"))?,
-                cgroup_id,
-                ahead_bytes: mib(3),
-                generation,
                 done,
             })?;
-            armed.recv().context("usage was not armed")?;
+            armed.recv().context("charges were not armed")?;
             // Larger than what malloc keeps for itself (32 MiB), so that each is charged anew; 8 MiB of it are touched.
             let mut taken = vec![0_u8; 40 << 20];
             taken
@@ -252,18 +232,11 @@ impl Load<'_> {
         Ok(rows)
     }
 
-    /// Forks and execs, and tasks that wait for the CPU while others have it.
-    fn processes(&self) -> anyhow::Result<()> {
+    /// Forks and execs.
+    fn processes() -> anyhow::Result<()> {
         let scratch = Scratch::new("forks")?;
-        let (done, followed) = channel();
-        self.ask(Ask::FollowRunQueue {
-            cgroup_id: fs::metadata(&scratch.0)?.ino(),
-            done,
-        })?;
-        followed.recv().context("run queues are not watched")?;
         let mut forks =
             scratch.start("i=0; while [ $i -lt 100 ]; do (:); /bin/true; i=$((i+1)); done")?;
-        let _spinner = scratch.hog("spin --seconds 1")?;
         ensure!(
             forks.wait_gone(Duration::from_secs(60)),
             "the shell does not end"

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::cpu_set::CpuSet;
-use crate::topology::CpuTopology;
+use crate::placement::cpu_set::CpuSet;
+use crate::placement::topology::CpuTopology;
 
 /// A socket, NUMA node, uncore cache or core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

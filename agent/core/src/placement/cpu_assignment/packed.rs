@@ -1,6 +1,6 @@
 //! CPUs close together: best fit from the largest whole thing to the single CPU.
 
-use crate::cpu_set::CpuSet;
+use crate::placement::cpu_set::CpuSet;
 
 use super::CpuSorting;
 use super::layout::{CpuLayout, Group};

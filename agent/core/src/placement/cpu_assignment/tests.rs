@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::topology::{Cpu, CpuTopology};
+use crate::placement::topology::{Cpu, CpuTopology};
 
 /// `sockets` × `nodes` × `cores` × `threads`, siblings next to each other; two cores share a cache.
 fn machine(sockets: u32, nodes: u32, cores: u32, threads: u32) -> CpuTopology {

@@ -4,11 +4,11 @@
 //! the same test is a [`HintRule`] over one number per node; who needs a list asks the rule for it.
 
 use super::{StaticCpus, exclusive_cpus, exclusive_cpus_of_pod};
-use crate::cpu_set::CpuSet;
-use crate::numa_mask::NumaMask;
+use crate::kube::pod::{Container, Pod};
+use crate::kube::resources::CPU;
+use crate::placement::cpu_set::CpuSet;
 use crate::placement::hints::{HintRule, HintSet, Need, Preference, ProviderHints};
-use crate::pod::{Container, Pod};
-use crate::resources::CPU;
+use crate::placement::numa_mask::NumaMask;
 
 impl super::CpuPolicy {
     /// As [`StaticCpus::hints`]; no preference under `None`.

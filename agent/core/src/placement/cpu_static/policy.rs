@@ -1,9 +1,9 @@
 //! What is fixed while the agent runs: options, reserved CPUs, and how CPUs are taken under them.
 
-use crate::cpu_set::CpuSet;
-use crate::numa_mask::NumaMask;
 use crate::placement::cpu_assignment::{CpuLayout, CpuSorting, NotEnoughCpus};
-use crate::topology::CpuTopology;
+use crate::placement::cpu_set::CpuSet;
+use crate::placement::numa_mask::NumaMask;
+use crate::placement::topology::CpuTopology;
 
 /// `cpuManagerPolicyOptions` (cpumanager/policy_options.go, 1.36), and what belongs to them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

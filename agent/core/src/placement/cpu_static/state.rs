@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{StaticCpuPolicy, StaticCpus};
-use crate::cpu_set::CpuSet;
-use crate::units::PodUid;
+use crate::kube::pod_uid::PodUid;
+use crate::placement::cpu_set::CpuSet;
 
 /// Exclusive CPUs by pod and container. Containers that share are not in it.
 pub type CpuAssignments = BTreeMap<PodUid, BTreeMap<String, CpuSet>>;

@@ -1,9 +1,9 @@
 use serde_json::json;
 
 use super::*;
-use crate::numa_mask::NumaMask;
 use crate::placement::hints::HintSet;
-use crate::topology::{Cpu, CpuTopology};
+use crate::placement::numa_mask::NumaMask;
+use crate::placement::topology::{Cpu, CpuTopology};
 
 /// Nodes of `cores` cores of two threads, siblings next to each other, two nodes per socket.
 fn machine(nodes: u32, cores: u32) -> CpuTopology {

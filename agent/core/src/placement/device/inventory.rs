@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::numa_mask::{NUMA_NODES_MAX, NumaMask};
+use crate::placement::numa_mask::{NUMA_NODES_MAX, NumaMask};
 
 /// One device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@
 //! Bound: each search visits at most [`SEARCH_STEPS_MAX`] sets. The answer then may have more nodes than the least; that many devices
 //! are near to it all the same.
 
-use crate::numa_mask::NumaMask;
+use crate::placement::numa_mask::NumaMask;
 
 /// How many sets one search looks at.
 const SEARCH_STEPS_MAX: u32 = 1 << 12;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use thiserror::Error;
 
 use super::Ids;
-use crate::units::PodUid;
+use crate::kube::pod_uid::PodUid;
 
 /// Why a container gets no devices.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -8,7 +8,7 @@
 
 use super::search::{Steps, Test, best_of_size};
 use super::{Need, spanned};
-use crate::numa_mask::{NUMA_NODES_MAX, NumaMask};
+use crate::placement::numa_mask::{NUMA_NODES_MAX, NumaMask};
 
 /// In sums of needs, a demand counts as this much.
 const DEMAND_UNIT: u64 = 1 << 32;

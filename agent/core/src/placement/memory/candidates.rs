@@ -14,9 +14,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::cover::{self, Row};
 use super::demand::MemoryDemand;
 use super::machine::Books;
-use crate::numa_mask::NumaMask;
 use crate::placement::TopologyHint;
 use crate::placement::hints::{HintRule, HintSet, Need, Preference, ProviderHints};
+use crate::placement::numa_mask::NumaMask;
 
 /// What one node has; amounts in the order of the demand.
 struct Node {

@@ -12,7 +12,7 @@
 //! Bound: a search visits at most [`SEARCH_STEPS_MAX`] combinations; one that ends there counts as without witness. The answer then
 //! may have a node more than the least, or not the smallest number; it always has enough.
 
-use crate::numa_mask::NumaMask;
+use crate::placement::numa_mask::NumaMask;
 
 /// How many combinations one search tries.
 const SEARCH_STEPS_MAX: u32 = 1 << 11;

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-use crate::pod::{Container, Pod};
-use crate::qos::QosClass;
-use crate::resources::{MEMORY, is_huge_pages};
+use crate::kube::pod::{Container, Pod};
+use crate::kube::qos::QosClass;
+use crate::kube::resources::{MEMORY, is_huge_pages};
 
 /// Bytes by resource: `memory` and huge pages.
 pub type MemoryDemand = BTreeMap<String, u64>;

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::demand::MemoryDemand;
-pub use crate::machine::HugePages;
-use crate::numa_mask::{NUMA_NODES_MAX, NumaMask};
-use crate::quantity::{Format, Quantity};
-use crate::resources::{HUGE_PAGES_PREFIX, MEMORY};
+use crate::kube::quantity::{Format, Quantity};
+use crate::kube::resources::{HUGE_PAGES_PREFIX, MEMORY};
+pub use crate::placement::machine::HugePages;
+use crate::placement::numa_mask::{NUMA_NODES_MAX, NumaMask};
 
 /// The memory of one NUMA node, as the machine reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use super::Assignments;
 use super::candidates::Candidates;
 use super::demand::{DemandError, MemoryDemand};
 use super::machine::{Books, in_units};
-use crate::numa_mask::NumaMask;
-use crate::units::PodUid;
+use crate::kube::pod_uid::PodUid;
+use crate::placement::numa_mask::NumaMask;
 
 /// Why [`StaticMemory::allocate`](super::StaticMemory::allocate) did not.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -10,9 +10,9 @@
 //! and which of them pays does not matter. Only for others are several ways of sharing followed ([`Share`]), those that spare
 //! less of everything than another being dropped; and if one way is seen to lead to the best mask that is still open, no other.
 
-use crate::numa_mask::NumaMask;
 use crate::placement::hints::search::Test;
 use crate::placement::hints::{HintRule, Need};
+use crate::placement::numa_mask::NumaMask;
 
 /// More ways of sharing out the same nodes than this are not followed.
 const SHARES_MAX: usize = 64;

@@ -6,9 +6,9 @@ use super::exclusion::Exclusion;
 use super::lattice::Lattice;
 use super::order::Order;
 use super::{Bounds, Choices, NumaInfo};
-use crate::numa_mask::NumaMask;
 use crate::placement::hints::search::{Steps, best_of_size};
 use crate::placement::hints::{HintRule, Need};
+use crate::placement::numa_mask::NumaMask;
 
 /// More intersections of masks that stand for themselves are not followed, on machines too large for a lattice.
 const PARTS_MAX: usize = 4096;

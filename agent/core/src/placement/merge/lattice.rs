@@ -5,9 +5,9 @@
 //! whose masks all contain it, and taking the supersets off again leaves those whose intersection it is. For *n* nodes
 //! that is *n·2ⁿ* additions per set where the product of the sets has *2ⁿ* to the power of how many they are.
 
-use crate::numa_mask::NumaMask;
 use crate::placement::TopologyHint;
 use crate::placement::hints::HintRule;
+use crate::placement::numa_mask::NumaMask;
 
 /// Masks of more nodes than this are not held all at once: 2¹⁶ places, half a megabyte per set.
 pub(super) const LATTICE_NODES_MAX: u32 = 16;

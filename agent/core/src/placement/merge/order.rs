@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::numa_mask::{NUMA_NODES_MAX, NumaMask};
+use crate::placement::numa_mask::{NUMA_NODES_MAX, NumaMask};
 
 const ROW: usize = NUMA_NODES_MAX as usize;
 

@@ -3,10 +3,10 @@
 use super::lattice::Lattice;
 use super::order::Order;
 use super::{Bounds, Choices, NumaInfo};
-use crate::numa_mask::NumaMask;
 use crate::placement::hints::cover::{Cover, Sockets};
 use crate::placement::hints::search::{Steps, best_of_size};
 use crate::placement::hints::{HintRule, Preference};
+use crate::placement::numa_mask::NumaMask;
 
 /// The best preferred mask, cut down to the machine's nodes; `None` if no merged hint is preferred.
 pub(super) fn best(

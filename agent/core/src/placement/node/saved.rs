@@ -6,12 +6,12 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{NodePlacement, PlacementError, PlacementSettings};
-use crate::cpu_set::CpuSet;
-use crate::machine::Machine;
+use crate::kube::pod_uid::PodUid;
 use crate::placement::assignments::Assignments;
+use crate::placement::cpu_set::CpuSet;
 use crate::placement::cpu_static::{CpuAssignments, CpuState, StaticCpuPolicy};
+use crate::placement::machine::Machine;
 use crate::placement::memory::{self, RestoreError, StaticMemory};
-use crate::units::PodUid;
 
 /// Something that could not be kept as it was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::PlacementError;
-use crate::cpu_set::CpuSet;
-use crate::machine::Machine;
-use crate::numa_mask::NumaMask;
+use crate::kube::quantity::Quantity;
+use crate::kube::resources::{MEMORY, ResourceList, is_huge_pages};
+use crate::placement::cpu_set::CpuSet;
 use crate::placement::cpu_static::{CpuReservation, StaticCpuOption, StaticCpuSettings};
 use crate::placement::device::{Device, Inventory, InventoryError, Preference};
+use crate::placement::machine::Machine;
 use crate::placement::memory::{NumaMemory, ReservedMemory};
+use crate::placement::numa_mask::NumaMask;
 use crate::placement::topology_manager::TopologySettings;
-use crate::quantity::Quantity;
-use crate::resources::{MEMORY, ResourceList, is_huge_pages};
 
 /// `cpuManagerPolicy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

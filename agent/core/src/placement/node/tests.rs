@@ -2,8 +2,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::machine::{Core, NumaNode, Parts};
-use crate::numa_mask::NumaMask;
+use crate::placement::machine::{Core, NumaNode, Parts};
+use crate::placement::numa_mask::NumaMask;
 
 const GI: u64 = 1 << 30;
 
@@ -227,8 +227,8 @@ fn what_cannot_be_is_refused_at_the_start() {
 
 #[test]
 fn reserved_memory_has_to_add_up() {
-    let list = |text: &str| -> crate::resources::ResourceList {
-        let quantity = crate::quantity::Quantity::parse(text).unwrap();
+    let list = |text: &str| -> crate::kube::resources::ResourceList {
+        let quantity = crate::kube::quantity::Quantity::parse(text).unwrap();
         [("memory".to_owned(), quantity)].into()
     };
     let check = |settings: &PlacementSettings, reservation: &str| {

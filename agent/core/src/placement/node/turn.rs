@@ -1,12 +1,12 @@
 //! One pod's turn: the providers as the topology manager asks them.
 
 use super::NotAllocated;
+use crate::kube::pod::{Container, Pod};
 use crate::placement::TopologyHint;
 use crate::placement::cpu_static::CpuPolicy;
 use crate::placement::device::Devices;
 use crate::placement::memory::MemoryPolicy;
 use crate::placement::topology_manager::{Asking, HintProviders, ProvidedHints, Refusal};
-use crate::pod::{Container, Pod};
 
 /// As they are started.
 pub(super) fn in_order(pod: &Pod) -> impl Iterator<Item = &Container> {

@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::{Alignment, ProvidedHints};
-use crate::numa_mask::NumaMask;
 use crate::placement::hints::HintSet;
 use crate::placement::merge::{NumaInfo, best_alone, is_hint};
+use crate::placement::numa_mask::NumaMask;
 
 /// More alternatives are not shown.
 const ALTERNATIVES_MAX: usize = 16;

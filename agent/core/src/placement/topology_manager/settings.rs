@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::TopologyScope;
-use crate::numa_mask::NumaMask;
 use crate::placement::merge::{DistancesError, NumaDistances, TopologyPolicy};
+use crate::placement::numa_mask::NumaMask;
 
 /// Option: of as many nodes, the closest are better than the lowest.
 pub const PREFER_CLOSEST_NUMA_NODES: &str = "prefer-closest-numa-nodes";

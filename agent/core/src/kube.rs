@@ -1,0 +1,11 @@
+//! Kubernetes' own terms: pods, quantities, resources, QoS, and what the kubelet makes of them.
+
+pub mod budget;
+pub mod cgroup_config;
+pub mod duration;
+pub mod node_allocatable;
+pub mod pod;
+pub mod pod_uid;
+pub mod qos;
+pub mod quantity;
+pub mod resources;

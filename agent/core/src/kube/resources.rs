@@ -1,0 +1,224 @@
+//! What a pod as a whole requests and is limited to.
+//!
+//! The pod runs its regular containers and sidecars together, but before them its init containers one by one, each
+//! beside the sidecars started so far. Its need is the larger of both. Pod-level values replace the sum; overhead comes
+//! on top.
+//!
+//! Source: `k8s.io/component-helpers/resource/helpers.go` and `pkg/api/v1/resource/helpers.go` of 1.36.
+
+pub mod validate;
+
+use std::collections::BTreeMap;
+
+use crate::kube::pod::{Container, Pod};
+use crate::kube::quantity::{Format, Quantity};
+
+/// Resource name of processor time.
+pub const CPU: &str = "cpu";
+/// Resource name of main memory, in bytes.
+pub const MEMORY: &str = "memory";
+/// Resource name of the node's disk, in bytes.
+pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
+/// What the names of huge-page resources begin with; the page size follows, such as `2Mi`.
+pub const HUGE_PAGES_PREFIX: &str = "hugepages-";
+
+/// Quantities by resource name.
+pub type ResourceList = BTreeMap<String, Quantity>;
+
+/// Whether the name is one of the huge-page resources.
+pub fn is_huge_pages(name: &str) -> bool {
+    name.starts_with(HUGE_PAGES_PREFIX)
+}
+
+/// Whether the resource can be set for the pod as a whole (`IsSupportedPodLevelResource`).
+pub fn is_pod_level_resource(name: &str) -> bool {
+    matches!(name, CPU | MEMORY) || is_huge_pages(name)
+}
+
+/// Which parts of a pod a total includes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scope {
+    /// The containers' own values.
+    pub containers: bool,
+    /// Pod-level values; they replace what the containers add up to.
+    pub pod_level: bool,
+    /// The sandbox's overhead.
+    pub overhead: bool,
+}
+
+impl Scope {
+    /// Everything: what is scheduled, counted against quotas and written to the pod's cgroup.
+    pub const ALL: Self = Self {
+        containers: true,
+        pod_level: true,
+        overhead: true,
+    };
+}
+
+fn add(sum: &mut ResourceList, other: &ResourceList) {
+    for (name, quantity) in other {
+        match sum.get_mut(name) {
+            Some(value) => *value += quantity,
+            None => {
+                sum.insert(name.clone(), quantity.clone());
+            }
+        }
+    }
+}
+
+fn take_larger(largest: &mut ResourceList, other: &ResourceList) {
+    for (name, quantity) in other {
+        if largest.get(name).is_none_or(|value| quantity > value) {
+            largest.insert(name.clone(), quantity.clone());
+        }
+    }
+}
+
+fn aggregate(pod: &Pod, list: impl Fn(&Container) -> &ResourceList) -> ResourceList {
+    let mut running = ResourceList::new();
+    for container in &pod.spec.containers {
+        add(&mut running, list(container));
+    }
+    let mut sidecars = ResourceList::new();
+    let mut starting = ResourceList::new();
+    for container in &pod.spec.init_containers {
+        if container.is_sidecar() {
+            add(&mut running, list(container));
+            add(&mut sidecars, list(container));
+            take_larger(&mut starting, &sidecars);
+        } else {
+            let mut step = list(container).clone();
+            add(&mut step, &sidecars);
+            take_larger(&mut starting, &step);
+        }
+    }
+    take_larger(&mut running, &starting);
+    running
+}
+
+/// What the containers request together (`AggregateContainerRequests`).
+pub fn aggregate_container_requests(pod: &Pod) -> ResourceList {
+    aggregate(pod, |container| &container.resources.requests)
+}
+
+/// What the containers are limited to together (`AggregateContainerLimits`). A container without a limit counts nothing.
+pub fn aggregate_container_limits(pod: &Pod) -> ResourceList {
+    aggregate(pod, |container| &container.resources.limits)
+}
+
+fn replace_by_pod_level(total: &mut ResourceList, own: &ResourceList) {
+    for (name, quantity) in own {
+        if is_pod_level_resource(name) {
+            total.insert(name.clone(), quantity.clone());
+        }
+    }
+}
+
+/// What the pod requests (`PodRequests`).
+pub fn pod_requests(pod: &Pod, scope: Scope) -> ResourceList {
+    let mut total = if scope.containers {
+        aggregate_container_requests(pod)
+    } else {
+        ResourceList::new()
+    };
+    if scope.pod_level
+        && let Some(own) = pod.pod_level_resources()
+    {
+        replace_by_pod_level(&mut total, &own.requests);
+    }
+    if scope.overhead {
+        add(&mut total, &pod.spec.overhead);
+    }
+    total
+}
+
+/// What the pod is limited to (`PodLimits`). Overhead only raises limits that exist and are not zero.
+pub fn pod_limits(pod: &Pod, scope: Scope) -> ResourceList {
+    let mut total = if scope.containers {
+        aggregate_container_limits(pod)
+    } else {
+        ResourceList::new()
+    };
+    if scope.pod_level
+        && let Some(own) = pod.pod_level_resources()
+    {
+        replace_by_pod_level(&mut total, &own.limits);
+    }
+    if scope.overhead {
+        for (name, quantity) in &pod.spec.overhead {
+            if let Some(limit) = total.get_mut(name).filter(|limit| !limit.is_zero()) {
+                *limit += quantity;
+            }
+        }
+    }
+    total
+}
+
+/// The request that eviction compares usage with (`GetResourceRequestQuantity`).
+///
+/// Differs from [`pod_requests`] in two ways: pod-level resources hide the containers' also for resources the pod level
+/// does not set, and overhead is added only to a request that is not zero.
+pub fn eviction_request(pod: &Pod, name: &str) -> Quantity {
+    let scope = Scope {
+        containers: pod.pod_level_resources().is_none(),
+        pod_level: true,
+        overhead: false,
+    };
+    let mut request = Quantity::zero(match name {
+        MEMORY | EPHEMERAL_STORAGE | "storage" => Format::BinarySI,
+        _ => Format::DecimalSI,
+    });
+    if let Some(own) = pod_requests(pod, scope).get(name) {
+        request += own;
+    }
+    if let Some(overhead) = pod.spec.overhead.get(name)
+        && !request.is_zero()
+    {
+        request += overhead;
+    }
+    request
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(spec: &str) -> Pod {
+        serde_json::from_str(&format!(r#"{{"spec":{spec}}}"#)).unwrap()
+    }
+
+    const SIDECARS: &str = r#"
+        "containers":[{"resources":{"requests":{"memory":"10"}}}],
+        "initContainers":[
+            {"resources":{"requests":{"memory":"2"}},"restartPolicy":"Always"},
+            {"resources":{"requests":{"memory":"100"}}},
+            {"resources":{"requests":{"memory":"50"}},"restartPolicy":"Always"}]"#;
+
+    #[test]
+    fn the_larger_of_starting_and_running_counts() {
+        let pod = pod(&format!("{{{SIDECARS}}}"));
+        // Starting: 100 beside the sidecar of 2. Running: 10 + 2 + 50.
+        assert_eq!(aggregate_container_requests(&pod)[MEMORY].value(), 102);
+    }
+
+    #[test]
+    fn overhead_is_added_by_different_rules() {
+        let pod = pod(
+            r#"{"containers":[{"resources":{"limits":{"cpu":"1"}}}],"overhead":{"cpu":"1","memory":"5"}}"#,
+        );
+        assert_eq!(pod_requests(&pod, Scope::ALL)[MEMORY].value(), 5);
+        assert_eq!(eviction_request(&pod, MEMORY).value(), 0);
+        let limits = pod_limits(&pod, Scope::ALL);
+        assert_eq!(limits[CPU].value(), 2);
+        assert!(!limits.contains_key(MEMORY));
+    }
+
+    #[test]
+    fn pod_level_values_hide_the_containers_from_eviction() {
+        let pod = pod(&format!(
+            r#"{{{SIDECARS},"resources":{{"requests":{{"cpu":"1"}}}}}}"#
+        ));
+        assert_eq!(eviction_request(&pod, MEMORY).value(), 0);
+        assert_eq!(pod_requests(&pod, Scope::ALL)[MEMORY].value(), 102);
+    }
+}

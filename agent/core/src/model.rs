@@ -1,0 +1,20 @@
+//! The vocabulary: what comes in, what is known, what goes out. Imports itself and what is below ([`crate::placement`], [`crate::kube`]),
+//! no policy; tests/rooms.rs holds it to that.
+
+pub mod amount;
+pub mod bandwidth;
+pub mod config;
+pub mod cpu_state;
+pub mod decision;
+pub mod event;
+pub mod file_system;
+pub mod options;
+pub mod outlook;
+pub mod rank_row;
+pub mod reading;
+pub mod remedy;
+pub mod signal;
+pub mod state;
+pub mod swap;
+pub mod threshold;
+pub mod units;

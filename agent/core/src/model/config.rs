@@ -1,0 +1,48 @@
+//! The configuration of the engine.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::file_system::ImageFsLayout;
+use crate::model::options::{CpuOptions, EvictionOptions};
+use crate::model::swap::PodSwap;
+use crate::model::threshold::Threshold;
+
+/// What the engine is told once. Part of every journal's header.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct EngineConfig {
+    /// The eviction thresholds, as [`crate::model::threshold::for_layout`] returns them.
+    pub thresholds: Vec<Threshold>,
+    /// How images, writable layers and the kubelet's directory are spread over file systems.
+    pub layout: ImageFsLayout,
+    /// `localStorageCapacityIsolation`: whether pods over a limit of local storage are evicted.
+    pub local_storage_limits: bool,
+    /// `evictionPressureTransitionPeriod`: how long a condition is kept after its last threshold, in nanoseconds.
+    pub pressure_transition_period_ns: u64,
+    /// `evictionMaxPodGracePeriod`: upper bound of a soft eviction's grace period, in seconds. May be negative, as in the
+    /// kubelet: then there is no grace.
+    pub max_pod_grace_period_s: i64,
+    /// Where it departs from the kubelet.
+    pub options: EvictionOptions,
+    /// Whether pods may swap.
+    #[serde(default)]
+    pub pod_swap: PodSwap,
+    /// What is done about CPU time.
+    #[serde(default)]
+    pub cpu: CpuOptions,
+}
+
+impl Default for EngineConfig {
+    /// No thresholds, and the kubelet's defaults for everything else.
+    fn default() -> Self {
+        Self {
+            thresholds: Vec::new(),
+            layout: ImageFsLayout::Shared,
+            local_storage_limits: true,
+            pressure_transition_period_ns: 300_000_000_000,
+            max_pod_grace_period_s: 0,
+            options: EvictionOptions::kubelet(),
+            pod_swap: PodSwap::default(),
+            cpu: CpuOptions::default(),
+        }
+    }
+}

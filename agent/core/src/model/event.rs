@@ -1,0 +1,400 @@
+//! Everything that can happen to the engine. Time is a field: the engine has no clock.
+//!
+//! An event holds raw readings (bytes as the kernel reports them), never a conclusion: what a reading means is decided in
+//! the core, so that a journal of events replays to the same decisions.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::kube::budget::DisruptionBudget;
+use crate::kube::pod::Pod;
+use crate::model::bandwidth::{CpuKnob, CpuReading};
+use crate::model::options::Availability;
+use crate::model::reading::{
+    NumaMemory, NumaPods, PodLoads, PressureReading, ProcessReading, StorageReading,
+};
+use crate::model::remedy::Stage;
+use crate::model::swap::CompressedSwap;
+use crate::model::units::PodUid;
+use crate::placement::assignments::Assignments;
+use crate::placement::machine::Machine;
+use crate::placement::node::PlacementSettings;
+
+/// Something that happened, and when.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Event {
+    /// When it was noticed: CLOCK_MONOTONIC, nanoseconds.
+    pub at_ns: u64,
+    /// What happened.
+    #[serde(flatten)]
+    pub kind: EventKind,
+}
+
+/// What happened.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all events are samples, and their buffers are used again: a box would be one more allocation"
+)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum EventKind {
+    /// A pod is to be looked after, or its specification changed. Requests must be defaulted from limits already.
+    PodApplied {
+        /// The pod as its source gives it.
+        pod: Arc<Pod>,
+    },
+    /// A pod's manifest is gone: it is to be ended.
+    PodRemoved {
+        /// Which pod.
+        uid: PodUid,
+    },
+    /// A disruption budget is there, or has changed.
+    BudgetApplied {
+        /// The budget as its source gives it.
+        budget: Arc<DisruptionBudget>,
+    },
+    /// A disruption budget is gone.
+    BudgetRemoved {
+        /// Its `namespace/name`.
+        budget: Arc<str>,
+    },
+    /// A pod's cgroup has its first process.
+    PodRunning {
+        /// Which pod.
+        uid: PodUid,
+    },
+    /// The last process of a pod is gone, or its cgroup is.
+    PodEmpty {
+        /// Which pod.
+        uid: PodUid,
+    },
+    /// A container's cgroup has lost its last process, and its pod has others.
+    ContainerEnded {
+        /// Which pod.
+        uid: PodUid,
+        /// Which container.
+        container: String,
+    },
+    /// All manifests that were there at the start have been applied: a pod that is not known now has none.
+    PodsListed,
+    /// CPUs and memory are to be placed: at the start, and when the machine's CPUs have changed.
+    PlacementStarted(Box<PlacementStart>),
+    /// Readings of the node and of every pod with a cgroup.
+    Sample(Sample),
+    /// What was asked for by [`Decision::ReclaimNode`](crate::model::decision::Decision::ReclaimNode) has been done, as far as it could
+    /// be. The next sample with [`Cause::NodeReclaimed`] shows what came of it.
+    NodeReclaimed {
+        /// Bytes that were freed.
+        bytes: u64,
+        /// Inodes that were freed.
+        inodes: u64,
+        /// What could not be done.
+        error: Option<String>,
+    },
+    /// A process of a condemned pod was killed by the last line in the kernel ([`crate::policy::oom::last_line`]).
+    LastLineKill {
+        /// Which pod.
+        uid: PodUid,
+        /// What was done, and why.
+        kill: LastLineKill,
+    },
+    /// A stage before an eviction has ended by itself, or could not be done.
+    Stage {
+        /// Which pod it concerned.
+        uid: PodUid,
+        /// Which stage.
+        stage: Stage,
+        /// What there is to say.
+        #[serde(flatten)]
+        report: StageReport,
+    },
+    /// What pods had of the CPUs and how they waited for them.
+    CpuReading(Arc<CpuReading>),
+    /// [`Decision::SetCpu`](crate::model::decision::Decision::SetCpu) or [`Decision::RestoreCpu`](crate::model::decision::Decision::RestoreCpu) could
+    /// not be carried out.
+    CpuNotWritten {
+        /// Which pod it concerned.
+        uid: PodUid,
+        /// Which of its containers; empty for the pod's own cgroup.
+        container: Arc<str>,
+        /// What was to be changed.
+        knob: CpuKnob,
+        /// Why not.
+        error: String,
+    },
+    /// A decision was carried out, or could not be.
+    Outcome {
+        /// Which pod it concerned.
+        uid: PodUid,
+        /// What had been asked for.
+        action: Action,
+        /// The error, if it could not be done.
+        error: Option<String>,
+    },
+}
+
+/// A kill by the last line in the kernel. Times are CLOCK_MONOTONIC, nanoseconds; amounts bytes of `kernelMemory.available`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LastLineKill {
+    /// When.
+    pub killed_ns: u64,
+    /// Why.
+    pub why: LastLineReason,
+    /// The process.
+    pub tgid: u32,
+    /// Processes of the pod that it killed, this one included.
+    pub kills: u64,
+    /// What was available. `None`: nothing, by the page allocator's own account; or the record was lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub available_bytes: Option<u64>,
+    /// What should have been. `None`: as above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wanted_bytes: Option<u64>,
+    /// The crossing that was not acknowledged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crossed_ns: Option<u64>,
+}
+
+/// Why the last line killed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LastLineReason {
+    /// Less than the critical amount was available.
+    Critical,
+    /// Less than the line was available, and the agent had not acknowledged a crossing in time.
+    Unacknowledged,
+    /// The kernel was about to call its OOM killer.
+    Exhausted,
+}
+
+impl fmt::Display for LastLineReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Critical => "memory was critically short",
+            Self::Unacknowledged => "the agent did not answer in time",
+            Self::Exhausted => "the kernel was about to call its OOM killer",
+        })
+    }
+}
+
+/// With what placement starts.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PlacementStart {
+    /// What the configuration says.
+    pub settings: PlacementSettings,
+    /// The machine as it is now.
+    pub machine: Machine,
+    /// What an earlier agent has left. `None`: go on with what there is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saved: Option<Assignments>,
+}
+
+/// What an executor says of a stage before an eviction.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "report", rename_all = "snake_case")]
+pub enum StageReport {
+    /// The kernel has done what it could, or all that was asked for.
+    Reclaimed {
+        /// What it says to have taken.
+        bytes: u64,
+    },
+    /// This kernel, or this cgroup hierarchy, does not have it.
+    Unsupported,
+    /// It could not be done.
+    Failed {
+        /// Why.
+        error: String,
+    },
+    /// `memory.high` could not be put back.
+    NotCleared {
+        /// Why.
+        error: String,
+    },
+}
+
+/// What an executor does to a pod.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// SIGTERM to the pod's containers.
+    Terminate,
+    /// The whole cgroup is killed.
+    Kill,
+}
+
+/// Why a sample was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// The time that the engine asked for has come.
+    #[default]
+    Timer,
+    /// The armed charge threshold was crossed.
+    ChargeThreshold {
+        /// When, by the kernel's CLOCK_MONOTONIC.
+        crossed_ns: u64,
+    },
+    /// The kernel woke kswapd: free memory fell below the low watermark.
+    KswapdWake {
+        /// When, by the kernel's CLOCK_MONOTONIC.
+        crossed_ns: u64,
+    },
+    /// A task had to reclaim by itself: free memory fell below the min watermark.
+    DirectReclaim {
+        /// When, by the kernel's CLOCK_MONOTONIC.
+        crossed_ns: u64,
+    },
+    /// A PSI trigger fired.
+    PressureStall,
+    /// A `memory.events` file changed, or a cgroup v1 event descriptor fired.
+    MemoryEvent,
+    /// A pod's cgroup came, went, or lost its last process.
+    Lifecycle,
+    /// File systems, and what pods have on them, have been read.
+    Storage,
+    /// Disk space has been freed without ending a pod, and file systems have been read since.
+    NodeReclaimed,
+}
+
+/// Readings taken at one instant. Pods are read first and the node last, so that the node's figures are never older than a
+/// victim's.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Sample {
+    /// Why it was taken.
+    pub cause: Cause,
+    /// The node, from `/proc/meminfo`.
+    pub node: NodeMemory,
+    /// The kubepods cgroup, where it exists.
+    pub kubepods: Option<CgroupMemory>,
+    /// Bytes charged to memory cgroups since the programs were loaded (gross: it never falls). `None` without that program.
+    pub charged_bytes: Option<u64>,
+    /// Every pod with a cgroup, in no particular order.
+    pub pods: Vec<PodMemory>,
+    /// Only the node and the kubepods cgroup were read ([`Engine::needs_pods`](crate::engine::Engine::needs_pods) was false): `pods` is
+    /// empty, and what is known of pods stands.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub node_only: bool,
+    /// File systems, if they have been read since the last sample.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage: Option<Arc<StorageReading>>,
+    /// Processes, if they were counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes: Option<Arc<ProcessReading>>,
+    /// Pressure stalls, if they were read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pressure: Option<PressureReading>,
+    /// NUMA nodes by ascending number; empty if they were not read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub numa: Vec<NumaMemory>,
+    /// What pods have on the most pressed of them, if the engine asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa_pods: Option<Arc<NumaPods>>,
+    /// What pods take of the CPUs and disks, if it was read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loads: Option<Arc<PodLoads>>,
+}
+
+/// The node's memory, all bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct NodeMemory {
+    /// `MemTotal`.
+    pub capacity_bytes: u64,
+    /// `AnonPages`.
+    pub anon_bytes: u64,
+    /// `Cached + Buffers + SwapCached`: the kernel's NR_FILE_PAGES.
+    pub file_bytes: u64,
+    /// `Inactive(file)`.
+    pub inactive_file_bytes: u64,
+    /// `Active(file)`.
+    #[serde(default)]
+    pub active_file_bytes: u64,
+    /// `MemFree`.
+    pub free_bytes: u64,
+    /// `MemAvailable`.
+    pub kernel_available_bytes: u64,
+    /// `SwapTotal`.
+    pub swap_total_bytes: u64,
+    /// `SwapFree`.
+    pub swap_free_bytes: u64,
+    /// What of the swap is in memory.
+    #[serde(default, skip_serializing_if = "CompressedSwap::is_none")]
+    pub compressed_swap: CompressedSwap,
+}
+
+/// Memory of one cgroup, all bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct CgroupMemory {
+    /// `memory.current` (v1: `memory.usage_in_bytes`).
+    pub usage_bytes: u64,
+    /// `inactive_file` of `memory.stat` (v1: `total_inactive_file`).
+    pub inactive_file_bytes: u64,
+    /// The usage when `inactive_file_bytes` was read: at an urgent sample that may be a while ago.
+    pub usage_at_stat_bytes: u64,
+    /// `active_file` of `memory.stat` (v1: `total_active_file`), read at the same time.
+    #[serde(default)]
+    pub active_file_bytes: u64,
+    /// `memory.max`, where one is set.
+    pub limit_bytes: Option<u64>,
+    /// `memory.swap.current`; 0 where there is no swap or it is not counted.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub swap_bytes: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
+impl CgroupMemory {
+    /// The working set as cAdvisor computes it: usage minus inactive file pages, never below 0.
+    pub fn working_set_bytes(&self) -> u64 {
+        self.usage_bytes.saturating_sub(self.inactive_file_bytes)
+    }
+
+    /// Usage without any page cache, never below 0.
+    pub fn unreclaimable_bytes(&self) -> u64 {
+        self.working_set_bytes()
+            .saturating_sub(self.active_file_bytes)
+    }
+}
+
+/// Memory of one pod's cgroup, all bytes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PodMemory {
+    /// Which pod.
+    pub uid: PodUid,
+    /// `memory.current` of the pod's cgroup.
+    pub usage_bytes: u64,
+    /// `inactive_file` of its `memory.stat`.
+    pub inactive_file_bytes: u64,
+    /// The usage when `inactive_file_bytes` was read: at an urgent sample that may be a while ago.
+    pub usage_at_stat_bytes: u64,
+    /// `active_file` of its `memory.stat`, read at the same time.
+    #[serde(default)]
+    pub active_file_bytes: u64,
+}
+
+impl PodMemory {
+    /// The working set: usage minus inactive file pages, never below 0.
+    pub fn working_set_bytes(&self) -> u64 {
+        self.usage_bytes.saturating_sub(self.inactive_file_bytes)
+    }
+
+    /// What it uses in the sense in which memory is available: what the signal would show more of if the pod were gone.
+    pub fn used_bytes(&self, availability: Availability) -> u64 {
+        self.usage_bytes
+            .saturating_sub(self.cache_bytes(availability))
+    }
+
+    /// The page cache that does not count as used.
+    pub(crate) fn cache_bytes(&self, availability: Availability) -> u64 {
+        match availability {
+            Availability::Kubelet => self.inactive_file_bytes,
+            Availability::Reclaimable => self
+                .inactive_file_bytes
+                .saturating_add(self.active_file_bytes),
+        }
+    }
+}

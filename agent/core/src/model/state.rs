@@ -1,0 +1,382 @@
+//! Everything that the engine remembers between two events. One value: it can be saved, compared and drawn.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::kube::budget::DisruptionBudget;
+use crate::kube::cgroup_config::swap_request_bytes;
+use crate::kube::pod::{Pod, PressureSignal};
+use crate::model::cpu_state::CpuState;
+use crate::model::event::{Action, Event, EventKind, NodeMemory, Sample};
+use crate::model::options::Availability;
+use crate::model::outlook::Outlook;
+use crate::model::rank_row::RankRow;
+use crate::model::reading::{NumaPods, PodLoads, ProcessReading, StorageReading};
+use crate::model::remedy::{RemedyState, Stage};
+use crate::model::signal::{NodeCondition, Observations, Resource, Signal};
+use crate::model::units::PodUid;
+use crate::placement::node::NodePlacement;
+
+/// `terminationGracePeriodSeconds` of a pod that sets none (`DefaultTerminationGracePeriodSeconds` of the Kubernetes API).
+const DEFAULT_TERMINATION_GRACE_PERIOD_S: u64 = 30;
+
+/// A kill that failed is tried again after this time.
+const KILL_RETRY_NS: u64 = 100_000_000;
+
+/// What is known of the node.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct NodeState {
+    /// The time of the newest event: CLOCK_MONOTONIC, nanoseconds. Never goes back.
+    pub now_ns: u64,
+    /// The pods, by identity.
+    pub pods: BTreeMap<PodUid, PodState>,
+    /// Disruption budgets, by `namespace/name`.
+    #[serde(default)]
+    pub budgets: BTreeMap<Arc<str>, Arc<DisruptionBudget>>,
+    /// Whether thresholds have been judged before ([`Passes`](crate::model::threshold::Passes)).
+    pub passed: bool,
+    /// One entry per threshold of the configuration.
+    pub thresholds: Vec<ThresholdState>,
+    /// The node conditions, in the order of [`NodeCondition::ALL`].
+    pub conditions: [ConditionState; NodeCondition::ALL.len()],
+    /// What each signal showed last.
+    pub observations: Observations,
+    /// The newest reading of the node.
+    pub node: Option<NodeReading>,
+    /// The newest reading of file systems and of what pods have on them.
+    pub storage: Option<Arc<StorageReading>>,
+    /// Whether it came with the newest sample.
+    pub storage_is_new: bool,
+    /// The newest count of processes.
+    pub processes: Option<Arc<ProcessReading>>,
+    /// What pods have on the NUMA node that was pressed last.
+    #[serde(default)]
+    pub numa_pods: Option<Arc<NumaPods>>,
+    /// What pods take of the CPUs and disks.
+    #[serde(default)]
+    pub loads: Option<Arc<PodLoads>>,
+    /// When an evicted pod was last still there, nanoseconds; the time of the first event until there is one.
+    #[serde(default)]
+    pub victim_seen_ns: Option<u64>,
+    /// Freeing disk space without ending a pod.
+    pub node_reclaim: Option<NodeReclaim>,
+    /// The interval at which file systems are read, nanoseconds; 0: not said yet.
+    pub storage_interval_ns: u64,
+    /// How memory goes down, where it is foreseen when it is gone.
+    #[serde(default)]
+    pub outlook: Outlook,
+    /// The fastest loss of `memory.available` seen lately, bytes per second.
+    pub growth_bytes_per_s: u64,
+    /// Arming of the kernel's charge threshold.
+    pub arming: Arming,
+    /// When the next sample was asked for, nanoseconds.
+    pub sample_by_ns: Option<u64>,
+    /// What is tried before a pod is evicted for memory.
+    #[serde(default)]
+    pub remedies: RemedyState,
+    /// Who holds which CPUs and memory; `None` if nothing is placed here.
+    #[serde(default)]
+    pub placement: Option<NodePlacement>,
+    /// What pods have of the CPUs, and what was changed for it; empty if neither option is on.
+    #[serde(default)]
+    pub cpu: CpuState,
+    /// The threshold that found nobody to evict, so that it is said once and not at every sample.
+    pub no_victim: Option<Signal>,
+}
+
+/// What is known of one pod.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PodState {
+    /// `namespace/name`, for people.
+    pub name: String,
+    /// Its specification.
+    pub pod: Arc<Pod>,
+    /// Its row in the memory ranking, kept ready: only usage changes from sample to sample
+    /// ([`PodMemory::used_bytes`](crate::model::event::PodMemory::used_bytes)).
+    pub row: RankRow,
+    /// What gives its containers a share of the swap under `LimitedSwap`: what they request of memory, bytes
+    /// ([`swap_request_bytes`]).
+    #[serde(default)]
+    pub swap_request_bytes: u64,
+    /// `spec.terminationGracePeriodSeconds`.
+    pub termination_grace_period_s: u64,
+    /// Whether its cgroup has processes.
+    pub running: bool,
+    /// Whether its manifest is gone.
+    pub removed: bool,
+    /// The newest reading; `None` until its cgroup has been read, and when it vanished.
+    pub memory: Option<PodReading>,
+    /// Set while it is on its way out.
+    pub leaving: Option<Leaving>,
+    /// It was told to leave and did not, even after being killed. It is not chosen again before it runs anew.
+    pub stuck: bool,
+    /// The signal by which it wants to be told that memory is short.
+    #[serde(default)]
+    pub pressure_signal: Option<PressureSignal>,
+    /// When each stage before an eviction, in the order of [`Stage::ALL`], was last over for it, nanoseconds.
+    #[serde(default)]
+    pub remedied_ns: [Option<u64>; Stage::ALL.len()],
+}
+
+/// A reading of a pod's memory, bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PodReading {
+    /// When.
+    pub at_ns: u64,
+    /// `memory.current`.
+    pub usage_bytes: u64,
+    /// Usage minus inactive file pages.
+    pub working_set_bytes: u64,
+    /// Active file pages.
+    #[serde(default)]
+    pub active_file_bytes: u64,
+}
+
+/// A pod on its way out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Leaving {
+    /// What it was evicted for, so that others are not for a while. `None`: it is only removed.
+    pub evicted_for: Option<Resource>,
+    /// When it was told, nanoseconds.
+    pub since_ns: u64,
+    /// When its grace period is over, nanoseconds.
+    pub kill_at_ns: u64,
+    /// When it was killed, nanoseconds. `None` again after a kill that failed.
+    pub killed_at_ns: Option<u64>,
+    /// When a kill was first tried, nanoseconds.
+    pub kill_tried_ns: Option<u64>,
+    /// Its memory is being freed for it.
+    pub released: bool,
+    /// When its last process was gone, nanoseconds.
+    pub empty_at_ns: Option<u64>,
+    /// SIGTERM could not be sent.
+    pub terminate_failed: bool,
+    /// `memory.current` when it was told.
+    pub usage_before_bytes: u64,
+}
+
+/// What is known of one threshold. Names as in pkg/kubelet/eviction/eviction_manager.go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ThresholdState {
+    /// Since when it has been met without a break (`thresholdsFirstObservedAt`), nanoseconds.
+    pub first_observed_ns: Option<u64>,
+    /// Whether it has been met for its grace period (`thresholdsMet`). Then its minimum reclaim counts too.
+    pub met: bool,
+    /// Whether its signal has been read anew since the sample before: only then it evicts (`thresholdsUpdatedStats`).
+    pub updated: bool,
+}
+
+/// A node condition.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ConditionState {
+    /// Its status.
+    pub status: bool,
+    /// When one of its thresholds was last met (`nodeConditionsLastObservedAt`), nanoseconds.
+    pub last_observed_ns: Option<u64>,
+}
+
+/// Freeing disk space without ending a pod.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NodeReclaim {
+    /// The threshold that asked for it: its place in the configuration.
+    pub threshold: usize,
+    /// Since when, nanoseconds.
+    pub since_ns: u64,
+    /// Whether it has been done, and only the next reading is awaited.
+    pub done: bool,
+}
+
+/// A reading of the node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NodeReading {
+    /// When.
+    pub at_ns: u64,
+    /// `memory.available` then, bytes.
+    pub available_bytes: u64,
+    /// The figures it came from.
+    pub memory: NodeMemory,
+    /// Whether the kernel counts charges, so that nothing can grow unseen between two samples.
+    pub charges_counted: bool,
+    /// The least that must still go before a threshold that is not met can be, bytes. `None`: all are met.
+    pub headroom_bytes: Option<u64>,
+}
+
+/// Arming of the kernel's charge threshold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Arming {
+    /// The value of `charged_bytes` that it reports.
+    pub at_charged_bytes: u64,
+    /// The smallest step between two reports, bytes: grows while reports come in quick succession without a crossing.
+    pub step_bytes: u64,
+    /// When the newest report came, nanoseconds.
+    pub reported_ns: u64,
+}
+
+impl NodeState {
+    /// A state that knows nothing, for a configuration with so many thresholds.
+    pub fn new(thresholds: usize) -> Self {
+        Self {
+            thresholds: vec![ThresholdState::default(); thresholds],
+            ..Self::default()
+        }
+    }
+
+    /// The state of a condition.
+    pub fn condition(&self, condition: NodeCondition) -> ConditionState {
+        self.conditions[condition as usize]
+    }
+
+    /// Takes in what an event says. Decides nothing.
+    pub(crate) fn observe(&mut self, event: &Event, availability: Availability) {
+        self.now_ns = self.now_ns.max(event.at_ns);
+        match &event.kind {
+            EventKind::PodApplied { pod } => self.apply(pod),
+            EventKind::PodRemoved { uid } => {
+                if let Some(pod) = self.pods.get_mut(uid) {
+                    pod.removed = true;
+                }
+            }
+            EventKind::BudgetApplied { budget } => {
+                self.budgets.insert(budget.key(), Arc::clone(budget));
+            }
+            EventKind::BudgetRemoved { budget } => {
+                self.budgets.remove(budget);
+            }
+            EventKind::PodRunning { uid } => {
+                if let Some(pod) = self.pods.get_mut(uid) {
+                    pod.running = true;
+                    pod.stuck = false;
+                    if let Some(leaving) = &mut pod.leaving {
+                        leaving.empty_at_ns = None;
+                    }
+                }
+            }
+            EventKind::PodEmpty { uid } => {
+                let now_ns = self.now_ns;
+                if let Some(pod) = self.pods.get_mut(uid) {
+                    pod.running = false;
+                    if let Some(leaving) = &mut pod.leaving {
+                        leaving.empty_at_ns.get_or_insert(now_ns);
+                    }
+                }
+            }
+            EventKind::Sample(sample) => self.sample(sample, availability),
+            EventKind::NodeReclaimed { .. } => {
+                if let Some(reclaim) = &mut self.node_reclaim {
+                    reclaim.done = true;
+                }
+            }
+            // Only what is being tried is concerned, see `policy::remedies`, or what is placed, see `policy::place`.
+            EventKind::Stage { .. }
+            // What it means for the pod is in `policy::leaving`.
+            | EventKind::LastLineKill { .. }
+            | EventKind::PlacementStarted(_)
+            | EventKind::PodsListed
+            | EventKind::ContainerEnded { .. }
+            // See `policy::cpu`.
+            | EventKind::CpuReading(_)
+            | EventKind::CpuNotWritten { .. } => {}
+            EventKind::Outcome { uid, action, error } => {
+                self.outcome(uid, *action, error.is_some())
+            }
+        }
+    }
+
+    fn apply(&mut self, pod: &Arc<Pod>) {
+        let known = self.pods.remove(&pod.uid());
+        let usage_bytes = known
+            .as_ref()
+            .and_then(|old| old.row.stats_known.then_some(old.row.usage));
+        let (running, memory, leaving, stuck, remedied_ns) = match known {
+            Some(old) => (
+                old.running,
+                old.memory,
+                old.leaving,
+                old.stuck,
+                old.remedied_ns,
+            ),
+            None => (false, None, None, false, [None; Stage::ALL.len()]),
+        };
+        self.pods.insert(
+            pod.uid(),
+            PodState {
+                name: format!("{}/{}", pod.namespace(), pod.metadata.name),
+                pod: Arc::clone(pod),
+                row: RankRow::memory(pod, usage_bytes),
+                swap_request_bytes: swap_request_bytes(pod),
+                termination_grace_period_s: pod
+                    .spec
+                    .termination_grace_period_seconds
+                    .map_or(DEFAULT_TERMINATION_GRACE_PERIOD_S, |s| {
+                        s.max(0).unsigned_abs()
+                    }),
+                running,
+                removed: false,
+                memory,
+                leaving,
+                stuck,
+                // A name that is no signal's is told where manifests are read.
+                pressure_signal: pod.pressure_signal().unwrap_or_default(),
+                remedied_ns,
+            },
+        );
+    }
+
+    fn sample(&mut self, sample: &Sample, availability: Availability) {
+        let now_ns = self.now_ns;
+        self.storage_is_new = sample.storage.is_some();
+        if let Some(storage) = &sample.storage {
+            self.storage = Some(Arc::clone(storage));
+        }
+        if let Some(processes) = &sample.processes {
+            self.processes = Some(Arc::clone(processes));
+        }
+        if let Some(pods) = &sample.numa_pods {
+            self.numa_pods = Some(Arc::clone(pods));
+        }
+        if let Some(loads) = &sample.loads {
+            self.loads = Some(Arc::clone(loads));
+        }
+        if sample.node_only {
+            return;
+        }
+        for memory in &sample.pods {
+            if let Some(pod) = self.pods.get_mut(&memory.uid) {
+                pod.memory = Some(PodReading {
+                    at_ns: now_ns,
+                    usage_bytes: memory.usage_bytes,
+                    working_set_bytes: memory.working_set_bytes(),
+                    active_file_bytes: memory.active_file_bytes,
+                });
+                pod.row.stats_known = true;
+                pod.row.usage = memory.used_bytes(availability);
+            }
+        }
+        for pod in self.pods.values_mut() {
+            // Not in this sample: its cgroup is gone.
+            if pod.memory.is_some_and(|memory| memory.at_ns != now_ns) {
+                pod.memory = None;
+                pod.row.stats_known = false;
+                pod.row.usage = 0;
+            }
+        }
+    }
+
+    fn outcome(&mut self, uid: &PodUid, action: Action, failed: bool) {
+        let now_ns = self.now_ns;
+        let Some(leaving) = self.pods.get_mut(uid).and_then(|pod| pod.leaving.as_mut()) else {
+            return;
+        };
+        match action {
+            Action::Terminate if failed => leaving.terminate_failed = true,
+            Action::Kill if failed => {
+                leaving.killed_at_ns = None;
+                leaving.terminate_failed = false;
+                leaving.kill_at_ns = now_ns.saturating_add(KILL_RETRY_NS);
+            }
+            Action::Terminate | Action::Kill => {}
+        }
+    }
+}

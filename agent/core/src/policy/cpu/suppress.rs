@@ -1,0 +1,269 @@
+//! Who asked for no CPU time is held back while those who did wait for theirs.
+//!
+//! **Problem.** Weights share out CPU time, not latency: a pod that gets its share still waits for a slice of a BestEffort pod to end, on the
+//! CPU, its cache and its sibling thread. **Approach.** While a pod that comes first ([`cpu`](crate::policy::cpu)) waits longer than configured, at two looks in a
+//! row, each BestEffort pod that uses more than the *floor* gets a quota of [`LOWER_PERCENT`] of what it uses, and at each further look as much
+//! less again, down to the floor. When nobody has waited for [`CALM_NS`], quotas grow again by half at each look, until they bind no longer and
+//! are taken away.
+//!
+//! **Never for ever.** Time in which anybody is held back is counted against the *budget*, and comes back at the same rate while nobody is: when it
+//! is used up everybody is let go until half of it is back. If all are at the floor and it has not helped for [`GIVE_UP_NS`], whoever waits does not wait
+//! for them, and they are let go for [`NO_EFFECT_NS`]. A pod that is told to leave is let go at once.
+//!
+//! **Pod by pod**, not by one quota for `kubepods/besteffort`: in a cluster made with kubeadm that cgroup has kube-proxy, which is critical for the
+//! node and requests nothing. Static, mirror and critical pods are never held, nor who uses less than the floor. `cpu.idle` is not used: while it is set
+//! the kernel refuses every write of `cpu.weight` (`sched_group_set_shares`), which a kubelet does each minute.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::kube::qos::QosClass;
+pub use crate::model::cpu_state::Suppression;
+use crate::model::decision::Decision;
+use crate::model::options::CpuSuppress;
+use crate::model::state::PodState;
+use crate::model::units::PodUid;
+use crate::policy::cpu::bandwidth::{CpuKnob, CpuWhy};
+use crate::policy::cpu::{Around, CpuState, PodCpuState};
+
+/// What a step leaves of a quota, per cent.
+pub const LOWER_PERCENT: u64 = 70;
+/// What a step of letting go makes of a quota, per cent.
+pub const RAISE_PERCENT: u64 = 150;
+/// So many looks in a row somebody must have waited.
+pub const LOOKS: u32 = 2;
+/// How long nobody must have waited before quotas grow, nanoseconds.
+pub const CALM_NS: u64 = 3_000_000_000;
+/// How long it is tried at the floor, nanoseconds.
+pub const GIVE_UP_NS: u64 = 10_000_000_000;
+/// How long it is not tried again after it did not help, nanoseconds.
+pub const NO_EFFECT_NS: u64 = 120_000_000_000;
+/// How long it is not tried again after a write failed, nanoseconds.
+pub const FAILED_NS: u64 = 10_000_000_000;
+/// The smallest quota that the kernel takes, microseconds (`min_cfs_quota_period`).
+const QUOTA_MIN_US: u64 = 1000;
+
+impl Suppression {
+    fn let_all_go(&mut self, why: CpuWhy) {
+        self.held.clear();
+        (self.since_ns, self.calm_since_ns, self.at_floor_since_ns) = (None, None, None);
+        self.looks = 0;
+        self.why = Some(why);
+    }
+}
+
+/// Whether a pod may be held back.
+pub(crate) fn may_be_held(pod: &PodState, own: &PodCpuState) -> bool {
+    pod.running
+        && !pod.removed
+        && pod.leaving.is_none()
+        && !pod.row.exempt
+        && pod.pod.qos_class() == QosClass::BestEffort
+        && pod.pod.latency_critical() != Ok(Some(true))
+        && own
+            .cgroups
+            .get("")
+            .is_some_and(|own| own.reading.own_quota_us.is_none())
+}
+
+/// Holds back, and lets go.
+pub(crate) fn decide(
+    options: &CpuSuppress,
+    around: &Around<'_>,
+    cpu: &mut CpuState,
+    decisions: &mut Vec<Decision>,
+) {
+    let CpuState {
+        pods,
+        waiters,
+        suppression,
+        interval_ns,
+        shared,
+        ..
+    } = cpu;
+    let now_ns = around.now_ns;
+    let may_be_held = |uid: &PodUid, own: &PodCpuState| {
+        around
+            .pods
+            .get(uid)
+            .is_some_and(|pod| may_be_held(pod, own))
+    };
+    suppression
+        .held
+        .retain(|uid, _| pods.get(uid).is_some_and(|own| may_be_held(uid, own)));
+    if suppression.held.is_empty() {
+        suppression.spent_ns = suppression.spent_ns.saturating_sub(*interval_ns);
+        suppression.is_spent &= suppression.spent_ns > options.budget_ns / 2;
+        (suppression.since_ns, suppression.at_floor_since_ns) = (None, None);
+    } else {
+        suppression.spent_ns = suppression.spent_ns.saturating_add(*interval_ns);
+    }
+    let limit = options.wait_percent * 100;
+    let waiter = waiters.iter().find(|waiter| waiter.waited > limit);
+    let is_calm = waiters.iter().all(|waiter| waiter.waited <= limit / 2);
+    suppression.looks = match waiter {
+        Some(_) => suppression.looks.saturating_add(1),
+        None => 0,
+    };
+    match is_calm {
+        true => {
+            suppression.calm_since_ns.get_or_insert(now_ns);
+        }
+        false => suppression.calm_since_ns = None,
+    }
+    let tried_ns = suppression
+        .at_floor_since_ns
+        .map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
+    let calm_ns = suppression
+        .calm_since_ns
+        .map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
+    if !suppression.held.is_empty() && suppression.spent_ns >= options.budget_ns {
+        suppression.is_spent = true;
+        suppression.let_all_go(CpuWhy::BudgetOver {
+            budget_ns: options.budget_ns,
+        });
+    } else if waiter.is_some() && tried_ns >= GIVE_UP_NS {
+        suppression.not_before_ns = now_ns.saturating_add(NO_EFFECT_NS);
+        suppression.let_all_go(CpuWhy::NoEffect { tried_ns });
+    } else if let Some(waiter) = waiter {
+        let is_time = suppression.looks >= LOOKS && now_ns >= suppression.not_before_ns;
+        if is_time && !suppression.is_spent {
+            let why = CpuWhy::OthersWait {
+                waiter: waiter.clone(),
+                limit,
+            };
+            lower(options, suppression, pods, may_be_held, now_ns, why);
+        }
+    } else if is_calm && calm_ns >= CALM_NS && !suppression.held.is_empty() {
+        raise(suppression, pods, shared.cpus);
+        suppression.why = Some(CpuWhy::Calm { for_ns: calm_ns });
+    }
+    let why = suppression.why.clone().unwrap_or(CpuWhy::Untouchable);
+    for (uid, own) in pods.iter() {
+        write(
+            uid,
+            own,
+            suppression.held.get(uid).copied(),
+            &why,
+            decisions,
+        );
+    }
+}
+
+fn lower(
+    options: &CpuSuppress,
+    suppression: &mut Suppression,
+    pods: &BTreeMap<PodUid, PodCpuState>,
+    may_be_held: impl Fn(&PodUid, &PodCpuState) -> bool,
+    now_ns: u64,
+    why: CpuWhy,
+) {
+    let mut at_floor = true;
+    for (uid, own) in pods {
+        let Some(cgroup) = own.cgroups.get("").filter(|_| may_be_held(uid, own)) else {
+            continue;
+        };
+        let of_cpu = |milli: u64| milli.saturating_mul(cgroup.reading.period_us) / 1000;
+        let floor_us = of_cpu(options.floor_milli).max(QUOTA_MIN_US);
+        let before_us = match suppression.held.get(uid) {
+            Some(held_us) => *held_us,
+            None if own.used_milli > options.floor_milli => of_cpu(own.used_milli),
+            None => continue,
+        };
+        let quota_us = (before_us.saturating_mul(LOWER_PERCENT) / 100).max(floor_us);
+        at_floor &= quota_us == floor_us;
+        suppression.held.insert(uid.clone(), quota_us);
+    }
+    if suppression.held.is_empty() {
+        return;
+    }
+    suppression.since_ns.get_or_insert(now_ns);
+    suppression.why = Some(why);
+    match at_floor {
+        true => {
+            suppression.at_floor_since_ns.get_or_insert(now_ns);
+        }
+        false => suppression.at_floor_since_ns = None,
+    }
+}
+
+/// A quota that is twice what the pod uses, or as much as all CPUs, binds nobody.
+fn raise(suppression: &mut Suppression, pods: &BTreeMap<PodUid, PodCpuState>, cpus: u32) {
+    suppression.at_floor_since_ns = None;
+    suppression.held.retain(|uid, quota_us| {
+        let Some((own, cgroup)) = pods
+            .get(uid)
+            .and_then(|own| Some((own, own.cgroups.get("")?)))
+        else {
+            return false;
+        };
+        let period_us = cgroup.reading.period_us;
+        *quota_us = quota_us.saturating_mul(RAISE_PERCENT) / 100;
+        let used_us = own.used_milli.saturating_mul(period_us) / 1000;
+        let all_us = u64::from(cpus).saturating_mul(period_us);
+        *quota_us < used_us.saturating_mul(2) && *quota_us < all_us
+    });
+}
+
+/// Says what has to be written for one pod that has no limit of its own.
+fn write(
+    uid: &PodUid,
+    own: &PodCpuState,
+    held_us: Option<u64>,
+    why: &CpuWhy,
+    decisions: &mut Vec<Decision>,
+) {
+    let Some(cgroup) = own.cgroups.get("") else {
+        return;
+    };
+    let reading = &cgroup.reading;
+    if reading.own_quota_us.is_some() || reading.quota_us == held_us {
+        return;
+    }
+    let (uid, container) = (uid.clone(), Arc::from(""));
+    let (knob, why) = (CpuKnob::Quota, why.clone());
+    decisions.push(match held_us {
+        Some(us) => Decision::SetCpu {
+            uid,
+            container,
+            knob,
+            us,
+            own_us: None,
+            why,
+        },
+        None => Decision::RestoreCpu {
+            uid,
+            container,
+            knob,
+            why,
+        },
+    });
+}
+
+/// Lets those go whom this step has told to leave.
+pub(crate) fn let_go(cpu: &mut CpuState, first: usize, decisions: &mut Vec<Decision>) {
+    if cpu.suppression.held.is_empty() {
+        return;
+    }
+    let told = decisions.iter().skip(first).filter_map(|decision| {
+        let (Decision::Evict { uid, .. } | Decision::End { uid, .. }) = decision else {
+            return None;
+        };
+        cpu.suppression.held.remove(uid).map(|_| uid.clone())
+    });
+    let told: Vec<PodUid> = told.collect();
+    decisions.extend(told.into_iter().map(|uid| Decision::RestoreCpu {
+        uid,
+        container: Arc::from(""),
+        knob: CpuKnob::Quota,
+        why: CpuWhy::Leaves,
+    }));
+}
+
+/// A write failed: the pod is as it was, and nobody is tried again for a while.
+pub(crate) fn not_written(cpu: &mut CpuState, uid: &PodUid, now_ns: u64) {
+    if cpu.suppression.held.remove(uid).is_some() {
+        cpu.suppression.not_before_ns = now_ns.saturating_add(FAILED_NS);
+        cpu.suppression.why = Some(CpuWhy::NotWritten);
+    }
+}

@@ -1,0 +1,117 @@
+//! Pods that have more on disk than they may.
+//!
+//! Rule: `localStorageEviction` in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.36: at each reading every pod over
+//! one of its limits is evicted, whatever the node's state, before any threshold is looked at. In this order: an `emptyDir`
+//! over its `sizeLimit` (also one in memory); the pod over the sum of its `ephemeral-storage` limits; a container over its
+//! own. Writable layers count only where images share the node's file system. Critical pods stay.
+
+use crate::kube::quantity::Quantity;
+use crate::kube::resources::{self, EPHEMERAL_STORAGE, Scope};
+use crate::model::config::EngineConfig;
+use crate::model::decision::{Decision, Limited, LocalStorageReason, Reason};
+use crate::model::reading::PodStorage;
+use crate::model::signal::Resource;
+use crate::model::state::{NodeState, PodState};
+use crate::policy::memory::eviction::{self, HARD_EVICTION_GRACE_S};
+use crate::policy::memory::rank::{DiskScope, FileSystem, ImageFsLayout};
+
+/// Evicts all offenders of the newest reading.
+pub(crate) fn decide(config: &EngineConfig, state: &mut NodeState, decisions: &mut Vec<Decision>) {
+    let Some(storage) = state.storage.clone() else {
+        return;
+    };
+    for used in &storage.pods {
+        let Some(pod) = state.pods.get(&used.uid) else {
+            continue;
+        };
+        let may_go = pod.running && !pod.row.exempt && !pod.stuck && pod.leaving.is_none();
+        let Some(reason) = may_go.then(|| offence(config, pod, used)).flatten() else {
+            continue;
+        };
+        eviction::evict(
+            state,
+            &used.uid,
+            Resource::DiskBytes(FileSystem::Node),
+            HARD_EVICTION_GRACE_S,
+            Reason::LocalStorage(reason),
+            decisions,
+        );
+    }
+}
+
+/// The first limit that a pod exceeds.
+pub(crate) fn offence(
+    config: &EngineConfig,
+    pod: &PodState,
+    used: &PodStorage,
+) -> Option<LocalStorageReason> {
+    empty_dir(pod, used)
+        .or_else(|| whole_pod(config, pod, used))
+        .or_else(|| container(config, pod, used))
+}
+
+fn exceeded(limited: Limited, usage: u64, limit: &Quantity) -> Option<LocalStorageReason> {
+    let limit = u64::try_from(limit.value())
+        .ok()
+        .filter(|limit| *limit > 0)?;
+    (usage > limit).then_some(LocalStorageReason {
+        limited,
+        usage,
+        limit,
+    })
+}
+
+fn empty_dir(pod: &PodState, used: &PodStorage) -> Option<LocalStorageReason> {
+    pod.pod.spec.volumes.iter().find_map(|volume| {
+        let limit = volume.empty_dir.as_ref()?.size_limit.as_ref()?;
+        let own = used.volumes.iter().find(|own| own.name == volume.name)?;
+        exceeded(
+            Limited::EmptyDir(volume.name.clone()),
+            own.used.bytes?,
+            limit,
+        )
+    })
+}
+
+fn whole_pod(
+    config: &EngineConfig,
+    pod: &PodState,
+    used: &PodStorage,
+) -> Option<LocalStorageReason> {
+    let limits = resources::pod_limits(&pod.pod, Scope::ALL);
+    let limit = limits.get(EPHEMERAL_STORAGE)?;
+    let scope = DiskScope {
+        rootfs: layers_on_nodefs(config),
+        logs: true,
+        local_volumes: true,
+    };
+    let usage = scope.used(&pod.pod, &used.containers, &used.volumes, |used| used.bytes);
+    exceeded(Limited::Pod, usage, limit)
+}
+
+fn container(
+    config: &EngineConfig,
+    pod: &PodState,
+    used: &PodStorage,
+) -> Option<LocalStorageReason> {
+    used.containers.iter().find_map(|own| {
+        let container = pod
+            .pod
+            .spec
+            .containers
+            .iter()
+            .find(|container| container.name == own.name)?;
+        let limit = container.resources.limits.get(EPHEMERAL_STORAGE)?;
+        let layer = own.rootfs.bytes.filter(|_| layers_on_nodefs(config));
+        let usage = own
+            .logs
+            .bytes
+            .unwrap_or(0)
+            .saturating_add(layer.unwrap_or(0));
+        exceeded(Limited::Container(own.name.clone()), usage, limit)
+    })
+}
+
+fn layers_on_nodefs(config: &EngineConfig) -> bool {
+    config.layout == ImageFsLayout::Shared
+}

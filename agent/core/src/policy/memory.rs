@@ -1,0 +1,18 @@
+//! Memory short: which thresholds are met, which pod goes, what is tried before, and when to look again.
+
+pub mod candidates;
+pub mod disruption;
+pub mod eviction;
+pub mod foresight;
+pub mod freshness;
+pub mod leaving;
+pub mod on_node;
+pub mod rank;
+pub mod remedies;
+pub mod sampling;
+pub mod stall;
+pub mod swap;
+pub mod target;
+pub mod thresholds;
+pub(crate) mod verdict;
+pub(crate) mod view;

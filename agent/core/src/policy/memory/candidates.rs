@@ -1,0 +1,89 @@
+//! The pods that may have to go, as rows of the ranking of what runs out.
+//!
+//! Rule: `buildSignalToRankFunc` in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36. Difference, on purpose: pods without
+//! processes are not candidates, nothing would come back; and one that did not leave when it was told is not told again.
+
+use crate::model::config::EngineConfig;
+use crate::model::reading::PodLoad;
+use crate::model::signal::Resource;
+use crate::model::state::{NodeState, PodState};
+use crate::policy::memory::rank::{DiskScope, RankRow, Ranking};
+use crate::policy::memory::view::View;
+
+impl Resource {
+    /// How pods are ranked when it runs out.
+    pub const fn ranking(self) -> Ranking {
+        match self {
+            Self::Memory => Ranking::Memory,
+            Self::DiskBytes(_) | Self::DiskInodes(_) => Ranking::Disk,
+            Self::Processes => Ranking::Pids,
+            Self::Io => Ranking::Io,
+            Self::Cpu => Ranking::Cpu,
+        }
+    }
+}
+
+/// Fills `rows`, unsorted. For memory nothing is allocated if there is room for all pods.
+pub(crate) fn rows(view: &View<'_>, resource: Resource, rows: &mut Vec<RankRow>) {
+    let View { config, state, .. } = *view;
+    rows.clear();
+    let by_load = matches!(resource, Resource::Io | Resource::Cpu);
+    let pods = state
+        .pods
+        .values()
+        .filter(|pod| view.is_candidate(pod) && (!by_load || load(state, pod).is_some()));
+    rows.extend(pods.map(|pod| row(config, state, pod, resource)));
+    if resource == Resource::Memory {
+        view.look_ahead(rows);
+    }
+}
+
+/// A pod's row in the ranking of `resource`.
+pub(crate) fn row(
+    config: &EngineConfig,
+    state: &NodeState,
+    pod: &PodState,
+    resource: Resource,
+) -> RankRow {
+    let storage = || {
+        let all = &state.storage.as_ref()?.pods;
+        let at = all.binary_search_by(|own| own.uid.cmp(&pod.row.uid)).ok()?;
+        Some(&all[at])
+    };
+    match resource {
+        Resource::Memory => pod.row.clone(),
+        Resource::DiskBytes(file_system) => {
+            let scope = DiskScope::of(file_system, config.layout);
+            let used = storage()
+                .map(|own| scope.used(&pod.pod, &own.containers, &own.volumes, |used| used.bytes));
+            RankRow::disk_bytes(&pod.pod, used)
+        }
+        Resource::DiskInodes(file_system) => {
+            let scope = DiskScope::of(file_system, config.layout);
+            let used = storage()
+                .map(|own| scope.used(&pod.pod, &own.containers, &own.volumes, |used| used.inodes));
+            RankRow::disk_inodes(&pod.pod, used)
+        }
+        Resource::Io => RankRow::io(
+            &pod.pod,
+            load(state, pod).and_then(|own| own.io_bytes_per_s),
+        ),
+        Resource::Cpu => RankRow::cpu(&pod.pod, load(state, pod).and_then(|own| own.cpu_milli)),
+        Resource::Processes => {
+            let processes = state.processes.as_ref().and_then(|all| {
+                let at = all
+                    .pods
+                    .binary_search_by(|own| own.uid.cmp(&pod.row.uid))
+                    .ok()?;
+                Some(all.pods[at].processes)
+            });
+            RankRow::pids(&pod.pod, processes)
+        }
+    }
+}
+
+fn load<'state>(state: &'state NodeState, pod: &PodState) -> Option<&'state PodLoad> {
+    let all = &state.loads.as_ref()?.pods;
+    let at = all.binary_search_by(|own| own.uid.cmp(&pod.row.uid)).ok()?;
+    Some(&all[at])
+}

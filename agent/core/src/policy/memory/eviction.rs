@@ -1,0 +1,278 @@
+//! Which pod has to go.
+//!
+//! Rules: `synchronize` in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.36, from the choice of a threshold on
+//! ([`thresholds`](crate::policy::memory::thresholds) says which): pods over a limit of local storage go first, all of them; for a
+//! disk signal space is freed without ending a pod, and only if that does not suffice the first of the ranking goes that is
+//! not exempt. A hard threshold gives it one second, a soft one the smaller of `evictionMaxPodGracePeriod` and its own.
+//!
+//! Differences, each on purpose:
+//! - While a victim is leaving and what it used is still being freed nobody else is chosen for the same thing (the kubelet
+//!   waits up to 30 s, blind). If meanwhile half of a hard memory threshold is gone too, the victim's grace is over.
+//! - With [`foresight`](crate::policy::memory::foresight) the first in the ranking also goes when the kernel will soon have nothing left.
+//! - With [`Remedies`](crate::model::options::Remedies) other means are tried before anybody goes for memory
+//!   ([`remedies`](crate::policy::memory::remedies)).
+//! - With [`Victims::Targeted`] as many go at once as are needed ([`target`](crate::policy::memory::target)).
+
+use crate::model::config::EngineConfig;
+use crate::model::decision::{Decision, KillReason, NoVictimReason, Reason, ThresholdReason};
+use crate::model::event::Cause;
+#[cfg(doc)]
+use crate::model::options::Victims;
+use crate::model::signal::{NodeCondition, Observation, Observations, Resource, Signal};
+use crate::model::state::{Leaving, NodeReclaim, NodeState};
+use crate::model::threshold::{Operator, Threshold};
+use crate::model::units::PodUid;
+use crate::policy::disk::local_storage;
+use crate::policy::memory::foresight::{self, Verdict};
+use crate::policy::memory::rank::RankRow;
+use crate::policy::memory::thresholds::{self, Met};
+use crate::policy::memory::verdict::{self, Next, Scratch};
+use crate::policy::memory::view::View;
+use crate::policy::memory::{leaving, on_node, remedies};
+
+/// Grace period of a hard eviction (`immediateEvictionGracePeriodSeconds` of the kubelet: 1 s, whatever its documentation says).
+pub const HARD_EVICTION_GRACE_S: i64 = 1;
+
+/// Judges what a sample has shown.
+pub(crate) fn decide(
+    config: &EngineConfig,
+    state: &mut NodeState,
+    cause: Cause,
+    observations: &Observations,
+    scratch: &mut Scratch,
+    decisions: &mut Vec<Decision>,
+) {
+    let foreseen = foresight::verdict(config, state);
+    let view = View::now(config, state);
+    let asked = verdict::asked(&view, cause, observations, foreseen.as_ref());
+    if asked.after_reclaim {
+        state.node_reclaim = None;
+    } else {
+        thresholds::update(config, state, observations);
+        state.passed = true;
+        if foreseen.is_some() {
+            state.conditions[NodeCondition::MemoryPressure as usize].last_observed_ns =
+                Some(state.now_ns);
+        }
+        thresholds::conditions(config, state, decisions);
+        shorten_grace(config, state, observations, foreseen.as_ref(), decisions);
+        if config.local_storage_limits && state.storage_is_new {
+            local_storage::decide(config, state, decisions);
+        }
+        remedies::end_if_resolved(config, state, decisions);
+        if asked.met.is_none() {
+            state.no_victim = None;
+        }
+    }
+    let Some(met) = &asked.met else { return };
+    match verdict::next(&View::now(config, state), &asked) {
+        Next::Nothing => {}
+        Next::FreeDisk(sources) => {
+            state.node_reclaim = Some(NodeReclaim {
+                threshold: met.index,
+                since_ns: state.now_ns,
+                done: false,
+            });
+            decisions.push(Decision::ReclaimNode {
+                signal: met.threshold.signal,
+                sources: sources.to_vec(),
+            });
+        }
+        Next::Evict => {
+            let waits = !asked.after_reclaim
+                && remedies::before_eviction(config, state, met, observations, scratch, decisions);
+            if !waits {
+                choose(config, state, met, scratch, decisions);
+            }
+        }
+    }
+}
+
+/// The first hard memory threshold of which less than half is left; or half of the horizon is over.
+pub(crate) fn half_gone(
+    config: &EngineConfig,
+    observations: &Observations,
+    foreseen: Option<&Verdict>,
+) -> Option<KillReason> {
+    let soon = foreseen.filter(|soon| soon.left_bytes < soon.half_bytes());
+    let soon = soon.map(|soon| KillReason::HeadroomHalved {
+        signal: Signal::KernelMemoryAvailable,
+        observed: soon.left_bytes,
+        limit: soon.half_bytes(),
+    });
+    let thresholds = config
+        .thresholds
+        .iter()
+        .filter(|threshold| is_memory_floor(threshold))
+        .find_map(|threshold| {
+            let observation = observations.get(threshold.signal)?;
+            let limit = half(threshold, observation);
+            (observation.value < limit).then_some(KillReason::HeadroomHalved {
+                signal: threshold.signal,
+                observed: observation.value,
+                limit,
+            })
+        });
+    soon.or(thresholds)
+}
+
+/// Whether it is a hard threshold below which memory runs out.
+pub(crate) fn is_memory_floor(threshold: &Threshold) -> bool {
+    threshold.is_hard()
+        && threshold.operator == Operator::LessThan
+        && threshold.signal.row().resource == Resource::Memory
+}
+
+/// Below this a victim of this threshold has no grace left.
+pub(crate) fn half(threshold: &Threshold, observation: Observation) -> u64 {
+    threshold.amount(observation.capacity) / 2
+}
+
+fn shorten_grace(
+    config: &EngineConfig,
+    state: &mut NodeState,
+    observations: &Observations,
+    foreseen: Option<&Verdict>,
+    decisions: &mut Vec<Decision>,
+) {
+    let now_ns = state.now_ns;
+    for (uid, pod) in &mut state.pods {
+        let Some(leaving) = &mut pod.leaving else {
+            continue;
+        };
+        if leaving.evicted_for != Some(Resource::Memory)
+            || leaving.killed_at_ns.is_some()
+            || leaving.empty_at_ns.is_some()
+        {
+            continue;
+        }
+        if let Some(why) = half_gone(config, observations, foreseen) {
+            leaving::killed(leaving, now_ns);
+            decisions.push(Decision::Kill {
+                uid: uid.clone(),
+                why,
+            });
+        }
+    }
+}
+
+fn choose(
+    config: &EngineConfig,
+    state: &mut NodeState,
+    met: &Met,
+    scratch: &mut Scratch,
+    decisions: &mut Vec<Decision>,
+) {
+    let resource = met.resource();
+    let ranking = resource.ranking();
+    verdict::victims(&View::now(config, state), met, scratch);
+    let Scratch {
+        rows,
+        chosen,
+        budgeting,
+        ..
+    } = scratch;
+    if chosen.is_empty() {
+        no_victim(state, met, rows, decisions);
+        return;
+    }
+    state.no_victim = None;
+    for &at in chosen.iter() {
+        let row = &rows[at];
+        let exempt_before = rows[..at].iter().filter(|row| row.exempt);
+        let reason = ThresholdReason {
+            signal: met.threshold.signal,
+            soft: !met.threshold.is_hard(),
+            observed: met.observation.value,
+            threshold: met.threshold.amount(met.observation.capacity),
+            capacity: met.observation.capacity,
+            usage: row.usage,
+            request: row.request.units_up(),
+            priority: row.priority,
+            rank: count(at + 1),
+            ranked: count(rows.len()),
+            exempt: count(exempt_before.count()),
+            ahead_by: rows
+                .get(at + 1)
+                .map(|next| ranking.deciding_comparator(row, next)),
+            disruption: budgeting.note(state, rows, chosen, at),
+            numa_node: on_node::node(state, met.threshold.signal),
+            foreseen: met.foreseen,
+        };
+        let grace_s = grace_s(config, state, &met.threshold, &row.uid);
+        evict(
+            state,
+            &row.uid,
+            resource,
+            grace_s,
+            Reason::Threshold(reason),
+            decisions,
+        );
+    }
+}
+
+fn grace_s(config: &EngineConfig, state: &NodeState, threshold: &Threshold, uid: &PodUid) -> i64 {
+    if threshold.is_hard() {
+        return HARD_EVICTION_GRACE_S;
+    }
+    let max_s = config.max_pod_grace_period_s;
+    let pod = state.pods.get(uid);
+    let own_s = pod.and_then(|pod| pod.pod.spec.termination_grace_period_seconds);
+    own_s.map_or(max_s, |own_s| own_s.min(max_s))
+}
+
+/// Tells a pod to leave.
+pub(crate) fn evict(
+    state: &mut NodeState,
+    uid: &PodUid,
+    resource: Resource,
+    grace_s: i64,
+    reason: Reason,
+    decisions: &mut Vec<Decision>,
+) {
+    let now_ns = state.now_ns;
+    remedies::let_go(state, uid, decisions);
+    let Some(pod) = state.pods.get_mut(uid) else {
+        return;
+    };
+    let grace_ms = grace_s.max(0).unsigned_abs().saturating_mul(1000);
+    let told = leaving::told_to_leave(pod, Some(resource), now_ns, grace_ms);
+    pod.leaving = Some(match pod.leaving {
+        // It was leaving already and is still there: now it has less time.
+        Some(earlier) => Leaving {
+            kill_at_ns: earlier.kill_at_ns.min(told.kill_at_ns),
+            killed_at_ns: earlier.killed_at_ns,
+            usage_before_bytes: told.usage_before_bytes,
+            ..told
+        },
+        None => told,
+    });
+    decisions.push(Decision::Evict {
+        uid: uid.clone(),
+        grace_s,
+        reason,
+    });
+}
+
+/// A number of pods, for a reason.
+fn count(pods: usize) -> u32 {
+    u32::try_from(pods).unwrap_or(u32::MAX)
+}
+
+fn no_victim(state: &mut NodeState, met: &Met, rows: &[RankRow], decisions: &mut Vec<Decision>) {
+    // Said once per threshold, not at every sample.
+    if state.no_victim == Some(met.threshold.signal) {
+        return;
+    }
+    state.no_victim = Some(met.threshold.signal);
+    decisions.push(Decision::NoVictim {
+        signal: met.threshold.signal,
+        observed: met.observation.value,
+        threshold: met.threshold.amount(met.observation.capacity),
+        why: if rows.is_empty() {
+            NoVictimReason::NoPods
+        } else {
+            NoVictimReason::AllExempt
+        },
+    });
+}

@@ -1,0 +1,153 @@
+//! Which reading must be made before a decision rests on it.
+//!
+//! Problem: a cgroup's usage is one cheap read, its inactive file pages are one of fifty lines that cost a hundred times as much
+//! to produce; reading them for every pod would take milliseconds between a record and a kill. Yet a pod that has only read
+//! files since the last look must not be evicted for it.
+//! Approach: at an urgent sample the agent reads usage only and keeps the inactive file pages of the last full reading. Then it asks
+//! here, again and again, for the one figure that could still change the [verdict](crate::policy::memory::verdict), until there is none. Usually there is
+//! none: the pod that grew was ahead already.
+//!
+//! Before that comes a cheaper question ([`pods_needed`]): from the node's figures alone, is any pod's figure needed at all? Far from every
+//! threshold the answer is no, and a report costs three reads instead of one for each pod.
+//!
+//! Bounds: all by which a cgroup has grown or shrunk since its last full reading may be inactive file pages, or none of it. So its working set is
+//! between the smaller and the larger usage of the two, minus the inactive file pages of then; and not above its usage. Usage that has hardly
+//! moved ([`STALE_BYTES`]) is taken as unchanged.
+
+use crate::model::event::{PodMemory, Sample};
+use crate::model::options::Availability;
+use crate::model::signal::{Resource, Signal};
+use crate::model::state::PodState;
+use crate::policy::memory::on_node;
+use crate::policy::memory::rank::{RankRow, Ranking};
+use crate::policy::memory::thresholds::Met;
+use crate::policy::memory::verdict::{self, Next, Scratch};
+use crate::policy::memory::view::View;
+
+/// Usage may move this far before the inactive file pages of the last full reading count as old.
+pub const STALE_BYTES: u64 = 4 << 20;
+
+/// The memory of each pod is read at least this often while samples are taken, nanoseconds: the last line, the OOM order and what is shown of pods
+/// rest on it.
+pub const PODS_AGE_MAX_NS: u64 = 250_000_000;
+
+/// A reading that is too old for what hangs on it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stale {
+    /// The inactive file pages of the kubepods cgroup.
+    Kubepods,
+    /// What pods have on this NUMA node: [`Sample::numa_pods`].
+    NumaPods(u32),
+    /// The inactive file pages of the pod at this index of [`Sample::pods`].
+    Pod(usize),
+}
+
+/// Whether a decision about `sample`, of which only the node has been read, may depend on a pod's memory.
+///
+/// `false` promises that [`Engine::step`](crate::engine::Engine::step) decides the same with and without the pods. It does if no threshold asks for a victim and no end
+/// of memory is foreseen, nothing is under way that looks at pods (a pod that leaves, a remedy, disk space that is being freed, limits of local
+/// storage), and every pod that runs was read not longer than [`PODS_AGE_MAX_NS`] ago.
+pub(crate) fn pods_needed(view: &View<'_>, sample: &Sample) -> bool {
+    let state = view.state;
+    let is_due = |pod: &PodState| {
+        let is_old = pod
+            .memory
+            .is_none_or(|memory| view.now_ns.saturating_sub(memory.at_ns) >= PODS_AGE_MAX_NS);
+        pod.leaving.is_some() || pod.running && is_old
+    };
+    let under_way = state.remedies.episode.is_some() || state.node_reclaim.is_some();
+    if under_way || sample.storage.is_some() || state.pods.values().any(is_due) {
+        return true;
+    }
+    let (observations, swap_bytes) = view.observations();
+    let foreseen = view.foreseen(swap_bytes);
+    let asked = verdict::asked(view, sample.cause, &observations, foreseen.as_ref());
+    asked.met.is_some()
+}
+
+/// The first figure of `sample`, the one that `view` has ahead, that is old and could change what the engine decides about it.
+pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) -> Option<Stale> {
+    let (observations, swap_bytes) = view.observations();
+    let foreseen = view.foreseen(swap_bytes);
+    let asked = verdict::asked(view, sample.cause, &observations, foreseen.as_ref());
+    let met = asked.met?;
+    if met.resource() != Resource::Memory {
+        return None;
+    }
+    let kubepods_is_stale = sample
+        .kubepods
+        .is_some_and(|memory| is_stale(memory.usage_bytes, memory.usage_at_stat_bytes));
+    if met.threshold.signal == Signal::AllocatableMemoryAvailable && kubepods_is_stale {
+        return Some(Stale::Kubepods);
+    }
+    if verdict::next(view, &asked) != Next::Evict {
+        return None;
+    }
+    if met.threshold.signal == Signal::NumaMemoryAvailable
+        && let Some(node) = on_node::missing(sample)
+    {
+        return Some(Stale::NumaPods(node));
+    }
+    stale_pod(view, &met, sample, scratch).map(Stale::Pod)
+}
+
+/// The first pod of the ranking whose figure is old and decides who goes.
+fn stale_pod(view: &View<'_>, met: &Met, sample: &Sample, scratch: &mut Scratch) -> Option<usize> {
+    let victims = verdict::victims(view, met, scratch);
+    let rows = &scratch.rows;
+    let index_of = |row: &RankRow| {
+        // Nearly always in this order.
+        let pods = &sample.pods;
+        let sorted = pods.binary_search_by(|memory| memory.uid.cmp(&row.uid));
+        let index = sorted.ok();
+        index.or_else(|| pods.iter().position(|memory| memory.uid == row.uid))
+    };
+    let mut candidates = rows[..victims.rests_on].iter().filter(|row| !row.exempt);
+    let stale = candidates.find_map(|row| {
+        let index = index_of(row)?;
+        let memory = &sample.pods[index];
+        is_stale(memory.usage_bytes, memory.usage_at_stat_bytes).then_some((index, row))
+    });
+    let (index, row) = stale?;
+    // The first of all, and the only one that counts: whatever it uses, it may still go before the next.
+    let is_alone = candidates.next().is_none() && scratch.chosen.len() == 1;
+    let whole_pods = met.threshold.signal != Signal::NumaMemoryAvailable;
+    let mut others = rows.iter().filter(|other| !other.exempt);
+    if is_alone && whole_pods && others.next().is_some_and(|first| first.uid == row.uid) {
+        let at_least = RankRow {
+            usage: least_used_bytes(&sample.pods[index], view.config.options.availability),
+            ..row.clone()
+        };
+        let suffices = victims.need.is_none_or(|need| at_least.usage >= need);
+        let stays_first = others
+            .next()
+            .is_none_or(|next| Ranking::Memory.compare(&at_least, next).is_lt());
+        if suffices && stays_first {
+            return None;
+        }
+    }
+    Some(index)
+}
+
+fn is_stale(usage_bytes: u64, usage_at_stat_bytes: u64) -> bool {
+    usage_bytes.abs_diff(usage_at_stat_bytes) >= STALE_BYTES
+}
+
+fn least_used_bytes(memory: &PodMemory, availability: Availability) -> u64 {
+    memory
+        .usage_bytes
+        .min(memory.usage_at_stat_bytes)
+        .saturating_sub(memory.cache_bytes(availability))
+}
+
+/// What a pod uses at most, as far as its figures are old.
+pub(crate) fn most_used_bytes(memory: &PodMemory, availability: Availability) -> u64 {
+    if !is_stale(memory.usage_bytes, memory.usage_at_stat_bytes) {
+        return memory.used_bytes(availability);
+    }
+    memory
+        .usage_bytes
+        .max(memory.usage_at_stat_bytes)
+        .saturating_sub(memory.cache_bytes(availability))
+        .min(memory.usage_bytes)
+}

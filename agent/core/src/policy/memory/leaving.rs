@@ -1,0 +1,204 @@
+//! Pods on their way out: SIGTERM, grace period, kill, and the wait for their memory.
+//!
+//! Problem: a second pod must never be chosen while the first one's memory is still being freed (earlyoom#61, the kubelet's
+//! fixed 30 s wait), yet a process that cannot die must not hold up the node for ever.
+//! Approach: a pod has left when its cgroup is empty *and* 95 % of what it used has come back, as read from its own cgroup;
+//! every wait has a bound.
+
+use crate::model::decision::{Decision, Ending, KillReason};
+use crate::model::event::{Event, EventKind, LastLineKill};
+use crate::model::signal::Resource;
+use crate::model::state::{Leaving, NodeState, PodState};
+use crate::model::units::PodUid;
+use crate::policy::memory::remedies;
+
+/// A killed process frees its memory by itself as soon as it runs. After this time it evidently does not: it is throttled, frozen
+/// or behind others.
+pub const RELEASE_AFTER_KILL_NS: u64 = 20_000_000;
+/// How long after a kill a pod may take to go (`podCleanupTimeout` of the kubelet's eviction manager).
+pub const STUCK_AFTER_KILL_NS: u64 = 30_000_000_000;
+/// How long an empty cgroup may take to give its memory back: what is left then is shared or cached, and another pod's kill
+/// may be what frees it.
+pub const LINGER_AFTER_EMPTY_NS: u64 = 1_000_000_000;
+
+/// What a moment makes of a pod on its way out: it still is, or it has ended like this.
+pub(crate) type Left = Result<Leaving, Ending>;
+
+/// What becomes of a pod on its way out that uses so much now, `None` if its cgroup is gone. [`decide`] does the same, and says it.
+pub(crate) fn after(mut leaving: Leaving, usage_bytes: Option<u64>, now_ns: u64) -> Left {
+    if kill_now(&leaving, now_ns).is_some() {
+        killed(&mut leaving, now_ns);
+    }
+    ending(&leaving, usage_bytes, now_ns).map_or(Ok(leaving), Err)
+}
+
+/// Starts the leave of pods whose manifest is gone, kills those whose grace is over, and takes note of those that are gone.
+pub(crate) fn decide(state: &mut NodeState, event: &Event, decisions: &mut Vec<Decision>) {
+    let now_ns = state.now_ns;
+    if let EventKind::PodRemoved { uid } = &event.kind {
+        end(state, uid, decisions);
+    }
+    if let EventKind::LastLineKill { uid, kill } = &event.kind {
+        finish(state, uid, kill, decisions);
+    }
+    let mut gone = false;
+    for (uid, pod) in &mut state.pods {
+        let usage_bytes = pod.memory.map(|memory| memory.usage_bytes);
+        let Some(leaving) = &mut pod.leaving else {
+            continue;
+        };
+        if let Some(why) = kill_now(leaving, now_ns) {
+            killed(leaving, now_ns);
+            decisions.push(Decision::Kill {
+                uid: uid.clone(),
+                why,
+            });
+        }
+        if release_now(leaving, now_ns) {
+            leaving.released = true;
+            decisions.push(Decision::ReleaseMemory { uid: uid.clone() });
+        }
+        if let Some(ending) = ending(leaving, usage_bytes, now_ns) {
+            decisions.push(Decision::Finished {
+                uid: uid.clone(),
+                ending,
+                usage_before_bytes: leaving.usage_before_bytes,
+                freed_bytes: leaving
+                    .usage_before_bytes
+                    .saturating_sub(usage_bytes.unwrap_or(0)),
+            });
+            pod.stuck = ending == Ending::Stuck;
+            pod.leaving = None;
+            gone |= pod.removed;
+        }
+    }
+    if gone {
+        state
+            .pods
+            .retain(|_, pod| !pod.removed || pod.leaving.is_some() || pod.running);
+    }
+}
+
+fn end(state: &mut NodeState, uid: &PodUid, decisions: &mut Vec<Decision>) {
+    let now_ns = state.now_ns;
+    let Some(pod) = state.pods.get_mut(uid) else {
+        return;
+    };
+    if !pod.running {
+        if pod.leaving.is_none() {
+            state.pods.remove(uid);
+        }
+        return;
+    }
+    if pod.leaving.is_none() {
+        let grace_ms = pod.termination_grace_period_s.saturating_mul(1000);
+        pod.leaving = Some(told_to_leave(pod, None, now_ns, grace_ms));
+        decisions.push(Decision::End {
+            uid: uid.clone(),
+            grace_ms,
+        });
+    }
+}
+
+/// Completes what the last line in the kernel began: what it does is an eviction, and a pod leaves as a whole. What it did so long ago
+/// that the pod would count as stuck by now is past: the pod may have been started anew.
+fn finish(state: &mut NodeState, uid: &PodUid, kill: &LastLineKill, decisions: &mut Vec<Decision>) {
+    let now_ns = state.now_ns;
+    if now_ns.saturating_sub(kill.killed_ns) >= STUCK_AFTER_KILL_NS {
+        return;
+    }
+    remedies::let_go(state, uid, decisions);
+    let Some(pod) = state.pods.get_mut(uid).filter(|pod| pod.running) else {
+        return;
+    };
+    let mut own = pod
+        .leaving
+        .unwrap_or_else(|| told_to_leave(pod, Some(Resource::Memory), now_ns, 0));
+    own.evicted_for.get_or_insert(Resource::Memory);
+    if own.killed_at_ns.is_none() && own.empty_at_ns.is_none() {
+        killed(&mut own, now_ns);
+        decisions.push(Decision::Kill {
+            uid: uid.clone(),
+            why: KillReason::LastLine { reason: kill.why },
+        });
+    }
+    pod.leaving = Some(own);
+}
+
+/// A pod that is told to leave now.
+pub(crate) fn told_to_leave(
+    pod: &PodState,
+    evicted_for: Option<Resource>,
+    now_ns: u64,
+    grace_ms: u64,
+) -> Leaving {
+    let kill_at_ns = now_ns.saturating_add(grace_ms.saturating_mul(1_000_000));
+    Leaving {
+        evicted_for,
+        since_ns: now_ns,
+        kill_at_ns,
+        killed_at_ns: None,
+        kill_tried_ns: None,
+        released: false,
+        empty_at_ns: None,
+        terminate_failed: false,
+        usage_before_bytes: pod.memory.map_or(0, |memory| memory.usage_bytes),
+    }
+}
+
+/// Takes note that it is killed now.
+pub(crate) fn killed(leaving: &mut Leaving, now_ns: u64) {
+    leaving.killed_at_ns = Some(now_ns);
+    leaving.kill_tried_ns.get_or_insert(now_ns);
+}
+
+fn kill_now(leaving: &Leaving, now_ns: u64) -> Option<KillReason> {
+    if leaving.killed_at_ns.is_some() || leaving.empty_at_ns.is_some() {
+        return None;
+    }
+    if leaving.terminate_failed {
+        return Some(KillReason::TerminateFailed);
+    }
+    (now_ns >= leaving.kill_at_ns).then_some(KillReason::GraceOver)
+}
+
+fn release_now(leaving: &Leaving, now_ns: u64) -> bool {
+    let overdue = leaving
+        .killed_at_ns
+        .is_some_and(|at_ns| now_ns >= at_ns.saturating_add(RELEASE_AFTER_KILL_NS));
+    overdue && leaving.empty_at_ns.is_none() && !leaving.released
+}
+
+fn ending(leaving: &Leaving, usage_bytes: Option<u64>, now_ns: u64) -> Option<Ending> {
+    if let Some(empty_at_ns) = leaving.empty_at_ns {
+        // 95 % back: usage at most a twentieth of what it was. No reading: the cgroup itself is gone.
+        let back =
+            usage_bytes.is_none_or(|usage| usage.saturating_mul(20) <= leaving.usage_before_bytes);
+        if back {
+            return Some(Ending::Freed);
+        }
+        return (now_ns >= empty_at_ns.saturating_add(LINGER_AFTER_EMPTY_NS))
+            .then_some(Ending::Lingering);
+    }
+    let tried_ns = leaving.kill_tried_ns?;
+    (now_ns >= tried_ns.saturating_add(STUCK_AFTER_KILL_NS)).then_some(Ending::Stuck)
+}
+
+/// When something is to be done about this pod, if nothing happens before.
+pub(crate) fn next_ns(leaving: &Leaving, now_ns: u64) -> u64 {
+    // Memory comes back within milliseconds of a kill, or not at all for a long time.
+    let step_ns = if now_ns.saturating_sub(leaving.since_ns) < 2_000_000_000 {
+        5_000_000
+    } else {
+        50_000_000
+    };
+    let look_ns = now_ns.saturating_add(step_ns);
+    if leaving.killed_at_ns.is_none()
+        && leaving.empty_at_ns.is_none()
+        && leaving.kill_at_ns > now_ns
+    {
+        look_ns.min(leaving.kill_at_ns)
+    } else {
+        look_ns
+    }
+}

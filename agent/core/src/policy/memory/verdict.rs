@@ -1,0 +1,199 @@
+//! What is to be done about what the signals show: the one judgement.
+//!
+//! [`eviction`](crate::policy::memory::eviction) carries it out, [`freshness`](crate::policy::memory::freshness) asks which figures it rests on before it is, `explain` shows it.
+//! It changes nothing but the space that it computes in, and allocates nothing once there is room for all pods.
+//!
+//! 1. [`asked`]: the threshold, met or foreseen, that asks for a victim.
+//! 2. [`next`]: whether a pod goes for it now, or something has to be waited for or freed before.
+//! 3. [`victims`]: which pods. Its [`Victims::rests_on`] says how far down the ranking figures matter: the pods ranked after that may use less than
+//!    is known, and the same pods go.
+
+use crate::model::decision::ReclaimSource;
+use crate::model::event::Cause;
+use crate::model::options;
+use crate::model::signal::{Observations, Signal};
+use crate::model::state::NodeReclaim;
+use crate::model::threshold::Operator;
+use crate::policy::disk::node_reclaim;
+use crate::policy::memory::disruption::{Budgeting, Preference};
+use crate::policy::memory::foresight;
+use crate::policy::memory::rank::{Place, RankRow};
+use crate::policy::memory::thresholds::{self, Met};
+use crate::policy::memory::view::View;
+use crate::policy::memory::{candidates, on_node, stall, target};
+
+/// Space for one judgement, kept so that none is allocated on the way to a kill.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scratch {
+    /// The ranking.
+    pub(crate) rows: Vec<RankRow>,
+    /// For sorting it.
+    pub(crate) places: Vec<Place>,
+    /// The rows of the pods that go.
+    pub(crate) chosen: Vec<usize>,
+    /// What disruption budgets make of them.
+    pub(crate) budgeting: Budgeting,
+}
+
+impl Scratch {
+    pub(crate) fn reserve(&mut self, pods: usize, budgets: usize) {
+        self.rows.reserve(pods.saturating_sub(self.rows.len()));
+        self.places.reserve(pods.saturating_sub(self.places.len()));
+        self.chosen.reserve(pods.saturating_sub(self.chosen.len()));
+        self.budgeting.reserve(pods, budgets);
+    }
+}
+
+/// What asks for a victim.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    /// The most urgent threshold.
+    pub(crate) met: Option<Met>,
+    /// Set if this is about the threshold for which disk space has been freed, and about no other.
+    pub(crate) after_reclaim: bool,
+}
+
+/// What is to be done first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Next {
+    /// Nothing: no pod has to go, or something under way has to end before.
+    Nothing,
+    /// Free disk space.
+    FreeDisk(&'static [ReclaimSource]),
+    /// Evict, unless a remedy helps.
+    Evict,
+}
+
+/// The threshold that asks for a victim.
+pub(crate) fn asked(
+    view: &View<'_>,
+    cause: Cause,
+    observations: &Observations,
+    foreseen: Option<&foresight::Verdict>,
+) -> Asked {
+    if let Some(reclaim) = &view.state.node_reclaim {
+        let is_done = reclaim.done && cause == Cause::NodeReclaimed;
+        // Nothing was heard of it for too long: go by what is known.
+        let waited_ns = view.now_ns.saturating_sub(reclaim.since_ns);
+        if is_done || waited_ns >= node_reclaim::PATIENCE_NS {
+            return Asked {
+                met: after_reclaim(view, reclaim, observations),
+                after_reclaim: true,
+            };
+        }
+    }
+    Asked {
+        met: foreseen
+            .map(Met::foreseen)
+            .or_else(|| thresholds::most_urgent(view, observations)),
+        after_reclaim: false,
+    }
+}
+
+/// Space has been freed and file systems have been read again: does a pod still have to go?
+fn after_reclaim(
+    view: &View<'_>,
+    reclaim: &NodeReclaim,
+    observations: &Observations,
+) -> Option<Met> {
+    let threshold = view.config.thresholds.get(reclaim.threshold)?;
+    if thresholds::all_satisfied(view.config, observations) {
+        return None;
+    }
+    // The kubelet acts on what it saw before, even if this very threshold is satisfied now and another one is not.
+    let observation = observations
+        .get(threshold.signal)
+        .or_else(|| view.state.observations.get(threshold.signal))?;
+    Some(Met {
+        index: reclaim.threshold,
+        threshold: *threshold,
+        observation,
+        foreseen: None,
+    })
+}
+
+/// What is to be done for it first.
+pub(crate) fn next(view: &View<'_>, asked: &Asked) -> Next {
+    let Some(met) = &asked.met else {
+        return Next::Nothing;
+    };
+    let resource = met.resource();
+    if view.eviction_under_way(resource) || !stall::is_known(view, resource) {
+        return Next::Nothing;
+    }
+    let sources = node_reclaim::sources(resource, view.config.layout);
+    if sources.is_empty() || asked.after_reclaim {
+        Next::Evict
+    } else if view.state.node_reclaim.is_none() {
+        Next::FreeDisk(sources)
+    } else {
+        Next::Nothing
+    }
+}
+
+/// Which pods go: rows of [`Scratch::chosen`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Victims {
+    /// The figures of so many rows, from the first of the ranking on, decide it. If those of later rows are smaller than is known, the same pods go.
+    pub(crate) rests_on: usize,
+    /// What they must free together for it; `None` if that did not count.
+    pub(crate) need: Option<u64>,
+}
+
+/// Fills `rows` with those that may have to go for `signal`, unsorted.
+pub(crate) fn candidates(view: &View<'_>, signal: Signal, rows: &mut Vec<RankRow>) {
+    candidates::rows(view, signal.row().resource, rows);
+    on_node::narrow(view, signal, rows);
+}
+
+/// Ranks the candidates and says which of them have to go.
+pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Victims {
+    let ranking = met.resource().ranking();
+    let Scratch {
+        rows,
+        places,
+        chosen,
+        budgeting,
+    } = scratch;
+    candidates(view, met.threshold.signal, rows);
+    ranking.rank(rows, places);
+    chosen.clear();
+    chosen.extend((0..rows.len()).filter(|&at| !rows[at].exempt));
+    let all = rows.len();
+    let first = chosen.first().map_or(0, |at| at + 1);
+    let need = met.threshold.shortfall(met.observation, true);
+    let need = need.filter(|_| met.threshold.operator == Operator::LessThan);
+    let options = &view.config.options;
+    let several = options.victims == options::Victims::Targeted;
+    budgeting.clear();
+    let preference = if options.disruption_budgets {
+        budgeting.prefer(view, ranking, rows, chosen, need, several)
+    } else {
+        Preference::None
+    };
+    let mut rests_on = match preference {
+        Preference::None => first,
+        Preference::Suffices { last } => last + 1,
+        Preference::Falls => all,
+    };
+    if let (true, Some(need)) = (several, need) {
+        let last = target::select(
+            chosen,
+            need,
+            |at| rows[at].usage,
+            |own, at| target::class_end(ranking, rows, own, at),
+        );
+        // If all together do not suffice, all go: also if they use less.
+        let last = last.map_or(0, |last| last + 1);
+        rests_on = match preference {
+            Preference::None => last,
+            Preference::Suffices { .. } | Preference::Falls => rests_on.max(last),
+        };
+    } else {
+        chosen.truncate(1);
+    }
+    Victims {
+        rests_on,
+        need: need.filter(|_| several || preference != Preference::None),
+    }
+}

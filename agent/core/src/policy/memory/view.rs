@@ -1,0 +1,172 @@
+//! The state as the judgement of a sample finds it.
+//!
+//! Problem: what is to be done about a sample is asked twice: before the engine takes the sample in ("which figure is too old for that?") and when
+//! it does. Two computations of one answer drift apart. Approach: both read a [`View`]. It shows the state as it is or, with a sample *ahead*, as
+//! [`Engine::step`](crate::engine::Engine::step) makes it before it judges that sample: victims that are gone by then no longer hold up the next, and a figure of a
+//! pod that is old counts as the most that it can be.
+//!
+//! A sample ahead is one of memory. Readings of file systems come with samples that have no old figure.
+
+use crate::model::config::EngineConfig;
+use crate::model::decision::Ending;
+use crate::model::event::{PodMemory, Sample};
+use crate::model::reading::{NumaPods, PodLoads};
+use crate::model::signal::{Observations, Readings, Resource};
+use crate::model::state::{Leaving, NodeState, PodState};
+use crate::policy::memory::freshness::most_used_bytes;
+use crate::policy::memory::rank::RankRow;
+use crate::policy::memory::{foresight, leaving, stall, swap};
+
+/// The state, and perhaps a sample that it has not taken in yet.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a> {
+    pub(crate) config: &'a EngineConfig,
+    pub(crate) state: &'a NodeState,
+    pub(crate) now_ns: u64,
+    ahead: Option<&'a Sample>,
+}
+
+impl<'a> View<'a> {
+    /// The state as it is.
+    pub(crate) fn now(config: &'a EngineConfig, state: &'a NodeState) -> Self {
+        Self {
+            config,
+            state,
+            now_ns: state.now_ns,
+            ahead: None,
+        }
+    }
+
+    /// The state as it will be when `sample`, taken at `at_ns`, is judged.
+    pub(crate) fn ahead(
+        config: &'a EngineConfig,
+        state: &'a NodeState,
+        sample: &'a Sample,
+        at_ns: u64,
+    ) -> Self {
+        Self {
+            config,
+            state,
+            now_ns: at_ns.max(state.now_ns),
+            ahead: Some(sample),
+        }
+    }
+
+    fn pods_ahead(&self) -> Option<&'a [PodMemory]> {
+        let sample = self.ahead.filter(|sample| !sample.node_only)?;
+        Some(&sample.pods)
+    }
+
+    /// How a pod leaves, if it does.
+    pub(crate) fn leaving(&self, pod: &PodState) -> Option<Leaving> {
+        self.left(pod)?.ok()
+    }
+
+    fn left(&self, pod: &PodState) -> Option<leaving::Left> {
+        let leaving = pod.leaving?;
+        if self.ahead.is_none() {
+            return Some(Ok(leaving));
+        }
+        let usage_bytes = match self.pods_ahead() {
+            Some(pods) => {
+                let memory = pods.iter().find(|memory| memory.uid == pod.row.uid);
+                memory.map(|memory| memory.usage_bytes)
+            }
+            None => pod.memory.map(|memory| memory.usage_bytes),
+        };
+        Some(leaving::after(leaving, usage_bytes, self.now_ns))
+    }
+
+    fn is_stuck(&self, pod: &PodState) -> bool {
+        match self.left(pod) {
+            Some(Err(ending)) => ending == Ending::Stuck,
+            _ => pod.stuck,
+        }
+    }
+
+    /// Whether a pod may be chosen, be it exempt or not.
+    pub(crate) fn is_candidate(&self, pod: &PodState) -> bool {
+        pod.running && !self.is_stuck(pod)
+    }
+
+    /// Whether an eviction is under way, so that none for `resource` may begin. Memory does not wait for a pod that still has
+    /// time to leave for another reason.
+    pub(crate) fn eviction_under_way(&self, resource: Resource) -> bool {
+        let mut leaving = self.state.pods.values().filter_map(|pod| self.leaving(pod));
+        leaving.any(|leaving| match leaving.evicted_for {
+            Some(cause) => {
+                resource != Resource::Memory
+                    || cause == Resource::Memory
+                    || leaving.killed_at_ns.is_some()
+            }
+            None => false,
+        })
+    }
+
+    /// When the newest victim was still there, or may have been, nanoseconds; `None`: no event was taken in yet.
+    pub(crate) fn victim_seen_ns(&self) -> Option<u64> {
+        match self.ahead {
+            Some(_) => Some(stall::victim_seen_ns(self.state, self.now_ns)),
+            None => self.state.victim_seen_ns,
+        }
+    }
+
+    /// What pods take of the CPUs and disks.
+    pub(crate) fn loads(&self) -> Option<&'a PodLoads> {
+        let ahead = self.ahead.and_then(|sample| sample.loads.as_deref());
+        ahead.or(self.state.loads.as_deref())
+    }
+
+    /// What pods have on the NUMA node that is pressed most.
+    pub(crate) fn numa_pods(&self) -> Option<&'a NumaPods> {
+        let ahead = self.ahead.and_then(|sample| sample.numa_pods.as_deref());
+        ahead.or(self.state.numa_pods.as_deref())
+    }
+
+    /// Puts what the sample ahead shows into rows of the memory ranking, which are in the order of UIDs.
+    pub(crate) fn look_ahead(&self, rows: &mut [RankRow]) {
+        let Some(pods) = self.pods_ahead() else {
+            return;
+        };
+        for row in &mut *rows {
+            (row.stats_known, row.usage) = (false, 0);
+        }
+        // Most samples have the same order, and then nothing is searched.
+        let mut next = 0;
+        for memory in pods {
+            if rows.get(next).is_none_or(|row| row.uid != memory.uid) {
+                match rows.binary_search_by(|row| row.uid.cmp(&memory.uid)) {
+                    Ok(at) => next = at,
+                    Err(_) => continue,
+                }
+            }
+            rows[next].stats_known = true;
+            rows[next].usage = most_used_bytes(memory, self.config.options.availability);
+            next += 1;
+        }
+    }
+
+    /// What the signals show with the sample ahead, and what free swap is worth, bytes.
+    pub(crate) fn observations(&self) -> (Observations, u64) {
+        let known = self.state.observations;
+        let Some(sample) = self.ahead else {
+            return (known, 0);
+        };
+        let swap_bytes = swap::left_bytes(self.config, self.state, sample);
+        let readings = Readings {
+            sample,
+            at_ns: self.now_ns,
+            availability: self.config.options.availability,
+            swap_bytes,
+        };
+        (known.updated(&readings), swap_bytes)
+    }
+
+    /// The end of memory that is foreseen; `swap_bytes`: what free swap is worth with the sample ahead.
+    pub(crate) fn foreseen(&self, swap_bytes: u64) -> Option<foresight::Verdict> {
+        match self.ahead {
+            Some(sample) => foresight::would_foresee(self, sample, swap_bytes),
+            None => foresight::verdict(self.config, self.state),
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Whom a program in the kernel may kill when the agent cannot act, and below how much memory.
+//!
+//! Problem: an agent that is frozen, starved or dead evicts nobody. Approach (option [`LastLine`]): after each sample
+//! the agent leaves in the kernel the order in which it would evict for memory, and two amounts. A program there kills the task that
+//! allocates if its pod is in the order, its turn has come, and memory is short by the kernel's own count (`MemAvailable + SwapFree`):
+//!
+//! - below the *line* (the largest hard threshold on memory), if a crossing was not acknowledged in time;
+//! - below the *critical* amount, a quarter of that, at once. An agent that is alive has taken away its victim's grace by
+//!   [half](crate::policy::memory::eviction::half).
+//!
+//! Nobody who is exempt from eviction can be in the order: [`Condemned`] is made from a row of the ranking, and from no row of an exempt
+//! pod. Whoever is leaving already comes first; whoever a disruption budget protects comes last.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::config::EngineConfig;
+use crate::model::signal::{Resource, Signal};
+use crate::model::state::NodeState;
+use crate::model::units::PodUid;
+use crate::policy::memory::candidates;
+use crate::policy::memory::disruption::Budgeting;
+use crate::policy::memory::eviction::is_memory_floor;
+use crate::policy::memory::rank::{RankRow, Ranking};
+use crate::policy::memory::view::View;
+
+#[cfg(doc)]
+use crate::model::options::LastLine;
+
+/// Pods in the order, at most: as many as the kernel's map holds.
+pub const CONDEMNED_MAX: usize = 32;
+
+/// The critical amount is this part of the line.
+const CRITICAL_PART: u64 = 4;
+
+/// A pod that may be killed by the kernel, in the name of the agent. Never one that is exempt from eviction.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Condemned {
+    uid: PodUid,
+}
+
+impl Condemned {
+    /// `None` for a pod that is exempt.
+    pub fn of(row: &RankRow) -> Option<Self> {
+        (!row.exempt).then(|| Self {
+            uid: row.uid.clone(),
+        })
+    }
+
+    /// Which pod.
+    pub fn uid(&self) -> &PodUid {
+        &self.uid
+    }
+}
+
+/// What the agent leaves in the kernel. Amounts of what `kernelMemory.available` shows, bytes.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct LastLinePlan {
+    /// Below this, whoever is condemned goes if the agent does not answer.
+    pub line_bytes: u64,
+    /// Below this, at once.
+    pub critical_bytes: u64,
+    /// The pods, first to go first.
+    pub order: Vec<Condemned>,
+}
+
+/// What to leave in the kernel now. `None`: the option is off, or no hard threshold on memory says where the line is.
+pub fn plan(config: &EngineConfig, state: &NodeState) -> Option<LastLinePlan> {
+    config.options.last_line?;
+    let line_bytes = line_bytes(config, state)?;
+    let mut rows = Vec::new();
+    let view = View::now(config, state);
+    candidates::rows(&view, Resource::Memory, &mut rows);
+    let ranking = Ranking::Memory;
+    ranking.rank(&mut rows, &mut Vec::new());
+    let mut order: Vec<usize> = (0..rows.len()).filter(|&at| !rows[at].exempt).collect();
+    if config.options.disruption_budgets {
+        let mut preferred = order.clone();
+        Budgeting::default().prefer(&view, ranking, &rows, &mut preferred, None, true);
+        // Stable: within both groups the ranking's order stays.
+        order.sort_by_key(|at| preferred.binary_search(at).is_err());
+    }
+    let is_leaving = |row: &RankRow| {
+        let pod = state.pods.get(&row.uid);
+        pod.is_some_and(|pod| pod.leaving.is_some())
+    };
+    order.sort_by_key(|&at| !is_leaving(&rows[at]));
+    let condemned = order.iter().filter_map(|&at| Condemned::of(&rows[at]));
+    Some(LastLinePlan {
+        line_bytes,
+        critical_bytes: line_bytes / CRITICAL_PART,
+        order: condemned.take(CONDEMNED_MAX).collect(),
+    })
+}
+
+/// The largest hard threshold on the node's memory.
+fn line_bytes(config: &EngineConfig, state: &NodeState) -> Option<u64> {
+    let of_node = |signal| {
+        matches!(
+            signal,
+            Signal::MemoryAvailable | Signal::KernelMemoryAvailable
+        )
+    };
+    let thresholds = config
+        .thresholds
+        .iter()
+        .filter(|threshold| is_memory_floor(threshold) && of_node(threshold.signal));
+    let amounts = thresholds.filter_map(|threshold| {
+        let observation = state.observations.get(threshold.signal)?;
+        Some(threshold.amount(observation.capacity))
+    });
+    amounts.max().filter(|bytes| *bytes > 0)
+}

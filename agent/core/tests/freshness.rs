@@ -1,0 +1,317 @@
+//! Nobody is evicted by an old figure: when the agent has read what the engine asked for, the victims are those that new figures choose.
+#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use plimsoll_core::engine::{Engine, EngineConfig};
+use plimsoll_core::kube::budget::DisruptionBudget;
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::decision::Decision;
+use plimsoll_core::model::event::{Cause, Event, EventKind, NodeMemory, PodMemory, Sample};
+use plimsoll_core::model::options::{Availability, EvictionOptions, Victims};
+use plimsoll_core::model::signal::Signal;
+use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::memory::freshness::{STALE_BYTES, Stale};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+const MI: u64 = 1 << 20;
+const S: u64 = 1_000_000_000;
+/// `memory.available` of the one hard threshold, Mi.
+const THRESHOLD: u64 = 500;
+
+/// A pod at its last full reading and now, Mi: in use and inactive page cache. Both move in one direction.
+#[derive(Clone, Copy, Debug)]
+struct Figures {
+    then: (u64, u64),
+    now: (u64, u64),
+}
+
+const fn fresh(used: u64) -> Figures {
+    Figures {
+        then: (used, 0),
+        now: (used, 0),
+    }
+}
+
+/// Uses `used`, and has read so many files since the last full reading.
+const fn read(used: u64, files: u64) -> Figures {
+    Figures {
+        then: (used, 0),
+        now: (used, files),
+    }
+}
+
+/// As an urgent sample has it, and as it is.
+fn memory(name: &str, own: &Figures) -> [PodMemory; 2] {
+    let real = PodMemory {
+        uid: PodUid::from(name),
+        usage_bytes: (own.now.0 + own.now.1) * MI,
+        inactive_file_bytes: own.now.1 * MI,
+        usage_at_stat_bytes: (own.now.0 + own.now.1) * MI,
+        active_file_bytes: 0,
+    };
+    let then_bytes = (own.then.0 + own.then.1) * MI;
+    let old = PodMemory {
+        inactive_file_bytes: own.then.1 * MI,
+        usage_at_stat_bytes: then_bytes,
+        ..real.clone()
+    };
+    // What has hardly moved counts as it is.
+    let is_old = real.usage_bytes.abs_diff(then_bytes) >= STALE_BYTES;
+    [if is_old { old } else { real.clone() }, real]
+}
+
+struct Node {
+    engine: Engine,
+    now_ns: u64,
+}
+
+impl Node {
+    fn new(victims: Victims, disruption_budgets: bool) -> Self {
+        let threshold = Threshold {
+            signal: Signal::MemoryAvailable,
+            operator: Signal::MemoryAvailable.row().operator,
+            value: Amount::Absolute(THRESHOLD * MI),
+            grace_ns: 0,
+            min_reclaim: None,
+            passes: Passes::All,
+        };
+        let config = EngineConfig {
+            thresholds: vec![threshold],
+            options: EvictionOptions {
+                victims,
+                disruption_budgets,
+                availability: Availability::Kubelet,
+                ..EvictionOptions::kubelet()
+            },
+            ..EngineConfig::default()
+        };
+        Self {
+            engine: Engine::new(config),
+            now_ns: S,
+        }
+    }
+
+    fn step(&mut self, kind: EventKind) -> Vec<Decision> {
+        let at_ns = self.now_ns;
+        let mut decisions = Vec::new();
+        self.engine.step(&Event { at_ns, kind }, &mut decisions);
+        decisions
+    }
+
+    /// Pods whose names begin alike are one app.
+    fn pod(&mut self, name: &str, request_mi: u64, priority: i32) {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": name, "uid": name, "labels": {"app": name.split('-').next()}},
+            "spec": {"priority": priority, "containers": [
+                {"name": "c", "resources": {"requests": {"memory": format!("{request_mi}Mi")}}},
+            ]},
+        }))
+        .unwrap();
+        let uid = pod.uid();
+        self.step(EventKind::PodApplied { pod: Arc::new(pod) });
+        self.step(EventKind::PodRunning { uid });
+    }
+
+    fn budget(&mut self, app: &str, spec: Value) {
+        let mut budget = json!({"metadata": {"name": app}, "spec": spec});
+        budget["spec"]["selector"] = json!({"matchLabels": {"app": app}});
+        let budget: DisruptionBudget = serde_json::from_value(budget).unwrap();
+        let budget = Arc::new(budget);
+        self.step(EventKind::BudgetApplied { budget });
+    }
+
+    /// An urgent sample in which `need_mi` are missing.
+    fn urgent(&mut self, need_mi: u64, pods: Vec<PodMemory>) -> Sample {
+        self.now_ns += S;
+        Sample {
+            cause: Cause::ChargeThreshold { crossed_ns: 0 },
+            node: NodeMemory {
+                capacity_bytes: 1000 * MI,
+                anon_bytes: (1000 - THRESHOLD + need_mi) * MI,
+                ..NodeMemory::default()
+            },
+            pods,
+            ..Sample::default()
+        }
+    }
+
+    /// What is asked for one after the other, and who goes.
+    fn follow(&mut self, need_mi: u64, pods: &[(&str, Figures)]) -> (Vec<String>, Vec<String>) {
+        let both: Vec<[PodMemory; 2]> = pods.iter().map(|(name, own)| memory(name, own)).collect();
+        let mut sample = self.urgent(need_mi, both.iter().map(|[old, _]| old.clone()).collect());
+        let asked = freshen(&mut self.engine, &mut sample, self.now_ns, &both);
+        let gone = evicted(&self.step(EventKind::Sample(sample)));
+        (asked, gone.into_iter().collect())
+    }
+}
+
+fn freshen(
+    engine: &mut Engine,
+    sample: &mut Sample,
+    at_ns: u64,
+    both: &[[PodMemory; 2]],
+) -> Vec<String> {
+    let mut asked = Vec::new();
+    while let Some(stale) = engine.stale(sample, at_ns) {
+        let Stale::Pod(index) = stale else {
+            panic!("{stale:?}");
+        };
+        assert_ne!(sample.pods[index], both[index][1], "asked for a new figure");
+        sample.pods[index] = both[index][1].clone();
+        asked.push(sample.pods[index].uid.to_string());
+    }
+    asked
+}
+
+fn evicted(decisions: &[Decision]) -> BTreeSet<String> {
+    let evictions = decisions.iter().filter_map(|decision| match decision {
+        Decision::Evict { uid, .. } => Some(uid.to_string()),
+        _ => None,
+    });
+    evictions.collect()
+}
+
+fn words(asked: &[&str], gone: &[&str]) -> (Vec<String>, Vec<String>) {
+    let all = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+    (all(asked), all(gone))
+}
+
+#[test]
+fn the_pod_that_a_budget_makes_the_victim_is_read_anew() {
+    let mut node = Node::new(Victims::One, true);
+    node.budget("web", json!({"minAvailable": "100%"}));
+    let pods = [
+        ("web-1", fresh(300)),
+        ("job-1", read(50, 150)),
+        ("log-1", fresh(100)),
+    ];
+    for (name, _) in pods {
+        node.pod(name, 0, 0);
+    }
+    assert_eq!(node.follow(60, &pods), words(&["job-1"], &["log-1"]));
+}
+
+#[test]
+fn each_of_several_victims_is_read_anew() {
+    let mut node = Node::new(Victims::Targeted, false);
+    let pods = [("a", fresh(200)), ("b", read(20, 170)), ("c", fresh(180))];
+    for (name, _) in pods {
+        node.pod(name, 0, 0);
+    }
+    assert_eq!(node.follow(350, &pods), words(&["b"], &["a", "c"]));
+}
+
+#[test]
+fn the_next_victim_is_read_anew_when_the_last_is_gone_in_the_same_sample() {
+    let mut node = Node::new(Victims::One, false);
+    for name in ["a", "b", "c"] {
+        node.pod(name, 0, 0);
+    }
+    let pods = [("a", fresh(300)), ("b", fresh(50)), ("c", fresh(100))];
+    assert_eq!(node.follow(60, &pods), words(&[], &["a"]));
+    let uid = PodUid::from("a");
+    node.step(EventKind::PodEmpty { uid });
+    let pods = [("a", fresh(0)), ("b", read(50, 150)), ("c", fresh(100))];
+    assert_eq!(node.follow(60, &pods), words(&["b"], &["c"]));
+}
+
+#[test]
+fn a_pod_that_may_use_more_than_it_seems_is_read_anew() {
+    // The kernel took back page cache of `a`, and its old figure takes that off what it uses.
+    let cache_gone = Figures {
+        then: (200, 100),
+        now: (200, 20),
+    };
+    let mut node = Node::new(Victims::One, false);
+    for name in ["a", "b"] {
+        node.pod(name, 0, 0);
+    }
+    let pods = [("a", cache_gone), ("b", fresh(150))];
+    assert_eq!(node.follow(60, &pods), words(&["a"], &["a"]));
+}
+
+#[test]
+fn a_pod_without_statistics_goes_before_any_old_figure() {
+    let mut node = Node::new(Victims::One, false);
+    for name in ["a", "b", "c"] {
+        node.pod(name, 0, 0);
+    }
+    let pods = [("a", read(100, 200)), ("c", fresh(150))];
+    assert_eq!(node.follow(60, &pods), words(&[], &["b"]));
+}
+
+const APPS: [&str; 8] = ["a-1", "a-2", "a-3", "b-1", "b-2", "c-1", "c-2", "d-1"];
+
+fn figures() -> impl Strategy<Value = Figures> {
+    let moved = prop_oneof![2 => Just(0), 3 => 0..120u64];
+    (0..200u64, 0..100u64, moved.clone(), moved, any::<bool>()).prop_map(
+        |(used, cache, used_by, cache_by, grows)| Figures {
+            then: (used, cache),
+            now: if grows {
+                (used + used_by, cache + cache_by)
+            } else {
+                (used.saturating_sub(used_by), cache.saturating_sub(cache_by))
+            },
+        },
+    )
+}
+
+/// What a pod is: its figures (`None`: it cannot be read), and whether it empties after the sample.
+fn looks() -> impl Strategy<Value = Vec<(u64, Vec<(Option<Figures>, bool)>)>> {
+    let pod = (prop::option::weighted(0.95, figures()), any::<bool>());
+    let look = (0..500u64, prop::collection::vec(pod, APPS.len()));
+    prop::collection::vec(look, 1..5)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// From any state, with any options: when the agent has followed the question, the victims are those of figures that are all new.
+    #[test]
+    fn the_victims_are_those_of_new_figures(
+        targeted: bool,
+        budgets in prop::option::of([0..3u32, 0..3u32, 0..3u32]),
+        pods in prop::collection::vec((0..150u64, 0..3i32), APPS.len()),
+        looks in looks(),
+        reversed: bool,
+    ) {
+        let victims = if targeted { Victims::Targeted } else { Victims::One };
+        let mut node = Node::new(victims, budgets.is_some());
+        for (app, allowed) in ["a", "b", "c"].into_iter().zip(budgets.into_iter().flatten()) {
+            node.budget(app, json!({"maxUnavailable": allowed}));
+        }
+        for (name, (request, priority)) in APPS.iter().zip(pods) {
+            node.pod(name, request, priority);
+        }
+        for (need, pods) in looks {
+            let mut both: Vec<[PodMemory; 2]> = APPS
+                .iter()
+                .zip(&pods)
+                .filter_map(|(name, (own, _))| Some(memory(name, own.as_ref()?)))
+                .collect();
+            if reversed {
+                both.reverse();
+            }
+            let real = node.urgent(need, both.iter().map(|[_, real]| real.clone()).collect());
+            let mut sample = Sample {
+                pods: both.iter().map(|[old, _]| old.clone()).collect(),
+                ..real.clone()
+            };
+            let at_ns = node.now_ns;
+            freshen(&mut node.engine, &mut sample, at_ns, &both);
+            let mut knows_all = Node { engine: node.engine.clone(), now_ns: at_ns };
+            let expected = evicted(&knows_all.step(EventKind::Sample(real)));
+            prop_assert_eq!(evicted(&node.step(EventKind::Sample(sample))), expected);
+            for (name, (_, empties)) in APPS.iter().zip(&pods) {
+                let uid = PodUid::from(*name);
+                if *empties && node.engine.state().pods[&uid].leaving.is_some() {
+                    node.step(EventKind::PodEmpty { uid });
+                }
+            }
+        }
+    }
+}

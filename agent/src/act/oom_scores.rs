@@ -1,0 +1,662 @@
+//! Keeps `oom_score_adj` right for every process of every pod: those that are there, and those that appear later.
+//!
+//! **Problem.** A container runtime sets the score of the process that it starts, once. What is put into the container afterwards by
+//! anybody else keeps the score that it came with, and so does what it forks: a shell's 0 in a BestEffort pod (1000) outlives the
+//! whole node. And a score that depends on the pod's place among the others ([`OomOrder::Dynamic`]) must follow when that changes.
+//!
+//! **Approach.** For each cgroup of a wanted pod the score is known from the pod's specification ([`OomScores::follow`]). A record of the
+//! kernel names each process that is put into a cgroup ([`OomScores::came`]); it gets its score right after the reaction to that
+//! record ([`OomScores::serve`]). The process may have forked before it was served, and a child copies its parent's score
+//! (kernel/fork.c, `copy_signal`): so `cgroup.procs` is read again until a reading has no process that was not looked at, with a bound, and twice more a little later.
+//! Forks after that inherit the right score, and `execve` changes none, so nothing else has to be watched. Without the record,
+//! `cgroup.procs` is compared with what it had half a second before.
+//!
+//! **Which process is written to.** (docs/decisions/0012-oom-scores.md)
+//! * A lower score than the container's: always. Protection is the node's to give. Lowering needs CAP_SYS_RESOURCE, so only
+//!   a process that came from outside, its children, or one in a privileged container can have it (fs/proc/base.c, `__set_oom_adj`).
+//! * A higher one: only where it cannot be the process's own choice. That is when the process has just been put there, when its cgroup is
+//!   seen for the first time, or when the score is one that we gave or one that a newcomer came with. Any process may raise its own
+//!   score, and some do on purpose; the kubelet, too, sets scores once.
+//! * -1000 is never given: the kernel would pass over the process for ever.
+//!
+//! **No stranger is written to.** A score is written through a descriptor of `/proc/PID/oom_score_adj` that was opened before a reading of
+//! `cgroup.procs` which has that pid. The descriptor stays with its process (ESRCH after its end), so the proof in [`crate::pods::kill`]
+//! holds here, too.
+//!
+//! **Terms.** *newcomer*: a process that a record names. *unknown*: one that was not in `cgroup.procs` when it was last read.
+//! *review*: a look at all processes of a cgroup, not only the unknown ones.
+//!
+//! [`OomOrder::Dynamic`]: plimsoll_core::model::options::OomOrder::Dynamic
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::oom::score::oom_score_adj;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::host::HostRoot;
+use crate::host::file::{FileError, read_text};
+use crate::pods::registry::Pods;
+
+/// Newcomers that may wait to be served. Beyond, all cgroups are reviewed instead.
+const NEWCOMERS_MAX: usize = 256;
+/// Readings of one `cgroup.procs` in a row. Each finds only what was forked during the one before it.
+const ROUNDS_MAX: u32 = 8;
+/// Scores written for one pod in one turn of the loop: about 2 ms. The rest follows in the next turn.
+const WRITES_PER_TURN: usize = 128;
+/// The same when newcomers are served: they, and what they have forked, are not put off.
+const WRITES_PER_SERVING: usize = 1024;
+/// Open `/proc/PID/oom_score_adj` at one time.
+const BATCH: usize = 64;
+/// How many earlier scores of a cgroup are recognised as not being a process's own choice.
+const RECENT_MAX: usize = 4;
+/// How often `cgroup.procs` is compared where records tell of newcomers: only forks that were in flight can be found.
+const COMPARE_TOLD_NS: u64 = 5_000_000_000;
+/// The same where nothing tells of them. Housekeeping comes this often then.
+const COMPARE_UNTOLD_NS: u64 = 450_000_000;
+/// After newcomers were served `cgroup.procs` is compared again so much later, and twice more: a fork that was in flight has copied the
+/// old score and is not listed yet (milliseconds on a slow machine, more where its CPU is taken away).
+const AGAIN_NS: [u64; 3] = [20_000_000, 200_000_000, 1_000_000_000];
+/// How often all processes of a cgroup are looked at.
+const REVIEW_NS: u64 = 60_000_000_000;
+
+/// A process that was put into a cgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Newcomer {
+    cgroup_id: u64,
+    pid: u32,
+}
+
+/// The scores of all wanted pods.
+#[derive(Debug)]
+pub struct OomScores {
+    host: HostRoot,
+    capacity_bytes: NonZeroU64,
+    compare_ns: u64,
+    pods: BTreeMap<PodUid, PodScores>,
+    newcomers: Vec<Newcomer>,
+    /// The first of the cgroups' times to compare again.
+    again_ns: Option<u64>,
+    /// Newcomers were dropped: a review of everything takes their place.
+    overflowed: bool,
+    counts: Counts,
+}
+
+/// Why a score is not what it should be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OomScoreError {
+    /// `cgroup.procs` cannot be read.
+    #[error(transparent)]
+    Cgroup(#[from] FileError),
+    /// The kernel refused the score. Said once; further ones are counted.
+    #[error("{path}: cannot be set to {adj}: {source}; a lower oom_score_adj needs CAP_SYS_RESOURCE, that of another user's process CAP_DAC_OVERRIDE (this is said once)", path = path.display())]
+    Refused {
+        /// Which process's.
+        path: PathBuf,
+        /// What it should be.
+        adj: i32,
+        /// The kernel's answer.
+        #[source]
+        source: Errno,
+    },
+}
+
+/// What was done so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Scores written.
+    pub written: u64,
+    /// Scores that the kernel refused (no CAP_SYS_RESOURCE).
+    pub refused: u64,
+    /// Newcomers whose records were too many at once; their cgroups were reviewed instead.
+    pub overflowed: u64,
+}
+
+#[derive(Debug)]
+struct PodScores {
+    pod: Arc<Pod>,
+    /// Scores that take the place of the specification's, by container.
+    ordered: BTreeMap<String, i32>,
+    cgroups: Vec<CgroupScores>,
+}
+
+/// A container with a cgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ContainerScore<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its cgroup's directory.
+    pub dir: &'a Path,
+    /// The score that its processes have, or are about to get.
+    pub adj: i32,
+    /// The kubelet's.
+    pub kubelet_adj: i32,
+}
+
+/// One cgroup with a known score.
+#[derive(Debug)]
+struct CgroupScores {
+    id: u64,
+    dir: PathBuf,
+    /// `None`: the pod's own cgroup.
+    container: Option<String>,
+    wanted: i32,
+    /// What was wanted before, newest last.
+    held: Recent,
+    /// What newcomers had.
+    inherited: Recent,
+    /// Looked at already; sorted.
+    known: Vec<u32>,
+    /// Whether a first look has been taken.
+    established: bool,
+    compared_ns: u64,
+    reviewed_ns: u64,
+    /// A look at all that was begun and not finished, or that a new score makes necessary.
+    review_due: bool,
+    /// When to compare again after newcomers were served, nanoseconds, and how often that was done.
+    again: Option<(u64, usize)>,
+}
+
+/// The last few scores.
+#[derive(Debug, Default)]
+struct Recent(Vec<i32>);
+
+impl Recent {
+    fn push(&mut self, adj: i32) {
+        self.0.retain(|known| *known != adj);
+        if self.0.len() == RECENT_MAX {
+            self.0.remove(0);
+        }
+        self.0.push(adj);
+    }
+
+    fn has(&self, adj: i32) -> bool {
+        self.0.contains(&adj)
+    }
+}
+
+/// How well a process is known when it is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    /// A newcomer, or one in a cgroup that is seen for the first time.
+    First,
+    /// Not in the last reading: forked since.
+    Unknown,
+    /// Looked at before.
+    Known,
+}
+
+impl OomScores {
+    /// No pods yet. `told`: whether records name the processes that are put into cgroups.
+    pub fn new(host: HostRoot, capacity_bytes: NonZeroU64, told: bool) -> Self {
+        Self {
+            host,
+            capacity_bytes,
+            compare_ns: if told {
+                COMPARE_TOLD_NS
+            } else {
+                COMPARE_UNTOLD_NS
+            },
+            pods: BTreeMap::new(),
+            newcomers: Vec::with_capacity(NEWCOMERS_MAX),
+            again_ns: None,
+            overflowed: false,
+            counts: Counts::default(),
+        }
+    }
+
+    /// What was done so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// A record: a process was put into a cgroup, or was born in one that is not its parent's. The id is one of those that
+    /// [`Pods::cgroups_of`] has, or of a cgroup that is not known. Allocates nothing.
+    pub fn came(&mut self, cgroup_id: u64, pid: u32) {
+        let newcomer = Newcomer { cgroup_id, pid };
+        if self.newcomers.len() < NEWCOMERS_MAX {
+            self.newcomers.push(newcomer);
+        } else {
+            self.overflowed = true;
+            self.counts.overflowed += 1;
+        }
+    }
+
+    /// Records of newcomers were lost: every process is looked at as a newcomer.
+    pub fn missed_some(&mut self) {
+        self.overflowed = true;
+    }
+
+    /// When [`OomScores::serve`] has something to do: at once (0) when newcomers wait, never when `None`.
+    pub fn serve_at_ns(&self) -> Option<u64> {
+        if self.overflowed || !self.newcomers.is_empty() {
+            return Some(0);
+        }
+        self.again_ns
+    }
+
+    /// Gives newcomers, and what they have forked, their scores. Those in a cgroup that is not known wait for
+    /// [`OomScores::follow`]; with `is_last` they are dropped: they are not in a pod.
+    pub fn serve(&mut self, now_ns: u64, is_last: bool, failed: &mut dyn FnMut(&OomScoreError)) {
+        if std::mem::take(&mut self.overflowed) {
+            for cgroup in self.pods.values_mut().flat_map(|pod| &mut pod.cgroups) {
+                // As if it were seen for the first time: a newcomer's score cannot be told from a chosen one.
+                cgroup.established = false;
+                cgroup.review_due = true;
+            }
+        }
+        let mut newcomers = std::mem::take(&mut self.newcomers);
+        let mut pids = Vec::new();
+        for pod in self.pods.values_mut() {
+            for cgroup in &mut pod.cgroups {
+                pids.clear();
+                newcomers.retain(|newcomer| {
+                    let is_here = newcomer.cgroup_id == cgroup.id;
+                    if is_here {
+                        pids.push(newcomer.pid);
+                    }
+                    !is_here
+                });
+                let is_again = cgroup.again.is_some_and(|(at_ns, _)| at_ns <= now_ns);
+                if is_again || !pids.is_empty() {
+                    let mut budget = WRITES_PER_SERVING;
+                    let mut turn = Turn {
+                        host: &self.host,
+                        counts: &mut self.counts,
+                        budget: &mut budget,
+                        failed,
+                    };
+                    cgroup.look(&pids, now_ns, &mut turn);
+                    let done = match cgroup.again {
+                        Some((_, done)) if pids.is_empty() => done + 1,
+                        _ => 0,
+                    };
+                    let delay_ns = AGAIN_NS.get(done);
+                    cgroup.again = delay_ns.map(|delay_ns| (now_ns + delay_ns, done));
+                }
+            }
+        }
+        let cgroups = self.pods.values().flat_map(|pod| &pod.cgroups);
+        self.again_ns = cgroups.filter_map(|cgroup| Some(cgroup.again?.0)).min();
+        if is_last {
+            newcomers.clear();
+        }
+        // Keeps its room: the next records find it.
+        self.newcomers = newcomers;
+    }
+
+    /// Brings one pod up to date: its specification, its cgroups, and what is due of looking at their processes.
+    ///
+    /// Returns whether something is left for the next turn.
+    pub fn follow(
+        &mut self,
+        uid: &PodUid,
+        pods: &Pods,
+        now_ns: u64,
+        failed: &mut dyn FnMut(&OomScoreError),
+    ) -> bool {
+        let Some(pod) = pods.pod(uid) else {
+            return false;
+        };
+        let scores = self.pods.entry(uid.clone()).or_insert_with(|| PodScores {
+            pod: Arc::clone(pod),
+            ordered: BTreeMap::new(),
+            cgroups: Vec::new(),
+        });
+        let is_changed = !Arc::ptr_eq(&scores.pod, pod);
+        if is_changed {
+            scores.pod = Arc::clone(pod);
+        }
+        scores.find_cgroups(pods.cgroups_of(uid), self.capacity_bytes);
+        if is_changed {
+            scores.score_anew(self.capacity_bytes);
+        }
+        let mut budget = WRITES_PER_TURN;
+        let mut is_left = false;
+        for cgroup in &mut scores.cgroups {
+            let age_ns = now_ns.saturating_sub(cgroup.compared_ns);
+            if now_ns.saturating_sub(cgroup.reviewed_ns) >= REVIEW_NS {
+                cgroup.review_due = true;
+            }
+            if cgroup.review_due || !cgroup.established || age_ns >= self.compare_ns {
+                let mut turn = Turn {
+                    host: &self.host,
+                    counts: &mut self.counts,
+                    budget: &mut budget,
+                    failed,
+                };
+                cgroup.look(&[], now_ns, &mut turn);
+                is_left |= cgroup.review_due;
+            }
+        }
+        is_left
+    }
+
+    /// Forgets pods that are not wanted any more.
+    pub fn retain(&mut self, pods: &Pods) {
+        self.pods.retain(|uid, _| pods.contains(uid));
+    }
+
+    /// Gives a container another score than its specification does, or with `None` that one again. [`OomScores::follow`] writes it.
+    pub fn order(&mut self, uid: &PodUid, container: &str, adj: Option<i32>) {
+        let Some(scores) = self.pods.get_mut(uid) else {
+            return;
+        };
+        let before = match adj {
+            Some(adj) => scores.ordered.insert(container.to_owned(), adj),
+            None => scores.ordered.remove(container),
+        };
+        if before != adj {
+            scores.score_anew(self.capacity_bytes);
+        }
+    }
+
+    /// A pod whose scores are kept.
+    pub fn pod(&self, uid: &PodUid) -> Option<&Pod> {
+        self.pods.get(uid).map(|scores| &*scores.pod)
+    }
+
+    /// A pod's containers that have a cgroup.
+    pub fn containers(&self, uid: &PodUid) -> impl Iterator<Item = ContainerScore<'_>> {
+        let scores = self.pods.get(uid);
+        scores.into_iter().flat_map(|scores| {
+            scores.cgroups.iter().filter_map(|cgroup| {
+                let name = cgroup.container.as_deref()?;
+                // Not those that a container makes inside.
+                let is_own = cgroup.dir.file_name().is_some_and(|own| own == name);
+                let container = scores.pod.container(name).filter(|_| is_own)?;
+                Some(ContainerScore {
+                    name,
+                    dir: &cgroup.dir,
+                    adj: cgroup.wanted,
+                    kubelet_adj: oom_score_adj(&scores.pod, container, self.capacity_bytes),
+                })
+            })
+        })
+    }
+
+    /// All containers get the scores of their specifications again, at once.
+    pub fn put_back(&mut self, failed: &mut dyn FnMut(&OomScoreError)) {
+        for scores in self.pods.values_mut() {
+            scores.ordered.clear();
+            scores.score_anew(self.capacity_bytes);
+            for cgroup in &mut scores.cgroups {
+                let mut budget = usize::MAX;
+                let mut turn = Turn {
+                    host: &self.host,
+                    counts: &mut self.counts,
+                    budget: &mut budget,
+                    failed,
+                };
+                if cgroup.review_due {
+                    cgroup.look(&[], cgroup.compared_ns, &mut turn);
+                }
+            }
+        }
+    }
+
+    /// The score that a container's processes have, or are about to get. `None` for a container without a cgroup.
+    pub fn score(&self, uid: &PodUid, container: &str) -> Option<i32> {
+        let cgroups = &self.pods.get(uid)?.cgroups;
+        cgroups
+            .iter()
+            .find(|cgroup| cgroup.container.as_deref() == Some(container))
+            .map(|cgroup| cgroup.wanted)
+    }
+}
+
+impl PodScores {
+    /// The pod's cgroups as they are now: `found` has the pod's own first.
+    fn find_cgroups<'a>(
+        &mut self,
+        found: impl Iterator<Item = (&'a Path, u64)>,
+        capacity_bytes: NonZeroU64,
+    ) {
+        let mut pod_dir: Option<&Path> = None;
+        let mut is_there = vec![false; self.cgroups.len()];
+        let mut new = Vec::new();
+        for (dir, id) in found {
+            let pod_dir = *pod_dir.get_or_insert(dir);
+            // A new directory of the same name is a new cgroup, and an id may come back under another name.
+            let same = |cgroup: &CgroupScores| cgroup.id == id && cgroup.dir == dir;
+            if let Some(at) = self.cgroups.iter().position(same) {
+                is_there[at] = true;
+                continue;
+            }
+            let container = match container_of(pod_dir, dir) {
+                None => None,
+                Some(name) if self.pod.container(name).is_some() => Some(name.to_owned()),
+                // A container runtime's: a sandbox, or a container under its id. The runtime sets their scores.
+                Some(_) => continue,
+            };
+            let Some(wanted) = self.wanted(container.as_deref(), capacity_bytes) else {
+                continue;
+            };
+            new.push(CgroupScores {
+                id,
+                dir: dir.to_owned(),
+                container,
+                wanted,
+                held: Recent::default(),
+                inherited: Recent::default(),
+                known: Vec::new(),
+                established: false,
+                compared_ns: 0,
+                reviewed_ns: 0,
+                review_due: true,
+                again: None,
+            });
+        }
+        let mut is_there = is_there.into_iter();
+        self.cgroups.retain(|_| is_there.next().unwrap_or(false));
+        self.cgroups.reserve_exact(new.len());
+        self.cgroups.append(&mut new);
+    }
+
+    fn score_anew(&mut self, capacity_bytes: NonZeroU64) {
+        let wanted: Vec<Option<i32>> = self
+            .cgroups
+            .iter()
+            .map(|cgroup| self.wanted(cgroup.container.as_deref(), capacity_bytes))
+            .collect();
+        for (cgroup, wanted) in self.cgroups.iter_mut().zip(wanted) {
+            let Some(wanted) = wanted.filter(|wanted| *wanted != cgroup.wanted) else {
+                continue;
+            };
+            cgroup.held.push(cgroup.wanted);
+            cgroup.wanted = wanted;
+            cgroup.review_due = true;
+        }
+    }
+
+    /// A container's score. What is in no container gets the pod's highest: nobody has asked for its protection.
+    fn wanted(&self, container: Option<&str>, capacity_bytes: NonZeroU64) -> Option<i32> {
+        let pod = &*self.pod;
+        let of = |name: &str| {
+            let container = pod.container(name)?;
+            let ordered = self.ordered.get(name).copied();
+            Some(ordered.unwrap_or_else(|| oom_score_adj(pod, container, capacity_bytes)))
+        };
+        match container {
+            Some(name) => of(name),
+            None => pod
+                .all_containers()
+                .filter_map(|container| of(&container.name))
+                .max(),
+        }
+    }
+}
+
+/// The name of the pod's child that `dir` is, or is below; `None` for the pod's own.
+fn container_of<'a>(pod_dir: &Path, dir: &'a Path) -> Option<&'a str> {
+    dir.strip_prefix(pod_dir)
+        .ok()?
+        .components()
+        .next()?
+        .as_os_str()
+        .to_str()
+}
+
+/// What looking at a cgroup may use, and where it tells.
+struct Turn<'a> {
+    host: &'a HostRoot,
+    counts: &'a mut Counts,
+    budget: &'a mut usize,
+    failed: &'a mut dyn FnMut(&OomScoreError),
+}
+
+impl Turn<'_> {
+    fn refused(&mut self, path: PathBuf, adj: i32, source: Errno) {
+        self.counts.refused += 1;
+        if self.counts.refused == 1 {
+            (self.failed)(&OomScoreError::Refused { path, adj, source });
+        }
+    }
+}
+
+impl CgroupScores {
+    /// Looks at the unknown processes and at `newcomers`; at all when a review is due.
+    fn look(&mut self, newcomers: &[u32], now_ns: u64, turn: &mut Turn<'_>) {
+        let mut newcomers = newcomers.to_vec();
+        if self.review_due {
+            self.reviewed_ns = now_ns;
+        }
+        let mut reviewing = std::mem::take(&mut self.review_due);
+        self.compared_ns = now_ns;
+        for round in 1..=ROUNDS_MAX {
+            let Some(listed) = self.listed(turn) else {
+                return;
+            };
+            let mut due = Vec::new();
+            for &pid in &listed {
+                let is_known = self.known.binary_search(&pid).is_ok();
+                let seen = match () {
+                    () if newcomers.contains(&pid) || !self.established => Seen::First,
+                    () if !is_known => Seen::Unknown,
+                    () if reviewing => Seen::Known,
+                    () => continue,
+                };
+                due.push((pid, seen));
+            }
+            if due.is_empty() {
+                break;
+            }
+            // What a newcomer had is what its children have copied: known before these are judged.
+            due.sort_by_key(|(_, seen)| *seen != Seen::First);
+            if !due.chunks(BATCH).all(|batch| self.give(batch, turn)) {
+                // Out of budget. What is unknown stays so.
+                self.review_due = true;
+                return;
+            }
+            self.known = listed;
+            self.established = true;
+            if round == ROUNDS_MAX {
+                // It forks faster than we can read.
+                self.review_due = true;
+                return;
+            }
+            newcomers.clear();
+            reviewing = false;
+        }
+        self.established = true;
+    }
+
+    /// The pids in `cgroup.procs`, sorted. `None` when the cgroup is gone or cannot be read, which is told.
+    fn listed(&mut self, turn: &mut Turn<'_>) -> Option<Vec<u32>> {
+        match read_text(self.dir.join("cgroup.procs")) {
+            Ok(text) => {
+                // 0 is a process of a pid namespace that we do not see.
+                let pids = text.lines().filter_map(|line| line.parse::<u32>().ok());
+                let mut pids: Vec<u32> = pids.filter(|pid| *pid != 0).collect();
+                pids.sort_unstable();
+                Some(pids)
+            }
+            Err(error) => {
+                if !error.is_vanished() {
+                    (turn.failed)(&error.into());
+                }
+                None
+            }
+        }
+    }
+
+    /// Looks at a batch of processes and gives those their score that need it. `false` when the budget is used up.
+    fn give(&mut self, batch: &[(u32, Seen)], turn: &mut Turn<'_>) -> bool {
+        let own = std::process::id();
+        let mut open: Vec<(u32, OwnedFd, PathBuf)> = Vec::new();
+        for &(pid, seen) in batch {
+            // Neither ourselves nor the machine's init, whoever put them into a pod.
+            if pid == own || pid == 1 {
+                continue;
+            }
+            let path = turn.host.procfs(format!("{pid}/oom_score_adj"));
+            match open_score(&path) {
+                Ok(Some((fd, adj))) if self.is_to_be_written(adj, seen) => {
+                    if seen == Seen::First {
+                        self.inherited.push(adj);
+                    }
+                    open.push((pid, fd, path));
+                }
+                Ok(_) | Err(Errno::NOENT | Errno::SRCH) => {} // right already, or ended
+                Err(source) => turn.refused(path, self.wanted, source),
+            }
+        }
+        if open.is_empty() {
+            return true;
+        }
+        // The descriptors are older than this reading: see the module's head.
+        let Some(listed) = self.listed(turn) else {
+            return true;
+        };
+        for (pid, fd, path) in open {
+            if listed.binary_search(&pid).is_err() {
+                continue;
+            }
+            if *turn.budget == 0 {
+                return false;
+            }
+            *turn.budget -= 1;
+            match write_score(&fd, self.wanted) {
+                Ok(()) => turn.counts.written += 1,
+                Err(Errno::SRCH) => {} // it has ended
+                Err(source) => turn.refused(path, self.wanted, source),
+            }
+        }
+        true
+    }
+
+    fn is_to_be_written(&self, adj: i32, seen: Seen) -> bool {
+        adj < self.wanted
+            || adj > self.wanted
+                && match seen {
+                    Seen::First => true,
+                    Seen::Unknown => self.held.has(adj) || self.inherited.has(adj),
+                    Seen::Known => self.held.has(adj),
+                }
+    }
+}
+
+/// Opens a process's score and reads it. `None` for a text that is no score.
+fn open_score(path: &Path) -> rustix::io::Result<Option<(OwnedFd, i32)>> {
+    let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let mut buffer = [0; 16];
+    let length = rustix::io::pread(&fd, &mut buffer, 0)?;
+    let adj = std::str::from_utf8(&buffer[..length])
+        .ok()
+        .and_then(|text| text.lines().next()?.parse().ok());
+    Ok(adj.map(|adj| (fd, adj)))
+}
+
+fn write_score(fd: &OwnedFd, adj: i32) -> rustix::io::Result<()> {
+    rustix::io::pwrite(fd, format!("{adj}\n").as_bytes(), 0).map(drop)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,289 @@
+//! Makes the machine what the engine has decided about CPUs and NUMA memory.
+//!
+//! **Problem.** A placement is a value ([`Assignments`](plimsoll_core::placement::assignments::Assignments)); what counts is on which CPUs the
+//! processes of dozens of cgroups run, at every instant, while containers are started by somebody else, agents are restarted and CPUs are unplugged.
+//!
+//! **Approach.** The loop says what is to be ([`Placement::want`]) and never waits. A thread of its own ([`Placement::start`]) makes it so
+//! ([`applier`]), when that changes, when a container appears and every `cpuManagerReconcilePeriod`; only the newest placement counts. `exec` asks the
+//! same checkpoint before it starts a container ([`Admission`]). Whoever else manages cpusets is left alone ([`owner`]).
+//!
+//! What is placed are the containers of pods. Processes of the system run where they ran: as with the kubelet, keep them off by `reservedSystemCPUs` and
+//! systemd's `CPUAffinity=`. So does on v1 a process that somebody puts into a pod's own cgroup, beside its containers.
+//!
+//! **Terms.** *exclusive*: CPUs of one container, and nobody else's. *shared pool*: the CPUs of all other containers.
+#![forbid(unsafe_code)]
+
+pub mod admission;
+pub mod applier;
+mod cgroups;
+pub mod checkpoint;
+pub mod kubelet_state;
+pub mod outcome;
+pub mod owner;
+mod plan;
+pub mod quota;
+pub mod witness;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
+use tokio::sync::mpsc;
+
+pub use admission::Admission;
+pub use applier::{Applier, Options, Place, Wanted};
+pub use outcome::{Failed, Offline, Outcome, Written};
+pub use owner::OtherOwner;
+pub use quota::{PodQuotas, Quotas};
+
+use crate::host::HostRoot;
+use crate::host::cgroup::{CgroupError, CgroupPath};
+use crate::host::cpuset::CpusetError;
+use crate::host::file::{FileError, read_text};
+use crate::host::knobs::KnobError;
+use crate::host::worker::WorkerThread;
+use checkpoint::CheckpointError;
+
+/// Reports that may wait for the loop.
+const REPORTS: usize = 8;
+/// All of it is locked in memory.
+const STACK_BYTES: usize = 512 << 10;
+
+/// Why something is not placed.
+#[derive(Debug, thiserror::Error)]
+pub enum PlacementError {
+    /// A pod that could not be placed must not be started.
+    #[error("pod {pod} is not started: it could not be placed: {reason}")]
+    Refused {
+        /// Which pod.
+        pod: PodUid,
+        /// Why.
+        reason: String,
+    },
+    /// Somebody else does it.
+    #[error(transparent)]
+    OtherOwner(#[from] OtherOwner),
+    /// The checkpoint or its lock.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A cgroup's CPUs or nodes.
+    #[error(transparent)]
+    Cpuset(#[from] CpusetError),
+    /// The cgroups.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// A cgroup cannot be made, or its controller not be enabled.
+    #[error(transparent)]
+    Knob(#[from] KnobError),
+    /// Another file.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The list of CPUs that are online.
+    #[error("{path}: {source}")]
+    Online {
+        /// The file.
+        path: String,
+        /// What is wrong.
+        #[source]
+        source: CpuSetError,
+    },
+    /// Somebody cannot be moved off them.
+    #[error("CPUs {cpus} are not its own yet: {by} cannot be moved off them")]
+    Occupied {
+        /// Which CPUs.
+        cpus: String,
+        /// Who is there.
+        by: CgroupPath,
+    },
+    /// v1: processes are started faster than they can be moved.
+    #[error(
+        "{cgroup}: processes without a cpuset are started faster than they can be moved ({passes} passes); it is tried again"
+    )]
+    StartsProcesses {
+        /// The container's cgroup.
+        cgroup: CgroupPath,
+        /// How often it was tried.
+        passes: u32,
+    },
+}
+
+impl PlacementError {
+    /// Whether the cgroup is gone.
+    pub fn is_vanished(&self) -> bool {
+        match self {
+            Self::Cpuset(error) => error.is_vanished(),
+            Self::Cgroup(error) => error.is_vanished(),
+            Self::Knob(error) => error.is_vanished(),
+            Self::File(error) => error.is_vanished(),
+            _ => false,
+        }
+    }
+}
+
+/// The CPUs that are online.
+///
+/// # Errors
+/// [`PlacementError::File`] or [`PlacementError::Online`].
+pub fn online_cpus(host: &HostRoot) -> Result<CpuSet, PlacementError> {
+    let path = host.sysfs("devices/system/cpu/online");
+    CpuSet::parse(&read_text(&path)?).map_err(|source| PlacementError::Online {
+        path: path.display().to_string(),
+        source,
+    })
+}
+
+/// What the thread has to say.
+#[derive(Debug)]
+pub enum Report {
+    /// The placement with this number was carried out, as far as the outcome says. Also when something was put right, or has failed anew.
+    Applied {
+        /// What [`Placement::want`] returned.
+        number: u64,
+        /// What was done.
+        outcome: Box<Outcome>,
+    },
+    /// Nothing could be done. Said once until it changes.
+    Failed {
+        /// What [`Placement::want`] returned.
+        number: u64,
+        /// Why; [`PlacementError::OtherOwner`] says that nothing will be, until that is over.
+        error: PlacementError,
+    },
+    /// CPUs went offline or came back: placements should be made anew. The first one says what there is.
+    Cpus {
+        /// Those that are online now.
+        online: CpuSet,
+    },
+}
+
+/// Reports of the thread.
+pub type Reports = mpsc::Receiver<Report>;
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// The newest placement, and its number.
+    wanted: Mutex<(u64, Option<Arc<Wanted>>)>,
+    /// Reports that found no room.
+    lost: AtomicU64,
+}
+
+impl Shared {
+    fn wanted(&self) -> MutexGuard<'_, (u64, Option<Arc<Wanted>>)> {
+        // No code panics while it has the lock.
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The loop's side. Dropping it waits for the write that is under way; interrupts are as before then.
+#[derive(Debug)]
+pub struct Placement {
+    shared: Arc<Shared>,
+    /// One job is enough: it only says that there is something to look at.
+    thread: WorkerThread<()>,
+}
+
+impl Placement {
+    /// Starts the thread, which looks every `period`, beside when it is told to.
+    ///
+    /// # Errors
+    /// When no thread can be had.
+    pub fn start(applier: Applier, period: Duration) -> std::io::Result<(Self, Reports)> {
+        let shared = Arc::new(Shared::default());
+        let (reports, told) = mpsc::channel(REPORTS);
+        let worker = Worker {
+            shared: Arc::clone(&shared),
+            applier,
+            reports,
+            period,
+            said: (0, Vec::new()),
+        };
+        let thread = WorkerThread::start("placement", STACK_BYTES, 1, move |woken| {
+            worker.run(&woken);
+        })?;
+        Ok((Self { shared, thread }, told))
+    }
+
+    /// Has this placement carried out, instead of any that is not begun. Does not wait. Returns its number, which its report has.
+    pub fn want(&self, wanted: Wanted) -> u64 {
+        let number = {
+            let mut newest = self.shared.wanted();
+            *newest = (newest.0 + 1, Some(Arc::new(wanted)));
+            newest.0
+        };
+        self.look();
+        number
+    }
+
+    /// A container's cgroup has appeared. Does not wait.
+    pub fn look(&self) {
+        // Full: it is about to look anyway.
+        self.thread.send(()).ok();
+    }
+
+    /// Reports that found no room, because the loop did not listen.
+    pub fn lost_reports(&self) -> u64 {
+        self.shared.lost.load(Ordering::Relaxed)
+    }
+}
+
+struct Worker {
+    shared: Arc<Shared>,
+    applier: Applier,
+    reports: mpsc::Sender<Report>,
+    period: Duration,
+    /// The number and the remarks of the last report.
+    said: (u64, Vec<String>),
+}
+
+impl Worker {
+    fn run(mut self, woken: &Receiver<()>) {
+        let mut next = Instant::now();
+        loop {
+            self.turn();
+            next = Instant::now().max(next) + self.period;
+            match woken.recv_timeout(next.saturating_duration_since(Instant::now())) {
+                Ok(()) => next = Instant::now(),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return self.applier.end(),
+            }
+        }
+    }
+
+    fn turn(&mut self) {
+        match self.applier.look_at_cpus() {
+            Ok(Some(online)) => self.tell(Report::Cpus { online }),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "which CPUs are online is unknown"),
+        }
+        let (number, wanted) = self.shared.wanted().clone();
+        let Some(wanted) = wanted else {
+            return;
+        };
+        let result = self.applier.apply(&wanted);
+        let (is_quiet, remarks) = match &result {
+            Ok(outcome) => (outcome.written.is_empty(), outcome.remarks()),
+            Err(error) => (true, vec![error.to_string()]),
+        };
+        let said = (number, remarks);
+        if is_quiet && said == self.said {
+            return;
+        }
+        self.said = said;
+        self.tell(match result {
+            Ok(outcome) => Report::Applied {
+                number,
+                outcome: Box::new(outcome),
+            },
+            Err(error) => Report::Failed { number, error },
+        });
+    }
+
+    fn tell(&self, report: Report) {
+        if self.reports.try_send(report).is_err() {
+            self.shared.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

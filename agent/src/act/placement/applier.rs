@@ -1,0 +1,446 @@
+//! Makes the cgroups what a placement says, so that no exclusive CPU is shared on the way.
+//!
+//! One turn ([`Applier::apply`]), all of it while no container can be started by `exec`:
+//! 1. the checkpoint says what is to be, and what was;
+//! 2. each container is found, and what it runs on is read;
+//! 3. [`cpuset_order`] says who leaves, and who arrives; CPUs, then NUMA nodes, whose pages may take long to move, then quotas and interrupts;
+//! 4. the checkpoint says that it is so.
+//!
+//! A container that cannot be moved away keeps its CPUs from whoever should arrive there: that one stays where it is, and both are reported and tried
+//! again. Of one whose cpuset cannot even be read nobody knows where it runs: it is reported, and does not keep the others from their places. A turn
+//! in which everything is right writes nothing.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::placement::assignments::Assignments;
+use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::placement::cpuset_order::{self, Change, Cpus, Write};
+
+use super::cgroups::{self, Container};
+use super::checkpoint::{Checkpoint, Found, LOCK_PATIENCE, PlacementLock};
+use super::outcome::{Outcome, Written};
+use super::owner::{self, REWRITES_MAX, Truce};
+use super::plan::{all_of, nobody_alone, runs_on, then, was_alone};
+use super::quota::{self, Quota, Quotas};
+use super::{PlacementError, online_cpus};
+use crate::host::HostRoot;
+use crate::host::cgroup::{CgroupMounts, CgroupPath};
+use crate::host::irq::{IRQ_LEDGER, IrqAffinity};
+use crate::host::knobs::{Ledger, PODS_LEDGER};
+
+/// Where it works.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The host.
+    pub host: HostRoot,
+    /// Its cgroups.
+    pub mounts: CgroupMounts,
+    /// Below which `kubepods` is.
+    pub cgroup_root: CgroupPath,
+    /// Where the checkpoint and the ledgers are.
+    pub state_dir: PathBuf,
+    /// Where a kubelet would have its state files.
+    pub kubelet_dir: PathBuf,
+}
+
+/// What is done beside cpusets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Whether interrupts are kept off exclusive CPUs.
+    pub moves_interrupts: bool,
+    /// Whether containers with exclusive CPUs keep their CFS quota.
+    pub keeps_quota: bool,
+}
+
+/// What is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// Who holds what.
+    pub assignments: Assignments,
+    /// What pods are limited to when they have no exclusive CPUs.
+    pub quotas: Quotas,
+}
+
+/// A set that was written, and how often somebody has changed it since.
+#[derive(Debug, Clone, Copy)]
+struct Ours {
+    id: u64,
+    cpus: CpuSet,
+    rewritten: u32,
+}
+
+/// Writes placements. One for each state directory.
+#[derive(Debug)]
+pub struct Applier {
+    place: Place,
+    options: Options,
+    /// What is in force; `None` until it was looked up.
+    before: Option<Assignments>,
+    pods_ledger: Ledger,
+    irqs: Option<IrqAffinity>,
+    ours: BTreeMap<CgroupPath, Ours>,
+    online: Option<CpuSet>,
+    truce: Truce,
+}
+
+impl Applier {
+    /// Opens it, and puts back the interrupts that a dead agent has moved. Returns also what could not be put back.
+    ///
+    /// # Errors
+    /// [`PlacementError::OtherOwner`] when the kubelet does this already; a ledger that cannot be opened.
+    pub fn open(place: Place, options: Options) -> Result<(Self, Vec<String>), PlacementError> {
+        if let Some(owner) = owner::kubelet(&place.host, &place.kubelet_dir) {
+            return Err(owner.into());
+        }
+        let pods_ledger = Ledger::open(&place.host, place.state_dir.join(PODS_LEDGER))?;
+        // Also without the option: the agent before this one may have had it.
+        let ledger = Ledger::open(&place.host, place.state_dir.join(IRQ_LEDGER))?;
+        let (irqs, restoration) = IrqAffinity::open(&place.host, ledger)?;
+        let applier = Self {
+            irqs: options.moves_interrupts.then_some(irqs),
+            place,
+            options,
+            before: None,
+            pods_ledger,
+            ours: BTreeMap::new(),
+            online: None,
+            truce: Truce::default(),
+        };
+        Ok((applier, restoration.remarks()))
+    }
+
+    /// The CPUs that are online, if they are others than at the last call.
+    ///
+    /// # Errors
+    /// [`PlacementError`].
+    pub fn look_at_cpus(&mut self) -> Result<Option<CpuSet>, PlacementError> {
+        let online = online_cpus(&self.place.host)?;
+        Ok((self.online.replace(online) != Some(online)).then_some(online))
+    }
+
+    /// Makes it so. What could not be done is in the outcome, and the next call tries again.
+    ///
+    /// # Errors
+    /// [`PlacementError`] when nothing at all could be done, or nothing may be because somebody else does it.
+    pub fn apply(&mut self, wanted: &Wanted) -> Result<Outcome, PlacementError> {
+        self.apply_at(wanted, Instant::now())
+    }
+
+    /// [`Applier::apply`] at this time.
+    fn apply_at(&mut self, wanted: &Wanted, now: Instant) -> Result<Outcome, PlacementError> {
+        let other = owner::kubelet(&self.place.host, &self.place.kubelet_dir);
+        if let Some(owner) = other.or_else(|| self.truce.paused(now)) {
+            return Err(owner.into());
+        }
+        let online = online_cpus(&self.place.host)?;
+        let lock = PlacementLock::exclusive(&self.place.state_dir, LOCK_PATIENCE)?;
+        let mut outcome = Outcome {
+            online,
+            ..Outcome::default()
+        };
+        let (mut known, is_done) = match Checkpoint::read(&lock, &self.place.state_dir)? {
+            Found::Nothing => (Vec::new(), false),
+            Found::Checkpoint(found) => {
+                let is_done = found.before.is_none();
+                let known = std::iter::once(found.assignments).chain(found.before);
+                (known.collect(), is_done)
+            }
+            Found::Damaged(aside) => {
+                outcome.set_aside = Some(aside);
+                (Vec::new(), false)
+            }
+        };
+        let is_new = known.first() != Some(&wanted.assignments);
+        if known.is_empty() {
+            known.extend(self.before.clone());
+        }
+        let mut checkpoint = Checkpoint {
+            assignments: wanted.assignments.clone(),
+            // Who was alone before is so until the last cgroup is written.
+            before: Some(all_of(&known).unwrap_or_else(|| nobody_alone(online))),
+            keeps_quota: self.options.keeps_quota,
+        };
+        if is_new {
+            checkpoint.write(&lock, &self.place.state_dir)?;
+        }
+        let containers = self.containers(&mut outcome)?;
+        outcome.uncontested = self.notice_rewriting(&containers, online, now)?;
+        self.cpus(wanted, &known, &containers, online, &mut outcome);
+        let is_apart = outcome.failed.is_empty();
+        self.mems(wanted, &containers, &mut outcome);
+        self.quotas(wanted, &checkpoint, &containers, &mut outcome);
+        if let Some(irqs) = &mut self.irqs {
+            match irqs.keep_off(wanted.assignments.exclusive(), online) {
+                Ok(moved) => outcome.interrupts = moved,
+                Err(error) => outcome.interrupts.failed = Some(error.to_string()),
+            }
+        }
+        if is_apart && (is_new || !is_done) {
+            checkpoint.before = None;
+            checkpoint.write(&lock, &self.place.state_dir)?;
+        }
+        if is_apart {
+            self.before = Some(wanted.assignments.clone());
+        }
+        Ok(outcome)
+    }
+
+    /// Ends the placement: all containers run on all CPUs, with memory from any node. Interrupts are put back. Nothing is done where none is in force.
+    ///
+    /// # Errors
+    /// As [`Applier::apply`].
+    pub fn withdraw(&mut self, quotas: Quotas) -> Result<Option<Outcome>, PlacementError> {
+        {
+            let lock = PlacementLock::exclusive(&self.place.state_dir, LOCK_PATIENCE)?;
+            if Checkpoint::read(&lock, &self.place.state_dir)? == Found::Nothing {
+                return Ok(None);
+            }
+        }
+        let wanted = Wanted {
+            assignments: nobody_alone(online_cpus(&self.place.host)?),
+            quotas,
+        };
+        let outcome = self.apply(&wanted)?;
+        if outcome.failed.is_empty() {
+            let lock = PlacementLock::exclusive(&self.place.state_dir, LOCK_PATIENCE)?;
+            Checkpoint::remove(&lock, &self.place.state_dir)?;
+            self.before = None;
+        }
+        self.end();
+        Ok(Some(outcome))
+    }
+
+    /// Puts interrupts back. Cpusets stay: they go with their cgroups, and what they keep apart still runs.
+    pub fn end(&mut self) {
+        let restored = self.irqs.as_mut().map(IrqAffinity::restore);
+        match restored {
+            Some(Ok(restoration)) => {
+                for remark in restoration.remarks() {
+                    tracing::warn!("{remark}");
+                }
+            }
+            Some(Err(error)) => {
+                tracing::error!(%error, "interrupts are not as before; the next start tries again");
+            }
+            None => {}
+        }
+    }
+
+    /// The containers that have a cpuset, or have got one now.
+    fn containers(&mut self, outcome: &mut Outcome) -> Result<Vec<Container>, PlacementError> {
+        let all = cgroups::list(&self.place.mounts, &self.place.cgroup_root)?;
+        let mut containers = Vec::new();
+        for container in all {
+            match cgroups::adopt(&self.place.mounts, &container, &mut self.pods_ledger) {
+                Ok(()) => containers.push(container),
+                Err(error) => outcome.fail(&container.pod, &container.name, error),
+            }
+        }
+        cgroups::widen_above(&self.place.mounts, &self.place.cgroup_root, &containers)?;
+        Ok(containers)
+    }
+
+    /// Counts the sets that are not as we wrote them. Returns the cgroup that somebody else wrote to before, and does no more.
+    fn notice_rewriting(
+        &mut self,
+        containers: &[Container],
+        online: CpuSet,
+        now: Instant,
+    ) -> Result<Option<CgroupPath>, PlacementError> {
+        let online_changed = self.online.replace(online) != Some(online);
+        let there = |path: &CgroupPath| containers.iter().any(|container| container.path == *path);
+        self.ours.retain(|path, _| there(path));
+        let mut as_written = true;
+        for container in containers {
+            let Some(ours) = self.ours.get_mut(&container.path) else {
+                continue;
+            };
+            let Ok(theirs) = runs_on(container, online) else {
+                continue;
+            };
+            // v1 takes CPUs out of sets when they go offline, and does not give them back.
+            if theirs == ours.cpus || ours.id != container.id || online_changed {
+                ours.rewritten = 0;
+                continue;
+            }
+            as_written = false;
+            ours.rewritten += 1;
+            if ours.rewritten >= REWRITES_MAX {
+                let (sets, times) = ((ours.cpus, theirs), ours.rewritten);
+                // What is there when it is tried again is not news.
+                self.ours.clear();
+                return Err(self.truce.pause(now, &container.path, sets, times).into());
+            }
+        }
+        Ok(self.truce.looked(as_written))
+    }
+
+    /// Writes `cpuset.cpus` in an order in which no exclusive CPU is shared.
+    fn cpus(
+        &mut self,
+        wanted: &Wanted,
+        known: &[Assignments],
+        containers: &[Container],
+        online: CpuSet,
+        outcome: &mut Outcome,
+    ) {
+        let mut changes = Vec::new();
+        let mut moved = Vec::new();
+        for container in containers {
+            match runs_on(container, online) {
+                Ok(now) => {
+                    let (then, offline) = then(&wanted.assignments, container, online);
+                    outcome.offline.extend(offline);
+                    let exclusive = was_alone(known, container, now);
+                    let now = Cpus {
+                        cpus: now & online,
+                        exclusive,
+                    };
+                    changes.push(Change { now, then });
+                    moved.push(container);
+                }
+                Err(error) => outcome.fail(&container.pod, &container.name, error.into()),
+            }
+        }
+        let order = cpuset_order::order(online, &changes);
+        outcome.shared = order
+            .shared
+            .iter()
+            .map(|index| Written::cpus(moved[*index], changes[*index].then.cpus))
+            .collect();
+        let mut settled = vec![true; changes.len()];
+        for Write { change, cpus } in order.leave {
+            settled[change] = self.write(moved[change], cpus, outcome);
+        }
+        // Nobody may arrive where somebody is who could not leave.
+        let stuck: Vec<usize> = (0..changes.len())
+            .filter(|index| !settled[*index])
+            .collect();
+        for Write { change, cpus } in order.arrive {
+            if !settled[change] {
+                continue;
+            }
+            let arrives_alone = changes[change].then.exclusive;
+            let in_the_way = stuck.iter().find(|who| {
+                let on = changes[**who].now.cpus;
+                arrives_alone && **who != change && !on.is_disjoint(&cpus)
+            });
+            settled[change] = match in_the_way {
+                Some(who) => {
+                    let error = PlacementError::Occupied {
+                        cpus: (changes[*who].now.cpus & cpus).to_string(),
+                        by: moved[*who].path.clone(),
+                    };
+                    outcome.fail(&moved[change].pod, &moved[change].name, error);
+                    false
+                }
+                None => self.write(moved[change], cpus, outcome),
+            };
+        }
+        for ((container, change), is_settled) in moved.iter().zip(&changes).zip(settled) {
+            self.remember(container, change.then.cpus, is_settled);
+        }
+    }
+
+    /// What it has now is what we gave it, so that we see who changes it.
+    fn remember(&mut self, container: &Container, cpus: CpuSet, is_settled: bool) {
+        if !is_settled {
+            self.ours.remove(&container.path);
+            return;
+        }
+        let before = self.ours.get(&container.path);
+        let before = before.filter(|before| before.id == container.id);
+        let ours = Ours {
+            id: container.id,
+            cpus,
+            rewritten: before.map_or(0, |before| before.rewritten),
+        };
+        self.ours.insert(container.path.clone(), ours);
+    }
+
+    /// Returns whether its processes are where they were told to be.
+    fn write(&mut self, container: &Container, cpus: CpuSet, outcome: &mut Outcome) -> bool {
+        match container.cpuset.set_cpus(cpus) {
+            Ok(written) => {
+                if written {
+                    outcome.written.push(Written::cpus(container, cpus));
+                }
+                true
+            }
+            // It has ended, and is on no CPU.
+            Err(error) if error.is_vanished() => true,
+            Err(error) => {
+                outcome.fail(&container.pod, &container.name, error.into());
+                false
+            }
+        }
+    }
+
+    fn mems(&self, wanted: &Wanted, containers: &[Container], outcome: &mut Outcome) {
+        for container in containers {
+            let nodes = wanted.assignments.nodes(&container.pod, &container.name);
+            let written = match nodes {
+                Some(nodes) => container.cpuset.set_mems(nodes),
+                None => container.cpuset.inherit_mems(),
+            };
+            match written {
+                Ok(true) => outcome.written.push(Written::mems(container, nodes)),
+                Ok(false) => {}
+                Err(error) if error.is_vanished() => {}
+                Err(error) => outcome.fail(&container.pod, &container.name, error.into()),
+            }
+        }
+    }
+
+    fn quotas(
+        &self,
+        wanted: &Wanted,
+        checkpoint: &Checkpoint,
+        containers: &[Container],
+        outcome: &mut Outcome,
+    ) {
+        let mut pods: BTreeMap<&PodUid, &CgroupPath> = BTreeMap::new();
+        // The container's before the pod's: v1 refuses a pod's quota that is below a container's.
+        for container in containers {
+            let (pod, name) = (&container.pod, container.name.as_str());
+            pods.insert(pod, &container.pod_path);
+            let quotas = wanted.quotas.get(pod);
+            let specified = quotas.and_then(|quotas| quotas.containers.get(name).copied());
+            let is_free = checkpoint.frees_container(pod, name);
+            self.quota(&container.path, (pod, name), (is_free, specified), outcome);
+        }
+        for (pod, path) in pods {
+            let specified = wanted.quotas.get(pod).and_then(|quotas| quotas.pod);
+            let is_free = checkpoint.frees_pod(pod);
+            self.quota(path, (pod, ""), (is_free, specified), outcome);
+        }
+    }
+
+    fn quota(
+        &self,
+        cgroup: &CgroupPath,
+        (pod, container): (&PodUid, &str),
+        (is_free, specified): (bool, Option<Quota>),
+        outcome: &mut Outcome,
+    ) {
+        let quota = match (is_free, specified) {
+            (true, _) => None,
+            // Nothing to give back.
+            (false, None) => return,
+            (false, quota) => quota,
+        };
+        match quota::set(&self.place.mounts, cgroup, quota) {
+            Ok(Some(value)) => outcome
+                .written
+                .push(Written::quota(pod, container, cgroup, value)),
+            Ok(None) => {}
+            Err(error) => outcome.fail(pod, container, error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

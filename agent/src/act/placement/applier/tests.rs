@@ -1,0 +1,387 @@
+//! On a directory that looks like a v2 tree; `agent/tests/placement.rs` does the same with processes.
+
+use std::time::Duration;
+
+use plimsoll_core::placement::assignments::Assignment;
+use plimsoll_core::placement::memory::Block;
+use plimsoll_core::placement::numa_mask::NumaMask;
+
+use super::*;
+use crate::act::placement::PodQuotas;
+use crate::act::placement::checkpoint::CHECKPOINT;
+use crate::host::cgroup::tests::fake_v2;
+
+struct Node {
+    _dir: tempfile::TempDir,
+    host: HostRoot,
+}
+
+const A: &str = "kubepods/poda/main";
+const B: &str = "kubepods/besteffort/podb/main";
+
+impl Node {
+    /// Eight CPUs and two containers.
+    fn new() -> Self {
+        let (dir, host) = fake_v2();
+        let node = Self { _dir: dir, host };
+        node.online("0-7");
+        for path in [A, B] {
+            let path = PathBuf::from(path);
+            for dir in path.ancestors() {
+                let dir = node.host.path("/sys/fs/cgroup").join(dir);
+                std::fs::create_dir_all(&dir).unwrap();
+                std::fs::write(dir.join("cgroup.subtree_control"), "cpuset cpu memory").unwrap();
+            }
+            for (file, text) in [
+                ("cpuset.cpus", "\n"),
+                ("cpuset.cpus.effective", "0-7\n"),
+                ("cpuset.mems", "\n"),
+                ("cpu.max", "100000 100000\n"),
+                ("../cpu.max", "100000 100000\n"),
+            ] {
+                node.put(path.join(file).to_str().unwrap(), text);
+            }
+        }
+        node
+    }
+
+    fn online(&self, list: &str) {
+        let path = self.host.sysfs("devices/system/cpu");
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::write(path.join("online"), list).unwrap();
+    }
+
+    fn cgroup(&self, file: &str) -> PathBuf {
+        self.host.path("/sys/fs/cgroup").join(file)
+    }
+
+    fn put(&self, file: &str, text: &str) {
+        std::fs::write(self.cgroup(file), text).unwrap();
+    }
+
+    fn cpus(&self) -> [String; 2] {
+        [A, B].map(|path| self.text(&format!("{path}/cpuset.cpus")))
+    }
+
+    fn text(&self, file: &str) -> String {
+        let text = std::fs::read_to_string(self.cgroup(file)).unwrap();
+        text.trim().to_owned()
+    }
+
+    fn place(&self) -> Place {
+        Place {
+            host: self.host.clone(),
+            mounts: self.host.cgroup_mounts().unwrap(),
+            cgroup_root: CgroupPath::default(),
+            state_dir: self.host.path("run"),
+            kubelet_dir: PathBuf::from("/var/lib/kubelet"),
+        }
+    }
+
+    fn applier(&self) -> Applier {
+        let options = Options {
+            moves_interrupts: false,
+            keeps_quota: false,
+        };
+        Applier::open(self.place(), options).unwrap().0
+    }
+}
+
+fn wanted(pool: &str, own: &[(&str, &str)]) -> Wanted {
+    let containers = own.iter().map(|(pod, own)| {
+        let own = Assignment {
+            cpus: Some(CpuSet::parse(own).unwrap()),
+            memory: vec![Block {
+                nodes: NumaMask::of(1),
+                resource: "memory".to_owned(),
+                bytes: 1 << 30,
+            }],
+            ..Assignment::default()
+        };
+        let containers = BTreeMap::from([("main".to_owned(), own)]);
+        (PodUid::from(*pod), containers)
+    });
+    let quota = Quota {
+        quota_us: 200_000,
+        period_us: 100_000,
+    };
+    let quotas = PodQuotas {
+        pod: Some(quota),
+        containers: BTreeMap::from([("main".into(), quota)]),
+    };
+    Wanted {
+        assignments: Assignments {
+            shared_pool: CpuSet::parse(pool).unwrap(),
+            containers: containers.collect(),
+            refused: BTreeMap::new(),
+        },
+        quotas: BTreeMap::from([("a".into(), quotas)]),
+    }
+}
+
+fn written(outcome: &Outcome) -> Vec<(String, &str, &str)> {
+    let written = outcome.written.iter();
+    written
+        .map(|own| (own.pod.to_string(), own.what, own.value.as_str()))
+        .collect()
+}
+
+fn said(outcome: &Outcome) -> String {
+    outcome.remarks().join("\n")
+}
+
+#[test]
+fn a_placement_comes_changes_and_goes() {
+    let node = Node::new();
+    let mut applier = node.applier();
+    let first = wanted("0-5", &[("a", "6-7")]);
+    let outcome = applier.apply(&first).unwrap();
+    assert_eq!(
+        written(&outcome),
+        [
+            ("b".into(), "cpuset.cpus", "0-5"),
+            ("a".into(), "cpuset.cpus", "6-7"),
+            ("a".into(), "cpuset.mems", "1"),
+            ("a".into(), "cpu.max", "max"),
+            ("a".into(), "cpu.max", "max"),
+        ]
+    );
+    assert!(said(&outcome).is_empty(), "{}", said(&outcome));
+    assert!(applier.apply(&first).unwrap().written.is_empty());
+    // The next agent knows who is alone where.
+    let mut applier = node.applier();
+    assert!(applier.apply(&first).unwrap().written.is_empty());
+    let outcome = applier.apply(&wanted("2-7", &[("a", "0-1")])).unwrap();
+    assert_eq!(
+        written(&outcome)[..4],
+        [
+            ("b".into(), "cpuset.cpus", "2-5"),
+            ("a".into(), "cpuset.cpus", "2-5"),
+            ("b".into(), "cpuset.cpus", "2-7"),
+            ("a".into(), "cpuset.cpus", "0-1"),
+        ]
+    );
+    let outcome = applier.withdraw(first.quotas.clone()).unwrap().unwrap();
+    assert_eq!(node.cpus(), ["0-7", "0-7"]);
+    assert_eq!(
+        written(&outcome)[2..],
+        [
+            ("a".into(), "cpuset.mems", ""),
+            ("a".into(), "cpu.max", "200000 100000"),
+            ("a".into(), "cpu.max", "200000 100000"),
+        ]
+    );
+    assert_eq!(node.text(&format!("{B}/cpu.max")), "100000 100000");
+    assert!(!node.place().state_dir.join(CHECKPOINT).exists());
+    assert!(applier.withdraw(Quotas::new()).unwrap().is_none());
+}
+
+#[test]
+fn a_new_container_and_one_that_was_changed_are_put_right() {
+    let node = Node::new();
+    let mut applier = node.applier();
+    let first = wanted("0-5", &[("a", "6-7")]);
+    applier.apply(&first).unwrap();
+    node.put(&format!("{B}/cpuset.cpus"), "0-7");
+    let outcome = applier.apply(&first).unwrap();
+    assert_eq!(written(&outcome), [("b".into(), "cpuset.cpus", "0-5")]);
+    assert!(applier.apply(&first).unwrap().written.is_empty());
+}
+
+#[test]
+fn who_writes_cpusets_again_and_again_is_left_alone() {
+    let node = Node::new();
+    let mut applier = node.applier();
+    let first = wanted("0-5", &[("a", "6-7")]);
+    applier.apply(&first).unwrap();
+    let start = Instant::now();
+    let contest = |applier: &mut Applier, at: Instant| {
+        for _ in 1..REWRITES_MAX {
+            node.put(&format!("{B}/cpuset.cpus"), "3");
+            applier.apply_at(&first, at).unwrap();
+        }
+        node.put(&format!("{B}/cpuset.cpus"), "3");
+        applier.apply_at(&first, at).unwrap_err().to_string()
+    };
+    let error = contest(&mut applier, start);
+    assert!(
+        error.contains(
+            r#"podb/main: cpuset.cpus was changed from "0-5" to "3" behind our back, 3 times"#
+        ) && error.contains("for the next 60 s"),
+        "{error}"
+    );
+    let minute = Duration::from_secs(60);
+    let early = start + minute - Duration::from_secs(1);
+    let others = wanted("0-7", &[]);
+    assert!(applier.apply_at(&others, early).is_err());
+    assert_eq!(node.cpus(), ["6-7", "3"]);
+    // It is tried again, and they are still there: the next pause is longer.
+    let again = start + minute;
+    applier.apply_at(&first, again).unwrap();
+    assert_eq!(node.cpus(), ["6-7", "0-5"]);
+    let error = contest(&mut applier, again);
+    assert!(error.contains("for the next 120 s"), "{error}");
+    assert!(applier.apply_at(&first, again + minute).is_err());
+    // And then they are gone.
+    let last = again + 2 * minute;
+    let outcomes: Vec<Outcome> = (0..6)
+        .map(|_| applier.apply_at(&first, last).unwrap())
+        .collect();
+    assert_eq!(node.cpus(), ["6-7", "0-5"]);
+    let said: Vec<String> = outcomes
+        .iter()
+        .map(said)
+        .filter(|said| !said.is_empty())
+        .collect();
+    assert_eq!(
+        said,
+        [
+            "/kubepods/besteffort/podb/main: nobody else changes its cpuset.cpus any more; placement goes on"
+        ]
+    );
+    // Who comes now is somebody new.
+    assert!(contest(&mut applier, last).contains("for the next 60 s"));
+}
+
+#[test]
+fn a_kubelet_that_places_is_left_alone() {
+    let node = Node::new();
+    let kubelet = node.host.path("/var/lib/kubelet");
+    std::fs::create_dir_all(&kubelet).unwrap();
+    std::fs::write(
+        kubelet.join("cpu_manager_state"),
+        r#"{"policyName":"static"}"#,
+    )
+    .unwrap();
+    // What a kubelet has left is no kubelet.
+    let mut applier = node.applier();
+    let comm = node.host.procfs("77");
+    std::fs::create_dir_all(&comm).unwrap();
+    std::fs::write(comm.join("comm"), "kubelet\n").unwrap();
+    let options = applier.options;
+    let errors = [
+        Applier::open(node.place(), options).unwrap_err(),
+        applier.apply(&wanted("0-5", &[("a", "6-7")])).unwrap_err(),
+    ];
+    for error in errors.map(|error| error.to_string()) {
+        assert!(
+            error.contains("(pid 77)") && error.contains("cpuManagerPolicy: none"),
+            "{error}"
+        );
+    }
+    assert_eq!(node.cpus(), ["", ""]);
+    std::fs::write(
+        kubelet.join("cpu_manager_state"),
+        r#"{"policyName":"none"}"#,
+    )
+    .unwrap();
+    applier.apply(&wanted("0-5", &[("a", "6-7")])).unwrap();
+}
+
+#[test]
+fn cpus_that_go_offline_are_reported_and_survived() {
+    let node = Node::new();
+    let mut applier = node.applier();
+    assert!(applier.look_at_cpus().unwrap().is_some());
+    assert!(applier.look_at_cpus().unwrap().is_none());
+    let first = wanted("0-3", &[("a", "6-7"), ("b", "4-5")]);
+    applier.apply(&first).unwrap();
+    for (online, cpus, lacks) in [
+        // The kernel runs it on 6, and on both again when 7 is back.
+        ("0-6", ["6-7", "4-5"], "exclusive CPUs 7 went offline"),
+        ("0-4", ["0-3", "4-5"], "exclusive CPUs 6-7 went offline"),
+    ] {
+        node.online(online);
+        assert!(applier.look_at_cpus().unwrap().is_some());
+        let outcome = applier.apply(&first).unwrap();
+        assert!(said(&outcome).contains(lacks), "{}", said(&outcome));
+        assert_eq!(node.cpus(), cpus, "{online}");
+    }
+    node.online("0-7");
+    let outcome = applier.apply(&first).unwrap();
+    assert_eq!(node.cpus(), ["6-7", "4-5"], "{}", said(&outcome));
+}
+
+#[test]
+fn a_damaged_checkpoint_is_set_aside_and_written_anew() {
+    let node = Node::new();
+    let mut applier = node.applier();
+    let first = wanted("0-5", &[("a", "6-7")]);
+    applier.apply(&first).unwrap();
+    let path = node.place().state_dir.join(CHECKPOINT);
+    let good = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &good[1..]).unwrap();
+    let outcome = applier.apply(&first).unwrap();
+    assert!(said(&outcome).contains("damaged-1"), "{}", said(&outcome));
+    assert_eq!(written(&outcome), []);
+    assert_eq!(std::fs::read(&path).unwrap(), good);
+}
+
+#[test]
+fn nobody_arrives_where_somebody_cannot_leave() {
+    let node = Node::new();
+    // A file that can be read and not written, also by root: the CPUs that are online here.
+    let real = "/sys/devices/system/cpu/online";
+    let Ok(all) = std::fs::read_to_string(real) else {
+        return eprintln!("left out: no {real}");
+    };
+    let stuck = node.cgroup(&format!("{B}/cpuset.cpus"));
+    std::fs::remove_file(&stuck).unwrap();
+    std::os::unix::fs::symlink(real, &stuck).unwrap();
+    node.online("0-1023");
+    node.put(&format!("{A}/cpuset.cpus"), "1000");
+    let mut applier = node.applier();
+    let outcome = applier
+        .apply(&wanted("1022-1023", &[("a", "0-1")]))
+        .unwrap();
+    let remarks = said(&outcome);
+    assert!(
+        remarks.contains("pod b container main") && remarks.contains("is refused"),
+        "{remarks}"
+    );
+    assert!(
+        remarks.contains("pod a container main: CPUs 0")
+            && remarks.contains("/kubepods/besteffort/podb/main cannot be moved off them"),
+        "{remarks} ({all})"
+    );
+    assert_eq!(
+        node.text(&format!("{A}/cpuset.cpus")),
+        "2-1023",
+        "where nobody is alone"
+    );
+    let checkpoint = std::fs::read_to_string(node.place().state_dir.join(CHECKPOINT)).unwrap();
+    assert!(checkpoint.contains("before"), "it has not come into force");
+}
+
+#[test]
+fn the_thread_carries_out_the_newest() {
+    use crate::act::placement::{Placement, Report};
+    let node = Node::new();
+    let (placement, mut reports) =
+        Placement::start(node.applier(), Duration::from_secs(3600)).unwrap();
+    let report = reports.blocking_recv().unwrap();
+    assert!(
+        matches!(&report, Report::Cpus { online } if online.len() == 8),
+        "{report:?}"
+    );
+    placement.want(wanted("0-6", &[("a", "7")]));
+    let last = placement.want(wanted("0-5", &[("a", "6-7")]));
+    loop {
+        match reports.blocking_recv().unwrap() {
+            Report::Applied { number, .. } if number == last => break,
+            Report::Applied { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(node.cpus(), ["6-7", "0-5"]);
+    node.put(&format!("{B}/cpuset.cpus"), "0-7");
+    placement.look();
+    let report = reports.blocking_recv().unwrap();
+    assert!(
+        matches!(&report, Report::Applied { number, outcome } if *number == last && outcome.written.len() == 1),
+        "{report:?}"
+    );
+    assert_eq!(placement.lost_reports(), 0);
+    drop(placement);
+    assert!(reports.blocking_recv().is_none());
+}

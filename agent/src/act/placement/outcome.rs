@@ -1,0 +1,161 @@
+//! What became of a placement.
+
+use std::fmt;
+use std::sync::Arc;
+
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::placement::numa_mask::NumaMask;
+
+use super::PlacementError;
+use super::cgroups::Container;
+use super::checkpoint::SetAside;
+use crate::host::cgroup::CgroupPath;
+use crate::host::irq::Moved;
+
+/// One write to a cgroup.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Written {
+    /// Whose.
+    pub pod: PodUid,
+    /// Which container; empty for the pod itself.
+    pub container: String,
+    /// Where.
+    pub cgroup: CgroupPath,
+    /// `cpuset.cpus`, `cpuset.mems` or `cpu.max`.
+    pub what: &'static str,
+    /// What; no nodes means those of the cgroup above.
+    pub value: String,
+}
+
+/// Something that could not be done. It is tried again.
+#[derive(Debug, Clone)]
+pub struct Failed {
+    /// Whose.
+    pub pod: PodUid,
+    /// Which container; empty for the pod itself.
+    pub container: String,
+    /// Why.
+    pub error: Arc<PlacementError>,
+}
+
+/// Exclusive CPUs that are not online.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offline {
+    /// Whose.
+    pub pod: PodUid,
+    /// Which container.
+    pub container: String,
+    /// Which.
+    pub cpus: CpuSet,
+}
+
+/// All that a turn did.
+#[derive(Debug, Clone, Default)]
+pub struct Outcome {
+    /// The CPUs that were online.
+    pub online: CpuSet,
+    /// What was written, in this order.
+    pub written: Vec<Written>,
+    /// What could not be.
+    pub failed: Vec<Failed>,
+    /// Who went straight to CPUs where somebody else may have been for as long as a few writes take, because there was no CPU to wait on.
+    pub shared: Vec<Written>,
+    /// Who lacks CPUs that went offline. One that has none left runs in the shared pool.
+    pub offline: Vec<Offline>,
+    /// A checkpoint that was none.
+    pub set_aside: Option<SetAside>,
+    /// Interrupts.
+    pub interrupts: Moved,
+    /// A cgroup whose CPUs somebody else has changed again and again, and does no more.
+    pub uncontested: Option<CgroupPath>,
+}
+
+impl Outcome {
+    /// One line for each thing that somebody should know.
+    pub fn remarks(&self) -> Vec<String> {
+        let mut remarks: Vec<String> = self.set_aside.iter().map(ToString::to_string).collect();
+        remarks.extend(self.uncontested.iter().map(|cgroup| {
+            format!("{cgroup}: nobody else changes its cpuset.cpus any more; placement goes on")
+        }));
+        remarks.extend(self.failed.iter().map(ToString::to_string));
+        remarks.extend(self.shared.iter().map(|shared| {
+            format!(
+                "pod {} container {}: no CPU was free to wait on, so that CPUs {} were shared for a moment; reserve one more CPU to avoid that",
+                shared.pod, shared.container, shared.value
+            )
+        }));
+        remarks.extend(self.offline.iter().map(ToString::to_string));
+        if self.interrupts.refused > 0 {
+            remarks.push(format!(
+                "{} interrupts are bound to exclusive CPUs {} and stay there",
+                self.interrupts.refused, self.interrupts.interrupted
+            ));
+        }
+        remarks.extend(self.interrupts.failed.clone());
+        remarks
+    }
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pod {}", self.pod)?;
+        if !self.container.is_empty() {
+            write!(f, " container {}", self.container)?;
+        }
+        write!(f, ": {}", self.error)
+    }
+}
+
+impl fmt::Display for Offline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "pod {} container {}: its exclusive CPUs {} went offline; bring them back, or have it placed anew",
+            self.pod, self.container, self.cpus
+        )
+    }
+}
+
+impl Written {
+    pub(super) fn cpus(container: &Container, cpus: CpuSet) -> Self {
+        Self::new(container, "cpuset.cpus", cpus.to_string())
+    }
+
+    pub(super) fn mems(container: &Container, nodes: Option<NumaMask>) -> Self {
+        let nodes = nodes.map_or_else(String::new, |nodes| nodes.to_string());
+        Self::new(container, "cpuset.mems", nodes)
+    }
+
+    pub(super) fn quota(pod: &PodUid, container: &str, cgroup: &CgroupPath, value: String) -> Self {
+        Self {
+            pod: pod.clone(),
+            container: container.to_owned(),
+            cgroup: cgroup.clone(),
+            what: "cpu.max",
+            value,
+        }
+    }
+
+    fn new(container: &Container, what: &'static str, value: String) -> Self {
+        Self {
+            pod: container.pod.clone(),
+            container: container.name.clone(),
+            cgroup: container.path.clone(),
+            what,
+            value,
+        }
+    }
+}
+
+impl Outcome {
+    pub(super) fn fail(&mut self, pod: &PodUid, container: &str, error: PlacementError) {
+        if !error.is_vanished() {
+            self.failed.push(Failed {
+                pod: pod.clone(),
+                container: container.to_owned(),
+                error: Arc::new(error),
+            });
+        }
+    }
+}

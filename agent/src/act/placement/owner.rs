@@ -1,0 +1,172 @@
+//! Somebody else who manages cpusets: then we do not.
+//!
+//! **Problem.** Two that write the same cpusets undo each other's placements every few seconds, and both believe in theirs.
+//! **Approach.** The kubelet is known by its state files: a policy other than `none` in one of them, and a kubelet that runs. Anybody else is known
+//! by what happens: a set that we wrote has another value each time we look. Then nothing is written for a while ([`Truce`]), and after that it is tried
+//! again: who changed a set for a minute and ended must not keep a node from being placed until somebody restarts the agent.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use plimsoll_core::placement::cpu_set::CpuSet;
+use serde::Deserialize;
+
+use super::kubelet_state::{
+    CPU_MANAGER_STATE, CPU_POLICY_STATIC, MEMORY_MANAGER_STATE, MEMORY_POLICY_STATIC,
+};
+use crate::host::HostRoot;
+use crate::host::cgroup::CgroupPath;
+
+/// Looks in a row at which a set had another value than we wrote, before it is somebody else's.
+pub const REWRITES_MAX: u32 = 3;
+/// How long nothing is written after that; twice as long each time that it happens again.
+const PAUSE_MIN: Duration = Duration::from_secs(60);
+/// At most.
+const PAUSE_MAX: Duration = Duration::from_secs(3600);
+/// Processes that are looked at: as many as there can be (`PID_MAX_LIMIT`).
+const PROCESSES_MAX: usize = 4 << 20;
+
+/// Who else manages cpusets, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OtherOwner {
+    /// The kubelet.
+    #[error(
+        "the kubelet (pid {pid}) manages cpusets itself: {file} has policy {policy:?}; nothing is placed here. Set its {field}: {none} \
+         and restart it (its assignments can be taken over), or set ours to none", file = file.display(), none = none(field)
+    )]
+    Kubelet {
+        /// Its process.
+        pid: u32,
+        /// Its state file.
+        file: PathBuf,
+        /// What it says.
+        policy: String,
+        /// The field of its configuration.
+        field: &'static str,
+    },
+    /// Somebody unknown.
+    #[error(
+        "{cgroup}: cpuset.cpus was changed from {ours:?} to {theirs:?} behind our back, {times} times in a row; nothing is placed for the next \
+         {pause_s} s, then it is tried again. Find who does it (systemd AllowedCPUs=, a container runtime, a tuning daemon; auditctl -w FILE -p w) and stop it"
+    )]
+    Rewriter {
+        /// The container's cgroup.
+        cgroup: CgroupPath,
+        /// What we wrote.
+        ours: String,
+        /// What was there instead.
+        theirs: String,
+        /// How often.
+        times: u32,
+        /// How long nothing is placed from then on, seconds.
+        pause_s: u64,
+    },
+}
+
+/// Somebody else wrote cpusets: when it is tried again, and whether they have given up.
+#[derive(Debug, Default)]
+pub(super) struct Truce {
+    /// What was said, and until when nothing is written.
+    paused: Option<(OtherOwner, Instant)>,
+    /// The cgroup, and how long the last pause was; `None` when nobody has been seen, or not for long.
+    contested: Option<(CgroupPath, Duration)>,
+    /// Looks since the last pause at which everything was as we wrote it.
+    held: u32,
+}
+
+impl Truce {
+    /// Who it was, while nothing is to be written. From the end of the pause on, `None`.
+    pub(super) fn paused(&mut self, now: Instant) -> Option<OtherOwner> {
+        self.paused.take_if(|(_, until)| *until <= now);
+        self.paused.as_ref().map(|(owner, _)| owner.clone())
+    }
+
+    /// A set was changed so often in a row that it is somebody else's. Returns what is to be said.
+    pub(super) fn pause(
+        &mut self,
+        now: Instant,
+        cgroup: &CgroupPath,
+        (ours, theirs): (CpuSet, CpuSet),
+        times: u32,
+    ) -> OtherOwner {
+        let last = self.contested.take().map(|(_, pause)| pause);
+        let pause = last.map_or(PAUSE_MIN, |pause| (pause * 2).min(PAUSE_MAX));
+        let owner = OtherOwner::Rewriter {
+            cgroup: cgroup.clone(),
+            ours: ours.to_string(),
+            theirs: theirs.to_string(),
+            times,
+            pause_s: pause.as_secs(),
+        };
+        self.held = 0;
+        self.contested = Some((cgroup.clone(), pause));
+        self.paused = Some((owner.clone(), now + pause));
+        owner
+    }
+
+    /// All sets were looked at; `as_written`: none had another value than ours. Returns the cgroup that nobody contests any more, once.
+    pub(super) fn looked(&mut self, as_written: bool) -> Option<CgroupPath> {
+        if !as_written {
+            self.held = 0;
+            return None;
+        }
+        self.contested.as_ref()?;
+        self.held += 1;
+        // As many looks as it takes to see somebody, and the one that wrote.
+        let over = self.held > REWRITES_MAX;
+        over.then(|| self.contested.take().map(|(cgroup, _)| cgroup))?
+    }
+}
+
+fn none(field: &str) -> &'static str {
+    if field == "memoryManagerPolicy" {
+        "None"
+    } else {
+        "none"
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Policy {
+    policy_name: String,
+}
+
+/// The kubelet, if it runs and has a policy that writes cpusets.
+///
+/// A file without a kubelet is what a former one has left: it can be taken over.
+#[must_use]
+pub fn kubelet(host: &HostRoot, kubelet_dir: &Path) -> Option<OtherOwner> {
+    let files = [
+        (CPU_MANAGER_STATE, CPU_POLICY_STATIC, "cpuManagerPolicy"),
+        (
+            MEMORY_MANAGER_STATE,
+            MEMORY_POLICY_STATIC,
+            "memoryManagerPolicy",
+        ),
+    ];
+    files.into_iter().find_map(|(name, policy, field)| {
+        let file = host.path(kubelet_dir).join(name);
+        let text = std::fs::read(&file).ok()?;
+        let found: Policy = serde_json::from_slice(&text).ok()?;
+        let pid = (found.policy_name == policy).then(|| running_kubelet(host))??;
+        Some(OtherOwner::Kubelet {
+            pid,
+            file,
+            policy: found.policy_name,
+            field,
+        })
+    })
+}
+
+fn running_kubelet(host: &HostRoot) -> Option<u32> {
+    let entries = std::fs::read_dir(host.procfs("")).ok()?;
+    let pids = entries
+        .take(PROCESSES_MAX)
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let is_kubelet = |pid: &u32| {
+        let comm = std::fs::read(host.procfs(format!("{pid}/comm")));
+        comm.is_ok_and(|comm| comm.trim_ascii_end() == b"kubelet")
+    };
+    pids.filter(is_kubelet).min()
+}

@@ -1,0 +1,146 @@
+//! A witness of who may run where: samples the CPUs of processes while they are moved.
+//!
+//! **Problem.** "Nobody else was on an exclusive CPU at any instant" cannot be read from a file. **Approach.** `Cpus_allowed_list` of every thread of the
+//! cgroups in question, over and over. One after the other they are read, so that a conflict counts only if both masks are the same in the sample before
+//! and after: each was then so while the other was read (unless it changed and changed back in those microseconds).
+
+use std::path::PathBuf;
+
+use plimsoll_core::placement::cpu_set::CpuSet;
+
+use crate::host::HostRoot;
+use crate::host::file::read_text;
+
+/// Threads that are looked at in one sample.
+const THREADS_MAX: usize = 65_536;
+
+/// A thread that was seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// Which of the cgroups it is in.
+    pub group: usize,
+    /// Its id.
+    pub tid: u32,
+    /// Where it may run.
+    pub allowed: CpuSet,
+}
+
+/// Two that may run on one CPU, and one of them should be alone there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sharing {
+    /// Whose CPUs they are.
+    pub owner: Seen,
+    /// Who else may run there.
+    pub other: Seen,
+}
+
+/// Looks at the threads of some cgroups.
+#[derive(Debug)]
+pub struct Witness {
+    host: HostRoot,
+    groups: Vec<PathBuf>,
+    last: Vec<Sharing>,
+}
+
+impl Witness {
+    /// Of the cgroups with these directories.
+    pub fn new(host: &HostRoot, groups: Vec<PathBuf>) -> Self {
+        Self {
+            host: host.clone(),
+            groups,
+            last: Vec::new(),
+        }
+    }
+
+    /// All threads, and where they may run now. One that ends meanwhile is left out.
+    pub fn sample(&self) -> Vec<Seen> {
+        let mut seen = Vec::new();
+        for (group, dir) in self.groups.iter().enumerate() {
+            let procs = read_text(dir.join("cgroup.procs")).unwrap_or_default();
+            for pid in procs.lines() {
+                let tasks = std::fs::read_dir(self.host.procfs(format!("{pid}/task")));
+                for task in tasks.into_iter().flatten().filter_map(Result::ok) {
+                    let status = read_text(task.path().join("status"));
+                    let allowed = status.ok().and_then(|status| allowed(&status));
+                    let tid = task.file_name().to_str().and_then(|tid| tid.parse().ok());
+                    if let Some((tid, allowed)) = tid.zip(allowed)
+                        && seen.len() < THREADS_MAX
+                    {
+                        seen.push(Seen {
+                            group,
+                            tid,
+                            allowed,
+                        });
+                    }
+                }
+            }
+        }
+        seen
+    }
+
+    /// Takes a sample. Whoever runs on nothing but CPUs that are its group's `own` must be alone there; returns who is not, now and in the sample
+    /// before.
+    pub fn look(&mut self, own: &[(usize, CpuSet)]) -> Vec<Sharing> {
+        let seen = self.sample();
+        let mut now = Vec::new();
+        for owner in &seen {
+            let is_own = |(group, cpus): &(usize, CpuSet)| {
+                *group == owner.group && owner.allowed.is_subset(cpus)
+            };
+            if !own.iter().any(is_own) {
+                continue;
+            }
+            let others = seen.iter().filter(|other| {
+                other.group != owner.group && !other.allowed.is_disjoint(&owner.allowed)
+            });
+            now.extend(others.map(|other| Sharing {
+                owner: owner.clone(),
+                other: other.clone(),
+            }));
+        }
+        let proven = now.iter().filter(|sharing| self.last.contains(sharing));
+        let proven = proven.cloned().collect();
+        self.last = now;
+        proven
+    }
+}
+
+fn allowed(status: &str) -> Option<CpuSet> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    CpuSet::parse(line).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_conflict_counts_when_it_is_seen_twice() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        let allow = |pid: u32, list: &str| {
+            let task = host.procfs(format!("{pid}/task/{pid}"));
+            std::fs::create_dir_all(&task).unwrap();
+            let text = format!("Name:\tx\nCpus_allowed:\tf\nCpus_allowed_list:\t{list}\n");
+            std::fs::write(task.join("status"), text).unwrap();
+        };
+        for (group, pid) in [("a", "1"), ("b", "2")] {
+            std::fs::create_dir(dir.path().join(group)).unwrap();
+            std::fs::write(dir.path().join(group).join("cgroup.procs"), pid).unwrap();
+        }
+        let groups = vec![dir.path().join("a"), dir.path().join("b"), "/gone".into()];
+        let mut witness = Witness::new(&host, groups);
+        let own = [(0, CpuSet::parse("2-3").unwrap())];
+        allow(1, "2");
+        allow(2, "0-2");
+        assert!(witness.look(&own).is_empty(), "once may be by chance");
+        assert_eq!(witness.look(&own).len(), 1);
+        allow(2, "0-1,3");
+        assert!(witness.look(&own).is_empty());
+        allow(1, "0-3");
+        assert!(witness.look(&own).is_empty(), "it is not on its own");
+        assert_eq!(witness.sample().len(), 2);
+    }
+}

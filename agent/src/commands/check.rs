@@ -1,0 +1,214 @@
+//! `plimsoll check`: what this machine allows, which mechanism serves each signal, why, and what that costs.
+//!
+//! Loads and attaches the BPF programs for a moment and detaches them again; changes nothing else. The same [`Facts`]
+//! and [`choose`] decide for `plimsoll run`, so what is shown is what would happen.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::commands::exit_status::{self, CommandError};
+use crate::host::output::{Output, OutputArgs, Style};
+use crate::host::{CgroupError, CgroupPath, HostRoot};
+use crate::kernel::AccountReport;
+use crate::kernel::load::{Programs, load};
+use crate::probe::facts::{Facts, Hook, hooks_of, kinds_without};
+use crate::probe::ladder::Without;
+use crate::probe::report::{Report, Verdict};
+use crate::serve::control::client::{AskError, ask};
+use crate::serve::control::{AgentArgs, Answer, Request};
+use crate::show;
+
+/// Show which mechanism serves each signal on this machine, and why
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    /// The cgroup below which kubepods is, relative to the cgroup mount
+    #[arg(long, value_name = "CGROUP", default_value = "")]
+    pub cgroup_root: String,
+    /// Leave a mechanism out, to see what plimsoll falls back to; may be repeated
+    #[arg(long, value_enum, value_name = "MECHANISM", value_delimiter = ',')]
+    pub without: Vec<Without>,
+    #[command(flatten)]
+    pub(crate) agent: AgentArgs,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// `--cgroup-root` is not a cgroup path.
+    #[error("--cgroup-root: {0}")]
+    CgroupRoot(#[source] CgroupError),
+    /// The report could not be written.
+    #[error("standard output: {0}")]
+    Output(#[from] io::Error),
+}
+
+impl CommandError for CheckError {
+    fn exit_status(&self) -> u8 {
+        match self {
+            Self::CgroupRoot(_) => exit_status::WRONG_USAGE,
+            Self::Output(_) => exit_status::REFUSED,
+        }
+    }
+}
+
+/// What is printed.
+#[derive(Debug, Serialize)]
+struct CheckAnswer {
+    #[serde(flatten)]
+    report: Report,
+    /// The exit status.
+    exit_status: u8,
+    /// What the agent that runs says of the kernel's records; `None` where none runs, or it has no BPF programs.
+    records: Option<Result<AccountReport, String>>,
+}
+
+impl CheckAnswer {
+    fn new(report: Report, records: Option<Result<AccountReport, String>>) -> Self {
+        Self {
+            exit_status: match report.verdict() {
+                Verdict::Full => exit_status::DONE,
+                Verdict::Degraded => exit_status::FAILED,
+                Verdict::Unusable => exit_status::REFUSED,
+            },
+            report,
+            records,
+        }
+    }
+}
+
+/// `plimsoll check` on this machine.
+///
+/// # Errors
+/// [`CheckError`] for a bad `--cgroup-root` or an unwritable standard output. What the machine lacks is in the report
+/// and the exit status.
+pub fn run(args: &CheckArgs) -> Result<ExitCode, CheckError> {
+    let mut stdout = io::stdout().lock();
+    let style = Style::of(&stdout);
+    run_with(args, &HostRoot::live(), load_hooks, &mut stdout, style)
+}
+
+/// Attaches every hook that `plimsoll run` uses and the host allows, and detaches them by dropping the programs.
+fn load_hooks(without: &[Without]) -> Result<Vec<Hook>, String> {
+    // Nobody reads the rings, so the window does not matter; a full ring only counts.
+    let programs = Programs {
+        without: kinds_without(without),
+        window: Duration::from_secs(1),
+        last_line: true,
+    };
+    let bpf = load(programs).map_err(|error| error.to_string())?;
+    Ok(hooks_of(bpf.hooks()))
+}
+
+/// Asks the agent that runs, if one does.
+fn records(args: &CheckArgs) -> Option<Result<AccountReport, String>> {
+    match ask(&args.agent.socket(), &Request::Records) {
+        Ok(Answer::Records(records)) => records.map(Ok),
+        Ok(_) => Some(Err("it answered something else".to_owned())),
+        Err(AskError::NoAgent { .. }) => None,
+        Err(error) => Some(Err(error.to_string())),
+    }
+}
+
+/// Checks the machine and writes the report to `out`.
+///
+/// `load` loads and attaches the BPF programs, reports on its hooks and detaches them; it is not called where that is
+/// ruled out already.
+///
+/// # Errors
+/// [`CheckError`] for a bad `--cgroup-root` or an unwritable `out`.
+fn run_with(
+    args: &CheckArgs,
+    host: &HostRoot,
+    load: impl FnOnce(&[Without]) -> Result<Vec<Hook>, String>,
+    out: &mut impl io::Write,
+    style: Style,
+) -> Result<ExitCode, CheckError> {
+    let cgroup_root = CgroupPath::new(&args.cgroup_root).map_err(CheckError::CgroupRoot)?;
+    let mut facts = Facts::probe(host, &cgroup_root, &args.without, Ok(Vec::new()));
+    facts.bpf = match facts.without_bpf() {
+        Some(obstacle) => Err(obstacle.to_string()),
+        None => load(&args.without),
+    };
+    let answer = CheckAnswer::new(Report::new(facts), records(args));
+    match args.output.format {
+        Output::Text => {
+            let text = show::check::check(&answer.report, answer.records.as_ref(), style);
+            out.write_all(text.as_bytes())?;
+        }
+        Output::Json => {
+            serde_json::to_writer_pretty(&mut *out, &answer).map_err(io::Error::from)?;
+            writeln!(out)?;
+        }
+    }
+    Ok(ExitCode::from(answer.exit_status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::probe::facts::tests::everything;
+
+    #[test]
+    fn json_has_facts_choices_and_status() {
+        let facts = Facts {
+            without: vec![Without::Bpf],
+            bpf: Err("left out".to_owned()),
+            ..everything()
+        };
+        let json = serde_json::to_value(CheckAnswer::new(Report::new(facts), None)).unwrap();
+        assert_eq!(json["exit_status"], 1);
+        assert_eq!(json["facts"]["bpf"]["reason"], "left out");
+        assert_eq!(json["facts"]["memory"]["ok"], 2);
+        assert_eq!(json["facts"]["psi"]["ok"], "privileged");
+        assert_eq!(json["choices"][0]["signal"], "memory-threshold");
+        assert_eq!(json["choices"][0]["mechanism"], "psi");
+        assert_eq!(json["choices"][0]["obstacles"][0]["obstacle"], "without");
+        assert_eq!(json["choices"][0]["obstacles"][0]["option"], "bpf");
+    }
+
+    #[test]
+    fn bpf_is_not_loaded_where_it_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        let mut out = Vec::new();
+        let args = CheckArgs {
+            without: vec![Without::Bpf],
+            output: Output::Json.into(),
+            ..CheckArgs::default()
+        };
+        run_with(
+            &args,
+            &host,
+            |_| panic!("must not be called"),
+            &mut out,
+            Style { color: false },
+        )
+        .unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(
+            json["exit_status"],
+            exit_status::REFUSED,
+            "an empty directory has no memory controller"
+        );
+        assert_eq!(json["facts"]["bpf"]["reason"], "left out by --without bpf");
+        let args = CheckArgs {
+            cgroup_root: "../x".to_owned(),
+            ..CheckArgs::default()
+        };
+        let error = run_with(
+            &args,
+            &host,
+            |_| panic!("must not be called"),
+            &mut out,
+            Style { color: false },
+        )
+        .unwrap_err();
+        assert!(error.to_string().starts_with("--cgroup-root: "), "{error}");
+    }
+}

@@ -1,0 +1,109 @@
+//! The command line: subcommands.
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+
+use crate::commands::check::CheckArgs;
+use crate::commands::config::ConfigArgs;
+use crate::commands::events::EventsArgs;
+use crate::commands::exec::ExecArgs;
+use crate::commands::exit_status::{self, CommandError};
+use crate::commands::explain::ExplainArgs;
+use crate::commands::manual::{CompletionsArgs, ManArgs};
+use crate::commands::place::PlaceArgs;
+use crate::commands::rank::RankArgs;
+use crate::commands::replay::ReplayArgs;
+use crate::commands::top::TopArgs;
+use crate::commands::topology::TopologyArgs;
+use crate::commands::trace::TraceArgs;
+use crate::commands::uninstall::UninstallArgs;
+use crate::daemon::start::RunArgs;
+use crate::host::program::{answer, log_to_stderr};
+
+/// Keeps a Kubernetes node, or any Linux machine, on the safe side of its memory
+#[derive(Debug, Parser)]
+#[command(
+    name = "plimsoll",
+    version,
+    after_help = "\
+Examples:
+  plimsoll check                                    what this machine allows
+  plimsoll run --manifests ./pods                   watch the node, evict when it runs short
+  plimsoll exec -f ./pods/web.yaml -- nginx         start a container of a pod
+  plimsoll rank -f ./pods --usage usage.yaml        who would be evicted first, and why; needs no agent
+  plimsoll place -f ./pods --machine machine.json   which CPUs and NUMA nodes pods would get
+  plimsoll explain eviction                         the same of a running agent, and what would make a pod safe
+  plimsoll top                                      the same and more on a screen, as it happens
+  plimsoll config check -f kubelet.yaml             whether a configuration would be accepted, and what is done with it
+  plimsoll topology                                 the machine: sockets, NUMA nodes, caches, cores, memory
+  plimsoll replay run.journal                       take the same decisions again
+  plimsoll events --seconds 10                      what the kernel tells
+  plimsoll trace --pod default/web -o web.pftrace   where a pod's time goes, beside throttling and stalls
+  plimsoll uninstall --dry-run                      what agents have left, and how it would be put back
+
+PLIMSOLL_LOG=debug shows on standard error what is done and why (error, warn, info, debug, trace)."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(Box<RunArgs>),
+    Exec(ExecArgs),
+    Check(CheckArgs),
+    Events(EventsArgs),
+    Rank(RankArgs),
+    Place(PlaceArgs),
+    Config(ConfigArgs),
+    Explain(ExplainArgs),
+    Top(TopArgs),
+    Topology(TopologyArgs),
+    Trace(Box<TraceArgs>),
+    Uninstall(UninstallArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
+    /// Feed a journal to a fresh engine and compare its decisions byte for byte
+    Replay(ReplayArgs),
+}
+
+/// The command line's definition.
+pub(crate) fn command() -> clap::Command {
+    exit_status::explained(Cli::command())
+}
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let matches = command().get_matches();
+    let cli =
+        Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command()).exit());
+    log_to_stderr();
+    match cli.command {
+        Command::Run(_) => ended(crate::commands::run::run().map(|never| match never {})),
+        Command::Exec(args) => ended(crate::commands::exec::run(args).map(|never| match never {})),
+        Command::Check(args) => ended(crate::commands::check::run(&args)),
+        Command::Events(args) => {
+            ended(crate::commands::events::run(&args).map_err(anyhow::Error::from))
+        }
+        Command::Config(args) => ended(crate::commands::config::run(&args)),
+        Command::Place(args) => ended(crate::commands::place::run(&args)),
+        Command::Rank(args) => ended(crate::commands::rank::run(&args)),
+        Command::Explain(args) => ended(crate::commands::explain::run(&args)),
+        Command::Top(args) => ended(crate::commands::top::run(&args)),
+        Command::Topology(args) => ended(crate::commands::topology::run(&args)),
+        Command::Trace(_) => ended(crate::commands::trace::run().map(|never| match never {})),
+        Command::Uninstall(args) => ended(crate::commands::uninstall::run(&args)),
+        Command::Completions(args) => ended(crate::commands::manual::completions(&args, command())),
+        Command::Man(args) => ended(crate::commands::manual::man(&args, command())),
+        Command::Replay(args) => ended(crate::commands::replay::run(&args)),
+    }
+}
+
+fn ended<E: CommandError + Into<anyhow::Error>>(result: Result<ExitCode, E>) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        let status = error.exit_status();
+        answer(Err(error.into()), status)
+    })
+}

@@ -1,0 +1,219 @@
+//! `plimsoll events`: every record of the BPF programs as it comes, and where each one went.
+//!
+//! The tool for seeing the kernel side work: it loads every hook, says which are in place, prints, and at the end accounts for
+//! each record by kind (produced = consumed + dropped). It decides nothing and changes nothing on the host.
+
+mod screen;
+mod totals;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use plimsoll_abi::{KINDS, Kind};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use self::screen::Screen;
+use self::totals::{print_account, print_hook, print_throttle, print_totals};
+use crate::host::cgroup_paths::CgroupPaths;
+use crate::host::output::Output;
+use crate::host::stop::StopSignals;
+use crate::host::{CgroupError, FileError, HostRoot};
+use crate::kernel::object::{ObjectMissing, object};
+use crate::kernel::{AtEnd, Bpf, BpfError, BpfOptions, Family, HookSet};
+
+/// The rings are looked at this often even if nothing wakes us: the aggregated one never does.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Print every record that the BPF programs send, and at the end account for each
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "Exit status: 0 every record was read; 1 records were lost or unreadable, or BPF cannot be used here."
+)]
+pub struct EventsArgs {
+    /// Show only this cgroup and those below it (path from the root of its hierarchy, such as /kubepods)
+    #[arg(long, value_name = "PATH")]
+    pub cgroup: Option<PathBuf>,
+
+    /// Show only these kinds of records (all are loaded and counted)
+    #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = parse_kind)]
+    pub kind: Vec<Kind>,
+
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: Output,
+
+    /// Stop after this time; without it, run until interrupted
+    #[arg(long, value_name = "N")]
+    pub seconds: Option<u64>,
+
+    /// For kinds that come in floods, send at most one record per cgroup in this time
+    #[arg(long, value_name = "MS", default_value_t = 100)]
+    pub window_ms: u64,
+
+    /// Do not read the rings before the end: shows that an overrun is counted exactly
+    #[arg(long, hide = true)]
+    pub stall: bool,
+
+    /// The BPF object to load, instead of the one inside this program
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub object: Option<PathBuf>,
+}
+
+fn parse_kind(text: &str) -> Result<Kind, String> {
+    KINDS
+        .into_iter()
+        .find(|kind| kind.name() == text)
+        .ok_or_else(|| {
+            let names: Vec<_> = KINDS.iter().map(|kind| kind.name()).collect();
+            format!("use one of {}", names.join(", "))
+        })
+}
+
+/// Why `plimsoll events` cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum EventsError {
+    /// Built without the object.
+    #[error(transparent)]
+    Object(#[from] ObjectMissing),
+    /// The object file cannot be read.
+    #[error("{path}: {source}")]
+    ObjectFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// BPF cannot be used here.
+    #[error(transparent)]
+    Bpf(#[from] BpfError),
+    /// The cgroup file systems cannot be found.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// A control file cannot be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// SIGINT and SIGTERM cannot be caught.
+    #[error("catching signals: {0}")]
+    Signals(#[source] io::Error),
+    /// Waiting for records failed.
+    #[error("waiting for records: {0}")]
+    Poll(rustix::io::Errno),
+    /// The output cannot be written.
+    #[error("writing the output: {0}")]
+    Output(#[from] io::Error),
+}
+
+/// Loads, prints until the time is over, and accounts for every record.
+///
+/// Exit status 0 when records were neither lost nor unreadable, 1 otherwise.
+///
+/// # Errors
+/// When BPF cannot be used at all, a cgroup does not exist, or the output cannot be written.
+pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
+    let file = match &args.object {
+        Some(path) => Some(
+            std::fs::read(path).map_err(|source| EventsError::ObjectFile {
+                path: path.clone(),
+                source,
+            })?,
+        ),
+        None => None,
+    };
+    let bytes = match &file {
+        Some(bytes) => bytes.as_slice(),
+        None => object()?,
+    };
+    let host = HostRoot::live();
+    let mounts = host.cgroup_mounts()?;
+    let mut bpf = Bpf::load(
+        bytes,
+        &BpfOptions {
+            // No pod is condemned here.
+            hooks: HookSet::ALL.without(Family::LastLine),
+            without: &[],
+            window: Duration::from_millis(args.window_ms),
+        },
+    )?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    for hook in bpf.hooks() {
+        print_hook(&mut out, args.output, hook)?;
+    }
+    let mut screen = Screen::new(args, CgroupPaths::read(&host, &mounts)?);
+    screen.follow_processes(&mut bpf)?;
+    out.flush()?;
+
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .map_err(EventsError::Signals)?;
+    let mut stop = {
+        let _in_runtime = runtime.enter();
+        StopSignals::catch().map_err(EventsError::Signals)?
+    };
+    let end = args
+        .seconds
+        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    while end.is_none_or(|end| Instant::now() < end) && !runtime.block_on(stop.have_come()) {
+        let left = end.map_or(LOOK_EVERY, |end| {
+            end.saturating_duration_since(Instant::now())
+                .min(LOOK_EVERY)
+        });
+        if args.stall {
+            std::thread::sleep(left);
+            continue;
+        }
+        wait(&bpf, left)?;
+        screen.drain(&mut bpf, &mut out)?;
+        bpf.flush_log();
+        screen.follow_processes(&mut bpf)?;
+        out.flush()?;
+    }
+    let mut written = Ok(());
+    let account = bpf.finish(AtEnd::Detach, |bpf| {
+        if written.is_ok() {
+            written = screen.drain(bpf, &mut out);
+        }
+    })?;
+    written?;
+    bpf.flush_log();
+    print_throttle(&mut out, args.output, &bpf, &screen.paths)?;
+    print_totals(&mut out, args.output, &bpf, &screen.paths)?;
+    print_account(&mut out, args.output, &account)?;
+    if let Some(error) = bpf.last_decode_error() {
+        writeln!(out, "unreadable record: {error}")?;
+    }
+    out.flush()?;
+    let is_clean = account.lost() == 0 && account.unreadable == 0;
+    Ok(if is_clean {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn wait(bpf: &Bpf, left: Duration) -> Result<(), EventsError> {
+    let (critical, lifecycle) = (bpf.critical_fd(), bpf.lifecycle_fd());
+    let mut fds = [&critical, &lifecycle].map(|fd| PollFd::new(fd, PollFlags::IN));
+    let timeout = rustix::event::Timespec {
+        tv_sec: 0,
+        tv_nsec: i64::from(left.subsec_nanos()),
+    };
+    match poll(&mut fds, Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(errno) => Err(EventsError::Poll(errno)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_parsed_or_explained() {
+        assert_eq!(parse_kind("oom-kill"), Ok(Kind::OomKill));
+        assert!(parse_kind("oom").is_err_and(|error| error.contains("cgroup-mkdir, cgroup-rmdir")));
+    }
+}

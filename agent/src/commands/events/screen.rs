@@ -1,0 +1,560 @@
+//! Records as lines of text or JSON.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{EventsArgs, EventsError};
+use crate::host::cgroup_paths::{CgroupPaths, Ids};
+use crate::host::output::Output;
+use crate::kernel::decode::{
+    Body, MemoryLimitEvent, OomLimit, ReclaimPhase, Record, RefaultKind, StallCause, ThrottlePhase,
+};
+use crate::kernel::last_line::uid_text;
+use crate::kernel::{Bpf, Generation};
+
+/// Records read from a ring before looking at the clock again.
+const BUDGET: usize = 256;
+
+/// Times [`BUDGET`] records are more than a ring holds.
+const ROUNDS: usize = 256;
+
+/// Cgroups whose processes are followed.
+const FOLLOWED_MAX: usize = 4096;
+
+/// Shows records as they come.
+pub(super) struct Screen<'args> {
+    args: &'args EventsArgs,
+    pub(super) paths: CgroupPaths,
+    /// Whether there are cgroups whose processes are not followed yet.
+    has_new: bool,
+}
+
+impl<'args> Screen<'args> {
+    pub(super) fn new(args: &'args EventsArgs, paths: CgroupPaths) -> Self {
+        Screen {
+            args,
+            paths,
+            has_new: true,
+        }
+    }
+
+    pub(super) fn drain(&mut self, bpf: &mut Bpf, out: &mut impl Write) -> io::Result<()> {
+        let mut result = Ok(());
+        let mut show = |record: Record<'_>| {
+            if result.is_ok() {
+                result = self.show(&record, out);
+            }
+        };
+        // As many as the rings hold, not as many as a flood sends.
+        for _ in 0..ROUNDS {
+            let taken = [
+                bpf.drain_critical(BUDGET, &mut show),
+                bpf.drain_lifecycle(BUDGET, &mut show),
+                bpf.drain_pressure(BUDGET, &mut show),
+            ];
+            if !taken.contains(&BUDGET) {
+                break;
+            }
+        }
+        result
+    }
+
+    fn show(&mut self, record: &Record<'_>, out: &mut impl Write) -> io::Result<()> {
+        if let Body::CgroupMkdir {
+            hierarchy_id, path, ..
+        } = record.body
+        {
+            self.has_new |= self.paths.made(hierarchy_id, record.cgroup_id, path);
+        }
+        let path = self.paths.of(ids_of(&record.body), record.cgroup_id);
+        let path = path.map(str::to_owned);
+        let is_shown = self.is_wanted(record, path.as_deref());
+        let result = match (is_shown, self.args.output) {
+            (false, _) => Ok(()),
+            (true, Output::Text) => self.text(record, path.as_deref(), out),
+            (true, Output::Json) => self.json(record, path.as_deref(), out),
+        };
+        if let Body::CgroupRmdir { hierarchy_id, .. } = record.body {
+            self.paths.removed(hierarchy_id, record.cgroup_id);
+        }
+        result
+    }
+
+    /// The births of `--cgroup` and what is below it; of all cgroups there would be too many.
+    pub(super) fn follow_processes(&mut self, bpf: &mut Bpf) -> Result<(), EventsError> {
+        let Some(wanted) = self.args.cgroup.as_ref().filter(|_| self.has_new) else {
+            return Ok(());
+        };
+        self.has_new = false;
+        let wanted = Path::new("/").join(wanted);
+        let below = |(_, path): &(u64, &str)| Path::new("/").join(path).starts_with(&wanted);
+        let ids = self.paths.all(Ids::Memory).filter(below).map(|(id, _)| id);
+        Ok(bpf.follow_processes(&ids.take(FOLLOWED_MAX).collect())?)
+    }
+
+    fn is_wanted(&self, record: &Record<'_>, path: Option<&str>) -> bool {
+        let by_kind = self.args.kind.is_empty() || self.args.kind.contains(&record.body.kind());
+        let by_path = match (&self.args.cgroup, path) {
+            (None, _) => true,
+            (Some(wanted), Some(path)) => {
+                let root = Path::new("/");
+                root.join(path).starts_with(root.join(wanted))
+            }
+            (Some(_), None) => false,
+        };
+        by_kind && by_path
+    }
+
+    fn text(
+        &self,
+        record: &Record<'_>,
+        path: Option<&str>,
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        let (seconds, micros) = (
+            record.ts_ns / 1_000_000_000,
+            record.ts_ns / 1_000 % 1_000_000,
+        );
+        write!(
+            out,
+            "{seconds:>6}.{micros:06} cpu{:<3} {:<17} ",
+            record.cpu,
+            record.body.kind().name()
+        )?;
+        match (record.cgroup_id, path) {
+            (0, _) => write!(out, "node")?,
+            (id, Some(path)) => write!(out, "{path} ({id})")?,
+            (id, None) => write!(out, "({id})")?,
+        }
+        write!(out, ": ")?;
+        match &record.body {
+            Body::ChargesReached {
+                charged_bytes,
+                generation: Generation(generation),
+            } => writeln!(
+                out,
+                "{charged_bytes} bytes charged in total, generation {generation}"
+            ),
+            Body::LastLineKill {
+                why,
+                tgid,
+                comm,
+                place,
+                kills,
+                ..
+            } => writeln!(
+                out,
+                "process {tgid} ({}), the pod's {kills}. at place {place}: {why}",
+                String::from_utf8_lossy(comm)
+            ),
+            Body::CgroupMkdir {
+                level,
+                hierarchy_id,
+                is_cut,
+                ..
+            } => {
+                let cut = if *is_cut { ", path cut" } else { "" };
+                writeln!(out, "level {level}{}{cut}", v1(*hierarchy_id))
+            }
+            Body::CgroupRmdir {
+                level,
+                hierarchy_id,
+            } => writeln!(out, "level {level}{}", v1(*hierarchy_id)),
+            Body::CgroupAttach { tgid, hierarchy_id } => {
+                writeln!(out, "process {tgid}{}", v1(*hierarchy_id))
+            }
+            Body::CgroupPopulated {
+                is_populated,
+                hierarchy_id,
+            } => {
+                writeln!(
+                    out,
+                    "{}{}",
+                    if *is_populated { "populated" } else { "empty" },
+                    v1(*hierarchy_id)
+                )
+            }
+            Body::OomKill {
+                limit,
+                tgid,
+                oom_score_adj,
+                points,
+                total_pages,
+                anon_pages,
+                comm,
+            } => {
+                write!(
+                    out,
+                    "victim {} (process {tgid}, oom_score_adj {oom_score_adj}, ",
+                    String::from_utf8_lossy(comm)
+                )?;
+                if let Some(points) = points {
+                    write!(out, "points {points}, ")?;
+                }
+                write!(
+                    out,
+                    "{anon_pages} of {total_pages} pages anonymous), limit of "
+                )?;
+                match limit {
+                    OomLimit::Node => writeln!(out, "the node"),
+                    OomLimit::Unknown => writeln!(out, "(in the record of the choice)"),
+                    OomLimit::Cgroup(id) => match self.paths.of(Ids::Memory, *id) {
+                        Some(path) => writeln!(out, "{path} ({id})"),
+                        None => writeln!(out, "cgroup {id}"),
+                    },
+                }
+            }
+            Body::MemoryEvent {
+                event,
+                count,
+                pages,
+            } => {
+                write!(out, "{} met {count} times so far", event_name(*event))?;
+                pages.map_or(Ok(()), |pages| write!(out, ", {pages} pages asked for"))?;
+                writeln!(out)
+            }
+            Body::Throttle {
+                phase: ThrottlePhase::Start,
+                count,
+                ..
+            } => writeln!(out, "start, {count} ended so far"),
+            Body::Throttle {
+                phase: ThrottlePhase::Stop,
+                count,
+                sum_ns,
+                max_ns,
+            } => {
+                writeln!(
+                    out,
+                    "stop, {count} so far for {} µs, longest {} µs",
+                    sum_ns / 1000,
+                    max_ns / 1000
+                )
+            }
+            Body::NodeReclaim {
+                phase,
+                count,
+                node,
+                order,
+            } => {
+                write!(
+                    out,
+                    "{}, order {order}, {count} times so far",
+                    phase_name(*phase)
+                )?;
+                node.map_or(Ok(()), |node| write!(out, ", NUMA node {node}"))?;
+                writeln!(out)
+            }
+            Body::MemoryStall {
+                cause,
+                actor_cgroup_id,
+                count,
+                sum_ns,
+                max_ns,
+                pages,
+            } => {
+                write!(
+                    out,
+                    "{}, {count} so far for {} µs, longest {} µs",
+                    cause_name(*cause),
+                    sum_ns / 1000,
+                    max_ns / 1000
+                )?;
+                pages.map_or(Ok(()), |pages| write!(out, ", {pages} pages freed"))?;
+                if *actor_cgroup_id != record.cgroup_id {
+                    match self.paths.of(Ids::Memory, *actor_cgroup_id) {
+                        Some(path) => write!(out, ", last by {path} ({actor_cgroup_id})")?,
+                        None => write!(out, ", last by cgroup {actor_cgroup_id}")?,
+                    }
+                }
+                writeln!(out)
+            }
+            Body::Refault { what, count, pages } => writeln!(
+                out,
+                "{}, {count} so far, {pages} pages",
+                refault_name(*what)
+            ),
+            Body::ProcessBirth {
+                tgid,
+                parent_tgid,
+                parent_cgroup_id,
+            } => writeln!(
+                out,
+                "process {tgid}, parent {parent_tgid} in {}",
+                self.paths.of(Ids::Memory, *parent_cgroup_id).unwrap_or("?")
+            ),
+        }
+    }
+
+    fn json(
+        &self,
+        record: &Record<'_>,
+        path: Option<&str>,
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        let mut object = details(&record.body);
+        object["ts_ns"] = json!(record.ts_ns);
+        object["cpu"] = json!(record.cpu);
+        object["kind"] = json!(record.body.kind().name());
+        object["cgroup_id"] = json!(record.cgroup_id);
+        object["cgroup"] = json!(path);
+        writeln!(out, "{object}")
+    }
+}
+
+/// " (v1 hierarchy N)", or nothing on v2.
+fn v1(hierarchy_id: u32) -> String {
+    if hierarchy_id == 0 {
+        String::new()
+    } else {
+        format!(" (v1 hierarchy {hierarchy_id})")
+    }
+}
+
+fn event_name(event: MemoryLimitEvent) -> &'static str {
+    match event {
+        MemoryLimitEvent::High => "memory.high",
+        MemoryLimitEvent::Max => "memory.max",
+        MemoryLimitEvent::Oom => "oom",
+        MemoryLimitEvent::Low => "memory.low",
+        MemoryLimitEvent::OomKill => "oom_kill",
+        MemoryLimitEvent::OomGroupKill => "oom_group_kill",
+    }
+}
+
+pub(super) fn cause_name(cause: StallCause) -> &'static str {
+    match cause {
+        StallCause::Memory => "memory",
+        StallCause::Limit => "limit-reclaim",
+        StallCause::High => "memory.high",
+        StallCause::Node => "node-reclaim",
+    }
+}
+
+pub(super) fn refault_name(what: RefaultKind) -> &'static str {
+    match what {
+        RefaultKind::Anon => "refault_anon",
+        RefaultKind::File => "refault_file",
+        RefaultKind::SwapIn => "swap_in",
+    }
+}
+
+fn phase_name(phase: ReclaimPhase) -> &'static str {
+    match phase {
+        ReclaimPhase::KswapdWake => "kswapd_wake",
+        ReclaimPhase::DirectReclaim => "direct_reclaim",
+    }
+}
+
+/// The fields of a body; absent ones are null.
+fn details(body: &Body<'_>) -> Value {
+    match *body {
+        Body::ChargesReached {
+            charged_bytes,
+            generation: Generation(generation),
+        } => json!({"charged_bytes": charged_bytes, "generation": generation}),
+        Body::LastLineKill {
+            why,
+            tgid,
+            comm,
+            uid,
+            place,
+            kills,
+            available_pages,
+            wanted_pages,
+            crossed_ns,
+            acked_ns,
+        } => json!({
+            "why": why, "tgid": tgid, "comm": String::from_utf8_lossy(comm), "uid": uid_text(uid), "place": place,
+            "kills": kills, "available_pages": available_pages, "wanted_pages": wanted_pages,
+            "crossed_ns": crossed_ns, "acked_ns": acked_ns,
+        }),
+        Body::CgroupMkdir {
+            level,
+            hierarchy_id,
+            is_cut,
+            ..
+        } => {
+            json!({"level": level, "hierarchy_id": hierarchy_id, "is_cut": is_cut})
+        }
+        Body::CgroupRmdir {
+            level,
+            hierarchy_id,
+        } => json!({"level": level, "hierarchy_id": hierarchy_id}),
+        Body::CgroupAttach { tgid, hierarchy_id } => {
+            json!({"tgid": tgid, "hierarchy_id": hierarchy_id})
+        }
+        Body::CgroupPopulated {
+            is_populated,
+            hierarchy_id,
+        } => {
+            json!({"is_populated": is_populated, "hierarchy_id": hierarchy_id})
+        }
+        Body::OomKill {
+            limit,
+            tgid,
+            oom_score_adj,
+            points,
+            total_pages,
+            anon_pages,
+            comm,
+        } => {
+            let (limit, limit_cgroup_id) = match limit {
+                OomLimit::Node => ("node", None),
+                OomLimit::Unknown => ("unknown", None),
+                OomLimit::Cgroup(id) => ("cgroup", Some(id)),
+            };
+            json!({
+                "limit": limit, "limit_cgroup_id": limit_cgroup_id, "tgid": tgid, "oom_score_adj": oom_score_adj,
+                "points": points, "total_pages": total_pages, "anon_pages": anon_pages,
+                "comm": String::from_utf8_lossy(comm),
+            })
+        }
+        Body::MemoryEvent {
+            event,
+            count,
+            pages,
+        } => {
+            json!({"event": event_name(event), "count": count, "pages": pages})
+        }
+        Body::Throttle {
+            phase,
+            count,
+            sum_ns,
+            max_ns,
+        } => json!({
+            "phase": match phase { ThrottlePhase::Start => "start", ThrottlePhase::Stop => "stop" },
+            "count": count, "sum_ns": sum_ns, "max_ns": max_ns,
+        }),
+        Body::NodeReclaim {
+            phase,
+            count,
+            node,
+            order,
+        } => {
+            json!({"phase": phase_name(phase), "count": count, "node": node, "order": order})
+        }
+        Body::MemoryStall {
+            cause,
+            actor_cgroup_id,
+            count,
+            sum_ns,
+            max_ns,
+            pages,
+        } => json!({
+            "cause": cause_name(cause), "actor_cgroup_id": actor_cgroup_id, "count": count, "sum_ns": sum_ns,
+            "max_ns": max_ns, "pages": pages,
+        }),
+        Body::Refault { what, count, pages } => {
+            json!({"what": refault_name(what), "count": count, "pages": pages})
+        }
+        Body::ProcessBirth {
+            tgid,
+            parent_tgid,
+            parent_cgroup_id,
+        } => json!({
+            "tgid": tgid, "parent_tgid": parent_tgid, "parent_cgroup_id": parent_cgroup_id,
+        }),
+    }
+}
+
+/// Whose id a record's is.
+fn ids_of(body: &Body<'_>) -> Ids {
+    match body {
+        Body::CgroupMkdir { hierarchy_id, .. }
+        | Body::CgroupRmdir { hierarchy_id, .. }
+        | Body::CgroupAttach { hierarchy_id, .. }
+        | Body::CgroupPopulated { hierarchy_id, .. } => Ids::Hierarchy(*hierarchy_id),
+        Body::Throttle { .. } => Ids::Cpu,
+        _ => Ids::Memory,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_abi::Kind;
+
+    #[test]
+    fn only_the_cgroup_and_those_below_it_are_shown() {
+        let args = EventsArgs {
+            cgroup: Some("/kubepods".into()),
+            kind: vec![Kind::CgroupRmdir],
+            output: Output::Text,
+            seconds: None,
+            window_ms: 100,
+            stall: false,
+            object: None,
+        };
+        let screen = Screen::new(&args, CgroupPaths::default());
+        let record = |body| Record {
+            ts_ns: 0,
+            cgroup_id: 9,
+            cpu: 0,
+            body,
+        };
+        let rmdir = record(Body::CgroupRmdir {
+            level: 1,
+            hierarchy_id: 0,
+        });
+        assert!(screen.is_wanted(&rmdir, Some("/kubepods")));
+        assert!(screen.is_wanted(&rmdir, Some("/kubepods/pod1")));
+        assert!(!screen.is_wanted(&rmdir, Some("/kubepods2")));
+        assert!(!screen.is_wanted(&rmdir, None));
+        assert!(!screen.is_wanted(
+            &record(Body::CgroupAttach {
+                tgid: 1,
+                hierarchy_id: 0
+            }),
+            Some("/kubepods")
+        ));
+    }
+
+    #[test]
+    fn a_record_becomes_one_line_of_text_or_json() {
+        let mut args = EventsArgs {
+            cgroup: None,
+            kind: vec![],
+            output: Output::Text,
+            seconds: None,
+            window_ms: 100,
+            stall: false,
+            object: None,
+        };
+        let record = Record {
+            ts_ns: 12_000_345_678,
+            cgroup_id: 9,
+            cpu: 3,
+            body: Body::OomKill {
+                limit: OomLimit::Cgroup(8),
+                tgid: 77,
+                oom_score_adj: 1000,
+                points: Some(500),
+                total_pages: 20,
+                anon_pages: 10,
+                comm: b"hog",
+            },
+        };
+        let paths = CgroupPaths::known(4, 2, &[(4, 8, "/k"), (4, 9, "/k/p"), (2, 9, "/other")]);
+        let mut text = Vec::new();
+        Screen::new(&args, paths.clone())
+            .show(&record, &mut text)
+            .expect("a vector takes everything");
+        assert_eq!(
+            String::from_utf8_lossy(&text),
+            "    12.000345 cpu3   oom-kill          /k/p (9): victim hog (process 77, oom_score_adj 1000, points 500, \
+             10 of 20 pages anonymous), limit of /k (8)\n"
+        );
+        args.output = Output::Json;
+        let mut line = Vec::new();
+        Screen::new(&args, paths)
+            .show(&record, &mut line)
+            .expect("a vector takes everything");
+        let value: Value = serde_json::from_slice(&line).expect("JSON");
+        assert_eq!(value["cgroup"], "/k/p");
+        assert_eq!(value["limit_cgroup_id"], 8);
+        assert_eq!(value["comm"], "hog");
+    }
+}

@@ -1,0 +1,210 @@
+//! `plimsoll top`: the node at a glance, from a running agent or a journal.
+//!
+//! **Problem.** What presses on the node, who causes it, and what the agent would do next must be seen while it happens, by people without
+//! root, on whatever terminal there is. **Approach.** An [`Overview`] comes from the control socket, or from a journal's state; a
+//! [`Model`] holds what is on the screen and is changed only by messages; [`draw`](crate::show::top::draw) makes cells of it. Both are pure. This module
+//! does the rest: a thread asks the agent, the main one reads keys and draws. An agent that ends is waited for.
+
+mod screen;
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use plimsoll_core::explain::ExplainError;
+
+use crate::commands::exit_status::CommandError;
+use crate::host::output::{Output, OutputArgs, Style};
+use crate::record::recording::{Recording, Seek};
+use crate::record::steps::{JournalReadError, at_seconds};
+use crate::serve::control::client::{AskError, ask};
+use crate::serve::control::{AgentArgs, Answer, Refusal, RefusalKind, Request};
+use crate::serve::overview::{Figures, Overview};
+use crate::show::top::model::{Feed, Message, Model};
+use crate::show::top::text::table;
+
+/// An agent's CPU figures are means since an earlier question: for a single answer it is asked twice, so far apart.
+const FIRST_MEAN: Duration = Duration::from_millis(700);
+
+/// Show pods by pressure, throttling, stalls and memory, and who would be evicted next, as it happens
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  plimsoll top                                       of the agent that runs here; ? shows the keys
+  plimsoll top --replay run.journal                  step through what an agent saw
+  plimsoll top --once                                one table, for a pipe
+  plimsoll top --output json | jq '.pods[].pod'      all figures, for programs
+  plimsoll top --replay run.journal --at 1234.5      from that second on
+
+Only root may ask, unless the agent was started with --control-group. Nothing is changed. Colours only repeat what letters say; NO_COLOR \
+leaves them out.")]
+pub struct TopArgs {
+    /// Print one table and end
+    #[arg(long)]
+    pub once: bool,
+    #[command(flatten)]
+    pub(crate) output: Option<OutputArgs>,
+    /// How often the agent is asked, seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub interval: u64,
+    /// Look at what an agent saw that wrote this journal, instead of asking one that runs
+    #[arg(long, value_name = "JOURNAL")]
+    pub replay: Option<PathBuf>,
+    /// In the journal: begin after the last event up to this time, in seconds as `plimsoll replay` prints it; else at the end
+    #[arg(long, value_name = "SECONDS", requires = "replay", value_parser = at_seconds)]
+    pub at: Option<u64>,
+    #[command(flatten)]
+    pub(crate) agent: AgentArgs,
+}
+
+/// Why there is nothing to be seen.
+#[derive(Debug, thiserror::Error)]
+pub enum TopError {
+    /// No agent, or it refuses.
+    #[error(transparent)]
+    Ask(AskError),
+    /// The agent does not know the question.
+    #[error(
+        "the agent does not know what `plimsoll top` asks: it is older than this plimsoll ({version}); use the one that it was started from, or restart the agent",
+        version = env!("CARGO_PKG_VERSION")
+    )]
+    Older,
+    /// The journal.
+    #[error(transparent)]
+    Journal(#[from] JournalReadError),
+    /// The overview.
+    #[error(transparent)]
+    Overview(#[from] ExplainError),
+    /// Not a terminal.
+    #[error(
+        "{what} is not a terminal, so there is no screen to draw: use --once for a table, or --output json"
+    )]
+    NoTerminal {
+        /// Which stream.
+        what: &'static str,
+    },
+    /// The terminal fails.
+    #[error("the terminal: {0}; --once needs none")]
+    Terminal(#[source] io::Error),
+    /// Standard output.
+    #[error("standard output: {0}")]
+    Output(#[from] io::Error),
+}
+
+impl From<AskError> for TopError {
+    fn from(error: AskError) -> Self {
+        match error {
+            AskError::Refused(Refusal {
+                kind: RefusalKind::BadRequest,
+                ..
+            }) => Self::Older,
+            other => Self::Ask(other),
+        }
+    }
+}
+
+impl CommandError for TopError {}
+
+/// `plimsoll top`.
+///
+/// # Errors
+/// [`TopError`].
+pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
+    let output = args.output.map(|own| own.format);
+    let output = output.or(args.once.then_some(Output::Text));
+    if output.is_none() {
+        // Before anything else: nobody waits for an answer that cannot be shown.
+        for (what, is_terminal) in [
+            ("standard input", io::stdin().is_terminal()),
+            ("standard output", io::stdout().is_terminal()),
+        ] {
+            if !is_terminal {
+                return Err(TopError::NoTerminal { what });
+            }
+        }
+    }
+    match (&args.replay, output) {
+        (Some(path), output) => {
+            let mut recording = Recording::open(path)?;
+            if let Some(at_ns) = args.at {
+                recording.seek(Seek::At(at_ns))?;
+            }
+            let feed = Feed::Recorded {
+                position: recording.position(),
+                plays_ns: None,
+                remark: recording.remark().map(str::to_owned),
+            };
+            let overview = recorded(&recording)?;
+            match output {
+                Some(output) => {
+                    if let Some(remark) = recording.remark() {
+                        eprintln!("plimsoll: {}: {remark}", path.display());
+                    }
+                    print(output, &overview)
+                }
+                None => {
+                    let mut model = Model::new(feed, Style::of(&io::stdout()).color);
+                    model.update(Message::At(recording.position(), Box::new(overview)));
+                    screen::replayed(&mut model, &mut recording)
+                }
+            }
+        }
+        (None, output) => {
+            let socket = args.agent.socket();
+            let every = Duration::from_secs(args.interval);
+            let mut overview = overview(&socket)?;
+            let feed = Feed::Live {
+                every,
+                silent: None,
+                restarted: None,
+            };
+            match output {
+                Some(output) => {
+                    if !overview.pods.iter().any(|own| own.cpu.used_milli.is_some()) {
+                        std::thread::sleep(FIRST_MEAN);
+                        overview = self::overview(&socket)?;
+                    }
+                    print(output, &overview)
+                }
+                None => {
+                    let mut model = Model::new(feed, Style::of(&io::stdout()).color);
+                    model.update(Message::Answer(Box::new(overview)));
+                    screen::live(&mut model, socket, every)
+                }
+            }
+        }
+    }
+}
+
+/// Asks the agent.
+fn overview(socket: &std::path::Path) -> Result<Overview, TopError> {
+    match ask(socket, &Request::Overview)? {
+        Answer::Overview(own) => Ok(std::sync::Arc::unwrap_or_clone(own)),
+        // Another question's answer.
+        _ => Err(TopError::Older),
+    }
+}
+
+/// The node as it was then.
+fn recorded(recording: &Recording) -> Result<Overview, ExplainError> {
+    Overview::new(&recording.snapshot(), &Figures::default())
+}
+
+fn print(output: Output, overview: &Overview) -> Result<ExitCode, TopError> {
+    let mut stdout = io::stdout().lock();
+    let text = match output {
+        Output::Text => table(overview, Style::of(&stdout)),
+        Output::Json => serde_json::to_string_pretty(overview).map_err(io::Error::from)? + "\n",
+    };
+    match stdout.write_all(text.as_bytes()) {
+        // Whoever reads has read enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        written => written?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,104 @@
+//! `plimsoll topology`: the machine drawn for people, as a tree in the terminal or as a picture, and as `machine.json` for programs.
+//!
+//! The machine is the one at hand, or one that a file describes ([`plimsoll_core::placement::machine`], docs/reference/machine.md). What is
+//! drawn is a tree of parts that contain each other ([`layout`](crate::show::topology::layout)), whatever the order in which this machine nests them; who holds
+//! which CPUs ([`Holders`]) is shown where it is known.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::commands::exit_status::CommandError;
+use crate::host::HostRoot;
+use crate::host::output::{Drawing, OutputArgs, Style};
+use crate::host::topology::{TopologyReadError, read_machine};
+use crate::input::machine::{self, MachineFileError};
+use crate::serve::control::client::{AskError, ask};
+use crate::serve::control::{AgentArgs, Answer, Refusal, RefusalKind, Request};
+use crate::show::topology::holders::Holders;
+
+/// Draw the machine: sockets, NUMA nodes, caches, cores, memory, distances
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  plimsoll topology                                   this machine, as a tree; beside a running agent, with who holds which CPUs
+  plimsoll topology --output svg > machine.svg        as a picture
+  plimsoll topology --output json > machine.json      as a file, which --machine takes anywhere
+  plimsoll topology --machine machine.json            a machine that somebody described
+
+CORES \"8 × 2\" is eight cores of two threads; SIBLINGS \"0+8\" are the threads of one core.
+machine.json: docs/reference/machine.md. A line of the kubelet's golden topologies.jsonl is taken too.")]
+pub struct TopologyArgs {
+    /// Draw the machine that this file describes, not this one; - for standard input
+    #[arg(long, value_name = "FILE")]
+    pub machine: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs<Drawing>,
+    #[command(flatten)]
+    pub(crate) agent: AgentArgs,
+    /// One line for each cache and each node, however many there are
+    #[arg(long)]
+    pub all: bool,
+}
+
+/// Why nothing is drawn.
+#[derive(Debug, thiserror::Error)]
+pub enum TopologyError {
+    /// This machine.
+    #[error("{0}\nA machine that is described in a file can be drawn with --machine FILE.")]
+    Host(TopologyReadError),
+    /// The file.
+    #[error(transparent)]
+    File(#[from] MachineFileError),
+    /// Standard output.
+    #[error("standard output: {0}")]
+    Output(#[from] io::Error),
+}
+
+impl CommandError for TopologyError {}
+
+/// `plimsoll topology`.
+///
+/// # Errors
+/// [`TopologyError`].
+pub fn run(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
+    let (machine, holders) = match &args.machine {
+        None => {
+            let machine = read_machine(&HostRoot::live()).map_err(TopologyError::Host)?;
+            (machine, holders_here(&args.agent.socket()))
+        }
+        Some(path) => (machine::read(path, io::stdin().lock())?, None),
+    };
+    let holders = holders.as_ref();
+    let mut stdout = io::stdout().lock();
+    let text = match args.output.format {
+        Drawing::Json => serde_json::to_string_pretty(&machine).map_err(io::Error::from)? + "\n",
+        Drawing::Text => {
+            crate::show::topology::draw(&machine, holders, args.all, Style::of(&stdout))
+        }
+        Drawing::Svg => crate::show::topology::svg::draw(&machine, holders),
+    };
+    stdout.write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Who holds which CPUs, if an agent runs here that places pods. One that runs and cannot be asked is said.
+fn holders_here(socket: &Path) -> Option<Holders> {
+    if !socket.exists() {
+        return None;
+    }
+    match ask(socket, &Request::ExplainPlacement { pod: None }) {
+        Ok(Answer::Placement(explained)) => Some(Holders::of(&explained)),
+        Ok(_) => None,
+        Err(AskError::Refused(Refusal {
+            kind: RefusalKind::NothingPlaced,
+            ..
+        })) => None,
+        Err(error) => {
+            eprintln!("plimsoll: who holds which CPUs is not shown: {error}");
+            None
+        }
+    }
+}

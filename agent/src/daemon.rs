@@ -1,0 +1,289 @@
+//! The agent's loop: next wake → turn.
+//!
+//! Problem: from a record of the kernel to the signal that ends a pod there is no time, and perhaps no memory. Approach: one
+//! thread, one loop. [`wake`] is what it waits for, [`deadlines`] is when it acts by itself, [`turn`] is what it does then: react first,
+//! everything else afterwards. Journal and output are written by other threads, and so is everything that blocks.
+//!
+//! Terms: *urgent* work is what leads to a kill; a *rescan* brings what is known of pods up to date, when the loop has nothing urgent.
+
+pub mod limits;
+pub mod load_programs;
+pub mod observer;
+pub mod pod_meters;
+pub mod sampler;
+pub mod start;
+
+mod cpu;
+mod deadlines;
+mod last_line;
+mod lifecycle;
+mod manifests;
+mod oom_kills;
+mod oom_scores;
+mod placement;
+mod remedies;
+mod rescan;
+mod storage;
+mod telling;
+mod turn;
+mod wake;
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use anyhow::Result;
+use plimsoll_core::engine::Engine;
+use plimsoll_core::model::decision::Decision;
+use plimsoll_core::model::event::Sample;
+use plimsoll_core::model::units::PodUid;
+use tokio::sync::oneshot;
+
+use crate::act::kubepods::Kubepods;
+use crate::act::oom_group::OomGroups;
+use crate::act::oom_order::OomOrdering;
+use crate::act::oom_scores::OomScores;
+use crate::daemon::limits::Limits;
+use crate::daemon::sampler::Sampler;
+use crate::host::clock::now_ns;
+use crate::host::stop::StopSignals;
+use crate::kernel::{AccountReport, Bpf};
+use crate::pods::registry::Pods;
+use crate::record::journal::Journal;
+use crate::record::lines::Reporter;
+use crate::record::snapshot::Snapshot;
+use crate::record::tally::Tally;
+use crate::record::timeline::Timelines;
+
+use deadlines::Deadlines;
+pub use last_line::LastLine;
+use lifecycle::LifecyclePace;
+use oom_kills::OomKills;
+pub use placement::{Placing, Surroundings};
+use rescan::Rescans;
+pub use storage::StorageWork;
+pub use telling::Ending;
+use turn::{Failure, Step};
+pub use wake::Sources;
+use wake::{Lost, Wake};
+
+/// Decisions, and steps, that one sample can lead to before a buffer grows: two for each pod that is leaving, and a handful.
+const DECISIONS: usize = 256;
+
+/// The agent, ready to run.
+pub struct Agent {
+    engine: Engine,
+    pods: Pods,
+    sampler: Sampler,
+    bpf: Option<Bpf>,
+    journal: Option<Journal>,
+    reporter: Reporter,
+    timelines: Timelines,
+    /// Reused for every sample.
+    sample: Sample,
+    /// What has been done and not been written down yet, and the decisions of all these steps.
+    steps: Vec<Step>,
+    decisions: Vec<Decision>,
+    failures: Vec<Failure>,
+    /// The first thing that the newest sample could not read.
+    sample_failure: Option<String>,
+    leaving: Vec<PodUid>,
+    limits: Limits,
+    oom_kills: OomKills,
+    /// `None`: the scores of processes are left as they are.
+    oom_scores: Option<OomScores>,
+    /// `None`: scores are the kubelet's.
+    oom_order: Option<OomOrdering>,
+    /// `None`: memory is not on cgroup v2.
+    oom_groups: Option<OomGroups>,
+    /// `None`: the cgroups above the pods are left as they are.
+    kubepods: Option<Kubepods>,
+    /// `None`: disks are not watched.
+    storage: Option<StorageWork>,
+    /// `None`: nothing is tried before an eviction.
+    remedies: Option<remedies::RemedyWork>,
+    /// `None`: CPU time is not looked after.
+    cpu_work: Option<cpu::CpuWork>,
+    /// `None`: nothing is placed.
+    placing: Option<Placing>,
+    /// `None`: there is no last line in the kernel.
+    last_line: Option<LastLine>,
+    not_watched_told: u64,
+    tally: Tally,
+    started_ns: u64,
+    /// When the engine wants the next sample.
+    sample_by_ns: u64,
+    /// Something has changed that the engine cannot know yet: sample now.
+    hurry: bool,
+    lost_records_told: u64,
+    lifecycle: LifecyclePace,
+    rescans: Rescans,
+    /// Pods have begun to run, or ceased, since the last sample: the order of what would go is another now.
+    pods_changed: bool,
+    keeps_programs: bool,
+    /// The ring of urgent records is not waited for any more: charges are as good as not counted.
+    has_lost_records: bool,
+}
+
+impl Agent {
+    /// Takes everything that it needs.
+    pub fn new(
+        engine: Engine,
+        pods: Pods,
+        sampler: Sampler,
+        limits: Limits,
+        bpf: Option<Bpf>,
+        journal: Option<Journal>,
+        reporter: Reporter,
+    ) -> Self {
+        Self {
+            engine,
+            pods,
+            sampler,
+            bpf,
+            journal,
+            reporter,
+            timelines: Timelines::default(),
+            sample: Sample::default(),
+            steps: Vec::with_capacity(DECISIONS),
+            decisions: Vec::with_capacity(DECISIONS),
+            failures: Vec::with_capacity(DECISIONS),
+            sample_failure: None,
+            leaving: Vec::with_capacity(DECISIONS),
+            limits,
+            oom_kills: OomKills::default(),
+            oom_scores: None,
+            oom_order: None,
+            oom_groups: None,
+            kubepods: None,
+            storage: None,
+            remedies: None,
+            cpu_work: None,
+            placing: None,
+            last_line: None,
+            not_watched_told: 0,
+            tally: Tally::default(),
+            started_ns: now_ns(),
+            sample_by_ns: 0,
+            hurry: true,
+            lost_records_told: 0,
+            lifecycle: LifecyclePace::default(),
+            // How often is known with the sources.
+            rescans: Rescans::new(Duration::ZERO),
+            pods_changed: false,
+            keeps_programs: false,
+            has_lost_records: false,
+        }
+    }
+
+    /// Also keeps the `oom_score_adj` of the pods' processes, in the order of eviction if there is one.
+    pub fn with_oom_scores(mut self, scores: OomScores, order: Option<OomOrdering>) -> Self {
+        self.oom_scores = Some(scores);
+        self.oom_order = order;
+        self
+    }
+
+    /// Also sets whether the kernel's OOM killer takes processes, containers or pods.
+    pub fn with_oom_groups(mut self, groups: Option<OomGroups>) -> Self {
+        self.oom_groups = groups;
+        self
+    }
+
+    /// Also keeps the cgroups above the pods.
+    pub fn with_kubepods(mut self, kubepods: Kubepods) -> Self {
+        self.kubepods = Some(kubepods);
+        self
+    }
+
+    /// Also watches disks.
+    pub fn with_storage(mut self, storage: StorageWork) -> Self {
+        self.storage = Some(storage);
+        self
+    }
+
+    /// Leaves the BPF programs where they are when it ends, if they are pinned.
+    pub fn keeping_programs(mut self, keeps: bool) -> Self {
+        self.keeps_programs = keeps;
+        self
+    }
+
+    /// Runs until SIGINT or SIGTERM, or until the node's memory can no longer be read or the loop cannot wait: then the result says so. No pod
+    /// is held back any more afterwards.
+    pub async fn run(mut self, sources: Sources, stop: StopSignals) -> (Ending, Result<()>) {
+        let result = self.serve(sources, stop).await;
+        if let (Some(scores), Some(_)) = (&mut self.oom_scores, &self.oom_order) {
+            scores
+                .put_back(&mut |error| tracing::warn!(%error, "an oom_score_adj is not put back"));
+        }
+        self.report_oom_kills(u64::MAX);
+        self.end_last_line();
+        // Each puts back what it holds.
+        (self.remedies, self.cpu_work, self.placing) = (None, None, None);
+        (Ending(self), result)
+    }
+
+    async fn serve(&mut self, mut sources: Sources, mut stop: StopSignals) -> Result<()> {
+        sources.remedies = self.take_remedy_reports();
+        sources.placement = self.begin_placing();
+        sources.cpu_time = self.take_cpu_reports();
+        self.rescans = Rescans::new(sources.rescan_period);
+        loop {
+            let deadlines = self.deadlines();
+            match sources.next(&deadlines, &mut stop).await {
+                Wake::Stop => return Ok(()),
+                wake => self.turn(wake, &deadlines, &mut sources)?,
+            }
+        }
+    }
+
+    /// When the loop has to act by itself.
+    fn deadlines(&self) -> Deadlines {
+        Deadlines {
+            sample_ns: if self.hurry { 0 } else { self.sample_by_ns },
+            rescan_ns: self.rescans.at_ns(),
+            lifecycle_rest_ns: self.lifecycle.rest_at_ns(),
+            oom_kills_ns: self.report_oom_kills_at_ns(),
+            last_line_kills_ns: self.last_line_kills_at_ns(),
+            last_line_ns: self.last_line.as_ref().map(LastLine::renew_at_ns),
+            oom_scores_ns: self.oom_scores.as_ref().and_then(OomScores::serve_at_ns),
+            storage_ns: self.storage.as_ref().and_then(StorageWork::order_at_ns),
+        }
+    }
+
+    /// A source has failed: that costs what it was there for, and a warning.
+    fn source_lost(&mut self, lost: Lost, sources: &mut Sources) {
+        self.tally.sources_lost += 1;
+        self.has_lost_records |= lost.name == wake::SourceName::CriticalRing;
+        sources.without(lost.name);
+        self.rescans.set_period(sources.rescan_period);
+        self.rescans.note_all();
+        self.warn(lost.to_string());
+    }
+
+    /// A copy of what the engine knows, for a client on another thread.
+    fn give_snapshot(&self, asked: oneshot::Sender<Snapshot>) {
+        // The client may have lost patience: then nothing is copied.
+        if !asked.is_closed() {
+            let limits = self.limits.totals();
+            let snapshot = Snapshot {
+                config: self.engine.config().clone(),
+                state: self.engine.state().clone(),
+                limits: limits.map(|(uid, own)| (uid.clone(), own)).collect(),
+                told: self.reporter.newest(),
+                oom_plan: self.oom_order.as_ref().and_then(OomOrdering::plan).cloned(),
+                records: self
+                    .bpf
+                    .as_ref()
+                    .and_then(|bpf| bpf.account().ok())
+                    .map(|account| AccountReport::from(&account)),
+                tally: Tally {
+                    lines_lost: self.reporter.lost(),
+                    journal_steps_lost: self.journal.as_ref().map(Journal::lost),
+                    ..self.tally.clone()
+                },
+            };
+            asked.send(snapshot).ok();
+        }
+    }
+}

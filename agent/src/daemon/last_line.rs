@@ -1,0 +1,419 @@
+//! The last line in the kernel, kept up to date, and what it did, told.
+//!
+//! **Problem.** What is left in the kernel must be right when the agent stops being able to act, which it does not know beforehand; and
+//! what was done meanwhile must be known afterwards, also by another agent. **Approach.** Each sample acknowledges the crossings before it,
+//! and renews what is in force, in one map update. The order follows the samples, a few times a second at most. A kill comes as a
+//! record, and is counted in a map: what no record has told, the map tells. A sample too soon for a new order is followed by one that is
+//! not: the agent may be gone before anything else leads to one.
+//!
+//! Who is in the order, and where the line is, the core says ([`plimsoll_core::policy::oom::last_line`]).
+
+use std::path::PathBuf;
+
+use plimsoll_core::model::event::{EventKind, LastLineKill, LastLineReason};
+use plimsoll_core::model::options;
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::oom::last_line::{LastLinePlan, plan};
+
+use super::{Agent, now_ns};
+use crate::host::HostRoot;
+use crate::host::file::{FileError, read_text};
+use crate::kernel::decode::{Body, Record};
+use crate::kernel::last_line::{CondemnedPod, LineSetting, PodKills, uid_text};
+use crate::kernel::{Bpf, BpfError, pages_up};
+use crate::record::lines::Line;
+
+/// Between two orders.
+const ORDER_EVERY_NS: u64 = 100_000_000;
+/// Between two looks at the zones' watermarks: they change when somebody sets `vm.min_free_kbytes` or adds memory.
+const WATERMARKS_EVERY_NS: u64 = 60_000_000_000;
+/// Kills kept until they are told, at most; those beyond are told from the map.
+const KILLS_MAX: usize = 64;
+
+/// Keeps it.
+#[derive(Debug)]
+pub struct LastLine {
+    options: options::LastLine,
+    zoneinfo: PathBuf,
+    /// The sum of the zones' low watermarks, pages, and when it was read.
+    low_pages: u64,
+    low_read_ns: Option<u64>,
+    /// What is in force, but for its times.
+    plan: Option<LastLinePlan>,
+    /// When the order was renewed, too.
+    ordered_ns: Option<u64>,
+    /// When it was last tried. After the order: too soon for another one.
+    renewed_ns: u64,
+    /// The newest sample: when it began, and what had been charged then.
+    sampled: (u64, Option<u64>),
+    kills: Vec<Told>,
+    /// So many of them the engine knows; they are reported when there is time.
+    taken_in: usize,
+    /// The last thing that went wrong: said once.
+    failure: Option<String>,
+    refused_told: u64,
+}
+
+/// A kill that a record has told.
+#[derive(Debug)]
+struct Told {
+    cgroup_id: u64,
+    uid: [u8; plimsoll_abi::last_line::UID_BYTES],
+    comm: [u8; plimsoll_abi::COMM_BYTES],
+    kill: LastLineKill,
+}
+
+impl LastLine {
+    /// With these options.
+    pub fn new(options: options::LastLine, host: &HostRoot) -> Self {
+        Self {
+            options,
+            zoneinfo: host.path("/proc/zoneinfo"),
+            low_pages: 0,
+            low_read_ns: None,
+            plan: None,
+            ordered_ns: None,
+            renewed_ns: 0,
+            sampled: (0, None),
+            kills: Vec::with_capacity(KILLS_MAX),
+            taken_in: 0,
+            failure: None,
+            refused_told: 0,
+        }
+    }
+
+    /// A sample is about to be taken.
+    pub(super) fn sampling(&mut self, at_ns: u64, charged_bytes: Option<u64>) {
+        self.sampled = (at_ns, charged_bytes);
+    }
+
+    /// When it is to be renewed at the latest.
+    pub(super) fn renew_at_ns(&self) -> u64 {
+        let order_at_ns = self.ordered_ns.filter(|at_ns| *at_ns < self.renewed_ns);
+        let order_at_ns = order_at_ns.map_or(u64::MAX, |at_ns| at_ns + ORDER_EVERY_NS);
+        self.renewed_ns
+            .saturating_add(self.options.expires_after_ns / 3)
+            .min(order_at_ns)
+    }
+
+    /// It is renewed now, also if something is refused: the next try has its time. Returns whether the order is, too. If it is too
+    /// soon for that, it has its own time.
+    fn renews(&mut self, now_ns: u64) -> bool {
+        self.renewed_ns = now_ns;
+        let is_order_due = since(self.ordered_ns, now_ns) >= ORDER_EVERY_NS;
+        if is_order_due {
+            self.ordered_ns = Some(now_ns);
+        }
+        is_order_due
+    }
+
+    /// Takes in a record. Allocates nothing.
+    pub(super) fn record(&mut self, record: &Record<'_>) {
+        let Body::LastLineKill {
+            why,
+            tgid,
+            comm,
+            uid,
+            kills,
+            available_pages,
+            wanted_pages,
+            crossed_ns,
+            ..
+        } = record.body
+        else {
+            return;
+        };
+        if self.kills.len() == KILLS_MAX {
+            return;
+        }
+        let page_bytes = rustix::param::page_size() as u64;
+        let mut told = Told {
+            cgroup_id: record.cgroup_id,
+            uid: [0; plimsoll_abi::last_line::UID_BYTES],
+            comm: [0; plimsoll_abi::COMM_BYTES],
+            kill: LastLineKill {
+                killed_ns: record.ts_ns,
+                why,
+                tgid,
+                kills,
+                available_bytes: available_pages.map(|pages| pages.saturating_mul(page_bytes)),
+                wanted_bytes: available_pages.map(|_| wanted_pages.saturating_mul(page_bytes)),
+                crossed_ns,
+            },
+        };
+        told.uid[..uid.len()].copy_from_slice(uid);
+        told.comm[..comm.len()].copy_from_slice(comm);
+        self.kills.push(told);
+    }
+}
+
+impl Agent {
+    /// Also keeps a last line in the kernel, where one of its programs is attached.
+    pub fn with_last_line(mut self, last_line: Option<LastLine>) -> Self {
+        let has_programs = self.bpf.as_mut().and_then(Bpf::last_line).is_some();
+        self.last_line = last_line.filter(|_| has_programs);
+        self
+    }
+
+    /// When what records have told of the last line is to be taken in, if there is any.
+    pub(super) fn last_line_kills_at_ns(&self) -> Option<u64> {
+        let own = self.last_line.as_ref()?;
+        (!own.kills.is_empty()).then(|| self.listed_at_ns())
+    }
+
+    /// Takes in what records have told of the last line: the engine completes what it began, before it judges a sample. Allocates nothing
+    /// for pods that are known.
+    pub(super) fn take_in_last_line_kills(&mut self) {
+        if self
+            .last_line_kills_at_ns()
+            .is_none_or(|at_ns| now_ns() < at_ns)
+        {
+            return;
+        }
+        let Some(last_line) = &mut self.last_line else {
+            return;
+        };
+        let begin = std::mem::replace(&mut last_line.taken_in, last_line.kills.len());
+        let kills = std::mem::take(&mut last_line.kills);
+        for told in &kills[begin..] {
+            self.last_line_killed(told.cgroup_id, uid_text(&told.uid), told.kill);
+        }
+        if let Some(last_line) = &mut self.last_line {
+            last_line.kills = kills;
+        }
+    }
+
+    /// Reports them. Not urgent.
+    pub(super) fn report_last_line_kills(&mut self) {
+        self.take_in_last_line_kills();
+        let Some(last_line) = self.last_line.as_mut().filter(|own| own.taken_in > 0) else {
+            return;
+        };
+        last_line.taken_in = 0;
+        let kills = std::mem::take(&mut last_line.kills);
+        self.settle();
+        for told in &kills {
+            let end = told.comm.iter().position(|byte| *byte == 0);
+            let comm = String::from_utf8_lossy(&told.comm[..end.unwrap_or(told.comm.len())]);
+            self.say_last_line_kill(uid_text(&told.uid), Some(&comm), &told.kill);
+            self.count_as_told(told.cgroup_id, told.kill.kills);
+        }
+        if let Some(last_line) = &mut self.last_line {
+            // Keeps its room.
+            last_line.kills = kills;
+            last_line.kills.clear();
+        }
+    }
+
+    fn last_line_killed(&mut self, cgroup_id: u64, uid: &str, kill: LastLineKill) {
+        let known = self.pods.by_cgroup_id(cgroup_id).cloned();
+        let uid = known.unwrap_or_else(|| PodUid::from(uid));
+        self.step(now_ns(), EventKind::LastLineKill { uid, kill });
+    }
+
+    fn say_last_line_kill(&mut self, uid: &str, comm: Option<&str>, kill: &LastLineKill) {
+        self.tally.last_line_kills += kill.kills;
+        let pod = self.pods.name(&PodUid::from(uid));
+        self.reporter.say(&Line::LastLineKill {
+            at_ns: kill.killed_ns,
+            pod: &pod,
+            comm,
+            kill,
+            text: kill.why.to_string(),
+        });
+    }
+
+    fn count_as_told(&mut self, cgroup_id: u64, kills: u64) {
+        let told = self
+            .bpf
+            .as_mut()
+            .and_then(Bpf::last_line)
+            .map(|maps| maps.note_reported(cgroup_id, kills));
+        if let Some(Err(error)) = told {
+            self.last_line_failed(error.to_string());
+        }
+    }
+
+    /// A sample has been taken and answered: acknowledges it, and renews what is in force.
+    pub(super) fn renew_last_line(&mut self) {
+        if let Err(text) = self.try_renew_last_line() {
+            self.last_line_failed(text);
+        }
+    }
+
+    fn try_renew_last_line(&mut self) -> Result<(), String> {
+        let (Some(own), Some(bpf)) = (&mut self.last_line, &mut self.bpf) else {
+            return Ok(());
+        };
+        let Some(maps) = bpf.last_line() else {
+            return Ok(());
+        };
+        let now_ns = now_ns();
+        let is_order_due = own.renews(now_ns);
+        let until_ns = now_ns.saturating_add(own.options.expires_after_ns);
+        if since(own.low_read_ns, now_ns) >= WATERMARKS_EVERY_NS {
+            own.low_pages = low_watermarks(&own.zoneinfo).map_err(|error| error.to_string())?;
+            own.low_read_ns = Some(now_ns);
+        }
+        if is_order_due {
+            own.plan = plan(self.engine.config(), self.engine.state());
+            let condemned = own.plan.iter().flat_map(|plan| &plan.order);
+            let order: Vec<CondemnedPod> = condemned
+                .filter_map(|pod| {
+                    let (_, cgroup_id) = self.pods.cgroup(pod.uid())?;
+                    Some(CondemnedPod {
+                        pod: pod.clone(),
+                        cgroup_id,
+                    })
+                })
+                .collect();
+            maps.condemn(&order, until_ns)
+                .map_err(|error| error.to_string())?;
+        }
+        let mut setting = LineSetting::default();
+        if let (Some(plan), Some(node)) = (&own.plan, &self.engine.state().node) {
+            let (acked_ns, charged_bytes) = own.sampled;
+            let left_bytes = node.memory.kernel_available_bytes + node.memory.swap_free_bytes;
+            let spare_bytes = left_bytes.saturating_sub(plan.line_bytes);
+            setting = LineSetting {
+                until_ns,
+                line_pages: pages_up(plan.line_bytes),
+                critical_pages: pages_up(plan.critical_bytes),
+                budget_ns: own.options.acknowledge_within_ns,
+                check_at_pages: pages_up(charged_bytes.unwrap_or(0).saturating_add(spare_bytes)),
+                cache_kept_pages: own.low_pages,
+                acked_ns,
+            };
+        }
+        maps.set(&setting).map_err(|error| error.to_string())
+    }
+
+    /// Tells what no record has told: the ring was full, or another agent was here.
+    pub(super) fn report_uncounted_last_line_kills(&mut self) {
+        if self.last_line.is_none() || now_ns() < self.listed_at_ns() {
+            return;
+        }
+        match self.untold_kills() {
+            Ok(untold) => {
+                for (kills, missing) in untold {
+                    let kill = LastLineKill {
+                        killed_ns: kills.last_ns,
+                        why: kills.why.unwrap_or(LastLineReason::Unacknowledged),
+                        tgid: kills.tgid,
+                        kills: missing,
+                        available_bytes: None,
+                        wanted_bytes: None,
+                        crossed_ns: None,
+                    };
+                    let uid = uid_text(&kills.uid);
+                    self.last_line_killed(kills.cgroup_id, uid, kill);
+                    self.settle();
+                    self.say_last_line_kill(uid, None, &kill);
+                    self.count_as_told(kills.cgroup_id, kills.count);
+                }
+            }
+            Err(error) => self.last_line_failed(error.to_string()),
+        }
+    }
+
+    /// Pods of which more was killed than was told, and how much more. Those that are gone and told are forgotten.
+    fn untold_kills(&mut self) -> Result<Vec<(PodKills, u64)>, BpfError> {
+        let Some(maps) = self.bpf.as_mut().and_then(Bpf::last_line) else {
+            return Ok(Vec::new());
+        };
+        let mut all = Vec::new();
+        maps.kills(|kills| all.push(kills))?;
+        let mut untold = Vec::new();
+        for kills in all {
+            let missing = kills.count.saturating_sub(maps.reported(kills.cgroup_id)?);
+            if missing > 0 {
+                untold.push((kills, missing));
+            } else if self.pods.by_cgroup_id(kills.cgroup_id).is_none() {
+                maps.forget_kills(kills.cgroup_id)?;
+            }
+        }
+        let refused = maps.refused()?;
+        if let Some(own) = &mut self.last_line
+            && refused > own.refused_told
+        {
+            let text = format!(
+                "the kernel refused {} signals of the last line: the process was exiting, or another signal was on its way",
+                refused - own.refused_told
+            );
+            own.refused_told = refused;
+            self.warn(text);
+        }
+        Ok(untold)
+    }
+
+    /// An orderly end takes it back.
+    pub(super) fn end_last_line(&mut self) {
+        if self.last_line.is_none() {
+            return;
+        }
+        if let Some(maps) = self.bpf.as_mut().and_then(Bpf::last_line) {
+            let ended = maps
+                .set(&LineSetting::default())
+                .and_then(|()| maps.condemn(&[], 0));
+            if let Err(error) = ended {
+                self.warn(format!("the last line stays until it expires: {error}"));
+            }
+        }
+    }
+
+    fn last_line_failed(&mut self, text: String) {
+        let Some(own) = &mut self.last_line else {
+            return;
+        };
+        if own.failure.as_ref() != Some(&text) {
+            own.failure = Some(text.clone());
+            self.warn(format!("the last line is not renewed: {text}"));
+        }
+    }
+}
+
+/// Time that has passed since then, nanoseconds; `u64::MAX` if it never was.
+fn since(at_ns: Option<u64>, now_ns: u64) -> u64 {
+    at_ns.map_or(u64::MAX, |at_ns| now_ns.saturating_sub(at_ns))
+}
+
+/// The sum of the zones' low watermarks, pages.
+fn low_watermarks(zoneinfo: &std::path::Path) -> Result<u64, FileError> {
+    Ok(low_pages(&read_text(zoneinfo)?))
+}
+
+fn low_pages(zoneinfo: &str) -> u64 {
+    let numbers = zoneinfo.lines().filter_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        (words.next() == Some("low")).then(|| words.next()?.parse::<u64>().ok())?
+    });
+    numbers.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_too_soon_for_a_new_order_is_made_up_for() {
+        const MS: u64 = 1_000_000;
+        let options = options::LastLine {
+            expires_after_ns: 30_000 * MS,
+            ..options::LastLine::default()
+        };
+        let mut line = LastLine::new(options, &HostRoot::live());
+        let mut sample = |at_ns| (line.renews(at_ns), line.renew_at_ns());
+        assert_eq!(sample(1000 * MS), (true, 11_000 * MS));
+        assert_eq!(sample(1030 * MS), (false, 1100 * MS));
+        assert_eq!(sample(1090 * MS), (false, 1100 * MS));
+        assert_eq!(sample(1100 * MS), (true, 11_100 * MS));
+    }
+
+    #[test]
+    fn low_watermarks_are_added_up() {
+        let text = "Node 0, zone      DMA\n  per-node stats\n      nr_inactive_anon 12\n  pages free     3840\n        boost    0\n        min      66\n        low      82\n        high     98\n\
+            Node 0, zone   Normal\n  pages free     100\n        min      500\n        low      600\n    cpu: 0\n              count:    1\n              high:     2\n";
+        assert_eq!(low_pages(text), 682);
+        assert_eq!(low_pages(""), 0);
+    }
+}

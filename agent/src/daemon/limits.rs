@@ -1,0 +1,769 @@
+//! What the limits of pods have cost them: `memory.high`, `memory.max`, OOM kills and CPU throttling, counted per pod.
+//!
+//! Problem: these events come in floods, from the kernel's records on one host and from files on another, for cgroups that come
+//! and go. A person wants one line per pod that says what is new. Approach: each cgroup of a pod has running totals, from
+//! whichever source the ladder has chosen; a turn brings them up to date ([`Limits::follow`], [`Limits::record`],
+//! [`Limits::read`]) and [`Limits::collect`] hands out, per pod, what has been added since the last turn. All of it is
+//! housekeeping: nothing here is on the way from a record to a kill.
+//!
+//! Terms: *totals* only grow. Of a pod that is already there when the agent first sees it, what was counted before does not
+//! count; of a cgroup that appears later everything does.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use plimsoll_core::model::units::PodUid;
+use rustix::io::Errno;
+
+use crate::host::cgroup::{CgroupMounts, Controller, Hierarchy, Version, cgroup_id};
+use crate::host::file::{ControlFile, FileError};
+use crate::kernel::decode::{Body, MemoryLimitEvent, Record, RefaultKind, StallCause};
+use crate::kernel::{MemoryTotals, RefaultTotals, StallTotals, ThrottleTotals};
+use crate::pods::registry::Pods;
+use crate::probe::ladder::{Choice, LadderSignal, Mechanism, Role};
+use crate::record::limit_counts::{LimitCounts, LimitTotals};
+use crate::source::EpollError;
+use crate::source::memcg_v1::{MemcgV1, Notification};
+use crate::source::memory_events::MemoryEvents;
+use crate::source::pod_events::PodEvents;
+
+/// `cpu.stat` is read this often: on v2 the kernel brings the cgroup's statistics up to date for it, on every CPU.
+const CPU_STAT_EVERY_NS: u64 = 5_000_000_000;
+
+/// Files of memory limits that are read for `memory.low` alone are read this often: nothing but a person waits for it.
+const LOW_EVERY_NS: u64 = 60_000_000_000;
+
+/// Of a pod at its limit no more is said than this, unless a process is killed; what is held back is added to the next line.
+const SAID_EVERY_NS: u64 = 1_000_000_000;
+
+/// Where the counts come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The BPF programs.
+    Kernel,
+    /// The cgroup's files.
+    Files,
+}
+
+/// The origin of each kind, and whether files are also watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Origins {
+    /// `memory.high`, `memory.max` and out of memory.
+    pub memory: Origin,
+    /// OOM kills. Those that the kernel reports are told one by one elsewhere, and not counted here.
+    pub oom_kills: Origin,
+    /// CPU throttling.
+    pub throttling: Origin,
+    /// Waits for memory.
+    pub stalls: Origin,
+    /// Time spent on reclaim; from files it is not known.
+    pub reclaim: Origin,
+    /// Pages read back.
+    pub refaults: Origin,
+    /// Reclaim below `memory.low`.
+    pub low: Origin,
+    /// POLLPRI on `memory.events`.
+    pub memory_events: bool,
+    /// An eventfd on `memory.oom_control`.
+    pub event_control: bool,
+}
+
+impl Origins {
+    /// As the ladder has chosen.
+    /// `counts_low`: whether the programs see that a cgroup is below its `memory.low`.
+    pub fn of(choices: &[Choice], counts_low: bool) -> Self {
+        let of = |signal| move |choice: &&Choice| choice.signal == signal;
+        let origin = |signal| {
+            let by_kernel = choices.iter().filter(of(signal)).any(|choice| {
+                choice.role == Role::Primary
+                    && matches!(choice.mechanism, Mechanism::Fentry | Mechanism::Tracepoint)
+            });
+            if by_kernel {
+                Origin::Kernel
+            } else {
+                Origin::Files
+            }
+        };
+        let uses = |signal, mechanism| {
+            choices
+                .iter()
+                .filter(of(signal))
+                .any(|choice| choice.mechanism == mechanism)
+        };
+        Self {
+            memory: origin(LadderSignal::MemoryLimit),
+            oom_kills: origin(LadderSignal::OomKill),
+            throttling: origin(LadderSignal::CpuThrottling),
+            stalls: origin(LadderSignal::MemoryStall),
+            reclaim: origin(LadderSignal::ReclaimTime),
+            refaults: origin(LadderSignal::Refault),
+            low: if counts_low {
+                Origin::Kernel
+            } else {
+                Origin::Files
+            },
+            memory_events: uses(LadderSignal::MemoryLimit, Mechanism::MemoryEvents)
+                || uses(LadderSignal::OomKill, Mechanism::MemoryEvents),
+            event_control: uses(LadderSignal::OomKill, Mechanism::EventControl),
+        }
+    }
+
+    /// Whether files tell of memory limits anything that should be known soon.
+    fn reads_memory_often(self) -> bool {
+        self.memory == Origin::Files || self.oom_kills == Origin::Files
+    }
+
+    fn reads_memory(self) -> bool {
+        self.memory == Origin::Files
+            || self.low == Origin::Files
+            || self.oom_kills == Origin::Files
+            || self.memory_events
+            || self.event_control
+    }
+}
+
+/// A file that may not be there yet.
+#[derive(Debug)]
+enum Slot<T> {
+    /// Not there when it was last looked for.
+    Absent,
+    Open(T),
+    /// It was there and could not be used; said once.
+    Unusable,
+}
+
+#[derive(Debug)]
+enum MemoryFiles {
+    /// Of the pod's own cgroup, whose counts include those of the cgroups below.
+    V2(MemoryEvents),
+    /// Of every cgroup of the pod: on v1 each counts for itself.
+    V1 {
+        oom_control: ControlFile,
+        failcnt: ControlFile,
+        /// Disarmed when dropped.
+        _out_of_memory: Option<Notification>,
+    },
+}
+
+/// What is known of a pod.
+#[derive(Debug, Default)]
+struct PodLimits {
+    /// By the cgroup's id in the memory hierarchy.
+    // Boxed: a node of the map has room for eleven, and a pod has few.
+    cgroups: BTreeMap<u64, Box<Watched>>,
+    /// Counted and not told yet.
+    untold: LimitCounts,
+    /// When something was told.
+    told_ns: Option<u64>,
+    totals: LimitTotals,
+}
+
+/// Which files of a cgroup are to be read.
+#[derive(Debug, Clone, Copy)]
+struct Due {
+    memory: bool,
+    /// With what is waited for.
+    cpu: bool,
+}
+
+impl Due {
+    const ALL: Self = Self {
+        memory: true,
+        cpu: true,
+    };
+}
+
+/// One cgroup of a pod.
+#[derive(Debug)]
+struct Watched {
+    /// It is the pod's, not a container's.
+    is_pods_own: bool,
+    /// Its directory in the hierarchy that accounts memory.
+    dir: PathBuf,
+    /// Its directory and its id in the hierarchy of the cpu controller.
+    cpu_dir: Option<PathBuf>,
+    cpu_id: Option<u64>,
+    memory: Slot<MemoryFiles>,
+    cpu: Slot<ControlFile>,
+    /// `memory.pressure` and `memory.stat`, for what the programs do not count.
+    pressure: Slot<ControlFile>,
+    stat: Slot<ControlFile>,
+    /// Pages of anonymous memory and of files, which come one by one.
+    refaulted: (u64, u64),
+    now: LimitCounts,
+    told: LimitCounts,
+    /// What has been counted so far is history.
+    is_history: bool,
+    is_gone: bool,
+}
+
+/// The counts of all pods.
+#[derive(Debug)]
+pub struct Limits {
+    memory: Option<Hierarchy>,
+    cpu: Option<Hierarchy>,
+    origins: Origins,
+    events: Option<PodEvents>,
+    pods: BTreeMap<PodUid, PodLimits>,
+    /// As of the last [`Limits::follow`].
+    places: Places,
+    cpu_read_ns: Option<u64>,
+    memory_read_ns: Option<u64>,
+}
+
+impl Limits {
+    /// Counts nothing yet.
+    ///
+    /// # Errors
+    /// When files are to be watched and no descriptor is to be had for it.
+    pub fn new(mounts: &CgroupMounts, origins: Origins) -> Result<Self, EpollError> {
+        let hierarchy = |controller| mounts.hierarchy_of(controller).ok().cloned();
+        let watches = origins.memory_events || origins.event_control;
+        Ok(Self {
+            memory: hierarchy(Controller::Memory),
+            cpu: hierarchy(Controller::Cpu),
+            origins,
+            events: watches.then(PodEvents::new).transpose()?,
+            pods: BTreeMap::new(),
+            places: Places::default(),
+            cpu_read_ns: None,
+            memory_read_ns: None,
+        })
+    }
+
+    /// What the kernel says of the watched files of all pods; `None` if none is watched.
+    pub(super) fn events(&self) -> Option<&PodEvents> {
+        self.events.as_ref()
+    }
+
+    /// Files that the kernel would not watch, so that they are only read at every housekeeping.
+    pub fn not_watched(&self) -> u64 {
+        self.events.as_ref().map_or(0, PodEvents::polled)
+    }
+
+    /// Whether the BPF programs' totals are of any use here.
+    pub fn takes_from_kernel(&self) -> bool {
+        let Origins {
+            memory,
+            throttling,
+            stalls,
+            refaults,
+            reclaim: times_reclaim,
+            ..
+        } = self.origins;
+        [memory, throttling, stalls, refaults].contains(&Origin::Kernel)
+            // Reclaim is timed by tracepoints, too.
+            || times_reclaim == Origin::Kernel
+    }
+
+    /// Brings the set of cgroups up to date. Opens files. What cannot be used is passed to `failed`, once.
+    pub fn follow(&mut self, pods: &Pods, mut failed: impl FnMut(String)) {
+        let Some(memory) = &self.memory else { return };
+        for watched in all(&mut self.pods) {
+            watched.is_gone = true;
+        }
+        for (uid, cgroups) in pods.cgroups() {
+            let is_first_look = !self.pods.contains_key(uid);
+            let known = self.pods.entry(uid.clone()).or_default();
+            for (index, (dir, id)) in cgroups.enumerate() {
+                let watched = known.cgroups.entry(id).or_insert_with(|| {
+                    Box::new(Watched {
+                        is_pods_own: index == 0,
+                        dir: dir.to_owned(),
+                        cpu_dir: cpu_dir(memory, self.cpu.as_ref(), dir),
+                        cpu_id: None,
+                        memory: Slot::Absent,
+                        cpu: Slot::Absent,
+                        pressure: Slot::Absent,
+                        stat: Slot::Absent,
+                        refaulted: (0, 0),
+                        now: LimitCounts::default(),
+                        told: LimitCounts::default(),
+                        is_history: is_first_look,
+                        is_gone: false,
+                    })
+                });
+                watched.is_gone = false;
+                let counts_memory = memory.version == Version::V1 || watched.is_pods_own;
+                if self.origins.reads_memory() && counts_memory {
+                    watched.open_memory(
+                        memory.version,
+                        self.origins,
+                        self.events.as_mut(),
+                        &mut failed,
+                    );
+                }
+                watched.open_cpu(self.origins.throttling, &mut failed);
+                if memory.version == Version::V2 && watched.is_pods_own {
+                    watched.open_waits(self.origins, &mut failed);
+                }
+            }
+        }
+        self.places.of(&self.pods);
+    }
+
+    /// Takes in a record of the kernel. Its totals are those of one cgroup, since the programs were attached.
+    pub fn record(&mut self, record: &Record<'_>) {
+        match record.body {
+            Body::MemoryEvent { event, count, .. } => self.memory_totals(MemoryTotals {
+                cgroup_id: record.cgroup_id,
+                event,
+                count,
+            }),
+            Body::Throttle {
+                count,
+                sum_ns,
+                max_ns,
+                ..
+            } => self.throttle_totals(ThrottleTotals {
+                cgroup_id: record.cgroup_id,
+                count,
+                sum_ns,
+                max_ns,
+            }),
+            // Totals per cause are read with all the others.
+            _ => {}
+        }
+    }
+
+    /// Takes in what the kernel has counted of a cgroup's waits for memory.
+    pub fn stall_totals(&mut self, totals: StallTotals) {
+        if totals.cause == StallCause::Memory && self.origins.stalls != Origin::Kernel {
+            return;
+        }
+        if let Some(watched) = self.by_memory_id(totals.cgroup_id) {
+            let now = &mut watched.now;
+            let total = match totals.cause {
+                StallCause::Memory => &mut now.stalled_ns,
+                StallCause::Limit => &mut now.limit_reclaim_ns,
+                StallCause::High => &mut now.high_ns,
+                StallCause::Node => &mut now.node_reclaim_ns,
+            };
+            raise(total, totals.sum_ns);
+        }
+    }
+
+    /// Takes in what the kernel has counted of pages that a cgroup needed back.
+    pub fn refault_totals(&mut self, totals: RefaultTotals) {
+        if self.origins.refaults != Origin::Kernel {
+            return;
+        }
+        if let Some(watched) = self.by_memory_id(totals.cgroup_id) {
+            match totals.what {
+                RefaultKind::Anon => watched.refaulted.0 = totals.pages,
+                RefaultKind::File => watched.refaulted.1 = totals.pages,
+                RefaultKind::SwapIn => raise(&mut watched.now.swapped_in_pages, totals.pages),
+            }
+            let (anon, file) = watched.refaulted;
+            raise(&mut watched.now.refaulted_pages, anon + file);
+        }
+    }
+
+    fn by_memory_id(&mut self, cgroup_id: u64) -> Option<&mut Watched> {
+        let uid = self.places.by_memory_id(cgroup_id)?;
+        let watched = self.pods.get_mut(uid)?.cgroups.get_mut(&cgroup_id);
+        watched.map(Box::as_mut)
+    }
+
+    /// Takes in what the kernel has counted of a cgroup's memory limits.
+    pub fn memory_totals(&mut self, totals: MemoryTotals) {
+        if self.origins.memory != Origin::Kernel {
+            return;
+        }
+        if let Some(watched) = self.by_memory_id(totals.cgroup_id) {
+            let total = match totals.event {
+                MemoryLimitEvent::High => &mut watched.now.high,
+                MemoryLimitEvent::Max => &mut watched.now.max,
+                MemoryLimitEvent::Oom => &mut watched.now.oom,
+                MemoryLimitEvent::Low => &mut watched.now.low,
+                // Kills are told one by one, or come from files.
+                MemoryLimitEvent::OomKill | MemoryLimitEvent::OomGroupKill => return,
+            };
+            raise(total, totals.count);
+        }
+    }
+
+    /// Takes in what the kernel has counted of a cgroup's throttling.
+    pub fn throttle_totals(&mut self, totals: ThrottleTotals) {
+        if self.origins.throttling != Origin::Kernel {
+            return;
+        }
+        let place = self.places.by_cpu_id(totals.cgroup_id);
+        let watched =
+            place.and_then(|(uid, memory_id)| self.pods.get_mut(uid)?.cgroups.get_mut(&memory_id));
+        if let Some(watched) = watched {
+            raise(&mut watched.now.throttled, totals.count);
+            raise(&mut watched.now.throttled_ns, totals.sum_ns);
+        }
+    }
+
+    /// Reads the files of all pods, as far as counts come from files; `cpu.stat` only every few seconds. What cannot be read is
+    /// passed to `failed`, once; a cgroup that is gone is no failure.
+    pub fn read(&mut self, now_ns: u64, mut failed: impl FnMut(String)) {
+        let is_due = |read_ns: &mut Option<u64>, every_ns| {
+            let is_due = read_ns.is_none_or(|at_ns| now_ns.saturating_sub(at_ns) >= every_ns);
+            if is_due {
+                *read_ns = Some(now_ns);
+            }
+            is_due
+        };
+        let cpu = is_due(&mut self.cpu_read_ns, CPU_STAT_EVERY_NS);
+        let memory =
+            is_due(&mut self.memory_read_ns, LOW_EVERY_NS) || self.origins.reads_memory_often();
+        for watched in all(&mut self.pods) {
+            // What a pod has behind it is read at the first look, whenever that is.
+            let is_first = watched.is_history;
+            let due = Due {
+                memory: memory || is_first,
+                cpu: cpu || is_first,
+            };
+            watched.read(self.origins, due, &mut failed);
+        }
+    }
+
+    /// Reads the files of one pod once more, before it is forgotten, and holds nothing back any more. What cannot be read is
+    /// gone.
+    pub fn read_last(&mut self, uid: &PodUid) {
+        if let Some(pod) = self.pods.get_mut(uid) {
+            pod.told_ns = None;
+            for watched in pod.cgroups.values_mut() {
+                watched.read(self.origins, Due::ALL, &mut |_| {});
+            }
+        }
+    }
+
+    /// The next turn is the last: it reads everything and holds nothing back.
+    pub fn finish(&mut self) {
+        (self.cpu_read_ns, self.memory_read_ns) = (None, None);
+        for pod in self.pods.values_mut() {
+            pod.told_ns = None;
+        }
+    }
+
+    /// Hands out, per pod, what has been added since it was last told, if anything, and forgets cgroups that are gone and pods
+    /// that `pods` does not have any more.
+    pub fn collect(
+        &mut self,
+        now_ns: u64,
+        pods: &Pods,
+        mut told: impl FnMut(&PodUid, LimitCounts),
+    ) {
+        for (uid, pod) in &mut self.pods {
+            pod.add_up(now_ns);
+            let is_due = pod
+                .told_ns
+                .is_none_or(|told_ns| now_ns.saturating_sub(told_ns) >= SAID_EVERY_NS);
+            if pod.untold.oom_kills > 0 || (is_due && pod.untold.is_worth_a_line()) {
+                told(uid, std::mem::take(&mut pod.untold));
+                pod.told_ns = Some(now_ns);
+            }
+        }
+        self.pods.retain(|uid, _| pods.contains(uid));
+    }
+
+    /// Processes of a pod that were killed and told one by one.
+    pub fn oom_killed(&mut self, uid: &PodUid, now_ns: u64, kills: u64) {
+        if let Some(pod) = self.pods.get_mut(uid) {
+            let new = LimitCounts {
+                oom_kills: kills,
+                ..LimitCounts::default()
+            };
+            pod.totals.add(now_ns, new);
+        }
+    }
+
+    /// What the limits of all pods have cost them.
+    pub fn totals(&self) -> impl Iterator<Item = (&PodUid, LimitTotals)> {
+        self.pods.iter().map(|(uid, pod)| (uid, pod.totals))
+    }
+}
+
+impl PodLimits {
+    /// Adds what is new in its cgroups, and forgets those that are gone.
+    fn add_up(&mut self, now_ns: u64) {
+        let (mut own, mut below) = (LimitCounts::default(), LimitCounts::default());
+        for watched in self.cgroups.values_mut() {
+            if !std::mem::take(&mut watched.is_history) {
+                let sum = if watched.is_pods_own {
+                    &mut own
+                } else {
+                    &mut below
+                };
+                sum.add(watched.now.since(watched.told));
+            }
+            watched.told = watched.now;
+        }
+        self.cgroups.retain(|_, watched| !watched.is_gone);
+        let throttled = own.throttled.max(below.throttled);
+        let throttled_ns = own.throttled_ns.max(below.throttled_ns);
+        own.add(below);
+        let new = LimitCounts {
+            throttled,
+            throttled_ns,
+            ..own
+        };
+        self.untold.add(new);
+        self.totals.add(now_ns, new);
+    }
+}
+
+/// Where the cgroups of all pods are, by their ids: the kernel's totals come without their pods, thousands at a time.
+#[derive(Debug, Default)]
+struct Places {
+    /// By id in the hierarchy that accounts memory; ascending.
+    memory: Vec<(u64, PodUid)>,
+    /// By id in that of the cpu controller, with the other id; ascending.
+    cpu: Vec<(u64, u64, PodUid)>,
+}
+
+impl Places {
+    /// Finds them anew.
+    fn of(&mut self, pods: &BTreeMap<PodUid, PodLimits>) {
+        self.memory.clear();
+        self.cpu.clear();
+        for (uid, pod) in pods {
+            for (id, watched) in &pod.cgroups {
+                self.memory.push((*id, uid.clone()));
+                if let Some(cpu_id) = watched.cpu_id {
+                    self.cpu.push((cpu_id, *id, uid.clone()));
+                }
+            }
+        }
+        self.memory.sort_unstable_by_key(|place| place.0);
+        self.cpu.sort_unstable_by_key(|place| place.0);
+    }
+
+    fn by_memory_id(&self, id: u64) -> Option<&PodUid> {
+        let found = self.memory.binary_search_by_key(&id, |place| place.0);
+        Some(&self.memory[found.ok()?].1)
+    }
+
+    fn by_cpu_id(&self, id: u64) -> Option<(&PodUid, u64)> {
+        let found = self.cpu.binary_search_by_key(&id, |place| place.0);
+        let (_, memory_id, uid) = &self.cpu[found.ok()?];
+        Some((uid, *memory_id))
+    }
+}
+
+/// The cgroups of all pods.
+fn all(pods: &mut BTreeMap<PodUid, PodLimits>) -> impl Iterator<Item = &mut Watched> {
+    let cgroups = pods.values_mut().flat_map(|pod| pod.cgroups.values_mut());
+    cgroups.map(Box::as_mut)
+}
+
+fn raise(total: &mut u64, to: u64) {
+    *total = (*total).max(to);
+}
+
+/// The same cgroup in the hierarchy of the cpu controller.
+fn cpu_dir(memory: &Hierarchy, cpu: Option<&Hierarchy>, dir: &Path) -> Option<PathBuf> {
+    let path = dir.strip_prefix(&memory.mount).ok()?;
+    Some(cpu?.mount.join(path))
+}
+
+/// What opening or reading came to: nothing there is as good as nothing to say.
+fn slot<T>(opened: Result<T, FileError>, failed: &mut impl FnMut(String)) -> Slot<T> {
+    match opened {
+        Ok(file) => Slot::Open(file),
+        Err(error) if error.is_vanished() => Slot::Absent,
+        Err(error) => {
+            failed(error.to_string());
+            Slot::Unusable
+        }
+    }
+}
+
+impl Watched {
+    fn open_memory(
+        &mut self,
+        version: Version,
+        origins: Origins,
+        events: Option<&mut PodEvents>,
+        failed: &mut impl FnMut(String),
+    ) {
+        if !matches!(self.memory, Slot::Absent) {
+            return;
+        }
+        let opened = match version {
+            // Opening takes the counts as a starting point; here the totals matter.
+            Version::V2 => MemoryEvents::open(&self.dir).map(MemoryFiles::V2),
+            Version::V1 => open_v1(&self.dir).map(|(oom_control, failcnt)| MemoryFiles::V1 {
+                oom_control,
+                failcnt,
+                _out_of_memory: None,
+            }),
+        };
+        self.memory = slot(opened, failed);
+        let (Slot::Open(files), Some(events)) = (&mut self.memory, events) else {
+            return;
+        };
+        match files {
+            MemoryFiles::V2(counters) if origins.memory_events => events.watch_counters(counters),
+            MemoryFiles::V1 { _out_of_memory, .. } if origins.event_control => {
+                match MemcgV1::open(&self.dir).and_then(|memcg| memcg.notify_oom()) {
+                    Ok(notification) => {
+                        events.watch_notification(&notification);
+                        *_out_of_memory = Some(notification);
+                    }
+                    Err(error) if error.is_vanished() => {}
+                    Err(error) => failed(error.to_string()),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn open_cpu(&mut self, origin: Origin, failed: &mut impl FnMut(String)) {
+        let Some(dir) = &self.cpu_dir else { return };
+        match origin {
+            Origin::Kernel if self.cpu_id.is_none() => self.cpu_id = cgroup_id(dir).ok(),
+            Origin::Files if matches!(self.cpu, Slot::Absent) => {
+                self.cpu = slot(ControlFile::open(dir.join("cpu.stat")), failed);
+            }
+            Origin::Kernel | Origin::Files => {}
+        }
+    }
+
+    fn open_waits(&mut self, origins: Origins, failed: &mut impl FnMut(String)) {
+        if origins.stalls == Origin::Files && matches!(self.pressure, Slot::Absent) {
+            self.pressure = slot(ControlFile::open(self.dir.join("memory.pressure")), failed);
+        }
+        if origins.refaults == Origin::Files && matches!(self.stat, Slot::Absent) {
+            self.stat = slot(ControlFile::open(self.dir.join("memory.stat")), failed);
+        }
+    }
+
+    fn read(&mut self, origins: Origins, due: Due, failed: &mut impl FnMut(String)) {
+        self.read_waits(due.cpu, failed);
+        if let (Slot::Open(files), true) = (&mut self.memory, due.memory) {
+            match files.read() {
+                Ok(read) => {
+                    if origins.memory == Origin::Files {
+                        raise(&mut self.now.high, read.high);
+                        raise(&mut self.now.max, read.max);
+                        raise(&mut self.now.oom, read.oom);
+                    }
+                    if origins.low == Origin::Files {
+                        raise(&mut self.now.low, read.low);
+                    }
+                    if origins.oom_kills == Origin::Files {
+                        raise(&mut self.now.oom_kills, read.oom_kills);
+                    }
+                }
+                Err(error) => self.memory = slot(Err(error), failed),
+            }
+        }
+        if let (Slot::Open(stat), true) = (&self.cpu, due.cpu) {
+            match read_cpu_stat(stat) {
+                Ok((throttled, throttled_ns)) => {
+                    raise(&mut self.now.throttled, throttled);
+                    raise(&mut self.now.throttled_ns, throttled_ns);
+                }
+                Err(error) => self.cpu = slot(Err(error), failed),
+            }
+        }
+    }
+}
+
+impl Watched {
+    fn read_waits(&mut self, is_due: bool, failed: &mut impl FnMut(String)) {
+        if !is_due {
+            return;
+        }
+        if let Slot::Open(pressure) = &self.pressure {
+            match read_pressure(pressure) {
+                Ok(stalled_ns) => raise(&mut self.now.stalled_ns, stalled_ns),
+                Err(error) => self.pressure = slot(Err(error), failed),
+            }
+        }
+        if let Slot::Open(stat) = &self.stat {
+            let keys = [
+                "workingset_refault_anon",
+                "workingset_refault_file",
+                "pswpin",
+            ];
+            match stat.read_keyed(&keys) {
+                Ok([anon, file, swapped_in]) => {
+                    let refaulted = anon.unwrap_or(0) + file.unwrap_or(0);
+                    raise(&mut self.now.refaulted_pages, refaulted);
+                    // No such line before 6.13.
+                    raise(&mut self.now.swapped_in_pages, swapped_in.unwrap_or(0));
+                }
+                Err(error) => self.stat = slot(Err(error), failed),
+            }
+        }
+    }
+}
+
+/// The time in which any task of the cgroup waited for memory, nanoseconds. A kernel without PSI has the file and refuses to read it:
+/// nothing is known there.
+fn read_pressure(file: &ControlFile) -> Result<u64, FileError> {
+    let mut buffer = [0; 256];
+    let text = match file.read_into(&mut buffer) {
+        Ok(text) => text,
+        Err(FileError::Unreadable { source, .. }) if source == Errno::OPNOTSUPP => return Ok(0),
+        Err(error) => return Err(error),
+    };
+    let total = str::from_utf8(text)
+        .ok()
+        .and_then(|text| text.lines().find(|line| line.starts_with("some ")))
+        .and_then(|line| line.rsplit_once("total=")?.1.trim().parse::<u64>().ok());
+    match total {
+        Some(usec) => Ok(usec.saturating_mul(1000)),
+        None => Err(file.malformed(1, "some … total=MICROSECONDS")),
+    }
+}
+
+fn open_v1(dir: &Path) -> Result<(ControlFile, ControlFile), FileError> {
+    Ok((
+        ControlFile::open(dir.join("memory.oom_control"))?,
+        ControlFile::open(dir.join("memory.failcnt"))?,
+    ))
+}
+
+impl MemoryFiles {
+    fn read(&mut self) -> Result<LimitCounts, FileError> {
+        match self {
+            Self::V2(events) => {
+                events.read_delta()?;
+                let counts = events.counts();
+                Ok(LimitCounts {
+                    high: counts.high,
+                    max: counts.max,
+                    oom: counts.oom,
+                    low: counts.low,
+                    oom_kills: counts.oom_kill,
+                    ..LimitCounts::default()
+                })
+            }
+            Self::V1 {
+                oom_control,
+                failcnt,
+                ..
+            } => {
+                // No such line before 4.13: those kernels do not count kills.
+                let [oom_kill] = oom_control.read_keyed(&["oom_kill"])?;
+                Ok(LimitCounts {
+                    max: failcnt.read_u64()?,
+                    oom_kills: oom_kill.unwrap_or(0),
+                    ..LimitCounts::default()
+                })
+            }
+        }
+    }
+}
+
+/// Periods in which the quota was used up, and for how long, in nanoseconds. v1 says nanoseconds, v2 microseconds
+/// (kernel/sched/core.c `cpu_cfs_stat_show`, `cpu_extra_stat_show`).
+fn read_cpu_stat(stat: &ControlFile) -> Result<(u64, u64), FileError> {
+    let [throttled, throttled_usec, throttled_time] =
+        stat.read_keyed(&["nr_throttled", "throttled_usec", "throttled_time"])?;
+    let throttled_ns = throttled_usec
+        .map(|usec| usec.saturating_mul(1000))
+        .or(throttled_time);
+    // No lines at all where the cpu controller is not enabled: nothing is throttled there.
+    Ok((throttled.unwrap_or(0), throttled_ns.unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod tests;

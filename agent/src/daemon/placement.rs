@@ -1,0 +1,377 @@
+//! Placement in the loop: the engine decides who runs where, a thread makes it so, and what the machine becomes goes back to the engine.
+//!
+//! **Problem.** Placement begins with what an earlier agent, or a kubelet, has left; CPUs come and go; and init containers hold CPUs that they
+//! no longer need. **Approach.** [`Placing::prepare`] finds out what there is before the loop starts, and refuses where somebody else manages
+//! cpusets, or where the settings cannot be. In the loop [`Decision::Place`](plimsoll_core::model::decision::Decision::Place) is handed to the
+//! thread, whose reports are said, or become events.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use plimsoll_core::kube::cgroup_config::{NodeCapacity, QosSettings};
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::event::{EventKind, PlacementStart};
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::placement::assignments::Assignments;
+use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::placement::machine::Machine;
+use plimsoll_core::placement::node::{NodePlacement, PlacementSettings};
+use plimsoll_core::policy::placement::may_resize;
+
+use super::Agent;
+use crate::act::kubepods;
+use crate::act::placement::checkpoint::{
+    CHECKPOINT, Checkpoint, Found, LOCK_PATIENCE, PlacementLock,
+};
+use crate::act::placement::kubelet_state::{self, CpuManagerState, MemoryManagerState};
+use crate::act::placement::{
+    Applier, Options, Place, Placement, PodQuotas, Quotas, Report, Reports, Wanted,
+};
+use crate::host::HostRoot;
+use crate::host::cgroup::{CgroupMounts, CgroupPath};
+use crate::host::file::read_text;
+use crate::host::topology::read_machine;
+use crate::input::config::Config;
+use crate::pods;
+
+/// cpuManagerReconcilePeriod where it is zero; the kubelet's default.
+const RECONCILE_PERIOD: Duration = Duration::from_secs(10);
+
+/// The kubelet's state files, in its directory (`cpuManagerStateFileName` and `memoryManagerStateFileName`, 1.36).
+const KUBELET_CPUS: &str = "cpu_manager_state";
+const KUBELET_MEMORY: &str = "memory_manager_state";
+
+/// What the loop needs for placement.
+#[derive(Debug)]
+pub struct Placing {
+    host: HostRoot,
+    mounts: CgroupMounts,
+    settings: PlacementSettings,
+    qos: QosSettings,
+    capacity: NodeCapacity,
+    placement: Placement,
+    reports: Option<Reports>,
+    /// With what it begins, until it has begun.
+    start: Option<Box<PlacementStart>>,
+    /// The CPUs that the engine plans with.
+    online: CpuSet,
+    /// All manifests of the start have been seen.
+    listed: bool,
+    /// The thread has not looked since a container may have come, or limits were written.
+    unseen: bool,
+    /// Specifications that are applied when their pods have ended, at most one for each pod.
+    resizes: BTreeMap<PodUid, Arc<Pod>>,
+}
+
+/// Where things are, and what is wanted of them.
+#[derive(Debug)]
+pub struct Surroundings<'a> {
+    /// The host.
+    pub host: &'a HostRoot,
+    /// Its cgroups.
+    pub mounts: &'a CgroupMounts,
+    /// Below which kubepods is.
+    pub cgroup_root: &'a CgroupPath,
+    /// Where the checkpoint is.
+    pub state_dir: &'a Path,
+    /// Where a kubelet would have its state.
+    pub kubelet_dir: &'a Path,
+    /// What pods may have of the node.
+    pub capacity: NodeCapacity,
+    /// Whether interrupts are kept off exclusive CPUs.
+    pub moves_interrupts: bool,
+}
+
+impl Placing {
+    /// Looks at the machine and at what was left, and starts the thread. `None` if the configuration places nothing; what an earlier agent has
+    /// placed is then undone. What people should know goes to `remark`.
+    ///
+    /// # Errors
+    /// If somebody else manages cpusets here, the machine cannot be read, or the settings cannot be on it.
+    pub fn prepare(
+        around: &Surroundings<'_>,
+        config: &Config,
+        devices: Option<plimsoll_core::placement::node::DeviceSettings>,
+        mut remark: impl FnMut(String),
+    ) -> Result<Option<Self>> {
+        let mut settings = config.placement.clone();
+        settings.devices = devices.unwrap_or_default();
+        let is_active = settings.is_active();
+        if !is_active && !around.state_dir.join(CHECKPOINT).exists() {
+            return Ok(None);
+        }
+        let place = Place {
+            host: around.host.clone(),
+            mounts: around.mounts.clone(),
+            cgroup_root: around.cgroup_root.clone(),
+            state_dir: around.state_dir.to_owned(),
+            kubelet_dir: around.kubelet_dir.to_owned(),
+        };
+        let quota_gate = config.feature_gates.get("DisableCPUQuotaWithExclusiveCPUs");
+        let options = Options {
+            moves_interrupts: around.moves_interrupts,
+            keeps_quota: quota_gate == Some(&false),
+        };
+        let (mut applier, remarks) = Applier::open(place, options)?;
+        remarks.into_iter().for_each(&mut remark);
+        if !is_active {
+            if let Some(outcome) = applier.withdraw(Quotas::new())? {
+                remark("cpuManagerPolicy and memoryManagerPolicy are none now: all containers share all CPUs again".into());
+                outcome.remarks().into_iter().for_each(remark);
+            }
+            return Ok(None);
+        }
+        let machine = read_machine(around.host)?;
+        settings.check_reserved_memory(&kubepods::reservation(around.host, config)?, &machine)?;
+        let saved = saved(around, &machine, &mut remark)?;
+        // The engine starts it in the loop. What it would refuse has to be known before anything is changed.
+        NodePlacement::start(settings.clone(), machine.clone(), &saved)?;
+        let online = machine.online();
+        let period = Duration::from_nanos(config.cpu_reconcile_period_ns);
+        let period = if period.is_zero() {
+            RECONCILE_PERIOD
+        } else {
+            period
+        };
+        let (placement, reports) = Placement::start(applier, period)
+            .context("the thread for placement cannot be started")?;
+        Ok(Some(Self {
+            host: around.host.clone(),
+            mounts: around.mounts.clone(),
+            qos: config.cgroups.qos,
+            capacity: around.capacity,
+            placement,
+            reports: Some(reports),
+            online,
+            start: Some(Box::new(PlacementStart {
+                settings: settings.clone(),
+                machine,
+                saved: Some(saved),
+            })),
+            settings,
+            listed: false,
+            unseen: false,
+            resizes: BTreeMap::new(),
+        }))
+    }
+
+    /// Starts from what the loop knows; a pod whose limits are not known keeps none.
+    fn wanted(&self, assignments: &Assignments, pods: &[Arc<Pod>]) -> Wanted {
+        let quotas = pods
+            .iter()
+            .filter(|pod| assignments.containers.contains_key(&pod.uid()));
+        Wanted {
+            assignments: assignments.clone(),
+            quotas: quotas
+                .map(|pod| (pod.uid(), PodQuotas::of(pod, &self.qos, &self.capacity)))
+                .collect(),
+        }
+    }
+}
+
+/// What an earlier agent has placed; else what a kubelet has, that no longer runs.
+fn saved(
+    around: &Surroundings<'_>,
+    machine: &Machine,
+    remark: &mut impl FnMut(String),
+) -> Result<Assignments> {
+    let found = {
+        let lock = PlacementLock::exclusive(around.state_dir, LOCK_PATIENCE)?;
+        Checkpoint::read(&lock, around.state_dir)?
+    };
+    match found {
+        Found::Checkpoint(checkpoint) => return Ok(checkpoint.assignments),
+        Found::Damaged(set_aside) => remark(set_aside.to_string()),
+        Found::Nothing => {}
+    }
+    let path = around.kubelet_dir.join(KUBELET_CPUS);
+    if !path.exists() {
+        return Ok(Assignments::default());
+    }
+    match kubelets(&path, &around.kubelet_dir.join(KUBELET_MEMORY)) {
+        Ok(taken) if taken.containers.is_empty() => Ok(Assignments::default()),
+        Ok(taken) => {
+            remark(format!(
+                "{}: exclusive CPUs {} of {} pods are taken over from the kubelet, as far as they are among {}",
+                path.display(),
+                taken.exclusive(),
+                taken.containers.len(),
+                machine.online()
+            ));
+            Ok(taken)
+        }
+        Err(error) => {
+            remark(format!("{error:#}: nothing is taken over from the kubelet"));
+            Ok(Assignments::default())
+        }
+    }
+}
+
+fn kubelets(cpus: &PathBuf, memory: &PathBuf) -> Result<Assignments> {
+    let named = |path: &Path| path.display().to_string();
+    let cpu = CpuManagerState::parse(&read_text(cpus)?).with_context(|| named(cpus))?;
+    let memory = match memory.exists() {
+        true => {
+            Some(MemoryManagerState::parse(&read_text(memory)?).with_context(|| named(memory))?)
+        }
+        false => None,
+    };
+    Ok(kubelet_state::assignments(&cpu, memory.as_ref()))
+}
+
+impl Agent {
+    /// Also places pods on CPUs and NUMA nodes.
+    #[must_use]
+    pub fn with_placing(mut self, placing: Option<Placing>) -> Self {
+        self.placing = placing;
+        self
+    }
+
+    /// Begins, before the first manifest is looked at.
+    pub(super) fn begin_placing(&mut self) -> Option<Reports> {
+        let placing = self.placing.as_mut()?;
+        let reports = placing.reports.take();
+        if let Some(start) = placing.start.take() {
+            self.take_in(EventKind::PlacementStarted(start));
+        }
+        reports
+    }
+
+    /// Has a placement carried out. Does not wait.
+    pub(super) fn place(&self, assignments: &Assignments) {
+        if let Some(placing) = &self.placing {
+            let pods = self.engine.state().pods.values();
+            let pods: Vec<Arc<Pod>> = pods.map(|pod| Arc::clone(&pod.pod)).collect();
+            placing.placement.want(placing.wanted(assignments, &pods));
+        }
+    }
+
+    /// What the thread has done, or seen.
+    pub(super) fn placement_reported(&mut self, report: Report) {
+        match report {
+            Report::Applied { outcome, .. } => {
+                for remark in outcome.remarks() {
+                    self.warn(remark);
+                }
+            }
+            Report::Failed { error, .. } => self.warn(format!("nothing is placed: {error}")),
+            Report::Cpus { online } => self.cpus_changed(online),
+        }
+    }
+
+    fn cpus_changed(&mut self, online: CpuSet) {
+        let Some(placing) = &mut self.placing else {
+            return;
+        };
+        if placing.online == online {
+            return;
+        }
+        match read_machine(&placing.host) {
+            Ok(machine) => {
+                placing.online = machine.online();
+                let start = PlacementStart {
+                    settings: placing.settings.clone(),
+                    machine,
+                    saved: None,
+                };
+                self.warn(format!(
+                    "CPUs {online} are online now: pods are placed anew as far as they have to be"
+                ));
+                self.take_in(EventKind::PlacementStarted(Box::new(start)));
+            }
+            // Said at every look until it can be read.
+            Err(error) => self.warn(error.to_string()),
+        }
+    }
+
+    /// All manifests that were there at the start have been taken in.
+    pub(super) fn pods_are_listed(&mut self) {
+        if let Some(placing) = &mut self.placing
+            && !std::mem::replace(&mut placing.listed, true)
+        {
+            self.take_in(EventKind::PodsListed);
+        }
+    }
+
+    /// Whether a pod may be applied now. If not, that is said, and it is applied when its processes have ended; until then everything about it is as it was.
+    pub(super) fn may_resize(&mut self, pod: &Arc<Pod>) -> bool {
+        let refused = may_resize(self.engine.state(), pod).err();
+        let Some(placing) = &mut self.placing else {
+            return true;
+        };
+        let uid = pod.uid();
+        match refused {
+            None => {
+                placing.resizes.remove(&uid);
+                true
+            }
+            Some(refused) => {
+                placing.resizes.insert(uid, Arc::clone(pod));
+                self.warn(refused.to_string());
+                false
+            }
+        }
+    }
+
+    /// The specification that was to wait for the pod's end.
+    pub(super) fn forget_resize(&mut self, uid: &PodUid) -> Option<Arc<Pod>> {
+        self.placing.as_mut()?.resizes.remove(uid)
+    }
+
+    /// Containers may have come, or their limits have been written: the thread is to look when there is time ([`Agent::look_after_placing`]). What
+    /// nobody tells of it sees at its next look.
+    pub(super) fn containers_came(&mut self) {
+        if let Some(placing) = &mut self.placing {
+            placing.unseen = true;
+        }
+    }
+
+    /// The thread looks if there is something to see; init containers may have ended.
+    pub(super) fn look_after_placing(&mut self) {
+        let Some(placing) = &mut self.placing else {
+            return;
+        };
+        if std::mem::take(&mut placing.unseen) {
+            placing.placement.look();
+        }
+        for (uid, container) in self.ended_init_containers() {
+            self.take_in(EventKind::ContainerEnded { uid, container });
+        }
+    }
+
+    /// Init containers that hold something although a container that starts after them runs.
+    fn ended_init_containers(&self) -> Vec<(PodUid, String)> {
+        let state = self.engine.state();
+        let (Some(placing), Some(placement)) = (&self.placing, &state.placement) else {
+            return Vec::new();
+        };
+        let mut ended = Vec::new();
+        let with_inits = state
+            .pods
+            .iter()
+            .filter(|(_, pod)| pod.running && !pod.pod.spec.init_containers.is_empty());
+        for (uid, pod) in with_inits {
+            let inits = pod.pod.spec.init_containers.iter();
+            let mut holding = inits
+                .filter(|init| !init.is_sidecar() && placement.holds(uid, &init.name))
+                .peekable();
+            if holding.peek().is_some() && self.runs_its_containers(placing, uid, &pod.pod) {
+                ended.extend(holding.map(|init| (uid.clone(), init.name.clone())));
+            }
+        }
+        ended
+    }
+
+    fn runs_its_containers(&self, placing: &Placing, uid: &PodUid, pod: &Pod) -> bool {
+        let Some((path, _)) = self.pods.cgroup(uid) else {
+            return false;
+        };
+        pod.spec.containers.iter().any(|container| {
+            let own = pods::cgroup::container_path(path, &container.name);
+            own.is_ok_and(|own| pods::cgroup::is_populated(&placing.mounts, &own).unwrap_or(false))
+        })
+    }
+}

@@ -1,0 +1,226 @@
+//! Reads the node and its pods into the engine's sample, without allocating.
+
+use plimsoll_core::model::event::{Cause, CgroupMemory, NodeMemory, Sample};
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::memory::freshness::Stale;
+use plimsoll_core::policy::memory::swap::CompressedSwap;
+
+use crate::daemon::observer::NodeObserver;
+use crate::daemon::pod_meters::PodMeters;
+use crate::host::HostRoot;
+use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, PodMemoryFiles};
+use crate::host::file::FileError;
+use crate::host::meminfo::MeminfoFile;
+use crate::host::swap::SwapFiles;
+use crate::pods::registry::Pods;
+
+/// So few pods are read with every sample.
+const FEW_PODS: usize = 8;
+
+/// The files that every sample reads.
+#[derive(Debug)]
+pub struct Sampler {
+    meminfo: MeminfoFile,
+    swap: SwapFiles,
+    kubepods: PodMemoryFiles,
+    /// Its newest full reading.
+    kubepods_memory: CgroupMemory,
+    /// What thresholds need beside memory.
+    observer: NodeObserver,
+    /// What some thresholds need of pods beside memory.
+    meters: Option<PodMeters>,
+}
+
+impl Sampler {
+    /// Opens the node's files. `kubepods_limit_bytes` is what was written to the kubepods cgroup's limit.
+    ///
+    /// # Errors
+    /// When one of them cannot be opened: without them nothing can be decided.
+    pub fn open(
+        host: &HostRoot,
+        mounts: &CgroupMounts,
+        kubepods: &CgroupPath,
+        kubepods_limit_bytes: u64,
+    ) -> Result<Self, CgroupError> {
+        Ok(Self {
+            meminfo: MeminfoFile::open(host)?,
+            swap: SwapFiles::open(host, mounts, kubepods),
+            kubepods: PodMemoryFiles::open(mounts, kubepods)?,
+            kubepods_memory: CgroupMemory {
+                limit_bytes: Some(kubepods_limit_bytes),
+                ..CgroupMemory::default()
+            },
+            observer: NodeObserver::default(),
+            meters: None,
+        })
+    }
+
+    /// Also reads what `observer` has open, into each sample that is not urgent.
+    pub fn with_observer(mut self, observer: NodeObserver) -> Self {
+        self.observer = observer;
+        self
+    }
+
+    /// Also reads what `meters` measures, into samples that are not urgent.
+    pub fn with_meters(mut self, meters: PodMeters) -> Self {
+        self.meters = Some(meters);
+        self
+    }
+
+    /// Takes a sample: the node first, and pods only if `needs_pods` says, from what the node shows, that a decision may depend on them. Where
+    /// pods are few they are read at once: that costs less than reading the node twice.
+    ///
+    /// Pods are read before the node whose figures count, so that those are never older than a victim's.
+    ///
+    /// # Errors
+    /// When the node's own file cannot be read; then there is no sample. A pod or the kubepods cgroup that cannot be read is
+    /// passed to `failed` and missing from the sample.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "all of the sample, and two questions"
+    )]
+    pub fn take(
+        &mut self,
+        cause: Cause,
+        now_ns: u64,
+        charged_bytes: Option<u64>,
+        pods: &mut Pods,
+        sample: &mut Sample,
+        needs_pods: impl FnOnce(&Sample) -> bool,
+        mut failed: impl FnMut(Option<&PodUid>, &FileError),
+    ) -> Result<(), FileError> {
+        let urgent = matches!(
+            cause,
+            Cause::ChargeThreshold { .. } | Cause::DirectReclaim { .. }
+        );
+        sample.cause = cause;
+        sample.charged_bytes = charged_bytes;
+        sample.processes = None;
+        sample.pressure = None;
+        sample.numa.clear();
+        sample.numa_pods = None;
+        sample.loads = None;
+        if !urgent {
+            self.observer
+                .observe(now_ns, pods, sample, |uid, error| failed(uid, error));
+            if let Some(meters) = &mut self.meters {
+                meters.follow(pods, |uid, error| failed(Some(uid), error));
+                sample.loads = meters.loads(now_ns, |uid, error| failed(Some(uid), error));
+            }
+        }
+        sample.pods.clear();
+        sample.node_only = pods.len() > FEW_PODS;
+        if sample.node_only {
+            self.read_node(urgent, sample, &mut failed)?;
+            if !needs_pods(sample) {
+                return Ok(());
+            }
+            sample.node_only = false;
+        }
+        pods.read(&mut sample.pods, now_ns, urgent, |uid, error| {
+            failed(Some(uid), error)
+        });
+        self.read_node(urgent, sample, failed)
+    }
+
+    /// Reads the kubepods cgroup and the node.
+    fn read_node(
+        &mut self,
+        urgent: bool,
+        sample: &mut Sample,
+        mut failed: impl FnMut(Option<&PodUid>, &FileError),
+    ) -> Result<(), FileError> {
+        sample.kubepods = match self.read_kubepods(urgent) {
+            Ok(memory) => Some(memory),
+            Err(error) => {
+                failed(None, &error);
+                None
+            }
+        };
+        let node = self.meminfo.read()?;
+        sample.node = NodeMemory {
+            capacity_bytes: node.total,
+            anon_bytes: node.anon,
+            file_bytes: node.cached + node.buffers + node.swap_cached,
+            inactive_file_bytes: node.inactive_file,
+            active_file_bytes: node.active_file,
+            free_bytes: node.free,
+            kernel_available_bytes: node.available,
+            swap_total_bytes: node.swap_total,
+            swap_free_bytes: node.swap_free,
+            compressed_swap: CompressedSwap::default(),
+        };
+        if node.swap_total > 0 {
+            self.read_swap(urgent, sample, |error| failed(None, error));
+        }
+        Ok(())
+    }
+
+    /// What there is to know of swap beside its size. What cannot be read counts as not there: as swap on a disk that pods do not use.
+    fn read_swap(&mut self, urgent: bool, sample: &mut Sample, mut failed: impl FnMut(&FileError)) {
+        if !urgent && let Err(error) = self.swap.follow() {
+            failed(&error);
+        }
+        match self.swap.read() {
+            Ok(compressed) => sample.node.compressed_swap = compressed,
+            Err(error) => failed(&error),
+        }
+        if let Some(kubepods) = &mut sample.kubepods {
+            match self.swap.pods_bytes() {
+                Ok(bytes) => kubepods.swap_bytes = bytes,
+                Err(error) => failed(&error),
+            }
+        }
+    }
+
+    /// Whether the kernel limits what pods swap.
+    pub fn limits_swap_of_pods(&self) -> bool {
+        self.swap.counts_pods()
+    }
+
+    /// Brings one figure of a sample up to date.
+    ///
+    /// # Errors
+    /// When it cannot be read; the sample keeps the older one.
+    pub fn freshen(
+        &mut self,
+        stale: Stale,
+        now_ns: u64,
+        pods: &mut Pods,
+        sample: &mut Sample,
+    ) -> Result<(), FileError> {
+        match stale {
+            Stale::Kubepods => sample.kubepods = Some(self.read_kubepods(false)?),
+            Stale::NumaPods(node) => {
+                let mut first = Ok(());
+                sample.numa_pods = self.meters.as_ref().map(|meters| {
+                    meters.on_node(node, now_ns, |_, error| {
+                        if first.is_ok() {
+                            first = Err(error.clone());
+                        }
+                    })
+                });
+                // Pods that could not be read are missing; the rest is there.
+                first?;
+            }
+            Stale::Pod(index) => {
+                if let Some(memory) = sample.pods.get_mut(index) {
+                    pods.freshen(memory, now_ns)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_kubepods(&mut self, urgent: bool) -> Result<CgroupMemory, FileError> {
+        let known = &mut self.kubepods_memory;
+        known.usage_bytes = self.kubepods.read_usage_bytes()?;
+        if !urgent {
+            let cache = self.kubepods.read_cache()?;
+            known.inactive_file_bytes = cache.inactive_file_bytes;
+            known.active_file_bytes = cache.active_file_bytes;
+            known.usage_at_stat_bytes = known.usage_bytes;
+        }
+        Ok(*known)
+    }
+}

@@ -1,0 +1,713 @@
+//! `plimsoll run`: puts everything in place, phase by phase, and hands over to the loop.
+//!
+//! **Phases.** Check the host ([`Plan::check`]) → put back what an agent before has left ([`Ledgers::put_back`]) → the cgroups above the pods → what
+//! is sampled → BPF programs → sources → protect this process → engine and features → serve → run. From the first change of a
+//! kernel setting on, every step is in a ledger, and [`run`] undoes it whatever happens after it.
+//!
+//! **What stops the start.** An argument or a setting that cannot be had: a wrong file, an address in use. What the node lacks costs that part
+//! and a line among the losses: a feature without a thread, a source without a descriptor.
+
+use std::net::{SocketAddr, TcpListener};
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use plimsoll_core::engine::Engine;
+use plimsoll_core::kube::cgroup_config::{NodeCapacity, SwapBehavior};
+use plimsoll_core::model::options::OomOrder;
+use plimsoll_core::policy::memory::swap::PodSwap;
+
+use crate::act::cpu_time::{self, CPU_LEDGER, CpuTime, READ_EVERY};
+use crate::act::kubepods::Kubepods;
+use crate::act::oom_group::OomGroups;
+use crate::act::oom_order::OomOrdering;
+use crate::act::oom_scores::OomScores;
+use crate::act::remedies::{self, REMEDIES_LEDGER, Remedies};
+use crate::daemon::limits::{Limits, Origins};
+use crate::daemon::load_programs::LoadedApart;
+use crate::daemon::observer::{NodeObserver, Wanted};
+use crate::daemon::pod_meters::PodMeters;
+use crate::daemon::sampler::Sampler;
+use crate::daemon::{Agent, Ending, LastLine, Placing, Sources, StorageWork, Surroundings};
+use crate::host::HostRoot;
+use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
+use crate::host::knobs::{AGENT_LEDGER, KnobError, Ledger, PODS_LEDGER};
+use crate::host::lock::StateLock;
+use crate::host::meminfo::MeminfoFile;
+use crate::host::output::Output;
+use crate::host::protect::{protect, raise_open_files};
+use crate::host::stop::StopSignals;
+use crate::input::config::{Config, ConfigFile, Effective, EvictionFlags};
+use crate::input::devices;
+use crate::kernel::load::{Programs, load_pinned};
+use crate::kernel::{Bpf, PinOwner};
+use crate::pods;
+use crate::pods::registry::Pods;
+use crate::probe::facts::{Facts, hooks_of, kinds_without};
+use crate::probe::ladder::Without;
+use crate::probe::report::Report;
+use crate::record::journal::Journal;
+use crate::record::lines::{Line, Reporter};
+use crate::serve::control::server::{AnswerSources, Bounds, Server};
+use crate::serve::control::{self, Snapshots};
+use crate::serve::http;
+use crate::serve::summary::Statistics;
+use crate::source::stall_triggers::stall_triggers;
+use crate::storage::{KUBELET_DIR, Storage, StorageSettings};
+
+/// The program that this is, beside `plimsoll`.
+pub const PROGRAM: &str = "plimsoll-agent";
+/// In this time at most one record of a flood (throttling, reclaim) is sent per cgroup.
+pub const WINDOW: Duration = Duration::from_millis(100);
+
+/// Watch this node and evict pods before the kernel's OOM killer has to
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  plimsoll run --manifests ./pods
+  plimsoll run --manifests ./pods --eviction-hard 'memory.available<1Gi' --journal /var/log/plimsoll.journal
+  plimsoll run --manifests ./pods --config kubelet-eviction.yaml --output json
+
+Stops on SIGINT and SIGTERM. Pods keep running, and every kernel setting that was changed is restored.
+
+Exit status: 0 stopped by a signal; 1 it could not start or continue (the message says why and what to do); 2 wrong usage.")]
+pub struct RunArgs {
+    /// Directory of Kubernetes Pod manifests (YAML or JSON); a pod whose manifest is removed is ended
+    #[arg(long, value_name = "DIR", default_value = "/etc/plimsoll/pods")]
+    pub manifests: PathBuf,
+    /// Configuration file: a KubeletConfiguration, YAML or JSON; see `plimsoll config check`
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Cgroup that contains kubepods, relative to the cgroup mount [default: cgroupRoot of the configuration, or the mount itself]
+    #[arg(long, value_name = "CGROUP")]
+    pub cgroup_root: Option<String>,
+    /// Directory of the lock and of the record of changed kernel settings
+    #[arg(long, value_name = "DIR", default_value = "/run/plimsoll")]
+    pub state_dir: PathBuf,
+    /// Socket for `plimsoll explain` and `plimsoll top` [default: control.sock in the state directory]
+    #[arg(long, value_name = "PATH")]
+    pub control_socket: Option<PathBuf>,
+    /// Group (name or number) that may use the socket [default: root only]
+    #[arg(long, value_name = "GROUP")]
+    pub control_group: Option<String>,
+    /// Serve metrics, health and statistics over HTTP on this address, e.g. 127.0.0.1:9186 [default: off]. Warns if it is not loopback
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = http::address)]
+    pub listen: Option<SocketAddr>,
+    /// Export metrics for each pod, at most 1024 pods (with --listen)
+    #[arg(long, requires = "listen")]
+    pub metrics_per_pod: bool,
+    /// Write every event and decision to this file, for `plimsoll replay`
+    #[arg(long, value_name = "FILE")]
+    pub journal: Option<PathBuf>,
+    /// Output format: text for people, json for one object per line
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+    /// Do not use this mechanism, to see what plimsoll falls back to; may be repeated
+    #[arg(long, value_enum, value_name = "MECHANISM", value_delimiter = ',')]
+    pub without: Vec<Without>,
+    /// The kubelet's root directory, which contains the volumes; its file system is nodefs
+    #[arg(long, value_name = "DIR", default_value = KUBELET_DIR)]
+    pub kubelet_dir: PathBuf,
+    /// Directory of pods' logs [default: podLogsDir of the configuration, /var/log/pods]
+    #[arg(long, value_name = "DIR")]
+    pub logs_dir: Option<PathBuf>,
+    /// A directory on imagefs, the file system of images [default: the container runtime's, if there is one]
+    #[arg(long, value_name = "DIR")]
+    pub image_dir: Option<PathBuf>,
+    /// A directory on containerfs, the file system of writable layers [default: as for images]
+    #[arg(long, value_name = "DIR")]
+    pub container_dir: Option<PathBuf>,
+    /// File of the devices that pods may request, with their NUMA nodes; `plimsoll place --help` shows the format
+    #[arg(long, value_name = "FILE")]
+    pub devices: Option<PathBuf>,
+    /// Keep the eviction order in the kernel, so that a BPF program kills when memory is short and plimsoll does not react
+    /// (plimsoll.lastLine of the configuration)
+    #[arg(long)]
+    pub last_line: bool,
+    /// Move interrupts off CPUs that are exclusive to a container (with cpuManagerPolicy static)
+    #[arg(long)]
+    pub move_interrupts: bool,
+    /// Leave the BPF programs pinned on exit for the next agent, so that an upgrade leaves no gap
+    #[arg(long)]
+    pub keep_on_exit: bool,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its type says what it is")]
+    pub eviction: EvictionFlags,
+}
+
+/// The programs that the agent loads.
+pub(super) fn programs(without: &[Without], last_line: bool) -> Programs {
+    Programs {
+        without: kinds_without(without),
+        window: WINDOW,
+        last_line,
+    }
+}
+
+/// Runs the agent until it receives SIGINT or SIGTERM.
+///
+/// # Errors
+/// What keeps it from starting, or later from reading the node's memory, with what to do about it.
+pub fn run(args: &RunArgs) -> Result<ExitCode> {
+    let plan = Plan::check(args)?;
+    let _lock = StateLock::acquire(&args.state_dir)?;
+    let reporter = Reporter::start(args.output).context("the output thread cannot be started")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()
+        .context("the event loop cannot be made")?;
+    // From here on a signal ends the agent in an orderly way: before the first kernel setting is changed.
+    let stop = {
+        let _in_runtime = runtime.enter();
+        StopSignals::catch().context("SIGINT and SIGTERM cannot be caught")?
+    };
+    let mut start = Start {
+        plan,
+        reporter,
+        lost: Vec::new(),
+    };
+    start.warn_of_arguments();
+    let (mut ledgers, restored) = Ledgers::put_back(&start.plan)?;
+    if restored > 0 {
+        start.warn(format!(
+            "{restored} kernel settings left by an agent that was killed, or by pods that have ended, were put back"
+        ));
+    }
+    let ended = runtime.block_on(start.run(stop, &mut ledgers.agent));
+    ledgers.restore();
+    // An error of the run itself is what the caller wants to see.
+    let result = ended.and_then(|(ending, result)| {
+        ending.finish();
+        result
+    });
+    if !args.keep_on_exit
+        && let Err(error) = PinOwner::of(&args.state_dir).remove()
+    {
+        tracing::error!(%error, "pinned BPF programs stay; the next start, or `plimsoll uninstall`, removes them");
+    }
+    result.map(|()| ExitCode::SUCCESS)
+}
+
+/// What the arguments, the configuration and the host say. Nothing has been changed yet.
+struct Plan<'a> {
+    args: &'a RunArgs,
+    config: Config,
+    remarks: Vec<String>,
+    host: HostRoot,
+    mounts: CgroupMounts,
+    cgroup_root: CgroupPath,
+    kubepods: CgroupPath,
+    listener: Option<TcpListener>,
+}
+
+impl<'a> Plan<'a> {
+    fn check(args: &'a RunArgs) -> Result<Self> {
+        let file = args.config.as_deref().map(ConfigFile::read).transpose()?;
+        let effective = Effective::new(file.unwrap_or_default(), &args.eviction)?;
+        let remarks = effective.remarks();
+        let mut config = effective.config;
+        if args.last_line {
+            config
+                .engine
+                .options
+                .last_line
+                .get_or_insert_with(Default::default);
+        }
+        let cgroup_root = match &args.cgroup_root {
+            Some(path) => CgroupPath::new(path).context("--cgroup-root")?,
+            None => CgroupPath::new(&config.cgroups.root).context("cgroupRoot")?,
+        };
+        let host = HostRoot::live();
+        let mounts = host.cgroup_mounts()?;
+        anyhow::ensure!(
+            !config.fail_cgroup_v1
+                || mounts.hierarchy_of(Controller::Memory)?.version == Version::V2,
+            "failCgroupV1 is true, and memory is controlled by cgroup v1 here: boot with cgroup v2, or set failCgroupV1: false"
+        );
+        Ok(Self {
+            args,
+            config,
+            remarks: remarks
+                .iter()
+                .map(|remark| format!("{}: {}", remark.field, remark.text))
+                .collect(),
+            kubepods: pods::cgroup::kubepods_path(&cgroup_root)?,
+            host,
+            mounts,
+            cgroup_root,
+            listener: args.listen.map(http::bind).transpose()?,
+        })
+    }
+}
+
+/// The ledgers of settings that are undone when the agent ends.
+struct Ledgers {
+    agent: Ledger,
+    pods: Ledger,
+}
+
+impl Ledgers {
+    /// Puts back what is in any ledger, and returns how many settings that were.
+    fn put_back(plan: &Plan<'_>) -> Result<(Self, usize), KnobError> {
+        let open = |name| Ledger::open(&plan.host, plan.args.state_dir.join(name));
+        let mut restored = 0;
+        for name in [REMEDIES_LEDGER, CPU_LEDGER] {
+            restored += restore(&mut open(name)?)?;
+        }
+        let mut ledgers = Self {
+            agent: open(AGENT_LEDGER)?,
+            pods: open(PODS_LEDGER)?,
+        };
+        // Pods first: their cgroups are inside the agent's.
+        restored += restore(&mut ledgers.pods)? + restore(&mut ledgers.agent)?;
+        Ok((ledgers, restored))
+    }
+
+    /// Undoes what is in them, as far as it can be now.
+    fn restore(&mut self) {
+        for ledger in [&mut self.pods, &mut self.agent] {
+            if let Err(error) = restore(ledger) {
+                tracing::error!(%error, "kernel settings could not be put back; the next start tries again");
+            }
+        }
+    }
+}
+
+/// The BPF programs, if there are any, and what follows from what could be attached.
+struct Loaded {
+    bpf: Option<Bpf>,
+    report: Report,
+    /// Where they are pinned.
+    pinned: Option<String>,
+}
+
+impl Loaded {
+    fn attaches(&self, program: &str) -> bool {
+        self.bpf
+            .as_ref()
+            .is_some_and(|bpf| bpf.is_attached(program))
+    }
+}
+
+/// The start under way. What is changed is in a ledger.
+struct Start<'a> {
+    plan: Plan<'a>,
+    reporter: Reporter,
+    /// What this node lacks, a line each.
+    lost: Vec<String>,
+}
+
+impl Start<'_> {
+    async fn run(mut self, stop: StopSignals, ledger: &mut Ledger) -> Result<(Ending, Result<()>)> {
+        let kubepods = self.kubepods()?;
+        let capacity = kubepods.capacity();
+        let sampler = self.sampler(capacity.allocatable_memory_bytes)?;
+        let loaded = self.load();
+        let origins = Origins::of(
+            &loaded.report.choices,
+            loaded.attaches("memcg_memory_event"),
+        );
+        let limits = Limits::new(&self.plan.mounts, origins)
+            .context("the pods' limits cannot be watched")?;
+        let mut sources = self.sources(&loaded, &limits)?;
+        // After everything that is opened and allocated for good, so that all of it is locked in memory. Before the threads for what is not
+        // urgent: only what they touch of their stacks is locked.
+        self.protect(ledger);
+        let features = self.features(&loaded, capacity)?;
+        let disks = disks(&self.plan);
+        let engine_config = self.plan.config.engine_on(disks.file_systems().layout())?;
+        let engine = Engine::new(engine_config);
+        let journal = self.plan.args.journal.as_deref();
+        let journal = journal
+            .map(|path| Journal::create(path, &engine))
+            .transpose()?;
+        sources.watch_manifests(&self.plan.args.manifests)?;
+        let _servers = self.serve(&mut sources, loaded.bpf.as_ref())?;
+        let disk = self.disk(disks, &mut sources);
+        let pods = self.pods(capacity);
+        let Self {
+            plan,
+            reporter,
+            lost,
+        } = self;
+        let Loaded {
+            bpf,
+            report,
+            pinned,
+        } = loaded;
+        let agent = Agent::new(engine, pods, sampler, limits, bpf, journal, reporter)
+            .with_kubepods(kubepods)
+            .keeping_programs(plan.args.keep_on_exit);
+        let mut agent = features.add_to(agent);
+        if let Some(disk) = disk {
+            agent = agent.with_storage(disk);
+        }
+        agent.started(&report.choices, &lost, pinned.as_deref());
+        Ok(agent.run(sources, stop).await)
+    }
+
+    fn warn(&mut self, text: String) {
+        self.reporter.say(&Line::Warning { text });
+    }
+
+    /// A part that cannot be had here: `what` is missing, and all else goes on.
+    fn without<T, E: std::fmt::Display>(&mut self, what: &str, part: Result<T, E>) -> Option<T> {
+        part.map_err(|error| self.lost.push(format!("{what}: {error}")))
+            .ok()
+    }
+
+    fn warn_of_arguments(&mut self) {
+        for text in std::mem::take(&mut self.plan.remarks) {
+            self.warn(text);
+        }
+        if let Some(text) = self.plan.args.listen.and_then(http::exposed) {
+            self.warn(text);
+        }
+        if let Err(error) = raise_open_files(&self.plan.host) {
+            self.warn(format!(
+                "the limit on open files stays as it is, about a dozen are needed for each pod: {error}"
+            ));
+        }
+    }
+
+    /// The cgroups above the pods.
+    fn kubepods(&mut self) -> Result<Kubepods> {
+        let Plan {
+            args,
+            config,
+            host,
+            mounts,
+            cgroup_root,
+            ..
+        } = &self.plan;
+        let ledger = Ledger::open(host, args.state_dir.join(AGENT_LEDGER))?;
+        let (kubepods, absent) = Kubepods::make(host, mounts, cgroup_root, config, ledger)?;
+        self.lost.extend(absent.iter().map(ToString::to_string));
+        Ok(kubepods)
+    }
+
+    /// What is read of the node and its pods.
+    fn sampler(&mut self, allocatable_memory_bytes: u64) -> Result<Sampler> {
+        let Plan {
+            config,
+            host,
+            mounts,
+            kubepods,
+            ..
+        } = &mut self.plan;
+        let thresholds = &config.engine.thresholds;
+        let (observer, unobserved) = NodeObserver::open(host, Wanted::by(thresholds));
+        let (meters, unmeasured) = PodMeters::by(mounts, thresholds);
+        self.lost.extend(unobserved.iter().map(ToString::to_string));
+        self.lost
+            .extend(unmeasured.map(|error| format!("disk traffic of pods: {error}")));
+        let sampler = Sampler::open(host, mounts, kubepods, allocatable_memory_bytes)?
+            .with_observer(observer)
+            .with_meters(meters);
+        if sampler.limits_swap_of_pods() {
+            config.engine.pod_swap = match config.cgroups.qos.swap_behavior {
+                SwapBehavior::NoSwap => PodSwap::Forbidden,
+                SwapBehavior::LimitedSwap => PodSwap::Limited,
+            };
+        }
+        Ok(sampler)
+    }
+
+    /// BPF programs: taken over from the agent before, or loaded, or none.
+    fn load(&mut self) -> Loaded {
+        let Plan {
+            args,
+            config,
+            host,
+            cgroup_root,
+            ..
+        } = &self.plan;
+        let has_last_line = config.engine.options.last_line.is_some();
+        let mut facts = Facts::probe(host, cgroup_root, &args.without, Ok(Vec::new()));
+        let (mut bpf, mut pinned) = (None, None);
+        facts.bpf = match facts.without_bpf() {
+            Some(obstacle) => Err(obstacle.to_string()),
+            None => {
+                let owner = PinOwner::of(&args.state_dir);
+                let apart =
+                    LoadedApart::try_to(&owner, &args.state_dir, &args.without, has_last_line);
+                let mut said = apart.said().to_vec();
+                let programs = programs(&args.without, has_last_line);
+                let loaded = load_pinned(programs, &owner, |text| said.push(text));
+                for text in said {
+                    self.reporter.say(&Line::Warning { text });
+                }
+                loaded
+                    .map(|(loaded, how)| {
+                        let hooks = hooks_of(loaded.hooks());
+                        bpf = Some(loaded);
+                        pinned = Some(apart.judge(how).to_string());
+                        hooks
+                    })
+                    .map_err(|error| error.to_string())
+            }
+        };
+        let report = Report::new(facts);
+        if let Err(reason) = &report.facts.bpf {
+            self.lost.insert(0, format!("BPF programs: {reason}"));
+        }
+        self.lost.extend(report.losses());
+        if has_last_line && let Some(text) = report.last_line().loss() {
+            // Asked for and not had: that must not be overlooked.
+            self.warn(text.clone());
+            self.lost.push(text);
+        }
+        Loaded {
+            bpf,
+            report,
+            pinned,
+        }
+    }
+
+    /// What wakes the loop.
+    fn sources(&mut self, loaded: &Loaded, limits: &Limits) -> Result<Sources> {
+        let Plan {
+            config,
+            host,
+            mounts,
+            cgroup_root,
+            ..
+        } = &self.plan;
+        let stalls = stall_triggers(&config.engine.thresholds);
+        let reporter = &mut self.reporter;
+        let bpf = loaded.bpf.as_ref();
+        let mut sources = Sources::open(host, mounts, cgroup_root, bpf, &loaded.report, reporter)?;
+        let watched = sources.watch_stalls(host, &stalls, reporter);
+        self.without("thresholds on pressure", watched);
+        let watched = sources.watch_pods(limits);
+        self.without("memory events of pods", watched);
+        Ok(sources)
+    }
+
+    fn protect(&mut self, ledger: &mut Ledger) {
+        let Plan {
+            host,
+            mounts,
+            cgroup_root,
+            ..
+        } = &self.plan;
+        let lost = protect(host, mounts, cgroup_root, ledger);
+        self.lost.extend(lost.iter().map(ToString::to_string));
+    }
+
+    /// The optional parts that the configuration asks for. One that cannot start is not in the engine's options either.
+    fn features(&mut self, loaded: &Loaded, capacity: NodeCapacity) -> Result<Features> {
+        let options = self.plan.config.engine.options;
+        let oom_order = match options.oom_order {
+            OomOrder::Kubelet => None,
+            OomOrder::Dynamic => {
+                let order = OomOrdering::open(&self.plan.host, &self.plan.mounts);
+                self.without("oomOrder Dynamic", order)
+            }
+        };
+        let mut features = Features {
+            placing: self.placing(capacity)?,
+            last_line: options
+                .last_line
+                .map(|options| LastLine::new(options, &self.plan.host)),
+            oom_groups: self.oom_groups(),
+            oom_scores: self.oom_scores(loaded)?,
+            oom_order,
+            remedies: None,
+            cpu_time: None,
+        };
+        if options.remedies.is_some() {
+            let started = self
+                .ledger(REMEDIES_LEDGER)
+                .map_err(anyhow::Error::from)
+                .and_then(|ledger| Ok(Remedies::start(ledger)?));
+            features.remedies = self.without("memory remedies", started);
+            if features.remedies.is_none() {
+                self.plan.config.engine.options.remedies = None;
+            }
+        }
+        let cpu = &self.plan.config.engine.cpu;
+        if cpu.burst.is_some() || cpu.suppress.is_some() {
+            let Plan { host, mounts, .. } = &self.plan;
+            let started = self
+                .ledger(CPU_LEDGER)
+                .map_err(anyhow::Error::from)
+                .and_then(|ledger| Ok(CpuTime::start(host, mounts, ledger, READ_EVERY)?));
+            features.cpu_time = self.without("cpuBurst and cpuSuppress", started);
+        }
+        Ok(features)
+    }
+
+    fn ledger(&self, name: &str) -> Result<Ledger, KnobError> {
+        Ledger::open(&self.plan.host, self.plan.args.state_dir.join(name))
+    }
+
+    fn placing(&mut self, capacity: NodeCapacity) -> Result<Option<Placing>> {
+        let Plan {
+            args,
+            config,
+            host,
+            mounts,
+            cgroup_root,
+            ..
+        } = &self.plan;
+        let around = Surroundings {
+            host,
+            mounts,
+            cgroup_root,
+            state_dir: &args.state_dir,
+            kubelet_dir: &args.kubelet_dir,
+            capacity,
+            moves_interrupts: args.move_interrupts,
+        };
+        let devices = args.devices.as_deref().map(devices::read).transpose()?;
+        let reporter = &mut self.reporter;
+        Placing::prepare(&around, config, devices, |text| {
+            reporter.say(&Line::Warning { text });
+        })
+    }
+
+    fn oom_groups(&mut self) -> Option<OomGroups> {
+        let pod_oom_group = self.plan.config.engine.options.pod_oom_group;
+        let ledger = pod_oom_group.then(|| self.ledger(AGENT_LEDGER));
+        let ledger = ledger.and_then(|ledger| self.without("podOOMGroup", ledger));
+        let single_process = self.plan.config.cgroups.single_process_oom_kill;
+        let single_process = single_process.unwrap_or(false);
+        let groups = OomGroups::new(&self.plan.mounts, single_process, ledger);
+        if groups.is_none() && pod_oom_group {
+            self.warn(
+                "podOOMGroup has no effect: memory is on cgroup v1 here, which has no memory.oom.group"
+                    .to_owned(),
+            );
+        }
+        groups
+    }
+
+    fn oom_scores(&self, loaded: &Loaded) -> Result<OomScores> {
+        let host = &self.plan.host;
+        let capacity_bytes = NonZeroU64::new(MeminfoFile::open(host)?.read()?.total);
+        let capacity_bytes = capacity_bytes.unwrap_or(NonZeroU64::MIN);
+        let sees_attach = loaded.attaches("cgroup_attach_task");
+        Ok(OomScores::new(host.clone(), capacity_bytes, sees_attach))
+    }
+
+    fn pods(&self, capacity: NodeCapacity) -> Pods {
+        let Plan {
+            config,
+            host,
+            mounts,
+            cgroup_root,
+            ..
+        } = &self.plan;
+        let pods = Pods::new(host.clone(), mounts.clone(), cgroup_root.clone())
+            .with_settings(config.cgroups.qos, capacity);
+        match config.engine.options.remedies {
+            Some(_) => pods.with_stage_files(),
+            None => pods,
+        }
+    }
+
+    /// The control socket, and HTTP where it is asked for.
+    fn serve(
+        &mut self,
+        sources: &mut Sources,
+        bpf: Option<&Bpf>,
+    ) -> Result<(Server, Option<http::Server>)> {
+        let listener = self.plan.listener.take();
+        let Plan {
+            args,
+            host,
+            mounts,
+            cgroup_root,
+            ..
+        } = &self.plan;
+        let (snapshot_source, requests) = control::snapshots();
+        sources.give_snapshots_to(requests);
+        let snapshots = Arc::new(Snapshots::new(snapshot_source));
+        let statistics = || Statistics::new(host.clone(), mounts.clone(), cgroup_root.clone());
+        let socket = control::socket_path(&args.state_dir, args.control_socket.as_deref());
+        let group = args.control_group.as_deref();
+        let answers = AnswerSources {
+            snapshots: Arc::clone(&snapshots),
+            statistics: statistics(),
+        };
+        let control = Server::start(&socket, group, answers, Bounds::default())?;
+        let http = listener.map(|listener| {
+            let answers = http::Answers::new(snapshots, statistics())
+                .with_programs(bpf.map(Bpf::run_meters).unwrap_or_default())
+                .with_pods_in_metrics(args.metrics_per_pod);
+            http::Server::start(listener, answers, http::Bounds::default())
+        });
+        let http = http.and_then(|started| self.without("HTTP", started));
+        Ok((control, http))
+    }
+
+    fn disk(&mut self, settings: StorageSettings, sources: &mut Sources) -> Option<StorageWork> {
+        let (handle, events) = self.without("disks", Storage::spawn(settings))?;
+        sources.watch_disks(events);
+        Some(StorageWork::new(handle))
+    }
+}
+
+/// Optional parts of the agent.
+struct Features {
+    placing: Option<Placing>,
+    last_line: Option<LastLine>,
+    oom_groups: Option<OomGroups>,
+    oom_scores: OomScores,
+    oom_order: Option<OomOrdering>,
+    remedies: Option<(Remedies, remedies::Reports)>,
+    cpu_time: Option<(CpuTime, cpu_time::Reports)>,
+}
+
+impl Features {
+    fn add_to(self, agent: Agent) -> Agent {
+        let mut agent = agent
+            .with_placing(self.placing)
+            .with_last_line(self.last_line)
+            .with_oom_scores(self.oom_scores, self.oom_order)
+            .with_oom_groups(self.oom_groups);
+        if let Some((remedies, reports)) = self.remedies {
+            agent = agent.with_remedies(remedies, reports);
+        }
+        if let Some((cpu_time, reports)) = self.cpu_time {
+            agent = agent.with_cpu_time(cpu_time, reports);
+        }
+        agent
+    }
+}
+
+/// Where the node's disks are, and how often they are read.
+fn disks(plan: &Plan<'_>) -> StorageSettings {
+    let Plan { args, config, .. } = plan;
+    let live = StorageSettings::live(plan.cgroup_root.clone());
+    let logs_dir = args
+        .logs_dir
+        .clone()
+        .or_else(|| Some(config.storage.pod_logs_dir.clone()).filter(|dir| dir.is_absolute()));
+    let cycle = Duration::from_nanos(config.storage.volume_stats_period_ns);
+    StorageSettings {
+        host: plan.host.clone(),
+        kubelet_dir: args.kubelet_dir.clone(),
+        logs_dir: logs_dir.unwrap_or(live.logs_dir),
+        image_dir: args.image_dir.clone(),
+        container_dir: args.container_dir.clone(),
+        // 0 turns the kubelet's survey off; limits on local storage need one.
+        cycle: if cycle.is_zero() { live.cycle } else { cycle },
+        ..live
+    }
+}
+
+/// Undoes what a ledger says, as far as it can be now. Returns how many settings were put back.
+fn restore(ledger: &mut Ledger) -> Result<usize, KnobError> {
+    let restoration = ledger.restore()?;
+    for remark in restoration.remarks() {
+        tracing::info!("{remark}");
+    }
+    Ok(restoration.restored())
+}

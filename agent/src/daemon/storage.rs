@@ -1,0 +1,258 @@
+//! The loop's side of [`storage`](crate::storage): readings in, orders out, and what the engine's decisions about disks mean for
+//! both.
+//!
+//! Freeing space for a threshold goes in three steps, none of which the loop waits for: the order; its end, which the engine
+//! is told; and a survey of all pods after it, which the engine judges to say whether a pod still has to go.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use plimsoll_core::model::decision::ReclaimSource;
+use plimsoll_core::model::event::{Cause, EventKind};
+use plimsoll_core::model::reading::StorageReading;
+use plimsoll_core::model::units::PodUid;
+
+use super::Agent;
+use super::turn::Found;
+use crate::record::lines::Line;
+use crate::storage::reclaim::{ReclaimRequest, Reclaimed};
+use crate::storage::{Busy, StorageEvent, StorageHandle};
+
+/// So many pods that have ended are remembered; of the others the directories stay until somebody else removes them.
+const ENDED_MAX: usize = 10_000;
+/// Directories of pods that we never heard of are not ours to delete.
+const NEVER: Duration = Duration::MAX;
+
+/// Deleted files may give their blocks back a little later: seen on 6.12, 20 to 100 ms after a volume of 44 MiB was gone, probably while
+/// the kernel still held inodes written in a cgroup that had ended (`cleanup_offline_cgwb` in mm/backing-dev.c). A survey at once would
+/// show a full disk and cost another pod.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// A file system below its threshold with nothing left to free and nobody left to go is tried again at this interval: the kubelet's
+/// (`evictionMonitoringPeriod`). Readings come up to a hundred times as often.
+const FREE_AGAIN: Duration = Duration::from_secs(10);
+/// Readings come early by this part of their interval.
+const EARLY_SHARE: u64 = 64;
+
+/// What freeing space has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Freeing {
+    Idle,
+    /// Ordered; its end is awaited.
+    Ordered,
+    /// Over; a survey after it is awaited.
+    Surveyed,
+}
+
+/// The loop's side of the node's disks.
+#[derive(Debug)]
+pub struct StorageWork {
+    handle: StorageHandle,
+    /// For the next sample.
+    reading: Option<Arc<StorageReading>>,
+    /// [`Pods::generation`](crate::pods::registry::Pods::generation) of what the threads were told last.
+    told: Option<u64>,
+    /// Evicted or not wanted any more. What is theirs may go, unless they run again.
+    ended: BTreeSet<PodUid>,
+    /// Decided and not ordered yet.
+    order: Option<Vec<ReclaimSource>>,
+    freeing: Freeing,
+    /// A survey is to be ordered.
+    survey_due: bool,
+    /// Not before this: what was deleted is to show in it.
+    survey_from: Option<Instant>,
+    busy_told: bool,
+    /// Nothing was left to free, and nothing has been added since: not again before this.
+    free_not_before: Option<Instant>,
+}
+
+impl StorageWork {
+    /// Talks to these threads.
+    pub fn new(handle: StorageHandle) -> Self {
+        Self {
+            handle,
+            reading: None,
+            told: None,
+            ended: BTreeSet::new(),
+            order: None,
+            freeing: Freeing::Idle,
+            survey_due: false,
+            survey_from: None,
+            busy_told: false,
+            free_not_before: None,
+        }
+    }
+
+    /// When something is to be ordered of which nothing else reminds the loop.
+    pub(super) fn order_at_ns(&self) -> Option<u64> {
+        let survey_at = self.survey_from.filter(|_| self.survey_due);
+        let free_at = self.free_not_before.filter(|_| self.order.is_some());
+        let at = survey_at.into_iter().chain(free_at).min()?;
+        let wait = at.saturating_duration_since(Instant::now());
+        let wait_ns = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
+        Some(super::now_ns().saturating_add(wait_ns))
+    }
+
+    /// The newest reading that no sample has carried yet.
+    pub(super) fn take_reading(&mut self) -> Option<Arc<StorageReading>> {
+        self.reading.take()
+    }
+
+    /// What is a pod's on disk may go from now on, unless it runs again.
+    pub(super) fn has_ended(&mut self, uid: &PodUid) {
+        if self.ended.len() < ENDED_MAX {
+            self.ended.insert(uid.clone());
+            self.free_not_before = None;
+        }
+    }
+
+    /// Readings are wanted this often.
+    pub(super) fn read_every(&self, interval_ns: u64) {
+        // A little before the engine's timer of the same period, which the sample with the reading then puts off: one sample, not two.
+        let interval_ns = interval_ns - interval_ns / EARLY_SHARE;
+        self.handle.set_interval(Duration::from_nanos(interval_ns));
+    }
+
+    /// Space is to be freed; that is ordered when there is time.
+    pub(super) fn free(&mut self, sources: &[ReclaimSource]) {
+        self.order = Some(sources.to_vec());
+    }
+}
+
+impl Agent {
+    /// Takes what the threads tell.
+    pub(super) fn storage_event(&mut self, event: StorageEvent, found: &mut Found) {
+        let Some(storage) = &mut self.storage else {
+            return;
+        };
+        match event {
+            StorageEvent::Reading(reading) => {
+                storage.reading = Some(reading);
+                found.by(Cause::Storage);
+            }
+            StorageEvent::Ranked(reading) => {
+                storage.reading = Some(reading);
+                if storage.freeing == Freeing::Surveyed {
+                    storage.freeing = Freeing::Idle;
+                    found.by(Cause::NodeReclaimed);
+                } else {
+                    found.by(Cause::Storage);
+                }
+            }
+            StorageEvent::Reclaimed { reclaimed, .. } => {
+                if !reclaimed.more && storage.freeing == Freeing::Ordered {
+                    self.freed(reclaimed);
+                }
+            }
+            StorageEvent::Report(_) => {}
+            StorageEvent::Warning(text) => self.warn(text),
+        }
+    }
+
+    /// Space has been freed, as far as it could be: the engine is told, and a survey shows what came of it.
+    fn freed(&mut self, reclaimed: Reclaimed) {
+        let Reclaimed {
+            bytes,
+            inodes,
+            items,
+            kept,
+            ..
+        } = reclaimed;
+        if items > 0 {
+            self.reporter.say(&Line::NodeReclaimed {
+                bytes,
+                inodes,
+                items,
+            });
+        }
+        for kept in kept {
+            tracing::debug!(path = %kept.path.display(), why = %kept.why, "not freed");
+        }
+        if let Some(storage) = &mut self.storage {
+            storage.freeing = Freeing::Surveyed;
+            storage.survey_due = true;
+            storage.survey_from = (items > 0).then(|| Instant::now() + SETTLE);
+            storage.free_not_before = (items == 0).then(|| Instant::now() + FREE_AGAIN);
+        }
+        self.take_in(EventKind::NodeReclaimed {
+            bytes,
+            inodes,
+            error: None,
+        });
+    }
+
+    /// Orders what has been decided, and tells the threads of new pods. Not urgent: allocates.
+    pub(super) fn order_storage_work(&mut self) {
+        let Some(storage) = &mut self.storage else {
+            return;
+        };
+        let mut busy = false;
+        let generation = self.pods.generation();
+        if storage.told != Some(generation) {
+            match storage.handle.set_pods(self.pods.directories()) {
+                Ok(()) => storage.told = Some(generation),
+                Err(Busy) => busy = true,
+            }
+        }
+        let may_free = storage
+            .free_not_before
+            .is_none_or(|from| Instant::now() >= from);
+        if let Some(sources) = storage.order.take_if(|_| may_free) {
+            if !sources.contains(&ReclaimSource::EndedPods) {
+                // Containers and images are a runtime's, and none is asked yet.
+                self.freed(Reclaimed::default());
+            } else if self.order_reclaim() {
+                return;
+            } else {
+                busy = true;
+                if let Some(storage) = &mut self.storage {
+                    storage.order = Some(sources);
+                }
+            }
+        }
+        let Some(storage) = &mut self.storage else {
+            return;
+        };
+        let has_settled = storage
+            .survey_from
+            .is_none_or(|from| Instant::now() >= from);
+        if storage.survey_due && has_settled {
+            match storage.handle.rank_now() {
+                Ok(()) => storage.survey_due = false,
+                Err(Busy) => busy = true,
+            }
+        }
+        if busy && !std::mem::replace(&mut storage.busy_told, true) {
+            self.warn(Busy.to_string());
+        }
+    }
+
+    /// Returns whether it could be ordered.
+    fn order_reclaim(&mut self) -> bool {
+        let Some(storage) = &mut self.storage else {
+            return false;
+        };
+        let pods = &self.engine.state().pods;
+        storage
+            .ended
+            .retain(|uid| pods.get(uid).is_none_or(|pod| !pod.running));
+        let live = self
+            .pods
+            .uids()
+            .into_iter()
+            .filter(|uid| !storage.ended.contains(uid))
+            .collect();
+        let request = ReclaimRequest {
+            dry: false,
+            live,
+            ended: storage.ended.clone(),
+            age_min: NEVER,
+        };
+        let ordered = storage.handle.reclaim(request).is_ok();
+        if ordered {
+            storage.freeing = Freeing::Ordered;
+        }
+        ordered
+    }
+}

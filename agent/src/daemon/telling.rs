@@ -1,0 +1,402 @@
+//! What the agent says, when it has acted: decisions, the kernel's OOM kills, what limits have cost the pods, and its own end.
+
+use plimsoll_abi::Kind;
+use plimsoll_core::model::decision::Decision;
+use plimsoll_core::model::event::Event;
+
+use super::{Agent, now_ns};
+use crate::act::oom_order::OomOrdering;
+use crate::host::processes::own_cost;
+use crate::kernel::{self, Bpf};
+use crate::probe::ladder::Choice;
+use crate::record::journal::Journal;
+use crate::record::limit_counts::LimitCounts;
+use crate::record::lines::{Line, Records, is_told};
+
+/// Time from the start to the first reading of the manifests, at most: then what is known of pods has to do.
+const LISTED_WITHIN_NS: u64 = 5_000_000_000;
+/// More than any ring holds.
+const RING_RECORDS_MAX: usize = 1 << 16;
+
+impl Agent {
+    /// Says that it is ready, on what it stands, and what holds the BPF programs, if there are any.
+    pub fn started(&mut self, mechanisms: &[Choice], lost: &[String], programs: Option<&str>) {
+        let pods = self.pods.len();
+        // What an agent before this one has lost, it has told.
+        if let Some(Ok(account)) = self.bpf.as_ref().map(Bpf::account) {
+            self.lost_records_told = account.lost() + account.unreadable;
+        }
+        self.reporter.say(&Line::Started {
+            pid: std::process::id(),
+            mechanisms,
+            lost,
+            pods,
+            programs,
+        });
+    }
+
+    pub(super) fn tell(&mut self, event: &Event, decision: &Decision) {
+        self.tally.decided(decision);
+        if !is_told(decision) {
+            return;
+        }
+        let uid = match decision {
+            Decision::Evict { uid, .. }
+            | Decision::End { uid, .. }
+            | Decision::Kill { uid, .. }
+            | Decision::Reclaim { uid, .. }
+            | Decision::SetHigh { uid, .. }
+            | Decision::ClearHigh { uid }
+            | Decision::Notify { uid, .. }
+            | Decision::StageEnded { uid, .. }
+            | Decision::PlacementRefused { uid, .. }
+            | Decision::SetCpu { uid, .. }
+            | Decision::RestoreCpu { uid, .. }
+            | Decision::Finished { uid, .. } => Some(uid),
+            Decision::PlacementLost { note } => Some(&note.pod),
+            Decision::Arm { .. }
+            | Decision::SampleBy { .. }
+            | Decision::ReadStorageEvery { .. }
+            | Decision::StopReclaim { .. }
+            | Decision::ReleaseMemory { .. }
+            | Decision::ReclaimNode { .. }
+            | Decision::Place { .. }
+            | Decision::PlacementFailed { .. }
+            | Decision::NoVictim { .. }
+            | Decision::Condition { .. } => None,
+        };
+        let name = uid.map(|uid| self.pods.name(uid));
+        let text = decision.to_string();
+        self.reporter.say(&Line::Decision {
+            at_ns: event.at_ns,
+            pod: name.as_deref(),
+            decision,
+            text,
+        });
+        if let (Some(finished), Some(pod)) = (self.timelines.finished(decision, now_ns()), &name) {
+            self.tally.finished(&finished, self.started_ns);
+            self.reporter.say(&Line::EvictionFinished {
+                pod,
+                finished: &finished,
+            });
+        }
+        if let (Decision::Evict { uid, .. }, Some(storage)) = (decision, &mut self.storage) {
+            storage.has_ended(uid);
+        }
+        if let (Decision::Finished { uid, .. }, Some(name)) = (decision, name) {
+            // Its counts go with its cgroup.
+            self.limits.read_last(uid);
+            self.say_limits(event.at_ns);
+            if let Err(error) = self.pods.left(uid) {
+                self.warn(format!("pod {name}: {error}"));
+            }
+        }
+    }
+
+    pub(super) fn report_lost_records(&mut self) {
+        let Some(Ok(account)) = self.bpf.as_ref().map(Bpf::account) else {
+            return;
+        };
+        let lost = account.lost() + account.unreadable;
+        if lost > self.lost_records_told {
+            let text = format!(
+                "{} records of the kernel were lost; all pods were read again",
+                lost - self.lost_records_told
+            );
+            self.lost_records_told = lost;
+            self.warn(text);
+        }
+    }
+
+    /// From when on it can be told whose a cgroup is: an agent that has just started has not read the manifests.
+    pub(super) fn listed_at_ns(&self) -> u64 {
+        if self.tally.pods_listed {
+            0
+        } else {
+            self.started_ns.saturating_add(LISTED_WITHIN_NS)
+        }
+    }
+
+    /// When there is a kill to tell, if any.
+    pub(super) fn report_oom_kills_at_ns(&self) -> Option<u64> {
+        let report_at_ns = self.oom_kills.report_at_ns()?;
+        Some(report_at_ns.max(self.listed_at_ns()))
+    }
+
+    /// Tells the kernel's OOM kills whose last victim has been named, a kill at a time.
+    pub(super) fn report_oom_kills(&mut self, now_ns: u64) {
+        let Some(report_at_ns) = self.report_oom_kills_at_ns() else {
+            return;
+        };
+        if now_ns < self.listed_at_ns() {
+            return;
+        }
+        for kill in &mut self.oom_kills.kills {
+            kill.look_up(&self.pods);
+        }
+        if now_ns < report_at_ns {
+            return;
+        }
+        let mut index = 0;
+        while let Some(kill) = self.oom_kills.kills.get(index) {
+            let pod = kill.pod();
+            let mut kills = kill.victims();
+            index += 1;
+            // Where the choice is not told, victims of one pod at one time are one kill.
+            while let Some(next) = self.oom_kills.kills.get(index)
+                && !(kill.is_choice || next.is_choice)
+                && pod.is_some()
+                && pod == next.pod()
+            {
+                kills += next.victims();
+                index += 1;
+            }
+            self.tally.oom_kills.add(pod.is_some(), kills);
+            if let Some(uid) = kill.uid() {
+                self.limits.oom_killed(uid, now_ns, kills);
+            }
+            let comm = String::from_utf8_lossy(&kill.comm);
+            self.reporter.say(&Line::KernelOomKill {
+                at_ns: kill.at_ns,
+                pod,
+                tgid: Some(kill.tgid),
+                comm: Some(comm.trim_end_matches('\0')),
+                kills,
+            });
+        }
+        let untold = self.oom_kills.told();
+        self.tally.oom_kills.unknown += untold;
+        if untold > 0 {
+            self.warn(format!(
+                "the kernel's OOM killer struck {untold} times more in the same moment"
+            ));
+        }
+    }
+
+    /// Kills that the kernel has only counted, because one cgroup had so many of them.
+    pub(super) fn report_folded_oom_kills(&mut self) {
+        let Self {
+            bpf: Some(bpf),
+            oom_kills,
+            pods,
+            reporter,
+            tally,
+            limits,
+            ..
+        } = self
+        else {
+            return;
+        };
+        let at_ns = now_ns();
+        let names_victims = bpf.is_attached("mark_victim");
+        let result = bpf.missed(Kind::OomKill).and_then(|missed| {
+            if !oom_kills.folded.is_new(missed) {
+                return Ok(());
+            }
+            bpf.drain_oom_kills(|totals| {
+                let kills = if names_victims {
+                    totals.victims
+                } else {
+                    totals.choices
+                };
+                oom_kills.folded.found(totals.cgroup_id, kills);
+            })
+        });
+        oom_kills.folded.tell(|cgroup_id, kills| {
+            let uid = pods.by_cgroup_id(cgroup_id);
+            if let Some(uid) = uid {
+                limits.oom_killed(uid, at_ns, kills);
+            }
+            let pod = uid.map(|uid| pods.name(uid));
+            tally.oom_kills.add(pod.is_some(), kills);
+            reporter.say(&Line::KernelOomKill {
+                at_ns,
+                pod: pod.as_deref(),
+                tgid: None,
+                comm: None,
+                kills,
+            });
+        });
+        if let Err(error) = result {
+            self.warn(error.to_string());
+        }
+    }
+
+    /// What the pods' limits have cost them since the last time.
+    pub(super) fn report_limits(&mut self) {
+        let mut failures = Vec::new();
+        self.limits
+            .follow(&self.pods, |failure| failures.push(failure));
+        if let Some(bpf) = &mut self.bpf {
+            bpf.drain_pressure(RING_RECORDS_MAX, |record| self.limits.record(&record));
+            // Totals that no record has told yet: within a window the kernel sends one.
+            if self.limits.takes_from_kernel()
+                && let Err(error) = bpf
+                    .drain_memory(|totals| self.limits.memory_totals(totals))
+                    .and_then(|()| bpf.drain_throttle(|totals| self.limits.throttle_totals(totals)))
+                    .and_then(|()| bpf.drain_stalls(|totals| self.limits.stall_totals(totals)))
+                    .and_then(|()| bpf.drain_refaults(|totals| self.limits.refault_totals(totals)))
+            {
+                failures.push(error.to_string());
+            }
+        }
+        let at_ns = now_ns();
+        self.limits.read(at_ns, |failure| failures.push(failure));
+        self.say_limits(at_ns);
+        let not_watched = self.limits.not_watched();
+        if not_watched > self.not_watched_told {
+            failures.push(format!(
+                "{} files of pods could not be added to epoll, so they are polled; raise fs.epoll.max_user_watches",
+                not_watched - self.not_watched_told
+            ));
+            self.not_watched_told = not_watched;
+        }
+        for failure in failures {
+            self.warn(failure);
+        }
+        let wants = |journal: &Journal| journal.wants_aside(at_ns);
+        if self.journal.as_ref().is_some_and(wants) {
+            self.record_aside(at_ns);
+        }
+    }
+
+    /// What no engine decides by, into the journal.
+    fn record_aside(&mut self, at_ns: u64) {
+        if let Some(journal) = &mut self.journal {
+            let plan = self.oom_order.as_ref().and_then(OomOrdering::plan);
+            journal.record_aside(at_ns, self.limits.totals(), plan);
+        }
+    }
+
+    fn say_limits(&mut self, at_ns: u64) {
+        let Self {
+            limits,
+            pods,
+            reporter,
+            tally,
+            ..
+        } = self;
+        limits.collect(at_ns, pods, |uid, counts| {
+            let pod = &pods.name(uid);
+            let LimitCounts {
+                high,
+                max,
+                oom,
+                low,
+                ..
+            } = counts;
+            if high + max + oom + low > 0 {
+                reporter.say(&Line::MemoryLimit {
+                    at_ns,
+                    pod,
+                    high,
+                    max,
+                    oom,
+                    low,
+                });
+            }
+            let ms = |ns: u64| ns / 1_000_000;
+            if counts.has_waited() {
+                reporter.say(&Line::MemoryStall {
+                    at_ns,
+                    pod,
+                    ms: ms(counts.stalled_ns),
+                    limit_reclaim_ms: ms(counts.limit_reclaim_ns),
+                    high_ms: ms(counts.high_ns),
+                    node_reclaim_ms: ms(counts.node_reclaim_ns),
+                    refaulted_pages: counts.refaulted_pages,
+                    swapped_in_pages: counts.swapped_in_pages,
+                });
+            }
+            if counts.oom_kills > 0 {
+                tally.oom_kills.add(true, counts.oom_kills);
+                reporter.say(&Line::KernelOomKill {
+                    at_ns,
+                    pod: Some(pod),
+                    tgid: None,
+                    comm: None,
+                    kills: counts.oom_kills,
+                });
+            }
+            if counts.throttled + counts.throttled_ns > 0 {
+                reporter.say(&Line::Throttled {
+                    at_ns,
+                    pod,
+                    count: counts.throttled,
+                    ms: counts.throttled_ns / 1_000_000,
+                });
+            }
+        });
+    }
+
+    pub(super) fn warn(&mut self, text: String) {
+        self.reporter.say(&Line::Warning { text });
+    }
+
+    /// Takes the programs away, reads what is left of their records, and counts.
+    fn last_records(&mut self) -> Records {
+        let Some(bpf) = &mut self.bpf else {
+            return Records::default();
+        };
+        let hold = if self.keeps_programs {
+            kernel::AtEnd::Keep
+        } else {
+            kernel::AtEnd::Detach
+        };
+        let (limits, last_line) = (&mut self.limits, &mut self.last_line);
+        let account = bpf.finish(hold, |bpf| {
+            bpf.drain_critical(RING_RECORDS_MAX, |record| {
+                if let Some(last_line) = last_line.as_mut() {
+                    last_line.record(&record);
+                }
+            });
+            bpf.drain_lifecycle(RING_RECORDS_MAX, |_| {});
+            bpf.drain_pressure(RING_RECORDS_MAX, |record| limits.record(&record));
+        });
+        match account {
+            Ok(account) => Records::of(&account),
+            Err(error) => {
+                self.warn(format!("the counts of records cannot be read: {error}"));
+                Records::default()
+            }
+        }
+    }
+
+    fn finish(mut self) {
+        let records = self.last_records();
+        self.report_last_line_kills();
+        self.settle();
+        self.report_uncounted_last_line_kills();
+        self.limits.finish();
+        self.report_limits();
+        self.report_folded_oom_kills();
+        self.record_aside(now_ns());
+        let journal_lost = self.journal.as_ref().map_or(0, Journal::lost);
+        if let Some(Err(error)) = self.journal.take().map(Journal::finish) {
+            self.warn(error.to_string());
+        }
+        let (cpu, rss_bytes) = own_cost();
+        let cpu_ms = u64::try_from(cpu.as_millis()).unwrap_or(u64::MAX);
+        let lines_lost = self.reporter.lost();
+        self.reporter.say(&Line::Stopped {
+            records,
+            lines_lost,
+            journal_lost,
+            cpu_ms,
+            rss_bytes,
+        });
+        self.reporter.finish();
+    }
+}
+
+/// An agent that decides nothing any more, and whose programs are still there. To take them away can take long: the kernel waits until
+/// every task has passed through the scheduler. No pod should have to wait for that.
+#[must_use = "its programs are still there"]
+pub struct Ending(pub(super) Agent);
+
+impl Ending {
+    /// Takes the programs away, and tells what is left to tell.
+    pub fn finish(self) {
+        self.0.finish();
+    }
+}

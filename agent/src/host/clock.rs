@@ -1,0 +1,51 @@
+//! The one clock: CLOCK_MONOTONIC, by which the kernel stamps its records and the engine reckons.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Nanoseconds since boot, suspended time left out (CLOCK_MONOTONIC).
+#[must_use]
+pub fn now_ns() -> u64 {
+    reading_ns(ClockId::Monotonic)
+}
+
+/// What another clock shows, in nanoseconds.
+#[must_use]
+pub fn reading_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    // None of the clocks that are read here is ever negative.
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+/// CPU time that this process has used.
+#[must_use]
+pub fn cpu_time() -> Duration {
+    Duration::from_nanos(reading_ns(ClockId::ProcessCPUTime))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_is_the_kernels_and_does_not_go_back() {
+        let first_ns = now_ns();
+        let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+        let uptime_s: f64 = uptime.split_whitespace().next().unwrap().parse().unwrap();
+        let second_ns = now_ns();
+        assert!(first_ns <= second_ns);
+        // /proc/uptime counts suspended time too, so it is the later one; it is written in hundredths of a second.
+        assert!(first_ns as f64 / 1e9 <= uptime_s + 0.01);
+    }
+
+    #[test]
+    fn cpu_time_grows_with_work() {
+        let before = cpu_time();
+        let mut sum = 0_u64;
+        while cpu_time() == before {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        assert!(cpu_time() > before);
+    }
+}

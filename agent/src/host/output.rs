@@ -1,0 +1,99 @@
+//! The forms in which commands print, and `--output`, which chooses one.
+
+use std::io::IsTerminal;
+
+use clap::{Args, ValueEnum};
+
+/// A form that every command can print.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Output {
+    /// For people: lines and aligned tables
+    #[default]
+    Text,
+    /// For programs: one JSON document, or one object per line
+    Json,
+}
+
+/// A form that commands print which can draw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Drawing {
+    /// For people: lines and aligned tables
+    #[default]
+    Text,
+    /// For programs: one JSON document
+    Json,
+    /// A picture, for a browser or a document
+    Svg,
+}
+
+/// `--output`, the same for every command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Args)]
+pub struct OutputArgs<F = Output>
+where
+    F: ValueEnum + Default + Copy + Send + Sync + 'static,
+{
+    /// Output format
+    #[arg(
+        long = "output",
+        short = 'o',
+        value_name = "FORMAT",
+        value_enum,
+        default_value_t
+    )]
+    pub format: F,
+}
+
+impl From<Output> for OutputArgs {
+    fn from(format: Output) -> Self {
+        Self { format }
+    }
+}
+
+/// ANSI styles, or none.
+#[derive(Debug, Clone, Copy)]
+pub struct Style {
+    /// Whether anything is painted.
+    pub color: bool,
+}
+
+impl Style {
+    /// What `out` is to have: colour only on a terminal, and not where `NO_COLOR` is set (<https://no-color.org>).
+    pub fn of(out: &impl IsTerminal) -> Self {
+        let color =
+            out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Self { color }
+    }
+
+    fn paint(self, code: &str, text: &str) -> String {
+        if self.color {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+
+    /// Bold, for headings.
+    pub fn bold(self, text: &str) -> String {
+        self.paint("1", text)
+    }
+
+    /// Faint, for what is beside the point.
+    pub fn dim(self, text: &str) -> String {
+        self.paint("2", text)
+    }
+
+    /// Red, for what does not work.
+    pub fn red(self, text: &str) -> String {
+        self.paint("31", text)
+    }
+
+    /// Green, for what is as it should be.
+    pub fn green(self, text: &str) -> String {
+        self.paint("32", text)
+    }
+
+    /// Yellow, for what works with a loss.
+    pub fn yellow(self, text: &str) -> String {
+        self.paint("33", text)
+    }
+}

@@ -1,0 +1,87 @@
+//! What every program of this project does at its start and end: it logs to standard error, and prints its error.
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use tracing::Level;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+/// Exit status when a program fails and its help says nothing else.
+pub const EXIT_FAILURE: u8 = 1;
+
+/// What is logged: `LEVEL` or `TARGET=LEVEL`, several with commas between.
+const LOG_VARIABLE: &str = "PLIMSOLL_LOG";
+
+/// Logs to standard error what `PLIMSOLL_LOG` asks for, else warnings and errors.
+pub fn log_to_stderr() {
+    let asked = std::env::var(LOG_VARIABLE).unwrap_or_default();
+    let (filter, wrong) = match asked.parse::<Targets>() {
+        Ok(filter) if !asked.is_empty() => (filter, None),
+        Ok(_) => (Targets::new().with_default(Level::WARN), None),
+        Err(error) => (Targets::new().with_default(Level::WARN), Some(error)),
+    };
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    tracing_subscriber::registry()
+        .with(lines)
+        .with(filter)
+        .init();
+    if let Some(error) = wrong {
+        tracing::warn!(
+            "{LOG_VARIABLE}={asked}: {error}; write it like warn, or info,plimsoll::daemon::start=debug"
+        );
+    }
+}
+
+/// The exit status of a program; an error is printed and becomes `failure`.
+pub fn answer(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        eprintln!("plimsoll: {error:#}");
+        ExitCode::from(failure)
+    })
+}
+
+/// Another program of the project cannot be started.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{program}: {source}; the programs of one release are installed in one directory", program = program.display()
+)]
+pub struct NotStarted {
+    /// Where it was looked for.
+    pub program: PathBuf,
+    /// Why.
+    #[source]
+    pub source: std::io::Error,
+}
+
+/// Becomes the program `name` in the directory of this one, with the arguments after the subcommand: the process ID, the standard streams and the
+/// exit status are this process's.
+///
+/// # Errors
+/// [`NotStarted`]. Does not return otherwise.
+pub fn become_program(name: &str) -> Result<std::convert::Infallible, NotStarted> {
+    let program = match std::env::current_exe() {
+        Ok(own) => own.with_file_name(name),
+        Err(source) => {
+            return Err(NotStarted {
+                program: name.into(),
+                source,
+            });
+        }
+    };
+    let source = exec(&program);
+    Err(NotStarted { program, source })
+}
+
+/// Only returns where it fails.
+fn exec(program: &std::path::Path) -> std::io::Error {
+    use std::os::unix::process::CommandExt as _;
+    // The first two are this program's name and the subcommand; no option can be before that.
+    std::process::Command::new(program)
+        .args(std::env::args_os().skip(2))
+        .exec()
+}

@@ -1,0 +1,40 @@
+//! The two signals that ask a process to stop.
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// SIGINT and SIGTERM.
+#[derive(Debug)]
+pub struct StopSignals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl StopSignals {
+    /// Catches them from now on. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// When a handler cannot be installed.
+    pub fn catch() -> std::io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    /// Whether either has come. Lets the runtime poll for them once; does not wait.
+    pub async fn have_come(&mut self) -> bool {
+        tokio::select! {
+            biased;
+            () = self.received() => true,
+            () = tokio::task::yield_now() => false,
+        }
+    }
+
+    /// Waits for either; returns at once when one has come since [`StopSignals::catch`].
+    pub async fn received(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! What people write: configuration, manifests, usage files. Bounded, with the line of each error.
+
+pub mod config;
+pub mod devices;
+pub mod machine;
+pub mod manifests;
+pub mod usage;
+pub mod yaml;

@@ -1,0 +1,410 @@
+//! Plimsoll's own options: the object `plimsoll:`, and the kind of a file that is not a kubelet's.
+//!
+//! Their defaults are [`EvictionOptions::default`], in one place ([`PlimsollOptions::default`]); the table has none.
+
+use plimsoll_core::kube::duration;
+use plimsoll_core::model::options::{
+    Availability, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, LastLine,
+    OomOrder, Remedies, Victims,
+};
+use plimsoll_core::policy::memory::remedies::THROTTLE_MAX_NS;
+
+use super::document::{Entry, Node, Origin, Value};
+use super::problem::Problem;
+use super::schema::{Class::Used, Field, Shape, field, int};
+
+/// `apiVersion` of our own file.
+pub const API_VERSION: &str = "plimsoll.dev/v1alpha1";
+/// `kind` of our own file.
+pub const KIND: &str = "PlimsollConfiguration";
+
+/// The fields below `plimsoll`.
+#[rustfmt::skip]
+pub const FIELDS: &[Field] = &[
+    field("evictionVictims", Used, Shape::OneOf(&["One", "Targeted"]),
+        "pods that one pass may evict: One, as the kubelet, or as many as the threshold needs"),
+    field("memoryAvailability", Used, Shape::OneOf(&["Kubelet", "Reclaimable"]),
+        "what counts as available memory: capacity minus working set, or what the kernel could hand out"),
+    field("outOfMemoryForesight", Used, Shape::Object(&[
+        field("horizon", Used, Shape::Duration, "how far ahead; 0s: off").pointer(),
+    ]), "evict before the kernel's OOM killer has to, whatever the thresholds say"),
+    field("remedies", Used, Shape::Object(&[
+        field("reclaim", Used, Shape::Duration, "budget of memory.reclaim on the first in the ranking; 0s: left out").pointer(),
+        field("throttle", Used, Shape::Duration, "budget of memory.high on the first in the ranking, 10s at most; 0s: left out").pointer(),
+        field("notify", Used, Shape::Duration, "time for the pod to give memory back by itself; 0s: left out").pointer(),
+    ]), "what is tried, for how long, before a pod is evicted for memory"),
+    field("respectDisruptionBudgets", Used, Shape::Bool,
+        "whether a pod whose disruption budget is used up is passed over where there is another").pointer(),
+    field("oomScoreOrder", Used, Shape::OneOf(&["Kubelet", "Dynamic"]),
+        "oom_score_adj once by QoS class and request, or by the eviction ranking as it changes"),
+    field("podOOMGroup", Used, Shape::Bool,
+        "whether the kernel's OOM killer takes a pod as a whole (memory.oom.group)").pointer(),
+    field("lastLine", Used, Shape::Object(&[
+        field("enabled", Used, Shape::Bool, "whether it is there").pointer(),
+        field("acknowledgeWithin", Used, Shape::Duration, "a crossing is to be answered within this time, 10ms to 1m").pointer(),
+        field("expiresAfter", Used, Shape::Duration, "it holds for so long after the agent was last heard of, 1s to 10m").pointer(),
+    ]), "a program in the kernel that kills a condemned pod's task when memory is short and the agent does not answer"),
+    field("cpuBurst", Used, Shape::Object(&[
+        field("enabled", Used, Shape::Bool, "whether anything is given").pointer(),
+        field("burstPercent", Used, int(0, 100), "cpu.max.burst as a part of the quota; 0: left out").pointer(),
+        field("quotaPercent", Used, int(100, 1000), "the largest quota as a part of the limit's; 100: left out").pointer(),
+        field("allowance", Used, Shape::Duration, "how much unused CPU time is saved for it: what the limit allows in this time").pointer(),
+        field("nodeUsePercent", Used, int(1, 100), "nothing is given while the shared CPUs are busier than this").pointer(),
+        field("waitPercent", Used, int(1, 100), "nor while a pod below its request waits for CPU more of the time than this").pointer(),
+    ]), "whether who is throttled by its CPU limit gets more for a while, from what it left unused"),
+    field("cpuSuppress", Used, Shape::Object(&[
+        field("enabled", Used, Shape::Bool, "whether anybody is held back").pointer(),
+        field("waitPercent", Used, int(1, 100), "the share of time that a pod below its request may wait for CPU").pointer(),
+        field("floorMilliCPU", Used, int(10, 1_000_000), "no pod is held below this, in thousandths of a CPU").pointer(),
+        field("budget", Used, Shape::Duration, "the longest time at once, and at most half of the time").pointer(),
+    ]), "whether BestEffort pods are held back while pods that have not got their request wait for CPU"),
+];
+
+/// The options as the engine takes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PlimsollOptions {
+    /// Of the eviction policy.
+    pub eviction: EvictionOptions,
+    /// Of CPU time.
+    pub cpu: CpuOptions,
+}
+
+const VICTIMS: [(&str, Victims); 2] = [("One", Victims::One), ("Targeted", Victims::Targeted)];
+const AVAILABILITY: [(&str, Availability); 2] = [
+    ("Kubelet", Availability::Kubelet),
+    ("Reclaimable", Availability::Reclaimable),
+];
+const OOM_ORDER: [(&str, OomOrder); 2] = [
+    ("Kubelet", OomOrder::Kubelet),
+    ("Dynamic", OomOrder::Dynamic),
+];
+
+fn named<T: Copy>(names: &[(&str, T)], node: Option<&Node>) -> Option<T> {
+    let Value::Text(text) = &node?.value else {
+        return None;
+    };
+    names
+        .iter()
+        .find(|(name, _)| name == text)
+        .map(|(_, value)| *value)
+}
+
+fn name_of<T: PartialEq>(names: &[(&'static str, T)], value: &T) -> Value {
+    let name = names
+        .iter()
+        .find(|(_, known)| known == value)
+        .map_or("", |(name, _)| name);
+    Value::Text(name.to_owned())
+}
+
+fn bool_of(node: Option<&Node>) -> Option<bool> {
+    match node?.value {
+        Value::Bool(value) => Some(value),
+        _ => None,
+    }
+}
+
+/// Nanoseconds of a duration that was checked; 0 where there is none.
+fn duration_ns(node: Option<&Node>) -> u64 {
+    match node.map(|node| &node.value) {
+        Some(Value::Text(text)) => duration::parse_ns(text)
+            .ok()
+            .and_then(|ns| u64::try_from(ns).ok())
+            .unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// A number that was checked.
+fn number(node: Option<&Node>) -> Option<u32> {
+    match node?.value {
+        Value::Integer(value) => u32::try_from(value).ok(),
+        _ => None,
+    }
+}
+
+/// Reads what is about CPU time; an object that is not enabled is `None`.
+fn cpu_options(burst: Option<&Node>, suppress: Option<&Node>) -> CpuOptions {
+    let is_on = |node: &&Node| bool_of(node.get("enabled")) == Some(true);
+    CpuOptions {
+        burst: burst.filter(is_on).map(|node| {
+            let default = CpuBurst::default();
+            CpuBurst {
+                burst_percent: number(node.get("burstPercent")).unwrap_or(default.burst_percent),
+                quota_percent: number(node.get("quotaPercent")).unwrap_or(default.quota_percent),
+                allowance_ns: node
+                    .get("allowance")
+                    .map_or(default.allowance_ns, |own| duration_ns(Some(own))),
+                node_use_percent: number(node.get("nodeUsePercent"))
+                    .unwrap_or(default.node_use_percent),
+                wait_percent: number(node.get("waitPercent")).unwrap_or(default.wait_percent),
+            }
+        }),
+        suppress: suppress.filter(is_on).map(|node| {
+            let default = CpuSuppress::default();
+            CpuSuppress {
+                wait_percent: number(node.get("waitPercent")).unwrap_or(default.wait_percent),
+                floor_milli: number(node.get("floorMilliCPU"))
+                    .map_or(default.floor_milli, u64::from),
+                budget_ns: node
+                    .get("budget")
+                    .map_or(default.budget_ns, |own| duration_ns(Some(own))),
+            }
+        }),
+    }
+}
+
+/// A duration as it is written, exactly.
+pub(super) fn duration_text(ns: u64) -> String {
+    const UNITS: [(u64, &str); 6] = [
+        (3_600_000_000_000, "h"),
+        (60_000_000_000, "m"),
+        (1_000_000_000, "s"),
+        (1_000_000, "ms"),
+        (1_000, "us"),
+        (1, "ns"),
+    ];
+    let mut text = String::new();
+    let mut rest = ns;
+    for (unit_ns, unit) in UNITS {
+        if rest >= unit_ns {
+            text += &format!("{}{unit}", rest / unit_ns);
+            rest %= unit_ns;
+        }
+    }
+    if text.is_empty() {
+        text.push_str("0s");
+    }
+    text
+}
+
+impl PlimsollOptions {
+    /// Reads the object, checked and with defaults.
+    pub(super) fn read(node: Option<&Node>) -> Self {
+        let default = Self::default().eviction;
+        let get = |name: &str| node.and_then(|node| node.get(name));
+        let foresight = match get("outOfMemoryForesight") {
+            Some(object) => match duration_ns(object.get("horizon")) {
+                0 => None,
+                horizon_ns => Some(Foresight { horizon_ns }),
+            },
+            None => default.foresight,
+        };
+        let remedies = match get("remedies") {
+            Some(object) => {
+                let remedies = Remedies {
+                    reclaim_budget_ns: duration_ns(object.get("reclaim")),
+                    throttle_budget_ns: duration_ns(object.get("throttle")),
+                    notify_budget_ns: duration_ns(object.get("notify")),
+                };
+                let any = remedies.reclaim_budget_ns != 0
+                    || remedies.throttle_budget_ns != 0
+                    || remedies.notify_budget_ns != 0;
+                any.then_some(remedies)
+            }
+            None => default.remedies,
+        };
+        Self {
+            eviction: EvictionOptions {
+                victims: named(&VICTIMS, get("evictionVictims")).unwrap_or(default.victims),
+                availability: named(&AVAILABILITY, get("memoryAvailability"))
+                    .unwrap_or(default.availability),
+                foresight,
+                remedies,
+                disruption_budgets: bool_of(get("respectDisruptionBudgets"))
+                    .unwrap_or(default.disruption_budgets),
+                oom_order: named(&OOM_ORDER, get("oomScoreOrder")).unwrap_or(default.oom_order),
+                pod_oom_group: bool_of(get("podOOMGroup")).unwrap_or(default.pod_oom_group),
+                last_line: get("lastLine")
+                    .filter(|object| bool_of(object.get("enabled")) == Some(true))
+                    .map(|object| LastLine {
+                        acknowledge_within_ns: duration_ns(object.get("acknowledgeWithin")),
+                        expires_after_ns: duration_ns(object.get("expiresAfter")),
+                    })
+                    .or(default.last_line),
+            },
+            cpu: cpu_options(get("cpuBurst"), get("cpuSuppress")),
+        }
+    }
+
+    /// The options as they would be written.
+    fn entries(&self) -> [(&'static str, Value); 10] {
+        let eviction = &self.eviction;
+        let durations = |pairs: &[(&str, u64)]| {
+            Value::Map(
+                pairs
+                    .iter()
+                    .map(|(name, ns)| entry(name, Value::Text(duration_text(*ns))))
+                    .collect(),
+            )
+        };
+        let remedies = eviction.remedies.unwrap_or(Remedies {
+            reclaim_budget_ns: 0,
+            throttle_budget_ns: 0,
+            notify_budget_ns: 0,
+        });
+        [
+            ("evictionVictims", name_of(&VICTIMS, &eviction.victims)),
+            (
+                "memoryAvailability",
+                name_of(&AVAILABILITY, &eviction.availability),
+            ),
+            (
+                "outOfMemoryForesight",
+                durations(&[("horizon", eviction.foresight.map_or(0, |it| it.horizon_ns))]),
+            ),
+            (
+                "remedies",
+                durations(&[
+                    ("reclaim", remedies.reclaim_budget_ns),
+                    ("throttle", remedies.throttle_budget_ns),
+                    ("notify", remedies.notify_budget_ns),
+                ]),
+            ),
+            (
+                "respectDisruptionBudgets",
+                Value::Bool(eviction.disruption_budgets),
+            ),
+            ("oomScoreOrder", name_of(&OOM_ORDER, &eviction.oom_order)),
+            ("podOOMGroup", Value::Bool(eviction.pod_oom_group)),
+            ("lastLine", last_line(eviction.last_line)),
+            ("cpuBurst", burst_entries(self.cpu.burst)),
+            ("cpuSuppress", suppress_entries(self.cpu.suppress)),
+        ]
+    }
+}
+
+fn last_line(own: Option<LastLine>) -> Value {
+    let enabled = own.is_some();
+    let LastLine {
+        acknowledge_within_ns,
+        expires_after_ns,
+    } = own.unwrap_or_default();
+    let duration = |ns| Value::Text(duration_text(ns));
+    Value::Map(vec![
+        entry("enabled", Value::Bool(enabled)),
+        entry("acknowledgeWithin", duration(acknowledge_within_ns)),
+        entry("expiresAfter", duration(expires_after_ns)),
+    ])
+}
+
+/// What is wrong with the parts of `lastLine`.
+fn check_last_line(parts: &[Entry], problems: &mut Vec<Problem>) {
+    let bounds = [
+        ("acknowledgeWithin", 10_000_000, 60_000_000_000),
+        ("expiresAfter", 1_000_000_000, 600_000_000_000),
+    ];
+    for (name, min_ns, max_ns) in bounds {
+        let Some(part) = parts.iter().find(|part| part.key == name) else {
+            continue;
+        };
+        if !(min_ns..=max_ns).contains(&duration_ns(Some(&part.node))) {
+            problems.push(Problem::new(
+                part.node.origin,
+                format!("plimsoll.lastLine.{name}"),
+                format!(
+                    "from {} to {}",
+                    duration_text(min_ns),
+                    duration_text(max_ns)
+                ),
+            ));
+        }
+    }
+}
+
+fn burst_entries(own: Option<CpuBurst>) -> Value {
+    let burst = own.unwrap_or_default();
+    let number = |value: u32| Value::Integer(value.into());
+    Value::Map(vec![
+        entry("enabled", Value::Bool(own.is_some())),
+        entry("burstPercent", number(burst.burst_percent)),
+        entry("quotaPercent", number(burst.quota_percent)),
+        entry("allowance", Value::Text(duration_text(burst.allowance_ns))),
+        entry("nodeUsePercent", number(burst.node_use_percent)),
+        entry("waitPercent", number(burst.wait_percent)),
+    ])
+}
+
+fn suppress_entries(own: Option<CpuSuppress>) -> Value {
+    let suppress = own.unwrap_or_default();
+    Value::Map(vec![
+        entry("enabled", Value::Bool(own.is_some())),
+        entry("waitPercent", Value::Integer(suppress.wait_percent.into())),
+        entry("floorMilliCPU", Value::Integer(suppress.floor_milli.into())),
+        entry("budget", Value::Text(duration_text(suppress.budget_ns))),
+    ])
+}
+
+fn entry(name: &str, value: Value) -> Entry {
+    Entry {
+        key: name.to_owned(),
+        origin: Origin::Default,
+        node: Node::default_of(value),
+    }
+}
+
+/// Adds the options that the file leaves out, and says what an object lacks. A remedy that is left out of `remedies` is off.
+pub(super) fn complete(root: &mut Node, problems: &mut Vec<Problem>) {
+    let Value::Map(fields) = &mut root.value else {
+        return;
+    };
+    if !fields.iter().any(|field| field.key == "plimsoll") {
+        fields.push(entry("plimsoll", Value::Map(Vec::new())));
+    }
+    let Some(own) = fields.iter_mut().find(|field| field.key == "plimsoll") else {
+        return;
+    };
+    let Value::Map(options) = &mut own.node.value else {
+        return;
+    };
+    for (name, value) in PlimsollOptions::default().entries() {
+        let Some(given) = options.iter_mut().find(|option| option.key == name) else {
+            options.push(entry(name, value));
+            continue;
+        };
+        let origin = given.node.origin;
+        let (Value::Map(parts), Value::Map(wanted)) = (&mut given.node.value, value) else {
+            continue;
+        };
+        for part in wanted {
+            if parts.iter().any(|given| given.key == part.key) {
+                continue;
+            }
+            if name == "outOfMemoryForesight" {
+                problems.push(Problem::new(
+                    origin,
+                    "plimsoll.outOfMemoryForesight",
+                    "horizon is missing: write for example {horizon: 500ms}, or {horizon: 0s} for off",
+                ));
+                break;
+            }
+            if part.key == "enabled" {
+                problems.push(Problem::new(
+                    origin,
+                    format!("plimsoll.{name}"),
+                    format!("enabled is missing: write {{enabled: true}}, or leave {name} out"),
+                ));
+            }
+            // Of `remedies` that is 0s: off.
+            parts.push(part);
+        }
+        if name == "lastLine" {
+            check_last_line(parts, problems);
+        }
+        let throttle = parts
+            .iter()
+            .find(|part| name == "remedies" && part.key == "throttle");
+        if let Some(throttle) = throttle
+            && duration_ns(Some(&throttle.node)) > THROTTLE_MAX_NS
+        {
+            problems.push(Problem::new(
+                throttle.node.origin,
+                "plimsoll.remedies.throttle",
+                format!(
+                    "no pod is held for longer than {}: write that or less",
+                    duration_text(THROTTLE_MAX_NS)
+                ),
+            ));
+        }
+    }
+}

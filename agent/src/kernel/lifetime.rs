@@ -1,0 +1,308 @@
+//! How the programs get into the kernel and out of it: loaded by this process, pinned, taken over from the agent before, taken away.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use aya::Ebpf;
+use aya::maps::Map;
+use aya::programs::links::FdLink;
+
+use super::charges::Charges;
+use super::consumed::Consumed;
+use super::error::map_error;
+use super::identity::identity;
+use super::last_line::LastLineMaps;
+use super::loader::{self, Machine};
+use super::log::ProgramLog;
+use super::manifest::Manifest;
+use super::ring::Ring;
+use super::totals::Totals;
+use super::{
+    Account, Bpf, BpfError, BpfOptions, HookReport, PinError, PinOwner, PinSet, Pinning,
+    is_attached,
+};
+
+/// How often, and how long apart, rings are read for the last records of programs that were just detached.
+const SETTLE_ROUNDS: usize = 20;
+const SETTLE_PAUSE: Duration = Duration::from_millis(2);
+
+/// What becomes of pinned programs when their agent ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtEnd {
+    /// They go with it.
+    Detach,
+    /// They stay for the next one. Those that are not pinned go all the same.
+    Keep,
+}
+
+/// What keeps the programs attached.
+pub(super) enum Hold {
+    /// This process.
+    Process {
+        ebpf: Ebpf,
+        _links: Vec<(&'static str, FdLink)>,
+    },
+    /// Pins, until they are removed.
+    Pins(PinSet),
+    /// Nothing any more.
+    Nothing,
+}
+
+/// Reading the kernel's types took tens of megabytes, which the allocator keeps: the agent, soon locked in memory, would
+/// hold them for life.
+#[allow(unsafe_code, reason = "the allocator's own call has no safe wrapper")]
+fn give_memory_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes no pointers; glibc documents it as safe to call from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+pub(super) fn take_map(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, BpfError> {
+    ebpf.take_map(name).ok_or_else(|| BpfError::Object {
+        reason: format!("it has no map {name}"),
+    })
+}
+
+/// Removes sets that cannot be used: another version's, other options', half a set.
+fn remove_others(sets: &[PinSet], used: Option<&PinSet>, said: &mut impl FnMut(String)) {
+    for set in sets.iter().filter(|set| Some(*set) != used) {
+        let path = set.path().display();
+        match set.remove() {
+            Ok(()) => said(format!(
+                "BPF programs of an earlier agent were removed: {path}"
+            )),
+            Err(error) => said(format!("BPF programs of an earlier agent stay: {error}")),
+        }
+    }
+}
+
+impl Bpf {
+    /// Loads the object and attaches every hook of `options` that this host allows.
+    ///
+    /// # Errors
+    /// Only when nothing at all can work: policy, capabilities, no BTF, an object that the kernel cannot take, or no hook
+    /// attached. Everything less is in [`Bpf::hooks`].
+    pub fn load(object: &[u8], options: &BpfOptions) -> Result<Bpf, BpfError> {
+        let machine = Machine::probe()?;
+        let loaded = loader::load(object, options, &machine)?;
+        give_memory_back();
+        let mut ebpf = loaded.ebpf;
+        let mut bpf = Self::of_maps(machine.cpus, loaded.hooks, |name| take_map(&mut ebpf, name))?;
+        bpf.log = ProgramLog::of(&mut ebpf);
+        bpf.hold = Hold::Process {
+            ebpf,
+            _links: loaded.links,
+        };
+        Ok(bpf)
+    }
+
+    /// Whether an agent before this one has left pinned what would be loaded. It may still turn out to be damaged.
+    ///
+    /// # Errors
+    /// [`BpfError`] when the number of CPUs cannot be read.
+    pub fn is_pinned(
+        object: &[u8],
+        options: &BpfOptions,
+        owner: &PinOwner,
+    ) -> Result<bool, BpfError> {
+        let machine = Machine::probe()?;
+        let name = identity(object, options, machine.memory_is_v1, machine.cpus);
+        Ok(owner.set(&name).exists())
+    }
+
+    /// As [`Bpf::load`], but takes over what an agent before left pinned if it is what would be loaded, and else pins what it loads.
+    /// Every other set of this owner is removed; `said` gets a line for each. That pins cannot be made is no error: the
+    /// programs then end with this process, and [`Pinning`] says why.
+    ///
+    /// The caller holds the lock of the owner's state directory: the rings have one reader.
+    ///
+    /// # Errors
+    /// As [`Bpf::load`].
+    pub fn load_pinned(
+        object: &[u8],
+        options: &BpfOptions,
+        owner: &PinOwner,
+        mut said: impl FnMut(String),
+    ) -> Result<(Bpf, Pinning), BpfError> {
+        let machine = Machine::probe()?;
+        let set = owner.set(&identity(
+            object,
+            options,
+            machine.memory_is_v1,
+            machine.cpus,
+        ));
+        let sets = match owner.prepare().and_then(|()| owner.sets()) {
+            Ok(sets) => sets,
+            Err(error) => return Ok((Self::load(object, options)?, Pinning::Not(error))),
+        };
+        if set.exists() {
+            match Self::take_over(&set, options, &machine) {
+                Ok(bpf) => {
+                    remove_others(&sets, Some(&set), &mut said);
+                    let path = set.path().to_owned();
+                    return Ok((bpf, Pinning::TakenOver { path }));
+                }
+                Err(error) => said(format!(
+                    "the BPF programs that an agent left cannot be taken over and are replaced: {error}"
+                )),
+            }
+        }
+        remove_others(&sets, None, &mut said);
+        let loaded = loader::load(object, options, &machine)?;
+        give_memory_back();
+        let mut ebpf = loaded.ebpf;
+        let mut pinned = set.begin();
+        let mut bpf = Self::of_maps(machine.cpus, loaded.hooks, |name| {
+            let map = take_map(&mut ebpf, name)?;
+            if pinned.is_ok() {
+                pinned = set.pin_map(name, &map);
+            }
+            Ok(map)
+        })?;
+        // While it is being pinned, each link has two holders: this process and its pin.
+        let mut links = Vec::with_capacity(loaded.links.len());
+        let mut unpinned = loaded.links.into_iter();
+        let pin_all = || -> Result<Hold, PinError> {
+            pinned?;
+            for (name, link) in unpinned.by_ref() {
+                if let Some(program) = ebpf.program_mut(name) {
+                    links.push((name, set.pin_program(name, program, link)?));
+                }
+            }
+            bpf.store_manifest(&set)?;
+            set.complete()?;
+            Ok(Hold::Pins(set.clone()))
+        };
+        match pin_all() {
+            Ok(hold) => {
+                bpf.hold = hold;
+                let path = set.path().to_owned();
+                Ok((bpf, Pinning::Made { path }))
+            }
+            Err(error) => {
+                // What was pinned already is lost with its pin, so all is loaded again; this happens once in the life of a misconfigured host.
+                drop((bpf, links, unpinned, ebpf));
+                if let Err(error) = set.remove() {
+                    said(error.to_string());
+                }
+                Ok((Self::load(object, options)?, Pinning::Not(error)))
+            }
+        }
+    }
+
+    fn store_manifest(&mut self, set: &PinSet) -> Result<(), PinError> {
+        Manifest::new(&self.hooks)
+            .store(&mut self.manifest)
+            .ok_or_else(|| PinError::Torn {
+                path: set.path().to_owned(),
+                what: "the list of hooks cannot be written".to_owned(),
+            })
+    }
+
+    /// Makes this from pins alone.
+    fn take_over(set: &PinSet, options: &BpfOptions, machine: &Machine) -> Result<Bpf, PinError> {
+        set.check_complete()?;
+        let torn = |error: BpfError| PinError::Torn {
+            path: set.path().to_owned(),
+            what: error.to_string(),
+        };
+        let manifest = set
+            .map("MANIFEST")?
+            .try_into()
+            .ok()
+            .as_ref()
+            .and_then(Manifest::of_map)
+            .ok_or_else(|| PinError::Torn {
+                path: set.path().to_owned(),
+                what: "its list of hooks cannot be read".to_owned(),
+            })?;
+        let hooks = set.hooks(&manifest, options.without)?;
+        let mut missing = None;
+        let bpf = Self::of_maps(machine.cpus, hooks, |name| {
+            set.map(name).map_err(|error| {
+                let reason = error.to_string();
+                missing = Some(error);
+                BpfError::Map { map: name, reason }
+            })
+        });
+        let mut bpf = match (bpf, missing) {
+            (_, Some(error)) => return Err(error),
+            (bpf, None) => bpf.map_err(torn)?,
+        };
+        bpf.hold = Hold::Pins(set.clone());
+        Ok(bpf)
+    }
+
+    fn of_maps(
+        cpus: usize,
+        hooks: Vec<HookReport>,
+        mut take: impl FnMut(&'static str) -> Result<Map, BpfError>,
+    ) -> Result<Bpf, BpfError> {
+        macro_rules! map {
+            ($name:literal) => {
+                take($name)?.try_into().map_err(map_error($name))?
+            };
+        }
+        Ok(Bpf {
+            hold: Hold::Nothing,
+            log: None,
+            consumed: Consumed::map(take("CONSUMED")?, cpus)?,
+            manifest: map!("MANIFEST"),
+            critical: Ring::new(map!("CRITICAL")),
+            lifecycle: Ring::new(map!("LIFECYCLE")),
+            pressure: Ring::new(map!("PRESSURE")),
+            counts: map!("COUNTS"),
+            charges: Charges::new(map!("CHARGES"), is_attached(&hooks, "charges_count"))?,
+            totals: Totals {
+                throttle: map!("THROTTLE"),
+                memory: map!("MEMORY"),
+                oom_kills: map!("OOM_KILLS"),
+                stalls: map!("STALLS"),
+                refaults: map!("REFAULTS"),
+                processes: map!("PROCESSES"),
+                followed: BTreeSet::new(),
+            },
+            last_line: LastLineMaps {
+                line: map!("LAST_LINE"),
+                seen: map!("LAST_LINE_SEEN"),
+                condemned: map!("CONDEMNED"),
+                kills: map!("LAST_LINE_KILLS"),
+                reported: map!("KILLS_REPORTED"),
+                order: BTreeMap::new(),
+                order_known: false,
+            },
+            hooks,
+        })
+    }
+
+    /// Takes the programs away, and has `drain` read what is left until every account adds up. A program that was running may
+    /// take a moment longer; an account that is still open after that is what the caller will find.
+    ///
+    /// # Errors
+    /// When pins cannot be removed, or the kernel refuses to show the counters.
+    pub fn finish(
+        &mut self,
+        at_end: AtEnd,
+        mut drain: impl FnMut(&mut Bpf),
+    ) -> Result<Account, BpfError> {
+        if let (Hold::Pins(_), AtEnd::Keep) = (&self.hold, at_end) {
+            // They go on sending: what is counted now is open by what comes meanwhile.
+            drain(self);
+            return self.account();
+        }
+        if let Hold::Pins(set) = std::mem::replace(&mut self.hold, Hold::Nothing) {
+            set.remove()?;
+        }
+        for _ in 0..SETTLE_ROUNDS {
+            drain(self);
+            let account = self.account()?;
+            if account.open().next().is_none() {
+                return Ok(account);
+            }
+            std::thread::sleep(SETTLE_PAUSE);
+        }
+        self.account()
+    }
+}

@@ -1,0 +1,302 @@
+//! Object → attached hooks.
+
+use std::fs;
+
+use aya::programs::links::FdLink;
+use aya::programs::{Program, ProgramError};
+use aya::{Ebpf, EbpfLoader, Endianness};
+use plimsoll_abi::{Config, last_line::Counters};
+use zerocopy::IntoBytes;
+
+use super::btf::Btf;
+use super::counters;
+use super::error::reason;
+use super::hooks::{HOOKS, Hook};
+use super::layout::{self, Resolved};
+use super::{
+    BpfError, BpfOptions, Family, HookKind, HookReport, HookState, Unavailable, consumed, policy,
+};
+use crate::host::{Controller, HostRoot, Version};
+
+/// The running kernel's type information.
+pub(super) const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
+
+/// Says whether PSI counts.
+const PRESSURE: &str = "/proc/pressure/memory";
+
+pub(super) struct Loaded {
+    pub(super) ebpf: Ebpf,
+    pub(super) hooks: Vec<HookReport>,
+    /// What holds each program at its target, by program.
+    pub(super) links: Vec<(&'static str, FdLink)>,
+}
+
+/// Whether the memory controller sits on cgroup v1, and how many CPUs there can be.
+pub(super) struct Machine {
+    pub(super) memory_is_v1: bool,
+    pub(super) cpus: usize,
+}
+
+impl Machine {
+    pub(super) fn probe() -> Result<Self, BpfError> {
+        let cpus = aya::util::nr_cpus().map_err(|(path, source)| BpfError::Cpus {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Self {
+            memory_is_v1: memory_is_v1(),
+            cpus,
+        })
+    }
+}
+
+pub(super) fn load(
+    object: &[u8],
+    options: &BpfOptions,
+    machine: &Machine,
+) -> Result<Loaded, BpfError> {
+    policy::check()?;
+    let bytes = kernel_types()?;
+    let btf = Btf::parse(&bytes).map_err(|source| BpfError::Btf {
+        path: VMLINUX,
+        source,
+    })?;
+    // aya finds attach targets by itself and has its own reader for them.
+    let aya_btf =
+        aya::Btf::parse(&bytes, Endianness::default()).map_err(|error| BpfError::Object {
+            reason: reason(&error),
+        })?;
+    let resolved = layout::resolve(&btf);
+    let config = Config {
+        window_ns: u64::try_from(options.window.as_nanos()).unwrap_or(u64::MAX),
+        memory_is_v1: u32::from(machine.memory_is_v1),
+        // The file is there without PSI, too, and then cannot be read.
+        psi_is_on: u32::from(fs::read(PRESSURE).is_ok()),
+    };
+    // A long list: read only if a program needs it.
+    let counters = if options.hooks.contains(Family::LastLine) {
+        counters::find(&btf).map_err(|error| error.to_string())
+    } else {
+        Ok(Counters::default())
+    };
+    let addresses = counters.as_ref().copied().unwrap_or_default();
+    let ebpf = EbpfLoader::new()
+        .btf(Some(&aya_btf))
+        .override_global("LAYOUT", resolved.layout.as_bytes(), true)
+        .override_global("CONFIG", config.as_bytes(), true)
+        .override_global("COUNTERS", addresses.as_bytes(), true)
+        .map_max_entries(
+            "CONSUMED",
+            u32::try_from(consumed::words(machine.cpus)).unwrap_or(u32::MAX),
+        )
+        .load(object)
+        .map_err(|error| BpfError::Object {
+            reason: reason(&error),
+        })?;
+    let mut attaching = Attaching {
+        ebpf,
+        btf: &btf,
+        aya_btf: &aya_btf,
+        resolved,
+        counters: counters.err(),
+        hooks: Vec::new(),
+        links: Vec::new(),
+    };
+    let refused = [
+        (
+            HookKind::Fentry,
+            attaching.canary("canary_fentry", HookKind::Fentry, "bpf_fentry_test1"),
+        ),
+        (
+            HookKind::TpBtf,
+            attaching.canary("canary_tp_btf", HookKind::TpBtf, "bpf_test_finish"),
+        ),
+    ];
+    for hook in HOOKS
+        .iter()
+        .filter(|hook| options.hooks.contains(hook.family))
+    {
+        let state = match attaching.obstacle(hook, &refused) {
+            Some(unavailable) => HookState::Unavailable(unavailable),
+            None if options.without.contains(&hook.kind) => {
+                HookState::Unavailable(Unavailable::LeftOut { kind: hook.kind })
+            }
+            None => attaching.attach(hook),
+        };
+        attaching.hooks.push(HookReport {
+            family: hook.family,
+            program: hook.program,
+            kind: hook.kind,
+            target: hook.target,
+            state,
+        });
+    }
+    let Attaching {
+        ebpf, hooks, links, ..
+    } = attaching;
+    if !hooks.is_empty() && !hooks.iter().any(HookReport::is_attached) {
+        return Err(BpfError::NoHook {
+            reason: hooks[0].to_string(),
+        });
+    }
+    Ok(Loaded { ebpf, hooks, links })
+}
+
+/// The running kernel's type information, as bytes.
+pub(super) fn kernel_types() -> Result<Vec<u8>, BpfError> {
+    fs::read(VMLINUX).map_err(|source| BpfError::NoBtf {
+        path: VMLINUX,
+        source,
+    })
+}
+
+/// Whether the memory controller sits on a cgroup v1 hierarchy. Where that cannot be found out, v2: the kernel's default.
+fn memory_is_v1() -> bool {
+    HostRoot::live().cgroup_mounts().is_ok_and(|mounts| {
+        mounts
+            .hierarchy_of(Controller::Memory)
+            .is_ok_and(|hierarchy| hierarchy.version == Version::V1)
+    })
+}
+
+struct Attaching<'kernel> {
+    ebpf: Ebpf,
+    btf: &'kernel Btf<'kernel>,
+    aya_btf: &'kernel aya::Btf,
+    resolved: Resolved,
+    /// Why the kernel's counters of pages are not known.
+    counters: Option<String>,
+    hooks: Vec<HookReport>,
+    links: Vec<(&'static str, FdLink)>,
+}
+
+impl Attaching<'_> {
+    /// Attaches a program that does nothing and takes it away again: the reason if the host refuses its kind.
+    fn canary(&mut self, program: &str, kind: HookKind, target: &str) -> Option<String> {
+        if !self.has_target(kind, target) {
+            // A kernel without the self-test: loading the hooks shows it.
+            return None;
+        }
+        let refusal = self.load_and_attach(program, target).err();
+        if let Some(program) = self.ebpf.program_mut(program) {
+            // It fails only if the program was not loaded, and `refusal` then has the reason.
+            let _ = match program {
+                Program::FEntry(program) => program.unload(),
+                Program::BtfTracePoint(program) => program.unload(),
+                _ => Ok(()),
+            };
+        }
+        refusal
+    }
+
+    /// What keeps a hook from being tried, if anything.
+    fn obstacle(&self, hook: &Hook, refused: &[(HookKind, Option<String>)]) -> Option<Unavailable> {
+        let is_attached = |program: &&'static str| {
+            self.hooks
+                .iter()
+                .any(|done| done.program == *program && done.is_attached())
+        };
+        if let Some(by) = hook.unless.filter(is_attached) {
+            return Some(Unavailable::NotNeeded { by });
+        }
+        // fexit shares fentry's mechanism.
+        let kind = if hook.kind == HookKind::Fexit {
+            HookKind::Fentry
+        } else {
+            hook.kind
+        };
+        if let Some((_, Some(reason))) = refused.iter().find(|(canary, _)| *canary == kind) {
+            return Some(Unavailable::KindRefused {
+                kind: hook.kind,
+                reason: reason.clone(),
+            });
+        }
+        if !self.has_target(hook.kind, hook.target) {
+            return Some(Unavailable::NoTarget {
+                kind: hook.kind,
+                target: hook.target,
+            });
+        }
+        if let Some(of) = hook
+            .only_with
+            .first()
+            .filter(|_| !hook.only_with.iter().any(is_attached))
+        {
+            return Some(Unavailable::Partner { of });
+        }
+        if let Some(reason) = self.counters.as_ref().filter(|_| hook.counters) {
+            let reason = reason.clone();
+            return Some(Unavailable::NoCounters { reason });
+        }
+        hook.needs
+            .iter()
+            .copied()
+            .flatten()
+            .find(|member| self.resolved.missing.contains(member))
+            .map(|member| Unavailable::NoMember { member })
+    }
+
+    fn has_target(&self, kind: HookKind, target: &str) -> bool {
+        match kind {
+            HookKind::Fentry | HookKind::Fexit => self.btf.has_function(target),
+            HookKind::TpBtf => self.btf.has_tracepoint(target),
+        }
+    }
+
+    fn attach(&mut self, hook: &Hook) -> HookState {
+        let attached = self
+            .load_and_attach(hook.program, hook.target)
+            .map(|link| self.links.push((hook.program, link)));
+        if let Err(reason) = attached {
+            return HookState::Unavailable(Unavailable::Refused {
+                kind: hook.kind,
+                target: hook.target,
+                reason,
+            });
+        }
+        let info = self
+            .ebpf
+            .program(hook.program)
+            .and_then(|program| program.info().ok());
+        let verified_insns = info
+            .as_ref()
+            .and_then(|info| info.verified_instruction_count());
+        // An instruction is eight bytes.
+        let translated_insns = info
+            .as_ref()
+            .and_then(|info| info.size_translated())
+            .map(|bytes| bytes / 8);
+        HookState::Attached {
+            verified_insns,
+            translated_insns,
+        }
+    }
+
+    fn load_and_attach(&mut self, program: &str, target: &str) -> Result<FdLink, String> {
+        let found = self
+            .ebpf
+            .program_mut(program)
+            .ok_or_else(|| format!("the BPF object has no program {program}"))?;
+        let mut attempt = || -> Result<FdLink, ProgramError> {
+            Ok(match found {
+                Program::FEntry(program) => {
+                    program.load(target, self.aya_btf)?;
+                    let link = program.attach()?;
+                    program.take_link(link)?.into()
+                }
+                Program::FExit(program) => {
+                    program.load(target, self.aya_btf)?;
+                    let link = program.attach()?;
+                    program.take_link(link)?.into()
+                }
+                Program::BtfTracePoint(program) => {
+                    program.load(target, self.aya_btf)?;
+                    let link = program.attach()?;
+                    program.take_link(link)?.into()
+                }
+                _ => return Err(ProgramError::UnexpectedProgramType),
+            })
+        };
+        attempt().map_err(|error| reason(&error))
+    }
+}

@@ -1,0 +1,134 @@
+//! What the programs cost, as the kernel itself counts it: for benchmarks, and for metrics where somebody else has the kernel count.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use aya::sys::{Stats, enable_stats};
+
+use super::error::reason;
+use super::{Bpf, BpfError};
+
+/// What one program has run since the kernel counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunStats {
+    /// Name of the program in the object.
+    pub program: &'static str,
+    /// How often.
+    pub count: u64,
+    /// For how long in all; measuring costs some of it.
+    pub time: Duration,
+}
+
+/// Lets the kernel count runs and run time of every BPF program on this host, for as long as the descriptor is open.
+///
+/// # Errors
+/// When the kernel refuses: before 5.8, or without CAP_SYS_ADMIN.
+pub fn count_runs() -> Result<OwnedFd, BpfError> {
+    enable_stats(Stats::RunTime).map_err(|error| BpfError::Stats {
+        reason: reason(&error),
+    })
+}
+
+impl Bpf {
+    /// What each program that can run here has run while [`count_runs`] was in force.
+    ///
+    /// # Errors
+    /// When the kernel does not show a program.
+    pub fn run_stats(&self) -> Result<Vec<RunStats>, BpfError> {
+        let attached = self.hooks.iter().filter(|hook| hook.is_attached());
+        attached
+            .map(|hook| {
+                let info = self
+                    .program_info(hook.program)
+                    .map_err(|why| BpfError::Stats {
+                        reason: format!("{}: {why}", hook.program),
+                    })?;
+                Ok(RunStats {
+                    program: hook.program,
+                    count: info.run_count(),
+                    time: info.run_time(),
+                })
+            })
+            .collect()
+    }
+}
+
+/// A program whose runs can be read on any thread, without a word to the loop.
+#[derive(Debug)]
+pub struct RunMeter {
+    program: &'static str,
+    fd: OwnedFd,
+}
+
+impl RunMeter {
+    /// What the program has run so far, from `/proc/self/fdinfo`: zeros unless statistics are on (`kernel.bpf_stats_enabled`, or
+    /// [`count_runs`] by anybody).
+    ///
+    /// # Errors
+    /// When procfs does not show it.
+    pub fn read(&self) -> Result<RunStats, BpfError> {
+        let path = format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd());
+        let failed = |why: String| BpfError::Stats {
+            reason: format!("{}: {path}: {why}", self.program),
+        };
+        let text = std::fs::read_to_string(&path).map_err(|error| failed(error.to_string()))?;
+        let (count, time) =
+            runs(&text).ok_or_else(|| failed("no run_cnt and run_time_ns".to_owned()))?;
+        Ok(RunStats {
+            program: self.program,
+            count,
+            time,
+        })
+    }
+}
+
+/// `run_cnt` and `run_time_ns` of a program's fdinfo (kernel/bpf/syscall.c `bpf_prog_show_fdinfo`).
+fn runs(fdinfo: &str) -> Option<(u64, Duration)> {
+    let number = |name: &str| -> Option<u64> {
+        let line = fdinfo.lines().find_map(|line| line.strip_prefix(name))?;
+        line.strip_prefix(':')?.trim().parse().ok()
+    };
+    let time = Duration::from_nanos(number("run_time_ns")?);
+    Some((number("run_cnt")?, time))
+}
+
+impl Bpf {
+    /// A meter for each program that is loaded. A program that this process may not have a descriptor of (pinned by another agent, and no
+    /// CAP_SYS_ADMIN) is missing.
+    pub fn run_meters(&self) -> Vec<RunMeter> {
+        let attached = self.hooks.iter().filter(|hook| hook.is_attached());
+        attached
+            .filter_map(|hook| {
+                let program = hook.program;
+                let fd = self
+                    .program_info(program)
+                    .and_then(|info| info.fd().map_err(|error| reason(&error)))
+                    .and_then(|fd| {
+                        let owned = fd.as_fd().try_clone_to_owned();
+                        owned.map_err(|error| error.to_string())
+                    });
+                match fd {
+                    Ok(fd) => Some(RunMeter { program, fd }),
+                    Err(why) => {
+                        tracing::debug!(program, why, "its run time is not shown");
+                        None
+                    }
+                }
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_read_from_fdinfo() {
+        let text = "pos:\t0\nflags:\t02000002\nprog_type:\t26\nprog_id:\t41\nrun_time_ns:\t1500\nrun_cnt:\t3\nverified_insns:\t9\n";
+        assert_eq!(runs(text), Some((3, Duration::from_nanos(1500))));
+        // Before Linux 5.1, or no program's descriptor.
+        assert_eq!(runs("pos:\t0\n"), None);
+        assert_eq!(runs("run_time_ns:\tx\nrun_cnt:\t3\n"), None);
+    }
+}

@@ -1,0 +1,397 @@
+//! The cgroup tree of the pods, laid out as the kubelet's cgroupfs driver does it.
+//!
+//! ```text
+//! <mount>/<cgroup root>/kubepods/pod<uid>/<container>                Guaranteed
+//! <mount>/<cgroup root>/kubepods/burstable/pod<uid>/<container>      Burstable
+//! <mount>/<cgroup root>/kubepods/besteffort/pod<uid>/<container>     BestEffort
+//! ```
+//!
+//! On v1 and hybrid hosts the same path exists in each hierarchy that has a controller that pods need, and in the unified tree if one is
+//! mounted: there it has no limits, but `cgroup.kill` and `cgroup.events`. The cpuset controller is used only where CPUs or memory are placed
+//! (`act/placement`): [`create_placed`].
+//! Source: `pkg/kubelet/cm/{pod_container_manager_linux,cgroup_manager_linux}.go` of 1.36, opencontainers/cgroups `fs` and `fs2`.
+#![forbid(unsafe_code)]
+
+mod limits;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::qos::QosClass;
+use plimsoll_core::model::units::PodUid;
+
+use crate::host::cgroup::CGROUP_DEPTH_MAX;
+use crate::host::cgroup::{
+    CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy, Version, cgroup_id,
+};
+use crate::host::cpuset::{self, CpusetError};
+use crate::host::file::{ControlFile, FileError, errno_of, read_text, write_text};
+use crate::host::knobs::{KnobError, Ledger};
+use crate::pods::kill::CGROUPS_PER_POD_MAX;
+
+pub use limits::{ApplyError, apply, apply_pids, apply_tier, apply_with, directly};
+
+/// The cgroup of all pods.
+pub const KUBEPODS: &str = "kubepods";
+/// The controllers that pods need, where the host has them.
+pub const POD_CONTROLLERS: [Controller; 6] = [
+    Controller::Cpu,
+    Controller::Cpuacct,
+    Controller::Memory,
+    Controller::Pids,
+    Controller::Hugetlb,
+    Controller::Io,
+];
+
+const POD_PREFIX: &str = "pod";
+
+/// The cgroup below `kubepods` for a QoS class; none for Guaranteed, whose pods are directly below it.
+pub fn tier(class: QosClass) -> Option<&'static str> {
+    match class {
+        QosClass::Guaranteed => None,
+        QosClass::Burstable => Some("burstable"),
+        QosClass::BestEffort => Some("besteffort"),
+    }
+}
+
+/// The cgroup of all pods.
+///
+/// # Errors
+/// None for a root that is a [`CgroupPath`].
+pub fn kubepods_path(cgroup_root: &CgroupPath) -> Result<CgroupPath, CgroupError> {
+    cgroup_root.join(KUBEPODS)
+}
+
+/// The cgroup of all pods of a QoS class.
+///
+/// # Errors
+/// None for a root that is a [`CgroupPath`].
+pub fn tier_path(cgroup_root: &CgroupPath, class: QosClass) -> Result<CgroupPath, CgroupError> {
+    let kubepods = kubepods_path(cgroup_root)?;
+    tier(class).map_or(Ok(kubepods.clone()), |tier| kubepods.join(tier))
+}
+
+/// Where a pod's cgroup is, or will be.
+///
+/// # Errors
+/// [`CgroupError::BadPath`] for a UID that cannot name a cgroup.
+pub fn pod_path(cgroup_root: &CgroupPath, pod: &Pod) -> Result<CgroupPath, CgroupError> {
+    child(
+        &tier_path(cgroup_root, pod.qos_class())?,
+        &format!("{POD_PREFIX}{}", pod.uid()),
+    )
+}
+
+/// The cgroup of one of a pod's containers.
+///
+/// # Errors
+/// [`CgroupError::BadPath`] for a name that cannot name a cgroup.
+pub fn container_path(pod: &CgroupPath, container: &str) -> Result<CgroupPath, CgroupError> {
+    child(pod, container)
+}
+
+fn child(parent: &CgroupPath, name: &str) -> Result<CgroupPath, CgroupError> {
+    // One name, so that a slash in it cannot lead elsewhere.
+    if name.contains('/') || name.is_empty() {
+        return Err(CgroupError::BadPath {
+            path: name.to_owned(),
+        });
+    }
+    parent.join(name)
+}
+
+/// The hierarchies in which a pod has a cgroup, each with the pod controllers that it has.
+pub fn pod_hierarchies(mounts: &CgroupMounts) -> Vec<(&Hierarchy, Vec<Controller>)> {
+    let of = |hierarchy: &Hierarchy| -> Vec<Controller> {
+        POD_CONTROLLERS
+            .into_iter()
+            .filter(|controller| mounts.hierarchy_of(*controller) == Ok(hierarchy))
+            .collect()
+    };
+    mounts
+        .hierarchies()
+        .iter()
+        .map(|hierarchy| (hierarchy, of(hierarchy)))
+        .filter(|(hierarchy, controllers)| {
+            !controllers.is_empty() || hierarchy.version == Version::V2
+        })
+        .collect()
+}
+
+/// Those hierarchies, after the one of cpusets where that is another (v1): there a pod has a cgroup if CPUs or memory are placed. It is the
+/// first, so that whoever joins is on the right CPUs before it belongs to the pod anywhere.
+fn all_hierarchies(mounts: &CgroupMounts) -> Vec<&Hierarchy> {
+    let mut all: Vec<&Hierarchy> = pod_hierarchies(mounts)
+        .into_iter()
+        .map(|(hierarchy, _)| hierarchy)
+        .collect();
+    if let Ok(cpusets) = mounts.hierarchy_of(Controller::Cpuset)
+        && !all.contains(&cpusets)
+    {
+        all.insert(0, cpusets);
+    }
+    all
+}
+
+/// Looks for a pod's cgroup in each QoS class: the class of a pod that runs is what it was when it was started.
+pub fn find(mounts: &CgroupMounts, cgroup_root: &CgroupPath, uid: &PodUid) -> Option<CgroupPath> {
+    [
+        QosClass::Guaranteed,
+        QosClass::Burstable,
+        QosClass::BestEffort,
+    ]
+    .into_iter()
+    .find_map(|class| {
+        let path = child(
+            &tier_path(cgroup_root, class).ok()?,
+            &format!("{POD_PREFIX}{uid}"),
+        )
+        .ok()?;
+        all_hierarchies(mounts)
+            .iter()
+            .any(|hierarchy| hierarchy.has(&path))
+            .then_some(path)
+    })
+}
+
+/// All pods that have a cgroup, sorted by path, whoever made it.
+///
+/// # Errors
+/// When a directory cannot be read; one that is gone has no pods.
+pub fn list(
+    mounts: &CgroupMounts,
+    cgroup_root: &CgroupPath,
+) -> Result<Vec<(PodUid, CgroupPath)>, CgroupError> {
+    let mut pods = Vec::new();
+    for class in [
+        QosClass::Guaranteed,
+        QosClass::Burstable,
+        QosClass::BestEffort,
+    ] {
+        let tier = tier_path(cgroup_root, class)?;
+        for hierarchy in all_hierarchies(mounts) {
+            for name in children(&hierarchy.dir(&tier))? {
+                if let Some(uid) = name.strip_prefix(POD_PREFIX).filter(|uid| !uid.is_empty()) {
+                    pods.push((PodUid::from(uid), child(&tier, &name)?));
+                }
+            }
+        }
+    }
+    pods.sort_by(|left, right| left.1.cmp(&right.1));
+    pods.dedup();
+    Ok(pods)
+}
+
+/// A container's cgroup.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerCgroup {
+    /// Its directory's name: the container's name, or the id that a container runtime gave it.
+    pub name: String,
+    /// Its path in each hierarchy.
+    pub path: CgroupPath,
+    /// Its id in the hierarchy that accounts memory.
+    pub id: u64,
+}
+
+/// The containers of a pod, in the hierarchy that accounts memory, sorted by name.
+///
+/// # Errors
+/// [`FileError::Vanished`] when the pod's cgroup is gone.
+pub fn containers(
+    mounts: &CgroupMounts,
+    pod: &CgroupPath,
+) -> Result<Vec<ContainerCgroup>, CgroupError> {
+    let hierarchy = mounts.hierarchy_of(Controller::Memory)?;
+    let dir = hierarchy.dir(pod);
+    cgroup_id(&dir)?;
+    let mut containers = Vec::new();
+    for name in children(&dir)? {
+        match cgroup_id(&dir.join(&name)) {
+            Ok(id) => containers.push(ContainerCgroup {
+                path: child(pod, &name)?,
+                name,
+                id,
+            }),
+            Err(error) if error.is_vanished() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(containers)
+}
+
+/// Whether any process is left in a cgroup or below it. A pod that had processes and has none any more has ended.
+///
+/// # Errors
+/// When a control file cannot be read; a cgroup that is gone is empty.
+pub fn is_populated(mounts: &CgroupMounts, cgroup: &CgroupPath) -> Result<bool, FileError> {
+    for hierarchy in all_hierarchies(mounts) {
+        let dir = hierarchy.dir(cgroup);
+        let populated = match hierarchy.version {
+            Version::V2 => ControlFile::open(dir.join("cgroup.events"))
+                .and_then(|events| events.read_keyed(&["populated"]))
+                .map(|[populated]| populated == Some(1)),
+            Version::V1 => has_processes(&dir, CGROUP_DEPTH_MAX),
+        };
+        match populated {
+            Ok(true) => return Ok(true),
+            Ok(false) => {}
+            Err(error) if error.is_vanished() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+fn has_processes(dir: &Path, depth_left: usize) -> Result<bool, FileError> {
+    if !read_text(dir.join("cgroup.procs"))?.is_empty() {
+        return Ok(true);
+    }
+    if depth_left == 0 {
+        return Ok(false);
+    }
+    for name in children(dir)? {
+        match has_processes(&dir.join(name), depth_left - 1) {
+            Ok(true) => return Ok(true),
+            Ok(false) => {}
+            Err(error) if error.is_vanished() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+/// Removes a pod's cgroup and those below it in every hierarchy, as far as they are empty. The kernel refuses the others.
+///
+/// Returns whether nothing of it is left.
+///
+/// # Errors
+/// When a directory cannot be read, or cannot be removed for another reason than being in use.
+pub fn remove_empty(mounts: &CgroupMounts, pod: &CgroupPath) -> Result<bool, FileError> {
+    let mut is_gone = true;
+    for hierarchy in all_hierarchies(mounts) {
+        is_gone &= remove_tree(&hierarchy.dir(pod), CGROUP_DEPTH_MAX)?;
+    }
+    Ok(is_gone)
+}
+
+fn remove_tree(dir: &Path, depth_left: usize) -> Result<bool, FileError> {
+    use rustix::io::Errno;
+    if depth_left > 0 {
+        for name in children(dir)? {
+            remove_tree(&dir.join(name), depth_left - 1)?;
+        }
+    }
+    match std::fs::remove_dir(dir).map_err(|error| errno_of(&error)) {
+        Ok(()) | Err(Errno::NOENT) => Ok(true),
+        Err(Errno::BUSY | Errno::NOTEMPTY) => Ok(false),
+        Err(source) => Err(FileError::Unwritable {
+            path: Arc::from(dir),
+            source,
+        }),
+    }
+}
+
+/// Names of a cgroup's children, sorted, at most [`CGROUPS_PER_POD_MAX`] times a thousand; none when it is gone.
+pub(crate) fn children(dir: &Path) -> Result<Vec<String>, FileError> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => {
+            return Err(FileError::Unreadable {
+                path: Arc::from(dir),
+                source: errno_of(&error),
+            });
+        }
+    };
+    let mut names: Vec<String> = entries
+        .filter_map(Result::ok)
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .take(CGROUPS_PER_POD_MAX * 1000)
+        .collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Creates a cgroup in all hierarchies that pods have one in. What is created or enabled is in the ledger.
+///
+/// # Errors
+/// [`KnobError`].
+pub fn create(
+    mounts: &CgroupMounts,
+    cgroup: &CgroupPath,
+    ledger: &mut Ledger,
+) -> Result<(), KnobError> {
+    for (hierarchy, controllers) in pod_hierarchies(mounts) {
+        ledger.create_cgroup(hierarchy, cgroup, &controllers)?;
+    }
+    Ok(())
+}
+
+/// As [`create`], with the cpuset controller: enabled for it and those above it (v2), or with a cgroup of its own in that hierarchy (v1), on all
+/// CPUs and NUMA nodes that the ones above have.
+///
+/// # Errors
+/// [`KnobError`]; [`CpusetError`] where no hierarchy has the controller.
+pub fn create_placed(
+    mounts: &CgroupMounts,
+    cgroup: &CgroupPath,
+    ledger: &mut Ledger,
+) -> Result<(), CreateError> {
+    create(mounts, cgroup, ledger)?;
+    let hierarchy = mounts
+        .hierarchy_of(Controller::Cpuset)
+        .map_err(CpusetError::from)?;
+    ledger.create_cgroup(hierarchy, cgroup, &[Controller::Cpuset])?;
+    Ok(cpuset::fill_from_above(hierarchy, cgroup)?)
+}
+
+/// Why a cgroup with a cpuset is not there.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// The cgroup.
+    #[error(transparent)]
+    Knob(#[from] KnobError),
+    /// Its cpuset.
+    #[error(transparent)]
+    Cpuset(#[from] CpusetError),
+}
+
+/// On v2: a container whose one process is killed for lack of memory is killed as a whole, as the kubelet sets it up unless
+/// `singleProcessOOMKill` is on (kuberuntime_container_linux.go).
+///
+/// # Errors
+/// When the file refuses the value. v1 has no such file, which is no error.
+pub fn set_oom_group(mounts: &CgroupMounts, container: &CgroupPath) -> Result<(), FileError> {
+    match mounts.hierarchy_of(Controller::Memory) {
+        Ok(hierarchy) if hierarchy.version == Version::V2 => {
+            write_text(hierarchy.dir(container).join("memory.oom.group"), "1")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Moves this process into a cgroup, in every hierarchy that it exists in for pods.
+///
+/// # Errors
+/// [`FileError::Vanished`] when it was removed meanwhile.
+pub fn join_self(mounts: &CgroupMounts, cgroup: &CgroupPath) -> Result<(), FileError> {
+    for hierarchy in all_hierarchies(mounts) {
+        // Of cpusets there is one only where something is placed.
+        if is_of_cpusets_alone(hierarchy) && !hierarchy.has(cgroup) {
+            continue;
+        }
+        // 0 means the writer.
+        write_text(hierarchy.dir(cgroup).join("cgroup.procs"), "0")?;
+    }
+    Ok(())
+}
+
+fn is_of_cpusets_alone(hierarchy: &Hierarchy) -> bool {
+    let of_pods = |controller| POD_CONTROLLERS.contains(controller);
+    hierarchy.version == Version::V1 && !hierarchy.controllers.iter().any(of_pods)
+}
+
+#[cfg(test)]
+mod tests;

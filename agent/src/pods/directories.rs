@@ -1,0 +1,99 @@
+//! Where pods have files on disk: their containers' writable layers, logs and volumes.
+
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::units::PodUid;
+
+use crate::host::cgroup::{CgroupError, CgroupPath};
+use crate::pods::cgroup::container_path;
+
+/// Volume plugins whose space counts against the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VolumePlugin {
+    /// `emptyDir`, of any medium.
+    EmptyDir,
+    /// `configMap`
+    ConfigMap,
+    /// `gitRepo`
+    GitRepo,
+}
+
+impl VolumePlugin {
+    /// Its directory below a pod's `volumes`.
+    pub fn directory(self) -> &'static str {
+        match self {
+            Self::EmptyDir => "kubernetes.io~empty-dir",
+            Self::ConfigMap => "kubernetes.io~configmap",
+            Self::GitRepo => "kubernetes.io~git-repo",
+        }
+    }
+}
+
+/// A container that may have something on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerDirs {
+    /// Its name in the pod.
+    pub name: String,
+    /// Its cgroup, in which its processes are looked for.
+    pub cgroup: CgroupPath,
+}
+
+/// A volume that may have a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeDir {
+    /// Its name in the pod.
+    pub name: String,
+    /// Whose directory it is in.
+    pub plugin: VolumePlugin,
+}
+
+/// Where a pod may have something on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodDirs {
+    /// Which pod.
+    pub uid: PodUid,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its containers, init containers too.
+    pub containers: Vec<ContainerDirs>,
+    /// Its volumes.
+    pub volumes: Vec<VolumeDir>,
+}
+
+impl PodDirs {
+    /// The pod's, with each container in a cgroup of its own name below `pod_cgroup`, as `plimsoll exec` has it.
+    ///
+    /// # Errors
+    /// When a container's name cannot name a cgroup.
+    pub fn of(pod: &Pod, pod_cgroup: &CgroupPath) -> Result<Self, CgroupError> {
+        let containers = pod.all_containers().map(|container| {
+            Ok(ContainerDirs {
+                cgroup: container_path(pod_cgroup, &container.name)?,
+                name: container.name.clone(),
+            })
+        });
+        let volumes = pod.spec.volumes.iter().filter_map(|volume| {
+            let plugin = if volume.empty_dir.is_some() {
+                VolumePlugin::EmptyDir
+            } else if volume.config_map.is_some() {
+                VolumePlugin::ConfigMap
+            } else if volume.git_repo.is_some() {
+                VolumePlugin::GitRepo
+            } else {
+                return None;
+            };
+            Some(VolumeDir {
+                name: volume.name.clone(),
+                plugin,
+            })
+        });
+        Ok(Self {
+            uid: pod.uid(),
+            namespace: pod.namespace().to_owned(),
+            name: pod.metadata.name.clone(),
+            containers: containers.collect::<Result<_, CgroupError>>()?,
+            volumes: volumes.collect(),
+        })
+    }
+}

@@ -1,0 +1,654 @@
+//! The pods of this node: which are wanted, which have a cgroup, and the files that are open for each.
+//!
+//! Problem: between a record and a kill nothing may be opened or allocated. Approach: everything is opened when a pod's cgroup
+//! appears ([`Pods::refresh`], off the hot path) and only read or written later ([`Pods::read`], [`Pods::terminate`],
+//! [`Pods::kill`]). Usage is read for every pod in every sample, one system call each. `memory.stat`, much dearer, is read again
+//! where usage has moved since; at an urgent sample only where the engine asks for it ([`Pods::freshen`]).
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::path::Path;
+use std::sync::Arc;
+
+use plimsoll_core::kube::cgroup_config::{NodeCapacity, QosSettings, container_config, pod_config};
+use plimsoll_core::kube::pod::{Pod, PressureSignal};
+use plimsoll_core::model::event::PodMemory;
+use plimsoll_core::model::reading::PodProcesses;
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::memory::freshness::STALE_BYTES;
+
+use crate::host::HostRoot;
+use crate::host::cgroup::{
+    CgroupError, CgroupMounts, CgroupPath, Controller, PageCache, PodMemoryFiles, Version,
+};
+use crate::host::cgroup_paths::hierarchy_number;
+use crate::host::file::{FileError, read_text};
+use crate::pods;
+use crate::pods::cgroup::ApplyError;
+use crate::pods::directories::PodDirs;
+use crate::pods::kill::PodKill;
+use crate::pods::stage_files::StageFiles;
+
+/// Without urgency it is read again after this time, even if usage stood still. A decision that hangs on it has it read anyway
+/// ([`plimsoll_core::policy::memory::freshness`]), and to produce its fifty lines is most of what a pod at rest costs.
+const STAT_AGE_MAX_NS: u64 = 60_000_000_000;
+
+/// A wanted pod.
+#[derive(Debug)]
+struct Entry {
+    /// Its manifest.
+    pod: Arc<Pod>,
+    /// Where its cgroup is, or will be.
+    path: CgroupPath,
+    /// Its manifest is gone; it stays until it has left.
+    removed: bool,
+    open: Option<Open>,
+}
+
+/// What is open for a pod with a cgroup.
+#[derive(Debug)]
+struct Open {
+    memory: PodMemoryFiles,
+    kill: PodKill,
+    /// The cgroup's id in the hierarchy that accounts memory.
+    cgroup_id: u64,
+    populated: bool,
+    stat: Stat,
+    stage_files: Option<Arc<StageFiles>>,
+}
+
+/// The newest reading of `memory.stat`.
+#[derive(Debug, Clone, Copy, Default)]
+struct Stat {
+    cache: PageCache,
+    /// The usage then.
+    usage_bytes: u64,
+    /// When; `None`: never.
+    read_ns: Option<u64>,
+}
+
+/// A pod got its first process, or lost its last one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Which pod.
+    pub uid: PodUid,
+    /// Whether it has processes now.
+    pub running: bool,
+}
+
+/// All wanted pods.
+#[derive(Debug)]
+pub struct Pods {
+    host: HostRoot,
+    mounts: CgroupMounts,
+    cgroup_root: CgroupPath,
+    settings: QosSettings,
+    capacity: NodeCapacity,
+    entries: BTreeMap<PodUid, Entry>,
+    /// Whose directory each is: the entries' paths, with a slash before.
+    by_path: BTreeMap<Box<[u8]>, PodUid>,
+    /// Whose cgroup each is, in the hierarchy that accounts memory: of all that is open.
+    by_cgroup_id: BTreeMap<u64, PodUid>,
+    /// How records name that hierarchy.
+    memory_hierarchy: u32,
+    generation: u64,
+    /// Whether the files of the stages before an eviction are opened too.
+    with_stage_files: bool,
+}
+
+impl Pods {
+    /// None yet.
+    pub fn new(host: HostRoot, mounts: CgroupMounts, cgroup_root: CgroupPath) -> Self {
+        let memory_hierarchy = read_text(host.procfs("self/cgroup"))
+            .map_or(0, |text| hierarchy_number(&text, Controller::Memory));
+        Self {
+            host,
+            mounts,
+            cgroup_root,
+            settings: QosSettings::default(),
+            capacity: NodeCapacity::default(),
+            entries: BTreeMap::new(),
+            by_path: BTreeMap::new(),
+            by_cgroup_id: BTreeMap::new(),
+            memory_hierarchy,
+            generation: 0,
+            with_stage_files: false,
+        }
+    }
+
+    /// With these settings for the limits of pods, instead of the kubelet's defaults on a machine of which nothing is known.
+    #[must_use]
+    pub fn with_settings(self, settings: QosSettings, capacity: NodeCapacity) -> Self {
+        Self {
+            settings,
+            capacity,
+            ..self
+        }
+    }
+
+    /// All that are wanted or have not left yet, by ascending UID.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.entries.values().map(|entry| &entry.pod)
+    }
+
+    /// Another number whenever a pod came, went or changed.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Where what they have on disk is. A pod whose containers cannot name cgroups has nothing: it never ran.
+    pub fn directories(&self) -> Vec<PodDirs> {
+        self.entries
+            .values()
+            .filter_map(|entry| PodDirs::of(&entry.pod, &entry.path).ok())
+            .collect()
+    }
+
+    /// Opens the files of the stages before an eviction too.
+    #[must_use]
+    pub fn with_stage_files(mut self) -> Self {
+        self.with_stage_files = true;
+        self
+    }
+
+    /// How many are wanted.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether none is wanted.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Whether a pod is wanted, or has not left yet.
+    pub fn contains(&self, uid: &PodUid) -> bool {
+        self.entries.contains_key(uid)
+    }
+
+    /// `namespace/name` of a pod, its identity if it is not known any more.
+    pub fn name(&self, uid: &PodUid) -> String {
+        match self.entries.get(uid) {
+            Some(Entry { pod, .. }) => format!("{}/{}", pod.namespace(), pod.metadata.name),
+            None => uid.to_string(),
+        }
+    }
+
+    /// Adds a pod, or replaces its specification.
+    ///
+    /// # Errors
+    /// When its identity cannot name a cgroup.
+    pub fn apply(&mut self, pod: Arc<Pod>) -> Result<(), CgroupError> {
+        let path = pods::cgroup::pod_path(&self.cgroup_root, &pod)?;
+        let uid = pod.uid();
+        self.generation += 1;
+        match self.entries.get_mut(&uid) {
+            // A change of QoS class moves the cgroup; the kubelet does not allow that while the pod lives.
+            Some(entry) if entry.open.is_some() => {
+                entry.pod = pod;
+                entry.removed = false;
+            }
+            _ => {
+                self.forget(&uid);
+                self.by_path.insert(bytes_of(&path), uid.clone());
+                self.entries.insert(
+                    uid,
+                    Entry {
+                        pod,
+                        path,
+                        removed: false,
+                        open: None,
+                    },
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the limits of a pod that is there already, after its specification changed. Not for the hot path.
+    ///
+    /// # Errors
+    /// The first limit that cannot be written; those before it are in force. Cgroups that are not there yet are no error:
+    /// `plimsoll exec` writes their limits when it makes them.
+    pub fn apply_limits(&self, uid: &PodUid) -> Result<(), ApplyError> {
+        let vanished = |error: &ApplyError| error.is_vanished();
+        if let Some(entry) = self.entries.get(uid).filter(|entry| entry.open.is_some()) {
+            let pod = &entry.pod;
+            let config = pod_config(pod, &self.settings, &self.capacity);
+            match pods::cgroup::apply(&self.mounts, &entry.path, &config) {
+                Err(error) if !vanished(&error) => return Err(error),
+                _ => {}
+            }
+            for container in pod.all_containers() {
+                let path = pods::cgroup::container_path(&entry.path, &container.name)?;
+                let config = container_config(pod, container, &self.settings, &self.capacity);
+                match pods::cgroup::apply(&self.mounts, &path, &config) {
+                    Err(error) if !vanished(&error) => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks a pod as no longer wanted. It is forgotten when it has no processes.
+    pub fn remove(&mut self, uid: &PodUid) {
+        if let Some(entry) = self.entries.get_mut(uid) {
+            entry.removed = true;
+            if entry.open.is_none() {
+                self.forget(uid);
+                self.generation += 1;
+            }
+        }
+    }
+
+    /// A pod has left: its empty cgroup is removed, and it is forgotten if its manifest is gone. Not for the hot path.
+    ///
+    /// # Errors
+    /// When the cgroup is empty and cannot be removed all the same.
+    pub fn left(&mut self, uid: &PodUid) -> Result<(), FileError> {
+        let Some(entry) = self.entries.get_mut(uid) else {
+            return Ok(());
+        };
+        let ids = entry.cgroup_ids();
+        entry.open = None;
+        let result = pods::cgroup::remove_empty(&self.mounts, &entry.path).map(|_| ());
+        let is_removed = entry.removed;
+        self.own(uid, &ids, &[]);
+        if is_removed {
+            self.forget(uid);
+            self.generation += 1;
+        }
+        result
+    }
+
+    /// Takes away a pod that has nothing open.
+    fn forget(&mut self, uid: &PodUid) {
+        if let Some(entry) = self.entries.remove(uid) {
+            self.by_path.remove(&bytes_of(&entry.path));
+        }
+    }
+
+    /// A pod has these cgroups in place of those before.
+    fn own(&mut self, uid: &PodUid, before: &[u64], now: &[u64]) {
+        if before == now {
+            return;
+        }
+        for id in before {
+            // It may be another pod's by now.
+            if self.by_cgroup_id.get(id) == Some(uid) {
+                self.by_cgroup_id.remove(id);
+            }
+        }
+        let ids = now.iter().map(|id| (*id, uid.clone()));
+        self.by_cgroup_id.extend(ids);
+    }
+
+    /// Looks at one pod's cgroup: opens what has appeared, closes what is gone. Not for the hot path.
+    ///
+    /// Returns whether the pod has begun or ceased to run.
+    ///
+    /// # Errors
+    /// When a control file that should be readable is not; the pod is then looked at again next time.
+    pub fn refresh(&mut self, uid: &PodUid) -> Result<Option<Change>, CgroupError> {
+        let Some(entry) = self.entries.get_mut(uid) else {
+            return Ok(None);
+        };
+        let was = entry.open.as_ref().is_some_and(|open| open.populated);
+        let before = entry.cgroup_ids();
+        let found = open_or_refresh(&self.host, &self.mounts, entry, self.with_stage_files);
+        if found.as_ref().is_err_and(CgroupError::is_vanished) {
+            entry.open = None;
+        }
+        let ids = entry.cgroup_ids();
+        self.own(uid, &before, &ids);
+        let now = match found {
+            Err(error) if error.is_vanished() => false,
+            found => found?,
+        };
+        Ok((was != now).then(|| Change {
+            uid: uid.clone(),
+            running: now,
+        }))
+    }
+
+    /// Those that have a cgroup, as of the last refresh, by ascending UID.
+    pub fn uids_with_cgroup(&self) -> impl Iterator<Item = &PodUid> {
+        let open = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.open.is_some());
+        open.map(|(uid, _)| uid)
+    }
+
+    /// Where a pod's cgroup is, and its id in the hierarchy that accounts memory; `None` if it has none.
+    pub fn cgroup(&self, uid: &PodUid) -> Option<(&CgroupPath, u64)> {
+        let entry = self.entries.get(uid)?;
+        Some((&entry.path, entry.open.as_ref()?.cgroup_id))
+    }
+
+    /// Every wanted pod.
+    pub fn uids(&self) -> Vec<PodUid> {
+        self.entries.keys().cloned().collect()
+    }
+
+    /// At most `count` of them: those that come after `uid`, and then from the first again.
+    pub fn uids_after(&self, uid: Option<&PodUid>, count: usize) -> Vec<PodUid> {
+        let after = uid.map_or(Bound::Unbounded, Bound::Excluded);
+        let rest = self.entries.range((after, Bound::Unbounded));
+        let round = rest.chain(&self.entries).map(|(uid, _)| uid.clone());
+        round.take(count.min(self.entries.len())).collect()
+    }
+
+    /// The pod that a cgroup belongs to, by the cgroup's id in the hierarchy that accounts memory: its own or one below it,
+    /// as of the last refresh.
+    pub fn by_cgroup_id(&self, cgroup_id: u64) -> Option<&PodUid> {
+        self.by_cgroup_id.get(&cgroup_id)
+    }
+
+    /// All those ids, ascending.
+    pub fn cgroup_ids(&self) -> impl ExactSizeIterator<Item = u64> {
+        self.by_cgroup_id.keys().copied()
+    }
+
+    /// Whether that is the hierarchy with this number, as records have it: 0 is cgroup v2.
+    pub fn accounts_memory_in(&self, hierarchy_id: u32) -> bool {
+        hierarchy_id == self.memory_hierarchy
+    }
+
+    /// The wanted pod whose cgroup a path names, or one below it, in any hierarchy and whether or not it is there. From the hierarchy's root,
+    /// with a slash before. Allocates nothing.
+    pub fn by_path(&self, mut path: &[u8]) -> Option<&PodUid> {
+        while !path.is_empty() {
+            if let Some(uid) = self.by_path.get(path) {
+                return Some(uid);
+            }
+            let cut = path.iter().rposition(|byte| *byte == b'/')?;
+            path = &path[..cut];
+        }
+        None
+    }
+
+    /// Every pod with its cgroups in the hierarchy that accounts memory, as of the last refresh: the pod's own first, then
+    /// those below it, each with its directory and id. None for a pod that has no cgroup.
+    pub fn cgroups(&self) -> impl Iterator<Item = (&PodUid, impl Iterator<Item = (&Path, u64)>)> {
+        self.entries.iter().map(|(uid, entry)| {
+            let open = entry.open.iter();
+            (uid, open.flat_map(|open| open.kill.cgroups()))
+        })
+    }
+
+    /// A wanted pod's specification.
+    pub fn pod(&self, uid: &PodUid) -> Option<&Arc<Pod>> {
+        self.entries.get(uid).map(|entry| &entry.pod)
+    }
+
+    /// One pod's part of [`Pods::cgroups`].
+    pub fn cgroups_of(&self, uid: &PodUid) -> impl Iterator<Item = (&Path, u64)> {
+        self.open(uid)
+            .into_iter()
+            .flat_map(|open| open.kill.cgroups())
+    }
+
+    /// Reads the memory of every pod with a cgroup into `into`. Allocates nothing if `into` has room for all pods.
+    ///
+    /// A cgroup that has vanished is left out; any other error is passed to `failed` and the pod keeps no place in the sample.
+    pub fn read(
+        &mut self,
+        into: &mut Vec<PodMemory>,
+        now_ns: u64,
+        urgent: bool,
+        mut failed: impl FnMut(&PodUid, &FileError),
+    ) {
+        into.clear();
+        for (uid, entry) in &mut self.entries {
+            let Some(open) = &mut entry.open else {
+                continue;
+            };
+            match open.read(now_ns, urgent) {
+                Ok(usage_bytes) => into.push(PodMemory {
+                    uid: uid.clone(),
+                    usage_bytes,
+                    inactive_file_bytes: open.stat.cache.inactive_file_bytes,
+                    usage_at_stat_bytes: open.stat.usage_bytes,
+                    active_file_bytes: open.stat.cache.active_file_bytes,
+                }),
+                Err(error) if error.is_vanished() => {}
+                Err(error) => failed(uid, &error),
+            }
+        }
+    }
+
+    /// Reads one pod's memory in full, into its place in a sample. Allocates nothing.
+    ///
+    /// # Errors
+    /// When its files cannot be read; the sample keeps the older figures.
+    pub fn freshen(&mut self, memory: &mut PodMemory, now_ns: u64) -> Result<(), FileError> {
+        let Some(open) = self
+            .entries
+            .get_mut(&memory.uid)
+            .and_then(|entry| entry.open.as_mut())
+        else {
+            return Ok(());
+        };
+        memory.usage_bytes = open.memory.read_usage_bytes()?;
+        open.read_stat(memory.usage_bytes, now_ns)?;
+        memory.inactive_file_bytes = open.stat.cache.inactive_file_bytes;
+        memory.active_file_bytes = open.stat.cache.active_file_bytes;
+        memory.usage_at_stat_bytes = open.stat.usage_bytes;
+        Ok(())
+    }
+
+    /// Counts the processes of every pod with a cgroup into `into`, by ascending UID. Allocates nothing if `into` has room.
+    ///
+    /// A pod that cannot be counted is passed to `failed` and missing.
+    pub fn count_processes(
+        &self,
+        into: &mut Vec<PodProcesses>,
+        mut failed: impl FnMut(&PodUid, &FileError),
+    ) {
+        into.clear();
+        for (uid, entry) in &self.entries {
+            let Some(open) = &entry.open else { continue };
+            match open.kill.count_processes() {
+                Ok(processes) => into.push(PodProcesses {
+                    uid: uid.clone(),
+                    processes,
+                }),
+                Err(error) => failed(uid, &error),
+            }
+        }
+    }
+
+    /// Sends SIGTERM to a pod's containers. Allocates nothing.
+    ///
+    /// # Errors
+    /// When `cgroup.procs` cannot be read. A pod that is gone already is no error.
+    pub fn terminate(&self, uid: &PodUid) -> Result<u32, FileError> {
+        match self.open(uid) {
+            Some(open) => open.kill.sigterm().map(|signalled| signalled.processes),
+            None => Ok(0),
+        }
+    }
+
+    /// Sends the signal that a pod has asked for to the first process of each of its containers. Allocates nothing.
+    ///
+    /// # Errors
+    /// When `cgroup.procs` cannot be read. A pod that is gone already is no error.
+    pub fn notify(&self, uid: &PodUid, signal: PressureSignal) -> Result<u32, FileError> {
+        match self.open(uid) {
+            Some(open) => open
+                .kill
+                .notify(signal)
+                .map(|signalled| signalled.processes),
+            None => Ok(0),
+        }
+    }
+
+    /// The files of the stages before an eviction; `None` for a pod without a cgroup.
+    pub fn stage_files(&self, uid: &PodUid) -> Option<&Arc<StageFiles>> {
+        self.open(uid)?.stage_files.as_ref()
+    }
+
+    /// Kills everything in a pod's cgroup. Allocates nothing.
+    ///
+    /// # Errors
+    /// When neither `cgroup.kill` nor `cgroup.procs` could be used. A pod that is gone already is no error.
+    pub fn kill(&self, uid: &PodUid) -> Result<(), FileError> {
+        match self.open(uid) {
+            Some(open) => open.kill.kill().map(|_| ()),
+            None => Ok(()),
+        }
+    }
+
+    /// Frees the memory of killed processes from our own CPU time. Allocates nothing.
+    ///
+    /// # Errors
+    /// When `cgroup.procs` cannot be read.
+    pub fn release_memory(&self, uid: &PodUid) -> Result<(), FileError> {
+        match self.open(uid) {
+            Some(open) => open.kill.release_memory().map(|_| ()),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a pod that was running has lost its last process since. Allocates nothing.
+    ///
+    /// # Errors
+    /// When `cgroup.procs` cannot be read.
+    pub fn has_emptied(&mut self, uid: &PodUid) -> Result<bool, FileError> {
+        let Some(open) = self
+            .entries
+            .get_mut(uid)
+            .and_then(|entry| entry.open.as_mut())
+        else {
+            return Ok(false);
+        };
+        if !open.populated || open.kill.is_populated()? {
+            return Ok(false);
+        }
+        open.populated = false;
+        Ok(true)
+    }
+
+    fn open(&self, uid: &PodUid) -> Option<&Open> {
+        self.entries.get(uid)?.open.as_ref()
+    }
+}
+
+impl Entry {
+    /// In the hierarchy that accounts memory: of what is open.
+    fn cgroup_ids(&self) -> Vec<u64> {
+        let open = self.open.iter();
+        open.flat_map(|open| open.kill.cgroups().map(|(_, id)| id))
+            .collect()
+    }
+}
+
+/// A path as records have it.
+fn bytes_of(path: &CgroupPath) -> Box<[u8]> {
+    path.to_string().into_bytes().into()
+}
+
+fn open_or_refresh(
+    host: &HostRoot,
+    mounts: &CgroupMounts,
+    entry: &mut Entry,
+    with_stage_files: bool,
+) -> Result<bool, CgroupError> {
+    let cgroup_id = mounts
+        .hierarchy_of(Controller::Memory)?
+        .cgroup_id(&entry.path)?;
+    match &mut entry.open {
+        // A new directory of the same name is a new cgroup: what is open belongs to the old one.
+        Some(open) if open.cgroup_id == cgroup_id => {
+            open.populated = open.kill.refresh()?;
+            Ok(open.populated)
+        }
+        stale => {
+            let open = stale.insert(Open {
+                memory: PodMemoryFiles::open(mounts, &entry.path)?,
+                kill: PodKill::open(host, mounts, &entry.path)?,
+                cgroup_id,
+                populated: false,
+                stat: Stat::default(),
+                stage_files: with_stage_files
+                    .then(|| stage_files(mounts, &entry.path))
+                    .transpose()?
+                    .map(Arc::new),
+            });
+            open.populated = open.kill.is_populated()?;
+            Ok(open.populated)
+        }
+    }
+}
+
+/// None of them without cgroup v2: v1 has neither.
+fn stage_files(mounts: &CgroupMounts, path: &CgroupPath) -> Result<StageFiles, CgroupError> {
+    let memory = mounts.hierarchy_of(Controller::Memory)?;
+    Ok(match memory.version {
+        Version::V1 => StageFiles::default(),
+        Version::V2 => StageFiles::open(&memory.dir(path))?,
+    })
+}
+
+impl Open {
+    /// Returns the usage; brings the inactive file pages up to date where that is worth a read.
+    fn read(&mut self, now_ns: u64, urgent: bool) -> Result<u64, FileError> {
+        let usage_bytes = self.memory.read_usage_bytes()?;
+        let stale = match self.stat.read_ns {
+            None => true,
+            Some(_) if urgent => false,
+            Some(at_ns) => {
+                usage_bytes.abs_diff(self.stat.usage_bytes) >= STALE_BYTES
+                    || now_ns.saturating_sub(at_ns) >= STAT_AGE_MAX_NS
+            }
+        };
+        if stale {
+            self.read_stat(usage_bytes, now_ns)?;
+        }
+        Ok(usage_bytes)
+    }
+
+    fn read_stat(&mut self, usage_bytes: u64, now_ns: u64) -> Result<(), FileError> {
+        self.stat = Stat {
+            cache: self.memory.read_cache()?,
+            usage_bytes,
+            read_ns: Some(now_ns),
+        };
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::cgroup::tests::fake_host;
+
+    #[test]
+    fn a_round_comes_to_every_pod_and_begins_again() {
+        let (_dir, host) = fake_host(&[("cgroup", "/sys/fs/cgroup/memory", "memory")]);
+        let mounts = host.cgroup_mounts().unwrap();
+        let mut pods = Pods::new(host, mounts, CgroupPath::default());
+        assert_eq!(pods.uids_after(None, 3), []);
+        for name in ["a", "b", "c", "d", "e"] {
+            let pod = serde_json::json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {"name": name, "namespace": "default", "uid": name},
+                "spec": {"containers": [{"name": "c"}]},
+            });
+            pods.apply(Arc::new(serde_json::from_value(pod).unwrap()))
+                .unwrap();
+        }
+        let mut last = None;
+        let mut turn = |count| {
+            let share = pods.uids_after(last.as_ref(), count);
+            last = share.last().cloned();
+            share.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(turn(2), ["a", "b"]);
+        assert_eq!(turn(2), ["c", "d"]);
+        assert_eq!(turn(2), ["e", "a"]);
+        assert_eq!(turn(9), ["b", "c", "d", "e", "a"]);
+    }
+}

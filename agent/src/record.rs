@@ -1,0 +1,10 @@
+//! What is kept of what happened: the journal and its reader, lines of output, counts, time lines.
+
+pub mod journal;
+pub mod limit_counts;
+pub mod lines;
+pub mod recording;
+pub mod snapshot;
+pub mod steps;
+pub mod tally;
+pub mod timeline;

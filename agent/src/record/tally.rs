@@ -1,0 +1,311 @@
+//! What the loop counts of its own work, for those who ask on other threads, such as the metrics page.
+//!
+//! **Problem.** Counting must cost nothing that a kill would wait for, and whoever reads must not hold up the loop. **Approach.** Plain
+//! numbers in the loop's own memory, copied with a [`Snapshot`](crate::record::snapshot::Snapshot). On the way to a kill only numbers in place are
+//! raised; what needs a map is counted when decisions are told, which is after the act.
+//!
+//! **Terms.** *Crossing*: the kernel's stamp of what set off a sample, CLOCK_MONOTONIC. *Reaction*: from there until the engine had decided.
+
+use std::collections::BTreeMap;
+
+use plimsoll_core::model::decision::{
+    Decision, Ending, KillReason, Limited, NoVictimReason, Reason, StageEnd,
+};
+use plimsoll_core::model::event::Cause;
+use plimsoll_core::policy::cpu::bandwidth::CpuWhy;
+
+use crate::record::timeline::{Finished, crossed_ns};
+
+/// Upper bounds of the buckets, nanoseconds: from a ring buffer's wake-up to a pod that takes its whole grace period.
+pub const BOUNDS_NS: [u64; 20] = [
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    25_000_000,
+    50_000_000,
+    100_000_000,
+    250_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_500_000_000,
+    5_000_000_000,
+    10_000_000_000,
+    30_000_000_000,
+    60_000_000_000,
+];
+
+/// How often something took how long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Latencies {
+    /// By bucket of [`BOUNDS_NS`], each without those before it; the last is for what took longer.
+    pub counts: [u64; BOUNDS_NS.len() + 1],
+    /// All of them together, nanoseconds.
+    pub sum_ns: u64,
+}
+
+impl Latencies {
+    /// Counts one. Allocates nothing.
+    pub fn add(&mut self, ns: u64) {
+        let bucket = BOUNDS_NS.partition_point(|bound| *bound < ns);
+        self.counts[bucket] += 1;
+        self.sum_ns = self.sum_ns.saturating_add(ns);
+    }
+
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+}
+
+/// Processes that the kernel's OOM killer took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OomKillCounts {
+    /// In pods.
+    pub of_pods: u64,
+    /// Elsewhere.
+    pub elsewhere: u64,
+    /// In a storm that was too quick to look at each.
+    pub unknown: u64,
+}
+
+impl OomKillCounts {
+    /// Counts so many victims, in a pod or not.
+    pub fn add(&mut self, of_pod: bool, kills: u64) {
+        *if of_pod {
+            &mut self.of_pods
+        } else {
+            &mut self.elsewhere
+        } += kills;
+    }
+}
+
+/// How soon the agent answered, by what the kernel had reported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reactions {
+    /// The charge threshold was crossed.
+    pub charge_threshold: Latencies,
+    /// kswapd was woken.
+    pub kswapd_wake: Latencies,
+    /// A task had to reclaim by itself.
+    pub direct_reclaim: Latencies,
+}
+
+/// How evictions went that a crossing had set off, each from the crossing on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evictions {
+    /// Until the pod was chosen.
+    pub decided: Latencies,
+    /// Until its last process was gone.
+    pub gone: Latencies,
+    /// Until its memory was back, or the wait for it was over.
+    pub freed: Latencies,
+}
+
+/// All of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Decisions told, by name and reason ([`labels`]).
+    pub decisions: BTreeMap<(&'static str, &'static str), u64>,
+    /// Victims of the kernel's OOM killer.
+    pub oom_kills: OomKillCounts,
+    /// Processes that the last line in the kernel killed.
+    pub last_line_kills: u64,
+    /// How soon samples led to a decision, whatever that was.
+    pub reactions: Reactions,
+    /// How evictions went.
+    pub evictions: Evictions,
+    /// Whether the pods that are wanted have been read once.
+    pub pods_listed: bool,
+    /// Lines of output that did not fit into their queue.
+    pub lines_lost: u64,
+    /// Optional sources that failed while the agent ran.
+    pub sources_lost: u64,
+    /// Steps that are missing from the journal; `None` if there is no journal.
+    pub journal_steps_lost: Option<u64>,
+}
+
+impl Tally {
+    /// The engine has answered a sample. Of crossings before `since_ns`, which an earlier agent left, nothing can be said. Allocates
+    /// nothing.
+    pub fn reacted(&mut self, cause: Cause, since_ns: u64, decided_ns: u64) {
+        let latencies = match cause {
+            Cause::ChargeThreshold { .. } => &mut self.reactions.charge_threshold,
+            Cause::KswapdWake { .. } => &mut self.reactions.kswapd_wake,
+            Cause::DirectReclaim { .. } => &mut self.reactions.direct_reclaim,
+            _ => return,
+        };
+        if let Some(crossed_ns) = crossed_ns(cause).filter(|crossed_ns| *crossed_ns >= since_ns) {
+            latencies.add(decided_ns.saturating_sub(crossed_ns));
+        }
+    }
+
+    /// A decision was carried out and is told.
+    pub fn decided(&mut self, decision: &Decision) {
+        *self.decisions.entry(labels(decision)).or_default() += 1;
+    }
+
+    /// An evicted pod has left. Of crossings before `since_ns` nothing is said here either.
+    pub fn finished(&mut self, finished: &Finished, since_ns: u64) {
+        let timeline = &finished.timeline;
+        let Some(crossed_ns) = timeline.crossed_ns.filter(|own| *own >= since_ns) else {
+            return;
+        };
+        let own = &mut self.evictions;
+        own.decided
+            .add(timeline.decided_ns.saturating_sub(crossed_ns));
+        if let Some(gone_ns) = timeline.gone_ns {
+            own.gone.add(gone_ns.saturating_sub(crossed_ns));
+        }
+        own.freed.add(finished.freed_ns.saturating_sub(crossed_ns));
+    }
+}
+
+/// A decision's name, as in the journal, and its reason; empty for one that is always taken for the same.
+pub fn labels(decision: &Decision) -> (&'static str, &'static str) {
+    match decision {
+        Decision::Arm { .. } => ("arm", ""),
+        Decision::SampleBy { .. } => ("sample_by", ""),
+        Decision::Evict { reason, .. } => ("evict", evicted_for(reason)),
+        Decision::End { .. } => ("end", ""),
+        Decision::Kill { why, .. } => (
+            "kill",
+            match why {
+                KillReason::GraceOver => "grace_over",
+                KillReason::HeadroomHalved { .. } => "headroom_halved",
+                KillReason::TerminateFailed => "terminate_failed",
+                KillReason::LastLine { .. } => "last_line",
+            },
+        ),
+        Decision::ReleaseMemory { .. } => ("release_memory", ""),
+        Decision::Finished { ending, .. } => (
+            "finished",
+            match ending {
+                Ending::Freed => "freed",
+                Ending::Lingering => "lingering",
+                Ending::Stuck => "stuck",
+            },
+        ),
+        Decision::ReclaimNode { signal, .. } => ("reclaim_node", signal.row().name),
+        Decision::ReadStorageEvery { .. } => ("read_storage_every", ""),
+        Decision::Reclaim { .. } => ("reclaim", ""),
+        Decision::StopReclaim { .. } => ("stop_reclaim", ""),
+        Decision::SetHigh { .. } => ("set_high", ""),
+        Decision::ClearHigh { .. } => ("clear_high", ""),
+        Decision::Notify { .. } => ("notify", ""),
+        Decision::StageEnded { end, .. } => (
+            "stage_ended",
+            match end {
+                StageEnd::Resolved => "resolved",
+                StageEnd::Exhausted => "exhausted",
+                StageEnd::NoProgress => "no_progress",
+                StageEnd::BudgetOver => "budget_over",
+                StageEnd::NoTime => "no_time",
+                StageEnd::PodLeaves => "pod_leaves",
+                StageEnd::Unsupported => "unsupported",
+                StageEnd::Failed => "failed",
+            },
+        ),
+        Decision::Place { .. } => ("place", ""),
+        Decision::PlacementRefused { .. } => ("placement_refused", ""),
+        Decision::PlacementLost { .. } => ("placement_lost", ""),
+        Decision::PlacementFailed { .. } => ("placement_failed", ""),
+        Decision::SetCpu { why, .. } => ("set_cpu", changed_for(why)),
+        Decision::RestoreCpu { why, .. } => ("restore_cpu", changed_for(why)),
+        Decision::NoVictim { why, .. } => (
+            "no_victim",
+            match why {
+                NoVictimReason::NoPods => "no_pods",
+                NoVictimReason::AllExempt => "all_exempt",
+            },
+        ),
+        Decision::Condition { condition, .. } => ("condition", condition.as_str()),
+    }
+}
+
+fn evicted_for(reason: &Reason) -> &'static str {
+    match reason {
+        Reason::Threshold(own) => own.signal.row().name,
+        Reason::LocalStorage(own) => match own.limited {
+            Limited::EmptyDir(_) => "emptydir_limit",
+            Limited::Pod => "pod_storage_limit",
+            Limited::Container(_) => "container_storage_limit",
+        },
+    }
+}
+
+fn changed_for(why: &CpuWhy) -> &'static str {
+    match why {
+        CpuWhy::Throttled { .. } => "throttled",
+        CpuWhy::FollowsContainers => "follows_containers",
+        CpuWhy::Quiet { .. } => "quiet",
+        CpuWhy::AllowanceSpent { .. } => "allowance_spent",
+        CpuWhy::NodeBusy { .. } => "node_busy",
+        CpuWhy::OthersWait { .. } => "others_wait",
+        CpuWhy::Calm { .. } => "calm",
+        CpuWhy::BudgetOver { .. } => "budget_over",
+        CpuWhy::NoEffect { .. } => "no_effect",
+        CpuWhy::Leaves => "leaves",
+        CpuWhy::Untouchable => "untouchable",
+        CpuWhy::NotWritten => "not_written",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_core::model::units::PodUid;
+
+    #[test]
+    fn a_latency_is_in_the_first_bucket_that_holds_it() {
+        let mut latencies = Latencies::default();
+        for ns in [0, 25_000, 25_001, 60_000_000_000, u64::MAX] {
+            latencies.add(ns);
+        }
+        assert_eq!(latencies.counts[..2], [2, 1]);
+        assert_eq!(latencies.counts[BOUNDS_NS.len() - 1..], [1, 1]);
+        assert_eq!((latencies.count(), latencies.sum_ns), (5, u64::MAX));
+        assert!(BOUNDS_NS.is_sorted());
+    }
+
+    #[test]
+    fn crossings_before_the_agent_came_are_not_its_reactions() {
+        let mut tally = Tally::default();
+        let cause = |crossed_ns| Cause::KswapdWake { crossed_ns };
+        tally.reacted(cause(99), 100, 200);
+        tally.reacted(cause(100), 100, 200);
+        tally.reacted(Cause::Timer, 100, 200);
+        assert_eq!(tally.reactions.kswapd_wake.count(), 1);
+        assert_eq!(tally.reactions.kswapd_wake.sum_ns, 100);
+        assert_eq!(tally.reactions.charge_threshold.count(), 0);
+    }
+
+    #[test]
+    fn names_are_those_of_the_journal() {
+        let uid = PodUid::from("u");
+        let decisions = [
+            Decision::SampleBy { at_ns: 1 },
+            Decision::Kill {
+                uid: uid.clone(),
+                why: KillReason::GraceOver,
+            },
+            Decision::ReleaseMemory { uid: uid.clone() },
+            Decision::PlacementFailed { why: String::new() },
+            Decision::StopReclaim { uid },
+        ];
+        let mut tally = Tally::default();
+        for decision in &decisions {
+            let json = serde_json::to_value(decision).unwrap();
+            assert_eq!(json["decision"], labels(decision).0);
+            tally.decided(decision);
+            tally.decided(decision);
+        }
+        assert_eq!(tally.decisions[&("kill", "grace_over")], 2);
+        assert_eq!(tally.decisions.len(), decisions.len());
+    }
+}

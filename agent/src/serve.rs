@@ -1,0 +1,9 @@
+//! Who asks is answered: the control socket, metrics, health and statistics.
+
+pub mod control;
+pub mod explained;
+pub mod http;
+pub mod metrics;
+pub mod overview;
+pub mod serving;
+pub mod summary;

@@ -1,0 +1,326 @@
+//! The server: one thread of ordinary priority, which owns the socket and every client.
+//!
+//! Bounds ([`Bounds`]): so many clients at once, a line of so many bytes, and for each of the three steps (its line, the loop's snapshot, our
+//! answer) so much time; then it is cut off. A client beyond the number is told so and not waited for.
+
+use std::io::{self, ErrorKind};
+use std::os::unix::net::UnixListener as StdListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use plimsoll_core::explain::{
+    EvictionExplanation, ExplainError, NoSuchPod, OomError, OomExplanation, PlacementNotExplained,
+    placement_of,
+};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::timeout;
+
+use super::newest::Newest;
+use super::socket::ControlSocket;
+use super::{Answer, Refusal, RefusalKind, Reply, Request, Snapshots, SocketError};
+use crate::record::snapshot::Snapshot;
+use crate::serve::explained::{ExplainedMemory, ExplainedThrottling};
+use crate::serve::overview::{Figures, Overview};
+use crate::serve::serving::{ClientFigures, Clients, ServingThread, accept_for_ever};
+use crate::serve::summary::Statistics;
+
+/// What clients may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Clients at one time.
+    pub clients: usize,
+    /// Bytes of a request, its end included.
+    pub line_bytes: usize,
+    /// Time for each step.
+    pub patience: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            clients: 16,
+            line_bytes: 64 << 10,
+            patience: Duration::from_secs(5),
+        }
+    }
+}
+
+/// An overview is as good as a new one for so long: its figures come from some files of each pod.
+const OVERVIEW_LIFE: Duration = Duration::from_millis(500);
+
+/// Where answers come from.
+#[derive(Debug)]
+pub struct AnswerSources {
+    /// The loop.
+    pub snapshots: Arc<Snapshots>,
+    /// Cgroup files, for figures that nobody decides by.
+    pub statistics: Statistics,
+}
+
+/// A running server. Dropping it ends its thread and removes the socket.
+#[derive(Debug)]
+pub struct Server {
+    clients: Arc<Clients>,
+    _thread: ServingThread,
+    // Dropped last: while the file is there, somebody answers.
+    _socket: ControlSocket,
+}
+
+impl Server {
+    /// Makes the socket at `path`, for root and `group`, and serves it.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub fn start(
+        path: &Path,
+        group: Option<&str>,
+        sources: AnswerSources,
+        bounds: Bounds,
+    ) -> Result<Self, SocketError> {
+        let (socket, listener) = ControlSocket::bind(path, group)?;
+        let failed = |source| SocketError::Io {
+            path: path.to_owned(),
+            what: "its thread",
+            source,
+        };
+        listener.set_nonblocking(true).map_err(failed)?;
+        let clients = Clients::new(bounds.clients);
+        let shared = Arc::new(Shared {
+            sources,
+            overview: Newest::new(OVERVIEW_LIFE),
+            bounds,
+            clients: Arc::clone(&clients),
+        });
+        let thread = ServingThread::start("control", || serve(listener, shared)).map_err(failed)?;
+        Ok(Self {
+            clients,
+            _thread: thread,
+            _socket: socket,
+        })
+    }
+
+    /// What has become of clients so far.
+    pub fn clients(&self) -> ClientFigures {
+        self.clients.figures()
+    }
+}
+
+/// What the tasks of all clients share.
+struct Shared {
+    sources: AnswerSources,
+    overview: Newest<Overview>,
+    bounds: Bounds,
+    clients: Arc<Clients>,
+}
+
+/// Accepts for ever.
+async fn serve(listener: StdListener, shared: Arc<Shared>) -> io::Result<()> {
+    let listener = UnixListener::from_std(listener)?;
+    let accept = async || listener.accept().await;
+    accept_for_ever(accept, |(stream, _)| {
+        let shared = Arc::clone(&shared);
+        let Some(place) = shared.clients.place() else {
+            send_away(&stream, &shared);
+            return;
+        };
+        tokio::spawn(async move {
+            if let Ok(peer) = stream.peer_cred() {
+                tracing::debug!(
+                    pid = peer.pid(),
+                    uid = peer.uid(),
+                    gid = peer.gid(),
+                    "control client"
+                );
+            }
+            place.leave(attend(&stream, &shared).await);
+        });
+    })
+    .await
+}
+
+/// One answer that fits into the socket's buffer, without waiting.
+fn send_away(stream: &UnixStream, shared: &Shared) {
+    let text = format!(
+        "the agent answers {} clients already; ask again in a few seconds",
+        shared.bounds.clients
+    );
+    let line = Reply::Error(Refusal::new(RefusalKind::Busy, text)).to_line();
+    stream.try_write(line.as_bytes()).ok();
+}
+
+/// Serves one client.
+async fn attend(stream: &UnixStream, shared: &Shared) -> io::Result<()> {
+    let patience = shared.bounds.patience;
+    let reply = match timeout(patience, read_line(stream, shared.bounds.line_bytes)).await? {
+        Ok(line) => reply_to(&line, shared).await,
+        Err(ReadError::Io(error)) => return Err(error),
+        Err(ReadError::Refused(refusal)) => Reply::Error(refusal),
+    };
+    let line = reply.to_line();
+    timeout(patience, write_all(stream, line.as_bytes())).await?
+}
+
+async fn reply_to(line: &[u8], shared: &Shared) -> Reply {
+    let request = match Request::of_line(line) {
+        Ok(request) => request,
+        Err(refusal) => return Reply::Error(refusal),
+    };
+    if request == Request::Overview {
+        let overview = shared.overview.get(async || make_overview(shared).await);
+        return overview.await.map(Answer::Overview).into();
+    }
+    match shared.snapshots().await {
+        Ok(snapshot) => answer(&request, &snapshot).into(),
+        Err(refusal) => Reply::Error(refusal),
+    }
+}
+
+impl Shared {
+    async fn snapshots(&self) -> Result<Arc<Snapshot>, Refusal> {
+        let snapshot = self.sources.snapshots.get(self.bounds.patience).await;
+        snapshot.map_err(|error| Refusal::new(RefusalKind::Busy, error.to_string()))
+    }
+}
+
+/// An overview from the loop and from files.
+async fn make_overview(shared: &Shared) -> Result<Overview, Refusal> {
+    let snapshot = shared.snapshots().await?;
+    let request = shared.sources.statistics.request(&snapshot.state);
+    let mut figures = Figures {
+        pid: Some(std::process::id()),
+        node: Some(request.node()),
+        ..Figures::default()
+    };
+    for uid in request.pods() {
+        if let Some(read) = request.pod_use(uid) {
+            figures.pods.insert(uid.clone(), read);
+        }
+        // Others who ask meanwhile have their turn.
+        tokio::task::yield_now().await;
+    }
+    overview_of(&snapshot, &figures)
+}
+
+fn overview_of(snapshot: &Snapshot, figures: &Figures) -> Result<Overview, Refusal> {
+    Overview::new(snapshot, figures).map_err(refused)
+}
+
+/// Computes an answer.
+///
+/// # Errors
+/// The reason, for the client.
+pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal> {
+    let Snapshot {
+        config,
+        state,
+        oom_plan,
+        records,
+        ..
+    } = snapshot;
+    match request {
+        Request::Overview => {
+            overview_of(snapshot, &Figures::default()).map(|own| Answer::Overview(Arc::new(own)))
+        }
+        Request::Records => Ok(Answer::Records(records.clone())),
+        Request::ExplainEviction { signal, pod } => {
+            EvictionExplanation::new(config, state, signal.as_deref(), pod.as_deref())
+                .map(|own| Answer::Eviction(Box::new(own)))
+                .map_err(refused)
+        }
+        Request::ExplainOom { pod } => {
+            OomExplanation::new(config, state, oom_plan.as_ref(), pod.as_deref())
+                .map(|own| Answer::Oom(Box::new(own)))
+                .map_err(|error| {
+                    let kind = match &error {
+                        OomError::NotReady => RefusalKind::NotReady,
+                        OomError::Pod(pod) => kind_of(pod),
+                    };
+                    Refusal::new(kind, error.to_string())
+                })
+        }
+        Request::ExplainThrottling { pod } => ExplainedThrottling::new(snapshot, pod.as_deref())
+            .map(|own| Answer::Throttling(Box::new(own)))
+            .map_err(|error| Refusal::new(kind_of(&error), error.to_string())),
+        Request::ExplainMemory { pod } => ExplainedMemory::new(snapshot, pod.as_deref())
+            .map(|own| Answer::Memory(Box::new(own)))
+            .map_err(refused),
+        Request::ExplainPlacement { pod } => placement_of(state, pod.as_deref())
+            .map(|own| Answer::Placement(Box::new(own)))
+            .map_err(|error| {
+                let kind = match &error {
+                    PlacementNotExplained::NothingPlaced => RefusalKind::NothingPlaced,
+                    PlacementNotExplained::Pod(pod) => kind_of(pod),
+                };
+                Refusal::new(kind, error.to_string())
+            }),
+    }
+}
+
+fn refused(error: ExplainError) -> Refusal {
+    let kind = match &error {
+        ExplainError::UnknownSignal(_) => RefusalKind::UnknownSignal,
+        ExplainError::Pod(pod) => kind_of(pod),
+    };
+    Refusal::new(kind, error.to_string())
+}
+
+fn kind_of(error: &NoSuchPod) -> RefusalKind {
+    match error {
+        NoSuchPod::Unknown { .. } => RefusalKind::UnknownPod,
+        NoSuchPod::Ambiguous { .. } => RefusalKind::AmbiguousPod,
+    }
+}
+
+enum ReadError {
+    Io(io::Error),
+    Refused(Refusal),
+}
+
+/// A line without its end.
+async fn read_line(stream: &UnixStream, bytes_max: usize) -> Result<Vec<u8>, ReadError> {
+    let mut line = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        stream.readable().await.map_err(ReadError::Io)?;
+        let read = match stream.try_read(&mut buffer) {
+            Ok(0) if line.is_empty() => {
+                return Err(ReadError::Io(ErrorKind::UnexpectedEof.into()));
+            }
+            Ok(0) => {
+                let text = "the request has no end: it is one line of JSON";
+                return Err(ReadError::Refused(Refusal::new(
+                    RefusalKind::BadRequest,
+                    text,
+                )));
+            }
+            Ok(read) => read,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(ReadError::Io(error)),
+        };
+        let end = buffer[..read].iter().position(|byte| *byte == b'\n');
+        line.extend_from_slice(&buffer[..end.unwrap_or(read)]);
+        if line.len() >= bytes_max {
+            let text = format!("the request has more than {bytes_max} bytes");
+            return Err(ReadError::Refused(Refusal::new(
+                RefusalKind::BadRequest,
+                text,
+            )));
+        }
+        if end.is_some() {
+            return Ok(line);
+        }
+    }
+}
+
+async fn write_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.writable().await?;
+        match stream.try_write(bytes) {
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

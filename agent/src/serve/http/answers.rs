@@ -1,0 +1,243 @@
+//! What is answered at which path.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hyper::{Method, StatusCode};
+
+use crate::host::processes::own_cost;
+use crate::kernel::stats::RunMeter;
+use crate::serve::control::{NoSnapshot, Snapshots};
+use crate::serve::metrics::{Form, ProcessFigures, Readings};
+use crate::serve::serving::ClientFigures;
+use crate::serve::summary::{PodStats, Statistics, Summary, resource_metrics};
+
+/// The paths, and what is there.
+pub const PATHS: [(&str, &str); 5] = [
+    (
+        "/metrics",
+        "metrics for Prometheus (docs/reference/metrics.md)",
+    ),
+    (
+        "/metrics/resource",
+        "CPU, memory and swap of node, pods and containers, as a kubelet has it for metrics-server",
+    ),
+    (
+        "/stats/summary",
+        "what node, pods and containers use, as a kubelet has it; ?only_cpu_and_memory=true for less",
+    ),
+    ("/healthz", "200 if the agent's loop answers in time"),
+    (
+        "/readyz",
+        "200 if the pods are listed and every source is open",
+    ),
+];
+
+/// In this time the loop answers unless it is stuck: it is real-time, and a turn takes milliseconds.
+const LOOP_BOUND: Duration = Duration::from_secs(2);
+
+const PLAIN: &str = "text/plain; charset=utf-8";
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reply {
+    /// Its status.
+    pub status: StatusCode,
+    /// What `body` is.
+    pub content_type: &'static str,
+    /// The text.
+    pub body: String,
+}
+
+impl Reply {
+    fn plain(status: StatusCode, body: String) -> Self {
+        Self {
+            status,
+            content_type: PLAIN,
+            body,
+        }
+    }
+}
+
+/// Where answers come from.
+#[derive(Debug)]
+pub struct Answers {
+    snapshots: Arc<Snapshots>,
+    statistics: Statistics,
+    programs: Vec<RunMeter>,
+    pods_in_metrics: bool,
+    started: Duration,
+    loop_bound: Duration,
+}
+
+impl Answers {
+    /// From the loop's snapshots, and from files.
+    pub fn new(snapshots: Arc<Snapshots>, statistics: Statistics) -> Self {
+        Self {
+            snapshots,
+            statistics,
+            programs: Vec::new(),
+            pods_in_metrics: false,
+            // A clock before 1970 has no figure.
+            started: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default(),
+            loop_bound: LOOP_BOUND,
+        }
+    }
+
+    /// Also shows what these programs have run.
+    pub fn with_programs(mut self, programs: Vec<RunMeter>) -> Self {
+        self.programs = programs;
+        self
+    }
+
+    /// Whether pods have series of their own.
+    pub fn with_pods_in_metrics(mut self, pods: bool) -> Self {
+        self.pods_in_metrics = pods;
+        self
+    }
+
+    /// The loop is to answer in this time.
+    pub fn with_loop_bound(mut self, bound: Duration) -> Self {
+        self.loop_bound = bound;
+        self
+    }
+
+    /// Answers a request.
+    pub async fn answer(
+        &self,
+        method: &Method,
+        path: &str,
+        query: &str,
+        accept: &str,
+        clients: ClientFigures,
+    ) -> Reply {
+        if !PATHS.iter().any(|(known, _)| *known == path) {
+            let mut text = String::from("there is nothing here; there is:\n");
+            for (path, what) in PATHS {
+                text.push_str(&format!("  {path:<19}{what}\n"));
+            }
+            return Reply::plain(StatusCode::NOT_FOUND, text);
+        }
+        if !(method == Method::GET || method == Method::HEAD) {
+            let text = "nothing can be changed here: GET or HEAD\n".to_owned();
+            return Reply::plain(StatusCode::METHOD_NOT_ALLOWED, text);
+        }
+        match path {
+            "/metrics" => self.metrics(Form::accepted(accept), clients).await,
+            "/metrics/resource" => self.resource_metrics().await,
+            "/stats/summary" => self.summary(query).await,
+            "/readyz" => self.ready().await,
+            _ => self.healthy().await,
+        }
+    }
+
+    async fn metrics(&self, form: Form, clients: ClientFigures) -> Reply {
+        let snapshot = self.snapshots.get(self.loop_bound).await.ok();
+        let (cpu, resident_bytes) = own_cost();
+        let programs = self.programs.iter().filter_map(|own| own.read().ok());
+        let readings = Readings {
+            snapshot,
+            programs: programs.collect(),
+            process: ProcessFigures {
+                cpu,
+                resident_bytes,
+                started: self.started,
+            },
+            clients,
+            pods: self.pods_in_metrics,
+        };
+        match readings.page(form) {
+            Ok(body) => Reply {
+                status: StatusCode::OK,
+                content_type: form.content_type(),
+                body,
+            },
+            Err(error) => Reply::plain(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                format!("the page cannot be written: {error}\n"),
+            ),
+        }
+    }
+
+    /// As the kubelet does, a page that has failed is a page.
+    async fn resource_metrics(&self) -> Reply {
+        let read = self.read().await;
+        let read = read.as_ref().map(|own| (&own.node, own.pods.as_slice()));
+        Reply {
+            status: StatusCode::OK,
+            content_type: Form::Classic.content_type(),
+            body: resource_metrics(read.ok()),
+        }
+    }
+
+    /// Node and pods, as they are now.
+    async fn read(&self) -> Result<Summary, NoSnapshot> {
+        let snapshot = self.snapshots.get(self.loop_bound).await?;
+        let request = self.statistics.request(&snapshot.state);
+        let node = request.node();
+        let mut pods = Vec::with_capacity(snapshot.state.pods.len());
+        for uid in request.pods() {
+            pods.extend(request.pod(uid));
+            // Others who ask meanwhile have their turn.
+            tokio::task::yield_now().await;
+        }
+        Ok(Summary { node, pods })
+    }
+
+    async fn summary(&self, query: &str) -> Reply {
+        let Summary { mut node, mut pods } = match self.read().await {
+            Ok(read) => read,
+            Err(error) => {
+                return Reply::plain(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"));
+            }
+        };
+        // As the kubelet's handler reads it.
+        if query
+            .split('&')
+            .any(|own| own == "only_cpu_and_memory=true")
+        {
+            node = node.only_cpu_and_memory();
+            let short = pods.into_iter().map(PodStats::only_cpu_and_memory);
+            pods = short.collect();
+        }
+        match serde_json::to_string(&Summary { node, pods }) {
+            Ok(body) => Reply {
+                status: StatusCode::OK,
+                content_type: "application/json",
+                body: body + "\n",
+            },
+            Err(error) => Reply::plain(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                format!("the summary cannot be written: {error}\n"),
+            ),
+        }
+    }
+
+    async fn healthy(&self) -> Reply {
+        match self.snapshots.get(self.loop_bound).await {
+            Ok(_) => Reply::plain(StatusCode::OK, "ok\n".to_owned()),
+            Err(error) => Reply::plain(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
+        }
+    }
+
+    /// The loop begins when every source is open, so one that answers has them.
+    async fn ready(&self) -> Reply {
+        match self.snapshots.get(self.loop_bound).await {
+            Ok(snapshot) if snapshot.tally.pods_listed => {
+                let pods = snapshot.state.pods.len();
+                let text = format!("ready: sources are open, {pods} pods are listed\n");
+                Reply::plain(StatusCode::OK, text)
+            }
+            Ok(_) => Reply::plain(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "not ready: the pods are not listed yet\n".to_owned(),
+            ),
+            Err(error) => Reply::plain(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("not ready: {error}\n"),
+            ),
+        }
+    }
+}

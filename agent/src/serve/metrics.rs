@@ -1,0 +1,445 @@
+//! What the agent measures and counts, as Prometheus reads it.
+//!
+//! **Problem.** The loop knows everything and has time for nobody; a page of metrics is text that must be right to the letter. **Approach.** A
+//! page is made on the listener's thread from one [`Snapshot`], from procfs, and from the kernel's own counts of the BPF programs; the crate
+//! `prometheus-client` writes it. A loop that does not answer leaves a page with what is known without it, and `plimsoll_loop_answering 0`.
+//! **Bounds.** All labels but those of pods are from fixed tables; pods have series only if asked for ([`Readings::pods`]), and at most
+//! [`POD_SERIES_MAX`] of them.
+//!
+//! All series: docs/reference/metrics.md.
+
+mod page;
+mod text;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use plimsoll_core::explain::headroom;
+use plimsoll_core::model::signal::{NodeCondition, Signal, Unit};
+use plimsoll_core::model::state::{NodeState, PodState};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::registry::Registry;
+
+use crate::kernel::AccountReport;
+use crate::kernel::stats::RunStats;
+use crate::record::snapshot::Snapshot;
+use crate::serve::serving::ClientFigures;
+use page::{Page, Value};
+
+pub use text::Form;
+
+/// Pods that have series of their own, at most; those with the smallest UIDs.
+pub const POD_SERIES_MAX: usize = 1024;
+
+/// Decisions that have a series before the first of them is taken, so that the first is seen as an increase.
+const ALWAYS: [(&str, &str); 9] = [
+    ("end", ""),
+    ("finished", "freed"),
+    ("finished", "lingering"),
+    ("finished", "stuck"),
+    ("kill", "grace_over"),
+    ("kill", "headroom_halved"),
+    ("kill", "terminate_failed"),
+    ("no_victim", "all_exempt"),
+    ("no_victim", "no_pods"),
+];
+
+/// What the process itself has taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ProcessFigures {
+    /// CPU time of all its threads.
+    pub cpu: Duration,
+    /// Resident memory.
+    pub resident_bytes: u64,
+    /// When it began, since 1970.
+    pub started: Duration,
+}
+
+/// All that one page is made of.
+#[derive(Clone, Debug)]
+pub struct Readings {
+    /// What the loop knows; `None` if it did not answer.
+    pub snapshot: Option<Arc<Snapshot>>,
+    /// What the BPF programs have run, as far as the kernel counts.
+    pub programs: Vec<RunStats>,
+    /// The process.
+    pub process: ProcessFigures,
+    /// The listener's clients.
+    pub clients: ClientFigures,
+    /// Whether pods have series of their own.
+    pub pods: bool,
+}
+
+impl Readings {
+    /// The page.
+    ///
+    /// # Errors
+    /// None: text can always be written to memory.
+    pub fn page(self, form: Form) -> Result<String, fmt::Error> {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(self));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry)?;
+        Ok(form.of(text))
+    }
+
+    fn own(&self, page: &mut Page<'_>) -> fmt::Result {
+        let version = [("version", env!("CARGO_PKG_VERSION"))];
+        let help = "Always 1; the version is a label.";
+        page.gauge(
+            "plimsoll_build_info",
+            help,
+            "",
+            [(version, Value::Count(1))],
+        )?;
+        let answers = Value::Count(self.snapshot.is_some().into());
+        let help = "Whether the agent's loop answered this scrape; if not, only what is known without it is here.";
+        page.gauge("plimsoll_loop_answering", help, "", [([], answers)])?;
+        let cpu = Value::Float(self.process.cpu.as_secs_f64());
+        let help = "CPU time of all threads of the agent.";
+        page.counter("process_cpu", help, "seconds", [([], cpu)])?;
+        let resident = Value::Count(self.process.resident_bytes);
+        let help = "Resident memory of the agent.";
+        page.gauge("process_resident_memory", help, "bytes", [([], resident)])?;
+        let started = Value::Float(self.process.started.as_secs_f64());
+        let help = "When the agent began, since 1970.";
+        page.gauge("process_start_time", help, "seconds", [([], started)])?;
+        let clients = [
+            ("answered", self.clients.answered),
+            ("sent_away", self.clients.sent_away),
+            ("lost", self.clients.lost),
+        ];
+        page.counter(
+            "plimsoll_http_connections",
+            "Clients of this listener: answered, sent away for being too many, or lost for being slow or wrong.",
+            "",
+            clients.map(|(outcome, count)| ([("outcome", outcome)], Value::Count(count))),
+        )?;
+        page.counter(
+            "plimsoll_bpf_program_runs",
+            "Runs of each BPF program while the kernel counted them (kernel.bpf_stats_enabled).",
+            "",
+            self.programs
+                .iter()
+                .map(|own| ([("program", own.program)], Value::Count(own.count))),
+        )?;
+        page.counter(
+            "plimsoll_bpf_program_run",
+            "Run time of each BPF program while the kernel measured it (kernel.bpf_stats_enabled).",
+            "seconds",
+            self.programs.iter().map(|own| {
+                let seconds = Value::Float(own.time.as_secs_f64());
+                ([("program", own.program)], seconds)
+            }),
+        )
+    }
+}
+
+impl Collector for Readings {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut page = Page::new(encoder);
+        self.own(&mut page)?;
+        let Some(snapshot) = &self.snapshot else {
+            return Ok(());
+        };
+        counted(snapshot, &mut page)?;
+        if let Some(records) = &snapshot.records {
+            kernel_records(records, &mut page)?;
+        }
+        node(snapshot, &mut page)?;
+        if self.pods {
+            pods(&snapshot.state, &mut page)?;
+        }
+        Ok(())
+    }
+}
+
+/// What the loop has counted.
+fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
+    let tally = &snapshot.tally;
+    let mut decisions: BTreeMap<(&str, &str), u64> =
+        ALWAYS.into_iter().map(|labels| (labels, 0)).collect();
+    for threshold in &snapshot.config.thresholds {
+        decisions.insert(("evict", threshold.signal.row().name), 0);
+    }
+    decisions.extend(
+        tally
+            .decisions
+            .iter()
+            .map(|(labels, count)| (*labels, *count)),
+    );
+    page.counter(
+        "plimsoll_decisions",
+        "Decisions taken and carried out, by name and reason.",
+        "",
+        decisions.into_iter().map(|((decision, reason), count)| {
+            let labels = [("decision", decision), ("reason", reason)];
+            (labels, Value::Count(count))
+        }),
+    )?;
+    let kills = [
+        ("pod", tally.oom_kills.of_pods),
+        ("elsewhere", tally.oom_kills.elsewhere),
+        ("unknown", tally.oom_kills.unknown),
+    ];
+    page.counter(
+        "plimsoll_kernel_oom_kills",
+        "Processes that the kernel's OOM killer took: in pods, elsewhere, or in a storm too quick to look at each.",
+        "",
+        kills.map(|(victim, count)| ([("victim", victim)], Value::Count(count))),
+    )?;
+    page.counter(
+        "plimsoll_last_line_kills",
+        "Processes that the last line in the kernel killed.",
+        "",
+        [([], Value::Count(tally.last_line_kills))],
+    )?;
+    let reactions = [
+        ("charge_threshold", &tally.reactions.charge_threshold),
+        ("direct_reclaim", &tally.reactions.direct_reclaim),
+        ("kswapd_wake", &tally.reactions.kswapd_wake),
+    ];
+    page.histogram(
+        "plimsoll_reaction",
+        "From the kernel's stamp on what it reported until the engine had decided, whatever it decided.",
+        reactions.map(|(cause, latencies)| ([("cause", cause)], latencies)),
+    )?;
+    page.histogram(
+        "plimsoll_eviction_decision",
+        "Finished evictions: from the crossing until the pod was chosen. Those that no crossing set off are not in it.",
+        [([], &tally.evictions.decided)],
+    )?;
+    page.histogram(
+        "plimsoll_eviction_gone",
+        "Finished evictions: from the crossing until the pod's last process was gone.",
+        [([], &tally.evictions.gone)],
+    )?;
+    page.histogram(
+        "plimsoll_eviction_freed",
+        "Finished evictions: from the crossing until the pod's memory was back, or the wait for it was over.",
+        [([], &tally.evictions.freed)],
+    )?;
+    page.counter(
+        "plimsoll_output_lines_lost",
+        "Lines of standard output that found its queue full.",
+        "",
+        [([], Value::Count(tally.lines_lost))],
+    )?;
+    page.counter(
+        "plimsoll_journal_steps_lost",
+        "Steps that are missing from the journal; absent without a journal.",
+        "",
+        tally
+            .journal_steps_lost
+            .map(|lost| ([], Value::Count(lost))),
+    )
+}
+
+/// Where the kernel's records went.
+fn kernel_records(records: &AccountReport, page: &mut Page<'_>) -> fmt::Result {
+    type Part = fn(&crate::kernel::KindCount) -> u64;
+    let parts: [(&str, &str, Part); 4] = [
+        (
+            "plimsoll_records_produced",
+            "Records that the BPF programs tried to send.",
+            |count| count.produced,
+        ),
+        (
+            "plimsoll_records_consumed",
+            "Records that the agent has read.",
+            |count| count.consumed,
+        ),
+        (
+            "plimsoll_records_dropped",
+            "Records that found their ring full.",
+            |count| count.dropped,
+        ),
+        (
+            "plimsoll_records_folded",
+            "Events without a record of their own, counted in their cgroup's totals.",
+            |count| count.folded,
+        ),
+    ];
+    for (name, help, part) in parts {
+        let rows = records.kinds.iter().map(|own| {
+            let labels = [("kind", own.kind.as_str())];
+            (labels, Value::Count(part(&own.count)))
+        });
+        page.counter(name, help, "", rows)?;
+    }
+    page.counter(
+        "plimsoll_records_untracked",
+        "Events that found their map full and are missing from later totals.",
+        "",
+        [([], Value::Count(records.untracked))],
+    )?;
+    page.counter(
+        "plimsoll_records_unreadable",
+        "Records that the agent could not read.",
+        "",
+        [([], Value::Count(records.unreadable))],
+    )
+}
+
+/// Signals, thresholds, conditions, and how many pods there are.
+fn node(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
+    let Snapshot { config, state, .. } = snapshot;
+    // Copies of one threshold, for the first pass and for later ones, are one series: the nearer, and met if either is.
+    let mut headrooms: BTreeMap<(Signal, bool), i128> = BTreeMap::new();
+    let mut met: BTreeMap<(Signal, bool), bool> = BTreeMap::new();
+    for (threshold, own) in config.thresholds.iter().zip(&state.thresholds) {
+        let key = (threshold.signal, threshold.is_hard());
+        *met.entry(key).or_default() |= own.met;
+        if let Some(observation) = state.observations.get(threshold.signal) {
+            let left = headroom(threshold, observation);
+            let known = headrooms.entry(key).or_insert(left);
+            *known = left.min(*known);
+        }
+    }
+    for unit in [Unit::Bytes, Unit::Inodes, Unit::Processes, Unit::Share] {
+        let suffix = suffix(unit);
+        let seen = || {
+            let all = state.observations.iter();
+            all.filter(|(signal, _)| signal.row().unit == unit)
+        };
+        page.gauge(
+            "plimsoll_signal_observed",
+            "What each signal showed last: what is available, or the share of time in which tasks waited.",
+            suffix,
+            seen().map(|(signal, own)| ([("signal", signal.row().name)], level(unit, own.value.into()))),
+        )?;
+        if unit != Unit::Share {
+            page.gauge(
+                "plimsoll_signal_capacity",
+                "How much there is in all of what a signal observes.",
+                suffix,
+                seen().map(|(signal, own)| {
+                    (
+                        [("signal", signal.row().name)],
+                        level(unit, own.capacity.into()),
+                    )
+                }),
+            )?;
+        }
+        let left = headrooms
+            .iter()
+            .filter(|((signal, _), _)| signal.row().unit == unit);
+        page.gauge(
+            "plimsoll_threshold_headroom",
+            "What may still go before a threshold is met; negative beyond it.",
+            suffix,
+            left.map(|(key, left)| (threshold_labels(*key), level(unit, *left))),
+        )?;
+    }
+    page.gauge(
+        "plimsoll_threshold_met",
+        "Whether a threshold has been met for its grace period.",
+        "",
+        met.iter()
+            .map(|(key, met)| (threshold_labels(*key), Value::Count((*met).into()))),
+    )?;
+    page.gauge(
+        "plimsoll_node_condition",
+        "Whether a node condition is true.",
+        "",
+        NodeCondition::ALL.map(|condition| {
+            let status = state.condition(condition).status;
+            (
+                [("condition", condition.as_str())],
+                Value::Count(status.into()),
+            )
+        }),
+    )?;
+    let count = |is: fn(&PodState) -> bool| {
+        Value::Count(state.pods.values().filter(|pod| is(pod)).count() as u64)
+    };
+    let states = [
+        ("leaving", count(|pod| pod.leaving.is_some())),
+        ("running", count(|pod| pod.leaving.is_none() && pod.running)),
+        (
+            "waiting",
+            count(|pod| pod.leaving.is_none() && !pod.running),
+        ),
+    ];
+    page.gauge(
+        "plimsoll_pods",
+        "Pods that are known: told to leave, with processes, or without.",
+        "",
+        states.map(|(state, count)| ([("state", state)], count)),
+    )
+}
+
+fn threshold_labels((signal, hard): (Signal, bool)) -> [(&'static str, &'static str); 2] {
+    let kind = if hard { "hard" } else { "soft" };
+    [("signal", signal.row().name), ("threshold", kind)]
+}
+
+/// How a unit ends a name.
+const fn suffix(unit: Unit) -> &'static str {
+    match unit {
+        Unit::Bytes => "bytes",
+        Unit::Inodes => "inodes",
+        Unit::Processes => "processes",
+        Unit::Share => "ratio",
+        Unit::BytesPerSecond => "bytes_per_second",
+        Unit::MilliCpus => "millicpus",
+    }
+}
+
+/// An amount in that unit.
+fn level(unit: Unit, amount: i128) -> Value<'static> {
+    if unit == Unit::Share {
+        // Hundredths of a percent.
+        Value::Float(amount as f64 / 10_000.0)
+    } else {
+        let clamped = amount.clamp(i64::MIN.into(), i64::MAX.into());
+        Value::Level(i64::try_from(clamped).unwrap_or(i64::MAX))
+    }
+}
+
+/// Series of pods.
+fn pods(state: &NodeState, page: &mut Page<'_>) -> fmt::Result {
+    let shown = || state.pods.iter().take(POD_SERIES_MAX);
+    let rows = |figure: fn(&PodState) -> Option<u64>| {
+        shown().filter_map(move |(uid, pod)| {
+            let (namespace, name) = pod.name.split_once('/').unwrap_or(("", &pod.name));
+            let labels = [
+                ("namespace", namespace),
+                ("pod", name),
+                ("uid", uid.as_str()),
+            ];
+            Some((labels, Value::Count(figure(pod)?)))
+        })
+    };
+    page.gauge(
+        "plimsoll_pod_memory_usage",
+        "Memory charged to a pod when it was last read.",
+        "bytes",
+        rows(|pod| Some(pod.memory?.usage_bytes)),
+    )?;
+    page.gauge(
+        "plimsoll_pod_memory_working_set",
+        "The same without inactive file pages.",
+        "bytes",
+        rows(|pod| Some(pod.memory?.working_set_bytes)),
+    )?;
+    page.gauge(
+        "plimsoll_pod_running",
+        "Whether a pod has processes.",
+        "",
+        rows(|pod| Some(pod.running.into())),
+    )?;
+    let left_out = state.pods.len().saturating_sub(POD_SERIES_MAX) as u64;
+    page.gauge(
+        "plimsoll_pods_without_series",
+        "Pods that are too many to have series of their own.",
+        "",
+        [([], Value::Count(left_out))],
+    )
+}
+
+#[cfg(test)]
+mod tests;

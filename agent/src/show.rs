@@ -1,0 +1,9 @@
+//! Data in, words and pictures out.
+
+pub mod check;
+pub mod explain;
+pub mod place;
+pub mod rank;
+pub mod table;
+pub mod top;
+pub mod topology;

@@ -1,0 +1,137 @@
+//! CPU throttling, for people.
+
+use plimsoll_core::explain::{CgroupCpuView, ThrottlingExplanation};
+
+use crate::host::output::Style;
+use crate::serve::explained::ExplainedThrottling;
+use crate::show::explain::limits::throttled;
+use crate::show::table::{Table, Tone};
+
+/// The text, each line ended.
+pub(crate) fn throttling(explained: &ExplainedThrottling, style: Style) -> String {
+    bandwidth(&explained.own, style) + &throttled(explained.totals.as_deref(), style)
+}
+
+/// What is done about it.
+fn bandwidth(own: &ThrottlingExplanation, style: Style) -> String {
+    let mut text = options(own);
+    let Some(node) = &own.node else {
+        return text
+            + "\nNothing has been read: CPU time is looked at only while one of both is on, and first a second after the start.\n";
+    };
+    text += &format!(
+        "{} shared CPUs, {} busy{}.\n",
+        node.cpus,
+        percent(node.busy),
+        node.source.map_or(String::new(), |source| format!(
+            "; waiting is measured by {source}"
+        ))
+    );
+    for waiter in &own.waiters {
+        text += &format!("{waiter}.\n");
+    }
+    if let Some(why) = &own.guard {
+        text += &format!("Nobody is given more: {why}.\n");
+    }
+    let held = own.suppression.held.len();
+    if let (Some(_), Some(why)) = (own.options.suppress, &own.suppression.why) {
+        text += &format!(
+            "{held} pods are held back; {why}; {} s of the budget are used up.\n",
+            own.suppression.spent_ns / 1_000_000_000
+        );
+    }
+    text.push('\n');
+    let heading = [
+        "POD",
+        "CONTAINER",
+        "QOS",
+        "LIMIT",
+        "QUOTA",
+        "BURST",
+        "THROTTLED",
+        "USED",
+        "SAVED",
+        "WAITS",
+        "WHAT IS DONE",
+    ];
+    let mut table = Table::new(&heading, &[3, 4, 5, 6, 7, 8, 9]);
+    for cgroup in &own.cgroups {
+        table.row(tone(cgroup), cells(cgroup, node.interval_ns));
+    }
+    text += &table.render(style);
+    if own.cgroups.is_empty() {
+        text += "\nNo pod has a process.\n";
+    } else {
+        text += "\nLIMIT, QUOTA and BURST are thousandths of a CPU; THROTTLED is periods since the reading before; SAVED is CPU time left of the limit.\n";
+    }
+    text
+}
+
+fn options(own: &ThrottlingExplanation) -> String {
+    let burst = match own.options.burst {
+        None => "cpuBurst is off".to_owned(),
+        Some(burst) => format!(
+            "cpuBurst: burst {} % of the limit, quota up to {} %, {} s of it saved at most, while CPUs are at most {} % busy and nobody below its request waits more than {} %",
+            burst.burst_percent,
+            burst.quota_percent,
+            burst.allowance_ns / 1_000_000_000,
+            burst.node_use_percent,
+            burst.wait_percent
+        ),
+    };
+    let suppress = match own.options.suppress {
+        None => "cpuSuppress is off".to_owned(),
+        Some(suppress) => format!(
+            "cpuSuppress: BestEffort pods down to {}m while somebody below its request waits more than {} %, for {} s at most",
+            suppress.floor_milli,
+            suppress.wait_percent,
+            suppress.budget_ns / 1_000_000_000
+        ),
+    };
+    format!("{burst}.\n{suppress}.\n")
+}
+
+fn tone(cgroup: &CgroupCpuView) -> Tone {
+    let is_changed =
+        cgroup.quota_us != cgroup.own_quota_us || cgroup.burst_us.is_some_and(|us| us > 0);
+    match (cgroup.throttled > 0 || is_changed, cgroup.own_quota_us) {
+        (true, _) => Tone::Marked,
+        (false, Some(_)) => Tone::Plain,
+        (false, None) => Tone::Faint,
+    }
+}
+
+fn cells(cgroup: &CgroupCpuView, interval_ns: u64) -> Vec<String> {
+    let milli = |us: Option<u64>| {
+        us.map_or_else(
+            || "-".to_owned(),
+            |us| (us.saturating_mul(1000) / cgroup.period_us.max(1)).to_string(),
+        )
+    };
+    let interval_us = (interval_ns / 1000).max(1);
+    vec![
+        cgroup.pod.clone(),
+        match &*cgroup.container {
+            "" => "(pod)".to_owned(),
+            name => name.to_owned(),
+        },
+        cgroup.qos_class.to_string(),
+        milli(cgroup.own_quota_us),
+        milli(cgroup.quota_us),
+        milli(cgroup.burst_us),
+        format!("{}/{}", cgroup.throttled, cgroup.periods),
+        format!("{}m", cgroup.used_us.saturating_mul(1000) / interval_us),
+        format!("{} ms", cgroup.allowance_us / 1000),
+        match (cgroup.waited, cgroup.comes_first) {
+            (None, _) => "-".to_owned(),
+            (Some(waited), true) => format!("{} first", percent(waited)),
+            (Some(waited), false) => percent(waited),
+        },
+        cgroup.verdict.clone(),
+    ]
+}
+
+/// Hundredths of a per cent.
+fn percent(share: u32) -> String {
+    format!("{}.{:02} %", share / 100, share % 100)
+}

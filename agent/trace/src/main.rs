@@ -1,0 +1,23 @@
+//! `plimsoll-trace`: what `plimsoll trace` becomes. It reads its arguments and prints the error, nothing else.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use plimsoll::commands::trace::{PROGRAM, TraceArgs};
+use plimsoll::host::program::{answer, log_to_stderr};
+
+#[derive(Debug, Parser)]
+#[command(name = PROGRAM, version)]
+struct Cli {
+    #[command(flatten)]
+    trace: TraceArgs,
+}
+
+fn main() -> ExitCode {
+    let Cli { trace } = Cli::parse();
+    log_to_stderr();
+    plimsoll_trace::run(&trace).unwrap_or_else(|error| {
+        let status = error.exit_code();
+        answer(Err(error.into()), status)
+    })
+}

@@ -1,0 +1,295 @@
+//! The documentation: README.md fits on two screens, docs/SUMMARY.md lists every page, every relative link leads somewhere.
+//!
+//! `docs/` is a book for mdbook, and is read in the repository too. A link inside `docs/` therefore stays inside `docs/`: what is
+//! outside is not part of the book. `agent/tests/guides` runs the commands; here, pages without commands are kept without.
+#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+/// Two screens.
+const README_LINES_MAX: usize = 120;
+/// Pages outside the book. CONTRIBUTING.md and ARCHITECTURE.md are chapters by an include.
+const IN_THE_ROOT: &[&str] = &[
+    "README.md",
+    "CONTRIBUTING.md",
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+];
+/// Pages whose commands `agent/tests/guides` runs.
+const WITH_COMMANDS: &[&str] = &["README.md", "docs/guide/", "docs/incident.md"];
+/// Marks of blocks on all other pages.
+const MARKS: &[&str] = &["text", "yaml", "json"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// All Markdown files below `dir`, as paths from the root of the repository.
+fn below(dir: &str, pages: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(root().join(dir)).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        let path = format!("{dir}/{name}");
+        if entry.file_type().unwrap().is_dir() {
+            below(&path, pages);
+        } else if Path::new(&name).extension().is_some_and(|end| end == "md") {
+            pages.insert(path);
+        }
+    }
+}
+
+fn book() -> BTreeSet<String> {
+    let mut pages = BTreeSet::new();
+    below("docs", &mut pages);
+    pages
+}
+
+/// The text of a page, with the files that it includes.
+fn text(page: &str) -> String {
+    let path = root().join(page);
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{page}: {error}"));
+    let mut whole = String::new();
+    for line in text.lines() {
+        match line.strip_prefix("{{#include ") {
+            Some(rest) => {
+                let included = rest.strip_suffix("}}").unwrap();
+                let included = path.parent().unwrap().join(included);
+                whole += &fs::read_to_string(&included)
+                    .unwrap_or_else(|error| panic!("{page}: {}: {error}", included.display()));
+            }
+            None => {
+                whole += line;
+                whole.push('\n');
+            }
+        }
+    }
+    whole
+}
+
+/// A line of a page: outside blocks, or the mark that opens a block.
+enum Line<'a> {
+    Prose(usize, &'a str),
+    Block(usize, &'a str),
+}
+
+fn lines(text: &str) -> Vec<Line<'_>> {
+    let mut lines = Vec::new();
+    let mut in_block = false;
+    for (line, number) in text.lines().zip(1..) {
+        match line.trim_start().strip_prefix("```") {
+            Some(mark) => {
+                if !in_block {
+                    lines.push(Line::Block(number, mark));
+                }
+                in_block = !in_block;
+            }
+            None if in_block => {}
+            None => lines.push(Line::Prose(number, line)),
+        }
+    }
+    lines
+}
+
+/// A line without its code spans.
+fn without_code(line: &str) -> String {
+    line.split('`').step_by(2).collect()
+}
+
+/// Targets of the links and pictures in a line.
+fn links(line: &str) -> Vec<String> {
+    let line = without_code(line);
+    line.split("](")
+        .skip(1)
+        .map(|rest| rest.split_once(')').unwrap().0.to_owned())
+        .collect()
+}
+
+/// The anchors of a page: its headings, as mdbook and forges make them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+    let mut anchors = BTreeSet::new();
+    for line in lines(text) {
+        let Line::Prose(_, line) = line else { continue };
+        let title = line.trim_start_matches('#');
+        if title.len() == line.len() || !title.starts_with(' ') {
+            continue;
+        }
+        let slug: String = title
+            .trim()
+            .chars()
+            .filter_map(|letter| match letter {
+                ' ' => Some('-'),
+                '-' | '_' => Some(letter),
+                _ if letter.is_alphanumeric() => Some(letter.to_ascii_lowercase()),
+                _ => None,
+            })
+            .collect();
+        let count = seen.entry(slug.clone()).or_default();
+        anchors.insert(match *count {
+            0 => slug,
+            count => format!("{slug}-{count}"),
+        });
+        *count += 1;
+    }
+    anchors
+}
+
+/// A link from a page as a path from the root of the repository, and its anchor.
+fn resolve(page: &str, link: &str) -> Option<(String, Option<String>)> {
+    let (file, anchor) = match link.split_once('#') {
+        Some((file, anchor)) => (file, Some(anchor.to_owned())),
+        None => (link, None),
+    };
+    if file.is_empty() {
+        return Some((page.to_owned(), anchor));
+    }
+    let mut path = PathBuf::new();
+    for component in Path::new(page).parent()?.join(file).components() {
+        match component {
+            Component::Normal(name) => path.push(name),
+            Component::ParentDir => {
+                if !path.pop() {
+                    return None;
+                }
+            }
+            _ => return None,
+        }
+    }
+    Some((path.to_str()?.to_owned(), anchor))
+}
+
+/// What is wrong with the links of a page.
+fn wrong_links(page: &str, text: &str) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for line in lines(text) {
+        let Line::Prose(number, line) = line else {
+            continue;
+        };
+        for link in links(line) {
+            if link.contains("://") {
+                continue;
+            }
+            let why = match resolve(page, &link) {
+                None => "leaves the repository".to_owned(),
+                Some((file, _)) if page.starts_with("docs/") && !file.starts_with("docs/") => {
+                    "leaves docs/, so the book cannot have it: write the file's name as code"
+                        .to_owned()
+                }
+                Some((file, _))
+                    if page.starts_with("docs/")
+                        && page != "docs/SUMMARY.md"
+                        && ["README.md", "SUMMARY.md"]
+                            .iter()
+                            .any(|end| file.ends_with(end)) =>
+                {
+                    "mdbook has no page of this name: link to the folder".to_owned()
+                }
+                Some((file, _)) if !root().join(&file).exists() => format!("there is no {file}"),
+                Some((file, Some(anchor))) if !anchors(&self::text(&file)).contains(&anchor) => {
+                    format!("{file} has no heading #{anchor}")
+                }
+                Some(_) => continue,
+            };
+            wrong.push(format!("{page}:{number}: link {link}: {why}"));
+        }
+    }
+    wrong
+}
+
+#[test]
+fn the_readme_fits_on_two_screens() {
+    let count = text("README.md").lines().count();
+    assert!(
+        count <= README_LINES_MAX,
+        "README.md has {count} lines, more than {README_LINES_MAX}: move something to docs/"
+    );
+}
+
+#[test]
+fn the_summary_lists_every_page_once() {
+    let summary = text("docs/SUMMARY.md");
+    let mut listed = BTreeSet::new();
+    for line in summary.lines() {
+        for link in links(line) {
+            let (page, _) = resolve("docs/SUMMARY.md", &link).unwrap();
+            assert!(
+                listed.insert(page.clone()),
+                "docs/SUMMARY.md lists {page} twice"
+            );
+        }
+    }
+    let mut pages = book();
+    pages.remove("docs/SUMMARY.md");
+    assert_eq!(
+        listed, pages,
+        "left: listed in docs/SUMMARY.md; right: below docs/"
+    );
+}
+
+#[test]
+fn the_list_of_decisions_has_every_decision() {
+    let list = text("docs/decisions/README.md");
+    let listed: BTreeSet<String> = list
+        .lines()
+        .flat_map(links)
+        .map(|link| format!("docs/decisions/{link}"))
+        .collect();
+    let pages = book();
+    let decisions: BTreeSet<String> = pages
+        .into_iter()
+        .filter(|page| page.starts_with("docs/decisions/0"))
+        .collect();
+    assert_eq!(listed, decisions);
+}
+
+#[test]
+fn every_relative_link_leads_somewhere() {
+    let mut pages = book();
+    pages.extend(IN_THE_ROOT.iter().map(|page| (*page).to_owned()));
+    let wrong: Vec<String> = pages
+        .iter()
+        .flat_map(|page| wrong_links(page, &text(page)))
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn wrong_links_are_found() {
+    let wrong = |text: &str| wrong_links("docs/guide/none.md", text);
+    let why = |text: &str| match wrong(text).as_slice() {
+        [why] => why.clone(),
+        other => panic!("{text}: {other:?}"),
+    };
+    assert!(why("a [b](install.mb)").contains("there is no docs/guide/install.mb"));
+    assert!(why("[b](../incident.md#nowhere)").contains("has no heading #nowhere"));
+    assert!(why("\n[b](../../README.md)").starts_with("docs/guide/none.md:2: "));
+    assert!(why("[b](../../../x.md)").contains("leaves the repository"));
+    assert!(why("[b](../decisions/README.md)").contains("link to the folder"));
+    assert!(wrong("[b](../incident.md#the-node), `[c](d)`, [e](https://f/)").is_empty());
+    assert!(wrong("```text\n[b](c)\n```\n").is_empty());
+}
+
+#[test]
+fn only_pages_that_are_run_have_commands() {
+    let mut pages = book();
+    pages.extend(IN_THE_ROOT.iter().map(|page| (*page).to_owned()));
+    for page in pages {
+        if WITH_COMMANDS.iter().any(|start| page.starts_with(start)) {
+            continue;
+        }
+        let text = text(&page);
+        for line in lines(&text) {
+            let Line::Block(number, mark) = line else {
+                continue;
+            };
+            // A picture of the code, in ARCHITECTURE.md.
+            let is_drawing = mark.is_empty() && !page.starts_with("docs/");
+            assert!(
+                MARKS.contains(&mark) || is_drawing || page == "docs/contributing/architecture.md",
+                "{page}:{number}: a block marked {mark:?}, where only {MARKS:?} are; a page whose commands are run is in {WITH_COMMANDS:?}"
+            );
+        }
+    }
+}
