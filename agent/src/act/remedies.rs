@@ -10,11 +10,17 @@
 //! - by the thread itself, if the loop asked for that while the write still blocked, or if it has not come back half a second after the time is over;
 //! - when the agent ends, and, after `kill -9`, when the next one starts: by the ledger.
 //!
+//! The loop is on its way to a kill and has a real-time priority: it never waits for a lock that the thread could hold. Jobs are handed over in
+//! [`Jobs`], and what the thread is about to write in [`Announced`]. Nobody stays at our `memory.high`: the thread announces, looks at the ticket,
+//! writes, and looks at the ticket again; the loop changes the ticket, then reads what is announced, then the file. If the loop finds nothing
+//! announced, the thread's first look comes after the change, and it does not write. Else either the thread's second look comes after the
+//! change, and it puts the value back; or its write was over before, and the loop finds it in the file.
+//!
 //! **Terms.** A *ticket* numbers the jobs: the newest one is the only one that counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -25,7 +31,7 @@ use rustix::io::Errno;
 use tokio::sync::mpsc;
 
 use crate::host::clock::now_ns;
-use crate::host::file::FileError;
+use crate::host::file::{FileError, parse_u64};
 use crate::host::knobs::{KnobError, Ledger};
 use crate::pods::stage_files::StageFiles;
 
@@ -39,22 +45,24 @@ const JOBS: usize = 8;
 const REPORTS: usize = 8;
 /// How long after its time a `memory.high` is put back without being asked to.
 const OVERDUE: Duration = Duration::from_millis(500);
+/// `max` as a number.
+const NO_LIMIT: u64 = u64::MAX;
 /// Bytes of `memory.high`: a number of 20 digits, or `max`.
 const HIGH_TEXT_BYTES: usize = 32;
 
-/// What a stage has to say.
+/// What the thread has to say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct Report {
     /// Which pod.
     pub uid: PodUid,
-    /// Which stage.
+    /// Which remedy.
     pub stage: Stage,
     /// What.
     pub report: StageReport,
 }
 
 /// Reports of the thread.
-pub type Reports = mpsc::Receiver<Told>;
+pub type Reports = mpsc::Receiver<Report>;
 
 /// The thread is still at something else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -82,28 +90,87 @@ enum Work {
 /// A pod that is, or is about to be, at our `memory.high`.
 #[derive(Debug)]
 struct Held {
+    ticket: u64,
     uid: PodUid,
     files: Arc<StageFiles>,
-    old: String,
-    new: String,
+}
+
+/// What the thread is about to write to a `memory.high`, and what is there; [`NO_LIMIT`] for `max`.
+#[derive(Debug, Default)]
+struct Announced {
+    /// The job's; the others belong to it. Written last.
+    ticket: AtomicU64,
+    old: AtomicU64,
+    new: AtomicU64,
+}
+
+impl Announced {
+    fn announce(&self, ticket: u64, old: u64, new: u64) {
+        self.old.store(old, Ordering::SeqCst);
+        self.new.store(new, Ordering::SeqCst);
+        self.ticket.store(ticket, Ordering::SeqCst);
+    }
+
+    /// The old and the new value of a job, once they are known. Only for the newest job: the thread has then none to announce in between.
+    fn of(&self, ticket: u64) -> Option<(u64, u64)> {
+        let load = |value: &AtomicU64| value.load(Ordering::SeqCst);
+        (load(&self.ticket) == ticket).then(|| (load(&self.old), load(&self.new)))
+    }
+}
+
+/// Jobs on their way to the thread. The loop only ever tries a lock: a place that the thread has just locked counts as taken.
+#[derive(Debug, Default)]
+struct Jobs {
+    places: [Mutex<Option<Job>>; JOBS],
+}
+
+impl Jobs {
+    /// Returns whether there was a place. Does not wait, allocates nothing.
+    fn put(&self, job: Job) -> bool {
+        for place in &self.places {
+            let mut place = match place.try_lock() {
+                Ok(place) => place,
+                Err(TryLockError::Poisoned(place)) => place.into_inner(),
+                Err(TryLockError::WouldBlock) => continue,
+            };
+            if place.is_none() {
+                *place = Some(job);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The oldest job. May wait for the loop, which holds each lock for the time of a move.
+    fn take(&self) -> Option<Job> {
+        let lock = |place: &'_ Mutex<Option<Job>>| {
+            let place = place.lock().unwrap_or_else(PoisonError::into_inner);
+            place.as_ref().map(|job| job.ticket)
+        };
+        let tickets = self.places.iter().enumerate();
+        let (_, index) = tickets
+            .filter_map(|(index, place)| Some((lock(place)?, index)))
+            .min()?;
+        let mut place = self.places[index]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        place.take()
+    }
 }
 
 #[derive(Debug, Default)]
 struct Shared {
     /// The newest ticket.
     ticket: AtomicU64,
-    /// Never locked while a write may block.
-    held: Mutex<Option<Held>>,
+    jobs: Jobs,
+    announced: Announced,
+    /// The agent ends.
+    is_over: AtomicBool,
 }
 
 impl Shared {
     fn counts(&self, ticket: u64) -> bool {
         self.ticket.load(Ordering::SeqCst) == ticket
-    }
-
-    fn held(&self) -> MutexGuard<'_, Option<Held>> {
-        // No code panics while it has the lock.
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -111,7 +178,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct Remedies {
     shared: Arc<Shared>,
-    jobs: Option<SyncSender<Job>>,
+    held: Option<Held>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -122,8 +189,7 @@ impl Remedies {
     /// When no thread can be had.
     pub fn start(ledger: Ledger) -> std::io::Result<(Self, Reports)> {
         let shared = Arc::new(Shared::default());
-        let (jobs, queue) = sync_channel(JOBS);
-        let (reports, told) = mpsc::channel(REPORTS);
+        let (reports, received) = mpsc::channel(REPORTS);
         let worker = Worker {
             shared: Arc::clone(&shared),
             ledger,
@@ -133,13 +199,13 @@ impl Remedies {
         let thread = std::thread::Builder::new()
             .name("remedies".into())
             .stack_size(128 << 10)
-            .spawn(move || worker.run(&queue))?;
+            .spawn(move || worker.run())?;
         let remedies = Self {
             shared,
-            jobs: Some(jobs),
+            held: None,
             thread: Some(thread),
         };
-        Ok((remedies, told))
+        Ok((remedies, received))
     }
 
     /// Has the kernel take `bytes` back from a pod. Allocates nothing, does not wait.
@@ -154,6 +220,7 @@ impl Remedies {
         until_ns: u64,
     ) -> Result<(), Busy> {
         self.send(uid, files, bytes, until_ns, Work::Reclaim)
+            .map(|_| ())
     }
 
     /// Stops a reclaim before its next chunk.
@@ -166,13 +233,20 @@ impl Remedies {
     /// # Errors
     /// [`Busy`].
     pub fn set_high(
-        &self,
+        &mut self,
         uid: &PodUid,
         files: &Arc<StageFiles>,
         bytes: u64,
         until_ns: u64,
     ) -> Result<(), Busy> {
-        self.send(uid, files, bytes, until_ns, Work::SetHigh)
+        self.held = None;
+        let ticket = self.send(uid, files, bytes, until_ns, Work::SetHigh)?;
+        self.held = Some(Held {
+            ticket,
+            uid: uid.clone(),
+            files: Arc::clone(files),
+        });
+        Ok(())
     }
 
     fn send(
@@ -182,40 +256,48 @@ impl Remedies {
         bytes: u64,
         until_ns: u64,
         what: Work,
-    ) -> Result<(), Busy> {
+    ) -> Result<u64, Busy> {
+        let ticket = self.shared.ticket.fetch_add(1, Ordering::SeqCst) + 1;
         let job = Job {
-            ticket: self.shared.ticket.fetch_add(1, Ordering::SeqCst) + 1,
+            ticket,
             uid: uid.clone(),
             files: Arc::clone(files),
             bytes,
             until_ns,
             what,
         };
-        match self.jobs.as_ref().map(|jobs| jobs.try_send(job)) {
-            Some(Ok(())) => Ok(()),
-            Some(Err(TrySendError::Full(_) | TrySendError::Disconnected(_))) | None => Err(Busy),
+        if !self.shared.jobs.put(job) {
+            return Err(Busy);
         }
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+        Ok(ticket)
     }
 
-    /// Puts a pod's `memory.high` back, if it still has the value that we wrote: two system calls, no allocation. If the thread's write
-    /// is under way it puts it back itself as soon as that returns.
+    /// Puts a pod's `memory.high` back, if it still has the value that we wrote: two system calls, no allocation, no lock. If the thread's
+    /// write is still to come, or under way, the thread puts it back itself as soon as that returns.
     ///
     /// # Errors
     /// [`FileError`]; the caller tries again, and so does the thread. A cgroup that is gone is none.
-    pub fn clear_high(&self, uid: &PodUid) -> Result<(), FileError> {
+    pub fn clear_high(&mut self, uid: &PodUid) -> Result<(), FileError> {
+        // Before the file is read: see the head of this file.
         self.shared.ticket.fetch_add(1, Ordering::SeqCst);
-        let mut held = self.shared.held();
-        let Some(mine) = held.as_ref().filter(|held| held.uid == *uid) else {
+        let Some(held) = self.held.as_ref().filter(|held| held.uid == *uid) else {
             return Ok(());
         };
-        match put_back(mine) {
+        let put_back = match self.shared.announced.of(held.ticket) {
+            Some((old, new)) => put_back(&held.files, old, new),
+            // The thread will see that the ticket is another one, and not write.
+            None => Ok(()),
+        };
+        match put_back {
             Err(error) if !error.is_vanished() => Err(error),
             _ => {
-                let files = Arc::clone(&mine.files);
-                // What was written, and by whom, is still in the ledger: the thread looks there too before it forgets.
-                *held = None;
-                drop(held);
-                // If there is no room, the thread finds out by itself when the pod's time is over.
+                let files = Arc::clone(&held.files);
+                self.held = None;
+                // What was written is still in the ledger, which the thread tidies. If there is no room, it does so by itself when the pod's time is
+                // over.
                 self.send(uid, &files, 0, 0, Work::Tidy).ok();
                 Ok(())
             }
@@ -224,53 +306,71 @@ impl Remedies {
 }
 
 impl Drop for Remedies {
-    /// Stops what is under way; nothing is held any more when this returns.
+    /// Stops what is under way; nobody is held any more when this returns.
     fn drop(&mut self) {
         self.shared.ticket.fetch_add(1, Ordering::SeqCst);
-        self.jobs = None;
+        self.shared.is_over.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
             // It cannot panic: it only reads and writes files.
             thread.join().ok();
         }
     }
 }
 
-fn put_back(held: &Held) -> Result<(), FileError> {
-    let Some(file) = &held.files.high else {
+fn put_back(files: &StageFiles, old: u64, new: u64) -> Result<(), FileError> {
+    let Some(file) = &files.high else {
         return Ok(());
     };
     let mut buffer = [0; HIGH_TEXT_BYTES];
-    let now = file.read_into(&mut buffer)?.trim_ascii();
-    if now == held.new.as_bytes() {
-        file.write(held.old.as_bytes())?;
+    if high_of(file.read_into(&mut buffer)?) != Some(new) {
+        return Ok(());
     }
-    Ok(())
+    let mut text = &mut buffer[..];
+    // There is room for every number.
+    let written = match old {
+        NO_LIMIT => text.write(b"max"),
+        bytes => write!(text, "{bytes}").map(|()| 0),
+    };
+    written.ok();
+    let left = text.len();
+    file.write(&buffer[..HIGH_TEXT_BYTES - left])
+}
+
+/// A text of `memory.high`.
+fn high_of(text: &[u8]) -> Option<u64> {
+    match text.trim_ascii() {
+        b"max" => Some(NO_LIMIT),
+        bytes => parse_u64(bytes),
+    }
 }
 
 struct Worker {
     shared: Arc<Shared>,
     ledger: Ledger,
-    reports: mpsc::Sender<Told>,
+    reports: mpsc::Sender<Report>,
     /// When what is in the ledger is put back without being asked for.
     overdue_ns: Option<u64>,
 }
 
 impl Worker {
-    fn run(mut self, queue: &Receiver<Job>) {
+    fn run(mut self) {
         loop {
-            let job = match self.overdue_ns {
-                Some(overdue_ns) => {
-                    let wait_ns = overdue_ns.saturating_sub(now_ns());
-                    queue.recv_timeout(Duration::from_nanos(wait_ns))
-                }
-                None => queue.recv().map_err(RecvTimeoutError::from),
-            };
-            match job {
-                Ok(job) => self.work(job),
-                Err(RecvTimeoutError::Timeout) => self.restore(),
-                Err(RecvTimeoutError::Disconnected) => {
-                    self.restore();
-                    return;
+            // Before the jobs: one that came before the end is not overlooked.
+            let is_over = self.shared.is_over.load(Ordering::SeqCst);
+            if let Some(job) = self.shared.jobs.take() {
+                self.work(job);
+            } else if is_over {
+                return self.restore();
+            } else if self.overdue_ns.is_some_and(|at_ns| at_ns <= now_ns()) {
+                self.restore();
+            } else {
+                // A job or the end that comes in between has left its token: then this returns at once.
+                match self.overdue_ns {
+                    Some(at_ns) => std::thread::park_timeout(Duration::from_nanos(
+                        at_ns.saturating_sub(now_ns()),
+                    )),
+                    None => std::thread::park(),
                 }
             }
         }
@@ -283,7 +383,7 @@ impl Worker {
             Work::Reclaim | Work::SetHigh if !self.shared.counts(job.ticket) => {}
             Work::Reclaim => {
                 let report = self.reclaim(&job);
-                self.tell(&job, Stage::Reclaim, report);
+                self.report(&job, Stage::Reclaim, report);
             }
             Work::SetHigh => {
                 let failed = self.set_high(&job);
@@ -291,7 +391,7 @@ impl Worker {
                     self.restore();
                 }
                 if let Some(report) = failed {
-                    self.tell(&job, Stage::Throttle, report);
+                    self.report(&job, Stage::Throttle, report);
                 }
             }
         }
@@ -329,33 +429,23 @@ impl Worker {
         let failed = |error: String| Some(StageReport::Failed { error });
         let mut buffer = [0; HIGH_TEXT_BYTES];
         let old = match file.read_into(&mut buffer) {
-            Ok(text) => String::from_utf8_lossy(text.trim_ascii()).into_owned(),
+            Ok(text) => high_of(text),
             Err(error) => return failed(error.to_string()),
         };
+        let Some(old) = old else {
+            return failed(file.malformed(0, "max or a number of bytes").to_string());
+        };
         // A lower one than ours is somebody else's, and stricter.
-        if old
-            .parse()
-            .is_ok_and(|old_bytes: u64| old_bytes <= job.bytes)
-        {
+        if old <= job.bytes {
             return failed(format!("{}: is at {old} already", file.path().display()));
         }
-        let new = job.bytes.to_string();
-        let mine = Held {
-            uid: job.uid.clone(),
-            files: Arc::clone(&job.files),
-            old,
-            new: new.clone(),
-        };
-        {
-            let mut held = self.shared.held();
-            if !self.shared.counts(job.ticket) {
-                return None;
-            }
-            *held = Some(mine);
+        self.shared.announced.announce(job.ticket, old, job.bytes);
+        if !self.shared.counts(job.ticket) {
+            return None;
         }
         let overdue_ns = u64::try_from(OVERDUE.as_nanos()).unwrap_or(u64::MAX);
         self.overdue_ns = Some(job.until_ns.saturating_add(overdue_ns));
-        match self.ledger.write(file.path(), &new) {
+        match self.ledger.write(file.path(), &job.bytes.to_string()) {
             Ok(()) => None,
             Err(error) if error.is_vanished() => None,
             Err(error) => failed(error.to_string()),
@@ -370,7 +460,6 @@ impl Worker {
                 for remark in restoration.remarks() {
                     tracing::warn!("{remark}");
                 }
-                self.shared.held().take();
                 self.overdue_ns = None;
             }
             Err(error) => {
@@ -381,15 +470,15 @@ impl Worker {
         }
     }
 
-    fn tell(&self, job: &Job, stage: Stage, report: StageReport) {
-        let told = Told {
+    fn report(&self, job: &Job, stage: Stage, report: StageReport) {
+        let report = Report {
             uid: job.uid.clone(),
             stage,
             report,
         };
-        // The loop has ended, or does not listen: the engine sees from its samples how the stage goes.
-        if let Err(error) = self.reports.try_send(told) {
-            tracing::debug!(%error, "a report of a stage is lost");
+        // The loop has ended, or does not listen: the engine sees from its samples how the remedy goes.
+        if let Err(error) = self.reports.try_send(report) {
+            tracing::debug!(%error, "a report of a remedy is lost");
         }
     }
 }

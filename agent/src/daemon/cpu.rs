@@ -1,7 +1,6 @@
 //! CPU time in the loop: a thread reads and writes, the engine decides.
 
 use plimsoll_core::kube::qos::QosClass;
-use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::EventKind;
 
 use super::Agent;
@@ -14,14 +13,6 @@ pub(super) struct CpuWork {
     reports: Option<Reports>,
     watched: Watch,
     dropped_told: u64,
-}
-
-/// Waits for a report of the thread; for ever if there is none.
-pub(super) async fn reported(reports: Option<&mut Reports>) -> Option<Report> {
-    match reports {
-        Some(reports) => reports.recv().await,
-        None => std::future::pending().await,
-    }
 }
 
 impl Agent {
@@ -63,32 +54,10 @@ impl Agent {
         }
     }
 
-    /// Hands a decision to the thread.
-    pub(super) fn act_cpu(&self, decision: &Decision) {
-        let (uid, container, knob, us) = match decision {
-            Decision::SetCpu {
-                uid,
-                container,
-                knob,
-                us,
-                ..
-            } => (uid, container, knob, Some(*us)),
-            Decision::RestoreCpu {
-                uid,
-                container,
-                knob,
-                ..
-            } => (uid, container, knob, None),
-            // `act` passes on no other.
-            _ => return,
-        };
+    /// Has the thread make a change. Does not wait.
+    pub(super) fn change_cpu(&self, change: Change) {
         if let Some(work) = &self.cpu_work {
-            work.cpu_time.change(Change {
-                uid: uid.clone(),
-                container: container.clone(),
-                knob: *knob,
-                us,
-            });
+            work.cpu_time.change(change);
         }
     }
 

@@ -47,6 +47,8 @@ pub struct LastLine {
     /// The newest sample: when it began, and what had been charged then.
     sampled: (u64, Option<u64>),
     kills: Vec<Told>,
+    /// So many of them the engine knows; they are reported when there is time.
+    taken_in: usize,
     /// The last thing that went wrong: said once.
     failure: Option<String>,
     refused_told: u64,
@@ -74,6 +76,7 @@ impl LastLine {
             renewed_ns: 0,
             sampled: (0, None),
             kills: Vec::with_capacity(KILLS_MAX),
+            taken_in: 0,
             failure: None,
             refused_told: 0,
         }
@@ -158,8 +161,9 @@ impl Agent {
         (!own.kills.is_empty()).then(|| self.listed_at_ns())
     }
 
-    /// Takes in what records have told of the last line: the engine completes what it began.
-    pub(super) fn take_last_line_kills(&mut self) {
+    /// Takes in what records have told of the last line: the engine completes what it began, before it judges a sample. Allocates nothing
+    /// for pods that are known.
+    pub(super) fn take_in_last_line_kills(&mut self) {
         if self
             .last_line_kills_at_ns()
             .is_none_or(|at_ns| now_ns() < at_ns)
@@ -169,10 +173,25 @@ impl Agent {
         let Some(last_line) = &mut self.last_line else {
             return;
         };
+        let begin = std::mem::replace(&mut last_line.taken_in, last_line.kills.len());
         let kills = std::mem::take(&mut last_line.kills);
-        for told in &kills {
+        for told in &kills[begin..] {
             self.last_line_killed(told.cgroup_id, uid_text(&told.uid), told.kill);
         }
+        if let Some(last_line) = &mut self.last_line {
+            last_line.kills = kills;
+        }
+    }
+
+    /// Reports them. Not urgent.
+    pub(super) fn report_last_line_kills(&mut self) {
+        self.take_in_last_line_kills();
+        let Some(last_line) = self.last_line.as_mut().filter(|own| own.taken_in > 0) else {
+            return;
+        };
+        last_line.taken_in = 0;
+        let kills = std::mem::take(&mut last_line.kills);
+        self.settle();
         for told in &kills {
             let end = told.comm.iter().position(|byte| *byte == 0);
             let comm = String::from_utf8_lossy(&told.comm[..end.unwrap_or(told.comm.len())]);
@@ -270,7 +289,7 @@ impl Agent {
     }
 
     /// Tells what no record has told: the ring was full, or another agent was here.
-    pub(super) fn tell_last_line(&mut self) {
+    pub(super) fn report_uncounted_last_line_kills(&mut self) {
         if self.last_line.is_none() || now_ns() < self.listed_at_ns() {
             return;
         }

@@ -2,26 +2,26 @@
 //!
 //! **Problem.** Whoever may make cgroups below his own (a delegated subtree), or moves a process to and fro, sends a record each time,
 //! a hundred thousand a second. They must cost neither what is urgent nor a look at all pods each. **Approach.** The critical ring is read
-//! first, always, and this one in small portions. In ordinary times a look follows its record at once, at the pod that it concerns ([`Looks`]).
+//! first, always, and this one in small portions. In ordinary times a look follows its record at once, at the pod that it concerns ([`Rescans`]).
 //! After [`READINGS`] in a [`WINDOW_NS`], or while there is more to read than a portion, the next reading waits, and what the records ask for (a
 //! sample, a look) is done once per window. Where the ring was full, the records that are missing are made up for by reading
 //! cgroupfs: every pod is looked at again, and every process of it.
 //!
-//! [`Looks`]: super::looks::Looks
-
-use std::time::Duration;
+//! [`Rescans`]: super::rescans::Rescans
 
 use plimsoll_abi::Kind;
 use plimsoll_core::model::event::Cause;
 use plimsoll_core::model::units::PodUid;
-use tokio::time::Instant;
 
-use super::{Agent, Woken, now_ns};
+use super::rescan::Rescans;
+use super::turn::Found;
+use super::{Agent, now_ns};
+use crate::act::oom_scores::OomScores;
 use crate::kernel::decode::{Body, Record};
 use crate::kernel::{Bpf, BpfError};
 use crate::pods::registry::Pods;
 
-/// Records taken in one go; then the loop looks at its other sources.
+/// Records taken in one go; then the loop rescans at its other sources.
 const PORTION: usize = 256;
 /// Readings that are done at once in one window: more than the start of a pod needs.
 const READINGS: u32 = 16;
@@ -53,7 +53,7 @@ pub(super) struct LifecyclePace {
     /// What the records of this window ask for has been asked for.
     has_asked: bool,
     /// Records have asked for something since, and had to wait.
-    is_owed: bool,
+    is_pending: bool,
     /// Records may have been lost since they were last counted.
     is_suspect: bool,
     lost: u64,
@@ -93,12 +93,14 @@ impl LifecyclePace {
         self.is_suspect && now_ns.saturating_sub(self.resynced_ns) >= RESYNC_NS
     }
 
-    /// When to read without being told, or not before when if told: `None` if at any time.
-    pub(super) fn wait(&self) -> (bool, Option<Instant>) {
-        let now_ns = now_ns();
-        let at = (self.not_before_ns > now_ns)
-            .then(|| Instant::now() + Duration::from_nanos(self.not_before_ns - now_ns));
-        (self.is_left, at)
+    /// When the rest of the ring is to be read, of which no descriptor tells any more.
+    pub(super) fn rest_at_ns(&self) -> Option<u64> {
+        self.is_left.then_some(self.not_before_ns)
+    }
+
+    /// The ring is not read before this.
+    pub(super) fn not_before_ns(&self) -> u64 {
+        self.not_before_ns
     }
 }
 
@@ -132,6 +134,49 @@ fn concerned<'pods>(record: &Record<'_>, pods: &'pods Pods) -> Concerned<'pods> 
     uid.map_or(Concerned::None, Concerned::One)
 }
 
+/// What a portion of records asks for.
+#[derive(Debug, Default)]
+pub(super) struct Asks {
+    /// A cgroup has its first process, or has lost its last one.
+    has_flipped: bool,
+    /// Containers may have come.
+    came: bool,
+    /// Some record concerns a pod.
+    concerns: bool,
+}
+
+/// Takes in one record.
+pub(super) fn note_record(
+    record: &Record<'_>,
+    pods: &Pods,
+    oom_scores: Option<&mut OomScores>,
+    rescans: &mut Rescans,
+    asks: &mut Asks,
+) {
+    match (&record.body, oom_scores) {
+        (Body::CgroupAttach { tgid, hierarchy_id }, Some(scores))
+            if pods.accounts_memory_in(*hierarchy_id) =>
+        {
+            scores.came(record.cgroup_id, *tgid);
+        }
+        (Body::ProcessBirth { tgid, .. }, Some(scores)) => {
+            scores.came(record.cgroup_id, *tgid);
+        }
+        _ => {}
+    }
+    match concerned(record, pods) {
+        Concerned::None => return,
+        Concerned::One(uid) => rescans.note(uid),
+        Concerned::Any => rescans.note_all(),
+    }
+    asks.concerns = true;
+    asks.has_flipped |= matches!(record.body, Body::CgroupPopulated { .. });
+    asks.came |= !matches!(
+        record.body,
+        Body::CgroupRmdir { .. } | Body::ProcessBirth { .. }
+    );
+}
+
 /// Records of these kinds that were lost so far.
 fn lost(bpf: &Bpf) -> Result<u64, BpfError> {
     let mut sum = 0;
@@ -143,14 +188,14 @@ fn lost(bpf: &Bpf) -> Result<u64, BpfError> {
 
 impl Agent {
     /// Takes a portion of the ring, if it is time.
-    pub(super) fn drain_lifecycle(&mut self, woken: &mut Woken) {
+    pub(super) fn drain_lifecycle(&mut self, found: &mut Found) {
         let at_ns = now_ns();
         let Self {
             bpf: Some(bpf),
             pods,
             oom_scores,
             lifecycle,
-            looks,
+            rescans,
             ..
         } = self
         else {
@@ -159,41 +204,25 @@ impl Agent {
         if !lifecycle.is_due(at_ns) {
             return;
         }
-        let (mut has_flipped, mut came, mut concerns) = (false, false, false);
+        let mut asks = Asks::default();
         let taken = bpf.drain_lifecycle(PORTION, |record| {
-            match (&record.body, oom_scores.as_mut()) {
-                (Body::CgroupAttach { tgid, hierarchy_id }, Some(scores))
-                    if pods.accounts_memory_in(*hierarchy_id) =>
-                {
-                    scores.came(record.cgroup_id, *tgid);
-                }
-                (Body::ProcessBirth { tgid, .. }, Some(scores)) => {
-                    scores.came(record.cgroup_id, *tgid);
-                }
-                _ => {}
-            }
-            match concerned(&record, pods) {
-                Concerned::None => return,
-                Concerned::One(uid) => looks.note(uid),
-                Concerned::Any => looks.note_all(),
-            }
-            concerns = true;
-            has_flipped |= matches!(record.body, Body::CgroupPopulated { .. });
-            came |= !matches!(
-                record.body,
-                Body::CgroupRmdir { .. } | Body::ProcessBirth { .. }
-            );
+            note_record(&record, pods, oom_scores.as_mut(), rescans, &mut asks);
         });
+        let Asks {
+            has_flipped,
+            came,
+            concerns,
+        } = asks;
         // Seen at the next look, whenever that is.
-        woken.containers |= came;
-        lifecycle.is_owed |= concerns;
+        found.containers |= came;
+        lifecycle.is_pending |= concerns;
         if taken == 0 && !lifecycle.is_left {
             return;
         }
-        if lifecycle.has_read(taken, at_ns) && std::mem::take(&mut lifecycle.is_owed) {
-            looks.ask();
+        if lifecycle.has_read(taken, at_ns) && std::mem::take(&mut lifecycle.is_pending) {
+            rescans.ask();
             if has_flipped {
-                woken.by(Cause::Lifecycle);
+                found.by(Cause::Lifecycle);
             }
         }
     }
@@ -233,8 +262,8 @@ impl Agent {
         match lost(bpf) {
             Ok(lost) if lost > self.lifecycle.lost => {
                 self.lifecycle.lost = lost;
-                self.looks.note_all();
-                self.looks.ask();
+                self.rescans.note_all();
+                self.rescans.ask();
                 self.containers_came();
                 if let Some(scores) = &mut self.oom_scores {
                     scores.missed_some();

@@ -10,7 +10,6 @@
 //! count; of a cgroup that appears later everything does.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use plimsoll_core::model::units::PodUid;
@@ -232,17 +231,9 @@ impl Limits {
         })
     }
 
-    /// Readable when a watched file of a pod has changed; then call [`Limits::take_events`]. `None` if none is watched.
-    pub fn events_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.events.as_ref().map(AsFd::as_fd)
-    }
-
-    /// Takes what the watched files have to say, and returns how many events that were.
-    ///
-    /// # Errors
-    /// The kernel's answer to `epoll_wait`.
-    pub fn take_events(&self) -> Result<usize, EpollError> {
-        self.events.as_ref().map_or(Ok(0), PodEvents::take)
+    /// What the kernel says of the watched files of all pods; `None` if none is watched.
+    pub(super) fn events(&self) -> Option<&PodEvents> {
+        self.events.as_ref()
     }
 
     /// Files that the kernel would not watch, so that they are only read at every housekeeping.

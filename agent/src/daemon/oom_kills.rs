@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use plimsoll_core::model::units::PodUid;
 
-use super::Record;
+use crate::kernel::decode::Record;
 use crate::pods::registry::Pods;
 
 /// Kills kept at most.
@@ -240,7 +240,7 @@ impl OomKills {
     }
 
     /// When they are to be told: at once (0) when there is no room for more, never (`None`) when there are none.
-    pub(super) fn tell_at_ns(&self) -> Option<u64> {
+    pub(super) fn report_at_ns(&self) -> Option<u64> {
         let arrival = self.arrival?;
         if self.kills.len() == KILLS_MAX {
             return Some(0);
@@ -299,22 +299,22 @@ mod tests {
             (1482, 9, false),
         ]);
         assert_eq!(found, [(5, 3), (9, 1)]);
-        assert_eq!(kills.tell_at_ns(), Some(1_682_000_000));
+        assert_eq!(kills.report_at_ns(), Some(1_682_000_000));
     }
 
     #[test]
     fn an_agent_that_was_stopped_waits_for_the_rest_of_a_kill() {
         let (_, mut kills) = told(&[]);
-        assert_eq!(kills.tell_at_ns(), None);
+        assert_eq!(kills.report_at_ns(), None);
         kills.push(9_000_000_000, kill(1000, 5, true));
         kills.push(9_000_000_000, kill(1001, 5, false));
-        assert_eq!(kills.tell_at_ns(), Some(9_200_000_000));
+        assert_eq!(kills.report_at_ns(), Some(9_200_000_000));
         kills.push(9_100_000_000, kill(9050, 6, false));
-        assert_eq!(kills.tell_at_ns(), Some(9_300_000_000));
+        assert_eq!(kills.report_at_ns(), Some(9_300_000_000));
         assert_eq!(kills.kills[0].victims(), 2);
         kills.push(10_900_000_000, kill(10_900, 7, false));
-        assert_eq!(kills.tell_at_ns(), Some(11_000_000_000), "not for ever");
-        assert_eq!((kills.told(), kills.tell_at_ns()), (0, None));
+        assert_eq!(kills.report_at_ns(), Some(11_000_000_000), "not for ever");
+        assert_eq!((kills.told(), kills.report_at_ns()), (0, None));
     }
 
     #[test]
@@ -395,12 +395,12 @@ mod tests {
         let records: Vec<_> = (0..70).map(|index| (1000, index, true)).collect();
         let (found, kills) = told(&records);
         assert_eq!((found.len(), kills.untold), (KILLS_MAX, 6));
-        assert_eq!(kills.tell_at_ns(), Some(0));
-        assert_eq!(told(&[]).1.tell_at_ns(), None);
+        assert_eq!(kills.report_at_ns(), Some(0));
+        assert_eq!(told(&[]).1.report_at_ns(), None);
         // It never settles, and is told all the same.
         let stream: Vec<_> = (0..90)
             .map(|index| (1000 + 40 * index, 5, index == 0))
             .collect();
-        assert_eq!(told(&stream).1.tell_at_ns(), Some(3_000_000_000));
+        assert_eq!(told(&stream).1.report_at_ns(), Some(3_000_000_000));
     }
 }

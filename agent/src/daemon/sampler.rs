@@ -14,6 +14,9 @@ use crate::host::meminfo::MeminfoFile;
 use crate::host::swap::SwapFiles;
 use crate::pods::registry::Pods;
 
+/// So few pods are read with every sample.
+const FEW_PODS: usize = 8;
+
 /// The files that every sample reads.
 #[derive(Debug)]
 pub struct Sampler {
@@ -64,11 +67,18 @@ impl Sampler {
         self
     }
 
-    /// Takes a sample: pods first, the node last, so that the node's figures are never older than a victim's.
+    /// Takes a sample: the node first, and pods only if `needs_pods` says, from what the node shows, that a decision may depend on them. Where
+    /// pods are few they are read at once: that costs less than reading the node twice.
+    ///
+    /// Pods are read before the node whose figures count, so that those are never older than a victim's.
     ///
     /// # Errors
     /// When the node's own file cannot be read; then there is no sample. A pod or the kubepods cgroup that cannot be read is
     /// passed to `failed` and missing from the sample.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "all of the sample, and two questions"
+    )]
     pub fn take(
         &mut self,
         cause: Cause,
@@ -76,6 +86,7 @@ impl Sampler {
         charged_bytes: Option<u64>,
         pods: &mut Pods,
         sample: &mut Sample,
+        needs_pods: impl FnOnce(&Sample) -> bool,
         mut failed: impl FnMut(Option<&PodUid>, &FileError),
     ) -> Result<(), FileError> {
         let urgent = matches!(
@@ -87,13 +98,38 @@ impl Sampler {
         sample.processes = None;
         sample.pressure = None;
         sample.numa.clear();
+        sample.numa_pods = None;
+        sample.loads = None;
         if !urgent {
             self.observer
                 .observe(now_ns, pods, sample, |uid, error| failed(uid, error));
+            if let Some(meters) = &mut self.meters {
+                meters.follow(pods, |uid, error| failed(Some(uid), error));
+                sample.loads = meters.loads(now_ns, |uid, error| failed(Some(uid), error));
+            }
+        }
+        sample.pods.clear();
+        sample.node_only = pods.len() > FEW_PODS;
+        if sample.node_only {
+            self.read_node(urgent, sample, &mut failed)?;
+            if !needs_pods(sample) {
+                return Ok(());
+            }
+            sample.node_only = false;
         }
         pods.read(&mut sample.pods, now_ns, urgent, |uid, error| {
             failed(Some(uid), error)
         });
+        self.read_node(urgent, sample, failed)
+    }
+
+    /// Reads the kubepods cgroup and the node.
+    fn read_node(
+        &mut self,
+        urgent: bool,
+        sample: &mut Sample,
+        mut failed: impl FnMut(Option<&PodUid>, &FileError),
+    ) -> Result<(), FileError> {
         sample.kubepods = match self.read_kubepods(urgent) {
             Ok(memory) => Some(memory),
             Err(error) => {
@@ -101,12 +137,6 @@ impl Sampler {
                 None
             }
         };
-        sample.numa_pods = None;
-        sample.loads = None;
-        if let (false, Some(meters)) = (urgent, &mut self.meters) {
-            meters.follow(pods, |uid, error| failed(Some(uid), error));
-            sample.loads = meters.loads(now_ns, |uid, error| failed(Some(uid), error));
-        }
         let node = self.meminfo.read()?;
         sample.node = NodeMemory {
             capacity_bytes: node.total,

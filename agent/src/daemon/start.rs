@@ -32,7 +32,7 @@ use crate::daemon::load_programs::LoadedApart;
 use crate::daemon::observer::{NodeObserver, Wanted};
 use crate::daemon::pod_meters::PodMeters;
 use crate::daemon::sampler::Sampler;
-use crate::daemon::{Agent, Disk, Ending, LastLine, Placing, Sources, Surroundings};
+use crate::daemon::{Agent, Ending, LastLine, Placing, Sources, StorageWork, Surroundings};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::knobs::{AGENT_LEDGER, KnobError, Ledger, PODS_LEDGER};
@@ -345,7 +345,7 @@ impl Start<'_> {
             .keeping_programs(plan.args.keep_on_exit);
         let mut agent = features.add_to(agent);
         if let Some(disk) = disk {
-            agent = agent.with_disk(disk);
+            agent = agent.with_storage(disk);
         }
         agent.started(&report.choices, &lost, pinned.as_deref());
         Ok(agent.run(sources, stop).await)
@@ -647,10 +647,10 @@ impl Start<'_> {
         Ok((control, http))
     }
 
-    fn disk(&mut self, settings: StorageSettings, sources: &mut Sources) -> Option<Disk> {
+    fn disk(&mut self, settings: StorageSettings, sources: &mut Sources) -> Option<StorageWork> {
         let (handle, events) = self.without("disks", Storage::spawn(settings))?;
         sources.watch_disks(events);
-        Some(Disk::new(handle))
+        Some(StorageWork::new(handle))
     }
 }
 

@@ -80,8 +80,8 @@ impl Agent {
                 finished: &finished,
             });
         }
-        if let (Decision::Evict { uid, .. }, Some(disk)) = (decision, &mut self.disk) {
-            disk.has_ended(uid);
+        if let (Decision::Evict { uid, .. }, Some(storage)) = (decision, &mut self.storage) {
+            storage.has_ended(uid);
         }
         if let (Decision::Finished { uid, .. }, Some(name)) = (decision, name) {
             // Its counts go with its cgroup.
@@ -93,7 +93,7 @@ impl Agent {
         }
     }
 
-    pub(super) fn tell_lost_records(&mut self) {
+    pub(super) fn report_lost_records(&mut self) {
         let Some(Ok(account)) = self.bpf.as_ref().map(Bpf::account) else {
             return;
         };
@@ -118,14 +118,14 @@ impl Agent {
     }
 
     /// When there is a kill to tell, if any.
-    pub(super) fn tell_oom_kills_at_ns(&self) -> Option<u64> {
-        let tell_at_ns = self.oom_kills.tell_at_ns()?;
-        Some(tell_at_ns.max(self.listed_at_ns()))
+    pub(super) fn report_oom_kills_at_ns(&self) -> Option<u64> {
+        let report_at_ns = self.oom_kills.report_at_ns()?;
+        Some(report_at_ns.max(self.listed_at_ns()))
     }
 
     /// Tells the kernel's OOM kills whose last victim has been named, a kill at a time.
-    pub(super) fn tell_oom_kills(&mut self, now_ns: u64) {
-        let Some(tell_at_ns) = self.tell_oom_kills_at_ns() else {
+    pub(super) fn report_oom_kills(&mut self, now_ns: u64) {
+        let Some(report_at_ns) = self.report_oom_kills_at_ns() else {
             return;
         };
         if now_ns < self.listed_at_ns() {
@@ -134,7 +134,7 @@ impl Agent {
         for kill in &mut self.oom_kills.kills {
             kill.look_up(&self.pods);
         }
-        if now_ns < tell_at_ns {
+        if now_ns < report_at_ns {
             return;
         }
         let mut index = 0;
@@ -174,7 +174,7 @@ impl Agent {
     }
 
     /// Kills that the kernel has only counted, because one cgroup had so many of them.
-    pub(super) fn tell_folded_oom_kills(&mut self) {
+    pub(super) fn report_folded_oom_kills(&mut self) {
         let Self {
             bpf: Some(bpf),
             oom_kills,
@@ -223,7 +223,7 @@ impl Agent {
     }
 
     /// What the pods' limits have cost them since the last time.
-    pub(super) fn tell_limits(&mut self) {
+    pub(super) fn report_limits(&mut self) {
         let mut failures = Vec::new();
         self.limits
             .follow(&self.pods, |failure| failures.push(failure));
@@ -364,12 +364,12 @@ impl Agent {
 
     fn finish(mut self) {
         let records = self.last_records();
-        self.take_last_line_kills();
+        self.report_last_line_kills();
         self.settle();
-        self.tell_last_line();
+        self.report_uncounted_last_line_kills();
         self.limits.finish();
-        self.tell_limits();
-        self.tell_folded_oom_kills();
+        self.report_limits();
+        self.report_folded_oom_kills();
         self.record_aside(now_ns());
         let journal_lost = self.journal.as_ref().map_or(0, Journal::lost);
         if let Some(Err(error)) = self.journal.take().map(Journal::finish) {

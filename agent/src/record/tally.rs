@@ -124,6 +124,8 @@ pub struct Tally {
     pub pods_listed: bool,
     /// Lines of output that did not fit into their queue.
     pub lines_lost: u64,
+    /// Optional sources that failed while the agent ran.
+    pub sources_lost: u64,
     /// Steps that are missing from the journal; `None` if there is no journal.
     pub journal_steps_lost: Option<u64>,
 }

@@ -69,6 +69,14 @@ impl EpollSet {
         })
     }
 
+    /// The same set, by another descriptor.
+    pub(super) fn try_clone(&self) -> std::io::Result<Self> {
+        Ok(Self {
+            epoll: self.epoll.try_clone()?,
+            what: self.what,
+        })
+    }
+
     /// Waits for `flags` of a descriptor, until it is closed.
     pub(super) fn add(&self, fd: BorrowedFd<'_>, flags: EventFlags) -> Result<(), EpollError> {
         // The number is not read.

@@ -33,6 +33,17 @@ impl PodEvents {
         })
     }
 
+    /// The same set, by another descriptor.
+    ///
+    /// # Errors
+    /// When no descriptor is to be had.
+    pub fn try_clone(&self) -> std::io::Result<Self> {
+        Ok(Self {
+            watched: self.watched.try_clone()?,
+            polled: 0,
+        })
+    }
+
     /// Watches the counters of a cgroup v2 until they are closed.
     pub fn watch_counters(&mut self, counters: &MemoryEvents) {
         self.add(counters.as_fd(), EventFlags::PRI);

@@ -44,7 +44,7 @@ fn cgroup() -> Cgroup {
 }
 
 impl Cgroup {
-    fn set_high(&self, for_ms: u64) {
+    fn set_high(&mut self, for_ms: u64) {
         let until_ns = now_ns() + for_ms * 1_000_000;
         self.remedies
             .set_high(&self.uid, &self.files, NEW_BYTES, until_ns)
@@ -70,7 +70,7 @@ fn wait(mut until: impl FnMut() -> bool) {
 
 #[test]
 fn a_high_is_put_back_when_it_is_asked_for_and_the_ledger_is_empty_then() {
-    let cgroup = cgroup();
+    let mut cgroup = cgroup();
     for _ in 0..3 {
         cgroup.set_high(60_000);
         cgroup.wait_high(&NEW_BYTES.to_string());
@@ -82,7 +82,7 @@ fn a_high_is_put_back_when_it_is_asked_for_and_the_ledger_is_empty_then() {
 
 #[test]
 fn a_high_is_put_back_at_the_end() {
-    let cgroup = cgroup();
+    let mut cgroup = cgroup();
     cgroup.set_high(60_000);
     cgroup.wait_high(&NEW_BYTES.to_string());
     drop(cgroup.remedies);
@@ -91,20 +91,29 @@ fn a_high_is_put_back_at_the_end() {
 
 #[test]
 fn a_high_that_nobody_asks_back_is_put_back_all_the_same() {
-    let cgroup = cgroup();
+    let mut cgroup = cgroup();
     cgroup.set_high(50);
     cgroup.wait_high(&NEW_BYTES.to_string());
     cgroup.wait_high(OLD);
 }
 
+/// The loop asks back at every moment: before the thread has begun, between its look at the ticket and its write, and after that.
 #[test]
-fn a_high_that_is_asked_back_before_it_is_written_does_not_stay() {
-    let cgroup = cgroup();
-    // The thread comes as far as this lock.
-    let held = cgroup.remedies.shared.held();
-    cgroup.set_high(60_000);
-    cgroup.remedies.shared.ticket.fetch_add(1, Ordering::SeqCst);
-    drop(held);
+fn a_high_that_is_asked_back_at_any_moment_does_not_stay() {
+    let mut cgroup = cgroup();
+    for turn in 0..300_u32 {
+        cgroup.set_high(60_000);
+        for _ in 0..turn * 20 {
+            std::hint::spin_loop();
+        }
+        cgroup.remedies.clear_high(&cgroup.uid).unwrap();
+        // The next job of this thread begins when this one is over.
+        if turn % 7 == 0 {
+            cgroup.wait_high(OLD);
+        }
+        let places = &cgroup.remedies.shared.jobs.places;
+        wait(|| places.iter().all(|place| place.lock().unwrap().is_none()));
+    }
     let high = cgroup.high.clone();
     drop(cgroup.remedies);
     assert_eq!(fs::read_to_string(high).unwrap().trim(), OLD);
@@ -114,8 +123,61 @@ fn a_high_that_is_asked_back_before_it_is_written_does_not_stay() {
 }
 
 #[test]
-fn what_somebody_else_has_set_meanwhile_stays() {
+fn a_job_whose_ticket_is_old_is_not_begun() {
     let cgroup = cgroup();
+    let job = Job {
+        ticket: 0,
+        uid: cgroup.uid.clone(),
+        files: Arc::clone(&cgroup.files),
+        bytes: NEW_BYTES,
+        until_ns: u64::MAX,
+        what: Work::SetHigh,
+    };
+    let shared = Arc::new(Shared::default());
+    shared.ticket.store(1, Ordering::SeqCst);
+    let mut worker = Worker {
+        shared,
+        ledger: Ledger::open(&HostRoot::live(), &cgroup.ledger).unwrap(),
+        reports: mpsc::channel(1).0,
+        overdue_ns: None,
+    };
+    worker.work(job);
+    assert_eq!(cgroup.high(), OLD);
+}
+
+/// The loop must never wait for this thread.
+#[test]
+fn jobs_are_taken_in_order_and_a_place_that_is_locked_is_passed_over() {
+    let cgroup = cgroup();
+    let jobs = Jobs::default();
+    let job = |ticket| Job {
+        ticket,
+        uid: cgroup.uid.clone(),
+        files: Arc::clone(&cgroup.files),
+        bytes: 0,
+        until_ns: 0,
+        what: Work::Tidy,
+    };
+    let held = jobs.places[0].lock().unwrap();
+    for ticket in 1..JOBS as u64 {
+        assert!(jobs.put(job(ticket)));
+    }
+    assert!(
+        !jobs.put(job(99)),
+        "the place that is locked is not waited for"
+    );
+    drop(held);
+    assert!(jobs.put(job(8)));
+    assert!(!jobs.put(job(99)), "full");
+    for ticket in 1..=JOBS as u64 {
+        assert_eq!(jobs.take().unwrap().ticket, ticket);
+    }
+    assert!(jobs.take().is_none());
+}
+
+#[test]
+fn what_somebody_else_has_set_meanwhile_stays() {
+    let mut cgroup = cgroup();
     cgroup.set_high(60_000);
     cgroup.wait_high(&NEW_BYTES.to_string());
     fs::write(&cgroup.high, "55555584").unwrap();

@@ -391,7 +391,7 @@ fn v1_eventfds_are_watched_for_every_cgroup_of_a_pod() {
         event_control: true,
         ..FILES
     });
-    assert!(node.limits.events_fd().is_some());
+    assert!(node.limits.events().is_some());
     node.apply("a");
     node.turn();
     node.memory_v1("poda", 0, 0);
@@ -403,7 +403,7 @@ fn v1_eventfds_are_watched_for_every_cgroup_of_a_pod() {
         assert_eq!(registered.split(' ').count(), 3, "{registered:?}");
     }
     assert_eq!(node.limits.not_watched(), 0);
-    assert_eq!(node.limits.take_events().unwrap(), 0);
+    assert_eq!(node.limits.events().unwrap().take().unwrap(), 0);
 }
 
 #[test]

@@ -222,14 +222,6 @@ fn kubelets(cpus: &PathBuf, memory: &PathBuf) -> Result<Assignments> {
     Ok(kubelet_state::assignments(&cpu, memory.as_ref()))
 }
 
-/// Waits for a report of the thread; for ever if there is none.
-pub(super) async fn reported(reports: Option<&mut Reports>) -> Option<Report> {
-    match reports {
-        Some(reports) => reports.recv().await,
-        None => std::future::pending().await,
-    }
-}
-
 impl Agent {
     /// Also places pods on CPUs and NUMA nodes.
     #[must_use]

@@ -10,9 +10,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use anyhow::Result;
 use plimsoll_core::model::units::PodUid;
 
+use super::{Agent, now_ns};
 use crate::pods::registry::Pods;
+use crate::record::journal::Journal;
 
 /// Routine looks in which each pod has its turn: a minute, as often as its scores are reviewed.
 const SHARES: usize = 12;
@@ -23,7 +26,7 @@ const REST_MAX_NS: u64 = 1_000_000_000;
 
 /// The pods that are to be looked at.
 #[derive(Debug)]
-pub(super) struct Looks {
+pub(super) struct Rescans {
     all: bool,
     pods: BTreeSet<PodUid>,
     /// As soon as may be; else they wait for the next routine look.
@@ -35,7 +38,7 @@ pub(super) struct Looks {
     last: Option<PodUid>,
 }
 
-impl Looks {
+impl Rescans {
     /// At all pods, at once; later `routine_period` apart.
     pub(super) fn new(routine_period: Duration) -> Self {
         Self {
@@ -47,6 +50,14 @@ impl Looks {
             routine_period_ns: u64::try_from(routine_period.as_nanos()).unwrap_or(u64::MAX),
             last: None,
         }
+    }
+
+    /// Later rescans are this far apart.
+    pub(super) fn set_period(&mut self, period: Duration) {
+        self.routine_period_ns = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
+        self.routine_at_ns = self
+            .routine_at_ns
+            .min(super::now_ns().saturating_add(self.routine_period_ns));
     }
 
     /// Something has happened to a pod. Allocates nothing if it is known already.
@@ -72,10 +83,10 @@ impl Looks {
         wanted_ns.max(self.rest_until_ns)
     }
 
-    /// Takes the pods to look at now, ascending. `is_told`: records tell of all that happens to pods.
-    pub(super) fn take(&mut self, now_ns: u64, pods: &Pods, is_told: bool) -> Vec<PodUid> {
+    /// Takes the pods to look at now, ascending. `is_reported`: records tell of all that happens to pods.
+    pub(super) fn take(&mut self, now_ns: u64, pods: &Pods, is_reported: bool) -> Vec<PodUid> {
         let is_routine = self.routine_at_ns <= now_ns;
-        let is_all = std::mem::take(&mut self.all) || !is_told;
+        let is_all = std::mem::take(&mut self.all) || !is_reported;
         let mut noted = std::mem::take(&mut self.pods);
         self.is_asked = false;
         if is_routine || is_all {
@@ -96,6 +107,51 @@ impl Looks {
     pub(super) fn done(&mut self, began_ns: u64, ended_ns: u64) {
         let took_ns = ended_ns.saturating_sub(began_ns);
         self.rest_until_ns = ended_ns + took_ns.saturating_mul(REST_PER_LOOK).min(REST_MAX_NS);
+    }
+}
+
+impl Agent {
+    pub(super) fn rescan_pod(&mut self, uid: &PodUid) {
+        match self.pods.refresh(uid) {
+            Ok(Some(change)) => self.changed(change),
+            Ok(None) => {}
+            Err(error) => {
+                self.rescans.note(uid);
+                self.warn(format!("pod {uid}: {error}"));
+            }
+        }
+    }
+
+    /// What can wait: new and gone cgroups of the pods that are to be looked at, the pressure ring, counts of lost records. `reports_cgroups`: records report cgroups that come and go.
+    ///
+    /// Between any two pods urgent work comes first: looking at all of a hundred pods takes longer than an eviction may wait.
+    pub(super) fn rescan(&mut self, reports_cgroups: bool) -> Result<()> {
+        let began_ns = now_ns();
+        let is_reported = reports_cgroups && self.follows_all_processes();
+        for uid in self.rescans.take(began_ns, &self.pods, is_reported) {
+            self.rescan_pod(&uid);
+            self.keep_oom_scores(&uid);
+            self.interrupt()?;
+        }
+        if let Some(scores) = &mut self.oom_scores {
+            scores.retain(&self.pods);
+        }
+        if let Some(groups) = &mut self.oom_groups {
+            groups.retain(&self.pods);
+        }
+        self.follow_processes();
+        self.keep_kubepods();
+        self.look_after_placing();
+        self.look_after_cpu();
+        self.report_limits();
+        self.report_folded_oom_kills();
+        self.report_lost_records();
+        self.report_uncounted_last_line_kills();
+        if let Some(error) = self.journal.as_mut().and_then(Journal::take_error) {
+            self.warn(error.to_string());
+        }
+        self.rescans.done(began_ns, now_ns());
+        Ok(())
     }
 }
 
@@ -128,54 +184,54 @@ mod tests {
     #[test]
     fn all_first_and_then_those_to_which_something_happened() {
         let pods = pods(&["a", "b", "c"]);
-        let mut looks = Looks::new(Duration::from_secs(5));
-        assert_eq!(looks.at_ns(), 0);
-        assert_eq!(looks.take(SECOND, &pods, true), uids(&["a", "b", "c"]));
-        assert_eq!(looks.at_ns(), 6 * SECOND);
-        looks.note(&PodUid::new("b"));
-        assert_eq!(looks.at_ns(), 6 * SECOND, "noted, not asked for");
-        looks.ask();
-        assert_eq!(looks.at_ns(), 0);
-        assert_eq!(looks.take(2 * SECOND, &pods, true), uids(&["b"]));
-        assert_eq!(looks.at_ns(), 6 * SECOND, "the routine keeps its time");
+        let mut rescans = Rescans::new(Duration::from_secs(5));
+        assert_eq!(rescans.at_ns(), 0);
+        assert_eq!(rescans.take(SECOND, &pods, true), uids(&["a", "b", "c"]));
+        assert_eq!(rescans.at_ns(), 6 * SECOND);
+        rescans.note(&PodUid::new("b"));
+        assert_eq!(rescans.at_ns(), 6 * SECOND, "noted, not asked for");
+        rescans.ask();
+        assert_eq!(rescans.at_ns(), 0);
+        assert_eq!(rescans.take(2 * SECOND, &pods, true), uids(&["b"]));
+        assert_eq!(rescans.at_ns(), 6 * SECOND, "the routine keeps its time");
     }
 
     #[test]
     fn a_routine_look_takes_a_share_and_whatever_was_noted() {
         let pods = pods(&["a", "b", "c"]);
-        let mut looks = Looks::new(Duration::from_secs(5));
-        looks.take(0, &pods, true);
-        assert_eq!(looks.take(5 * SECOND, &pods, true), uids(&["a"]));
-        looks.note(&PodUid::new("c"));
-        assert_eq!(looks.take(10 * SECOND, &pods, true), uids(&["b", "c"]));
-        assert_eq!(looks.take(15 * SECOND, &pods, true), uids(&["c"]));
-        assert_eq!(looks.take(20 * SECOND, &pods, true), uids(&["a"]));
+        let mut rescans = Rescans::new(Duration::from_secs(5));
+        rescans.take(0, &pods, true);
+        assert_eq!(rescans.take(5 * SECOND, &pods, true), uids(&["a"]));
+        rescans.note(&PodUid::new("c"));
+        assert_eq!(rescans.take(10 * SECOND, &pods, true), uids(&["b", "c"]));
+        assert_eq!(rescans.take(15 * SECOND, &pods, true), uids(&["c"]));
+        assert_eq!(rescans.take(20 * SECOND, &pods, true), uids(&["a"]));
     }
 
     #[test]
     fn where_records_do_not_tell_all_are_looked_at() {
         let pods = pods(&["a", "b"]);
-        let mut looks = Looks::new(Duration::from_millis(500));
-        looks.take(0, &pods, false);
-        assert_eq!(looks.take(SECOND, &pods, false), uids(&["a", "b"]));
-        looks.take(SECOND, &pods, true);
-        looks.note_all();
-        looks.note(&PodUid::new("a"));
-        looks.ask();
-        assert_eq!(looks.take(SECOND, &pods, true), uids(&["a", "b"]));
-        assert_eq!(looks.take(SECOND, &pods, true), uids(&[]));
+        let mut rescans = Rescans::new(Duration::from_millis(500));
+        rescans.take(0, &pods, false);
+        assert_eq!(rescans.take(SECOND, &pods, false), uids(&["a", "b"]));
+        rescans.take(SECOND, &pods, true);
+        rescans.note_all();
+        rescans.note(&PodUid::new("a"));
+        rescans.ask();
+        assert_eq!(rescans.take(SECOND, &pods, true), uids(&["a", "b"]));
+        assert_eq!(rescans.take(SECOND, &pods, true), uids(&[]));
     }
 
     #[test]
     fn looking_takes_a_tenth_of_the_time() {
         const MS: u64 = 1_000_000;
-        let mut looks = Looks::new(Duration::from_secs(5));
-        looks.take(1000 * MS, &pods(&[]), true);
-        looks.done(1000 * MS, 1007 * MS);
-        looks.ask();
-        assert_eq!(looks.at_ns(), 1070 * MS);
+        let mut rescans = Rescans::new(Duration::from_secs(5));
+        rescans.take(1000 * MS, &pods(&[]), true);
+        rescans.done(1000 * MS, 1007 * MS);
+        rescans.ask();
+        assert_eq!(rescans.at_ns(), 1070 * MS);
         // A loop that was held up by something else.
-        looks.done(2000 * MS, 9000 * MS);
-        assert_eq!(looks.at_ns(), 10_000 * MS);
+        rescans.done(2000 * MS, 9000 * MS);
+        assert_eq!(rescans.at_ns(), 10_000 * MS);
     }
 }

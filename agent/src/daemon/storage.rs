@@ -8,12 +8,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use plimsoll_core::model::decision::{Decision, ReclaimSource};
+use plimsoll_core::model::decision::ReclaimSource;
 use plimsoll_core::model::event::{Cause, EventKind};
 use plimsoll_core::model::reading::StorageReading;
 use plimsoll_core::model::units::PodUid;
 
-use super::{Agent, Woken};
+use super::Agent;
+use super::turn::Found;
 use crate::record::lines::Line;
 use crate::storage::reclaim::{ReclaimRequest, Reclaimed};
 use crate::storage::{Busy, StorageEvent, StorageHandle};
@@ -28,6 +29,12 @@ const NEVER: Duration = Duration::MAX;
 /// show a full disk and cost another pod.
 const SETTLE: Duration = Duration::from_millis(500);
 
+/// A file system below its threshold with nothing left to free and nobody left to go is tried again at this interval: the kubelet's
+/// (`evictionMonitoringPeriod`). Readings come up to a hundred times as often.
+const FREE_AGAIN: Duration = Duration::from_secs(10);
+/// Readings come early by this part of their interval.
+const EARLY_SHARE: u64 = 64;
+
 /// What freeing space has come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Freeing {
@@ -40,7 +47,7 @@ enum Freeing {
 
 /// The loop's side of the node's disks.
 #[derive(Debug)]
-pub struct Disk {
+pub struct StorageWork {
     handle: StorageHandle,
     /// For the next sample.
     reading: Option<Arc<StorageReading>>,
@@ -56,9 +63,11 @@ pub struct Disk {
     /// Not before this: what was deleted is to show in it.
     survey_from: Option<Instant>,
     busy_told: bool,
+    /// Nothing was left to free, and nothing has been added since: not again before this.
+    free_not_before: Option<Instant>,
 }
 
-impl Disk {
+impl StorageWork {
     /// Talks to these threads.
     pub fn new(handle: StorageHandle) -> Self {
         Self {
@@ -71,7 +80,18 @@ impl Disk {
             survey_due: false,
             survey_from: None,
             busy_told: false,
+            free_not_before: None,
         }
+    }
+
+    /// When something is to be ordered of which nothing else reminds the loop.
+    pub(super) fn order_at_ns(&self) -> Option<u64> {
+        let survey_at = self.survey_from.filter(|_| self.survey_due);
+        let free_at = self.free_not_before.filter(|_| self.order.is_some());
+        let at = survey_at.into_iter().chain(free_at).min()?;
+        let wait = at.saturating_duration_since(Instant::now());
+        let wait_ns = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
+        Some(super::now_ns().saturating_add(wait_ns))
     }
 
     /// The newest reading that no sample has carried yet.
@@ -83,41 +103,45 @@ impl Disk {
     pub(super) fn has_ended(&mut self, uid: &PodUid) {
         if self.ended.len() < ENDED_MAX {
             self.ended.insert(uid.clone());
+            self.free_not_before = None;
         }
     }
 
-    /// Takes note of a decision; what it asks for is ordered when there is time.
-    pub(super) fn decided(&mut self, decision: &Decision) {
-        match decision {
-            Decision::ReadStorageEvery { interval_ns } => {
-                self.handle.set_interval(Duration::from_nanos(*interval_ns));
-            }
-            Decision::ReclaimNode { sources, .. } => self.order = Some(sources.clone()),
-            _ => {}
-        }
+    /// Readings are wanted this often.
+    pub(super) fn read_every(&self, interval_ns: u64) {
+        // A little before the engine's timer of the same period, which the sample with the reading then puts off: one sample, not two.
+        let interval_ns = interval_ns - interval_ns / EARLY_SHARE;
+        self.handle.set_interval(Duration::from_nanos(interval_ns));
+    }
+
+    /// Space is to be freed; that is ordered when there is time.
+    pub(super) fn free(&mut self, sources: &[ReclaimSource]) {
+        self.order = Some(sources.to_vec());
     }
 }
 
 impl Agent {
     /// Takes what the threads tell.
-    pub(super) fn disk_event(&mut self, event: StorageEvent, woken: &mut Woken) {
-        let Some(disk) = &mut self.disk else { return };
+    pub(super) fn storage_event(&mut self, event: StorageEvent, found: &mut Found) {
+        let Some(storage) = &mut self.storage else {
+            return;
+        };
         match event {
             StorageEvent::Reading(reading) => {
-                disk.reading = Some(reading);
-                woken.by(Cause::Storage);
+                storage.reading = Some(reading);
+                found.by(Cause::Storage);
             }
             StorageEvent::Ranked(reading) => {
-                disk.reading = Some(reading);
-                if disk.freeing == Freeing::Surveyed {
-                    disk.freeing = Freeing::Idle;
-                    woken.by(Cause::NodeReclaimed);
+                storage.reading = Some(reading);
+                if storage.freeing == Freeing::Surveyed {
+                    storage.freeing = Freeing::Idle;
+                    found.by(Cause::NodeReclaimed);
                 } else {
-                    woken.by(Cause::Storage);
+                    found.by(Cause::Storage);
                 }
             }
             StorageEvent::Reclaimed { reclaimed, .. } => {
-                if !reclaimed.more && disk.freeing == Freeing::Ordered {
+                if !reclaimed.more && storage.freeing == Freeing::Ordered {
                     self.freed(reclaimed);
                 }
             }
@@ -145,10 +169,11 @@ impl Agent {
         for kept in kept {
             tracing::debug!(path = %kept.path.display(), why = %kept.why, "not freed");
         }
-        if let Some(disk) = &mut self.disk {
-            disk.freeing = Freeing::Surveyed;
-            disk.survey_due = true;
-            disk.survey_from = (items > 0).then(|| Instant::now() + SETTLE);
+        if let Some(storage) = &mut self.storage {
+            storage.freeing = Freeing::Surveyed;
+            storage.survey_due = true;
+            storage.survey_from = (items > 0).then(|| Instant::now() + SETTLE);
+            storage.free_not_before = (items == 0).then(|| Instant::now() + FREE_AGAIN);
         }
         self.take_in(EventKind::NodeReclaimed {
             bytes,
@@ -158,17 +183,22 @@ impl Agent {
     }
 
     /// Orders what has been decided, and tells the threads of new pods. Not urgent: allocates.
-    pub(super) fn order_disk_work(&mut self) {
-        let Some(disk) = &mut self.disk else { return };
+    pub(super) fn order_storage_work(&mut self) {
+        let Some(storage) = &mut self.storage else {
+            return;
+        };
         let mut busy = false;
         let generation = self.pods.generation();
-        if disk.told != Some(generation) {
-            match disk.handle.set_pods(self.pods.directories()) {
-                Ok(()) => disk.told = Some(generation),
+        if storage.told != Some(generation) {
+            match storage.handle.set_pods(self.pods.directories()) {
+                Ok(()) => storage.told = Some(generation),
                 Err(Busy) => busy = true,
             }
         }
-        if let Some(sources) = disk.order.take() {
+        let may_free = storage
+            .free_not_before
+            .is_none_or(|from| Instant::now() >= from);
+        if let Some(sources) = storage.order.take_if(|_| may_free) {
             if !sources.contains(&ReclaimSource::EndedPods) {
                 // Containers and images are a runtime's, and none is asked yet.
                 self.freed(Reclaimed::default());
@@ -176,47 +206,52 @@ impl Agent {
                 return;
             } else {
                 busy = true;
-                if let Some(disk) = &mut self.disk {
-                    disk.order = Some(sources);
+                if let Some(storage) = &mut self.storage {
+                    storage.order = Some(sources);
                 }
             }
         }
-        let Some(disk) = &mut self.disk else { return };
-        let has_settled = disk.survey_from.is_none_or(|from| Instant::now() >= from);
-        if disk.survey_due && has_settled {
-            match disk.handle.rank_now() {
-                Ok(()) => disk.survey_due = false,
+        let Some(storage) = &mut self.storage else {
+            return;
+        };
+        let has_settled = storage
+            .survey_from
+            .is_none_or(|from| Instant::now() >= from);
+        if storage.survey_due && has_settled {
+            match storage.handle.rank_now() {
+                Ok(()) => storage.survey_due = false,
                 Err(Busy) => busy = true,
             }
         }
-        if busy && !std::mem::replace(&mut disk.busy_told, true) {
+        if busy && !std::mem::replace(&mut storage.busy_told, true) {
             self.warn(Busy.to_string());
         }
     }
 
     /// Returns whether it could be ordered.
     fn order_reclaim(&mut self) -> bool {
-        let Some(disk) = &mut self.disk else {
+        let Some(storage) = &mut self.storage else {
             return false;
         };
         let pods = &self.engine.state().pods;
-        disk.ended
+        storage
+            .ended
             .retain(|uid| pods.get(uid).is_none_or(|pod| !pod.running));
         let live = self
             .pods
             .uids()
             .into_iter()
-            .filter(|uid| !disk.ended.contains(uid))
+            .filter(|uid| !storage.ended.contains(uid))
             .collect();
         let request = ReclaimRequest {
             dry: false,
             live,
-            ended: disk.ended.clone(),
+            ended: storage.ended.clone(),
             age_min: NEVER,
         };
-        let ordered = disk.handle.reclaim(request).is_ok();
+        let ordered = storage.handle.reclaim(request).is_ok();
         if ordered {
-            disk.freeing = Freeing::Ordered;
+            storage.freeing = Freeing::Ordered;
         }
         ordered
     }

@@ -1,0 +1,110 @@
+//! The manifests: pods that are to be there, and what follows when one begins or ceases to run.
+
+use std::sync::Arc;
+
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::event::EventKind;
+
+use super::{Agent, now_ns};
+use crate::input::manifests::{ManifestChange, ManifestPod};
+use crate::pods::registry::Change;
+
+impl Agent {
+    /// The manifests have changed. Opens the files of pods that are there already: not for the hot path.
+    pub fn manifests(&mut self, change: ManifestChange) {
+        let ManifestChange {
+            added,
+            changed,
+            removed,
+            budgets,
+            budgets_removed,
+            errors,
+        } = change;
+        for error in errors {
+            self.warn(error.to_string());
+        }
+        for ManifestPod { pod, file, line } in added.into_iter().chain(changed) {
+            // Whether it runs by now decides what may change.
+            self.rescan_pod(&pod.uid());
+            if self.may_resize(&pod) {
+                self.apply(pod, &format!("{}:{line}: ", file.display()));
+            }
+        }
+        for uid in removed {
+            self.forget_resize(&uid);
+            if let Some(storage) = &mut self.storage {
+                storage.has_ended(&uid);
+            }
+            self.pods.remove(&uid);
+            self.take_in(EventKind::PodRemoved { uid });
+        }
+        self.keep_kubepods();
+        self.tally.pods_listed = true;
+        self.pods_are_listed();
+        // Limits were written, and an exclusive container has none on CPU time.
+        self.containers_came();
+        self.look_after_placing();
+        self.look_after_cpu();
+        for budget in budgets {
+            self.take_in(EventKind::BudgetApplied { budget });
+        }
+        for budget in budgets_removed {
+            self.take_in(EventKind::BudgetRemoved { budget });
+        }
+        // What they have behind them is not news.
+        self.report_limits();
+        // Room for all of them, so that no sample has to make any.
+        let pods = self.pods.len();
+        self.sample
+            .pods
+            .reserve(pods.saturating_sub(self.sample.pods.len()));
+        self.hurry = true;
+    }
+
+    pub(super) fn changed(&mut self, Change { uid, running }: Change) {
+        self.pods_changed = true;
+        if running {
+            self.containers_came();
+        } else {
+            self.timelines.gone(&uid, now_ns());
+        }
+        let kind = if running {
+            EventKind::PodRunning { uid: uid.clone() }
+        } else {
+            EventKind::PodEmpty { uid: uid.clone() }
+        };
+        self.take_in(kind);
+        if !running && let Some(pod) = self.forget_resize(&uid) {
+            self.apply(pod, "");
+        }
+    }
+
+    /// Applies a pod, new or with another specification. Not for the hot path. What is wrong with it is said after `origin`.
+    fn apply(&mut self, pod: Arc<Pod>, origin: &str) {
+        let uid = pod.uid();
+        if let Err(error) = self.pods.apply(pod.clone()) {
+            return self.warn(format!("{origin}pod {uid}: {error}"));
+        }
+        if let Err(error) = pod.pressure_signal() {
+            self.warn(format!("pod {uid}: {error}"));
+        }
+        if let Err(error) = pod.latency_critical() {
+            self.warn(format!("pod {uid}: {error}"));
+        }
+        self.take_in(EventKind::PodApplied { pod });
+        self.rescan_pod(&uid);
+        self.keep_oom_scores(&uid);
+        if let Err(error) = self.pods.apply_limits(&uid) {
+            self.warn(format!("pod {uid}: {error}"));
+        }
+    }
+
+    /// The cgroups above the pods follow which pods there are.
+    pub(super) fn keep_kubepods(&mut self) {
+        if let Some(kubepods) = &mut self.kubepods
+            && let Err(error) = kubepods.follow(&self.pods)
+        {
+            self.warn(error.to_string());
+        }
+    }
+}

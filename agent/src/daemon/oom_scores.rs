@@ -1,0 +1,63 @@
+//! The `oom_score_adj` of the pods' processes, and whether the kernel's OOM killer takes processes, containers or pods.
+
+use anyhow::Result;
+use plimsoll_core::model::units::PodUid;
+
+use super::{Agent, now_ns};
+
+impl Agent {
+    /// Processes that were put into cgroups get their scores. With `is_last`, those in cgroups that are not known are no pod's.
+    pub(super) fn serve_newcomers(&mut self, is_last: bool) {
+        let now_ns = now_ns();
+        if let Some(scores) = &mut self.oom_scores
+            && scores.serve_at_ns().is_some_and(|at_ns| at_ns <= now_ns)
+        {
+            let mut failures = Vec::new();
+            scores.serve(now_ns, is_last, &mut |error| {
+                failures.push(error.to_string())
+            });
+            failures.into_iter().for_each(|failure| self.warn(failure));
+        }
+    }
+
+    /// Makes a new plan of the order of OOM kills if it is time, and writes the scores that differ, a pod at a time: urgent work comes
+    /// first.
+    pub(super) fn order_oom_scores(&mut self) -> Result<()> {
+        let (Some(order), Some(scores)) = (&mut self.oom_order, &mut self.oom_scores) else {
+            return Ok(());
+        };
+        let changed = match order.plan_if_due(self.engine.state(), scores, now_ns()) {
+            Ok(changed) => changed,
+            Err(error) => {
+                self.warn(format!("the order of OOM kills stays as it is: {error}"));
+                return Ok(());
+            }
+        };
+        for uid in changed {
+            self.keep_oom_scores(&uid);
+            self.interrupt()?;
+        }
+        Ok(())
+    }
+
+    /// Brings the scores and groups of one pod up to date, or asks for another look if there is too much to do.
+    pub(super) fn keep_oom_scores(&mut self, uid: &PodUid) {
+        if let Some(groups) = &mut self.oom_groups
+            && let Err(error) = groups.follow(uid, &self.pods)
+        {
+            self.warn(format!("pod {uid}: {error}"));
+        }
+        let Some(scores) = &mut self.oom_scores else {
+            return;
+        };
+        let mut failures = Vec::new();
+        let is_left = scores.follow(uid, &self.pods, now_ns(), &mut |error| {
+            failures.push(error.to_string())
+        });
+        if is_left {
+            self.rescans.note(uid);
+            self.rescans.ask();
+        }
+        failures.into_iter().for_each(|failure| self.warn(failure));
+    }
+}

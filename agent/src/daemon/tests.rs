@@ -1,0 +1,494 @@
+//! The loop on a host made of files: between a record and the signal nothing is allocated, and no optional source ends the agent.
+//!
+//! The host has 100 pods, and everything that can be on is on: journal, scores and their order, last line, disks, remedies, placement, limits. Records
+//! go through the decoder, and [`Agent::respond`], which samples, decides and acts, is measured. What follows it (journal, output) is not. The victim is
+//! a real process, listed in its fake cgroup, so that SIGTERM goes the whole way.
+
+use std::fs;
+use std::num::NonZeroU64;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::Arc;
+
+use plimsoll_abi::{self as abi, ABI_VERSION, Header, Kind, UNKNOWN_U64};
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::event::{Cause, EventKind, PlacementStart};
+use plimsoll_core::model::options;
+use plimsoll_core::model::reading::{FileSystemReading, StorageReading};
+use zerocopy::IntoBytes as _;
+
+use super::turn::{Found, note_record};
+use super::wake::SourceName;
+use super::*;
+use crate::act::remedies::{REMEDIES_LEDGER, Remedies};
+use crate::daemon::limits::{Limits, Origins};
+use crate::host::knobs::Ledger;
+use crate::host::output::Output;
+use crate::host::topology::read_machine;
+use crate::host::{CgroupPath, HostRoot};
+use crate::input::config::{Config, ConfigFile, EvictionFlags};
+use crate::input::manifests::{ManifestChange, ManifestPod};
+use crate::kernel::Generation;
+use crate::kernel::decode::decode;
+use crate::storage::{Storage, StorageEvent, StorageSettings};
+
+const PODS: usize = 100;
+/// Its usage is the largest.
+const VICTIM: usize = 42;
+const GIB: u64 = 1 << 30;
+const MIB: u64 = 1 << 20;
+const ARMING: u64 = 7;
+
+/// A fake node of 16 GiB.
+struct Node {
+    _dir: tempfile::TempDir,
+    host: HostRoot,
+    agent: Agent,
+    /// One process in each pod.
+    processes: Vec<Child>,
+    _storage: tokio::sync::mpsc::Receiver<StorageEvent>,
+    _remedies: crate::act::remedies::Reports,
+}
+
+#[derive(Clone, Copy)]
+enum Cgroup {
+    V1,
+    V2,
+}
+
+impl Cgroup {
+    fn mount(self) -> &'static str {
+        match self {
+            Self::V1 => "/sys/fs/cgroup/memory",
+            Self::V2 => "/sys/fs/cgroup",
+        }
+    }
+
+    fn set_usage(self, dir: &Path, usage_bytes: u64) {
+        let (usage, prefix) = match self {
+            Self::V1 => ("memory.usage_in_bytes", "total_"),
+            Self::V2 => ("memory.current", ""),
+        };
+        fs::create_dir_all(dir).unwrap();
+        fs::write(dir.join(usage), format!("{usage_bytes}\n")).unwrap();
+        let stat = format!(
+            "anon {usage_bytes}\nfile 0\n{prefix}inactive_file 4096\n{prefix}active_file 4096\n"
+        );
+        fs::write(dir.join("memory.stat"), stat).unwrap();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            process.kill().ok();
+            process.wait().ok();
+        }
+    }
+}
+
+fn pod(index: usize) -> Pod {
+    serde_json::from_value(serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": format!("p{index}"), "namespace": "default", "uid": format!("uid-{index}")},
+        "spec": {"containers": [{"name": "c", "resources": {"requests": {"memory": "16Mi"}}}]},
+    }))
+    .unwrap()
+}
+
+impl Node {
+    fn new(cgroup: Cgroup) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        let mount = host.path(cgroup.mount());
+        fs::create_dir_all(&mount).unwrap();
+        fs::create_dir_all(host.procfs("self")).unwrap();
+        let kind = match cgroup {
+            Cgroup::V1 => "cgroup",
+            Cgroup::V2 => "cgroup2",
+        };
+        let mounts = format!("{kind} {} {kind} rw,memory 0 0\n", cgroup.mount());
+        fs::write(host.procfs("self/mounts"), mounts).unwrap();
+        fs::write(mount.join("cgroup.controllers"), "cpu memory pids\n").unwrap();
+        let kubepods = CgroupPath::new("kubepods").unwrap();
+        cgroup.set_usage(&mount.join("kubepods"), 4 * GIB);
+
+        let mut processes = Vec::new();
+        for index in 0..PODS {
+            let process = Command::new("sleep").arg("600").spawn().unwrap();
+            let pid = process.id().to_string();
+            std::os::unix::fs::symlink(format!("/proc/{pid}"), host.procfs(&pid)).unwrap();
+            processes.push(process);
+            let pod_dir = pod_dir(&host, cgroup, index);
+            cgroup.set_usage(&pod_dir, 32 * MIB);
+            fs::write(pod_dir.join("cgroup.procs"), "").unwrap();
+            for file in ["cgroup.kill", "memory.reclaim", "memory.events"] {
+                fs::write(pod_dir.join(file), "").unwrap();
+            }
+            fs::write(pod_dir.join("memory.high"), "max\n").unwrap();
+            fs::create_dir(pod_dir.join("c")).unwrap();
+            fs::write(pod_dir.join("c/cgroup.procs"), format!("{pid}\n")).unwrap();
+        }
+
+        set_available(&host, 8 * GIB);
+        let mounts = host.cgroup_mounts().unwrap();
+        let file = dir.path().join("config.yaml");
+        let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncpuManagerPolicy: static\nreservedSystemCPUs: \"0\"\n";
+        fs::write(&file, text).unwrap();
+        let file = ConfigFile::read(&file).unwrap();
+        let mut config = Config::new(file, &EvictionFlags::default()).unwrap();
+        let options = &mut config.engine.options;
+        options.remedies = Some(options::Remedies {
+            reclaim_budget_ns: 1,
+            throttle_budget_ns: 1,
+            notify_budget_ns: 1,
+        });
+        options.last_line = Some(options::LastLine::default());
+        let sampler = Sampler::open(&host, &mounts, &kubepods, 15 * GIB).unwrap();
+        let origins = Origins {
+            memory_events: true,
+            ..Origins::of(&[], false)
+        };
+        let limits = Limits::new(&mounts, origins).unwrap();
+        let pods =
+            Pods::new(host.clone(), mounts.clone(), CgroupPath::default()).with_stage_files();
+        let reporter = Reporter::start(Output::Json).unwrap();
+        let engine = Engine::new(config.engine);
+        let journal = Journal::create(&dir.path().join("journal"), &engine).unwrap();
+        let scores = OomScores::new(host.clone(), NonZeroU64::new(16 * GIB).unwrap(), true);
+        let order = OomOrdering::open(&host, &mounts).unwrap();
+        let ledger = Ledger::open(&host, dir.path().join(REMEDIES_LEDGER)).unwrap();
+        let (remedies, remedy_reports) = Remedies::start(ledger).unwrap();
+        let (threads, storage_events) = Storage::spawn(StorageSettings {
+            host: host.clone(),
+            kubelet_dir: dir.path().join("kubelet"),
+            logs_dir: dir.path().join("logs"),
+            ..StorageSettings::live(CgroupPath::default())
+        })
+        .unwrap();
+        let mut agent = Agent::new(engine, pods, sampler, limits, None, Some(journal), reporter)
+            .with_oom_scores(scores, Some(order))
+            .with_storage(StorageWork::new(threads))
+            .with_remedies(remedies, remedy_reports);
+        let remedy_reports = agent.take_remedy_reports().unwrap();
+        // Its maps need a kernel; all else of it is here.
+        agent.last_line = Some(LastLine::new(options::LastLine::default(), &host));
+        let start = PlacementStart {
+            settings: config.placement.clone(),
+            machine: read_machine(&HostRoot::live()).unwrap(),
+            saved: None,
+        };
+        agent.take_in(EventKind::PlacementStarted(Box::new(start)));
+        assert!(agent.engine.state().placement.is_some());
+        agent.manifests(ManifestChange {
+            added: (0..PODS)
+                .map(|index| ManifestPod {
+                    pod: Arc::new(pod(index)),
+                    file: Arc::from(dir.path()),
+                    line: 1,
+                })
+                .collect(),
+            ..ManifestChange::default()
+        });
+        Self {
+            _dir: dir,
+            host,
+            agent,
+            processes,
+            _storage: storage_events,
+            _remedies: remedy_reports,
+        }
+    }
+
+    /// One turn of the loop with these records in the ring. Returns how often it allocated up to the signal.
+    fn turn(&mut self, records: &[Vec<u8>]) -> u64 {
+        self.turn_for(Found::default(), records)
+    }
+
+    fn turn_for(&mut self, mut found: Found, records: &[Vec<u8>]) -> u64 {
+        let agent = &mut self.agent;
+        let allocated = allocation_counter::measure(|| {
+            for record in records {
+                let (_, record) = decode(record).unwrap();
+                let last_line = agent.last_line.as_mut();
+                let newest = Generation(ARMING);
+                note_record(&record, newest, &mut found, last_line, &mut agent.oom_kills);
+            }
+            agent.respond(&mut found).unwrap();
+        });
+        agent.renew_last_line();
+        agent.settle();
+        allocated.count_total
+    }
+
+    /// What can wait: as much of it as there is without a kernel's rings.
+    fn rest(&mut self) {
+        self.agent.report_last_line_kills();
+        self.agent.report_oom_kills(u64::MAX);
+        self.agent.order_storage_work();
+        self.agent.serve_newcomers(true);
+        self.agent.order_oom_scores().unwrap();
+        self.agent.rescan(false).unwrap();
+    }
+
+    fn timer(&mut self) -> u64 {
+        let mut found = Found::default();
+        found.by(Cause::Timer);
+        self.turn_for(found, &[])
+    }
+
+    fn cgroup_id(&self, index: usize) -> u64 {
+        let uid = PodUid::new(format!("uid-{index}"));
+        self.agent.pods.cgroup(&uid).unwrap().1
+    }
+
+    /// Whether a process has ended by a signal.
+    fn ended_by(&mut self, index: usize) -> Option<i32> {
+        let status = self.processes[index].try_wait().unwrap();
+        status.and_then(|status| status.signal())
+    }
+
+    /// Crossings until a process has ended; none may allocate.
+    fn cross_until_ended(&mut self, index: usize, what: &str) -> i32 {
+        for _ in 0..200 {
+            assert_eq!(self.turn(&[crossing(ARMING)]), 0, "{what}");
+            if let Some(signal) = self.ended_by(index) {
+                return signal;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("{what}: the process goes on");
+    }
+}
+
+fn header(kind: Kind, cgroup_id: u64) -> Header {
+    Header {
+        ts_ns: now_ns(),
+        cgroup_id,
+        kind: kind.number(),
+        abi_version: ABI_VERSION,
+        cpu: 0,
+    }
+}
+
+fn crossing(generation: u64) -> Vec<u8> {
+    let record = abi::ChargesReached {
+        header: header(Kind::ChargesReached, 0),
+        charged_pages: 1 << 20,
+        generation,
+    };
+    record.as_bytes().to_vec()
+}
+
+fn last_line_kill(cgroup_id: u64, uid: [u64; 5]) -> Vec<u8> {
+    let record = abi::last_line::LastLineKill {
+        header: header(Kind::LastLineKill, cgroup_id),
+        available_pages: UNKNOWN_U64,
+        wanted_pages: 500,
+        crossed_ns: 0,
+        acked_ns: 5,
+        kills: 1,
+        uid,
+        tgid: 77,
+        reason: abi::last_line::reason::EXHAUSTED,
+        place: 1,
+        pad: 0,
+        comm: [b'x'; abi::COMM_BYTES],
+    };
+    record.as_bytes().to_vec()
+}
+
+fn oom_kill(cgroup_id: u64) -> Vec<u8> {
+    let record = abi::OomKill {
+        header: header(Kind::OomKill, cgroup_id),
+        limit_cgroup_id: UNKNOWN_U64,
+        points: 1,
+        total_pages: 1,
+        anon_pages: 1,
+        tgid: 78,
+        oom_score_adj: 0,
+        comm: [b'x'; abi::COMM_BYTES],
+    };
+    record.as_bytes().to_vec()
+}
+
+/// A process that is put into a cgroup.
+fn attach(cgroup_id: u64) -> Vec<u8> {
+    let record = abi::CgroupAttach {
+        header: header(Kind::CgroupAttach, cgroup_id),
+        tgid: 1 << 30,
+        hierarchy_id: 0,
+    };
+    record.as_bytes().to_vec()
+}
+
+fn pod_dir(host: &HostRoot, cgroup: Cgroup, index: usize) -> PathBuf {
+    host.path(cgroup.mount())
+        .join(format!("kubepods/burstable/poduid-{index}"))
+}
+
+fn set_available(host: &HostRoot, available_bytes: u64) {
+    let total_kib = (16 * GIB) >> 10;
+    let available_kib = available_bytes >> 10;
+    let anon_kib = total_kib - available_kib;
+    let text = format!(
+        "MemTotal: {total_kib} kB\nMemFree: {available_kib} kB\nMemAvailable: {available_kib} kB\nBuffers: 0 kB\nCached: 0 kB\n\
+         SwapCached: 0 kB\nActive(file): 0 kB\nInactive(file): 0 kB\nAnonPages: {anon_kib} kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"
+    );
+    fs::write(host.procfs("meminfo"), text).unwrap();
+}
+
+fn nothing_is_allocated(cgroup: Cgroup) {
+    let mut node = Node::new(cgroup);
+    let (host, victim_dir) = (node.host.clone(), pod_dir(&node.host, cgroup, VICTIM));
+
+    // The counter does count, on this thread.
+    let counted = allocation_counter::measure(|| drop(std::hint::black_box(Box::new([0_u8; 64]))));
+    assert_eq!(counted.count_total, 1);
+
+    // The first sample finds buffers that nothing has filled yet.
+    node.timer();
+    node.rest();
+    assert_eq!(node.timer(), 0, "a calm sample");
+    assert_eq!(node.turn(&[crossing(ARMING)]), 0, "a calm crossing");
+    assert!(node.agent.sample.node_only, "and no pod is read for it");
+    assert_eq!(node.turn(&[crossing(ARMING - 1)]), 0, "an old one");
+
+    // All at once: a flood of processes that come, the kernel's OOM killer elsewhere, a reading of disks.
+    let mut asks = lifecycle::Asks::default();
+    for index in 0..2000 {
+        let record = attach(node.cgroup_id(index % PODS));
+        let (_, record) = decode(&record).unwrap();
+        let Agent {
+            pods,
+            oom_scores,
+            rescans,
+            ..
+        } = &mut node.agent;
+        lifecycle::note_record(&record, pods, oom_scores.as_mut(), rescans, &mut asks);
+    }
+    let mut found = Found::default();
+    let reading = StorageEvent::Reading(Arc::new(StorageReading {
+        nodefs: Some(FileSystemReading {
+            at_ns: now_ns(),
+            available_bytes: 90 * GIB,
+            capacity_bytes: 100 * GIB,
+            inodes_free: None,
+            inodes: None,
+        }),
+        imagefs: None,
+        containerfs: None,
+        pods: Vec::new(),
+    }));
+    node.agent.storage_event(reading, &mut found);
+    let many: Vec<_> = (0..100)
+        .map(|_| oom_kill(1))
+        .chain([crossing(ARMING)])
+        .collect();
+    assert_eq!(node.turn_for(found, &many), 0, "a flood of everything");
+    node.rest();
+
+    cgroup.set_usage(&victim_dir, 2 * GIB);
+    set_available(&host, 90 * MIB);
+    let signal = node.cross_until_ended(VICTIM, "crossing, remedies, decision, SIGTERM");
+    assert_eq!(signal, 15);
+    node.rest();
+
+    // A process that does not mind SIGTERM is in the pod as well, and half of the threshold is gone.
+    let stubborn = Command::new("sleep").arg("600").spawn().unwrap();
+    fs::write(
+        victim_dir.join("c/cgroup.procs"),
+        format!("{}\n", stubborn.id()),
+    )
+    .unwrap();
+    node.processes.push(stubborn);
+    set_available(&host, 40 * MIB);
+    assert_eq!(node.turn(&[crossing(ARMING)]), 0, "the kill");
+    match cgroup {
+        Cgroup::V1 => {
+            let status = node.processes[PODS].wait().unwrap();
+            assert_eq!(status.signal(), Some(9));
+        }
+        Cgroup::V2 => {
+            let written = fs::read_to_string(victim_dir.join("cgroup.kill")).unwrap();
+            assert_eq!(written, "1");
+        }
+    }
+
+    // It does not get to run, so its memory is freed for it.
+    std::thread::sleep(Duration::from_millis(25));
+    assert_eq!(node.turn(&[crossing(ARMING)]), 0, "process_mrelease");
+
+    // It is gone and its memory is back, but that was not enough: the next one goes.
+    fs::write(victim_dir.join("c/cgroup.procs"), "").unwrap();
+    cgroup.set_usage(&victim_dir, 0);
+    let next = VICTIM + 1;
+    cgroup.set_usage(&pod_dir(&host, cgroup, next), GIB);
+    let signal = node.cross_until_ended(next, "the next victim");
+    assert_eq!(signal, 15);
+
+    // The last line has killed a pod.
+    let kill = last_line_kill(node.cgroup_id(VICTIM + 2), [0; 5]);
+    assert_eq!(node.turn(&[kill]), 0, "a kill of the last line");
+    node.rest();
+    // This test can fail: for a pod that is not known the engine is given a new identity.
+    let unknown = last_line_kill(u64::MAX, [u64::from_ne_bytes(*b"unknown_"), 0, 0, 0, 0]);
+    assert_ne!(node.turn(&[unknown]), 0);
+}
+
+#[test]
+fn nothing_is_allocated_between_record_and_kill_on_v2() {
+    nothing_is_allocated(Cgroup::V2);
+}
+
+#[test]
+fn nothing_is_allocated_between_record_and_kill_on_v1() {
+    nothing_is_allocated(Cgroup::V1);
+}
+
+#[tokio::test]
+async fn an_agent_that_loses_every_source_goes_on() {
+    let mut node = Node::new(Cgroup::V2);
+    let mut sources = Sources::none();
+    sources.reports_cgroups = true;
+    let deadlines = Deadlines::default();
+    node.timer();
+    for (lost, name) in SourceName::ALL.into_iter().enumerate() {
+        let error = "it is broken".to_owned();
+        let wake = Wake::Lost(Lost { name, error });
+        node.agent.turn(wake, &deadlines, &mut sources).unwrap();
+        assert_eq!(node.agent.tally.sources_lost, lost as u64 + 1);
+    }
+    assert!(!sources.reports_cgroups, "cgroups are rescanned instead");
+    assert!(node.agent.has_lost_records);
+    let (host, victim_dir) = (node.host.clone(), pod_dir(&node.host, Cgroup::V2, VICTIM));
+    Cgroup::V2.set_usage(&victim_dir, 2 * GIB);
+    set_available(&host, 40 * MIB);
+    for _ in 0..200 {
+        let deadlines = Deadlines::default();
+        node.agent
+            .turn(Wake::Deadline, &deadlines, &mut sources)
+            .unwrap();
+        if node.ended_by(VICTIM).is_some() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("nobody is evicted");
+}
+
+#[test]
+fn memory_that_cannot_be_read_ends_the_agent_with_what_to_do() {
+    let mut node = Node::new(Cgroup::V2);
+    node.timer();
+    fs::write(node.host.procfs("meminfo"), "").unwrap();
+    let mut found = Found::default();
+    found.by(Cause::Timer);
+    let error = format!("{:#}", node.agent.attend(&mut found).unwrap_err());
+    assert!(
+        error.contains("meminfo") && error.contains("start plimsoll again"),
+        "{error}"
+    );
+}

@@ -1,0 +1,540 @@
+//! One turn of the loop: react first, everything else afterwards.
+//!
+//! From a record of the kernel to the signal, in order:
+//! 1. [`Sources::next`] returns because the ring buffer is readable; [`Agent::turn`] is called.
+//! 2. [`Agent::attend`] drains the ring: [`note_record`] says what each record means and keeps the most telling cause.
+//! 3. [`Agent::react`] reads the node, and the pods only if `Engine::needs_pods` says that a decision may depend on them (`Sampler::take`);
+//!    asks for the one figure that is too old for the decision (`Engine::stale`); has the engine decide (`Engine::step`).
+//! 4. [`Agent::act`] carries out each decision at once: SIGTERM is `Pods::terminate`.
+//!
+//! On this path nothing is allocated or formatted, and no lock is taken that a thread of lower priority could hold: the event, its
+//! pods, the decisions and the timelines live in buffers of the [`Agent`], and what failed is kept for later. Then [`Agent::settle`] hands
+//! journal and output to their threads, and [`Agent::follow_up`] does what can wait.
+
+use std::ops::Range;
+
+use anyhow::{Context, Result};
+use plimsoll_core::model::decision::Decision;
+use plimsoll_core::model::event::{Action, Cause, Event, EventKind};
+use plimsoll_core::model::units::PodUid;
+
+use super::deadlines::Deadlines;
+use super::last_line::LastLine;
+use super::oom_kills::OomKills;
+use super::storage::StorageWork;
+use super::wake::{Sources, Wake};
+use super::{Agent, now_ns};
+use crate::act::cpu_time::Change;
+use crate::host::file::FileError;
+use crate::kernel::decode::{Body, OomLimit, ReclaimPhase, Record};
+use crate::kernel::{Bpf, Generation};
+
+/// Records taken in one go; then the loop looks at its other sources.
+const RECORDS_PER_TURN: usize = 512;
+/// Figures that are read anew before one decision. Each could have changed it; the bound is for a node where all pods grow at once.
+const FRESHENED_MAX: usize = 16;
+/// Outcomes of decisions are events themselves. Each is answered at most so often in one turn.
+const OUTCOME_ROUNDS: usize = 4;
+
+/// What a turn of the loop has found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    cause: Option<Cause>,
+    /// What was charged in total when the newest threshold was crossed, if that is what woke the loop.
+    charged_bytes: Option<u64>,
+    /// A container may have come: a cgroup, or a process into one.
+    pub(super) containers: bool,
+}
+
+impl Found {
+    /// Of several causes the most telling is kept: an armed threshold before the watermarks, those before everything else.
+    pub(super) fn by(&mut self, cause: Cause) {
+        let weight = |cause: &Cause| match cause {
+            Cause::ChargeThreshold { .. } => 4,
+            Cause::DirectReclaim { .. } => 3,
+            Cause::KswapdWake { .. } => 2,
+            Cause::PressureStall | Cause::MemoryEvent | Cause::Lifecycle | Cause::Storage => 1,
+            // Rare, and what it answers waits for nothing else.
+            Cause::NodeReclaimed => 5,
+            Cause::Timer => 0,
+        };
+        if self
+            .cause
+            .as_ref()
+            .is_none_or(|known| weight(known) < weight(&cause))
+        {
+            self.cause = Some(cause);
+        }
+    }
+}
+
+/// An event that the engine has taken in and that has been acted upon.
+#[derive(Debug)]
+pub(super) struct Step {
+    pub(super) event: Event,
+    /// Its part of [`Agent::decisions`].
+    pub(super) decisions: Range<usize>,
+}
+
+/// A decision that could not be carried out.
+#[derive(Debug)]
+pub(super) struct Failure {
+    uid: PodUid,
+    action: Action,
+    error: FileError,
+}
+
+impl Agent {
+    /// Answers one wake.
+    ///
+    /// # Errors
+    /// When the node's memory cannot be read.
+    pub(super) fn turn(
+        &mut self,
+        wake: Wake,
+        deadlines: &Deadlines,
+        sources: &mut Sources,
+    ) -> Result<()> {
+        let mut found = Found::default();
+        match &wake {
+            Wake::Sample(cause) => found.by(*cause),
+            Wake::PodEvents => found.by(Cause::MemoryEvent),
+            Wake::Deadline if deadlines.is_sample_due(now_ns()) => found.by(Cause::Timer),
+            _ => {}
+        }
+        let mut has_sampled = self.attend(&mut found)?;
+        self.take_message(wake, &mut found, sources);
+        self.drain_lifecycle(&mut found);
+        if found.containers {
+            self.containers_came();
+        }
+        has_sampled |= self.attend(&mut found)?;
+        if has_sampled {
+            let node = self.engine.state().node.as_ref();
+            let headroom_bytes = node.and_then(|node| node.headroom_bytes);
+            if let Some(Wake::Lost(lost)) = sources.arm_usage(headroom_bytes) {
+                self.source_lost(lost, sources);
+            }
+        }
+        self.follow_up(sources)
+    }
+
+    /// Takes in what a source has to say. Not urgent.
+    fn take_message(&mut self, wake: Wake, found: &mut Found, sources: &mut Sources) {
+        match wake {
+            // Answered by now, or drained in every turn.
+            Wake::Records | Wake::Sample(_) | Wake::Deadline | Wake::Stop => {}
+            Wake::PodEvents => self.rescans.ask(),
+            Wake::Cgroups => {
+                self.rescans.note_all();
+                self.rescans.ask();
+                found.containers = true;
+            }
+            Wake::Manifests(change) => self.manifests(change),
+            Wake::Storage(event) => self.storage_event(event, found),
+            Wake::Remedy(report) => self.remedy_reported(report),
+            Wake::Placement(report) => self.placement_reported(report),
+            Wake::Cpu(report) => self.cpu_reported(report),
+            Wake::Snapshot(asked) => self.give_snapshot(asked),
+            Wake::Lost(lost) => self.source_lost(lost, sources),
+        }
+    }
+
+    /// Between two pieces of longer work: what is urgent by now, and the next portion of the lifecycle ring.
+    ///
+    /// # Errors
+    /// When the node's memory cannot be read.
+    pub(super) fn interrupt(&mut self) -> Result<()> {
+        let mut found = Found::default();
+        self.attend(&mut found)?;
+        self.drain_lifecycle(&mut found);
+        if found.containers {
+            self.containers_came();
+        }
+        self.attend(&mut found).map(|_| ())
+    }
+
+    /// What can wait, in the order of its urgency.
+    fn follow_up(&mut self, sources: &mut Sources) -> Result<()> {
+        self.report_last_line_kills();
+        self.make_up_for_lost_lifecycle();
+        self.report_oom_kills(now_ns());
+        self.order_storage_work();
+        let is_rescan_due = self.rescans.at_ns() <= now_ns();
+        // Those in cgroups that are not known wait for a rescan in this turn: a later one finds the cgroup, and all that is in it.
+        self.serve_newcomers(!is_rescan_due);
+        self.order_oom_scores()?;
+        if is_rescan_due {
+            self.rescan(sources.reports_cgroups)?;
+            self.serve_newcomers(true);
+        }
+        sources.rest_lifecycle_until(self.lifecycle.not_before_ns());
+        self.hurry |= std::mem::take(&mut self.pods_changed);
+        Ok(())
+    }
+
+    /// Does what is urgent: whatever has woken the loop, the kernel's records say more about why. Returns whether a sample was taken.
+    ///
+    /// # Errors
+    /// When the node's memory cannot be read.
+    pub(super) fn attend(&mut self, found: &mut Found) -> Result<bool> {
+        self.drain_critical(found);
+        let responded = self.respond(found);
+        if !matches!(responded, Ok(None)) {
+            self.renew_last_line();
+            self.settle();
+        }
+        // That sample has answered one question only.
+        self.hurry |= matches!(responded, Ok(Some(Cause::NodeReclaimed)));
+        responded.map(|cause| cause.is_some())
+    }
+
+    /// Reacts to what was found, if that calls for a sample; returns what it was. Allocates nothing: see [`Agent::react`].
+    pub(super) fn respond(&mut self, found: &mut Found) -> Result<Option<Cause>> {
+        if std::mem::take(&mut self.hurry) {
+            found.by(Cause::Timer);
+        }
+        let Some(cause) = found.cause.take() else {
+            return Ok(None);
+        };
+        self.take_in_last_line_kills();
+        self.react(cause, found.charged_bytes.take())?;
+        Ok(Some(cause))
+    }
+
+    /// Takes what the kernel has sent.
+    fn drain_critical(&mut self, found: &mut Found) {
+        let Some(bpf) = &mut self.bpf else { return };
+        let newest = bpf.newest_arming();
+        let (last_line, oom_kills) = (&mut self.last_line, &mut self.oom_kills);
+        let taken = bpf.drain_critical(RECORDS_PER_TURN, |record| {
+            note_record(&record, newest, found, last_line.as_mut(), oom_kills);
+        });
+        if taken == RECORDS_PER_TURN {
+            // There may be more, and the descriptor has been marked as read: come back at once.
+            self.hurry = true;
+        }
+    }
+
+    /// Takes a sample, has the engine judge it, and does at once what it decides. Allocates nothing, unless something cannot
+    /// be read or done. [`Agent::settle`] is to follow. `charged_bytes`: what the record of a crossing says is charged in total;
+    /// the kernel is asked if there is no such record.
+    ///
+    /// # Errors
+    /// When the node's memory cannot be read.
+    pub fn react(&mut self, cause: Cause, charged_bytes: Option<u64>) -> Result<()> {
+        let received_ns = now_ns();
+        self.find_empty_pods(received_ns);
+        let counts_charges = self.bpf.as_ref().filter(|_| !self.has_lost_records);
+        let charged_bytes = charged_bytes.or_else(|| counts_charges.and_then(Bpf::charged_bytes));
+        if let Some(last_line) = &mut self.last_line {
+            last_line.sampling(received_ns, charged_bytes);
+        }
+        let mut sample = std::mem::take(&mut self.sample);
+        sample.storage = self.storage.as_mut().and_then(StorageWork::take_reading);
+        let (failure, engine) = (&mut self.sample_failure, &self.engine);
+        self.sampler
+            .take(
+                cause,
+                received_ns,
+                charged_bytes,
+                &mut self.pods,
+                &mut sample,
+                |sample| engine.needs_pods(sample, received_ns),
+                |uid, error| {
+                    // Told after the decision; one of several is enough to go and look.
+                    failure.get_or_insert_with(|| match uid {
+                        Some(uid) => format!("pod {uid}: {error}"),
+                        None => error.to_string(),
+                    });
+                },
+            )
+            .context(
+                "the node's memory can no longer be read, and nothing can be decided without it: check that this is there and readable, then start plimsoll again",
+            )?;
+        let freshened_max = if sample.node_only { 0 } else { FRESHENED_MAX };
+        for _ in 0..freshened_max {
+            let Some(stale) = self.engine.stale(&sample, received_ns) else {
+                break;
+            };
+            let freshened = self
+                .sampler
+                .freshen(stale, received_ns, &mut self.pods, &mut sample);
+            if let Err(error) = freshened {
+                // The older figure has to do.
+                self.sample_failure.get_or_insert_with(|| error.to_string());
+                break;
+            }
+        }
+        self.step(received_ns, EventKind::Sample(sample));
+        self.outcomes();
+        Ok(())
+    }
+
+    /// What follows acting: journal, output, and the cleaning up after pods that have left.
+    pub fn settle(&mut self) {
+        let mut steps = std::mem::take(&mut self.steps);
+        let decisions = std::mem::take(&mut self.decisions);
+        for step in &steps {
+            let decisions = &decisions[step.decisions.clone()];
+            if let Some(journal) = &mut self.journal {
+                journal.record(&step.event, decisions);
+            }
+            self.report_remedy(&step.event);
+            for decision in decisions {
+                self.tell(&step.event, decision);
+            }
+        }
+        if let Some(journal) = &mut self.journal {
+            // Not before the last step is in: a new file begins with the state after it.
+            journal.next_file_if_full(&self.engine);
+        }
+        for step in steps.drain(..) {
+            if let EventKind::Sample(sample) = step.event.kind {
+                self.sample = sample;
+            }
+        }
+        self.steps = steps;
+        self.decisions = decisions;
+        self.decisions.clear();
+        let mut failures = std::mem::take(&mut self.failures);
+        for Failure { uid, error, .. } in failures.drain(..) {
+            self.warn(format!("pod {uid}: {error}"));
+        }
+        // Keeps its room.
+        self.failures = failures;
+        if let Some(text) = self.sample_failure.take() {
+            self.warn(text);
+        }
+    }
+
+    /// Pods on their way out are looked at before each sample: their last process may be gone.
+    fn find_empty_pods(&mut self, at_ns: u64) {
+        self.leaving.clear();
+        let leaving = self
+            .engine
+            .state()
+            .pods
+            .iter()
+            .filter(|(_, pod)| pod.leaving.is_some() && pod.running);
+        self.leaving.extend(leaving.map(|(uid, _)| uid.clone()));
+        for index in 0..self.leaving.len() {
+            let uid = self.leaving[index].clone();
+            match self.pods.has_emptied(&uid) {
+                Ok(false) => {}
+                Ok(true) => {
+                    self.timelines.gone(&uid, at_ns);
+                    self.step(at_ns, EventKind::PodEmpty { uid });
+                }
+                Err(error) => {
+                    self.sample_failure
+                        .get_or_insert_with(|| format!("pod {uid}: {error}"));
+                }
+            }
+        }
+    }
+
+    /// One event that is not urgent: decide, act, then write down and say what was done.
+    pub(super) fn take_in(&mut self, kind: EventKind) {
+        self.step(now_ns(), kind);
+        self.outcomes();
+        self.settle();
+    }
+
+    /// One event: decide and act.
+    pub(super) fn step(&mut self, at_ns: u64, kind: EventKind) {
+        let event = Event { at_ns, kind };
+        let mut decisions = std::mem::take(&mut self.decisions);
+        let begin = decisions.len();
+        self.engine.step(&event, &mut decisions);
+        let decided_ns = now_ns();
+        if let EventKind::Sample(sample) = &event.kind {
+            self.tally
+                .reacted(sample.cause, self.started_ns, decided_ns);
+        }
+        for decision in &decisions[begin..] {
+            self.act(&event, decision, decided_ns);
+        }
+        self.steps.push(Step {
+            event,
+            decisions: begin..decisions.len(),
+        });
+        self.decisions = decisions;
+    }
+
+    /// Decisions that could not be carried out: the engine is told, and may decide otherwise.
+    fn outcomes(&mut self) {
+        let mut told = 0;
+        for _ in 0..OUTCOME_ROUNDS {
+            self.remedy_outcomes();
+            let end = self.failures.len();
+            if told == end {
+                return;
+            }
+            for index in told..end {
+                let Failure { uid, action, error } = &self.failures[index];
+                let kind = EventKind::Outcome {
+                    uid: uid.clone(),
+                    action: *action,
+                    error: Some(error.to_string()),
+                };
+                self.step(now_ns(), kind);
+            }
+            told = end;
+        }
+    }
+
+    /// Carries out one decision. Allocates only when that fails.
+    fn act(&mut self, event: &Event, decision: &Decision, decided_ns: u64) {
+        match decision {
+            Decision::Evict { uid, reason, .. } => {
+                let cause = if let EventKind::Sample(sample) = &event.kind {
+                    sample.cause
+                } else {
+                    Cause::Timer
+                };
+                self.timelines
+                    .decided(uid, reason.signal(), cause, event.at_ns, decided_ns);
+                self.terminate(uid);
+            }
+            Decision::End { uid, .. } => self.terminate(uid),
+            Decision::Kill { uid, .. } => match self.pods.kill(uid) {
+                Ok(()) => self.timelines.killed(uid, now_ns()),
+                Err(error) => self.failed(uid, Action::Kill, error),
+            },
+            Decision::ReleaseMemory { uid } => {
+                // Help only: the kernel frees the memory in any case when the process gets to run.
+                if let Err(error) = self.pods.release_memory(uid) {
+                    tracing::debug!(%uid, %error, "process_mrelease");
+                }
+            }
+            Decision::Arm { at_charged_bytes } => {
+                if let Some(bpf) = &mut self.bpf
+                    && let Err(error) = bpf.arm_charges(*at_charged_bytes)
+                {
+                    tracing::warn!(%error, "the charge threshold cannot be armed; the timer remains");
+                }
+            }
+            Decision::SampleBy { at_ns } => self.sample_by_ns = *at_ns,
+            Decision::Reclaim {
+                uid,
+                bytes,
+                until_ns,
+            } => self.reclaim(uid, *bytes, *until_ns),
+            Decision::StopReclaim { .. } => self.stop_reclaim(),
+            Decision::SetHigh {
+                uid,
+                bytes,
+                until_ns,
+            } => self.set_high(uid, *bytes, *until_ns),
+            Decision::ClearHigh { uid } => self.clear_high(uid),
+            Decision::Notify { uid, signal, .. } => self.notify(uid, *signal),
+            Decision::Place { assignments } => self.place(assignments),
+            Decision::ReclaimNode { sources, .. } => {
+                if let Some(storage) = &mut self.storage {
+                    storage.free(sources);
+                }
+            }
+            Decision::ReadStorageEvery { interval_ns } => {
+                if let Some(storage) = &self.storage {
+                    storage.read_every(*interval_ns);
+                }
+            }
+            Decision::SetCpu {
+                uid,
+                container,
+                knob,
+                us,
+                ..
+            } => self.change_cpu(Change {
+                uid: uid.clone(),
+                container: container.clone(),
+                knob: *knob,
+                us: Some(*us),
+            }),
+            Decision::RestoreCpu {
+                uid,
+                container,
+                knob,
+                ..
+            } => self.change_cpu(Change {
+                uid: uid.clone(),
+                container: container.clone(),
+                knob: *knob,
+                us: None,
+            }),
+            // Said, and cleaned up after, when everything urgent is done.
+            Decision::Finished { .. }
+            | Decision::StageEnded { .. }
+            | Decision::NoVictim { .. }
+            | Decision::Condition { .. }
+            | Decision::PlacementRefused { .. }
+            | Decision::PlacementLost { .. }
+            | Decision::PlacementFailed { .. } => {}
+        }
+    }
+
+    fn terminate(&mut self, uid: &PodUid) {
+        match self.pods.terminate(uid) {
+            Ok(_) => self.timelines.signalled(uid, now_ns()),
+            Err(error) => self.failed(uid, Action::Terminate, error),
+        }
+    }
+
+    fn failed(&mut self, uid: &PodUid, action: Action, error: FileError) {
+        let uid = uid.clone();
+        self.failures.push(Failure { uid, action, error });
+    }
+}
+
+/// What one record means for the loop. `newest`: the newest arming of the charge threshold.
+pub(super) fn note_record(
+    record: &Record<'_>,
+    newest: Generation,
+    found: &mut Found,
+    last_line: Option<&mut LastLine>,
+    oom_kills: &mut OomKills,
+) {
+    if let Some(last_line) = last_line {
+        last_line.record(record);
+    }
+    let crossed_ns = record.ts_ns;
+    match record.body {
+        // One that was armed earlier says nothing that the newest sample did not.
+        Body::ChargesReached {
+            charged_bytes,
+            generation,
+        } => {
+            if generation == newest {
+                found.charged_bytes = Some(charged_bytes);
+                found.by(Cause::ChargeThreshold { crossed_ns });
+            }
+        }
+        Body::NodeReclaim {
+            phase: ReclaimPhase::KswapdWake,
+            ..
+        } => found.by(Cause::KswapdWake { crossed_ns }),
+        Body::NodeReclaim {
+            phase: ReclaimPhase::DirectReclaim,
+            ..
+        } => found.by(Cause::DirectReclaim { crossed_ns }),
+        Body::OomKill {
+            limit, tgid, comm, ..
+        } => {
+            found.by(Cause::Lifecycle);
+            oom_kills.named(now_ns(), record, limit != OomLimit::Unknown, tgid, comm);
+        }
+        // Whether its pod is empty now is looked at with the sample.
+        Body::LastLineKill { .. } => found.by(Cause::Lifecycle),
+        // On the other ring.
+        Body::CgroupMkdir { .. }
+        | Body::CgroupRmdir { .. }
+        | Body::CgroupAttach { .. }
+        | Body::CgroupPopulated { .. }
+        | Body::ProcessBirth { .. } => {}
+        Body::MemoryEvent { .. }
+        | Body::Throttle { .. }
+        | Body::MemoryStall { .. }
+        | Body::Refault { .. } => {}
+    }
+}

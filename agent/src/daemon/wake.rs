@@ -1,0 +1,750 @@
+//! What wakes the loop: [`Sources::next`] waits for all of it, and is the only place that waits.
+//!
+//! **Problem.** The loop waits for a dozen things, and most of them are optional: a kernel without BPF, a host without PSI, a thread that was
+//! not started. Any of them can also fail later, which must cost what it was there for and nothing else. **Approach.** A descriptor is a
+//! [`Source`], a thread is a channel, time is [`Deadlines`]; what arrives is a [`Wake`]. A source that fails is closed and comes as
+//! [`Wake::Lost`], once: the agent warns in the words of the [ladder](crate::probe::ladder) and goes on with what is left.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use plimsoll_core::model::event::Cause;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::deadlines::Deadlines;
+use crate::act::{cpu_time, placement, remedies};
+use crate::daemon::limits::Limits;
+use crate::host::HostRoot;
+use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
+use crate::host::clock::now_ns;
+use crate::host::stop::StopSignals;
+use crate::host::syscall::watch;
+use crate::input::manifests::{ManifestChange, ManifestWatch};
+use crate::kernel::Bpf;
+use crate::pods;
+use crate::probe::ladder::{LADDER, LadderSignal, Mechanism};
+use crate::probe::report::Report;
+use crate::record::lines::{Line, Reporter};
+use crate::record::snapshot::Snapshot;
+use crate::serve::control::SnapshotRequests;
+use crate::source::cgroup_watch::CgroupWatch;
+use crate::source::memcg_v1::{MemcgV1, PressureLevel};
+use crate::source::pressure::{PsiTrigger, Stall, Trigger};
+use crate::source::stall_triggers::{ArmedTriggers, StallTrigger};
+use crate::storage::StorageEvent;
+
+/// Manifest changes that may wait for the loop; their thread waits beyond.
+const MANIFEST_CHANGES: usize = 16;
+/// Between two rescans where the kernel reports cgroups that come and go: only drains the pressure ring and finds what was missed.
+const RESCAN_REPORTED: Duration = Duration::from_secs(5);
+/// Between two rescans where nothing reports the first and last process of a pod, or those put into it later.
+const RESCAN_UNREPORTED: Duration = Duration::from_millis(500);
+/// The PSI safety net: half of what a task can stall in a window of half a second before it is worth a look.
+const PSI: (Stall, u32, u32) = (Stall::Some, 20, 500);
+/// "Medium" is when the kernel has to scan more than twice the pages that it frees; "low" is ordinary page cache at work.
+const PRESSURE_LEVEL: PressureLevel = PressureLevel::Medium;
+/// The kernel signals that for each 512 pages scanned.
+const PRESSURE_LEVEL_PACE: Duration = Duration::from_millis(10);
+/// The kernel signals a change of one `memory.events` every 10 ms, for as long as a pod is at its limit.
+const POD_EVENTS_PACE: Duration = Duration::from_millis(100);
+
+/// Why the loop has woken.
+#[derive(Debug)]
+pub(super) enum Wake {
+    /// The kernel has sent records, of what is urgent or of cgroups; both rings are read in every turn.
+    Records,
+    /// A descriptor calls for a sample.
+    Sample(Cause),
+    /// Memory events of pods.
+    PodEvents,
+    /// A cgroup directory came or went.
+    Cgroups,
+    /// One of the [`Deadlines`] is over.
+    Deadline,
+    /// SIGINT or SIGTERM.
+    Stop,
+    /// Manifests came, changed or went.
+    Manifests(ManifestChange),
+    /// The threads that look after disks.
+    Storage(StorageEvent),
+    /// The thread for remedies.
+    Remedy(remedies::Report),
+    /// The thread for placement.
+    Placement(placement::Report),
+    /// The thread for CPU time.
+    Cpu(cpu_time::Report),
+    /// A client asks for a snapshot.
+    Snapshot(oneshot::Sender<Snapshot>),
+    /// A source has failed and is not waited for any more.
+    Lost(Lost),
+}
+
+/// A source that has failed.
+#[derive(Debug)]
+pub(super) struct Lost {
+    pub(super) name: SourceName,
+    pub(super) error: String,
+}
+
+/// The optional sources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SourceName {
+    CriticalRing,
+    LifecycleRing,
+    PsiTrigger,
+    StallTriggers,
+    Usage,
+    PressureLevel,
+    PodEvents,
+    CgroupWatch,
+    Manifests,
+    Storage,
+    Remedies,
+    Placement,
+    CpuTime,
+    Snapshots,
+}
+
+impl SourceName {
+    /// All of them.
+    #[cfg(test)]
+    pub(super) const ALL: [Self; 14] = [
+        Self::CriticalRing,
+        Self::LifecycleRing,
+        Self::PsiTrigger,
+        Self::StallTriggers,
+        Self::Usage,
+        Self::PressureLevel,
+        Self::PodEvents,
+        Self::CgroupWatch,
+        Self::Manifests,
+        Self::Storage,
+        Self::Remedies,
+        Self::Placement,
+        Self::CpuTime,
+        Self::Snapshots,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::CriticalRing => "the ring buffer of urgent records",
+            Self::LifecycleRing => "the ring buffer of cgroup records",
+            Self::PsiTrigger => "the PSI trigger",
+            Self::StallTriggers => "the PSI triggers of thresholds",
+            Self::Usage => "the cgroup v1 usage notification",
+            Self::PressureLevel => "memory.pressure_level",
+            Self::PodEvents => "the memory events of pods",
+            Self::CgroupWatch => "the watch of the cgroup directories",
+            Self::Manifests => "the watch of the manifests",
+            Self::Storage => "the reading of disks",
+            Self::Remedies => "the thread for remedies",
+            Self::Placement => "the thread for placement",
+            Self::CpuTime => "the thread for CPU time",
+            Self::Snapshots => "the server of snapshots",
+        }
+    }
+
+    /// What follows from its loss; where the ladder knows it, in the ladder's words.
+    fn loss(self) -> &'static str {
+        match self {
+            Self::CriticalRing | Self::Usage => lowest_rung(LadderSignal::MemoryThreshold),
+            Self::LifecycleRing | Self::CgroupWatch => lowest_rung(LadderSignal::CgroupLifecycle),
+            Self::PressureLevel => lowest_rung(LadderSignal::NodeReclaim),
+            Self::PsiTrigger => {
+                "nothing wakes plimsoll when tasks stall on memory and all else is silent"
+            }
+            Self::StallTriggers => "averages of pressure are seen by the next sample, not at once",
+            Self::PodEvents => "what limits cost the pods is seen by the next rescan, not at once",
+            Self::Manifests => "pods that come or go from now on are not known",
+            Self::Storage => "thresholds on disks see no new figures and evict nobody",
+            Self::Remedies => "the engine sees from its samples alone how remedies go",
+            Self::Placement => "changes of the CPUs that are online are not seen",
+            Self::CpuTime => "CPU bursts and suppression stay as they are",
+            Self::Snapshots => "`plimsoll explain` and `plimsoll top` get no answer",
+        }
+    }
+}
+
+/// What is lost when a signal is left to sampling.
+fn lowest_rung(signal: LadderSignal) -> &'static str {
+    let row = LADDER.iter().find(|row| row.signal == signal);
+    row.and_then(|row| row.rungs.last())
+        .map_or("", |rung| rung.lost)
+}
+
+impl std::fmt::Display for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, error } = self;
+        write!(
+            f,
+            "{} failed and is no longer used: {error}; {}. Restart plimsoll to use it again",
+            name.name(),
+            name.loss()
+        )
+    }
+}
+
+/// What wakes the loop.
+#[derive(Debug)]
+pub struct Sources {
+    records: Source,
+    psi: Source,
+    /// PSI triggers that thresholds on pressure signals need.
+    stalls: Source,
+    usage: Source,
+    /// The root cgroup, where the usage notification of cgroup v1 is armed anew after each sample.
+    usage_root: Option<MemcgV1>,
+    /// `memory.pressure_level` of cgroup v1.
+    pressure_level: Source,
+    /// `memory.events` and its like of all pods.
+    pod_events: Source,
+    lifecycle: Source,
+    cgroups: Source,
+    manifests: Option<mpsc::Receiver<ManifestChange>>,
+    _manifest_watch: Option<ManifestWatch>,
+    storage: Option<mpsc::Receiver<StorageEvent>>,
+    pub(super) remedies: Option<remedies::Reports>,
+    pub(super) placement: Option<placement::Reports>,
+    pub(super) cpu_time: Option<cpu_time::Reports>,
+    snapshots: Option<SnapshotRequests>,
+    /// Between two rescans.
+    pub(super) rescan_period: Duration,
+    /// Records report every cgroup and process that comes or goes.
+    pub(super) reports_cgroups: bool,
+}
+
+/// A descriptor that wakes the loop, or the place of one that this machine does not have.
+#[derive(Debug)]
+struct Source {
+    name: SourceName,
+    watched: Option<Watched>,
+    /// The kernel can signal much more often than there is a point in looking.
+    pace: Duration,
+    not_before: Option<Instant>,
+}
+
+struct Watched {
+    // Dropped first: a descriptor must be deregistered before its source ends.
+    fd: AsyncFd<OwnedFd>,
+    interest: Interest,
+    /// Takes what has arrived, so that the descriptor can become ready again.
+    take: Box<dyn FnMut() -> Result<()> + Send>,
+}
+
+impl std::fmt::Debug for Watched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watched")
+            .field("fd", &self.fd)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Watched {
+    fn new(
+        fd: BorrowedFd<'_>,
+        interest: Interest,
+        take: impl FnMut() -> Result<()> + Send + 'static,
+    ) -> Result<Self> {
+        // A failure is waited for as well: else its descriptor would be silent for ever.
+        let interest = interest.add(Interest::ERROR);
+        Ok(Self {
+            fd: watch(fd, interest)?,
+            interest,
+            take: Box::new(take),
+        })
+    }
+
+    /// Waits until there is something, and takes it.
+    async fn ready(&mut self) -> Result<()> {
+        let mut guard = self.fd.ready(self.interest).await?;
+        let ready = guard.ready();
+        guard.clear_ready();
+        // Of all that is waited for, nothing has another end that could be closed.
+        anyhow::ensure!(!ready.is_read_closed(), "its descriptor was closed");
+        anyhow::ensure!(!ready.is_error(), "its descriptor reports an error");
+        (self.take)()
+    }
+}
+
+impl Source {
+    fn absent(name: SourceName) -> Self {
+        Self {
+            name,
+            watched: None,
+            pace: Duration::ZERO,
+            not_before: None,
+        }
+    }
+
+    fn paced(mut self, pace: Duration) -> Self {
+        self.pace = pace;
+        self
+    }
+
+    /// Not waited for before this.
+    fn rest_until(&mut self, at_ns: u64) {
+        let wait_ns = at_ns.saturating_sub(now_ns());
+        self.not_before = (wait_ns > 0).then(|| Instant::now() + Duration::from_nanos(wait_ns));
+    }
+
+    /// Waits until there is something, for ever without a descriptor.
+    async fn next(&mut self, wake: Wake) -> Wake {
+        let Some(watched) = &mut self.watched else {
+            return std::future::pending().await;
+        };
+        if let Some(at) = self.not_before {
+            tokio::time::sleep_until(at).await;
+        }
+        match watched.ready().await {
+            Ok(()) => {
+                self.not_before = (!self.pace.is_zero()).then(|| Instant::now() + self.pace);
+                wake
+            }
+            Err(error) => self.lose(&error),
+        }
+    }
+
+    fn lose(&mut self, error: &anyhow::Error) -> Wake {
+        self.watched = None;
+        Wake::Lost(Lost {
+            name: self.name,
+            error: format!("{error:#}"),
+        })
+    }
+}
+
+/// The next message; for ever none without a thread that sends any. A thread that has ended is lost.
+async fn message<T>(
+    name: SourceName,
+    messages: &mut Option<mpsc::Receiver<T>>,
+    wake: fn(T) -> Wake,
+) -> Wake {
+    let Some(receiver) = messages else {
+        return std::future::pending().await;
+    };
+    match receiver.recv().await {
+        Some(message) => wake(message),
+        None => {
+            *messages = None;
+            let error = "its thread has ended".to_owned();
+            Wake::Lost(Lost { name, error })
+        }
+    }
+}
+
+/// Waits for a time. One that is over lets the runtime look at the descriptors once more.
+async fn until(at_ns: u64) {
+    match at_ns.saturating_sub(now_ns()) {
+        0 => tokio::task::yield_now().await,
+        wait_ns => tokio::time::sleep(Duration::from_nanos(wait_ns)).await,
+    }
+}
+
+impl Sources {
+    /// Without any.
+    pub(super) fn none() -> Self {
+        Self {
+            records: Source::absent(SourceName::CriticalRing),
+            lifecycle: Source::absent(SourceName::LifecycleRing),
+            psi: Source::absent(SourceName::PsiTrigger),
+            stalls: Source::absent(SourceName::StallTriggers),
+            usage: Source::absent(SourceName::Usage),
+            usage_root: None,
+            pressure_level: Source::absent(SourceName::PressureLevel),
+            pod_events: Source::absent(SourceName::PodEvents),
+            cgroups: Source::absent(SourceName::CgroupWatch),
+            manifests: None,
+            _manifest_watch: None,
+            storage: None,
+            remedies: None,
+            placement: None,
+            cpu_time: None,
+            snapshots: None,
+            reports_cgroups: false,
+            rescan_period: RESCAN_UNREPORTED,
+        }
+    }
+
+    /// Waits for whatever comes first; of several, for what is most urgent.
+    pub(super) async fn next(&mut self, deadlines: &Deadlines, stop: &mut StopSignals) -> Wake {
+        tokio::select! {
+            biased;
+            wake = self.records.next(Wake::Records) => wake,
+            wake = self.psi.next(Wake::Sample(Cause::PressureStall)) => wake,
+            wake = self.stalls.next(Wake::Sample(Cause::PressureStall)) => wake,
+            wake = self.usage.next(Wake::Sample(Cause::MemoryEvent)) => wake,
+            wake = self.pressure_level.next(Wake::Sample(Cause::PressureStall)) => wake,
+            wake = self.pod_events.next(Wake::PodEvents) => wake,
+            wake = message(SourceName::Remedies, &mut self.remedies, Wake::Remedy) => wake,
+            wake = self.lifecycle.next(Wake::Records) => wake,
+            () = until(deadlines.earliest_ns()) => Wake::Deadline,
+            () = stop.received() => Wake::Stop,
+            wake = message(SourceName::Manifests, &mut self.manifests, Wake::Manifests) => wake,
+            wake = message(SourceName::Placement, &mut self.placement, Wake::Placement) => wake,
+            wake = message(SourceName::CpuTime, &mut self.cpu_time, Wake::Cpu) => wake,
+            wake = message(SourceName::Storage, &mut self.storage, Wake::Storage) => wake,
+            wake = self.cgroups.next(Wake::Cgroups) => wake,
+            wake = message(SourceName::Snapshots, &mut self.snapshots, Wake::Snapshot) => wake,
+        }
+    }
+
+    /// The lifecycle ring is not read before this.
+    pub(super) fn rest_lifecycle_until(&mut self, at_ns: u64) {
+        self.lifecycle.rest_until(at_ns);
+    }
+
+    /// A source is gone; what it reported has to be read more often.
+    pub(super) fn without(&mut self, name: SourceName) {
+        if name == SourceName::LifecycleRing {
+            self.reports_cgroups = false;
+            self.rescan_period = RESCAN_UNREPORTED;
+        }
+    }
+
+    /// Arms the cgroup v1 notification at the usage that the newest headroom allows. Returns what went wrong.
+    pub(super) fn arm_usage(&mut self, headroom_bytes: Option<u64>) -> Option<Wake> {
+        let root = self.usage_root.as_ref()?;
+        self.usage.watched = None;
+        match watch_usage(root, headroom_bytes?) {
+            Ok(watched) => {
+                self.usage.watched = Some(watched);
+                None
+            }
+            Err(error) => {
+                self.usage_root = None;
+                Some(self.usage.lose(&error))
+            }
+        }
+    }
+
+    /// Opens what the ladder has chosen.
+    ///
+    /// # Errors
+    /// When the ring buffer of urgent records cannot be registered. Any other source that cannot be opened is left out with a warning.
+    pub fn open(
+        host: &HostRoot,
+        mounts: &CgroupMounts,
+        cgroup_root: &CgroupPath,
+        bpf: Option<&Bpf>,
+        report: &Report,
+        reporter: &mut Reporter,
+    ) -> Result<Self> {
+        let serves = |signal, mechanism| {
+            report
+                .choices
+                .iter()
+                .any(|choice| choice.signal == signal && choice.mechanism == mechanism)
+        };
+        let uses = |mechanism| {
+            report
+                .choices
+                .iter()
+                .any(|choice| choice.mechanism == mechanism)
+        };
+        let mut left_out = |name: SourceName, error: &anyhow::Error| {
+            reporter.say(&Line::Warning {
+                text: format!("{} is left out: {error:#}; {}", name.name(), name.loss()),
+            });
+        };
+        let mut source = |name: SourceName, watched: Option<Result<Watched>>| {
+            let mut source = Source::absent(name);
+            match watched {
+                Some(Ok(watched)) => source.watched = Some(watched),
+                Some(Err(error)) => left_out(name, &error),
+                None => {}
+            }
+            source
+        };
+        let ring = |fd| Watched::new(fd, Interest::READABLE, || Ok(()));
+        // Without the first ring nothing is urgent any more: that is not optional where there are programs.
+        let records = Source {
+            watched: bpf
+                .map(|bpf| ring(bpf.critical_fd()))
+                .transpose()
+                .context("cannot register the BPF ring buffer with epoll")?,
+            ..Source::absent(SourceName::CriticalRing)
+        };
+        let lifecycle = source(
+            SourceName::LifecycleRing,
+            bpf.map(|bpf| ring(bpf.lifecycle_fd())),
+        );
+        let psi = source(
+            SourceName::PsiTrigger,
+            uses(Mechanism::Psi).then(|| {
+                let (stall, stall_ms, window_ms) = PSI;
+                let trigger = Trigger::new(stall, stall_ms, window_ms)?;
+                let psi = PsiTrigger::arm_as_allowed(host.procfs("pressure/memory"), trigger)?;
+                let fd = psi.as_fd().try_clone_to_owned()?;
+                Watched::new(fd.as_fd(), Interest::PRIORITY, move || {
+                    // Armed for as long as it is held here.
+                    let _ = &psi;
+                    Ok(())
+                })
+            }),
+        );
+        let v1_root = || {
+            let memory = mounts.hierarchy_of(Controller::Memory).ok()?;
+            (memory.version == Version::V1)
+                .then(|| MemcgV1::open(&memory.dir(&CgroupPath::default())))
+        };
+        let usage_root = serves(LadderSignal::MemoryThreshold, Mechanism::EventControl)
+            .then(v1_root)
+            .flatten();
+        let pressure_level = source(
+            SourceName::PressureLevel,
+            serves(LadderSignal::NodeReclaim, Mechanism::EventControl)
+                .then(v1_root)
+                .flatten()
+                .map(|root| watch_pressure_level(&root?)),
+        );
+        let cgroups = source(
+            SourceName::CgroupWatch,
+            uses(Mechanism::Inotify).then(|| {
+                let memory = mounts.hierarchy_of(Controller::Memory)?;
+                let mut cgroups =
+                    CgroupWatch::open(&memory.dir(&pods::cgroup::kubepods_path(cgroup_root)?))?;
+                let fd = cgroups.as_fd().try_clone_to_owned()?;
+                // Which cgroup it was does not matter: every wanted pod is rescanned.
+                Watched::new(fd.as_fd(), Interest::READABLE, move || {
+                    Ok(cgroups.changes().map(|_| ())?)
+                })
+            }),
+        );
+        let usage_root = usage_root.and_then(|root| {
+            root.map_err(|error| left_out(SourceName::Usage, &error.into()))
+                .ok()
+        });
+        let reports_cgroups = lifecycle.watched.is_some()
+            && bpf.is_some_and(|bpf| {
+                [
+                    "cgroup_mkdir",
+                    "cgroup_rmdir",
+                    "cgroup_notify_populated",
+                    "cgroup_attach_task",
+                ]
+                .iter()
+                .all(|program| bpf.is_attached(program))
+            });
+        Ok(Self {
+            records,
+            lifecycle,
+            psi,
+            usage_root,
+            pressure_level: pressure_level.paced(PRESSURE_LEVEL_PACE),
+            cgroups,
+            reports_cgroups,
+            rescan_period: if reports_cgroups {
+                RESCAN_REPORTED
+            } else {
+                RESCAN_UNREPORTED
+            },
+            ..Self::none()
+        })
+    }
+
+    /// Waits for the stalls that thresholds on pressure signals need, too. A trigger that cannot be had is left out with a warning: averages
+    /// are then seen by the next sample.
+    ///
+    /// # Errors
+    /// When they cannot be registered with epoll.
+    pub fn watch_stalls(
+        &mut self,
+        host: &HostRoot,
+        wanted: &[StallTrigger],
+        reporter: &mut Reporter,
+    ) -> Result<()> {
+        let armed = ArmedTriggers::arm(host, wanted, |error| {
+            reporter.say(&Line::Warning {
+                text: format!("a PSI trigger for a threshold is left out: {error}"),
+            });
+        })?;
+        if let Some(armed) = armed {
+            let fd = armed.as_fd().try_clone_to_owned()?;
+            let watched = Watched::new(fd.as_fd(), Interest::READABLE, move || Ok(armed.take()?))?;
+            self.stalls.watched = Some(watched);
+        }
+        Ok(())
+    }
+
+    /// Follows the manifests in a directory, by a thread.
+    ///
+    /// # Errors
+    /// When it cannot be watched.
+    pub fn watch_manifests(&mut self, dir: &Path) -> Result<()> {
+        let (sender, manifests) = mpsc::channel(MANIFEST_CHANGES);
+        self.manifests = Some(manifests);
+        self._manifest_watch = Some(ManifestWatch::spawn(dir, move |change| {
+            sender.blocking_send(change).is_ok()
+        })?);
+        Ok(())
+    }
+
+    /// Answers these questions for snapshots too.
+    pub fn give_snapshots_to(&mut self, requests: SnapshotRequests) {
+        self.snapshots = Some(requests);
+    }
+
+    /// Listens to the threads that look after disks too.
+    pub fn watch_disks(&mut self, events: mpsc::Receiver<StorageEvent>) {
+        self.storage = Some(events);
+    }
+
+    /// Waits for the memory events of pods too, if any are watched.
+    ///
+    /// # Errors
+    /// When their descriptor cannot be registered with epoll.
+    pub fn watch_pods(&mut self, limits: &Limits) -> Result<()> {
+        let Some(events) = limits.events() else {
+            return Ok(());
+        };
+        let fd = events.as_fd();
+        let taken = events.try_clone().context("the pods' memory events")?;
+        self.pod_events.watched = Some(Watched::new(fd, Interest::READABLE, move || {
+            Ok(taken.take().map(|_| ())?)
+        })?);
+        self.pod_events.pace = POD_EVENTS_PACE;
+        Ok(())
+    }
+}
+
+fn watch_pressure_level(memcg: &MemcgV1) -> Result<Watched> {
+    let source = memcg.notify_pressure(PRESSURE_LEVEL)?;
+    let fd = source.as_fd().try_clone_to_owned()?;
+    Watched::new(fd.as_fd(), Interest::READABLE, move || {
+        Ok(source.take().map(|_| ())?)
+    })
+}
+
+/// The notification on the node's usage, `headroom_bytes` above what it is now.
+fn watch_usage(root: &MemcgV1, headroom_bytes: u64) -> Result<Watched> {
+    let at_bytes = root.usage_bytes()?.saturating_add(headroom_bytes.max(1));
+    let source = root.notify_at(at_bytes)?;
+    let fd = source.as_fd().try_clone_to_owned()?;
+    Watched::new(fd.as_fd(), Interest::READABLE, move || {
+        Ok(source.take().map(|_| ())?)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    const FAR: Deadlines = Deadlines {
+        sample_ns: u64::MAX,
+        rescan_ns: u64::MAX,
+        lifecycle_rest_ns: None,
+        oom_kills_ns: None,
+        last_line_kills_ns: None,
+        last_line_ns: None,
+        oom_scores_ns: None,
+        storage_ns: None,
+    };
+    const DESCRIPTORS: [(SourceName, fn(&mut Sources) -> &mut Source); 8] = [
+        (SourceName::CriticalRing, |it| &mut it.records),
+        (SourceName::PsiTrigger, |it| &mut it.psi),
+        (SourceName::StallTriggers, |it| &mut it.stalls),
+        (SourceName::Usage, |it| &mut it.usage),
+        (SourceName::PressureLevel, |it| &mut it.pressure_level),
+        (SourceName::PodEvents, |it| &mut it.pod_events),
+        (SourceName::LifecycleRing, |it| &mut it.lifecycle),
+        (SourceName::CgroupWatch, |it| &mut it.cgroups),
+    ];
+
+    fn watched(take: fn() -> Result<()>) -> (Watched, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let watched = Watched::new(ours.as_fd(), Interest::READABLE, take).unwrap();
+        (watched, theirs)
+    }
+
+    /// It is lost once, in words, and then silent; what else there is goes on.
+    async fn is_lost_once(mut sources: Sources, name: SourceName, why: &str) {
+        let mut stop = StopSignals::catch().unwrap();
+        let wake = sources.next(&FAR, &mut stop).await;
+        let Wake::Lost(lost) = wake else {
+            panic!("{name:?}: {wake:?}");
+        };
+        assert_eq!(lost.name, name);
+        let text = lost.to_string();
+        for part in [name.name(), name.loss(), why, "Restart plimsoll"] {
+            assert!(!part.is_empty() && text.contains(part), "{part}: {text}");
+        }
+        sources.without(name);
+        let soon = Deadlines {
+            rescan_ns: 0,
+            ..FAR
+        };
+        let wake = sources.next(&soon, &mut stop).await;
+        assert!(matches!(wake, Wake::Deadline), "{name:?}: {wake:?}");
+        let (works, mut other) = watched(|| Ok(()));
+        other.write_all(b"x").unwrap();
+        sources.snapshots = None;
+        let own = if name == SourceName::CgroupWatch {
+            &mut sources.psi
+        } else {
+            &mut sources.cgroups
+        };
+        own.watched = Some(works);
+        let wake = sources.next(&FAR, &mut stop).await;
+        assert!(
+            matches!(wake, Wake::Cgroups | Wake::Sample(_)),
+            "{name:?}: {wake:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_descriptor_that_cannot_be_read_is_lost() {
+        for (name, of) in DESCRIPTORS {
+            let mut sources = Sources::none();
+            let (broken, mut other) = watched(|| anyhow::bail!("it is broken"));
+            other.write_all(b"x").unwrap();
+            of(&mut sources).watched = Some(broken);
+            is_lost_once(sources, name, "it is broken").await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_descriptor_that_was_closed_is_lost() {
+        for (name, of) in DESCRIPTORS {
+            let mut sources = Sources::none();
+            let (closed, other) = watched(|| Ok(()));
+            drop(other);
+            of(&mut sources).watched = Some(closed);
+            is_lost_once(sources, name, "was closed").await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_thread_that_has_ended_is_lost() {
+        let channels: [(SourceName, fn(&mut Sources)); 6] = [
+            (SourceName::Manifests, |it| {
+                it.manifests = Some(mpsc::channel(1).1);
+            }),
+            (SourceName::Storage, |it| it.watch_disks(mpsc::channel(1).1)),
+            (SourceName::Remedies, |it| {
+                it.remedies = Some(mpsc::channel(1).1);
+            }),
+            (SourceName::Placement, |it| {
+                it.placement = Some(mpsc::channel(1).1);
+            }),
+            (SourceName::CpuTime, |it| {
+                it.cpu_time = Some(mpsc::channel(1).1);
+            }),
+            (SourceName::Snapshots, |it| {
+                it.give_snapshots_to(mpsc::channel(1).1);
+            }),
+        ];
+        for (name, end) in channels {
+            let mut sources = Sources::none();
+            end(&mut sources);
+            is_lost_once(sources, name, "has ended").await;
+        }
+    }
+}
