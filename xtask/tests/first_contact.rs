@@ -8,17 +8,19 @@ use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tempfile::TempDir;
 
 /// Programs of the machine that a run may use.
-const TOOLS: [&str; 12] = [
-    "sh", "cat", "sleep", "setpriv", "dpkg-deb", "dpkg", "tar", "gzip", "xz", "id", "cp", "mount",
+const TOOLS: [&str; 13] = [
+    "sh", "cat", "sleep", "setsid", "setpriv", "dpkg-deb", "dpkg", "tar", "gzip", "xz", "id", "cp",
+    "mount",
 ];
 const STEP: &str = "@@PLIMSOLL-STEP starting pod web@@";
 /// Seconds that the emulator lives on when nobody ends it: longer than any test.
@@ -105,6 +107,8 @@ impl Machine {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            // As a shell does it: see `Run::interrupt`.
+            .process_group(0)
             .spawn()
             .unwrap();
         let (sender, lines) = channel();
@@ -133,6 +137,13 @@ impl Machine {
         ])
     }
 
+    /// A guest of its kernel, without the project's programs.
+    fn vm(&self) -> Run {
+        let image = self.path("vmlinuz");
+        let image = image.to_str().unwrap();
+        self.start(&["vm", "--bare", "--kernel", image, "--cmd", "x"])
+    }
+
     /// Nothing runs any more, and nothing is left of it.
     fn assert_clean(&self) {
         let left: Vec<_> = fs::read_dir(self.path("tmp")).unwrap().flatten().collect();
@@ -147,9 +158,11 @@ impl Machine {
             })
             .collect();
         assert!(partial.is_empty(), "in the cache: {partial:?}");
-        if let Ok(pid) = fs::read_to_string(self.path("emulator.pid")) {
-            let alive = Path::new("/proc").join(pid.trim()).join("exe").exists();
-            assert!(!alive, "the emulator {pid} still runs");
+        for name in ["emulator.pid", "orphan.pid"] {
+            if let Ok(pid) = fs::read_to_string(self.path(name)) {
+                let alive = Path::new("/proc").join(pid.trim()).join("exe").exists();
+                assert!(!alive, "{name}: {pid} still runs");
+            }
         }
         let lock = File::options()
             .create(true)
@@ -176,9 +189,13 @@ impl Run {
         }
     }
 
+    fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap()
+    }
+
+    /// To the command alone, as `kill` does it.
     fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
-        kill_process(pid, signal).unwrap();
+        kill_process(self.pid(), signal).unwrap();
     }
 
     /// Its status and what it has said since it was last asked.
@@ -187,8 +204,9 @@ impl Run {
         (self.child.wait().unwrap(), lines.join("\n"))
     }
 
+    /// To the whole process group, as Ctrl-C on a terminal does it.
     fn interrupt(self) {
-        self.signal(Signal::INT);
+        kill_process_group(self.pid(), Signal::INT).unwrap();
         let (status, text) = self.end();
         assert_eq!(status.code(), Some(130), "{text}");
         assert!(text.contains("interrupted"), "{text}");
@@ -295,15 +313,7 @@ fn ctrl_c_leaves_nothing_of_a_guest() {
         machine.assert_clean();
     }
     let machine = Machine::new(&format!("echo up; {HANG}"));
-    let image = machine.path("vmlinuz");
-    let run = machine.start(&[
-        "vm",
-        "--bare",
-        "--kernel",
-        image.to_str().unwrap(),
-        "--cmd",
-        "x",
-    ]);
+    let run = machine.vm();
     run.wait_for("up");
     run.interrupt();
     machine.assert_clean();
@@ -312,6 +322,17 @@ fn ctrl_c_leaves_nothing_of_a_guest() {
 #[test]
 fn ctrl_c_ends_a_guest_that_does_not_listen() {
     let machine = Machine::new("trap '' INT TERM; echo up; while :; do sleep 1; done");
+    let run = machine.demo();
+    run.wait_for("up");
+    run.interrupt();
+    machine.assert_clean();
+}
+
+#[test]
+fn ctrl_c_ends_what_has_lost_its_parent() {
+    // In a session of its own, and its parent has ended.
+    let orphan = format!("(setsid sh -c 'echo $$ > orphan.pid; echo up; {HANG}' &)");
+    let machine = Machine::new(&format!("{orphan}; {HANG}"));
     let run = machine.demo();
     run.wait_for("up");
     run.interrupt();
@@ -425,15 +446,7 @@ fn a_pinned_package_that_is_gone_gives_way_to_the_newest() {
     if !machine.apt(&address) {
         return;
     }
-    let image = machine.path("vmlinuz");
-    let run = machine.start(&[
-        "vm",
-        "--bare",
-        "--kernel",
-        image.to_str().unwrap(),
-        "--cmd",
-        "x",
-    ]);
+    let run = machine.vm();
     run.wait_for("no longer has the pinned pool/main/b/busybox/");
     run.wait_for("up");
     run.end();
