@@ -207,6 +207,7 @@ impl Agent {
             } else {
                 busy = true;
                 if let Some(storage) = &mut self.storage {
+                    storage.free_not_before = Some(Instant::now() + SETTLE);
                     storage.order = Some(sources);
                 }
             }
@@ -220,7 +221,10 @@ impl Agent {
         if storage.survey_due && has_settled {
             match storage.handle.rank_now() {
                 Ok(()) => storage.survey_due = false,
-                Err(Busy) => busy = true,
+                Err(Busy) => {
+                    busy = true;
+                    storage.survey_from = Some(Instant::now() + SETTLE);
+                }
             }
         }
         if busy && !std::mem::replace(&mut storage.busy_reported, true) {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use plimsoll_abi::{self as abi, ABI_VERSION, Header, Kind, UNKNOWN_U64};
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::decision::ReclaimSource;
 use plimsoll_core::model::event::{Cause, EventKind, PlacementStart};
 use plimsoll_core::model::options;
 use plimsoll_core::model::reading::{FileSystemReading, StorageReading};
@@ -31,6 +32,7 @@ use crate::input::config::{Config, ConfigFile, EvictionFlags};
 use crate::input::manifests::{ManifestChange, ManifestPod};
 use crate::kernel::Generation;
 use crate::kernel::decode::decode;
+use crate::storage::reclaim::Reclaimed;
 use crate::storage::{Storage, StorageEvent, StorageSettings};
 
 const PODS: usize = 100;
@@ -490,4 +492,30 @@ fn memory_that_cannot_be_read_ends_the_agent_with_what_to_do() {
         error.contains("meminfo") && error.contains("start plimsoll again"),
         "{error}"
     );
+}
+
+#[test]
+fn node_reclaim_that_frees_nothing_is_tried_again_after_ten_seconds() {
+    let mut node = Node::new(Cgroup::V2);
+    let agent = &mut node.agent;
+    let wants = |agent: &mut Agent| {
+        let storage = agent.storage.as_mut().unwrap();
+        storage.free(&[ReclaimSource::EndedPods]);
+        agent.order_storage_work();
+        agent.storage.as_ref().unwrap().order_at_ns()
+    };
+    assert_eq!(wants(agent), None, "the first is ordered at once");
+    let nothing = StorageEvent::Reclaimed {
+        provider: "test",
+        dry: false,
+        reclaimed: Reclaimed::default(),
+    };
+    agent.storage_event(nothing, &mut Found::default());
+    let wait_ns = wants(agent).unwrap().saturating_sub(now_ns());
+    assert!((1..=10_000_000_000).contains(&wait_ns), "{wait_ns}");
+    // A pod that has ended leaves something to free.
+    let storage = agent.storage.as_mut().unwrap();
+    storage.has_ended(&PodUid::new("uid-1"));
+    agent.order_storage_work();
+    assert_eq!(agent.storage.as_ref().unwrap().order_at_ns(), None);
 }

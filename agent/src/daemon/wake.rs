@@ -182,10 +182,15 @@ impl std::fmt::Display for Lost {
         let Self { name, error } = self;
         write!(
             f,
-            "{} failed and is no longer used: {error}; {}. Restart plimsoll to use it again",
+            "{} failed and is no longer used: {error}; {}",
             name.name(),
             name.loss()
-        )
+        )?;
+        // Some errors say so themselves.
+        if !error.contains("restart plimsoll") {
+            write!(f, "; restart plimsoll to use it again")?;
+        }
+        Ok(())
     }
 }
 
@@ -673,7 +678,7 @@ mod tests {
         };
         assert_eq!(lost.name, name);
         let text = lost.to_string();
-        for part in [name.name(), name.loss(), why, "Restart plimsoll"] {
+        for part in [name.name(), name.loss(), why, "restart plimsoll"] {
             assert!(!part.is_empty() && text.contains(part), "{part}: {text}");
         }
         sources.without(name);

@@ -229,6 +229,12 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         [([], Value::Count(tally.lines_lost))],
     )?;
     page.counter(
+        "plimsoll_sources_lost",
+        "Optional sources that failed while the agent ran.",
+        "",
+        [([], Value::Count(tally.sources_lost))],
+    )?;
+    page.counter(
         "plimsoll_journal_steps_lost",
         "Steps that are missing from the journal; absent without a journal.",
         "",
