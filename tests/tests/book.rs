@@ -293,3 +293,37 @@ fn only_pages_that_are_run_have_commands() {
         }
     }
 }
+
+/// Paths of this repository between back-ticks: `agent/src/daemon/turn.rs`.
+fn paths_in(text: &str) -> impl Iterator<Item = &str> {
+    let rooms = [
+        "agent/", "ebpf/", "xtask/", "tests/", "benches/", "docs/", "deploy/",
+    ];
+    text.split('`').skip(1).step_by(2).filter(move |code| {
+        rooms.iter().any(|room| code.starts_with(room))
+            && code
+                .chars()
+                .all(|letter| letter.is_alphanumeric() || "/._-".contains(letter))
+    })
+}
+
+#[test]
+fn every_path_that_is_named_exists() {
+    let mut pages = book();
+    pages.extend(["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md"].map(str::to_owned));
+    // Decisions say what was.
+    pages.retain(|page| !page.starts_with("docs/decisions/"));
+    let mut named = 0;
+    for page in &pages {
+        for path in paths_in(&fs::read_to_string(root().join(page)).unwrap()) {
+            named += 1;
+            assert!(
+                root().join(path).exists(),
+                "{page} names `{path}`, which is not there"
+            );
+        }
+    }
+    assert!(named > 20, "{named} paths: the pages are read");
+    let found: Vec<&str> = paths_in("`agent/src/x.rs` and `agent/src/{a,b}` and agent/y").collect();
+    assert_eq!(found, ["agent/src/x.rs"]);
+}

@@ -31,8 +31,11 @@ impl CommandError for anyhow::Error {}
 
 impl CommandError for crate::host::program::NotStarted {}
 
+/// A status (`None`: that of the command that was started), and what it means.
+pub type Meaning = (Option<u8>, &'static str);
+
 /// What each command's statuses mean, beside [`WRONG_USAGE`]. No status stands for that of another program.
-pub const TABLE: [(&str, &[(Option<u8>, &str)]); 16] = [
+pub const TABLE: [(&str, &[Meaning]); 16] = [
     (
         "run",
         &[

@@ -348,10 +348,10 @@ impl Surveyor {
             Ok(()) | Err(TrySendError::Disconnected(_)) => {
                 self.is_changed = false;
                 self.handed_on = Some(Instant::now());
-                if std::mem::take(&mut self.is_ranked) {
-                    if let Some(observer) = &self.means.observer {
-                        observer.unpark();
-                    }
+                if std::mem::take(&mut self.is_ranked)
+                    && let Some(observer) = &self.means.observer
+                {
+                    observer.unpark();
                 }
             }
         }
