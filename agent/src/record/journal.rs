@@ -4,7 +4,7 @@
 //! never delay an eviction. Approach: the loop formats a line *after* it has acted, into a buffer whose written parts come back
 //! (`BytesMut`), and hands it to a writer thread through a bounded queue. What cannot be written is counted and said; the agent goes on.
 //!
-//! Format: a header line `{"journal":2,"plimsoll":VERSION,"config":…,"state":…,"aside":…}`, then `{"event":…,"decisions":[…]}` lines, and
+//! Format: a header line `{"journal":3,"plimsoll":VERSION,"config":…,"state":…,"aside":…}`, then `{"event":…,"decisions":[…]}` lines, and
 //! between them now and then `{"aside":…}` ([`aside`]). A file that reaches its size limit is renamed to `NAME.1` and a new one begins with
 //! the state of that moment, so each file replays by itself. A step that could not be queued leaves a line `{"lost":N}`: what follows it
 //! cannot be replayed. Format 1 has no asides.
@@ -31,7 +31,7 @@ use crate::record::limit_counts::LimitTotals;
 use aside::{Aside, Written};
 
 /// The format's version.
-pub const JOURNAL_VERSION: u32 = 2;
+pub const JOURNAL_VERSION: u32 = 3;
 /// The oldest that is read.
 pub const OLDEST_VERSION: u32 = 1;
 /// Steps that may wait for the disk. More are counted as lost.
@@ -364,7 +364,7 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 4);
-        assert!(lines[0].starts_with(r#"{"journal":2,"#));
+        assert!(lines[0].starts_with(r#"{"journal":3,"#));
         assert_eq!(
             lines[1],
             r#"{"event":{"at_ns":1,"event":"pod_empty","uid":"a"},"decisions":[{"decision":"sample_by","at_ns":1}]}"#
@@ -385,12 +385,12 @@ mod tests {
         assert!(
             std::fs::read_to_string(&path)
                 .unwrap()
-                .starts_with(r#"{"journal":2,"#)
+                .starts_with(r#"{"journal":3,"#)
         );
         assert!(
             std::fs::read_to_string(dir.path().join("journal.1"))
                 .unwrap()
-                .starts_with(r#"{"journal":2,"#)
+                .starts_with(r#"{"journal":3,"#)
         );
     }
 

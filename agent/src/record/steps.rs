@@ -416,7 +416,7 @@ mod tests {
         let path = dir.path().join("journal");
         journal(&path);
         let text = std::fs::read_to_string(&path).unwrap();
-        let old = text.replacen("\"journal\":2", "\"journal\":1", 1);
+        let old = text.replacen("\"journal\":3", "\"journal\":1", 1);
         let old = old.replacen(",\"aside\":{\"at_ns\":0}", "", 1);
         assert_eq!(old.len() + 20, text.len(), "{text}");
         std::fs::write(&path, old).unwrap();
@@ -469,7 +469,7 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         let error = replay(&path, |_, _| Ok(())).unwrap_err().to_string();
         assert!(error.contains("is empty"), "{error}");
-        std::fs::write(&path, text.replacen("\"journal\":2", "\"journal\":9", 1)).unwrap();
+        std::fs::write(&path, text.replacen("\"journal\":3", "\"journal\":9", 1)).unwrap();
         assert!(matches!(
             replay(&path, |_, _| Ok(())),
             Err(JournalReadError::Version { found: 9, .. })
