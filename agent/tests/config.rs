@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/config/testdata");
+const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/input/config/testdata");
 
 fn plimsoll(args: &[&str], stdin: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_plimsoll"))

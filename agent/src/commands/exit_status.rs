@@ -215,13 +215,21 @@ pub const TABLE: [(&str, &[Meaning]); 16] = [
 /// Adds the exit statuses to the help of every command of `plimsoll`. Where the help has them already they stay: that of `run` and `trace`
 /// is the help of other programs, too.
 pub(crate) fn explained(plimsoll: Command) -> Command {
-    TABLE.iter().fold(plimsoll, |all, (name, statuses)| {
-        let add = |command: Command| with_statuses(command, statuses);
-        match name.split_once(' ') {
-            Some((outer, inner)) => all.mut_subcommand(outer, |it| it.mut_subcommand(inner, add)),
-            None => all.mut_subcommand(name, add),
-        }
+    plimsoll.mut_subcommands(|command| {
+        let outer = command.get_name().to_owned();
+        let inner = |command: Command| {
+            let name = format!("{outer} {}", command.get_name());
+            with_statuses_of(command, &name)
+        };
+        with_statuses_of(command.mut_subcommands(inner), &outer)
     })
+}
+
+fn with_statuses_of(command: Command, name: &str) -> Command {
+    match TABLE.iter().find(|(row, _)| *row == name) {
+        Some((_, statuses)) => with_statuses(command, statuses),
+        None => command,
+    }
 }
 
 fn with_statuses(command: Command, statuses: &[(Option<u8>, &str)]) -> Command {

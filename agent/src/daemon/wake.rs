@@ -652,7 +652,8 @@ mod tests {
         oom_scores_ns: None,
         storage_ns: None,
     };
-    const DESCRIPTORS: [(SourceName, fn(&mut Sources) -> &mut Source); 8] = [
+    type Descriptor = (SourceName, fn(&mut Sources) -> &mut Source);
+    const DESCRIPTORS: [Descriptor; 8] = [
         (SourceName::CriticalRing, |it| &mut it.records),
         (SourceName::PsiTrigger, |it| &mut it.psi),
         (SourceName::StallTriggers, |it| &mut it.stalls),
@@ -728,7 +729,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_thread_that_has_ended_is_lost() {
-        let channels: [(SourceName, fn(&mut Sources)); 6] = [
+        type Channel = (SourceName, fn(&mut Sources));
+        let channels: [Channel; 6] = [
             (SourceName::Manifests, |it| {
                 it.manifests = Some(mpsc::channel(1).1);
             }),

@@ -233,6 +233,8 @@ fn a_full_disk_leaves_nothing_under_the_name_and_the_others_are_written() {
         notes::left_out(format_args!("a small file system: {error}"));
         return;
     }
+    let filler = small.join("filler");
+    fs::write(&filler, [0; 4096]).unwrap();
     let whole = dir.path().join("t.svg");
     let cut = small.join("t.pftrace");
     let output = trace(&["--cgroup", &busy.path, "--for", "500ms", "-o"])
@@ -241,6 +243,7 @@ fn a_full_disk_leaves_nothing_under_the_name_and_the_others_are_written() {
         .arg(&whole)
         .output()
         .unwrap();
+    fs::remove_file(&filler).unwrap();
     let left = is_empty(&small);
     unmount(&small, UnmountFlags::DETACH).unwrap();
     let said = expect(&output, 1);
