@@ -31,10 +31,10 @@ pub struct EvictionOptions {
 /// What is done about CPU time. Each is off where it is `None`, as in the kubelet, which sets a quota and leaves it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CpuOptions {
-    /// Who is throttled although its node has time gets more for a while (kubernetes#67577, #51135).
+    /// Let a throttled container exceed its CPU limit for a while when the node has idle CPU time (kubernetes#67577, #51135).
     #[serde(default)]
     pub burst: Option<CpuBurst>,
-    /// Who has no request is held back while those who have one wait.
+    /// Hold back pods without a CPU request while pods with one wait.
     #[serde(default)]
     pub suppress: Option<CpuSuppress>,
 }

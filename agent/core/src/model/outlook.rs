@@ -24,7 +24,7 @@ pub struct Outlook {
     pub(crate) intervals: [Interval; INTERVALS],
     /// When the kernel last showed that it is short of free memory, nanoseconds.
     pub(crate) short_ns: Option<u64>,
-    /// Somebody is leaving for memory: what comes back then is no trend.
+    /// A pod is being ended for memory: the memory it returns is no trend.
     pub(crate) leaving: bool,
 }
 

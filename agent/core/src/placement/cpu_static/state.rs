@@ -16,7 +16,7 @@ pub type CpuAssignments = BTreeMap<PodUid, BTreeMap<String, CpuSet>>;
 pub struct CpuState {
     /// The shared pool. Empty, with no assignments: nothing is known yet.
     pub shared: CpuSet,
-    /// Who has what.
+    /// The CPUs of each container.
     pub assignments: CpuAssignments,
 }
 

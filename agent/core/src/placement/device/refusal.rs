@@ -75,7 +75,7 @@ pub enum Reason {
         per_node: BTreeMap<u32, usize>,
         /// How many are not healthy.
         unhealthy: usize,
-        /// Who has the others: pod and container.
+        /// The holders of the others: pod and container.
         holders: Vec<(PodUid, String)>,
     },
 }

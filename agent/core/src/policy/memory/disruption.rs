@@ -1,7 +1,7 @@
 //! Victims whose disruption budgets are used up are passed over where others suffice.
 //!
-//! Problem: an eviction under pressure asks no budget (the kubelet calls no Eviction API), and takes the last replica of a service while
-//! a pod beside it could be spared by everybody. Approach, for candidates in the order in which they would be evicted:
+//! Problem: an eviction under pressure asks no budget (the kubelet calls no Eviction API), and takes the last replica of a service even
+//! if another pod has replicas to spare. Approach, for candidates in the order in which they would be evicted:
 //!
 //! 1. In that order, each candidate uses up one disruption of each of its budgets; one whose budget has none left is *against* it.
 //!    Pods that are leaving already have used up theirs.
@@ -17,7 +17,7 @@ use crate::policy::memory::rank::{RankRow, Ranking};
 use crate::policy::memory::target;
 use crate::policy::memory::view::View;
 
-/// Space for it, kept so that none is allocated on the way to a kill.
+/// Its buffers, kept so that nothing is allocated on the way to a kill.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Budgeting {
     /// What each budget still allows, in the order of their names.
@@ -97,7 +97,7 @@ impl Budgeting {
             needed,
             rest,
             |at| rows[at].usage,
-            |own, at| target::class_end(ranking, rows, own, at),
+            |candidates, at| target::class_end(ranking, rows, candidates, at),
         );
         let freed = needed
             .iter()
@@ -151,8 +151,8 @@ impl Budgeting {
     ) -> Option<Disruption> {
         if self.against.binary_search(&at).is_ok() {
             let pod = state.pods.get(&rows[at].uid)?;
-            let mut own = state.budgets.iter();
-            let (name, _) = own.find(|(_, budget)| budget.selects(&pod.pod))?;
+            let mut budgets = state.budgets.iter();
+            let (name, _) = budgets.find(|(_, budget)| budget.selects(&pod.pod))?;
             return Some(Disruption::AgainstBudget {
                 budget: name.clone(),
             });

@@ -13,10 +13,10 @@
 //!   be gone already: then kswapd lives on the last page cache.
 //! - *rate*: the median of what was lost in each of the five newest intervals. Four of them must show a
 //!   loss: memory that is taken at once, or by an ordinary ramp that has ended, is no trend.
-//! - The kernel must agree: it woke kswapd, or somebody reclaimed or stalled, within the last second; or so little is really free
+//! - The kernel must agree: it woke kswapd, or a task reclaimed or stalled, within the last second; or so little is really free
 //!   ([`FREE_SHARE`]) that it is about to.
 //!
-//! Hysteresis: while a victim leaves no other pod is chosen, and when it is gone the intervals begin anew. Losses below
+//! Hysteresis: while a victim is being ended no other pod is chosen, and when it has ended the intervals begin anew. Losses below
 //! [`RATE_MIN`] are left to thresholds.
 
 use crate::model::config::EngineConfig;
@@ -107,7 +107,7 @@ impl Figures {
 }
 
 impl Outlook {
-    /// These with what a sample shows, whose free swap is worth so much.
+    /// These and the values of a sample, with `swap_bytes` of usable free swap.
     fn with(
         mut self,
         sample: &Sample,
@@ -174,7 +174,10 @@ impl Outlook {
     /// Whether what the kernel can hand out goes down with what is unused.
     fn is_going(&self) -> bool {
         let sum = |of: fn(&Interval) -> i64| -> i128 {
-            self.intervals.iter().map(|own| i128::from(of(own))).sum()
+            self.intervals
+                .iter()
+                .map(|interval| i128::from(of(interval)))
+                .sum()
         };
         let lost = sum(|interval| interval.lost_bytes);
         self.now.is_some_and(|now| now.left_bytes <= NOISE_BYTES)
@@ -217,7 +220,7 @@ fn interval_ns(horizon_ns: u64) -> u64 {
     (horizon_ns / INTERVALS_PER_HORIZON).max(1_000_000)
 }
 
-/// Takes note of what a sample shows, whose free swap is worth so much.
+/// Records the values of a sample, with `swap_bytes` of usable free swap.
 pub(crate) fn observe(
     config: &EngineConfig,
     state: &mut NodeState,

@@ -6,7 +6,7 @@
 //! after the first event: the average is older than the engine, and may be that of a pod which ended before, or was evicted by an agent
 //! that has been restarted since.
 //!
-//! Who goes: for memory the memory ranking. For io and cpu what counts is what a pod does now, so pods are ranked by their load
+//! Which pod is evicted: for memory the memory ranking decides. For io and cpu what counts is what a pod does now, so pods are ranked by their load
 //! ([`PodLoads`](crate::model::reading::PodLoads)): bytes read and written per second, which no pod requests; and CPU time per second over
 //! the CPU request, since a pod within its request uses what it was promised. A load is the difference of two readings, so a pod that
 //! has only begun is no candidate, and before the second reading no pod is ([`is_known`]).

@@ -75,9 +75,10 @@ mod tests {
             &mut all,
             need,
             |at| candidates[at].1,
-            |own, at| {
-                let class = candidates[own[at]].0;
-                own.iter()
+            |positions, at| {
+                let class = candidates[positions[at]].0;
+                positions
+                    .iter()
                     .take_while(|&&at| candidates[at].0 <= class)
                     .count()
             },
@@ -125,12 +126,12 @@ mod tests {
                 return Ok(());
             }
             prop_assert!(freed(&chosen) >= need);
-            // Nobody could be spared.
+            // No victim could be spared.
             for spared in &chosen {
                 let rest: Vec<usize> = chosen.iter().copied().filter(|at| at != spared).collect();
                 prop_assert!(freed(&rest) < need);
             }
-            // Nobody is more important than in the best case.
+            // No victim is more important than in the best case.
             let top = |set: &[usize]| set.iter().map(|&at| candidates[at].0).max();
             let least = sufficient.iter().map(|set| top(set)).min().unwrap();
             prop_assert_eq!(top(&chosen), least);

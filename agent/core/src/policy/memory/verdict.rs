@@ -181,7 +181,7 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
             chosen,
             need,
             |at| rows[at].usage,
-            |own, at| target::class_end(ranking, rows, own, at),
+            |candidates, at| target::class_end(ranking, rows, candidates, at),
         );
         // If all together do not suffice, all go: also if they use less.
         let last = last.map_or(0, |last| last + 1);

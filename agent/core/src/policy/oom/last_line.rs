@@ -8,7 +8,7 @@
 //! - below the *critical* amount, a quarter of that, at once. An agent that is alive has taken away its victim's grace by
 //!   [half](crate::policy::memory::eviction::half).
 //!
-//! Nobody who is exempt from eviction can be in the order: [`Condemned`] is made from a row of the ranking, and from no row of an exempt
+//! No pod that is exempt from eviction can be in the order: [`Condemned`] is made from a row of the ranking, and from no row of an exempt
 //! pod. Pods that are leaving come first; pods that a disruption budget protects come last.
 
 use serde::{Deserialize, Serialize};

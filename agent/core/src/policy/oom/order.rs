@@ -1,6 +1,6 @@
 //! The order in which the kernel's OOM killer takes containers, made the order of eviction.
 //!
-//! **Problem.** When memory runs out before anybody is evicted, the kernel chooses. It takes the process with the most *badness*: its
+//! **Problem.** When memory runs out before a pod is evicted, the kernel chooses. It takes the process with the most *badness*: its
 //! pages, plus its `oom_score_adj` in thousandths of the node's pages (mm/oom_kill.c, `oom_badness`). The kubelet's scores
 //! ([`crate::policy::oom::score`]) come from requests alone: a container over its request is taken only if it is larger than its neighbours' head
 //! start; on a node of 4 TiB every request below 4 GiB gives 999 (kubernetes#142230); a pod of many processes hides behind each of them
@@ -31,7 +31,7 @@
 //!
 //! **What it does not cover.** Pages that a process maps and another cgroup pays for count for the kernel and not in U. For
 //! an OOM of a cpuset or of a memory policy the kernel counts only the nodes allowed there, so that a step is smaller; for one of a cgroup's
-//! limit, only that cgroup's processes and its limit. Where memory is spread evenly over the range none of it changes who is first.
+//! limit, only that cgroup's processes and its limit. Where memory is spread evenly over the range none of it changes which process is first.
 //!
 //! **Stability.** A score that a container has is kept as long as it keeps the order and is at most [`DRIFT_MAX`] below the one that a
 //! fresh computation gives, unless fresh scores make more places certain. Fresh ones leave each container room to grow by an eighth.

@@ -118,10 +118,10 @@ fn memory_request_bytes(container: &Container) -> i64 {
 
 /// What the pod requests beyond its containers' sum, divided among all of them; negative where they request more.
 fn unclaimed_share_bytes(pod: &Pod) -> i64 {
-    let Some(own) = pod.pod_level_resources() else {
+    let Some(pod_resources) = pod.pod_level_resources() else {
         return 0;
     };
-    let request = own.request(MEMORY);
+    let request = pod_resources.request(MEMORY);
     let containers = i64::try_from(pod.all_containers().count()).unwrap_or(i64::MAX);
     if request.is_zero() || containers == 0 {
         return 0;
