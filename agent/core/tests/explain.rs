@@ -61,7 +61,7 @@ fn figures(priority: i32, request: u64, uses: u64) -> Figures {
 
 const STATIC: &str = r#"{"kubernetes.io/config.source":"file"}"#;
 
-/// An engine with running pods, and what it decides when it sees them with so much memory of 1 GiB available.
+/// An engine with running pods, and what it decides when `available_mib` of 1 GiB of memory are available.
 fn seen(config: EngineConfig, pods: &[Figures], available_mib: u64) -> (Engine, Vec<Decision>) {
     let mut engine = Engine::new(config);
     let mut memory = Vec::new();

@@ -14,7 +14,7 @@ use plimsoll_core::placement::node::{CpuManagerPolicy, PlacementSettings};
 use plimsoll_core::policy::placement::may_resize;
 use serde_json::json;
 
-/// One NUMA node of so many cores with one thread.
+/// One NUMA node of `cpus` cores with one thread each.
 fn machine(cpus: u32) -> Machine {
     let core = |cpu| Core {
         cpus: CpuSet::of(cpu),

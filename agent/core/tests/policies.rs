@@ -294,7 +294,7 @@ fn after_a_victim_a_stall_has_its_window_to_pass() {
     };
     assert_eq!(stalled_at(&used, 90), ["hungry"]);
     let used = [used[0], used[2]];
-    // It is gone with the next sample; its ten seconds count from the last time it was seen.
+    // It has ended by the next sample; its ten seconds count from the last time it was seen.
     for second in 0..10 {
         assert_eq!(stalled_at(&used, 90), Vec::<&str>::new(), "{second}");
     }
@@ -420,7 +420,7 @@ fn a_budget_that_is_used_up_is_respected_where_another_suffices() {
         text.contains("1 before it passed over because their disruption budgets are used up"),
         "{text}"
     );
-    // Not even both others free 251: it goes, and the reason says so.
+    // Not even both others free 251: it is evicted, and the reason says so.
     let decisions = one(&[("web", all.clone())], 251);
     assert_eq!(names(&decisions), ["web-1"]);
     assert_eq!(
@@ -478,7 +478,7 @@ proptest! {
         let decisions = budgeted(victims, &pods, &budgets, need);
         let gone = evicted(&decisions);
         prop_assert!(!gone.is_empty());
-        // In the order of the ranking (usage down, then name), each app's first ones may go.
+        // In the order of the ranking (usage down, then name), the first pods of each app may be evicted.
         let mut order = pods.clone();
         order.sort_by_key(|(name, mi, _)| (u64::MAX - mi, *name));
         let mut left = allowed.clone();

@@ -269,7 +269,7 @@ fn page_cache_goes_instead_of_a_pod() {
         inactive: 30,
     };
     let mut node = short(Some(ALL), usage, &json!({}));
-    // 2000 - 600 - 960 = 440 are available: 60 are missing, and what is inactive goes first.
+    // 2000 - 600 - 960 = 440 are available: 60 are missing, and inactive memory is reclaimed first.
     assert_eq!(actions(&node.sample(5 * MS)), ["reclaim 90 hog"]);
     node.usage("hog").inactive = 0;
     assert_eq!(actions(&node.sample(5 * MS)), NOTHING);
@@ -279,7 +279,7 @@ fn page_cache_goes_instead_of_a_pod() {
         ["stop hog", "reclaim hog Resolved"]
     );
     assert_eq!(node.engine.state().remedies.episode, None);
-    // Soon back: this cache is in use. Without anything else to try, the pod goes.
+    // Soon back: this cache is in use. With nothing else to try, the pod is evicted.
     node.usage("hog").active = 560;
     node.sample(10 * S);
     let log = node.run(BUDGETS_NS);
@@ -520,7 +520,7 @@ fn a_hard_threshold_tries_something_only_when_it_was_seen_to_have_time() {
     assert_eq!(with(200 * MS, 820), ["reclaim 1 hog"]);
     // The same after a long calm: when the load began is unknown.
     assert_eq!(with(300 * MS, 820), ["evict hog"]);
-    // 500 Mi in 200 ms: what the kernel has left is gone in less than the budget.
+    // 500 Mi in 200 ms: what the kernel has left runs out within the budget.
     assert_eq!(with(200 * MS, 321), ["evict hog"]);
     // The very first sample.
     let mut node = Node::new(Some(ALL), vec![threshold(500, 0)]);
@@ -547,7 +547,7 @@ fn a_ramp_that_begins_during_a_stage_ends_it() {
     let words = actions(&node.sample(LOOK_EVERY_NS));
     assert_eq!(words, ["stop hog", "reclaim hog NoTime", "evict hog"]);
 
-    // Half of the threshold gone is enough, however slowly it went.
+    // Half of the threshold used up is enough, however slowly.
     let mut node = Node::new(Some(ALL), vec![threshold(500, 0), soft(700)]);
     node.pod("hog", anon(1200), &json!({}));
     node.sample(S);

@@ -90,7 +90,7 @@ pub enum Decision {
         /// Nanoseconds.
         interval_ns: u64,
     },
-    /// Have the kernel take memory back from a pod (`memory.reclaim`), until so much has come or the time is over;
+    /// Have the kernel reclaim memory from a pod (`memory.reclaim`), until the amount is reached or the time is over;
     /// [`StageReport`](crate::model::event::StageReport) follows.
     Reclaim {
         /// Which pod.

@@ -113,7 +113,7 @@ pub enum Availability {
 /// Evicting before the kernel's OOM killer has to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Foresight {
-    /// How far ahead, nanoseconds: if memory goes on shrinking as it does, the kernel has none left by then.
+    /// How far ahead, nanoseconds: if memory keeps shrinking at this rate, the kernel has none left by then.
     pub horizon_ns: u64,
 }
 
@@ -139,7 +139,7 @@ pub struct LastLine {
 }
 
 impl Default for LastLine {
-    /// An agent that is alive answers within milliseconds; one that is gone is started anew within seconds.
+    /// An agent that is alive answers within milliseconds; one that has ended is restarted within seconds.
     fn default() -> Self {
         Self {
             acknowledge_within_ns: 200_000_000,

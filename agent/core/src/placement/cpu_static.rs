@@ -157,7 +157,7 @@ impl CpuPolicy {
 }
 
 /// How many exclusive CPUs a container gets; 0 if it runs in the shared pool (`guaranteedCPUs`, 1.36): its pod is Guaranteed, without
-/// pod-level resources, and it requests whole CPUs. What a pod's status says after an in-place resize is not looked at.
+/// pod-level resources, and it requests whole CPUs. The pod status after an in-place resize is ignored.
 #[must_use]
 pub fn exclusive_cpus(pod: &Pod, container: &Container) -> u32 {
     if pod.qos_class() != QosClass::Guaranteed || pod.pod_level_resources().is_some() {

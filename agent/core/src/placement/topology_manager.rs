@@ -117,7 +117,7 @@ impl TopologyManager {
     /// # Errors
     ///
     /// What the kubelet would not start with, in its order (`NewManager` in topology_manager.go): options, distances, number
-    /// of nodes, policy, scope. With policy `none` nothing else is looked at.
+    /// of nodes, policy, scope. With policy `none` nothing else is checked.
     pub fn new(
         settings: &TopologySettings<'_>,
         nodes: NumaMask,

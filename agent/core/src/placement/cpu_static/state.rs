@@ -20,7 +20,7 @@ pub struct CpuState {
     pub assignments: CpuAssignments,
 }
 
-/// Why books cannot be gone on with (`validateState`, 1.36).
+/// Why saved books cannot be used (`validateState`, 1.36).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CpuStateError {
     /// Assignments, and no shared pool.

@@ -19,7 +19,7 @@ pub struct Device {
     /// The NUMA nodes it is near to: usually one, several for some, none if it is not known or does not matter.
     #[serde(default)]
     pub numa_nodes: NumaMask,
-    /// Whether it may be given to anyone.
+    /// Whether it may be allocated.
     #[serde(default = "healthy")]
     pub healthy: bool,
 }

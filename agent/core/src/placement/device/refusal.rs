@@ -34,7 +34,7 @@ pub enum Reason {
         /// How many it wants.
         wanted: usize,
     },
-    /// The resource was there and is gone.
+    /// The resource was removed.
     #[error("nothing offers {resource} any more: wait until its device plugin is back")]
     Unregistered {
         /// The resource.

@@ -169,7 +169,7 @@ fn a_change_of_settings_or_cpus_moves_only_containers_that_have_to_move() {
     );
     let saved = placement.assignments();
 
-    // CPU 1 is reserved now, and CPU 7 is gone.
+    // CPU 1 is reserved now, and CPU 7 was removed.
     let (mut placement, notes) =
         NodePlacement::start(settings("0-1", "restricted"), machine("7"), &saved).unwrap();
     assert_eq!(notes.len(), 1);

@@ -1,7 +1,7 @@
 //! Pods that have more on disk than they may.
 //!
 //! Rule: `localStorageEviction` in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.36: at each reading every pod over
-//! one of its limits is evicted, whatever the node's state, before any threshold is looked at. In this order: an `emptyDir`
+//! one of its limits is evicted, whatever the node's state, before any threshold is checked. In this order: an `emptyDir`
 //! over its `sizeLimit` (also one in memory); the pod over the sum of its `ephemeral-storage` limits; a container over its
 //! own. Writable layers count only where images share the node's file system. Critical pods stay.
 

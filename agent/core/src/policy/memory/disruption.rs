@@ -8,7 +8,7 @@
 //! 2. An *alternative* is a candidate that is not against a budget, and not of a higher priority than the first that is, unless it
 //!    comes before it anyway: a budget says how many of a set may be missing, not that others matter less.
 //! 3. If the alternatives together free enough, only they are candidates.
-//! 4. Otherwise, where several may go at once, as few against their budgets as are needed beside the alternatives; else the
+//! 4. Otherwise, where several may be evicted at once, as few against their budgets as are needed beside the alternatives; else the
 //!    ranking stands as it is.
 
 use crate::model::decision::Disruption;
@@ -24,7 +24,7 @@ pub(crate) struct Budgeting {
     allowed: Vec<u32>,
     /// Places of the candidates that are against a budget, ascending.
     against: Vec<usize>,
-    /// Those of them that have to go all the same.
+    /// Those of them that are evicted all the same.
     needed: Vec<usize>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Budgeting {
 pub(crate) enum Preference {
     /// No candidate is against a budget.
     None,
-    /// Only alternatives may go; those up to the row `last` free enough.
+    /// Only alternatives may be evicted; those up to the row `last` free enough.
     Suffices {
         /// The row.
         last: usize,
@@ -57,8 +57,8 @@ impl Budgeting {
         self.against.clear();
     }
 
-    /// Leaves of `chosen` (places in `rows`) those that may go. `need`: what is to be freed, `None` if that is not known;
-    /// `several`: whether more than one may go.
+    /// Keeps of `chosen` (places in `rows`) those that may be evicted. `need`: what is to be freed, `None` if unknown;
+    /// `several`: whether more than one may be evicted.
     pub(crate) fn prefer(
         &mut self,
         view: &View<'_>,

@@ -56,7 +56,7 @@ impl Interval {
 pub(crate) struct Verdict {
     pub(crate) foreseen: Foreseen,
     pub(crate) left_bytes: u64,
-    /// What goes within the horizon.
+    /// What is lost within the horizon.
     pub(crate) line_bytes: u64,
     capacity_bytes: u64,
     at_ns: u64,
@@ -161,7 +161,7 @@ impl Outlook {
         self
     }
 
-    /// How fast memory goes down, bytes per second; 0 without a trend.
+    /// How fast memory shrinks, bytes per second; 0 without a trend.
     fn rate(&self) -> u64 {
         let mut rates = self.intervals.map(Interval::per_second);
         rates.sort_unstable();
@@ -171,7 +171,7 @@ impl Outlook {
         rates[INTERVALS / 2].max(0).unsigned_abs()
     }
 
-    /// Whether what the kernel can hand out goes down with what is unused.
+    /// Whether the memory that the kernel can hand out shrinks together with unused memory.
     fn is_going(&self) -> bool {
         let sum = |of: fn(&Interval) -> i64| -> i128 {
             self.intervals
@@ -250,7 +250,7 @@ pub(crate) fn would_foresee(view: &View<'_>, sample: &Sample, swap_bytes: u64) -
     outlook.verdict(horizon_ns, view.now_ns)
 }
 
-/// The kernel is to report when so much has been charged, bytes.
+/// The amount charged after which the kernel reports, bytes.
 pub(crate) fn step_bytes(config: &EngineConfig, state: &NodeState) -> Option<u64> {
     config.options.foresight?;
     Some(state.outlook.now?.left_bytes / STEPS)

@@ -24,7 +24,7 @@ pub const LINGER_AFTER_EMPTY_NS: u64 = 1_000_000_000;
 /// What a moment makes of a pod on its way out: it still is, or it has ended like this.
 pub(crate) type Left = Result<Leaving, Ending>;
 
-/// What becomes of a pod on its way out that uses so much now, `None` if its cgroup is gone. [`decide`] does the same, and says it.
+/// The outcome for a pod that is being ended and uses this much now; `None`: its cgroup was removed. [`decide`] does the same, and says it.
 pub(crate) fn after(mut leaving: Leaving, usage_bytes: Option<u64>, now_ns: u64) -> Left {
     if kill_now(&leaving, now_ns).is_some() {
         killed(&mut leaving, now_ns);
@@ -178,7 +178,7 @@ fn ending(
     now_ns: u64,
 ) -> Option<Ending> {
     if let Some(empty_at_ns) = leaving.empty_at_ns {
-        // 95 % back: usage at most a twentieth of what it was. No reading: the cgroup itself is gone.
+        // 95 % back: usage at most a twentieth of what it was. No reading: the cgroup was removed.
         let back =
             usage_bytes.is_none_or(|usage| usage.saturating_mul(20) <= leaving.usage_before_bytes);
         if back {

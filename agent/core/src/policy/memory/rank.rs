@@ -1,6 +1,6 @@
 //! The order in which pods are evicted.
 //!
-//! Problem: when a resource runs out, which pod goes first? The kubelet sorts by a short list of comparators per resource.
+//! Problem: when a resource runs out, which pod is evicted first? The kubelet sorts by a short list of comparators per resource.
 //! Its sort is unstable and has no last tie-break, so equal pods have no defined order; and it recomputes requests and
 //! sums inside each comparison.
 //!

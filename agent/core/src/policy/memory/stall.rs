@@ -1,7 +1,7 @@
 //! Victims of stalls, and how long one eviction is given to help.
 //!
 //! Problem: a stall has no amount that an eviction gives back, and its average goes down no faster than its window: right after the pod
-//! that thrashed is gone, `avg10` still shows what was, and the next pod would go for it. Approach: after the last victim has left, a
+//! that thrashed has ended, `avg10` still shows its stalls, and the next pod would be evicted for them. Approach: after the last victim ended, a
 //! threshold on a stall evicts no pod for as long as its window ([`settled`]). It may go on raising its condition meanwhile. The same holds
 //! after the first event: the average is older than the engine, and may be that of a pod which ended before, or was evicted by an agent
 //! that has been restarted since.

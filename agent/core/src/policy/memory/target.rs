@@ -8,7 +8,7 @@
 //! 1. The shortest prefix that frees enough says how far up the ranking one has to go: without its last member, and so without
 //!    any pod from there on, nothing suffices.
 //! 2. If one candidate of that last member's class (as important: [`Ranking::same_class`](crate::policy::memory::rank::Ranking)) or a less
-//!    important one frees enough alone, the first such goes alone.
+//!    important one frees enough alone, only the first such pod is evicted.
 //! 3. Otherwise the prefix, from its most important member down, loses every candidate without which it still suffices.
 //!
 //! So no victim is more important than needed, none could be spared, and two never go where one suffices without being more

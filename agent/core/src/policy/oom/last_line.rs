@@ -59,7 +59,7 @@ pub struct LastLinePlan {
     pub line_bytes: u64,
     /// Below this, at once.
     pub critical_bytes: u64,
-    /// The pods, first to go first.
+    /// The pods, in the order in which they are killed.
     pub order: Vec<Condemned>,
 }
 

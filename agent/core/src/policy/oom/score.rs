@@ -19,7 +19,7 @@ pub const GUARANTEED_ADJ: i32 = -997;
 /// BestEffort pods: the first to be killed.
 pub const BEST_EFFORT_ADJ: i32 = 1000;
 
-/// The lowest value of a Burstable container, so that one requesting everything still goes before Guaranteed ones.
+/// The lowest value of a Burstable container, so that one requesting everything is still killed before Guaranteed ones.
 const BURSTABLE_ADJ_MIN: i32 = 1000 + GUARANTEED_ADJ;
 
 /// Why a container has its value.
@@ -82,7 +82,7 @@ pub fn score(pod: &Pod, container: &Container, memory_capacity_bytes: NonZeroU64
     let mut unbounded = from_request(request_bytes);
     let mut as_least_container = false;
     if is_sidecar_of(pod, container) {
-        // A sidecar goes no earlier than the regular container that requests least.
+        // A sidecar is killed no earlier than the regular container that requests least.
         let least = pod
             .spec
             .containers
