@@ -191,7 +191,7 @@ impl Case {
                 Decision::SetCpu {
                     uid,
                     knob: CpuKnob::Quota,
-                    own_us: None,
+                    configured_us: None,
                     ..
                 } => {
                     let pod = pods.get(uid);
@@ -202,12 +202,12 @@ impl Case {
                 Decision::SetCpu {
                     knob: CpuKnob::Quota,
                     us,
-                    own_us: Some(own_us),
+                    configured_us: Some(configured_us),
                     ..
                 } => {
                     let burst = self.engine.config().cpu.burst;
                     let most = burst.map_or(100, |burst| burst.quota_percent.max(100));
-                    if u128::from(*us) * 100 > u128::from(*own_us) * u128::from(most) {
+                    if u128::from(*us) * 100 > u128::from(*configured_us) * u128::from(most) {
                         return Err(format!("gives more than it may: {}", text(decision)));
                     }
                 }

@@ -36,7 +36,7 @@ impl Engine {
         Self::resume(config, state)
     }
 
-    /// An engine that goes on from a state, for instance the one at the head of a journal.
+    /// An engine that continues from a state, for instance the one at the head of a journal.
     pub fn resume(config: EngineConfig, state: NodeState) -> Self {
         let mut scratch = Scratch::default();
         scratch.reserve(state.pods.len(), state.budgets.len());
@@ -82,7 +82,7 @@ impl Engine {
         stall::observe(&mut self.state);
         // Before evictions: a pod held at memory.high could not exit.
         remedies::follow(&self.config, &mut self.state, event, decisions);
-        // Leaving pods come first: another pod may be chosen only once the last victim is gone.
+        // Leaving pods come first: another pod may be chosen only once the last victim has ended.
         leaving::decide(&mut self.state, event, decisions);
         if let EventKind::Sample(sample) = &event.kind {
             let swap_bytes = swap::left_bytes(&self.config, &self.state, sample);

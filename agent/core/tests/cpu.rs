@@ -40,9 +40,9 @@ impl Cgroup {
                 container: Arc::from(container),
                 period_us: PERIOD_US,
                 quota_us,
-                own_quota_us: quota_us,
+                configured_quota_us: quota_us,
                 burst_us: Some(0),
-                own_burst_us: Some(0),
+                configured_burst_us: Some(0),
                 ..CgroupCpu::default()
             },
             ..Self::default()
@@ -143,7 +143,7 @@ impl Node {
         self.step(EventKind::PodRunning { uid: name.into() });
         let quota = |milli: u64| (milli > 0).then_some(milli * PERIOD_US / 1000);
         let sum = containers.iter().map(|(_, milli)| quota(*milli));
-        let own = OnePod {
+        let one_pod = OnePod {
             pod: Cgroup::limited("", sum.sum()),
             containers: containers
                 .iter()
@@ -152,7 +152,7 @@ impl Node {
             waits: 0,
             waited_us: 0,
         };
-        self.pods.insert(name, own);
+        self.pods.insert(name, one_pod);
     }
 
     /// A second, in which container `at` of pod `of` wants `wants(of, at, period)` microseconds in each period.
@@ -164,10 +164,10 @@ impl Node {
                     None => u64::from(CPUS) * PERIOD_US,
                 };
                 let (mut wanted_us, mut used_us) = (0, 0);
-                for (container, own) in &mut pod.containers {
+                for (container, cgroup) in &mut pod.containers {
                     let more_us = wants(name, container, period);
-                    wanted_us += more_us + own.backlog_us;
-                    let used = own.period(more_us, left_us);
+                    wanted_us += more_us + cgroup.backlog_us;
+                    let used = cgroup.period(more_us, left_us);
                     left_us -= used;
                     used_us += used;
                 }
@@ -183,7 +183,7 @@ impl Node {
         self.shared.busy_us += total_us * self.busy_permille / 1000;
         let pods = self.pods.iter_mut().map(|(name, pod)| {
             pod.waited_us += pod.waits * 1000;
-            let containers = pod.containers.values().map(|own| own.now.clone());
+            let containers = pod.containers.values().map(|cgroup| cgroup.now.clone());
             PodCpu {
                 uid: PodUid::from(*name),
                 usage_us: pod.pod.now.usage_us,
@@ -225,10 +225,10 @@ impl Node {
                 us,
                 ..
             } => {
-                let own = self.knob(uid, container);
+                let cgroup = self.knob(uid, container);
                 match knob {
-                    CpuKnob::Quota => own.quota_us = Some(*us),
-                    CpuKnob::Burst => own.burst_us = Some(*us),
+                    CpuKnob::Quota => cgroup.quota_us = Some(*us),
+                    CpuKnob::Burst => cgroup.burst_us = Some(*us),
                 }
             }
             Decision::RestoreCpu {
@@ -237,24 +237,24 @@ impl Node {
                 knob,
                 ..
             } => {
-                let own = self.knob(uid, container);
+                let cgroup = self.knob(uid, container);
                 match knob {
-                    CpuKnob::Quota => own.quota_us = own.own_quota_us,
-                    CpuKnob::Burst => own.burst_us = own.own_burst_us,
+                    CpuKnob::Quota => cgroup.quota_us = cgroup.configured_quota_us,
+                    CpuKnob::Burst => cgroup.burst_us = cgroup.configured_burst_us,
                 }
             }
             _ => return,
         }
         for pod in self.pods.values() {
-            for own in pod.containers.values() {
-                if let (Some(child), Some(parent)) = (own.now.quota_us, pod.pod.now.quota_us) {
+            for cgroup in pod.containers.values() {
+                if let (Some(child), Some(parent)) = (cgroup.now.quota_us, pod.pod.now.quota_us) {
                     assert!(
                         child <= parent,
                         "EINVAL: {child} below {parent} by {decision}"
                     );
                 }
                 assert!(
-                    own.now.burst_us <= own.now.quota_us.or(Some(u64::MAX)),
+                    cgroup.now.burst_us <= cgroup.now.quota_us.or(Some(u64::MAX)),
                     "{decision}"
                 );
             }
@@ -267,12 +267,15 @@ impl Node {
             return;
         };
         for pod in self.pods.values() {
-            for own in std::iter::once(&pod.pod).chain(pod.containers.values()) {
-                if let (Some(quota_us), Some(own_us)) = (own.now.quota_us, own.now.own_quota_us) {
-                    assert!(quota_us >= own_us);
-                    assert!(quota_us * 100 <= own_us * u64::from(burst.quota_percent));
+            for cgroup in std::iter::once(&pod.pod).chain(pod.containers.values()) {
+                if let (Some(quota_us), Some(configured_us)) =
+                    (cgroup.now.quota_us, cgroup.now.configured_quota_us)
+                {
+                    assert!(quota_us >= configured_us);
+                    assert!(quota_us * 100 <= configured_us * u64::from(burst.quota_percent));
                     assert!(
-                        own.now.burst_us.unwrap() <= own_us * u64::from(burst.burst_percent) / 100
+                        cgroup.now.burst_us.unwrap()
+                            <= configured_us * u64::from(burst.burst_percent) / 100
                     );
                 }
             }
@@ -382,7 +385,7 @@ fn a_step_that_is_needed_no_more_is_taken_back() {
 }
 
 #[test]
-fn who_computes_without_end_gets_its_limit() {
+fn a_container_that_computes_without_end_gets_its_limit() {
     let mut node = Node::new(options(Some(burst()), None));
     node.pod("hog", json!({}), &[("app", 500)]);
     // It saves for a minute, then wants all it can get.
@@ -566,7 +569,7 @@ fn static_placement() -> PlacementStart {
 }
 
 #[test]
-fn who_has_cpus_of_its_own_is_left_alone_and_waits_for_nobody() {
+fn a_pod_with_exclusive_cpus_is_left_alone_and_never_counts_as_waiting() {
     for exclusive in [false, true] {
         let mut node = Node::new(options(Some(burst()), Some(suppress())));
         if exclusive {
@@ -645,7 +648,7 @@ fn best_effort_is_held_back_step_by_step_and_let_go() {
 }
 
 #[test]
-fn nobody_is_held_below_the_floor_or_when_it_does_not_help() {
+fn no_pod_is_held_below_the_floor_or_when_it_does_not_help() {
     let mut node = crowded(500);
     let mut lowest = u64::MAX;
     let mut held = 0;
@@ -664,7 +667,7 @@ fn nobody_is_held_below_the_floor_or_when_it_does_not_help() {
 }
 
 #[test]
-fn nobody_is_held_for_longer_than_the_budget_nor_half_of_the_time() {
+fn no_pod_is_held_beyond_the_budget_or_half_of_the_time() {
     let mut node = crowded(0);
     node.second(&mut crowd);
     let (mut held, mut longest, mut at_once) = (0, 0, 0);
@@ -688,7 +691,7 @@ fn nobody_is_held_for_longer_than_the_budget_nor_half_of_the_time() {
 }
 
 #[test]
-fn who_says_so_comes_first_or_does_not() {
+fn the_latency_critical_annotation_decides_which_pod_comes_first() {
     for (annotation, held) in [("true", true), ("false", false)] {
         let mut node = Node::new(options(None, Some(suppress())));
         let says =
@@ -705,7 +708,7 @@ fn who_says_so_comes_first_or_does_not() {
 }
 
 #[test]
-fn a_pod_that_is_told_to_leave_is_let_go_at_once() {
+fn an_evicted_pod_is_released_at_once() {
     let mut node = crowded(200);
     for _ in 0..3 {
         node.second(&mut crowd);

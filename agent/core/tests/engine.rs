@@ -226,7 +226,7 @@ fn the_pod_over_its_request_goes_and_its_reason_has_every_figure() {
 }
 
 #[test]
-fn exactly_at_the_threshold_nobody_goes() {
+fn exactly_at_the_threshold_no_pod_is_evicted() {
     let mut node = Node::new(vec![hard(Signal::MemoryAvailable, 100)]);
     node.pod("hog", 50, json!({}));
     node.uses("hog", 900);
@@ -312,7 +312,7 @@ fn grace_is_over_when_half_of_the_threshold_is_gone() {
 }
 
 #[test]
-fn a_pod_that_cannot_be_told_to_leave_is_killed() {
+fn a_pod_that_cannot_be_evicted_is_killed() {
     let mut node = with_hog_leaving();
     let failed = |action| EventKind::Outcome {
         uid: "hog".into(),

@@ -43,15 +43,15 @@ fn config(options: EvictionOptions) -> EngineConfig {
 
 /// A pod: priority, request and working set in MiB.
 #[derive(Clone, Debug)]
-struct Own {
+struct Figures {
     priority: i32,
     request: u64,
     uses: u64,
     annotation: &'static str,
 }
 
-fn own(priority: i32, request: u64, uses: u64) -> Own {
-    Own {
+fn figures(priority: i32, request: u64, uses: u64) -> Figures {
+    Figures {
         priority,
         request,
         uses,
@@ -61,15 +61,15 @@ fn own(priority: i32, request: u64, uses: u64) -> Own {
 
 const STATIC: &str = r#"{"kubernetes.io/config.source":"file"}"#;
 
-/// An engine with running pods, and what it decides when it sees them with so much memory of 1 GiB available.
-fn seen(config: EngineConfig, pods: &[Own], available_mib: u64) -> (Engine, Vec<Decision>) {
+/// An engine with running pods, and what it decides when `available_mib` of 1 GiB of memory are available.
+fn seen(config: EngineConfig, pods: &[Figures], available_mib: u64) -> (Engine, Vec<Decision>) {
     let mut engine = Engine::new(config);
     let mut memory = Vec::new();
-    for (index, own) in pods.iter().enumerate() {
+    for (index, figures) in pods.iter().enumerate() {
         let json = format!(
             r#"{{"metadata":{{"name":"p{index}","annotations":{}}},"spec":{{"priority":{},
             "containers":[{{"name":"app","resources":{{"requests":{{"memory":"{}Mi"}}}}}}]}}}}"#,
-            own.annotation, own.priority, own.request
+            figures.annotation, figures.priority, figures.request
         );
         let pod: Arc<Pod> = Arc::new(serde_json::from_str(&json).unwrap());
         let uid = pod.uid();
@@ -79,10 +79,10 @@ fn seen(config: EngineConfig, pods: &[Own], available_mib: u64) -> (Engine, Vec<
         step(EventKind::PodRunning { uid: uid.clone() });
         memory.push(PodMemory {
             uid,
-            usage_bytes: own.uses * MIB,
+            usage_bytes: figures.uses * MIB,
             inactive_file_bytes: 0,
             active_file_bytes: 0,
-            usage_at_stat_bytes: own.uses * MIB,
+            usage_at_stat_bytes: figures.uses * MIB,
         });
     }
     let mut decisions = Vec::new();
@@ -115,7 +115,7 @@ fn evicted(engine: &Engine, decisions: &[Decision]) -> Vec<String> {
 
 #[test]
 fn a_calm_node_is_explained() {
-    let pods = [own(0, 10, 100), own(5, 10, 200), own(0, 50, 20)];
+    let pods = [figures(0, 10, 100), figures(5, 10, 200), figures(0, 50, 20)];
     let (engine, decisions) = seen(config(EvictionOptions::kubelet()), &pods, 500);
     assert!(evicted(&engine, &decisions).is_empty());
     let all = explained(&engine, None);
@@ -124,7 +124,11 @@ fn a_calm_node_is_explained() {
     let memory = &all.signals[0];
     assert_eq!(memory.observed, Some(500 * MIB));
     assert_eq!(memory.condition, Some(NodeCondition::MemoryPressure));
-    let headroom: Vec<_> = memory.thresholds.iter().map(|own| own.headroom).collect();
+    let headroom: Vec<_> = memory
+        .thresholds
+        .iter()
+        .map(|threshold| threshold.headroom)
+        .collect();
     assert_eq!(headroom, [Some(400 << 20), Some(200 << 20)]);
     assert_eq!(memory.thresholds[1].met_since_ns, None);
     assert_eq!(all.victims, ["default/p0"]);
@@ -146,7 +150,11 @@ fn a_calm_node_is_explained() {
 
 #[test]
 fn a_grace_period_runs_and_the_condition_stands() {
-    let (engine, _) = seen(config(EvictionOptions::kubelet()), &[own(0, 10, 100)], 200);
+    let (engine, _) = seen(
+        config(EvictionOptions::kubelet()),
+        &[figures(0, 10, 100)],
+        200,
+    );
     let all = explained(&engine, None);
     let soft = &all.signals[0].thresholds[1];
     assert_eq!(soft.headroom, Some(-(100 << 20)));
@@ -156,16 +164,21 @@ fn a_grace_period_runs_and_the_condition_stands() {
 }
 
 #[test]
-fn exempt_and_idle_pods_are_told_apart() {
-    let mut exempt = own(0, 0, 400);
+fn exempt_and_idle_pods_are_distinguished() {
+    let mut exempt = figures(0, 0, 400);
     exempt.annotation = STATIC;
-    let pods = [exempt, own(0, 10, 50), own(0, 10, 40)];
+    let pods = [exempt, figures(0, 10, 50), figures(0, 10, 40)];
     let (mut engine, _) = seen(config(EvictionOptions::kubelet()), &pods, 500);
     let uid = engine.state().pods.keys().nth(1).unwrap().clone();
     let kind = EventKind::PodEmpty { uid };
     engine.step(&Event { at_ns: 3, kind }, &mut Vec::new());
     let all = explained(&engine, None);
-    let standing: Vec<_> = all.ranking.places.iter().map(|own| own.standing).collect();
+    let standing: Vec<_> = all
+        .ranking
+        .places
+        .iter()
+        .map(|place| place.standing)
+        .collect();
     assert_eq!(standing, [Standing::Skipped, Standing::Next]);
     assert_eq!(all.not_ranked[0].pod, "default/p1");
     assert_eq!(all.not_ranked[0].why, NotRankedReason::NotRunning);
@@ -185,7 +198,7 @@ fn options_are_named_where_they_make_a_difference() {
         availability: Availability::Reclaimable,
         ..EvictionOptions::kubelet()
     };
-    let pods = [own(0, 0, 30), own(0, 0, 20), own(9, 0, 25)];
+    let pods = [figures(0, 0, 30), figures(0, 0, 20), figures(9, 0, 25)];
     let (engine, decisions) = seen(config(options), &pods, 60);
     let all = explained(&engine, None);
     assert_eq!(all.signal_because, SignalChoice::Met);
@@ -195,7 +208,7 @@ fn options_are_named_where_they_make_a_difference() {
         .kubelet
         .differences
         .iter()
-        .map(|own| own.because.as_str())
+        .map(|difference| difference.because.as_str())
         .collect();
     // The page cache is empty here, so both see the same amount.
     assert_eq!(because, ["evictionVictims: Targeted"]);
@@ -203,10 +216,10 @@ fn options_are_named_where_they_make_a_difference() {
 }
 
 #[test]
-fn names_that_nobody_or_several_have() {
+fn names_of_no_pod_or_of_several() {
     let (engine, _) = seen(
         config(EvictionOptions::kubelet()),
-        &[own(0, 0, 1), own(0, 0, 2)],
+        &[figures(0, 0, 1), figures(0, 0, 2)],
         500,
     );
     let error = |signal, pod| {
@@ -247,11 +260,11 @@ fn an_engine_that_has_seen_nothing() {
     assert!(OomExplanation::new(engine.config(), engine.state(), None, None).is_err());
 }
 
-fn any_pods() -> impl Strategy<Value = Vec<Own>> {
+fn any_pods() -> impl Strategy<Value = Vec<Figures>> {
     let pod = (0i32..3, 0u64..60, 1u64..60, prop::bool::weighted(0.2));
-    let pod = pod.prop_map(|(priority, request, uses, is_static)| Own {
+    let pod = pod.prop_map(|(priority, request, uses, is_static)| Figures {
         annotation: if is_static { STATIC } else { "{}" },
-        ..own(priority, request, uses)
+        ..figures(priority, request, uses)
     });
     prop::collection::vec(pod, 0..12)
 }

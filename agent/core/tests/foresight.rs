@@ -25,7 +25,7 @@ const KILL_MS: u64 = 50;
 #[derive(Clone, Debug)]
 struct Machine {
     capacity: u64,
-    /// Pages that nobody can reclaim: the kernel, and pods that stand still.
+    /// Pages that cannot be reclaimed: the kernel, and pods that stand still.
     fixed: u64,
     hog: u64,
     cache: u64,
@@ -237,7 +237,7 @@ fn machine(capacity_gi: u64, left: u64, cache_share: u64, min_share: u64) -> Mac
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// 2 MB/s to 1 GB/s: the hog is told before the kernel has to kill, early enough for its memory to be back, and not long before.
+    /// 2 MB/s to 1 GB/s: the hog is evicted before the kernel has to kill, early enough for its memory to be back, and not long before.
     #[test]
     fn a_ramp_ends_before_the_kernel_kills(
         sight in any_sight(),
@@ -269,7 +269,7 @@ proptest! {
         }
     }
 
-    /// Files are read at any speed: nobody goes.
+    /// Files are read at any speed: no pod is evicted.
     #[test]
     fn page_cache_is_never_a_reason(
         sight in any_sight(),
@@ -285,7 +285,7 @@ proptest! {
         prop_assert!(outcome.evicted.is_none(), "{:?}", outcome.evicted);
     }
 
-    /// A pod takes what it needs and stands still: nobody goes as long as more is left than the horizon takes.
+    /// A pod takes what it needs and stands still: no pod is evicted as long as more is left than the horizon takes.
     #[test]
     fn a_ramp_that_ends_is_let_end(
         sight in any_sight(),
@@ -305,7 +305,7 @@ proptest! {
         prop_assert!(outcome.evicted.is_none(), "{:?}", outcome.evicted);
     }
 
-    /// Pods take and give back, quicker than any trend: nobody goes. (A timer alone can be in step with such a load.)
+    /// Pods take and give back, quicker than any trend: no pod is evicted. (A timer alone can be in step with such a load.)
     #[test]
     fn a_flapping_load_is_no_trend(period_ms in 4u64..60, mb_per_ms in 1u64..4, capacity_gi in 2u64..=16) {
         let machine = machine(capacity_gi, period_ms * mb_per_ms * 1_000_000 + 16 * MI, 10, 400);

@@ -1,4 +1,4 @@
-//! Nobody is evicted by an old figure: when the agent has read what the engine asked for, the victims are those that new figures choose.
+//! No pod is evicted because of an old figure: when the agent has read what the engine asked for, the victims are those that new figures choose.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 use std::collections::BTreeSet;
@@ -45,17 +45,17 @@ const fn read(used: u64, files: u64) -> Figures {
 }
 
 /// As an urgent sample has it, and as it is.
-fn memory(name: &str, own: &Figures) -> [PodMemory; 2] {
+fn memory(name: &str, figures: &Figures) -> [PodMemory; 2] {
     let real = PodMemory {
         uid: PodUid::from(name),
-        usage_bytes: (own.now.0 + own.now.1) * MI,
-        inactive_file_bytes: own.now.1 * MI,
-        usage_at_stat_bytes: (own.now.0 + own.now.1) * MI,
+        usage_bytes: (figures.now.0 + figures.now.1) * MI,
+        inactive_file_bytes: figures.now.1 * MI,
+        usage_at_stat_bytes: (figures.now.0 + figures.now.1) * MI,
         active_file_bytes: 0,
     };
-    let then_bytes = (own.then.0 + own.then.1) * MI;
+    let then_bytes = (figures.then.0 + figures.then.1) * MI;
     let old = PodMemory {
-        inactive_file_bytes: own.then.1 * MI,
+        inactive_file_bytes: figures.then.1 * MI,
         usage_at_stat_bytes: then_bytes,
         ..real.clone()
     };
@@ -102,7 +102,7 @@ impl Node {
         decisions
     }
 
-    /// Pods whose names begin alike are one app.
+    /// Pods whose names have the same prefix are one app.
     fn pod(&mut self, name: &str, request_mi: u64, priority: i32) {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": name, "uid": name, "labels": {"app": name.split('-').next()}},
@@ -139,9 +139,12 @@ impl Node {
         }
     }
 
-    /// What is asked for one after the other, and who goes.
+    /// What the engine asks for step by step, and the victims.
     fn follow(&mut self, need_mi: u64, pods: &[(&str, Figures)]) -> (Vec<String>, Vec<String>) {
-        let both: Vec<[PodMemory; 2]> = pods.iter().map(|(name, own)| memory(name, own)).collect();
+        let both: Vec<[PodMemory; 2]> = pods
+            .iter()
+            .map(|(name, figures)| memory(name, figures))
+            .collect();
         let mut sample = self.urgent(need_mi, both.iter().map(|[old, _]| old.clone()).collect());
         let asked = freshen(&mut self.engine, &mut sample, self.now_ns, &both);
         let gone = evicted(&self.step(EventKind::Sample(sample)));
@@ -261,7 +264,7 @@ fn figures() -> impl Strategy<Value = Figures> {
 }
 
 /// What a pod is: its figures (`None`: it cannot be read), and whether it empties after the sample.
-fn looks() -> impl Strategy<Value = Vec<(u64, Vec<(Option<Figures>, bool)>)>> {
+fn samples() -> impl Strategy<Value = Vec<(u64, Vec<(Option<Figures>, bool)>)>> {
     let pod = (prop::option::weighted(0.95, figures()), any::<bool>());
     let look = (0..500u64, prop::collection::vec(pod, APPS.len()));
     prop::collection::vec(look, 1..5)
@@ -276,7 +279,7 @@ proptest! {
         targeted: bool,
         budgets in prop::option::of([0..3u32, 0..3u32, 0..3u32]),
         pods in prop::collection::vec((0..150u64, 0..3i32), APPS.len()),
-        looks in looks(),
+        samples in samples(),
         reversed: bool,
     ) {
         let victims = if targeted { Victims::Targeted } else { Victims::One };
@@ -287,11 +290,11 @@ proptest! {
         for (name, (request, priority)) in APPS.iter().zip(pods) {
             node.pod(name, request, priority);
         }
-        for (need, pods) in looks {
+        for (need, pods) in samples {
             let mut both: Vec<[PodMemory; 2]> = APPS
                 .iter()
                 .zip(&pods)
-                .filter_map(|(name, (own, _))| Some(memory(name, own.as_ref()?)))
+                .filter_map(|(name, (figures, _))| Some(memory(name, figures.as_ref()?)))
                 .collect();
             if reversed {
                 both.reverse();

@@ -112,7 +112,10 @@ impl Node {
 
     fn order(&self) -> Vec<String> {
         let plan = self.plan().unwrap();
-        plan.order.iter().map(|own| own.uid().to_string()).collect()
+        plan.order
+            .iter()
+            .map(|condemned| condemned.uid().to_string())
+            .collect()
     }
 
     fn killed(&mut self, name: &str, ago_ns: u64) -> Vec<Decision> {
@@ -193,7 +196,7 @@ fn the_order_is_that_of_eviction_without_the_exempt() {
         uid: PodUid::from("large"),
     });
     assert_eq!(node.order(), ["over", "small", "precious"]);
-    // Whoever leaves already comes first.
+    // A pod that is being ended comes first.
     node.step(EventKind::PodRemoved {
         uid: PodUid::from("precious"),
     });
@@ -228,7 +231,7 @@ fn a_pod_whose_budget_is_used_up_comes_last() {
 }
 
 #[test]
-fn what_the_kernel_began_is_completed_and_nobody_else_is_chosen_meanwhile() {
+fn a_kill_begun_by_the_kernel_is_completed_before_another_pod_is_chosen() {
     let mut node = Node::new(vec![hard(Signal::MemoryAvailable, 1500)], options());
     node.pod("hog", 0, false);
     node.pod("other", 0, false);
@@ -258,7 +261,7 @@ fn what_the_kernel_began_is_completed_and_nobody_else_is_chosen_meanwhile() {
     assert!(decisions.iter().any(finished), "{decisions:?}");
     assert!(node.engine.state().pods.values().all(|pod| {
         pod.leaving
-            .is_none_or(|own| own.evicted_for == Some(Resource::Memory))
+            .is_none_or(|leaving| leaving.evicted_for == Some(Resource::Memory))
     }));
 }
 
@@ -277,7 +280,7 @@ fn what_it_did_long_ago_is_past() {
 }
 
 proptest! {
-    /// Whatever pods there are, in whatever state: nobody who is exempt is ever condemned, and everybody at most once.
+    /// For any pods in any state: an exempt pod is never condemned, and every other pod at most once.
     #[test]
     fn the_exempt_are_never_condemned(
         pods in prop::collection::vec(
@@ -308,7 +311,7 @@ proptest! {
         let order = node.order();
         prop_assert!(order.len() <= CONDEMNED_MAX);
         for (at, name) in order.iter().enumerate() {
-            let index = names.iter().position(|own| own == name).unwrap();
+            let index = names.iter().position(|listed| listed == name).unwrap();
             let (priority, is_static, ..) = pods[index];
             prop_assert!(priority < 2_000_000_000 && !is_static, "{} is exempt", name);
             prop_assert!(!order[..at].contains(name));

@@ -155,7 +155,11 @@ prop_compose! {
 fn full(look: &Look, at_ns: u64, charged_bytes: u64) -> Sample {
     let all = look.pods.iter().flatten();
     let sum = |of: fn(&Usage) -> u64| all.clone().map(of).sum::<u64>() * MI;
-    let (anon, inactive, active) = (sum(|own| own.0), sum(|own| own.1), sum(|own| own.2));
+    let (anon, inactive, active) = (
+        sum(|usage| usage.0),
+        sum(|usage| usage.1),
+        sum(|usage| usage.2),
+    );
     let cache = inactive + active;
     let free = (1000 * MI).saturating_sub(anon + cache + look.other * MI);
     Sample {
@@ -286,7 +290,7 @@ proptest! {
 
     /// Step by step, from any state: where no pods are needed the decisions are those of the full sample, and so is what the kernel is left with
     /// of the last line's amounts. And a history in which pods are read only where they are needed takes the decisions of one in which they
-    /// are always read; but what a *removed* pod used when it was told to end may be of a little earlier.
+    /// are always read; but the usage of a *removed* pod when its end began may be slightly older.
     #[test]
     fn decisions_do_not_depend_on_pods_that_are_not_needed(
         config in configs(),

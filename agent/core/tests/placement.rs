@@ -14,7 +14,7 @@ use plimsoll_core::placement::node::{CpuManagerPolicy, PlacementSettings};
 use plimsoll_core::policy::placement::may_resize;
 use serde_json::json;
 
-/// One NUMA node of so many cores with one thread.
+/// One NUMA node of `cpus` cores with one thread each.
 fn machine(cpus: u32) -> Machine {
     let core = |cpu| Core {
         cpus: CpuSet::of(cpu),
@@ -177,7 +177,7 @@ fn what_runs_alone_is_not_resized_in_place() {
 }
 
 #[test]
-fn what_was_saved_is_kept_and_given_back_when_nobody_claims_it() {
+fn saved_assignments_are_kept_and_given_back_when_unclaimed() {
     let mut before = Node::new(None);
     before.apply("a", 2);
     before.apply("gone", 2);
@@ -196,7 +196,7 @@ fn what_was_saved_is_kept_and_given_back_when_nobody_claims_it() {
 }
 
 #[test]
-fn when_cpus_go_offline_only_who_was_on_them_moves() {
+fn when_cpus_go_offline_only_containers_on_them_move() {
     let mut node = Node::new(None);
     node.apply("a", 2);
     node.apply("b", 2);
@@ -205,14 +205,14 @@ fn when_cpus_go_offline_only_who_was_on_them_moves() {
         "shared pool 0,5-7; a/main CPUs 1-2; b/main CPUs 3-4"
     );
     node.runs("b");
-    let told = node.machine_is(4, None);
-    assert_eq!(told.len(), 3);
+    let notes = node.machine_is(4, None);
+    assert_eq!(notes.len(), 3);
     assert!(
-        told[0].starts_with("pod b, container main: it had CPUs 3-4, of which 4 are offline"),
-        "{told:?}"
+        notes[0].starts_with("pod b, container main: it had CPUs 3-4, of which 4 are offline"),
+        "{notes:?}"
     );
-    assert!(told[1].ends_with("it goes on without"), "{told:?}");
-    assert_eq!(told[2], "shared pool 0,3; a/main CPUs 1-2");
+    assert!(notes[1].ends_with("it goes on without"), "{notes:?}");
+    assert_eq!(notes[2], "shared pool 0,3; a/main CPUs 1-2");
     // Back again: what could not be is now possible.
     assert_eq!(
         node.machine_is(8, None),
@@ -287,8 +287,8 @@ fn settings_that_cannot_be_leave_everything_as_it_is() {
         machine: machine(8),
         saved: None,
     };
-    let told = node.step(EventKind::PlacementStarted(Box::new(start)));
-    assert_eq!(told.len(), 1);
-    assert!(told[0].contains("reservedSystemCPUs"), "{told:?}");
+    let notes = node.step(EventKind::PlacementStarted(Box::new(start)));
+    assert_eq!(notes.len(), 1);
+    assert!(notes[0].contains("reservedSystemCPUs"), "{notes:?}");
     assert_eq!(node.assignments(), before);
 }

@@ -105,7 +105,7 @@ impl Node {
     }
 }
 
-/// Who is evicted, and why.
+/// The evicted pods, and why.
 fn evicted(decisions: &[Decision]) -> Vec<(&str, &ThresholdReason)> {
     let evictions = decisions.iter().filter_map(|decision| match decision {
         Decision::Evict {
@@ -125,7 +125,7 @@ fn names(decisions: &[Decision]) -> Vec<&str> {
         .collect()
 }
 
-/// Nobody is evicted while active page cache would do; and when it would not, what a pod has in page cache is not held against it.
+/// No pod is evicted while reclaiming active page cache suffices; when it does not, page cache does not count as usage of a pod.
 #[test]
 fn page_cache_is_neither_used_nor_anyones_fault() {
     let node = |availability| {
@@ -209,7 +209,7 @@ fn three(threshold: Threshold) -> Node {
 }
 
 #[test]
-fn stalls_for_the_cpu_take_who_is_furthest_above_its_request() {
+fn cpu_stalls_evict_the_pod_furthest_above_its_request() {
     let mut node = three(stall(Signal::CpuSome10, 50));
     let pods = [("busy", 3900, 9), ("hungry", 1500, 0), ("quiet", 3, 0)];
     let more = Sample {
@@ -233,7 +233,7 @@ fn stalls_for_the_cpu_take_who_is_furthest_above_its_request() {
 }
 
 #[test]
-fn nobody_goes_for_a_load_that_is_not_known() {
+fn no_pod_is_evicted_for_an_unknown_load() {
     let mut node = three(stall(Signal::CpuSome10, 50));
     assert_eq!(
         names(&node.sample(&IDLE, stalled(2 * S, 60))),
@@ -258,7 +258,7 @@ fn nobody_goes_for_a_load_that_is_not_known() {
 }
 
 #[test]
-fn stalls_for_the_disk_take_who_reads_and_writes_most() {
+fn disk_stalls_evict_the_pod_that_reads_and_writes_most() {
     let mut node = three(stall(Signal::IoFull10, 50));
     let pods = [
         ("busy", 3900, 20 * MI),
@@ -294,7 +294,7 @@ fn after_a_victim_a_stall_has_its_window_to_pass() {
     };
     assert_eq!(stalled_at(&used, 90), ["hungry"]);
     let used = [used[0], used[2]];
-    // It is gone with the next sample; its ten seconds count from the last time it was seen.
+    // It has ended by the next sample; its ten seconds count from the last time it was seen.
     for second in 0..10 {
         assert_eq!(stalled_at(&used, 90), Vec::<&str>::new(), "{second}");
     }
@@ -303,7 +303,7 @@ fn after_a_victim_a_stall_has_its_window_to_pass() {
 
 /// What an average shows at the agent's start may be the stall of a pod that its predecessor evicted.
 #[test]
-fn a_stall_from_before_the_start_takes_nobody() {
+fn a_stall_from_before_the_start_evicts_no_pod() {
     let mut node = three(stall(Signal::MemorySome10, 50));
     node.engine = Engine::new(node.engine.config().clone());
     for name in ["busy", "hungry"] {
@@ -320,7 +320,7 @@ fn a_stall_from_before_the_start_takes_nobody() {
 }
 
 #[test]
-fn a_numa_node_takes_who_uses_that_node() {
+fn a_numa_node_evicts_the_pod_that_uses_it() {
     let mut node = Node::new(
         vec![hard(Signal::NumaMemoryAvailable, 100 * MI)],
         EvictionOptions::kubelet(),
@@ -367,7 +367,7 @@ fn a_numa_node_takes_who_uses_that_node() {
     assert_eq!(reason.numa_node, Some(1));
 }
 
-/// Pods with what they use in Mi; those whose names begin alike are one app. Budgets by app.
+/// Pods with what they use in Mi; those whose names have the same prefix are one app. Budgets by app.
 fn budgeted(
     victims: Victims,
     pods: &[(&str, u64, i32)],
@@ -413,14 +413,14 @@ fn a_budget_that_is_used_up_is_respected_where_another_suffices() {
     assert_eq!(names(&decisions), ["job-1"]);
     let text = decisions
         .iter()
-        .find(|own| matches!(own, Decision::Evict { .. }))
+        .find(|decision| matches!(decision, Decision::Evict { .. }))
         .unwrap()
         .to_string();
     assert!(
         text.contains("1 before it passed over because their disruption budgets are used up"),
         "{text}"
     );
-    // Not even both others free 251: it goes, and the reason says so.
+    // Not even both others free 251: it is evicted, and the reason says so.
     let decisions = one(&[("web", all.clone())], 251);
     assert_eq!(names(&decisions), ["web-1"]);
     assert_eq!(
@@ -458,7 +458,7 @@ fn several_victims_use_a_budget_up_one_after_the_other() {
 }
 
 proptest! {
-    /// Nobody goes against a budget when those who may go suffice; and an eviction never fails to happen for a budget.
+    /// No pod is evicted against a budget if the other candidates suffice; and a budget never prevents an eviction.
     #[test]
     fn budgets_are_broken_only_when_they_must_be(
         used in prop::collection::vec((1u64..90, 0usize..3), 1..9),
@@ -478,7 +478,7 @@ proptest! {
         let decisions = budgeted(victims, &pods, &budgets, need);
         let gone = evicted(&decisions);
         prop_assert!(!gone.is_empty());
-        // In the order of the ranking (usage down, then name), each app's first ones may go.
+        // In the order of the ranking (usage down, then name), the first pods of each app may be evicted.
         let mut order = pods.clone();
         order.sort_by_key(|(name, mi, _)| (u64::MAX - mi, *name));
         let mut left = allowed.clone();

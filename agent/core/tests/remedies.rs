@@ -1,4 +1,4 @@
-//! Stages before an eviction, from outside: what is tried in which order, that it ends, and that nobody waits for it who must not.
+//! Stages before an eviction, from outside: what is tried in which order, that it ends, and that a pod that must not wait for it does not.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 use std::collections::BTreeMap;
@@ -166,7 +166,7 @@ impl Node {
         self.step(EventKind::Stage { uid, stage, report })
     }
 
-    /// Samples when the engine asks for it until somebody is evicted; what was decided with its time.
+    /// Samples when the engine asks for it until a pod is evicted; returns the decisions with their times.
     fn run(&mut self, at_most_ns: u64) -> Vec<(u64, Decision)> {
         let mut log = Vec::new();
         let end_ns = self.now_ns + at_most_ns;
@@ -189,8 +189,8 @@ impl Node {
     }
 }
 
-/// What happened, without arming and sampling.
-fn told(decisions: &[Decision]) -> Vec<String> {
+/// The decisions as short lines, without arming and sampling.
+fn actions(decisions: &[Decision]) -> Vec<String> {
     let words = |decision: &Decision| match decision {
         Decision::Reclaim { uid, bytes, .. } => Some(format!("reclaim {} {uid}", bytes / MI)),
         Decision::StopReclaim { uid } => Some(format!("stop {uid}")),
@@ -207,9 +207,9 @@ fn told(decisions: &[Decision]) -> Vec<String> {
     decisions.iter().filter_map(words).collect()
 }
 
-fn told_of(log: &[(u64, Decision)]) -> Vec<String> {
+fn actions_of(log: &[(u64, Decision)]) -> Vec<String> {
     let decisions: Vec<Decision> = log.iter().map(|(_, decision)| decision.clone()).collect();
-    told(&decisions)
+    actions(&decisions)
 }
 
 const NOTHING: [&str; 0] = [];
@@ -236,7 +236,7 @@ fn short(remedies: Option<Remedies>, usage: Usage, more: &serde_json::Value) -> 
     // Slow enough for every budget.
     *node.usage("hog") = used;
     let first = node.sample(200 * S);
-    assert_eq!(told(&first), NOTHING, "its grace is not over");
+    assert_eq!(actions(&first), NOTHING, "its grace is not over");
     node
 }
 
@@ -269,21 +269,21 @@ fn page_cache_goes_instead_of_a_pod() {
         inactive: 30,
     };
     let mut node = short(Some(ALL), usage, &json!({}));
-    // 2000 - 600 - 960 = 440 are available: 60 are missing, and what is inactive goes first.
-    assert_eq!(told(&node.sample(5 * MS)), ["reclaim 90 hog"]);
+    // 2000 - 600 - 960 = 440 are available: 60 are missing, and inactive memory is reclaimed first.
+    assert_eq!(actions(&node.sample(5 * MS)), ["reclaim 90 hog"]);
     node.usage("hog").inactive = 0;
-    assert_eq!(told(&node.sample(5 * MS)), NOTHING);
+    assert_eq!(actions(&node.sample(5 * MS)), NOTHING);
     node.usage("hog").active = 500;
     assert_eq!(
-        told(&node.sample(5 * MS)),
+        actions(&node.sample(5 * MS)),
         ["stop hog", "reclaim hog Resolved"]
     );
     assert_eq!(node.engine.state().remedies.episode, None);
-    // Soon back: this cache is in use. Without anything else to try, the pod goes.
+    // Soon back: this cache is in use. With nothing else to try, the pod is evicted.
     node.usage("hog").active = 560;
     node.sample(10 * S);
     let log = node.run(BUDGETS_NS);
-    let words = told_of(&log);
+    let words = actions_of(&log);
     assert_eq!(words.first().map(String::as_str), Some("hold hog"));
     assert_eq!(words.last().map(String::as_str), Some("evict hog"));
     const { assert!(COOL_DOWN_NS > 10 * S + BUDGETS_NS) };
@@ -297,14 +297,14 @@ fn page_cache_that_comes_into_use_is_no_ramp() {
         inactive: 200,
     };
     let mut node = short(Some(ALL), usage, &json!({}));
-    assert_eq!(told(&node.sample(5 * MS)), ["reclaim 260 hog"]);
+    assert_eq!(actions(&node.sample(5 * MS)), ["reclaim 260 hog"]);
     // 10 GiB/s by the kubelet's measure, and the kernel has lost nothing.
     *node.usage("hog") = Usage {
         anon: 400,
         active: 660,
         inactive: 100,
     };
-    assert_eq!(told(&node.sample(10 * MS)), NOTHING);
+    assert_eq!(actions(&node.sample(10 * MS)), NOTHING);
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn every_stage_in_its_order_and_then_the_eviction() {
     let mut node = short(Some(ALL), usage, &wants_usr1());
     let log = node.run(2 * BUDGETS_NS);
     assert_eq!(
-        told_of(&log),
+        actions_of(&log),
         [
             "reclaim 60 hog",
             "stop hog",
@@ -346,12 +346,12 @@ fn with_progress_a_stage_has_its_whole_budget_and_no_more() {
         ..ALL
     };
     let mut node = short(Some(remedies), anon(1200), &json!({}));
-    assert_eq!(told(&node.sample(5 * MS)), ["hold hog"]);
+    assert_eq!(actions(&node.sample(5 * MS)), ["hold hog"]);
     let since_ns = node.now_ns;
     let mut words = Vec::new();
     while words.is_empty() {
         node.usage("hog").anon -= 1;
-        words = told(&node.sample(10 * MS));
+        words = actions(&node.sample(10 * MS));
     }
     assert_eq!(words, ["clear hog", "throttle hog BudgetOver", "evict hog"]);
     assert_eq!(node.now_ns - since_ns, ALL.throttle_budget_ns);
@@ -375,14 +375,14 @@ fn reclaim_goes_on_with_the_next_pod_that_has_cache() {
     }
     node.pods.get_mut("a-critical").unwrap().anon = 40;
     node.sample(S);
-    assert_eq!(told(&node.sample(MS)), ["reclaim 20 b"]);
+    assert_eq!(actions(&node.sample(MS)), ["reclaim 20 b"]);
     node.usage("b").active = 0;
     let done = StageReport::Reclaimed { bytes: 20 * MI };
-    assert_eq!(told(&node.report("b", Stage::Reclaim, done)), NOTHING);
+    assert_eq!(actions(&node.report("b", Stage::Reclaim, done)), NOTHING);
     // At once, not at the next look.
     assert_eq!(node.engine.state().sample_by_ns, Some(node.now_ns + 1));
     assert_eq!(
-        told(&node.sample(1)),
+        actions(&node.sample(1)),
         ["reclaim b Exhausted", "reclaim 60 d"]
     );
 }
@@ -393,7 +393,7 @@ fn swap_makes_anonymous_memory_reclaimable() {
         let mut node = short(Some(ALL), anon(960), &json!({}));
         node.swap_free = swap_free;
         node.sample(0);
-        assert_eq!(told(&node.sample(MS))[..1], [first], "{swap_free}");
+        assert_eq!(actions(&node.sample(MS))[..1], [first], "{swap_free}");
     }
 }
 
@@ -405,15 +405,15 @@ fn what_this_kernel_does_not_have_is_left_out_and_said_once() {
         inactive: 0,
     };
     let mut node = short(Some(ALL), usage, &json!({}));
-    assert_eq!(told(&node.sample(MS)), ["reclaim 60 hog"]);
+    assert_eq!(actions(&node.sample(MS)), ["reclaim 60 hog"]);
     node.report("hog", Stage::Reclaim, StageReport::Unsupported);
     assert_eq!(
-        told(&node.sample(1)),
+        actions(&node.sample(1)),
         ["reclaim hog Unsupported", "hold hog"]
     );
     node.report("hog", Stage::Throttle, StageReport::Unsupported);
     assert_eq!(
-        told(&node.sample(1)),
+        actions(&node.sample(1)),
         ["clear hog", "throttle hog Unsupported", "evict hog"]
     );
     // The next shortage finds nothing to try.
@@ -423,28 +423,28 @@ fn what_this_kernel_does_not_have_is_left_out_and_said_once() {
     node.now_ns += 2 * THROTTLE_COOL_DOWN_NS;
     node.usage("web").anon = 1501;
     node.sample(S);
-    assert_eq!(told(&node.sample(20 * S)), ["evict web"]);
+    assert_eq!(actions(&node.sample(20 * S)), ["evict web"]);
 }
 
 #[test]
-fn a_pod_that_leaves_is_let_go_before_it_is_told() {
+fn a_pod_that_leaves_is_released_before_its_eviction() {
     let remedies = Remedies {
         reclaim_budget_ns: 0,
         ..ALL
     };
     let mut node = short(Some(remedies), anon(960), &json!({}));
-    assert_eq!(told(&node.sample(MS)), ["hold hog"]);
-    let words = told(&node.step(EventKind::PodRemoved { uid: "hog".into() }));
+    assert_eq!(actions(&node.sample(MS)), ["hold hog"]);
+    let words = actions(&node.step(EventKind::PodRemoved { uid: "hog".into() }));
     assert_eq!(words, ["clear hog", "throttle hog PodLeaves", "end hog"]);
 
     let mut node = short(Some(remedies), anon(960), &json!({}));
-    assert_eq!(told(&node.sample(MS)), ["hold hog"]);
-    let words = told(&node.apply("hog", &json!({"priority": 2_000_000_000})));
+    assert_eq!(actions(&node.sample(MS)), ["hold hog"]);
+    let words = actions(&node.apply("hog", &json!({"priority": 2_000_000_000})));
     assert_eq!(words, ["clear hog", "throttle hog PodLeaves"]);
 
     let mut node = short(Some(remedies), anon(960), &json!({}));
-    assert_eq!(told(&node.sample(MS)), ["hold hog"]);
-    let words = told(&node.step(EventKind::PodEmpty { uid: "hog".into() }));
+    assert_eq!(actions(&node.sample(MS)), ["hold hog"]);
+    let words = actions(&node.step(EventKind::PodEmpty { uid: "hog".into() }));
     assert_eq!(words, ["clear hog", "throttle hog PodLeaves"]);
 }
 
@@ -458,16 +458,16 @@ fn a_high_that_could_not_be_put_back_is_put_back_again() {
     let mut node = short(Some(remedies), anon(960), &json!({}));
     node.sample(MS);
     node.usage("hog").anon = 800;
-    let words = told(&node.sample(MS));
+    let words = actions(&node.sample(MS));
     assert_eq!(words, ["clear hog", "throttle hog Resolved"]);
     for _ in 0..3 {
         let error = "EIO".to_owned();
         node.report("hog", Stage::Throttle, StageReport::NotCleared { error });
         let again_ns = node.now_ns + CLEAR_RETRY_NS;
         assert_eq!(node.engine.state().sample_by_ns, Some(again_ns));
-        assert_eq!(told(&node.sample(CLEAR_RETRY_NS)), ["clear hog"]);
+        assert_eq!(actions(&node.sample(CLEAR_RETRY_NS)), ["clear hog"]);
     }
-    assert_eq!(told(&node.sample(S)), NOTHING);
+    assert_eq!(actions(&node.sample(S)), NOTHING);
 }
 
 #[test]
@@ -492,12 +492,12 @@ fn a_throttled_pod_is_not_throttled_again_for_a_while() {
     );
     node.usage("hog").anon = 800;
     assert_eq!(
-        told(&node.sample(MS)),
+        actions(&node.sample(MS)),
         ["clear hog", "throttle hog Resolved"]
     );
     node.usage("hog").anon = 960;
     node.sample(10 * S);
-    assert_eq!(told(&node.sample(MS)), ["evict hog"]);
+    assert_eq!(actions(&node.sample(MS)), ["evict hog"]);
 }
 
 #[test]
@@ -514,18 +514,18 @@ fn a_hard_threshold_tries_something_only_when_it_was_seen_to_have_time() {
         node.usage("hog").anon = before_mi;
         node.sample(S);
         node.usage("hog").anon = 821;
-        told(&node.sample(last_look_ns))
+        actions(&node.sample(last_look_ns))
     };
     // One Mi in 200 ms: slow, and seen.
     assert_eq!(with(200 * MS, 820), ["reclaim 1 hog"]);
-    // The same after a long calm: nobody knows when it came.
+    // The same after a long calm: when the load began is unknown.
     assert_eq!(with(300 * MS, 820), ["evict hog"]);
-    // 500 Mi in 200 ms: what the kernel has left is gone in less than the budget.
+    // 500 Mi in 200 ms: what the kernel has left runs out within the budget.
     assert_eq!(with(200 * MS, 321), ["evict hog"]);
     // The very first sample.
     let mut node = Node::new(Some(ALL), vec![threshold(500, 0)]);
     node.pod("hog", anon(1501), &json!({}));
-    assert_eq!(told(&node.sample(S)), ["evict hog"]);
+    assert_eq!(actions(&node.sample(S)), ["evict hog"]);
 }
 
 #[test]
@@ -540,22 +540,22 @@ fn a_ramp_that_begins_during_a_stage_ends_it() {
     node.pod("hog", cache, &json!({}));
     node.sample(S);
     node.usage("hog").anon = 821;
-    assert_eq!(told(&node.sample(200 * MS)), ["reclaim 1 hog"]);
+    assert_eq!(actions(&node.sample(200 * MS)), ["reclaim 1 hog"]);
     let by_ns = node.engine.state().sample_by_ns.unwrap();
     assert_eq!(by_ns, node.now_ns + LOOK_EVERY_NS);
     node.usage("hog").anon = 861;
-    let words = told(&node.sample(LOOK_EVERY_NS));
+    let words = actions(&node.sample(LOOK_EVERY_NS));
     assert_eq!(words, ["stop hog", "reclaim hog NoTime", "evict hog"]);
 
-    // Half of the threshold gone is enough, however slowly it went.
+    // Half of the threshold used up is enough, however slowly.
     let mut node = Node::new(Some(ALL), vec![threshold(500, 0), soft(700)]);
     node.pod("hog", anon(1200), &json!({}));
     node.sample(S);
     node.usage("hog").anon = 1310;
     node.sample(10 * S);
-    assert_eq!(told(&node.sample(MS)), ["hold hog"]);
+    assert_eq!(actions(&node.sample(MS)), ["hold hog"]);
     node.usage("hog").anon = 1751;
-    let words = told(&node.sample(S));
+    let words = actions(&node.sample(S));
     assert_eq!(words, ["clear hog", "throttle hog NoTime", "evict hog"]);
 }
 
@@ -739,7 +739,7 @@ fn busy(remedies: Option<Remedies>, hard_mi: u64, soft_mi: u64) -> Node {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever happens: one pod at a time, in order, within budgets, never an exempt one, and whoever is held is let go.
+    /// Whatever happens: one pod at a time, in order, within budgets, never an exempt one, and every held pod is released.
     #[test]
     fn stages_end(
         events in prop::collection::vec((happens(), 0..400 * MS), 1..120),

@@ -79,10 +79,10 @@ fn code(text: &str) -> String {
 }
 
 /// Every path of the crate that the text names: `crate::…`, and `self::…`, `super::…` and modules of its own in `use` lines.
-fn imports(text: &str, own: &[String]) -> Vec<Vec<String>> {
+fn imports(text: &str, importer: &[String]) -> Vec<Vec<String>> {
     let code = code(text);
     let mut found = Vec::new();
-    let own_modules: BTreeSet<&str> = code
+    let child_modules: BTreeSet<&str> = code
         .lines()
         .filter_map(|line| {
             let line = line
@@ -101,14 +101,14 @@ fn imports(text: &str, own: &[String]) -> Vec<Vec<String>> {
         let path = path.map(|(_, path)| &path["use ".len()..]);
         if let Some(path) = path {
             for path in spread(path) {
-                found.extend(resolved(&path, own, &own_modules));
+                found.extend(resolved(&path, importer, &child_modules));
             }
         } else {
             for (at, _) in statement.match_indices("crate::") {
                 let rest = &statement[at..];
                 let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
                 let path = &rest[..end.unwrap_or(rest.len())];
-                found.extend(resolved(path, own, &own_modules));
+                found.extend(resolved(path, importer, &child_modules));
             }
         }
     }
@@ -147,14 +147,18 @@ fn spread(path: &str) -> Vec<String> {
         .collect()
 }
 
-fn resolved(path: &str, own: &[String], own_modules: &BTreeSet<&str>) -> Option<Vec<String>> {
+fn resolved(
+    path: &str,
+    importer: &[String],
+    child_modules: &BTreeSet<&str>,
+) -> Option<Vec<String>> {
     let mut parts = path.split("::").map(str::to_owned);
     let first = parts.next()?;
     let mut absolute = match first.as_str() {
         "crate" => Vec::new(),
-        "self" => own.to_vec(),
-        "super" => own[..own.len() - 1].to_vec(),
-        module if own_modules.contains(module) => [own, &[first]].concat(),
+        "self" => importer.to_vec(),
+        "super" => importer[..importer.len() - 1].to_vec(),
+        module if child_modules.contains(module) => [importer, &[first]].concat(),
         _ => return None,
     };
     for part in parts {
@@ -169,7 +173,7 @@ fn resolved(path: &str, own: &[String], own_modules: &BTreeSet<&str>) -> Option<
 
 #[test]
 fn each_room_imports_only_what_is_below_it() {
-    let place = |room: &str| ROOMS.iter().position(|own| *own == room);
+    let place = |room: &str| ROOMS.iter().position(|listed| *listed == room);
     let mut wrong = Vec::new();
     for module in modules() {
         let from =
@@ -222,7 +226,7 @@ fn no_file_of_the_vocabulary_is_in_a_circle() {
         })
         .collect();
     assert!(left.len() > 20, "too few files: {}", left.len());
-    // Takes away every file all of whose imports are gone, until nothing changes.
+    // Removes every file whose imports are all removed, until nothing changes.
     loop {
         let free: Vec<&[String]> = left
             .iter()
@@ -252,10 +256,10 @@ fn no_file_of_the_vocabulary_is_in_a_circle() {
 
 #[test]
 fn every_kind_of_path_is_read() {
-    let own: Vec<String> = vec!["policy".into(), "disk".into()];
+    let importer: Vec<String> = vec!["policy".into(), "disk".into()];
     let text = "//! crate::engine\nmod inner;\npub(crate) use crate::model::{state::{A, self}, event::B as C};\nuse super::cpu;\nuse inner::D;\n\
                 #[cfg(doc)]\nuse crate::explain::E;\nfn f(x: crate::kube::pod::Pod) {}\n#[cfg(test)]\nmod tests { use crate::engine::F; }\n";
-    let mut found: Vec<String> = imports(text, &own)
+    let mut found: Vec<String> = imports(text, &importer)
         .iter()
         .map(|path| path.join("::"))
         .collect();

@@ -37,7 +37,7 @@ pub struct EvictionExplanation {
     pub conditions: Vec<ExplainedCondition>,
     /// Pods on their way out.
     pub leaving: Vec<LeavingPod>,
-    /// Pods over a limit of local storage: they go whatever the signals show.
+    /// Pods over a local storage limit: evicted whatever the signals show.
     pub over_local_storage: Vec<OverLocalStorage>,
     /// The signal that pods are ranked for.
     pub signal: Signal,
@@ -47,7 +47,7 @@ pub struct EvictionExplanation {
     pub usage_unit: Unit,
     /// The ranking.
     pub ranking: ExplainedRanking,
-    /// Who would have to go if the signal asked for it now: `namespace/name`.
+    /// The pods that would be evicted if the signal met a threshold now: `namespace/name`.
     pub victims: Vec<String>,
     /// Pods that are not ranked.
     pub not_ranked: Vec<NotRanked>,
@@ -95,7 +95,8 @@ pub struct ExplainedThreshold {
     pub value: Option<u64>,
     /// What must be there on top before it is over.
     pub min_reclaim: Option<u64>,
-    /// What may still go (stalls: come) before it is met; negative: what is missing. `None`: it is never met, or nothing is observed.
+    /// How much more can be used (stalls: can be added) before the threshold is met; negative if it is exceeded. `None`: it is never met, or
+    /// nothing is observed.
     pub headroom: Option<i64>,
     /// The same in hundredths of a percent of the capacity.
     pub headroom_share: Option<i64>,
@@ -125,7 +126,7 @@ pub struct ExplainedCondition {
 pub struct LeavingPod {
     /// `namespace/name`.
     pub pod: String,
-    /// Whether it is evicted; else its manifest is gone.
+    /// Whether it is evicted; otherwise its manifest was removed.
     pub evicted: bool,
     /// Since when.
     pub since_ns: u64,
@@ -151,7 +152,7 @@ pub struct OverLocalStorage {
 pub enum SignalChoice {
     /// It was asked for.
     Asked,
-    /// It is foreseen that memory is gone soon.
+    /// Memory is predicted to run out soon.
     Foreseen,
     /// Its threshold asks for a victim.
     Met,
@@ -167,7 +168,7 @@ pub enum SignalChoice {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExplainedLastLine {
-    /// Below this many bytes of `kernelMemory.available`, the condemned go if the agent does not answer.
+    /// Below this many bytes of `kernelMemory.available`, the condemned pods are killed if the agent does not answer.
     pub line_bytes: u64,
     /// Below this, at once.
     pub critical_bytes: u64,
@@ -175,7 +176,7 @@ pub struct ExplainedLastLine {
     pub acknowledge_within_ns: u64,
     /// How long it holds after the agent was last heard of.
     pub expires_after_ns: u64,
-    /// The condemned, first to go first: `namespace/name`.
+    /// The condemned pods in the order in which they are killed: `namespace/name`.
     pub order: Vec<String>,
 }
 
@@ -203,8 +204,8 @@ pub enum NotRankedReason {
 
 impl NotRankedReason {
     /// Of a pod that is not among the candidates.
-    pub(crate) fn of(own: &PodState) -> Self {
-        if own.stuck {
+    pub(crate) fn of(pod: &PodState) -> Self {
+        if pod.stuck {
             Self::Stuck
         } else {
             Self::NotRunning
@@ -257,20 +258,21 @@ impl EvictionExplanation {
             .into_iter()
             .filter_map(|row| Some(candidate(state.pods.get(&row.uid)?, row)))
             .collect();
-        let of = |uid: &PodUid| ranked.iter().find(|own| own.row.uid == *uid);
+        let of = |uid: &PodUid| ranked.iter().find(|candidate| candidate.row.uid == *uid);
         let not_ranked: Vec<NotRanked> = {
-            let names: BTreeSet<&PodUid> = ranked.iter().map(|own| &own.row.uid).collect();
+            let names: BTreeSet<&PodUid> =
+                ranked.iter().map(|candidate| &candidate.row.uid).collect();
             let others = state.pods.iter().filter(|(uid, _)| !names.contains(uid));
             others
-                .map(|(uid, own)| NotRanked {
-                    pod: own.name.clone(),
+                .map(|(uid, pod)| NotRanked {
+                    pod: pod.name.clone(),
                     uid: uid.clone(),
-                    why: NotRankedReason::of(own),
+                    why: NotRankedReason::of(pod),
                 })
                 .collect()
         };
         let pod =
-            pod.map(|own| ExplainedPod::new(resource, own, of(&own.row.uid).cloned(), &ranked));
+            pod.map(|pod| ExplainedPod::new(resource, pod, of(&pod.row.uid).cloned(), &ranked));
         let ranking = ExplainedRanking::new(resource.ranking(), ranked);
         let victims = victims(config, state, signal);
         let kubelet = kubelet::answer(config, state, signal, &ranking, &victims);
@@ -297,7 +299,8 @@ impl EvictionExplanation {
 fn last_line(config: &EngineConfig, state: &NodeState) -> Option<ExplainedLastLine> {
     let options = config.options.last_line?;
     let plan = last_line::plan(config, state)?;
-    let name = |own: &last_line::Condemned| Some(state.pods.get(own.uid())?.name.clone());
+    let name =
+        |condemned: &last_line::Condemned| Some(state.pods.get(condemned.uid())?.name.clone());
     Some(ExplainedLastLine {
         line_bytes: plan.line_bytes,
         critical_bytes: plan.critical_bytes,
@@ -308,10 +311,10 @@ fn last_line(config: &EngineConfig, state: &NodeState) -> Option<ExplainedLastLi
 }
 
 /// The thresholds that count in the next pass.
-fn counting<'own>(
-    config: &'own EngineConfig,
-    state: &'own NodeState,
-) -> impl Iterator<Item = (&'own Threshold, &'own ThresholdState)> {
+fn counting<'state>(
+    config: &'state EngineConfig,
+    state: &'state NodeState,
+) -> impl Iterator<Item = (&'state Threshold, &'state ThresholdState)> {
     let all = config.thresholds.iter().zip(&state.thresholds);
     all.filter(|(threshold, known)| match threshold.passes {
         Passes::All => true,
@@ -320,11 +323,11 @@ fn counting<'own>(
     })
 }
 
-pub(crate) fn candidate(own: &PodState, row: RankRow) -> Candidate {
+pub(crate) fn candidate(pod: &PodState, row: RankRow) -> Candidate {
     Candidate {
-        pod: own.name.clone(),
-        qos_class: own.pod.qos_class(),
-        exempt: own.pod.exemption(),
+        pod: pod.name.clone(),
+        qos_class: pod.pod.qos_class(),
+        exempt: pod.pod.exemption(),
         row,
     }
 }
@@ -349,10 +352,10 @@ fn signals(config: &EngineConfig, state: &NodeState) -> Vec<ExplainedSignal> {
                 unit: row.unit,
                 condition: row.condition,
                 kubelet: row.kubelet,
-                observed: observation.map(|own| own.value),
-                capacity: observation.map(|own| own.capacity),
+                observed: observation.map(|observed| observed.value),
+                capacity: observation.map(|observed| observed.capacity),
                 age_ns: observation
-                    .and_then(|own| own.at_ns)
+                    .and_then(|observed| observed.at_ns)
                     .map(|at_ns| state.now_ns.saturating_sub(at_ns)),
                 thresholds,
             })
@@ -368,11 +371,11 @@ fn explained(
 ) -> ExplainedThreshold {
     let headroom = observation
         .filter(|_| threshold.operator != Operator::Never)
-        .map(|own| headroom(threshold, own));
+        .map(|observed| headroom(threshold, observed));
     let clamp = |amount: i128| {
         i64::try_from(amount).unwrap_or(if amount < 0 { i64::MIN } else { i64::MAX })
     };
-    let capacity = observation.map(|own| own.capacity);
+    let capacity = observation.map(|observed| observed.capacity);
     ExplainedThreshold {
         hard: threshold.is_hard(),
         operator: threshold.operator,
@@ -393,7 +396,7 @@ fn explained(
     }
 }
 
-/// What may still go before the threshold is met, negative where it is.
+/// How much more can be used before the threshold is met; negative where it is met.
 pub fn headroom(threshold: &Threshold, observation: Observation) -> i128 {
     let value = i128::from(threshold.amount(observation.capacity));
     let seen = i128::from(observation.value);
@@ -413,15 +416,15 @@ fn conditions(config: &EngineConfig, state: &NodeState) -> Vec<ExplainedConditio
     NodeCondition::ALL
         .into_iter()
         .map(|condition| {
-            let own = state.condition(condition);
-            let ends_ns = own
+            let condition_state = state.condition(condition);
+            let ends_ns = condition_state
                 .last_observed_ns
                 .map(|last_ns| last_ns.saturating_add(config.pressure_transition_period_ns));
             ExplainedCondition {
                 condition,
-                status: own.status,
+                status: condition_state.status,
                 ends_in_ns: ends_ns
-                    .filter(|_| own.status)
+                    .filter(|_| condition_state.status)
                     .map(|ends_ns| ends_ns.saturating_sub(state.now_ns)),
             }
         })
@@ -429,10 +432,10 @@ fn conditions(config: &EngineConfig, state: &NodeState) -> Vec<ExplainedConditio
 }
 
 fn leaving(state: &NodeState) -> Vec<LeavingPod> {
-    let of = |own: &PodState| {
-        let leaving = own.leaving?;
+    let of = |pod: &PodState| {
+        let leaving = pod.leaving?;
         Some(LeavingPod {
-            pod: own.name.clone(),
+            pod: pod.name.clone(),
             evicted: leaving.evicted_for.is_some(),
             since_ns: leaving.since_ns,
             kill_in_ns: leaving
@@ -514,10 +517,10 @@ fn met_of(state: &NodeState, index: usize, threshold: &Threshold) -> Option<Met>
     })
 }
 
-/// Who would go if a threshold of `signal` asked now: by its first threshold that is met, else by its first.
+/// The pods that would be evicted if a threshold of `signal` were met now: its first threshold that is met, otherwise its first.
 fn victims(config: &EngineConfig, state: &NodeState, signal: Signal) -> Vec<String> {
-    let own = |index: &usize| config.thresholds[*index].signal == signal;
-    let all = || (0..config.thresholds.len()).filter(own);
+    let is_of_signal = |index: &usize| config.thresholds[*index].signal == signal;
+    let all = || (0..config.thresholds.len()).filter(is_of_signal);
     let is_met = |index: &usize| state.thresholds.get(*index).is_some_and(|known| known.met);
     let index = all().find(is_met).or_else(|| all().next());
     let foreseen = foresight::verdict(config, state).map(|foreseen| Met::foreseen(&foreseen));
@@ -549,7 +552,7 @@ fn victims(config: &EngineConfig, state: &NodeState, signal: Signal) -> Vec<Stri
         state
             .pods
             .get(uid)
-            .map_or_else(|| uid.to_string(), |own| own.name.clone())
+            .map_or_else(|| uid.to_string(), |pod| pod.name.clone())
     };
     scratch.chosen.iter().map(name).collect()
 }

@@ -60,18 +60,20 @@ pub(crate) fn answer(
             ),
         );
     }
-    // The kubelet takes a pod without processes, of which it has no statistics, for the first to go.
+    // The kubelet ranks a pod without statistics first, so also one without processes.
     let mut all: Vec<Candidate> = state
         .pods
         .values()
-        .filter(|own| !own.removed)
-        .map(|own| candidate(own, candidates::row(config, state, own, row.resource)))
+        .filter(|pod| !pod.removed)
+        .map(|pod| candidate(pod, candidates::row(config, state, pod, row.resource)))
         .collect();
     all.sort_unstable_by(|a, b| row.resource.ranking().compare(&a.row, &b.row));
-    let first = all.iter().find(|own| own.exempt.is_none());
-    let victim = first.map(|own| own.pod.clone()).filter(|_| row.kubelet);
+    let first = all.iter().find(|candidate| candidate.exempt.is_none());
+    let victim = first
+        .map(|candidate| candidate.pod.clone())
+        .filter(|_| row.kubelet);
     let ours = ranking.next().map(|place| &place.pod);
-    if let Some(first) = first.filter(|own| row.kubelet && Some(&own.pod) != ours) {
+    if let Some(first) = first.filter(|candidate| row.kubelet && Some(&candidate.pod) != ours) {
         differ(
             "pods without processes are not candidates",
             format!("would evict {}", first.pod),
@@ -92,14 +94,14 @@ pub(crate) fn answer(
             format!("would evict {} at once", victims.join(", ")),
         );
     } else if options.victims == Victims::Targeted
-        && let ([own], Some(kubelets)) = (victims, &victim)
-        && own != kubelets
+        && let ([victim_name], Some(kubelets)) = (victims, &victim)
+        && victim_name != kubelets
         && ours == Some(kubelets)
     {
         differ(
             "evictionVictims: Targeted",
             format!("would evict {kubelets}, which does not suffice"),
-            format!("would evict {own}, which suffices alone"),
+            format!("would evict {victim_name}, which suffices alone"),
         );
     }
     if options.availability != Availability::Kubelet

@@ -1,7 +1,7 @@
 //! Whom the kernel's OOM killer would take, by the scores that containers have.
 //!
 //! Rule of the kernel (mm/oom_kill.c, `oom_badness`): a process's points are its resident memory, swap and page tables, plus
-//! `oom_score_adj` thousandths of all memory and swap; the highest goes, -1000 never. What is known here is a pod's working set, not what
+//! `oom_score_adj` thousandths of all memory and swap; the kernel kills the highest, and never one at -1000. What is known here is a pod's working set, not what
 //! each process has, so a container's points are an upper bound: as if one process of it held all that the pod has. With
 //! [`OomOrder::Dynamic`] there is a plan, which knows each container's own usage and what can be promised.
 
@@ -112,18 +112,18 @@ impl OomExplanation {
         let mut containers: Vec<OomContainer> = state
             .pods
             .values()
-            .filter(|own| own.running)
-            .flat_map(|own| containers_of(own, capacity, swap_bytes))
+            .filter(|pod| pod.running)
+            .flat_map(|pod| containers_of(pod, capacity, swap_bytes))
             .collect();
-        // One look at the plan each would be quadratic.
+        // Searching the plan for each container would be quadratic.
         let planned: BTreeMap<(&PodUid, &str), &OomPlace> = plan
             .into_iter()
             .flat_map(|plan| &plan.places)
             .map(|place| ((&place.uid, place.container.as_str()), place))
             .collect();
-        for own in &mut containers {
-            let place = planned.get(&(&own.uid, own.container.as_str()));
-            own.planned = place.map(|place| PlannedScore {
+        for container in &mut containers {
+            let place = planned.get(&(&container.uid, container.container.as_str()));
+            container.planned = place.map(|place| PlannedScore {
                 position: place.position,
                 tier: place.tier,
                 adj: place.adj,
@@ -132,7 +132,11 @@ impl OomExplanation {
                 certain: place.certain,
             });
         }
-        let place = |own: &OomContainer| own.planned.map_or(usize::MAX, |own| own.position);
+        let place = |container: &OomContainer| {
+            container
+                .planned
+                .map_or(usize::MAX, |planned| planned.position)
+        };
         containers.sort_by(|a, b| {
             let names = (&a.uid, &a.container).cmp(&(&b.uid, &b.container));
             place(a)
@@ -144,32 +148,32 @@ impl OomExplanation {
             container.rank = index + 1;
         }
         if let Some(asked) = asked {
-            containers.retain(|own| own.uid == asked.row.uid);
+            containers.retain(|container| container.uid == asked.row.uid);
         }
         Ok(Self {
             order: config.options.oom_order,
             memory_capacity_bytes: capacity_bytes,
             swap_bytes,
             containers,
-            pod: asked.map(|own| own.name.clone()),
+            pod: asked.map(|pod| pod.name.clone()),
         })
     }
 }
 
 fn containers_of(
-    own: &PodState,
+    pod: &PodState,
     capacity: NonZeroU64,
     swap_bytes: u64,
 ) -> impl Iterator<Item = OomContainer> {
-    let working_set = own.memory.map(|memory| memory.working_set_bytes);
-    own.pod.all_containers().map(move |container| {
-        let Score { adj, rule } = score::score(&own.pod, container, capacity);
+    let working_set = pod.memory.map(|memory| memory.working_set_bytes);
+    pod.pod.all_containers().map(move |container| {
+        let Score { adj, rule } = score::score(&pod.pod, container, capacity);
         OomContainer {
             rank: 0,
-            pod: own.name.clone(),
-            uid: own.row.uid.clone(),
+            pod: pod.name.clone(),
+            uid: pod.row.uid.clone(),
             container: container.name.clone(),
-            qos_class: own.pod.qos_class(),
+            qos_class: pod.pod.qos_class(),
             kubelet_adj: adj,
             rule,
             pod_working_set_bytes: working_set,

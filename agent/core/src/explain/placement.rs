@@ -70,7 +70,7 @@ pub struct PodPlacement {
 pub struct ContainerPlacement {
     /// Its name.
     pub name: String,
-    /// How many CPUs of its own it asks for; 0 if it shares.
+    /// How many exclusive CPUs it requests; 0 if it runs in the shared pool.
     pub wanted_cpus: u32,
     /// The CPUs that it runs on; `None` if the pod was refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -155,13 +155,13 @@ pub fn placement_of(
     state: &NodeState,
     pod: Option<&str>,
 ) -> Result<PlacementExplanation, PlacementNotExplained> {
-    let own = state
+    let node_placement = state
         .placement
         .as_ref()
         .ok_or(PlacementNotExplained::NothingPlaced)?;
     Ok(match pod {
-        Some(name) => placement(own, [&*find(state, name)?.pod]),
-        None => placement(own, state.pods.values().map(|pod| &*pod.pod)),
+        Some(name) => placement(node_placement, [&*find(state, name)?.pod]),
+        None => placement(node_placement, state.pods.values().map(|pod| &*pod.pod)),
     })
 }
 
@@ -219,7 +219,7 @@ fn of_pod(placement: &NodePlacement, assignments: &Assignments, pod: &Pod) -> Po
             memory_nodes: assignments.nodes(&uid, &container.name),
             devices: assignments
                 .get(&uid, &container.name)
-                .map(|own| own.devices.clone())
+                .map(|assignment| assignment.devices.clone())
                 .unwrap_or_default(),
         }
     };

@@ -53,22 +53,22 @@ fn known(pods: &[String]) -> String {
 /// # Errors
 /// [`NoSuchPod`].
 pub fn find<'state>(state: &'state NodeState, name: &str) -> Result<&'state PodState, NoSuchPod> {
-    if let Some(own) = state.pods.get(&PodUid::from(name)) {
-        return Ok(own);
+    if let Some(pod) = state.pods.get(&PodUid::from(name)) {
+        return Ok(pod);
     }
-    let full: Vec<&PodState> = state.pods.values().filter(|own| own.name == name).collect();
+    let full: Vec<&PodState> = state.pods.values().filter(|pod| pod.name == name).collect();
     let found = if full.is_empty() {
         let short = state.pods.values();
-        short.filter(|own| own.pod.metadata.name == name).collect()
+        short.filter(|pod| pod.pod.metadata.name == name).collect()
     } else {
         full
     };
-    let names = |pods: &[&PodState]| pods.iter().map(|own| own.name.clone()).collect();
+    let names = |pods: &[&PodState]| pods.iter().map(|pod| pod.name.clone()).collect();
     match found[..] {
         [one] => Ok(one),
         [] => Err(NoSuchPod::Unknown {
             name: name.to_owned(),
-            pods: state.pods.values().map(|own| own.name.clone()).collect(),
+            pods: state.pods.values().map(|pod| pod.name.clone()).collect(),
         }),
         _ => Err(NoSuchPod::Ambiguous {
             name: name.to_owned(),
@@ -109,11 +109,11 @@ pub struct ExplainedPod {
     pub before: Option<Neighbour>,
     /// The pod after it, and what puts this ahead.
     pub after: Option<Neighbour>,
-    /// Pods that would go before it, exempt ones left out.
+    /// Pods that would be evicted before it, without exempt ones.
     pub shielded_by: usize,
-    /// What would put another pod in its place; each alone suffices. Empty unless it is the next to go.
+    /// Changes that would put another pod in its place; each alone suffices. Empty unless it is the next victim.
     pub ways_out: Vec<WayOut>,
-    /// The usage at which it would be the next to go; `None`: it is, or never would be by usage alone.
+    /// The usage at which it would be the next victim; `None`: it is already, or usage alone never makes it so.
     pub next_at_usage: Option<u64>,
 }
 
@@ -135,7 +135,7 @@ pub struct Neighbour {
     rename_all_fields = "camelCase"
 )]
 pub enum WayOut {
-    /// Statistics of it: without them it goes first.
+    /// Statistics of it: without them it is evicted first.
     Statistics,
     /// It uses no more than this.
     UsageAtMost {
@@ -157,7 +157,7 @@ pub enum WayOut {
 impl ExplainedPod {
     pub(crate) fn new(
         resource: Resource,
-        own: &PodState,
+        pod: &PodState,
         candidate: Option<Candidate>,
         ranked: &[Candidate],
     ) -> Self {
@@ -166,7 +166,7 @@ impl ExplainedPod {
         let at = explained
             .places
             .iter()
-            .position(|place| place.uid == own.row.uid);
+            .position(|place| place.uid == pod.row.uid);
         let place = at.map(|at| explained.places[at].clone());
         let neighbour = |place: Option<&Place>, by: Option<Comparator>| {
             let (place, by) = place.zip(by)?;
@@ -188,10 +188,10 @@ impl ExplainedPod {
             .iter()
             .filter(|place| place.exempt.is_none())
             .count();
-        // The first of the others that can be chosen: whoever stands before it is safe while it is there.
+        // The first other pod that can be chosen: a pod that ranks behind it is safe while it runs.
         let rival = ranked
             .iter()
-            .filter(|other| other.exempt.is_none() && other.row.uid != own.row.uid)
+            .filter(|other| other.exempt.is_none() && other.row.uid != pod.row.uid)
             .min_by(|a, b| ranking.compare(&a.row, &b.row));
         let standing = place.as_ref().map(|place| place.standing);
         let (mut ways, mut next_at_usage) = (Vec::new(), None);
@@ -207,19 +207,19 @@ impl ExplainedPod {
             }
         }
         Self {
-            pod: own.name.clone(),
-            uid: own.row.uid.clone(),
-            qos_class: own.pod.qos_class(),
-            priority: own.pod.priority(),
-            priority_class_name: own.pod.spec.priority_class_name.clone(),
-            exempt: own.pod.exemption(),
-            leaving: own.leaving.is_some(),
-            termination_grace_period_s: own.termination_grace_period_s,
-            memory_usage_bytes: own.memory.map(|memory| memory.usage_bytes),
-            memory_working_set_bytes: own.memory.map(|memory| memory.working_set_bytes),
+            pod: pod.name.clone(),
+            uid: pod.row.uid.clone(),
+            qos_class: pod.pod.qos_class(),
+            priority: pod.pod.priority(),
+            priority_class_name: pod.pod.spec.priority_class_name.clone(),
+            exempt: pod.pod.exemption(),
+            leaving: pod.leaving.is_some(),
+            termination_grace_period_s: pod.termination_grace_period_s,
+            memory_usage_bytes: pod.memory.map(|memory| memory.usage_bytes),
+            memory_working_set_bytes: pod.memory.map(|memory| memory.working_set_bytes),
             not_ranked: match place {
                 Some(_) => None,
-                None => Some(NotRankedReason::of(own)),
+                None => Some(NotRankedReason::of(pod)),
             },
             place,
             before,
@@ -248,7 +248,7 @@ fn smallest(holds: impl Fn(u64) -> bool) -> Option<u64> {
     Some(low)
 }
 
-/// Changes after which `rival` goes before `row`, each checked with the ranking itself.
+/// Changes after which `rival` is evicted before `row`, each checked with the ranking itself.
 fn ways_out(resource: Resource, ranking: Ranking, row: &RankRow, rival: &RankRow) -> Vec<WayOut> {
     let is_behind = |changed: &RankRow| ranking.compare(changed, rival).is_gt();
     let mut ways = Vec::new();
@@ -256,7 +256,7 @@ fn ways_out(resource: Resource, ranking: Ranking, row: &RankRow, rival: &RankRow
         ways.push(WayOut::Statistics);
         return ways;
     }
-    // The less it uses, the later it goes: look for the least usage that is not behind.
+    // The less it uses, the later it is evicted: find the least usage that is not behind.
     let with_usage = |usage| RankRow {
         usage,
         ..row.clone()
@@ -287,17 +287,19 @@ fn ways_out(resource: Resource, ranking: Ranking, row: &RankRow, rival: &RankRow
         ..row.clone()
     };
     let above = [rival.priority, rival.priority.saturating_add(1)];
-    let above = above.into_iter().filter(|own| *own > row.priority);
+    let above = above
+        .into_iter()
+        .filter(|priority| *priority > row.priority);
     if let Some(priority) = above
         .into_iter()
-        .find(|own| is_behind(&with_priority(*own)))
+        .find(|priority| is_behind(&with_priority(*priority)))
     {
         ways.push(WayOut::PriorityAtLeast { priority });
     }
     ways
 }
 
-/// The least usage with which `row` goes before `rival`.
+/// The least usage with which `row` is evicted before `rival`.
 fn usage_to_be_next(ranking: Ranking, row: &RankRow, rival: &RankRow) -> Option<u64> {
     let ahead = |usage| {
         let changed = RankRow {
@@ -330,8 +332,8 @@ mod tests {
 
     #[test]
     fn each_way_out_is_the_least_that_suffices() {
-        let ways = |own: &RankRow, rival: &RankRow| {
-            ways_out(Resource::Memory, Ranking::Memory, own, rival)
+        let ways = |candidate: &RankRow, rival: &RankRow| {
+            ways_out(Resource::Memory, Ranking::Memory, candidate, rival)
         };
         // Both exceed: 90 over request against 40.
         assert_eq!(
@@ -372,24 +374,24 @@ mod tests {
     proptest! {
         #[test]
         fn ways_out_suffice_and_one_less_does_not(
-            own in (0i32..3, 0u64..40, 0u64..40), other in (0i32..3, 0u64..40, 0u64..40),
+            candidate in (0i32..3, 0u64..40, 0u64..40), other in (0i32..3, 0u64..40, 0u64..40),
         ) {
-            let (own, rival) = (row("a", own.0, own.1, own.2), row("b", other.0, other.1, other.2));
-            prop_assume!(Ranking::Memory.compare(&own, &rival).is_lt());
-            for way in ways_out(Resource::Memory, Ranking::Memory, &own, &rival) {
+            let (candidate, rival) = (row("a", candidate.0, candidate.1, candidate.2), row("b", other.0, other.1, other.2));
+            prop_assume!(Ranking::Memory.compare(&candidate, &rival).is_lt());
+            for way in ways_out(Resource::Memory, Ranking::Memory, &candidate, &rival) {
                 let behind = |changed: RankRow| Ranking::Memory.compare(&changed, &rival).is_gt();
                 let (enough, less) = match way {
                     WayOut::Statistics => unreachable!(),
                     WayOut::UsageAtMost { usage } => {
-                        let with = |usage| RankRow { usage, ..own.clone() };
+                        let with = |usage| RankRow { usage, ..candidate.clone() };
                         (behind(with(usage)), behind(with(usage + 1)))
                     }
                     WayOut::RequestAtLeast { request } => {
-                        let with = |request| row("a", own.priority, own.usage, request);
+                        let with = |request| row("a", candidate.priority, candidate.usage, request);
                         (behind(with(request)), request > 0 && behind(with(request - 1)))
                     }
                     WayOut::PriorityAtLeast { priority } => {
-                        let with = |priority| RankRow { priority, ..own.clone() };
+                        let with = |priority| RankRow { priority, ..candidate.clone() };
                         (behind(with(priority)), behind(with(priority - 1)))
                     }
                 };
@@ -399,12 +401,12 @@ mod tests {
 
         #[test]
         fn the_usage_that_makes_it_next_is_the_least(
-            own in (0i32..3, 0u64..40, 0u64..40), other in (0i32..3, 0u64..40, 0u64..40),
+            candidate in (0i32..3, 0u64..40, 0u64..40), other in (0i32..3, 0u64..40, 0u64..40),
         ) {
-            let (own, rival) = (row("b", own.0, own.1, own.2), row("a", other.0, other.1, other.2));
-            prop_assume!(Ranking::Memory.compare(&own, &rival).is_gt());
-            let ahead = |usage| Ranking::Memory.compare(&RankRow { usage, ..own.clone() }, &rival).is_lt();
-            match usage_to_be_next(Ranking::Memory, &own, &rival) {
+            let (candidate, rival) = (row("b", candidate.0, candidate.1, candidate.2), row("a", other.0, other.1, other.2));
+            prop_assume!(Ranking::Memory.compare(&candidate, &rival).is_gt());
+            let ahead = |usage| Ranking::Memory.compare(&RankRow { usage, ..candidate.clone() }, &rival).is_lt();
+            match usage_to_be_next(Ranking::Memory, &candidate, &rival) {
                 Some(usage) => prop_assert!(ahead(usage) && !ahead(usage - 1)),
                 None => prop_assert!(!ahead(u64::MAX)),
             }

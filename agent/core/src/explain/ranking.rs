@@ -26,7 +26,7 @@ pub struct Candidate {
 pub enum Standing {
     /// The first that can be chosen.
     Next,
-    /// Others go before it.
+    /// Other pods are evicted before it.
     Waits,
     /// Evictions skip it; see [`Place::exempt`].
     Skipped,
@@ -42,7 +42,7 @@ pub struct Place {
     pub pod: String,
     /// Its identity.
     pub uid: PodUid,
-    /// Whether it is the next to go.
+    /// Whether it is the next victim.
     pub standing: Standing,
     /// Why evictions skip it, if they do.
     pub exempt: Option<Exemption>,
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_next_where_all_are_exempt() {
+    fn no_pod_is_next_where_all_are_exempt() {
         let all = vec![candidate("a", Some(1), 0, true)];
         assert_eq!(ExplainedRanking::new(Ranking::Memory, all).next(), None);
         assert!(

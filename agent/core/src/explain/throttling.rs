@@ -1,4 +1,4 @@
-//! Who is throttled by a CPU limit or held back for others, what is given, and why no more.
+//! Which pods are throttled by a CPU limit or held back for others, how much extra CPU time they are given, and why no more.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub struct ThrottlingExplanation {
     /// Why no pod on this node is given more now, if one reason holds for all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guard: Option<CpuWhy>,
-    /// Who is held back, and how much of the budget is left.
+    /// The pods that are held back, and how much of the budget is left.
     pub suppression: Suppression,
     /// Cgroups of pods with processes: the pods' own and their containers'.
     pub cgroups: Vec<CgroupCpuView>,
@@ -70,14 +70,14 @@ pub struct CgroupCpuView {
     /// The container; empty for the pod's own cgroup.
     pub container: Arc<str>,
     /// The limit's quota, microseconds; `None` for no limit.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub own_quota_us: Option<u64>,
-    /// The quota that is in force.
+    #[serde(rename = "ownQuotaUs", skip_serializing_if = "Option::is_none")]
+    pub configured_quota_us: Option<u64>,
+    /// The quota in effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quota_us: Option<u64>,
     /// In each of this long, microseconds.
     pub period_us: u64,
-    /// The burst that is in force, microseconds; `None`: the kernel does not have it.
+    /// The burst in effect, microseconds; `None`: the kernel does not support it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub burst_us: Option<u64>,
     /// Periods since the reading before.
@@ -116,7 +116,7 @@ impl ThrottlingExplanation {
                 limit,
             });
             let limit = burst.wait_percent * 100;
-            // With two who wait there is one in the way of everybody.
+            // With two waiting pods, every pod has at least one that is not itself.
             let second = cpu.waiters.get(1).filter(|waiter| waiter.waited > limit);
             busy.or_else(|| {
                 second.map(|waiter| CpuWhy::OthersWait {
@@ -127,7 +127,7 @@ impl ThrottlingExplanation {
         });
         let shown = |pod: &PodState| asked.is_none_or(|asked| asked.pod.uid() == pod.pod.uid());
         let mut cgroups = Vec::new();
-        for (uid, own) in &cpu.pods {
+        for (uid, pod_cpu) in &cpu.pods {
             let Some(pod) = state.pods.get(uid).filter(|pod| shown(pod)) else {
                 continue;
             };
@@ -135,27 +135,27 @@ impl ThrottlingExplanation {
                 .placement
                 .as_ref()
                 .is_some_and(|placement| placement.has_exclusive_cpus(uid));
-            for (container, cgroup) in &own.cgroups {
+            for (container, cgroup) in &pod_cpu.cgroups {
                 let reading = &cgroup.reading;
                 cgroups.push(CgroupCpuView {
                     pod: pod.name.clone(),
                     uid: uid.clone(),
                     qos_class: pod.pod.qos_class(),
                     container: Arc::clone(container),
-                    own_quota_us: reading.own_quota_us,
+                    configured_quota_us: reading.configured_quota_us,
                     quota_us: reading.quota_us,
                     period_us: reading.period_us,
                     burst_us: reading.burst_us,
                     periods: cgroup.periods,
                     throttled: cgroup.throttled,
                     used_us: cgroup.used_us,
-                    waited: own.waited,
-                    comes_first: comes_first(pod, own, is_exclusive),
+                    waited: pod_cpu.waited,
+                    comes_first: comes_first(pod, pod_cpu, is_exclusive),
                     allowance_us: cgroup.grant.allowance_us,
-                    verdict: match reading.own_quota_us {
+                    verdict: match reading.configured_quota_us {
                         _ if is_exclusive => "it has CPUs of its own: no quota binds it".to_owned(),
                         Some(_) => limited(config, state, uid, cgroup),
-                        None if container.is_empty() => unlimited(config, state, pod, own),
+                        None if container.is_empty() => unlimited(config, state, pod, pod_cpu),
                         None => "no limit of its own".to_owned(),
                     },
                 });
@@ -230,7 +230,7 @@ fn unlimited(
     config: &EngineConfig,
     state: &NodeState,
     pod: &PodState,
-    own: &PodCpuState,
+    pod_cpu: &PodCpuState,
 ) -> String {
     let Some(options) = config.cpu.suppress else {
         return "no limit; cpuSuppress is off".to_owned();
@@ -242,7 +242,7 @@ fn unlimited(
     if pod.row.exempt {
         return "static, mirror or critical: never held back".to_owned();
     }
-    if !suppress::may_be_held(pod, own) {
+    if !suppress::may_be_held(pod, pod_cpu) {
         return "not held back: it says that it comes first, or is to leave".to_owned();
     }
     let why = suppression
@@ -252,10 +252,10 @@ fn unlimited(
     if suppression.held.contains_key(&pod.pod.uid()) {
         return format!("held back{why}");
     }
-    if own.used_milli <= options.floor_milli {
+    if pod_cpu.used_milli <= options.floor_milli {
         return format!(
             "not held back: it uses {}, not more than {}",
-            In(Unit::MilliCpus, own.used_milli),
+            In(Unit::MilliCpus, pod_cpu.used_milli),
             In(Unit::MilliCpus, options.floor_milli)
         );
     }

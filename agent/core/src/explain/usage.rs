@@ -56,9 +56,9 @@ impl Resource {
         };
         match self {
             Self::Memory => {
-                RankRow::memory(pod, usage.map(|own| own.working_set_bytes.unwrap_or(0)))
+                RankRow::memory(pod, usage.map(|usage| usage.working_set_bytes.unwrap_or(0)))
             }
-            Self::Processes => RankRow::pids(pod, usage.map(|own| own.processes.unwrap_or(0))),
+            Self::Processes => RankRow::pids(pod, usage.map(|usage| usage.processes.unwrap_or(0))),
             // Rates: only a running agent knows them.
             Self::Io => RankRow::io(pod, None),
             Self::Cpu => RankRow::cpu(pod, None),
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn each_signal_counts_its_own() {
+    fn each_signal_ranks_by_the_resource_it_measures() {
         for (signal, layout, counted, request) in [
             ("memory.available", ImageFsLayout::Shared, 20, 5),
             ("pid.available", ImageFsLayout::Shared, 3, 0),

@@ -44,7 +44,7 @@ pub struct BudgetSpec {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BudgetStatus {
-    /// How many more may go now, in the whole cluster.
+    /// How many more pods may be disrupted now, in the whole cluster.
     pub disruptions_allowed: Option<u32>,
 }
 
@@ -121,11 +121,13 @@ impl LabelSelector {
     /// Whether a pod with these labels is selected.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         let equal = |(key, value): (&String, &String)| labels.get(key) == Some(value);
-        let holds = |own: &Expression| {
-            let value = labels.get(&own.key);
-            match own.operator {
-                LabelOperator::In => value.is_some_and(|value| own.values.contains(value)),
-                LabelOperator::NotIn => value.is_none_or(|value| !own.values.contains(value)),
+        let holds = |expression: &Expression| {
+            let value = labels.get(&expression.key);
+            match expression.operator {
+                LabelOperator::In => value.is_some_and(|value| expression.values.contains(value)),
+                LabelOperator::NotIn => {
+                    value.is_none_or(|value| !expression.values.contains(value))
+                }
                 LabelOperator::Exists => value.is_some(),
                 LabelOperator::DoesNotExist => value.is_none(),
             }
@@ -153,7 +155,7 @@ impl DisruptionBudget {
                 .is_some_and(|selector| selector.matches(&pod.metadata.labels))
     }
 
-    /// How many may go, with `expected` pods, of which `healthy` run and `leaving` are on their way out by our own decision.
+    /// How many pods may be disrupted, with `expected` pods, of which `healthy` run and Plimsoll is ending `leaving`.
     pub fn allows(&self, expected: u32, healthy: u32, leaving: u32) -> u32 {
         if let Some(allowed) = self.status.and_then(|status| status.disruptions_allowed) {
             return allowed.saturating_sub(leaving);

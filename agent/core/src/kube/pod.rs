@@ -47,7 +47,7 @@ fn null_as_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Pod {
-    /// Who it is.
+    /// Its name, namespace, UID and the like.
     #[serde(deserialize_with = "null_as_default")]
     pub metadata: Metadata,
     /// What was asked for.
@@ -297,7 +297,7 @@ impl Pod {
         self.metadata
             .namespace
             .as_deref()
-            .filter(|own| !own.is_empty())
+            .filter(|name| !name.is_empty())
             .unwrap_or(DEFAULT_NAMESPACE)
     }
 
@@ -361,10 +361,11 @@ impl Pod {
 
     /// Pod-level resources, if any that the pod level supports is set (`IsPodLevelResourcesSet`).
     pub fn pod_level_resources(&self) -> Option<&Resources> {
-        self.spec.resources.as_ref().filter(|own| {
-            own.requests
+        self.spec.resources.as_ref().filter(|resources| {
+            resources
+                .requests
                 .keys()
-                .chain(own.limits.keys())
+                .chain(resources.limits.keys())
                 .any(|name| resources::is_pod_level_resource(name))
         })
     }
@@ -387,38 +388,39 @@ impl Pod {
                 }
             }
         }
-        let Some(mut own) = self.spec.resources.take() else {
+        let Some(mut resources) = self.spec.resources.take() else {
             return;
         };
-        if own.requests.is_empty() && own.limits.is_empty() {
-            self.spec.resources = Some(own);
+        if resources.requests.is_empty() && resources.limits.is_empty() {
+            self.spec.resources = Some(resources);
             return;
         }
         let requests = resources::aggregate_container_requests(self);
         let limits = resources::aggregate_container_limits(self);
         for (name, limit) in &limits {
             if resources::is_huge_pages(name)
-                && !own.requests.contains_key(name)
-                && !own.limits.contains_key(name)
+                && !resources.requests.contains_key(name)
+                && !resources.limits.contains_key(name)
             {
-                own.limits.insert(name.clone(), limit.clone());
+                resources.limits.insert(name.clone(), limit.clone());
             }
         }
-        if !own.limits.is_empty() {
+        if !resources.limits.is_empty() {
             for (name, request) in &requests {
                 if matches!(name.as_str(), resources::CPU | resources::MEMORY)
-                    && !own.requests.contains_key(name)
+                    && !resources.requests.contains_key(name)
                 {
-                    own.requests.insert(name.clone(), request.clone());
+                    resources.requests.insert(name.clone(), request.clone());
                 }
             }
-            for (name, limit) in &own.limits {
-                if resources::is_pod_level_resource(name) && !own.requests.contains_key(name) {
-                    own.requests.insert(name.clone(), limit.clone());
+            for (name, limit) in &resources.limits {
+                if resources::is_pod_level_resource(name) && !resources.requests.contains_key(name)
+                {
+                    resources.requests.insert(name.clone(), limit.clone());
                 }
             }
         }
-        self.spec.resources = Some(own);
+        self.spec.resources = Some(resources);
     }
 
     /// The pod with [`Self::set_defaults`] applied.

@@ -69,15 +69,15 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, own: &Resources) {
+    fn add(&mut self, resources: &Resources) {
         for (at, name) in [CPU, MEMORY].into_iter().enumerate() {
             let positive = |list: &resources::ResourceList| {
                 list.get(name).filter(|value| value.sign() > 0).cloned()
             };
-            if let Some(request) = positive(&own.requests) {
+            if let Some(request) = positive(&resources.requests) {
                 *self.requests[at].get_or_insert_default() += &request;
             }
-            match positive(&own.limits) {
+            match positive(&resources.limits) {
                 Some(limit) => *self.limits[at].get_or_insert_default() += &limit,
                 None => self.limit_missing = true,
             }

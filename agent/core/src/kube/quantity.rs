@@ -236,8 +236,8 @@ fn small_sum((a, x): (i64, i32), (b, y): (i64, i32), negate: bool) -> Option<Amo
         });
     }
     let exponent = x.min(y);
-    let at = |mantissa: i64, own: i32| {
-        let places = u32::try_from(i64::from(own) - i64::from(exponent)).ok()?;
+    let at = |mantissa: i64, from_exponent: i32| {
+        let places = u32::try_from(i64::from(from_exponent) - i64::from(exponent)).ok()?;
         mantissa.checked_mul(10i64.checked_pow(places)?)
     };
     Some(Amount::Small {

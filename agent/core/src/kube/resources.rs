@@ -106,8 +106,8 @@ pub fn aggregate_container_limits(pod: &Pod) -> ResourceList {
     aggregate(pod, |container| &container.resources.limits)
 }
 
-fn replace_by_pod_level(total: &mut ResourceList, own: &ResourceList) {
-    for (name, quantity) in own {
+fn replace_by_pod_level(total: &mut ResourceList, pod_level: &ResourceList) {
+    for (name, quantity) in pod_level {
         if is_pod_level_resource(name) {
             total.insert(name.clone(), quantity.clone());
         }
@@ -122,9 +122,9 @@ pub fn pod_requests(pod: &Pod, scope: Scope) -> ResourceList {
         ResourceList::new()
     };
     if scope.pod_level
-        && let Some(own) = pod.pod_level_resources()
+        && let Some(pod_level) = pod.pod_level_resources()
     {
-        replace_by_pod_level(&mut total, &own.requests);
+        replace_by_pod_level(&mut total, &pod_level.requests);
     }
     if scope.overhead {
         add(&mut total, &pod.spec.overhead);
@@ -140,9 +140,9 @@ pub fn pod_limits(pod: &Pod, scope: Scope) -> ResourceList {
         ResourceList::new()
     };
     if scope.pod_level
-        && let Some(own) = pod.pod_level_resources()
+        && let Some(pod_level) = pod.pod_level_resources()
     {
-        replace_by_pod_level(&mut total, &own.limits);
+        replace_by_pod_level(&mut total, &pod_level.limits);
     }
     if scope.overhead {
         for (name, quantity) in &pod.spec.overhead {
@@ -168,8 +168,8 @@ pub fn eviction_request(pod: &Pod, name: &str) -> Quantity {
         MEMORY | EPHEMERAL_STORAGE | "storage" => Format::BinarySI,
         _ => Format::DecimalSI,
     });
-    if let Some(own) = pod_requests(pod, scope).get(name) {
-        request += own;
+    if let Some(pod_request) = pod_requests(pod, scope).get(name) {
+        request += pod_request;
     }
     if let Some(overhead) = pod.spec.overhead.get(name)
         && !request.is_zero()

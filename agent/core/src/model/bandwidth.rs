@@ -85,12 +85,14 @@ pub struct CgroupCpu {
     pub period_us: u64,
     /// `cpu.max`, first number, microseconds; `None` for no limit.
     pub quota_us: Option<u64>,
-    /// The same before we changed it; equal while we have not.
-    pub own_quota_us: Option<u64>,
+    /// The quota that the container runtime or the kubelet set; equal to `quota_us` unless Plimsoll has changed it.
+    #[serde(rename = "own_quota_us")]
+    pub configured_quota_us: Option<u64>,
     /// `cpu.max.burst`, microseconds; `None`: the kernel does not have it.
     pub burst_us: Option<u64>,
-    /// The same before we changed it.
-    pub own_burst_us: Option<u64>,
+    /// The burst that the container runtime or the kubelet set.
+    #[serde(rename = "own_burst_us")]
+    pub configured_burst_us: Option<u64>,
     /// `nr_periods` of `cpu.stat`: periods in which it had anything to do.
     pub periods: u64,
     /// `nr_throttled`: periods in which it was throttled.
@@ -151,9 +153,9 @@ impl fmt::Display for Waiter {
 pub enum CpuWhy {
     /// It was throttled.
     Throttled {
-        /// In so many periods,
+        /// The number of periods with throttling since the reading before.
         throttled: u64,
-        /// of these, since the reading before.
+        /// The number of all periods since the reading before.
         periods: u64,
     },
     /// The pod's cgroup has to let through what its containers are given.
@@ -167,7 +169,7 @@ pub enum CpuWhy {
     AllowanceSpent {
         /// What is left, microseconds of CPU time.
         left_us: u64,
-        /// What the quota would need until the next look.
+        /// What the quota would need until the next reading.
         needed_us: u64,
     },
     /// The shared CPUs are too busy.
@@ -179,12 +181,12 @@ pub enum CpuWhy {
     },
     /// A pod that has not got its request waits.
     OthersWait {
-        /// Who.
+        /// The waiting pod.
         waiter: Waiter,
-        /// How much it may.
+        /// The share of the time that it may wait, hundredths of a per cent.
         limit: u32,
     },
-    /// Nobody who comes first waits any more.
+    /// No pod that comes first waits any more.
     Calm {
         /// For so long, nanoseconds.
         for_ns: u64,
@@ -201,7 +203,7 @@ pub enum CpuWhy {
     },
     /// The pod is being evicted or ended: throttling would slow its exit.
     Leaves,
-    /// It may not be touched, or not any more: it has CPUs of its own, its limit is gone, or it is exempt.
+    /// Its bandwidth must not be changed (any more): it has exclusive CPUs, its limit was removed, or it is exempt.
     Untouchable,
     /// It could not be written; it is tried again later.
     NotWritten,

@@ -30,7 +30,7 @@ pub struct CpuState {
     pub pods: BTreeMap<PodUid, PodCpuState>,
     /// The pods that come first and waited longest, at most two.
     pub waiters: Vec<Waiter>,
-    /// Who is held back.
+    /// The pods that are held back.
     pub suppression: Suppression,
 }
 
@@ -107,22 +107,23 @@ impl Default for Grant {
 /// How long a cgroup must have been quiet before a step is taken back, nanoseconds: at first, and at most.
 pub const PATIENCE_NS: (u64, u64) = (10_000_000_000, 640_000_000_000);
 
-/// Who is held back.
+/// The pods that are held back.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Suppression {
     /// The quota of each, microseconds per period.
     pub held: BTreeMap<PodUid, u64>,
-    /// Since when anybody is, nanoseconds.
+    /// Since when at least one pod is held back, nanoseconds.
     pub since_ns: Option<u64>,
     /// How much of the budget is used up, nanoseconds.
     pub spent_ns: u64,
     /// It was used up, and half of it is not back yet.
     pub is_spent: bool,
-    /// Looks in a row at which somebody waited too long.
-    pub looks: u32,
+    /// Readings in a row in which a pod waited too long for CPU time.
+    #[serde(rename = "looks")]
+    pub consecutive_waits: u32,
     /// Since when no pod has waited too long, nanoseconds.
     pub calm_since_ns: Option<u64>,
-    /// Since when everybody is at the floor, nanoseconds.
+    /// Since when every held pod is at the floor, nanoseconds.
     pub at_floor_since_ns: Option<u64>,
     /// When it may be tried again, nanoseconds.
     pub not_before_ns: u64,

@@ -41,17 +41,17 @@ pub enum Decision {
     Evict {
         /// Which pod.
         uid: PodUid,
-        /// How long it may take to leave, in seconds. Not below 0 unless `evictionMaxPodGracePeriod` is: the kubelet passes that
+        /// Grace period, in seconds. Not below 0 unless `evictionMaxPodGracePeriod` is: the kubelet passes that
         /// on, and here it means at once.
         grace_s: i64,
         /// Why, and why this one.
         reason: Reason,
     },
-    /// End a pod whose manifest is gone: SIGTERM now.
+    /// End a pod whose manifest was removed: SIGTERM now.
     End {
         /// Which pod.
         uid: PodUid,
-        /// How long it may take to leave, in milliseconds.
+        /// Grace period, in milliseconds.
         grace_ms: u64,
     },
     /// Kill everything in the pod's cgroup.
@@ -67,7 +67,7 @@ pub enum Decision {
         /// Which pod.
         uid: PodUid,
     },
-    /// A pod that was to leave is gone, and how it went.
+    /// A pod that was being ended has no processes left, and how it ended.
     Finished {
         /// Which pod.
         uid: PodUid,
@@ -90,7 +90,7 @@ pub enum Decision {
         /// Nanoseconds.
         interval_ns: u64,
     },
-    /// Have the kernel take memory back from a pod (`memory.reclaim`), until so much has come or the time is over;
+    /// Have the kernel reclaim memory from a pod (`memory.reclaim`), until the amount is reached or the time is over;
     /// [`StageReport`](crate::model::event::StageReport) follows.
     Reclaim {
         /// Which pod.
@@ -143,12 +143,12 @@ pub enum Decision {
         /// How long ago the pod would have been evicted without any stage.
         episode_ns: u64,
     },
-    /// Make the machine so: who runs on which CPUs, with memory of which nodes.
+    /// Apply these assignments: the CPUs and memory nodes of each container.
     Place {
-        /// Who holds what.
+        /// What each container holds.
         assignments: Arc<Assignments>,
     },
-    /// A pod gets nothing of its own, and must not be started; if it runs already, it goes on in the shared pool or with what it has.
+    /// A pod is refused exclusive resources and must not be started; if it already runs, it stays in the shared pool or keeps what it has.
     PlacementRefused {
         /// Which pod.
         uid: PodUid,
@@ -162,12 +162,12 @@ pub enum Decision {
         /// Which one, and why.
         note: Note,
     },
-    /// There can be no placement with these settings on this machine. What is in force stays.
+    /// No placement is possible with these settings on this machine. The current placement stays.
     PlacementFailed {
         /// Why.
         why: String,
     },
-    /// Give a cgroup other CPU bandwidth than its own. [`Decision::RestoreCpu`] follows.
+    /// Give a cgroup other CPU bandwidth than it was configured with. [`Decision::RestoreCpu`] follows.
     SetCpu {
         /// Which pod.
         uid: PodUid,
@@ -178,8 +178,9 @@ pub enum Decision {
         knob: CpuKnob,
         /// To this, microseconds of CPU time per period.
         us: u64,
-        /// What it is without us; `None` for no limit.
-        own_us: Option<u64>,
+        /// The configured value, which Plimsoll restores later; `None` for no limit.
+        #[serde(rename = "own_us")]
+        configured_us: Option<u64>,
         /// Why.
         why: CpuWhy,
     },
@@ -280,7 +281,7 @@ pub struct ThresholdReason {
     /// The NUMA node that is short, if the signal is about one: usage is what the pod has there, its request the same share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
-    /// Set if no threshold is met but the end of memory is foreseen (option `outOfMemoryForesight`): `threshold` is then what goes
+    /// Set if no threshold is met but memory is predicted to run out (option `outOfMemoryForesight`): `threshold` is then what goes
     /// within the horizon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub foreseen: Option<Foreseen>,
@@ -331,7 +332,7 @@ pub enum Limited {
 pub enum KillReason {
     /// Its grace period is over.
     GraceOver,
-    /// It still has grace, and the node has not: half of the hard threshold is gone too.
+    /// Its grace period still runs, but the node cannot wait: half of the hard threshold is used up too.
     HeadroomHalved {
         /// Which signal.
         signal: Signal,
@@ -342,14 +343,14 @@ pub enum KillReason {
     },
     /// SIGTERM could not be sent.
     TerminateFailed,
-    /// The last line in the kernel has killed one of its processes: the others go with it.
+    /// The last line in the kernel has killed one of its processes: the others are killed too.
     LastLine {
         /// Why it did.
         reason: LastLineReason,
     },
 }
 
-/// How a pod that was to leave ended.
+/// How a pod that was being ended finished.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
@@ -602,13 +603,18 @@ impl fmt::Display for Decision {
                 container,
                 knob,
                 us,
-                own_us,
+                configured_us,
                 why,
             } => {
                 write!(f, "{knob} of {} = ", CgroupName(uid, container))?;
                 write!(f, "{}.{:03} ms, ", us / 1000, us % 1000)?;
-                match own_us {
-                    Some(own) => write!(f, "its own {}.{:03} ms", own / 1000, own % 1000)?,
+                match configured_us {
+                    Some(configured_us) => write!(
+                        f,
+                        "its own {}.{:03} ms",
+                        configured_us / 1000,
+                        configured_us % 1000
+                    )?,
                     None => write!(f, "its own max")?,
                 }
                 write!(f, ": {why}")

@@ -45,7 +45,7 @@ pub enum EventKind {
         /// The pod as its source gives it.
         pod: Arc<Pod>,
     },
-    /// A pod's manifest is gone: it is to be ended.
+    /// A pod's manifest was removed: the pod is to be ended.
     PodRemoved {
         /// Which pod.
         uid: PodUid,
@@ -55,7 +55,7 @@ pub enum EventKind {
         /// The budget as its source gives it.
         budget: Arc<DisruptionBudget>,
     },
-    /// A disruption budget is gone.
+    /// A disruption budget was removed.
     BudgetRemoved {
         /// Its `namespace/name`.
         budget: Arc<str>,
@@ -65,7 +65,7 @@ pub enum EventKind {
         /// Which pod.
         uid: PodUid,
     },
-    /// The last process of a pod is gone, or its cgroup is.
+    /// The last process of a pod ended, or its cgroup was removed.
     PodEmpty {
         /// Which pod.
         uid: PodUid,
@@ -382,7 +382,7 @@ impl PodMemory {
         self.usage_bytes.saturating_sub(self.inactive_file_bytes)
     }
 
-    /// What it uses in the sense in which memory is available: what the signal would show more of if the pod were gone.
+    /// What it uses in the sense in which memory is available: the amount by which the signal would rise without the pod.
     pub fn used_bytes(&self, availability: Availability) -> u64 {
         self.usage_bytes
             .saturating_sub(self.cache_bytes(availability))

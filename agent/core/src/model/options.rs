@@ -31,10 +31,10 @@ pub struct EvictionOptions {
 /// What is done about CPU time. Each is off where it is `None`, as in the kubelet, which sets a quota and leaves it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CpuOptions {
-    /// Who is throttled although its node has time gets more for a while (kubernetes#67577, #51135).
+    /// Let a throttled container exceed its CPU limit for a while when the node has idle CPU time (kubernetes#67577, #51135).
     #[serde(default)]
     pub burst: Option<CpuBurst>,
-    /// Who has no request is held back while those who have one wait.
+    /// Hold back pods without a CPU request while pods with one wait.
     #[serde(default)]
     pub suppress: Option<CpuSuppress>,
 }
@@ -113,7 +113,7 @@ pub enum Availability {
 /// Evicting before the kernel's OOM killer has to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Foresight {
-    /// How far ahead, nanoseconds: if memory goes on shrinking as it does, the kernel has none left by then.
+    /// How far ahead, nanoseconds: if memory keeps shrinking at this rate, the kernel has none left by then.
     pub horizon_ns: u64,
 }
 
@@ -139,7 +139,7 @@ pub struct LastLine {
 }
 
 impl Default for LastLine {
-    /// An agent that is alive answers within milliseconds; one that is gone is started anew within seconds.
+    /// An agent that is alive answers within milliseconds; one that has ended is restarted within seconds.
     fn default() -> Self {
         Self {
             acknowledge_within_ns: 200_000_000,

@@ -1,4 +1,4 @@
-//! How memory goes down, as far as it has been seen, and an end of memory that is foreseen.
+//! How memory shrinks, as far as it was observed, and when it is predicted to run out.
 //!
 //! The rules are in [`foresight`](crate::policy::memory::foresight).
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Intervals that the rate is taken from.
 pub(crate) const INTERVALS: usize = 5;
 
-/// What is known of how memory goes down.
+/// What is known of how memory shrinks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Outlook {
     /// The newest figures.
@@ -24,7 +24,7 @@ pub struct Outlook {
     pub(crate) intervals: [Interval; INTERVALS],
     /// When the kernel last showed that it is short of free memory, nanoseconds.
     pub(crate) short_ns: Option<u64>,
-    /// Somebody is leaving for memory: what comes back then is no trend.
+    /// A pod is being ended for memory: the memory it returns is no trend.
     pub(crate) leaving: bool,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Interval {
 /// An end of memory that is foreseen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Foreseen {
-    /// How fast it goes down, bytes per second.
+    /// How fast it shrinks, bytes per second.
     pub rate_bytes_per_s: u64,
     /// How far ahead it was looked, nanoseconds.
     pub horizon_ns: u64,

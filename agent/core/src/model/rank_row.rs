@@ -144,15 +144,15 @@ impl RankRow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Comparator {
-    /// A pod without statistics goes first: its usage is unknown and may be the cause.
+    /// A pod without statistics is evicted first: its usage is unknown and may be the cause.
     MissingStats,
-    /// A pod above its request goes before one within it.
+    /// A pod above its request is evicted before one within it.
     ExceedsRequest,
-    /// The lower priority goes first.
+    /// The lower priority is evicted first.
     Priority,
-    /// The larger usage minus request goes first.
+    /// The larger usage minus request is evicted first.
     UsageOverRequest,
-    /// The smaller UID goes first. Not the kubelet's: it leaves such pods in no defined order.
+    /// The smaller UID is evicted first. The kubelet defines no order for such pods.
     Uid,
 }
 

@@ -64,7 +64,7 @@ pub struct NodeState {
     pub node_reclaim: Option<NodeReclaim>,
     /// The interval at which file systems are read, nanoseconds; 0: not said yet.
     pub storage_interval_ns: u64,
-    /// How memory goes down, where it is foreseen when it is gone.
+    /// How memory shrinks, if foresight is on.
     #[serde(default)]
     pub outlook: Outlook,
     /// The fastest loss of `memory.available` seen lately, bytes per second.
@@ -76,7 +76,7 @@ pub struct NodeState {
     /// What is tried before a pod is evicted for memory.
     #[serde(default)]
     pub remedies: RemedyState,
-    /// Who holds which CPUs and memory; `None` if nothing is placed here.
+    /// Which containers hold which CPUs and memory; `None` without placement.
     #[serde(default)]
     pub placement: Option<NodePlacement>,
     /// What pods have of the CPUs, and what was changed for it; empty if neither option is on.
@@ -104,7 +104,7 @@ pub struct PodState {
     pub termination_grace_period_s: u64,
     /// Whether its cgroup has processes.
     pub running: bool,
-    /// Whether its manifest is gone.
+    /// Whether its manifest was removed.
     pub removed: bool,
     /// The newest reading; `None` until its cgroup has been read, and when it vanished.
     pub memory: Option<PodReading>,
@@ -149,7 +149,7 @@ pub struct Leaving {
     pub kill_tried_ns: Option<u64>,
     /// Its memory is being freed for it.
     pub released: bool,
-    /// When its last process was gone, nanoseconds.
+    /// When its last process ended, nanoseconds.
     pub empty_at_ns: Option<u64>,
     /// SIGTERM could not be sent.
     pub terminate_failed: bool,
@@ -215,7 +215,7 @@ pub struct Arming {
 }
 
 impl NodeState {
-    /// A state that knows nothing, for a configuration with so many thresholds.
+    /// An empty state, for a configuration with this many thresholds.
     pub fn new(thresholds: usize) -> Self {
         Self {
             thresholds: vec![ThresholdState::default(); thresholds],
@@ -355,7 +355,7 @@ impl NodeState {
             }
         }
         for pod in self.pods.values_mut() {
-            // Not in this sample: its cgroup is gone.
+            // Not in this sample: its cgroup was removed.
             if pod.memory.is_some_and(|memory| memory.at_ns != now_ns) {
                 pod.memory = None;
                 pod.row.stats_known = false;

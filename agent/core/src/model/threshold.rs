@@ -269,9 +269,9 @@ pub fn for_layout(
         for hard in [true, false] {
             // Of several the kubelet's loop keeps the last.
             let find = |signal| {
-                thresholds
-                    .iter()
-                    .rposition(|own| own.signal == signal && own.is_hard() == hard)
+                thresholds.iter().rposition(|threshold| {
+                    threshold.signal == signal && threshold.is_hard() == hard
+                })
             };
             let threshold = match find(original) {
                 Some(at) => Threshold {

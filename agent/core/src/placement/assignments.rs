@@ -1,6 +1,6 @@
-//! Who holds what: the exclusive CPUs and the NUMA nodes of each container, and the shared pool.
+//! Assignments: the exclusive CPUs and the NUMA nodes of each container, and the shared pool.
 //!
-//! One value for all who need it: the engine decides it, the agent keeps it in a checkpoint across restarts and writes it to cgroups,
+//! One value for every reader: the engine decides it, the agent keeps it in a checkpoint across restarts and writes it to cgroups,
 //! `plimsoll exec` reads it before it starts a container, `plimsoll topology` draws it. It is the counterpart of the kubelet's
 //! `cpu_manager_state` and `memory_manager_state` (pkg/kubelet/cm/{cpumanager,memorymanager}/state, 1.36).
 
@@ -35,7 +35,7 @@ pub struct Assignment {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Assignments {
-    /// The CPUs of whoever has none of its own. Never empty.
+    /// The CPUs of containers without exclusive CPUs. Never empty.
     pub shared_pool: CpuSet,
     /// By pod and container. A container that is not here runs in the shared pool, with memory from any node.
     pub containers: BTreeMap<PodUid, BTreeMap<String, Assignment>>,
@@ -54,10 +54,12 @@ impl Assignments {
     /// Where a container is to run.
     #[must_use]
     pub fn cpus(&self, pod: &PodUid, container: &str) -> Cpus {
-        let own = self.get(pod, container).and_then(|own| own.cpus);
+        let exclusive = self
+            .get(pod, container)
+            .and_then(|assignment| assignment.cpus);
         Cpus {
-            cpus: own.unwrap_or(self.shared_pool),
-            exclusive: own.is_some(),
+            cpus: exclusive.unwrap_or(self.shared_pool),
+            exclusive: exclusive.is_some(),
         }
     }
 
@@ -74,8 +76,8 @@ impl Assignments {
     #[must_use]
     pub fn exclusive(&self) -> CpuSet {
         let containers = self.containers.values().flat_map(BTreeMap::values);
-        let own = containers.filter_map(|assignment| assignment.cpus);
-        own.fold(CpuSet::EMPTY, |all, cpus| all | cpus)
+        let exclusive = containers.filter_map(|assignment| assignment.cpus);
+        exclusive.fold(CpuSet::EMPTY, |all, cpus| all | cpus)
     }
 }
 
@@ -84,9 +86,9 @@ impl fmt::Display for Assignments {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "shared pool {}", self.shared_pool)?;
         for (pod, containers) in &self.containers {
-            for (container, own) in containers {
+            for (container, assignment) in containers {
                 let nodes = self.nodes(pod, container);
-                match (own.cpus, nodes) {
+                match (assignment.cpus, nodes) {
                     (None, None) => continue,
                     (Some(cpus), None) => write!(f, "; {pod}/{container} CPUs {cpus}")?,
                     (None, Some(nodes)) => {
@@ -112,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_checkpoint_reads_as_it_was_written() {
-        let own = Assignment {
+        let assignment = Assignment {
             cpus: Some(CpuSet::parse("2-3").unwrap()),
             memory: vec![Block {
                 nodes: NumaMask::of(1),
@@ -123,7 +125,10 @@ mod tests {
         };
         let assignments = Assignments {
             shared_pool: CpuSet::parse("0-1,4-7").unwrap(),
-            containers: BTreeMap::from([("web".into(), BTreeMap::from([("main".into(), own)]))]),
+            containers: BTreeMap::from([(
+                "web".into(),
+                BTreeMap::from([("main".into(), assignment)]),
+            )]),
             refused: BTreeMap::new(),
         };
         let text = serde_json::to_string(&assignments).unwrap();

@@ -59,7 +59,7 @@ impl CpuSet {
     ///
     /// # Panics
     ///
-    /// If `cpu` is not below [`CPUS_MAX`]: whoever reads numbers from outside checks them (as parsing a list does).
+    /// If `cpu` is not below [`CPUS_MAX`]: code that reads numbers from outside checks them (as parsing a list does).
     #[must_use]
     pub fn of(cpu: u32) -> Self {
         let mut set = Self::EMPTY;

@@ -1,6 +1,6 @@
-//! Exclusive CPUs: who has which, as a state machine.
+//! Exclusive CPUs: which container has which, as a state machine.
 //!
-//! Problem: containers of Guaranteed pods with whole CPUs get CPUs that nobody else runs on, and everybody else shares the rest; the
+//! Problem: containers of Guaranteed pods with whole CPUs get CPUs that no other container runs on, and all others share the rest; the
 //! answer has to be the kubelet's, for every order of starts, restarts and ends. Approach: the rules of the static policy
 //! (pkg/kubelet/cm/cpumanager/policy_static.go, 1.36) over sets. What is fixed for the life of the agent is a [`StaticCpuPolicy`];
 //! [`StaticCpus`] is that and the books: `allocate`, `remove`, `hints`.
@@ -35,7 +35,7 @@ pub use state::{CpuAssignments, CpuState, CpuStateError};
 /// `cpuManagerPolicy`.
 #[derive(Debug, Clone)]
 pub enum CpuPolicy {
-    /// No container gets CPUs of its own.
+    /// No container gets exclusive CPUs.
     None,
     /// Containers of Guaranteed pods that request whole CPUs do.
     Static(Box<StaticCpus>),
@@ -50,7 +50,7 @@ pub struct StaticCpus {
     reusable: Option<(PodUid, CpuSet)>,
 }
 
-/// Why a container gets no CPUs of its own, and is not to start.
+/// Why a container gets no exclusive CPUs and must not start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("pod {pod}, container {container}: {refusal}")]
 pub struct CpuAllocateError {
@@ -98,7 +98,7 @@ pub enum CpuRefusal {
         /// Those that are free, and those of the pod's init containers, by NUMA node.
         free: Vec<(u32, CpuSet)>,
     },
-    /// The shared pool would be too small for everybody else ([`StaticCpuSettings::shared_min`]).
+    /// The shared pool would be too small for all other containers ([`StaticCpuSettings::shared_min`]).
     #[error(
         "{wanted} CPUs are wanted of the shared pool ({shared}), in which {kept} have to stay for containers without CPUs of their \
          own: {missing} more would have to be in it",
@@ -156,8 +156,8 @@ impl CpuPolicy {
     }
 }
 
-/// How many CPUs of its own a container is to have; 0 if it shares (`guaranteedCPUs`, 1.36): its pod is Guaranteed, without
-/// pod-level resources, and it requests whole CPUs. What a pod's status says after an in-place resize is not looked at.
+/// How many exclusive CPUs a container gets; 0 if it runs in the shared pool (`guaranteedCPUs`, 1.36): its pod is Guaranteed, without
+/// pod-level resources, and it requests whole CPUs. The pod status after an in-place resize is ignored.
 #[must_use]
 pub fn exclusive_cpus(pod: &Pod, container: &Container) -> u32 {
     if pod.qos_class() != QosClass::Guaranteed || pod.pod_level_resources().is_some() {
@@ -171,17 +171,17 @@ pub fn exclusive_cpus(pod: &Pod, container: &Container) -> u32 {
     u32::try_from(whole).unwrap_or(u32::MAX)
 }
 
-/// The most CPUs that a pod has of its own at one time: its sidecars and containers together, or an init container beside the
+/// The most exclusive CPUs that a pod has at one time: its sidecars and containers together, or an init container beside the
 /// sidecars that are started before it (`podGuaranteedCPUs`, 1.36).
 #[must_use]
 pub fn exclusive_cpus_of_pod(pod: &Pod) -> u32 {
     let (mut sidecars, mut starting) = (0_u32, 0_u32);
     for container in &pod.spec.init_containers {
-        let own = exclusive_cpus(pod, container);
+        let exclusive = exclusive_cpus(pod, container);
         if container.is_sidecar() {
-            sidecars = sidecars.saturating_add(own);
+            sidecars = sidecars.saturating_add(exclusive);
         } else {
-            starting = starting.max(sidecars.saturating_add(own));
+            starting = starting.max(sidecars.saturating_add(exclusive));
         }
     }
     let containers = pod.spec.containers.iter();
@@ -320,7 +320,7 @@ impl StaticCpus {
         released
     }
 
-    /// Takes back all CPUs of a pod that is gone. What has returned to the shared pool.
+    /// Takes back all CPUs of a removed pod. Returns what went back to the shared pool.
     pub fn remove_pod(&mut self, pod: &PodUid) -> CpuSet {
         let of_pod = self.state.assignments.remove(pod).unwrap_or_default();
         let released = of_pod

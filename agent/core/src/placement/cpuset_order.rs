@@ -4,15 +4,15 @@
 //! before the others have left them, or gets its new ones before their former owner has moved, both run there for a while; the kubelet
 //! does either, and repairs it within `cpuManagerReconcilePeriod` (10 s).
 //!
-//! Approach: two rounds. First everybody *leaves*: a container keeps what it has now and is to have; one with nothing to keep waits in the
-//! *common pool*, the CPUs that are exclusive neither now nor then. Then everybody *arrives*: each gets what it is to have.
+//! Approach: two rounds. First every container *leaves*: a container keeps what it has now and is to have; one with nothing to keep waits in the
+//! *common pool*, the CPUs that are exclusive neither now nor then. Then every container *arrives*: each gets what it is to have.
 //!
-//! Why that is enough: while containers leave, each is on a part of what it has now, or in the common pool, so that nobody comes to a CPU
-//! that is exclusive now. When the first arrives, each is on a part of what it is to have, or in the common pool, so that nobody is
-//! on a CPU that will be exclusive, except whose it will be.
+//! Why that is enough: while containers leave, each is on a part of what it has now, or in the common pool, so no container moves to a CPU
+//! that is exclusive now. When the first arrives, each is on a part of what it is to have, or in the common pool, so only its future
+//! owner is on a CPU that will be exclusive.
 //!
-//! Where there is no common pool (two CPUs, and the only exclusive one changes hands) somebody has to share for as long as two writes take.
-//! [`Order::shared`] says who.
+//! Where there is no common pool (two CPUs, and the only exclusive one changes hands) containers have to share for as long as two writes take.
+//! [`Order::shared`] lists them.
 
 use crate::placement::cpu_set::CpuSet;
 
@@ -21,16 +21,16 @@ use crate::placement::cpu_set::CpuSet;
 pub struct Cpus {
     /// The CPUs, none of them offline.
     pub cpus: CpuSet,
-    /// Nobody else may run there.
+    /// No other container may run there.
     pub exclusive: bool,
 }
 
 /// A container, now and then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
-    /// What is in force. All online CPUs, if nothing was ever written.
+    /// The current CPUs: all online ones, if nothing was ever written.
     pub now: Cpus,
-    /// What is to be in force. Not empty.
+    /// The new CPUs. Not empty.
     pub then: Cpus,
 }
 
@@ -46,11 +46,11 @@ pub struct Write {
 /// What to write, first things first.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Order {
-    /// The first round. After it nobody is exclusive any more who is not to be.
+    /// The first round. After it only containers that keep exclusive CPUs have any.
     pub leave: Vec<Write>,
     /// The second round.
     pub arrive: Vec<Write>,
-    /// Changes that have to go straight to their new CPUs while somebody may be there, because there is no common pool.
+    /// Changes that have to go straight to their new CPUs while another container may be there, because there is no common pool.
     pub shared: Vec<usize>,
 }
 
@@ -107,7 +107,7 @@ mod tests {
         }
     }
 
-    fn told(online: &str, changes: &[Change]) -> (Vec<(usize, String)>, Vec<usize>) {
+    fn writes_and_shared(online: &str, changes: &[Change]) -> (Vec<(usize, String)>, Vec<usize>) {
         let order = order(CpuSet::parse(online).unwrap(), changes);
         let writes = order
             .leave
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pool_shrinks_before_a_container_gets_its_own() {
+    fn the_pool_shrinks_before_a_container_gets_exclusive_cpus() {
         let changes = [
             Change {
                 now: cpus("0-3", false),
@@ -130,7 +130,7 @@ mod tests {
             },
         ];
         let writes = vec![(1, "0-1".into()), (0, "2-3".into())];
-        assert_eq!(told("0-3", &changes), (writes, vec![]));
+        assert_eq!(writes_and_shared("0-3", &changes), (writes, vec![]));
     }
 
     #[test]
@@ -147,25 +147,35 @@ mod tests {
         ];
         let writes =
             [(0, "0"), (1, "0"), (0, "2"), (1, "1")].map(|(index, list)| (index, list.to_owned()));
-        assert_eq!(told("0-2", &changes), (writes.to_vec(), vec![]));
+        assert_eq!(
+            writes_and_shared("0-2", &changes),
+            (writes.to_vec(), vec![])
+        );
         let writes = [(0, "2"), (1, "1")].map(|(index, list)| (index, list.to_owned()));
-        assert_eq!(told("1-2", &changes), (writes.to_vec(), vec![0, 1]));
+        assert_eq!(
+            writes_and_shared("1-2", &changes),
+            (writes.to_vec(), vec![0, 1])
+        );
     }
 
-    /// Containers on at most ten CPUs: for each what it has exclusively, by owner; who has nothing is in the shared pool.
+    /// Containers on at most ten CPUs: for each its exclusive CPUs, by owner; a container with none is in the shared pool.
     fn any_placement(containers: usize) -> impl Strategy<Value = Vec<Cpus>> {
         proptest::collection::vec(0..=2 * containers, 10).prop_map(move |owners| {
             let of = |owner: usize| {
-                let own = owners.iter().zip(0..).filter(|(who, _)| **who == owner);
-                own.map(|(_, cpu)| cpu).collect::<CpuSet>()
+                let exclusive = owners.iter().zip(0..).filter(|(who, _)| **who == owner);
+                exclusive.map(|(_, cpu)| cpu).collect::<CpuSet>()
             };
-            // Never empty: CPU 10 is nobody's.
+            // Never empty: CPU 10 has no owner.
             let pool = (containers..=2 * containers)
                 .map(of)
-                .fold(CpuSet::of(10), |all, own| all | own);
-            let on = |own: CpuSet| Cpus {
-                cpus: if own.is_empty() { pool } else { own },
-                exclusive: !own.is_empty(),
+                .fold(CpuSet::of(10), |all, exclusive| all | exclusive);
+            let on = |exclusive: CpuSet| Cpus {
+                cpus: if exclusive.is_empty() {
+                    pool
+                } else {
+                    exclusive
+                },
+                exclusive: !exclusive.is_empty(),
             };
             (0..containers).map(|container| on(of(container))).collect()
         })
@@ -192,9 +202,9 @@ mod tests {
                     } else {
                         CpuSet::EMPTY
                     };
-                    let own = current[owner] & (was | is);
+                    let exclusive = current[owner] & (was | is);
                     for (other, cpus) in current.iter().enumerate() {
-                        prop_assert!(other == owner || own.is_disjoint(cpus), "{} on {} of {}", other, own & *cpus, owner);
+                        prop_assert!(other == owner || exclusive.is_disjoint(cpus), "{} on {} of {}", other, exclusive & *cpus, owner);
                     }
                 }
             }

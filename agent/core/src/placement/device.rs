@@ -1,7 +1,7 @@
 //! Devices for containers, near to their CPUs and memory.
 //!
 //! Problem: a container that asks for two network cards wants them on the NUMA node where it runs. Approach: an [`Inventory`] of devices
-//! by resource, with the nodes each is near to; who holds which; and from both the sets of nodes that could serve a container
+//! by resource, with the nodes each is near to; the devices each container holds; and from both the sets of nodes that could serve a container
 //! ([`ProviderHints`]), as the kubelet's device manager makes them.
 //!
 //! Rules (pkg/kubelet/cm/devicemanager of 1.36, `topology_hints.go` and `manager.go`): a set of nodes is a hint if enough devices are near to
@@ -47,7 +47,7 @@ pub type Ids = BTreeSet<String>;
 /// Devices by resource.
 pub type Held = BTreeMap<String, Ids>;
 
-/// Who holds which devices of a machine.
+/// Which container holds which devices of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices {
     nodes: NumaMask,
@@ -69,7 +69,7 @@ impl Devices {
         }
     }
 
-    /// What there is has changed: devices that came, went, or are healthy no more. Who holds what stays.
+    /// Replaces the inventory: devices appeared, disappeared or became unhealthy. What containers hold stays.
     pub fn set_inventory(&mut self, inventory: Inventory) {
         self.inventory = inventory;
     }
@@ -86,7 +86,7 @@ impl Devices {
         self.held.get(pod)?.get(container)
     }
 
-    /// Who holds what. A container that holds nothing is not in it.
+    /// What each container holds. A container that holds nothing is not in it.
     #[must_use]
     pub fn assignments(&self) -> &BTreeMap<PodUid, BTreeMap<String, Held>> {
         &self.held
@@ -105,7 +105,7 @@ impl Devices {
     /// Takes back all that a pod's containers hold. Nothing if they hold nothing.
     pub fn remove(&mut self, pod: &PodUid) {
         self.held.remove(pod);
-        self.reusable.take_if(|(own, _)| own == pod);
+        self.reusable.take_if(|(owner, _)| owner == pod);
     }
 
     /// Gives a container the devices that its limits ask for, near to the hint's nodes as far as there are any.
@@ -120,7 +120,7 @@ impl Devices {
         hint: TopologyHint,
     ) -> Result<(), DeviceError> {
         let uid = pod.uid();
-        self.reusable.take_if(|(own, _)| *own != uid);
+        self.reusable.take_if(|(owner, _)| *owner != uid);
         let error = |reason| DeviceError {
             pod: if pod.metadata.name.is_empty() {
                 uid.to_string()
@@ -156,7 +156,7 @@ impl Devices {
         let uid = pod.uid();
         let mut wanted = self.wanted(&container.resources.limits).into_iter();
         wanted.all(|(resource, wanted)| {
-            // One that nobody knows any more is refused.
+            // A resource without devices is refused.
             let chosen = self.choose(&uid, &container.name, &resource, wanted, None);
             chosen.is_ok_and(|missing| missing.is_empty())
         })
@@ -172,11 +172,11 @@ impl Devices {
         affinity: Option<NumaMask>,
     ) -> Result<Ids, Reason> {
         let nothing = Ids::new();
-        let own = self.held(pod, container).and_then(|held| held.get(name));
-        if let Some(own) = own.filter(|own| own.len() != wanted) {
+        let held_ids = self.held(pod, container).and_then(|held| held.get(name));
+        if let Some(held_ids) = held_ids.filter(|held_ids| held_ids.len() != wanted) {
             return Err(Reason::Changed {
                 resource: name.to_owned(),
-                held: own.len(),
+                held: held_ids.len(),
                 wanted,
             });
         }
@@ -185,15 +185,24 @@ impl Devices {
                 resource: name.to_owned(),
             });
         };
-        let is_healthy = |id: &&String| resource.devices.get(*id).is_some_and(|own| own.healthy);
+        let is_healthy = |id: &&String| {
+            resource
+                .devices
+                .get(*id)
+                .is_some_and(|device| device.healthy)
+        };
         if !resource.devices.values().any(|device| device.healthy) {
             return Err(Reason::NoneHealthy {
                 resource: name.to_owned(),
                 wanted,
             });
         }
-        if let Some(own) = own {
-            let ids: Ids = own.iter().filter(|id| !is_healthy(id)).cloned().collect();
+        if let Some(held_ids) = held_ids {
+            let ids: Ids = held_ids
+                .iter()
+                .filter(|id| !is_healthy(id))
+                .cloned()
+                .collect();
             if !ids.is_empty() {
                 return Err(Reason::Unhealthy {
                     resource: name.to_owned(),
@@ -261,7 +270,11 @@ impl Devices {
             wanted,
             free: free.len() + reused,
             per_node,
-            unhealthy: resource.devices.values().filter(|own| !own.healthy).count(),
+            unhealthy: resource
+                .devices
+                .values()
+                .filter(|device| !device.healthy)
+                .count(),
             holders,
         }
     }
@@ -273,12 +286,12 @@ impl Devices {
         let held = self.held(&uid, &container.name);
         let wanted = self.wanted(&container.resources.limits).into_iter();
         let hints = wanted.map(|(name, wanted)| {
-            let own = held.and_then(|held| held.get(&name)).cloned();
+            let held_ids = held.and_then(|held| held.get(&name)).cloned();
             let left = self.left(&uid, &name).cloned();
             let hints = self.resource_hints(
                 &name,
                 wanted,
-                own.unwrap_or_default(),
+                held_ids.unwrap_or_default(),
                 left.unwrap_or_default(),
             );
             (name, hints)
@@ -300,18 +313,24 @@ impl Devices {
         let containers = self.held.get(&pod.uid());
         let hints = self.wanted(&limits).into_iter().map(|(name, wanted)| {
             let all = containers.into_iter().flat_map(BTreeMap::values);
-            let own: Ids = all
+            let held_ids: Ids = all
                 .filter_map(|held| held.get(&name))
                 .flatten()
                 .cloned()
                 .collect();
-            let hints = self.resource_hints(&name, wanted, own, Ids::new());
+            let hints = self.resource_hints(&name, wanted, held_ids, Ids::new());
             (name, hints)
         });
         hints.collect()
     }
 
-    fn resource_hints(&self, name: &str, wanted: usize, own: Ids, left: Ids) -> Option<HintSet> {
+    fn resource_hints(
+        &self,
+        name: &str,
+        wanted: usize,
+        held_ids: Ids,
+        left: Ids,
+    ) -> Option<HintSet> {
         let resource = self
             .inventory
             .resources
@@ -322,12 +341,12 @@ impl Devices {
                 .filter_map(|id| resource.devices.get(id))
                 .collect()
         };
-        let (available, left) = if own.is_empty() {
+        let (available, left) = if held_ids.is_empty() {
             let mut left = known(&left);
             left.retain(|device| device.healthy);
             (self.free(name, resource), left)
-        } else if own.len() == wanted {
-            (known(&own), Vec::new())
+        } else if held_ids.len() == wanted {
+            (known(&held_ids), Vec::new())
         } else {
             return Some(HintSet::List(Vec::new()));
         };
@@ -351,7 +370,7 @@ impl Devices {
         let near: Vec<NumaMask> = resource
             .devices
             .values()
-            .map(|own| own.numa_nodes)
+            .map(|device| device.numa_nodes)
             .collect();
         let fewest = reach::fewest(self.nodes, &near, wanted, NumaMask::EMPTY);
         let fewest = fewest.unwrap_or(self.nodes).len();
@@ -373,7 +392,7 @@ impl Devices {
             .collect()
     }
 
-    /// Healthy devices that nobody holds, by ascending id.
+    /// Healthy devices that no container holds, by ascending id.
     fn free<'a>(&self, name: &str, resource: &'a Resource) -> Vec<&'a Device> {
         let all = self.held.values().flat_map(BTreeMap::values);
         let held: BTreeSet<&String> = all.filter_map(|held| held.get(name)).flatten().collect();
@@ -384,8 +403,8 @@ impl Devices {
     }
 
     fn left(&self, pod: &PodUid, name: &str) -> Option<&Ids> {
-        let (own, left) = self.reusable.as_ref()?;
-        left.get(name).filter(|_| own == pod)
+        let (owner, left) = self.reusable.as_ref()?;
+        left.get(name).filter(|_| owner == pod)
     }
 
     /// What an init container holds the rest of the pod may use; what others hold it may not any more.
@@ -463,13 +482,13 @@ impl Choice<'_> {
                     .filter(|device| !self.chosen.contains(&device.id))
                     .collect();
                 near.extend(among.iter().map(|device| device.numa_nodes));
-                let all = near.iter().fold(self.nodes, |all, own| all | *own);
+                let all = near.iter().fold(self.nodes, |all, nodes| all | *nodes);
                 // As many as have a node at all; the rest is near to none and comes last.
                 let demand = self.missing().min(reach::reached(&near, all));
                 let fewest = reach::fewest(all, &near, demand, here).unwrap_or(all);
                 let close = among
                     .iter()
-                    .filter(|own| !(own.numa_nodes & fewest).is_empty());
+                    .filter(|device| !(device.numa_nodes & fewest).is_empty());
                 self.take(close.map(|device| &device.id));
             }
         }

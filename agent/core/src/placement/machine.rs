@@ -1,7 +1,7 @@
 //! A machine as it can be described: its cores and where they are, its NUMA nodes and what they have.
 //!
-//! Problem: placement is decided on the machine at hand, on machines that somebody only thinks of (`plimsoll place --machine`),
-//! and in tests on machines that nobody has. Approach: one description, filled from sysfs or from a file (`machine.json`,
+//! Problem: placement is decided on the machine at hand, on machines described in a file (`plimsoll place --machine`),
+//! and in tests on invented machines. Approach: one description, filled from sysfs or from a file (`machine.json`,
 //! docs/reference/machine.md), checked once, and turned into the kubelet's view of it ([`Machine::cpu_topology`]).
 //!
 //! Terms: a *CPU* is a hardware thread with the kernel's number; a *core* its physical core; a *die*, a *cluster* and a *socket*
@@ -39,7 +39,7 @@ pub struct Core {
     pub cluster: Option<u32>,
     /// Its NUMA node. The kubelet does not see CPUs without one.
     pub node: Option<u32>,
-    /// Its L3, unique on the machine; `None` where there is none, or nobody knows.
+    /// Its L3, unique on the machine; `None` where there is none, or it is unknown.
     pub l3: Option<u32>,
     /// Its uncore cache as the kubelet numbers them, if that is given. Otherwise it follows from `l3`.
     pub uncore: Option<u32>,
@@ -59,11 +59,11 @@ pub struct HugePages {
 pub struct NumaNode {
     /// The kernel's number.
     pub id: u32,
-    /// All its memory, huge pages included; 0 if it has CPUs only, `None` if nobody knows.
+    /// All its memory, huge pages included; 0 if it has CPUs only, `None` if unknown.
     pub memory_bytes: Option<u64>,
     /// Huge pages, by ascending size.
     pub hugepages: Vec<HugePages>,
-    /// How far each node is, in the order of their numbers (a row of the SLIT; 10 is the node itself). `None` if nobody knows.
+    /// How far each node is, in the order of their numbers (a row of the SLIT; 10 is the node itself). `None` if unknown.
     pub distances: Option<Vec<u32>>,
 }
 
@@ -74,7 +74,7 @@ pub struct Parts {
     pub name: Option<String>,
     /// All cores of which something is known.
     pub cores: Vec<Core>,
-    /// CPUs that are there and switched off. They may be threads of `cores`, or nobody knows where they are.
+    /// CPUs that are present but offline. They may be threads of `cores`, or their core may be unknown.
     pub offline: CpuSet,
     /// CPUs that the kernel's scheduler leaves alone (`isolcpus=`).
     pub isolated: CpuSet,

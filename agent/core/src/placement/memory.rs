@@ -5,14 +5,14 @@
 //! books answer which sets could serve a container ([`ProviderHints`]), and a set is what its `cpuset.mems` is made of.
 //!
 //! Terms, as in pkg/kubelet/cm/memorymanager of 1.36, whose policy Static this is: a *block* is one resource of one container with its
-//! set; nodes that serve a set of several are a *group*, and serve no other set until all are gone; memory of init containers is
+//! set; nodes that serve a set of several are a *group*, and serve no other set until all their blocks are given back; memory of init containers is
 //! *reusable* by what starts after them in the same pod, where that is given exactly the same set.
 //!
 //! Differences from the kubelet, none of which the golden vectors show:
 //! * More reserved than a node has is refused ([`MachineError::OverReserved`]); the kubelet's number wraps around.
 //! * Between pods, what is promised is what there are blocks for: [`StaticMemory::settle`].
 //! * A node that no container is on is free. In the kubelet bytes can stay promised there for ever: `Books::give_back` says when.
-//! * A pod that is gone leaves nothing to itself. In the kubelet a pod that comes back with the same UID (a static pod) and is served
+//! * A removed pod leaves nothing to itself. In the kubelet a pod that comes back with the same UID (a static pod) and is served
 //!   next is not charged for what its init containers once had.
 //! * A resource that a node has not counts as zero there, and hints with nodes that do not exist are an error; the kubelet panics.
 //! * Nothing takes 2^n steps: `candidates` and `cover` say how, and what bounds them.
@@ -50,7 +50,7 @@ pub struct Block {
     pub nodes: NumaMask,
     /// `memory`, or huge pages of one size.
     pub resource: String,
-    /// How much. Of an init container only what nobody has reused, so that a pod's blocks add up to what it has.
+    /// How much. Of an init container only what no other container has reused, so that a pod's blocks add up to what it has.
     pub bytes: u64,
 }
 
@@ -177,7 +177,7 @@ pub struct StaticMemory {
 }
 
 impl StaticMemory {
-    /// A machine on which nobody has memory yet.
+    /// A machine on which no container has memory yet.
     ///
     /// # Errors
     ///
@@ -203,7 +203,7 @@ impl StaticMemory {
         let machine = books.mask();
         let mut entries: Vec<(&PodUid, &String, &Block)> = assignments
             .iter()
-            .flat_map(|(pod, containers)| containers.iter().map(move |own| (pod, own)))
+            .flat_map(|(pod, containers)| containers.iter().map(move |entry| (pod, entry)))
             .flat_map(|(pod, (container, blocks))| {
                 blocks.iter().map(move |block| (pod, container, block))
             })
@@ -244,7 +244,7 @@ impl StaticMemory {
         &self.books.0
     }
 
-    /// Who has what.
+    /// What each container has.
     #[must_use]
     pub fn assignments(&self) -> &Assignments {
         &self.assignments
@@ -317,7 +317,10 @@ impl StaticMemory {
         let blocks = self.blocks(&pod.uid(), &container.name);
         let blocks = blocks.map_or(&[][..], Vec::as_slice);
         // Of an init container's bytes others may have some by now.
-        blocks.len() == demand.len() && blocks.iter().all(|own| demand.contains_key(&own.resource))
+        blocks.len() == demand.len()
+            && blocks
+                .iter()
+                .all(|block| demand.contains_key(&block.resource))
     }
 
     /// On which nodes.
@@ -380,7 +383,7 @@ impl StaticMemory {
     /// What init containers of this pod have left is given back, and not for its other containers any more. The kubelet gives nothing back before the pod
     /// is gone.
     pub fn forget_reusable(&mut self, pod: &PodUid) {
-        self.reusable.take_if(|own| own.pod == *pod);
+        self.reusable.take_if(|reusable| reusable.pod == *pod);
     }
 
     /// Takes a container's memory back. Nothing if it has none.
@@ -393,7 +396,7 @@ impl StaticMemory {
         };
         if containers.is_empty() {
             self.assignments.remove(pod);
-            self.reusable.take_if(|own| own.pod == *pod);
+            self.reusable.take_if(|reusable| reusable.pod == *pod);
         }
         for block in blocks {
             self.books
@@ -401,10 +404,10 @@ impl StaticMemory {
         }
     }
 
-    /// Makes the books what the blocks add up to, as a restart would. To be called between pods.
+    /// Sets the books to the sums of the blocks, as a restart would. Call it between pods.
     ///
     /// The kubelet's sums go wrong where what an init container left is used by more than one container, and where bytes of a group are given back on
-    /// a node that a block of its own shares with it: bytes are then promised to nobody, or those of another are free, until nobody is on the node.
+    /// a node that a block of its own shares with it: bytes are then reserved for no container, or those of another are free, until no container is on the node.
     /// Here every operation alone is the kubelet's, and nothing of it stays.
     pub fn settle(&mut self) {
         if let Ok(settled) = self.restored(&self.assignments) {
@@ -436,7 +439,7 @@ impl StaticMemory {
         let demand = demand::of_pod(pod).ok()?;
         let uid = pod.uid();
         let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
-        let mut with_memory = containers.filter_map(|own| self.blocks(&uid, &own.name));
+        let mut with_memory = containers.filter_map(|container| self.blocks(&uid, &container.name));
         match with_memory.next() {
             Some(blocks) => held(blocks, &demand),
             None => Some(self.candidates(pod, &demand).hints()),
@@ -445,19 +448,22 @@ impl StaticMemory {
 
     fn candidates<'a>(&self, pod: &Pod, demand: &'a MemoryDemand) -> Candidates<'a> {
         let nothing = BTreeMap::new();
-        let own = self.reusable.as_ref();
-        let own = own.filter(|reusable| reusable.pod == pod.uid());
+        let reusable = self.reusable.as_ref();
+        let reusable = reusable.filter(|reusable| reusable.pod == pod.uid());
         Candidates::new(
             &self.books,
             demand,
-            own.map_or(&nothing, |reusable| &reusable.left),
+            reusable.map_or(&nothing, |reusable| &reusable.left),
         )
     }
 
     /// What init containers of the pod left on exactly these nodes.
     fn left(&self, pod: &PodUid, nodes: NumaMask, resource: &str) -> u64 {
-        let own = self.reusable.as_ref().filter(|own| own.pod == *pod);
-        let left = own.and_then(|own| own.left.get(&nodes)?.get(resource));
+        let reusable = self
+            .reusable
+            .as_ref()
+            .filter(|reusable| reusable.pod == *pod);
+        let left = reusable.and_then(|reusable| reusable.left.get(&nodes)?.get(resource));
         left.copied().unwrap_or(0)
     }
 
@@ -465,20 +471,20 @@ impl StaticMemory {
     /// one after the other.
     fn note_reusable(&mut self, pod: &Pod, container: &Container, blocks: &Blocks) {
         let uid = pod.uid();
-        self.reusable.take_if(|own| own.pod != uid);
+        self.reusable.take_if(|reusable| reusable.pod != uid);
         if is_plain_init(pod, container) {
-            let own = self.reusable.get_or_insert_with(|| Reusable {
+            let reusable = self.reusable.get_or_insert_with(|| Reusable {
                 pod: uid,
                 left: BTreeMap::new(),
             });
             for block in blocks {
-                let left = own.left.entry(block.nodes).or_default();
+                let left = reusable.left.entry(block.nodes).or_default();
                 let bytes = left.entry(block.resource.clone()).or_default();
                 *bytes = block.bytes.max(*bytes);
             }
-        } else if let Some(own) = &mut self.reusable {
+        } else if let Some(reusable) = &mut self.reusable {
             for block in blocks {
-                let left = own.left.get_mut(&block.nodes);
+                let left = reusable.left.get_mut(&block.nodes);
                 if let Some(bytes) = left.and_then(|left| left.get_mut(&block.resource)) {
                     *bytes = bytes.saturating_sub(block.bytes);
                 }
@@ -498,12 +504,12 @@ impl StaticMemory {
         for block in blocks {
             let mut used = block.bytes;
             for init in &plain {
-                let own = containers.get_mut(&init.name).into_iter().flatten();
-                for own in
-                    own.filter(|own| own.resource == block.resource && own.nodes == block.nodes)
-                {
-                    let part = used.min(own.bytes);
-                    own.bytes -= part;
+                let init_blocks = containers.get_mut(&init.name).into_iter().flatten();
+                for init_block in init_blocks.filter(|init_block| {
+                    init_block.resource == block.resource && init_block.nodes == block.nodes
+                }) {
+                    let part = used.min(init_block.bytes);
+                    init_block.bytes -= part;
                     used -= part;
                 }
             }

@@ -190,9 +190,9 @@ impl<'a> Choices<'a> {
                     return 1;
                 }
                 let also = rule.also.iter().filter(|mask| !mask.is_empty());
-                let own = also.map(|mask| mask.len()).min();
+                let also_size = also.map(|mask| mask.len()).min();
                 let several = smallest_size(rule.together, &rule.needs, 2, steps);
-                own.into_iter().chain(several).min().unwrap_or(0)
+                also_size.into_iter().chain(several).min().unwrap_or(0)
             }
         }
     }
@@ -234,7 +234,7 @@ pub(super) fn is_hint(hints: &HintSet, mask: NumaMask) -> Option<bool> {
         HintSet::List(hints) => {
             let fitting = hints
                 .iter()
-                .filter(|hint| hint.mask.is_none_or(|own| own == mask));
+                .filter(|hint| hint.mask.is_none_or(|hint_mask| hint_mask == mask));
             fitting.map(|hint| hint.preferred).max()
         }
         HintSet::Rule(rule) => rule.contains(mask).then(|| rule.preference.includes(mask)),

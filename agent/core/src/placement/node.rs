@@ -1,4 +1,4 @@
-//! The placement of a node: its machine, its policies, and who holds what.
+//! The placement of a node: its machine, its policies, and what each container holds.
 //!
 //! Problem: CPUs, memory and devices each have books of their own, the topology manager brings them together for one pod at a time, and
 //! pods, settings and even CPUs come and go while processes run. Approach: [`NodePlacement`] owns the books. A pod is admitted as a whole
@@ -190,8 +190,11 @@ impl NodePlacement {
         };
         let mut devices = Devices::new(machine.node_ids(), settings.devices.inventory()?);
         for (pod, containers) in &saved.containers {
-            for (container, own) in containers.iter().filter(|(_, own)| !own.devices.is_empty()) {
-                devices.restore(pod, container, own.devices.clone());
+            for (container, assignment) in containers
+                .iter()
+                .filter(|(_, assignment)| !assignment.devices.is_empty())
+            {
+                devices.restore(pod, container, assignment.devices.clone());
             }
         }
         let manager =
@@ -229,7 +232,11 @@ impl NodePlacement {
         let containers: Vec<&Container> = in_order(pod)
             .filter(|container| !is_behind(container))
             .collect();
-        if !was_there.is_empty() && containers.iter().all(|own| self.is_served(pod, own)) {
+        if !was_there.is_empty()
+            && containers
+                .iter()
+                .all(|container| self.is_served(pod, container))
+        {
             return Ok(());
         }
         // A container that is there may get in this turn what it lost in a restart, and has to give it up again on refusal.
@@ -279,15 +286,15 @@ impl NodePlacement {
     }
 
     /// Takes back what a container holds that has ended and is not started again: an init container. CPUs that it shares with another
-    /// container of its pod stay that one's. Whether anything changed.
+    /// container of its pod stay with that container. Returns whether anything changed.
     pub fn container_ended(&mut self, pod: &Pod, container: &str) -> bool {
         let uid = pod.uid();
-        let of_pod = pod.all_containers().find(|own| own.name == container);
+        let of_pod = pod.all_containers().find(|spec| spec.name == container);
         let held = self.assignment_of(&uid).contains_key(container);
-        let gone = held && of_pod.is_none_or(|own| ends(pod, own));
+        let gone = held && of_pod.is_none_or(|spec| ends(pod, spec));
         if gone {
             self.give_back(&uid, container);
-            // What it left is given back with it, and nobody may count on it any more.
+            // What it left is given back with it, and no container may reuse it.
             if let MemoryPolicy::Static(memory) = &mut self.memory {
                 memory.forget_reusable(&uid);
                 memory.settle();
@@ -322,7 +329,7 @@ impl NodePlacement {
         pods.into_iter().cloned().collect()
     }
 
-    /// Who holds what.
+    /// What each container holds.
     #[must_use]
     pub fn assignments(&self) -> Assignments {
         let holders = self.holders().into_iter();
@@ -380,7 +387,7 @@ impl NodePlacement {
         }
     }
 
-    /// The CPUs of whoever has none of its own.
+    /// The CPUs of containers without exclusive CPUs.
     #[must_use]
     pub fn shared_pool(&self) -> CpuSet {
         match &self.cpus {
@@ -437,7 +444,7 @@ impl NodePlacement {
         cpus.is_some() || memory.is_some() || self.devices.held(pod, container).is_some()
     }
 
-    /// Whether a container of this pod has CPUs of its own.
+    /// Whether a container of this pod has exclusive CPUs.
     #[must_use]
     pub fn has_exclusive_cpus(&self, pod: &PodUid) -> bool {
         self.cpu_books()
@@ -464,8 +471,8 @@ impl NodePlacement {
         let cpus = match &self.cpus {
             CpuPolicy::None => true,
             CpuPolicy::Static(cpus) => {
-                let own = cpus.cpus_of(&pod.uid(), &container.name);
-                own.map_or(0, |own| own.len()) == exclusive_cpus(pod, container)
+                let held = cpus.cpus_of(&pod.uid(), &container.name);
+                held.map_or(0, |held| held.len()) == exclusive_cpus(pod, container)
             }
         };
         let memory = match &self.memory {

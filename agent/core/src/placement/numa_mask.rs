@@ -27,7 +27,7 @@ impl NumaMask {
     ///
     /// # Panics
     ///
-    /// If `node` is not below [`NUMA_NODES_MAX`]: whoever reads numbers from outside checks them.
+    /// If `node` is not below [`NUMA_NODES_MAX`]: code that reads numbers from outside checks them.
     #[must_use]
     pub fn of(node: u32) -> Self {
         assert!(

@@ -2,7 +2,7 @@
 //!
 //! Problem: CPUs, memory and devices of a container shall be near each other, but each provider knows only its own. Approach, as
 //! in cm/topologymanager (1.36): for each container, or once for the pod ([`TopologyScope`]), every provider gives hints, the
-//! policy merges them, and if it admits, the providers allocate with the merged hint. Who owns the providers gives them in
+//! policy merges them, and if it admits, the providers allocate with the merged hint. The owner of the providers passes them in
 //! as a [`HintProviders`]; nothing is kept here between pods.
 //!
 //! Differences from the kubelet: distances are looked up by the numbers of both nodes (the kubelet indexes a row that has
@@ -117,7 +117,7 @@ impl TopologyManager {
     /// # Errors
     ///
     /// What the kubelet would not start with, in its order (`NewManager` in topology_manager.go): options, distances, number
-    /// of nodes, policy, scope. With policy `none` nothing else is looked at.
+    /// of nodes, policy, scope. With policy `none` nothing else is checked.
     pub fn new(
         settings: &TopologySettings<'_>,
         nodes: NumaMask,
@@ -166,7 +166,7 @@ impl TopologyManager {
     /// # Errors
     ///
     /// If the policy does not admit the merged hint or a provider cannot allocate. What earlier containers of the pod got stays
-    /// theirs, as in the kubelet: who owns the providers takes it back.
+    /// theirs, as in the kubelet: the owner of the providers takes it back.
     pub fn admit<P: HintProviders>(
         &self,
         providers: &mut P,

@@ -3,9 +3,9 @@
 //! **Problem.** A pod is throttled by its limit while its node has time to spare, or waits behind pods that asked for nothing. What helps the one
 //! can hurt its neighbours, and what is changed must be put back. **Approach.** Readings come once a second ([`CpuReading`]) and are turned into what
 //! happened since the one before. [`cpu_burst`](crate::policy::cpu::burst) and [`cpu_suppress`](crate::policy::cpu::suppress) look at that, each
-//! an option. What a cgroup has and what it had without us is in every reading, so that a write that failed, or that somebody else undid, is seen.
+//! an option. Every reading has the current and the configured values of a cgroup, so a write that failed, or that another program undid, is seen.
 //!
-//! **Who comes first.** A pod that requests CPU time, is not throttled, shares its CPUs, and uses no more than its request: the CPU time
+//! **Which pod comes first.** A pod that requests CPU time, is not throttled, shares its CPUs, and uses no more than its request: the CPU time
 //! that it waits for was promised to it. One that uses more than its request waits for what it was not promised. The annotation
 //! [`LATENCY_CRITICAL_ANNOTATION`](crate::kube::pod::LATENCY_CRITICAL_ANNOTATION) says otherwise for a pod, both ways. A throttled task counts as
 //! waiting in the kernel's figures, so that a throttled pod's are no evidence.
@@ -29,9 +29,9 @@ use crate::placement::node::NodePlacement;
 use crate::policy::cpu::bandwidth::{CgroupCpu, CpuReading, CpuWhy, PodCpu, Waiter};
 
 impl PodCpuState {
-    /// Whether a limit of it held it up since the reading before.
+    /// Whether one of its limits throttled it since the reading before.
     pub fn is_throttled(&self) -> bool {
-        self.cgroups.values().any(|own| own.throttled > 0)
+        self.cgroups.values().any(|cgroup| cgroup.throttled > 0)
     }
 
     fn take(&mut self, reading: &PodCpu, interval_ns: u64, is_new: bool) {
@@ -51,17 +51,22 @@ impl PodCpuState {
         }
         self.usage_us = reading.usage_us;
         self.waited_us = reading.waited_us;
-        let listed = |name: &Arc<str>| reading.cgroups.iter().any(|own| own.container == *name);
+        let listed = |name: &Arc<str>| {
+            reading
+                .cgroups
+                .iter()
+                .any(|cgroup| cgroup.container == *name)
+        };
         self.cgroups.retain(|name, _| listed(name));
-        for own in &reading.cgroups {
-            match self.cgroups.get_mut(&own.container) {
-                Some(known) => known.take(own, interval_ns),
+        for cgroup in &reading.cgroups {
+            match self.cgroups.get_mut(&cgroup.container) {
+                Some(known) => known.take(cgroup, interval_ns),
                 None => {
                     let state = CgroupState {
-                        reading: own.clone(),
+                        reading: cgroup.clone(),
                         ..CgroupState::default()
                     };
-                    self.cgroups.insert(Arc::clone(&own.container), state);
+                    self.cgroups.insert(Arc::clone(&cgroup.container), state);
                 }
             }
         }
@@ -71,9 +76,14 @@ impl PodCpuState {
     fn stand_still(&mut self, interval_ns: u64) {
         self.used_milli = 0;
         self.waited = self.waited_us.map(|_| 0);
-        for own in self.cgroups.values_mut() {
-            own.counted_ns = interval_ns;
-            (own.periods, own.throttled, own.bursts, own.used_us) = (0, 0, 0, 0);
+        for cgroup in self.cgroups.values_mut() {
+            cgroup.counted_ns = interval_ns;
+            (
+                cgroup.periods,
+                cgroup.throttled,
+                cgroup.bursts,
+                cgroup.used_us,
+            ) = (0, 0, 0, 0);
         }
     }
 }
@@ -91,7 +101,7 @@ impl CgroupState {
     }
 }
 
-/// Takes a reading in, and decides what follows from it; lets go who is to leave.
+/// Applies a reading and decides what follows from it; releases pods that are being ended.
 pub(crate) fn decide(
     config: &EngineConfig,
     state: &mut NodeState,
@@ -129,9 +139,9 @@ pub(crate) fn decide(
         EventKind::CpuNotWritten { uid, container, .. } => {
             let now_ns = state.now_ns;
             suppress::not_written(&mut state.cpu, uid, now_ns);
-            let own = state.cpu.pods.get_mut(uid);
-            if let Some(own) = own.and_then(|own| own.cgroups.get_mut(container)) {
-                own.grant.give_up(CpuWhy::NotWritten, now_ns);
+            let pod_cpu = state.cpu.pods.get_mut(uid);
+            if let Some(cgroup) = pod_cpu.and_then(|pod_cpu| pod_cpu.cgroups.get_mut(container)) {
+                cgroup.grant.give_up(CpuWhy::NotWritten, now_ns);
             }
         }
         EventKind::PodEmpty { uid } => {
@@ -166,19 +176,19 @@ fn observe(state: &mut NodeState, reading: &CpuReading) {
         .map_or(0, |read_ns| reading.read_ns.saturating_sub(read_ns));
     cpu.pods
         .retain(|uid, _| pods.get(uid).is_some_and(|pod| pod.running && !pod.removed));
-    for own in cpu.pods.values_mut() {
-        own.stand_still(interval_ns);
+    for pod_cpu in cpu.pods.values_mut() {
+        pod_cpu.stand_still(interval_ns);
     }
-    for own in &reading.pods {
+    for pod_reading in &reading.pods {
         if pods
-            .get(&own.uid)
+            .get(&pod_reading.uid)
             .is_none_or(|pod| !pod.running || pod.removed)
         {
             continue;
         }
-        let is_new = !cpu.pods.contains_key(&own.uid);
-        let known = cpu.pods.entry(own.uid.clone()).or_default();
-        known.take(own, interval_ns, is_new);
+        let is_new = !cpu.pods.contains_key(&pod_reading.uid);
+        let known = cpu.pods.entry(pod_reading.uid.clone()).or_default();
+        known.take(pod_reading, interval_ns, is_new);
     }
     let (then, now) = (cpu.shared, reading.shared);
     // With other CPUs the totals are others, too.
@@ -197,8 +207,8 @@ fn observe(state: &mut NodeState, reading: &CpuReading) {
 }
 
 /// Whether the CPU time that the pod waits for was promised to it by its request.
-pub(crate) fn comes_first(pod: &PodState, own: &PodCpuState, has_exclusive_cpus: bool) -> bool {
-    if own.is_throttled() || has_exclusive_cpus || pod.leaving.is_some() {
+pub(crate) fn comes_first(pod: &PodState, pod_cpu: &PodCpuState, has_exclusive_cpus: bool) -> bool {
+    if pod_cpu.is_throttled() || has_exclusive_cpus || pod.leaving.is_some() {
         return false;
     }
     // An invalid value is reported where manifests are read.
@@ -209,12 +219,12 @@ pub(crate) fn comes_first(pod: &PodState, own: &PodCpuState, has_exclusive_cpus:
             let request_milli = u64::try_from(request).unwrap_or(0);
             pod.pod.qos_class() != QosClass::BestEffort
                 && request_milli > 0
-                && own.used_milli <= request_milli
+                && pod_cpu.used_milli <= request_milli
         }
     }
 }
 
-/// The two who wait longest, the longest first: one of them is somebody else's neighbour in any case.
+/// The two pods that wait longest, the longest first: for any pod, at least one of them is another pod.
 fn waiters(around: &Around<'_>, cpu: &CpuState) -> Vec<Waiter> {
     let Some(source) = cpu.source else {
         return Vec::new();
@@ -222,10 +232,10 @@ fn waiters(around: &Around<'_>, cpu: &CpuState) -> Vec<Waiter> {
     let mut found: Vec<(u32, &PodUid, &PodState)> = cpu
         .pods
         .iter()
-        .filter_map(|(uid, own)| {
+        .filter_map(|(uid, pod_cpu)| {
             let pod = around.pods.get(uid)?;
-            let waited = own.waited.filter(|waited| *waited > 0)?;
-            comes_first(pod, own, around.has_exclusive_cpus(uid)).then_some((waited, uid, pod))
+            let waited = pod_cpu.waited.filter(|waited| *waited > 0)?;
+            comes_first(pod, pod_cpu, around.has_exclusive_cpus(uid)).then_some((waited, uid, pod))
         })
         .collect();
     found.sort_by(|one, other| other.0.cmp(&one.0).then_with(|| one.1.cmp(other.1)));

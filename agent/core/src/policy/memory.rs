@@ -1,4 +1,4 @@
-//! Memory short: which thresholds are met, which pod goes, what is tried before, and when to look again.
+//! Memory shortage: which thresholds are met, which pod is evicted, what is tried before, and when to sample again.
 
 pub mod candidates;
 pub mod disruption;

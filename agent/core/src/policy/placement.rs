@@ -65,7 +65,7 @@ pub fn may_resize(state: &NodeState, pod: &Pod) -> Result<(), Box<NotResized>> {
     let settings = placement.settings();
     let refuse =
         |container: &Container, held: &Container, resource, [field, policy, gate]: [_; 3]| {
-            let amount = |own: &Container| own.resources.request(resource).canonical();
+            let amount = |container: &Container| container.resources.request(resource).canonical();
             Box::new(NotResized {
                 pod: known.name.clone(),
                 container: container.name.clone(),
@@ -78,31 +78,33 @@ pub fn may_resize(state: &NodeState, pod: &Pod) -> Result<(), Box<NotResized>> {
             })
         };
     let differs = |resource| {
-        let mut both = pod.all_containers().filter_map(|own| {
+        let mut both = pod.all_containers().filter_map(|wanted| {
             let mut held = known.pod.all_containers();
-            Some((own, held.find(|held| held.name == own.name)?))
+            Some((wanted, held.find(|held| held.name == wanted.name)?))
         });
-        both.find(|(own, held)| own.resources.request(resource) != held.resources.request(resource))
+        both.find(|(wanted, held)| {
+            wanted.resources.request(resource) != held.resources.request(resource)
+        })
     };
     if settings.cpu_manager_policy == CpuManagerPolicy::Static
-        && let Some((own, held)) = differs(CPU)
+        && let Some((wanted, held)) = differs(CPU)
     {
         let why = [
             "cpuManagerPolicy",
             "static",
             "InPlacePodVerticalScalingExclusiveCPUs",
         ];
-        return Err(refuse(own, held, CPU, why));
+        return Err(refuse(wanted, held, CPU, why));
     }
     if settings.memory_manager_policy == MemoryManagerPolicy::Static
-        && let Some((own, held)) = differs(MEMORY)
+        && let Some((wanted, held)) = differs(MEMORY)
     {
         let why = [
             "memoryManagerPolicy",
             "Static",
             "InPlacePodVerticalScalingExclusiveMemory",
         ];
-        return Err(refuse(own, held, MEMORY, why));
+        return Err(refuse(wanted, held, MEMORY, why));
     }
     Ok(())
 }
@@ -204,7 +206,7 @@ fn begin(state: &mut NodeState, start: &PlacementStart, decisions: &mut Vec<Deci
             return false;
         }
     }
-    // Who has lost something gets it again, as far as there is room.
+    // Pods that lost their assignment get it again, as far as there is room.
     let uids: Vec<PodUid> = state.pods.keys().cloned().collect();
     for uid in uids {
         admit(state, &uid, decisions);

@@ -93,16 +93,16 @@ impl Bandwidth {
             }
             None => now_us,
         };
-        let own_quota_us = own(&mut self.our_quota, CpuKnob::Quota, quota_us);
-        let own_burst_us = own(&mut self.our_burst, CpuKnob::Burst, burst_us);
+        let configured_quota_us = own(&mut self.our_quota, CpuKnob::Quota, quota_us);
+        let configured_burst_us = own(&mut self.our_burst, CpuKnob::Burst, burst_us);
         Ok(Read {
             cpu: CgroupCpu {
                 container: Arc::clone(container),
                 period_us,
                 quota_us,
-                own_quota_us,
+                configured_quota_us,
                 burst_us,
-                own_burst_us,
+                configured_burst_us,
                 periods: periods.unwrap_or(0),
                 throttled: throttled.unwrap_or(0),
                 bursts: bursts.unwrap_or(0),

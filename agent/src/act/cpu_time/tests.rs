@@ -108,7 +108,7 @@ fn what_was_before_us_is_known_and_comes_back() {
     assert_eq!(names, ["", "app"]);
     let app = &pod.cgroups[1];
     assert_eq!(
-        (app.quota_us, app.own_quota_us, app.period_us),
+        (app.quota_us, app.configured_quota_us, app.period_us),
         (Some(50_000), Some(50_000), 100_000)
     );
     assert_eq!((app.periods, app.throttled, app.bursts), (10, 3, 1));
@@ -119,7 +119,10 @@ fn what_was_before_us_is_known_and_comes_back() {
         node.change("app", CpuKnob::Quota, Some(us));
         let (reading, overwritten) = node.read();
         let app = &reading.pods[0].cgroups[1];
-        assert_eq!((app.quota_us, app.own_quota_us), (Some(us), Some(50_000)));
+        assert_eq!(
+            (app.quota_us, app.configured_quota_us),
+            (Some(us), Some(50_000))
+        );
         assert!(overwritten.is_empty());
     }
     assert_eq!((node.max().trim(), node.lines()), ("750000 100000", 2));
@@ -128,7 +131,7 @@ fn what_was_before_us_is_known_and_comes_back() {
     let (reading, overwritten) = node.read();
     let app = &reading.pods[0].cgroups[1];
     assert_eq!(
-        (app.quota_us, app.own_quota_us),
+        (app.quota_us, app.configured_quota_us),
         (Some(50_000), Some(50_000))
     );
     assert!(overwritten.is_empty());
@@ -148,10 +151,13 @@ fn what_somebody_else_writes_is_theirs() {
         panic!("{reading:?}");
     };
     assert_eq!(
-        (app.quota_us, app.own_quota_us),
+        (app.quota_us, app.configured_quota_us),
         (Some(400_000), Some(400_000))
     );
-    assert_eq!((pod.burst_us, pod.own_burst_us), (Some(500_000), Some(0)));
+    assert_eq!(
+        (pod.burst_us, pod.configured_burst_us),
+        (Some(500_000), Some(0))
+    );
     assert!(node.reader.is_changed());
     // It is not put back.
     node.change("app", CpuKnob::Quota, None);
@@ -191,7 +197,7 @@ fn the_end_puts_everything_back() {
     // The figure has moved, and the reading says what it was.
     let app = reading().pods[0].cgroups[1].clone();
     assert_eq!(
-        (app.quota_us, app.own_quota_us),
+        (app.quota_us, app.configured_quota_us),
         (Some(625_000), Some(50_000))
     );
     drop(cpu_time);

@@ -93,8 +93,11 @@ fn options(explained: &ThrottlingExplanation) -> String {
 
 fn tone(cgroup: &CgroupCpuView) -> Tone {
     let is_changed =
-        cgroup.quota_us != cgroup.own_quota_us || cgroup.burst_us.is_some_and(|us| us > 0);
-    match (cgroup.throttled > 0 || is_changed, cgroup.own_quota_us) {
+        cgroup.quota_us != cgroup.configured_quota_us || cgroup.burst_us.is_some_and(|us| us > 0);
+    match (
+        cgroup.throttled > 0 || is_changed,
+        cgroup.configured_quota_us,
+    ) {
         (true, _) => Tone::Marked,
         (false, Some(_)) => Tone::Plain,
         (false, None) => Tone::Faint,
@@ -116,7 +119,7 @@ fn cells(cgroup: &CgroupCpuView, interval_ns: u64) -> Vec<String> {
             name => name.to_owned(),
         },
         cgroup.qos_class.to_string(),
-        milli(cgroup.own_quota_us),
+        milli(cgroup.configured_quota_us),
         milli(cgroup.quota_us),
         milli(cgroup.burst_us),
         format!("{}/{}", cgroup.throttled, cgroup.periods),

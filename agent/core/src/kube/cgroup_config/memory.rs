@@ -77,15 +77,15 @@ pub(super) fn high_bytes(
 /// and not critical, and the request differs from the limit. Otherwise, and on v1, nothing.
 pub(super) fn swap_max_bytes(
     pod: &Pod,
-    own: &Resources,
+    resources: &Resources,
     settings: &QosSettings,
     node: &NodeCapacity,
 ) -> u64 {
-    let request_bytes = bytes(&own.request(MEMORY));
+    let request_bytes = bytes(&resources.request(MEMORY));
     if settings.swap_behavior == SwapBehavior::NoSwap
         || !node.is_cgroup_v2
         || !may_swap(pod)
-        || own.request(MEMORY) == own.limit(MEMORY)
+        || resources.request(MEMORY) == resources.limit(MEMORY)
         || request_bytes > node.memory_bytes
         || node.memory_bytes == 0
     {
@@ -114,8 +114,8 @@ pub fn swap_request_bytes(pod: &Pod) -> u64 {
     regular
         .chain(sidecars)
         .map(|container| &container.resources)
-        .filter(|own| own.request(MEMORY) != own.limit(MEMORY))
-        .map(|own| bytes(&own.request(MEMORY)))
+        .filter(|container| container.request(MEMORY) != container.limit(MEMORY))
+        .map(|container| bytes(&container.request(MEMORY)))
         .fold(0, u64::saturating_add)
 }
 

@@ -12,16 +12,16 @@ use crate::kube::qos::QosClass;
 use crate::kube::quantity::Quantity;
 use crate::kube::resources::{self, CPU, MEMORY, ResourceList, Scope};
 
-/// Whether every container that runs, or is started beside those running already, has a limit (`ContainerFn` of
+/// Whether every container that runs, or starts while others run, has a limit (`ContainerFn` of
 /// `ResourceConfigForPod`). An init container's limit may be that of the sidecars started before it.
 fn every_container_is_limited(pod: &Pod, name: &str) -> bool {
     let limited = |container: &Container| !container.resources.limit(name).is_zero();
     let mut sidecar_limited = false;
     pod.spec.containers.iter().all(limited)
         && pod.spec.init_containers.iter().all(|container| {
-            let own = limited(container);
-            sidecar_limited |= own && container.is_sidecar();
-            own || sidecar_limited
+            let is_limited = limited(container);
+            sidecar_limited |= is_limited && container.is_sidecar();
+            is_limited || sidecar_limited
         })
 }
 
@@ -47,7 +47,7 @@ pub fn pod_config(pod: &Pod, settings: &QosSettings, node: &NodeCapacity) -> Cgr
         QosClass::Guaranteed => true,
         QosClass::Burstable => {
             pod.pod_level_resources()
-                .is_some_and(|own| !own.limit(name).is_zero())
+                .is_some_and(|resources| !resources.limit(name).is_zero())
                 || every_container_is_limited(pod, name)
         }
         QosClass::BestEffort => false,
@@ -82,22 +82,26 @@ pub fn container_config(
     settings: &QosSettings,
     node: &NodeCapacity,
 ) -> CgroupConfig {
-    let own: &Resources = &container.resources;
-    let limit = |name: &str| match (own.limit(name), pod.pod_level_resources()) {
+    let resources: &Resources = &container.resources;
+    let limit = |name: &str| match (resources.limit(name), pod.pod_level_resources()) {
         (limit, Some(level)) if limit.is_zero() => level.limit(name),
         (limit, _) => limit,
     };
     let mut huge_pages = pod
         .pod_level_resources()
         .map_or_else(BTreeMap::new, |level| huge_pages_max_bytes(&level.limits));
-    huge_pages.extend(huge_pages_max_bytes(&own.limits));
+    huge_pages.extend(huge_pages_max_bytes(&resources.limits));
     let mut config = CgroupConfig {
         huge_pages_max_bytes: huge_pages,
         ..CgroupConfig::default()
     };
     let cpu_limit = limit(CPU);
     config.set_shares(milli_cpu_to_shares(
-        own.requests.get(CPU).unwrap_or(&cpu_limit).milli_value(),
+        resources
+            .requests
+            .get(CPU)
+            .unwrap_or(&cpu_limit)
+            .milli_value(),
     ));
     if settings.cpu_cfs_quota {
         config.cpu_quota_us = Some(milli_cpu_to_quota_us(
@@ -110,13 +114,17 @@ pub fn container_config(
     if !memory_limit.is_zero() {
         config.memory_max_bytes = Some(memory_limit.value());
     }
-    let request_bytes = bytes(&own.request(MEMORY));
+    let request_bytes = bytes(&resources.request(MEMORY));
     if settings.memory_qos && node.is_cgroup_v2 {
         memory::protect_container(&mut config, pod.qos_class(), request_bytes, settings);
-        config.memory_high_bytes =
-            memory::high_bytes(request_bytes, bytes(&own.limit(MEMORY)), settings, node);
+        config.memory_high_bytes = memory::high_bytes(
+            request_bytes,
+            bytes(&resources.limit(MEMORY)),
+            settings,
+            node,
+        );
     }
-    config.swap_max_bytes = Some(memory::swap_max_bytes(pod, own, settings, node));
+    config.swap_max_bytes = Some(memory::swap_max_bytes(pod, resources, settings, node));
     config
 }
 
@@ -181,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_has_the_huge_pages_of_its_pod_unless_it_names_its_own() {
+    fn a_container_has_the_huge_pages_of_its_pod_unless_it_sets_a_limit() {
         let pod = pod(
             r#"{"containers":[{"name":"c","resources":{"limits":{"cpu":"1","hugepages-2Mi":"4Mi"}}}],
             "resources":{"limits":{"cpu":"1","hugepages-2Mi":"8Mi","hugepages-1Gi":"1Gi"}}}"#,

@@ -1,4 +1,4 @@
-//! Whether a pod waits for CPU time at somebody's cost: by what it requests, unless it says so itself.
+//! Whether other pods are held back while a pod waits for CPU time: its request decides, unless its annotation does.
 
 use super::Pod;
 

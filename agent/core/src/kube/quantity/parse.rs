@@ -38,7 +38,7 @@ const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 pub(super) fn decimal_suffix(exponent: i32) -> &'static str {
     DECIMAL
         .iter()
-        .find(|(_, own)| *own == exponent)
+        .find(|(_, power)| *power == exponent)
         .map_or("", |(suffix, _)| suffix)
 }
 
@@ -105,7 +105,7 @@ enum Scale {
 }
 
 fn interpret(suffix: &str) -> Option<Scale> {
-    if let Some((_, exponent)) = DECIMAL.iter().find(|(own, _)| *own == suffix) {
+    if let Some((_, exponent)) = DECIMAL.iter().find(|(symbol, _)| *symbol == suffix) {
         return Some(Scale::Ten {
             exponent: i64::from(*exponent),
             format: Format::DecimalSI,
@@ -113,7 +113,7 @@ fn interpret(suffix: &str) -> Option<Scale> {
     }
     if let Some(step) = (1u32..)
         .zip(&BINARY[1..])
-        .find_map(|(step, own)| (*own == suffix).then_some(step))
+        .find_map(|(step, symbol)| (*symbol == suffix).then_some(step))
     {
         return Some(Scale::Two {
             exponent: step * 10,
@@ -170,7 +170,8 @@ fn parse_small(text: &str, scanned: &Scanned<'_>, scale: &Scale) -> Option<Quant
         // 2^n has about 3n/10 decimal digits; a fraction always takes the slow way.
         Scale::Two { exponent } => {
             scanned.fraction.is_empty()
-                && usize::try_from(exponent * 3 / 10).is_ok_and(|own| digits.len() + own <= 14)
+                && usize::try_from(exponent * 3 / 10)
+                    .is_ok_and(|decimal_digits| digits.len() + decimal_digits <= 14)
         }
     };
     if !fits {
@@ -215,11 +216,11 @@ fn parse_big(scanned: &Scanned<'_>, scale: &Scale) -> Option<Quantity> {
     let mut format = Format::BinarySI;
     match scale {
         Scale::Ten {
-            exponent: own,
-            format: own_format,
+            exponent: suffix_exponent,
+            format: suffix_format,
         } => {
-            exponent = exponent.saturating_add(*own);
-            format = *own_format;
+            exponent = exponent.saturating_add(*suffix_exponent);
+            format = *suffix_format;
         }
         Scale::Two { exponent: bits } => mantissa <<= bits,
     }

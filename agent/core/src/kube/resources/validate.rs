@@ -81,12 +81,15 @@ impl fmt::Display for Problem {
                 "no limit, but the resource cannot be overcommitted: write one"
             ),
             Self::HugePagesAlone => write!(f, "huge pages alone: add a cpu or memory request"),
-            Self::BelowContainers(own, sum) => write!(
+            Self::BelowContainers(amount, sum) => write!(
                 f,
-                "{own} is less than the containers' sum: write at least {sum}"
+                "{amount} is less than the containers' sum: write at least {sum}"
             ),
-            Self::AbovePod(own, pod) => {
-                write!(f, "{own} is more than the pod may use: write at most {pod}")
+            Self::AbovePod(amount, pod) => {
+                write!(
+                    f,
+                    "{amount} is more than the pod may use: write at most {pod}"
+                )
             }
         }
     }
@@ -152,7 +155,7 @@ fn in_thousandths(pod: &Pod) -> Pod {
         .map(|container| &mut container.resources)
         .chain(&mut pod.spec.resources);
     let lists = resources
-        .flat_map(|own| [&mut own.requests, &mut own.limits])
+        .flat_map(|resources| [&mut resources.requests, &mut resources.limits])
         .chain([&mut pod.spec.overhead]);
     lists
         .flat_map(|list| list.values_mut())
@@ -168,10 +171,13 @@ impl Errors {
     }
 
     /// One container's resources, or the pod's own.
-    fn requirements(&mut self, path: &str, own: &Resources, is_known: impl Fn(&str) -> bool) {
+    fn requirements(&mut self, path: &str, resources: &Resources, is_known: impl Fn(&str) -> bool) {
         let mut huge_pages = false;
         let mut cpu_or_memory = false;
-        for (list_name, list) in [("limits", &own.limits), ("requests", &own.requests)] {
+        for (list_name, list) in [
+            ("limits", &resources.limits),
+            ("requests", &resources.requests),
+        ] {
             for (name, quantity) in list {
                 let field = format!("{path}.{list_name}[{name}]");
                 if !is_known(name) {
@@ -183,7 +189,7 @@ impl Errors {
                     self.add(field, Problem::Fraction(quantity.clone()));
                 }
                 if list_name == "requests" {
-                    self.request(path, name, quantity, own.limits.get(name));
+                    self.request(path, name, quantity, resources.limits.get(name));
                 }
                 if is_huge_pages(name) {
                     huge_pages = true;
@@ -223,17 +229,22 @@ impl Errors {
 
     /// The pod's own resources against its containers'.
     fn consistency(&mut self, pod: &Pod, level: &Resources) {
-        let mut below =
-            |field: &str, sums: &ResourceList, own: &ResourceList, counts: fn(&str) -> bool| {
-                for (name, sum) in sums.iter().filter(|(name, _)| counts(name)) {
-                    if let Some(own) = own.get(name).filter(|own| sum > *own) {
-                        self.add(
-                            format!("spec.resources.{field}[{name}]"),
-                            Problem::BelowContainers(own.clone(), sum.clone()),
-                        );
-                    }
+        let mut below = |field: &str,
+                         sums: &ResourceList,
+                         pod_amounts: &ResourceList,
+                         counts: fn(&str) -> bool| {
+            for (name, sum) in sums.iter().filter(|(name, _)| counts(name)) {
+                if let Some(pod_amounts) = pod_amounts
+                    .get(name)
+                    .filter(|pod_amounts| sum > *pod_amounts)
+                {
+                    self.add(
+                        format!("spec.resources.{field}[{name}]"),
+                        Problem::BelowContainers(pod_amounts.clone(), sum.clone()),
+                    );
                 }
-            };
+            }
+        };
         below(
             "requests",
             &super::aggregate_container_requests(pod),
@@ -250,9 +261,13 @@ impl Errors {
         // Upstream does not compare init containers.
         for (at, container) in pod.spec.containers.iter().enumerate() {
             for (name, limit) in &container.resources.limits {
-                if let Some(own) = level.limits.get(name).filter(|own| limit > *own) {
+                if let Some(pod_limit) = level
+                    .limits
+                    .get(name)
+                    .filter(|pod_limit| limit > *pod_limit)
+                {
                     let field = format!("spec.resources.containers[{at}][{name}].limits");
-                    self.add(field, Problem::AbovePod(limit.clone(), own.clone()));
+                    self.add(field, Problem::AbovePod(limit.clone(), pod_limit.clone()));
                 }
             }
         }

@@ -272,7 +272,7 @@ mod tests {
     use crate::model::signal::Observations;
 
     #[test]
-    fn each_row_reads_its_own_figure() {
+    fn each_row_reads_the_figure_of_its_signal() {
         let shares = |first| StallShares {
             avg10: first,
             avg60: first + 1,

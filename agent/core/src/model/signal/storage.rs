@@ -76,10 +76,10 @@ fn bytes(readings: &Readings<'_>, of: fn(&StorageReading) -> Option<FileSystemRe
     let Some(storage) = &readings.sample.storage else {
         return Seen::NotRead;
     };
-    let seen = of(storage).map(|own| Observation {
-        value: own.available_bytes,
-        capacity: own.capacity_bytes,
-        at_ns: Some(own.at_ns),
+    let seen = of(storage).map(|file_system| Observation {
+        value: file_system.available_bytes,
+        capacity: file_system.capacity_bytes,
+        at_ns: Some(file_system.at_ns),
     });
     seen.into()
 }
@@ -88,11 +88,11 @@ fn inodes(readings: &Readings<'_>, of: fn(&StorageReading) -> Option<FileSystemR
     let Some(storage) = &readings.sample.storage else {
         return Seen::NotRead;
     };
-    let seen = of(storage).and_then(|own| {
+    let seen = of(storage).and_then(|file_system| {
         Some(Observation {
-            value: own.inodes_free?,
-            capacity: own.inodes?,
-            at_ns: Some(own.at_ns),
+            value: file_system.inodes_free?,
+            capacity: file_system.inodes?,
+            at_ns: Some(file_system.at_ns),
         })
     });
     seen.into()

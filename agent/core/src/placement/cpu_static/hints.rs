@@ -1,7 +1,7 @@
 //! Where the static policy could serve a container or pod: its part in alignment.
 //!
 //! The kubelet goes through all 2^n masks of NUMA nodes, and through all free CPUs for each (`generateCPUTopologyHints`, 1.36). Here
-//! the same test is a [`HintRule`] over one number per node; who needs a list asks the rule for it.
+//! the same test is a [`HintRule`] over one number per node; a caller that needs a list asks the rule for it.
 
 use super::{StaticCpus, exclusive_cpus, exclusive_cpus_of_pod};
 use crate::kube::pod::{Container, Pod};

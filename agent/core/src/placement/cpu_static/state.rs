@@ -16,11 +16,11 @@ pub type CpuAssignments = BTreeMap<PodUid, BTreeMap<String, CpuSet>>;
 pub struct CpuState {
     /// The shared pool. Empty, with no assignments: nothing is known yet.
     pub shared: CpuSet,
-    /// Who has what.
+    /// The CPUs of each container.
     pub assignments: CpuAssignments,
 }
 
-/// Why books cannot be gone on with (`validateState`, 1.36).
+/// Why saved books cannot be used (`validateState`, 1.36).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CpuStateError {
     /// Assignments, and no shared pool.

@@ -73,10 +73,14 @@ fn on(mask: u64) -> TopologyHint {
 fn serve(cpus: &mut StaticCpus, pod: &Pod) -> Vec<String> {
     let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
     let served = containers.map(|container| {
-        let own = cpus.allocate(pod, container, anywhere());
-        own.map_or_else(
+        let cpus_or_error = cpus.allocate(pod, container, anywhere());
+        cpus_or_error.map_or_else(
             |error| error.to_string(),
-            |own| own.map_or("shared".to_owned(), |own| own.to_string()),
+            |cpus_or_error| {
+                cpus_or_error.map_or("shared".to_owned(), |cpus_or_error| {
+                    cpus_or_error.to_string()
+                })
+            },
         )
     });
     served.collect()
@@ -98,16 +102,16 @@ fn only_whole_cpus_of_guaranteed_pods_are_exclusive() {
 #[test]
 fn cpus_of_init_containers_are_used_again_and_given_back() {
     let mut cpus = started(machine(1, 4), reserving("0-1"));
-    let own = pod(
+    let guaranteed_pod = pod(
         "p",
         &[("init", "4", false), ("side", "2", true)],
         &[("app", "2")],
     );
-    assert_eq!(serve(&mut cpus, &own), ["2-5", "2-3", "4-5"]);
+    assert_eq!(serve(&mut cpus, &guaranteed_pod), ["2-5", "2-3", "4-5"]);
     // The init container ends: what others took over stays theirs.
-    assert_eq!(cpus.remove(&own.uid(), "init").to_string(), "");
-    assert_eq!(cpus.remove(&own.uid(), "app").to_string(), "4-5");
-    assert_eq!(cpus.remove_pod(&own.uid()).to_string(), "2-3");
+    assert_eq!(cpus.remove(&guaranteed_pod.uid(), "init").to_string(), "");
+    assert_eq!(cpus.remove(&guaranteed_pod.uid(), "app").to_string(), "4-5");
+    assert_eq!(cpus.remove_pod(&guaranteed_pod.uid()).to_string(), "2-3");
     assert_eq!(cpus.shared().to_string(), "0-7");
     assert!(cpus.state().assignments.is_empty());
 }
@@ -152,7 +156,7 @@ fn a_refusal_says_what_would_have_to_be_free_and_changes_nothing() {
 
 #[test]
 fn a_hint_is_followed_as_far_as_its_nodes_go() {
-    let own = pod("p", &[], &[("a", "6")]);
+    let guaranteed_pod = pod("p", &[], &[("a", "6")]);
     let other = pod("q", &[], &[("a", "5")]);
     for (align_by_socket, expected) in [(false, "2-3,8-11"), (true, "8-13")] {
         let mut settings = reserving("0");
@@ -161,7 +165,11 @@ fn a_hint_is_followed_as_far_as_its_nodes_go() {
         // Two CPUs are left on the first socket: the best fit for what node 2 cannot give.
         let taken = cpus.allocate(&other, &other.spec.containers[0], on(0b0011));
         assert_eq!(taken.unwrap().unwrap().to_string(), "1,4-7");
-        let taken = cpus.allocate(&own, &own.spec.containers[0], on(0b0100));
+        let taken = cpus.allocate(
+            &guaranteed_pod,
+            &guaranteed_pod.spec.containers[0],
+            on(0b0100),
+        );
         assert_eq!(taken.unwrap().unwrap().to_string(), expected);
     }
 }
@@ -169,15 +177,15 @@ fn a_hint_is_followed_as_far_as_its_nodes_go() {
 #[test]
 fn hints_of_sixty_four_nodes_are_a_rule() {
     let mut cpus = started(machine(64, 8), reserving("0-7"));
-    let own = pod("p", &[("init", "2", false)], &[("a", "20")]);
+    let guaranteed_pod = pod("p", &[("init", "2", false)], &[("a", "20")]);
     let hints = |cpus: &StaticCpus, container: &Container| match cpus
-        .hints(&own, container)
+        .hints(&guaranteed_pod, container)
         .remove("cpu")
     {
         Some(Some(HintSet::Rule(rule))) => rule,
         other => panic!("{other:?}"),
     };
-    let rule = hints(&cpus, &own.spec.containers[0]);
+    let rule = hints(&cpus, &guaranteed_pod.spec.containers[0]);
     assert!(rule.contains(NumaMask(1 << 63 | 1 << 5)));
     assert!(!rule.contains(NumaMask(1 << 63)));
     assert!(rule.preference.includes(NumaMask(1 << 63 | 1 << 5)));
@@ -185,9 +193,13 @@ fn hints_of_sixty_four_nodes_are_a_rule() {
     // Node 0 has 8 CPUs left.
     assert!(!rule.contains(NumaMask(0b1)) && rule.contains(NumaMask(0b11)));
 
-    cpus.allocate(&own, &own.spec.init_containers[0], on(1 << 40))
-        .unwrap();
-    let rule = hints(&cpus, &own.spec.containers[0]);
+    cpus.allocate(
+        &guaranteed_pod,
+        &guaranteed_pod.spec.init_containers[0],
+        on(1 << 40),
+    )
+    .unwrap();
+    let rule = hints(&cpus, &guaranteed_pod.spec.containers[0]);
     assert!(
         !rule.contains(NumaMask(1 << 63 | 1 << 5)),
         "the node of reusable CPUs is missing"

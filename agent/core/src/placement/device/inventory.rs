@@ -19,7 +19,7 @@ pub struct Device {
     /// The NUMA nodes it is near to: usually one, several for some, none if it is not known or does not matter.
     #[serde(default)]
     pub numa_nodes: NumaMask,
-    /// Whether it may be given to anyone.
+    /// Whether it may be allocated.
     #[serde(default = "healthy")]
     pub healthy: bool,
 }
@@ -128,7 +128,13 @@ impl Inventory {
         &self,
     ) -> impl Iterator<Item = (&str, impl Iterator<Item = &Device>, &Preference)> {
         let all = self.resources.iter();
-        all.map(|(name, own)| (name.as_str(), own.devices.values(), &own.preference))
+        all.map(|(name, resource)| {
+            (
+                name.as_str(),
+                resource.devices.values(),
+                &resource.preference,
+            )
+        })
     }
 
     /// Sets all devices of a resource, in place of those it had.
@@ -170,11 +176,11 @@ impl Inventory {
         devices: &[PluginDevice],
         preference: Preference,
     ) -> Result<(), InventoryError> {
-        let devices = devices.iter().map(|own| {
+        let devices = devices.iter().map(|listed| {
             Ok(Device {
-                id: own.id.clone(),
-                numa_nodes: nodes(resource, &own.id, own.topology.as_ref())?,
-                healthy: own.health == "Healthy",
+                id: listed.id.clone(),
+                numa_nodes: nodes(resource, &listed.id, listed.topology.as_ref())?,
+                healthy: listed.health == "Healthy",
             })
         });
         let devices = devices.collect::<Result<Vec<Device>, InventoryError>>()?;

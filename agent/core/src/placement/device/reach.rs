@@ -1,4 +1,4 @@
-//! The fewest NUMA nodes that so many devices are near to.
+//! The fewest NUMA nodes that a given number of devices are near to.
 //!
 //! Problem: the kubelet tries all sets of nodes. Where each device is near to one node, the nodes with most devices are the answer;
 //! where some are near to several, finding it is a covering problem. Approach: a greedy answer, then a search for fewer nodes, depth
@@ -9,7 +9,7 @@
 
 use crate::placement::numa_mask::NumaMask;
 
-/// How many sets one search looks at.
+/// How many sets one search examines.
 const SEARCH_STEPS_MAX: u32 = 1 << 12;
 
 /// A set of as few of `nodes` as possible that includes `required` and that `demand` of the devices are near to, or one of at least
@@ -46,7 +46,9 @@ pub(super) fn fewest(
 
 /// How many devices are near to a node of the mask.
 pub(super) fn reached(near: &[NumaMask], mask: NumaMask) -> usize {
-    near.iter().filter(|own| !(**own & mask).is_empty()).count()
+    near.iter()
+        .filter(|nodes| !(**nodes & mask).is_empty())
+        .count()
 }
 
 /// A search for a set of a given size.
@@ -71,7 +73,7 @@ impl Search<'_> {
             .near
             .iter()
             .copied()
-            .filter(|own| (*own & chosen).is_empty())
+            .filter(|nodes| (*nodes & chosen).is_empty())
             .collect();
         let mut gains: Vec<usize> = left
             .iter()

@@ -34,7 +34,7 @@ pub enum Reason {
         /// How many it wants.
         wanted: usize,
     },
-    /// The resource was there and is gone.
+    /// The resource was removed.
     #[error("nothing offers {resource} any more: wait until its device plugin is back")]
     Unregistered {
         /// The resource.
@@ -75,7 +75,7 @@ pub enum Reason {
         per_node: BTreeMap<u32, usize>,
         /// How many are not healthy.
         unhealthy: usize,
-        /// Who has the others: pod and container.
+        /// The holders of the others: pod and container.
         holders: Vec<(PodUid, String)>,
     },
 }

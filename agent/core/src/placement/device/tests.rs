@@ -17,7 +17,7 @@ fn devices(nodes: u64, near: &[u64], preference: Preference) -> Devices {
     Devices::new(NumaMask(nodes), inventory)
 }
 
-/// A pod whose containers `c0`, `c1`… want so many; the first `init` of them are init containers.
+/// A pod whose containers `c0`, `c1`… request that many devices; the first `init` of them are init containers.
 fn pod(name: &str, init: usize, wanted: &[u64]) -> Pod {
     let containers = wanted.iter().enumerate().map(|(at, count)| {
         json!({"name": format!("c{at}"), "resources": {"limits": {(NIC): count.to_string(), "cpu": "1"}}})
@@ -34,7 +34,7 @@ fn pod(name: &str, init: usize, wanted: &[u64]) -> Pod {
 fn container(pod: &Pod, at: usize) -> Container {
     let name = format!("c{at}");
     pod.all_containers()
-        .find(|own| own.name == name)
+        .find(|container| container.name == name)
         .unwrap()
         .clone()
 }
@@ -49,11 +49,11 @@ fn allocate(
         mask: mask.map(NumaMask),
         preferred: false,
     };
-    let own = container(pod, at);
+    let app = container(pod, at);
     devices
-        .allocate(pod, &own, hint)
+        .allocate(pod, &app, hint)
         .map_err(|error| error.to_string())?;
-    let held = devices.held(&pod.uid(), &own.name);
+    let held = devices.held(&pod.uid(), &app.name);
     let ids = held
         .and_then(|held| held.get(NIC))
         .cloned()
@@ -69,10 +69,10 @@ fn listed(hints: &ProviderHints) -> Option<Vec<(u64, bool)>> {
     )
 }
 
-/// The hints of a container that wants so many, once another pod holds those devices.
+/// The hints of a container that requests `wanted` devices, beside what other pods hold.
 fn hints(devices: &Devices, wanted: u64) -> Option<Vec<(u64, bool)>> {
-    let own = pod("own", 0, &[wanted]);
-    listed(&devices.hints(&own, &container(&own, 0)))
+    let app_pod = pod("own", 0, &[wanted]);
+    listed(&devices.hints(&app_pod, &container(&app_pod, 0)))
 }
 
 #[test]
@@ -107,14 +107,14 @@ fn hints_by_what_is_free_and_what_there_is() {
 }
 
 #[test]
-fn who_has_devices_keeps_the_hints_of_these() {
+fn a_container_with_devices_keeps_their_hints() {
     let mut devices = devices(3, &[1, 1, 2, 2], Preference::Any);
-    let own = pod("own", 0, &[2]);
-    allocate(&mut devices, &own, 0, Some(2)).unwrap();
+    let app_pod = pod("own", 0, &[2]);
+    allocate(&mut devices, &app_pod, 0, Some(2)).unwrap();
     let hints = |devices: &Devices, pod: &Pod| listed(&devices.hints(pod, &container(pod, 0)));
-    assert_eq!(hints(&devices, &own), Some(vec![(2, true), (3, false)]));
+    assert_eq!(hints(&devices, &app_pod), Some(vec![(2, true), (3, false)]));
     assert_eq!(
-        listed(&devices.pod_hints(&own)),
+        listed(&devices.pod_hints(&app_pod)),
         Some(vec![(2, true), (3, false)])
     );
     // The request has changed.
@@ -130,12 +130,15 @@ fn who_has_devices_keeps_the_hints_of_these() {
 #[test]
 fn what_init_containers_left_must_be_near() {
     let mut devices = devices(3, &[1, 1, 2, 2], Preference::Any);
-    let own = pod("own", 1, &[1, 2]);
-    assert_eq!(allocate(&mut devices, &own, 0, Some(2)).unwrap(), ["d2"]);
-    let hints = listed(&devices.hints(&own, &container(&own, 1)));
+    let app_pod = pod("own", 1, &[1, 2]);
+    assert_eq!(
+        allocate(&mut devices, &app_pod, 0, Some(2)).unwrap(),
+        ["d2"]
+    );
+    let hints = listed(&devices.hints(&app_pod, &container(&app_pod, 1)));
     assert_eq!(hints, Some(vec![(2, true), (3, false)]));
     assert_eq!(
-        allocate(&mut devices, &own, 1, Some(2)).unwrap(),
+        allocate(&mut devices, &app_pod, 1, Some(2)).unwrap(),
         ["d2", "d3"]
     );
     // It is used up.
@@ -145,8 +148,8 @@ fn what_init_containers_left_must_be_near() {
         "pod default/other, container c0: 3 of vendor.example/nic are wanted and 2 are free (near to NUMA node: 2 to 0): 1 more would \
          have to be free; held by pod own container c0, pod own container c1"
     );
-    devices.remove(&own.uid());
-    devices.remove(&own.uid());
+    devices.remove(&app_pod.uid());
+    devices.remove(&app_pod.uid());
     assert_eq!(
         allocate(&mut devices, &other, 0, None).unwrap(),
         ["d0", "d1", "d2"]
@@ -205,14 +208,14 @@ fn devices_are_taken_from_near_to_far() {
     ];
     for (near, preference, mask, wanted, expected) in cases {
         let mut devices = devices(7, near, preference.clone());
-        let own = pod("own", 0, &[wanted]);
-        let ids = allocate(&mut devices, &own, 0, mask).unwrap();
+        let app_pod = pod("own", 0, &[wanted]);
+        let ids = allocate(&mut devices, &app_pod, 0, mask).unwrap();
         assert_eq!(ids, expected, "{near:?} {preference:?} {mask:?} {wanted}");
     }
 }
 
 #[test]
-fn health_decides_who_may_be_given() {
+fn only_healthy_devices_are_allocated() {
     let plugin = |text: &str| -> Vec<PluginDevice> { serde_json::from_str(text).unwrap() };
     let mut inventory = Inventory::default();
     let listed = plugin(
@@ -223,9 +226,9 @@ fn health_decides_who_may_be_given() {
         .set_from_plugin(NIC, &listed, Preference::Any)
         .unwrap();
     let mut devices = Devices::new(NumaMask(3), inventory.clone());
-    let own = pod("own", 0, &[1]);
-    assert_eq!(allocate(&mut devices, &own, 0, Some(2)).unwrap(), ["b"]);
-    // Another one that nobody can serve, and one for which nobody is left.
+    let app_pod = pod("own", 0, &[1]);
+    assert_eq!(allocate(&mut devices, &app_pod, 0, Some(2)).unwrap(), ["b"]);
+    // Another resource that no device can serve, and one for which no device is left.
     let other = pod("other", 0, &[1]);
     assert_eq!(
         allocate(&mut devices, &other, 0, None).unwrap_err(),
@@ -237,7 +240,7 @@ fn health_decides_who_may_be_given() {
         .set_from_plugin(NIC, &sick, Preference::Any)
         .unwrap();
     devices.set_inventory(inventory.clone());
-    let error = allocate(&mut devices, &own, 0, None).unwrap_err();
+    let error = allocate(&mut devices, &app_pod, 0, None).unwrap_err();
     assert!(
         error.ends_with("its devices of vendor.example/nic are no longer healthy: b"),
         "{error}"
@@ -297,8 +300,8 @@ fn pod_resources_say_what_there_is() {
 fn a_pod_wants_what_its_containers_want_at_once() {
     let devices = devices(3, &[1, 1, 2, 2], Preference::Any);
     // Two and one beside each other, or three before them.
-    let own = pod("own", 1, &[3, 2, 1]);
-    assert_eq!(listed(&devices.pod_hints(&own)), Some(vec![(3, true)]));
+    let app_pod = pod("own", 1, &[3, 2, 1]);
+    assert_eq!(listed(&devices.pod_hints(&app_pod)), Some(vec![(3, true)]));
     let small = pod("small", 1, &[1, 1, 1]);
     assert_eq!(
         listed(&devices.pod_hints(&small)),
@@ -320,22 +323,22 @@ proptest! {
         let mut devices = devices(7, &near, preference);
         let pods: Vec<Pod> = (0..4u64).map(|at| pod(&format!("p{at}"), 1, &[at, 2, at % 2])).collect();
         for (at, mask, removes) in steps {
-            let own = &pods[at];
+            let app_pod = &pods[at];
             if removes {
-                devices.remove(&own.uid());
+                devices.remove(&app_pod.uid());
                 continue;
             }
             for at in 0..3 {
                 let mask = (mask > 0).then_some(mask & 7);
                 let before_held = devices.held.clone();
-                match allocate(&mut devices, own, at, mask) {
+                match allocate(&mut devices, app_pod, at, mask) {
                     Ok(ids) => {
-                        let wanted = container(own, at).resources.limits[NIC].value();
+                        let wanted = container(app_pod, at).resources.limits[NIC].value();
                         prop_assert_eq!(ids.len() as i64, wanted);
                     }
                     Err(_) => {
                         prop_assert_eq!(&before_held, &devices.held);
-                        devices.remove(&own.uid());
+                        devices.remove(&app_pod.uid());
                         break;
                     }
                 }
@@ -352,8 +355,8 @@ proptest! {
                 prop_assert_eq!(running.len(), distinct.len());
             }
         }
-        for own in &pods {
-            devices.remove(&own.uid());
+        for app_pod in &pods {
+            devices.remove(&app_pod.uid());
         }
         prop_assert!(devices.held.is_empty());
         prop_assert_eq!(devices.free(NIC, &devices.inventory.resources[NIC]).len(), near.len());

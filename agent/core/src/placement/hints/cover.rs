@@ -16,7 +16,7 @@ const DEMAND_UNIT: u64 = 1 << 32;
 /// More needs than this are not added up in pairs.
 const PAIRED_NEEDS_MAX: usize = 8;
 
-/// The fewest nodes, but at least so many, in which all needs are met.
+/// The fewest nodes, but at least `at_least`, in which all needs are met.
 pub(crate) fn smallest_size(
     nodes: NumaMask,
     needs: &[Need],
@@ -150,18 +150,19 @@ impl<'a> Cover<'a> {
 
     fn dominating(&self, place: usize) -> NumaMask {
         let node = self.nodes[place];
-        let own = |need: &Need, node| {
-            let own = need
+        let exclusive_amount = |need: &Need, node| {
+            let supplies = need
                 .supplies
                 .iter()
                 .filter(|supply| supply.nodes == NumaMask::of(node));
-            own.fold(0, |sum: u64, supply| sum.saturating_add(supply.amount))
+            supplies
+                .fold(0, |sum: u64, supply| sum.saturating_add(supply.amount))
                 .min(need.demand)
         };
         let dominates = |lower: &u32| {
             let needs = self.needs.iter().all(|need| {
                 let shared = need.supplies.iter().filter(|supply| supply.nodes.len() > 1);
-                own(need, *lower) >= own(need, node)
+                exclusive_amount(need, *lower) >= exclusive_amount(need, node)
                     && shared
                         .filter(|supply| supply.nodes.contains(node))
                         .all(|supply| supply.nodes.contains(*lower))
@@ -355,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_search_that_is_cut_short_says_so() {
-        // Amounts that no bound tells apart from a solution.
+        // Amounts that no bound distinguishes from a solution.
         let amounts = |factor: u64| {
             (0..40).map(move |node: u32| (node, 1000 + u64::from(node) * factor % 97))
         };

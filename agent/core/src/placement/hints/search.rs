@@ -34,7 +34,7 @@ impl Steps {
         }
     }
 
-    /// Whether there were so many left. If not, nothing is left, and what is found from now on may not be the best.
+    /// Whether that many were left. If not, nothing is left, and what is found from now on may not be the best.
     pub(crate) fn take(&mut self, steps: u32) -> bool {
         let left = self.left.checked_sub(steps);
         self.cut_short |= left.is_none();

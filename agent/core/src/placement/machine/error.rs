@@ -70,7 +70,7 @@ pub enum MachineError {
         /// Its number.
         cpu: u32,
     },
-    /// A core whose CPUs nobody numbered.
+    /// A core without CPU numbers.
     #[error("a core of socket {socket:?} has no CPU")]
     NoThread {
         /// Where it is.

@@ -63,7 +63,7 @@ fn machine(file: &Field<'_>) -> Result<Machine, MachineError> {
         name: text(&file, "name")?,
         offline: cpus(&file, "offline")?,
         isolated: cpus(&file, "isolated")?,
-        counts: file.get("counts").map(|own| counts(&own)).transpose()?,
+        counts: file.get("counts").map(|field| counts(&field)).transpose()?,
         ..Parts::default()
     };
     for row in file.require("cores")?.list()? {
@@ -77,11 +77,15 @@ fn machine(file: &Field<'_>) -> Result<Machine, MachineError> {
 
 fn text(object: &Object<'_>, name: &str) -> Result<Option<String>, MachineError> {
     let field = object.get(name);
-    field.map(|own| own.text().map(str::to_owned)).transpose()
+    field
+        .map(|field| field.text().map(str::to_owned))
+        .transpose()
 }
 
 fn cpus(object: &Object<'_>, name: &str) -> Result<CpuSet, MachineError> {
-    object.get(name).map_or(Ok(CpuSet::EMPTY), |own| own.cpus())
+    object
+        .get(name)
+        .map_or(Ok(CpuSet::EMPTY), |field| field.cpus())
 }
 
 /// One row: the n-th CPUs of its lists are the n-th core.
@@ -130,10 +134,10 @@ fn node(row: &Field<'_>) -> Result<NumaNode, MachineError> {
     let row = row.object(&["id", "memory", "hugepages", "distances"])?;
     let mut node = NumaNode {
         id: row.require_u32("id")?,
-        memory_bytes: row.get("memory").map(|own| bytes(&own)).transpose()?,
+        memory_bytes: row.get("memory").map(|field| bytes(&field)).transpose()?,
         ..NumaNode::default()
     };
-    let hugepages = row.get("hugepages").map(|own| own.list()).transpose()?;
+    let hugepages = row.get("hugepages").map(|field| field.list()).transpose()?;
     for pages in hugepages.unwrap_or_default() {
         let pages = pages.object(&["pageSize", "pages"])?;
         node.hugepages.push(HugePages {

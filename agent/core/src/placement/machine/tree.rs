@@ -1,4 +1,4 @@
-//! A file's values before anybody knows what they mean, so that an error can name the path of the field.
+//! A file's values before they are interpreted, so that an error can name the path of the field.
 //!
 //! A derived `Deserialize` says `invalid type: string "a", expected u32` and no more; a person who wrote forty rows of cores
 //! needs `cores[17].socket`. The tree is small (a machine has at most 1,024 CPUs) and read once.

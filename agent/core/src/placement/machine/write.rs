@@ -141,22 +141,22 @@ impl<'a> From<&'a NumaNode> for NodeRow<'a> {
 }
 
 impl From<&HugePages> for HugePagesRow {
-    fn from(own: &HugePages) -> Self {
+    fn from(huge_pages: &HugePages) -> Self {
         Self {
-            page_size: page_size(own.page_bytes),
-            pages: own.pages,
+            page_size: page_size(huge_pages.page_bytes),
+            pages: huge_pages.pages,
         }
     }
 }
 
 impl From<TopologyCounts> for CountsRow {
-    fn from(own: TopologyCounts) -> Self {
+    fn from(counts: TopologyCounts) -> Self {
         Self {
-            cpus: own.cpus,
-            cores: own.cores,
-            sockets: own.sockets,
-            numa_nodes: own.numa_nodes,
-            uncore_caches: own.uncore_caches,
+            cpus: counts.cpus,
+            cores: counts.cores,
+            sockets: counts.sockets,
+            numa_nodes: counts.numa_nodes,
+            uncore_caches: counts.uncore_caches,
         }
     }
 }

@@ -4,10 +4,10 @@
 //! [`HintRule`], and the best hint found without a list.
 //!
 //! The rules: a set is a hint if it has enough of every resource, first by what is allocatable, then by what is free or left by the
-//! pod's init containers on exactly this set. A node of a group is no set of its own; in a set of several, each node that somebody is
-//! on must have exactly this set as its group. So beside single nodes only nodes that nobody is on can be joined, and the few groups
-//! that exist; the sets on which something was left are looked at one by one. A hint is preferred if no smaller set has enough
-//! allocatable, whoever is on it.
+//! pod's init containers on exactly this set. A node of a group is no set of its own; in a set of several, each node in
+//! use must have exactly this set as its group. So besides single nodes only unused nodes can be joined, and the few groups
+//! that exist; the sets on which something was left are checked one by one. A hint is preferred if no smaller set has enough
+//! allocatable, however much of it is in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -79,8 +79,8 @@ impl<'a> Candidates<'a> {
     /// Whether the set is a hint: the rules one by one.
     fn admits(&self, books: &Books, set: NumaMask, left: Option<&BTreeMap<String, u64>>) -> bool {
         let has = |amounts: Amounts, at: usize, beside: u64, wanted: u64| {
-            let own = self.of(set).map(|node| amounts(node)[at]);
-            own.fold(beside, u64::saturating_add) >= wanted
+            let free = self.of(set).map(|node| amounts(node)[at]);
+            free.fold(beside, u64::saturating_add) >= wanted
         };
         let enough = self.demand.iter().enumerate().all(|(at, (name, wanted))| {
             let left = left.and_then(|left| left.get(name)).copied();
@@ -131,7 +131,7 @@ impl<'a> Candidates<'a> {
         })
     }
 
-    /// Of the smallest sets that include `mask` and would have enough if nobody were on them, one whose nodes have much free.
+    /// Of the smallest sets that include `mask` and would have enough if they were unused, one whose nodes have much free.
     pub(super) fn roomiest(&self, mask: NumaMask) -> Option<NumaMask> {
         let mut nodes: Vec<&Node> = self.nodes.iter().collect();
         nodes.sort_by(|a, b| b.free.cmp(&a.free).then(a.id.cmp(&b.id)));
@@ -147,7 +147,7 @@ impl<'a> Candidates<'a> {
         Some(found.iter().map(|place| nodes[place as usize].id).collect())
     }
 
-    /// The smallest set that includes `mask` and would have enough if nobody were on it.
+    /// The smallest set that includes `mask` and would have enough if it were unused.
     fn smallest_by_allocatable(&self, mask: NumaMask) -> Option<NumaMask> {
         self.smallest(NumaMask(u64::MAX), mask, |node| &node.allocatable)
     }

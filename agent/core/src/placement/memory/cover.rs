@@ -27,9 +27,9 @@ pub(super) struct Row<'a> {
 /// The smallest set, of as many nodes the one with the smallest number, that includes `required` and has `demand`. `None`: all
 /// together have not enough. `rows`: by ascending node, one for each node of `required` too. A set has at least one node.
 pub(super) fn smallest(rows: &[Row], demand: &[u64], required: NumaMask) -> Option<NumaMask> {
-    let (own, others): (Vec<Row>, Vec<Row>) =
+    let (required_rows, others): (Vec<Row>, Vec<Row>) =
         rows.iter().partition(|row| required.contains(row.node));
-    let rest = own
+    let rest = required_rows
         .iter()
         .fold(demand.to_vec(), |rest, row| less(&rest, row.amounts));
     let least = u32::from(required.is_empty()).max(fewest(&others, &rest)?);

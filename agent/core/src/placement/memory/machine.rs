@@ -162,8 +162,10 @@ impl Books {
                 return Err(MachineError::NodeTooHigh { node: *id });
             }
             let kept = |resource: &str| {
-                let own = reserved.get(id).and_then(|own| own.get(resource));
-                own.copied().unwrap_or(0)
+                let reservation = reserved
+                    .get(id)
+                    .and_then(|reservation| reservation.get(resource));
+                reservation.copied().unwrap_or(0)
             };
             let mut totals: BTreeMap<String, u64> = BTreeMap::new();
             let mut in_huge_pages = 0u64;
@@ -233,8 +235,8 @@ impl Books {
 
     /// Whether one of the nodes serves another set than this (`isAffinityViolatingNUMAAllocations`).
     pub(super) fn is_shared_by_others(&self, nodes: NumaMask) -> bool {
-        let mut own = nodes.iter().filter_map(|id| self.0.get(&id));
-        own.any(|node| node.assignments > 0 && node.cells != nodes)
+        let mut tables = nodes.iter().filter_map(|id| self.0.get(&id));
+        tables.any(|node| node.assignments > 0 && node.cells != nodes)
     }
 
     /// Enters a block on all its nodes and takes its bytes, lowest node first. Returns what could not be taken.
@@ -261,7 +263,7 @@ impl Books {
     ///
     /// The bytes need not be given back where they were taken: two blocks of one group know only their sum. Where a block of a single
     /// node shares that node with a group, the sum can be given back to the wrong one of both, and in the kubelet bytes then stay
-    /// promised on a node that nobody is on, for ever. Here a node that nobody is on is free.
+    /// reserved for ever on a node without containers. Here a node without containers is free.
     pub(super) fn give_back(&mut self, nodes: NumaMask, resource: &str, mut bytes: u64) {
         for id in nodes.iter() {
             let Some(node) = self.0.get_mut(&id) else {
@@ -361,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_nobody_is_on_is_free() {
+    fn a_node_without_assignments_is_free() {
         let machine = [node(0, 9 * GI, 0), node(1, 9 * GI, 0)];
         let kept = reserved(&[(0, MEMORY, GI), (1, MEMORY, GI)]);
         let mut books = Books::new(&machine, &kept).unwrap();

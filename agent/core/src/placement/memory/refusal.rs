@@ -83,7 +83,7 @@ pub enum Remedy {
         nodes: NumaMask,
         /// Bytes by resource that are missing there. Empty: only other containers' sets are in the way.
         missing: BTreeMap<String, u64>,
-        /// Who has memory on these nodes: pod and container.
+        /// The containers with memory on these nodes: pod and container.
         holders: Vec<(PodUid, String)>,
     },
 }

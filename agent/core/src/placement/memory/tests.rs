@@ -96,7 +96,7 @@ fn masks(memory: &StaticMemory, pod: &Pod, name: &str) -> Vec<u64> {
 }
 
 #[test]
-fn a_group_serves_nobody_else() {
+fn a_group_serves_only_its_pods() {
     let mut memory = machine([(4 * GI, 0), (4 * GI, 0), (4 * GI, 0)]);
     let wide = pod("wide", &[(Kind::App, 6 * GI, 0)]);
     let small = pod("small", &[(Kind::App, GI, 0)]);
@@ -117,7 +117,7 @@ fn a_group_serves_nobody_else() {
 #[test]
 fn init_containers_leave_their_memory_to_the_same_set_only() {
     let mut memory = machine([(4 * GI, 0), (4 * GI, 0)]);
-    let own = pod(
+    let app_pod = pod(
         "own",
         &[
             (Kind::Init, 3 * GI, 0),
@@ -125,13 +125,13 @@ fn init_containers_leave_their_memory_to_the_same_set_only() {
             (Kind::App, GI, 0),
         ],
     );
-    allocate(&mut memory, &own, "c0", at(0b01)).unwrap();
-    allocate(&mut memory, &own, "c1", at(0b01)).unwrap();
+    allocate(&mut memory, &app_pod, "c0", at(0b01)).unwrap();
+    allocate(&mut memory, &app_pod, "c1", at(0b01)).unwrap();
     let free = |memory: &StaticMemory, node: u32| memory.nodes()[&node].memory[MEMORY].free;
     assert_eq!(free(&memory, 0), 0);
-    allocate(&mut memory, &own, "c2", at(0b10)).unwrap();
+    allocate(&mut memory, &app_pod, "c2", at(0b10)).unwrap();
     assert_eq!(free(&memory, 1), 3 * GI);
-    let bytes = |name: &str| memory.assignments()[&own.uid()][name][0].bytes;
+    let bytes = |name: &str| memory.assignments()[&app_pod.uid()][name][0].bytes;
     assert_eq!([bytes("c0"), bytes("c1"), bytes("c2")], [0, 4 * GI, GI]);
 }
 
@@ -171,13 +171,13 @@ fn refusals_say_what_would_have_to_be_free() {
 #[test]
 fn a_resource_that_no_node_has_fits_nowhere() {
     let mut memory = machine([(4 * GI, 4)]);
-    let mut own = pod("own", &[(Kind::App, GI, 0)]);
-    let resources = &mut own.spec.containers[0].resources;
+    let mut app_pod = pod("own", &[(Kind::App, GI, 0)]);
+    let resources = &mut app_pod.spec.containers[0].resources;
     for list in [&mut resources.requests, &mut resources.limits] {
         list.insert("hugepages-1Gi".to_owned(), "1Gi".parse().unwrap());
     }
-    assert_eq!(masks(&memory, &own, "c0"), Vec::<u64>::new());
-    let error = allocate(&mut memory, &own, "c0", at(0b1)).unwrap_err();
+    assert_eq!(masks(&memory, &app_pod, "c0"), Vec::<u64>::new());
+    let error = allocate(&mut memory, &app_pod, "c0", at(0b1)).unwrap_err();
     assert!(
         error
             .to_string()
@@ -189,13 +189,13 @@ fn a_resource_that_no_node_has_fits_nowhere() {
 #[test]
 fn requests_that_are_not_bytes_are_refused_by_name() {
     let mut memory = machine([(4 * GI, 0)]);
-    let mut own = pod("own", &[(Kind::App, GI, 0)]);
-    let resources = &mut own.spec.containers[0].resources;
+    let mut app_pod = pod("own", &[(Kind::App, GI, 0)]);
+    let resources = &mut app_pod.spec.containers[0].resources;
     for list in [&mut resources.requests, &mut resources.limits] {
         list.insert(MEMORY.to_owned(), "100m".parse().unwrap());
     }
-    assert_eq!(memory.hints(&own, &own.spec.containers[0]), None);
-    let error = allocate(&mut memory, &own, "c0", ANY).unwrap_err();
+    assert_eq!(memory.hints(&app_pod, &app_pod.spec.containers[0]), None);
+    let error = allocate(&mut memory, &app_pod, "c0", ANY).unwrap_err();
     assert!(
         error.to_string().starts_with(
             "pod default/own, container c0: the request of 100m of memory is not a whole number of bytes"
@@ -207,17 +207,19 @@ fn requests_that_are_not_bytes_are_refused_by_name() {
 #[test]
 fn the_policy_none_places_nothing() {
     let mut policy = MemoryPolicy::None;
-    let own = pod("own", &[(Kind::App, GI, 0)]);
-    policy.allocate(&own, &own.spec.containers[0], ANY).unwrap();
-    assert_eq!(policy.hints(&own, &own.spec.containers[0]), None);
-    assert_eq!(policy.pod_hints(&own), None);
+    let app_pod = pod("own", &[(Kind::App, GI, 0)]);
+    policy
+        .allocate(&app_pod, &app_pod.spec.containers[0], ANY)
+        .unwrap();
+    assert_eq!(policy.hints(&app_pod, &app_pod.spec.containers[0]), None);
+    assert_eq!(policy.pod_hints(&app_pod), None);
 }
 
 #[test]
 fn what_no_longer_fits_is_not_restored() {
     let mut memory = machine([(4 * GI, 0), (4 * GI, 0)]);
-    let own = pod("own", &[(Kind::App, 6 * GI, 0)]);
-    allocate(&mut memory, &own, "c0", ANY).unwrap();
+    let app_pod = pod("own", &[(Kind::App, 6 * GI, 0)]);
+    allocate(&mut memory, &app_pod, "c0", ANY).unwrap();
     assert_eq!(
         memory.restored(memory.assignments()).unwrap().nodes(),
         memory.nodes()
@@ -239,10 +241,10 @@ fn what_no_longer_fits_is_not_restored() {
 #[test]
 fn sixty_four_nodes_are_as_quick_as_two() {
     let mut memory = machine((0..64).map(|node| (GI, if node % 2 == 0 { 0 } else { 8 })));
-    let own = pod("own", &[(Kind::App, 40 * GI, 80)]);
+    let app_pod = pod("own", &[(Kind::App, 40 * GI, 80)]);
     allocate(
         &mut memory,
-        &own,
+        &app_pod,
         "c0",
         TopologyHint {
             mask: None,
@@ -250,7 +252,7 @@ fn sixty_four_nodes_are_as_quick_as_two() {
         },
     )
     .unwrap();
-    let nodes = memory.memory_nodes(&own.uid(), "c0").unwrap();
+    let nodes = memory.memory_nodes(&app_pod.uid(), "c0").unwrap();
     // Ten nodes with huge pages, and the lowest for the rest.
     assert_eq!(nodes.len(), 40);
     assert_eq!(nodes, (0..40).collect());

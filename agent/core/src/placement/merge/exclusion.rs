@@ -5,8 +5,8 @@
 //! need, leaving a node out *costs* it what the node has, and the question is whether the nodes can be shared out so
 //! that no provider spends more than it has.
 //!
-//! In theory that is bin packing. In practice most nodes cost a provider the same or nothing: a node that costs somebody
-//! nothing is left out by them; providers that pay the same for each node ([`Payer`]) are a common *pool* of so many nodes,
+//! In theory that is bin packing. In practice most nodes cost a provider the same or nothing: a node that costs a provider
+//! nothing is left out by that provider; providers that pay the same for each node ([`Payer`]) are a common *pool* with a number of nodes to leave out,
 //! and which of them pays does not matter. Only for others are several ways of sharing followed ([`Share`]), those that spare
 //! less of everything than another being dropped; and if one way is seen to lead to the best mask that is still open, no other.
 
@@ -52,7 +52,7 @@ pub(super) struct Exclusion<'a> {
     nodes: Vec<u32>,
     payers: Vec<Payer<'a>>,
     costs: Vec<Costs>,
-    /// By place: whether somebody can leave the node out for nothing.
+    /// By place: whether a provider can leave the node out for nothing.
     is_free: Vec<bool>,
     /// By place: how many free nodes there are from there on.
     free: Vec<usize>,
@@ -184,7 +184,7 @@ impl<'a> Exclusion<'a> {
     /// Whether this way surely leads to the best mask that is open: to leave out `count` nodes from this place on.
     fn leads_on(&self, share: &Share, place: usize, count: usize) -> bool {
         if self.first_is_best {
-            // That mask leaves out the next ones. Whoever can leave out a node does; the search takes the same turns.
+            // That mask leaves out the next ones. A provider that can leave out a node does; the search takes the same turns.
             let mut share = share.clone();
             return (place..place + count).all(|place| {
                 if self.is_free[place] {
@@ -197,7 +197,7 @@ impl<'a> Exclusion<'a> {
                 (0..self.payers.len()).any(|payer| self.pay(&mut share, place, payer))
             });
         }
-        // Any of them may have to go: somebody has to have enough for the most expensive.
+        // Any of them may have to go: a provider has to have enough for the most expensive.
         let paid = self.nodes.len() - place - self.free[place];
         let count = count.min(paid);
         let has_enough = |payer: &Payer<'_>| {
@@ -282,7 +282,7 @@ impl Test for Exclusion<'_> {
     }
 
     fn passes(&self, _mask: NumaMask) -> bool {
-        // Every node that is not in the mask was left out by somebody who could.
+        // Every node that is not in the mask was left out by a provider that could.
         true
     }
 
@@ -325,14 +325,14 @@ fn sums<'a>(costs: impl Iterator<Item = &'a u128>) -> Vec<u128> {
 
 /// What leaving out the node of each place costs, shared supplies apart.
 fn costs_of(need: &Need, places: &[u32]) -> Vec<u128> {
-    let own = |node: &u32| {
-        let own = need
+    let supply_of = |node: &u32| {
+        let exclusive = need
             .supplies
             .iter()
             .filter(|supply| supply.nodes == NumaMask::of(*node));
-        own.map(|supply| u128::from(supply.amount)).sum()
+        exclusive.map(|supply| u128::from(supply.amount)).sum()
     };
-    places.iter().map(own).collect()
+    places.iter().map(supply_of).collect()
 }
 
 /// What the nodes have beyond the demand.

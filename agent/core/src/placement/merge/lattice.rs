@@ -24,7 +24,7 @@ pub(super) struct Lattice {
 pub(super) type Masks = Vec<u64>;
 
 impl Lattice {
-    /// `None` if the nodes are more than so many.
+    /// `None` if there are more nodes than that.
     pub(super) fn new(nodes: NumaMask, at_most: u32) -> Option<Self> {
         (nodes.len() <= at_most.min(LATTICE_NODES_MAX)).then(|| Self {
             all: nodes,

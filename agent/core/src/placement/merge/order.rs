@@ -17,7 +17,7 @@ pub struct NumaDistances {
 /// Why distances cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DistancesError {
-    /// Nobody knows it.
+    /// The distance is unknown.
     #[error(
         "the distance from NUMA node {from} to NUMA node {to} is not known; \
          do without prefer-closest-numa-nodes, or give each node a distance to every node"

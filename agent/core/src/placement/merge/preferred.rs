@@ -87,13 +87,13 @@ fn of_rules(
     let nodes = nodes & numa.nodes;
     let single = nodes.iter().map(NumaMask::of);
     let also = rules.iter().flat_map(|rule| rule.also.iter().copied());
-    let own = single.chain(also.filter(|mask| mask.is_subset(nodes)));
-    let agreed = own.filter(|mask| rules.iter().all(|rule| is_preferred(rule, *mask)));
-    let own = order.best(agreed);
+    let unshared = single.chain(also.filter(|mask| mask.is_subset(nodes)));
+    let agreed = unshared.filter(|mask| rules.iter().all(|rule| is_preferred(rule, *mask)));
+    let unshared = order.best(agreed);
     let together = shared(|rule| rule.together) & numa.nodes;
-    let largest = own.map_or(together.len(), |mask| mask.len().min(together.len()));
+    let largest = unshared.map_or(together.len(), |mask| mask.len().min(together.len()));
     let several = of_several_nodes(rules, together, largest, order, &mut bounds.steps);
-    order.best(own.into_iter().chain(several))
+    order.best(unshared.into_iter().chain(several))
 }
 
 /// The best mask of two nodes or more, and of no more than `largest`, that all rules allow for its nodes and prefer.

@@ -65,10 +65,10 @@ pub(super) fn keep_cpus(
     let can_be_given = policy.managed() - policy.reserved();
     for (pod, container, cpus) in exclusive_cpus(saved) {
         let of_pod = assignments.get(pod);
-        let own = of_pod.into_iter().flat_map(BTreeMap::values);
-        let own = own.fold(CpuSet::EMPTY, |all, cpus| all | *cpus);
+        let of_this_pod = of_pod.into_iter().flat_map(BTreeMap::values);
+        let of_this_pod = of_this_pod.fold(CpuSet::EMPTY, |all, cpus| all | *cpus);
         let refused = cpus - can_be_given;
-        let others = cpus & (taken - own);
+        let others = cpus & (taken - of_this_pod);
         let why = if cpus.is_empty() {
             "it is said to have CPUs of its own and has none".to_owned()
         } else if !refused.is_empty() {
@@ -100,7 +100,8 @@ pub(super) fn keep_cpus(
 fn exclusive_cpus(saved: &Assignments) -> impl Iterator<Item = (&PodUid, &String, CpuSet)> {
     saved.containers.iter().flat_map(|(pod, containers)| {
         let with_cpus = containers.iter();
-        with_cpus.filter_map(move |(container, own)| Some((pod, container, own.cpus?)))
+        with_cpus
+            .filter_map(move |(container, assignment)| Some((pod, container, assignment.cpus?)))
     })
 }
 
@@ -112,10 +113,10 @@ pub(super) fn keep_memory(
 ) -> StaticMemory {
     let mut kept = memory::Assignments::new();
     for (pod, containers) in &saved.containers {
-        for (container, own) in containers {
-            if !own.memory.is_empty() {
+        for (container, assignment) in containers {
+            if !assignment.memory.is_empty() {
                 let of_pod = kept.entry(pod.clone()).or_default();
-                of_pod.insert(container.clone(), own.memory.clone());
+                of_pod.insert(container.clone(), assignment.memory.clone());
             }
         }
     }

@@ -97,7 +97,7 @@ mod reserved_memory {
         let all = Vec::<Reservation>::deserialize(deserializer)?;
         Ok(all
             .into_iter()
-            .map(|own| (own.numa_node, own.limits))
+            .map(|reservation| (reservation.numa_node, reservation.limits))
             .collect())
     }
 }
@@ -127,11 +127,11 @@ impl DeviceSettings {
 
     pub(super) fn inventory(&self) -> Result<Inventory, InventoryError> {
         let mut inventory = Inventory::default();
-        for (resource, own) in &self.0 {
+        for (resource, devices_of_resource) in &self.0 {
             inventory.set(
                 resource,
-                own.devices.iter().cloned(),
-                own.preference.clone(),
+                devices_of_resource.devices.iter().cloned(),
+                devices_of_resource.preference.clone(),
             )?;
         }
         Ok(inventory)
@@ -140,16 +140,16 @@ impl DeviceSettings {
 
 impl From<&Inventory> for DeviceSettings {
     fn from(inventory: &Inventory) -> Self {
-        let own = inventory
+        let devices_of_resource = inventory
             .resources()
             .map(|(resource, devices, preference)| {
-                let own = ResourceDevices {
+                let devices_of_resource = ResourceDevices {
                     devices: devices.cloned().collect(),
                     preference: preference.clone(),
                 };
-                (resource.to_owned(), own)
+                (resource.to_owned(), devices_of_resource)
             });
-        Self(own.collect())
+        Self(devices_of_resource.collect())
     }
 }
 

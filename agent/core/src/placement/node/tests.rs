@@ -71,10 +71,10 @@ fn pod(name: &str, cpus: u32, gi: u32) -> Pod {
 
 fn cpus(placement: &NodePlacement, pod: &str, container: &str) -> String {
     let assignments = placement.assignments();
-    let own = assignments
+    let exclusive = assignments
         .get(&pod.into(), container)
-        .and_then(|own| own.cpus);
-    own.map_or("shared".into(), |cpus| cpus.to_string())
+        .and_then(|assignment| assignment.cpus);
+    exclusive.map_or("shared".into(), |cpus| cpus.to_string())
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn a_pod_whose_second_container_does_not_fit_leaves_nothing() {
 }
 
 #[test]
-fn init_containers_give_back_what_nobody_uses_again() {
+fn init_containers_give_back_what_no_container_reuses() {
     let mut placement = start(settings("0", "none"));
     let two = pod_of("two", &[("init", 4, 1)], &[("main", 2, 1)]);
     placement.admit(&two).unwrap();
@@ -158,7 +158,7 @@ fn init_containers_give_back_what_nobody_uses_again() {
 }
 
 #[test]
-fn a_change_of_settings_or_cpus_moves_only_who_has_to_move() {
+fn a_change_of_settings_or_cpus_moves_only_containers_that_have_to_move() {
     let mut placement = start(settings("0", "restricted"));
     for name in ["a", "b"] {
         placement.admit(&pod(name, 2, 1)).unwrap();
@@ -169,7 +169,7 @@ fn a_change_of_settings_or_cpus_moves_only_who_has_to_move() {
     );
     let saved = placement.assignments();
 
-    // CPU 1 is reserved now, and CPU 7 is gone.
+    // CPU 1 is reserved now, and CPU 7 was removed.
     let (mut placement, notes) =
         NodePlacement::start(settings("0-1", "restricted"), machine("7"), &saved).unwrap();
     assert_eq!(notes.len(), 1);
@@ -235,21 +235,22 @@ fn reserved_memory_has_to_add_up() {
         let checked = settings.check_reserved_memory(&list(reservation), &machine(""));
         checked.map_err(|error| error.to_string())
     };
-    let mut own = settings("0", "none");
-    assert_eq!(check(&own, "1Gi"), Ok(()));
-    let refused = check(&own, "1100Mi").unwrap_err();
+    let mut node_settings = settings("0", "none");
+    assert_eq!(check(&node_settings, "1Gi"), Ok(()));
+    let refused = check(&node_settings, "1100Mi").unwrap_err();
     assert!(
         refused.contains("1073741824 bytes of memory") && refused.contains("1153433600"),
         "{refused}"
     );
-    own.reserved_memory
+    node_settings
+        .reserved_memory
         .insert(2, BTreeMap::from([("memory".to_owned(), 1)]));
     assert_eq!(
-        check(&own, "1Gi").unwrap_err(),
+        check(&node_settings, "1Gi").unwrap_err(),
         "reservedMemory: NUMA node 2 is not there; this machine has 0-1"
     );
-    own.memory_manager_policy = MemoryManagerPolicy::None;
-    assert_eq!(check(&own, "5Gi"), Ok(()));
+    node_settings.memory_manager_policy = MemoryManagerPolicy::None;
+    assert_eq!(check(&node_settings, "5Gi"), Ok(()));
 }
 
 #[derive(Debug, Clone)]
@@ -315,9 +316,9 @@ proptest! {
             let mut seen = assignments.shared_pool;
             prop_assert!(seen.contains(0));
             for containers in assignments.containers.values() {
-                let own = containers.values().filter_map(|own| own.cpus).fold(CpuSet::EMPTY, |all, cpus| all | cpus);
-                prop_assert!(own.is_disjoint(&seen), "{:?}", assignments);
-                seen |= own;
+                let exclusive = containers.values().filter_map(|assignment| assignment.cpus).fold(CpuSet::EMPTY, |all, cpus| all | cpus);
+                prop_assert!(exclusive.is_disjoint(&seen), "{:?}", assignments);
+                seen |= exclusive;
             }
             prop_assert_eq!(seen, placement.machine().online(), "a CPU is nobody's");
         }

@@ -84,7 +84,7 @@ pub enum TopologyManagerError {
         /// How many it may have.
         max: i64,
     },
-    /// Closer nodes are to be preferred, but who is close is not known.
+    /// Closer nodes are to be preferred, but the distances are unknown.
     #[error("topologyManagerPolicyOptions: {PREFER_CLOSEST_NUMA_NODES}: {0}")]
     NoDistances(#[from] DistancesError),
     /// A policy that does not exist.

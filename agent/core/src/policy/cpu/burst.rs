@@ -10,17 +10,17 @@
 //! 2. *Quota*: if it is throttled all the same, the quota is raised by [`STEP_PERCENT`] of the limit at a time, up to the configured factor.
 //!
 //! Bounds, in this order:
-//! - The *guard*: nothing is given, and one step is taken back at each look, while the shared CPUs are busier than configured or another pod that
+//! - The *guard*: nothing is given, and one step is taken back at each reading, while the shared CPUs are busier than configured or another pod that
 //!   comes first ([`cpu`](crate::policy::cpu)) waits longer than configured.
 //! - The *allowance*: CPU time that the cgroup left of its limit, never more than configured, and what it uses above the limit goes off it. A quota is raised
-//!   only while the allowance covers all that the raised quota can use until the look after the next; else it is the limit again at once. So over
+//!   only while the allowance covers all that the raised quota can use until the reading after the next; else it is the limit again at once. So over
 //!   any time a cgroup uses no more than its limit plus one allowance. It begins at 0: nothing is given that was not saved.
 //! - A pod with exclusive CPUs has no quota and is left alone.
 //!
 //! One step is taken back when the cgroup was neither throttled nor above its quota for its *patience*. If it is throttled again soon after, that was
 //! wrong: it gets the step again, and its patience doubles, so that a steady load settles at what it needs instead of being tried again and again.
 //!
-//! A pod's own cgroup has a quota, too: it gets what it needs itself, or the sum of what its containers are given, whichever is more; parents first
+//! The cgroup of the pod has a quota, too: it gets what it needs itself, or the sum of what its containers are given, whichever is more; parents first
 //! where a quota grows, children first where it shrinks, for cgroup v1 refuses a child that may use more than its parent (`tg_cfs_schedulable_down`).
 
 pub use crate::model::cpu_state::{Grant, PATIENCE_NS};
@@ -39,7 +39,7 @@ pub const COOL_DOWN_NS: u64 = 10_000_000_000;
 /// A cgroup that is throttled again within this time after a step was taken back had needed it, nanoseconds.
 pub const PROOF_NS: u64 = 30_000_000_000;
 /// The allowance must cover the raised quota for this many intervals between readings: the next may be late.
-const COVERED_LOOKS: u64 = 2;
+const COVERED_INTERVALS: u64 = 2;
 /// Before a quota is first raised it must cover it for this many times as long, or it would fall back at once.
 const START_FACTOR: u64 = 4;
 
@@ -77,13 +77,13 @@ fn part(quota_us: u64, percent: u32) -> u64 {
     u64::try_from(u128::from(quota_us) * u128::from(percent) / 100).unwrap_or(u64::MAX)
 }
 
-/// What the allowance must hold for a quota: all that it can use above the limit until the look after the next.
-fn needed_us(own_us: u64, period_us: u64, percent: u32, interval_ns: u64) -> u64 {
-    let above_us = part(own_us, percent.saturating_sub(100));
+/// What the allowance must hold for a quota: all that it can use above the limit until the reading after the next.
+fn needed_us(configured_us: u64, period_us: u64, percent: u32, interval_ns: u64) -> u64 {
+    let above_us = part(configured_us, percent.saturating_sub(100));
     quota_over(
         above_us,
         period_us,
-        interval_ns.saturating_mul(COVERED_LOOKS),
+        interval_ns.saturating_mul(COVERED_INTERVALS),
     )
 }
 
@@ -112,7 +112,7 @@ pub(crate) fn decide(
         limit: busy_limit,
     });
     let limit = options.wait_percent * 100;
-    for (uid, own) in pods.iter_mut() {
+    for (uid, pod_cpu) in pods.iter_mut() {
         let Some(pod) = around.pods.get(uid) else {
             continue;
         };
@@ -129,8 +129,8 @@ pub(crate) fn decide(
             })
         });
         let is_exclusive = around.has_exclusive_cpus(uid);
-        for cgroup in own.cgroups.values_mut() {
-            if is_exclusive || cgroup.reading.own_quota_us.is_none() {
+        for cgroup in pod_cpu.cgroups.values_mut() {
+            if is_exclusive || cgroup.reading.configured_quota_us.is_none() {
                 if cgroup.grant.is_any() {
                     cgroup.grant.give_up(CpuWhy::Untouchable, around.now_ns);
                 }
@@ -138,11 +138,11 @@ pub(crate) fn decide(
                 look.at(cgroup, guard.as_ref());
             }
         }
-        write(options, uid, own, decisions);
+        write(options, uid, pod_cpu, decisions);
     }
 }
 
-/// One look at all cgroups.
+/// One pass over all cgroups.
 struct Look<'a> {
     options: &'a CpuBurst,
     now_ns: u64,
@@ -151,18 +151,18 @@ struct Look<'a> {
 
 impl Look<'_> {
     fn at(&self, cgroup: &mut CgroupState, guard: Option<&CpuWhy>) {
-        let Some(own_us) = cgroup.reading.own_quota_us else {
+        let Some(configured_us) = cgroup.reading.configured_quota_us else {
             return;
         };
         let (options, now_ns) = (self.options, self.now_ns);
         let period_us = cgroup.reading.period_us;
         let grant = &mut cgroup.grant;
-        let earned_us = quota_over(own_us, period_us, cgroup.counted_ns);
+        let earned_us = quota_over(configured_us, period_us, cgroup.counted_ns);
         grant.allowance_us = grant
             .allowance_us
             .saturating_add(earned_us)
             .saturating_sub(cgroup.used_us)
-            .min(quota_over(own_us, period_us, options.allowance_ns));
+            .min(quota_over(configured_us, period_us, options.allowance_ns));
         if cgroup.throttled > 0 || cgroup.bursts > 0 {
             grant.quiet_since_ns = None;
         } else {
@@ -179,7 +179,7 @@ impl Look<'_> {
             }
             return;
         }
-        let needs = |percent| needed_us(own_us, period_us, percent, self.interval_ns);
+        let needs = |percent| needed_us(configured_us, period_us, percent, self.interval_ns);
         let spent = |grant: &Grant, percent| CpuWhy::AllowanceSpent {
             left_us: grant.allowance_us,
             needed_us: needs(percent),
@@ -262,44 +262,47 @@ struct Target {
     burst_us: u64,
 }
 
-fn target_of(options: &CpuBurst, cgroup: &CgroupState, own_us: u64) -> Target {
-    let own_burst_us = cgroup.reading.own_burst_us.unwrap_or(0);
-    let burst_us = part(own_us, options.burst_percent.min(100));
+fn target_of(options: &CpuBurst, cgroup: &CgroupState, configured_us: u64) -> Target {
+    let configured_burst_us = cgroup.reading.configured_burst_us.unwrap_or(0);
+    let burst_us = part(configured_us, options.burst_percent.min(100));
     Target {
-        quota_us: part(own_us, cgroup.grant.quota_percent),
+        quota_us: part(configured_us, cgroup.grant.quota_percent),
         burst_us: match cgroup.grant.burst {
-            true => burst_us.max(own_burst_us),
-            false => own_burst_us,
+            true => burst_us.max(configured_burst_us),
+            false => configured_burst_us,
         },
     }
 }
 
-/// Says what has to be written so that a pod's cgroups have what they are given.
-fn write(options: &CpuBurst, uid: &PodUid, own: &PodCpuState, decisions: &mut Vec<Decision>) {
+/// Adds the decisions that bring the cgroups of a pod to their targets.
+fn write(options: &CpuBurst, uid: &PodUid, pod_cpu: &PodCpuState, decisions: &mut Vec<Decision>) {
     let most = options.quota_percent.max(100);
     let (mut above_us, mut burst_us) = (0_u64, 0_u64);
-    for (name, cgroup) in &own.cgroups {
-        if let (false, Some(own_us)) = (name.is_empty(), cgroup.reading.own_quota_us) {
-            let target = target_of(options, cgroup, own_us);
-            above_us = above_us.saturating_add(target.quota_us.saturating_sub(own_us));
+    for (name, cgroup) in &pod_cpu.cgroups {
+        if let (false, Some(configured_us)) = (name.is_empty(), cgroup.reading.configured_quota_us)
+        {
+            let target = target_of(options, cgroup, configured_us);
+            above_us = above_us.saturating_add(target.quota_us.saturating_sub(configured_us));
             if cgroup.grant.burst {
                 burst_us = burst_us.saturating_add(target.burst_us);
             }
         }
     }
-    let pods = own.cgroups.get("").and_then(|cgroup| {
-        let own_us = cgroup.reading.own_quota_us?;
-        let mut target = target_of(options, cgroup, own_us);
-        let for_containers_us = own_us.saturating_add(above_us).min(part(own_us, most));
+    let pods = pod_cpu.cgroups.get("").and_then(|cgroup| {
+        let configured_us = cgroup.reading.configured_quota_us?;
+        let mut target = target_of(options, cgroup, configured_us);
+        let for_containers_us = configured_us
+            .saturating_add(above_us)
+            .min(part(configured_us, most));
         target.quota_us = target.quota_us.max(for_containers_us);
-        target.burst_us = target.burst_us.max(burst_us.min(own_us));
+        target.burst_us = target.burst_us.max(burst_us.min(configured_us));
         Some(target)
     });
     let target = |name: &str, cgroup: &CgroupState| -> Option<Target> {
         if name.is_empty() {
             return pods;
         }
-        let mut target = target_of(options, cgroup, cgroup.reading.own_quota_us?);
+        let mut target = target_of(options, cgroup, cgroup.reading.configured_quota_us?);
         if let Some(pods) = pods {
             target.quota_us = target.quota_us.min(pods.quota_us);
         }
@@ -313,18 +316,18 @@ fn write(options: &CpuBurst, uid: &PodUid, own: &PodCpuState, decisions: &mut Ve
             (
                 CpuKnob::Quota,
                 reading.quota_us,
-                reading.own_quota_us,
+                reading.configured_quota_us,
                 target.quota_us,
             ),
             (
                 CpuKnob::Burst,
                 reading.burst_us,
-                reading.own_burst_us,
+                reading.configured_burst_us,
                 target.burst_us,
             ),
         ];
-        for (knob, now_us, own_us, us) in knobs {
-            // What the kernel does not have is not written, and what is as it should be, neither.
+        for (knob, now_us, configured_us, us) in knobs {
+            // Skip files that the kernel does not have and values that are already right.
             let Some(now_us) = now_us.filter(|now_us| *now_us != us) else {
                 continue;
             };
@@ -332,13 +335,15 @@ fn write(options: &CpuBurst, uid: &PodUid, own: &PodCpuState, decisions: &mut Ve
                 continue;
             }
             let why = match &cgroup.grant.why {
-                Some(why) if cgroup.grant.is_any() || !name.is_empty() || own_us == Some(us) => {
+                Some(why)
+                    if cgroup.grant.is_any() || !name.is_empty() || configured_us == Some(us) =>
+                {
                     why.clone()
                 }
                 _ => CpuWhy::FollowsContainers,
             };
             let (uid, container) = (uid.clone(), std::sync::Arc::clone(name));
-            decisions.push(if own_us == Some(us) {
+            decisions.push(if configured_us == Some(us) {
                 Decision::RestoreCpu {
                     uid,
                     container,
@@ -351,16 +356,16 @@ fn write(options: &CpuBurst, uid: &PodUid, own: &PodCpuState, decisions: &mut Ve
                     container,
                     knob,
                     us,
-                    own_us,
+                    configured_us,
                     why,
                 }
             });
         }
     };
-    for (name, cgroup) in &own.cgroups {
+    for (name, cgroup) in &pod_cpu.cgroups {
         say(name, cgroup, true);
     }
-    for (name, cgroup) in own.cgroups.iter().rev() {
+    for (name, cgroup) in pod_cpu.cgroups.iter().rev() {
         say(name, cgroup, false);
     }
 }

@@ -1,17 +1,17 @@
 //! Pods without a CPU request are held back while pods with one wait for their CPU time.
 //!
 //! **Problem.** Weights share out CPU time, not latency: a pod that gets its share still waits for a slice of a BestEffort pod to end, on the
-//! CPU, its cache and its sibling thread. **Approach.** While a pod that comes first ([`cpu`](crate::policy::cpu)) waits longer than configured, at two looks in a
-//! row, each BestEffort pod that uses more than the *floor* gets a quota of [`LOWER_PERCENT`] of what it uses, and at each further look as much
-//! less again, down to the floor. When no pod has waited for [`CALM_NS`], quotas grow again by half at each look, until they bind no longer and
-//! are taken away.
+//! CPU, its cache and its sibling thread. **Approach.** While a pod that comes first ([`cpu`](crate::policy::cpu)) waits longer than configured, in two readings in a
+//! row, each BestEffort pod that uses more than the *floor* gets a quota of [`LOWER_PERCENT`] of what it uses, and at each further reading as much
+//! less again, down to the floor. When no pod has waited for [`CALM_NS`], quotas grow again by half at each reading, until they no longer limit
+//! the pods and are removed.
 //!
-//! **Never for ever.** Time in which anybody is held back is counted against the *budget*, and comes back at the same rate while nobody is: when it
-//! is used up everybody is let go until half of it is back. If all are at the floor and it has not helped for [`GIVE_UP_NS`], the pod that waits does not wait
-//! for them, and they are let go for [`NO_EFFECT_NS`]. A pod that is evicted or ended is let go at once.
+//! **Never for ever.** Time in which any pod is held back counts against the *budget*, which recovers at the same rate while no pod is held: when it
+//! is used up, all pods are released until half of it has recovered. If all are at the floor and it has not helped for [`GIVE_UP_NS`], the waiting pod does
+//! not wait for them, and they are released for [`NO_EFFECT_NS`]. A pod that is evicted or ended is released at once.
 //!
 //! **Pod by pod**, not by one quota for `kubepods/besteffort`: in a cluster made with kubeadm that cgroup has kube-proxy, which is critical for the
-//! node and requests nothing. Static, mirror and critical pods are never held, nor who uses less than the floor. `cpu.idle` is not used: while it is set
+//! node and requests nothing. Static, mirror and critical pods are never held, nor are pods that use less than the floor. `cpu.idle` is not used: while it is set
 //! the kernel refuses every write of `cpu.weight` (`sched_group_set_shares`), which a kubelet does each minute.
 
 use std::collections::BTreeMap;
@@ -30,8 +30,8 @@ use crate::policy::cpu::{Around, CpuState, PodCpuState};
 pub const LOWER_PERCENT: u64 = 70;
 /// What a step of letting go makes of a quota, per cent.
 pub const RAISE_PERCENT: u64 = 150;
-/// A pod must have waited in so many readings in a row.
-pub const LOOKS: u32 = 2;
+/// A pod must have waited in this many consecutive readings.
+pub const CONSECUTIVE_READINGS: u32 = 2;
 /// How long no pod must have waited before quotas grow, nanoseconds.
 pub const CALM_NS: u64 = 3_000_000_000;
 /// How long it is tried at the floor, nanoseconds.
@@ -47,26 +47,26 @@ impl Suppression {
     fn let_all_go(&mut self, why: CpuWhy) {
         self.held.clear();
         (self.since_ns, self.calm_since_ns, self.at_floor_since_ns) = (None, None, None);
-        self.looks = 0;
+        self.consecutive_waits = 0;
         self.why = Some(why);
     }
 }
 
 /// Whether a pod may be held back.
-pub(crate) fn may_be_held(pod: &PodState, own: &PodCpuState) -> bool {
+pub(crate) fn may_be_held(pod: &PodState, pod_cpu: &PodCpuState) -> bool {
     pod.running
         && !pod.removed
         && pod.leaving.is_none()
         && !pod.row.exempt
         && pod.pod.qos_class() == QosClass::BestEffort
         && pod.pod.latency_critical() != Ok(Some(true))
-        && own
+        && pod_cpu
             .cgroups
             .get("")
-            .is_some_and(|own| own.reading.own_quota_us.is_none())
+            .is_some_and(|cgroup| cgroup.reading.configured_quota_us.is_none())
 }
 
-/// Holds back, and lets go.
+/// Holds pods back and releases them.
 pub(crate) fn decide(
     options: &CpuSuppress,
     around: &Around<'_>,
@@ -82,15 +82,16 @@ pub(crate) fn decide(
         ..
     } = cpu;
     let now_ns = around.now_ns;
-    let may_be_held = |uid: &PodUid, own: &PodCpuState| {
+    let may_be_held = |uid: &PodUid, pod_cpu: &PodCpuState| {
         around
             .pods
             .get(uid)
-            .is_some_and(|pod| may_be_held(pod, own))
+            .is_some_and(|pod| may_be_held(pod, pod_cpu))
     };
-    suppression
-        .held
-        .retain(|uid, _| pods.get(uid).is_some_and(|own| may_be_held(uid, own)));
+    suppression.held.retain(|uid, _| {
+        pods.get(uid)
+            .is_some_and(|pod_cpu| may_be_held(uid, pod_cpu))
+    });
     if suppression.held.is_empty() {
         suppression.spent_ns = suppression.spent_ns.saturating_sub(*interval_ns);
         suppression.is_spent &= suppression.spent_ns > options.budget_ns / 2;
@@ -101,8 +102,8 @@ pub(crate) fn decide(
     let limit = options.wait_percent * 100;
     let waiter = waiters.iter().find(|waiter| waiter.waited > limit);
     let is_calm = waiters.iter().all(|waiter| waiter.waited <= limit / 2);
-    suppression.looks = match waiter {
-        Some(_) => suppression.looks.saturating_add(1),
+    suppression.consecutive_waits = match waiter {
+        Some(_) => suppression.consecutive_waits.saturating_add(1),
         None => 0,
     };
     match is_calm {
@@ -126,7 +127,8 @@ pub(crate) fn decide(
         suppression.not_before_ns = now_ns.saturating_add(NO_EFFECT_NS);
         suppression.let_all_go(CpuWhy::NoEffect { tried_ns });
     } else if let Some(waiter) = waiter {
-        let is_time = suppression.looks >= LOOKS && now_ns >= suppression.not_before_ns;
+        let is_time = suppression.consecutive_waits >= CONSECUTIVE_READINGS
+            && now_ns >= suppression.not_before_ns;
         if is_time && !suppression.is_spent {
             let why = CpuWhy::OthersWait {
                 waiter: waiter.clone(),
@@ -139,10 +141,10 @@ pub(crate) fn decide(
         suppression.why = Some(CpuWhy::Calm { for_ns: calm_ns });
     }
     let why = suppression.why.clone().unwrap_or(CpuWhy::Untouchable);
-    for (uid, own) in pods.iter() {
+    for (uid, pod_cpu) in pods.iter() {
         write(
             uid,
-            own,
+            pod_cpu,
             suppression.held.get(uid).copied(),
             &why,
             decisions,
@@ -159,15 +161,19 @@ fn lower(
     why: CpuWhy,
 ) {
     let mut at_floor = true;
-    for (uid, own) in pods {
-        let Some(cgroup) = own.cgroups.get("").filter(|_| may_be_held(uid, own)) else {
+    for (uid, pod_cpu) in pods {
+        let Some(cgroup) = pod_cpu
+            .cgroups
+            .get("")
+            .filter(|_| may_be_held(uid, pod_cpu))
+        else {
             continue;
         };
         let of_cpu = |milli: u64| milli.saturating_mul(cgroup.reading.period_us) / 1000;
         let floor_us = of_cpu(options.floor_milli).max(QUOTA_MIN_US);
         let before_us = match suppression.held.get(uid) {
             Some(held_us) => *held_us,
-            None if own.used_milli > options.floor_milli => of_cpu(own.used_milli),
+            None if pod_cpu.used_milli > options.floor_milli => of_cpu(pod_cpu.used_milli),
             None => continue,
         };
         let quota_us = (before_us.saturating_mul(LOWER_PERCENT) / 100).max(floor_us);
@@ -191,33 +197,33 @@ fn lower(
 fn raise(suppression: &mut Suppression, pods: &BTreeMap<PodUid, PodCpuState>, cpus: u32) {
     suppression.at_floor_since_ns = None;
     suppression.held.retain(|uid, quota_us| {
-        let Some((own, cgroup)) = pods
+        let Some((pod_cpu, cgroup)) = pods
             .get(uid)
-            .and_then(|own| Some((own, own.cgroups.get("")?)))
+            .and_then(|pod_cpu| Some((pod_cpu, pod_cpu.cgroups.get("")?)))
         else {
             return false;
         };
         let period_us = cgroup.reading.period_us;
         *quota_us = quota_us.saturating_mul(RAISE_PERCENT) / 100;
-        let used_us = own.used_milli.saturating_mul(period_us) / 1000;
+        let used_us = pod_cpu.used_milli.saturating_mul(period_us) / 1000;
         let all_us = u64::from(cpus).saturating_mul(period_us);
         *quota_us < used_us.saturating_mul(2) && *quota_us < all_us
     });
 }
 
-/// Says what has to be written for one pod that has no limit of its own.
+/// Adds the decision to write, or restore, the quota of one pod without a limit.
 fn write(
     uid: &PodUid,
-    own: &PodCpuState,
+    pod_cpu: &PodCpuState,
     held_us: Option<u64>,
     why: &CpuWhy,
     decisions: &mut Vec<Decision>,
 ) {
-    let Some(cgroup) = own.cgroups.get("") else {
+    let Some(cgroup) = pod_cpu.cgroups.get("") else {
         return;
     };
     let reading = &cgroup.reading;
-    if reading.own_quota_us.is_some() || reading.quota_us == held_us {
+    if reading.configured_quota_us.is_some() || reading.quota_us == held_us {
         return;
     }
     let (uid, container) = (uid.clone(), Arc::from(""));
@@ -228,7 +234,7 @@ fn write(
             container,
             knob,
             us,
-            own_us: None,
+            configured_us: None,
             why,
         },
         None => Decision::RestoreCpu {

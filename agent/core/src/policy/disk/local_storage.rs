@@ -1,7 +1,7 @@
 //! Pods that have more on disk than they may.
 //!
 //! Rule: `localStorageEviction` in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.36: at each reading every pod over
-//! one of its limits is evicted, whatever the node's state, before any threshold is looked at. In this order: an `emptyDir`
+//! one of its limits is evicted, whatever the node's state, before any threshold is checked. In this order: an `emptyDir`
 //! over its `sizeLimit` (also one in memory); the pod over the sum of its `ephemeral-storage` limits; a container over its
 //! own. Writable layers count only where images share the node's file system. Critical pods stay.
 
@@ -64,10 +64,13 @@ fn exceeded(limited: Limited, usage: u64, limit: &Quantity) -> Option<LocalStora
 fn empty_dir(pod: &PodState, used: &PodStorage) -> Option<LocalStorageReason> {
     pod.pod.spec.volumes.iter().find_map(|volume| {
         let limit = volume.empty_dir.as_ref()?.size_limit.as_ref()?;
-        let own = used.volumes.iter().find(|own| own.name == volume.name)?;
+        let volume_usage = used
+            .volumes
+            .iter()
+            .find(|volume_usage| volume_usage.name == volume.name)?;
         exceeded(
             Limited::EmptyDir(volume.name.clone()),
-            own.used.bytes?,
+            volume_usage.used.bytes?,
             limit,
         )
     })
@@ -94,21 +97,28 @@ fn container(
     pod: &PodState,
     used: &PodStorage,
 ) -> Option<LocalStorageReason> {
-    used.containers.iter().find_map(|own| {
+    used.containers.iter().find_map(|container_usage| {
         let container = pod
             .pod
             .spec
             .containers
             .iter()
-            .find(|container| container.name == own.name)?;
+            .find(|container| container.name == container_usage.name)?;
         let limit = container.resources.limits.get(EPHEMERAL_STORAGE)?;
-        let layer = own.rootfs.bytes.filter(|_| layers_on_nodefs(config));
-        let usage = own
+        let layer = container_usage
+            .rootfs
+            .bytes
+            .filter(|_| layers_on_nodefs(config));
+        let usage = container_usage
             .logs
             .bytes
             .unwrap_or(0)
             .saturating_add(layer.unwrap_or(0));
-        exceeded(Limited::Container(own.name.clone()), usage, limit)
+        exceeded(
+            Limited::Container(container_usage.name.clone()),
+            usage,
+            limit,
+        )
     })
 }
 

@@ -1,8 +1,8 @@
 //! Freeing disk space before a pod is evicted for it.
 //!
 //! Rule: `reclaimNodeLevelResources` and `buildSignalToNodeReclaimFuncs` in pkg/kubelet/eviction of Kubernetes 1.36: ended
-//! containers and unused images go first where they are on the file system in question; if then every threshold is satisfied
-//! with its minimum reclaim, no pod goes. Here logs and volumes of ended pods come before both.
+//! containers and unused images are deleted first where they are on the file system in question; if then every threshold is satisfied
+//! with its minimum reclaim, no pod is evicted. Here logs and volumes of ended pods come before both.
 //!
 //! What is freed is freed by the agent, off the hot path; the engine waits for the outcome and for a reading after it, but not
 //! for ever.

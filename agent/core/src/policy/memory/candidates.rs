@@ -1,7 +1,7 @@
-//! The pods that may have to go, as rows of the ranking of what runs out.
+//! The pods that may be evicted, as rows of the ranking for the resource that runs out.
 //!
 //! Rule: `buildSignalToRankFunc` in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36. Difference, on purpose: pods without
-//! processes are not candidates, nothing would come back; and a pod whose processes survived SIGKILL is not chosen again.
+//! processes are not candidates, as evicting them frees nothing; and a pod whose processes survived SIGKILL is not chosen again.
 
 use crate::model::config::EngineConfig;
 use crate::model::reading::PodLoad;
@@ -47,33 +47,41 @@ pub(crate) fn row(
 ) -> RankRow {
     let storage = || {
         let all = &state.storage.as_ref()?.pods;
-        let at = all.binary_search_by(|own| own.uid.cmp(&pod.row.uid)).ok()?;
+        let at = all
+            .binary_search_by(|entry| entry.uid.cmp(&pod.row.uid))
+            .ok()?;
         Some(&all[at])
     };
     match resource {
         Resource::Memory => pod.row.clone(),
         Resource::DiskBytes(file_system) => {
             let scope = DiskScope::of(file_system, config.layout);
-            let used = storage()
-                .map(|own| scope.used(&pod.pod, &own.containers, &own.volumes, |used| used.bytes));
+            let used = storage().map(|usage| {
+                scope.used(&pod.pod, &usage.containers, &usage.volumes, |used| {
+                    used.bytes
+                })
+            });
             RankRow::disk_bytes(&pod.pod, used)
         }
         Resource::DiskInodes(file_system) => {
             let scope = DiskScope::of(file_system, config.layout);
-            let used = storage()
-                .map(|own| scope.used(&pod.pod, &own.containers, &own.volumes, |used| used.inodes));
+            let used = storage().map(|usage| {
+                scope.used(&pod.pod, &usage.containers, &usage.volumes, |used| {
+                    used.inodes
+                })
+            });
             RankRow::disk_inodes(&pod.pod, used)
         }
         Resource::Io => RankRow::io(
             &pod.pod,
-            load(state, pod).and_then(|own| own.io_bytes_per_s),
+            load(state, pod).and_then(|load| load.io_bytes_per_s),
         ),
-        Resource::Cpu => RankRow::cpu(&pod.pod, load(state, pod).and_then(|own| own.cpu_milli)),
+        Resource::Cpu => RankRow::cpu(&pod.pod, load(state, pod).and_then(|load| load.cpu_milli)),
         Resource::Processes => {
             let processes = state.processes.as_ref().and_then(|all| {
                 let at = all
                     .pods
-                    .binary_search_by(|own| own.uid.cmp(&pod.row.uid))
+                    .binary_search_by(|entry| entry.uid.cmp(&pod.row.uid))
                     .ok()?;
                 Some(all.pods[at].processes)
             });
@@ -84,6 +92,8 @@ pub(crate) fn row(
 
 fn load<'state>(state: &'state NodeState, pod: &PodState) -> Option<&'state PodLoad> {
     let all = &state.loads.as_ref()?.pods;
-    let at = all.binary_search_by(|own| own.uid.cmp(&pod.row.uid)).ok()?;
+    let at = all
+        .binary_search_by(|entry| entry.uid.cmp(&pod.row.uid))
+        .ok()?;
     Some(&all[at])
 }

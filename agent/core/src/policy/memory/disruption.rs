@@ -1,14 +1,14 @@
 //! Victims whose disruption budgets are used up are passed over where others suffice.
 //!
-//! Problem: an eviction under pressure asks no budget (the kubelet calls no Eviction API), and takes the last replica of a service while
-//! a pod beside it could be spared by everybody. Approach, for candidates in the order in which they would be evicted:
+//! Problem: an eviction under pressure asks no budget (the kubelet calls no Eviction API), and takes the last replica of a service even
+//! if another pod has replicas to spare. Approach, for candidates in the order in which they would be evicted:
 //!
 //! 1. In that order, each candidate uses up one disruption of each of its budgets; one whose budget has none left is *against* it.
 //!    Pods that are leaving already have used up theirs.
 //! 2. An *alternative* is a candidate that is not against a budget, and not of a higher priority than the first that is, unless it
 //!    comes before it anyway: a budget says how many of a set may be missing, not that others matter less.
 //! 3. If the alternatives together free enough, only they are candidates.
-//! 4. Otherwise, where several may go at once, as few against their budgets as are needed beside the alternatives; else the
+//! 4. Otherwise, where several may be evicted at once, as few against their budgets as are needed beside the alternatives; else the
 //!    ranking stands as it is.
 
 use crate::model::decision::Disruption;
@@ -17,14 +17,14 @@ use crate::policy::memory::rank::{RankRow, Ranking};
 use crate::policy::memory::target;
 use crate::policy::memory::view::View;
 
-/// Space for it, kept so that none is allocated on the way to a kill.
+/// Its buffers, kept so that nothing is allocated on the way to a kill.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Budgeting {
     /// What each budget still allows, in the order of their names.
     allowed: Vec<u32>,
     /// Places of the candidates that are against a budget, ascending.
     against: Vec<usize>,
-    /// Those of them that have to go all the same.
+    /// Those of them that are evicted all the same.
     needed: Vec<usize>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Budgeting {
 pub(crate) enum Preference {
     /// No candidate is against a budget.
     None,
-    /// Only alternatives may go; those up to the row `last` free enough.
+    /// Only alternatives may be evicted; those up to the row `last` free enough.
     Suffices {
         /// The row.
         last: usize,
@@ -57,8 +57,8 @@ impl Budgeting {
         self.against.clear();
     }
 
-    /// Leaves of `chosen` (places in `rows`) those that may go. `need`: what is to be freed, `None` if that is not known;
-    /// `several`: whether more than one may go.
+    /// Keeps of `chosen` (places in `rows`) those that may be evicted. `need`: what is to be freed, `None` if unknown;
+    /// `several`: whether more than one may be evicted.
     pub(crate) fn prefer(
         &mut self,
         view: &View<'_>,
@@ -97,7 +97,7 @@ impl Budgeting {
             needed,
             rest,
             |at| rows[at].usage,
-            |own, at| target::class_end(ranking, rows, own, at),
+            |candidates, at| target::class_end(ranking, rows, candidates, at),
         );
         let freed = needed
             .iter()
@@ -151,8 +151,8 @@ impl Budgeting {
     ) -> Option<Disruption> {
         if self.against.binary_search(&at).is_ok() {
             let pod = state.pods.get(&rows[at].uid)?;
-            let mut own = state.budgets.iter();
-            let (name, _) = own.find(|(_, budget)| budget.selects(&pod.pod))?;
+            let mut budgets = state.budgets.iter();
+            let (name, _) = budgets.find(|(_, budget)| budget.selects(&pod.pod))?;
             return Some(Disruption::AgainstBudget {
                 budget: name.clone(),
             });

@@ -1,17 +1,17 @@
-//! Which pod has to go.
+//! Which pod is evicted.
 //!
 //! Rules: `synchronize` in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.36, from the choice of a threshold on
-//! ([`thresholds`](crate::policy::memory::thresholds) says which): pods over a limit of local storage go first, all of them; for a
-//! disk signal space is freed without ending a pod, and only if that does not suffice the first of the ranking goes that is
-//! not exempt. A hard threshold gives it one second, a soft one the smaller of `evictionMaxPodGracePeriod` and its own.
+//! ([`thresholds`](crate::policy::memory::thresholds) says which): pods over a local storage limit are evicted first, all of them; for a
+//! disk signal space is freed without ending a pod, and only if that does not suffice the first pod of the ranking that is not
+//! exempt is evicted. A hard threshold gives it one second, a soft one the smaller of `evictionMaxPodGracePeriod` and the pod's grace period.
 //!
 //! Differences, each on purpose:
 //! - While a victim is leaving and its memory is still being freed no other pod is chosen for the same resource (the kubelet
-//!   waits up to 30 s, blind). If meanwhile half of a hard memory threshold is gone too, the victim's grace is over.
-//! - With [`foresight`](crate::policy::memory::foresight) the first in the ranking also goes when the kernel will soon have nothing left.
-//! - With [`Remedies`](crate::model::options::Remedies) other means are tried before anybody goes for memory
+//!   waits up to 30 s, blind). If meanwhile half of a hard memory threshold is used up too, the victim's grace period ends.
+//! - With [`foresight`](crate::policy::memory::foresight) the first in the ranking is also evicted when the kernel will soon have no memory left.
+//! - With [`Remedies`](crate::model::options::Remedies) other means are tried before a pod is evicted for memory
 //!   ([`remedies`](crate::policy::memory::remedies)).
-//! - With [`Victims::Targeted`] as many go at once as are needed ([`target`](crate::policy::memory::target)).
+//! - With [`Victims::Targeted`] as many pods are evicted at once as are needed ([`target`](crate::policy::memory::target)).
 
 use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, KillReason, NoVictimReason, Reason, ThresholdReason};
@@ -217,8 +217,8 @@ fn grace_s(config: &EngineConfig, state: &NodeState, threshold: &Threshold, uid:
     }
     let max_s = config.max_pod_grace_period_s;
     let pod = state.pods.get(uid);
-    let own_s = pod.and_then(|pod| pod.pod.spec.termination_grace_period_seconds);
-    own_s.map_or(max_s, |own_s| own_s.min(max_s))
+    let pod_s = pod.and_then(|pod| pod.pod.spec.termination_grace_period_seconds);
+    pod_s.map_or(max_s, |pod_s| pod_s.min(max_s))
 }
 
 /// Evicts a pod.

@@ -13,10 +13,10 @@
 //!   be gone already: then kswapd lives on the last page cache.
 //! - *rate*: the median of what was lost in each of the five newest intervals. Four of them must show a
 //!   loss: memory that is taken at once, or by an ordinary ramp that has ended, is no trend.
-//! - The kernel must agree: it woke kswapd, or somebody reclaimed or stalled, within the last second; or so little is really free
+//! - The kernel must agree: it woke kswapd, or a task reclaimed or stalled, within the last second; or so little is really free
 //!   ([`FREE_SHARE`]) that it is about to.
 //!
-//! Hysteresis: while a victim leaves no other pod is chosen, and when it is gone the intervals begin anew. Losses below
+//! Hysteresis: while a victim is being ended no other pod is chosen, and when it has ended the intervals begin anew. Losses below
 //! [`RATE_MIN`] are left to thresholds.
 
 use crate::model::config::EngineConfig;
@@ -56,7 +56,7 @@ impl Interval {
 pub(crate) struct Verdict {
     pub(crate) foreseen: Foreseen,
     pub(crate) left_bytes: u64,
-    /// What goes within the horizon.
+    /// What is lost within the horizon.
     pub(crate) line_bytes: u64,
     capacity_bytes: u64,
     at_ns: u64,
@@ -107,7 +107,7 @@ impl Figures {
 }
 
 impl Outlook {
-    /// These with what a sample shows, whose free swap is worth so much.
+    /// These and the values of a sample, with `swap_bytes` of usable free swap.
     fn with(
         mut self,
         sample: &Sample,
@@ -161,7 +161,7 @@ impl Outlook {
         self
     }
 
-    /// How fast memory goes down, bytes per second; 0 without a trend.
+    /// How fast memory shrinks, bytes per second; 0 without a trend.
     fn rate(&self) -> u64 {
         let mut rates = self.intervals.map(Interval::per_second);
         rates.sort_unstable();
@@ -171,10 +171,13 @@ impl Outlook {
         rates[INTERVALS / 2].max(0).unsigned_abs()
     }
 
-    /// Whether what the kernel can hand out goes down with what is unused.
+    /// Whether the memory that the kernel can hand out shrinks together with unused memory.
     fn is_going(&self) -> bool {
         let sum = |of: fn(&Interval) -> i64| -> i128 {
-            self.intervals.iter().map(|own| i128::from(of(own))).sum()
+            self.intervals
+                .iter()
+                .map(|interval| i128::from(of(interval)))
+                .sum()
         };
         let lost = sum(|interval| interval.lost_bytes);
         self.now.is_some_and(|now| now.left_bytes <= NOISE_BYTES)
@@ -217,7 +220,7 @@ fn interval_ns(horizon_ns: u64) -> u64 {
     (horizon_ns / INTERVALS_PER_HORIZON).max(1_000_000)
 }
 
-/// Takes note of what a sample shows, whose free swap is worth so much.
+/// Records the values of a sample, with `swap_bytes` of usable free swap.
 pub(crate) fn observe(
     config: &EngineConfig,
     state: &mut NodeState,
@@ -247,7 +250,7 @@ pub(crate) fn would_foresee(view: &View<'_>, sample: &Sample, swap_bytes: u64) -
     outlook.verdict(horizon_ns, view.now_ns)
 }
 
-/// The kernel is to report when so much has been charged, bytes.
+/// The amount charged after which the kernel reports, bytes.
 pub(crate) fn step_bytes(config: &EngineConfig, state: &NodeState) -> Option<u64> {
     config.options.foresight?;
     Some(state.outlook.now?.left_bytes / STEPS)

@@ -91,7 +91,7 @@ pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) 
     stale_pod(view, &met, sample, scratch).map(Stale::Pod)
 }
 
-/// The first pod of the ranking whose figure is old and decides who goes.
+/// The first pod of the ranking whose figure is old and decides which pods are evicted.
 fn stale_pod(view: &View<'_>, met: &Met, sample: &Sample, scratch: &mut Scratch) -> Option<usize> {
     let victims = verdict::victims(view, met, scratch);
     let rows = &scratch.rows;

@@ -24,7 +24,7 @@ pub const LINGER_AFTER_EMPTY_NS: u64 = 1_000_000_000;
 /// What a moment makes of a pod on its way out: it still is, or it has ended like this.
 pub(crate) type Left = Result<Leaving, Ending>;
 
-/// What becomes of a pod on its way out that uses so much now, `None` if its cgroup is gone. [`decide`] does the same, and says it.
+/// The outcome for a pod that is being ended and uses this much now; `None`: its cgroup was removed. [`decide`] does the same, and says it.
 pub(crate) fn after(mut leaving: Leaving, usage_bytes: Option<u64>, now_ns: u64) -> Left {
     if kill_now(&leaving, now_ns).is_some() {
         killed(&mut leaving, now_ns);
@@ -33,7 +33,7 @@ pub(crate) fn after(mut leaving: Leaving, usage_bytes: Option<u64>, now_ns: u64)
     ending(&leaving, usage_bytes, now_ns, now_ns).map_or(Ok(leaving), Err)
 }
 
-/// Starts the leave of pods whose manifest is gone, kills those whose grace is over, and takes note of those that are gone.
+/// Begins to end pods whose manifest was removed, kills those whose grace period is over, and records those that have ended.
 pub(crate) fn decide(state: &mut NodeState, event: &Event, decisions: &mut Vec<Decision>) {
     let now_ns = state.now_ns;
     if let EventKind::PodRemoved { uid } = &event.kind {
@@ -113,21 +113,21 @@ fn finish(state: &mut NodeState, uid: &PodUid, kill: &LastLineKill, decisions: &
     let Some(pod) = state.pods.get_mut(uid).filter(|pod| pod.running) else {
         return;
     };
-    let mut own = pod
+    let mut leaving = pod
         .leaving
         .unwrap_or_else(|| begun(pod, Some(Resource::Memory), now_ns, 0));
-    own.evicted_for.get_or_insert(Resource::Memory);
-    if own.killed_at_ns.is_none() && own.empty_at_ns.is_none() {
-        killed(&mut own, now_ns);
+    leaving.evicted_for.get_or_insert(Resource::Memory);
+    if leaving.killed_at_ns.is_none() && leaving.empty_at_ns.is_none() {
+        killed(&mut leaving, now_ns);
         decisions.push(Decision::Kill {
             uid: uid.clone(),
             why: KillReason::LastLine { reason: kill.why },
         });
     }
-    pod.leaving = Some(own);
+    pod.leaving = Some(leaving);
 }
 
-/// A pod that begins to leave now.
+/// The state of a pod whose ending begins now.
 pub(crate) fn begun(
     pod: &PodState,
     evicted_for: Option<Resource>,
@@ -178,7 +178,7 @@ fn ending(
     now_ns: u64,
 ) -> Option<Ending> {
     if let Some(empty_at_ns) = leaving.empty_at_ns {
-        // 95 % back: usage at most a twentieth of what it was. No reading: the cgroup itself is gone.
+        // 95 % back: usage at most a twentieth of what it was. No reading: the cgroup was removed.
         let back =
             usage_bytes.is_none_or(|usage| usage.saturating_mul(20) <= leaving.usage_before_bytes);
         if back {

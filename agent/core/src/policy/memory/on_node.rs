@@ -38,16 +38,16 @@ pub(crate) fn narrow(view: &View<'_>, signal: Signal, rows: &mut [RankRow]) {
         return;
     }
     for row in rows {
-        let own = view.numa_pods().and_then(|all| {
+        let used_bytes = view.numa_pods().and_then(|all| {
             let at = all
                 .pods
-                .binary_search_by(|own| own.uid.cmp(&row.uid))
+                .binary_search_by(|pod| pod.uid.cmp(&row.uid))
                 .ok()?;
             Some(all.pods[at].used_bytes)
         });
-        let whole = row.usage.max(own.unwrap_or(0));
-        row.stats_known = own.is_some();
-        row.usage = own.unwrap_or(0);
+        let whole = row.usage.max(used_bytes.unwrap_or(0));
+        row.stats_known = used_bytes.is_some();
+        row.usage = used_bytes.unwrap_or(0);
         row.allowance = share(row.allowance, row.usage, whole);
         row.request = share(row.request, row.usage, whole);
     }

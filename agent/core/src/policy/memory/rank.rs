@@ -1,6 +1,6 @@
 //! The order in which pods are evicted.
 //!
-//! Problem: when a resource runs out, which pod goes first? The kubelet sorts by a short list of comparators per resource.
+//! Problem: when a resource runs out, which pod is evicted first? The kubelet sorts by a short list of comparators per resource.
 //! Its sort is unstable and has no last tie-break, so equal pods have no defined order; and it recomputes requests and
 //! sums inside each comparison.
 //!
@@ -62,7 +62,7 @@ fn priority(a: &RankRow, b: &RankRow) -> Ordering {
 }
 
 fn usage_over_request(a: &RankRow, b: &RankRow) -> Ordering {
-    // Two pods without statistics have no usage to tell them apart, whatever they request.
+    // Two pods without statistics have no usage to compare, whatever they request.
     if !a.stats_known && !b.stats_known {
         return Ordering::Equal;
     }
@@ -82,9 +82,9 @@ pub enum Ranking {
     Disk,
     /// `pid.available` (`rankPIDPressure`): no pod requests processes, so none exceeds a request.
     Pids,
-    /// Stalls for the CPU: who takes more than was promised goes first. Not the kubelet's.
+    /// CPU stalls: the pod that uses most above its request is evicted first. The kubelet does not have this.
     Cpu,
-    /// Stalls for the disk: no pod requests traffic. Not the kubelet's.
+    /// Disk stalls: no pod requests traffic. The kubelet does not have this.
     Io,
 }
 
@@ -113,7 +113,7 @@ impl Ranking {
             .unwrap_or(Ordering::Equal)
     }
 
-    /// Whether only amounts tell two rows apart: neither pod is more important than the other.
+    /// Whether two rows differ in amounts only: neither pod is more important than the other.
     pub fn same_class(self, a: &RankRow, b: &RankRow) -> bool {
         let amounts =
             |step: &&Comparator| matches!(step, Comparator::UsageOverRequest | Comparator::Uid);
@@ -196,9 +196,13 @@ impl DiskScope {
             add(self.logs, container.logs);
         }
         for volume in volumes {
-            let own = pod.spec.volumes.iter().find(|own| own.name == volume.name);
+            let spec_volume = pod
+                .spec
+                .volumes
+                .iter()
+                .find(|spec_volume| spec_volume.name == volume.name);
             add(
-                self.local_volumes && own.is_some_and(Volume::is_local),
+                self.local_volumes && spec_volume.is_some_and(Volume::is_local),
                 volume.used,
             );
         }

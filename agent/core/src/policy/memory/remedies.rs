@@ -22,7 +22,7 @@
 //! what they lack is not counted in bytes, and reclaim makes stalls; nor does one NUMA node, whose pods these means do not single out. Nor does an end of memory that is foreseen
 //! ([`foresight`](crate::policy::memory::foresight)).
 //!
-//! Not the kubelet's: it goes from the threshold to the eviction.
+//! The kubelet has no such stages: it evicts as soon as a threshold is met.
 
 use crate::model::config::EngineConfig;
 use crate::model::decision::Decision;
@@ -50,7 +50,7 @@ pub const THROTTLE_COOL_DOWN_NS: u64 = 60_000_000_000;
 pub const COOL_DOWN_NS: u64 = 30_000_000_000;
 /// Less than this is no progress, and not worth a stage: the kernel charges in batches of 64 pages per CPU.
 pub const PROGRESS_BYTES: u64 = 1 << 20;
-/// How often a running stage is looked at, nanoseconds.
+/// How often a running stage is checked, nanoseconds.
 pub const LOOK_EVERY_NS: u64 = 10_000_000;
 /// A hard threshold trusts the rate at which memory shrinks only if the reading before is not older than this, nanoseconds.
 pub const EVIDENCE_MAX_NS: u64 = 250_000_000;
@@ -62,7 +62,7 @@ pub const LOSS_PART: u64 = 16;
 pub const CLEAR_RETRY_NS: u64 = 100_000_000;
 /// `memory.high` is set in steps of this: a multiple of every page size, so that the kernel takes it as it is.
 const HIGH_STEP_BYTES: u64 = 64 << 10;
-/// A stage may go on for this part of its budget without progress.
+/// A stage may continue for this part of its budget without progress.
 const PATIENCE_PART: u64 = 4;
 
 impl Stage {
@@ -489,7 +489,7 @@ fn notify(pod: &PodState, situation: &Situation<'_>, until_ns: u64) -> Option<(D
     Some((decision, pod.row.uid.clone()))
 }
 
-/// Ends what is being tried, if anything is; the episode goes on.
+/// Ends the running stage, if any; the episode continues.
 fn end_attempt(state: &mut NodeState, end: StageEnd, decisions: &mut Vec<Decision>) {
     let now_ns = state.now_ns;
     let Some(episode) = &mut state.remedies.episode else {

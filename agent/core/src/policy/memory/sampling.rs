@@ -227,18 +227,19 @@ fn storage_interval(config: &EngineConfig, state: &mut NodeState, decisions: &mu
 
 /// What is left of the resources that `of` names until the first of their thresholds is met; 0 if one is, `None` without any.
 fn headroom(config: &EngineConfig, state: &NodeState, of: fn(Resource) -> bool) -> Option<u64> {
-    let own = config.thresholds.iter().filter(|threshold| {
+    let thresholds = config.thresholds.iter().filter(|threshold| {
         threshold.operator == Operator::LessThan && of(threshold.signal.row().resource)
     });
-    own.filter_map(|threshold| {
-        let observation = state.observations.get(threshold.signal)?;
-        Some(
-            observation
-                .value
-                .saturating_sub(threshold.amount(observation.capacity)),
-        )
-    })
-    .min()
+    thresholds
+        .filter_map(|threshold| {
+            let observation = state.observations.get(threshold.signal)?;
+            Some(
+                observation
+                    .value
+                    .saturating_sub(threshold.amount(observation.capacity)),
+            )
+        })
+        .min()
 }
 
 /// The time in which half of `left` is used up at `rate` per second, nanoseconds.

@@ -4,7 +4,7 @@
 //! not use them: with `NoSwap`, the kubelet's default, none at all, with `LimitedSwap` each container its share. And slots of a
 //! device in memory (zram) take memory themselves when they are filled: all that they free, if the pages do not compress. A reader of
 //! `SwapFree` sees gigabytes while the kernel's OOM killer runs.
-//! **Approach.** Free swap counts as far as there is somebody who may still move there: anonymous memory outside of pods, and what is left
+//! **Approach.** Free swap counts as far as memory may still move there: anonymous memory outside of pods, and the unused part
 //! of the pods' shares. Of that, what would go to zram counts as far as the pages that are there have been compressed. Zswap is left
 //! out: what it holds can be written to the disk behind it.
 
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_use_it_counts() {
+    fn swap_counts_by_what_pods_may_use() {
         assert_eq!(left(PodSwap::Unlimited, true), 300);
         assert_eq!(left(PodSwap::Forbidden, true), 60);
         // A fifth of 400 Mi, of which 50 are used.

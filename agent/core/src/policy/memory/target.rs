@@ -8,7 +8,7 @@
 //! 1. The shortest prefix that frees enough says how far up the ranking one has to go: without its last member, and so without
 //!    any pod from there on, nothing suffices.
 //! 2. If one candidate of that last member's class (as important: [`Ranking::same_class`](crate::policy::memory::rank::Ranking)) or a less
-//!    important one frees enough alone, the first such goes alone.
+//!    important one frees enough alone, only the first such pod is evicted.
 //! 3. Otherwise the prefix, from its most important member down, loses every candidate without which it still suffices.
 //!
 //! So no victim is more important than needed, none could be spared, and two never go where one suffices without being more
@@ -75,9 +75,10 @@ mod tests {
             &mut all,
             need,
             |at| candidates[at].1,
-            |own, at| {
-                let class = candidates[own[at]].0;
-                own.iter()
+            |positions, at| {
+                let class = candidates[positions[at]].0;
+                positions
+                    .iter()
                     .take_while(|&&at| candidates[at].0 <= class)
                     .count()
             },
@@ -125,12 +126,12 @@ mod tests {
                 return Ok(());
             }
             prop_assert!(freed(&chosen) >= need);
-            // Nobody could be spared.
+            // No victim could be spared.
             for spared in &chosen {
                 let rest: Vec<usize> = chosen.iter().copied().filter(|at| at != spared).collect();
                 prop_assert!(freed(&rest) < need);
             }
-            // Nobody is more important than in the best case.
+            // No victim is more important than in the best case.
             let top = |set: &[usize]| set.iter().map(|&at| candidates[at].0).max();
             let least = sufficient.iter().map(|set| top(set)).min().unwrap();
             prop_assert_eq!(top(&chosen), least);

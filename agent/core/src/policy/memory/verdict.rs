@@ -4,7 +4,7 @@
 //! It changes nothing but the space that it computes in, and allocates nothing once there is room for all pods.
 //!
 //! 1. [`asked`]: the threshold, met or foreseen, that asks for a victim.
-//! 2. [`next`]: whether a pod goes for it now, or something has to be waited for or freed before.
+//! 2. [`next`]: whether a pod is evicted for it now, or the engine has to wait or free space first.
 //! 3. [`victims`]: which pods. Its [`Victims::rests_on`] says how far down the ranking figures matter: the pods ranked after that may use less than
 //!    is known, and the same pods go.
 
@@ -90,7 +90,7 @@ pub(crate) fn asked(
     }
 }
 
-/// Space has been freed and file systems have been read again: does a pod still have to go?
+/// Space has been freed and file systems have been read again: does a pod still have to be evicted?
 fn after_reclaim(
     view: &View<'_>,
     reclaim: &NodeReclaim,
@@ -140,13 +140,13 @@ pub(crate) struct Victims {
     pub(crate) need: Option<u64>,
 }
 
-/// Fills `rows` with those that may have to go for `signal`, unsorted.
+/// Fills `rows` with the candidates for `signal`, unsorted.
 pub(crate) fn candidates(view: &View<'_>, signal: Signal, rows: &mut Vec<RankRow>) {
     candidates::rows(view, signal.row().resource, rows);
     on_node::narrow(view, signal, rows);
 }
 
-/// Ranks the candidates and says which of them have to go.
+/// Ranks the candidates and chooses the victims.
 pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Victims {
     let ranking = met.resource().ranking();
     let Scratch {
@@ -181,7 +181,7 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
             chosen,
             need,
             |at| rows[at].usage,
-            |own, at| target::class_end(ranking, rows, own, at),
+            |candidates, at| target::class_end(ranking, rows, candidates, at),
         );
         // If all together do not suffice, all go: also if they use less.
         let last = last.map_or(0, |last| last + 1);

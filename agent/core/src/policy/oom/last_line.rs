@@ -8,7 +8,7 @@
 //! - below the *critical* amount, a quarter of that, at once. An agent that is alive has taken away its victim's grace by
 //!   [half](crate::policy::memory::eviction::half).
 //!
-//! Nobody who is exempt from eviction can be in the order: [`Condemned`] is made from a row of the ranking, and from no row of an exempt
+//! No pod that is exempt from eviction can be in the order: [`Condemned`] is made from a row of the ranking, and from no row of an exempt
 //! pod. Pods that are leaving come first; pods that a disruption budget protects come last.
 
 use serde::{Deserialize, Serialize};
@@ -59,7 +59,7 @@ pub struct LastLinePlan {
     pub line_bytes: u64,
     /// Below this, at once.
     pub critical_bytes: u64,
-    /// The pods, first to go first.
+    /// The pods, in the order in which they are killed.
     pub order: Vec<Condemned>,
 }
 

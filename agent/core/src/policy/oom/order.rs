@@ -1,12 +1,12 @@
 //! The order in which the kernel's OOM killer takes containers, made the order of eviction.
 //!
-//! **Problem.** When memory runs out before anybody is evicted, the kernel chooses. It takes the process with the most *badness*: its
+//! **Problem.** When memory runs out before a pod is evicted, the kernel chooses. It takes the process with the most *badness*: its
 //! pages, plus its `oom_score_adj` in thousandths of the node's pages (mm/oom_kill.c, `oom_badness`). The kubelet's scores
 //! ([`crate::policy::oom::score`]) come from requests alone: a container over its request is taken only if it is larger than its neighbours' head
 //! start; on a node of 4 TiB every request below 4 GiB gives 999 (kubernetes#142230); a pod of many processes hides behind each of them
-//! (kubernetes#133839); a sidecar, which requests little, goes first (kubernetes#111356).
+//! (kubernetes#133839); a sidecar, which requests little, is killed first (kubernetes#111356).
 //!
-//! **Approach.** Containers are put into one sequence, first to go first, and scores are given from the front, each the highest that keeps
+//! **Approach.** Containers are put into one sequence, in the order of kills, and scores are given from the front, each the highest that keeps
 //! the container's badness below that of everything before it, *however the memory is spread over processes*. One unit of score is
 //! worth a *step*, 1/1000 of the node's pages, so a container costs its own usage in steps, rounded up.
 //!
@@ -23,7 +23,7 @@
 //! *certain* when the latter is above the former of every place after it. Hence: *while a certain place has a process, the kernel takes none
 //! of a later place.* The first in the ranking is certain unless a later usage is larger than the whole range, 997 steps, so in
 //! practice always; place *i* is certain when the places 2 to *i*, each `⌊U/step⌋ + 1` steps, fit into the range and no later usage is more
-//! than the steps that are left. On 4 TiB that is room for 900 small containers; and when the first few are gone, all is computed anew.
+//! than the steps that are left. On 4 TiB that is room for 900 small containers; and when the first few have ended, all is computed anew.
 //!
 //! *Proof.* Let M be the smallest `adj·step + L` so far. The next score is the largest integer with `adj·step + U < M`, if that is within
 //! the range: then all its processes are below one process of each place before. Scores never rise along the sequence, and a score at the end
@@ -31,7 +31,7 @@
 //!
 //! **What it does not cover.** Pages that a process maps and another cgroup pays for count for the kernel and not in U. For
 //! an OOM of a cpuset or of a memory policy the kernel counts only the nodes allowed there, so that a step is smaller; for one of a cgroup's
-//! limit, only that cgroup's processes and its limit. Where memory is spread evenly over the range none of it changes who is first.
+//! limit, only that cgroup's processes and its limit. Where memory is spread evenly over the range none of it changes which process is first.
 //!
 //! **Stability.** A score that a container has is kept as long as it keeps the order and is at most [`DRIFT_MAX`] below the one that a
 //! fresh computation gives, unless fresh scores make more places certain. Fresh ones leave each container room to grow by an eighth.
@@ -68,7 +68,7 @@ pub struct OomNode {
 }
 
 impl OomNode {
-    /// A node with so much RAM (`MemTotal`) and swap (`SwapTotal`), bytes.
+    /// The RAM (`MemTotal`) and swap (`SwapTotal`) of a node, bytes.
     pub fn new(ram_bytes: u64, swap_bytes: u64, page_bytes: NonZeroU64) -> Self {
         let total_pages = (ram_bytes / page_bytes).saturating_add(swap_bytes / page_bytes);
         Self {
@@ -112,7 +112,7 @@ pub struct OomContainer {
     pub largest_process_bytes: u64,
     /// Its memory request, bytes.
     pub request_bytes: u64,
-    /// Whether it is an init container that goes on running.
+    /// Whether it is an init container that keeps running (a sidecar).
     pub sidecar: bool,
     /// What the kubelet gives it ([`crate::policy::oom::score::oom_score_adj`]).
     pub kubelet_adj: i32,
@@ -125,7 +125,7 @@ impl OomContainer {
         self.usage_bytes > self.request_bytes
     }
 
-    /// Smaller goes first.
+    /// The smallest is killed first.
     fn key(&self) -> (bool, bool, Reverse<i128>, &str) {
         let within = !self.exceeds_request();
         let excess = i128::from(self.usage_bytes) - i128::from(self.request_bytes);

@@ -19,7 +19,7 @@ pub const GUARANTEED_ADJ: i32 = -997;
 /// BestEffort pods: the first to be killed.
 pub const BEST_EFFORT_ADJ: i32 = 1000;
 
-/// The lowest value of a Burstable container, so that one requesting everything still goes before Guaranteed ones.
+/// The lowest value of a Burstable container, so that one requesting everything is still killed before Guaranteed ones.
 const BURSTABLE_ADJ_MIN: i32 = 1000 + GUARANTEED_ADJ;
 
 /// Why a container has its value.
@@ -82,7 +82,7 @@ pub fn score(pod: &Pod, container: &Container, memory_capacity_bytes: NonZeroU64
     let mut unbounded = from_request(request_bytes);
     let mut as_least_container = false;
     if is_sidecar_of(pod, container) {
-        // A sidecar goes no earlier than the regular container that requests least.
+        // A sidecar is killed no earlier than the regular container that requests least.
         let least = pod
             .spec
             .containers
@@ -118,10 +118,10 @@ fn memory_request_bytes(container: &Container) -> i64 {
 
 /// What the pod requests beyond its containers' sum, divided among all of them; negative where they request more.
 fn unclaimed_share_bytes(pod: &Pod) -> i64 {
-    let Some(own) = pod.pod_level_resources() else {
+    let Some(pod_resources) = pod.pod_level_resources() else {
         return 0;
     };
-    let request = own.request(MEMORY);
+    let request = pod_resources.request(MEMORY);
     let containers = i64::try_from(pod.all_containers().count()).unwrap_or(i64::MAX);
     if request.is_zero() || containers == 0 {
         return 0;

@@ -42,10 +42,13 @@ fn pods() -> impl Strategy<Value = Vec<Pod>> {
     prop::collection::vec(containers, 4).prop_map(|pods| {
         let named = pods.iter().enumerate();
         named
-            .map(|(at, own)| {
-                let mut own: Vec<_> = own.iter().map(|(k, m, p)| (*k, m * GI, *p)).collect();
-                own[3].0 = Kind::App;
-                pod(&format!("p{at}"), &own)
+            .map(|(at, containers)| {
+                let mut containers: Vec<_> = containers
+                    .iter()
+                    .map(|(k, m, p)| (*k, m * GI, *p))
+                    .collect();
+                containers[3].0 = Kind::App;
+                pod(&format!("p{at}"), &containers)
             })
             .collect()
     })
@@ -81,13 +84,13 @@ fn books_are_sound(memory: &StaticMemory) -> Result<(), TestCaseError> {
 }
 
 /// What holds if every container came on one of its hints, and pods leave as a whole.
-fn nobody_has_what_is_not_there(memory: &StaticMemory) -> Result<(), TestCaseError> {
+fn assigned_memory_exists(memory: &StaticMemory) -> Result<(), TestCaseError> {
     for resource in [MEMORY, PAGES] {
         let mut by_set: BTreeMap<NumaMask, u64> = BTreeMap::new();
         for block in memory
             .assignments()
             .values()
-            .flat_map(|own| own.values().flatten())
+            .flat_map(|blocks| blocks.values().flatten())
         {
             if block.resource == resource {
                 *by_set.entry(block.nodes).or_default() += block.bytes;
@@ -114,27 +117,27 @@ fn nobody_has_what_is_not_there(memory: &StaticMemory) -> Result<(), TestCaseErr
 
 /// As the kubelet admits a pod: all its containers in order, and none if one is refused.
 fn admit(memory: &mut StaticMemory, pod: &Pod, hint: usize) -> Result<(), TestCaseError> {
-    for own in pod.spec.init_containers.iter().chain(&pod.spec.containers) {
-        let hint = own_hint(memory, pod, &own.name, hint);
+    for container in pod.spec.init_containers.iter().chain(&pod.spec.containers) {
+        let hint = hint_at(memory, pod, &container.name, hint);
         let before = memory.clone();
-        if memory.allocate(pod, own, hint).is_err() {
+        if memory.allocate(pod, container, hint).is_err() {
             prop_assert_eq!(&before, &*memory);
             remove(memory, pod);
             return Ok(());
         }
-        nobody_has_what_is_not_there(memory)?;
+        assigned_memory_exists(memory)?;
     }
     Ok(())
 }
 
 fn remove(memory: &mut StaticMemory, pod: &Pod) {
-    for own in pod.all_containers() {
-        memory.remove(&pod.uid(), &own.name);
+    for container in pod.all_containers() {
+        memory.remove(&pod.uid(), &container.name);
     }
 }
 
 /// The hint at a place in the container's own list, or any.
-fn own_hint(memory: &StaticMemory, pod: &Pod, name: &str, place: usize) -> TopologyHint {
+fn hint_at(memory: &StaticMemory, pod: &Pod, name: &str, place: usize) -> TopologyHint {
     let masks = masks(memory, pod, name);
     masks.get(place).map_or(ANY, |mask| at(*mask))
 }
@@ -151,7 +154,7 @@ proptest! {
                 }
             }
             books_are_sound(&memory)?;
-            nobody_has_what_is_not_there(&memory)?;
+            assigned_memory_exists(&memory)?;
         }
         pods.iter().for_each(|pod| remove(&mut memory, pod));
         prop_assert_eq!(memory.nodes(), empty.nodes());

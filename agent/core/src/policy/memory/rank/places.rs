@@ -1,7 +1,7 @@
 //! Sorting rows by one number each.
 //!
 //! Problem: a comparison of two rows goes through up to five comparators and 128-bit sums, and sorting moves rows of 80 bytes;
-//! both add up to most of a decision. Approach: each row gets a key of 128 bits that is smaller the earlier it goes, its
+//! both add up to most of a decision. Approach: each row gets a key of 128 bits that is smaller the earlier it is evicted, its
 //! comparators from the highest bit down. Keys are sorted with the rows' places, and then each row is moved once.
 //!
 //! Why the order is the comparators' own: a key never contradicts them. Flags and priorities fit as they are; of the amount

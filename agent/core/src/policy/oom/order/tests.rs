@@ -188,7 +188,7 @@ fn exempt_pods_come_after_all_others_and_guaranteed_ones_last() {
         found,
         [
             ("best-effort", Tier::Ranked, 1000),
-            // Its 6 GiB do not come before the 1 MiB of the one that may go.
+            // Its 6 GiB do not come before the 1 MiB of the container that may be killed.
             ("exempt", Tier::Exempt, 2),
             ("critical", Tier::Protected, -997),
             ("guaranteed", Tier::Protected, -997),
@@ -226,7 +226,7 @@ fn a_small_change_rewrites_nothing_and_a_large_one_only_what_it_must() {
     assert_eq!(of(&plan, "b").current_adj, Some(of(&plan, "b").adj));
     assert_ne!(of(&plan, "c").current_adj, Some(of(&plan, "c").adj));
     assert_eq!(plan.certain(), 5);
-    // The first is gone: the order is still right, and the next is within the drift.
+    // The first has ended: the order is still right, and the next is within the drift.
     let rest = &pods(usages, &scores)[1..];
     let plan = oom_plan(node, rest);
     let written: Vec<_> = plan.changes().map(|place| place.uid.as_str()).collect();
