@@ -192,7 +192,7 @@ mod tests {
         );
         assert_eq!(
             notes,
-            ["volume shm: medium Memory is not made by exec; PLIMSOLL_VOLUME_SHM is not set"]
+            ["volume shm: exec does not mount medium Memory; PLIMSOLL_VOLUME_SHM is not set"]
         );
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         assert_eq!(
