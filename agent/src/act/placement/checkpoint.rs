@@ -438,7 +438,7 @@ mod tests {
             ("\0\0\0", "not a checkpoint"),
             (&good[..good.len() / 2], "not a checkpoint"),
             (&good.replace("0-1", "0-7"), "checksum"),
-            (&good.replace(":1,", ":2,"), "of version 2"),
+            (&good.replace(":1,", ":2,"), "version 2"),
             (&good.replace("version", "edition"), "unknown field"),
             (&sum("{}"), "not a placement"),
             (
