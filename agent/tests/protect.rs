@@ -6,7 +6,7 @@ mod notes;
 
 use plimsoll::host::cgroup::{CgroupPath, Controller, Version};
 use plimsoll::host::knobs::Outcome;
-use plimsoll::host::protect::{OWN_CGROUP, protect};
+use plimsoll::host::protect::{AGENT_CGROUP, protect};
 use plimsoll::host::syscall::{sched_other, sched_policy};
 use plimsoll::host::{HostRoot, Ledger};
 
@@ -37,9 +37,9 @@ fn each_measure_is_taken_or_named() {
         assert!(!line.to_string().contains('\n') && !line.why.is_empty());
     }
     let is_degraded = |what: &str| degraded.iter().any(|line| line.what.contains(what));
-    let own_cgroup = root.join(OWN_CGROUP).unwrap();
+    let agent_cgroup = root.join(AGENT_CGROUP).unwrap();
     assert_eq!(
-        own("cgroup").contains(&own_cgroup.to_string()),
+        own("cgroup").contains(&agent_cgroup.to_string()),
         !is_degraded("cgroup"),
         "{}",
         own("cgroup")
@@ -63,7 +63,7 @@ fn each_measure_is_taken_or_named() {
     assert_eq!(locked_kib(&own("status")) > 0, !is_degraded("locked"));
     match mounts.hierarchy_of(Controller::Memory) {
         Ok(hierarchy) if hierarchy.version == Version::V2 => {
-            for path in [&root, &own_cgroup]
+            for path in [&root, &agent_cgroup]
                 .into_iter()
                 .filter(|_| !is_degraded("cgroup"))
             {

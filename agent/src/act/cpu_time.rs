@@ -51,7 +51,7 @@ pub enum CpuTimeError {
     #[error("CPU time of pods cannot be read: {0}")]
     Files(#[from] CgroupError),
     /// No thread is to be had.
-    #[error("the thread for CPU time cannot be started: {0}")]
+    #[error("cannot start the thread for CPU time: {0}")]
     Thread(#[source] std::io::Error),
 }
 
@@ -147,7 +147,7 @@ impl CpuTime {
         let reader = Reader::open(host, mounts)?;
         let source = reader.source();
         let shared = Arc::new(Shared::default());
-        let (reports, told) = mpsc::channel(REPORTS);
+        let (reports, receiver) = mpsc::channel(REPORTS);
         let worker = Worker {
             shared: Arc::clone(&shared),
             reader,
@@ -164,7 +164,7 @@ impl CpuTime {
             changes,
             source,
         };
-        Ok((cpu_time, told))
+        Ok((cpu_time, receiver))
     }
 
     /// How waiting is measured here.
@@ -244,7 +244,7 @@ impl Worker {
                 Err(error) => error.to_string(),
             };
             let error = match error.is_empty() {
-                true => format!("{}: somebody else has put it back", path.display()),
+                true => format!("{}: another program has put it back", path.display()),
                 false => error,
             };
             self.tell(Report::NotWritten {
@@ -311,7 +311,7 @@ impl Worker {
                 );
             }
             Err(error) => {
-                tracing::error!(%error, "CPU bandwidth of pods is not as it was; the next start tries again");
+                tracing::error!(%error, "CPU bandwidth of pods is not restored; the next start tries again");
             }
         }
     }

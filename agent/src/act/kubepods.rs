@@ -150,7 +150,7 @@ impl fmt::Display for Absent {
             ),
             Self::SwapLimit => write!(
                 f,
-                "memorySwap.swapBehavior: this kernel has no limit of swap alone: pods do not swap, or are not limited in it"
+                "memorySwap.swapBehavior: this kernel has no separate swap limit: pods do not swap, or swap without limit"
             ),
         }
     }

@@ -58,9 +58,9 @@ const BATCH: usize = 64;
 /// How many earlier scores of a cgroup are recognised as not being a process's own choice.
 const RECENT_MAX: usize = 4;
 /// How often `cgroup.procs` is compared where records tell of newcomers: only forks that were in flight can be found.
-const COMPARE_TOLD_NS: u64 = 5_000_000_000;
+const COMPARE_WITH_RECORDS_NS: u64 = 5_000_000_000;
 /// The same where nothing tells of them. Housekeeping comes this often then.
-const COMPARE_UNTOLD_NS: u64 = 450_000_000;
+const COMPARE_WITHOUT_RECORDS_NS: u64 = 450_000_000;
 /// After newcomers were served `cgroup.procs` is compared again so much later, and twice more: a fork that was in flight has copied the
 /// old score and is not listed yet (milliseconds on a slow machine, more where its CPU is taken away).
 const AGAIN_NS: [u64; 3] = [20_000_000, 200_000_000, 1_000_000_000];
@@ -96,7 +96,7 @@ pub enum OomScoreError {
     #[error(transparent)]
     Cgroup(#[from] FileError),
     /// The kernel refused the score. Said once; further ones are counted.
-    #[error("{path}: cannot be set to {adj}: {source}; a lower oom_score_adj needs CAP_SYS_RESOURCE, that of another user's process CAP_DAC_OVERRIDE (this is said once)", path = path.display())]
+    #[error("{path}: cannot be set to {adj}: {source}; lowering oom_score_adj needs CAP_SYS_RESOURCE, and for another user's process CAP_DAC_OVERRIDE (reported once)", path = path.display())]
     Refused {
         /// Which process's.
         path: PathBuf,
@@ -194,15 +194,15 @@ enum Seen {
 }
 
 impl OomScores {
-    /// No pods yet. `told`: whether records name the processes that are put into cgroups.
-    pub fn new(host: HostRoot, capacity_bytes: NonZeroU64, told: bool) -> Self {
+    /// No pods yet. `has_move_records`: records name the processes that are put into cgroups.
+    pub fn new(host: HostRoot, capacity_bytes: NonZeroU64, has_move_records: bool) -> Self {
         Self {
             host,
             capacity_bytes,
-            compare_ns: if told {
-                COMPARE_TOLD_NS
+            compare_ns: if has_move_records {
+                COMPARE_WITH_RECORDS_NS
             } else {
-                COMPARE_UNTOLD_NS
+                COMPARE_WITHOUT_RECORDS_NS
             },
             pods: BTreeMap::new(),
             newcomers: Vec::with_capacity(NEWCOMERS_MAX),
@@ -370,8 +370,11 @@ impl OomScores {
             scores.cgroups.iter().filter_map(|cgroup| {
                 let name = cgroup.container.as_deref()?;
                 // Not those that a container makes inside.
-                let is_own = cgroup.dir.file_name().is_some_and(|own| own == name);
-                let container = scores.pod.container(name).filter(|_| is_own)?;
+                let is_container_cgroup = cgroup
+                    .dir
+                    .file_name()
+                    .is_some_and(|file_name| file_name == name);
+                let container = scores.pod.container(name).filter(|_| is_container_cgroup)?;
                 Some(ContainerScore {
                     name,
                     dir: &cgroup.dir,
@@ -589,11 +592,11 @@ impl CgroupScores {
 
     /// Looks at a batch of processes and gives those their score that need it. `false` when the budget is used up.
     fn give(&mut self, batch: &[(u32, Seen)], turn: &mut Turn<'_>) -> bool {
-        let own = std::process::id();
+        let agent_pid = std::process::id();
         let mut open: Vec<(u32, OwnedFd, PathBuf)> = Vec::new();
         for &(pid, seen) in batch {
             // Neither ourselves nor the machine's init, whoever put them into a pod.
-            if pid == own || pid == 1 {
+            if pid == agent_pid || pid == 1 {
                 continue;
             }
             let path = turn.host.procfs(format!("{pid}/oom_score_adj"));

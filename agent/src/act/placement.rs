@@ -91,7 +91,7 @@ pub enum PlacementError {
         source: CpuSetError,
     },
     /// Somebody cannot be moved off them.
-    #[error("CPUs {cpus} are not its own yet: {by} cannot be moved off them")]
+    #[error("CPUs {cpus} are not exclusive to it yet: {by} cannot be moved off them")]
     Occupied {
         /// Which CPUs.
         cpus: String,
@@ -100,7 +100,7 @@ pub enum PlacementError {
     },
     /// v1: processes are started faster than they can be moved.
     #[error(
-        "{cgroup}: processes without a cpuset are started faster than they can be moved ({passes} passes); it is tried again"
+        "{cgroup}: processes without a cpuset are started faster than they can be moved ({passes} passes); plimsoll tries again"
     )]
     StartsProcesses {
         /// The container's cgroup.
@@ -192,7 +192,7 @@ impl Placement {
     /// When no thread can be had.
     pub fn start(applier: Applier, period: Duration) -> std::io::Result<(Self, Reports)> {
         let shared = Arc::new(Shared::default());
-        let (reports, told) = mpsc::channel(REPORTS);
+        let (reports, receiver) = mpsc::channel(REPORTS);
         let worker = Worker {
             shared: Arc::clone(&shared),
             applier,
@@ -203,7 +203,7 @@ impl Placement {
         let thread = WorkerThread::start("placement", STACK_BYTES, 1, move |woken| {
             worker.run(&woken);
         })?;
-        Ok((Self { shared, thread }, told))
+        Ok((Self { shared, thread }, receiver))
     }
 
     /// Has this placement carried out, instead of any that is not begun. Does not wait. Returns its number, which its report has.

@@ -463,7 +463,7 @@ impl Worker {
                 self.overdue_ns = None;
             }
             Err(error) => {
-                tracing::error!(%error, "memory.high of a pod may still be ours; it is put back when there is room");
+                tracing::error!(%error, "memory.high of a pod may still be plimsoll's; it is restored when the queue has room");
                 let again_ns = u64::try_from(OVERDUE.as_nanos()).unwrap_or(u64::MAX);
                 self.overdue_ns = Some(now_ns().saturating_add(again_ns));
             }

@@ -49,7 +49,7 @@ pub struct EventsArgs {
     #[arg(long, value_name = "N")]
     pub seconds: Option<u64>,
 
-    /// For kinds that come in floods, send at most one record per cgroup in this time
+    /// For frequent kinds, send at most one record per cgroup in this time
     #[arg(long, value_name = "MS", default_value_t = 100)]
     pub window_ms: u64,
 

@@ -3,7 +3,7 @@
 use crate::daemon::start::PROGRAM;
 use crate::host::program::{NotStarted, become_program};
 
-/// Becomes the agent. Its arguments have been parsed, so wrong usage is told as that of `plimsoll run`.
+/// Becomes the agent. Its arguments have been parsed, so wrong usage is reported as that of `plimsoll run`.
 ///
 /// # Errors
 /// When `plimsoll-agent` is not beside this program.

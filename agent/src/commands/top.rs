@@ -38,8 +38,8 @@ Examples:
   plimsoll top --output json | jq '.pods[].pod'      all figures, for scripts
   plimsoll top --replay run.journal --at 1234.5      start at that second
 
-Only root may ask, unless the agent runs with --control-group. Read-only. Set NO_COLOR to disable colours; they carry no
-information of their own.")]
+Only root may ask, unless the agent runs with --control-group. Read-only. Set NO_COLOR to disable colours; no
+information is lost without them.")]
 pub struct TopArgs {
     /// Print one table and exit
     #[arg(long)]

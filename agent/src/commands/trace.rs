@@ -31,49 +31,49 @@ A pod is named by the agent that runs here or by manifests (-f); without either,
 Viewers: .pftrace opens in Perfetto's (https://ui.perfetto.dev), .svg in any browser.
 SIGINT (Ctrl-C) or SIGTERM ends a session early, and what it has is written. Files are readable by their owner only.
 
-Exit status: 0 recorded (what was lost is said); 1 nothing can be recorded here, or a file cannot be written; 2 wrong usage; \
+Exit status: 0 recorded (losses are listed); 1 nothing can be recorded here, or a file cannot be written; 2 wrong usage; \
 3 there is no such pod or cgroup.")]
 pub struct TraceArgs {
-    /// A pod: namespace/name, a name that only one has, or a UID; may be repeated. Without pod and cgroup: the whole node
+    /// Pod: namespace/name, an unambiguous name, or a UID; may be repeated. Without pod and cgroup: the whole node
     #[arg(long, value_name = "POD")]
     pub pod: Vec<String>,
-    /// A cgroup and those below it (path from the root of its hierarchy, such as /kubepods); may be repeated
+    /// Cgroup with those below it (path from the root of its hierarchy, such as /kubepods); may be repeated
     #[arg(long, value_name = "PATH")]
     pub cgroup: Vec<PathBuf>,
-    /// How long; 0 until interrupted
+    /// Length of the recording; 0: until interrupted
     #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = parse_time)]
     pub length: Duration,
     /// What to record
     #[arg(long, value_enum, value_name = "EVENT", value_delimiter = ',', default_values_t = TraceEvent::ALL)]
     pub events: Vec<TraceEvent>,
-    /// Samples per second and CPU, of each event that is sampled
+    /// Samples per second and CPU, for each sampled event
     #[arg(long, value_name = "HZ", default_value_t = 99, value_parser = clap::value_parser!(u32).range(1..=i64::from(FREQUENCY_MAX)))]
     pub frequency: u32,
-    /// A file to write, its format by its ending: .pftrace (Perfetto), .svg (flame graph); may be repeated
+    /// File to write: .pftrace (Perfetto) or .svg (flame graph); may be repeated
     #[arg(short, value_name = "FILE", value_parser = TraceFile::parse)]
     pub o: Vec<TraceFile>,
-    /// How to print the summary
+    /// Output format of the summary
     #[arg(long, value_enum, default_value_t)]
     pub output: Output,
-    /// Keep so many samples, and as many spans, at most (about 150 bytes each with their stacks); what comes later is only counted
+    /// Maximum number of samples, and of spans (about 150 bytes each with their stacks); later ones are only counted
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     pub max_samples: usize,
-    /// No file becomes larger: what viewers still open
+    /// Maximum size of a file: viewers fail to open larger ones
     #[arg(long, value_name = "BYTES", default_value = "256Mi", value_parser = parse_bytes)]
     pub max_file_size: u64,
-    /// Of throttling, stalls and other floods, tell at most one per cgroup in this time; 0 tells each
+    /// Record throttling, stalls and other frequent events at most once per cgroup in this time; 0: record each
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = parse_time)]
     pub window: Duration,
     /// Pod manifests to take names from instead of asking the agent: a file, a directory, or - for standard input
     #[arg(short = 'f', long = "file", value_name = "PATH")]
     pub files: Vec<PathBuf>,
-    /// The agent's state directory
+    /// State directory of the agent
     #[arg(long, value_name = "DIR", default_value = "/run/plimsoll")]
     pub state_dir: PathBuf,
-    /// The agent's socket [default: control.sock in the state directory]
+    /// Control socket of the agent [default: control.sock in the state directory]
     #[arg(long, value_name = "PATH")]
     pub control_socket: Option<PathBuf>,
-    /// The cgroup that kubepods is below, as given to `plimsoll run`
+    /// Parent cgroup of kubepods, as given to `plimsoll run`
     #[arg(long, value_name = "PATH", default_value = "/")]
     pub cgroup_root: String,
 }
@@ -216,12 +216,12 @@ impl TraceFile {
                 format,
             })
             .ok_or_else(|| {
-                "its ending says the format: .pftrace (Perfetto) or .svg (flame graph)".to_owned()
+                "the file name must end in .pftrace (Perfetto) or .svg (flame graph)".to_owned()
             })
     }
 }
 
-/// Becomes `plimsoll-trace`. Its arguments have been parsed, so wrong usage is told as that of `plimsoll trace`.
+/// Becomes `plimsoll-trace`. Its arguments have been parsed, so wrong usage is reported as that of `plimsoll trace`.
 ///
 /// # Errors
 /// When it is not beside this program.
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_sizes_are_kubernetes_own() {
+    fn times_and_sizes_are_those_of_kubernetes() {
         assert_eq!(parse_time("1m30s"), Ok(Duration::from_secs(90)));
         assert_eq!(parse_time("0"), Ok(Duration::ZERO));
         for bad in ["10", "-1s", "x"] {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn every_event_is_sampled_or_told_and_has_the_name_of_its_option() {
+    fn every_event_is_sampled_or_recorded_and_has_the_name_of_its_option() {
         for event in TraceEvent::ALL {
             assert_ne!(event.sample().is_some(), event.family().is_some());
             let option = event.to_possible_value().unwrap();

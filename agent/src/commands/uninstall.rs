@@ -366,18 +366,18 @@ impl Uninstall<'_> {
             let path = self.state_dir.join(name);
             let is_ledger = LEDGERS.contains(&name.as_str());
             if is_ledger && !self.dry_run && has_changes(&path) {
-                let why = "it has what is not undone yet".to_owned();
+                let why = "it lists changes that are not undone yet".to_owned();
                 self.step(Action::Left, path.display(), Some(why));
-            } else if is_ledger || is_own(name) {
+            } else if is_ledger || is_agent_file(name) {
                 self.remove(&path, |path| std::fs::remove_file(path));
             } else {
                 // Not ours, or something that was asked for: no reason to come again.
-                tracing::info!(path = %path.display(), "not the agent's own file; it stays");
+                tracing::info!(path = %path.display(), "not a file of the agent; it stays");
             }
         }
         if names
             .iter()
-            .all(|name| is_own(name) || LEDGERS.contains(&name.as_str()))
+            .all(|name| is_agent_file(name) || LEDGERS.contains(&name.as_str()))
             && !self.steps.iter().any(|step| step.action == Action::Left)
         {
             let dir = self.state_dir;
@@ -394,7 +394,7 @@ impl Uninstall<'_> {
 }
 
 /// Files of the state directory beside the ledgers.
-fn is_own(name: &str) -> bool {
+fn is_agent_file(name: &str) -> bool {
     [
         LOCK_FILE,
         SOCKET_FILE,

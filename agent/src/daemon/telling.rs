@@ -6,7 +6,7 @@ use plimsoll_core::model::event::Event;
 
 use super::{Agent, now_ns};
 use crate::act::oom_order::OomOrdering;
-use crate::host::processes::own_cost;
+use crate::host::processes::process_cost;
 use crate::kernel::{self, Bpf};
 use crate::probe::ladder::Choice;
 use crate::record::journal::Journal;
@@ -375,7 +375,7 @@ impl Agent {
         if let Some(Err(error)) = self.journal.take().map(Journal::finish) {
             self.warn(error.to_string());
         }
-        let (cpu, rss_bytes) = own_cost();
+        let (cpu, rss_bytes) = process_cost();
         let cpu_ms = u64::try_from(cpu.as_millis()).unwrap_or(u64::MAX);
         let lines_lost = self.reporter.lost();
         self.reporter.say(&Line::Stopped {

@@ -22,7 +22,7 @@ const BPF: u32 = 39;
 
 /// Who says that a capability is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ToldBy {
+enum ReportedBy {
     /// The ladder, for each signal that it costs.
     Ladder,
     /// `plimsoll run`, when it tries and is refused at its start; `plimsoll check`, which does not try, from here.
@@ -39,7 +39,7 @@ pub struct Capability {
     /// What the agent cannot do without it; one line for a person.
     pub lost: &'static str,
     bit: u32,
-    told_by: ToldBy,
+    reported_by: ReportedBy,
 }
 
 /// All that the agent uses on a node. Beyond it CAP_SYS_ADMIN lets it read project quotas (else it walks the directories), and CAP_CHOWN
@@ -49,49 +49,49 @@ pub static CAPABILITIES: [Capability; 8] = [
         name: "CAP_BPF",
         lost: "no BPF program can be loaded: every signal falls to its next mechanism",
         bit: BPF,
-        told_by: ToldBy::Ladder,
+        reported_by: ReportedBy::Ladder,
     },
     Capability {
         name: "CAP_PERFMON",
         lost: "no BPF program can be loaded: every signal falls to its next mechanism",
         bit: PERFMON,
-        told_by: ToldBy::Ladder,
+        reported_by: ReportedBy::Ladder,
     },
     Capability {
         name: "CAP_KILL",
-        lost: "no signal reaches a process of a user other than root: such a pod gets no SIGTERM, and on cgroup v1 it cannot be evicted at all",
+        lost: "processes of users other than root cannot be signalled: their pods get no SIGTERM, and on cgroup v1 cannot be evicted at all",
         bit: KILL,
-        told_by: ToldBy::Here,
+        reported_by: ReportedBy::Here,
     },
     Capability {
         name: "CAP_SYS_RESOURCE",
         lost: "oom_score_adj can only be raised: pods and plimsoll itself are not protected from the kernel's OOM killer",
         bit: SYS_RESOURCE,
-        told_by: ToldBy::Here,
+        reported_by: ReportedBy::Here,
     },
     Capability {
         name: "CAP_DAC_OVERRIDE",
-        lost: "oom_score_adj of processes of users other than root stays as it is, and what an evicted pod of theirs left on disk is not removed",
+        lost: "oom_score_adj of processes of users other than root cannot be set, and files of their evicted pods are not removed",
         bit: DAC_OVERRIDE,
-        told_by: ToldBy::Here,
+        reported_by: ReportedBy::Here,
     },
     Capability {
         name: "CAP_FOWNER",
         lost: "files of other users in sticky directories of an evicted pod are not removed",
         bit: FOWNER,
-        told_by: ToldBy::Here,
+        reported_by: ReportedBy::Here,
     },
     Capability {
         name: "CAP_SYS_NICE",
-        lost: "plimsoll waits for the CPU behind every pod: no SCHED_FIFO",
+        lost: "plimsoll competes with pods for the CPU: no SCHED_FIFO",
         bit: SYS_NICE,
-        told_by: ToldBy::Attempt,
+        reported_by: ReportedBy::Attempt,
     },
     Capability {
         name: "CAP_IPC_LOCK",
-        lost: "plimsoll's own pages can be reclaimed, so that it may have to wait for the disk when memory is short",
+        lost: "pages of plimsoll can be reclaimed: it may wait for the disk when memory is short",
         bit: IPC_LOCK,
-        told_by: ToldBy::Attempt,
+        reported_by: ReportedBy::Attempt,
     },
 ];
 
@@ -147,12 +147,15 @@ impl Capabilities {
     }
 
     /// Those that are missing and of which neither the ladder speaks nor, for `plimsoll run`, a failed attempt.
-    pub fn missing_and_untold(self, attempts: bool) -> impl Iterator<Item = &'static Capability> {
+    pub fn missing_and_unreported(
+        self,
+        attempts: bool,
+    ) -> impl Iterator<Item = &'static Capability> {
         self.missing()
-            .filter(move |capability| match capability.told_by {
-                ToldBy::Ladder => false,
-                ToldBy::Attempt => !attempts,
-                ToldBy::Here => true,
+            .filter(move |capability| match capability.reported_by {
+                ReportedBy::Ladder => false,
+                ReportedBy::Attempt => !attempts,
+                ReportedBy::Here => true,
             })
     }
 }
@@ -202,10 +205,10 @@ mod tests {
     }
 
     #[test]
-    fn what_an_attempt_tells_is_not_told_twice() {
+    fn what_an_attempt_reports_is_not_reported_twice() {
         let none = Capabilities::from_bits(0);
         let names = |attempts| -> Vec<&str> {
-            none.missing_and_untold(attempts)
+            none.missing_and_unreported(attempts)
                 .map(|capability| capability.name)
                 .collect()
         };

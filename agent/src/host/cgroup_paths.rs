@@ -41,7 +41,7 @@ impl CgroupPaths {
     /// `/proc/self/cgroup` cannot be read.
     pub fn read(host: &HostRoot, mounts: &CgroupMounts) -> Result<Self, FileError> {
         let numbers = read_text(host.procfs("self/cgroup"))?;
-        let mut own = Self {
+        let mut found = Self {
             paths: BTreeMap::new(),
             memory: hierarchy_number(&numbers, Controller::Memory),
             cpu: hierarchy_number(&numbers, Controller::Cpu),
@@ -51,9 +51,9 @@ impl CgroupPaths {
                 (Version::V1, Some(controller)) => hierarchy_number(&numbers, *controller),
                 _ => 0,
             };
-            own.walk(number, hierarchy);
+            found.walk(number, hierarchy);
         }
-        Ok(own)
+        Ok(found)
     }
 
     /// A directory may vanish at any moment.
@@ -125,11 +125,11 @@ impl CgroupPaths {
     /// Cgroups that need not be on any machine, by hierarchy and ID: for tests.
     #[must_use]
     pub fn known(memory: u32, cpu: u32, paths: &[(u32, u64, &str)]) -> Self {
-        let own = paths
+        let paths = paths
             .iter()
             .map(|(number, id, path)| ((*number, *id), (*path).to_owned()));
         Self {
-            paths: own.collect(),
+            paths: paths.collect(),
             memory,
             cpu,
         }

@@ -278,9 +278,9 @@ fn shift(dir: &Path, file: &str, to: CpuSet, depth_left: usize) -> Result<bool, 
         write(dir, file, &(now | to).to_string())?;
     }
     for child in children {
-        let shifted = read(&child, file).and_then(|own| {
-            let kept = own & to;
-            let next = if own == now || kept.is_empty() {
+        let shifted = read(&child, file).and_then(|of_child| {
+            let kept = of_child & to;
+            let next = if of_child == now || kept.is_empty() {
                 to
             } else {
                 kept

@@ -101,7 +101,7 @@ impl KnobError {
 fn enable_hint(errno: Errno) -> &'static str {
     match errno {
         Errno::BUSY => {
-            "; it has processes of its own (v2 allows them only in the leaves): move them, or choose another --cgroup-root"
+            "; it contains processes (cgroup v2 allows them only in leaves): move them, or choose another --cgroup-root"
         }
         Errno::NOENT => {
             "; the cgroup above does not pass it on: choose another --cgroup-root, or have it delegated"
@@ -313,7 +313,7 @@ impl Ledger {
     ///
     /// # Errors
     /// As for [`Ledger::write`].
-    pub fn write_own(&mut self, path: &Path, new: &str) -> Result<(), KnobError> {
+    pub fn write_of_self(&mut self, path: &Path, new: &str) -> Result<(), KnobError> {
         let process = ProcessId::current(&self.host)?;
         self.write_knob(path, new, Some(process))
     }
@@ -737,7 +737,7 @@ fn undo(host: &HostRoot, change: &Change) -> Outcome {
                 Ok(now) if now.trim_end() == old => Outcome::NothingToDo,
                 Ok(now) if now.trim_end() == new => written(path, old),
                 Ok(now) => Outcome::Left(format!(
-                    "we wrote {new:?}, somebody else has since set {:?}",
+                    "plimsoll wrote {new:?}, another program has since set {:?}",
                     now.trim_end()
                 )),
             }

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_is_refused_and_told_whom_to_stop() {
+    fn the_second_is_refused_with_the_pid_to_stop() {
         let dir = tempfile::tempdir().unwrap();
         let state_dir = dir.path().join("run/plimsoll");
         std::fs::create_dir_all(&state_dir).unwrap();

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told_once_and_the_rest_is_read() {
+    fn a_missing_file_is_reported_once_and_the_rest_is_read() {
         let (_dir, host) = host(&[("memory", &format!("{SOME}{FULL}")), ("cpu", SOME)]);
         let mut missing = Vec::new();
         let files = PressureFiles::open(&host, |error| missing.push(error)).unwrap();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_fails_later_is_told_and_left_out() {
+    fn a_file_that_fails_later_is_reported_and_left_out() {
         let (_dir, host) = host(&[("memory", SOME), ("io", SOME), ("cpu", SOME)]);
         let files = PressureFiles::open(&host, |error| panic!("{error}")).unwrap();
         std::fs::write(host.procfs("pressure/io"), "some nonsense\n").unwrap();

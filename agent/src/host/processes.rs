@@ -95,7 +95,7 @@ fn read_tasks(loadavg: &ControlFile) -> Result<u64, FileError> {
 }
 
 /// CPU time of this process and its resident memory in bytes; 0 for what `/proc` does not show.
-pub fn own_cost() -> (Duration, u64) {
+pub fn process_cost() -> (Duration, u64) {
     let resident_pages = std::fs::read_to_string("/proc/self/statm")
         .ok()
         .and_then(|statm| statm.split_whitespace().nth(1)?.parse::<u64>().ok())
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_fails_is_told_and_the_other_counts() {
+    fn a_limit_that_fails_is_reported_and_the_other_counts() {
         let (_dir, host) = host(&[
             ("sys/kernel/pid_max", "many\n"),
             ("sys/kernel/threads-max", "500\n"),

@@ -65,7 +65,7 @@ pub struct NotStarted {
 /// [`NotStarted`]. Does not return otherwise.
 pub fn become_program(name: &str) -> Result<std::convert::Infallible, NotStarted> {
     let program = match std::env::current_exe() {
-        Ok(own) => own.with_file_name(name),
+        Ok(current) => current.with_file_name(name),
         Err(source) => {
             return Err(NotStarted {
                 program: name.into(),

@@ -15,7 +15,7 @@ use super::meminfo::MeminfoFile;
 use super::syscall::{mlock, sched_fifo_reset_on_fork};
 
 /// Name of the agent's cgroup below the cgroup root.
-pub const OWN_CGROUP: &str = "plimsoll";
+pub const AGENT_CGROUP: &str = "plimsoll";
 /// Wanted `memory.min` of the agent's cgroup.
 pub const MEMORY_MIN_BYTES: u64 = 64 << 20;
 /// At most this part of the machine is kept for the agent.
@@ -48,7 +48,7 @@ pub fn protect(
     let measures: [(&'static str, Result<(), String>); 4] = [
         (
             "own cgroup with memory.min",
-            own_cgroup(host, mounts, cgroup_root, ledger),
+            agent_cgroup(host, mounts, cgroup_root, ledger),
         ),
         ("oom_score_adj -999", oom_score_adj(host, ledger)),
         ("memory locked", lock_memory(host)),
@@ -69,7 +69,7 @@ pub fn protect(
 }
 
 /// Creates `<cgroup root>/plimsoll`, gives it `memory.min`, and moves this process into it.
-fn own_cgroup(
+fn agent_cgroup(
     host: &HostRoot,
     mounts: &CgroupMounts,
     cgroup_root: &CgroupPath,
@@ -86,9 +86,9 @@ fn own_cgroup(
     }
     let text = |error: KnobError| error.to_string();
     let cgroup = cgroup_root
-        .join(OWN_CGROUP)
+        .join(AGENT_CGROUP)
         .map_err(|error| error.to_string())?;
-    let from = own_v2_cgroup(host)?;
+    let from = current_v2_cgroup(host)?;
     if from == cgroup {
         return Ok(());
     }
@@ -114,18 +114,18 @@ fn own_cgroup(
 }
 
 /// The cgroup of this process in the unified tree.
-fn own_v2_cgroup(host: &HostRoot) -> Result<CgroupPath, String> {
+fn current_v2_cgroup(host: &HostRoot) -> Result<CgroupPath, String> {
     let path = host.procfs(format!("{}/cgroup", std::process::id()));
     let text = read_text(&path).map_err(|error| error.to_string())?;
-    let own = text.lines().find_map(|line| line.strip_prefix("0::"));
-    CgroupPath::new(own.ok_or_else(|| format!("{}: no line 0::", path.display()))?)
+    let line = text.lines().find_map(|line| line.strip_prefix("0::"));
+    CgroupPath::new(line.ok_or_else(|| format!("{}: no line 0::", path.display()))?)
         .map_err(|error| error.to_string())
 }
 
 fn oom_score_adj(host: &HostRoot, ledger: &mut Ledger) -> Result<(), String> {
     let path = host.procfs(format!("{}/oom_score_adj", std::process::id()));
     ledger
-        .write_own(&path, &OOM_SCORE_ADJ.to_string())
+        .write_of_self(&path, &OOM_SCORE_ADJ.to_string())
         .map_err(|error| format!("{error}; needs CAP_SYS_RESOURCE"))
 }
 
@@ -195,11 +195,11 @@ mod tests {
     use crate::host::cgroup::tests::{fake_host, fake_v2};
 
     fn fake_self(host: &HostRoot, cgroup: &str) {
-        let own = host.procfs(std::process::id().to_string());
-        std::fs::create_dir_all(&own).unwrap();
-        std::fs::write(own.join("cgroup"), cgroup).unwrap();
-        std::fs::write(own.join("oom_score_adj"), "0\n").unwrap();
-        std::fs::copy("/proc/self/stat", own.join("stat")).unwrap();
+        let process = host.procfs(std::process::id().to_string());
+        std::fs::create_dir_all(&process).unwrap();
+        std::fs::write(process.join("cgroup"), cgroup).unwrap();
+        std::fs::write(process.join("oom_score_adj"), "0\n").unwrap();
+        std::fs::copy("/proc/self/stat", process.join("stat")).unwrap();
         std::fs::write(
             host.procfs("meminfo"),
             std::fs::read("/proc/meminfo").unwrap(),
@@ -231,7 +231,7 @@ mod tests {
         fake_self(&host, "1:memory:/\n");
         let mounts = host.cgroup_mounts().unwrap();
         let mut ledger = Ledger::open(&host, host.path("knobs")).unwrap();
-        let why = own_cgroup(&host, &mounts, &CgroupPath::default(), &mut ledger).unwrap_err();
+        let why = agent_cgroup(&host, &mounts, &CgroupPath::default(), &mut ledger).unwrap_err();
         assert!(why.contains("cgroup v1"), "{why}");
         oom_score_adj(&host, &mut ledger).unwrap();
         let adj = host.procfs(format!("{}/oom_score_adj", std::process::id()));
@@ -254,7 +254,7 @@ mod tests {
         }
         std::fs::write(base.join("cgroup.subtree_control"), "memory\n").unwrap();
         let mut ledger = Ledger::open(&host, host.path("knobs")).unwrap();
-        own_cgroup(
+        agent_cgroup(
             &host,
             &mounts,
             &CgroupPath::new("node").unwrap(),
@@ -284,7 +284,7 @@ mod tests {
         let (_dir, host) = fake_host(&[("cgroup", "/sys/fs/cgroup/cpu", "cpu")]);
         let mounts = host.cgroup_mounts().unwrap();
         let mut ledger = Ledger::open(&host, host.path("knobs")).unwrap();
-        let why = own_cgroup(&host, &mounts, &CgroupPath::default(), &mut ledger).unwrap_err();
+        let why = agent_cgroup(&host, &mounts, &CgroupPath::default(), &mut ledger).unwrap_err();
         assert!(why.contains("memory") && !why.contains('\n'), "{why}");
         assert!(
             oom_score_adj(&host, &mut ledger)

@@ -275,9 +275,9 @@ fn check(call: &'static str, result: libc::c_long) -> Result<(), SyscallError> {
 /// # Errors
 /// When no descriptor is to be had, or it cannot be waited for.
 pub fn watch(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    let own = fd.try_clone_to_owned()?;
+    let clone = fd.try_clone_to_owned()?;
     // SAFETY: an `OwnedFd` names the same open descriptor for as long as it lives, and `AsyncFd` deregisters before dropping it.
-    unsafe { AsyncFd::register_with_interest(own, interest) }.map_err(io::Error::from)
+    unsafe { AsyncFd::register_with_interest(clone, interest) }.map_err(io::Error::from)
 }
 
 #[cfg(test)]

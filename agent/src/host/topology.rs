@@ -250,9 +250,9 @@ fn read_cores(
     }
     // CPUs of which no package is known are in one of their own: on most such machines it is the only one.
     let highest = cores.iter().filter_map(|core| core.socket).max();
-    let own = highest.map_or(0, |socket| socket.saturating_add(1));
+    let next = highest.map_or(0, |socket| socket.saturating_add(1));
     for core in sockets_unknown {
-        cores[core].socket = Some(own);
+        cores[core].socket = Some(next);
     }
     forget_clusters_of_one(&mut cores);
     Ok(cores)

@@ -112,7 +112,7 @@ pub enum ManifestError {
         source: Errno,
     },
     /// No YAML or JSON.
-    #[error("{file}:{line}: {what}; nothing of this file is used until it is put right", file = file.display())]
+    #[error("{file}:{line}: {what}; nothing of this file is used until it is fixed", file = file.display())]
     Syntax {
         /// Which file.
         file: Arc<Path>,
@@ -445,7 +445,7 @@ impl ManifestDir {
         let is_owner = |pod: &ManifestPod| {
             self.current
                 .get(&pod.pod.uid())
-                .is_some_and(|own| own.file == pod.file)
+                .is_some_and(|current| current.file == pod.file)
         };
         for want_owner in [true, false] {
             for pod in self
@@ -504,12 +504,12 @@ impl ManifestDir {
     fn change_budgets(&mut self, change: &mut ManifestChange) {
         let mut merged: BTreeMap<Arc<str>, ManifestBudget> = BTreeMap::new();
         let mut not_used = 0_usize;
-        for own in self.files.values().flat_map(|state| &state.budgets) {
-            let key = own.budget.key();
+        for candidate in self.files.values().flat_map(|state| &state.budgets) {
+            let key = candidate.budget.key();
             if let Some(first) = merged.get(&key) {
                 change.errors.push(ManifestError::Field {
-                    file: Arc::clone(&own.file),
-                    line: own.line,
+                    file: Arc::clone(&candidate.file),
+                    line: candidate.line,
                     field: "metadata.name".to_owned(),
                     what: format!(
                         "budget {key} is already defined at {}:{}, which is used",
@@ -520,7 +520,7 @@ impl ManifestDir {
             } else if merged.len() == BUDGETS_MAX {
                 not_used += 1;
             } else {
-                merged.insert(key, own.clone());
+                merged.insert(key, candidate.clone());
             }
         }
         if not_used > 0 {
@@ -532,10 +532,10 @@ impl ManifestDir {
                 what,
             });
         }
-        for (key, own) in &merged {
+        for (key, budget) in &merged {
             let before = self.budgets.get(key);
-            if before.is_none_or(|before| before.budget != own.budget) {
-                change.budgets.push(Arc::clone(&own.budget));
+            if before.is_none_or(|before| before.budget != budget.budget) {
+                change.budgets.push(Arc::clone(&budget.budget));
             }
         }
         let gone = self.budgets.keys().filter(|key| !merged.contains_key(*key));

@@ -109,7 +109,7 @@ pub fn parse(
     };
     match document.get("pods") {
         Some(list) if matches!(list.value, Value::List(_)) => reader.summary(list),
-        _ => reader.own(document),
+        _ => reader.plimsoll_form(document),
     }
     if reader.errors.is_empty() {
         Ok(reader.usages)
@@ -184,7 +184,7 @@ impl Reader<'_> {
         amount
     }
 
-    fn own(&mut self, document: &Node) {
+    fn plimsoll_form(&mut self, document: &Node) {
         if !matches!(document.value, Value::Map(_)) {
             let what = format!(
                 "expected an object with pods (namespace/name or UID) as fields, or a kubelet's /stats/summary; found {}",
@@ -200,15 +200,15 @@ impl Reader<'_> {
                 self.error(key.line, &key.name, what);
                 continue;
             };
-            let usage = self.own_pod(&pod, node, &key.name);
+            let usage = self.pod(&pod, node, &key.name);
             if self.usages.pods.insert(uid, usage).is_some() {
-                let what = "this pod is here already, by its other name".to_owned();
+                let what = "this pod is already listed by its other name".to_owned();
                 self.error(key.line, &key.name, what);
             }
         }
     }
 
-    fn own_pod(&mut self, pod: &Pod, node: &Node, name: &str) -> PodUsage {
+    fn pod(&mut self, pod: &Pod, node: &Node, name: &str) -> PodUsage {
         let mut usage = PodUsage::default();
         for (key, value) in self.object(node, name, POD) {
             let field = format!("{name}.{}", key.name);
@@ -216,10 +216,12 @@ impl Reader<'_> {
                 "memoryWorkingSet" => usage.working_set_bytes = self.amount(value, &field),
                 "processes" => usage.processes = self.amount(value, &field),
                 "containers" => {
-                    let known: Vec<&str> =
-                        pod.all_containers().map(|own| own.name.as_str()).collect();
+                    let known: Vec<&str> = pod
+                        .all_containers()
+                        .map(|part_of_spec| part_of_spec.name.as_str())
+                        .collect();
                     for (key, value) in self.object(value, &field, &known) {
-                        let container = self.own_container(value, &field, &key.name);
+                        let container = self.container(value, &field, &key.name);
                         usage.containers.push(container);
                     }
                 }
@@ -228,12 +230,12 @@ impl Reader<'_> {
                         .spec
                         .volumes
                         .iter()
-                        .map(|own| own.name.as_str())
+                        .map(|part_of_spec| part_of_spec.name.as_str())
                         .collect();
                     for (key, value) in self.object(value, &field, &known) {
                         usage.volumes.push(VolumeStorage {
                             name: key.name.clone(),
-                            used: self.own_disk(value, &format!("{field}.{}", key.name)),
+                            used: self.disk(value, &format!("{field}.{}", key.name)),
                         });
                     }
                 }
@@ -242,14 +244,14 @@ impl Reader<'_> {
         usage
     }
 
-    fn own_container(&mut self, node: &Node, field: &str, name: &str) -> ContainerStorage {
+    fn container(&mut self, node: &Node, field: &str, name: &str) -> ContainerStorage {
         let field = format!("{field}.{name}");
         let mut container = ContainerStorage {
             name: name.to_owned(),
             ..ContainerStorage::default()
         };
         for (key, value) in self.object(node, &field, CONTAINER) {
-            let used = self.own_disk(value, &format!("{field}.{}", key.name));
+            let used = self.disk(value, &format!("{field}.{}", key.name));
             match key.name.as_str() {
                 "rootfs" => container.rootfs = used,
                 _ => container.logs = used,
@@ -258,7 +260,7 @@ impl Reader<'_> {
         container
     }
 
-    fn own_disk(&mut self, node: &Node, field: &str) -> Used {
+    fn disk(&mut self, node: &Node, field: &str) -> Used {
         let mut used = Used::default();
         for (key, value) in self.object(node, field, DISK) {
             let amount = self.amount(value, &format!("{field}.{}", key.name));
@@ -275,7 +277,11 @@ impl Reader<'_> {
         for (index, node) in list.items().iter().enumerate() {
             let field = format!("pods[{index}]");
             let reference = node.get("podRef");
-            let part = |name| reference.and_then(|own| own.get(name)).and_then(Node::text);
+            let part = |name| {
+                reference
+                    .and_then(|object| object.get(name))
+                    .and_then(Node::text)
+            };
             let (Some(namespace), Some(name)) = (part("namespace"), part("name")) else {
                 let what = "needs podRef with namespace and name".to_owned();
                 self.error(node.line, &field, what);
@@ -289,7 +295,7 @@ impl Reader<'_> {
             };
             let usage = self.summary_pod(node, &field);
             if self.usages.pods.insert(uid, usage).is_some() {
-                self.error(node.line, &field, format!("{name} is here twice"));
+                self.error(node.line, &field, format!("{name} is listed twice"));
             }
         }
     }
@@ -306,29 +312,29 @@ impl Reader<'_> {
             inodes: figure(from, object, "inodesUsed"),
         };
         let items = |name: &str| node.get(name).map_or(&[][..], Node::items);
-        let name = |own: &Node| {
-            own.get("name")
+        let name = |item: &Node| {
+            item.get("name")
                 .and_then(Node::text)
                 .unwrap_or_default()
                 .to_owned()
         };
         let containers = items("containers")
             .iter()
-            .map(|own| ContainerStorage {
-                name: name(own),
-                rootfs: used(own, "rootfs"),
-                logs: used(own, "logs"),
+            .map(|item| ContainerStorage {
+                name: name(item),
+                rootfs: used(item, "rootfs"),
+                logs: used(item, "logs"),
             })
             .collect();
         let volumes = items("volume")
             .iter()
-            .map(|own| {
+            .map(|item| {
                 let mut direct = |name: &str| {
-                    let value = own.get(name)?;
+                    let value = item.get(name)?;
                     self.amount(value, &format!("{field}.volume.{name}"))
                 };
                 VolumeStorage {
-                    name: name(own),
+                    name: name(item),
                     used: Used {
                         bytes: direct("usedBytes"),
                         inodes: direct("inodesUsed"),
@@ -365,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn own_form() {
+    fn plimsoll_form() {
         let usages = of("u-1:\n  memoryWorkingSet: 1Ki\n  containers: {app: {rootfs: {bytes: 5, inodes: 2}, logs: {bytes: 7}}}\n  \
              volumes: {cache: {inodes: 3}}\ndata/db: {processes: 4}\n")
         .unwrap();
@@ -431,7 +437,7 @@ mod tests {
             "usage.yaml:5: default/web.containers.side: unknown field; known are app",
             "usage.yaml:6: default/wbe: no pod of the manifests",
             "usage.yaml:7: u-1.processes: expected a quantity",
-            "usage.yaml:7: u-1: this pod is here already",
+            "usage.yaml:7: u-1: this pod is already listed",
         ];
         assert_eq!(errors.len(), expect.len(), "{errors:#?}");
         for (error, start) in errors.iter().zip(expect) {

@@ -22,7 +22,7 @@ pub enum Unavailable {
         member: &'static str,
     },
     /// The kernel's own counters of pages cannot be found.
-    #[error("the kernel's counters of pages are not to be found: {reason}")]
+    #[error("the kernel's page counters cannot be located: {reason}")]
     NoCounters {
         /// Why.
         reason: String,

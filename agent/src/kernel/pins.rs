@@ -114,7 +114,7 @@ impl std::fmt::Display for Pinning {
             Self::Made { path } => write!(f, "pinned at {}", path.display()),
             Self::TakenOver { path } => write!(
                 f,
-                "taken over at {}; they went on while no agent ran",
+                "taken over at {}; they kept running while no agent ran",
                 path.display()
             ),
             Self::Not(error) => write!(

@@ -254,7 +254,7 @@ impl Pods {
         entry.open = None;
         let result = pods::cgroup::remove_empty(&self.mounts, &entry.path).map(|_| ());
         let is_removed = entry.removed;
-        self.own(uid, &ids, &[]);
+        self.set_owner(uid, &ids, &[]);
         if is_removed {
             self.forget(uid);
             self.generation += 1;
@@ -270,7 +270,7 @@ impl Pods {
     }
 
     /// A pod has these cgroups in place of those before.
-    fn own(&mut self, uid: &PodUid, before: &[u64], now: &[u64]) {
+    fn set_owner(&mut self, uid: &PodUid, before: &[u64], now: &[u64]) {
         if before == now {
             return;
         }
@@ -301,7 +301,7 @@ impl Pods {
             entry.open = None;
         }
         let ids = entry.cgroup_ids();
-        self.own(uid, &before, &ids);
+        self.set_owner(uid, &before, &ids);
         let now = match found {
             Err(error) if error.is_vanished() => false,
             found => found?,

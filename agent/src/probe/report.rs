@@ -131,5 +131,5 @@ fn missing_capabilities(
     facts
         .capabilities
         .into_iter()
-        .flat_map(move |held| held.missing_and_untold(attempts))
+        .flat_map(move |held| held.missing_and_unreported(attempts))
 }

@@ -47,7 +47,7 @@ pub const FILE_BYTES_MAX: u64 = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// The file cannot be made or written.
-    #[error("{path}: the journal cannot be written: {source}; make room there or choose another --journal; the agent goes on without", path = path.display())]
+    #[error("{path}: the journal cannot be written: {source}; make room there or choose another --journal; the agent continues without it", path = path.display())]
     Write {
         /// The file.
         path: PathBuf,
@@ -396,7 +396,7 @@ mod tests {
 
     /// Who reads only the newer file misses nothing.
     #[test]
-    fn the_next_file_begins_with_what_asides_have_told() {
+    fn the_next_file_begins_with_the_state_of_asides() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         let engine = engine();

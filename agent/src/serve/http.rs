@@ -21,7 +21,7 @@ use std::net::{SocketAddr, TcpListener};
 pub enum ListenError {
     /// Somebody else does.
     #[error(
-        "--listen {address}: the port is in use; give another, or find who has it with: ss -ltnp 'sport = :{port}'", port = .address.port()
+        "--listen {address}: the port is in use; give another, or find the process that has it with: ss -ltnp 'sport = :{port}'", port = .address.port()
     )]
     InUse {
         /// Where.

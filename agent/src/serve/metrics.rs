@@ -96,7 +96,7 @@ impl Readings {
             [(version, Value::Count(1))],
         )?;
         let answers = Value::Count(self.snapshot.is_some().into());
-        let help = "Whether the agent's loop answered this scrape; if not, only what is known without it is here.";
+        let help = "Whether the agent's loop answered this scrape; if not, only metrics that do not need it are present.";
         page.gauge("plimsoll_loop_answering", help, "", [([], answers)])?;
         let cpu = Value::Float(self.process.cpu.as_secs_f64());
         let help = "CPU time of all threads of the agent.";
@@ -105,7 +105,7 @@ impl Readings {
         let help = "Resident memory of the agent.";
         page.gauge("process_resident_memory", help, "bytes", [([], resident)])?;
         let started = Value::Float(self.process.started.as_secs_f64());
-        let help = "When the agent began, since 1970.";
+        let help = "Start time of the agent, since 1970.";
         page.gauge("process_start_time", help, "seconds", [([], started)])?;
         let clients = [
             ("answered", self.clients.answered),
@@ -114,7 +114,7 @@ impl Readings {
         ];
         page.counter(
             "plimsoll_http_connections",
-            "Clients of this listener: answered, sent away for being too many, or lost for being slow or wrong.",
+            "Clients of this listener: answered, rejected because there were too many, or dropped because they were slow or invalid.",
             "",
             clients.map(|(outcome, count)| ([("outcome", outcome)], Value::Count(count))),
         )?;
@@ -187,7 +187,7 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
     ];
     page.counter(
         "plimsoll_kernel_oom_kills",
-        "Processes that the kernel's OOM killer took: in pods, elsewhere, or in a storm too quick to look at each.",
+        "Processes killed by the kernel's OOM killer: in pods, elsewhere, or in a burst too fast to attribute each.",
         "",
         kills.map(|(victim, count)| ([("victim", victim)], Value::Count(count))),
     )?;
@@ -204,27 +204,27 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
     ];
     page.histogram(
         "plimsoll_reaction",
-        "From the kernel's stamp on what it reported until the engine had decided, whatever it decided.",
+        "Time from the kernel's time stamp of an event to the engine's decision, whatever it is.",
         reactions.map(|(cause, latencies)| ([("cause", cause)], latencies)),
     )?;
     page.histogram(
         "plimsoll_eviction_decision",
-        "Finished evictions: from the crossing until the pod was chosen. Those that no crossing set off are not in it.",
+        "Finished evictions: time from the crossing to the choice of the pod. Evictions without a crossing are not included.",
         [([], &tally.evictions.decided)],
     )?;
     page.histogram(
         "plimsoll_eviction_gone",
-        "Finished evictions: from the crossing until the pod's last process was gone.",
+        "Finished evictions: time from the crossing to the end of the pod's last process.",
         [([], &tally.evictions.gone)],
     )?;
     page.histogram(
         "plimsoll_eviction_freed",
-        "Finished evictions: from the crossing until the pod's memory was back, or the wait for it was over.",
+        "Finished evictions: time from the crossing until the pod's memory was freed, or the wait for it ended.",
         [([], &tally.evictions.freed)],
     )?;
     page.counter(
         "plimsoll_output_lines_lost",
-        "Lines of standard output that found its queue full.",
+        "Lines of standard output dropped because the queue was full.",
         "",
         [([], Value::Count(tally.lines_lost))],
     )?;
@@ -260,12 +260,12 @@ fn kernel_records(records: &AccountReport, page: &mut Page<'_>) -> fmt::Result {
         ),
         (
             "plimsoll_records_dropped",
-            "Records that found their ring full.",
+            "Records dropped because their ring buffer was full.",
             |count| count.dropped,
         ),
         (
             "plimsoll_records_folded",
-            "Events without a record of their own, counted in their cgroup's totals.",
+            "Events counted only in their cgroup's totals, without a record each.",
             |count| count.folded,
         ),
     ];
@@ -278,7 +278,7 @@ fn kernel_records(records: &AccountReport, page: &mut Page<'_>) -> fmt::Result {
     }
     page.counter(
         "plimsoll_records_untracked",
-        "Events that found their map full and are missing from later totals.",
+        "Events dropped because their map was full; later totals lack them.",
         "",
         [([], Value::Count(records.untracked))],
     )?;
@@ -313,14 +313,14 @@ fn node(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         };
         page.gauge(
             "plimsoll_signal_observed",
-            "What each signal showed last: what is available, or the share of time in which tasks waited.",
+            "Last value of each signal: the available amount, or the share of time in which tasks waited.",
             suffix,
             seen().map(|(signal, it)| ([("signal", signal.row().name)], level(unit, it.value.into()))),
         )?;
         if unit != Unit::Share {
             page.gauge(
                 "plimsoll_signal_capacity",
-                "How much there is in all of what a signal observes.",
+                "Total of the resource that a signal observes.",
                 suffix,
                 seen().map(|(signal, it)| {
                     (
@@ -335,7 +335,7 @@ fn node(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
             .filter(|((signal, _), _)| signal.row().unit == unit);
         page.gauge(
             "plimsoll_threshold_headroom",
-            "What may still go before a threshold is met; negative beyond it.",
+            "Distance to the threshold; negative beyond it.",
             suffix,
             left.map(|(key, left)| (threshold_labels(*key), level(unit, *left))),
         )?;
@@ -428,7 +428,7 @@ fn pods(state: &NodeState, page: &mut Page<'_>) -> fmt::Result {
     )?;
     page.gauge(
         "plimsoll_pod_memory_working_set",
-        "The same without inactive file pages.",
+        "Working set of a pod: its charged memory without inactive file pages.",
         "bytes",
         rows(|pod| Some(pod.memory?.working_set_bytes)),
     )?;
@@ -441,7 +441,7 @@ fn pods(state: &NodeState, page: &mut Page<'_>) -> fmt::Result {
     let left_out = state.pods.len().saturating_sub(POD_SERIES_MAX) as u64;
     page.gauge(
         "plimsoll_pods_without_series",
-        "Pods that are too many to have series of their own.",
+        "Pods without series, because there are too many.",
         "",
         [([], Value::Count(left_out))],
     )

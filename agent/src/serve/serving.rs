@@ -52,7 +52,7 @@ impl ServingThread {
                     biased;
                     _ = stopped => {}
                     ended = serve() => if let Err(error) = ended {
-                        tracing::error!(%error, "{name} is not served any more");
+                        tracing::error!(%error, "{name} is no longer served");
                     }
                 }
             });

@@ -155,7 +155,7 @@ pub enum StorageError {
 
 /// [`ORDERS_MAX`] orders wait already. Ask again later; nothing was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("storage: {ORDERS_MAX} orders wait already; ask again later")]
+#[error("storage: {ORDERS_MAX} requests are already queued; try again later")]
 pub struct Busy;
 
 /// What the loop wants from the walking thread.

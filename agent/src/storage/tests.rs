@@ -185,7 +185,7 @@ fn a_ranking_without_pods_is_answered_too() {
 }
 
 #[test]
-fn what_is_freed_is_told_and_a_dry_request_frees_nothing() {
+fn freed_bytes_are_reported_and_a_dry_request_frees_nothing() {
     let machine = Machine::new();
     machine.volume_file("ended", "1");
     let file = machine

@@ -137,7 +137,7 @@ impl DirectoryReport {
             // It ended in the meantime.
             Way::Failed(Errno::NOENT) => None,
             Way::Walked(walked) => Some(format!(
-                "{path}: not counted as it is: {unreadable} unreadable, {moved} moved meanwhile, {deep} too deep, {links} hard links perhaps twice",
+                "{path}: usage is inexact: {unreadable} unreadable, {moved} moved during the count, {deep} too deep, {links} hard links perhaps counted twice",
                 path = self.path.display(),
                 unreadable = walked.unreadable,
                 moved = walked.moved,
@@ -314,7 +314,7 @@ fn plan(
     let mut add = |part, path: PathBuf| match open_dir(&path) {
         Ok(fd) => plan.push(Planned {
             part,
-            project: own_project(&fd),
+            project: project_rooted_at(&fd),
             path,
         }),
         Err(Errno::NOENT) => {}
@@ -346,7 +346,7 @@ fn plan(
 }
 
 /// The project that this directory is the root of.
-fn own_project(fd: &OwnedFd) -> Option<ProjectKey> {
+fn project_rooted_at(fd: &OwnedFd) -> Option<ProjectKey> {
     let project = project_of(fd.as_fd()).ok()?;
     if project.id == 0 || !project.is_inherited {
         return None;
@@ -365,7 +365,7 @@ fn own_project(fd: &OwnedFd) -> Option<ProjectKey> {
 
 fn by_quota(path: &Path, key: ProjectKey) -> Option<(Way, Used)> {
     let fd = open_dir(path).ok()?;
-    if own_project(&fd) != Some(key) {
+    if project_rooted_at(&fd) != Some(key) {
         return None;
     }
     let (bytes, inodes) = project_usage(fd.as_fd(), key.1).ok()?;

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_can_be_written_is_told_before() {
+    fn an_unwritable_place_is_an_error_before_the_recording() {
         let target = TraceFile::parse("/nonexistent/x.svg").unwrap();
         let error = Pending::create(&target).unwrap_err().to_string();
         assert!(error.contains("/nonexistent/x.svg"), "{error}");

@@ -85,7 +85,7 @@ pub(super) struct Losses {
     pub(super) samples_not_kept: u64,
     /// Samples whose stacks were cut because there are too many different ones.
     pub(super) stacks_cut: u64,
-    /// Records that found their ring full.
+    /// Records dropped because their ring buffer was full.
     pub(super) records_dropped: u64,
     /// Records that could not be read.
     pub(super) records_unreadable: u64,

@@ -105,9 +105,13 @@ fn names(args: &TraceArgs) -> Result<(BTreeMap<PodUid, String>, Option<String>),
             let lines: Vec<_> = errors.iter().map(ToString::to_string).collect();
             return Err(TraceError::Manifests(lines.join("\n")));
         }
-        let pods = manifests.into_iter().map(|own| {
-            let name = format!("{}/{}", own.pod.namespace(), own.pod.metadata.name);
-            (own.pod.uid(), name)
+        let pods = manifests.into_iter().map(|manifest| {
+            let name = format!(
+                "{}/{}",
+                manifest.pod.namespace(),
+                manifest.pod.metadata.name
+            );
+            (manifest.pod.uid(), name)
         });
         return Ok((pods.collect(), None));
     }
@@ -139,8 +143,12 @@ fn find_pod(
         let name = pods.get(&uid).cloned();
         return Ok((uid, name.unwrap_or_else(|| format!("pod {wanted}"))));
     }
-    let is_meant =
-        |name: &str| name == wanted || name.split_once('/').is_some_and(|(_, own)| own == wanted);
+    let is_meant = |name: &str| {
+        name == wanted
+            || name
+                .split_once('/')
+                .is_some_and(|(_, short)| short == wanted)
+    };
     let mut found = pods.iter().filter(|(_, name)| is_meant(name));
     match (found.next(), found.next()) {
         (Some((uid, name)), None) => Ok((uid.clone(), name.clone())),

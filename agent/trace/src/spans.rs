@@ -221,7 +221,7 @@ impl Spans {
         }
     }
 
-    /// Something that is told each time it happens.
+    /// Something that has a record each time it happens.
     pub(super) fn mark(
         &mut self,
         group: GroupIndex,

@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn own_code_is_found_in_the_own_file() {
+    fn code_of_the_test_is_found_in_its_file() {
         let areas = parse_maps(MAPS);
         let mut stacks = Stacks::new(HostRoot::live());
         stacks.processes.insert(

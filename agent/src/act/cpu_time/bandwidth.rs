@@ -15,7 +15,7 @@ const MAX_BYTES: usize = 64;
 /// What we wrote, and what was there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Ours {
-    own_us: Option<u64>,
+    found_us: Option<u64>,
     wrote_us: u64,
 }
 
@@ -84,8 +84,8 @@ impl Bandwidth {
             None => usage_us,
         };
         let mut overwritten = Vec::new();
-        let mut own = |ours: &mut Option<Ours>, knob, now_us: Option<u64>| match *ours {
-            Some(known) if now_us == Some(known.wrote_us) => known.own_us,
+        let mut found = |ours: &mut Option<Ours>, knob, now_us: Option<u64>| match *ours {
+            Some(known) if now_us == Some(known.wrote_us) => known.found_us,
             Some(_) => {
                 *ours = None;
                 overwritten.push((knob, self.dir.join(file_name(self.version, knob))));
@@ -93,8 +93,8 @@ impl Bandwidth {
             }
             None => now_us,
         };
-        let configured_quota_us = own(&mut self.our_quota, CpuKnob::Quota, quota_us);
-        let configured_burst_us = own(&mut self.our_burst, CpuKnob::Burst, burst_us);
+        let configured_quota_us = found(&mut self.our_quota, CpuKnob::Quota, quota_us);
+        let configured_burst_us = found(&mut self.our_burst, CpuKnob::Burst, burst_us);
         Ok(Read {
             cpu: CgroupCpu {
                 container: Arc::clone(container),
@@ -152,8 +152,8 @@ impl Bandwidth {
         ledger.write(&path, &text)?;
         let ours = self.ours(knob);
         *ours = Some(Ours {
-            own_us: match *ours {
-                Some(known) if now_us == Some(known.wrote_us) => known.own_us,
+            found_us: match *ours {
+                Some(known) if now_us == Some(known.wrote_us) => known.found_us,
                 _ => now_us,
             },
             wrote_us: us,

@@ -101,7 +101,7 @@ impl Reader {
         self.pods.retain(|uid, _| wanted(uid));
         let mut pods = Vec::new();
         for pod in &watch.pods {
-            let own = self.pods.entry(pod.uid.clone()).or_insert_with(|| Pod {
+            let watched = self.pods.entry(pod.uid.clone()).or_insert_with(|| Pod {
                 dir: self.hierarchy.dir(&pod.path),
                 pressure: None,
                 cgroups: BTreeMap::new(),
@@ -114,10 +114,10 @@ impl Reader {
                 uid: &pod.uid,
                 may_come_first: pod.may_come_first,
             };
-            match look.at(own, said) {
+            match look.at(watched, said) {
                 Ok(now) => {
-                    if own.last.as_ref() != Some(&now) {
-                        own.last = Some(now.clone());
+                    if watched.last.as_ref() != Some(&now) {
+                        watched.last = Some(now.clone());
                         pods.push(now);
                     }
                 }
@@ -269,9 +269,9 @@ impl Look<'_> {
         }
         // The pod's own is the first: "". What its containers used is its usage, too.
         let usage_us = match cgroups.first_mut() {
-            Some(own) if has_usage => own.usage_us,
-            Some(own) => {
-                own.usage_us = ran_us;
+            Some(pod_cgroup) if has_usage => pod_cgroup.usage_us,
+            Some(pod_cgroup) => {
+                pod_cgroup.usage_us = ran_us;
                 ran_us
             }
             None => 0,
@@ -346,7 +346,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn busy_and_whole_time_of_the_cpus_that_are_nobodys_own() {
+    fn busy_and_whole_time_of_the_shared_cpus() {
         let text = b"cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 10 1 5 80 4 0 0 0 3 0\ncpu1 0 0 0 100 0 0 0 0 0 0\ncpu12 50 0 0 0 0 0 0 50 0 0\nintr 5\n";
         assert_eq!(
             parse_stat(text, &CpuSet::of(1)),

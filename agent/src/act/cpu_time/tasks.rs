@@ -76,9 +76,9 @@ mod tests {
         let host = HostRoot::new(dir.path());
         let list = dir.path().join("tasks");
         let task = |id: u64, text: &str| {
-            let own = host.procfs(id.to_string());
-            std::fs::create_dir_all(&own).unwrap();
-            std::fs::write(own.join("schedstat"), text).unwrap();
+            let process = host.procfs(id.to_string());
+            std::fs::create_dir_all(&process).unwrap();
+            std::fs::write(process.join("schedstat"), text).unwrap();
         };
         let mut times = TaskTimes::default();
         let mut read = |ids: &str| {

@@ -41,14 +41,14 @@ fn v2() -> Node {
     let pressure = "some avg10=0.00 avg60=0.00 avg300=0.00 total=1234\n";
     write(&host.path("/sys/fs/cgroup/cpu.pressure"), pressure);
     let pod = host.path("/sys/fs/cgroup/kubepods/burstable/podweb");
-    for own in [pod.clone(), pod.join("app")] {
-        write(&own.join("cpu.max"), &format!("{MAX}\n"));
-        write(&own.join("cpu.max.burst"), "000000\n");
+    for cgroup in [pod.clone(), pod.join("app")] {
+        write(&cgroup.join("cpu.max"), &format!("{MAX}\n"));
+        write(&cgroup.join("cpu.max.burst"), "000000\n");
         write(
-            &own.join("cpu.stat"),
+            &cgroup.join("cpu.stat"),
             "usage_usec 5000\nnr_periods 10\nnr_throttled 3\nnr_bursts 1\n",
         );
-        write(&own.join("cpu.pressure"), pressure);
+        write(&cgroup.join("cpu.pressure"), pressure);
     }
     let ledger = dir.path().join(CPU_LEDGER);
     Node {
@@ -104,7 +104,11 @@ fn what_was_before_us_is_known_and_comes_back() {
     );
     let pod = &reading.pods[0];
     assert_eq!((pod.usage_us, pod.waited_us), (5000, Some(1234)));
-    let names: Vec<&str> = pod.cgroups.iter().map(|own| &*own.container).collect();
+    let names: Vec<&str> = pod
+        .cgroups
+        .iter()
+        .map(|cgroup| &*cgroup.container)
+        .collect();
     assert_eq!(names, ["", "app"]);
     let app = &pod.cgroups[1];
     assert_eq!(
@@ -209,14 +213,14 @@ fn v1_without_cpuacct_beside_it_counts_its_tasks() {
     let (dir, host) = fake_host(&[("cgroup", "/sys/fs/cgroup/cpu", "rw,cpu")]);
     write(&host.procfs("stat"), "cpu0 10 0 0 90 0 0 0 0 0 0\n");
     let pod = host.path("/sys/fs/cgroup/cpu/kubepods/burstable/podweb");
-    for own in [pod.clone(), pod.join("app")] {
-        write(&own.join("cpu.cfs_quota_us"), "-1\n");
-        write(&own.join("cpu.cfs_period_us"), "100000\n");
+    for cgroup in [pod.clone(), pod.join("app")] {
+        write(&cgroup.join("cpu.cfs_quota_us"), "-1\n");
+        write(&cgroup.join("cpu.cfs_period_us"), "100000\n");
         write(
-            &own.join("cpu.stat"),
+            &cgroup.join("cpu.stat"),
             "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n",
         );
-        write(&own.join("tasks"), "");
+        write(&cgroup.join("tasks"), "");
     }
     write(&pod.join("app/tasks"), "41\n42\n");
     write(&host.procfs("41/schedstat"), "3000000 1000000 5\n");
@@ -225,10 +229,13 @@ fn v1_without_cpuacct_beside_it_counts_its_tasks() {
     assert_eq!(reader.source(), WaitSource::Tasks);
     let mut said = |_: Remark| panic!("nothing is wrong");
     let reading = reader.read(&watch(), 7, &mut said).unwrap();
-    let own = &reading.pods[0];
-    assert_eq!((own.usage_us, own.waited_us), (5000, Some(1500)));
-    let [pod, app] = &own.cgroups[..] else {
-        panic!("{own:?}");
+    let reading_of_pod = &reading.pods[0];
+    assert_eq!(
+        (reading_of_pod.usage_us, reading_of_pod.waited_us),
+        (5000, Some(1500))
+    );
+    let [pod, app] = &reading_of_pod.cgroups[..] else {
+        panic!("{reading_of_pod:?}");
     };
     assert_eq!(
         (pod.quota_us, app.quota_us, app.burst_us),

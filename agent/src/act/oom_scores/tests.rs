@@ -14,7 +14,7 @@ const GIB: u64 = 1 << 30;
 struct Fake {
     dir: tempfile::TempDir,
     scores: OomScores,
-    told: Vec<String>,
+    errors: Vec<String>,
 }
 
 impl Fake {
@@ -47,7 +47,7 @@ impl Fake {
         let mut fake = Self {
             dir,
             scores,
-            told: Vec::new(),
+            errors: Vec::new(),
         };
         for cgroup in ["", "main", "free", "main/below", "0123abcd"] {
             fs::create_dir_all(fake.cgroup(cgroup)).unwrap();
@@ -98,21 +98,21 @@ impl Fake {
     fn attach(&mut self, cgroup: &str, pid: u32) {
         let id = self.id(cgroup);
         self.scores.came(id, pid);
-        let told = &mut self.told;
+        let errors = &mut self.errors;
         self.scores
-            .serve(1, true, &mut |error| told.push(error.to_string()));
+            .serve(1, true, &mut |error| errors.push(error.to_string()));
     }
 
     /// One look at every cgroup.
     fn look(&mut self, now_ns: u64, budget: usize) {
-        let Self { scores, told, .. } = self;
+        let Self { scores, errors, .. } = self;
         let mut budget = budget;
         for cgroup in &mut scores.pods.get_mut(&PodUid::from("u")).unwrap().cgroups {
             let mut turn = Turn {
                 host: &scores.host,
                 counts: &mut scores.counts,
                 budget: &mut budget,
-                failed: &mut |error| told.push(error.to_string()),
+                failed: &mut |error| errors.push(error.to_string()),
             };
             cgroup.look(&[], now_ns, &mut turn);
         }
@@ -162,7 +162,7 @@ fn whoever_is_there_at_the_start_is_served() {
     );
     assert_eq!(fake.adj(100_009), -998, "a runtime's sandbox was touched");
     assert_eq!(fake.scores.counts().written, 2);
-    assert_eq!(fake.told, Vec::<String>::new());
+    assert_eq!(fake.errors, Vec::<String>::new());
 }
 
 #[test]
@@ -265,15 +265,15 @@ fn a_turn_writes_no_more_than_its_budget_and_goes_on_later() {
         fake.set(pid, 0);
     }
     fake.procs("main", &pids);
-    let mut looks = 0;
+    let mut turns = 0;
     while pids.iter().any(|pid| fake.adj(*pid) != 900) {
         let before = fake.scores.counts().written;
-        looks += 1;
-        fake.look(looks, 128);
+        turns += 1;
+        fake.look(turns, 128);
         assert!(fake.scores.counts().written - before <= 128);
-        assert!(looks <= 3, "no end");
+        assert!(turns <= 3, "no end");
     }
-    assert_eq!((looks, fake.scores.counts().written), (3, 300));
+    assert_eq!((turns, fake.scores.counts().written), (3, 300));
 }
 
 #[test]
@@ -313,17 +313,17 @@ fn too_many_newcomers_lead_to_a_review() {
 }
 
 #[test]
-fn what_cannot_be_read_is_told() {
+fn an_unreadable_file_is_an_error() {
     let mut fake = Fake::new();
     let procs = fake.cgroup("main").join("cgroup.procs");
     fs::remove_file(&procs).unwrap();
     fs::create_dir(&procs).unwrap();
     fake.look(1, 100);
-    assert_eq!(fake.told.len(), 1);
+    assert_eq!(fake.errors.len(), 1);
     assert!(
-        fake.told[0].contains("main/cgroup.procs"),
+        fake.errors[0].contains("main/cgroup.procs"),
         "{:?}",
-        fake.told
+        fake.errors
     );
 }
 
@@ -359,11 +359,11 @@ fn a_real_process_gets_its_score() {
     fake.attach("main", pid);
     let path = format!("/proc/{pid}/oom_score_adj");
     assert_eq!(fs::read_to_string(&path).unwrap().trim(), "900");
-    assert_eq!(fake.told, Vec::<String>::new());
+    assert_eq!(fake.errors, Vec::<String>::new());
     // Gone: nothing to do, nothing to say.
     drop(sleeper);
     std::thread::sleep(Duration::from_millis(10));
     fake.scores.order(&PodUid::from("u"), "main", Some(950));
     fake.look(2, 100);
-    assert_eq!(fake.told, Vec::<String>::new());
+    assert_eq!(fake.errors, Vec::<String>::new());
 }

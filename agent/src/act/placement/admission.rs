@@ -75,7 +75,7 @@ impl Admission {
         &self,
         container: &str,
         of_pod: &mut CgroupConfig,
-        own: &mut CgroupConfig,
+        of_container: &mut CgroupConfig,
     ) {
         let Some(checkpoint) = &self.checkpoint else {
             return;
@@ -89,7 +89,7 @@ impl Admission {
             free(of_pod);
         }
         if checkpoint.frees_container(&self.pod, container) {
-            free(own);
+            free(of_container);
         }
     }
 

@@ -223,7 +223,7 @@ impl Applier {
                 }
             }
             Some(Err(error)) => {
-                tracing::error!(%error, "interrupts are not as before; the next start tries again");
+                tracing::error!(%error, "interrupt affinity is not restored; the next start tries again");
             }
             None => {}
         }

@@ -57,8 +57,7 @@ pub enum CheckpointError {
     },
     /// Somebody else holds the lock.
     #[error(
-        "{path}: held by another plimsoll for {waited:?}: the node is very busy, the agent moves much memory between NUMA nodes, or an exec is stopped; \
-         see who has it: fuser {path}", path = path.display()
+        "{path}: held by another plimsoll for {waited:?}: the node is very busy, the agent moves much memory between NUMA nodes, or an exec is stopped; find the process: fuser {path}", path = path.display()
     )]
     Locked {
         /// The lock.
@@ -265,8 +264,8 @@ impl Checkpoint {
     #[must_use]
     pub fn starts_on(&self, pod: &PodUid, container: &str, online: CpuSet) -> CpuSet {
         let pool = self.assignments.shared_pool & online;
-        let own = self.assignments.cpus(pod, container).cpus & online;
-        let wanted = if own.is_empty() { pool } else { own };
+        let assigned = self.assignments.cpus(pod, container).cpus & online;
+        let wanted = if assigned.is_empty() { pool } else { assigned };
         let Some(before) = &self.before else {
             return wanted;
         };
@@ -286,9 +285,11 @@ impl Checkpoint {
     /// Whether the pod as a whole does: as soon as one of its containers has exclusive CPUs (`podHasExclusiveCPUs`).
     #[must_use]
     pub fn frees_pod(&self, pod: &PodUid) -> bool {
-        let own = self.assignments.containers.get(pod);
-        let mut own = own.into_iter().flat_map(|own| own.values());
-        !self.keeps_quota && own.any(|own| own.cpus.is_some())
+        let containers = self.assignments.containers.get(pod);
+        let mut assigned = containers
+            .into_iter()
+            .flat_map(|containers| containers.values());
+        !self.keeps_quota && assigned.any(|container| container.cpus.is_some())
     }
 }
 
@@ -298,7 +299,7 @@ fn parse(text: &[u8]) -> Result<Checkpoint, String> {
     if written.version != VERSION {
         let version = written.version;
         return Err(format!(
-            "of version {version}, and this plimsoll knows {VERSION}"
+            "version {version}, but this plimsoll reads version {VERSION}"
         ));
     }
     let actual = checksum(written.placement.get());
@@ -325,12 +326,12 @@ fn contradiction(assignments: &Assignments) -> Option<String> {
     }
     let mut taken = assignments.shared_pool;
     for (pod, containers) in &assignments.containers {
-        let own = containers.values().filter_map(|own| own.cpus);
-        let own = own.fold(CpuSet::EMPTY, |all, cpus| all | cpus);
-        if !own.is_disjoint(&taken) {
-            return Some(format!("CPUs {} of pod {pod} are taken", own & taken));
+        let of_containers = containers.values().filter_map(|assigned| assigned.cpus);
+        let of_pod = of_containers.fold(CpuSet::EMPTY, |all, cpus| all | cpus);
+        if !of_pod.is_disjoint(&taken) {
+            return Some(format!("CPUs {} of pod {pod} are taken", of_pod & taken));
         }
-        taken |= own;
+        taken |= of_pod;
     }
     None
 }
@@ -378,13 +379,13 @@ mod tests {
         CpuSet::parse(list).unwrap()
     }
 
-    fn assignments(pool: &str, own: &[(&str, &str)]) -> Assignments {
+    fn assignments(pool: &str, exclusive: &[(&str, &str)]) -> Assignments {
         let one = |cpus: CpuSet| Assignment {
             cpus: Some(cpus),
             ..Assignment::default()
         };
-        let containers = own.iter().map(|(pod, own)| {
-            let containers = BTreeMap::from([("main".to_owned(), one(cpus(own)))]);
+        let containers = exclusive.iter().map(|(pod, list)| {
+            let containers = BTreeMap::from([("main".to_owned(), one(cpus(list)))]);
             (PodUid::from(*pod), containers)
         });
         Assignments {
@@ -437,7 +438,7 @@ mod tests {
             ("\0\0\0", "not a checkpoint"),
             (&good[..good.len() / 2], "not a checkpoint"),
             (&good.replace("0-1", "0-7"), "checksum"),
-            (&good.replace(":1,", ":2,"), "of version 2"),
+            (&good.replace(":1,", ":2,"), "version 2"),
             (&good.replace("version", "edition"), "unknown field"),
             (&sum("{}"), "not a placement"),
             (

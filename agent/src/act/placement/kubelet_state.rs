@@ -179,15 +179,15 @@ impl CpuManagerState {
                 return Err(KubeletStateError::ByContainerId);
             };
             for (container, list) in containers {
-                let own = cpus(format!("entries.{pod}.{container}"), list)?;
+                let cpus_of_container = cpus(format!("entries.{pod}.{container}"), list)?;
                 let of_pod = entries.entry(PodUid::from(pod.as_str())).or_default();
-                of_pod.insert(container.clone(), own);
+                of_pod.insert(container.clone(), cpus_of_container);
             }
         }
         let pods = data.pod_entries.iter().flatten();
-        let pods = pods.map(|(pod, own)| {
-            let own = cpus(format!("podEntries.{pod}.cpuSet"), &own.cpu_set)?;
-            Ok((PodUid::from(pod.as_str()), own))
+        let pods = pods.map(|(pod, of_pod)| {
+            let of_pod = cpus(format!("podEntries.{pod}.cpuSet"), &of_pod.cpu_set)?;
+            Ok((PodUid::from(pod.as_str()), of_pod))
         });
         Ok(Self {
             policy: data.policy_name.clone(),
@@ -237,7 +237,7 @@ impl MemoryManagerState {
             let node = MemoryNode {
                 assignments: node.number_of_assignments,
                 tables: tables
-                    .map(|(kind, own)| (kind.clone(), table(own)))
+                    .map(|(kind, of_kind)| (kind.clone(), table(of_kind)))
                     .collect(),
                 cells: mask(&field, &node.cells)?,
             };
@@ -247,14 +247,17 @@ impl MemoryManagerState {
         for (pod, containers) in &data.entries {
             for (container, blocks) in containers {
                 let field = format!("entries.{pod}.{container}");
-                let blocks = blocks.iter().map(|own| block(&field, own));
+                let blocks = blocks.iter().map(|entry| block(&field, entry));
                 let of_pod = entries.entry(PodUid::from(pod.as_str())).or_default();
                 of_pod.insert(container.clone(), blocks.collect::<Result<_, _>>()?);
             }
         }
-        let pods = data.pod_entries.iter().flatten().map(|(pod, own)| {
+        let pods = data.pod_entries.iter().flatten().map(|(pod, of_pod)| {
             let field = format!("podEntries.{pod}");
-            let blocks = own.memory_blocks.iter().map(|own| block(&field, own));
+            let blocks = of_pod
+                .memory_blocks
+                .iter()
+                .map(|entry| block(&field, entry));
             Ok((
                 PodUid::from(pod.as_str()),
                 blocks.collect::<Result<_, KubeletStateError>>()?,
@@ -277,15 +280,15 @@ impl MemoryManagerState {
 #[must_use]
 pub fn assignments(cpu: &CpuManagerState, memory: Option<&MemoryManagerState>) -> Assignments {
     let mut containers: BTreeMap<PodUid, BTreeMap<String, Assignment>> = BTreeMap::new();
-    for (pod, own) in &cpu.entries {
-        for (container, cpus) in own.iter().filter(|(_, cpus)| !cpus.is_empty()) {
+    for (pod, of_containers) in &cpu.entries {
+        for (container, cpus) in of_containers.iter().filter(|(_, cpus)| !cpus.is_empty()) {
             let of_pod = containers.entry(pod.clone()).or_default();
             of_pod.entry(container.clone()).or_default().cpus = Some(*cpus);
         }
     }
     let entries = memory.map(|memory| &memory.entries);
-    for (pod, own) in entries.into_iter().flatten() {
-        for (container, blocks) in own {
+    for (pod, of_containers) in entries.into_iter().flatten() {
+        for (container, blocks) in of_containers {
             if !blocks.is_empty() {
                 let of_pod = containers.entry(pod.clone()).or_default();
                 of_pod

@@ -76,7 +76,9 @@ impl Outcome {
     pub fn remarks(&self) -> Vec<String> {
         let mut remarks: Vec<String> = self.set_aside.iter().map(ToString::to_string).collect();
         remarks.extend(self.uncontested.iter().map(|cgroup| {
-            format!("{cgroup}: nobody else changes its cpuset.cpus any more; placement goes on")
+            format!(
+                "{cgroup}: no other program changes its cpuset.cpus any more; placement goes on"
+            )
         }));
         remarks.extend(self.failed.iter().map(ToString::to_string));
         remarks.extend(self.shared.iter().map(|shared| {

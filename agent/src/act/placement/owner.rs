@@ -31,8 +31,8 @@ const PROCESSES_MAX: usize = 4 << 20;
 pub enum OtherOwner {
     /// The kubelet.
     #[error(
-        "the kubelet (pid {pid}) manages cpusets itself: {file} has policy {policy:?}; nothing is placed here. Set its {field}: {none} \
-         and restart it (its assignments can be taken over), or set ours to none", file = file.display(), none = none(field)
+        "the kubelet (pid {pid}) manages cpusets itself: {file} has policy {policy:?}; plimsoll places nothing. Set its {field}: {none} \
+         and restart it (its assignments can be taken over), or set Plimsoll's to none", file = file.display(), none = none(field)
     )]
     Kubelet {
         /// Its process.
@@ -46,8 +46,7 @@ pub enum OtherOwner {
     },
     /// Somebody unknown.
     #[error(
-        "{cgroup}: cpuset.cpus was changed from {ours:?} to {theirs:?} behind our back, {times} times in a row; nothing is placed for the next \
-         {pause_s} s, then it is tried again. Find who does it (systemd AllowedCPUs=, a container runtime, a tuning daemon; auditctl -w FILE -p w) and stop it"
+        "{cgroup}: another program changed cpuset.cpus from {ours:?} to {theirs:?}, {times} times in a row; placement pauses for {pause_s} s, then tries again. Find the program (systemd AllowedCPUs=, a container runtime, a tuning daemon; auditctl -w FILE -p w) and stop it"
     )]
     Rewriter {
         /// The container's cgroup.

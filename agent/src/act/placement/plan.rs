@@ -23,10 +23,10 @@ pub(super) fn all_of(known: &[Assignments]) -> Option<Assignments> {
     let (last, before) = known.split_first()?;
     let mut all = last.clone();
     for (pod, containers) in before.iter().flat_map(|before| &before.containers) {
-        for (container, own) in containers {
+        for (container, earlier) in containers {
             let both = all.containers.entry(pod.clone()).or_default();
             let both = both.entry(container.clone()).or_default();
-            both.cpus = match (both.cpus, own.cpus) {
+            both.cpus = match (both.cpus, earlier.cpus) {
                 (Some(one), Some(other)) => Some(one | other),
                 (one, other) => one.or(other),
             };

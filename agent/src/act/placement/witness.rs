@@ -78,16 +78,16 @@ impl Witness {
         seen
     }
 
-    /// Takes a sample. Whoever runs on nothing but CPUs that are its group's `own` must be alone there; returns who is not, now and in the sample
+    /// Takes a sample. Whoever runs on nothing but CPUs that are its group's `exclusive` must be alone there; returns who is not, now and in the sample
     /// before.
-    pub fn look(&mut self, own: &[(usize, CpuSet)]) -> Vec<Sharing> {
+    pub fn look(&mut self, exclusive: &[(usize, CpuSet)]) -> Vec<Sharing> {
         let seen = self.sample();
         let mut now = Vec::new();
         for owner in &seen {
-            let is_own = |(group, cpus): &(usize, CpuSet)| {
+            let is_exclusive = |(group, cpus): &(usize, CpuSet)| {
                 *group == owner.group && owner.allowed.is_subset(cpus)
             };
-            if !own.iter().any(is_own) {
+            if !exclusive.iter().any(is_exclusive) {
                 continue;
             }
             let others = seen.iter().filter(|other| {
@@ -132,15 +132,15 @@ mod tests {
         }
         let groups = vec![dir.path().join("a"), dir.path().join("b"), "/gone".into()];
         let mut witness = Witness::new(&host, groups);
-        let own = [(0, CpuSet::parse("2-3").unwrap())];
+        let exclusive = [(0, CpuSet::parse("2-3").unwrap())];
         allow(1, "2");
         allow(2, "0-2");
-        assert!(witness.look(&own).is_empty(), "once may be by chance");
-        assert_eq!(witness.look(&own).len(), 1);
+        assert!(witness.look(&exclusive).is_empty(), "once may be by chance");
+        assert_eq!(witness.look(&exclusive).len(), 1);
         allow(2, "0-1,3");
-        assert!(witness.look(&own).is_empty());
+        assert!(witness.look(&exclusive).is_empty());
         allow(1, "0-3");
-        assert!(witness.look(&own).is_empty(), "it is not on its own");
+        assert!(witness.look(&exclusive).is_empty(), "it is not on its own");
         assert_eq!(witness.sample().len(), 2);
     }
 }

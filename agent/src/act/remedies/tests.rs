@@ -188,8 +188,8 @@ fn a_stricter_high_is_not_raised() {
     let mut cgroup = cgroup();
     fs::write(&cgroup.high, "1048576").unwrap();
     cgroup.set_high(60_000);
-    let told = cgroup.reports.blocking_recv().unwrap();
-    assert!(matches!(told.report, StageReport::Failed { error } if error.contains("1048576")));
+    let outcome = cgroup.reports.blocking_recv().unwrap();
+    assert!(matches!(outcome.report, StageReport::Failed { error } if error.contains("1048576")));
     assert_eq!(cgroup.high(), "1048576");
 }
 
@@ -201,8 +201,8 @@ fn reclaim_goes_in_chunks_and_says_what_came() {
         .remedies
         .reclaim(&cgroup.uid, &cgroup.files, bytes, u64::MAX)
         .unwrap();
-    let told = cgroup.reports.blocking_recv().unwrap();
-    assert_eq!(told.report, StageReport::Reclaimed { bytes });
+    let outcome = cgroup.reports.blocking_recv().unwrap();
+    assert_eq!(outcome.report, StageReport::Reclaimed { bytes });
     // The last chunk over the longer ones.
     let written = fs::read_to_string(&cgroup.reclaim).unwrap();
     assert_eq!(written, "40967216");
@@ -211,8 +211,8 @@ fn reclaim_goes_in_chunks_and_says_what_came() {
         .remedies
         .reclaim(&cgroup.uid, &cgroup.files, bytes, 0)
         .unwrap();
-    let told = cgroup.reports.blocking_recv().unwrap();
-    assert_eq!(told.report, StageReport::Reclaimed { bytes: 0 });
+    let outcome = cgroup.reports.blocking_recv().unwrap();
+    assert_eq!(outcome.report, StageReport::Reclaimed { bytes: 0 });
 }
 
 #[test]
@@ -226,7 +226,10 @@ fn what_this_kernel_does_not_have_is_said() {
             _ => cgroup.remedies.set_high(&cgroup.uid, &none, 1, until_ns),
         }
         .unwrap();
-        let told = cgroup.reports.blocking_recv().unwrap();
-        assert_eq!((told.stage, told.report), (stage, StageReport::Unsupported));
+        let outcome = cgroup.reports.blocking_recv().unwrap();
+        assert_eq!(
+            (outcome.stage, outcome.report),
+            (stage, StageReport::Unsupported)
+        );
     }
 }

@@ -16,7 +16,7 @@ impl Effective {
     /// As YAML, with the origin of each value behind it. Fields that are the kubelet's alone only where `all` is set.
     pub fn yaml(&self, all: bool) -> String {
         let mut text = String::from(
-            "# What is in force, and where each value comes from: default, the line of the file, or a flag.\n",
+            "# The configuration in force, with the origin of each value: default, line of the file, or flag.\n",
         );
         for (name, node) in self.fields(all) {
             write_entry(&mut text, name, &node, 0);

@@ -31,7 +31,7 @@ const LOG_MODE: u32 = 0o640;
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     /// The kernel refused it.
-    #[error("{path}: cannot be made: {source}; choose another {option}", path = path.display())]
+    #[error("{path}: cannot be created: {source}; choose another {option}", path = path.display())]
     Create {
         /// Which.
         path: PathBuf,
@@ -73,7 +73,7 @@ pub(super) fn make(places: &Places, pod: &Pod) -> Result<(Vec<Volume>, Vec<Strin
         let variable = variable(&volume.name);
         if !source.medium.is_empty() {
             notes.push(format!(
-                "volume {}: medium {} is not made by exec; {variable} is not set",
+                "volume {}: exec does not mount medium {}; {variable} is not set",
                 volume.name, source.medium
             ));
             continue;
@@ -192,7 +192,7 @@ mod tests {
         );
         assert_eq!(
             notes,
-            ["volume shm: medium Memory is not made by exec; PLIMSOLL_VOLUME_SHM is not set"]
+            ["volume shm: exec does not mount medium Memory; PLIMSOLL_VOLUME_SHM is not set"]
         );
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         assert_eq!(

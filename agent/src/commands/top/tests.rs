@@ -298,7 +298,7 @@ q quit  s sort  r reverse  / filter  p pause  Enter details  ? help
 }
 
 #[test]
-fn a_small_terminal_is_told_the_size() {
+fn a_small_terminal_gets_the_needed_size() {
     let text = screen(&model(512), 40, 10);
     assert!(text.contains("too small"), "{text}");
     assert!(text.contains("It is 40x10, this needs 80x24."), "{text}");

@@ -235,19 +235,19 @@ fn lines_of_another_boot_and_lines_that_are_none() {
 }
 
 #[test]
-fn own_files_are_not_restored_to_a_later_process() {
+fn files_of_this_process_are_not_restored_to_a_later_one() {
     let (_dir, host, hierarchy) = v1();
     let one = hierarchy.mount.join("one");
     let pid = std::process::id().to_string();
     std::os::unix::fs::symlink(format!("/proc/{pid}"), host.procfs(&pid)).unwrap();
     let mut ledger = Ledger::open(&host, host.path("knobs")).unwrap();
-    ledger.write_own(&one, "-999").unwrap();
+    ledger.write_of_self(&one, "-999").unwrap();
     assert_eq!(
         ledger.restore().unwrap().restored(),
         1,
         "while the process runs"
     );
-    ledger.write_own(&one, "-999").unwrap();
+    ledger.write_of_self(&one, "-999").unwrap();
     let text = std::fs::read_to_string(ledger.path()).unwrap();
     let other = text.replace("\"startTicks\":", "\"startTicks\":1");
     assert_ne!(text, other);

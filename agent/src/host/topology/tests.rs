@@ -41,8 +41,8 @@ fn sysfs(
     }
     let mut nodes = BTreeMap::<u32, CpuSet>::new();
     for cpu in present.iter() {
-        let own = place(cpu);
-        if let Some(node) = own.node {
+        let place_of_cpu = place(cpu);
+        if let Some(node) = place_of_cpu.node {
             let link = host.sysfs(format!("{CPU_DIR}/cpu{cpu}/node{node}"));
             std::fs::create_dir_all(link).unwrap();
             nodes.entry(node).or_default();
@@ -50,7 +50,7 @@ fn sysfs(
         if !online.contains(cpu) {
             continue;
         }
-        if let Some(node) = own.node {
+        if let Some(node) = place_of_cpu.node {
             nodes.entry(node).or_default().insert(cpu);
         }
         let topology = |name: &str, text: String| {
@@ -59,12 +59,15 @@ fn sysfs(
                 format!("{text}\n"),
             );
         };
-        topology("physical_package_id", own.package.to_string());
-        topology("thread_siblings_list", siblings[&own.core].to_string());
-        if let Some(die) = own.die {
+        topology("physical_package_id", place_of_cpu.package.to_string());
+        topology(
+            "thread_siblings_list",
+            siblings[&place_of_cpu.core].to_string(),
+        );
+        if let Some(die) = place_of_cpu.die {
             topology("die_id", die.to_string());
         }
-        if let Some(cluster) = own.cluster {
+        if let Some(cluster) = place_of_cpu.cluster {
             topology("cluster_id", cluster.to_string());
         }
         let cache = |index: u32, name: &str, text: String| {
@@ -76,10 +79,10 @@ fn sysfs(
         for (index, level) in [(0, 1), (1, 1), (2, 2)] {
             cache(index, "level", level.to_string());
         }
-        if let Some(l3) = own.l3 {
+        if let Some(l3) = place_of_cpu.l3 {
             cache(3, "level", "3".into());
-            cache(3, "shared_cpu_list", sharers[&own.l3].to_string());
-            if own.l3_has_id {
+            cache(3, "shared_cpu_list", sharers[&place_of_cpu.l3].to_string());
+            if place_of_cpu.l3_has_id {
                 cache(3, "id", l3.to_string());
             }
         }
@@ -167,7 +170,7 @@ fn amd_epyc_with_a_split_l3_and_four_nodes_per_socket() {
     assert_eq!(
         node.hugepages
             .iter()
-            .map(|own| own.pages)
+            .map(|size| size.pages)
             .collect::<Vec<_>>(),
         [512, 0]
     );
@@ -240,7 +243,7 @@ fn arm_without_die_cache_ids_and_packages() {
 }
 
 #[test]
-fn a_package_that_nobody_knows_is_one_of_its_own() {
+fn cpus_of_unknown_package_share_one_more_package() {
     let (_dir, host) = sysfs("0-3", "0-3", |cpu| Place {
         package: if cpu < 2 { 1 } else { -1 },
         core: cpu,

@@ -11,23 +11,23 @@ use super::problem::Problem;
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Eviction (as the kubelet's flags of the same names)")]
 pub struct EvictionFlags {
-    /// Hard thresholds, as 'memory.available<1Gi,nodefs.available<10%'; stalls with '>', as
+    /// Hard thresholds, e.g. 'memory.available<1Gi,nodefs.available<10%'; for stalls with '>', e.g.
     /// 'memoryPressure.full.avg10>20%'. kernelMemory.available<64Mi is added unless the signal is named
     #[arg(long, value_name = "THRESHOLDS")]
     pub eviction_hard: Option<String>,
-    /// Soft thresholds, as 'memory.available<2Gi'
+    /// Soft thresholds, e.g. 'memory.available<2Gi'
     #[arg(long, value_name = "THRESHOLDS")]
     pub eviction_soft: Option<String>,
-    /// Grace periods of the soft thresholds, as 'memory.available=1m30s'
+    /// Grace periods of the soft thresholds, e.g. 'memory.available=1m30s'
     #[arg(long, value_name = "PERIODS")]
     pub eviction_soft_grace_period: Option<String>,
-    /// What must come back on top of a threshold, as 'memory.available=200Mi'
+    /// Amounts above the thresholds that must be available again, e.g. 'memory.available=200Mi'
     #[arg(long, value_name = "AMOUNTS")]
     pub eviction_minimum_reclaim: Option<String>,
-    /// How long a node condition stays after the last threshold, as '30s' [default: 5m]
+    /// How long a node condition is kept after its thresholds are no longer met, e.g. '30s' [default: 5m]
     #[arg(long, value_name = "DURATION")]
     pub eviction_pressure_transition_period: Option<String>,
-    /// Upper bound of a soft eviction's grace period [default: 0]
+    /// Maximum grace period of a soft eviction [default: 0]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     pub eviction_max_pod_grace_period: Option<i64>,
 }

@@ -22,41 +22,41 @@ pub const KIND: &str = "PlimsollConfiguration";
 #[rustfmt::skip]
 pub const FIELDS: &[Field] = &[
     field("evictionVictims", Used, Shape::OneOf(&["One", "Targeted"]),
-        "pods evicted in one pass: One (like the kubelet), or as many as the threshold needs"),
+        "pods per eviction pass: One (the kubelet's rule), or Targeted: as many as the threshold needs"),
     field("memoryAvailability", Used, Shape::OneOf(&["Kubelet", "Reclaimable"]),
-        "what counts as available memory: capacity minus working set, or what the kernel can allocate"),
+        "available memory: Kubelet (capacity minus working set), or Reclaimable (what the kernel can hand out)"),
     field("outOfMemoryForesight", Used, Shape::Object(&[
-        field("horizon", Used, Shape::Duration, "how far to look ahead; 0s: off").pointer(),
-    ]), "evict when memory is predicted to run out, regardless of thresholds"),
+        field("horizon", Used, Shape::Duration, "horizon of the prediction; 0s: off").pointer(),
+    ]), "evict if memory would run out within the horizon, even if no threshold is met"),
     field("remedies", Used, Shape::Object(&[
-        field("reclaim", Used, Shape::Duration, "time budget for memory.reclaim on the first pod of the ranking; 0s: skipped").pointer(),
-        field("throttle", Used, Shape::Duration, "time budget for memory.high on the first pod of the ranking, at most 10s; 0s: skipped").pointer(),
-        field("notify", Used, Shape::Duration, "time for the pod to release memory itself; 0s: skipped").pointer(),
+        field("reclaim", Used, Shape::Duration, "time for memory.reclaim on the first pods of the ranking; 0s: off").pointer(),
+        field("throttle", Used, Shape::Duration, "time at memory.high for the pod that would be evicted, at most 10s; 0s: off").pointer(),
+        field("notify", Used, Shape::Duration, "time for the pod to release memory after its signal; 0s: off").pointer(),
     ]), "remedies tried before a pod is evicted for memory, and for how long"),
     field("respectDisruptionBudgets", Used, Shape::Bool,
-        "skip pods whose disruption budget is exhausted if another pod can be evicted").pointer(),
+        "skip a pod whose disruption budget is exhausted, if evicting other pods is enough").pointer(),
     field("oomScoreOrder", Used, Shape::OneOf(&["Kubelet", "Dynamic"]),
-        "oom_score_adj by QoS class and request (fixed), or by the current eviction ranking"),
+        "oom_score_adj by QoS class and request (Kubelet), or following the eviction ranking (Dynamic)"),
     field("podOOMGroup", Used, Shape::Bool,
         "the kernel's OOM killer kills whole pods (memory.oom.group)").pointer(),
     field("lastLine", Used, Shape::Object(&[
         field("enabled", Used, Shape::Bool, "switch the last line on").pointer(),
-        field("acknowledgeWithin", Used, Shape::Duration, "how soon the agent must answer a crossing, 10ms to 1m").pointer(),
-        field("expiresAfter", Used, Shape::Duration, "validity after the agent's last sign of life, 1s to 10m").pointer(),
+        field("acknowledgeWithin", Used, Shape::Duration, "the agent must answer a crossing within this time, 10ms to 1m").pointer(),
+        field("expiresAfter", Used, Shape::Duration, "stays active for this time after the agent's last update, 1s to 10m").pointer(),
     ]), "a BPF program that kills a task of the next pod in the ranking when memory is short and the agent does not answer"),
     field("cpuBurst", Used, Shape::Object(&[
         field("enabled", Used, Shape::Bool, "switch CPU burst on").pointer(),
-        field("burstPercent", Used, int(0, 100), "cpu.max.burst in percent of the quota; 0: unchanged").pointer(),
-        field("quotaPercent", Used, int(100, 1000), "largest quota in percent of the CPU limit; 100: unchanged").pointer(),
-        field("allowance", Used, Shape::Duration, "unused CPU time saved at most: what the limit allows in this time").pointer(),
+        field("burstPercent", Used, int(0, 100), "cpu.max.burst as a percentage of the quota; 0: unchanged").pointer(),
+        field("quotaPercent", Used, int(100, 1000), "largest quota as a percentage of the CPU limit's quota; 100: unchanged").pointer(),
+        field("allowance", Used, Shape::Duration, "unused CPU time that can be saved, as the time in which the limit allows it").pointer(),
         field("nodeUsePercent", Used, int(1, 100), "no burst while the shared CPUs are busier than this").pointer(),
-        field("waitPercent", Used, int(1, 100), "no burst while a pod below its request waits for CPU for a larger share of time").pointer(),
+        field("waitPercent", Used, int(1, 100), "no burst while a pod below its request waits for CPU for more than this share of time").pointer(),
     ]), "let a throttled container burst above its CPU limit for a while, paid from CPU time it left unused"),
     field("cpuSuppress", Used, Shape::Object(&[
         field("enabled", Used, Shape::Bool, "switch CPU suppression on").pointer(),
         field("waitPercent", Used, int(1, 100), "share of time for which a pod below its request may wait for CPU").pointer(),
-        field("floorMilliCPU", Used, int(10, 1_000_000), "least CPU of a suppressed pod, in thousandths").pointer(),
-        field("budget", Used, Shape::Duration, "longest continuous suppression; on average at most half of the time").pointer(),
+        field("floorMilliCPU", Used, int(10, 1_000_000), "no pod gets less than this, in thousandths of a CPU").pointer(),
+        field("budget", Used, Shape::Duration, "longest suppression in one go; in the long run at most half of the time").pointer(),
     ]), "limit BestEffort pods while pods below their CPU request wait for CPU"),
 ];
 
@@ -134,7 +134,7 @@ fn cpu_options(burst: Option<&Node>, suppress: Option<&Node>) -> CpuOptions {
                 quota_percent: number(node.get("quotaPercent")).unwrap_or(default.quota_percent),
                 allowance_ns: node
                     .get("allowance")
-                    .map_or(default.allowance_ns, |own| duration_ns(Some(own))),
+                    .map_or(default.allowance_ns, |value| duration_ns(Some(value))),
                 node_use_percent: number(node.get("nodeUsePercent"))
                     .unwrap_or(default.node_use_percent),
                 wait_percent: number(node.get("waitPercent")).unwrap_or(default.wait_percent),
@@ -148,7 +148,7 @@ fn cpu_options(burst: Option<&Node>, suppress: Option<&Node>) -> CpuOptions {
                     .map_or(default.floor_milli, u64::from),
                 budget_ns: node
                     .get("budget")
-                    .map_or(default.budget_ns, |own| duration_ns(Some(own))),
+                    .map_or(default.budget_ns, |value| duration_ns(Some(value))),
             }
         }),
     }
@@ -274,12 +274,12 @@ impl PlimsollOptions {
     }
 }
 
-fn last_line(own: Option<LastLine>) -> Value {
-    let enabled = own.is_some();
+fn last_line(configured: Option<LastLine>) -> Value {
+    let enabled = configured.is_some();
     let LastLine {
         acknowledge_within_ns,
         expires_after_ns,
-    } = own.unwrap_or_default();
+    } = configured.unwrap_or_default();
     let duration = |ns| Value::Text(duration_text(ns));
     Value::Map(vec![
         entry("enabled", Value::Bool(enabled)),
@@ -312,11 +312,11 @@ fn check_last_line(parts: &[Entry], problems: &mut Vec<Problem>) {
     }
 }
 
-fn burst_entries(own: Option<CpuBurst>) -> Value {
-    let burst = own.unwrap_or_default();
+fn burst_entries(configured: Option<CpuBurst>) -> Value {
+    let burst = configured.unwrap_or_default();
     let number = |value: u32| Value::Integer(value.into());
     Value::Map(vec![
-        entry("enabled", Value::Bool(own.is_some())),
+        entry("enabled", Value::Bool(configured.is_some())),
         entry("burstPercent", number(burst.burst_percent)),
         entry("quotaPercent", number(burst.quota_percent)),
         entry("allowance", Value::Text(duration_text(burst.allowance_ns))),
@@ -325,10 +325,10 @@ fn burst_entries(own: Option<CpuBurst>) -> Value {
     ])
 }
 
-fn suppress_entries(own: Option<CpuSuppress>) -> Value {
-    let suppress = own.unwrap_or_default();
+fn suppress_entries(configured: Option<CpuSuppress>) -> Value {
+    let suppress = configured.unwrap_or_default();
     Value::Map(vec![
-        entry("enabled", Value::Bool(own.is_some())),
+        entry("enabled", Value::Bool(configured.is_some())),
         entry("waitPercent", Value::Integer(suppress.wait_percent.into())),
         entry("floorMilliCPU", Value::Integer(suppress.floor_milli.into())),
         entry("budget", Value::Text(duration_text(suppress.budget_ns))),
@@ -351,10 +351,10 @@ pub(super) fn complete(root: &mut Node, problems: &mut Vec<Problem>) {
     if !fields.iter().any(|field| field.key == "plimsoll") {
         fields.push(entry("plimsoll", Value::Map(Vec::new())));
     }
-    let Some(own) = fields.iter_mut().find(|field| field.key == "plimsoll") else {
+    let Some(section) = fields.iter_mut().find(|field| field.key == "plimsoll") else {
         return;
     };
-    let Value::Map(options) = &mut own.node.value else {
+    let Value::Map(options) = &mut section.node.value else {
         return;
     };
     for (name, value) in PlimsollOptions::default().entries() {

@@ -55,19 +55,19 @@ impl Effective {
             }
             let text = match field.name {
                 "cgroupDriver" => {
-                    "systemd: pods' cgroups are made with the cgroupfs driver's names all the same, and pods in a kubelet's slices are not seen"
+                    "systemd: plimsoll still uses the cgroup names of the cgroupfs driver, and does not see pods in a kubelet's slices"
                         .to_owned()
                 }
                 _ => format!("accepted, and not acted on yet: {}", field.meaning),
             };
             say(node.origin, field.name.to_owned(), text);
         }
-        let own = tree.object("plimsoll");
+        let section = tree.object("plimsoll");
         for field in plimsoll::FIELDS {
-            if let Some(own) = own
+            if let Some(section) = section
                 && field.class == Class::Later
-                && let Some(origin) = own.given(field.name)
-                && own.bool(field.name) != Some(false)
+                && let Some(origin) = section.given(field.name)
+                && section.bool(field.name) != Some(false)
             {
                 let text = format!("accepted, and not acted on yet: {}", field.meaning);
                 say(origin, format!("plimsoll.{}", field.name), text);
@@ -79,7 +79,7 @@ impl Effective {
                     say(
                         origin,
                         format!("{list}: {name}"),
-                        "accepted, and not acted on yet: the node's status, which it changes, is the kubelet's".to_owned(),
+                        "accepted, and not acted on yet: it changes the node's status, which the kubelet reports".to_owned(),
                     );
                 }
             }

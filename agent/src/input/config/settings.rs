@@ -149,7 +149,7 @@ pub(super) fn config(
     let flag = |field: &str| tree.bool(field).unwrap_or(false);
     let text = |field: &str| tree.text(field).map(str::to_owned);
     let node = node(tree);
-    let own = PlimsollOptions::read(tree.0.get("plimsoll"));
+    let options = PlimsollOptions::read(tree.0.get("plimsoll"));
     Config {
         thresholds: statements,
         engine: EngineConfig {
@@ -157,8 +157,8 @@ pub(super) fn config(
             pressure_transition_period_ns: ns("evictionPressureTransitionPeriod"),
             max_pod_grace_period_s: tree.integer("evictionMaxPodGracePeriod").unwrap_or(0),
             local_storage_limits: flag("localStorageCapacityIsolation"),
-            options: own.eviction,
-            cpu: own.cpu,
+            options: options.eviction,
+            cpu: options.cpu,
             ..EngineConfig::default()
         },
         placement: placement(tree, &node),

@@ -87,11 +87,11 @@ pub(super) fn budget_of(document: &Node, path: &str) -> Result<DisruptionBudget,
             match given {
                 [Some(_), Some(_)] => add(
                     "maxUnavailable",
-                    "cannot stand beside minAvailable; leave one out",
+                    "cannot be combined with minAvailable; leave one out",
                 ),
                 [None, None] => add(
                     "minAvailable",
-                    "missing; say minAvailable or maxUnavailable",
+                    "missing; set minAvailable or maxUnavailable",
                 ),
                 _ => {}
             }
@@ -106,7 +106,11 @@ pub(super) fn budget_of(document: &Node, path: &str) -> Result<DisruptionBudget,
                     );
                 }
             }
-            for expression in spec.selector.iter().flat_map(|own| &own.match_expressions) {
+            for expression in spec
+                .selector
+                .iter()
+                .flat_map(|selector| &selector.match_expressions)
+            {
                 let takes_values = matches!(
                     expression.operator,
                     LabelOperator::In | LabelOperator::NotIn
@@ -192,7 +196,7 @@ status: {disruptionsAllowed: 1, currentHealthy: 3}
             (
                 "minAvailable: 50%",
                 "minAvailable: 1\n  maxUnavailable: 1",
-                "pdb.yaml:7: spec.maxUnavailable: cannot stand beside",
+                "pdb.yaml:7: spec.maxUnavailable: cannot be combined with",
             ),
             ("  minAvailable: 50%\n", "", "spec.minAvailable: missing"),
             (

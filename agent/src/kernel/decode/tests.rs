@@ -267,7 +267,7 @@ fn a_cut_record_is_an_error_at_every_length() {
 }
 
 #[test]
-fn other_versions_and_kinds_are_told_apart() {
+fn other_versions_and_kinds_are_distinguished() {
     let mut bytes = samples().remove(0);
     bytes[offset_of!(Header, kind)..][..2].copy_from_slice(&999u16.to_le_bytes());
     assert_eq!(

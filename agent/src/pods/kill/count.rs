@@ -17,7 +17,7 @@ impl PodKill {
         let mut processes = 0;
         for member in &self.members {
             match member.count_processes() {
-                Ok(own) => processes += own,
+                Ok(of_cgroup) => processes += of_cgroup,
                 // The processes of a threaded cgroup are listed in the cgroup that is the root of its domain.
                 Err(FileError::Unreadable {
                     source: Errno::OPNOTSUPP,

@@ -124,7 +124,7 @@ impl Obstacle {
                 Some("boot with cgroup_enable=memory and mount a cgroup file system that has it")
             }
             Self::NotLoaded { .. } => {
-                Some("mend what keeps the BPF object from loading, as it says above")
+                Some("fix the error above that keeps the BPF object from loading")
             }
             Self::Without { .. }
             | Self::ProgramAbsent { .. }

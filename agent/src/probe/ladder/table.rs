@@ -280,7 +280,7 @@ pub static LADDER: [Row; 14] = [
             Rung {
                 mechanism: Sampling,
                 needs: &[],
-                gives: "the second number of /proc/PID/schedstat, of processes that somebody asks for",
+                gives: "the second number of /proc/PID/schedstat, of processes that a client asks for",
                 lost: "waits of a cgroup are not added up: only those of processes that are still there can be read",
                 beside: &[],
             },
@@ -326,7 +326,7 @@ pub static LADDER: [Row; 14] = [
                 mechanism: Sampling,
                 needs: &[],
                 gives: "low and oom_kill of each pod's memory.events, read every few seconds (cgroup v1 has no memory.low)",
-                lost: "kills of a whole group are not told from others; reclaim below memory.low is seen up to 5 s late",
+                lost: "kills of a whole group are not distinguished from others; reclaim below memory.low is seen up to 5 s late",
                 beside: &[],
             },
         ],

@@ -19,7 +19,7 @@ pub enum SocketError {
         path: PathBuf,
     },
     /// Something else is there.
-    #[error("{path}: is there and is no socket; remove it, or give another --control-socket", path = path.display())]
+    #[error("{path}: exists and is not a socket; remove it, or give another --control-socket", path = path.display())]
     NotASocket {
         /// What is there.
         path: PathBuf,
@@ -33,7 +33,7 @@ pub enum SocketError {
         group: String,
     },
     /// The kernel refuses.
-    #[error("{path}: the control socket cannot be made: {what}: {source}; give another --control-socket (at most about 100 characters)", path = path.display())]
+    #[error("{path}: the control socket cannot be created: {what}: {source}; give another --control-socket (at most about 100 characters)", path = path.display())]
     Io {
         /// The socket.
         path: PathBuf,
@@ -202,7 +202,7 @@ mod tests {
         let path = dir.path().join("control.sock");
         std::fs::write(&path, "precious").unwrap();
         let error = ControlSocket::bind(&path, None).unwrap_err();
-        assert!(error.to_string().contains("is no socket"), "{error}");
+        assert!(error.to_string().contains("is not a socket"), "{error}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
         let away = dir.path().join("missing/control.sock");
         assert!(matches!(

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hyper::{Method, StatusCode};
 
-use crate::host::processes::own_cost;
+use crate::host::processes::process_cost;
 use crate::kernel::stats::RunMeter;
 use crate::serve::control::{NoSnapshot, Snapshots};
 use crate::serve::metrics::{Form, ProcessFigures, Readings};
@@ -20,11 +20,11 @@ pub const PATHS: [(&str, &str); 5] = [
     ),
     (
         "/metrics/resource",
-        "CPU, memory and swap of node, pods and containers, as a kubelet has it for metrics-server",
+        "CPU, memory and swap of node, pods and containers, as the kubelet serves them to metrics-server",
     ),
     (
         "/stats/summary",
-        "what node, pods and containers use, as a kubelet has it; ?only_cpu_and_memory=true for less",
+        "usage of node, pods and containers, as the kubelet serves it; ?only_cpu_and_memory=true for less",
     ),
     ("/healthz", "200 if the agent's loop answers in time"),
     (
@@ -114,14 +114,14 @@ impl Answers {
         clients: ClientFigures,
     ) -> Reply {
         if !PATHS.iter().any(|(known, _)| *known == path) {
-            let mut text = String::from("there is nothing here; there is:\n");
+            let mut text = String::from("no such page; the pages are:\n");
             for (path, what) in PATHS {
                 text.push_str(&format!("  {path:<19}{what}\n"));
             }
             return Reply::plain(StatusCode::NOT_FOUND, text);
         }
         if !(method == Method::GET || method == Method::HEAD) {
-            let text = "nothing can be changed here: GET or HEAD\n".to_owned();
+            let text = "read-only: use GET or HEAD\n".to_owned();
             return Reply::plain(StatusCode::METHOD_NOT_ALLOWED, text);
         }
         match path {
@@ -135,7 +135,7 @@ impl Answers {
 
     async fn metrics(&self, form: Form, clients: ClientFigures) -> Reply {
         let snapshot = self.snapshots.get(self.loop_bound).await.ok();
-        let (cpu, resident_bytes) = own_cost();
+        let (cpu, resident_bytes) = process_cost();
         let programs = self.programs.iter().filter_map(|it| it.read().ok());
         let readings = Readings {
             snapshot,

@@ -31,7 +31,7 @@ fn bandwidth(explained: &ThrottlingExplanation, style: Style) -> String {
         text += &format!("{waiter}.\n");
     }
     if let Some(why) = &explained.guard {
-        text += &format!("No container is given more: {why}.\n");
+        text += &format!("No container gets more: {why}.\n");
     }
     let held = explained.suppression.held.len();
     if let (Some(_), Some(why)) = (explained.options.suppress, &explained.suppression.why) {

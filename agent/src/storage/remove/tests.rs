@@ -44,7 +44,7 @@ fn paths(root: &Path) -> BTreeSet<PathBuf> {
 }
 
 #[test]
-fn a_tree_goes_and_what_it_took_is_told() {
+fn a_tree_is_removed_and_its_size_returned() {
     for entries in [1, 3, 1_000_000] {
         let dir = tempfile::tempdir().unwrap();
         make(dir.path(), &["t/a/b/c/f", "t/a/g", "t/h", "beside/f"]);

@@ -232,24 +232,24 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
         assert!(status.unwrap().success(), "{}", path.display());
     };
     let web = r#"{"metadata":{"name":"web","namespace":"shop","uid":"u"},"spec":{"containers":[{"name":"app"}],
-        "volumes":[{"name":"own","emptyDir":{}},{"name":"none","emptyDir":{}},{"name":"twin-a","emptyDir":{}},
+        "volumes":[{"name":"quota","emptyDir":{}},{"name":"none","emptyDir":{}},{"name":"twin-a","emptyDir":{}},
                    {"name":"twin-b","emptyDir":{}},{"name":"part","emptyDir":{}}]}}"#;
-    for name in ["own", "none", "twin-a", "twin-b"] {
+    for name in ["quota", "none", "twin-a", "twin-b"] {
         std::fs::create_dir_all(path(name)).unwrap();
     }
-    put_in_project(&path("own"), "7001");
+    put_in_project(&path("quota"), "7001");
     put_in_project(&path("twin-a"), "7002");
     put_in_project(&path("twin-b"), "7002");
     // Of a project that is larger than the directory.
     put_in_project(&machine.places.host.path(volumes), "7003");
     std::fs::create_dir(path("part")).unwrap();
-    for name in ["own", "none", "twin-a", "twin-b", "part"] {
+    for name in ["quota", "none", "twin-a", "twin-b", "part"] {
         machine.write(&format!("{volumes}/{name}/a/f"), 200_000);
     }
     // Deleted and still open: the quota counts it, no walk can.
-    let mut open = std::fs::File::create(path("own").join("open")).unwrap();
+    let mut open = std::fs::File::create(path("quota").join("open")).unwrap();
     open.write_all(&vec![1; 1 << 20]).unwrap();
-    std::fs::remove_file(path("own").join("open")).unwrap();
+    std::fs::remove_file(path("quota").join("open")).unwrap();
     rustix::fs::syncfs(&open).unwrap();
 
     let surveyed = machine.survey(vec![pod(web)], 10);
@@ -271,7 +271,7 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
     assert_eq!(
         found,
         [
-            ("own", Some(7001), Some(4)),
+            ("quota", Some(7001), Some(4)),
             ("none", None, Some(3)),
             ("twin-a", None, Some(3)),
             ("twin-b", None, Some(3)),

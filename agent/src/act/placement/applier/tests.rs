@@ -87,10 +87,10 @@ impl Node {
     }
 }
 
-fn wanted(pool: &str, own: &[(&str, &str)]) -> Wanted {
-    let containers = own.iter().map(|(pod, own)| {
-        let own = Assignment {
-            cpus: Some(CpuSet::parse(own).unwrap()),
+fn wanted(pool: &str, exclusive: &[(&str, &str)]) -> Wanted {
+    let containers = exclusive.iter().map(|(pod, list)| {
+        let assignment = Assignment {
+            cpus: Some(CpuSet::parse(list).unwrap()),
             memory: vec![Block {
                 nodes: NumaMask::of(1),
                 resource: "memory".to_owned(),
@@ -98,7 +98,7 @@ fn wanted(pool: &str, own: &[(&str, &str)]) -> Wanted {
             }],
             ..Assignment::default()
         };
-        let containers = BTreeMap::from([("main".to_owned(), own)]);
+        let containers = BTreeMap::from([("main".to_owned(), assignment)]);
         (PodUid::from(*pod), containers)
     });
     let quota = Quota {
@@ -122,7 +122,7 @@ fn wanted(pool: &str, own: &[(&str, &str)]) -> Wanted {
 fn written(outcome: &Outcome) -> Vec<(String, &str, &str)> {
     let written = outcome.written.iter();
     written
-        .map(|own| (own.pod.to_string(), own.what, own.value.as_str()))
+        .map(|write| (write.pod.to_string(), write.what, write.value.as_str()))
         .collect()
 }
 
@@ -206,7 +206,7 @@ fn who_writes_cpusets_again_and_again_is_left_alone() {
     let error = contest(&mut applier, start);
     assert!(
         error.contains(
-            r#"podb/main: cpuset.cpus was changed from "0-5" to "3" behind our back, 3 times"#
+            r#"podb/main: another program changed cpuset.cpus from "0-5" to "3", 3 times"#
         ) && error.contains("for the next 60 s"),
         "{error}"
     );
@@ -236,7 +236,7 @@ fn who_writes_cpusets_again_and_again_is_left_alone() {
     assert_eq!(
         said,
         [
-            "/kubepods/besteffort/podb/main: nobody else changes its cpuset.cpus any more; placement goes on"
+            "/kubepods/besteffort/podb/main: no other program changes its cpuset.cpus any more; placement goes on"
         ]
     );
     // Who comes now is somebody new.

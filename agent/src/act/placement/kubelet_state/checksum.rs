@@ -45,7 +45,7 @@ fn map<K: Display, V>(entries: &BTreeMap<K, V>, value: impl Fn(&V) -> String) ->
         "map[",
         entries
             .iter()
-            .map(|(key, own)| format!("{key}:{}", value(own))),
+            .map(|(key, entry)| format!("{key}:{}", value(entry))),
     )
 }
 
@@ -76,9 +76,9 @@ pub(super) fn cpu(file: &CpuFile) -> Vec<u64> {
         types.push("map[string]string");
     }
     let pods = file.pod_entries.as_ref().map(|pods| {
-        let pods = map(pods, |own| {
+        let pods = map(pods, |of_pod| {
             // cpuset.CPUSet is a map of empty structs; of one that cannot be read there is no checksum either.
-            let cpus = CpuSet::parse(&own.cpu_set).unwrap_or_default();
+            let cpus = CpuSet::parse(&of_pod.cpu_set).unwrap_or_default();
             let elems = list("map[", cpus.iter().map(|cpu| format!("{cpu}:{{}}")));
             format!("{{CPUSet:(cpuset.CPUSet){{elems:(map[int]struct {{}}){elems}}}}}")
         });
@@ -105,14 +105,14 @@ pub(super) fn cpu(file: &CpuFile) -> Vec<u64> {
 /// What the checksum of `memory_manager_state` may be.
 pub(super) fn memory(file: &MemoryFile) -> Vec<u64> {
     let entries = map(&file.entries, |containers| {
-        map(containers, |own| blocks(own))
+        map(containers, |list| blocks(list))
     });
     let machine = map(&file.machine_state, node);
     let pods = file.pod_entries.as_ref().map(|pods| {
-        let pods = map(pods, |own| {
+        let pods = map(pods, |of_pod| {
             format!(
                 "{{MemoryBlocks:([]state.Block){}}}",
-                blocks(&own.memory_blocks)
+                blocks(&of_pod.memory_blocks)
             )
         });
         format!("PodEntries:(state.PodMemoryAssignments){pods} ")

@@ -19,7 +19,7 @@ fn cpu_formats() {
         default_cpus: cpus("7-9"),
         entries: BTreeMap::from([(
             pod.clone(),
-            containers.map(|(name, own)| (name.into(), own)).into(),
+            containers.map(|(name, cpus)| (name.into(), cpus)).into(),
         )]),
         pods: BTreeMap::new(),
         verified: true,
@@ -145,9 +145,9 @@ fn files_of_a_kubelet_are_taken_over() {
         (3, "setup", "3,11", Some(0)),
         (3, "main", "3", Some(0)),
     ] {
-        let own = assignments.cpus(&uid(pod), container);
-        assert_eq!(own.cpus.to_string(), cpus, "{pod} {container}");
-        assert!(own.exclusive, "{pod} {container}");
+        let assigned = assignments.cpus(&uid(pod), container);
+        assert_eq!(assigned.cpus.to_string(), cpus, "{pod} {container}");
+        assert!(assigned.exclusive, "{pod} {container}");
         let nodes = nodes.map(NumaMask::of);
         assert_eq!(
             assignments.nodes(&uid(pod), container),

@@ -34,7 +34,7 @@ fn tables() -> String {
                 Shape::Object(inner) => {
                     for inner in inner.iter().filter(|inner| inner.class == class) {
                         let default = match field.name {
-                            "plimsoll" => own_default(inner.name),
+                            "plimsoll" => plimsoll_default(inner.name),
                             _ => default_of(inner),
                         };
                         text += &format!(
@@ -64,13 +64,14 @@ fn tables() -> String {
     text
 }
 
-fn own_default(name: &str) -> String {
+fn plimsoll_default(name: &str) -> String {
     let effective = with_flags("", &EvictionFlags::default()).unwrap();
-    let own = &effective.json(false)["plimsoll"][name];
-    assert!(!own.is_null(), "{name}: {:?}", PlimsollOptions::default());
-    let text = own.as_str().map_or_else(
+    let value = &effective.json(false)["plimsoll"][name];
+    assert!(!value.is_null(), "{name}: {:?}", PlimsollOptions::default());
+    let text = value.as_str().map_or_else(
         || {
-            own.to_string()
+            value
+                .to_string()
                 .replace('"', "")
                 .replace(':', ": ")
                 .replace(',', ", ")

@@ -164,7 +164,7 @@ fn a_dry_request_says_the_same_and_deletes_nothing() {
 }
 
 #[test]
-fn unless_told_otherwise_it_is_dry() {
+fn dry_by_default() {
     assert!(ReclaimRequest::default().dry);
 }
 
