@@ -11,7 +11,7 @@ use crate::kernel::{self, Bpf};
 use crate::probe::ladder::Choice;
 use crate::record::journal::Journal;
 use crate::record::limit_counts::LimitCounts;
-use crate::record::lines::{Line, Records, is_reported};
+use crate::record::lines::{Line, Records};
 
 /// Time from the start to the first reading of the manifests, at most: then what is known of pods has to do.
 const LISTED_WITHIN_NS: u64 = 5_000_000_000;
@@ -37,39 +37,16 @@ impl Agent {
 
     pub(super) fn tell(&mut self, event: &Event, decision: &Decision) {
         self.tally.decided(decision);
-        if !is_reported(decision) {
+        let telling = decision.telling();
+        let Some(severity) = telling.severity else {
             return;
-        }
-        let uid = match decision {
-            Decision::Evict { uid, .. }
-            | Decision::End { uid, .. }
-            | Decision::Kill { uid, .. }
-            | Decision::Reclaim { uid, .. }
-            | Decision::SetHigh { uid, .. }
-            | Decision::ClearHigh { uid }
-            | Decision::Notify { uid, .. }
-            | Decision::StageEnded { uid, .. }
-            | Decision::PlacementRefused { uid, .. }
-            | Decision::SetCpu { uid, .. }
-            | Decision::RestoreCpu { uid, .. }
-            | Decision::Finished { uid, .. } => Some(uid),
-            Decision::PlacementLost { note } => Some(&note.pod),
-            Decision::Arm { .. }
-            | Decision::SampleBy { .. }
-            | Decision::ReadStorageEvery { .. }
-            | Decision::StopReclaim { .. }
-            | Decision::ReleaseMemory { .. }
-            | Decision::ReclaimNode { .. }
-            | Decision::Place { .. }
-            | Decision::PlacementFailed { .. }
-            | Decision::NoVictim { .. }
-            | Decision::Condition { .. } => None,
         };
-        let name = uid.map(|uid| self.pods.name(uid));
+        let name = telling.pod.map(|uid| self.pods.name(uid));
         let text = decision.to_string();
         self.reporter.say(&Line::Decision {
             at_ns: event.at_ns,
             pod: name.as_deref(),
+            severity,
             decision,
             text,
         });

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use plimsoll_core::model::decision::{Decision, In};
 use plimsoll_core::model::event::LastLineKill;
 use plimsoll_core::model::signal::Unit;
+use plimsoll_core::model::telling::Severity;
 use serde::{Deserialize, Serialize};
 
 use crate::host::output::Output;
@@ -40,81 +41,9 @@ pub struct RecentLine {
     pub text: String,
 }
 
-/// How much a line matters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Severity {
-    /// Good to know.
-    Info,
-    /// A limit was met, a pod waits, or something is not as it should be.
-    Warning,
-    /// A pod or a process was ended.
-    Critical,
-}
-
-impl Severity {
-    /// Of a decision.
-    pub fn of(decision: &Decision) -> Self {
-        match decision {
-            Decision::Evict { .. } | Decision::Kill { .. } => Self::Critical,
-            Decision::NoVictim { .. }
-            | Decision::Condition { status: true, .. }
-            | Decision::PlacementRefused { .. }
-            | Decision::PlacementLost { .. }
-            | Decision::PlacementFailed { .. } => Self::Warning,
-            Decision::Arm { .. }
-            | Decision::SampleBy { .. }
-            | Decision::End { .. }
-            | Decision::ReleaseMemory { .. }
-            | Decision::Finished { .. }
-            | Decision::ReclaimNode { .. }
-            | Decision::ReadStorageEvery { .. }
-            | Decision::Reclaim { .. }
-            | Decision::StopReclaim { .. }
-            | Decision::SetHigh { .. }
-            | Decision::ClearHigh { .. }
-            | Decision::Notify { .. }
-            | Decision::StageEnded { .. }
-            | Decision::Place { .. }
-            | Decision::SetCpu { .. }
-            | Decision::RestoreCpu { .. }
-            | Decision::Condition { status: false, .. } => Self::Info,
-        }
-    }
-}
-
-/// Whether people get a line for a decision: not for how the agent paces itself.
-pub fn is_reported(decision: &Decision) -> bool {
-    match decision {
-        Decision::Arm { .. }
-        | Decision::SampleBy { .. }
-        | Decision::ReadStorageEvery { .. }
-        | Decision::StopReclaim { .. }
-        | Decision::ReleaseMemory { .. } => false,
-        Decision::Evict { .. }
-        | Decision::End { .. }
-        | Decision::Kill { .. }
-        | Decision::Finished { .. }
-        | Decision::ReclaimNode { .. }
-        | Decision::Reclaim { .. }
-        | Decision::SetHigh { .. }
-        | Decision::ClearHigh { .. }
-        | Decision::Notify { .. }
-        | Decision::StageEnded { .. }
-        | Decision::Place { .. }
-        | Decision::PlacementRefused { .. }
-        | Decision::PlacementLost { .. }
-        | Decision::PlacementFailed { .. }
-        | Decision::SetCpu { .. }
-        | Decision::RestoreCpu { .. }
-        | Decision::NoVictim { .. }
-        | Decision::Condition { .. } => true,
-    }
-}
-
 /// The colour of a decision's line: red where a pod is killed, green where one has left.
-fn color_of(decision: &Decision) -> &'static str {
-    match (Severity::of(decision), decision) {
+fn color_of(severity: Severity, decision: &Decision) -> &'static str {
+    match (severity, decision) {
         (Severity::Critical, _) => "31",
         (_, Decision::Finished { .. }) => "32",
         (Severity::Warning | Severity::Info, _) => "1",
@@ -133,9 +62,9 @@ impl RecentLine {
     }
 
     /// A decision, as `plimsoll run` says it.
-    pub fn decision(number: u64, at_ns: u64, decision: &Decision) -> Self {
+    pub fn decision(number: u64, at_ns: u64, severity: Severity, decision: &Decision) -> Self {
         let text = format!("{} {decision}", seconds(at_ns));
-        Self::new(number, Severity::of(decision), &text)
+        Self::new(number, severity, &text)
     }
 }
 
@@ -163,6 +92,9 @@ pub enum Line<'a> {
         /// The pod it concerns, `namespace/name`.
         #[serde(skip_serializing_if = "Option::is_none")]
         pod: Option<&'a str>,
+        /// How much it matters.
+        #[serde(skip)]
+        severity: Severity,
         /// The decision.
         decision: &'a Decision,
         /// The same in words.
@@ -284,7 +216,7 @@ pub enum Line<'a> {
 impl Line<'_> {
     fn severity(&self) -> Severity {
         match self {
-            Line::Decision { decision, .. } => Severity::of(decision),
+            Line::Decision { severity, .. } => *severity,
             Line::KernelOomKill { .. } | Line::LastLineKill { .. } => Severity::Critical,
             Line::MemoryLimit { .. }
             | Line::MemoryStall { .. }
@@ -444,11 +376,12 @@ fn text(line: &Line<'_>, color: bool) -> String {
         }
         Line::Decision {
             at_ns,
+            severity,
             text,
             decision,
             ..
         } => {
-            let text = paint(color, color_of(decision), text);
+            let text = paint(color, color_of(*severity, decision), text);
             format!("{} {text}", seconds(*at_ns))
         }
         Line::EvictionFinished { pod, finished } => {
