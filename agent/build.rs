@@ -1,6 +1,6 @@
 //! Embeds the BPF objects that `cargo xtask build-ebpf` made, when there are any.
 //!
-//! Without them the agent still builds, with no BPF toolchain: `src/bpf/object.rs` finds empty objects and says which
+//! Without them the agent still builds, with no BPF toolchain: `src/kernel/object.rs` finds empty objects and says which
 //! command to run.
 
 use std::path::{Path, PathBuf};

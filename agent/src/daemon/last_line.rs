@@ -21,7 +21,7 @@ use crate::host::file::{FileError, read_text};
 use crate::kernel::decode::{Body, Record};
 use crate::kernel::last_line::{CondemnedPod, LineSetting, PodKills, uid_text};
 use crate::kernel::{Bpf, BpfError, pages_up};
-use crate::record::lines::Line;
+use crate::record::lines::{self, Line};
 
 /// Between two orders.
 const ORDER_EVERY_NS: u64 = 100_000_000;
@@ -214,13 +214,13 @@ impl Agent {
     fn say_last_line_kill(&mut self, uid: &str, comm: Option<&str>, kill: &LastLineKill) {
         self.tally.last_line_kills += kill.kills;
         let pod = self.pods.name(&PodUid::from(uid));
-        self.reporter.say(&Line::LastLineKill {
+        self.reporter.say(&Line::LastLineKill(lines::LastLineKill {
             at_ns: kill.killed_ns,
             pod: &pod,
             comm,
             kill,
             text: kill.why.to_string(),
-        });
+        }));
     }
 
     fn count_as_reported(&mut self, cgroup_id: u64, kills: u64) {

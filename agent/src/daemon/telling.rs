@@ -11,7 +11,9 @@ use crate::kernel::{self, Bpf};
 use crate::probe::ladder::Choice;
 use crate::record::journal::Journal;
 use crate::record::limit_counts::LimitCounts;
-use crate::record::lines::{Line, Records, is_reported};
+use crate::record::lines::{
+    KernelOomKill, Line, MemoryLimit, MemoryStall, Records, Started, Stopped, Throttled,
+};
 
 /// Time from the start to the first reading of the manifests, at most: then what is known of pods has to do.
 const LISTED_WITHIN_NS: u64 = 5_000_000_000;
@@ -26,50 +28,27 @@ impl Agent {
         if let Some(Ok(account)) = self.bpf.as_ref().map(Bpf::account) {
             self.lost_records_reported = account.lost() + account.unreadable;
         }
-        self.reporter.say(&Line::Started {
+        self.reporter.say(&Line::Started(Started {
             pid: std::process::id(),
             mechanisms,
             lost,
             pods,
             programs,
-        });
+        }));
     }
 
     pub(super) fn tell(&mut self, event: &Event, decision: &Decision) {
         self.tally.decided(decision);
-        if !is_reported(decision) {
+        let telling = decision.telling();
+        let Some(severity) = telling.severity else {
             return;
-        }
-        let uid = match decision {
-            Decision::Evict { uid, .. }
-            | Decision::End { uid, .. }
-            | Decision::Kill { uid, .. }
-            | Decision::Reclaim { uid, .. }
-            | Decision::SetHigh { uid, .. }
-            | Decision::ClearHigh { uid }
-            | Decision::Notify { uid, .. }
-            | Decision::StageEnded { uid, .. }
-            | Decision::PlacementRefused { uid, .. }
-            | Decision::SetCpu { uid, .. }
-            | Decision::RestoreCpu { uid, .. }
-            | Decision::Finished { uid, .. } => Some(uid),
-            Decision::PlacementLost { note } => Some(&note.pod),
-            Decision::Arm { .. }
-            | Decision::SampleBy { .. }
-            | Decision::ReadStorageEvery { .. }
-            | Decision::StopReclaim { .. }
-            | Decision::ReleaseMemory { .. }
-            | Decision::ReclaimNode { .. }
-            | Decision::Place { .. }
-            | Decision::PlacementFailed { .. }
-            | Decision::NoVictim { .. }
-            | Decision::Condition { .. } => None,
         };
-        let name = uid.map(|uid| self.pods.name(uid));
+        let name = telling.pod.map(|uid| self.pods.name(uid));
         let text = decision.to_string();
         self.reporter.say(&Line::Decision {
             at_ns: event.at_ns,
             pod: name.as_deref(),
+            severity,
             decision,
             text,
         });
@@ -156,13 +135,13 @@ impl Agent {
                 self.limits.oom_killed(uid, now_ns, kills);
             }
             let comm = String::from_utf8_lossy(&kill.comm);
-            self.reporter.say(&Line::KernelOomKill {
+            self.reporter.say(&Line::KernelOomKill(KernelOomKill {
                 at_ns: kill.at_ns,
                 pod,
                 tgid: Some(kill.tgid),
                 comm: Some(comm.trim_end_matches('\0')),
                 kills,
-            });
+            }));
         }
         let unreported = self.oom_kills.take_unreported();
         self.tally.oom_kills.unknown += unreported;
@@ -209,13 +188,13 @@ impl Agent {
             }
             let pod = uid.map(|uid| pods.name(uid));
             tally.oom_kills.add(pod.is_some(), kills);
-            reporter.say(&Line::KernelOomKill {
+            reporter.say(&Line::KernelOomKill(KernelOomKill {
                 at_ns,
                 pod: pod.as_deref(),
                 tgid: None,
                 comm: None,
                 kills,
-            });
+            }));
         });
         if let Err(error) = result {
             self.warn(error.to_string());
@@ -286,18 +265,18 @@ impl Agent {
                 ..
             } = counts;
             if high + max + oom + low > 0 {
-                reporter.say(&Line::MemoryLimit {
+                reporter.say(&Line::MemoryLimit(MemoryLimit {
                     at_ns,
                     pod,
                     high,
                     max,
                     oom,
                     low,
-                });
+                }));
             }
             let ms = |ns: u64| ns / 1_000_000;
             if counts.has_waited() {
-                reporter.say(&Line::MemoryStall {
+                reporter.say(&Line::MemoryStall(MemoryStall {
                     at_ns,
                     pod,
                     ms: ms(counts.stalled_ns),
@@ -306,25 +285,25 @@ impl Agent {
                     node_reclaim_ms: ms(counts.node_reclaim_ns),
                     refaulted_pages: counts.refaulted_pages,
                     swapped_in_pages: counts.swapped_in_pages,
-                });
+                }));
             }
             if counts.oom_kills > 0 {
                 tally.oom_kills.add(true, counts.oom_kills);
-                reporter.say(&Line::KernelOomKill {
+                reporter.say(&Line::KernelOomKill(KernelOomKill {
                     at_ns,
                     pod: Some(pod),
                     tgid: None,
                     comm: None,
                     kills: counts.oom_kills,
-                });
+                }));
             }
             if counts.throttled + counts.throttled_ns > 0 {
-                reporter.say(&Line::Throttled {
+                reporter.say(&Line::Throttled(Throttled {
                     at_ns,
                     pod,
                     count: counts.throttled,
                     ms: counts.throttled_ns / 1_000_000,
-                });
+                }));
             }
         });
     }
@@ -378,13 +357,13 @@ impl Agent {
         let (cpu, rss_bytes) = process_cost();
         let cpu_ms = u64::try_from(cpu.as_millis()).unwrap_or(u64::MAX);
         let lines_lost = self.reporter.lost();
-        self.reporter.say(&Line::Stopped {
+        self.reporter.say(&Line::Stopped(Stopped {
             records,
             lines_lost,
             journal_lost,
             cpu_ms,
             rss_bytes,
-        });
+        }));
         self.reporter.finish();
     }
 }

@@ -4,13 +4,15 @@
 //! by a thread of its own behind a bounded queue, and lines that do not fit are counted. The newest are kept for those who ask
 //! later ([`RecentLine`]).
 
+mod text;
+
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 
-use plimsoll_core::model::decision::{Decision, In};
-use plimsoll_core::model::event::LastLineKill;
-use plimsoll_core::model::signal::Unit;
+use plimsoll_core::model::decision::Decision;
+use plimsoll_core::model::event;
+use plimsoll_core::model::telling::Severity;
 use serde::{Deserialize, Serialize};
 
 use crate::host::output::Output;
@@ -18,6 +20,7 @@ use crate::host::worker::{NotTaken, WorkerThread};
 use crate::kernel::Account;
 use crate::probe::ladder::Choice;
 use crate::record::timeline::Finished;
+use text::{seconds, text};
 
 /// Lines that may wait for a slow reader.
 const QUEUE_LINES: usize = 4096;
@@ -40,87 +43,6 @@ pub struct RecentLine {
     pub text: String,
 }
 
-/// How much a line matters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Severity {
-    /// Good to know.
-    Info,
-    /// A limit was met, a pod waits, or something is not as it should be.
-    Warning,
-    /// A pod or a process was ended.
-    Critical,
-}
-
-impl Severity {
-    /// Of a decision.
-    pub fn of(decision: &Decision) -> Self {
-        match decision {
-            Decision::Evict { .. } | Decision::Kill { .. } => Self::Critical,
-            Decision::NoVictim { .. }
-            | Decision::Condition { status: true, .. }
-            | Decision::PlacementRefused { .. }
-            | Decision::PlacementLost { .. }
-            | Decision::PlacementFailed { .. } => Self::Warning,
-            Decision::Arm { .. }
-            | Decision::SampleBy { .. }
-            | Decision::End { .. }
-            | Decision::ReleaseMemory { .. }
-            | Decision::Finished { .. }
-            | Decision::ReclaimNode { .. }
-            | Decision::ReadStorageEvery { .. }
-            | Decision::Reclaim { .. }
-            | Decision::StopReclaim { .. }
-            | Decision::SetHigh { .. }
-            | Decision::ClearHigh { .. }
-            | Decision::Notify { .. }
-            | Decision::StageEnded { .. }
-            | Decision::Place { .. }
-            | Decision::SetCpu { .. }
-            | Decision::RestoreCpu { .. }
-            | Decision::Condition { status: false, .. } => Self::Info,
-        }
-    }
-}
-
-/// Whether people get a line for a decision: not for how the agent paces itself.
-pub fn is_reported(decision: &Decision) -> bool {
-    match decision {
-        Decision::Arm { .. }
-        | Decision::SampleBy { .. }
-        | Decision::ReadStorageEvery { .. }
-        | Decision::StopReclaim { .. }
-        | Decision::ReleaseMemory { .. } => false,
-        Decision::Evict { .. }
-        | Decision::End { .. }
-        | Decision::Kill { .. }
-        | Decision::Finished { .. }
-        | Decision::ReclaimNode { .. }
-        | Decision::Reclaim { .. }
-        | Decision::SetHigh { .. }
-        | Decision::ClearHigh { .. }
-        | Decision::Notify { .. }
-        | Decision::StageEnded { .. }
-        | Decision::Place { .. }
-        | Decision::PlacementRefused { .. }
-        | Decision::PlacementLost { .. }
-        | Decision::PlacementFailed { .. }
-        | Decision::SetCpu { .. }
-        | Decision::RestoreCpu { .. }
-        | Decision::NoVictim { .. }
-        | Decision::Condition { .. } => true,
-    }
-}
-
-/// The colour of a decision's line: red where a pod is killed, green where one has left.
-fn color_of(decision: &Decision) -> &'static str {
-    match (Severity::of(decision), decision) {
-        (Severity::Critical, _) => "31",
-        (_, Decision::Finished { .. }) => "32",
-        (Severity::Warning | Severity::Info, _) => "1",
-    }
-}
-
 impl RecentLine {
     /// A line that is kept.
     pub fn new(number: u64, severity: Severity, text: &str) -> Self {
@@ -133,9 +55,9 @@ impl RecentLine {
     }
 
     /// A decision, as `plimsoll run` says it.
-    pub fn decision(number: u64, at_ns: u64, decision: &Decision) -> Self {
+    pub fn decision(number: u64, at_ns: u64, severity: Severity, decision: &Decision) -> Self {
         let text = format!("{} {decision}", seconds(at_ns));
-        Self::new(number, Severity::of(decision), &text)
+        Self::new(number, severity, &text)
     }
 }
 
@@ -144,18 +66,7 @@ impl RecentLine {
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Line<'a> {
     /// The agent is ready: pods and thresholds are known.
-    Started {
-        /// Its process.
-        pid: u32,
-        /// What serves each signal.
-        mechanisms: &'a [Choice],
-        /// What this host does not allow, one line each.
-        lost: &'a [String],
-        /// How many pods are wanted.
-        pods: usize,
-        /// What holds the BPF programs; `None` where there are none.
-        programs: Option<&'a str>,
-    },
+    Started(Started<'a>),
     /// A decision, other than arming and sampling.
     Decision {
         /// When: CLOCK_MONOTONIC, nanoseconds.
@@ -163,6 +74,9 @@ pub enum Line<'a> {
         /// The pod it concerns, `namespace/name`.
         #[serde(skip_serializing_if = "Option::is_none")]
         pod: Option<&'a str>,
+        /// How much it matters.
+        #[serde(skip)]
+        severity: Severity,
         /// The decision.
         decision: &'a Decision,
         /// The same in words.
@@ -186,114 +100,153 @@ pub enum Line<'a> {
         items: u64,
     },
     /// The kernel's OOM killer struck.
-    KernelOomKill {
-        /// When: CLOCK_MONOTONIC, nanoseconds.
-        at_ns: u64,
-        /// The pod, `namespace/name`, if it was one.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        pod: Option<&'a str>,
-        /// The victim's process, the first of several; absent where kills are only counted.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        tgid: Option<u32>,
-        /// Its command.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        comm: Option<&'a str>,
-        /// How many processes: more than 1 for a container or pod that was killed as a whole, and where kills are only counted.
-        kills: u64,
-    },
+    KernelOomKill(KernelOomKill<'a>),
     /// The last line in the kernel killed a process.
-    LastLineKill {
-        /// When: CLOCK_MONOTONIC, nanoseconds.
-        at_ns: u64,
-        /// The pod, `namespace/name`; its identity if it is not known any more.
-        pod: &'a str,
-        /// The process's command; absent where the record was lost.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        comm: Option<&'a str>,
-        /// What was done, and why.
-        kill: &'a LastLineKill,
-        /// Why, in words.
-        text: String,
-    },
+    LastLineKill(LastLineKill<'a>),
     /// A pod has run into its memory limits.
-    MemoryLimit {
-        /// When it was looked at: CLOCK_MONOTONIC, nanoseconds.
-        at_ns: u64,
-        /// `namespace/name`.
-        pod: &'a str,
-        /// How often since the last such line: over `memory.high`, sent to reclaim.
-        high: u64,
-        /// At `memory.max`, had to reclaim first.
-        max: u64,
-        /// Reclaim made no room.
-        oom: u64,
-        /// Reclaimed from although below `memory.low`.
-        low: u64,
-    },
+    MemoryLimit(MemoryLimit<'a>),
     /// Tasks of a pod have waited for memory, or needed pages back that had been taken away.
-    MemoryStall {
-        /// When it was looked at: CLOCK_MONOTONIC, nanoseconds.
-        at_ns: u64,
-        /// `namespace/name`.
-        pod: &'a str,
-        /// For how long since the last such line, milliseconds, for whatever reason; each task by itself where BPF counts, else the
-        /// time in which any did. The next three are parts of it, known with BPF alone.
-        ms: u64,
-        /// Reclaimed because of the pod's limits.
-        limit_reclaim_ms: u64,
-        /// Slept because `memory.high` is exceeded.
-        high_ms: u64,
-        /// Reclaimed for the node.
-        node_reclaim_ms: u64,
-        /// Pages read back that had been taken away, from files and from swap.
-        refaulted_pages: u64,
-        /// Pages read from swap.
-        swapped_in_pages: u64,
-    },
+    MemoryStall(MemoryStall<'a>),
     /// A pod has used up its CPU quota.
-    Throttled {
-        /// When it was looked at: CLOCK_MONOTONIC, nanoseconds.
-        at_ns: u64,
-        /// `namespace/name`.
-        pod: &'a str,
-        /// How often since the last such line.
-        count: u64,
-        /// For how long, milliseconds, each CPU by itself.
-        ms: u64,
-    },
+    Throttled(Throttled<'a>),
     /// Something is not as it should be; the agent goes on.
     Warning {
         /// What, and what to do.
         text: String,
     },
     /// The agent is about to end.
-    Stopped {
-        /// Records from the kernel.
-        records: Records,
-        /// Lines that did not fit into the queue of this output.
-        lines_lost: u64,
-        /// Steps that are missing from the journal.
-        journal_lost: u64,
-        /// CPU time of the agent, milliseconds.
-        cpu_ms: u64,
-        /// Its resident memory, bytes.
-        rss_bytes: u64,
-    },
+    Stopped(Stopped),
+}
+
+/// The agent is ready: pods and thresholds are known.
+#[derive(Debug, Serialize)]
+pub struct Started<'a> {
+    /// Its process.
+    pub pid: u32,
+    /// What serves each signal.
+    pub mechanisms: &'a [Choice],
+    /// What this host does not allow, one line each.
+    pub lost: &'a [String],
+    /// How many pods are wanted.
+    pub pods: usize,
+    /// What holds the BPF programs; `None` where there are none.
+    pub programs: Option<&'a str>,
+}
+
+/// The kernel's OOM killer struck.
+#[derive(Debug, Serialize)]
+pub struct KernelOomKill<'a> {
+    /// When: CLOCK_MONOTONIC, nanoseconds.
+    pub at_ns: u64,
+    /// The pod, `namespace/name`, if it was one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<&'a str>,
+    /// The victim's process, the first of several; absent where kills are only counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tgid: Option<u32>,
+    /// Its command.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub comm: Option<&'a str>,
+    /// How many processes: more than 1 for a container or pod that was killed as a whole, and where kills are only counted.
+    pub kills: u64,
+}
+
+/// The last line in the kernel killed a process.
+#[derive(Debug, Serialize)]
+pub struct LastLineKill<'a> {
+    /// When: CLOCK_MONOTONIC, nanoseconds.
+    pub at_ns: u64,
+    /// The pod, `namespace/name`; its identity if it is not known any more.
+    pub pod: &'a str,
+    /// The process's command; absent where the record was lost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub comm: Option<&'a str>,
+    /// What was done, and why.
+    pub kill: &'a event::LastLineKill,
+    /// Why, in words.
+    pub text: String,
+}
+
+/// A pod has run into its memory limits.
+#[derive(Debug, Serialize)]
+pub struct MemoryLimit<'a> {
+    /// When it was looked at: CLOCK_MONOTONIC, nanoseconds.
+    pub at_ns: u64,
+    /// `namespace/name`.
+    pub pod: &'a str,
+    /// How often since the last such line: over `memory.high`, sent to reclaim.
+    pub high: u64,
+    /// At `memory.max`, had to reclaim first.
+    pub max: u64,
+    /// Reclaim made no room.
+    pub oom: u64,
+    /// Reclaimed from although below `memory.low`.
+    pub low: u64,
+}
+
+/// Tasks of a pod have waited for memory, or needed pages back that had been taken away.
+#[derive(Debug, Serialize)]
+pub struct MemoryStall<'a> {
+    /// When it was looked at: CLOCK_MONOTONIC, nanoseconds.
+    pub at_ns: u64,
+    /// `namespace/name`.
+    pub pod: &'a str,
+    /// For how long since the last such line, milliseconds, for whatever reason; each task by itself where BPF counts, else the
+    /// time in which any did. The next three are parts of it, known with BPF alone.
+    pub ms: u64,
+    /// Reclaimed because of the pod's limits.
+    pub limit_reclaim_ms: u64,
+    /// Slept because `memory.high` is exceeded.
+    pub high_ms: u64,
+    /// Reclaimed for the node.
+    pub node_reclaim_ms: u64,
+    /// Pages read back that had been taken away, from files and from swap.
+    pub refaulted_pages: u64,
+    /// Pages read from swap.
+    pub swapped_in_pages: u64,
+}
+
+/// A pod has used up its CPU quota.
+#[derive(Debug, Serialize)]
+pub struct Throttled<'a> {
+    /// When it was looked at: CLOCK_MONOTONIC, nanoseconds.
+    pub at_ns: u64,
+    /// `namespace/name`.
+    pub pod: &'a str,
+    /// How often since the last such line.
+    pub count: u64,
+    /// For how long, milliseconds, each CPU by itself.
+    pub ms: u64,
+}
+
+/// The agent is about to end.
+#[derive(Debug, Serialize)]
+pub struct Stopped {
+    /// Records from the kernel.
+    pub records: Records,
+    /// Lines that did not fit into the queue of this output.
+    pub lines_lost: u64,
+    /// Steps that are missing from the journal.
+    pub journal_lost: u64,
+    /// CPU time of the agent, milliseconds.
+    pub cpu_ms: u64,
+    /// Its resident memory, bytes.
+    pub rss_bytes: u64,
 }
 
 impl Line<'_> {
     fn severity(&self) -> Severity {
         match self {
-            Line::Decision { decision, .. } => Severity::of(decision),
-            Line::KernelOomKill { .. } | Line::LastLineKill { .. } => Severity::Critical,
-            Line::MemoryLimit { .. }
-            | Line::MemoryStall { .. }
-            | Line::Throttled { .. }
+            Line::Decision { severity, .. } => *severity,
+            Line::KernelOomKill(_) | Line::LastLineKill(_) => Severity::Critical,
+            Line::MemoryLimit(_)
+            | Line::MemoryStall(_)
+            | Line::Throttled(_)
             | Line::Warning { .. } => Severity::Warning,
-            Line::Started { .. }
+            Line::Started(_)
             | Line::EvictionFinished { .. }
             | Line::NodeReclaimed { .. }
-            | Line::Stopped { .. } => Severity::Info,
+            | Line::Stopped(_) => Severity::Info,
         }
     }
 }
@@ -407,247 +360,5 @@ impl Reporter {
     /// The newest lines, the oldest of them first.
     pub fn newest(&self) -> Vec<Arc<RecentLine>> {
         self.newest.iter().cloned().collect()
-    }
-}
-
-/// The line for people.
-fn text(line: &Line<'_>, color: bool) -> String {
-    match line {
-        Line::Started {
-            pid,
-            mechanisms,
-            lost,
-            pods,
-            programs,
-        } => {
-            let mut text = format!(
-                "plimsoll {} runs (pid {pid}), {pods} pods",
-                env!("CARGO_PKG_VERSION")
-            );
-            for choice in mechanisms
-                .iter()
-                .filter(|choice| choice.role == crate::probe::ladder::Role::Primary)
-            {
-                text.push_str(&format!(
-                    "\n  {:<28}{}",
-                    choice.signal.name(),
-                    choice.mechanism
-                ));
-            }
-            if let Some(programs) = programs {
-                text.push_str(&format!("\n  BPF programs {programs}"));
-            }
-            for line in *lost {
-                text.push_str(&format!("\n  {} {line}", paint(color, "33", "lost:")));
-            }
-            text
-        }
-        Line::Decision {
-            at_ns,
-            text,
-            decision,
-            ..
-        } => {
-            let text = paint(color, color_of(decision), text);
-            format!("{} {text}", seconds(*at_ns))
-        }
-        Line::EvictionFinished { pod, finished } => {
-            let timeline = &finished.timeline;
-            let since = timeline.crossed_ns.unwrap_or(timeline.received_ns);
-            let after = |at_ns: Option<u64>| {
-                at_ns.map_or("-".into(), |at_ns| micros(at_ns.saturating_sub(since)))
-            };
-            format!(
-                "{}   {pod}: {} → received {} → decided {} → signalled {} → killed {} → gone {} → memory back {}",
-                seconds(finished.freed_ns),
-                if timeline.crossed_ns.is_some() {
-                    "crossing"
-                } else {
-                    "sample"
-                },
-                after(Some(timeline.received_ns)),
-                after(Some(timeline.decided_ns)),
-                after(timeline.signalled_ns),
-                after(timeline.killed_ns),
-                after(timeline.gone_ns),
-                after(Some(finished.freed_ns)),
-            )
-        }
-        Line::NodeReclaimed {
-            bytes,
-            inodes,
-            items,
-        } => {
-            let (bytes, inodes) = (In(Unit::Bytes, *bytes), In(Unit::Inodes, *inodes));
-            format!("freed {bytes} and {inodes} of ended pods: {items} directories")
-        }
-        Line::KernelOomKill {
-            at_ns,
-            pod,
-            tgid,
-            comm,
-            kills,
-        } => {
-            let pod = pod.map_or(String::new(), |pod| format!(" of pod {pod}"));
-            let victim = match (tgid, comm) {
-                (Some(tgid), Some(comm)) if *kills > 1 => {
-                    let others = kills - 1;
-                    format!("process {tgid} ({comm}) and {others} more of its group,")
-                }
-                (Some(tgid), Some(comm)) => format!("process {tgid} ({comm})"),
-                _ if *kills == 1 => "a process".to_owned(),
-                _ => format!("{kills} processes"),
-            };
-            format!(
-                "{} {} {victim}{pod}",
-                seconds(*at_ns),
-                paint(color, "31", "kernel OOM killer:")
-            )
-        }
-        Line::LastLineKill {
-            at_ns,
-            pod,
-            comm,
-            kill,
-            text,
-        } => {
-            let bytes = |bytes: u64| In(Unit::Bytes, bytes);
-            let figures = match (kill.available_bytes, kill.wanted_bytes) {
-                (Some(available), Some(wanted)) => {
-                    format!(": {} available, {} wanted", bytes(available), bytes(wanted))
-                }
-                _ => String::new(),
-            };
-            let crossed = kill.crossed_ns.map_or(String::new(), |crossed_ns| {
-                format!(
-                    ", {} after a crossing",
-                    micros(kill.killed_ns.saturating_sub(crossed_ns))
-                )
-            });
-            let comm = comm.map_or(String::new(), |comm| format!(" ({comm})"));
-            format!(
-                "{} {} process {}{comm} of pod {pod}; {text}{figures}{crossed}",
-                seconds(*at_ns),
-                paint(color, "31", "last line in the kernel:"),
-                kill.tgid,
-            )
-        }
-        Line::MemoryLimit {
-            at_ns,
-            pod,
-            high,
-            max,
-            oom,
-            low,
-        } => {
-            let counts = [
-                ("memory.low", low),
-                ("memory.high", high),
-                ("memory.max", max),
-                ("out of memory", oom),
-            ];
-            let counts: Vec<String> = counts
-                .iter()
-                .filter(|(_, count)| **count > 0)
-                .map(|(what, count)| format!("{what} {}", times(**count)))
-                .collect();
-            format!(
-                "{} {} {pod}: {}",
-                seconds(*at_ns),
-                paint(color, "33", "memory limit:"),
-                counts.join(", ")
-            )
-        }
-        Line::MemoryStall {
-            at_ns,
-            pod,
-            ms,
-            limit_reclaim_ms,
-            high_ms,
-            node_reclaim_ms,
-            refaulted_pages,
-            swapped_in_pages,
-        } => {
-            let parts = [
-                (limit_reclaim_ms, "ms of it reclaim for its limits"),
-                (high_ms, "ms asleep for memory.high"),
-                (node_reclaim_ms, "ms reclaim for the node"),
-                (refaulted_pages, "pages needed back"),
-                (swapped_in_pages, "pages from swap"),
-            ];
-            let parts: String = parts
-                .iter()
-                .filter(|(amount, _)| **amount > 0)
-                .map(|(amount, what)| format!(", {amount} {what}"))
-                .collect();
-            format!(
-                "{} {} {pod}: {ms} ms{parts}",
-                seconds(*at_ns),
-                paint(color, "33", "waited for memory:"),
-            )
-        }
-        Line::Throttled {
-            at_ns,
-            pod,
-            count,
-            ms,
-        } => format!(
-            "{} {} {pod}: {}, {ms} ms",
-            seconds(*at_ns),
-            paint(color, "33", "CPU throttled:"),
-            times(*count)
-        ),
-        Line::Warning { text } => format!("{} {text}", paint(color, "33", "warning:")),
-        Line::Stopped {
-            records,
-            lines_lost,
-            journal_lost,
-            cpu_ms,
-            rss_bytes,
-        } => {
-            let mut text = format!(
-                "plimsoll stops: {} records, {} lost; {cpu_ms} ms of CPU, {} KiB resident",
-                records.produced,
-                records.dropped,
-                rss_bytes >> 10
-            );
-            if lines_lost + journal_lost > 0 {
-                text.push_str(&format!(
-                    "; {lines_lost} lines and {journal_lost} journal steps lost"
-                ));
-            }
-            text
-        }
-    }
-}
-
-fn paint(color: bool, code: &str, text: &str) -> String {
-    if color {
-        format!("\x1b[{code}m{text}\x1b[0m")
-    } else {
-        text.to_owned()
-    }
-}
-
-fn seconds(at_ns: u64) -> String {
-    format!(
-        "{:>6}.{:06}",
-        at_ns / 1_000_000_000,
-        at_ns / 1000 % 1_000_000
-    )
-}
-
-fn times(count: u64) -> String {
-    match count {
-        1 => "once".to_owned(),
-        _ => format!("{count} times"),
-    }
-}
-
-fn micros(ns: u64) -> String {
-    match ns {
-        0..1_000_000 => format!("{} µs", ns / 1000),
-        1_000_000..1_000_000_000 => format!("{}.{:02} ms", ns / 1_000_000, ns / 10_000 % 100),
-        _ => format!("{}.{:02} s", ns / 1_000_000_000, ns / 10_000_000 % 100),
     }
 }

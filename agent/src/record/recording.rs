@@ -12,7 +12,7 @@ use plimsoll_core::engine::Engine;
 use plimsoll_core::model::state::NodeState;
 
 use crate::record::journal::aside::Recalled;
-use crate::record::lines::{KEPT_LINES, RecentLine, is_reported};
+use crate::record::lines::{KEPT_LINES, RecentLine};
 use crate::record::snapshot::Snapshot;
 use crate::record::steps::{Entry, JournalReadError, StepPlace, Steps};
 
@@ -233,19 +233,21 @@ impl Recording {
         let mut decisions = Vec::new();
         let difference = step.take(&mut self.engine, &mut decisions)?;
         let at_ns = step.event.at_ns;
-        for decision in decisions.iter().filter(|it| is_reported(it)) {
+        let mut is_reported = false;
+        for decision in &decisions {
+            let Some(severity) = decision.telling().severity else {
+                continue;
+            };
+            is_reported = true;
             if self.recent_lines.len() == KEPT_LINES {
                 self.recent_lines.pop_front();
             }
             self.said += 1;
-            let line = RecentLine::decision(self.said, at_ns, decision);
+            let line = RecentLine::decision(self.said, at_ns, severity, decision);
             self.recent_lines.push_back(Arc::new(line));
         }
         if self.step == self.seen.len() {
-            self.seen.push(Seen {
-                at_ns,
-                is_reported: decisions.iter().any(is_reported),
-            });
+            self.seen.push(Seen { at_ns, is_reported });
         }
         self.step += 1;
         if let Some((line, ..)) = difference {

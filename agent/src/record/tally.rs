@@ -8,11 +8,8 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_core::model::decision::{
-    Decision, Ending, KillReason, Limited, NoVictimReason, Reason, StageEnd,
-};
+use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::Cause;
-use plimsoll_core::policy::cpu::bandwidth::CpuWhy;
 
 use crate::record::timeline::{Finished, crossed_ns};
 
@@ -110,7 +107,7 @@ pub struct Evictions {
 /// All of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Decisions told, by name and reason ([`labels`]).
+    /// Decisions told, by name and reason ([`Decision::telling`]).
     pub decisions: BTreeMap<(&'static str, &'static str), u64>,
     /// Victims of the kernel's OOM killer.
     pub oom_kills: OomKillCounts,
@@ -147,7 +144,9 @@ impl Tally {
 
     /// A decision was carried out and is told.
     pub fn decided(&mut self, decision: &Decision) {
-        *self.decisions.entry(labels(decision)).or_default() += 1;
+        let telling = decision.telling();
+        let count = self.decisions.entry((telling.name, telling.reason));
+        *count.or_default() += 1;
     }
 
     /// An evicted pod has left. Of crossings before `since_ns` nothing is said here either.
@@ -169,99 +168,10 @@ impl Tally {
     }
 }
 
-/// A decision's name, as in the journal, and its reason; empty for one that is always taken for the same.
-pub fn labels(decision: &Decision) -> (&'static str, &'static str) {
-    match decision {
-        Decision::Arm { .. } => ("arm", ""),
-        Decision::SampleBy { .. } => ("sample_by", ""),
-        Decision::Evict { reason, .. } => ("evict", evicted_for(reason)),
-        Decision::End { .. } => ("end", ""),
-        Decision::Kill { why, .. } => (
-            "kill",
-            match why {
-                KillReason::GraceOver => "grace_over",
-                KillReason::HeadroomHalved { .. } => "headroom_halved",
-                KillReason::TerminateFailed => "terminate_failed",
-                KillReason::LastLine { .. } => "last_line",
-            },
-        ),
-        Decision::ReleaseMemory { .. } => ("release_memory", ""),
-        Decision::Finished { ending, .. } => (
-            "finished",
-            match ending {
-                Ending::Freed => "freed",
-                Ending::Lingering => "lingering",
-                Ending::Stuck => "stuck",
-            },
-        ),
-        Decision::ReclaimNode { signal, .. } => ("reclaim_node", signal.row().name),
-        Decision::ReadStorageEvery { .. } => ("read_storage_every", ""),
-        Decision::Reclaim { .. } => ("reclaim", ""),
-        Decision::StopReclaim { .. } => ("stop_reclaim", ""),
-        Decision::SetHigh { .. } => ("set_high", ""),
-        Decision::ClearHigh { .. } => ("clear_high", ""),
-        Decision::Notify { .. } => ("notify", ""),
-        Decision::StageEnded { end, .. } => (
-            "stage_ended",
-            match end {
-                StageEnd::Resolved => "resolved",
-                StageEnd::Exhausted => "exhausted",
-                StageEnd::NoProgress => "no_progress",
-                StageEnd::BudgetOver => "budget_over",
-                StageEnd::NoTime => "no_time",
-                StageEnd::PodLeaves => "pod_leaves",
-                StageEnd::Unsupported => "unsupported",
-                StageEnd::Failed => "failed",
-            },
-        ),
-        Decision::Place { .. } => ("place", ""),
-        Decision::PlacementRefused { .. } => ("placement_refused", ""),
-        Decision::PlacementLost { .. } => ("placement_lost", ""),
-        Decision::PlacementFailed { .. } => ("placement_failed", ""),
-        Decision::SetCpu { why, .. } => ("set_cpu", changed_for(why)),
-        Decision::RestoreCpu { why, .. } => ("restore_cpu", changed_for(why)),
-        Decision::NoVictim { why, .. } => (
-            "no_victim",
-            match why {
-                NoVictimReason::NoPods => "no_pods",
-                NoVictimReason::AllExempt => "all_exempt",
-            },
-        ),
-        Decision::Condition { condition, .. } => ("condition", condition.as_str()),
-    }
-}
-
-fn evicted_for(reason: &Reason) -> &'static str {
-    match reason {
-        Reason::Threshold(it) => it.signal.row().name,
-        Reason::LocalStorage(it) => match it.limited {
-            Limited::EmptyDir(_) => "emptydir_limit",
-            Limited::Pod => "pod_storage_limit",
-            Limited::Container(_) => "container_storage_limit",
-        },
-    }
-}
-
-fn changed_for(why: &CpuWhy) -> &'static str {
-    match why {
-        CpuWhy::Throttled { .. } => "throttled",
-        CpuWhy::FollowsContainers => "follows_containers",
-        CpuWhy::Quiet { .. } => "quiet",
-        CpuWhy::AllowanceSpent { .. } => "allowance_spent",
-        CpuWhy::NodeBusy { .. } => "node_busy",
-        CpuWhy::OthersWait { .. } => "others_wait",
-        CpuWhy::Calm { .. } => "calm",
-        CpuWhy::BudgetOver { .. } => "budget_over",
-        CpuWhy::NoEffect { .. } => "no_effect",
-        CpuWhy::Leaves => "leaves",
-        CpuWhy::Untouchable => "untouchable",
-        CpuWhy::NotWritten => "not_written",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_core::model::decision::KillReason;
     use plimsoll_core::model::units::PodUid;
 
     #[test]
@@ -289,26 +199,26 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_the_journal() {
+    fn decisions_are_counted_by_name_and_reason() {
         let uid = PodUid::from("u");
-        let decisions = [
-            Decision::SampleBy { at_ns: 1 },
-            Decision::Kill {
-                uid: uid.clone(),
-                why: KillReason::GraceOver,
-            },
-            Decision::ReleaseMemory { uid: uid.clone() },
-            Decision::PlacementFailed { why: String::new() },
-            Decision::StopReclaim { uid },
-        ];
+        let kill = |why| Decision::Kill {
+            uid: uid.clone(),
+            why,
+        };
         let mut tally = Tally::default();
-        for decision in &decisions {
-            let json = serde_json::to_value(decision).unwrap();
-            assert_eq!(json["decision"], labels(decision).0);
-            tally.decided(decision);
-            tally.decided(decision);
+        for decision in [
+            kill(KillReason::GraceOver),
+            kill(KillReason::TerminateFailed),
+            kill(KillReason::GraceOver),
+            Decision::SampleBy { at_ns: 1 },
+        ] {
+            tally.decided(&decision);
         }
-        assert_eq!(tally.decisions[&("kill", "grace_over")], 2);
-        assert_eq!(tally.decisions.len(), decisions.len());
+        let counts = [
+            (("kill", "grace_over"), 2),
+            (("kill", "terminate_failed"), 1),
+            (("sample_by", ""), 1),
+        ];
+        assert_eq!(tally.decisions, BTreeMap::from(counts));
     }
 }

@@ -9,6 +9,7 @@ pub mod text;
 use plimsoll_core::explain::{ExplainedSignal, Standing};
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::signal::Unit;
+use plimsoll_core::model::telling::Severity;
 use plimsoll_core::model::threshold::Operator;
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -16,7 +17,6 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 
 use crate::record::limit_counts::LimitCounts;
-use crate::record::lines::Severity;
 use crate::serve::overview::{Overview, PodOverview, PodStatus};
 use crate::show::table::{amount, bytes, span};
 use crate::show::top::model::{Feed, Model, Page, Sort, rate};

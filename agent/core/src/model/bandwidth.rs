@@ -43,8 +43,6 @@ pub struct SharedCpus {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitSource {
-    /// Run-queue latency, counted by BPF programs per cgroup. Tasks that wait at the same time add up.
-    RunQueue,
     /// `some` of the cgroup's `cpu.pressure` (PSI): time in which at least one task waited.
     Pressure,
     /// `run_delay` of each task's `/proc/TID/schedstat`. Tasks that wait at the same time add up; those of a task that has ended since the
@@ -55,7 +53,6 @@ pub enum WaitSource {
 impl fmt::Display for WaitSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::RunQueue => "run-queue latency",
             Self::Pressure => "cpu.pressure",
             Self::Tasks => "schedstat of its tasks",
         })

@@ -1,13 +1,14 @@
 //! What the kubelet has assigned: its `cpu_manager_state` and `memory_manager_state`, for taking over a node.
 //!
-//! Problem: the files are the kubelet's own checkpoints, in four and two formats, and one that was cut off or edited must not be taken for a
+//! Problem: the files are the kubelet's own checkpoints, in three formats each, and one that was cut off or edited must not be taken for a
 //! placement. Approach: all formats are read strictly into one value each, and the checksum is verified as the kubelet does it.
 //!
-//! Formats (pkg/kubelet/cm/{cpumanager,memorymanager}/state/checkpoint.go, up to 1.36 and what follows it):
-//! - CPU v1: containers by runtime id. They cannot be told apart without the runtime, so that this is refused where there are any.
+//! Formats that kubelets from 1.30 on write (pkg/kubelet/cm/{cpumanager,memorymanager}/state/checkpoint.go, up to 1.36 and what follows it):
 //! - CPU v2, memory v1: by pod and container.
 //! - CPU v3, memory v2: with what is assigned to pods as a whole (`PodLevelResourceManagers`).
 //! - CPU v4, memory v3: the same as a text in `data`, with a checksum of that text; the rest repeats it for older kubelets and is not read.
+//!
+//! CPU v1, which kubelets before 1.18 wrote, is an error: it names containers by the id that the runtime gave them.
 //!
 //! Checksum: FNV-1a, 32 bits, of the object as go-spew prints it with `%#v` and sorted keys (k8s.io/utils/dump `ForHash`), the checksum itself
 //! being 0. The object's type is part of that text, and was renamed between releases, so that every name is tried. A checksum of 0 is none.
@@ -41,7 +42,7 @@ pub enum KubeletStateError {
     Malformed(String),
     /// Its checksum does not fit.
     #[error(
-        "its checksum is {stated} and should be {actual}: it is damaged, or was edited; the kubelet would refuse it, too"
+        "its checksum is {stated} and should be {actual}: the file is damaged, was edited, or has a format that is not supported; drain the node with its kubelet, or remove the file"
     )]
     Checksum {
         /// What it says.
@@ -66,11 +67,11 @@ pub enum KubeletStateError {
         /// Its number.
         node: u64,
     },
-    /// The format of kubelets before 1.18.
+    /// CPU manager format v1.
     #[error(
-        "it names containers by their runtime's id (format v1, before kubelet 1.18): start a newer kubelet once, which rewrites it"
+        "it has format v1, of kubelets before 1.18, which is not supported: drain the node with its kubelet, or remove the file"
     )]
-    ByContainerId,
+    FormatV1,
 }
 
 /// CPUs by pod and container.
@@ -141,7 +142,11 @@ impl CpuManagerState {
     /// # Errors
     /// [`KubeletStateError`].
     pub fn parse(text: &str) -> Result<Self, KubeletStateError> {
-        let file: CpuFile = parse(text)?;
+        let file: CpuFile =
+            parse(text).map_err(|error| match serde_json::from_str::<CpuFileV1>(text) {
+                Ok(file) if !file.entries.is_empty() => KubeletStateError::FormatV1,
+                _ => error,
+            })?;
         let verified = match (&file.data, file.data_checksum) {
             (None, None | Some(0)) => checksum::verify(file.checksum, &checksum::cpu(&file))?,
             (data, stated) => {
@@ -175,9 +180,6 @@ impl CpuManagerState {
         };
         let mut entries = CpuEntries::new();
         for (pod, containers) in &data.entries {
-            let CpuEntry::Pod(containers) = containers else {
-                return Err(KubeletStateError::ByContainerId);
-            };
             for (container, list) in containers {
                 let cpus_of_container = cpus(format!("entries.{pod}.{container}"), list)?;
                 let of_pod = entries.entry(PodUid::from(pod.as_str())).or_default();
@@ -324,12 +326,10 @@ fn mask(field: &str, nodes: &[u64]) -> Result<NumaMask, KubeletStateError> {
     Ok(mask)
 }
 
-/// What a pod has in `entries`: containers, or (v1) the CPUs of the container that the key is.
+/// What tells CPU manager format v1 from the later ones: the CPUs follow the runtime's id of a container, with no pod between.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum CpuEntry {
-    Pod(BTreeMap<String, String>),
-    Container(String),
+struct CpuFileV1 {
+    entries: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -338,14 +338,14 @@ struct PodCpus {
     cpu_set: String,
 }
 
-/// The fields of every format. One that is not known is of a later kubelet, and is ignored as the kubelet does.
+/// The fields of all supported formats. One that is not known is of a later kubelet, and is ignored as the kubelet does.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct CpuFile {
     policy_name: String,
     default_cpu_set: String,
     #[serde(default)]
-    entries: BTreeMap<String, CpuEntry>,
+    entries: BTreeMap<String, BTreeMap<String, String>>,
     pod_entries: Option<BTreeMap<String, PodCpus>>,
     checksum: u64,
     data: Option<String>,
@@ -358,7 +358,7 @@ struct CpuData {
     policy_name: String,
     default_cpu_set: String,
     #[serde(default)]
-    entries: BTreeMap<String, CpuEntry>,
+    entries: BTreeMap<String, BTreeMap<String, String>>,
     pod_entries: Option<BTreeMap<String, PodCpus>>,
 }
 

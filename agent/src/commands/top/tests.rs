@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use plimsoll_core::model::telling::Severity;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -10,7 +11,7 @@ use ratatui::style::{Color, Modifier};
 
 use super::*;
 use crate::record::limit_counts::{LimitCounts, LimitTotals};
-use crate::record::lines::{RecentLine, Severity};
+use crate::record::lines::RecentLine;
 use crate::record::recording::Position;
 use crate::record::snapshot::Snapshot;
 use crate::serve::summary::{CpuStats, MemoryStats, NodeStats, PodUse, PsiData, PsiStats};

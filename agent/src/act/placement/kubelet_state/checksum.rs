@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
-use super::{Block, CpuEntry, CpuFile, KubeletStateError, MemoryFile, Node};
+use super::{Block, CpuFile, KubeletStateError, MemoryFile, Node};
 use plimsoll_core::placement::cpu_set::CpuSet;
 
 /// FNV-1a, 32 bits, of a string that is hashed as such.
@@ -63,18 +63,7 @@ fn with_pods(pods: Option<String>, empty: &str) -> Vec<String> {
 
 /// What the checksum of `cpu_manager_state` may be.
 pub(super) fn cpu(file: &CpuFile) -> Vec<u64> {
-    let by_container = file
-        .entries
-        .values()
-        .any(|entry| matches!(entry, CpuEntry::Container(_)));
-    let entries = map(&file.entries, |entry| match entry {
-        CpuEntry::Pod(containers) => map(containers, Clone::clone),
-        CpuEntry::Container(cpus) => cpus.clone(),
-    });
-    let mut types = vec!["map[string]map[string]string"];
-    if by_container || file.entries.is_empty() {
-        types.push("map[string]string");
-    }
+    let entries = map(&file.entries, |containers| map(containers, Clone::clone));
     let pods = file.pod_entries.as_ref().map(|pods| {
         let pods = map(pods, |of_pod| {
             // cpuset.CPUSet is a map of empty structs; of one that cannot be read there is no checksum either.
@@ -85,16 +74,12 @@ pub(super) fn cpu(file: &CpuFile) -> Vec<u64> {
         format!("PodEntries:(state.PodCPUAssignments){pods} ")
     });
     let pods = with_pods(pods, "PodEntries:(state.PodCPUAssignments)map[] ");
-    let names = ["", "V2", "V3"];
     let mut sums = Vec::new();
-    for (name, kind) in names
-        .iter()
-        .flat_map(|name| types.iter().map(move |kind| (name, kind)))
-    {
+    for name in ["", "V2", "V3"] {
         for pods in &pods {
             sums.push(fnv(&format!(
-                "(*state.CPUManagerCheckpoint{name}){{PolicyName:(string){} DefaultCPUSet:(string){} Entries:({kind}){entries} \
-                 {pods}Checksum:(checksum.Checksum)0}}",
+                "(*state.CPUManagerCheckpoint{name}){{PolicyName:(string){} DefaultCPUSet:(string){} \
+                 Entries:(map[string]map[string]string){entries} {pods}Checksum:(checksum.Checksum)0}}",
                 file.policy_name, file.default_cpu_set
             )));
         }

@@ -63,12 +63,13 @@ fn what_is_no_state_is_refused() {
     let refused = |text: &str| CpuManagerState::parse(text).unwrap_err();
     assert_eq!(
         refused(&cpu(ENTRIES, 1_942_532_443)).to_string(),
-        "its checksum is 1942532443 and should be 964019483: it is damaged, or was edited; the kubelet would refuse it, too"
+        "its checksum is 1942532443 and should be 964019483: the file is damaged, was edited, or has a format that is not supported; \
+         drain the node with its kubelet, or remove the file"
     );
     let by_id = r#""entries":{"containerID1":"4-6","containerID2":"1-3"},"#;
     assert_eq!(
-        refused(&cpu(by_id, 2_026_311_253)),
-        KubeletStateError::ByContainerId
+        refused(&cpu(by_id, 2_026_311_253)).to_string(),
+        "it has format v1, of kubelets before 1.18, which is not supported: drain the node with its kubelet, or remove the file"
     );
     let error = refused(&cpu(r#""entries":{"pod":{"c":"1.3"}},"#, 0)).to_string();
     assert!(error.starts_with("entries.pod.c: \"1.3\""), "{error}");
