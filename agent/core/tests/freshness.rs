@@ -264,7 +264,10 @@ fn figures() -> impl Strategy<Value = Figures> {
 }
 
 /// What a pod is: its figures (`None`: it cannot be read), and whether it empties after the sample.
-fn samples() -> impl Strategy<Value = Vec<(u64, Vec<(Option<Figures>, bool)>)>> {
+/// When, and each pod's figures with whether they are read anew.
+type Taken = (u64, Vec<(Option<Figures>, bool)>);
+
+fn samples() -> impl Strategy<Value = Vec<Taken>> {
     let pod = (prop::option::weighted(0.95, figures()), any::<bool>());
     let look = (0..500u64, prop::collection::vec(pod, APPS.len()));
     prop::collection::vec(look, 1..5)

@@ -178,12 +178,15 @@ fn frozen(without: Option<&str>, why: LastLineReason) -> Outcome {
         "{kill:?}"
     );
     // The agent takes it as an eviction: completed, waited for, and nobody else is chosen.
-    agent
-        .wait(TIMEOUT, |event| {
-            matches!(event, Event::Decision(own) if own.decision["decision"] == "finished")
-                .then_some(())
-        })
-        .context("waiting for the end of the pod")?;
+    // The line of a last-line kill comes after the decisions of its turn: the pod may be gone by then.
+    if !decided(&agent, "finished") {
+        agent
+            .wait(TIMEOUT, |event| {
+                matches!(event, Event::Decision(line) if line.decision["decision"] == "finished")
+                    .then_some(())
+            })
+            .context("waiting for the end of the pod")?;
+    }
     sleep(Duration::from_millis(300));
     agent.drain()?;
     ensure!(
