@@ -98,8 +98,7 @@ fn bounds() -> Bounds {
 }
 
 fn connect(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(address).unwrap();
-    stream
+    TcpStream::connect(address).unwrap()
 }
 
 /// Sends `bytes`, and reads what comes until the listener closes.

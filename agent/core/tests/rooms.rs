@@ -5,6 +5,10 @@
 //!
 //! `placement` stands below `model`, beside nothing but `kube`: it is a library about CPUs, memory and devices, which knows neither events nor
 //! decisions; those carry its results.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "it reads the source of the core, which does no I/O itself"
+)]
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 use std::collections::{BTreeMap, BTreeSet};
