@@ -9,7 +9,6 @@
 //! Terms: *urgent* work is what leads to a kill; *housekeeping* is everything else, done when the loop has nothing urgent.
 
 pub mod limits;
-pub mod load_programs;
 pub mod observer;
 pub mod pod_meters;
 pub mod sampler;
