@@ -7,7 +7,6 @@
 //! Terms: *urgent* work is what leads to a kill; a *rescan* brings what is known of pods up to date, when the loop has nothing urgent.
 
 pub mod limits;
-pub mod load_programs;
 pub mod observer;
 pub mod pod_meters;
 pub mod sampler;

@@ -120,10 +120,3 @@ fn the_agent_has_the_options_of_run_and_its_version() {
         format!("plimsoll-agent {}", env!("CARGO_PKG_VERSION"))
     );
 }
-
-#[test]
-fn the_agent_says_nothing_of_what_is_hidden() {
-    let _alone = one_at_a_time();
-    let said = help(AGENT, &["--help"]);
-    assert!(!said.contains("load-programs"), "{said}");
-}

@@ -2,33 +2,19 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use plimsoll::daemon::load_programs::LoadProgramsArgs;
-use plimsoll::daemon::start::RunArgs;
-use plimsoll::daemon::{load_programs, start};
+use clap::Parser;
+use plimsoll::daemon::start::{self, RunArgs};
 use plimsoll::host::program::{EXIT_FAILURE, answer, log_to_stderr};
 
 #[derive(Debug, Parser)]
-#[command(name = start::PROGRAM, version, args_conflicts_with_subcommands = true)]
+#[command(name = start::PROGRAM, version)]
 struct Cli {
     #[command(flatten)]
     run: RunArgs,
-    #[command(subcommand)]
-    hidden: Option<Hidden>,
-}
-
-#[derive(Debug, Subcommand)]
-enum Hidden {
-    #[command(hide = true)]
-    LoadPrograms(LoadProgramsArgs),
 }
 
 fn main() -> ExitCode {
-    let Cli { run, hidden } = Cli::parse();
+    let Cli { run } = Cli::parse();
     log_to_stderr();
-    let ended = match hidden {
-        None => start::run(&run),
-        Some(Hidden::LoadPrograms(args)) => load_programs::run(&args),
-    };
-    answer(ended, EXIT_FAILURE)
+    answer(start::run(&run), EXIT_FAILURE)
 }

@@ -28,7 +28,6 @@ use crate::act::oom_order::OomOrdering;
 use crate::act::oom_scores::OomScores;
 use crate::act::remedies::{self, REMEDIES_LEDGER, Remedies};
 use crate::daemon::limits::{Limits, Origins};
-use crate::daemon::load_programs::LoadedApart;
 use crate::daemon::observer::{NodeObserver, Wanted};
 use crate::daemon::pod_meters::PodMeters;
 use crate::daemon::sampler::Sampler;
@@ -138,15 +137,6 @@ pub struct RunArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "its type says what it is")]
     pub eviction: EvictionFlags,
-}
-
-/// The programs that the agent loads.
-pub(super) fn programs(without: &[Without], last_line: bool) -> Programs {
-    Programs {
-        without: kinds_without(without),
-        window: WINDOW,
-        last_line,
-    }
 }
 
 /// Runs the agent until it receives SIGINT or SIGTERM.
@@ -437,23 +427,23 @@ impl Start<'_> {
         facts.bpf = match facts.without_bpf() {
             Some(obstacle) => Err(obstacle.to_string()),
             None => {
+                let programs = Programs {
+                    without: kinds_without(&args.without),
+                    window: WINDOW,
+                    last_line: has_last_line,
+                };
                 let owner = PinOwner::of(&args.state_dir);
-                let apart =
-                    LoadedApart::try_to(&owner, &args.state_dir, &args.without, has_last_line);
-                let mut said = apart.said().to_vec();
-                let programs = programs(&args.without, has_last_line);
-                let loaded = load_pinned(programs, &owner, |text| said.push(text));
-                for text in said {
-                    self.reporter.say(&Line::Warning { text });
-                }
-                loaded
-                    .map(|(loaded, how)| {
-                        let hooks = hooks_of(loaded.hooks());
-                        bpf = Some(loaded);
-                        pinned = Some(apart.judge(how).to_string());
-                        hooks
-                    })
-                    .map_err(|error| error.to_string())
+                let reporter = &mut self.reporter;
+                load_pinned(programs, &owner, |text| {
+                    reporter.say(&Line::Warning { text });
+                })
+                .map(|(loaded, how)| {
+                    let hooks = hooks_of(loaded.hooks());
+                    bpf = Some(loaded);
+                    pinned = Some(how.to_string());
+                    hooks
+                })
+                .map_err(|error| error.to_string())
             }
         };
         let report = Report::new(facts);

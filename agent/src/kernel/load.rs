@@ -52,14 +52,6 @@ pub fn load_pinned(
     )?)
 }
 
-/// Whether [`load_pinned`] would take over what an agent before has pinned.
-///
-/// # Errors
-/// [`LoadError`].
-pub fn is_pinned(programs: Programs, owner: &PinOwner) -> Result<bool, LoadError> {
-    Ok(Bpf::is_pinned(object()?, &options(programs), owner)?)
-}
-
 fn options(programs: Programs) -> BpfOptions {
     let mut hooks = HookSet::ALL;
     if !programs.last_line {
