@@ -98,20 +98,6 @@ impl Bpf {
         Ok(bpf)
     }
 
-    /// Whether an agent before this one has left pinned what would be loaded. It may still turn out to be damaged.
-    ///
-    /// # Errors
-    /// [`BpfError`] when the number of CPUs cannot be read.
-    pub fn is_pinned(
-        object: &[u8],
-        options: &BpfOptions,
-        owner: &PinOwner,
-    ) -> Result<bool, BpfError> {
-        let machine = Machine::probe()?;
-        let name = identity(object, options, machine.memory_is_v1, machine.cpus);
-        Ok(owner.set(&name).exists())
-    }
-
     /// As [`Bpf::load`], but takes over what an agent before left pinned if it is what would be loaded, and else pins what it loads.
     /// Every other set of this owner is removed; `said` gets a line for each. That pins cannot be made is no error: the
     /// programs then end with this process, and [`Pinning`] says why.

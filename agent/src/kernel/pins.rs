@@ -173,12 +173,6 @@ impl PinOwner {
         }
     }
 
-    /// Whether there is a BPF file system that can be written to.
-    #[must_use]
-    pub fn can_pin(&self) -> bool {
-        self.prepare().is_ok()
-    }
-
     /// Makes the owner's directory.
     pub(super) fn prepare(&self) -> Result<(), PinError> {
         let io = |path: &Path| {

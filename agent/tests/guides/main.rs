@@ -37,7 +37,7 @@ const RUN_ELSEWHERE: &[(&str, &str, &str)] = &[
         "ebpf::build()",
     ),
     (
-        "cargo build --release -p plimsoll",
+        "cargo build --release -p plimsoll -p plimsoll-trace",
         "xtask/src/guest/programs.rs",
         r#""--bins", "--release"]"#,
     ),
