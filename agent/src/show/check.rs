@@ -349,7 +349,7 @@ mod tests {
         losses.retain(|loss| loss.starts_with("CAP_"));
         assert_eq!(losses.len(), 1, "{losses:#?}");
         assert!(
-            losses[0].starts_with("CAP_KILL: no signal reaches"),
+            losses[0].starts_with("CAP_KILL: processes of users other than root"),
             "{losses:#?}"
         );
         assert_eq!(
