@@ -243,11 +243,22 @@ mod tests {
         assert_eq!(planned.to_string(), "guest 6.1");
         let by_hand = guest(&planned).unwrap().by_hand();
         assert!(
-            by_hand.contains("--kernel 6.1 --cgroup cgroup2 --topology flat:4 --memory 2048 --clock instructions --append 'psi=0'")
-                && by_hand.ends_with("--cmd 'guest_tests --on 6.1 --all'"),
+            by_hand.contains(
+                "--kernel 6.1 --cgroup cgroup2 --topology flat:4 --memory 2048 --append 'psi=0'"
+            ) && by_hand.ends_with("--cmd 'guest_tests --on 6.1 --all'"),
             "{by_hand}"
         );
         assert!(shell(&by_hand).ends_with("--append 'psi=0'"), "{by_hand}");
+        let newer = PlannedGuest {
+            kernel: "7.2".to_owned(),
+            ..planned.clone()
+        };
+        assert!(
+            guest(&newer)
+                .unwrap()
+                .by_hand()
+                .contains(" --clock instructions ")
+        );
         assert!(read("", false).is_err());
         assert!(read("nonsense", false).is_err());
         let no_tests = r#"{"name":"x","kernel":"6.1","cgroup":"cgroup2","topology":"flat:4","memory_mb":1,"parameters":"","tests":[]}"#;
