@@ -135,9 +135,10 @@ fn slowest(mut times: Vec<(Duration, String)>) -> Option<String> {
     (!slowest.is_empty()).then(|| format!("slowest: {}", slowest.join(", ")))
 }
 
-/// Kernel 6.1 waits for ever for its second CPU when the emulator counts instructions.
-fn clock(kernel: &str) -> Clock {
-    if kernel == "6.1" {
+/// Kernel 6.1 waits for ever for its second CPU when the emulator counts instructions. And on eight NUMA nodes `exec` is then so much faster than
+/// the agent that a pod may start before its manifest has been read.
+fn clock(kernel: &str, topology: &str) -> Clock {
+    if kernel == "6.1" || topology == "numa8" {
         Clock::Host
     } else {
         Clock::Instructions
@@ -162,7 +163,7 @@ fn guest(planned: &PlannedGuest) -> Result<Guest> {
         .memory_mb(*memory_mb)
         .cgroup(cgroup.parse().map_err(unknown)?)
         .programs(OF_TESTS)
-        .clock(clock(kernel))
+        .clock(clock(kernel, topology))
         .timeout(None)
         .patience(PATIENCE, report::moves)
         .command(format!("{GUEST_TESTS} --on {name}{all}"));

@@ -193,7 +193,7 @@ fn eviction_comes_true() -> Outcome {
         &[
             "place",
             "3 of 4",
-            "go before it",
+            "before it",
             "before it",
             "default/valued",
         ],
@@ -319,7 +319,7 @@ fn refusals(node: &Node) -> anyhow::Result<()> {
         node,
         &["oom", "--signal", "memory.available"],
         WRONG_USAGE,
-        "--signal is for `explain eviction`",
+        "--signal applies only to `explain eviction`",
     )
 }
 
