@@ -18,7 +18,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tempfile::TempDir;
 
-use crate::opportunity::descendants;
+use crate::opportunity::{descendants, stat};
 use crate::progress::last_words;
 
 /// Time for descendants to end by SIGTERM, then by SIGKILL: they do not have to be waited for.
@@ -200,13 +200,6 @@ impl Process {
 /// The process group of a process.
 fn group(pid: u32) -> Option<u32> {
     stat(pid)?.get(2)?.parse().ok()
-}
-
-/// The fields of `/proc/PID/stat` after the command's name: the first is the state, field 3 of proc_pid_stat(5).
-fn stat(pid: u32) -> Option<Vec<String>> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, after) = stat.rsplit_once(')')?;
-    Some(after.split_whitespace().map(str::to_owned).collect())
 }
 
 #[cfg(test)]

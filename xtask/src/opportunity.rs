@@ -109,8 +109,8 @@ pub(crate) fn descendants(pid: u32) -> Vec<u32> {
         .flatten()
         .filter_map(|process| {
             let pid = process.file_name().to_str()?.parse().ok()?;
-            let stat = fs::read_to_string(process.path().join("stat")).ok()?;
-            Some((pid, parent(&stat)?))
+            let parent = stat(pid)?.get(1)?.parse().ok()?;
+            Some((pid, parent))
         })
         .collect();
     let mut found = Vec::new();
@@ -127,10 +127,15 @@ pub(crate) fn descendants(pid: u32) -> Vec<u32> {
     found
 }
 
-/// The parent in a `/proc/PID/stat`. The command's name is in brackets and may have any character.
-fn parent(stat: &str) -> Option<u32> {
+/// The fields of `/proc/PID/stat` after the command's name: the first is the state, field 3 of proc_pid_stat(5). `None` when it has ended.
+pub(crate) fn stat(pid: u32) -> Option<Vec<String>> {
+    fields_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The command's name is in brackets and may have any character.
+fn fields_of(stat: &str) -> Option<Vec<String>> {
     let (_, after) = stat.rsplit_once(')')?;
-    after.split_whitespace().nth(1)?.parse().ok()
+    Some(after.split_whitespace().map(str::to_owned).collect())
 }
 
 #[cfg(test)]
@@ -171,8 +176,9 @@ mod tests {
             })
         );
         assert_eq!(scheduled(""), None);
-        assert_eq!(parent("7 (a) b) S 3 7 7 0"), Some(3));
-        assert_eq!(parent("7 (a"), None);
+        let fields = fields_of("7 (a) b) S 3 7 7 0").unwrap();
+        assert_eq!(fields[..2], ["S", "3"]);
+        assert_eq!(fields_of("7 (a"), None);
     }
 
     #[test]
