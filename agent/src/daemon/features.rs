@@ -1,6 +1,6 @@
 //! The optional parts of the agent, all in one shape.
 //!
-//! **Problem.** Nine parts may be absent, and each has something to do at several moments of the loop. **Approach.** A moment is a column, a part is
+//! **Problem.** Eight parts may be absent, and each has something to do at several moments of the loop. **Approach.** A moment is a column, a part is
 //! a row, and the loop calls a column for all rows. A part that is absent does nothing at any moment. What a part does for one decision is in
 //! [`Agent::act`](super::turn), what its thread reports is a [`Wake`](super::wake::Wake).
 

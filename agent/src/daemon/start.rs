@@ -234,6 +234,11 @@ impl<'a> Plan<'a> {
             listener: args.listen.map(http::bind).transpose()?,
         })
     }
+
+    /// The ledger of this name, in the state directory.
+    fn ledger(&self, name: &str) -> Result<Ledger, KnobError> {
+        Ledger::open(&self.host, self.args.state_dir.join(name))
+    }
 }
 
 /// The ledgers of settings that are undone when the agent ends.
@@ -245,14 +250,13 @@ struct Ledgers {
 impl Ledgers {
     /// Puts back what is in any ledger, and returns how many settings that were.
     fn put_back(plan: &Plan<'_>) -> Result<(Self, usize), KnobError> {
-        let open = |name| Ledger::open(&plan.host, plan.args.state_dir.join(name));
         let mut restored = 0;
         for name in [REMEDIES_LEDGER, CPU_LEDGER] {
-            restored += restore(&mut open(name)?)?;
+            restored += restore(&mut plan.ledger(name)?)?;
         }
         let mut ledgers = Self {
-            agent: open(AGENT_LEDGER)?,
-            pods: open(PODS_LEDGER)?,
+            agent: plan.ledger(AGENT_LEDGER)?,
+            pods: plan.ledger(PODS_LEDGER)?,
         };
         // Pods first: their cgroups are inside the agent's.
         restored += restore(&mut ledgers.pods)? + restore(&mut ledgers.agent)?;
@@ -372,14 +376,13 @@ impl Start<'_> {
     /// The cgroups above the pods.
     fn kubepods(&mut self) -> Result<Kubepods> {
         let Plan {
-            args,
             config,
             host,
             mounts,
             cgroup_root,
             ..
         } = &self.plan;
-        let ledger = Ledger::open(host, args.state_dir.join(AGENT_LEDGER))?;
+        let ledger = self.plan.ledger(AGENT_LEDGER)?;
         let (kubepods, absent) = Kubepods::make(host, mounts, cgroup_root, config, ledger)?;
         self.lost.extend(absent.iter().map(ToString::to_string));
         Ok(kubepods)
@@ -494,7 +497,8 @@ impl Start<'_> {
         self.lost.extend(lost.iter().map(ToString::to_string));
     }
 
-    /// The optional parts that the configuration asks for. One that cannot start is not in the engine's options either.
+    /// The optional parts that the configuration asks for. One that cannot start is left out, with a line among the losses. Remedies then leave the
+    /// engine's options as well: it must not wait for what no thread carries out.
     fn features(&mut self, loaded: &Loaded, capacity: NodeCapacity) -> Result<Features> {
         let options = self.plan.config.engine.options;
         let oom_order = match options.oom_order {
@@ -517,6 +521,7 @@ impl Start<'_> {
         };
         if options.remedies.is_some() {
             let started = self
+                .plan
                 .ledger(REMEDIES_LEDGER)
                 .map_err(anyhow::Error::from)
                 .and_then(|ledger| Ok(Remedies::start(ledger)?));
@@ -529,16 +534,13 @@ impl Start<'_> {
         if cpu.burst.is_some() || cpu.suppress.is_some() {
             let Plan { host, mounts, .. } = &self.plan;
             let started = self
+                .plan
                 .ledger(CPU_LEDGER)
                 .map_err(anyhow::Error::from)
                 .and_then(|ledger| Ok(CpuTime::start(host, mounts, ledger, READ_EVERY)?));
             features.cpu_time = self.without("cpuBurst and cpuSuppress", started);
         }
         Ok(features)
-    }
-
-    fn ledger(&self, name: &str) -> Result<Ledger, KnobError> {
-        Ledger::open(&self.plan.host, self.plan.args.state_dir.join(name))
     }
 
     fn placing(&mut self, capacity: NodeCapacity) -> Result<Option<Placing>> {
@@ -568,7 +570,7 @@ impl Start<'_> {
 
     fn oom_groups(&mut self) -> Option<OomGroups> {
         let pod_oom_group = self.plan.config.engine.options.pod_oom_group;
-        let ledger = pod_oom_group.then(|| self.ledger(AGENT_LEDGER));
+        let ledger = pod_oom_group.then(|| self.plan.ledger(AGENT_LEDGER));
         let ledger = ledger.and_then(|ledger| self.without("podOOMGroup", ledger));
         let single_process = self.plan.config.cgroups.single_process_oom_kill;
         let single_process = single_process.unwrap_or(false);
