@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use plimsoll::commands::exit_status::FAILED;
 use plimsoll::daemon::start::{self, RunArgs};
-use plimsoll::host::program::{EXIT_FAILURE, answer, log_to_stderr};
+use plimsoll::host::program::{failed, log_to_stderr};
 
 #[derive(Debug, Parser)]
 #[command(name = start::PROGRAM, version)]
@@ -16,5 +17,5 @@ struct Cli {
 fn main() -> ExitCode {
     let Cli { run } = Cli::parse();
     log_to_stderr();
-    answer(start::run(&run), EXIT_FAILURE)
+    start::run(&run).unwrap_or_else(|error| failed(&error, FAILED))
 }

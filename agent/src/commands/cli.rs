@@ -19,7 +19,7 @@ use crate::commands::topology::TopologyArgs;
 use crate::commands::trace::TraceArgs;
 use crate::commands::uninstall::UninstallArgs;
 use crate::daemon::start::RunArgs;
-use crate::host::program::log_to_stderr;
+use crate::host::program::{failed, log_to_stderr};
 
 /// Keep a Kubernetes node, or any Linux machine, from running out of memory
 #[derive(Debug, Parser)]
@@ -101,10 +101,6 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Prints an error once: what it is made of is in its own message, or, of `anyhow`, in the chain that `#` asks for.
 fn ended<E: CommandError + std::fmt::Display>(result: Result<ExitCode, E>) -> ExitCode {
-    result.unwrap_or_else(|error| {
-        eprintln!("plimsoll: {error:#}");
-        ExitCode::from(error.exit_status())
-    })
+    result.unwrap_or_else(|error| failed(&error, error.exit_status()))
 }

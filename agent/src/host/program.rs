@@ -1,5 +1,6 @@
 //! What every program of this project does at its start and end: it logs to standard error, and prints its error.
 
+use std::fmt::Display;
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,9 +9,6 @@ use tracing::Level;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-
-/// Exit status when a program fails and its help says nothing else.
-pub const EXIT_FAILURE: u8 = 1;
 
 /// What is logged: `LEVEL` or `TARGET=LEVEL`, several with commas between.
 const LOG_VARIABLE: &str = "PLIMSOLL_LOG";
@@ -37,12 +35,10 @@ pub fn log_to_stderr() {
     }
 }
 
-/// The exit status of a program; an error is printed and becomes `failure`.
-pub fn answer(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
-    result.unwrap_or_else(|error| {
-        eprintln!("plimsoll: {error:#}");
-        ExitCode::from(failure)
-    })
+/// Prints an error once and gives the exit status: the causes are in the error's own message, or, of `anyhow`, in the chain that `#` asks for.
+pub fn failed(error: &impl Display, status: u8) -> ExitCode {
+    eprintln!("plimsoll: {error:#}");
+    ExitCode::from(status)
 }
 
 /// Another program of the project cannot be started.

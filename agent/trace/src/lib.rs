@@ -28,6 +28,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use plimsoll::commands::exit_status::{FAILED, REFUSED};
 use plimsoll::commands::trace::{TraceArgs, TraceFormat};
 use plimsoll::host::HostRoot;
 use plimsoll::host::cgroup::{CgroupError, CgroupPath};
@@ -40,11 +41,6 @@ use self::file::Pending;
 use self::groups::Groups;
 use self::recording::Recording;
 use self::summary::{Summary, Written, metadata};
-
-/// It could not be started, or something could not be written.
-pub const EXIT_FAILED: u8 = 1;
-/// There is no such pod or cgroup.
-pub const EXIT_UNKNOWN: u8 = 3;
 
 /// Why there is no trace.
 #[derive(Debug, thiserror::Error)]
@@ -132,13 +128,13 @@ pub enum TraceError {
 impl TraceError {
     /// The exit status.
     #[must_use]
-    pub fn exit_code(&self) -> u8 {
+    pub fn exit_status(&self) -> u8 {
         match self {
             Self::UnknownPod { .. }
             | Self::AmbiguousPod { .. }
             | Self::NoPodCgroup { .. }
-            | Self::UnknownCgroup { .. } => EXIT_UNKNOWN,
-            _ => EXIT_FAILED,
+            | Self::UnknownCgroup { .. } => REFUSED,
+            _ => FAILED,
         }
     }
 }

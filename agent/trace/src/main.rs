@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use plimsoll::commands::trace::{PROGRAM, TraceArgs};
-use plimsoll::host::program::{answer, log_to_stderr};
+use plimsoll::host::program::{failed, log_to_stderr};
 
 #[derive(Debug, Parser)]
 #[command(name = PROGRAM, version)]
@@ -16,8 +16,5 @@ struct Cli {
 fn main() -> ExitCode {
     let Cli { trace } = Cli::parse();
     log_to_stderr();
-    plimsoll_trace::run(&trace).unwrap_or_else(|error| {
-        let status = error.exit_code();
-        answer(Err(error.into()), status)
-    })
+    plimsoll_trace::run(&trace).unwrap_or_else(|error| failed(&error, error.exit_status()))
 }
