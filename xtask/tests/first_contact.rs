@@ -97,7 +97,10 @@ impl Machine {
     }
 
     fn start(&self, arguments: &[&str]) -> Run {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        // `env` also where this test runs under `nohup`: a SIGHUP that is ignored stays so in children.
+        let mut child = Command::new("/usr/bin/env")
+            .arg("--default-signal")
+            .arg(env!("CARGO_BIN_EXE_xtask"))
             .args(arguments)
             .env("PATH", self.path("bin"))
             .env("TMPDIR", self.path("tmp"))
