@@ -6,4 +6,5 @@ pub mod oom_group;
 pub mod oom_order;
 pub mod oom_scores;
 pub mod placement;
+pub mod release;
 pub mod remedies;

@@ -27,10 +27,12 @@ mod storage;
 mod telling;
 mod turn;
 mod wake;
+pub mod watchdog;
 
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -44,8 +46,10 @@ use crate::act::kubepods::Kubepods;
 use crate::act::oom_group::OomGroups;
 use crate::act::oom_order::OomOrdering;
 use crate::act::oom_scores::OomScores;
+use crate::act::release::MemoryRelease;
 use crate::daemon::limits::Limits;
 use crate::daemon::sampler::Sampler;
+use crate::host::HostRoot;
 use crate::host::clock::now_ns;
 use crate::host::stop::StopSignals;
 use crate::kernel::{AccountReport, Bpf};
@@ -67,6 +71,7 @@ pub use telling::Ending;
 use turn::{Failure, Step};
 pub use wake::Sources;
 use wake::{Lost, Wake};
+use watchdog::{Heartbeat, Watchdog};
 
 /// Decisions, and steps, that one sample can lead to before a buffer grows: two for each pod that is leaving, and a handful.
 const DECISIONS: usize = 256;
@@ -103,6 +108,8 @@ pub struct Agent {
     storage: Option<StorageWork>,
     /// `None`: nothing is tried before an eviction.
     remedies: Option<remedies::RemedyWork>,
+    /// `None`: killed pods free their memory by themselves alone.
+    memory_release: Option<MemoryRelease>,
     /// `None`: CPU time is not looked after.
     cpu_work: Option<cpu::CpuWork>,
     /// `None`: nothing is placed.
@@ -124,6 +131,7 @@ pub struct Agent {
     keeps_programs: bool,
     /// The ring of urgent records is not waited for any more: charges are as good as not counted.
     has_lost_records: bool,
+    heartbeat: Arc<Heartbeat>,
 }
 
 impl Agent {
@@ -159,6 +167,7 @@ impl Agent {
             kubepods: None,
             storage: None,
             remedies: None,
+            memory_release: None,
             cpu_work: None,
             placing: None,
             last_line: None,
@@ -174,6 +183,7 @@ impl Agent {
             pods_changed: false,
             keeps_programs: false,
             has_lost_records: false,
+            heartbeat: Arc::default(),
         }
     }
 
@@ -187,6 +197,13 @@ impl Agent {
     /// Also sets whether the kernel's OOM killer takes processes, containers or pods.
     pub fn with_oom_groups(mut self, groups: Option<OomGroups>) -> Self {
         self.oom_groups = groups;
+        self
+    }
+
+    /// Also frees the memory of killed pods.
+    #[must_use]
+    pub fn with_memory_release(mut self, release: Option<MemoryRelease>) -> Self {
+        self.memory_release = release;
         self
     }
 
@@ -218,6 +235,14 @@ impl Agent {
     }
 
     async fn serve(&mut self, mut sources: Sources, mut stop: StopSignals) -> Result<()> {
+        let watchdog = Watchdog::start(&HostRoot::live(), Arc::clone(&self.heartbeat));
+        let _watchdog = match watchdog {
+            Ok(watchdog) => Some(watchdog),
+            Err(error) => {
+                self.warn(format!("no thread sees whether the loop hangs: {error}"));
+                None
+            }
+        };
         self.begin_features(&mut sources);
         self.rescans = Rescans::new(sources.rescan_period);
         loop {
@@ -270,6 +295,10 @@ impl Agent {
                     .and_then(|bpf| bpf.account().ok())
                     .map(|account| AccountReport::from(&account)),
                 tally: Tally {
+                    releases_refused: self
+                        .memory_release
+                        .as_ref()
+                        .map_or(0, MemoryRelease::refused),
                     lines_lost: self.reporter.lost(),
                     journal_steps_lost: self.journal.as_ref().map(Journal::lost),
                     ..self.tally.clone()

@@ -383,7 +383,6 @@ fn a_command_runs_in_its_pods_cgroups_and_is_killed_with_them() {
         "both leaders have ended"
     );
     pod_kill.kill().unwrap();
-    pod_kill.release_memory().unwrap();
     wait_until("the pod is empty", || {
         !pods::cgroup::is_populated(&mounts, &pod).unwrap()
     });

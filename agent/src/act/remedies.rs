@@ -11,7 +11,7 @@
 //! - when the agent ends, and, after `kill -9`, when the next one starts: by the ledger.
 //!
 //! The loop is on its way to a kill and has a real-time priority: it never waits for a lock that the thread could hold. Jobs are handed over in
-//! [`Jobs`], and what the thread is about to write in [`Announced`]. Nobody stays at our `memory.high`: the thread announces, looks at the ticket,
+//! a [`Handover`], and what the thread is about to write in [`Announced`]. Nobody stays at our `memory.high`: the thread announces, looks at the ticket,
 //! writes, and looks at the ticket again; the loop changes the ticket, then reads what is announced, then the file. If the loop finds nothing
 //! announced, the thread's first look comes after the change, and it does not write. Else either the thread's second look comes after the
 //! change, and it puts the value back; or its write was over before, and the loop finds it in the file.
@@ -19,8 +19,8 @@
 //! **Terms.** A *ticket* numbers the jobs: the newest one is the only one that counts.
 
 use std::io::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -32,6 +32,7 @@ use tokio::sync::mpsc;
 
 use crate::host::clock::now_ns;
 use crate::host::file::{FileError, parse_u64};
+use crate::host::handover::Handover;
 use crate::host::knobs::{KnobError, Ledger};
 use crate::pods::stage_files::StageFiles;
 
@@ -118,51 +119,11 @@ impl Announced {
     }
 }
 
-/// Jobs on their way to the thread. The loop only ever tries a lock: a place that the thread has just locked counts as taken.
-#[derive(Debug, Default)]
-struct Jobs {
-    places: [Mutex<Option<Job>>; JOBS],
-}
-
-impl Jobs {
-    /// Returns whether there was a place. Does not wait, allocates nothing.
-    fn put(&self, job: Job) -> bool {
-        for place in &self.places {
-            let mut place = match place.try_lock() {
-                Ok(place) => place,
-                Err(TryLockError::Poisoned(place)) => place.into_inner(),
-                Err(TryLockError::WouldBlock) => continue,
-            };
-            if place.is_none() {
-                *place = Some(job);
-                return true;
-            }
-        }
-        false
-    }
-
-    /// The oldest job. May wait for the loop, which holds each lock for the time of a move.
-    fn take(&self) -> Option<Job> {
-        let lock = |place: &'_ Mutex<Option<Job>>| {
-            let place = place.lock().unwrap_or_else(PoisonError::into_inner);
-            place.as_ref().map(|job| job.ticket)
-        };
-        let tickets = self.places.iter().enumerate();
-        let (_, index) = tickets
-            .filter_map(|(index, place)| Some((lock(place)?, index)))
-            .min()?;
-        let mut place = self.places[index]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        place.take()
-    }
-}
-
 #[derive(Debug, Default)]
 struct Shared {
     /// The newest ticket.
     ticket: AtomicU64,
-    jobs: Jobs,
+    jobs: Handover<Job, JOBS>,
     announced: Announced,
     /// The agent ends.
     is_over: AtomicBool,

@@ -12,6 +12,8 @@ pub const FAILED: u8 = 1;
 pub const WRONG_USAGE: u8 = 2;
 /// The command cannot answer, or the answer is no: [`TABLE`] has what that means for each command.
 pub const REFUSED: u8 = 3;
+/// The loop of the agent hung ([`crate::daemon::watchdog`]).
+pub const HUNG: u8 = crate::daemon::watchdog::EXIT_HUNG;
 /// `plimsoll exec` failed, as docker and systemd-run have it.
 pub const EXEC_FAILED: u8 = 125;
 /// The command of `plimsoll exec` is there and cannot be executed.
@@ -41,6 +43,10 @@ pub const TABLE: [(&str, &[Meaning]); 16] = [
         &[
             (Some(DONE), "stopped by SIGINT or SIGTERM"),
             (Some(FAILED), "could not start or go on"),
+            (
+                Some(HUNG),
+                "its loop hung for a minute; standard error says where",
+            ),
         ],
     ),
     (

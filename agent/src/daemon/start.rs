@@ -26,6 +26,7 @@ use crate::act::kubepods::Kubepods;
 use crate::act::oom_group::OomGroups;
 use crate::act::oom_order::OomOrdering;
 use crate::act::oom_scores::OomScores;
+use crate::act::release::MemoryRelease;
 use crate::act::remedies::{self, REMEDIES_LEDGER, Remedies};
 use crate::daemon::limits::{Limits, Origins};
 use crate::daemon::observer::{NodeObserver, Wanted};
@@ -74,7 +75,8 @@ Examples:
 
 Stops on SIGINT and SIGTERM. Pods keep running, and every kernel setting that was changed is restored.
 
-Exit status: 0 stopped by a signal; 1 it could not start or continue (the message says why and what to do); 2 wrong usage.")]
+Exit status: 0 stopped by a signal; 1 it could not start or continue (the message says why and what to do); 2 wrong usage;
+70 its loop hung for a minute (the message says where).")]
 pub struct RunArgs {
     /// Directory of Kubernetes Pod manifests (YAML or JSON); a pod whose manifest is removed is ended
     #[arg(long, value_name = "DIR", default_value = "/etc/plimsoll/pods")]
@@ -517,8 +519,11 @@ impl Start<'_> {
             oom_scores: self.oom_scores(loaded)?,
             oom_order,
             remedies: None,
+            memory_release: None,
             cpu_time: None,
         };
+        let release = MemoryRelease::start(self.plan.host.clone());
+        features.memory_release = self.without("release of killed pods' memory", release);
         if options.remedies.is_some() {
             let started = self
                 .plan
@@ -658,6 +663,7 @@ struct Features {
     oom_scores: OomScores,
     oom_order: Option<OomOrdering>,
     remedies: Option<(Remedies, remedies::Reports)>,
+    memory_release: Option<MemoryRelease>,
     cpu_time: Option<(CpuTime, cpu_time::Reports)>,
 }
 
@@ -667,7 +673,8 @@ impl Features {
             .with_placing(self.placing)
             .with_last_line(self.last_line)
             .with_oom_scores(self.oom_scores, self.oom_order)
-            .with_oom_groups(self.oom_groups);
+            .with_oom_groups(self.oom_groups)
+            .with_memory_release(self.memory_release);
         if let Some((remedies, reports)) = self.remedies {
             agent = agent.with_remedies(remedies, reports);
         }

@@ -22,6 +22,7 @@ use zerocopy::IntoBytes as _;
 use super::turn::{Found, note_record};
 use super::wake::SourceName;
 use super::*;
+use crate::act::release::MemoryRelease;
 use crate::act::remedies::{REMEDIES_LEDGER, Remedies};
 use crate::daemon::limits::{Limits, Origins};
 use crate::host::knobs::Ledger;
@@ -173,6 +174,7 @@ impl Node {
         let mut agent = Agent::new(engine, pods, sampler, limits, None, Some(journal), reporter)
             .with_oom_scores(scores, Some(order))
             .with_storage(StorageWork::new(threads))
+            .with_memory_release(Some(MemoryRelease::start(host.clone()).unwrap()))
             .with_remedies(remedies, remedy_reports);
         let remedy_reports = agent.take_remedy_reports().unwrap();
         // Its maps need a kernel; all else of it is here.

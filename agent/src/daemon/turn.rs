@@ -23,6 +23,7 @@ use super::last_line::LastLine;
 use super::oom_kills::OomKills;
 use super::storage::StorageWork;
 use super::wake::{Sources, Wake};
+use super::watchdog::Part;
 use super::{Agent, now_ns};
 use crate::act::cpu_time::Change;
 use crate::host::file::FileError;
@@ -95,6 +96,13 @@ impl Agent {
         deadlines: &Deadlines,
         sources: &mut Sources,
     ) -> Result<()> {
+        self.heartbeat.begin(now_ns());
+        let result = self.answer(wake, deadlines, sources);
+        self.tally.turns.add(self.heartbeat.end(now_ns()));
+        result
+    }
+
+    fn answer(&mut self, wake: Wake, deadlines: &Deadlines, sources: &mut Sources) -> Result<()> {
         let mut found = Found::default();
         match &wake {
             Wake::Sample(cause) => found.by(*cause),
@@ -103,7 +111,9 @@ impl Agent {
             _ => {}
         }
         let mut has_sampled = self.attend(&mut found)?;
+        self.heartbeat.enter(Part::Message);
         self.take_message(wake, &mut found, sources);
+        self.heartbeat.enter(Part::Lifecycle);
         self.drain_lifecycle(&mut found);
         if found.containers {
             self.containers_came();
@@ -156,14 +166,17 @@ impl Agent {
 
     /// What can wait, in the order of its urgency.
     fn follow_up(&mut self, sources: &mut Sources) -> Result<()> {
+        self.heartbeat.enter(Part::FollowUp);
         self.make_up_for_lost_lifecycle();
         self.report_oom_kills(now_ns());
         self.follow_up_features();
         let is_rescan_due = self.rescans.at_ns() <= now_ns();
         // Those in cgroups that are not known wait for a rescan in this turn: a later one finds the cgroup, and all that is in it.
+        self.heartbeat.enter(Part::OomScores);
         self.serve_newcomers(!is_rescan_due);
         self.order_oom_scores()?;
         if is_rescan_due {
+            self.heartbeat.enter(Part::Rescan);
             self.rescan(sources.reports_cgroups)?;
             self.serve_newcomers(true);
         }
@@ -177,6 +190,7 @@ impl Agent {
     /// # Errors
     /// When the node's memory cannot be read.
     pub(super) fn attend(&mut self, found: &mut Found) -> Result<bool> {
+        let part = self.heartbeat.enter(Part::Attend);
         self.drain_critical(found);
         let responded = self.respond(found);
         if !matches!(responded, Ok(None)) {
@@ -185,6 +199,7 @@ impl Agent {
         }
         // That sample has answered one question only.
         self.hurry |= matches!(responded, Ok(Some(Cause::NodeReclaimed)));
+        self.heartbeat.enter(part);
         responded.map(|cause| cause.is_some())
     }
 
@@ -400,9 +415,11 @@ impl Agent {
                 Err(error) => self.failed(uid, Action::Kill, error),
             },
             Decision::ReleaseMemory { uid } => {
-                // Help only: the kernel frees the memory in any case when the process gets to run.
-                if let Err(error) = self.pods.release_memory(uid) {
-                    tracing::debug!(%uid, %error, "process_mrelease");
+                // Help only: the processes free their memory in any case when they get to run.
+                if let Some(release) = &self.memory_release
+                    && let Some(directory) = self.pods.directory(uid)
+                {
+                    release.add(directory);
                 }
             }
             Decision::Arm { at_charged_bytes } => {

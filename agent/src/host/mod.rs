@@ -17,6 +17,7 @@ pub mod cgroup_paths;
 pub mod clock;
 pub mod cpuset;
 pub mod file;
+pub mod handover;
 pub mod irq;
 pub mod knobs;
 pub mod lock;
@@ -27,6 +28,7 @@ pub mod processes;
 pub mod program;
 pub mod protect;
 pub mod stop;
+pub mod supervisor;
 pub mod swap;
 #[expect(unsafe_code, reason = "the system calls that rustix does not wrap")]
 pub mod syscall;

@@ -1,7 +1,7 @@
 //! The agent protects itself, so that it still works when memory and CPU time are gone.
 //!
 //! Five measures, each of which may be impossible on a host without the others suffering: its own cgroup with `memory.min` (v2), an
-//! `oom_score_adj` of -999, all pages locked in memory, the stack touched in advance, and SCHED_FIFO at the lowest priority. What
+//! `oom_score_adj` of -999, all pages locked in memory, the stack touched in advance, and SCHED_FIFO at a low priority. What
 //! cannot be had is returned as one line each. All that outlives the process goes through the ledger and is undone on exit.
 
 use rustix::mm::{MlockAllFlags, mlockall};
@@ -22,8 +22,10 @@ pub const MEMORY_MIN_BYTES: u64 = 64 << 20;
 pub const MEMORY_MIN_SHARE: u64 = 16;
 /// As the kubelet has it for itself and for node-critical containers is -999 and -997; -1000 would hide a runaway agent from the OOM killer.
 pub const OOM_SCORE_ADJ: i32 = -999;
-/// Lowest real-time priority: ahead of all pods, behind everything real-time on the host.
-pub const FIFO_PRIORITY: i32 = 1;
+/// Of the loop: ahead of all pods and of [`RELEASE_PRIORITY`], behind everything else that is real-time on the host.
+pub const FIFO_PRIORITY: i32 = 2;
+/// Lowest real-time priority: of what gets the memory of killed pods back.
+pub const RELEASE_PRIORITY: i32 = 1;
 
 const STACK_TOUCHED_BYTES: usize = 256 * 1024;
 

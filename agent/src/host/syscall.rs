@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
+use rustix::process::Pid;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -60,19 +61,18 @@ pub fn fill_allocations(fills: bool) {
 /// # Errors
 /// EPERM without CAP_SYS_NICE, or when the cgroup has no real-time budget (`cpu.rt_runtime_us` on v1, CONFIG_RT_GROUP_SCHED).
 pub fn sched_fifo_reset_on_fork(priority: i32) -> Result<(), SyscallError> {
-    let parameter = sched_param(priority);
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
-    // SAFETY: pid 0 is the calling thread, and `parameter` is a live, initialised sched_param that the kernel only reads, during the call.
-    // The raw call is used because musl's wrapper of this name always answers ENOSYS.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_sched_setscheduler,
-            0,
-            policy,
-            &raw const parameter,
-        )
-    };
-    check("sched_setscheduler", result)
+    set_scheduler(CALLING_THREAD, policy, priority)
+}
+
+/// Puts a thread, or the calling one, under SCHED_RR at `priority` (1 is the lowest), with SCHED_RESET_ON_FORK. No weight, quota or idle state of a
+/// cgroup's CPU controller holds it back any more.
+///
+/// # Errors
+/// As for [`sched_fifo_reset_on_fork`]; ESRCH when the thread has ended.
+pub fn sched_rr_reset_on_fork(thread: Option<Pid>, priority: i32) -> Result<(), SyscallError> {
+    let thread = thread.map_or(CALLING_THREAD, |thread| thread.as_raw_nonzero().get());
+    set_scheduler(thread, libc::SCHED_RR | libc::SCHED_RESET_ON_FORK, priority)
 }
 
 /// Puts the calling thread back under SCHED_OTHER.
@@ -80,13 +80,29 @@ pub fn sched_fifo_reset_on_fork(priority: i32) -> Result<(), SyscallError> {
 /// # Errors
 /// None that is known for a thread's own return to SCHED_OTHER; typed all the same.
 pub fn sched_other() -> Result<(), SyscallError> {
-    let parameter = sched_param(0);
-    // SAFETY: as in `sched_fifo_reset_on_fork`.
+    set_scheduler(CALLING_THREAD, libc::SCHED_OTHER, 0)
+}
+
+/// Puts the calling thread under SCHED_IDLE: it runs when nothing else wants the CPU. [`sched_other`] takes it back.
+///
+/// # Errors
+/// None that is known for a thread that lowers itself; typed all the same.
+pub fn sched_idle() -> Result<(), SyscallError> {
+    set_scheduler(CALLING_THREAD, libc::SCHED_IDLE, 0)
+}
+
+/// As the scheduler calls have it.
+const CALLING_THREAD: i32 = 0;
+
+fn set_scheduler(thread: i32, policy: i32, priority: i32) -> Result<(), SyscallError> {
+    let parameter = sched_param(priority);
+    // SAFETY: `parameter` is a live, initialised sched_param that the kernel only reads, during the call.
+    // The raw call is used because musl's wrapper of this name always answers ENOSYS.
     let result = unsafe {
         libc::syscall(
             libc::SYS_sched_setscheduler,
-            0,
-            libc::SCHED_OTHER,
+            thread,
+            policy,
             &raw const parameter,
         )
     };
@@ -101,24 +117,6 @@ pub fn sched_policy() -> Result<i32, SyscallError> {
     // SAFETY: takes one integer and touches no memory of ours; pid 0 is the calling thread.
     let result = unsafe { libc::syscall(libc::SYS_sched_getscheduler, 0) };
     check("sched_getscheduler", result).map(|()| i32::try_from(result).unwrap_or(i32::MAX))
-}
-
-/// Puts the calling thread under SCHED_IDLE: it runs when nothing else wants the CPU. [`sched_other`] takes it back.
-///
-/// # Errors
-/// None that is known for a thread that lowers itself; typed all the same.
-pub fn sched_idle() -> Result<(), SyscallError> {
-    let parameter = sched_param(0);
-    // SAFETY: as in `sched_fifo_reset_on_fork`.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_sched_setscheduler,
-            0,
-            libc::SCHED_IDLE,
-            &raw const parameter,
-        )
-    };
-    check("sched_setscheduler", result)
 }
 
 /// How the calling thread's disk requests stand beside those of others (`ioprio_set(2)`).

@@ -1,9 +1,9 @@
-//! Ending a pod's processes: SIGTERM to each container's leader, SIGKILL to all, and their memory freed from our own CPU time.
+//! Ending a pod's processes: SIGTERM to each container's leader, SIGKILL to all, and their memory freed by a thread ([`release`]).
 //!
 //! **Problem.** At the moment of a kill there is no memory: nothing may be allocated, and no file opened whose dentry and inode are not
 //! pinned already. And a pid read from a file may, by the time of the signal, belong to a process of somebody else.
 //! **Approach.** [`PodKill::open`] and [`PodKill::refresh`] run when the pod appears and whenever its cgroups change; they open
-//! directories, `cgroup.kill` and a pidfd for each leader. [`PodKill::sigterm`], [`PodKill::kill`] and [`PodKill::release_memory`]
+//! directories, `cgroup.kill` and a pidfd for each leader. [`PodKill::sigterm`] and [`PodKill::kill`]
 //! use only those, and buffers on the stack. They never wait: the caller sees from the cgroup's usage and [`PodKill::is_populated`]
 //! whether the kill has worked, and may call again.
 //!
@@ -18,10 +18,11 @@
 //! On hybrid hosts both are done, since a runtime may not have put the pod into the unified tree.
 
 mod count;
+pub mod release;
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirEntryExt, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,14 +37,11 @@ use crate::host::cgroup::CGROUP_DEPTH_MAX;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, cgroup_id};
 use crate::host::file::{ControlFile, FileError, errno_of};
 use crate::host::processes::start_ticks;
-use crate::host::syscall::process_mrelease;
 
 /// Cgroups of one pod at most: containers and the cgroups that those make inside.
 pub const CGROUPS_PER_POD_MAX: usize = 256;
 /// Rounds of SIGKILL in one call of [`PodKill::kill`].
 pub const KILL_ROUNDS_MAX: u32 = 16;
-/// Processes whose memory one call of [`PodKill::release_memory`] frees.
-pub const RELEASES_MAX: u32 = 64;
 
 /// Open pidfds at one time.
 const BATCH: usize = 64;
@@ -83,17 +81,6 @@ pub struct Killed {
     pub rounds: u32,
 }
 
-/// What [`PodKill::release_memory`] did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Released {
-    /// Dying processes whose memory was freed.
-    pub processes: u32,
-    /// Processes that had no memory any more.
-    pub already_gone: u32,
-    /// Processes for which the kernel refused: not dying, sharing memory with one that is not, or locked. Their own exit frees it.
-    pub refused: u32,
-}
-
 #[derive(Debug)]
 enum Leader {
     /// No process has been seen in the container yet.
@@ -124,7 +111,7 @@ struct Member {
 #[derive(Debug)]
 pub struct PodKill {
     host: HostRoot,
-    pod_dir: PathBuf,
+    pod_dir: Arc<Path>,
     cgroup_kill: Option<ControlFile>,
     /// `cgroup.kill` reaches every process: the tree that it belongs to is also the one that accounts memory.
     is_unified: bool,
@@ -165,7 +152,7 @@ impl PodKill {
         let is_unified = unified == Some(hierarchy);
         let mut pod_kill = Self {
             host: host.clone(),
-            pod_dir: hierarchy.dir(pod),
+            pod_dir: Arc::from(hierarchy.dir(pod)),
             cgroup_kill,
             is_unified,
             members: Vec::new(),
@@ -382,42 +369,9 @@ impl PodKill {
         }
     }
 
-    /// Frees the memory of processes that [`PodKill::kill`] has killed, instead of waiting until they are scheduled. Allocates nothing.
-    ///
-    /// Each call works on at most [`RELEASES_MAX`] processes and takes as long as the kernel needs to unmap their pages.
-    ///
-    /// # Errors
-    /// [`FileError::Unreadable`] when `cgroup.procs` cannot be read. A cgroup that is gone is no error.
-    pub fn release_memory(&self) -> Result<Released, FileError> {
-        let mut released = Released::default();
-        let mut budget = RELEASES_MAX;
-        for member in &self.members {
-            // The leader first: on most containers it is the only process, and its pidfd is open already.
-            if let Leader::Running { pidfd, .. } = &member.leader {
-                released.count(process_mrelease(pidfd.as_fd()).map_err(|error| error.source));
-            }
-            let leader = if let Leader::Running { pid, .. } = &member.leader {
-                Some(*pid)
-            } else {
-                None
-            };
-            let result = member.for_each_pid(&mut |pid| {
-                if Some(pid) == leader || budget == 0 {
-                    return;
-                }
-                budget -= 1;
-                // A stranger behind a reused pid is not dying, so the kernel refuses; and freeing a dying one's memory harms nobody.
-                let freed = pidfd_open(pid, PidfdFlags::empty()).and_then(|pidfd| {
-                    process_mrelease(pidfd.as_fd()).map_err(|error| error.source)
-                });
-                released.count(freed);
-            });
-            match result {
-                Err(error) if !error.is_vanished() => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(released)
+    /// The pod's cgroup.
+    pub fn directory(&self) -> &Arc<Path> {
+        &self.pod_dir
     }
 
     /// Whether any process is left in the pod's cgroups. Allocates nothing.
@@ -435,16 +389,6 @@ impl PodKill {
             }
         }
         Ok(false)
-    }
-}
-
-impl Released {
-    fn count(&mut self, result: Result<(), Errno>) {
-        match result {
-            Ok(()) => self.processes += 1,
-            Err(Errno::SRCH) => self.already_gone += 1,
-            Err(_) => self.refused += 1,
-        }
     }
 }
 
@@ -592,29 +536,34 @@ impl Member {
 
     /// Calls `f` for each process now in this cgroup. A pid of 0 (a process of a pid namespace that we do not see) is left out.
     fn for_each_pid(&self, f: &mut dyn FnMut(Pid)) -> Result<(), FileError> {
-        let procs = open_procs(&self.dir).map_err(|errno| file_error(&self.path, errno))?;
-        let mut pids = PidParser::default();
-        let mut buffer = [MaybeUninit::uninit(); PROCS_CHUNK_BYTES];
-        for _ in 0..PROCS_CHUNKS_MAX {
-            let (chunk, _) = loop {
-                match rustix::io::read(&procs, &mut buffer) {
-                    Err(Errno::INTR) => {}
-                    read => break read,
-                }
-            }
-            .map_err(|errno| file_error(&self.path, errno))?;
-            if chunk.is_empty() {
-                pids.end(f);
-                return Ok(());
-            }
-            pids.feed(chunk, f).map_err(|line| FileError::Malformed {
-                path: Arc::clone(&self.path),
-                line,
-                expected: "a pid on each line of cgroup.procs",
-            })?;
-        }
-        Ok(())
+        for_each_pid(&self.dir, &self.path, f)
     }
+}
+
+/// Calls `f` for each process now in the cgroup `dir`, whose path is `path`. A pid of 0 (a process of a pid namespace that we do not see) is left out.
+fn for_each_pid(dir: &OwnedFd, path: &Arc<Path>, f: &mut dyn FnMut(Pid)) -> Result<(), FileError> {
+    let procs = open_procs(dir).map_err(|errno| file_error(path, errno))?;
+    let mut pids = PidParser::default();
+    let mut buffer = [MaybeUninit::uninit(); PROCS_CHUNK_BYTES];
+    for _ in 0..PROCS_CHUNKS_MAX {
+        let (chunk, _) = loop {
+            match rustix::io::read(&procs, &mut buffer) {
+                Err(Errno::INTR) => {}
+                read => break read,
+            }
+        }
+        .map_err(|errno| file_error(path, errno))?;
+        if chunk.is_empty() {
+            pids.end(f);
+            return Ok(());
+        }
+        pids.feed(chunk, f).map_err(|line| FileError::Malformed {
+            path: Arc::clone(path),
+            line,
+            expected: "a pid on each line of cgroup.procs",
+        })?;
+    }
+    Ok(())
 }
 
 fn open_procs(dir: &OwnedFd) -> Result<OwnedFd, Errno> {

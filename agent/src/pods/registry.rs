@@ -501,15 +501,9 @@ impl Pods {
         }
     }
 
-    /// Frees the memory of killed processes from our own CPU time. Allocates nothing.
-    ///
-    /// # Errors
-    /// When `cgroup.procs` cannot be read.
-    pub fn release_memory(&self, uid: &PodUid) -> Result<(), FileError> {
-        match self.open(uid) {
-            Some(open) => open.kill.release_memory().map(|_| ()),
-            None => Ok(()),
-        }
+    /// A pod's cgroup, in the hierarchy in which its processes are ended; `None` if it is not there.
+    pub fn directory(&self, uid: &PodUid) -> Option<&Arc<Path>> {
+        self.open(uid).map(|open| open.kill.directory())
     }
 
     /// Whether a pod that was running has lost its last process since. Allocates nothing.

@@ -44,6 +44,8 @@ pub struct Latencies {
     pub counts: [u64; BOUNDS_NS.len() + 1],
     /// All of them together, nanoseconds.
     pub sum_ns: u64,
+    /// The longest, nanoseconds.
+    pub max_ns: u64,
 }
 
 impl Latencies {
@@ -52,6 +54,7 @@ impl Latencies {
         let bucket = BOUNDS_NS.partition_point(|bound| *bound < ns);
         self.counts[bucket] += 1;
         self.sum_ns = self.sum_ns.saturating_add(ns);
+        self.max_ns = self.max_ns.max(ns);
     }
 
     /// How many there were.
@@ -117,10 +120,14 @@ pub struct Tally {
     pub reactions: Reactions,
     /// How evictions went.
     pub evictions: Evictions,
+    /// How long the turns of the loop took.
+    pub turns: Latencies,
     /// Whether the pods that are wanted have been read once.
     pub pods_listed: bool,
     /// Lines of output that did not fit into their queue.
     pub lines_lost: u64,
+    /// Killed pods whose memory the agent did not free, because it was at those of others.
+    pub releases_refused: u64,
     /// Optional sources that failed while the agent ran.
     pub sources_lost: u64,
     /// Steps that are missing from the journal; `None` if there is no journal.

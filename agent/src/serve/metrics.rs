@@ -222,11 +222,31 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "Finished evictions: time from the crossing until the pod's memory was freed, or the wait for it ended.",
         [([], &tally.evictions.freed)],
     )?;
+    page.histogram(
+        "plimsoll_loop_turn",
+        "Turns of the loop: time in which nothing else could be reacted to.",
+        [([], &tally.turns)],
+    )?;
+    page.gauge(
+        "plimsoll_loop_longest_turn",
+        "The longest turn of the loop.",
+        "seconds",
+        [(
+            [],
+            Value::Float(Duration::from_nanos(tally.turns.max_ns).as_secs_f64()),
+        )],
+    )?;
     page.counter(
         "plimsoll_output_lines_lost",
         "Lines of standard output dropped because the queue was full.",
         "",
         [([], Value::Count(tally.lines_lost))],
+    )?;
+    page.counter(
+        "plimsoll_memory_releases_refused",
+        "Killed pods whose memory was left to their processes, because the agent was freeing that of others.",
+        "",
+        [([], Value::Count(tally.releases_refused))],
     )?;
     page.counter(
         "plimsoll_sources_lost",

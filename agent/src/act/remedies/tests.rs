@@ -108,8 +108,7 @@ fn a_high_that_is_asked_back_at_any_moment_does_not_stay() {
         if turn % 7 == 0 {
             cgroup.wait_high(OLD);
         }
-        let places = &cgroup.remedies.shared.jobs.places;
-        wait(|| places.iter().all(|place| place.lock().unwrap().is_none()));
+        wait(|| cgroup.remedies.shared.jobs.is_empty());
     }
     let high = cgroup.high.clone();
     drop(cgroup.remedies);
@@ -140,36 +139,6 @@ fn a_job_whose_ticket_is_old_is_not_begun() {
     };
     worker.work(job);
     assert_eq!(cgroup.high(), OLD);
-}
-
-/// The loop must never wait for this thread.
-#[test]
-fn jobs_are_taken_in_order_and_a_place_that_is_locked_is_passed_over() {
-    let cgroup = cgroup();
-    let jobs = Jobs::default();
-    let job = |ticket| Job {
-        ticket,
-        uid: cgroup.uid.clone(),
-        files: Arc::clone(&cgroup.files),
-        bytes: 0,
-        until_ns: 0,
-        what: Work::Tidy,
-    };
-    let held = jobs.places[0].lock().unwrap();
-    for ticket in 1..JOBS as u64 {
-        assert!(jobs.put(job(ticket)));
-    }
-    assert!(
-        !jobs.put(job(99)),
-        "the place that is locked is not waited for"
-    );
-    drop(held);
-    assert!(jobs.put(job(8)));
-    assert!(!jobs.put(job(99)), "full");
-    for ticket in 1..=JOBS as u64 {
-        assert_eq!(jobs.take().unwrap().ticket, ticket);
-    }
-    assert!(jobs.take().is_none());
 }
 
 #[test]

@@ -61,7 +61,6 @@ fn sigterm_goes_to_the_leader_only_and_kill_to_all() {
     );
     let killed = pod_kill.kill().unwrap();
     assert_eq!((killed.how, killed.processes), (KillMethod::Signals, 1));
-    pod_kill.release_memory().unwrap();
     assert_eq!(signal_of(worker), Some(9));
     list(&container, &[]);
     assert!(!pod_kill.is_populated().unwrap());
@@ -163,7 +162,6 @@ fn vanished_and_unreadable() {
     std::fs::remove_dir_all(container.parent().unwrap()).unwrap();
     assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 0 });
     assert_eq!(pod_kill.kill().unwrap().processes, 0);
-    assert_eq!(pod_kill.release_memory().unwrap(), Released::default());
     assert!(pod_kill.refresh().unwrap_err().is_vanished());
     assert!(matches!(
         PodKill::open(&host, &mounts, &pod).unwrap_err(),

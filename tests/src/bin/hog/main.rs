@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use plimsoll::host::syscall::sched_idle;
 use signal_hook::consts::{SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use tests::guest::clock::now_ns;
@@ -85,6 +86,15 @@ enum Mode {
         /// Size.
         #[arg(long)]
         mb: usize,
+    },
+    /// Touches memory and makes it hard to get back: SCHED_IDLE, on one CPU, and it holds the lock of its memory nearly all the time.
+    Resist {
+        /// Size.
+        #[arg(long)]
+        mb: usize,
+        /// The CPU.
+        #[arg(long, default_value_t = 0)]
+        cpu: usize,
     },
     /// Touches memory, and gives most of it back on SIGUSR1.
     GiveBack {
@@ -338,6 +348,15 @@ fn main() -> anyhow::Result<()> {
             memory.grow_to(mb << 20);
             log.event("ready", memory.touched_mb());
             sleep_for_ever();
+        }
+        Mode::Resist { mb, cpu } => {
+            let mut memory = Memory::default();
+            memory.grow_to(mb << 20);
+            memory::stay_on(cpu)?;
+            sched_idle().context("choosing SCHED_IDLE")?;
+            log.event("ready", memory.touched_mb());
+            println!("ready");
+            memory::hold_lock()
         }
         Mode::GiveBack { mb, keep_mb } => {
             let (mut kept, mut cache) = (Memory::default(), Memory::default());

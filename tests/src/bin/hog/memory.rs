@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use rustix::mm::{MlockAllFlags, mlockall, munlockall};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::{Log, STEP};
@@ -114,4 +115,19 @@ pub(crate) fn run_on_numa_node(node: u32) -> anyhow::Result<()> {
     }
     ensure!(cpus.count() > 0, "NUMA node {node} has no CPU");
     sched_setaffinity(None, &cpus).context("choosing CPUs")
+}
+
+/// The calling thread runs on one CPU only, as those that it starts do.
+pub(crate) fn stay_on(cpu: usize) -> anyhow::Result<()> {
+    let mut cpus = CpuSet::new();
+    cpus.set(cpu);
+    sched_setaffinity(None, &cpus).with_context(|| format!("staying on CPU {cpu}"))
+}
+
+/// Locks and unlocks all memory, for ever. The kernel goes over all pages for each, with `mmap_lock` held.
+pub(crate) fn hold_lock() -> anyhow::Result<()> {
+    loop {
+        mlockall(MlockAllFlags::CURRENT).context("locking memory")?;
+        munlockall().context("unlocking memory")?;
+    }
 }

@@ -1,0 +1,92 @@
+//! Hands jobs from the loop to a thread of lower priority.
+//!
+//! **Problem.** The loop has a real-time priority and is on its way to a kill: it must not wait for a lock that a thread of ordinary priority can hold, and a
+//! channel has one. **Approach.** A few places, each with a lock of its own. The loop only tries each lock: a place that the thread has just locked counts
+//! as taken. The thread may wait for the loop, which holds a lock for the time of a move. Wake the thread with `unpark` afterwards.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError, TryLockError};
+
+/// Jobs on their way to a thread, `PLACES` at most. One thread puts, one takes.
+#[derive(Debug)]
+pub struct Handover<T, const PLACES: usize> {
+    places: [Mutex<Option<(u64, T)>>; PLACES],
+    next: AtomicU64,
+}
+
+impl<T, const PLACES: usize> Default for Handover<T, PLACES> {
+    fn default() -> Self {
+        Self {
+            places: std::array::from_fn(|_| Mutex::new(None)),
+            next: AtomicU64::new(0),
+        }
+    }
+}
+
+impl<T, const PLACES: usize> Handover<T, PLACES> {
+    /// Returns whether there was a place; without one the job is dropped. Does not wait, allocates nothing.
+    pub fn put(&self, job: T) -> bool {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        for place in &self.places {
+            let mut place = match place.try_lock() {
+                Ok(place) => place,
+                Err(TryLockError::Poisoned(place)) => place.into_inner(),
+                Err(TryLockError::WouldBlock) => continue,
+            };
+            if place.is_none() {
+                *place = Some((number, job));
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether no job waits.
+    pub fn is_empty(&self) -> bool {
+        let lock = |place: &Mutex<Option<(u64, T)>>| {
+            let place = place.lock().unwrap_or_else(PoisonError::into_inner);
+            place.is_none()
+        };
+        self.places.iter().all(lock)
+    }
+
+    /// The oldest job.
+    pub fn take(&self) -> Option<T> {
+        let number_at = |place: &Mutex<Option<(u64, T)>>| {
+            let place = place.lock().unwrap_or_else(PoisonError::into_inner);
+            place.as_ref().map(|(number, _)| *number)
+        };
+        let places = self.places.iter();
+        let (_, oldest) = places
+            .filter_map(|place| Some((number_at(place)?, place)))
+            .min_by_key(|(number, _)| *number)?;
+        let mut oldest = oldest.lock().unwrap_or_else(PoisonError::into_inner);
+        oldest.take().map(|(_, job)| job)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_job_is_taken_first() {
+        let jobs = Handover::<&str, 2>::default();
+        assert!(jobs.put("first") && jobs.put("second"));
+        assert!(!jobs.put("no place"));
+        assert_eq!(jobs.take(), Some("first"));
+        assert!(jobs.put("third"), "in the place of the first");
+        assert_eq!([jobs.take(), jobs.take()], [Some("second"), Some("third")]);
+        assert_eq!(jobs.take(), None);
+    }
+
+    #[test]
+    fn a_place_that_is_locked_counts_as_taken() {
+        let jobs = Handover::<u32, 2>::default();
+        let held = jobs.places[0].lock().unwrap();
+        assert!(jobs.put(1));
+        assert!(!jobs.put(2), "does not wait for the lock");
+        drop(held);
+        assert_eq!(jobs.take(), Some(1));
+    }
+}
