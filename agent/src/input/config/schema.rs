@@ -1,6 +1,6 @@
 //! What a configuration file may hold: tables of fields, and the check of a tree against them.
 //!
-//! Problem: a KubeletConfiguration has some 130 fields, of which Plimsoll uses a part; each of them must be accepted, a wrong one
+//! Problem: a KubeletConfiguration has some 130 fields, of which Plimsoll uses a part; each of them must be accepted, a wrong one of that part
 //! must be named with its reason, and none that changes what Plimsoll does may be ignored in silence. Approach: one row per
 //! field, with its shape, default, class and meaning. Check, print, and the reference in `docs/` read the same rows.
 //!
@@ -59,8 +59,8 @@ pub enum Shape {
     Quantity,
     /// A quantity or a percentage, as a text or a number; what it means is checked with its signal.
     Amount,
-    /// A number of nanoseconds or a duration: `logging.flushFrequency`.
-    NanosecondsOrDuration,
+    /// Whatever it is: not looked into.
+    Any,
     /// Any keys, values of this shape.
     Map(&'static Shape),
     /// Items of this shape.
@@ -110,6 +110,11 @@ pub const fn field(name: &'static str, class: Class, shape: Shape, meaning: &'st
         zero_is_absent: true,
         meaning,
     }
+}
+
+/// A field that is the kubelet's alone.
+pub const fn kubelets(name: &'static str) -> Field {
+    field(name, Class::Kubelet, Shape::Any, "").pointer()
 }
 
 impl Field {
@@ -206,10 +211,8 @@ fn refuse_duplicates(entries: &mut Vec<Entry>, path: &str, problems: &mut Vec<Pr
 
 fn is_zero(value: &Value, shape: &Shape) -> bool {
     match (value, shape) {
-        (Value::Integer(0), Shape::Integer { .. } | Shape::NanosecondsOrDuration) => true,
-        (Value::Text(text), Shape::Duration | Shape::NanosecondsOrDuration) => {
-            duration::parse_ns(text) == Ok(0)
-        }
+        (Value::Integer(0), Shape::Integer { .. }) => true,
+        (Value::Text(text), Shape::Duration) => duration::parse_ns(text) == Ok(0),
         (Value::Text(text), Shape::Text | Shape::OneOf(_) | Shape::Quantity) => text.is_empty(),
         _ => false,
     }
@@ -230,7 +233,7 @@ fn check_shape(
     problems: &mut Vec<Problem>,
 ) -> Result<(), String> {
     match (shape, &mut node.value) {
-        (Shape::Bool, Value::Bool(_)) | (Shape::Text, Value::Text(_)) => Ok(()),
+        (Shape::Any, _) | (Shape::Bool, Value::Bool(_)) | (Shape::Text, Value::Text(_)) => Ok(()),
         (Shape::Number, Value::Integer(_)) => Ok(()),
         (Shape::Number, Value::Float(value)) if value.is_finite() => Ok(()),
         (Shape::Integer { min, max }, value) if whole(value).is_some() => {
@@ -254,10 +257,6 @@ fn check_shape(
             Ok(_) => Err(format!("{text:?} must not be negative")),
             Err(error) => Err(error.to_string()),
         },
-        (Shape::NanosecondsOrDuration, Value::Integer(0..)) => Ok(()),
-        (Shape::NanosecondsOrDuration, Value::Text(text)) => duration::parse_ns(text)
-            .map(|_| ())
-            .map_err(|error| error.to_string()),
         (Shape::Quantity | Shape::Amount, value @ (Value::Integer(_) | Value::Float(_))) => {
             *value = Value::Text(value.to_string());
             check_shape(node, shape, name, problems)
@@ -321,6 +320,7 @@ fn whole(value: &Value) -> Option<i128> {
 /// What would be right, for the end of a message.
 fn wanted(shape: &Shape) -> String {
     match shape {
+        Shape::Any => "write a value".into(),
         Shape::Bool => "write true or false".into(),
         Shape::Integer { min, max } if *min == 0 && *max > 1 << 30 => {
             "write a whole number of at least 0".into()
@@ -332,9 +332,7 @@ fn wanted(shape: &Shape) -> String {
         Shape::Number => "write a number".into(),
         Shape::Text => "write a text".into(),
         Shape::OneOf(texts) => format!("write one of {}", texts.join(", ")),
-        Shape::Duration | Shape::NanosecondsOrDuration => {
-            "write a duration such as \"30s\" or \"1m30s\"".into()
-        }
+        Shape::Duration => "write a duration such as \"30s\" or \"1m30s\"".into(),
         Shape::Quantity => "write a quantity such as \"500Mi\"".into(),
         Shape::Amount => {
             "write a quantity such as \"500Mi\", or a percentage such as \"5%\"".into()

@@ -58,6 +58,7 @@ fn value(field: &str, shape: &Shape, seed: u64) -> String {
             "{{MemoryQoS: {}, Gate{seed}: true}}",
             seed.is_multiple_of(2)
         ),
+        (_, Shape::Any) => format!("[{{a: {seed}}}, 5m, 0, true, 0.5]"),
         (_, Shape::Bool) => (seed.is_multiple_of(2)).to_string(),
         (_, Shape::Integer { min, max }) => {
             let width = (i128::from(*max) - i128::from(*min) + 1).min(1000);
@@ -65,9 +66,7 @@ fn value(field: &str, shape: &Shape, seed: u64) -> String {
         }
         (_, Shape::Number) => format!("{}.5", seed % 10),
         (_, Shape::OneOf(texts)) => texts[seed as usize % texts.len()].into(),
-        (_, Shape::Duration | Shape::NanosecondsOrDuration) => {
-            duration_text(seed % 100_000_000_000_000)
-        }
+        (_, Shape::Duration) => duration_text(seed % 100_000_000_000_000),
         (_, Shape::Quantity | Shape::Amount) => format!("{}Ki", seed % 1_000_000 + 1),
         (_, Shape::Text) => format!("\"a b: #{seed} \\\"\\n'\""),
         (_, Shape::List(inner)) => format!(
