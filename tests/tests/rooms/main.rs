@@ -1,0 +1,262 @@
+//! The rooms of the agent and of its decision core (ARCHITECTURE.md), and which of them may import which: read from the paths in the source.
+//!
+//! Imports go downwards only. A room of the agent may use the rooms in its row of [`ROOMS`] and no other; an arrow that no file uses any more has to
+//! leave the table, so that the table says what is, not what once was. A room of the core may use all rooms after it in [`CORE_ROOMS`]: so a rule can be
+//! read, tested and changed without what stands above it. `placement` stands below `model` there: it is a library about CPUs, memory and devices, which
+//! knows neither events nor decisions; those carry its results.
+#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
+
+mod source;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use source::{Crate, Module};
+
+const AGENT: Crate = Crate {
+    source: "agent/src",
+    name: "plimsoll",
+    with_tests: true,
+};
+/// Its tests may use what is above.
+const CORE: Crate = Crate {
+    source: "agent/core/src",
+    name: "plimsoll_core",
+    with_tests: false,
+};
+
+/// From the top to the bottom: a room, and the rooms that it may import.
+const ROOMS: [(&str, &[&str]); 14] = [
+    ("main", &["commands", "daemon", "host"]),
+    (
+        "commands",
+        &[
+            "show", "daemon", "serve", "storage", "act", "pods", "record", "probe", "kernel",
+            "input", "host",
+        ],
+    ),
+    ("show", &["serve", "record", "probe", "kernel", "host"]),
+    (
+        "daemon",
+        &[
+            "serve", "storage", "act", "pods", "record", "probe", "source", "kernel", "input",
+            "host",
+        ],
+    ),
+    ("serve", &["pods", "record", "kernel", "host"]),
+    ("storage", &["pods", "host"]),
+    ("act", &["pods", "input", "host"]),
+    ("pods", &["host"]),
+    ("record", &["probe", "kernel", "host"]),
+    ("probe", &["source", "kernel", "host"]),
+    ("source", &["host"]),
+    ("kernel", &["host"]),
+    ("input", &[]),
+    ("host", &[]),
+];
+
+/// Of the core, from the top to the bottom.
+const CORE_ROOMS: [&str; 6] = ["engine", "explain", "policy", "model", "placement", "kube"];
+
+/// Crates that only these rooms may use.
+const CRATES: [(&str, &[&str]); 1] = [("aya", &["kernel"])];
+
+/// Room → room of the agent, with a file that has it.
+fn arrows() -> BTreeMap<(String, String), String> {
+    let mut arrows = BTreeMap::new();
+    for module in AGENT.modules() {
+        for import in &module.imports {
+            // What is no room is a name of the crate's root, or a path that an inline module of tests takes through `super`.
+            let is_room = |target: &&String| ROOMS.iter().any(|(room, _)| room == target);
+            let target = import.first().filter(is_room);
+            let Some(target) = target.filter(|target| *target != module.room()) else {
+                continue;
+            };
+            let arrow = (module.room().to_owned(), target.clone());
+            let place = || format!("{}: {}", module.file.display(), import.join("::"));
+            arrows.entry(arrow).or_insert_with(place);
+        }
+    }
+    arrows
+}
+
+#[test]
+fn rooms_import_only_what_is_below_them() {
+    let order: Vec<&str> = ROOMS.iter().map(|(room, _)| *room).collect();
+    for (at, (room, allowed)) in ROOMS.iter().enumerate() {
+        for target in *allowed {
+            let below = order.iter().position(|name| name == target);
+            assert!(
+                below.is_some_and(|below| below > at),
+                "the table allows {room} → {target}, which is not below it"
+            );
+        }
+    }
+    let arrows = arrows();
+    let wrong: Vec<String> = arrows
+        .iter()
+        .filter(|((room, target), _)| {
+            !ROOMS
+                .iter()
+                .any(|(name, allowed)| name == room && allowed.contains(&target.as_str()))
+        })
+        .map(|((room, target), place)| format!("{room} → {target}: {place}"))
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "arrows that the table does not allow:\n{}",
+        wrong.join("\n")
+    );
+    let used: BTreeSet<(&str, &str)> = arrows
+        .keys()
+        .map(|(room, target)| (room.as_str(), target.as_str()))
+        .collect();
+    for (room, allowed) in ROOMS {
+        for target in allowed {
+            assert!(
+                used.contains(&(room, *target)),
+                "no file of {room} imports {target} any more: take it out of the table"
+            );
+        }
+    }
+}
+
+#[test]
+fn there_are_no_other_rooms() {
+    for module in AGENT.modules() {
+        let room = module.room();
+        assert!(
+            room == "testkit" || ROOMS.iter().any(|(name, _)| *name == room),
+            "{} is in no room: name it in ROOMS, with what it may import",
+            module.file.display()
+        );
+    }
+}
+
+#[test]
+fn only_some_rooms_use_these_crates() {
+    for module in AGENT.modules() {
+        let text = std::fs::read_to_string(&module.file).unwrap();
+        for (name, rooms) in CRATES {
+            let path = format!("{name}::");
+            let uses = source::code(&text, true)
+                .match_indices(&path)
+                .any(|(at, _)| !text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'));
+            assert!(
+                !uses || rooms.contains(&module.room()),
+                "{} uses {name}, which is for {rooms:?} only",
+                module.file.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_room_of_the_core_imports_only_what_is_below_it() {
+    let place = |room: &str| CORE_ROOMS.iter().position(|listed| *listed == room);
+    let mut wrong = Vec::new();
+    for module in CORE.modules() {
+        if module.path[0] == "lib" {
+            continue;
+        }
+        let from =
+            place(&module.path[0]).unwrap_or_else(|| panic!("{} is no room", module.path[0]));
+        for import in &module.imports {
+            let to = place(&import[0]).unwrap_or_else(|| panic!("{} is no room", import[0]));
+            if to < from {
+                wrong.push(format!(
+                    "{} -> {}",
+                    module.path.join("::"),
+                    import.join("::")
+                ));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "upwards:\n{}", wrong.join("\n"));
+}
+
+/// The file that a path leads to: the longest module that it begins with.
+fn file_of<'a>(
+    import: &[String],
+    files: &'a BTreeMap<Vec<String>, usize>,
+) -> Option<&'a Vec<String>> {
+    (1..=import.len())
+        .rev()
+        .find_map(|len| files.get_key_value(&import[..len]))
+        .map(|(path, _)| path)
+}
+
+#[test]
+fn no_file_of_the_vocabulary_is_in_a_circle() {
+    let modules: Vec<Module> = CORE
+        .modules()
+        .into_iter()
+        .filter(|module| module.path[0] == "model")
+        .collect();
+    let numbers: BTreeMap<Vec<String>, usize> = modules
+        .iter()
+        .enumerate()
+        .map(|(at, module)| (module.path.clone(), at))
+        .collect();
+    let mut left: BTreeMap<&[String], BTreeSet<&[String]>> = modules
+        .iter()
+        .map(|module| {
+            let files = module
+                .imports
+                .iter()
+                .filter_map(|import| file_of(import, &numbers));
+            let others = files.filter(|path| **path != module.path);
+            (&module.path[..], others.map(|path| &path[..]).collect())
+        })
+        .collect();
+    assert!(left.len() > 20, "too few files: {}", left.len());
+    // Removes every file whose imports are all removed, until nothing changes.
+    loop {
+        let free: Vec<&[String]> = left
+            .iter()
+            .filter(|(_, imports)| imports.iter().all(|import| !left.contains_key(import)))
+            .map(|(path, _)| *path)
+            .collect();
+        if free.is_empty() {
+            break;
+        }
+        for path in free {
+            left.remove(path);
+        }
+    }
+    let circle: Vec<String> = left
+        .iter()
+        .map(|(path, imports)| {
+            let imports: Vec<String> = imports
+                .iter()
+                .filter(|import| left.contains_key(*import))
+                .map(|import| import.join("::"))
+                .collect();
+            format!("{} -> {}", path.join("::"), imports.join(", "))
+        })
+        .collect();
+    assert!(circle.is_empty(), "in a circle:\n{}", circle.join("\n"));
+}
+
+#[test]
+fn every_kind_of_path_is_read() {
+    let importer: Vec<String> = vec!["policy".into(), "disk".into()];
+    let text = "//! crate::engine\nmod inner;\npub(crate) use crate::model::{state::{A, self}, event::B as C};\nuse super::cpu;\nuse inner::D;\n\
+                #[cfg(doc)]\nuse crate::explain::E;\nfn f(x: crate::kube::pod::Pod, y: other_crate::G) {}\n#[cfg(test)]\nmod tests { use crate::engine::F; }\n";
+    let mut found: Vec<String> = CORE
+        .imports(text, &importer)
+        .iter()
+        .map(|path| path.join("::"))
+        .collect();
+    found.sort();
+    assert_eq!(
+        found,
+        [
+            "kube::pod::Pod",
+            "model::event::B",
+            "model::state",
+            "model::state::A",
+            "policy::cpu",
+            "policy::disk::inner::D",
+        ]
+    );
+}
