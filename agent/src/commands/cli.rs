@@ -39,7 +39,7 @@ Examples:
   plimsoll topology                                 the machine: sockets, NUMA nodes, caches, cores, memory
   plimsoll replay run.journal                       repeat the decisions and compare them
   plimsoll events --seconds 10                      print records from the kernel
-  plimsoll trace --pod default/web -o web.pftrace   where a pod spends its time, with throttling and stalls
+  plimsoll trace --pod default/web web.pftrace      where a pod spends its time, with throttling and stalls
   plimsoll uninstall --dry-run                      what agents have left behind, and what would be restored
 
 Set PLIMSOLL_LOG to error, warn, info, debug or trace to log to standard error [default: warn]."

@@ -9,10 +9,11 @@ use plimsoll_abi::sampling::SampleEvent;
 use plimsoll_core::kube::duration::parse_ns;
 use plimsoll_core::kube::quantity::Quantity;
 
-use crate::host::output::Output;
+use crate::host::output::OutputArgs;
 use crate::host::program::{NotStarted, become_program};
 use crate::kernel::Family;
 use crate::kernel::sampling::FREQUENCY_MAX;
+use crate::serve::control::AgentArgs;
 
 /// The program that records and writes, beside `plimsoll`.
 pub const PROGRAM: &str = "plimsoll-trace";
@@ -21,10 +22,10 @@ pub const PROGRAM: &str = "plimsoll-trace";
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
-  plimsoll trace -o trace.pftrace                    the whole node for 10 s, for Perfetto
-  plimsoll trace --pod default/web -o cpu.svg        one pod, as a flame graph
-  plimsoll trace --cgroup /system.slice --for 1m --frequency 199 -o t.pftrace -o t.svg
-  plimsoll trace --events throttle,stall,oom -o quiet.pftrace  no stacks, next to no cost
+  plimsoll trace trace.pftrace                       the whole node for 10 s, for Perfetto
+  plimsoll trace --pod default/web cpu.svg           one pod, as a flame graph
+  plimsoll trace --cgroup /system.slice --for 1m --frequency 199 t.pftrace t.svg
+  plimsoll trace --events throttle,stall,oom quiet.pftrace     no stacks, next to no cost
   plimsoll trace                                     only the summary
 
 A pod is named by the agent that runs here or by manifests (-f); without either, give its UID or its cgroup.
@@ -49,12 +50,12 @@ pub struct TraceArgs {
     /// Samples per second and CPU, for each sampled event
     #[arg(long, value_name = "HZ", default_value_t = 99, value_parser = clap::value_parser!(u32).range(1..=i64::from(FREQUENCY_MAX)))]
     pub frequency: u32,
-    /// File to write: .pftrace (Perfetto) or .svg (flame graph); may be repeated
-    #[arg(short, value_name = "FILE", value_parser = TraceFile::parse)]
-    pub o: Vec<TraceFile>,
-    /// Output format of the summary
-    #[arg(long, value_enum, default_value_t)]
-    pub output: Output,
+    /// Files to write: .pftrace (Perfetto) or .svg (flame graph)
+    #[arg(value_name = "TRACE", value_parser = TraceFile::parse)]
+    pub traces: Vec<TraceFile>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its type says what it is")]
+    pub output: OutputArgs,
     /// Maximum number of samples, and of spans (about 150 bytes each with their stacks); later ones are only counted
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     pub max_samples: usize,
@@ -67,12 +68,9 @@ pub struct TraceArgs {
     /// Pod manifests to take names from instead of asking the agent: a file, a directory, or - for standard input
     #[arg(short = 'f', long = "file", value_name = "PATH")]
     pub files: Vec<PathBuf>,
-    /// State directory of the agent
-    #[arg(long, value_name = "DIR", default_value = "/run/plimsoll")]
-    pub state_dir: PathBuf,
-    /// Control socket of the agent [default: control.sock in the state directory]
-    #[arg(long, value_name = "PATH")]
-    pub control_socket: Option<PathBuf>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its type says what it is")]
+    pub agent: AgentArgs,
     /// Parent cgroup of kubepods, as given to `plimsoll run`
     #[arg(long, value_name = "PATH", default_value = "/")]
     pub cgroup_root: String,

@@ -148,7 +148,7 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode, TraceError> {
     let mounts = host.cgroup_mounts()?;
     let selection = selection::select(args, &mounts)?;
     let pending = args
-        .o
+        .traces
         .iter()
         .map(Pending::create)
         .collect::<Result<Vec<_>, _>>()?;
@@ -198,7 +198,7 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode, TraceError> {
         }
     }
     let summary = Summary::of(&recording, written);
-    print(&summary, args.output)?;
+    print(&summary, args.output.format)?;
     failed.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 

@@ -15,7 +15,7 @@ use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller, Hierarchy};
 use plimsoll::input::manifests::gather;
 use plimsoll::pods;
 use plimsoll::serve::control::client::ask;
-use plimsoll::serve::control::{Answer, Request, socket_path};
+use plimsoll::serve::control::{Answer, Request};
 
 /// Names that an error suggests.
 const NEAR_MAX: usize = 5;
@@ -115,7 +115,7 @@ fn names(args: &TraceArgs) -> Result<(BTreeMap<PodUid, String>, Option<String>),
         });
         return Ok((pods.collect(), None));
     }
-    let socket = socket_path(&args.state_dir, args.control_socket.as_deref());
+    let socket = args.agent.socket();
     match ask(&socket, &Request::ExplainOom { pod: None }) {
         Ok(Answer::Oom(answer)) => {
             let pods = answer

@@ -103,7 +103,7 @@ fn a_session_shows_the_selected_cgroup_and_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let file = |ending: &str| dir.path().join(format!("t.{ending}")).display().to_string();
     let output = trace(&["--cgroup", &busy.path, "--for", "1s", "--output", "json"])
-        .args(["-o", &file("pftrace"), "-o", &file("svg")])
+        .args([&file("pftrace"), &file("svg")])
         .output()
         .unwrap();
     expect(&output, 0);
@@ -176,7 +176,6 @@ fn a_signal_ends_it_and_everything_is_written() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("t.pftrace");
         let mut session = trace(&["--cgroup", &busy.path, "--for", "0"])
-            .arg("-o")
             .arg(&file)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -205,7 +204,7 @@ fn what_exceeds_a_limit_is_counted_and_said() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("t.pftrace");
     let output = trace(&["--cgroup", &busy.path, "--for", "1s", "--max-samples", "5"])
-        .args(["--events", "cpu-clock", "--output", "json", "-o"])
+        .args(["--events", "cpu-clock", "--output", "json"])
         .arg(&file)
         .output()
         .unwrap();
@@ -237,9 +236,8 @@ fn a_full_disk_leaves_nothing_under_the_name_and_the_others_are_written() {
     fs::write(&filler, [0; 4096]).unwrap();
     let whole = dir.path().join("t.svg");
     let cut = small.join("t.pftrace");
-    let output = trace(&["--cgroup", &busy.path, "--for", "500ms", "-o"])
+    let output = trace(&["--cgroup", &busy.path, "--for", "500ms"])
         .arg(&cut)
-        .arg("-o")
         .arg(&whole)
         .output()
         .unwrap();
@@ -259,7 +257,7 @@ fn a_full_disk_leaves_nothing_under_the_name_and_the_others_are_written() {
 #[test]
 fn what_is_wrong_is_said_before_anything_starts() {
     let dir = tempfile::tempdir().unwrap();
-    let output = trace(&["-o", "trace.txt"]).output().unwrap();
+    let output = trace(&["trace.txt"]).output().unwrap();
     let said = expect(&output, 2);
     for ending in [".pftrace", ".svg"] {
         assert!(said.contains(ending), "{said}");
@@ -273,7 +271,7 @@ fn what_is_wrong_is_said_before_anything_starts() {
         let said = expect(&trace(&arguments).output().unwrap(), 2);
         assert!(said.contains(words), "{arguments:?}: {said}");
     }
-    let output = trace(&["-o", "/nonexistent/t.svg"]).output().unwrap();
+    let output = trace(&["/nonexistent/t.svg"]).output().unwrap();
     let said = expect(&output, 1);
     assert!(said.contains("/nonexistent/t.svg"), "{said}");
     assert!(is_empty(dir.path()));

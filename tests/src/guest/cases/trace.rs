@@ -102,7 +102,7 @@ fn a_session_agrees_with_the_kernel() -> Outcome {
         "json",
     ])?;
     for file in &files {
-        session.args(["-o", file]);
+        session.arg(file);
     }
     let mut session = Guard(
         session
