@@ -26,6 +26,7 @@ pub mod pressure;
 pub mod processes;
 pub mod program;
 pub mod protect;
+pub mod shown;
 pub mod stop;
 pub mod swap;
 #[expect(unsafe_code, reason = "the system calls that rustix does not wrap")]
