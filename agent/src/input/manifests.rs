@@ -30,6 +30,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::inotify;
 use rustix::io::Errno;
 
+use crate::host::boundary;
 use crate::host::shown::Show as _;
 use crate::input::yaml::Limits;
 use pods::{Parsed, parse};
@@ -195,7 +196,16 @@ fn read_all(path: &Path) -> Parsed {
     let file: Arc<Path> = Arc::from(path);
     let bounds = Bounds::MANIFEST;
     match read_text(&file, bounds.bytes) {
-        Ok(text) => parse(&file, &text, bounds),
+        Ok(text) => {
+            boundary::guard(|| parse(&file, &text, bounds)).unwrap_or_else(|error| Parsed {
+                errors: vec![ManifestError::Syntax {
+                    file: Arc::clone(&file),
+                    line: 1,
+                    what: error.to_string(),
+                }],
+                ..Parsed::default()
+            })
+        }
         Err(error) => Parsed {
             errors: vec![error],
             ..Parsed::default()
