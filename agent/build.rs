@@ -17,7 +17,7 @@ fn main() {
     let folder = manifest_dir.join(OBJECT_FOLDER);
     // The folder is watched, not the file: a watched file that does not exist makes cargo run this again at every build.
     if fs::create_dir_all(&folder).is_ok() {
-        println!("cargo::rerun-if-changed={}", folder.display());
+        println!("cargo::rerun-if-changed={}", folder.to_string_lossy());
     }
     println!("cargo::rerun-if-changed=build.rs");
     for name in OBJECT_NAMES {
@@ -29,7 +29,7 @@ fn main() {
         };
         let embedded = out_dir.join(name);
         if let Err(error) = fs::write(&embedded, bytes) {
-            panic!("cannot write {}: {error}", embedded.display());
+            panic!("cannot write {}: {error}", embedded.to_string_lossy());
         }
     }
     pack_relocations();
@@ -52,7 +52,7 @@ fn read(object: &Path) -> Vec<u8> {
         Ok(bytes) => bytes,
         Err(error) => panic!(
             "cannot read {}: {error}; run `cargo xtask build-ebpf` again",
-            object.display()
+            object.to_string_lossy()
         ),
     }
 }

@@ -7,6 +7,7 @@ pub mod events;
 pub mod exec;
 pub mod exit_status;
 pub mod explain;
+pub mod health;
 pub mod manual;
 pub mod place;
 pub mod rank;

@@ -62,7 +62,10 @@ fn each_file_of_a_real_node_is_accepted() {
     let mut args = vec!["config".to_owned(), "check".to_owned()];
     let mut files = 0;
     for entry in std::fs::read_dir(TESTDATA).unwrap() {
-        args.extend(["-f".to_owned(), entry.unwrap().path().display().to_string()]);
+        args.extend([
+            "-f".to_owned(),
+            entry.unwrap().path().to_str().unwrap().to_owned(),
+        ]);
         files += 1;
     }
     let args: Vec<&str> = args.iter().map(String::as_str).collect();

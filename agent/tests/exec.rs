@@ -440,7 +440,7 @@ spec:
   - {name: my-data, emptyDir: {sizeLimit: 1Mi}}
 ";
     std::fs::write(node.dir.path().join("pods.yaml"), pods).unwrap();
-    let dir = node.dir.path().display();
+    let dir = node.dir.path().to_str().unwrap();
     let kubelet = format!("--kubelet-dir={dir}/kubelet");
     let logs = format!("--logs-dir={dir}/logs");
     let script = "echo x > $PLIMSOLL_VOLUME_MY_DATA/file; echo out; echo err >&2";

@@ -34,7 +34,7 @@ struct Fixture {
     given: Arc<AtomicUsize>,
     listed: Arc<AtomicBool>,
     /// Held by a test whose loop does not answer.
-    _silent: Option<SnapshotRequests>,
+    silent: Option<SnapshotRequests>,
 }
 
 fn serve(answers_questions: bool, bounds: Bounds) -> Fixture {
@@ -78,15 +78,15 @@ fn serve_host(
         Some(requests)
     };
     let statistics = Statistics::new(host.clone(), host.cgroup_mounts().unwrap(), root);
-    let answers =
-        Answers::new(Arc::new(Snapshots::new(source)), statistics).with_loop_bound(PATIENCE);
+    let answers = Answers::new(Arc::new(Snapshots::new(source)), statistics)
+        .with_loop_bound(bounds.patience.max(PATIENCE));
     let listener = bind(address("127.0.0.1:0").unwrap()).unwrap();
     let server = Server::start(listener, answers, bounds).unwrap();
     Fixture {
         server,
         given,
         listed,
-        _silent: silent,
+        silent,
     }
 }
 
@@ -267,6 +267,7 @@ fn a_client_that_sends_a_byte_now_and_then_is_cut_off_too() {
     let fixture = serve(
         true,
         Bounds {
+            first_byte: LONG,
             patience: LONG,
             connection: Duration::from_millis(600),
             ..bounds()
@@ -278,28 +279,94 @@ fn a_client_that_sends_a_byte_now_and_then_is_cut_off_too() {
     }
 }
 
+/// A client that has sent a request whose answer takes as long as the loop does.
+fn asks(address: SocketAddr, path: &str) -> TcpStream {
+    let mut stream = connect(address);
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    stream
+}
+
 #[test]
-fn connections_beyond_the_limit_are_sent_away() {
-    let fixture = serve(
-        true,
-        Bounds {
-            clients: 4,
-            patience: LONG,
-            ..bounds()
-        },
-    );
+fn requests_beyond_the_limit_are_sent_away_and_probes_are_not() {
+    let bounds = Bounds {
+        clients: 4,
+        clients_of_one_address: 3,
+        patience: LONG,
+        connection: LONG,
+        ..Bounds::default()
+    };
+    let mut fixture = serve(false, bounds);
     let address = fixture.server.address();
-    let idle: Vec<TcpStream> = (0..4).map(|_| connect(address)).collect();
-    let mut fifth = connect(address);
-    let mut answer = String::new();
-    fifth.read_to_string(&mut answer).unwrap();
-    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
-    assert!(answer.ends_with("ask again shortly\n"), "{answer}");
-    assert_eq!(fixture.server.clients().sent_away, 1);
-    drop(idle);
-    until("the places are free again", || {
-        raw(address, b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").starts_with("HTTP/1.1 200")
+    let held: Vec<TcpStream> = (0..4).map(|_| asks(address, "/stats/summary")).collect();
+    until("one has no place", || {
+        fixture.server.clients().sent_away == 1
     });
+    let mut probes: Vec<TcpStream> = ["/healthz", "/readyz"]
+        .map(|path| asks(address, path))
+        .into();
+    let mut requests = fixture.silent.take().unwrap();
+    std::thread::spawn(move || {
+        while let Some(asked) = requests.blocking_recv() {
+            let engine = Engine::new(EngineConfig::default());
+            asked.send(Snapshot::of(&engine)).ok();
+        }
+    });
+    let answer = |mut stream: &TcpStream| {
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    assert!(answer(&probes.remove(0)).starts_with("HTTP/1.1 200"));
+    assert!(answer(&probes.remove(0)).contains("not listed"));
+    let answers: Vec<String> = held.iter().map(answer).collect();
+    let away = |it: &&String| it.starts_with("HTTP/1.1 503") && it.ends_with("ask again shortly\n");
+    assert_eq!(answers.iter().filter(away).count(), 1, "{answers:?}");
+    let served = answers.iter().filter(|it| it.starts_with("HTTP/1.1 200"));
+    assert_eq!(served.count(), 3, "{answers:?}");
+}
+
+#[test]
+fn silent_clients_do_not_keep_a_probe_from_its_answer() {
+    // Nobody is cut off for being slow here: each that goes gave way.
+    let bounds = Bounds {
+        first_byte: LONG,
+        patience: LONG,
+        connection: LONG,
+        ..Bounds::default()
+    };
+    let fixture = serve(true, bounds);
+    let address = fixture.server.address();
+    let silent: Vec<TcpStream> = (0..40).map(|_| connect(address)).collect();
+    assert_eq!(get(&fixture, "/healthz").0, 200);
+    assert_eq!(get(&fixture, "/readyz").0, 200);
+    assert_eq!(get(&fixture, "/metrics").0, 200);
+    let gave_way = fixture.server.clients().sent_away;
+    assert!(gave_way >= 40 - 32, "{gave_way}");
+    drop(silent);
+    until("the rest is counted", || {
+        let figures = fixture.server.clients();
+        figures.lost + figures.sent_away == 40
+    });
+}
+
+#[test]
+fn a_client_that_sends_nothing_is_cut_off_before_one_that_is_slow() {
+    let bounds = Bounds {
+        first_byte: Duration::from_millis(50),
+        patience: LONG,
+        connection: LONG,
+        ..Bounds::default()
+    };
+    let fixture = serve(true, bounds);
+    let mut slow = connect(fixture.server.address());
+    slow.write_all(b"GET /healthz HTTP/1.1\r\n").unwrap();
+    let mut silent = connect(fixture.server.address());
+    assert_eq!(silent.read(&mut [0]).unwrap(), 0);
+    slow.write_all(b"host: x\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    slow.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
 #[test]

@@ -101,7 +101,7 @@ fn limits_are_told_by_every_mechanism() {
         assert!(
             !memory.has(&kubepods),
             "{} is left",
-            memory.dir(&kubepods).display()
+            memory.dir(&kubepods).to_str().unwrap()
         );
     }
 }

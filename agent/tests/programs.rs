@@ -74,7 +74,7 @@ fn a_program_that_is_not_there_is_named_with_its_place() {
         let output = alone(dir.path()).arg(command).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         let said = text(&output.stderr);
-        let place = dir.path().join(program).display().to_string();
+        let place = dir.path().join(program).to_str().unwrap().to_owned();
         assert!(said.contains(&place), "{said}");
         assert!(said.contains("in one directory"), "{said}");
     }

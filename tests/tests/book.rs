@@ -16,6 +16,7 @@ const IN_THE_ROOT: &[&str] = &[
     "CONTRIBUTING.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
+    "SECURITY.md",
 ];
 /// Pages whose commands `agent/tests/guides` runs.
 const WITH_COMMANDS: &[&str] = &["README.md", "docs/guide/", "docs/incident.md"];

@@ -5,6 +5,7 @@ mod apt;
 mod bench;
 mod conformance;
 mod demo;
+mod deny;
 mod ebpf;
 mod fuzz;
 mod guest;
@@ -39,6 +40,7 @@ Examples:
   cargo xtask test --all                              every test on every machine
   cargo xtask conformance tests/vectors/quantity.jsonl
   cargo xtask fuzz --seconds 600                      random histories against the decision engine
+  cargo xtask deny                                    licences, names and sources of dependencies
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
 its time was up, 125 when the guest ended without one.
@@ -89,6 +91,8 @@ enum Command {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
+    /// Ask cargo-deny whether licences, names and sources of dependencies are what deny.toml allows; builds it first, which takes minutes
+    Deny,
     /// Random and hostile histories against the decision engine (arguments: cargo xtask fuzz -- --help)
     Fuzz {
         /// For the program, such as --seconds 600
@@ -123,6 +127,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Bench(command) => return bench::run(&command),
         Command::Test { quick, all } => return test::run(quick, all),
         Command::Conformance { files } => return conformance::run(&files),
+        Command::Deny => return deny::run(),
         Command::Fuzz { arguments } => return fuzz::run(&arguments),
     }
     Ok(0)

@@ -35,11 +35,6 @@ pub(crate) fn ping_object() -> PathBuf {
     target("bpf").join("ping.bpf.o")
 }
 
-/// The linker for BPF objects, of the project's own.
-pub(crate) fn bpf_linker() -> PathBuf {
-    target("tools").join("bin/bpf-linker")
-}
-
 /// Kernels and Debian packages: `$PLIMSOLL_CACHE`, else `$XDG_CACHE_HOME/plimsoll`, else `~/.cache/plimsoll`.
 pub(crate) fn cache() -> Result<PathBuf> {
     let set = |name: &str| {

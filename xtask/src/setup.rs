@@ -21,6 +21,8 @@ use crate::progress::{Step, say};
 /// The last bpf-linker that builds with Rust 1.95.
 const BPF_LINKER_VERSION: &str = "0.10.4";
 
+const CARGO_DENY_VERSION: &str = "0.20.2";
+
 /// Has the LLVM (22) that this bpf-linker can read; installed when no nightly is there at all.
 pub(crate) const NIGHTLY_PINNED: &str = "nightly-2026-05-20";
 
@@ -185,40 +187,39 @@ fn rust_src(toolchain: &str, library: &Path) -> Result<()> {
 
 /// The project's own bpf-linker.
 pub(crate) fn bpf_linker() -> Result<PathBuf> {
-    let linker = paths::bpf_linker();
+    installed_by_cargo("bpf-linker", BPF_LINKER_VERSION)
+}
+
+/// The project's own cargo-deny. Only `cargo xtask deny` needs it.
+pub(crate) fn cargo_deny() -> Result<PathBuf> {
+    installed_by_cargo("cargo-deny", CARGO_DENY_VERSION)
+}
+
+/// A program from the registry, built once, with the dependencies that its authors have locked.
+fn installed_by_cargo(name: &str, version: &str) -> Result<PathBuf> {
+    let tools = paths::target("tools");
+    let program = tools.join("bin").join(name);
     let installed = || -> bool {
-        let version = Command::new(&linker).arg("--version").output();
-        version.is_ok_and(|output| {
-            String::from_utf8_lossy(&output.stdout).contains(BPF_LINKER_VERSION)
-        })
+        let said = Command::new(&program).arg("--version").output();
+        said.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(version))
     };
     if installed() {
-        return Ok(linker);
+        return Ok(program);
     }
-    let tools = paths::target("tools");
     let _lock = Lock::take(&tools)?;
     if installed() {
-        return Ok(linker);
+        return Ok(program);
     }
-    let step = Step::begin(
-        "bpf-linker",
-        format_args!("building {BPF_LINKER_VERSION} (once)"),
-    );
+    let step = Step::begin(name, format_args!("building {version} (once)"));
     let mut install = process::cargo();
     install
-        // It links three small objects: what counts is how soon it is there.
+        // What counts is how soon it is there.
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
+        .env("CARGO_PROFILE_RELEASE_LTO", "off")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
-        .args([
-            "install",
-            "bpf-linker",
-            "--version",
-            BPF_LINKER_VERSION,
-            "--locked",
-            "--force",
-            "--root",
-        ])
+        .args(["install", name, "--version", version])
+        .args(["--locked", "--force", "--root"])
         .arg(&tools)
         // Not in the machine's temporary folder: an interrupted build goes on from here.
         .arg("--target-dir")
@@ -233,10 +234,10 @@ pub(crate) fn bpf_linker() -> Result<PathBuf> {
     ensure!(
         installed(),
         "{} does not run after its installation; delete {} and run the command again",
-        linker.display(),
+        program.display(),
         tools.display()
     );
-    Ok(linker)
+    Ok(program)
 }
 
 /// QEMU for x86-64. The one thing that needs root.

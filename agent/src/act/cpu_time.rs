@@ -29,6 +29,7 @@ use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};
 use crate::host::clock::now_ns;
 use crate::host::knobs::{KnobError, Ledger};
+use crate::host::shown::Show as _;
 use crate::host::worker::WorkerThread;
 
 /// Its ledger, in the state directory.
@@ -244,7 +245,7 @@ impl Worker {
                 Err(error) => error.to_string(),
             };
             let error = match error.is_empty() {
-                true => format!("{}: another program has put it back", path.display()),
+                true => format!("{}: another program has put it back", path.shown()),
                 false => error,
             };
             self.tell(Report::NotWritten {

@@ -26,6 +26,7 @@ use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Ver
 use crate::host::file::{FileError, read_text};
 use crate::host::knobs::{KnobError, Ledger};
 use crate::host::meminfo::MeminfoFile;
+use crate::host::shown::Show as _;
 use crate::input::config::Config;
 use crate::input::config::settings::NodeSettings;
 use crate::pods;
@@ -69,7 +70,7 @@ pub enum KubepodsError {
     /// The cgroup that a reservation is to be enforced on is not there.
     #[error(
         "{field}: {cgroup} does not exist in {mount}: create it, or take {enforcement} out of enforceNodeAllocatable",
-        mount = mount.display()
+        mount = mount.shown()
     )]
     NoReservedCgroup {
         /// The field that names it.

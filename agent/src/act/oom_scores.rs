@@ -43,6 +43,7 @@ use rustix::io::Errno;
 
 use crate::host::HostRoot;
 use crate::host::file::{FileError, read_text};
+use crate::host::shown::Show as _;
 use crate::pods::registry::Pods;
 
 /// Newcomers that may wait to be served. Beyond, all cgroups are reviewed instead.
@@ -96,7 +97,7 @@ pub enum OomScoreError {
     #[error(transparent)]
     Cgroup(#[from] FileError),
     /// The kernel refused the score. Said once; further ones are counted.
-    #[error("{path}: cannot be set to {adj}: {source}; lowering oom_score_adj needs CAP_SYS_RESOURCE, and for another user's process CAP_DAC_OVERRIDE (reported once)", path = path.display())]
+    #[error("{path}: cannot be set to {adj}: {source}; lowering oom_score_adj needs CAP_SYS_RESOURCE, and for another user's process CAP_DAC_OVERRIDE (reported once)", path = path.shown())]
     Refused {
         /// Which process's.
         path: PathBuf,

@@ -44,6 +44,7 @@ use crate::host::cgroup::{CgroupError, CgroupPath};
 use crate::host::cpuset::CpusetError;
 use crate::host::file::{FileError, read_text};
 use crate::host::knobs::KnobError;
+use crate::host::shown::Show as _;
 use crate::host::worker::WorkerThread;
 use checkpoint::CheckpointError;
 
@@ -130,7 +131,7 @@ impl PlacementError {
 pub fn online_cpus(host: &HostRoot) -> Result<CpuSet, PlacementError> {
     let path = host.sysfs("devices/system/cpu/online");
     CpuSet::parse(&read_text(&path)?).map_err(|source| PlacementError::Online {
-        path: path.display().to_string(),
+        path: path.shown().to_string(),
         source,
     })
 }

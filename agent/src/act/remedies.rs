@@ -34,6 +34,7 @@ use crate::host::clock::now_ns;
 use crate::host::file::{FileError, parse_u64};
 use crate::host::handover::Handover;
 use crate::host::knobs::{KnobError, Ledger};
+use crate::host::shown::Show as _;
 use crate::pods::stage_files::StageFiles;
 
 /// Its ledger, in the state directory.
@@ -398,7 +399,7 @@ impl Worker {
         };
         // A lower one than ours is somebody else's, and stricter.
         if old <= job.bytes {
-            return failed(format!("{}: is at {old} already", file.path().display()));
+            return failed(format!("{}: is at {old} already", file.path().shown()));
         }
         self.shared.announced.announce(job.ticket, old, job.bytes);
         if !self.shared.counts(job.ticket) {

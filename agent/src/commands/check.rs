@@ -12,9 +12,11 @@ use serde::Serialize;
 
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Output, OutputArgs, Style};
+use crate::host::shown::page;
 use crate::host::{CgroupError, CgroupPath, HostRoot};
 use crate::kernel::AccountReport;
 use crate::kernel::load::{Programs, load};
+use crate::kernel::object::{Embedded, embedded};
 use crate::probe::facts::{Facts, Hook, hooks_of, kinds_without};
 use crate::probe::ladder::Without;
 use crate::probe::report::{Report, Verdict};
@@ -64,6 +66,8 @@ struct CheckAnswer {
     report: Report,
     /// The exit status.
     exit_status: u8,
+    /// What this program loads into the kernel.
+    objects: [Embedded; 2],
     /// What the agent that runs says of the kernel's records; `None` where none runs, or it has no BPF programs.
     records: Option<Result<AccountReport, String>>,
 }
@@ -77,6 +81,7 @@ impl CheckAnswer {
                 Verdict::Unusable => exit_status::REFUSED,
             },
             report,
+            objects: embedded(),
             records,
         }
     }
@@ -138,8 +143,13 @@ fn run_with(
     let answer = CheckAnswer::new(Report::new(facts), records(args));
     match args.output.format {
         Output::Text => {
-            let text = show::check::check(&answer.report, answer.records.as_ref(), style);
-            out.write_all(text.as_bytes())?;
+            let text = show::check::check(
+                &answer.report,
+                &answer.objects,
+                answer.records.as_ref(),
+                style,
+            );
+            out.write_all(page(&text).as_bytes())?;
         }
         Output::Json => {
             serde_json::to_writer_pretty(&mut *out, &answer).map_err(io::Error::from)?;
@@ -164,6 +174,7 @@ mod tests {
         let json = serde_json::to_value(CheckAnswer::new(Report::new(facts), None)).unwrap();
         assert_eq!(json["exit_status"], 1);
         assert_eq!(json["facts"]["bpf"]["reason"], "left out");
+        assert_eq!(json["objects"][0]["name"], "plimsoll.bpf.o");
         assert_eq!(json["facts"]["memory"]["ok"], 2);
         assert_eq!(json["facts"]["psi"]["ok"], "privileged");
         assert_eq!(json["choices"][0]["signal"], "memory-threshold");

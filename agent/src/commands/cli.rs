@@ -10,6 +10,7 @@ use crate::commands::events::EventsArgs;
 use crate::commands::exec::ExecArgs;
 use crate::commands::exit_status::{self, CommandError};
 use crate::commands::explain::ExplainArgs;
+use crate::commands::health::HealthArgs;
 use crate::commands::manual::{CompletionsArgs, ManArgs};
 use crate::commands::place::PlaceArgs;
 use crate::commands::rank::RankArgs;
@@ -19,6 +20,7 @@ use crate::commands::topology::TopologyArgs;
 use crate::commands::trace::TraceArgs;
 use crate::commands::uninstall::UninstallArgs;
 use crate::daemon::start::RunArgs;
+use crate::host::boundary;
 use crate::host::program::{failed, log_to_stderr};
 
 /// Keep a Kubernetes node, or any Linux machine, from running out of memory
@@ -35,6 +37,7 @@ Examples:
   plimsoll place -f ./pods --machine machine.json   which CPUs and NUMA nodes pods would get
   plimsoll explain eviction                         the same from a running agent, and what would make a pod safe
   plimsoll top                                      the same live, on a screen
+  plimsoll health                                   whether the agent's loop answers: for probes and supervisors
   plimsoll config check -f kubelet.yaml             whether a configuration is valid, and what plimsoll does with it
   plimsoll topology                                 the machine: sockets, NUMA nodes, caches, cores, memory
   plimsoll replay run.journal                       repeat the decisions and compare them
@@ -60,6 +63,7 @@ enum Command {
     Config(ConfigArgs),
     Explain(ExplainArgs),
     Top(TopArgs),
+    Health(HealthArgs),
     Topology(TopologyArgs),
     Trace(Box<TraceArgs>),
     Uninstall(UninstallArgs),
@@ -80,6 +84,7 @@ pub fn main() -> ExitCode {
     let cli =
         Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command()).exit());
     log_to_stderr();
+    boundary::install();
     match cli.command {
         Command::Run(_) => ended(crate::commands::run::run().map(|never| match never {})),
         Command::Exec(args) => ended(crate::commands::exec::run(args).map(|never| match never {})),
@@ -91,6 +96,7 @@ pub fn main() -> ExitCode {
         Command::Place(args) => ended(crate::commands::place::run(&args)),
         Command::Rank(args) => ended(crate::commands::rank::run(&args)),
         Command::Explain(args) => ended(crate::commands::explain::run(&args)),
+        Command::Health(args) => ended(crate::commands::health::run(&args)),
         Command::Top(args) => ended(crate::commands::top::run(&args)),
         Command::Topology(args) => ended(crate::commands::topology::run(&args)),
         Command::Trace(_) => ended(crate::commands::trace::run().map(|never| match never {})),

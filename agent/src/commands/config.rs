@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::commands::config::print::{json, origin};
 use crate::commands::exit_status;
 use crate::host::output::{Output, OutputArgs, Style};
+use crate::host::shown::page;
 use crate::input::config::document::{Node, Origin, Value};
 use crate::input::config::flags::EvictionFlags;
 use crate::input::config::kubelet::FIELDS;
@@ -147,7 +148,7 @@ pub fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
             let effective = Effective::new(read(args.file.as_deref())?, &args.eviction)?;
             let mut out = io::stdout().lock();
             match args.output.format {
-                Output::Text => out.write_all(effective.yaml(args.all).as_bytes())?,
+                Output::Text => out.write_all(page(&effective.yaml(args.all)).as_bytes())?,
                 Output::Json => writeln!(out, "{:#}", effective.json(args.all))?,
             }
             Ok(ExitCode::SUCCESS)
@@ -183,7 +184,7 @@ fn check(args: &CheckArgs) -> io::Result<ExitCode> {
                 if index > 0 {
                     writeln!(out)?;
                 }
-                out.write_all(text(path, &result, args.all, style).as_bytes())?;
+                out.write_all(page(&text(path, &result, args.all, style)).as_bytes())?;
             }
         }
     }

@@ -39,6 +39,7 @@ use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};
 use crate::host::file::{FileError, read_text, write_text};
 use crate::host::knobs::{KnobError, Ledger, PODS_LEDGER};
+use crate::host::shown::{Show as _, line};
 use crate::input::config::{Config, ConfigError, ConfigFile, EvictionFlags};
 use crate::input::manifests::{ManifestError, ManifestPod, read_file};
 use crate::pods;
@@ -103,7 +104,7 @@ pub enum ExecError {
         errors: Vec<ManifestError>,
     },
     /// The file has no such pod, or several and none was named.
-    #[error("{file}: {problem}; the file has: {names}", file = file.display())]
+    #[error("{file}: {problem}; the file has: {names}", file = file.shown())]
     Pod {
         /// The manifest.
         file: PathBuf,
@@ -161,13 +162,13 @@ pub enum ExecError {
         cgroup: CgroupPath,
     },
     /// The command is not there.
-    #[error("{command}: command not found", command = command.display())]
+    #[error("{command}: command not found", command = command.shown())]
     NotFound {
         /// The command.
         command: PathBuf,
     },
     /// The command is there and cannot be executed.
-    #[error("{command}: cannot be executed: {source}", command = command.display())]
+    #[error("{command}: cannot be executed: {source}", command = command.shown())]
     CannotExecute {
         /// The command.
         command: PathBuf,
@@ -241,7 +242,7 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
     // Until the process is in its cgroup, the agent moves no pod.
     let admission = Admission::begin(&host, &args.state_dir, &pod.uid())?;
     for note in admission.notes() {
-        eprintln!("plimsoll: note: {note}");
+        eprintln!("plimsoll: note: {}", line(&note.to_string()));
     }
     enter(
         &mounts,
@@ -257,10 +258,11 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
         host,
         kubelet_dir: absolute(args.kubelet_dir),
         logs_dir: absolute(args.logs_dir),
+        layer_roots: Vec::new(),
     };
     let (volumes, notes) = volumes::make(&places, pod)?;
     for note in notes {
-        eprintln!("plimsoll: note: {note}");
+        eprintln!("plimsoll: note: {}", line(&note.to_string()));
     }
     let variables = volumes.iter().map(|it| (&it.variable, &it.path));
     let mut command = std::process::Command::new(&program);
@@ -344,7 +346,7 @@ fn select_pod<'pods>(
     let problem = match (found.as_slice(), wanted) {
         ([one], Some(_)) => {
             for error in errors {
-                eprintln!("plimsoll: {error}");
+                eprintln!("plimsoll: {}", line(&error.to_string()));
             }
             return Ok(&one.pod);
         }
@@ -460,7 +462,7 @@ fn enter(
         ) {
             Ok(notes) => {
                 for note in notes {
-                    eprintln!("plimsoll: note: {note}");
+                    eprintln!("plimsoll: note: {}", line(&note.to_string()));
                 }
                 return Ok(());
             }

@@ -37,7 +37,7 @@ impl CommandError for crate::host::program::NotStarted {}
 pub type Meaning = (Option<u8>, &'static str);
 
 /// What each command's statuses mean, beside [`WRONG_USAGE`]. No status stands for that of another program.
-pub const TABLE: [(&str, &[Meaning]); 16] = [
+pub const TABLE: [(&str, &[Meaning]); 17] = [
     (
         "run",
         &[
@@ -171,6 +171,19 @@ pub const TABLE: [(&str, &[Meaning]); 16] = [
             (
                 Some(FAILED),
                 "no agent answers, this user may not ask, the journal cannot be read, or there is no terminal",
+            ),
+        ],
+    ),
+    (
+        "health",
+        &[
+            (
+                Some(DONE),
+                "the agent's loop answers; with `--ready`: and its pods are listed",
+            ),
+            (
+                Some(FAILED),
+                "it does not, no agent runs, or this user may not ask",
             ),
         ],
     ),

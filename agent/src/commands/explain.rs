@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Output, OutputArgs, Style};
+use crate::host::shown::{Show as _, page};
 use crate::record::steps::{JournalReadError, at_seconds, replay_until};
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::server::answer;
@@ -108,7 +109,12 @@ pub fn run(args: &ExplainArgs) -> Result<ExitCode, ExplainError> {
     let answer = answer_to(args)?;
     let text = match args.output.format {
         Output::Text => {
-            crate::show::explain::render(&answer, args.what == What::Topology, Style::of(&stdout))
+            let style = Style::of(&stdout);
+            page(&crate::show::explain::render(
+                &answer,
+                args.what == What::Topology,
+                style,
+            ))
         }
         Output::Json => json(&answer)?,
     };
@@ -128,6 +134,7 @@ fn json(answer: &Answer) -> io::Result<String> {
         Answer::Memory(answer) => serde_json::to_string_pretty(answer),
         Answer::Placement(answer) => serde_json::to_string_pretty(answer),
         Answer::Records(answer) => serde_json::to_string_pretty(answer),
+        Answer::Health(answer) => serde_json::to_string_pretty(answer),
         Answer::Overview(answer) => serde_json::to_string_pretty(answer),
     };
     Ok(text? + "\n")
@@ -153,7 +160,7 @@ fn answer_to(args: &ExplainArgs) -> Result<Answer, ExplainError> {
     if let Some((line, ..)) = replayed.difference {
         eprintln!(
             "plimsoll: {}:{line}: from here this version decides differently from the one that wrote the journal; this is the state at that line",
-            journal.display()
+            journal.shown()
         );
     }
     answer(&request, &snapshot).map_err(|refusal| AskError::from(refusal).into())

@@ -12,6 +12,7 @@ use clap::{Args, Command};
 use clap_complete::Shell;
 
 use crate::commands::exit_status::CommandError;
+use crate::host::shown::Show as _;
 
 /// What a page is written to before it gets its name.
 const UNFINISHED: &str = ".plimsoll-unfinished";
@@ -59,7 +60,7 @@ pub enum CompletedShell {
 #[derive(Debug, thiserror::Error)]
 pub enum ManualError {
     /// A page, or its directory.
-    #[error("{path}: {source}; pages written before it are complete", path = path.display())]
+    #[error("{path}: {source}; pages written before it are complete", path = path.shown())]
     Write {
         /// The file.
         path: PathBuf,

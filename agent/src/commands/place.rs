@@ -20,6 +20,7 @@ use plimsoll_core::placement::node::{
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::HostRoot;
 use crate::host::output::{Drawing, OutputArgs, Style};
+use crate::host::shown::page;
 use crate::host::topology::{TopologyReadError, read_machine};
 use crate::input::config::{Config, ConfigError, ConfigFile, EvictionFlags};
 use crate::input::devices::{self, DevicesError};
@@ -150,7 +151,11 @@ pub fn run(args: &PlaceArgs) -> Result<ExitCode, PlaceError> {
     let mut stdout = io::stdout().lock();
     let text = match args.output.format {
         Drawing::Json => serde_json::to_string_pretty(&explained).map_err(io::Error::from)? + "\n",
-        Drawing::Text => crate::show::place::overview(&explained, args.why, Style::of(&stdout)),
+        Drawing::Text => page(&crate::show::place::overview(
+            &explained,
+            args.why,
+            Style::of(&stdout),
+        )),
         Drawing::Svg => {
             crate::show::topology::svg::draw(placement.machine(), Some(&Holders::of(&explained)))
         }

@@ -23,6 +23,7 @@ use serde::Serialize;
 
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Output, OutputArgs, Style};
+use crate::host::shown::page;
 use crate::input::manifests::{Bounds, STDIN, gather, read_or_stdin};
 use crate::input::usage::{UsageError, Usages};
 use crate::show::rank::ranking_table;
@@ -159,7 +160,7 @@ pub fn run(args: &RankArgs) -> Result<ExitCode, RankError> {
     let mut stdout = io::stdout().lock();
     let style = Style::of(&stdout);
     let text = answer(args, io::stdin().lock(), style, |remark| {
-        eprintln!("plimsoll: {remark}");
+        eprint!("{}", page(&format!("plimsoll: {remark}\n")));
     })?;
     stdout.write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)

@@ -8,6 +8,7 @@ use clap::Args;
 
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Output, OutputArgs};
+use crate::host::shown::{self, Show as _};
 use crate::record::steps::{JournalReadError, replay};
 
 /// Arguments of `plimsoll replay`.
@@ -36,7 +37,8 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, JournalReadError> {
             match args.output.format {
                 Output::Text => {
                     let (s, ms) = (event.at_ns / 1_000_000_000, event.at_ns / 1_000_000 % 1000);
-                    writeln!(out, "{s:>8}.{ms:03}  {decision}")?;
+                    let decision = decision.to_string();
+                    writeln!(out, "{s:>8}.{ms:03}  {}", shown::line(&decision))?;
                 }
                 Output::Json => {
                     serde_json::to_writer(&mut out, decision)?;
@@ -49,13 +51,15 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, JournalReadError> {
     if result.torn {
         eprintln!(
             "{}: the last line is incomplete and was ignored",
-            args.journal.display()
+            args.journal.shown()
         );
     }
     if let Some((line, recorded, now)) = &result.difference {
         eprintln!(
-            "{}:{line}: the decisions differ\n  journal: {recorded}\n  now:     {now}",
-            args.journal.display()
+            "{}:{line}: the decisions differ\n  journal: {}\n  now:     {}",
+            args.journal.shown(),
+            shown::line(recorded),
+            shown::line(now)
         );
         return Ok(ExitCode::from(exit_status::FAILED));
     }

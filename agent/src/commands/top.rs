@@ -17,6 +17,7 @@ use plimsoll_core::explain::ExplainError;
 
 use crate::commands::exit_status::CommandError;
 use crate::host::output::{Output, OutputArgs, Style};
+use crate::host::shown::{Show as _, page};
 use crate::record::recording::{Recording, Seek};
 use crate::record::steps::{JournalReadError, at_seconds};
 use crate::serve::control::client::{AskError, ask};
@@ -138,7 +139,7 @@ pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
             match output {
                 Some(output) => {
                     if let Some(remark) = recording.remark() {
-                        eprintln!("plimsoll: {}: {remark}", path.display());
+                        eprintln!("plimsoll: {}: {remark}", path.shown());
                     }
                     print(output, &overview)
                 }
@@ -193,7 +194,7 @@ fn recorded(recording: &Recording) -> Result<Overview, ExplainError> {
 fn print(output: Output, overview: &Overview) -> Result<ExitCode, TopError> {
     let mut stdout = io::stdout().lock();
     let text = match output {
-        Output::Text => table(overview, Style::of(&stdout)),
+        Output::Text => page(&table(overview, Style::of(&stdout))),
         Output::Json => serde_json::to_string_pretty(overview).map_err(io::Error::from)? + "\n",
     };
     match stdout.write_all(text.as_bytes()) {

@@ -13,6 +13,7 @@ use clap::Args;
 use crate::commands::exit_status::CommandError;
 use crate::host::HostRoot;
 use crate::host::output::{Drawing, OutputArgs, Style};
+use crate::host::shown::page;
 use crate::host::topology::{TopologyReadError, read_machine};
 use crate::input::machine::{self, MachineFileError};
 use crate::serve::control::client::{AskError, ask};
@@ -76,7 +77,10 @@ pub fn run(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
     let text = match args.output.format {
         Drawing::Json => serde_json::to_string_pretty(&machine).map_err(io::Error::from)? + "\n",
         Drawing::Text => {
-            crate::show::topology::draw(&machine, holders, args.all, Style::of(&stdout))
+            let style = Style::of(&stdout);
+            page(&crate::show::topology::draw(
+                &machine, holders, args.all, style,
+            ))
         }
         Drawing::Svg => crate::show::topology::svg::draw(&machine, holders),
     };

@@ -28,6 +28,7 @@ use crate::host::irq::IRQ_LEDGER;
 use crate::host::knobs::{AGENT_LEDGER, Change, Ledger, Outcome, PODS_LEDGER};
 use crate::host::lock::{LOCK_FILE, LockError, StateLock};
 use crate::host::output::{Output, OutputArgs};
+use crate::host::shown::{Show as _, line};
 use crate::kernel::PinOwner;
 use crate::serve::control::{SOCKET_FILE, STATE_DIR};
 
@@ -156,7 +157,7 @@ pub fn run(args: &UninstallArgs) -> Result<ExitCode> {
     match args.output.format {
         Output::Text => {
             for step in &work.steps {
-                writeln!(out, "{step}")?;
+                writeln!(out, "{}", line(&step.to_string()))?;
             }
             writeln!(
                 out,
@@ -276,7 +277,7 @@ impl Uninstall<'_> {
                     self.done(change);
                 }
             }
-            Err(error) => self.step(Action::Left, path.display(), Some(error.to_string())),
+            Err(error) => self.step(Action::Left, path.shown(), Some(error.to_string())),
         }
     }
 
@@ -289,7 +290,7 @@ impl Uninstall<'_> {
         let restoration = match restored {
             Ok(restoration) => restoration,
             Err(error) => {
-                left.push((path.display().to_string(), error.to_string()));
+                left.push((path.shown().to_string(), error.to_string()));
                 return;
             }
         };
@@ -298,12 +299,12 @@ impl Uninstall<'_> {
                 Outcome::Restored => self.done(&undone.change),
                 Outcome::NothingToDo => {}
                 Outcome::Busy(why) => {
-                    left.push((undone.change.subject().display().to_string(), why.clone()));
+                    left.push((undone.change.subject().shown().to_string(), why.clone()));
                 }
                 // Its line is gone with this: another program has changed it since and owns it now.
                 Outcome::Left(why) => self.step(
                     Action::Left,
-                    undone.change.subject().display(),
+                    undone.change.subject().shown(),
                     Some(why.clone()),
                 ),
             }
@@ -311,7 +312,7 @@ impl Uninstall<'_> {
     }
 
     fn done(&mut self, change: &Change) {
-        let subject = change.subject().display();
+        let subject = change.subject().shown();
         match change {
             Change::Write { old, .. } => {
                 self.step(Action::Restored, subject, Some(format!("{old:?}")));
@@ -327,7 +328,7 @@ impl Uninstall<'_> {
             Change::Move { process, from, .. } => self.step(
                 Action::Restored,
                 format_args!("process {}", process.pid),
-                Some(format!("to {}", from.display())),
+                Some(format!("to {}", from.shown())),
             ),
         }
     }
@@ -343,10 +344,10 @@ impl Uninstall<'_> {
             Ok(removed) => {
                 let removed: Vec<PathBuf> = removed;
                 for path in removed {
-                    self.step(Action::Removed, path.display(), None);
+                    self.step(Action::Removed, path.shown(), None);
                 }
             }
-            Err(error) => self.step(Action::Left, owner.dir().display(), Some(error.to_string())),
+            Err(error) => self.step(Action::Left, owner.dir().shown(), Some(error.to_string())),
         }
     }
 
@@ -367,12 +368,12 @@ impl Uninstall<'_> {
             let is_ledger = LEDGERS.contains(&name.as_str());
             if is_ledger && !self.dry_run && has_changes(&path) {
                 let why = "it lists changes that are not undone yet".to_owned();
-                self.step(Action::Left, path.display(), Some(why));
+                self.step(Action::Left, path.shown(), Some(why));
             } else if is_ledger || is_agent_file(name) {
                 self.remove(&path, |path| std::fs::remove_file(path));
             } else {
                 // Not ours, or something that was asked for: no reason to come again.
-                tracing::info!(path = %path.display(), "not a file of the agent; it stays");
+                tracing::info!(path = %path.shown(), "not a file of the agent; it stays");
             }
         }
         if names
@@ -387,8 +388,8 @@ impl Uninstall<'_> {
 
     fn remove(&mut self, path: &Path, remove: impl FnOnce(&Path) -> io::Result<()>) {
         match if self.dry_run { Ok(()) } else { remove(path) } {
-            Ok(()) => self.step(Action::Removed, path.display(), None),
-            Err(error) => self.step(Action::Left, path.display(), Some(error.to_string())),
+            Ok(()) => self.step(Action::Removed, path.shown(), None),
+            Err(error) => self.step(Action::Left, path.shown(), Some(error.to_string())),
         }
     }
 }

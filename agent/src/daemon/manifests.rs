@@ -6,6 +6,7 @@ use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::model::event::EventKind;
 
 use super::{Agent, now_ns};
+use crate::host::shown::Show as _;
 use crate::input::manifests::{ManifestChange, ManifestPod};
 use crate::pods::registry::Change;
 
@@ -27,7 +28,7 @@ impl Agent {
             // Whether it runs by now decides what may change.
             self.rescan_pod(&pod.uid());
             if self.may_resize(&pod) {
-                self.apply(pod, &format!("{}:{line}: ", file.display()));
+                self.apply(pod, &format!("{}:{line}: ", file.shown()));
             }
         }
         for uid in removed {

@@ -33,6 +33,7 @@ use crate::act::placement::{
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
 use crate::host::file::read_text;
+use crate::host::shown::Show as _;
 use crate::host::topology::read_machine;
 use crate::input::config::Config;
 use crate::pods;
@@ -196,7 +197,7 @@ fn saved(
         Ok(taken) => {
             remark(format!(
                 "{}: exclusive CPUs {} of {} pods are taken over from the kubelet, as far as they are among {}",
-                path.display(),
+                path.shown(),
                 taken.exclusive(),
                 taken.containers.len(),
                 machine.online()
@@ -211,7 +212,7 @@ fn saved(
 }
 
 fn kubelets(cpus: &PathBuf, memory: &PathBuf) -> Result<Assignments> {
-    let named = |path: &Path| path.display().to_string();
+    let named = |path: &Path| path.shown().to_string();
     let cpu = CpuManagerState::parse(&read_text(cpus)?).with_context(|| named(cpus))?;
     let memory = match memory.exists() {
         true => {

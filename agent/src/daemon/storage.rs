@@ -15,6 +15,7 @@ use plimsoll_core::model::units::PodUid;
 
 use super::Agent;
 use super::turn::Found;
+use crate::host::shown::Show as _;
 use crate::record::lines::Line;
 use crate::storage::reclaim::{ReclaimRequest, Reclaimed};
 use crate::storage::{Busy, StorageEvent, StorageHandle};
@@ -167,7 +168,7 @@ impl Agent {
             });
         }
         for kept in kept {
-            tracing::debug!(path = %kept.path.display(), why = %kept.why, "not freed");
+            tracing::debug!(path = %kept.path.shown(), why = %kept.why, "not freed");
         }
         if let Some(storage) = &mut self.storage {
             storage.freeing = Freeing::Surveyed;

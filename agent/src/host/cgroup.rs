@@ -12,6 +12,8 @@ use std::sync::Arc;
 use super::HostRoot;
 use super::file::{ControlFile, FileError, errno_of, read_text};
 
+use crate::host::shown::Show as _;
+
 /// How deep below the pod's cgroup containers' own cgroups are looked for.
 pub const CGROUP_DEPTH_MAX: usize = 6;
 /// Mounts looked at, at most; a node with a thousand pods has a few thousand.
@@ -24,7 +26,7 @@ pub enum CgroupError {
     #[error(transparent)]
     File(#[from] FileError),
     /// No cgroup file system is mounted.
-    #[error("{mounts}: no cgroup file system is mounted; mount one: mount -t cgroup2 cgroup2 /sys/fs/cgroup", mounts = mounts.display())]
+    #[error("{mounts}: no cgroup file system is mounted; mount one: mount -t cgroup2 cgroup2 /sys/fs/cgroup", mounts = mounts.shown())]
     NoHierarchy {
         /// The mounts file that was read.
         mounts: PathBuf,
@@ -204,7 +206,7 @@ impl CgroupPath {
 
 impl fmt::Display for CgroupPath {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "/{}", self.0.display())
+        write!(formatter, "/{}", self.0.shown())
     }
 }
 

@@ -31,6 +31,8 @@ use super::cgroup::CGROUP_DEPTH_MAX;
 use super::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy, Version};
 use super::file::{FileError, errno_of, read_text, write_text};
 
+use crate::host::shown::Show as _;
+
 const CPUS: &str = "cpuset.cpus";
 const MEMS: &str = "cpuset.mems";
 /// Cgroups below one that are moved along, on v1.
@@ -48,14 +50,14 @@ pub enum CpusetError {
     /// The cgroup is there, and its cpuset files are not.
     #[error(
         "{path}: does not exist: the cpuset controller is not enabled for this cgroup; add +cpuset to cgroup.subtree_control of each \
-         cgroup above it, or choose another --cgroup-root", path = path.display()
+         cgroup above it, or choose another --cgroup-root", path = path.shown()
     )]
     NotEnabled {
         /// The file.
         path: PathBuf,
     },
     /// A text that is no set.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("{path}: {source}", path = path.shown())]
     List {
         /// The file.
         path: PathBuf,
@@ -64,7 +66,7 @@ pub enum CpusetError {
         source: CpuSetError,
     },
     /// A NUMA node that [`NumaMask`] has no room for.
-    #[error("{path}: NUMA node {node} is beyond {max}, the highest that is supported", path = path.display(), max = NUMA_NODES_MAX - 1)]
+    #[error("{path}: NUMA node {node} is beyond {max}, the highest that is supported", path = path.shown(), max = NUMA_NODES_MAX - 1)]
     NodeTooHigh {
         /// The file.
         path: PathBuf,
@@ -72,7 +74,7 @@ pub enum CpusetError {
         node: u32,
     },
     /// The kernel refused a set.
-    #[error("{path}: {value:?} is refused: {source}{hint}", path = path.display(), hint = hint(*source))]
+    #[error("{path}: {value:?} is refused: {source}{hint}", path = path.shown(), hint = hint(*source))]
     Refused {
         /// The file.
         path: PathBuf,

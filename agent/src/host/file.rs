@@ -10,6 +10,8 @@ use std::sync::Arc;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::host::shown::Show as _;
+
 /// Bytes read at most from one control file. The largest that we read, `memory.stat`, has 1.5 KiB on 6.1 and 3 KiB on 7.2.
 pub const CONTROL_FILE_BYTES_MAX: usize = 16 * 1024;
 
@@ -17,13 +19,13 @@ pub const CONTROL_FILE_BYTES_MAX: usize = 16 * 1024;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FileError {
     /// The file, its cgroup or its process is gone (ENOENT, ENODEV or ESRCH). Ordinary when a pod ends between two reads.
-    #[error("{path}: gone (its cgroup or process ended)", path = path.display())]
+    #[error("{path}: gone (its cgroup or process ended)", path = path.shown())]
     Vanished {
         /// Which file.
         path: Arc<Path>,
     },
     /// The kernel refused to open or read it.
-    #[error("{path}: cannot be read: {source}; check that plimsoll runs as root on the host's mounts", path = path.display())]
+    #[error("{path}: cannot be read: {source}; check that plimsoll runs as root on the host's mounts", path = path.shown())]
     Unreadable {
         /// Which file.
         path: Arc<Path>,
@@ -32,7 +34,7 @@ pub enum FileError {
         source: Errno,
     },
     /// The kernel refused to open it for writing, or refused the value.
-    #[error("{path}: cannot be written: {source}", path = path.display())]
+    #[error("{path}: cannot be written: {source}", path = path.shown())]
     Unwritable {
         /// Which file.
         path: Arc<Path>,
@@ -43,7 +45,7 @@ pub enum FileError {
     /// A process in this cgroup did not take a signal.
     #[error(
         "{path}: a process in it cannot be signalled: {source}; one of another user needs CAP_KILL",
-        path = path.display()
+        path = path.shown()
     )]
     NotSignalled {
         /// The cgroup.
@@ -53,7 +55,7 @@ pub enum FileError {
         source: Errno,
     },
     /// The text is not what this file has on any kernel that we know.
-    #[error("{path}: line {line}: expected {expected}; please report it with the kernel's version", path = path.display())]
+    #[error("{path}: line {line}: expected {expected}; please report it with the kernel's version", path = path.shown())]
     Malformed {
         /// Which file.
         path: Arc<Path>,

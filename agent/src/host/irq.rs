@@ -19,6 +19,8 @@ use super::HostRoot;
 use super::file::{FileError, read_text};
 use super::knobs::{KnobError, Ledger, Restoration};
 
+use crate::host::shown::Show as _;
+
 /// Its ledger, in the state directory.
 pub const IRQ_LEDGER: &str = "irqs.jsonl";
 /// Interrupts that are looked at; `NR_IRQS` of x86 is 524,544, and a large server has some thousands.
@@ -115,7 +117,7 @@ impl IrqAffinity {
             let text = before.clone();
             moved
                 .failed
-                .get_or_insert(format!("{}: {text:?} is no mask of CPUs", path.display()));
+                .get_or_insert(format!("{}: {text:?} is no mask of CPUs", path.shown()));
             return;
         };
         match self.ledger.write(&path, &mask) {

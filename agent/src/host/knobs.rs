@@ -30,6 +30,8 @@ use super::cgroup::{CgroupPath, Controller, Hierarchy, Version};
 use super::file::{FileError, errno_of, read_text, write_text};
 use super::processes::start_ticks;
 
+use crate::host::shown::Show as _;
+
 /// The ledger of the agent itself, in the state directory.
 pub const AGENT_LEDGER: &str = "knobs.jsonl";
 /// The ledger of `plimsoll exec`: cgroups of pods and the controllers enabled for them. Undone as far as the pods have ended.
@@ -45,7 +47,7 @@ const REPLACED_MAX: u32 = 100;
 #[derive(Debug, thiserror::Error)]
 pub enum KnobError {
     /// The ledger cannot be opened, read or appended to, so nothing was changed.
-    #[error("{path}: the ledger of changed knobs cannot be written, so nothing was changed: {source}; make room there or choose another --state-dir", path = path.display())]
+    #[error("{path}: the ledger of changed knobs cannot be written, so nothing was changed: {source}; make room there or choose another --state-dir", path = path.shown())]
     Ledger {
         /// The ledger.
         path: PathBuf,
@@ -57,7 +59,7 @@ pub enum KnobError {
     #[error(transparent)]
     Knob(#[from] FileError),
     /// A v2 controller cannot be enabled for the cgroups below.
-    #[error("{cgroup}: controller {controller} cannot be enabled for the cgroups below it: {source}{hint}", cgroup = cgroup.display(), hint = enable_hint(*source))]
+    #[error("{cgroup}: controller {controller} cannot be enabled for the cgroups below it: {source}{hint}", cgroup = cgroup.shown(), hint = enable_hint(*source))]
     Enable {
         /// The cgroup's directory.
         cgroup: PathBuf,
@@ -68,7 +70,7 @@ pub enum KnobError {
         source: Errno,
     },
     /// A cgroup directory cannot be made.
-    #[error("{path}: the cgroup cannot be created: {source}{hint}", path = path.display(), hint = create_hint(*source))]
+    #[error("{path}: the cgroup cannot be created: {source}{hint}", path = path.shown(), hint = create_hint(*source))]
     Create {
         /// The directory.
         path: PathBuf,
@@ -234,11 +236,11 @@ impl Restoration {
         let of_change = |undone: &Undone| match &undone.outcome {
             Outcome::Left(why) => Some(format!(
                 "{}: left as it is: {why}",
-                undone.change.subject().display()
+                undone.change.subject().shown()
             )),
             Outcome::Busy(why) => Some(format!(
                 "{}: not undone yet: {why}",
-                undone.change.subject().display()
+                undone.change.subject().shown()
             )),
             Outcome::Restored | Outcome::NothingToDo => None,
         };
@@ -711,7 +713,7 @@ fn below_in_use(change: &Change, lines: &[Line]) -> Option<String> {
         }
         _ => None,
     })?;
-    Some(format!("{} is in use", used.display()))
+    Some(format!("{} is in use", used.shown()))
 }
 
 /// Whether a v2 cgroup or one below it has processes; only there are controllers enabled.

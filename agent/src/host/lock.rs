@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
+use crate::host::shown::Show as _;
+
 /// The lock file's name in the state directory. Its text is the holder's pid.
 pub const LOCK_FILE: &str = "agent.lock";
 
@@ -16,7 +18,7 @@ pub const LOCK_FILE: &str = "agent.lock";
 pub enum LockError {
     /// Another agent has it.
     #[error("another plimsoll agent{holder} already runs with the state directory of {path}; stop it first{stop}, or give this one another --state-dir and --cgroup-root",
-        path = path.display(),
+        path = path.shown(),
         holder = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default(),
         stop = pid.map(|pid| format!(" (kill {pid})")).unwrap_or_default())]
     Held {
@@ -26,7 +28,7 @@ pub enum LockError {
         pid: Option<u32>,
     },
     /// The lock file cannot be used.
-    #[error("{path}: the agent's lock file cannot be used: {source}; run as root or choose another --state-dir", path = path.display())]
+    #[error("{path}: the agent's lock file cannot be used: {source}; run as root or choose another --state-dir", path = path.shown())]
     Unusable {
         /// The lock file.
         path: PathBuf,

@@ -9,6 +9,7 @@
 //! Plimsoll changed. *leader*: the first process of a container, the one that a container runtime would send SIGTERM to.
 #![deny(unsafe_code)]
 
+pub mod boundary;
 pub mod capabilities;
 pub mod output;
 
@@ -27,6 +28,7 @@ pub mod pressure;
 pub mod processes;
 pub mod program;
 pub mod protect;
+pub mod shown;
 pub mod stop;
 pub mod supervisor;
 pub mod swap;

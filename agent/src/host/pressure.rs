@@ -15,6 +15,8 @@ use rustix::io::Errno;
 use super::HostRoot;
 use super::file::{ControlFile, FileError, parse_u64};
 
+use crate::host::shown::Show as _;
+
 /// A file of `/proc/pressure`: what tasks wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PressureFile {
@@ -44,7 +46,7 @@ impl PressureFile {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StallError {
     /// This kernel has none.
-    #[error("{path}: no pressure stall information; boot with psi=1 (kernel needs CONFIG_PSI)", path = path.display())]
+    #[error("{path}: no pressure stall information; boot with psi=1 (kernel needs CONFIG_PSI)", path = path.shown())]
     Disabled {
         /// Which file.
         path: Arc<Path>,

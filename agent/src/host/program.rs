@@ -1,7 +1,7 @@
 //! What every program of this project does at its start and end: it logs to standard error, and prints its error.
 
 use std::fmt::Display;
-use std::io::IsTerminal as _;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -9,6 +9,8 @@ use tracing::Level;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
+
+use crate::host::shown::{self, Show as _};
 
 /// What is logged: `LEVEL` or `TARGET=LEVEL`, several with commas between.
 const LOG_VARIABLE: &str = "PLIMSOLL_LOG";
@@ -22,8 +24,8 @@ pub fn log_to_stderr() {
         Err(error) => (Targets::new().with_default(Level::WARN), Some(error)),
     };
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
+        .with_writer(|| LogLines(std::io::stderr()))
+        .with_ansi(false);
     tracing_subscriber::registry()
         .with(lines)
         .with(filter)
@@ -35,16 +37,31 @@ pub fn log_to_stderr() {
     }
 }
 
+/// Writes what it is given at one time as one line: the subscriber hands over whole lines, and the fields in them may be foreign.
+struct LogLines<W>(W);
+
+impl<W: Write> Write for LogLines<W> {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        let line = text.strip_suffix(b"\n").unwrap_or(text);
+        writeln!(self.0, "{}", shown::line_of(line))?;
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 /// Prints an error once and gives the exit status: the causes are in the error's own message, or, of `anyhow`, in the chain that `#` asks for.
 pub fn failed(error: &impl Display, status: u8) -> ExitCode {
-    eprintln!("plimsoll: {error:#}");
+    eprint!("{}", shown::page(&format!("plimsoll: {error:#}\n")));
     ExitCode::from(status)
 }
 
 /// Another program of the project cannot be started.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{program}: {source}; the programs of one release are installed in one directory", program = program.display()
+    "{program}: {source}; the programs of one release are installed in one directory", program = program.shown()
 )]
 pub struct NotStarted {
     /// Where it was looked for.

@@ -14,6 +14,8 @@ use super::knobs::{KnobError, Ledger};
 use super::meminfo::MeminfoFile;
 use super::syscall::{mlock, sched_fifo_reset_on_fork};
 
+use crate::host::shown::Show as _;
+
 /// Name of the agent's cgroup below the cgroup root.
 pub const AGENT_CGROUP: &str = "plimsoll";
 /// Wanted `memory.min` of the agent's cgroup.
@@ -120,7 +122,7 @@ fn current_v2_cgroup(host: &HostRoot) -> Result<CgroupPath, String> {
     let path = host.procfs(format!("{}/cgroup", std::process::id()));
     let text = read_text(&path).map_err(|error| error.to_string())?;
     let line = text.lines().find_map(|line| line.strip_prefix("0::"));
-    CgroupPath::new(line.ok_or_else(|| format!("{}: no line 0::", path.display()))?)
+    CgroupPath::new(line.ok_or_else(|| format!("{}: no line 0::", path.shown()))?)
         .map_err(|error| error.to_string())
 }
 

@@ -19,6 +19,8 @@ use super::file::{FileError, parse_u64, read_text};
 use super::meminfo::parse_lines;
 use super::numa::parse_list;
 
+use crate::host::shown::Show as _;
+
 const CPU_DIR: &str = "devices/system/cpu";
 const NODE_DIR: &str = "devices/system/node";
 const HUGEPAGES_DIR: &str = "kernel/mm/hugepages";
@@ -36,7 +38,7 @@ const LOCAL_DISTANCE: u32 = 10;
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyReadError {
     /// A file that every machine has.
-    #[error("{path}: is not there; sysfs and procfs of the host must be mounted at /sys and /proc", path = path.display())]
+    #[error("{path}: is not there; sysfs and procfs of the host must be mounted at /sys and /proc", path = path.shown())]
     Missing {
         /// Which file.
         path: PathBuf,
@@ -45,7 +47,7 @@ pub enum TopologyReadError {
     #[error(transparent)]
     Unreadable(FileError),
     /// No list of CPUs.
-    #[error("{path}: {error}", path = path.display())]
+    #[error("{path}: {error}", path = path.shown())]
     Cpus {
         /// Which file.
         path: PathBuf,
@@ -53,7 +55,7 @@ pub enum TopologyReadError {
         error: CpuSetError,
     },
     /// Not what this file has on any kernel that we know.
-    #[error("{path}: expected {expected}, found {found:?}; please report it with the kernel's version", path = path.display())]
+    #[error("{path}: expected {expected}, found {found:?}; please report it with the kernel's version", path = path.shown())]
     Malformed {
         /// Which file.
         path: PathBuf,
@@ -63,7 +65,7 @@ pub enum TopologyReadError {
         found: String,
     },
     /// The files contradict each other, or the machine is larger than supported.
-    #[error("{path}: {error}", path = path.display())]
+    #[error("{path}: {error}", path = path.shown())]
     Machine {
         /// The directory of the files.
         path: PathBuf,
@@ -71,7 +73,7 @@ pub enum TopologyReadError {
         error: MachineError,
     },
     /// CPUs came and went each time.
-    #[error("{path}: CPUs went on- or offline each of {READS_MAX} times while they were read; try again when that is over", path = path.display())]
+    #[error("{path}: CPUs went on- or offline each of {READS_MAX} times while they were read; try again when that is over", path = path.shown())]
     Unsteady {
         /// The list that changed.
         path: PathBuf,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use plimsoll_core::placement::device::{AllocatableDevices, Inventory};
 use plimsoll_core::placement::node::DeviceSettings;
 
+use crate::host::shown::Show as _;
 use crate::input::manifests::{Bounds, ManifestError, read_text};
 
 /// Why devices are not known.
@@ -15,7 +16,7 @@ pub enum DevicesError {
     #[error(transparent)]
     Unreadable(#[from] ManifestError),
     /// The file has another form.
-    #[error("{file}: {reason}", file = file.display())]
+    #[error("{file}: {reason}", file = file.shown())]
     Form {
         /// The file.
         file: PathBuf,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use plimsoll_core::placement::machine::{Machine, MachineError, MachineFile};
 
+use crate::host::shown::Show as _;
 use crate::input::manifests::{Bounds, ManifestError, read_or_stdin};
 
 /// Why a machine is not known. The messages name the file and the field.
@@ -14,7 +15,7 @@ pub enum MachineFileError {
     #[error(transparent)]
     Unreadable(#[from] ManifestError),
     /// The file is no JSON.
-    #[error("{file}: {error}; plimsoll topology --output json shows what such a file looks like", file = file.display())]
+    #[error("{file}: {error}; plimsoll topology --output json shows what such a file looks like", file = file.shown())]
     Syntax {
         /// Its name.
         file: Arc<Path>,
@@ -22,7 +23,7 @@ pub enum MachineFileError {
         error: serde_json::Error,
     },
     /// The file describes no machine.
-    #[error("{file}: {error}; plimsoll topology --output json shows what such a file looks like", file = file.display())]
+    #[error("{file}: {error}; plimsoll topology --output json shows what such a file looks like", file = file.shown())]
     Machine {
         /// Its name.
         file: Arc<Path>,

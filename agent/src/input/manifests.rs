@@ -30,6 +30,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::inotify;
 use rustix::io::Errno;
 
+use crate::host::boundary;
+use crate::host::shown::Show as _;
 use crate::input::yaml::Limits;
 use pods::{Parsed, parse};
 
@@ -103,7 +105,7 @@ pub struct ManifestPod {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
     /// The directory or a file cannot be read.
-    #[error("{file}: cannot be read: {source}", file = file.display())]
+    #[error("{file}: cannot be read: {source}", file = file.shown())]
     Unreadable {
         /// Which file or directory.
         file: Arc<Path>,
@@ -112,7 +114,7 @@ pub enum ManifestError {
         source: Errno,
     },
     /// No YAML or JSON.
-    #[error("{file}:{line}: {what}; nothing of this file is used until it is fixed", file = file.display())]
+    #[error("{file}:{line}: {what}; nothing of this file is used until it is fixed", file = file.shown())]
     Syntax {
         /// Which file.
         file: Arc<Path>,
@@ -122,7 +124,7 @@ pub enum ManifestError {
         what: String,
     },
     /// A field is unknown or has a wrong value.
-    #[error("{file}:{line}: {field}: {what}", file = file.display())]
+    #[error("{file}:{line}: {field}: {what}", file = file.shown())]
     Field {
         /// Which file.
         file: Arc<Path>,
@@ -135,7 +137,7 @@ pub enum ManifestError {
     },
     /// Two documents are the same pod.
     #[error("{file}:{line}: pod {uid} is already defined at {first_file}:{first_line}, which is used; give this one another name, namespace or uid",
-        file = file.display(), first_file = first_file.display())]
+        file = file.shown(), first_file = first_file.shown())]
     Duplicate {
         /// The file of the second.
         file: Arc<Path>,
@@ -149,13 +151,13 @@ pub enum ManifestError {
         first_line: u64,
     },
     /// A file that had pods now has none.
-    #[error("{file}: has no documents any more; its pods stay until the file is removed", file = file.display())]
+    #[error("{file}: has no documents any more; its pods stay until the file is removed", file = file.shown())]
     Emptied {
         /// Which file.
         file: Arc<Path>,
     },
     /// One of the limits is reached.
-    #[error("{file}: {what}", file = file.display())]
+    #[error("{file}: {what}", file = file.shown())]
     TooMuch {
         /// Which file or directory.
         file: Arc<Path>,
@@ -194,7 +196,16 @@ fn read_all(path: &Path) -> Parsed {
     let file: Arc<Path> = Arc::from(path);
     let bounds = Bounds::MANIFEST;
     match read_text(&file, bounds.bytes) {
-        Ok(text) => parse(&file, &text, bounds),
+        Ok(text) => {
+            boundary::guard(|| parse(&file, &text, bounds)).unwrap_or_else(|error| Parsed {
+                errors: vec![ManifestError::Syntax {
+                    file: Arc::clone(&file),
+                    line: 1,
+                    what: error.to_string(),
+                }],
+                ..Parsed::default()
+            })
+        }
         Err(error) => Parsed {
             errors: vec![error],
             ..Parsed::default()
@@ -513,7 +524,7 @@ impl ManifestDir {
                     field: "metadata.name".to_owned(),
                     what: format!(
                         "budget {key} is already defined at {}:{}, which is used",
-                        first.file.display(),
+                        first.file.shown(),
                         first.line
                     ),
                 });
@@ -548,7 +559,7 @@ impl ManifestDir {
 #[derive(Debug, thiserror::Error)]
 pub enum WatchError {
     /// It cannot be read.
-    #[error("{dir}: the manifests directory cannot be read: {source}; create it or name another one with --manifests", dir = dir.display())]
+    #[error("{dir}: the manifests directory cannot be read: {source}; create it or name another one with --manifests", dir = dir.shown())]
     Directory {
         /// Which directory.
         dir: PathBuf,

@@ -24,6 +24,7 @@ use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::model::reading::{ContainerStorage, Used, VolumeStorage};
 use plimsoll_core::model::units::PodUid;
 
+use crate::host::shown::Show as _;
 use crate::input::manifests::{Bounds, ManifestError};
 use crate::input::yaml::{Key, Node, Value, documents};
 
@@ -34,7 +35,7 @@ pub enum UsageError {
     #[error(transparent)]
     Unreadable(#[from] ManifestError),
     /// No YAML or JSON.
-    #[error("{file}:{line}: {what}", file = file.display())]
+    #[error("{file}:{line}: {what}", file = file.shown())]
     Syntax {
         /// The file.
         file: Arc<Path>,
@@ -44,7 +45,7 @@ pub enum UsageError {
         what: String,
     },
     /// A field or a pod.
-    #[error("{file}:{line}: {field}: {what}", file = file.display())]
+    #[error("{file}:{line}: {field}: {what}", file = file.shown())]
     Field {
         /// The file.
         file: Arc<Path>,

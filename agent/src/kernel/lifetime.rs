@@ -22,6 +22,8 @@ use super::{
     is_attached,
 };
 
+use crate::host::shown::Show as _;
+
 /// How often, and how long apart, rings are read for the last records of programs that were just detached.
 const SETTLE_ROUNDS: usize = 20;
 const SETTLE_PAUSE: Duration = Duration::from_millis(2);
@@ -68,7 +70,7 @@ pub(super) fn take_map(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, BpfEr
 /// Removes sets that cannot be used: another version's, other options', half a set.
 fn remove_others(sets: &[PinSet], used: Option<&PinSet>, said: &mut impl FnMut(String)) {
     for set in sets.iter().filter(|set| Some(*set) != used) {
-        let path = set.path().display();
+        let path = set.path().shown();
         match set.remove() {
             Ok(()) => said(format!(
                 "BPF programs of an earlier agent were removed: {path}"

@@ -10,6 +10,7 @@
 
 pub mod btf;
 pub mod decode;
+mod digest;
 pub mod last_line;
 pub mod object;
 pub mod sample;

@@ -3,6 +3,8 @@
 //! `build.rs` copies what `cargo xtask build-ebpf` made; a build without them carries empty objects, so that plain
 //! `cargo build` needs no BPF toolchain.
 
+use super::digest::sha256;
+
 /// The ELF parser reads headers in place and wants them aligned as in a mapped file.
 #[repr(C, align(8))]
 struct Aligned<Bytes: ?Sized>(Bytes);
@@ -45,6 +47,23 @@ pub fn sampling_object() -> Result<&'static [u8], ObjectMissing> {
     there(SAMPLING)
 }
 
+/// An object in this program: its name, as `cargo xtask build-ebpf` leaves it, and what it is exactly.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Embedded {
+    /// The file's name.
+    pub name: &'static str,
+    /// Its SHA-256, in hexadecimal. `None`: this program was built without it.
+    pub sha256: Option<String>,
+}
+
+/// The objects in this program.
+pub fn embedded() -> [Embedded; 2] {
+    [("plimsoll.bpf.o", OBJECT), ("sampling.bpf.o", SAMPLING)].map(|(name, object)| Embedded {
+        name,
+        sha256: there(object).ok().map(sha256),
+    })
+}
+
 fn there(object: &'static [u8]) -> Result<&'static [u8], ObjectMissing> {
     if object.is_empty() {
         Err(ObjectMissing)
@@ -67,6 +86,14 @@ mod tests {
                 }
                 Err(missing) => assert!(missing.to_string().contains("cargo xtask build-ebpf")),
             }
+        }
+        for (embedded, object) in embedded().iter().zip([object(), sampling_object()]) {
+            assert_eq!(
+                embedded.sha256,
+                object.ok().map(sha256),
+                "{}",
+                embedded.name
+            );
         }
     }
 }

@@ -25,6 +25,8 @@ use super::identity::Fnv;
 use super::manifest::Manifest;
 use super::{HookKind, HookReport, HookState, Unavailable};
 
+use crate::host::shown::Show as _;
+
 /// Where the BPF file system is by convention; systemd mounts it there.
 const BPFFS: &str = "/sys/fs/bpf";
 /// Our directory in it.
@@ -43,13 +45,13 @@ const COMPLETE: &str = "complete";
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
     /// There is no BPF file system.
-    #[error("{path} is not a BPF file system: mount one there (mount -t bpf bpf {path})", path = path.display())]
+    #[error("{path} is not a BPF file system: mount one there (mount -t bpf bpf {path})", path = path.shown())]
     NoBpffs {
         /// Where it should be.
         path: PathBuf,
     },
     /// A file or directory.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("{path}: {source}", path = path.shown())]
     Io {
         /// Which.
         path: PathBuf,
@@ -58,7 +60,7 @@ pub enum PinError {
         source: io::Error,
     },
     /// The kernel, or aya, refuses an object.
-    #[error("{path}: {reason}", path = path.display())]
+    #[error("{path}: {reason}", path = path.shown())]
     Refused {
         /// Its pin.
         path: PathBuf,
@@ -66,7 +68,7 @@ pub enum PinError {
         reason: String,
     },
     /// It was not finished, or something is missing.
-    #[error("{path} is incomplete: {what}", path = path.display())]
+    #[error("{path} is incomplete: {what}", path = path.shown())]
     Torn {
         /// The set.
         path: PathBuf,
@@ -111,11 +113,11 @@ pub enum Pinning {
 impl std::fmt::Display for Pinning {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Made { path } => write!(f, "pinned at {}", path.display()),
+            Self::Made { path } => write!(f, "pinned at {}", path.shown()),
             Self::TakenOver { path } => write!(
                 f,
                 "taken over at {}; they kept running while no agent ran",
-                path.display()
+                path.shown()
             ),
             Self::Not(error) => write!(
                 f,

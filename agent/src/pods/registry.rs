@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -541,7 +542,9 @@ impl Entry {
 
 /// A path as records have it.
 fn bytes_of(path: &CgroupPath) -> Box<[u8]> {
-    path.to_string().into_bytes().into()
+    [b"/", path.as_path().as_os_str().as_bytes()]
+        .concat()
+        .into()
 }
 
 fn open_or_refresh(

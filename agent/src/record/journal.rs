@@ -26,6 +26,7 @@ use plimsoll_core::model::state::NodeState;
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::order::OomPlan;
 
+use crate::host::shown::Show as _;
 use crate::host::worker::{NotTaken, WorkerThread};
 use crate::record::limit_counts::LimitTotals;
 use aside::{Aside, Written};
@@ -47,7 +48,7 @@ pub const FILE_BYTES_MAX: u64 = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// The file cannot be made or written.
-    #[error("{path}: the journal cannot be written: {source}; make room there or choose another --journal; the agent continues without it", path = path.display())]
+    #[error("{path}: the journal cannot be written: {source}; make room there or choose another --journal; the agent continues without it", path = path.shown())]
     Write {
         /// The file.
         path: PathBuf,

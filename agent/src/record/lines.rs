@@ -16,6 +16,7 @@ use plimsoll_core::model::telling::Severity;
 use serde::{Deserialize, Serialize};
 
 use crate::host::output::Output;
+use crate::host::shown::line;
 use crate::host::worker::{NotTaken, WorkerThread};
 use crate::kernel::Account;
 use crate::probe::ladder::Choice;
@@ -28,6 +29,8 @@ const QUEUE_LINES: usize = 4096;
 const STACK_BYTES: usize = 128 << 10;
 /// The newest lines that are kept.
 pub(crate) const KEPT_LINES: usize = 64;
+/// Warnings among them.
+const KEPT_WARNINGS: usize = KEPT_LINES / 2;
 /// Characters of a line that is kept.
 const KEPT_CHARACTERS: usize = 400;
 
@@ -56,9 +59,23 @@ impl RecentLine {
 
     /// A decision, as `plimsoll run` says it.
     pub fn decision(number: u64, at_ns: u64, severity: Severity, decision: &Decision) -> Self {
-        let text = format!("{} {decision}", seconds(at_ns));
+        let text = format!("{} {}", seconds(at_ns), line(&decision.to_string()));
         Self::new(number, severity, &text)
     }
+}
+
+/// Keeps the newest lines. Of a flood of warnings, which pods can cause, as many are kept as leave room for what was done.
+fn keep(newest: &mut VecDeque<Arc<RecentLine>>, line: RecentLine) {
+    let is_warning = |line: &RecentLine| line.severity == Severity::Warning;
+    let mut warnings = newest.iter().filter(|kept| is_warning(kept));
+    if is_warning(&line) && warnings.nth(KEPT_WARNINGS - 1).is_some() {
+        if let Some(oldest) = newest.iter().position(|kept| is_warning(kept)) {
+            newest.remove(oldest);
+        }
+    } else if newest.len() == KEPT_LINES {
+        newest.pop_front();
+    }
+    newest.push_back(Arc::new(line));
 }
 
 /// One line.
@@ -350,15 +367,33 @@ impl Reporter {
 
     fn keep(&mut self, line: &Line<'_>) {
         self.said += 1;
-        if self.newest.len() == KEPT_LINES {
-            self.newest.pop_front();
-        }
         let line = RecentLine::new(self.said, line.severity(), &text(line, false));
-        self.newest.push_back(Arc::new(line));
+        keep(&mut self.newest, line);
     }
 
     /// The newest lines, the oldest of them first.
     pub fn newest(&self) -> Vec<Arc<RecentLine>> {
         self.newest.iter().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_warnings_leaves_what_was_done() {
+        let mut newest = VecDeque::new();
+        let mut said = |severity, times: u64| {
+            for _ in 0..times {
+                keep(&mut newest, RecentLine::new(0, severity, "x"));
+            }
+            let count = |of| newest.iter().filter(|line| line.severity == of).count();
+            (count(Severity::Critical), count(Severity::Warning))
+        };
+        assert_eq!(said(Severity::Critical, 3), (3, 0));
+        assert_eq!(said(Severity::Warning, 1000), (3, 32));
+        assert_eq!(said(Severity::Critical, 1000), (64, 0));
+        assert_eq!(said(Severity::Warning, 1000), (32, 32));
     }
 }

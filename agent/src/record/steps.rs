@@ -10,6 +10,7 @@ use plimsoll_core::model::event::Event;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::host::shown::Show as _;
 use crate::record::journal::aside::{Aside, Recalled};
 use crate::record::journal::{Header, JOURNAL_VERSION, OLDEST_VERSION};
 use crate::record::snapshot::Snapshot;
@@ -18,7 +19,7 @@ use crate::record::snapshot::Snapshot;
 #[derive(Debug, thiserror::Error)]
 pub enum JournalReadError {
     /// The file cannot be read, or the result not printed.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("{path}: {source}", path = path.shown())]
     Io {
         /// The file.
         path: PathBuf,
@@ -27,7 +28,7 @@ pub enum JournalReadError {
         source: std::io::Error,
     },
     /// A line is not what it should be.
-    #[error("{path}:{line}: {source}; the journal is damaged here", path = path.display())]
+    #[error("{path}:{line}: {source}; the journal is damaged here", path = path.shown())]
     Line {
         /// The file.
         path: PathBuf,
@@ -38,13 +39,13 @@ pub enum JournalReadError {
         source: serde_json::Error,
     },
     /// There is nothing in it.
-    #[error("{path}: the journal is empty: the agent ended before it wrote the first line, or the disk was full", path = path.display())]
+    #[error("{path}: the journal is empty: the agent ended before it wrote the first line, or the disk was full", path = path.shown())]
     Empty {
         /// The file.
         path: PathBuf,
     },
     /// The journal of another format.
-    #[error("{path}: journal format {found} is not supported (only {OLDEST_VERSION} to {JOURNAL_VERSION}): use the plimsoll that wrote it ({wrote})", path = path.display())]
+    #[error("{path}: journal format {found} is not supported (only {OLDEST_VERSION} to {JOURNAL_VERSION}): use the plimsoll that wrote it ({wrote})", path = path.shown())]
     Version {
         /// The file.
         path: PathBuf,
@@ -54,7 +55,7 @@ pub enum JournalReadError {
         wrote: String,
     },
     /// Steps are missing.
-    #[error("{path}:{line}: {lost} steps before this line were not written (the disk was too slow or full), so the rest cannot be replayed", path = path.display())]
+    #[error("{path}:{line}: {lost} steps before this line were not written (the disk was too slow or full), so the rest cannot be replayed", path = path.shown())]
     Gap {
         /// The file.
         path: PathBuf,

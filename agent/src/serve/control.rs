@@ -15,7 +15,7 @@ pub mod server;
 mod socket;
 
 pub use newest::{NoSnapshot, SNAPSHOT_LIFE, Snapshots};
-pub use protocol::{Answer, Refusal, RefusalKind, Reply, Request, VERSION};
+pub use protocol::{Answer, Health, Refusal, RefusalKind, Reply, Request, VERSION};
 pub use socket::SocketError;
 
 use std::path::{Path, PathBuf};

@@ -23,6 +23,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
 
+use crate::host::boundary;
 use crate::kernel::AccountReport;
 use crate::kernel::stats::RunStats;
 use crate::record::snapshot::Snapshot;
@@ -107,6 +108,9 @@ impl Readings {
         let started = Value::Float(self.process.started.as_secs_f64());
         let help = "Start time of the agent, since 1970.";
         page.gauge("process_start_time", help, "seconds", [([], started)])?;
+        let panics = Value::Count(boundary::caught());
+        let help = "Requests, files and slices of work that a mistake in plimsoll has ended; the log of the agent has each.";
+        page.counter("plimsoll_panics", help, "", [([], panics)])?;
         let clients = [
             ("answered", self.clients.answered),
             ("sent_away", self.clients.sent_away),

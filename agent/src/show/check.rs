@@ -4,6 +4,7 @@ use std::fmt::{self, Write as _};
 
 use crate::host::Version;
 use crate::host::output::Style;
+use crate::kernel::object::Embedded;
 use crate::kernel::{AccountReport, KindCount, KindReport};
 use crate::probe::facts::{Hook, HookOutcome};
 use crate::probe::ladder::{LADDER, Mechanism, Role};
@@ -13,21 +14,23 @@ use crate::probe::report::{Report, Verdict};
 /// Columns for the longest entry, "+ memory.events".
 const WIDE_MECHANISM: usize = 15;
 
-/// The report. `records`: what the agent that runs says of the kernel's records; `None` where none runs, or it has no BPF programs.
+/// The report. `objects`: what this program would load. `records`: what the agent that runs says of the kernel's records; `None` where none runs, or it has no BPF programs.
 pub(crate) fn check(
     report: &Report,
+    objects: &[Embedded],
     records: Option<&Result<AccountReport, String>>,
     style: Style,
 ) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
-    write(&mut text, report, records, style).ok();
+    write(&mut text, report, objects, records, style).ok();
     text
 }
 
 fn write(
     out: &mut String,
     report: &Report,
+    objects: &[Embedded],
     records: Option<&Result<AccountReport, String>>,
     style: Style,
 ) -> fmt::Result {
@@ -92,6 +95,12 @@ fn write(
     match &facts.bpf {
         Ok(hooks) => write_hooks(out, hooks, style)?,
         Err(reason) => writeln!(out, "\n{} {reason}", style.bold("No BPF programs:"))?,
+    }
+
+    writeln!(out, "\n{}", style.bold("BPF OBJECT      SHA-256"))?;
+    for Embedded { name, sha256 } in objects {
+        let digest = sha256.as_deref().unwrap_or("not in this program");
+        writeln!(out, "{name:14}  {digest}")?;
     }
 
     match records {
@@ -257,7 +266,11 @@ mod tests {
     use crate::probe::ladder::Without;
 
     fn rendered(report: &Report, color: bool) -> String {
-        check(report, None, Style { color })
+        let objects = [Embedded {
+            name: "plimsoll.bpf.o",
+            sha256: Some("e3b0".to_owned()),
+        }];
+        check(report, &objects, None, Style { color })
     }
 
     #[test]
@@ -273,6 +286,7 @@ mod tests {
             ),
             "{text}"
         );
+        assert!(text.contains("plimsoll.bpf.o  e3b0\n"), "{text}");
         assert!(!text.contains("LOST") && !text.contains('\x1b'), "{text}");
         assert!(rendered(&report, true).contains("\x1b[32mattached\x1b[0m"));
     }

@@ -32,6 +32,7 @@ pub(crate) fn render(answer: &Answer, why: bool, style: Style) -> String {
             || "no BPF program sends records\n".to_owned(),
             |it| crate::show::check::records_text(it, style),
         ),
+        Answer::Health(answer) => format!("{} pods are wanted\n", answer.pods),
         Answer::Overview(answer) => crate::show::top::text::table(answer, style),
     }
 }

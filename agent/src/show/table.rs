@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use plimsoll_core::model::signal::Unit;
 
 use crate::host::output::Style;
+use crate::host::shown::Show as _;
 
 /// How a row is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,10 +37,11 @@ impl Table {
         }
     }
 
-    /// Adds a row with as many cells as the heading.
+    /// Adds a row with as many cells as the heading. Cells may be foreign.
     pub fn row(&mut self, tone: Tone, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.heading.len());
-        self.rows.push((tone, cells));
+        let cells = cells.iter().map(|cell| cell.shown().to_string());
+        self.rows.push((tone, cells.collect()));
     }
 
     /// The text, each line ended.

@@ -22,6 +22,8 @@ use rustix::fs::inotify::{
 };
 use rustix::io::Errno;
 
+use crate::host::shown::Show as _;
+
 /// Most directories watched at once. A node has at most a few hundred pods of a few containers; Linux's default limit
 /// is 8192 and up.
 pub const WATCHES_MAX: usize = 4096;
@@ -42,7 +44,7 @@ pub enum CgroupChange {
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupWatchError {
     /// The directory that everything hangs on.
-    #[error("{path}: cannot be listed: {source}; check --cgroup-root and that the cgroup file system is mounted", path = path.display())]
+    #[error("{path}: cannot be listed: {source}; check --cgroup-root and that the cgroup file system is mounted", path = path.shown())]
     Root {
         /// Which directory.
         path: PathBuf,
@@ -51,7 +53,7 @@ pub enum CgroupWatchError {
         source: std::io::Error,
     },
     /// No inotify instance (EMFILE: fs.inotify.max_user_instances).
-    #[error("cannot create an inotify instance for {root}: {source}; raise fs.inotify.max_user_instances", root = root.display())]
+    #[error("cannot create an inotify instance for {root}: {source}; raise fs.inotify.max_user_instances", root = root.shown())]
     Inotify {
         /// The root of the tree.
         root: PathBuf,
@@ -60,7 +62,7 @@ pub enum CgroupWatchError {
         source: Errno,
     },
     /// The changes cannot be read any more.
-    #[error("cannot read the changes below {root} from inotify: {source}; restart plimsoll to watch them again", root = root.display())]
+    #[error("cannot read the changes below {root} from inotify: {source}; restart plimsoll to watch them again", root = root.shown())]
     Unreadable {
         /// The root of the tree.
         root: PathBuf,
@@ -345,10 +347,7 @@ mod tests {
     }
 
     fn known(watch: &CgroupWatch) -> Vec<String> {
-        watch
-            .paths()
-            .map(|path| path.display().to_string())
-            .collect()
+        watch.paths().map(|path| path.shown().to_string()).collect()
     }
 
     #[test]

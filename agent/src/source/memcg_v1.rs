@@ -24,6 +24,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
 use crate::host::file::{ControlFile, FileError};
+use crate::host::shown::Show as _;
 
 /// How hard reclaim has become (Documentation/admin-guide/cgroup-v1/memory.rst §11).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +54,7 @@ pub enum MemcgV1Error {
     #[error(transparent)]
     File(#[from] FileError),
     /// The kernel did not take the registration.
-    #[error("{cgroup}: cgroup.event_control refused a notification on {file} ({arguments:?}): {source}", cgroup = cgroup.display())]
+    #[error("{cgroup}: cgroup.event_control refused a notification on {file} ({arguments:?}): {source}", cgroup = cgroup.shown())]
     Refused {
         /// Directory of the cgroup.
         cgroup: PathBuf,
@@ -66,7 +67,7 @@ pub enum MemcgV1Error {
         source: Errno,
     },
     /// There is no descriptor for a notification.
-    #[error("cannot create an eventfd for {cgroup}: {source}; raise the limit on open files (RLIMIT_NOFILE)", cgroup = cgroup.display())]
+    #[error("cannot create an eventfd for {cgroup}: {source}; raise the limit on open files (RLIMIT_NOFILE)", cgroup = cgroup.shown())]
     Eventfd {
         /// Directory of the cgroup.
         cgroup: PathBuf,
@@ -75,7 +76,7 @@ pub enum MemcgV1Error {
         source: Errno,
     },
     /// A notification cannot be read any more.
-    #[error("cannot read the notification of {cgroup}: {source}; restart plimsoll to register it again", cgroup = cgroup.display())]
+    #[error("cannot read the notification of {cgroup}: {source}; restart plimsoll to register it again", cgroup = cgroup.shown())]
     Unreadable {
         /// Directory of the cgroup.
         cgroup: PathBuf,

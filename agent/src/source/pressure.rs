@@ -21,6 +21,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::host::shown::Show as _;
+
 /// Shortest window that every kernel takes (6.1 refuses less; kernel/sched/psi.c WINDOW_MIN_US).
 pub const WINDOW_MS_MIN: u32 = 500;
 /// Longest window (kernel/sched/psi.c WINDOW_MAX_US).
@@ -119,13 +121,13 @@ pub enum PressureError {
         window_ms: u32,
     },
     /// No pressure file, or one that answers EOPNOTSUPP: PSI is not built in or switched off.
-    #[error("{path}: no pressure stall information; boot with psi=1 (kernel needs CONFIG_PSI)", path = path.display())]
+    #[error("{path}: no pressure stall information; boot with psi=1 (kernel needs CONFIG_PSI)", path = path.shown())]
     Disabled {
         /// Which file.
         path: Arc<Path>,
     },
     /// The cgroup is gone.
-    #[error("{path}: gone (its cgroup was removed)", path = path.display())]
+    #[error("{path}: gone (its cgroup was removed)", path = path.shown())]
     Vanished {
         /// Which file.
         path: Arc<Path>,
@@ -133,7 +135,7 @@ pub enum PressureError {
     /// The kernel wants CAP_SYS_RESOURCE for this window.
     #[error(
         "{path}: trigger \"{trigger}\" refused: without CAP_SYS_RESOURCE windows must be a multiple of 2 s; grant it, or ask for such a window",
-        path = path.display()
+        path = path.shown()
     )]
     Unprivileged {
         /// Which file.
@@ -142,13 +144,13 @@ pub enum PressureError {
         trigger: Trigger,
     },
     /// Kernels before 6.4 want CAP_SYS_RESOURCE for any trigger.
-    #[error("{path}: trigger not permitted; run as root, or grant CAP_SYS_RESOURCE and write access to the file", path = path.display())]
+    #[error("{path}: trigger not permitted; run as root, or grant CAP_SYS_RESOURCE and write access to the file", path = path.shown())]
     NotPermitted {
         /// Which file.
         path: Arc<Path>,
     },
     /// Anything else that the kernel says.
-    #[error("{path}: trigger \"{trigger}\": {source}", path = path.display())]
+    #[error("{path}: trigger \"{trigger}\": {source}", path = path.shown())]
     Kernel {
         /// Which file.
         path: Arc<Path>,

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use crate::host::HostRoot;
 use crate::host::clock::now_ns;
+use crate::host::shown::Show as _;
 
 /// Where runtimes keep images and layers, in the order in which they are looked for.
 pub const RUNTIME_DIRS: [&str; 3] = [
@@ -25,9 +26,19 @@ pub const RUNTIME_DIRS: [&str; 3] = [
     "/var/lib/docker",
 ];
 
+/// Where they keep writable layers, in distributions too that have a runtime of their own.
+pub const LAYER_DIRS: [&str; 6] = [
+    RUNTIME_DIRS[0],
+    RUNTIME_DIRS[1],
+    RUNTIME_DIRS[2],
+    "/var/lib/rancher/k3s/agent/containerd",
+    "/var/lib/rancher/rke2/agent/containerd",
+    "/var/snap/microk8s/common/var/lib/containerd",
+];
+
 /// A file system that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{role}: {path}: {source}; its thresholds are not watched", path = path.display())]
+#[error("{role}: {path}: {source}; its thresholds are not watched", path = path.shown())]
 pub struct FileSystemError {
     /// `nodefs`, `imagefs` or `containerfs`.
     pub role: &'static str,

@@ -13,6 +13,7 @@
 
 mod descent;
 pub mod filesystem;
+mod layer;
 mod mountinfo;
 mod observer;
 pub mod reclaim;
@@ -38,7 +39,7 @@ use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupPath};
 use crate::host::worker::{NotTaken, WorkerThread};
 use crate::pods::directories::PodDirs;
-use filesystem::FileSystems;
+use filesystem::{FileSystems, LAYER_DIRS};
 use reclaim::{EndedPods, NodeReclaim, ReclaimRequest, Reclaimed};
 use surveyor::Surveyor;
 use usage::{DirectoryReport, Places};
@@ -266,7 +267,15 @@ fn places(settings: &StorageSettings) -> Places {
         host: settings.host.clone(),
         kubelet_dir: settings.kubelet_dir.clone(),
         logs_dir: settings.logs_dir.clone(),
+        layer_roots: layer_roots(settings),
     }
+}
+
+/// Below which writable layers are believed to be: where the runtimes keep them, and what the administrator has named.
+fn layer_roots(settings: &StorageSettings) -> Vec<PathBuf> {
+    let named = [&settings.container_dir, &settings.image_dir];
+    let known = LAYER_DIRS.iter().map(PathBuf::from);
+    known.chain(named.into_iter().flatten().cloned()).collect()
 }
 
 /// What the loop holds. No call waits for anything, except [`Self::shutdown`] and dropping it.

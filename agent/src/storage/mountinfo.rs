@@ -4,6 +4,7 @@
 //! (`upperdir=`). Any process of the container shows it, so no runtime needs to be asked. Format: `proc_pid_mountinfo(5)`; space, tab,
 //! newline, backslash and, in overlay options, comma are written as three octal digits (`seq_escape` in the kernel).
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,14 @@ const MOUNTS_MAX: usize = 100_000;
 
 /// One mount.
 struct Mount<'text> {
+    id: &'text [u8],
+    parent: &'text [u8],
+    device: Option<(u32, u32)>,
+    /// The directory of the file system that is mounted.
+    root: &'text [u8],
     point: &'text [u8],
+    /// Whether mounts that are made elsewhere appear here too: it is shared, or follows one that is.
+    is_told: bool,
     kind: &'text [u8],
     options: &'text [u8],
 }
@@ -23,36 +31,108 @@ fn mounts(text: &[u8]) -> impl Iterator<Item = Mount<'_>> {
         .take(MOUNTS_MAX)
         .filter_map(|line| {
             let mut fields = line.split(|byte| *byte == b' ');
-            let point = fields.nth(4)?;
-            fields.find(|field| field == b"-")?;
+            let (id, parent) = (fields.next()?, fields.next()?);
+            let device = fields.next()?;
+            let (root, point) = (fields.next()?, fields.next()?);
+            let tag = |field: &[u8]| field.starts_with(b"shared:") || field.starts_with(b"master:");
+            let mut is_told = false;
+            fields.find(|field| {
+                is_told |= tag(field);
+                field == b"-"
+            })?;
             Some(Mount {
+                id,
+                parent,
+                device: device_number(device),
+                root,
                 point,
+                is_told,
                 kind: fields.next()?,
                 options: fields.nth(1)?,
             })
         })
 }
 
-/// The directory that holds what a container writes, from the mountinfo of one of its processes.
-///
-/// `None` if its root is no overlay or a read-only one, and if it is `host_layer`: a process that shares the root of the whole machine,
-/// as a command that `plimsoll exec` started does, has no layer of its own.
-pub(super) fn writable_layer(mountinfo: &[u8], host_layer: Option<&Path>) -> Option<PathBuf> {
+/// What is mounted at the root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct RootMount {
+    /// Major and minor number of its device.
+    pub(super) device: (u32, u32),
+    /// Whether it is an overlay.
+    pub(super) is_overlay: bool,
+    /// The directory that holds what is written there; a read-only overlay has none.
+    pub(super) upper: Option<PathBuf>,
+}
+
+/// The root of a process, from its mountinfo.
+pub(super) fn root_mount(mountinfo: &[u8]) -> Option<RootMount> {
     // Mounts over the root hide the ones before.
     let root = mounts(mountinfo)
         .filter(|mount| mount.point == b"/")
-        .last()
-        .filter(|mount| mount.kind == b"overlay")?;
+        .last()?;
+    let is_overlay = root.kind == b"overlay";
     let upper = root
         .options
         .split(|byte| *byte == b',')
-        .find_map(|option| option.strip_prefix(b"upperdir="))?;
-    Some(path(upper)).filter(|layer| Some(layer.as_path()) != host_layer)
+        .find_map(|option| option.strip_prefix(b"upperdir="))
+        .filter(|_| is_overlay);
+    Some(RootMount {
+        device: root.device?,
+        is_overlay,
+        upper: upper.map(path),
+    })
 }
 
 /// Whether anything is mounted on `directory` or below it. `directory` has no links in it.
 pub(super) fn has_mount_at_or_below(mountinfo: &[u8], directory: &Path) -> bool {
     mounts(mountinfo).any(|mount| path(mount.point).starts_with(directory))
+}
+
+/// A directory as every mount namespace knows it: by its file system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Inside {
+    device: (u32, u32),
+    /// From the root of the file system.
+    path: PathBuf,
+    /// Whether mounts that another namespace makes there appear in this one.
+    pub(super) is_told: bool,
+}
+
+/// Where a directory without links is, by the mounts of a process that sees it at that path.
+pub(super) fn inside(mountinfo: &[u8], directory: &Path) -> Option<Inside> {
+    // Of two at one point the later one hides the other.
+    let mount = mounts(mountinfo)
+        .filter(|mount| directory.starts_with(path(mount.point)))
+        .max_by_key(|mount| mount.point.len())?;
+    let below = directory.strip_prefix(path(mount.point)).ok()?;
+    Some(Inside {
+        device: mount.device?,
+        path: path(mount.root).join(below),
+        is_told: mount.is_told,
+    })
+}
+
+/// Whether another namespace, whose mounts these are, has anything mounted on that directory or below it, wherever it sees it.
+pub(super) fn has_mount_inside(mountinfo: &[u8], directory: &Inside) -> bool {
+    let by_id: BTreeMap<&[u8], Mount<'_>> =
+        mounts(mountinfo).map(|mount| (mount.id, mount)).collect();
+    by_id.values().any(|mount| {
+        let Some(parent) = by_id.get(mount.parent) else {
+            return false;
+        };
+        let point = path(mount.point);
+        let Ok(below) = point.strip_prefix(path(parent.point)) else {
+            return false;
+        };
+        parent.device == Some(directory.device)
+            && path(parent.root).join(below).starts_with(&directory.path)
+    })
+}
+
+/// `MAJOR:MINOR`.
+fn device_number(text: &[u8]) -> Option<(u32, u32)> {
+    let (major, minor) = std::str::from_utf8(text).ok()?.split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// Undoes the kernel's escapes.
@@ -136,7 +216,7 @@ mod tests {
             (b"1 0 0:5 / /x rw - overlay o rw,upperdir=/u\n", None),
         ] {
             assert_eq!(
-                writable_layer(text, None).as_deref(),
+                root_mount(text).and_then(|root| root.upper).as_deref(),
                 wanted.map(Path::new),
                 "{}",
                 String::from_utf8_lossy(text)
@@ -145,10 +225,37 @@ mod tests {
     }
 
     #[test]
-    fn the_root_of_the_machine_is_nobodys_layer() {
-        let layer = Path::new("/var/lib/docker/overlay2/0c5d/diff");
-        assert_eq!(writable_layer(DOCKER, Some(layer)), None);
-        assert!(writable_layer(CONTAINERD, Some(layer)).is_some());
+    fn the_root_has_a_device_and_a_kind() {
+        let root = root_mount(DOCKER).expect("a root");
+        assert_eq!((root.device, root.is_overlay), ((0, 52), true));
+        let root = root_mount(HOST).expect("a root");
+        assert_eq!((root.device, root.is_overlay), ((8, 1), false));
+        assert_eq!(
+            root_mount(b"1 0 x / / rw - overlay o rw,upperdir=/u\n"),
+            None
+        );
+    }
+
+    #[test]
+    fn a_mount_of_another_namespace_is_found_wherever_that_sees_the_directory() {
+        // The agent's container has the host's /var/lib/kubelet at /kubelet, and does not see what is mounted later.
+        let agent = b"\
+1 0 0:40 / / rw - overlay overlay rw
+2 1 8:1 /var/lib/kubelet /kubelet rw - ext4 /dev/sda1 rw
+3 1 8:1 /srv /srv rw master:1 - ext4 /dev/sda1 rw
+";
+        let pod = inside(agent, Path::new("/kubelet/pods/u1")).expect("a mount");
+        assert_eq!((pod.device, pod.is_told), ((8, 1), false));
+        assert_eq!(pod.path, Path::new("/var/lib/kubelet/pods/u1"));
+        assert!(has_mount_inside(HOST, &pod));
+        for other in ["/kubelet/pods/u", "/kubelet/pods/u2", "/srv/pods/u1"] {
+            let other = inside(agent, Path::new(other)).expect("a mount");
+            assert!(!has_mount_inside(HOST, &other), "{other:?}");
+        }
+        assert!(inside(agent, Path::new("/srv/x")).expect("a mount").is_told);
+        // On another file system that has the same path.
+        let host = String::from_utf8_lossy(HOST).replace("8:1", "8:2");
+        assert!(!has_mount_inside(host.as_bytes(), &pod));
     }
 
     #[test]

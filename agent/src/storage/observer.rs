@@ -12,6 +12,7 @@ use tokio::sync::mpsc::Sender;
 
 use super::filesystem::{FileSystemError, FileSystems};
 use super::{Shared, StorageEvent};
+use crate::host::boundary;
 
 /// What the walking thread has found.
 #[derive(Debug)]
@@ -21,6 +22,9 @@ pub(super) struct Figures {
     /// They answer a ranking.
     pub(super) is_ranking: bool,
 }
+
+/// The next reading is one interval later.
+const PANICKED: &str = "storage: a mistake in plimsoll ended a reading of the file systems; please report the panic in its log";
 
 pub(super) struct Observer {
     file_systems: FileSystems,
@@ -70,7 +74,9 @@ impl Observer {
             });
             if wait.is_zero() || has_ranking {
                 last = Some(Instant::now());
-                self.read();
+                if boundary::guard(|| self.read()).is_err() {
+                    self.send(StorageEvent::Warning(PANICKED.to_owned()));
+                }
             } else {
                 std::thread::park_timeout(wait);
             }

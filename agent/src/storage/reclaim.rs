@@ -16,6 +16,7 @@ use plimsoll_core::model::units::PodUid;
 use rustix::io::Errno;
 
 use crate::host::cgroup::CgroupError;
+use crate::host::shown::Show as _;
 
 pub use ended_pods::EndedPods;
 
@@ -71,6 +72,12 @@ pub enum KeptBecause {
     /// Something is mounted there.
     #[error("something is mounted on it or below it")]
     Mounted,
+    /// Something could be mounted there that cannot be seen from here.
+    #[error(
+        "mounts that the host makes there are not visible to this process; run it in the host's PID namespace, and with mountPropagation: \
+         HostToContainer on the kubelet's and the logs' directories"
+    )]
+    MountsHidden,
     /// Of a pod that nobody has heard of, and changed not long ago.
     #[error("changed too recently")]
     Young,
@@ -128,7 +135,7 @@ impl Reclaimed {
 #[derive(Debug, thiserror::Error)]
 pub enum ReclaimError {
     /// A directory of all pods cannot be read.
-    #[error("{path}: {source}; nothing of ended pods is freed there", path = path.display())]
+    #[error("{path}: {source}; nothing of ended pods is freed there", path = path.shown())]
     Directory {
         /// Which.
         path: PathBuf,

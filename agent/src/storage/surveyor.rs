@@ -15,6 +15,7 @@ use super::observer::Figures;
 use super::reclaim::{NodeReclaim, ReclaimRequest, Reclaimed};
 use super::usage::{Places, PodSurvey, Survey};
 use super::{Order, REST, SLICE_ENTRIES, Shared, StorageEvent};
+use crate::host::boundary;
 use crate::host::cgroup::CgroupMounts;
 use crate::host::syscall::{IoPriority, ioprio_set, sched_idle, sched_other};
 use crate::pods::directories::PodDirs;
@@ -107,8 +108,7 @@ impl Surveyor {
             let is_urgent = self.reclaim.is_some() || self.is_ranking || self.rank_next;
             self.set_class(!is_urgent);
             let start = Instant::now();
-            // Space first: a ranking is of use only if freeing was not enough.
-            let has_worked = self.free_slice() || self.survey_slice(start);
+            let has_worked = self.slice(start);
             let worked = start.elapsed();
             self.hand_on();
             self.flush();
@@ -194,6 +194,35 @@ impl Surveyor {
                 )));
             }
         }
+    }
+
+    /// A slice of what there is to do. Whether there was one. A panic ends what it was a slice of, not the agent: pods chose what was read.
+    fn slice(&mut self, start: Instant) -> bool {
+        let freed = self
+            .reclaim
+            .as_ref()
+            .map(|it| (it.provider, it.request.dry));
+        // Space first: a ranking is of use only if freeing was not enough.
+        let worked = boundary::guard(|| self.free_slice() || self.survey_slice(start));
+        worked.unwrap_or_else(|error| {
+            // The loop may wait for either, and gets what there is.
+            if self.reclaim.take().is_none()
+                && let Some((provider, dry)) = freed
+                && let Some(provider) = self.means.providers.get(provider)
+            {
+                self.tell(StorageEvent::Reclaimed {
+                    provider: provider.name(),
+                    dry,
+                    reclaimed: Reclaimed::default(),
+                });
+            }
+            self.survey = None;
+            self.is_ranked |= self.is_ranking;
+            self.is_ranking = false;
+            self.is_changed = true;
+            self.tell(StorageEvent::Warning(format!("storage: {error}")));
+            true
+        })
     }
 
     /// A slice of reclaim. Whether there was one to do.

@@ -26,6 +26,16 @@ impl Machine {
             "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n",
         );
         machine.write("proc/self/mountinfo", "");
+        machine.write("sys/fs/cgroup/kubepods/cgroup.events", "populated 0\n");
+        for (link, namespace) in [
+            ("self/ns/pid", "pid:[4026531836]"),
+            ("self/ns/mnt", "mnt:[1]"),
+            ("1/ns/mnt", "mnt:[1]"),
+        ] {
+            let link = machine.dir.path().join("proc").join(link);
+            std::fs::create_dir_all(link.parent().unwrap()).unwrap();
+            std::os::unix::fs::symlink(namespace, link).unwrap();
+        }
         machine.write("sys/fs/cgroup/cgroup.controllers", "memory\n");
         machine
     }
@@ -246,6 +256,51 @@ fn every_directory_is_reported_with_the_way_it_was_measured() {
         ),
         "{report:?}"
     );
+}
+
+/// Fails as a mistake in ours would.
+struct Panics;
+
+impl reclaim::NodeReclaim for Panics {
+    fn name(&self) -> &'static str {
+        "panics"
+    }
+
+    fn frees(&self) -> &'static str {
+        "nothing"
+    }
+
+    fn reclaim(
+        &mut self,
+        _: &ReclaimRequest,
+        _: bool,
+        _: u32,
+    ) -> Result<Reclaimed, reclaim::ReclaimError> {
+        panic!("on purpose")
+    }
+}
+
+#[test]
+fn a_panic_ends_one_request_and_the_loop_does_not_wait_for_it() {
+    let machine = Machine::new();
+    machine.volume_file("a", "1");
+    let (handle, mut events) =
+        Storage::spawn_with(machine.settings.clone(), vec![Box::new(Panics)]).unwrap();
+    handle.reclaim(ReclaimRequest::default()).unwrap();
+    let ended = wait(&mut events, |event| match event {
+        StorageEvent::Reclaimed { reclaimed, .. } => Some(reclaimed),
+        _ => None,
+    });
+    assert_eq!(ended, Reclaimed::default());
+    let warning = wait(&mut events, |event| match event {
+        StorageEvent::Warning(text) => Some(text),
+        _ => None,
+    });
+    assert!(warning.contains("a mistake in plimsoll"), "{warning}");
+    handle.set_pods(vec![pod("a")]).unwrap();
+    handle.rank_now().unwrap();
+    let ranked = wait(&mut events, ranked);
+    assert_eq!(inodes(&ranked), [("a", Some(2))], "both threads go on");
 }
 
 #[test]

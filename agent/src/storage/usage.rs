@@ -5,7 +5,7 @@
 //!   ([`VolumePlugin`]; `IsLocalEphemeralVolume` in `pkg/volume/util/util.go`). hostPath is not: its plugin has no metrics
 //!   (`hostPath` embeds `MetricsNil` in `pkg/volume/hostpath/host_path.go`), so the kubelet's summary, and its ranking, know nothing of it.
 //! - *Logs*: `<logs-dir>/<namespace>_<name>_<UID>/<container>` (`BuildContainerLogsDirectory` in `pkg/kubelet/kuberuntime/helpers.go`).
-//! - *Writable layers*: the upper directory of the overlay that is the root of the container's processes ([`super::mountinfo`]).
+//! - *Writable layers*: the upper directory of the overlay that is the root of the container's first process ([`super::layer`]).
 //!
 //! **How**: by project quota where the directory is the root of a project of its own: one system call, exact, and files that are deleted
 //! but still open count too. *Of its own* means: things made in it inherit the project, the directory above has another, and no other
@@ -26,18 +26,15 @@ use rustix::fs::{CWD, Mode, openat};
 use rustix::io::Errno;
 
 use super::descent::OPEN_DIRECTORY;
-use super::mountinfo::writable_layer;
+use super::layer::{Layer, LayerUnknown, RuntimePath, container_layer, host_layer};
 use super::walk::{Walk, Walked};
-use crate::host::cgroup::{CgroupMounts, CgroupPath};
+use crate::host::HostRoot;
+use crate::host::cgroup::CgroupMounts;
 use crate::host::clock::now_ns;
+use crate::host::shown::Show as _;
 use crate::host::syscall::{project_of, project_usage};
-use crate::host::{HostRoot, file::read_text};
 use crate::pods::directories::{PodDirs, VolumePlugin};
 
-/// Levels of cgroups below a container's that are searched for a process.
-const CGROUP_DEPTH_MAX: usize = 4;
-/// Processes of one container that are asked for its root.
-const PROCESSES_ASKED_MAX: usize = 8;
 /// Bytes of one mountinfo that are read; more is not looked at.
 const MOUNTINFO_BYTES_MAX: u64 = 16 << 20;
 
@@ -50,6 +47,8 @@ pub struct Places {
     pub kubelet_dir: PathBuf,
     /// The directory of pods' logs.
     pub logs_dir: PathBuf,
+    /// Below these container runtimes keep writable layers.
+    pub layer_roots: Vec<PathBuf>,
 }
 
 impl Places {
@@ -109,6 +108,8 @@ pub enum Way {
     Walked(Walked),
     /// It could not be read.
     Failed(Errno),
+    /// Nobody knows where it is.
+    Unknown(LayerUnknown),
 }
 
 /// One directory, measured.
@@ -118,7 +119,7 @@ pub struct DirectoryReport {
     pub uid: PodUid,
     /// What of it.
     pub part: Part,
-    /// Where.
+    /// Where; of a layer that is unknown the container's cgroup.
     pub path: PathBuf,
     /// How.
     pub way: Way,
@@ -138,13 +139,17 @@ impl DirectoryReport {
             Way::Failed(Errno::NOENT) => None,
             Way::Walked(walked) => Some(format!(
                 "{path}: usage is inexact: {unreadable} unreadable, {moved} moved during the count, {deep} too deep, {links} hard links perhaps counted twice",
-                path = self.path.display(),
+                path = self.path.shown(),
                 unreadable = walked.unreadable,
                 moved = walked.moved,
                 deep = walked.too_deep,
                 links = walked.links_untracked,
             )),
-            Way::Failed(error) => Some(format!("{}: {error}; not counted", self.path.display())),
+            Way::Failed(error) => Some(format!("{}: {error}; not counted", self.path.shown())),
+            Way::Unknown(why) => Some(format!(
+                "{}: how much this container has written is unknown, and not counted: {why}",
+                self.path.shown()
+            )),
         }
     }
 }
@@ -164,8 +169,35 @@ type ProjectKey = (u64, u32);
 #[derive(Debug)]
 struct Planned {
     part: Part,
-    path: PathBuf,
+    place: Place,
     project: Option<ProjectKey>,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// On a path that is not the pod's.
+    Path(PathBuf),
+    /// A layer.
+    Layer(RuntimePath),
+    /// A layer that is somewhere; the container's cgroup.
+    Unknown(PathBuf, LayerUnknown),
+}
+
+impl Place {
+    fn path(&self, places: &Places) -> PathBuf {
+        match self {
+            Self::Path(path) | Self::Unknown(path, _) => path.clone(),
+            Self::Layer(layer) => layer.path(places),
+        }
+    }
+
+    fn open(&self, places: &Places) -> Result<OwnedFd, Errno> {
+        match self {
+            Self::Path(path) => openat(CWD, path, OPEN_DIRECTORY, Mode::empty()),
+            Self::Layer(layer) => layer.open(places),
+            Self::Unknown(..) => Err(Errno::NOENT),
+        }
+    }
 }
 
 /// A survey under way.
@@ -237,7 +269,7 @@ impl Survey {
                     self.pod += 1;
                     left -= 1;
                 }
-                Some(_) => match self.measure(&mut left) {
+                Some(_) => match self.measure(places, &mut left) {
                     Some(report) => self.reports.push(report),
                     None => return false,
                 },
@@ -247,7 +279,7 @@ impl Survey {
     }
 
     /// Goes on with the current directory.
-    fn measure(&mut self, left: &mut u32) -> Option<DirectoryReport> {
+    fn measure(&mut self, places: &Places, left: &mut u32) -> Option<DirectoryReport> {
         let planned = &self.plans[self.pod][self.reports.len()];
         let (way, used) = match self.walk.as_mut() {
             Some(walk) => {
@@ -260,9 +292,15 @@ impl Survey {
                 let alone = planned
                     .project
                     .filter(|key| self.projects.get(key) == Some(&1));
-                match alone.and_then(|key| by_quota(&planned.path, key)) {
-                    Some(measured) => measured,
-                    None => match Walk::start(&planned.path) {
+                let opened = match planned.place {
+                    Place::Unknown(_, why) => Err(Way::Unknown(why)),
+                    _ => planned.place.open(places).map_err(Way::Failed),
+                };
+                let by_quota = |fd: &OwnedFd| alone.and_then(|key| by_quota(fd, key));
+                match opened.map(|fd| (by_quota(&fd), fd)) {
+                    Err(way) => (way, Used::default()),
+                    Ok((Some(measured), _)) => measured,
+                    Ok((None, fd)) => match Walk::start_at(fd.as_fd()) {
                         Ok(mut walk) => match walk.advance(*left) {
                             Some(walked) => {
                                 let inodes = u32::try_from(walked.inodes).unwrap_or(u32::MAX);
@@ -283,7 +321,7 @@ impl Survey {
         Some(DirectoryReport {
             uid: self.pods[self.pod].uid.clone(),
             part: planned.part.clone(),
-            path: planned.path.clone(),
+            path: planned.place.path(places),
             way,
             used,
             at_ns: now_ns(),
@@ -299,10 +337,6 @@ fn walked_way(walked: Walked) -> (Way, Used) {
     (Way::Walked(walked), used)
 }
 
-fn open_dir(path: &Path) -> Result<OwnedFd, Errno> {
-    openat(CWD, path, OPEN_DIRECTORY, Mode::empty())
-}
-
 /// The directories that a pod has.
 fn plan(
     places: &Places,
@@ -311,35 +345,38 @@ fn plan(
     host_layer: Option<&Path>,
 ) -> Vec<Planned> {
     let mut plan = Vec::new();
-    let mut add = |part, path: PathBuf| match open_dir(&path) {
+    let mut add = |part, place: Place| match place.open(places) {
         Ok(fd) => plan.push(Planned {
             part,
             project: project_rooted_at(&fd),
-            path,
+            place,
         }),
-        Err(Errno::NOENT) => {}
+        Err(Errno::NOENT) if !matches!(place, Place::Unknown(..)) => {}
         // What cannot be read is said when it is measured.
         Err(_) => plan.push(Planned {
             part,
-            path,
+            place,
             project: None,
         }),
     };
     for container in &pod.containers {
-        if let Some(layer) = container_layer(places, mounts, &container.cgroup, host_layer) {
-            add(
-                Part::Rootfs(container.name.clone()),
-                places.host.path(layer),
-            );
+        let rootfs = Part::Rootfs(container.name.clone());
+        match container_layer(places, mounts, &container.cgroup, host_layer) {
+            Layer::Absent => {}
+            Layer::At(layer) => add(rootfs, Place::Layer(layer)),
+            Layer::Unknown(why) => {
+                let cgroup = container.cgroup.as_path().to_owned();
+                add(rootfs, Place::Unknown(cgroup, why));
+            }
         }
         let identity = (pod.namespace.as_str(), pod.name.as_str(), &pod.uid);
         if let Some(logs) = places.container_logs_dir(identity, &container.name) {
-            add(Part::Logs(container.name.clone()), logs);
+            add(Part::Logs(container.name.clone()), Place::Path(logs));
         }
     }
     for volume in &pod.volumes {
         if let Some(path) = places.volume_dir(&pod.uid, volume.plugin, &volume.name) {
-            add(Part::Volume(volume.name.clone()), path);
+            add(Part::Volume(volume.name.clone()), Place::Path(path));
         }
     }
     plan
@@ -363,9 +400,8 @@ fn project_rooted_at(fd: &OwnedFd) -> Option<ProjectKey> {
     Some((device, project.id))
 }
 
-fn by_quota(path: &Path, key: ProjectKey) -> Option<(Way, Used)> {
-    let fd = open_dir(path).ok()?;
-    if project_rooted_at(&fd) != Some(key) {
+fn by_quota(fd: &OwnedFd, key: ProjectKey) -> Option<(Way, Used)> {
+    if project_rooted_at(fd) != Some(key) {
         return None;
     }
     let (bytes, inodes) = project_usage(fd.as_fd(), key.1).ok()?;
@@ -376,12 +412,6 @@ fn by_quota(path: &Path, key: ProjectKey) -> Option<(Way, Used)> {
     Some((Way::Quota { project: key.1 }, used))
 }
 
-/// The writable layer under the machine's own root, where that is an overlay.
-fn host_layer(places: &Places) -> Option<PathBuf> {
-    let text = mountinfo(places, "1").or_else(|| mountinfo(places, "self"))?;
-    writable_layer(&text, None)
-}
-
 pub(super) fn mountinfo(places: &Places, process: &str) -> Option<Vec<u8>> {
     use std::io::Read;
     let path = places.host.procfs(format!("{process}/mountinfo"));
@@ -389,45 +419,6 @@ pub(super) fn mountinfo(places: &Places, process: &str) -> Option<Vec<u8>> {
     let file = std::fs::File::open(path).ok()?;
     file.take(MOUNTINFO_BYTES_MAX).read_to_end(&mut text).ok()?;
     Some(text)
-}
-
-/// The writable layer of the container whose processes are in `cgroup`.
-fn container_layer(
-    places: &Places,
-    mounts: &CgroupMounts,
-    cgroup: &CgroupPath,
-    host_layer: Option<&Path>,
-) -> Option<PathBuf> {
-    let dir = mounts
-        .hierarchies()
-        .iter()
-        .map(|hierarchy| hierarchy.dir(cgroup))
-        .find(|dir| dir.is_dir())?;
-    let mut pids = Vec::new();
-    processes(&dir, CGROUP_DEPTH_MAX, &mut pids);
-    // A process may be ending, and then has no mounts to show.
-    let text = pids
-        .iter()
-        .find_map(|pid| mountinfo(places, pid).filter(|text| !text.is_empty()))?;
-    writable_layer(&text, host_layer)
-}
-
-/// Some processes of a cgroup, else of those below.
-fn processes(dir: &Path, depth_left: usize, pids: &mut Vec<String>) {
-    if let Ok(text) = read_text(dir.join("cgroup.procs")) {
-        pids.extend(text.lines().take(PROCESSES_ASKED_MAX).map(str::to_owned));
-    }
-    if !pids.is_empty() || depth_left == 0 {
-        return;
-    }
-    for child in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        if child.file_type().is_ok_and(|kind| kind.is_dir()) {
-            processes(&child.path(), depth_left - 1, pids);
-            if !pids.is_empty() {
-                return;
-            }
-        }
-    }
 }
 
 fn assemble(pod: &PodDirs, reports: &[DirectoryReport]) -> PodStorage {

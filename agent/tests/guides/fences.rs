@@ -176,7 +176,9 @@ pub(crate) fn run(
         script += &format!("echo '{BEGIN}{}'\n{}", block.line, block.script);
     }
     let failed = |what: &str, error: std::io::Error| format!("{page}: {what}: {error}");
-    let dir = plimsoll.parent().map(|dir| dir.display().to_string());
+    let dir = plimsoll
+        .parent()
+        .map(|dir| dir.to_string_lossy().into_owned());
     let path = std::env::var("PATH").unwrap_or_default();
     let output = scratch.join(".output");
     let file = File::create(&output).map_err(|error| failed("create its output", error))?;

@@ -35,6 +35,6 @@ pub(crate) fn note(text: impl Display) {
         .open(&path)
         .and_then(|mut file| file.write_all(line.as_bytes()));
     if let Err(error) = written {
-        panic!("{}: {error}", path.display());
+        panic!("{path:?}: {error}");
     }
 }

@@ -33,6 +33,7 @@ use plimsoll::commands::trace::{TraceArgs, TraceFormat};
 use plimsoll::host::HostRoot;
 use plimsoll::host::cgroup::{CgroupError, CgroupPath};
 use plimsoll::host::output::{Output, Style};
+use plimsoll::host::shown::{Show as _, line, page};
 use plimsoll::kernel::BpfError;
 use plimsoll::kernel::object::ObjectMissing;
 use plimsoll::pods;
@@ -100,7 +101,7 @@ pub enum TraceError {
         below: String,
     },
     /// No cgroup has that path.
-    #[error("there is no cgroup {path} below {mount}{near}", mount = mount.display())]
+    #[error("there is no cgroup {path} below {mount}{near}", mount = mount.shown())]
     UnknownCgroup {
         /// As it was asked for.
         path: String,
@@ -113,7 +114,7 @@ pub enum TraceError {
     #[error("catching signals: {0}")]
     Signals(#[source] io::Error),
     /// A file cannot be written. There is nothing under its name that was not there before.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("{path}: {source}", path = path.shown())]
     File {
         /// Its name.
         path: PathBuf,
@@ -183,6 +184,7 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode, TraceError> {
         if let Some(why) = nameless {
             tracing::debug!(why, "pods are shown by their UID");
         }
+        let words = line(&words);
         eprintln!("plimsoll: tracing {words}; Ctrl-C ends it early and writes what there is");
     })?;
     let mut written = Vec::new();
@@ -192,7 +194,7 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode, TraceError> {
             Ok(file) => written.push(file),
             Err(error) => {
                 if let Some(before) = failed.replace(error) {
-                    eprintln!("plimsoll: {before}");
+                    eprintln!("plimsoll: {}", line(&before.to_string()));
                 }
             }
         }
@@ -220,7 +222,7 @@ fn write(recording: &Recording, pending: Pending, max: u64) -> Result<Written, T
 fn print(summary: &Summary, output: Output) -> Result<(), TraceError> {
     let mut stdout = io::stdout().lock();
     let text = match output {
-        Output::Text => summary.text(Style::of(&stdout)),
+        Output::Text => page(&summary.text(Style::of(&stdout))),
         Output::Json => serde_json::to_string_pretty(summary).map_err(io::Error::from)? + "\n",
     };
     match stdout

@@ -12,6 +12,7 @@ use super::recording::Recording;
 use super::spans::{MarkKind, SpanKind};
 use super::stacks::NO_STACK;
 use plimsoll::host::output::Style;
+use plimsoll::host::shown::Show as _;
 use plimsoll::show::table::{Table, Tone, bytes};
 
 /// Functions that are shown.
@@ -321,7 +322,7 @@ impl Summary {
             write!(
                 text,
                 "wrote {} ({})",
-                file.path.display(),
+                file.path.shown(),
                 bytes(i128::from(file.bytes))
             )
             .ok();

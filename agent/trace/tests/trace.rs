@@ -56,7 +56,7 @@ impl Busy {
         let path = format!("plimsoll-trace-{name}-{}", std::process::id());
         let directory = memory.mount.join(&path);
         if let Err(error) = fs::create_dir(&directory) {
-            notes::left_out(format_args!("{}: {error}", directory.display()));
+            notes::left_out(format_args!("{directory:?}: {error}"));
             return None;
         }
         let works = trace(&["--for", "10ms"]).output().unwrap();
@@ -67,7 +67,7 @@ impl Busy {
         }
         let script = format!(
             "echo $$ > {}/cgroup.procs && while :; do :; done",
-            directory.display()
+            directory.to_str().unwrap()
         );
         let shell = Command::new("sh").args(["-c", &script]).spawn().unwrap();
         Some(Self {
@@ -101,7 +101,13 @@ fn a_session_shows_the_selected_cgroup_and_no_other() {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    let file = |ending: &str| dir.path().join(format!("t.{ending}")).display().to_string();
+    let file = |ending: &str| {
+        dir.path()
+            .join(format!("t.{ending}"))
+            .to_str()
+            .unwrap()
+            .to_owned()
+    };
     let output = trace(&["--cgroup", &busy.path, "--for", "1s", "--output", "json"])
         .args([&file("pftrace"), &file("svg")])
         .output()

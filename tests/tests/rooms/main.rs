@@ -50,7 +50,7 @@ const ROOMS: [(&str, &[&str]); 14] = [
     ("probe", &["source", "kernel", "host"]),
     ("source", &["host"]),
     ("kernel", &["host"]),
-    ("input", &[]),
+    ("input", &["host"]),
     ("host", &[]),
 ];
 

@@ -25,6 +25,8 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::host::shown::Show as _;
+
 /// The file, in the state directory.
 pub const CHECKPOINT: &str = "placement.json";
 /// Its lock, beside it.
@@ -47,7 +49,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(5);
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// A file cannot be read or written.
-    #[error("{path}: {source}; make room there, or choose another --state-dir", path = path.display())]
+    #[error("{path}: {source}; make room there, or choose another --state-dir", path = path.shown())]
     Io {
         /// Which.
         path: PathBuf,
@@ -57,7 +59,7 @@ pub enum CheckpointError {
     },
     /// Somebody else holds the lock.
     #[error(
-        "{path}: held by another plimsoll for {waited:?}: the node is very busy, the agent moves much memory between NUMA nodes, or an exec is stopped; find the process: fuser {path}", path = path.display()
+        "{path}: held by another plimsoll for {waited:?}: the node is very busy, the agent moves much memory between NUMA nodes, or an exec is stopped; find the process: fuser {path}", path = path.shown()
     )]
     Locked {
         /// The lock.
@@ -105,7 +107,7 @@ pub enum Found {
 /// A file that was set aside.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {why}; it was set aside as {to}, and placement starts anew from what the cgroups have",
-    path = path.display(), to = to.display())]
+    path = path.shown(), to = to.shown())]
 pub struct SetAside {
     /// The checkpoint.
     pub path: PathBuf,

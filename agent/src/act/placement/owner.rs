@@ -16,6 +16,7 @@ use super::kubelet_state::{
 };
 use crate::host::HostRoot;
 use crate::host::cgroup::CgroupPath;
+use crate::host::shown::Show as _;
 
 /// Looks in a row at which a set had another value than we wrote, before it is somebody else's.
 pub const REWRITES_MAX: u32 = 3;
@@ -32,7 +33,7 @@ pub enum OtherOwner {
     /// The kubelet.
     #[error(
         "the kubelet (pid {pid}) manages cpusets itself: {file} has policy {policy:?}; plimsoll places nothing. Set its {field}: {none} \
-         and restart it (its assignments can be taken over), or set Plimsoll's to none", file = file.display(), none = none(field)
+         and restart it (its assignments can be taken over), or set Plimsoll's to none", file = file.shown(), none = none(field)
     )]
     Kubelet {
         /// Its process.

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::{EventsArgs, EventsError};
 use crate::host::cgroup_paths::{CgroupPaths, Ids};
 use crate::host::output::Output;
+use crate::host::shown::Show as _;
 use crate::kernel::decode::{
     Body, MemoryLimitEvent, OomLimit, ReclaimPhase, Record, RefaultKind, StallCause, ThrottlePhase,
 };
@@ -125,7 +126,7 @@ impl<'args> Screen<'args> {
         )?;
         match (record.cgroup_id, path) {
             (0, _) => write!(out, "node")?,
-            (id, Some(path)) => write!(out, "{path} ({id})")?,
+            (id, Some(path)) => write!(out, "{} ({id})", path.shown())?,
             (id, None) => write!(out, "({id})")?,
         }
         write!(out, ": ")?;
@@ -147,7 +148,7 @@ impl<'args> Screen<'args> {
             } => writeln!(
                 out,
                 "process {tgid} ({}), the pod's {kills}. at place {place}: {why}",
-                String::from_utf8_lossy(comm)
+                comm.shown()
             ),
             Body::CgroupMkdir {
                 level,
@@ -188,7 +189,7 @@ impl<'args> Screen<'args> {
                 write!(
                     out,
                     "victim {} (process {tgid}, oom_score_adj {oom_score_adj}, ",
-                    String::from_utf8_lossy(comm)
+                    comm.shown()
                 )?;
                 if let Some(points) = points {
                     write!(out, "points {points}, ")?;
@@ -201,7 +202,7 @@ impl<'args> Screen<'args> {
                     OomLimit::Node => writeln!(out, "the node"),
                     OomLimit::Unknown => writeln!(out, "(in the record of the choice)"),
                     OomLimit::Cgroup(id) => match self.paths.of(Ids::Memory, *id) {
-                        Some(path) => writeln!(out, "{path} ({id})"),
+                        Some(path) => writeln!(out, "{} ({id})", path.shown()),
                         None => writeln!(out, "cgroup {id}"),
                     },
                 }
@@ -265,7 +266,9 @@ impl<'args> Screen<'args> {
                 pages.map_or(Ok(()), |pages| write!(out, ", {pages} pages freed"))?;
                 if *actor_cgroup_id != record.cgroup_id {
                     match self.paths.of(Ids::Memory, *actor_cgroup_id) {
-                        Some(path) => write!(out, ", last by {path} ({actor_cgroup_id})")?,
+                        Some(path) => {
+                            write!(out, ", last by {} ({actor_cgroup_id})", path.shown())?
+                        }
                         None => write!(out, ", last by cgroup {actor_cgroup_id}")?,
                     }
                 }
@@ -283,7 +286,10 @@ impl<'args> Screen<'args> {
             } => writeln!(
                 out,
                 "process {tgid}, parent {parent_tgid} in {}",
-                self.paths.of(Ids::Memory, *parent_cgroup_id).unwrap_or("?")
+                self.paths
+                    .of(Ids::Memory, *parent_cgroup_id)
+                    .unwrap_or("?")
+                    .shown()
             ),
         }
     }
@@ -475,7 +481,9 @@ fn ids_of(body: &Body<'_>) -> Ids {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::shown::is_fit;
     use plimsoll_abi::Kind;
+    use proptest::prelude::*;
 
     #[test]
     fn only_the_cgroup_and_those_below_it_are_shown() {
@@ -556,5 +564,60 @@ mod tests {
         assert_eq!(value["cgroup"], "/k/p");
         assert_eq!(value["limit_cgroup_id"], 8);
         assert_eq!(value["comm"], "hog");
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_of_text_has_a_control_character_whatever_processes_and_cgroups_are_called(
+            comm in prop::collection::vec(any::<u8>(), 0..16),
+            name in prop::collection::vec(any::<u8>(), 0..64),
+        ) {
+            let args = EventsArgs {
+                cgroup: None,
+                kind: vec![],
+                output: Output::Text,
+                seconds: None,
+                window_ms: 100,
+                stall: false,
+                object: None,
+            };
+            let mut paths = CgroupPaths::known(0, 0, &[]);
+            paths.made(0, 8, &name);
+            paths.made(0, 9, &name);
+            let screen = Screen::new(&args, paths);
+            let bodies = [
+                Body::OomKill {
+                    limit: OomLimit::Cgroup(8),
+                    tgid: 77,
+                    oom_score_adj: 1000,
+                    points: None,
+                    total_pages: 20,
+                    anon_pages: 10,
+                    comm: &comm,
+                },
+                Body::MemoryStall {
+                    cause: StallCause::Limit,
+                    actor_cgroup_id: 8,
+                    count: 1,
+                    sum_ns: 1,
+                    max_ns: 1,
+                    pages: None,
+                },
+                Body::ProcessBirth {
+                    tgid: 1,
+                    parent_tgid: 1,
+                    parent_cgroup_id: 8,
+                },
+            ];
+            for body in bodies {
+                let record = Record { ts_ns: 0, cgroup_id: 9, cpu: 0, body };
+                let mut line = Vec::new();
+                let path = screen.paths.of(Ids::Memory, 9);
+                screen.text(&record, path, &mut line).expect("a vector takes everything");
+                let line = String::from_utf8(line).expect("text");
+                let line = line.strip_suffix('\n').expect("a whole line");
+                prop_assert!(is_fit(line), "{line:?}");
+            }
+        }
     }
 }

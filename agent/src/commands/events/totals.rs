@@ -10,6 +10,7 @@ use super::EventsError;
 use super::screen::{cause_name, refault_name};
 use crate::host::cgroup_paths::{CgroupPaths, Ids};
 use crate::host::output::Output;
+use crate::host::shown::{Show as _, line};
 use crate::kernel::{Account, AccountReport, Bpf, Family, HookReport, HookState, KindCount};
 
 pub(super) fn print_hook(
@@ -18,7 +19,7 @@ pub(super) fn print_hook(
     hook: &HookReport,
 ) -> io::Result<()> {
     match output {
-        Output::Text => writeln!(out, "{hook}"),
+        Output::Text => writeln!(out, "{}", line(&hook.to_string())),
         Output::Json => {
             let (verified, translated, reason) = match &hook.state {
                 HookState::Attached {
@@ -62,7 +63,7 @@ pub(super) fn print_throttle(
             Output::Text => writeln!(
                 out,
                 "throttled in all: {} ({}): {} times for {} µs, longest {} µs",
-                path.unwrap_or("?"),
+                path.unwrap_or("?").shown(),
                 total.cgroup_id,
                 total.count,
                 total.sum_ns / 1000,
@@ -130,7 +131,7 @@ pub(super) fn print_totals(
                 writeln!(
                     out,
                     "{what}: {} ({cgroup_id}): {name}: {text}",
-                    path.unwrap_or("?")
+                    path.unwrap_or("?").shown()
                 )?;
             }
             Output::Json => {

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use plimsoll_core::kube::pod::{Container, Pod};
 
+use crate::host::shown::Show as _;
 use crate::pods::directories::VolumePlugin;
 use crate::storage::usage::Places;
 
@@ -31,7 +32,7 @@ const LOG_MODE: u32 = 0o640;
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     /// The kernel refused it.
-    #[error("{path}: cannot be created: {source}; choose another {option}", path = path.display())]
+    #[error("{path}: cannot be created: {source}; choose another {option}", path = path.shown())]
     Create {
         /// Which.
         path: PathBuf,
@@ -165,6 +166,7 @@ mod tests {
             host: HostRoot::new(root),
             kubelet_dir: PathBuf::from("/kubelet"),
             logs_dir: PathBuf::from("/logs"),
+            layer_roots: Vec::new(),
         }
     }
 

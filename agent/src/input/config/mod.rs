@@ -30,6 +30,8 @@ pub use settings::Config;
 
 use document::{Node, Value};
 
+use crate::host::shown::Show as _;
+
 /// A configuration file, read and not yet checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ConfigFile {
@@ -73,7 +75,7 @@ pub(crate) fn display_name(path: &Path) -> String {
     if path.as_os_str() == STDIN {
         "standard input".to_owned()
     } else {
-        path.display().to_string()
+        path.shown().to_string()
     }
 }
 

@@ -8,6 +8,7 @@ use plimsoll_core::kube::cgroup_config::{CgroupConfig, QUOTA_UNLIMITED, SHARES_M
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy, Version};
 use crate::host::file::{FileError, errno_of, read_text, write_text};
 use crate::host::knobs::KnobError;
+use crate::host::shown::Show as _;
 
 /// Why a cgroup does not have its limits.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +26,7 @@ pub enum ApplyError {
         source: CgroupError,
     },
     /// The machine has no huge pages of this size.
-    #[error("{field}: this kernel has no huge pages of that size ({path} does not exist); see /sys/kernel/mm/hugepages", path = path.display())]
+    #[error("{field}: this kernel has no huge pages of that size ({path} does not exist); see /sys/kernel/mm/hugepages", path = path.shown())]
     NoPageSize {
         /// What of the pod asks for it.
         field: String,

@@ -7,6 +7,7 @@ use plimsoll_core::model::telling::Severity;
 use super::{
     KernelOomKill, LastLineKill, Line, MemoryLimit, MemoryStall, Started, Stopped, Throttled,
 };
+use crate::host::shown::{self, Show as _};
 use crate::probe::ladder::Role;
 use crate::record::timeline::Finished;
 
@@ -26,7 +27,8 @@ pub(super) fn text(line: &Line<'_>, color: bool) -> String {
             decision,
             ..
         } => {
-            let text = paint(color, color_of(*severity, decision), text);
+            let text = shown::line(text).to_string();
+            let text = paint(color, color_of(*severity, decision), &text);
             format!("{} {text}", seconds(*at_ns))
         }
         Line::EvictionFinished { pod, finished } => eviction_finished(pod, finished),
@@ -43,7 +45,10 @@ pub(super) fn text(line: &Line<'_>, color: bool) -> String {
         Line::MemoryLimit(line) => memory_limit(line, color),
         Line::MemoryStall(line) => memory_stall(line, color),
         Line::Throttled(line) => throttled(line, color),
-        Line::Warning { text } => format!("{} {text}", paint(color, YELLOW, "warning:")),
+        Line::Warning { text } => {
+            let text = shown::line(text);
+            format!("{} {text}", paint(color, YELLOW, "warning:"))
+        }
         Line::Stopped(line) => stopped(line),
     }
 }
@@ -72,15 +77,17 @@ fn started(line: &Started<'_>, color: bool) -> String {
         add(format!("{:<28}{}", choice.signal.name(), choice.mechanism));
     }
     if let Some(programs) = line.programs {
-        add(format!("BPF programs {programs}"));
+        add(format!("BPF programs {}", shown::line(programs)));
     }
     for lost in line.lost {
+        let lost = shown::line(lost);
         add(format!("{} {lost}", paint(color, YELLOW, "lost:")));
     }
     text
 }
 
 fn eviction_finished(pod: &str, finished: &Finished) -> String {
+    let pod = pod.shown();
     let timeline = &finished.timeline;
     let since = timeline.crossed_ns.unwrap_or(timeline.received_ns);
     let after =
@@ -105,9 +112,9 @@ fn eviction_finished(pod: &str, finished: &Finished) -> String {
 fn kernel_oom_kill(line: &KernelOomKill<'_>, color: bool) -> String {
     let pod = line
         .pod
-        .map_or(String::new(), |pod| format!(" of pod {pod}"));
+        .map_or(String::new(), |pod| format!(" of pod {}", pod.shown()));
     let kills = line.kills;
-    let victim = match (line.tgid, line.comm) {
+    let victim = match (line.tgid, line.comm.map(|comm| comm.shown())) {
         (Some(tgid), Some(comm)) if kills > 1 => {
             let others = kills - 1;
             format!("process {tgid} ({comm}) and {others} more of its group,")
@@ -142,7 +149,8 @@ fn last_line_kill(line: &LastLineKill<'_>, color: bool) -> String {
         let after = micros(kill.killed_ns.saturating_sub(crossed_ns));
         format!(", {after} after a crossing")
     });
-    let comm = comm.map_or(String::new(), |comm| format!(" ({comm})"));
+    let (pod, text) = (pod.shown(), shown::line(text));
+    let comm = comm.map_or(String::new(), |comm| format!(" ({})", comm.shown()));
     format!(
         "{} {} process {}{comm} of pod {pod}; {text}{figures}{crossed}",
         seconds(*at_ns),
@@ -167,7 +175,7 @@ fn memory_limit(line: &MemoryLimit<'_>, color: bool) -> String {
         "{} {} {}: {}",
         seconds(line.at_ns),
         paint(color, YELLOW, "memory limit:"),
-        line.pod,
+        line.pod.shown(),
         counts.join(", ")
     )
 }
@@ -189,7 +197,7 @@ fn memory_stall(line: &MemoryStall<'_>, color: bool) -> String {
         "{} {} {}: {} ms{parts}",
         seconds(line.at_ns),
         paint(color, YELLOW, "waited for memory:"),
-        line.pod,
+        line.pod.shown(),
         line.ms
     )
 }
@@ -199,7 +207,7 @@ fn throttled(line: &Throttled<'_>, color: bool) -> String {
         "{} {} {}: {}, {} ms",
         seconds(line.at_ns),
         paint(color, YELLOW, "CPU throttled:"),
-        line.pod,
+        line.pod.shown(),
         times(line.count),
         line.ms
     )
@@ -254,6 +262,8 @@ fn micros(ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_core::model::event::{LastLineKill as LastLineKillEvent, LastLineReason};
+    use proptest::prelude::*;
 
     #[test]
     fn amounts_of_zero_are_left_out_of_the_text_only() {
@@ -298,5 +308,51 @@ mod tests {
             kill(None, None, 3),
             format!("{head} 3 processes of pod default/web")
         );
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_has_a_control_character_whatever_a_process_is_called(comm in prop::collection::vec(any::<u8>(), 0..16), foreign in any::<String>()) {
+            let comm = String::from_utf8_lossy(&comm);
+            let kernel_oom_kill = KernelOomKill {
+                at_ns: 0,
+                pod: Some(&foreign),
+                tgid: Some(7),
+                comm: Some(&comm),
+                kills: 2,
+            };
+            let kill = LastLineKillEvent {
+                killed_ns: 1,
+                why: LastLineReason::Critical,
+                tgid: 7,
+                kills: 1,
+                available_bytes: None,
+                wanted_bytes: None,
+                crossed_ns: None,
+            };
+            let last_line_kill = LastLineKill {
+                at_ns: 0,
+                pod: &foreign,
+                comm: Some(&comm),
+                kill: &kill,
+                text: foreign.clone(),
+            };
+            let limit = MemoryLimit { at_ns: 0, pod: &foreign, high: 1, max: 1, oom: 1, low: 1 };
+            let throttled = Throttled { at_ns: 0, pod: &foreign, count: 1, ms: 1 };
+            let path: std::sync::Arc<std::path::Path> = std::path::Path::new(&foreign).into();
+            let error = crate::host::FileError::Vanished { path };
+            for line in [
+                Line::KernelOomKill(kernel_oom_kill),
+                Line::LastLineKill(last_line_kill),
+                Line::MemoryLimit(limit),
+                Line::Throttled(throttled),
+                Line::Warning { text: foreign.clone() },
+                Line::Warning { text: error.to_string() },
+            ] {
+                let text = text(&line, false);
+                prop_assert!(shown::is_fit(&text), "{text:?}");
+            }
+            prop_assert!(shown::is_fit(&error.to_string()));
+        }
     }
 }

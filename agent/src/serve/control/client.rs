@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use super::{Answer, Refusal, Reply, Request};
 
+use crate::host::shown::Show as _;
+
 /// How long the agent may take: longer than its own patience, so that its reason is seen.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// The largest answer: a thousand pods take less than a tenth of it.
@@ -16,7 +18,7 @@ const ANSWER_BYTES_MAX: u64 = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// No socket, or nobody behind it.
-    #[error("no plimsoll agent answers at {path}: {why}. Start one (plimsoll run), or set --control-socket or --state-dir", path = path.display())]
+    #[error("no plimsoll agent answers at {path}: {why}. Start one (plimsoll run), or set --control-socket or --state-dir", path = path.shown())]
     NoAgent {
         /// The socket.
         path: PathBuf,
@@ -24,13 +26,13 @@ pub enum AskError {
         why: &'static str,
     },
     /// The socket is not for this user.
-    #[error("{path}: permission denied: run as root, or start the agent with --control-group and join that group", path = path.display())]
+    #[error("{path}: permission denied: run as root, or start the agent with --control-group and join that group", path = path.shown())]
     NotAllowed {
         /// The socket.
         path: PathBuf,
     },
     /// The connection broke, or nothing came.
-    #[error("{path}: the agent does not answer: {source}; it may be stopping or overloaded, try again", path = path.display())]
+    #[error("{path}: the agent does not answer: {source}; it may be stopping or overloaded, try again", path = path.shown())]
     Io {
         /// The socket.
         path: PathBuf,
@@ -39,7 +41,7 @@ pub enum AskError {
         source: io::Error,
     },
     /// Not this protocol.
-    #[error("{path}: malformed answer: {source}", path = path.display())]
+    #[error("{path}: malformed answer: {source}", path = path.shown())]
     Malformed {
         /// The socket.
         path: PathBuf,

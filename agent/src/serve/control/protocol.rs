@@ -48,6 +48,8 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pod: Option<String>,
     },
+    /// Whether the loop answers, and whether it knows its pods.
+    Health,
     /// Where every record of the kernel went.
     Records,
     /// The node at a glance.
@@ -74,10 +76,22 @@ pub enum Answer {
     Memory(Box<ExplainedMemory>),
     /// To [`Request::ExplainPlacement`].
     Placement(Box<PlacementExplanation>),
+    /// To [`Request::Health`]: the loop answers, or there would be a refusal.
+    Health(Health),
     /// To [`Request::Records`]; `None` where no BPF program sends any.
     Records(Option<AccountReport>),
     /// To [`Request::Overview`].
     Overview(Arc<Overview>),
+}
+
+/// How an agent is whose loop answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Health {
+    /// The pods are listed, and every source is open.
+    pub ready: bool,
+    /// Pods that are wanted.
+    pub pods: usize,
 }
 
 /// Why a question is not answered.

@@ -1,7 +1,7 @@
 //! The server: one thread of ordinary priority, which owns the socket and every client.
 //!
 //! Bounds ([`Bounds`]): so many clients at once, a line of so many bytes, and for each of the three steps (its line, the loop's snapshot, our
-//! answer) so much time; then it is cut off. A client beyond the number is told so and not waited for.
+//! answer) so much time; then it is cut off. A client beyond the number gets [`RefusalKind::Busy`] and is not waited for. Probes have places of their own.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixListener as StdListener;
@@ -18,20 +18,28 @@ use tokio::time::timeout;
 
 use super::newest::Newest;
 use super::socket::ControlSocket;
-use super::{Answer, Refusal, RefusalKind, Reply, Request, Snapshots, SocketError};
+use super::{Answer, Health, Refusal, RefusalKind, Reply, Request, Snapshots, SocketError};
 use crate::record::snapshot::Snapshot;
 use crate::serve::explained::{ExplainedMemory, ExplainedThrottling};
 use crate::serve::overview::{Figures, Overview};
-use crate::serve::serving::{ClientFigures, Clients, ServingThread, accept_for_ever};
+use crate::serve::serving::{
+    ClientFigures, ClientSlot, Clients, Places, ServingThread, accept_for_ever,
+};
 use crate::serve::summary::Statistics;
 
 /// What clients may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Clients at one time.
+    /// Clients that are answered at one time, probes apart.
     pub clients: usize,
+    /// Clients whose request has not arrived; one more takes the place of the oldest.
+    pub waiting: usize,
+    /// Clients that ask how the agent is ([`Request::Health`]), which have these places for themselves.
+    pub probes: usize,
     /// Bytes of a request, its end included.
     pub line_bytes: usize,
+    /// Time for the first byte of a request to arrive.
+    pub first_byte: Duration,
     /// Time for each step.
     pub patience: Duration,
 }
@@ -40,7 +48,10 @@ impl Default for Bounds {
     fn default() -> Self {
         Self {
             clients: 16,
+            waiting: 32,
+            probes: 4,
             line_bytes: 64 << 10,
+            first_byte: Duration::from_secs(1),
             patience: Duration::from_secs(5),
         }
     }
@@ -61,7 +72,7 @@ pub struct AnswerSources {
 /// A running server. Dropping it ends its thread and removes the socket.
 #[derive(Debug)]
 pub struct Server {
-    clients: Arc<Clients>,
+    clients: Arc<Clients<u32>>,
     _thread: ServingThread,
     // Dropped last: while the file is there, somebody answers.
     _socket: ControlSocket,
@@ -85,7 +96,12 @@ impl Server {
             source,
         };
         listener.set_nonblocking(true).map_err(failed)?;
-        let clients = Clients::new(bounds.clients);
+        let clients = Clients::new(Places {
+            waiting: bounds.waiting,
+            served: bounds.clients,
+            of_one_peer: bounds.clients,
+            probes: bounds.probes,
+        });
         let shared = Arc::new(Shared {
             sources,
             overview: Newest::new(OVERVIEW_LIFE),
@@ -111,7 +127,7 @@ struct Shared {
     sources: AnswerSources,
     overview: Newest<Overview>,
     bounds: Bounds,
-    clients: Arc<Clients>,
+    clients: Arc<Clients<u32>>,
 }
 
 /// Accepts for ever.
@@ -120,40 +136,59 @@ async fn serve(listener: StdListener, shared: Arc<Shared>) -> io::Result<()> {
     let accept = async || listener.accept().await;
     accept_for_ever(accept, |(stream, _)| {
         let shared = Arc::clone(&shared);
-        let Some(place) = shared.clients.place() else {
-            send_away(&stream, &shared);
-            return;
-        };
+        let peer = stream.peer_cred().ok();
+        if let Some(peer) = &peer {
+            tracing::debug!(
+                pid = peer.pid(),
+                uid = peer.uid(),
+                gid = peer.gid(),
+                "control client"
+            );
+        }
+        // No user has this ID.
+        let mut slot = shared
+            .clients
+            .enter(peer.map_or(u32::MAX, |peer| peer.uid()));
+        let gives_way = slot.gives_way();
         tokio::spawn(async move {
-            if let Ok(peer) = stream.peer_cred() {
-                tracing::debug!(
-                    pid = peer.pid(),
-                    uid = peer.uid(),
-                    gid = peer.gid(),
-                    "control client"
-                );
-            }
-            place.leave(attend(&stream, &shared).await);
+            let attended = tokio::select! {
+                () = gives_way => {
+                    // Without waiting: it fits into the socket's buffer.
+                    stream.try_write(busy(&shared).to_line().as_bytes()).map(drop)
+                }
+                attended = attend(&stream, &slot, &shared) => attended,
+            };
+            slot.leave(attended);
         });
     })
     .await
 }
 
-/// One answer that fits into the socket's buffer, without waiting.
-fn send_away(stream: &UnixStream, shared: &Shared) {
+fn busy(shared: &Shared) -> Reply {
     let text = format!(
         "the agent already serves {} clients; try again in a few seconds",
         shared.bounds.clients
     );
-    let line = Reply::Error(Refusal::new(RefusalKind::Busy, text)).to_line();
-    stream.try_write(line.as_bytes()).ok();
+    Reply::Error(Refusal::new(RefusalKind::Busy, text))
 }
 
 /// Serves one client.
-async fn attend(stream: &UnixStream, shared: &Shared) -> io::Result<()> {
-    let patience = shared.bounds.patience;
-    let reply = match timeout(patience, read_line(stream, shared.bounds.line_bytes)).await? {
-        Ok(line) => reply_to(&line, shared).await,
+async fn attend(stream: &UnixStream, slot: &ClientSlot<u32>, shared: &Shared) -> io::Result<()> {
+    let Bounds {
+        patience,
+        line_bytes,
+        first_byte,
+        ..
+    } = shared.bounds;
+    timeout(first_byte, stream.readable()).await??;
+    let reply = match timeout(patience, read_line(stream, line_bytes)).await? {
+        Ok(line) => match Request::of_line(&line) {
+            Ok(request) if slot.is_served(request == Request::Health) => {
+                reply_to(request, shared).await
+            }
+            Ok(_) => busy(shared),
+            Err(refusal) => Reply::Error(refusal),
+        },
         Err(ReadError::Io(error)) => return Err(error),
         Err(ReadError::Refused(refusal)) => Reply::Error(refusal),
     };
@@ -161,11 +196,7 @@ async fn attend(stream: &UnixStream, shared: &Shared) -> io::Result<()> {
     timeout(patience, write_all(stream, line.as_bytes())).await?
 }
 
-async fn reply_to(line: &[u8], shared: &Shared) -> Reply {
-    let request = match Request::of_line(line) {
-        Ok(request) => request,
-        Err(refusal) => return Reply::Error(refusal),
-    };
+async fn reply_to(request: Request, shared: &Shared) -> Reply {
     if request == Request::Overview {
         let overview = shared.overview.get(async || make_overview(shared).await);
         return overview.await.map(Answer::Overview).into();
@@ -223,6 +254,10 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
             overview_of(snapshot, &Figures::default()).map(|it| Answer::Overview(Arc::new(it)))
         }
         Request::Records => Ok(Answer::Records(records.clone())),
+        Request::Health => Ok(Answer::Health(Health {
+            ready: snapshot.tally.pods_listed,
+            pods: state.pods.len(),
+        })),
         Request::ExplainEviction { signal, pod } => {
             EvictionExplanation::new(config, state, signal.as_deref(), pod.as_deref())
                 .map(|it| Answer::Eviction(Box::new(it)))

@@ -6,6 +6,8 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt,
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use crate::host::shown::Show as _;
+
 /// Owner and group may ask; nobody else.
 const MODE: u32 = 0o660;
 
@@ -13,13 +15,13 @@ const MODE: u32 = 0o660;
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// An agent answers there.
-    #[error("{path}: another agent serves this control socket; stop it, or give this one another --control-socket", path = path.display())]
+    #[error("{path}: another agent serves this control socket; stop it, or give this one another --control-socket", path = path.shown())]
     Live {
         /// The socket.
         path: PathBuf,
     },
     /// Something else is there.
-    #[error("{path}: exists and is not a socket; remove it, or give another --control-socket", path = path.display())]
+    #[error("{path}: exists and is not a socket; remove it, or give another --control-socket", path = path.shown())]
     NotASocket {
         /// What is there.
         path: PathBuf,
@@ -33,7 +35,7 @@ pub enum SocketError {
         group: String,
     },
     /// The kernel refuses.
-    #[error("{path}: the control socket cannot be created: {what}: {source}; give another --control-socket (at most about 100 characters)", path = path.display())]
+    #[error("{path}: the control socket cannot be created: {what}: {source}; give another --control-socket (at most about 100 characters)", path = path.shown())]
     Io {
         /// The socket.
         path: PathBuf,

@@ -33,10 +33,13 @@ pub const PATHS: [(&str, &str); 5] = [
     ),
 ];
 
+/// Those that probes ask: a few bytes, and some places of their own.
+pub(super) const PROBES: [&str; 2] = ["/healthz", "/readyz"];
+
 /// In this time the loop answers unless it is stuck: it is real-time, and a turn takes milliseconds.
 const LOOP_BOUND: Duration = Duration::from_secs(2);
 
-const PLAIN: &str = "text/plain; charset=utf-8";
+pub(super) const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Eq)]

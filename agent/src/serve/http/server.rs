@@ -2,14 +2,14 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::{SocketAddr, TcpListener as StdListener};
+use std::net::{IpAddr, SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use hyper::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
@@ -17,22 +17,32 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
+use super::answers::{PLAIN, PROBES};
 use super::{Answers, ListenError, Reply};
-use crate::serve::serving::{ClientFigures, Clients, ServingThread, accept_for_ever};
+use crate::serve::serving::{
+    ClientFigures, ClientSlot, Clients, Places, ServingThread, accept_for_ever,
+};
 
 /// More than any scraper sends.
 const HEADERS_MAX: usize = 64;
-/// To one client too many, without waiting and without reading what it asks.
-const SENT_AWAY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 1\r\n\
-      content-length: 44\r\nconnection: close\r\n\r\ntoo many clients at once; ask again shortly\n";
+/// To one client too many.
+const SENT_AWAY: &str = "too many clients at once; ask again shortly\n";
 
 /// What clients may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Clients at one time.
+    /// Clients that are answered at one time, probes apart.
     pub clients: usize,
+    /// As many of these as one address may have.
+    pub clients_of_one_address: usize,
+    /// Clients whose request has not arrived; one more takes the place of the oldest.
+    pub waiting: usize,
+    /// Clients that are answered at [`PROBES`], which have these places for themselves.
+    pub probes: usize,
     /// Bytes of a request's head. Not below 8 KiB, which is `hyper`'s own least.
     pub head_bytes: usize,
+    /// Time for the first byte of a request to arrive.
+    pub first_byte: Duration,
     /// Time for a request to arrive.
     pub patience: Duration,
     /// Time for a client from its first byte to its last.
@@ -43,7 +53,11 @@ impl Default for Bounds {
     fn default() -> Self {
         Self {
             clients: 16,
+            clients_of_one_address: 8,
+            waiting: 32,
+            probes: 4,
             head_bytes: 16 << 10,
+            first_byte: Duration::from_secs(1),
             patience: Duration::from_secs(5),
             connection: Duration::from_secs(15),
         }
@@ -54,7 +68,7 @@ impl Default for Bounds {
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
-    clients: Arc<Clients>,
+    clients: Arc<Clients<IpAddr>>,
     _thread: ServingThread,
 }
 
@@ -76,7 +90,12 @@ impl Server {
             source,
         };
         listener.set_nonblocking(true).map_err(failed)?;
-        let clients = Clients::new(bounds.clients);
+        let clients = Clients::new(Places {
+            waiting: bounds.waiting,
+            served: bounds.clients,
+            of_one_peer: bounds.clients_of_one_address,
+            probes: bounds.probes,
+        });
         let shared = Arc::new(Shared {
             answers,
             bounds,
@@ -105,7 +124,7 @@ impl Server {
 struct Shared {
     answers: Answers,
     bounds: Bounds,
-    clients: Arc<Clients>,
+    clients: Arc<Clients<IpAddr>>,
 }
 
 /// Accepts for ever.
@@ -115,27 +134,39 @@ async fn serve(listener: StdListener, shared: Arc<Shared>) -> io::Result<()> {
     accept_for_ever(accept, |(stream, peer)| {
         tracing::debug!(%peer, "http client");
         let shared = Arc::clone(&shared);
-        let Some(place) = shared.clients.place() else {
-            stream.try_write(SENT_AWAY).ok();
-            return;
-        };
+        let mut slot = shared.clients.enter(peer.ip());
+        let gives_way = slot.gives_way();
         tokio::spawn(async move {
-            let attended = timeout(shared.bounds.connection, attend(stream, &shared)).await;
-            place.leave(match attended {
-                Ok(Ok(())) => Ok(()),
-                Ok(Err(error)) => Err(error.to_string()),
-                Err(elapsed) => Err(elapsed.to_string()),
-            });
+            let attended = tokio::select! {
+                () = gives_way => Err("another has taken its place".to_owned()),
+                attended = timeout(shared.bounds.connection, attend(stream, &slot, &shared)) => match attended {
+                    Ok(attended) => attended,
+                    Err(elapsed) => Err(elapsed.to_string()),
+                },
+            };
+            slot.leave(attended);
         });
     })
     .await
 }
 
 /// Serves one client its one request.
-async fn attend(stream: TcpStream, shared: &Shared) -> hyper::Result<()> {
+async fn attend(
+    stream: TcpStream,
+    slot: &ClientSlot<IpAddr>,
+    shared: &Shared,
+) -> Result<(), String> {
+    match timeout(shared.bounds.first_byte, stream.peek(&mut [0])).await {
+        Ok(Ok(0)) => return Err("closed before a request".to_owned()),
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => return Err(error.to_string()),
+        Err(elapsed) => return Err(elapsed.to_string()),
+    }
     let service =
-        service_fn(|request| async move { Ok::<_, Infallible>(respond(&request, shared).await) });
-    http1::Builder::new()
+        service_fn(
+            |request| async move { Ok::<_, Infallible>(respond(&request, slot, shared).await) },
+        );
+    let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(shared.bounds.patience)
         .max_buf_size(shared.bounds.head_bytes)
@@ -143,11 +174,24 @@ async fn attend(stream: TcpStream, shared: &Shared) -> hyper::Result<()> {
         // A client that keeps its connection would keep its place.
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service)
-        .await
+        .await;
+    served.map_err(|error| error.to_string())
 }
 
-async fn respond(request: &Request<Incoming>, shared: &Shared) -> Response<Full<Bytes>> {
+async fn respond(
+    request: &Request<Incoming>,
+    slot: &ClientSlot<IpAddr>,
+    shared: &Shared,
+) -> Response<Full<Bytes>> {
     let uri = request.uri();
+    if !slot.is_served(PROBES.contains(&uri.path())) {
+        let mut response = Response::new(Full::new(Bytes::from_static(SENT_AWAY.as_bytes())));
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(PLAIN));
+        headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        return response;
+    }
     let accept = request.headers().get(ACCEPT);
     let accept = accept.and_then(|it| it.to_str().ok()).unwrap_or_default();
     let Reply {
@@ -173,19 +217,4 @@ async fn respond(request: &Request<Incoming>, shared: &Shared) -> Response<Full<
         headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
     }
     response
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_is_sent_away_gets_a_whole_answer() {
-        let text = std::str::from_utf8(SENT_AWAY).unwrap();
-        let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        assert!(
-            head.contains(&format!("content-length: {}\r\n", body.len())),
-            "{head}"
-        );
-    }
 }

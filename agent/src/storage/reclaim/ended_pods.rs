@@ -4,7 +4,9 @@
 //! **Approach.** A directory goes only if all of these hold at the moment its turn comes:
 //! 1. its pod is not live, by the caller's list;
 //! 2. no cgroup with the pod's UID in its name, of either cgroup driver, has a process; one that cannot be read counts as having some;
-//! 3. nothing is mounted on the pod's directory or below it (`/proc/self/mountinfo`);
+//! 3. nothing is mounted on the pod's directory or below it, in our mount namespace and in that of process 1. Where the two differ, the
+//!    directory's mount must be one that mounts of the host appear in: deleting a directory takes away, unseen, what other namespaces have
+//!    mounted there, and nobody sees the mounts of all namespaces;
 //! 4. the caller says that the pod has ended, or, for a pod that nobody has heard of, nothing about its directory has changed for
 //!    [`ReclaimRequest::age_min`]: the kubelet may just be making it.
 //!
@@ -28,7 +30,7 @@ use crate::host::cgroup::{CgroupMounts, CgroupPath};
 use crate::pods;
 use crate::pods::directories::VolumePlugin;
 use crate::storage::descent::OPEN_DIRECTORY;
-use crate::storage::mountinfo::has_mount_at_or_below;
+use crate::storage::mountinfo::{has_mount_at_or_below, has_mount_inside, inside};
 use crate::storage::remove::{Removal, open_beneath};
 use crate::storage::usage::{Places, mountinfo};
 use crate::storage::walk::Walk;
@@ -37,10 +39,12 @@ use crate::storage::walk::Walk;
 const CANDIDATES_MAX: usize = 10_000;
 /// Volumes of one pod that one request looks at.
 const VOLUMES_MAX: usize = 1_000;
-/// Levels of cgroups that are searched for a pod's: `kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod….slice` and two more.
-const CGROUP_DEPTH_MAX: usize = 5;
-/// Cgroups that are searched for one pod's.
-const CGROUPS_MAX: usize = 100_000;
+/// Cgroups beside `kubepods` that are looked at for one pod: on a node there are some dozen.
+const CGROUPS_MAX: usize = 10_000;
+/// The tiers of QoS classes; Guaranteed pods are right in `kubepods`.
+const TIERS: [&str; 2] = ["burstable", "besteffort"];
+/// What `/proc/self/ns/pid` is in the machine's PID namespace: `PROC_PID_INIT_INO` in the kernel's `include/linux/proc_ns.h`.
+const MACHINE_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 /// The provider.
 #[derive(Debug)]
@@ -161,11 +165,7 @@ impl EndedPods {
             Some(true) => return Err(KeptBecause::Processes),
             None => return Err(KeptBecause::CgroupUnknown),
         }
-        let mounted = mountinfo(&self.places, "self")
-            .is_none_or(|text| has_mount_at_or_below(&text, &candidate.path()));
-        if mounted {
-            return Err(KeptBecause::Mounted);
-        }
+        self.check_mounts(&candidate.path())?;
         if !request.ended.contains(&candidate.uid)
             && age(candidate).is_none_or(|age| age < request.age_min)
         {
@@ -174,44 +174,120 @@ impl EndedPods {
         Ok(())
     }
 
+    /// Whether nothing is mounted on a directory, as far as that can be known at all.
+    fn check_mounts(&self, directory: &Path) -> Result<(), KeptBecause> {
+        let Some(ours) = mountinfo(&self.places, "self") else {
+            return Err(KeptBecause::Mounted);
+        };
+        if has_mount_at_or_below(&ours, directory) {
+            return Err(KeptBecause::Mounted);
+        }
+        let namespace = |of: &str| std::fs::read_link(self.places.host.procfs(of)).ok();
+        // In a PID namespace of our own, process 1 is no process of the host.
+        if namespace("self/ns/pid").is_none_or(|ours| ours != Path::new(MACHINE_PID_NAMESPACE)) {
+            return Err(KeptBecause::MountsHidden);
+        }
+        match (namespace("self/ns/mnt"), namespace("1/ns/mnt")) {
+            (Some(ours), Some(hosts)) if ours == hosts => return Ok(()),
+            (Some(_), Some(_)) => {}
+            _ => return Err(KeptBecause::MountsHidden),
+        }
+        let (Some(hosts), Some(inside)) = (mountinfo(&self.places, "1"), inside(&ours, directory))
+        else {
+            return Err(KeptBecause::MountsHidden);
+        };
+        if has_mount_inside(&hosts, &inside) {
+            return Err(KeptBecause::Mounted);
+        }
+        match inside.is_told {
+            true => Ok(()),
+            false => Err(KeptBecause::MountsHidden),
+        }
+    }
+
     /// Whether any cgroup of this pod has a process; `None` if that cannot be known.
+    ///
+    /// The names that the kubelet gives it are looked for where the kubelet makes them, in the tiers. What a pod makes below its own cgroup is
+    /// not looked through: there may be any number of cgroups.
     fn has_processes(&self, uid: &PodUid) -> Option<bool> {
-        let plain = format!("pod{uid}");
-        let slice = format!("pod{}.slice", uid.as_str().replace('-', "_"));
-        let mut left = CGROUPS_MAX;
-        let mut waiting = vec![(self.cgroup_root.clone(), 0)];
-        let mut found = Vec::new();
-        while let Some((cgroup, depth)) = waiting.pop() {
-            for (hierarchy, _) in pods::cgroup::pod_hierarchies(&self.mounts) {
-                let entries = match std::fs::read_dir(hierarchy.dir(&cgroup)) {
-                    Ok(entries) => entries,
-                    Err(gone) if gone.kind() == std::io::ErrorKind::NotFound => continue,
-                    Err(_) => return None,
+        let slice_uid = uid.as_str().replace('-', "_");
+        let kubepods = self.kubepods()?;
+        for tree in &kubepods {
+            let name = tree.as_path().file_name()?.to_str()?;
+            // With systemd a cgroup's name repeats those above it: `kubepods-burstable.slice`.
+            let slice = name.strip_suffix(".slice");
+            let mut tiers = vec![(tree.clone(), slice.map(str::to_owned))];
+            for tier in TIERS {
+                let stem = slice.map(|stem| format!("{stem}-{tier}"));
+                let name = stem.as_ref().map(|stem| format!("{stem}.slice"));
+                tiers.push((tree.join(name.as_deref().unwrap_or(tier)).ok()?, stem));
+            }
+            for (tier, stem) in tiers {
+                let name = match stem {
+                    Some(stem) => format!("{stem}-pod{slice_uid}.slice"),
+                    None => format!("pod{uid}"),
                 };
-                for entry in entries {
-                    let entry = entry.ok()?;
-                    if !entry.file_type().ok()?.is_dir() {
-                        continue;
-                    }
-                    left = left.checked_sub(1)?;
-                    let name = entry.file_name();
-                    // A name that is not text is no pod's, and nothing of ours is below it.
-                    let Some(name) = name.to_str() else { continue };
-                    let child = cgroup.join(name).ok()?;
-                    if name == plain || name == slice || name.ends_with(&format!("-{slice}")) {
-                        found.push(child);
-                    } else if depth < CGROUP_DEPTH_MAX {
-                        waiting.push((child, depth + 1));
-                    }
+                let pod = tier.join(&name).ok()?;
+                if pods::cgroup::is_populated(&self.mounts, &pod).ok()? {
+                    return Some(true);
                 }
             }
         }
-        for cgroup in found {
-            if pods::cgroup::is_populated(&self.mounts, &cgroup).ok()? {
-                return Some(true);
+        Some(false)
+    }
+
+    /// Where a kubelet keeps its pods: `kubepods` or `…kubepods.slice`, right below the cgroup root or below a kubelet's cgroup there, as
+    /// in a node that is a container. `None` if there is none: then pods are elsewhere.
+    fn kubepods(&self) -> Option<Vec<CgroupPath>> {
+        let mut found = Vec::new();
+        let mut kubelets = Vec::new();
+        let mut left = CGROUPS_MAX;
+        let root = self.cgroup_root.clone();
+        self.children(&root, &mut left, |name, child| {
+            if name == "kubepods" || name.ends_with("kubepods.slice") {
+                found.push(child);
+            } else if name.starts_with("kubelet") {
+                kubelets.push(child);
+            }
+        })?;
+        for kubelet in kubelets {
+            self.children(&kubelet, &mut left, |name, child| {
+                if name == "kubepods" || name.ends_with("kubepods.slice") {
+                    found.push(child);
+                }
+            })?;
+        }
+        found.sort();
+        found.dedup();
+        (!found.is_empty()).then_some(found)
+    }
+
+    /// The cgroups right below one, in each hierarchy. `None`: they cannot be read, or are too many.
+    fn children(
+        &self,
+        cgroup: &CgroupPath,
+        left: &mut usize,
+        mut see: impl FnMut(&str, CgroupPath),
+    ) -> Option<()> {
+        for (hierarchy, _) in pods::cgroup::pod_hierarchies(&self.mounts) {
+            let entries = match std::fs::read_dir(hierarchy.dir(cgroup)) {
+                Ok(entries) => entries,
+                Err(gone) if gone.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(_) => return None,
+            };
+            for entry in entries {
+                let entry = entry.ok()?;
+                if !entry.file_type().ok()?.is_dir() {
+                    continue;
+                }
+                *left = left.checked_sub(1)?;
+                let name = entry.file_name();
+                // A name that is not text is no kubelet's.
+                let Some(name) = name.to_str() else { continue };
+                see(name, cgroup.join(name).ok()?);
             }
         }
-        Some(false)
+        Some(())
     }
 }
 

@@ -1,6 +1,11 @@
 use super::*;
 use plimsoll_core::kube::pod::Pod;
 
+use crate::host::CgroupPath;
+
+/// The machine's user namespace.
+const MACHINE: &str = "user:[4026531837]";
+
 /// A machine in a directory: cgroup v2, and what the tests put there.
 struct Machine {
     dir: tempfile::TempDir,
@@ -32,6 +37,7 @@ impl Machine {
                 host,
                 kubelet_dir: PathBuf::from("/var/lib/kubelet"),
                 logs_dir: PathBuf::from("/var/log/pods"),
+                layer_roots: vec![PathBuf::from("/run/snapshots")],
             },
             mounts,
         }
@@ -46,6 +52,31 @@ impl Machine {
     fn text(&self, path: &str, text: &str) {
         self.write(path, 0);
         std::fs::write(self.places.host.path(path), text).unwrap();
+    }
+
+    /// A process of the container `cgroup` below the pod's, that started at `ticks`, in that user namespace, with this as root and its mounts.
+    fn process(&self, pid: u32, ticks: u64, user_namespace: &str, root: &str) {
+        let zeros = "0 ".repeat(18);
+        self.text(
+            &format!("/proc/{pid}/stat"),
+            &format!("{pid} (a b) S {zeros}{ticks} 0\n"),
+        );
+        self.text(&format!("/proc/{pid}/ns/x"), "");
+        self.write(&format!("/roots/{pid}/f"), 0);
+        let proc = |file: &str| self.places.host.procfs(format!("{pid}/{file}"));
+        std::os::unix::fs::symlink(user_namespace, proc("ns/user")).unwrap();
+        let place = self.places.host.path(format!("/roots/{pid}"));
+        std::os::unix::fs::symlink(&place, proc("root")).unwrap();
+        let device = place.metadata().unwrap().dev();
+        let device = format!(
+            "{}:{}",
+            rustix::fs::major(device),
+            rustix::fs::minor(device)
+        );
+        self.text(
+            &format!("/proc/{pid}/mountinfo"),
+            &root.replace("DEVICE", &device),
+        );
     }
 
     fn survey(&self, pods: Vec<PodDirs>, entries: u32) -> Vec<PodSurvey> {
@@ -87,16 +118,17 @@ fn a_pods_directories_are_where_the_kubelet_has_them() {
     machine.write("/run/snapshots/75/fs/etc/passwd", 30_000);
     machine.text("/sys/fs/cgroup/kubepods/podu/app/cgroup.procs", "7\n8\n");
     // The first process has ended; the container's root is what the second shows.
-    machine.text(
-        "/proc/8/mountinfo",
-        "1 0 0:5 / / rw - overlay overlay rw,lowerdir=/l,upperdir=/run/snapshots/75/fs,workdir=/w\n",
-    );
-    // A container in a cgroup of its own below, without an overlay.
+    let overlay = "1 0 DEVICE / / rw - overlay overlay rw,lowerdir=/l,upperdir=/run/snapshots/75/fs,workdir=/w\n";
+    machine.process(8, 50, MACHINE, overlay);
+    // A container in a cgroup of its own below, in the root of the machine.
     machine.text(
         "/sys/fs/cgroup/kubepods/podu/side/inner/cgroup.procs",
         "9\n",
     );
-    machine.text("/proc/9/mountinfo", "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n");
+    machine.process(9, 60, MACHINE, "1 0 DEVICE / / rw - ext4 /dev/sda1 rw\n");
+    let root = |pid| machine.places.host.procfs(format!("{pid}/root"));
+    std::fs::create_dir_all(machine.places.host.procfs("1")).unwrap();
+    std::os::unix::fs::symlink(root(9), root(1)).unwrap();
 
     for entries in [1, 3, 1_000_000] {
         let surveyed = machine.survey(vec![pod(WEB)], entries);
@@ -135,17 +167,105 @@ fn a_pods_directories_are_where_the_kubelet_has_them() {
 #[test]
 fn a_command_in_the_root_of_the_machine_has_no_layer_of_its_own() {
     let machine = Machine::new();
-    let overlay = "1 0 0:5 / / rw - overlay overlay rw,upperdir=/run/layer\n";
-    machine.write("/run/layer/f", 1);
+    let overlay = "1 0 DEVICE / / rw - overlay overlay rw,upperdir=/run/snapshots/1/fs\n";
+    machine.write("/run/snapshots/1/fs/f", 1);
     machine.text("/sys/fs/cgroup/kubepods/podu/app/cgroup.procs", "7\n");
-    machine.text("/proc/7/mountinfo", overlay);
+    machine.process(7, 50, MACHINE, overlay);
     let layer = |machine: &Machine| {
         let surveyed = machine.survey(vec![pod(WEB)], 100);
         surveyed[0].storage.containers[0].rootfs.inodes
     };
     assert_eq!(layer(&machine), Some(2));
-    machine.text("/proc/1/mountinfo", overlay);
+    machine.text("/proc/1/mountinfo", &overlay.replace("DEVICE", "0:5"));
     assert_eq!(layer(&machine), None);
+}
+
+#[test]
+fn what_a_process_mounts_in_a_namespace_of_its_own_is_not_believed() {
+    let overlay =
+        |upper: &str| format!("1 0 DEVICE / / rw - overlay overlay rw,upperdir={upper}\n");
+    let good = overlay("/run/snapshots/1/fs");
+    let tmpfs = "1 0 DEVICE / / rw - tmpfs tmpfs rw\n".to_owned();
+    let nested = "user:[4026533000]";
+    let unknown = |why| Err(Way::Unknown(why));
+    for (what, first, second, wanted) in [
+        ("the runtime's own", (MACHINE, &good), None, Ok(Some(2))),
+        (
+            "a later process mounts a tmpfs",
+            (MACHINE, &good),
+            Some((nested, &tmpfs)),
+            Ok(Some(2)),
+        ),
+        (
+            "a later process names a directory of its choice",
+            (MACHINE, &good),
+            Some((nested, &overlay("/home/x"))),
+            Ok(Some(2)),
+        ),
+        (
+            "the first process does",
+            (nested, &overlay("/home/x")),
+            None,
+            unknown(LayerUnknown::UserNamespace),
+        ),
+        (
+            "the first process mounts a tmpfs",
+            (MACHINE, &tmpfs),
+            None,
+            unknown(LayerUnknown::NoOverlay),
+        ),
+        (
+            "a privileged one names another directory",
+            (MACHINE, &overlay("/home/x")),
+            None,
+            unknown(LayerUnknown::Elsewhere),
+        ),
+        (
+            "and hides where it leads",
+            (MACHINE, &overlay("/run/snapshots/../../home/x")),
+            None,
+            unknown(LayerUnknown::Elsewhere),
+        ),
+        (
+            "or goes by a link in a layer",
+            (MACHINE, &overlay("/run/snapshots/1/fs/link/sub")),
+            None,
+            Err(Way::Failed(Errno::LOOP)),
+        ),
+        (
+            "its root is not what its mounts show",
+            (MACHINE, &good.replace("DEVICE", "0:5")),
+            None,
+            unknown(LayerUnknown::OtherRoot),
+        ),
+    ] {
+        let machine = Machine::new();
+        machine.write("/home/x/sub/a", 1);
+        machine.write("/run/snapshots/1/fs/f", 1);
+        let link = machine.places.host.path("/run/snapshots/1/fs/link");
+        if what.contains("link") {
+            std::os::unix::fs::symlink(machine.places.host.path("/home/x"), link).unwrap();
+        }
+        // The kernel need not list the first process first.
+        machine.text("/sys/fs/cgroup/kubepods/podu/app/cgroup.procs", "8\n7\n");
+        machine.process(7, 50, first.0, first.1);
+        if let Some((namespace, root)) = second {
+            machine.process(8, 51, namespace, root);
+        }
+        let surveyed = machine.survey(vec![pod(WEB)], 100);
+        let rootfs = surveyed[0].storage.containers[0].rootfs;
+        let [report] = &surveyed[0].directories[..] else {
+            panic!("{what}: {surveyed:?}");
+        };
+        match wanted {
+            Ok(inodes) => assert_eq!(rootfs.inodes, inodes, "{what}"),
+            Err(way) => {
+                assert_eq!((rootfs, report.way), (Used::default(), way), "{what}");
+                let said = report.shortfall().unwrap();
+                assert!(said.contains("not counted"), "{what}: {said}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -229,7 +349,7 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
             .args(["+P", "-p", project])
             .arg(path)
             .status();
-        assert!(status.unwrap().success(), "{}", path.display());
+        assert!(status.unwrap().success(), "{}", path.shown());
     };
     let web = r#"{"metadata":{"name":"web","namespace":"shop","uid":"u"},"spec":{"containers":[{"name":"app"}],
         "volumes":[{"name":"quota","emptyDir":{}},{"name":"none","emptyDir":{}},{"name":"twin-a","emptyDir":{}},
@@ -264,6 +384,7 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
                 Way::Quota { project } => Some(project),
                 Way::Walked(_) => None,
                 Way::Failed(error) => panic!("{name}: {error}"),
+                Way::Unknown(why) => panic!("{name}: {why}"),
             };
             (name.as_str(), project, report.used.inodes)
         })

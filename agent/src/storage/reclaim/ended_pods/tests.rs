@@ -3,6 +3,7 @@ use std::os::unix::fs::symlink;
 
 use super::*;
 use crate::host::HostRoot;
+use crate::host::shown::Show as _;
 use crate::storage::reclaim::AGE_MIN;
 
 /// A machine in a directory.
@@ -22,12 +23,23 @@ impl Machine {
             host: host.clone(),
             kubelet_dir: PathBuf::from("/var/lib/kubelet"),
             logs_dir: PathBuf::from("/var/log/pods"),
+            layer_roots: Vec::new(),
         };
         write(
             &host.path("/proc/self/mounts"),
             "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n",
         );
         write(&host.path("/proc/self/mountinfo"), "");
+        for (link, namespace) in [
+            ("self/ns/pid", MACHINE_PID_NAMESPACE),
+            ("self/ns/mnt", "mnt:[1]"),
+            ("1/ns/mnt", "mnt:[1]"),
+        ] {
+            let link = host.procfs(link);
+            std::fs::create_dir_all(link.parent().unwrap()).unwrap();
+            symlink(namespace, link).unwrap();
+        }
+        std::fs::create_dir_all(host.path("/sys/fs/cgroup/kubepods")).unwrap();
         write(
             &host.path("/sys/fs/cgroup/cgroup.controllers"),
             "cpu memory pids\n",
@@ -205,6 +217,27 @@ fn what_cannot_be_known_counts_as_running() {
 }
 
 #[test]
+fn cgroups_that_a_pod_makes_in_its_own_are_not_looked_through() {
+    let mut machine = Machine::new();
+    let volume = machine.volume_file("u", "data/f");
+    for index in 0..=CGROUPS_MAX {
+        let path = format!("/sys/fs/cgroup/kubepods/burstable/podother/{index}");
+        std::fs::create_dir_all(machine.path(&path)).unwrap();
+    }
+    assert_eq!(machine.reclaim(&wet(&["u"])).items, 1);
+    assert!(!machine.has(&volume));
+}
+
+#[test]
+fn without_any_kubepods_pods_are_elsewhere() {
+    let mut machine = Machine::new();
+    machine.volume_file("u", "data/f");
+    std::fs::remove_dir(machine.path("/sys/fs/cgroup/kubepods")).unwrap();
+    let reclaimed = machine.reclaim(&wet(&["u"]));
+    assert_eq!(why(&reclaimed), [KeptBecause::CgroupUnknown]);
+}
+
+#[test]
 fn a_pod_that_nobody_has_heard_of_must_be_old() {
     let mut machine = Machine::new();
     let (volume, log) = (machine.volume_file("u", "data/f"), machine.log("u"));
@@ -227,7 +260,7 @@ fn nothing_is_deleted_where_something_is_mounted() {
     let mut machine = Machine::new();
     let volume = machine.volume_file("u", "data/f");
     let mounted = machine.path(&format!("/var/lib/kubelet/pods/u/{EMPTY_DIRS}/tmpfs"));
-    let text = format!("9 1 0:9 / {} rw - tmpfs tmpfs rw\n", mounted.display());
+    let text = format!("9 1 0:9 / {} rw - tmpfs tmpfs rw\n", mounted.shown());
     write(&machine.path("/proc/self/mountinfo"), &text);
     assert_eq!(why(&machine.reclaim(&wet(&["u"]))), [KeptBecause::Mounted]);
     // Without the list of mounts nothing is certain.
@@ -256,7 +289,7 @@ fn links_in_the_place_of_any_directory_lead_nowhere() {
         let mut request = wet(&["u"]);
         request.age_min = Duration::ZERO;
         machine.reclaim_by(&request, 1);
-        assert!(machine.has(outside), "{}", place.display());
+        assert!(machine.has(outside), "{}", place.shown());
     }
 }
 
@@ -294,4 +327,88 @@ fn whose_logs() {
     ] {
         assert_eq!(uid_of(Kind::Logs, name), wanted.map(PodUid::from), "{name}");
     }
+}
+
+/// A process in mount namespaces of its own.
+struct Namespace(std::process::Child);
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+impl Namespace {
+    /// Runs a script in a new mount namespace and waits until it says that it is ready. `None`: not allowed here.
+    fn start(propagation: &str, script: &str) -> Option<Self> {
+        use std::io::BufRead as _;
+        let mut child = std::process::Command::new("unshare")
+            .args(["--mount", "--propagation", propagation, "sh", "-ec"])
+            .arg(format!("{script}; echo ready; exec sleep 1000000"))
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .ok()?;
+        let mut line = String::new();
+        let out = child.stdout.take()?;
+        std::io::BufReader::new(out).read_line(&mut line).ok()?;
+        let namespace = Self(child);
+        (line == "ready\n").then_some(namespace)
+    }
+
+    fn proc(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}", self.0.id()))
+    }
+}
+
+/// As the agent in a container: the host has mounted a volume that the agent's namespace does not show. To delete the directory would take
+/// the volume away from the host.
+#[test]
+fn a_volume_that_only_the_hosts_namespace_has_mounted_is_not_deleted() {
+    let mut machine = Machine::new();
+    let volume = machine.volume_file("u", "data/f");
+    let directory = machine.path(&volume).parent().unwrap().to_owned();
+    let place = directory.to_str().unwrap();
+    let script = format!("mount -t tmpfs host {place}; echo precious >{place}/g");
+    let (Some(host), Some(agent)) = (
+        Namespace::start("private", &script),
+        Namespace::start("private", ":"),
+    ) else {
+        eprintln!("left out: no mount namespaces here");
+        return;
+    };
+    let proc = |of: &str| machine.places.host.procfs(of);
+    for (of, real) in [("self", agent.proc()), ("1", host.proc())] {
+        std::fs::remove_file(proc(of).join("mountinfo")).ok();
+        std::fs::remove_file(proc(of).join("ns/mnt")).unwrap();
+        symlink(real.join("mountinfo"), proc(of).join("mountinfo")).unwrap();
+        let namespace = std::fs::read_link(real.join("ns/mnt")).unwrap();
+        symlink(namespace, proc(of).join("ns/mnt")).unwrap();
+    }
+    let seen = host
+        .proc()
+        .join("root")
+        .join(directory.strip_prefix("/").unwrap())
+        .join("g");
+    let uid = wet(&["u"]);
+    assert_eq!(why(&machine.reclaim(&uid)), [KeptBecause::Mounted]);
+    assert!(seen.exists(), "the host still has its volume");
+    // Another pod, where the host has mounted nothing yet: it could at any moment, and the agent would not see it.
+    let other = machine.volume_file("v", "data/f");
+    let reclaimed = machine.reclaim(&wet(&["u", "v"]));
+    let both = [KeptBecause::Mounted, KeptBecause::MountsHidden];
+    assert_eq!(why(&reclaimed), both);
+    assert!(machine.has(&other));
+}
+
+#[test]
+fn in_a_pid_namespace_of_its_own_the_agent_deletes_nothing() {
+    let mut machine = Machine::new();
+    machine.volume_file("u", "data/f");
+    let link = machine.places.host.procfs("self/ns/pid");
+    std::fs::remove_file(&link).unwrap();
+    symlink("pid:[4026532000]", &link).unwrap();
+    let reclaimed = machine.reclaim(&wet(&["u"]));
+    assert_eq!(why(&reclaimed), [KeptBecause::MountsHidden]);
 }

@@ -1,0 +1,197 @@
+//! Where a container's writable layer is, from what its processes show, and which of them is believed.
+//!
+//! **Problem.** A process may unshare a user and a mount namespace without any privilege, and mount there what it likes: an overlay whose
+//! `upperdir=` names any directory of the host, or no overlay at all. Believed, the first sends root to walk a path of the pod's choice, and the
+//! second makes a full layer count as nothing.
+//! **Approach.** Asked is the container's *first process*, the one that started earliest, which the runtime made. Its mounts count if they cannot
+//! have been changed without privilege: its user namespace is the machine's. The directory counts if it is below a directory of a known
+//! runtime, with no link on the way. Where any of this fails the layer is *unknown*: no figure, and a warning with the reason.
+//! **Terms.** *machine's user namespace*: the initial one, whose number is the same on every kernel.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, ResolveFlags, openat, openat2};
+use rustix::io::Errno;
+use rustix::process::Pid;
+
+use super::descent::OPEN_DIRECTORY;
+use super::mountinfo::{RootMount, root_mount};
+use super::usage::{Places, mountinfo};
+use crate::host::cgroup::{CgroupMounts, CgroupPath};
+use crate::host::file::read_text;
+use crate::host::processes::start_ticks;
+
+/// Levels of cgroups below a container's that are searched for a process.
+const CGROUP_DEPTH_MAX: usize = 4;
+/// Processes of one container of which the first is looked for. The kernel lists those that came first before those that came later.
+const PROCESSES_ASKED_MAX: usize = 64;
+/// What `/proc/PID/ns/user` is in the machine's user namespace: `PROC_USER_INIT_INO` in the kernel's `include/linux/proc_ns.h`.
+const MACHINE_USER_NAMESPACE: &str = "user:[4026531837]";
+
+/// Why nobody knows what a container has written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum LayerUnknown {
+    /// Its processes can mount what they like.
+    #[error(
+        "its first process is in a user namespace of its own, where it can change what its mounts show"
+    )]
+    UserNamespace,
+    /// Its root is something else than it says.
+    #[error("its first process has another root than its mounts show")]
+    OtherRoot,
+    /// The root is no overlay.
+    #[error("its root is no overlay")]
+    NoOverlay,
+    /// The layer is at a place where no runtime keeps any.
+    #[error(
+        "its layer is below no directory of a known runtime; if yours keeps them there, name a directory above with --container-dir"
+    )]
+    Elsewhere,
+}
+
+/// A container's writable layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Layer {
+    /// It has none: no process, a read-only root, or the root of the machine itself.
+    Absent,
+    /// This directory.
+    At(RuntimePath),
+    /// It may have one.
+    Unknown(LayerUnknown),
+}
+
+/// A directory below a runtime's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct RuntimePath {
+    /// The runtime's directory.
+    root: PathBuf,
+    below: PathBuf,
+}
+
+impl RuntimePath {
+    fn new(layer: &Path, roots: &[PathBuf]) -> Option<Self> {
+        let plain = |it: Component<'_>| matches!(it, Component::RootDir | Component::Normal(_));
+        if !layer.components().all(plain) {
+            return None;
+        }
+        roots.iter().find_map(|root| {
+            let below = layer.strip_prefix(root).ok()?;
+            Some(Self {
+                root: root.clone(),
+                below: below.to_owned(),
+            })
+        })
+    }
+
+    pub(super) fn path(&self, places: &Places) -> PathBuf {
+        places.host.path(&self.root).join(&self.below)
+    }
+
+    /// Opens it. The runtime's directory may be a link, as an administrator makes them; nothing below it may: what is in a layer is the pod's.
+    pub(super) fn open(&self, places: &Places) -> Result<OwnedFd, Errno> {
+        let root = std::fs::canonicalize(places.host.path(&self.root))
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let root = openat(CWD, &root, OPEN_DIRECTORY, Mode::empty())?;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        openat2(&root, &self.below, OPEN_DIRECTORY, Mode::empty(), resolve)
+    }
+}
+
+/// The writable layer under the machine's own root, where that is an overlay.
+pub(super) fn host_layer(places: &Places) -> Option<PathBuf> {
+    let text = mountinfo(places, "1").or_else(|| mountinfo(places, "self"))?;
+    root_mount(&text)?.upper
+}
+
+/// The writable layer of the container whose processes are in `cgroup`.
+pub(super) fn container_layer(
+    places: &Places,
+    mounts: &CgroupMounts,
+    cgroup: &CgroupPath,
+    host_layer: Option<&Path>,
+) -> Layer {
+    let dir = mounts
+        .hierarchies()
+        .iter()
+        .map(|hierarchy| hierarchy.dir(cgroup))
+        .find(|dir| dir.is_dir());
+    let Some(dir) = dir else {
+        return Layer::Absent;
+    };
+    let mut pids = Vec::new();
+    processes(&dir, CGROUP_DEPTH_MAX, &mut pids);
+    let first = pids
+        .iter()
+        .filter_map(|pid| Some((start_ticks(&places.host, *pid)?, *pid)))
+        .min_by_key(|(started, pid)| (*started, pid.as_raw_nonzero()));
+    let Some((_, first)) = first else {
+        return Layer::Absent;
+    };
+    layer_of(places, first, host_layer)
+}
+
+fn layer_of(places: &Places, first: Pid, host_layer: Option<&Path>) -> Layer {
+    let of_process = |file: &str| format!("{}/{file}", first.as_raw_nonzero());
+    let name = first.as_raw_nonzero().to_string();
+    // Before anything that asks a file system: the root of such a process may be one that never answers.
+    match std::fs::read_link(places.host.procfs(of_process("ns/user"))) {
+        Ok(namespace) if namespace == Path::new(MACHINE_USER_NAMESPACE) => {}
+        Ok(_) => return Layer::Unknown(LayerUnknown::UserNamespace),
+        // It has ended.
+        Err(_) => return Layer::Absent,
+    }
+    // A process that is ending has no mounts to show.
+    let Some(text) = mountinfo(places, &name).filter(|text| !text.is_empty()) else {
+        return Layer::Absent;
+    };
+    let Ok(root) = std::fs::metadata(places.host.procfs(of_process("root"))) else {
+        return Layer::Absent;
+    };
+    let machine = std::fs::metadata(places.host.procfs("1/root"));
+    if machine.is_ok_and(|machine| (machine.dev(), machine.ino()) == (root.dev(), root.ino())) {
+        return Layer::Absent;
+    }
+    let Some(RootMount {
+        device,
+        is_overlay,
+        upper,
+    }) = root_mount(&text)
+    else {
+        return Layer::Unknown(LayerUnknown::OtherRoot);
+    };
+    let (major, minor) = (rustix::fs::major(root.dev()), rustix::fs::minor(root.dev()));
+    if device != (major, minor) {
+        return Layer::Unknown(LayerUnknown::OtherRoot);
+    }
+    match upper {
+        _ if !is_overlay => Layer::Unknown(LayerUnknown::NoOverlay),
+        // Read-only.
+        None => Layer::Absent,
+        Some(upper) if Some(upper.as_path()) == host_layer => Layer::Absent,
+        Some(upper) => match RuntimePath::new(&upper, &places.layer_roots) {
+            Some(path) => Layer::At(path),
+            None => Layer::Unknown(LayerUnknown::Elsewhere),
+        },
+    }
+}
+
+/// Some processes of a cgroup, else of those below.
+fn processes(dir: &Path, depth_left: usize, pids: &mut Vec<Pid>) {
+    if let Ok(text) = read_text(dir.join("cgroup.procs")) {
+        let listed = text.lines().take(PROCESSES_ASKED_MAX);
+        pids.extend(listed.filter_map(|pid| Pid::from_raw(pid.parse().ok()?)));
+    }
+    if !pids.is_empty() || depth_left == 0 {
+        return;
+    }
+    for child in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if child.file_type().is_ok_and(|kind| kind.is_dir()) {
+            processes(&child.path(), depth_left - 1, pids);
+            if !pids.is_empty() {
+                return;
+            }
+        }
+    }
+}
