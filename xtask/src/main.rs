@@ -40,6 +40,7 @@ Examples:
   cargo xtask test --all                              every test on every machine
   cargo xtask conformance tests/vectors/quantity.jsonl
   cargo xtask fuzz --seconds 600                      random histories against the decision engine
+  cargo xtask fuzz-parsers --seconds 60 mounts btf    foreign bytes against what reads them, guided by coverage
   cargo xtask deny                                    licences, names and sources of dependencies
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
@@ -99,6 +100,15 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Foreign bytes, guided by coverage, against everything that reads them; exit status 1 with the first find
+    FuzzParsers {
+        /// How long for each target
+        #[arg(long, value_name = "N", default_value_t = 60)]
+        seconds: u32,
+        /// Targets, the files of tests/fuzz/fuzz_targets [default: all]
+        #[arg(value_name = "TARGET")]
+        targets: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -129,6 +139,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Conformance { files } => return conformance::run(&files),
         Command::Deny => return deny::run(),
         Command::Fuzz { arguments } => return fuzz::run(&arguments),
+        Command::FuzzParsers { seconds, targets } => return fuzz::parsers(seconds, &targets),
     }
     Ok(0)
 }

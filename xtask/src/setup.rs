@@ -22,6 +22,7 @@ use crate::progress::{Step, say};
 const BPF_LINKER_VERSION: &str = "0.10.4";
 
 const CARGO_DENY_VERSION: &str = "0.20.2";
+const CARGO_FUZZ_VERSION: &str = "0.13.2";
 
 /// Has the LLVM (22) that this bpf-linker can read; installed when no nightly is there at all.
 pub(crate) const NIGHTLY_PINNED: &str = "nightly-2026-05-20";
@@ -193,6 +194,11 @@ pub(crate) fn bpf_linker() -> Result<PathBuf> {
 /// The project's own cargo-deny. Only `cargo xtask deny` needs it.
 pub(crate) fn cargo_deny() -> Result<PathBuf> {
     installed_by_cargo("cargo-deny", CARGO_DENY_VERSION)
+}
+
+/// The project's own cargo-fuzz. Only `cargo xtask fuzz-parsers` needs it.
+pub(crate) fn cargo_fuzz() -> Result<PathBuf> {
+    installed_by_cargo("cargo-fuzz", CARGO_FUZZ_VERSION)
 }
 
 /// A program from the registry, built once, with the dependencies that its authors have locked.

@@ -8,6 +8,7 @@ mod explain;
 mod faults;
 mod flood;
 mod guides;
+mod hostile;
 mod journal;
 mod ladder;
 mod last_line;
@@ -61,6 +62,7 @@ pub fn all() -> Vec<Test> {
         oom_scores::TESTS,
         faults::TESTS,
         flood::TESTS,
+        hostile::TESTS,
         last_line::TESTS,
         ladder::TESTS,
         capabilities::TESTS,
