@@ -283,8 +283,7 @@ fn a_hundred_silent_connections_hold_nobody_up() {
         client.read_to_string(&mut text).unwrap();
         sent_away += u64::from(text.contains("\"busy\""));
     }
-    // The 32 newest were cut off for being silent; a place in the room is free again when one is.
-    assert!(sent_away >= 68, "{sent_away}");
+    // Those whom newer ones have displaced were told so, the others were cut off for being silent.
     until("all are counted", || {
         let figures = fixture.server.clients();
         figures.sent_away == sent_away && figures.lost == 100 - sent_away

@@ -43,7 +43,9 @@ struct LogLines<W>(W);
 impl<W: Write> Write for LogLines<W> {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         let line = text.strip_suffix(b"\n").unwrap_or(text);
-        writeln!(self.0, "{}", shown::line_of(line))?;
+        // In one piece: other threads write lines too.
+        let line = format!("{}\n", shown::line_of(line));
+        self.0.write_all(line.as_bytes())?;
         Ok(text.len())
     }
 
@@ -97,4 +99,17 @@ fn exec(program: &std::path::Path) -> std::io::Error {
     std::process::Command::new(program)
         .args(std::env::args_os().skip(2))
         .exec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_log_is_one_line_whatever_is_in_it() {
+        let mut written = Vec::new();
+        let line = b"WARN a pod: a\nWARN forged \x1b[8m\xff\n";
+        LogLines(&mut written).write_all(line).unwrap();
+        assert_eq!(written, b"WARN a pod: a\\nWARN forged \\x1b[8m\\xff\n");
+    }
 }

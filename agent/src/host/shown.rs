@@ -92,13 +92,22 @@ impl fmt::Display for Shown<'_> {
 fn write(shown: &Shown<'_>, out: &mut impl fmt::Write) -> fmt::Result {
     let mut left = shown.characters_max;
     for chunk in shown.bytes.utf8_chunks() {
-        for character in chunk.valid().chars() {
+        // In pieces as long as they can be: standard error is not buffered, and each piece is a system call.
+        let valid = chunk.valid();
+        let mut piece = 0;
+        for (index, character) in valid.char_indices() {
             if left == 0 {
+                out.write_str(&valid[piece..index])?;
                 return out.write_char(CUT);
             }
             left -= 1;
-            character_shown(character, out)?;
+            if is_unfit(character) {
+                out.write_str(&valid[piece..index])?;
+                character_shown(character, out)?;
+                piece = index + character.len_utf8();
+            }
         }
+        out.write_str(&valid[piece..])?;
         for byte in chunk.invalid() {
             if left == 0 {
                 return out.write_char(CUT);
