@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use plimsoll::commands::exit_status::FAILED;
 use plimsoll::daemon::start::{self, RunArgs};
+use plimsoll::host::panics::abort_unless_contained;
 use plimsoll::host::program::{failed, log_to_stderr};
 
 #[derive(Debug, Parser)]
@@ -17,5 +18,6 @@ struct Cli {
 fn main() -> ExitCode {
     let Cli { run } = Cli::parse();
     log_to_stderr();
+    abort_unless_contained();
     start::run(&run).unwrap_or_else(|error| failed(&error, FAILED))
 }

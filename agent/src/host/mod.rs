@@ -22,10 +22,12 @@ pub mod knobs;
 pub mod lock;
 pub mod meminfo;
 pub mod numa;
+pub mod panics;
 pub mod pressure;
 pub mod processes;
 pub mod program;
 pub mod protect;
+pub mod state_dir;
 pub mod stop;
 pub mod swap;
 #[expect(unsafe_code, reason = "the system calls that rustix does not wrap")]

@@ -7,12 +7,14 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
+use crate::host::panics;
 use crate::host::worker::WorkerThread;
 
 /// All of it is locked in memory with the agent. The deepest that runs on it is the JSON reader, at its own limit of nesting.
@@ -47,15 +49,24 @@ impl ServingThread {
         let (stop, stopped) = oneshot::channel();
         // Its jobs are its clients, who come by themselves.
         let thread = WorkerThread::start(name, STACK_BYTES, 0, move |_jobs| {
-            runtime.block_on(async {
-                tokio::select! {
-                    biased;
-                    _ = stopped => {}
-                    ended = serve() => if let Err(error) = ended {
-                        tracing::error!(%error, "{name} is no longer served");
+            // A client's task that panics is that client's loss: the event loop catches it.
+            panics::contain();
+            let serving = AssertUnwindSafe(|| {
+                runtime.block_on(async {
+                    tokio::select! {
+                        biased;
+                        _ = stopped => {}
+                        ended = serve() => if let Err(error) = ended {
+                            tracing::error!(%error, "{name} is no longer served");
+                        }
                     }
-                }
+                });
             });
+            if catch_unwind(serving).is_err() {
+                tracing::error!(
+                    "{name} is no longer served: a mistake in plimsoll; please report the message above"
+                );
+            }
             runtime.shutdown_background();
         })?;
         Ok(Self {
@@ -97,7 +108,7 @@ pub struct ClientFigures {
     pub answered: u64,
     /// Were sent away, being too many.
     pub sent_away: u64,
-    /// Were too slow, went away, or sent nothing that could be answered.
+    /// Were too slow, went away, sent nothing that could be answered, or met a mistake in the code that answers.
     pub lost: u64,
 }
 
@@ -125,6 +136,7 @@ impl Clients {
         match Arc::clone(&self.places).try_acquire_owned() {
             Ok(permit) => Some(ClientSlot {
                 clients: Arc::clone(self),
+                is_served: false,
                 _permit: permit,
             }),
             Err(_) => {
@@ -138,18 +150,26 @@ impl Clients {
 /// The place of a client that is being served.
 pub(crate) struct ClientSlot {
     clients: Arc<Clients>,
+    is_served: bool,
     _permit: OwnedSemaphorePermit,
 }
 
 impl ClientSlot {
     /// It has been served, or not.
-    pub(crate) fn leave(self, served: Result<(), impl fmt::Debug>) {
-        let counted = match served {
-            Ok(()) => &self.clients.answered,
-            Err(error) => {
-                tracing::debug!(?error, "a client is lost");
-                &self.clients.lost
-            }
+    pub(crate) fn leave(mut self, served: Result<(), impl fmt::Debug>) {
+        match served {
+            Ok(()) => self.is_served = true,
+            Err(error) => tracing::debug!(?error, "a client is lost"),
+        }
+    }
+}
+
+impl Drop for ClientSlot {
+    /// Also when the task that serves the client panics.
+    fn drop(&mut self) {
+        let counted = match self.is_served {
+            true => &self.clients.answered,
+            false => &self.clients.lost,
         };
         counted.fetch_add(1, Ordering::Relaxed);
     }
@@ -173,6 +193,31 @@ mod tests {
             lost: 1,
         };
         assert_eq!(clients.figures(), figures);
+    }
+
+    /// As a request that meets a mistake in what answers it.
+    #[test]
+    fn a_panic_costs_one_client_and_its_place_is_free_again() {
+        let clients = Clients::new(1);
+        let (served, results) = std::sync::mpsc::channel();
+        let shared = Arc::clone(&clients);
+        let thread = ServingThread::start("panics", move || async move {
+            for client in 0..3 {
+                let place = shared.place().expect("the place of the one before");
+                let task = tokio::spawn(async move {
+                    assert!(client != 1, "a mistake");
+                    place.leave(Ok::<(), io::Error>(()));
+                });
+                served.send(task.await.is_ok()).expect("somebody listens");
+            }
+            std::future::pending::<io::Result<()>>().await
+        });
+        let thread = thread.expect("a thread");
+        let seen: Vec<bool> = results.iter().take(3).collect();
+        assert_eq!(seen, [true, false, true]);
+        drop(thread);
+        let figures = clients.figures();
+        assert_eq!((figures.answered, figures.lost), (2, 1));
     }
 
     #[test]
