@@ -252,6 +252,7 @@ fn a_journal_goes_on_when_its_disk_has_room_again() {
     );
 
     // A disk that is full when the agent starts does not keep it from starting.
+    let path = disk.join("other");
     fs::write(&filler, vec![1; 1 << 20]).unwrap_err();
     let mut journal = Journal::create(&path, &engine).unwrap();
     assert!(journal.take_error().is_some());
