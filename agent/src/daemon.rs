@@ -23,6 +23,7 @@ mod oom_scores;
 mod placement;
 mod remedies;
 mod rescan;
+mod room;
 mod storage;
 mod telling;
 mod turn;

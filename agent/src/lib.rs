@@ -17,3 +17,7 @@ pub mod source;
 pub mod storage;
 #[cfg(test)]
 mod testkit;
+
+#[cfg(test)]
+#[path = "../tests/notes/mod.rs"]
+mod notes;

@@ -124,6 +124,8 @@ pub enum Absent {
     MemoryQos,
     /// Pods may swap, and the kernel cannot limit that.
     SwapLimit,
+    /// The ledger takes nothing, so that no setting is changed.
+    NotWritten(String),
 }
 
 impl fmt::Display for Absent {
@@ -144,6 +146,10 @@ impl fmt::Display for Absent {
             Self::NotDelegated(why) => write!(
                 f,
                 "the cgroups above the pods do not have all controllers: {why}"
+            ),
+            Self::NotWritten(why) => write!(
+                f,
+                "limits and reservations of the cgroups above the pods stay as they are: {why}"
             ),
             Self::MemoryQos => write!(
                 f,
@@ -330,8 +336,15 @@ impl Kubepods {
             ledger,
             written: None,
         };
-        kubepods.write(&[])?;
-        kubepods.enforce_reservations(&config.node)?;
+        let written = kubepods
+            .write(&[])
+            .and_then(|_| kubepods.enforce_reservations(&config.node));
+        match written {
+            Err(error) if kubepods.ledger.is_closed() => {
+                absent.push(Absent::NotWritten(error.to_string()));
+            }
+            written => written?,
+        }
         Ok((kubepods, absent))
     }
 

@@ -40,6 +40,7 @@ use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};
 use crate::host::file::{FileError, read_text, write_text};
 use crate::host::knobs::{KnobError, Ledger, PODS_LEDGER};
 use crate::host::shown::{Show as _, line};
+use crate::host::state_dir::{self, StateError};
 use crate::input::config::{Config, ConfigError, ConfigFile, EvictionFlags};
 use crate::input::manifests::{ManifestError, ManifestPod, read_file};
 use crate::pods;
@@ -51,6 +52,8 @@ use volumes::VolumeError;
 
 /// How often the cgroup is made anew when an agent removes it, still empty, before we are in it.
 const JOIN_ATTEMPTS_MAX: u32 = 5;
+/// How often the agent may place the pods anew while this process is on its way and stopped.
+const ADMISSIONS_MAX: u32 = 10;
 
 /// Run a command as a container of a pod.
 ///
@@ -161,6 +164,14 @@ pub enum ExecError {
         /// The container's cgroup.
         cgroup: CgroupPath,
     },
+    /// The agent did not wait for us, each time.
+    #[error(
+        "the agent has placed the pods anew {ADMISSIONS_MAX} times while this command was stopped on its way; try again"
+    )]
+    Overtaken,
+    /// The state directory is not to be used.
+    #[error(transparent)]
+    State(#[from] StateError),
     /// The command is not there.
     #[error("{command}: command not found", command = command.shown())]
     NotFound {
@@ -231,6 +242,7 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
 
     let mounts = host.cgroup_mounts()?;
     let cgroup_root = CgroupPath::new(&args.cgroup_root)?;
+    state_dir::prepare(&args.state_dir)?;
     let mut ledger = Ledger::open(&host, args.state_dir.join(PODS_LEDGER))?;
     let node = kubepods::capacity(&host, &mounts, &config)?;
     let adj = oom_score_adj(
@@ -240,19 +252,29 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
     );
 
     // Until the process is in its cgroup, the agent moves no pod.
-    let admission = Admission::begin(&host, &args.state_dir, &pod.uid())?;
-    for note in admission.notes() {
-        eprintln!("plimsoll: note: {}", line(&note.to_string()));
+    let mut is_admitted = false;
+    for _ in 0..ADMISSIONS_MAX {
+        let admission = Admission::begin(&host, &args.state_dir, &pod.uid())?;
+        for note in admission.notes() {
+            eprintln!("plimsoll: note: {}", line(&note.to_string()));
+        }
+        enter(
+            &mounts,
+            &cgroup_root,
+            pod,
+            container,
+            (&settings, &node, &admission),
+            &mut ledger,
+        )?;
+        // Not if this process was stopped for long, and the agent has placed the pods meanwhile.
+        is_admitted = admission.is_current()?;
+        if is_admitted {
+            break;
+        }
     }
-    enter(
-        &mounts,
-        &cgroup_root,
-        pod,
-        container,
-        (&settings, &node, &admission),
-        &mut ledger,
-    )?;
-    drop(admission);
+    if !is_admitted {
+        return Err(ExecError::Overtaken);
+    }
     set_oom_score_adj(&host, adj)?;
     let places = Places {
         host,

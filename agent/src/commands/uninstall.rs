@@ -29,8 +29,9 @@ use crate::host::knobs::{AGENT_LEDGER, Change, Ledger, Outcome, PODS_LEDGER};
 use crate::host::lock::{LOCK_FILE, LockError, StateLock};
 use crate::host::output::{Output, OutputArgs};
 use crate::host::shown::{Show as _, line};
+use crate::host::state_dir::ROOM_FILE;
 use crate::kernel::PinOwner;
-use crate::serve::control::{SOCKET_FILE, STATE_DIR};
+use crate::serve::control::{SOCKET_FILE, STATE_DIR, group_dir, remove_group_dir};
 
 /// Newest concerns first: settings of pods before the cgroups that they are in.
 const LEDGERS: [&str; 5] = [
@@ -146,6 +147,7 @@ pub fn run(args: &UninstallArgs) -> Result<ExitCode> {
     };
     work.ledgers();
     work.pins(&owner);
+    work.group_dir();
     work.files();
     drop(lock);
     let exit_status = if work.steps.iter().any(|step| step.action == Action::Left) {
@@ -386,6 +388,14 @@ impl Uninstall<'_> {
         }
     }
 
+    /// The directory of a socket that a group may use.
+    fn group_dir(&mut self) {
+        let dir = group_dir(self.state_dir);
+        if dir.is_dir() && (self.dry_run || remove_group_dir(&dir)) {
+            self.step(Action::Removed, dir.shown(), None);
+        }
+    }
+
     fn remove(&mut self, path: &Path, remove: impl FnOnce(&Path) -> io::Result<()>) {
         match if self.dry_run { Ok(()) } else { remove(path) } {
             Ok(()) => self.step(Action::Removed, path.shown(), None),
@@ -398,6 +408,7 @@ impl Uninstall<'_> {
 fn is_agent_file(name: &str) -> bool {
     [
         LOCK_FILE,
+        ROOM_FILE,
         SOCKET_FILE,
         CHECKPOINT,
         PLACEMENT_LOCK,
@@ -406,7 +417,11 @@ fn is_agent_file(name: &str) -> bool {
     .contains(&name)
         || name
             .strip_prefix(CHECKPOINT)
-            .is_some_and(|rest| rest == ".new" || rest.starts_with(".damaged-"))
+            .is_some_and(|rest| rest.starts_with(".damaged-"))
+        // The successor of a file, of an agent that was killed before it took its place; the second is how earlier versions called it.
+        || name
+            .strip_suffix(".new")
+            .is_some_and(|of| LEDGERS.contains(&of) || is_agent_file(of))
         || LEDGERS
             .iter()
             .any(|ledger| Path::new(ledger).with_extension("new") == Path::new(name))

@@ -24,7 +24,7 @@ use plimsoll_core::policy::placement::may_resize;
 use super::Agent;
 use crate::act::kubepods;
 use crate::act::placement::checkpoint::{
-    CHECKPOINT, Checkpoint, Found, LOCK_PATIENCE, PlacementLock,
+    BREAK_AFTER, CHECKPOINT, Checkpoint, Found, PlacementLock,
 };
 use crate::act::placement::kubelet_state::{self, CpuManagerState, MemoryManagerState};
 use crate::act::placement::{
@@ -180,7 +180,7 @@ fn saved(
     remark: &mut impl FnMut(String),
 ) -> Result<Assignments> {
     let found = {
-        let lock = PlacementLock::exclusive(around.state_dir, LOCK_PATIENCE)?;
+        let lock = PlacementLock::exclusive_by_force(around.state_dir, BREAK_AFTER)?;
         Checkpoint::read(&lock, around.state_dir)?
     };
     match found {

@@ -137,7 +137,7 @@ impl Sampler {
                 None
             }
         };
-        let node = self.meminfo.read()?;
+        let node = self.meminfo.read_or_reopen()?;
         sample.node = NodeMemory {
             capacity_bytes: node.total,
             anon_bytes: node.anon,
@@ -171,6 +171,11 @@ impl Sampler {
                 Err(error) => failed(&error),
             }
         }
+    }
+
+    /// Whether the node's memory could not be read so often that it will not be.
+    pub fn has_lost_node(&self) -> bool {
+        self.meminfo.is_lost()
     }
 
     /// Whether the kernel limits what pods swap.

@@ -31,15 +31,18 @@ use crate::act::remedies::{self, REMEDIES_LEDGER, Remedies};
 use crate::daemon::limits::{Limits, Origins};
 use crate::daemon::observer::{NodeObserver, Wanted};
 use crate::daemon::pod_meters::PodMeters;
+use crate::daemon::room::RoomWatch;
 use crate::daemon::sampler::Sampler;
 use crate::daemon::{Agent, Ending, LastLine, Placing, Sources, StorageWork, Surroundings};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::knobs::{AGENT_LEDGER, KnobError, Ledger, PODS_LEDGER};
-use crate::host::lock::StateLock;
+use crate::host::lock::{LockError, StateLock};
 use crate::host::meminfo::MeminfoFile;
 use crate::host::output::Output;
 use crate::host::protect::{protect, raise_open_files};
+use crate::host::shown::Show as _;
+use crate::host::state_dir::{has_no_room, try_room};
 use crate::host::stop::StopSignals;
 use crate::host::syscall::fill_allocations;
 use crate::input::config::{Config, ConfigFile, Effective, EvictionFlags};
@@ -90,10 +93,10 @@ pub struct RunArgs {
     /// Directory of the lock and of the record of changed kernel settings
     #[arg(long, value_name = "DIR", default_value = "/run/plimsoll")]
     pub state_dir: PathBuf,
-    /// Socket for `plimsoll explain` and `plimsoll top` [default: control.sock in the state directory]
+    /// Socket for `plimsoll explain` and `plimsoll top` [default: control.sock in the state directory, or in DIR-control with --control-group]
     #[arg(long, value_name = "PATH")]
     pub control_socket: Option<PathBuf>,
-    /// Group (name or number) that may use the socket [default: root only]
+    /// Group (name or number) that may use the socket, which is then in a directory of its own beside the state directory [default: root only]
     #[arg(long, value_name = "GROUP")]
     pub control_group: Option<String>,
     /// Serve metrics, health and statistics over HTTP on this address, e.g. 127.0.0.1:9186 [default: off]. Warns if it is not loopback
@@ -146,8 +149,8 @@ pub struct RunArgs {
 /// # Errors
 /// What keeps it from starting, or later from reading the node's memory, with what to do about it.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
-    let plan = Plan::check(args)?;
-    let _lock = StateLock::acquire(&args.state_dir)?;
+    let mut plan = Plan::check(args)?;
+    let _lock = plan.lock()?;
     let reporter = Reporter::start(args.output).context("the output thread cannot be started")?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -155,10 +158,17 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         .build()
         .context("the event loop cannot be made")?;
     // From here on a signal ends the agent in an orderly way: before the first kernel setting is changed.
-    let stop = {
+    let mut stop = {
         let _in_runtime = runtime.enter();
         StopSignals::catch().context("SIGINT and SIGTERM cannot be caught")?
     };
+    let room = plan.no_room.is_some();
+    let room = room
+        .then(|| RoomWatch::start(&args.state_dir))
+        .transpose()?;
+    if let Some(room) = &room {
+        stop = stop.or_when(room.notify());
+    }
     let mut start = Start {
         plan,
         reporter,
@@ -183,6 +193,10 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     {
         tracing::error!(%error, "pinned BPF programs stay; the next start, or `plimsoll uninstall`, removes them");
     }
+    let result = match room {
+        Some(room) => runtime.block_on(room.start_anew(result)),
+        None => result,
+    };
     result.map(|()| ExitCode::SUCCESS)
 }
 
@@ -196,6 +210,8 @@ struct Plan<'a> {
     cgroup_root: CgroupPath,
     kubepods: CgroupPath,
     listener: Option<TcpListener>,
+    /// Why the state directory takes nothing. Then no kernel setting is changed.
+    no_room: Option<String>,
 }
 
 impl<'a> Plan<'a> {
@@ -234,12 +250,34 @@ impl<'a> Plan<'a> {
             mounts,
             cgroup_root,
             listener: args.listen.map(http::bind).transpose()?,
+            no_room: None,
         })
+    }
+
+    /// The lock of the state directory. `None` where that is full or read-only and has none from before.
+    fn lock(&mut self) -> Result<Option<StateLock>, LockError> {
+        let lock = match StateLock::acquire(&self.args.state_dir) {
+            Err(error) if error.is_no_room() => {
+                self.no_room = Some(error.to_string());
+                return Ok(None);
+            }
+            lock => lock?,
+        };
+        if let Err(error) = try_room(&self.args.state_dir)
+            && has_no_room(&error)
+        {
+            self.no_room = Some(format!("{}: {error}", self.args.state_dir.shown()));
+        }
+        Ok(Some(lock))
     }
 
     /// The ledger of this name, in the state directory.
     fn ledger(&self, name: &str) -> Result<Ledger, KnobError> {
-        Ledger::open(&self.host, self.args.state_dir.join(name))
+        let path = self.args.state_dir.join(name);
+        match &self.no_room {
+            Some(why) => Ledger::closed(&self.host, path, why.clone()),
+            None => Ledger::open(&self.host, path),
+        }
     }
 }
 
@@ -252,6 +290,11 @@ struct Ledgers {
 impl Ledgers {
     /// Puts back what is in any ledger, and returns how many settings that were.
     fn put_back(plan: &Plan<'_>) -> Result<(Self, usize), KnobError> {
+        if plan.no_room.is_some() {
+            let agent = plan.ledger(AGENT_LEDGER)?;
+            let pods = plan.ledger(PODS_LEDGER)?;
+            return Ok((Self { agent, pods }, 0));
+        }
         let mut restored = 0;
         for name in [REMEDIES_LEDGER, CPU_LEDGER] {
             restored += restore(&mut plan.ledger(name)?)?;
@@ -268,6 +311,9 @@ impl Ledgers {
     /// Undoes what is in them, as far as it can be now.
     fn restore(&mut self) {
         for ledger in [&mut self.pods, &mut self.agent] {
+            if ledger.is_closed() {
+                continue; // nothing was changed
+            }
             if let Err(error) = restore(ledger) {
                 tracing::error!(%error, "kernel settings could not be put back; the next start tries again");
             }
@@ -368,6 +414,19 @@ impl Start<'_> {
         if let Some(text) = self.plan.args.listen.and_then(http::exposed) {
             self.warn(text);
         }
+        if let Some(why) = self.plan.no_room.clone() {
+            let text = format!(
+                "no kernel setting is changed, because no change could be recorded: {why}. Evictions go on; plimsoll starts anew when there is room"
+            );
+            self.lost.push(text.clone());
+            self.warn(text);
+        }
+        let skipped = self.plan.mounts.skipped();
+        if skipped > 0 {
+            self.warn(format!(
+                "{skipped} mounts in /proc/self/mounts cannot be read and were skipped; `plimsoll check` shows the cgroup hierarchies that were found"
+            ));
+        }
         if let Err(error) = raise_open_files(&self.plan.host) {
             self.warn(format!(
                 "the limit on open files stays as it is, about a dozen are needed for each pod: {error}"
@@ -384,7 +443,8 @@ impl Start<'_> {
             cgroup_root,
             ..
         } = &self.plan;
-        let ledger = self.plan.ledger(AGENT_LEDGER)?;
+        // The loop writes to it.
+        let ledger = self.plan.ledger(AGENT_LEDGER)?.without_waiting();
         let (kubepods, absent) = Kubepods::make(host, mounts, cgroup_root, config, ledger)?;
         self.lost.extend(absent.iter().map(ToString::to_string));
         Ok(kubepods)
@@ -577,6 +637,8 @@ impl Start<'_> {
         let pod_oom_group = self.plan.config.engine.options.pod_oom_group;
         let ledger = pod_oom_group.then(|| self.plan.ledger(AGENT_LEDGER));
         let ledger = ledger.and_then(|ledger| self.without("podOOMGroup", ledger));
+        // The loop writes to it.
+        let ledger = ledger.map(Ledger::without_waiting);
         let single_process = self.plan.config.cgroups.single_process_oom_kill;
         let single_process = single_process.unwrap_or(false);
         let groups = OomGroups::new(&self.plan.mounts, single_process, ledger);
@@ -618,7 +680,7 @@ impl Start<'_> {
         &mut self,
         sources: &mut Sources,
         bpf: Option<&Bpf>,
-    ) -> Result<(Server, Option<http::Server>)> {
+    ) -> Result<(Option<Server>, Option<http::Server>)> {
         let listener = self.plan.listener.take();
         let Plan {
             args,
@@ -631,13 +693,22 @@ impl Start<'_> {
         sources.give_snapshots_to(requests);
         let snapshots = Arc::new(Snapshots::new(snapshot_source));
         let statistics = || Statistics::new(host.clone(), mounts.clone(), cgroup_root.clone());
-        let socket = control::socket_path(&args.state_dir, args.control_socket.as_deref());
         let group = args.control_group.as_deref();
+        let option = args.control_socket.as_deref();
+        let socket = control::prepare_place(&args.state_dir, option, group);
         let answers = AnswerSources {
             snapshots: Arc::clone(&snapshots),
             statistics: statistics(),
         };
-        let control = Server::start(&socket, group, answers, Bounds::default())?;
+        let control =
+            socket.and_then(|path| Server::start(&path, group, answers, Bounds::default()));
+        let control = match control {
+            Err(error) if self.plan.no_room.is_some() => {
+                self.lost.push(format!("control socket: {error}"));
+                None
+            }
+            control => Some(control?),
+        };
         let http = listener.map(|listener| {
             let answers = http::Answers::new(snapshots, statistics())
                 .with_programs(bpf.map(Bpf::run_meters).unwrap_or_default())

@@ -32,6 +32,8 @@ use crate::kernel::{Bpf, Generation};
 
 /// Records taken in one go; then the loop looks at its other sources.
 const RECORDS_PER_TURN: usize = 512;
+/// After the node's memory could not be read.
+const READ_AGAIN_NS: u64 = 100_000_000;
 /// Figures that are read anew before one decision. Each could have changed it; the bound is for a node where all pods grow at once.
 const FRESHENED_MAX: usize = 16;
 /// Outcomes of decisions are events themselves. Each is answered at most so often in one turn.
@@ -235,7 +237,7 @@ impl Agent {
     /// the kernel is asked if there is no such record.
     ///
     /// # Errors
-    /// When the node's memory cannot be read.
+    /// When the node's memory could not be read several times.
     pub fn react(&mut self, cause: Cause, charged_bytes: Option<u64>) -> Result<()> {
         let received_ns = now_ns();
         self.find_empty_pods(received_ns);
@@ -245,25 +247,33 @@ impl Agent {
         let mut sample = std::mem::take(&mut self.sample);
         sample.storage = self.storage.as_mut().and_then(StorageWork::take_reading);
         let (failure, engine) = (&mut self.sample_failure, &self.engine);
-        self.sampler
-            .take(
-                cause,
-                received_ns,
-                charged_bytes,
-                &mut self.pods,
-                &mut sample,
-                |sample| engine.needs_pods(sample, received_ns),
-                |uid, error| {
-                    // Told after the decision; one of several is enough to go and look.
-                    failure.get_or_insert_with(|| match uid {
-                        Some(uid) => format!("pod {uid}: {error}"),
-                        None => error.to_string(),
-                    });
-                },
-            )
-            .context(
-                "the node's memory can no longer be read, and nothing can be decided without it: check that this is there and readable, then start plimsoll again",
-            )?;
+        let taken = self.sampler.take(
+            cause,
+            received_ns,
+            charged_bytes,
+            &mut self.pods,
+            &mut sample,
+            |sample| engine.needs_pods(sample, received_ns),
+            |uid, error| {
+                // Told after the decision; one of several is enough to go and look.
+                failure.get_or_insert_with(|| match uid {
+                    Some(uid) => format!("pod {uid}: {error}"),
+                    None => error.to_string(),
+                });
+            },
+        );
+        if let Err(error) = taken {
+            self.sample = sample;
+            if self.sampler.has_lost_node() {
+                return Err(error).context(
+                    "the node's memory can no longer be read, and nothing can be decided without it: check that this is there and readable, then start plimsoll again",
+                );
+            }
+            // The kernel may have had no memory for the text. What woke us counts as a timer then.
+            self.sample_failure.get_or_insert_with(|| error.to_string());
+            self.sample_by_ns = received_ns + READ_AGAIN_NS;
+            return Ok(());
+        }
         let freshened_max = if sample.node_only { 0 } else { FRESHENED_MAX };
         for _ in 0..freshened_max {
             let Some(stale) = self.engine.stale(&sample, received_ns) else {

@@ -18,6 +18,8 @@ use crate::host::shown::Show as _;
 pub const CGROUP_DEPTH_MAX: usize = 6;
 /// Mounts looked at, at most; a node with a thousand pods has a few thousand.
 const MOUNTS_MAX: usize = 65_536;
+/// Bytes of it that are read.
+const MOUNTS_BYTES_MAX: u64 = 16 << 20;
 
 /// What can go wrong with the cgroup file systems.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -262,66 +264,52 @@ pub fn cgroup_id(dir: &Path) -> Result<u64, FileError> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CgroupMounts {
     hierarchies: Vec<Hierarchy>,
+    skipped: usize,
 }
 
 impl CgroupMounts {
-    /// Reads `/proc/self/mounts`. When a hierarchy is mounted several times, its first mount counts.
+    /// Reads `/proc/self/mounts`. When a hierarchy is mounted several times, its first mount that can be read counts. The file is bytes: any user who may
+    /// mount anything (FUSE) chooses the names in it.
     ///
     /// # Errors
-    /// [`CgroupError::NoHierarchy`] when none is mounted; [`FileError`] for a file that cannot be read.
+    /// [`CgroupError::NoHierarchy`] when none is mounted; [`FileError`] when the file, or each hierarchy that is mounted, cannot be read.
     pub fn discover(host: &HostRoot) -> Result<Self, CgroupError> {
         let mounts = host.procfs("self/mounts");
+        let text = read_bytes(&mounts)?;
         let mut hierarchies: Vec<Hierarchy> = Vec::new();
-        for line in read_text(&mounts)?.lines().take(MOUNTS_MAX) {
-            let mut fields = line.split(' ');
+        let (mut skipped, mut first_error) = (0, None);
+        let lines = text.split(|byte| *byte == b'\n').take(MOUNTS_MAX);
+        for line in lines.filter(|line| !line.is_empty()) {
+            let mut fields = line.split(|byte| *byte == b' ');
             let (_, Some(mount_point), Some(kind), Some(options)) =
                 (fields.next(), fields.next(), fields.next(), fields.next())
             else {
+                skipped += 1;
                 continue;
             };
             let mount = host.path(unescape(mount_point));
-            let (version, mut controllers) = match kind {
-                "cgroup2" if hierarchies.iter().all(|other| other.version != Version::V2) => {
-                    let names = read_text(mount.join("cgroup.controllers"))?;
-                    (
-                        Version::V2,
-                        names
-                            .split_ascii_whitespace()
-                            .filter_map(Controller::from_name)
-                            .collect::<Vec<_>>(),
-                    )
+            match hierarchy_at(mount, kind, options, &hierarchies) {
+                Ok(hierarchy) => hierarchies.extend(hierarchy),
+                // Mounted over, or another's: the same hierarchy may be mounted elsewhere too.
+                Err(error) => {
+                    skipped += 1;
+                    first_error.get_or_insert(error);
                 }
-                "cgroup" => {
-                    let taken = |controller: &Controller| {
-                        hierarchies
-                            .iter()
-                            .all(|other| !other.controllers.contains(controller))
-                    };
-                    (
-                        Version::V1,
-                        options
-                            .split(',')
-                            .filter_map(Controller::from_name)
-                            .filter(taken)
-                            .collect(),
-                    )
-                }
-                _ => continue,
-            };
-            if version == Version::V1 && controllers.is_empty() {
-                continue; // a named hierarchy (systemd), or one whose controllers we do not use
             }
-            controllers.sort_unstable();
-            hierarchies.push(Hierarchy {
-                version,
-                controllers,
-                mount,
-            });
         }
-        if hierarchies.is_empty() {
-            return Err(CgroupError::NoHierarchy { mounts });
+        match (hierarchies.is_empty(), first_error) {
+            (false, _) => Ok(Self {
+                hierarchies,
+                skipped,
+            }),
+            (true, Some(error)) => Err(error.into()),
+            (true, None) => Err(CgroupError::NoHierarchy { mounts }),
         }
-        Ok(Self { hierarchies })
+    }
+
+    /// Lines of the list of mounts that are none, and cgroup mounts that cannot be read.
+    pub fn skipped(&self) -> usize {
+        self.skipped
     }
 
     /// All hierarchies, in the order in which they are mounted.
@@ -373,11 +361,62 @@ impl CgroupMounts {
     }
 }
 
+/// The hierarchy of one mount; `None` if it is none, none that we use, or one that is known.
+fn hierarchy_at(
+    mount: PathBuf,
+    kind: &[u8],
+    options: &[u8],
+    known: &[Hierarchy],
+) -> Result<Option<Hierarchy>, FileError> {
+    let (version, mut controllers) = match kind {
+        b"cgroup2" if known.iter().all(|other| other.version != Version::V2) => {
+            let names = read_text(mount.join("cgroup.controllers"))?;
+            let names = names.split_ascii_whitespace();
+            (
+                Version::V2,
+                names.filter_map(Controller::from_name).collect::<Vec<_>>(),
+            )
+        }
+        b"cgroup" => {
+            let is_new = |controller: &Controller| {
+                known
+                    .iter()
+                    .all(|other| !other.controllers.contains(controller))
+            };
+            let names = options
+                .split(|byte| *byte == b',')
+                .filter_map(|name| std::str::from_utf8(name).ok());
+            let controllers = names.filter_map(Controller::from_name).filter(is_new);
+            (Version::V1, controllers.collect())
+        }
+        _ => return Ok(None),
+    };
+    if version == Version::V1 && controllers.is_empty() {
+        return Ok(None); // a named hierarchy (systemd), or one whose controllers we do not use
+    }
+    controllers.sort_unstable();
+    Ok(Some(Hierarchy {
+        version,
+        controllers,
+        mount,
+    }))
+}
+
+/// The first [`MOUNTS_BYTES_MAX`] of a file.
+fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
+    use std::io::Read;
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(MOUNTS_BYTES_MAX).read_to_end(&mut bytes))
+        .map_err(|error| FileError::new_read(&Arc::from(path), errno_of(&error)))?;
+    Ok(bytes)
+}
+
 /// Undoes the octal escapes (space, tab, newline, backslash) of a mounts file.
-fn unescape(text: &str) -> PathBuf {
+fn unescape(text: &[u8]) -> PathBuf {
     use std::os::unix::ffi::OsStringExt;
     let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
+    let mut rest = text;
     while let Some((first, tail)) = rest.split_first() {
         let octal = (*first == b'\\').then(|| tail.get(..3)).flatten();
         let value = octal
@@ -488,7 +527,7 @@ pub(crate) mod tests {
         let mut text = String::from("proc /proc proc rw 0 0\n");
         for (kind, mount_point, options) in mounts {
             text += &format!("{kind} {mount_point} {kind} {options} 0 0\n");
-            std::fs::create_dir_all(host.path(unescape(mount_point))).unwrap();
+            std::fs::create_dir_all(host.path(unescape(mount_point.as_bytes()))).unwrap();
         }
         std::fs::write(host.procfs("self/mounts"), text).unwrap();
         (dir, host)
@@ -521,6 +560,53 @@ pub(crate) mod tests {
             error.to_string().contains("freezer is not available"),
             "{error}"
         );
+    }
+
+    /// As a FUSE mount of any user has it.
+    #[test]
+    fn a_mount_whose_name_is_no_text_hides_nothing() {
+        let (_dir, host) = fake_v2();
+        let text = std::fs::read(host.procfs("self/mounts")).unwrap();
+        let hostile: [&[u8]; 5] = [
+            b"x /mnt/\xff\xfe\x80 fuse rw 0 0\n",
+            b"\xff\n",
+            b"cgroup2 /gone\xff cgroup2 rw 0 0\n",
+            b"cgroup /\xff cgroup rw,\xff,name=x 0 0\n",
+            b"x / \\9\\777\\ \xff\n\n",
+        ];
+        let mut all = hostile.concat();
+        all.extend_from_slice(&text);
+        std::fs::write(host.procfs("self/mounts"), all).unwrap();
+        let mounts = host.cgroup_mounts().unwrap();
+        let unified = mounts.unified().unwrap();
+        assert_eq!(unified.mount, host.path("/sys/fs/cgroup"));
+        assert!(unified.controllers.contains(&Controller::Memory));
+        assert_eq!(
+            mounts.skipped(),
+            2,
+            "what is no mount, and what is not there"
+        );
+    }
+
+    #[test]
+    fn the_only_hierarchy_that_cannot_be_read_is_named() {
+        let (_dir, host) = fake_v2();
+        std::fs::remove_file(host.path("/sys/fs/cgroup/cgroup.controllers")).unwrap();
+        let error = host.cgroup_mounts().unwrap_err().to_string();
+        assert!(error.contains("cgroup.controllers"), "{error}");
+    }
+
+    proptest::proptest! {
+        /// Whatever is mounted where, the host's hierarchy is found.
+        #[test]
+        fn any_bytes_among_the_mounts(bytes: Vec<u8>) {
+            let (_dir, host) = fake_v2();
+            let mut all = bytes;
+            all.push(b'\n');
+            all.extend_from_slice(&std::fs::read(host.procfs("self/mounts")).unwrap());
+            std::fs::write(host.procfs("self/mounts"), all).unwrap();
+            proptest::prop_assert!(host.cgroup_mounts().unwrap().unified().is_some());
+        }
     }
 
     #[test]

@@ -12,13 +12,16 @@
 //! The ledger lives in `/run`, which a reboot clears together with the knobs; where it is on a disk instead, lines of another boot are dropped.
 
 mod fold;
+mod reliance;
+mod step;
+mod undo;
 
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -28,7 +31,9 @@ use serde::{Deserialize, Serialize};
 use super::HostRoot;
 use super::cgroup::{CgroupPath, Controller, Hierarchy, Version};
 use super::file::{FileError, errno_of, read_text, write_text};
+use super::lock::{FlockError, Holders, flock_within};
 use super::processes::start_ticks;
+use super::state_dir;
 
 use crate::host::shown::Show as _;
 
@@ -42,6 +47,8 @@ pub const LEDGER_BYTES_MAX: u64 = 16 * 1024 * 1024;
 const FOLD_AFTER: u32 = 256;
 /// How often a ledger may be replaced by another process while we wait for its lock.
 const REPLACED_MAX: u32 = 100;
+/// How long a ledger that another process holds is waited for, where waiting is allowed: `plimsoll exec` holds it from a line to its change.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why a knob was not changed. Nothing is half applied: either the line and the change are both there, or neither counts.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +61,14 @@ pub enum KnobError {
         /// Why.
         #[source]
         source: std::io::Error,
+    },
+    /// Another process holds the ledger's lock, so nothing was changed.
+    #[error("{path}: the ledger of changed knobs is locked by {holders}, so nothing was changed: if it is a stopped plimsoll exec, continue it (kill -CONT) or end it", path = path.shown())]
+    Locked {
+        /// The ledger.
+        path: PathBuf,
+        /// Who holds it.
+        holders: Holders,
     },
     /// The knob itself cannot be read or written.
     #[error(transparent)]
@@ -95,7 +110,7 @@ impl KnobError {
         match self {
             Self::Knob(error) => error.is_vanished(),
             Self::Create { source, .. } => *source == Errno::NOENT,
-            Self::Ledger { .. } | Self::Enable { .. } => false,
+            Self::Ledger { .. } | Self::Locked { .. } | Self::Enable { .. } => false,
         }
     }
 }
@@ -265,10 +280,15 @@ pub struct Ledger {
     boot_id: String,
     /// Lines appended since they were last folded.
     appended: u32,
+    /// How long the lock is waited for.
+    patience: Duration,
+    /// Why nothing can be written to it.
+    closed: Option<String>,
 }
 
 impl Ledger {
     /// Opens `path`, creating it and its directory where they do not exist. Changes nothing else: see [`Ledger::restore`].
+    /// A ledger that another process holds is waited for, for ten seconds: see [`Ledger::without_waiting`].
     ///
     /// # Errors
     /// [`KnobError::Ledger`].
@@ -276,9 +296,9 @@ impl Ledger {
         let path = path.into();
         let open = || {
             if let Some(dir) = path.parent() {
-                std::fs::create_dir_all(dir)?;
+                state_dir::make(dir)?;
             }
-            open_file(&path)
+            state_dir::open_private(&path)
         };
         let file = open().map_err(|source| KnobError::Ledger {
             path: path.clone(),
@@ -295,7 +315,46 @@ impl Ledger {
             file,
             boot_id,
             appended: 0,
+            patience: LOCK_PATIENCE,
+            closed: None,
         })
+    }
+
+    /// A ledger in a place that takes nothing, for this reason: each change, and each restore, is refused with it.
+    ///
+    /// # Errors
+    /// [`KnobError::Ledger`] without `/dev/null`.
+    pub fn closed(
+        host: &HostRoot,
+        path: impl Into<PathBuf>,
+        why: String,
+    ) -> Result<Self, KnobError> {
+        let path = path.into();
+        let file = File::open("/dev/null").map_err(|source| KnobError::Ledger {
+            path: path.clone(),
+            source,
+        })?;
+        Ok(Self {
+            host: host.clone(),
+            path,
+            file,
+            boot_id: String::new(),
+            appended: 0,
+            patience: Duration::ZERO,
+            closed: Some(why),
+        })
+    }
+
+    /// Whether every change is refused: see [`Ledger::closed`].
+    pub fn is_closed(&self) -> bool {
+        self.closed.is_some()
+    }
+
+    /// For the agent's loop: a change that finds the ledger locked by another process fails at once ([`KnobError::Locked`]).
+    #[must_use]
+    pub fn without_waiting(mut self) -> Self {
+        self.patience = Duration::ZERO;
+        self
     }
 
     /// The ledger's file.
@@ -438,11 +497,11 @@ impl Ledger {
         let _lock = self.lock()?;
         self.append(&change)
             .and_then(|()| self.fold_if_long())
-            .map_err(|source| KnobError::Ledger {
-                path: self.path.clone(),
-                source,
-            })?;
-        make()
+            .map_err(|source| self.failed(source))?;
+        step::reached();
+        make()?;
+        step::reached();
+        Ok(())
     }
 
     /// A file that is written again and again, such as the weight of a tier, needs one line: its first value and its last.
@@ -459,29 +518,41 @@ impl Ledger {
 
     /// Locks the file that is at the path now: a restore by another process replaces it.
     fn lock(&mut self) -> Result<FileLock, KnobError> {
-        let path = self.path.clone();
-        let mut lock = || {
-            for _ in 0..REPLACED_MAX {
-                let file = self.file.try_clone()?;
-                rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-                let lock = FileLock(file);
-                let ours = self.file.metadata()?;
-                match std::fs::metadata(&self.path) {
-                    Ok(there) if (there.dev(), there.ino()) == (ours.dev(), ours.ino()) => {
-                        return Ok(lock);
-                    }
-                    Ok(_) => {}
-                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                    Err(error) => return Err(error),
+        if let Some(why) = &self.closed {
+            return Err(self.failed(std::io::Error::other(why.clone())));
+        }
+        let operation = FlockOperation::NonBlockingLockExclusive;
+        for _ in 0..REPLACED_MAX {
+            let file = self.file.try_clone().map_err(|error| self.failed(error))?;
+            match flock_within(&file, operation, self.patience) {
+                Ok(()) => {}
+                Err(FlockError::Io(error)) => return Err(self.failed(error)),
+                Err(FlockError::Held(holders)) => {
+                    return Err(KnobError::Locked {
+                        path: self.path.clone(),
+                        holders,
+                    });
                 }
-                drop(lock);
-                self.file = open_file(&self.path)?;
             }
-            Err(std::io::Error::other(
-                "it is replaced again and again by another process",
-            ))
-        };
-        lock().map_err(|source| KnobError::Ledger { path, source })
+            let lock = FileLock(file);
+            let is_there = state_dir::is_at(&self.file, &self.path);
+            if is_there.map_err(|error| self.failed(error))? {
+                return Ok(lock);
+            }
+            drop(lock);
+            let file = state_dir::open_private(&self.path);
+            self.file = file.map_err(|error| self.failed(error))?;
+        }
+        Err(self.failed(std::io::Error::other(
+            "it is replaced again and again by another process",
+        )))
+    }
+
+    fn failed(&self, source: std::io::Error) -> KnobError {
+        KnobError::Ledger {
+            path: self.path.clone(),
+            source,
+        }
     }
 
     fn append(&mut self, change: &Change) -> std::io::Result<()> {
@@ -494,9 +565,10 @@ impl Ledger {
         let end = self.file.seek(SeekFrom::End(0))?;
         let start = whole_lines(&mut self.file, end)?;
         if start < end {
-            self.file.set_len(start)?; // a torn line of somebody who was killed
+            step::reached();
+            self.file.set_len(start)?; // a torn line of a process that was killed
         }
-        self.file.write_all(text.as_bytes()).inspect_err(|_| {
+        step::write_all(&mut self.file, text.as_bytes()).inspect_err(|_| {
             // Full disk: take the torn part back. If that fails too, the next reader skips it as torn.
             self.file.set_len(start).ok();
         })
@@ -538,14 +610,17 @@ impl Ledger {
             .filter(|line| line.boot_id == self.boot_id)
             .collect();
         let mut busy = Vec::new();
-        for line in lines.iter().rev() {
+        for (index, line) in lines.iter().enumerate().rev() {
             if !is_wanted(&line.change) {
                 busy.push(line.clone());
                 continue;
             }
-            let outcome = match below_in_use(&line.change, &lines) {
+            let outcome = match undo::below_in_use(&line.change, &lines) {
                 Some(why) => Outcome::Busy(why),
-                None => undo(&self.host, &line.change),
+                None => {
+                    step::reached();
+                    undo::undo(&self.host, &line.change, &lines[..index])
+                }
             };
             if matches!(outcome, Outcome::Busy(_)) {
                 busy.push(line.clone());
@@ -605,6 +680,7 @@ impl Ledger {
 
     /// Makes a new file with these lines and renames it, so that dying in between leaves the old ledger: undoing twice does no harm.
     fn replace(&mut self, lines: &[Line]) -> std::io::Result<()> {
+        step::reached();
         if lines.is_empty() {
             return self.file.set_len(0);
         }
@@ -613,21 +689,16 @@ impl Ledger {
             text += &serde_json::to_string(line)?;
             text.push('\n');
         }
-        let new = self.path.with_extension("new");
-        std::fs::write(&new, text)?;
+        let new = state_dir::new_beside(&self.path);
+        let mut file = state_dir::create_new(&new)?;
+        step::reached();
+        step::write_all(&mut file, text.as_bytes())?;
+        step::reached();
         std::fs::rename(&new, &self.path)?;
-        self.file = open_file(&self.path)?;
+        step::reached();
+        self.file = state_dir::open_private(&self.path)?;
         Ok(())
     }
-}
-
-fn open_file(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .open(path)
 }
 
 /// Holds the lock of the open file; `flock` belongs to the open file description, so it is released explicitly.
@@ -699,92 +770,6 @@ fn is_enabled(subtree_control: &Path, controller: &str) -> Result<bool, FileErro
     Ok(read_text(subtree_control)?
         .split_ascii_whitespace()
         .any(|name| name == controller))
-}
-
-/// A controller is not taken from cgroups of ours that have processes: their limits and CPUs would be gone. It may have been enabled after they
-/// were made, so that all lines count, and not only those that have been undone.
-fn below_in_use(change: &Change, lines: &[Line]) -> Option<String> {
-    let Change::Enable { cgroup, .. } = change else {
-        return None;
-    };
-    let used = lines.iter().find_map(|line| match &line.change {
-        Change::Create { cgroup: below } if below.starts_with(cgroup) && below != cgroup => {
-            is_populated(below).then_some(below)
-        }
-        _ => None,
-    })?;
-    Some(format!("{} is in use", used.shown()))
-}
-
-/// Whether a v2 cgroup or one below it has processes; only there are controllers enabled.
-fn is_populated(cgroup: &Path) -> bool {
-    let events = read_text(cgroup.join("cgroup.events"));
-    events.is_ok_and(|events| events.lines().any(|line| line == "populated 1"))
-}
-
-fn undo(host: &HostRoot, change: &Change) -> Outcome {
-    match change {
-        Change::Write {
-            path,
-            old,
-            new,
-            process,
-        } => {
-            if process.is_some_and(|process| !process.is_running(host)) {
-                return Outcome::NothingToDo;
-            }
-            match read_text(path) {
-                Err(error) if error.is_vanished() => Outcome::NothingToDo,
-                Err(error) => Outcome::Left(error.to_string()),
-                Ok(now) if now.trim_end() == old => Outcome::NothingToDo,
-                Ok(now) if now.trim_end() == new => written(path, old),
-                Ok(now) => Outcome::Left(format!(
-                    "plimsoll wrote {new:?}, another program has since set {:?}",
-                    now.trim_end()
-                )),
-            }
-        }
-        Change::Enable { cgroup, controller } => {
-            let control = cgroup.join("cgroup.subtree_control");
-            match is_enabled(&control, controller) {
-                Err(error) if error.is_vanished() => Outcome::NothingToDo,
-                Err(error) => Outcome::Left(error.to_string()),
-                Ok(false) => Outcome::NothingToDo,
-                Ok(true) => written(&control, &format!("-{controller}")),
-            }
-        }
-        Change::Create { cgroup } => match std::fs::remove_dir(cgroup) {
-            Ok(()) => Outcome::Restored,
-            Err(error) => match errno_of(&error) {
-                Errno::NOENT => Outcome::NothingToDo,
-                Errno::BUSY | Errno::NOTEMPTY => {
-                    Outcome::Busy("it has processes or cgroups inside".to_owned())
-                }
-                errno => Outcome::Left(errno.to_string()),
-            },
-        },
-        Change::Move { process, from, to } => {
-            let pid = process.pid.to_string();
-            let is_there = read_text(to.join("cgroup.procs"))
-                .is_ok_and(|procs| procs.lines().any(|line| line == pid));
-            if !is_there || !process.is_running(host) {
-                return Outcome::NothingToDo;
-            }
-            written(&from.join("cgroup.procs"), &pid)
-        }
-    }
-}
-
-fn written(path: &Path, value: &str) -> Outcome {
-    match write_text(path, value) {
-        Ok(()) => Outcome::Restored,
-        Err(error) if error.is_vanished() => Outcome::NothingToDo,
-        Err(FileError::Unwritable {
-            source: Errno::BUSY,
-            ..
-        }) => Outcome::Busy("it is in use".to_owned()),
-        Err(error) => Outcome::Left(error.to_string()),
-    }
 }
 
 #[cfg(test)]

@@ -1,17 +1,155 @@
-//! One agent per state directory: a lock file that the kernel releases when its holder ends, however it ends.
+//! Locks on files (`flock(2)`): asked for without blocking, for a bounded time, and with the name of the process that is in the way.
+//!
+//! **Problem.** A blocking `flock` waits for any process that can open the file, for as long as that process likes. **Approach.** A lock that is
+//! held is asked for again until a deadline; a caller that must not wait has none. Who holds it comes from the kernel (`/proc/locks`, and the
+//! descriptors of that process), never from the file's text, which anything may have written.
+//! [`StateLock`] is the lock of a state directory: one agent in each. The kernel releases it when its holder ends, however it ends.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
+use super::state_dir::{self, StateError};
 use crate::host::shown::Show as _;
 
-/// The lock file's name in the state directory. Its text is the holder's pid.
+/// The lock file's name in the state directory. It is empty.
 pub const LOCK_FILE: &str = "agent.lock";
+/// How often a lock that is held is asked for again.
+const ASK_AGAIN: Duration = Duration::from_millis(5);
+/// How often a lock file may be replaced by another process while it is being locked.
+const REPLACED_MAX: u32 = 100;
+/// Bytes of `/proc/locks` that are read: some thousands of locks.
+const LOCKS_BYTES_MAX: u64 = 1 << 20;
+/// Descriptors of one process that are looked at.
+const DESCRIPTORS_MAX: usize = 4096;
+/// Processes that are looked at: more than `kernel.pid_max` allows by default.
+const PROCESSES_MAX: usize = 1 << 16;
+/// Holders that are named.
+const HOLDERS_MAX: usize = 8;
+
+/// The processes that hold a lock, as far as this process can see them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Holders(Box<[u32]>);
+
+impl Holders {
+    /// Who holds a `flock` of this file. Empty where `/proc` does not say.
+    pub fn of(file: &File) -> Self {
+        let Ok(metadata) = file.metadata() else {
+            return Self::default();
+        };
+        let mut text = String::new();
+        let read = File::open("/proc/locks")
+            .and_then(|locks| locks.take(LOCKS_BYTES_MAX).read_to_string(&mut text));
+        if read.is_err() {
+            return Self::default();
+        }
+        let identity = (metadata.dev(), metadata.ino());
+        let mut holders: Vec<u32> = Vec::new();
+        for pid in pids_of(&text, metadata.ino()) {
+            // The file system's number in that list is not always the one of stat(2): the process's descriptors decide.
+            if !holders.contains(&pid) && has_open(pid, identity) {
+                holders.push(pid);
+            }
+            if holders.len() == HOLDERS_MAX {
+                break;
+            }
+        }
+        Self(holders.into())
+    }
+
+    /// Their pids; at most eight.
+    pub fn pids(&self) -> &[u32] {
+        &self.0
+    }
+}
+
+impl fmt::Display for Holders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.0 {
+            [] => f.write_str("a process that cannot be seen from here"),
+            [pid] => write!(f, "process {pid}"),
+            pids => {
+                let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
+                write!(f, "processes {}", pids.join(", "))
+            }
+        }
+    }
+}
+
+/// The pids in `/proc/locks` that hold, and do not only wait for, a `flock` of a file with this inode number:
+/// `1: FLOCK  ADVISORY  WRITE 1234 00:1a:5678 0 EOF`.
+fn pids_of(text: &str, inode: u64) -> impl Iterator<Item = u32> {
+    text.lines().filter_map(move |line| {
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        (fields.next()? == "FLOCK").then_some(())?;
+        let pid = fields.nth(2)?.parse().ok()?;
+        let of: u64 = fields.next()?.rsplit(':').next()?.parse().ok()?;
+        (of == inode).then_some(pid)
+    })
+}
+
+/// The processes, but for this one, that have this file open. Looks at all processes, so it is slow.
+pub(super) fn with_open(file: &File) -> Vec<u32> {
+    let (Ok(metadata), Ok(processes)) = (file.metadata(), std::fs::read_dir("/proc")) else {
+        return Vec::new();
+    };
+    let identity = (metadata.dev(), metadata.ino());
+    processes
+        .take(PROCESSES_MAX)
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid| *pid != std::process::id() && has_open(*pid, identity))
+        .collect()
+}
+
+fn has_open(pid: u32, identity: (u64, u64)) -> bool {
+    let Ok(descriptors) = std::fs::read_dir(format!("/proc/{pid}/fd")) else {
+        return false;
+    };
+    descriptors
+        .take(DESCRIPTORS_MAX)
+        .flatten()
+        .filter_map(|entry| std::fs::metadata(entry.path()).ok())
+        .any(|metadata| (metadata.dev(), metadata.ino()) == identity)
+}
+
+/// Why a file was not locked.
+#[derive(Debug, thiserror::Error)]
+pub enum FlockError {
+    /// It is held for longer than the caller waits.
+    #[error("its lock is held by {0}")]
+    Held(Holders),
+    /// The kernel refuses.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+/// Locks an open file; `operation` is a non-blocking one. One that is held is asked for again for `patience`; with none this never waits.
+///
+/// # Errors
+/// [`FlockError`].
+pub(crate) fn flock_within(
+    file: &File,
+    operation: FlockOperation,
+    patience: Duration,
+) -> Result<(), FlockError> {
+    let start = Instant::now();
+    loop {
+        match rustix::fs::flock(file, operation) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(Errno::WOULDBLOCK) if start.elapsed() < patience => std::thread::sleep(ASK_AGAIN),
+            Err(Errno::WOULDBLOCK) => return Err(FlockError::Held(Holders::of(file))),
+            Err(errno) => return Err(FlockError::Io(errno.into())),
+        }
+    }
+}
 
 /// Why the lock was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -24,9 +162,12 @@ pub enum LockError {
     Held {
         /// The lock file.
         path: PathBuf,
-        /// Who has it; `None` when it has not written its pid yet.
+        /// Who has it; `None` when that process cannot be seen from here.
         pid: Option<u32>,
     },
+    /// The state directory is not one to be used.
+    #[error(transparent)]
+    State(#[from] StateError),
     /// The lock file cannot be used.
     #[error("{path}: the agent's lock file cannot be used: {source}; run as root or choose another --state-dir", path = path.shown())]
     Unusable {
@@ -38,6 +179,18 @@ pub enum LockError {
     },
 }
 
+impl LockError {
+    /// Whether the state directory is full or read-only, so that there is no lock to be had.
+    pub fn is_no_room(&self) -> bool {
+        match self {
+            Self::State(StateError::Io { source, .. }) | Self::Unusable { source, .. } => {
+                state_dir::has_no_room(source)
+            }
+            _ => false,
+        }
+    }
+}
+
 /// The lock, held until this is dropped or the process ends. Children do not inherit it (the file is close-on-exec).
 #[derive(Debug)]
 pub struct StateLock {
@@ -45,44 +198,45 @@ pub struct StateLock {
 }
 
 impl StateLock {
-    /// Takes the lock of a state directory, creating the directory where it does not exist.
+    /// Takes the lock of a state directory, which is made where it does not exist. Does not wait.
     ///
     /// # Errors
-    /// [`LockError::Held`] names the pid of the agent that has it.
+    /// [`LockError::Held`] names the pid of the agent that has it; [`LockError::State`] says why the directory is not used.
     pub fn acquire(state_dir: &Path) -> Result<Self, LockError> {
+        state_dir::prepare(state_dir)?;
         let path = state_dir.join(LOCK_FILE);
         let unusable = |source| LockError::Unusable {
             path: path.clone(),
             source,
         };
-        std::fs::create_dir_all(state_dir).map_err(unusable)?;
-        let open = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o644)
-            .open(&path);
-        let mut file = open.map_err(unusable)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                let mut text = String::new();
-                file.take(32).read_to_string(&mut text).map_err(unusable)?;
-                return Err(LockError::Held {
-                    path: path.clone(),
-                    pid: text.trim().parse().ok(),
-                });
+        for _ in 0..REPLACED_MAX {
+            let file = state_dir::open_private(&path).or_else(|error| match &error {
+                // There may be a file from before, and it can be locked.
+                full if state_dir::has_no_room(full) => {
+                    state_dir::open_to_lock(&path).map_err(|_| error)
+                }
+                _ => Err(error),
+            });
+            let file = file.map_err(unusable)?;
+            let operation = FlockOperation::NonBlockingLockExclusive;
+            match flock_within(&file, operation, Duration::ZERO) {
+                Ok(()) if state_dir::is_at(&file, &path).map_err(unusable)? => {
+                    return Ok(Self { _file: file });
+                }
+                // Replaced, or removed by `uninstall`, between the opening and the lock.
+                Ok(()) => {}
+                Err(FlockError::Held(holders)) => {
+                    return Err(LockError::Held {
+                        path: path.clone(),
+                        pid: holders.pids().first().copied(),
+                    });
+                }
+                Err(FlockError::Io(error)) => return Err(unusable(error)),
             }
-            Err(errno) => return Err(unusable(errno.into())),
         }
-        let mut write_pid = || {
-            file.set_len(0)?;
-            file.seek(SeekFrom::Start(0))?;
-            writeln!(file, "{}", std::process::id())
-        };
-        write_pid().map_err(unusable)?;
-        Ok(Self { _file: file })
+        Err(unusable(std::io::Error::other(
+            "it is replaced again and again by another process",
+        )))
     }
 }
 
@@ -94,12 +248,6 @@ mod tests {
     fn the_second_is_refused_with_the_pid_to_stop() {
         let dir = tempfile::tempdir().unwrap();
         let state_dir = dir.path().join("run/plimsoll");
-        std::fs::create_dir_all(&state_dir).unwrap();
-        std::fs::write(
-            state_dir.join(LOCK_FILE),
-            "999999999 of an agent that was killed\n",
-        )
-        .unwrap();
         let lock = StateLock::acquire(&state_dir).unwrap();
         let error = StateLock::acquire(&state_dir).unwrap_err();
         let pid = std::process::id();
@@ -112,14 +260,50 @@ mod tests {
         StateLock::acquire(&state_dir).unwrap();
     }
 
+    /// Whoever may write the file could name a stranger's process, which `uninstall --stop` would end.
+    #[test]
+    fn the_text_of_the_lock_file_is_not_believed() {
+        let dir = tempfile::tempdir().unwrap();
+        let state_dir = dir.path().join("plimsoll");
+        let _lock = StateLock::acquire(&state_dir).unwrap();
+        std::fs::write(state_dir.join(LOCK_FILE), "1\n").unwrap();
+        let error = StateLock::acquire(&state_dir).unwrap_err();
+        let pid = std::process::id();
+        assert!(matches!(error, LockError::Held { pid: Some(holder), .. } if holder == pid));
+    }
+
+    #[test]
+    fn only_who_holds_a_lock_is_named() {
+        let text = "1: POSIX  ADVISORY  WRITE 11 00:1a:7 0 EOF\n\
+            2: FLOCK  ADVISORY  WRITE 12 00:1a:7 0 EOF\n\
+            2: -> FLOCK  ADVISORY  WRITE 13 00:1a:7 0 EOF\n\
+            3: FLOCK  ADVISORY  READ  14 fe:00:77 0 EOF\n\
+            torn";
+        assert_eq!(pids_of(text, 7).collect::<Vec<_>>(), [12]);
+        assert_eq!(Holders([3, 4].into()).to_string(), "processes 3, 4");
+        assert!(Holders::default().to_string().contains("cannot be seen"));
+    }
+
+    #[test]
+    fn a_lock_that_is_held_is_not_waited_for_and_its_holder_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let held = File::create(&path).unwrap();
+        let exclusive = FlockOperation::NonBlockingLockExclusive;
+        flock_within(&held, exclusive, Duration::ZERO).unwrap();
+        let other = File::open(&path).unwrap();
+        let error = flock_within(&other, exclusive, Duration::ZERO).unwrap_err();
+        let text = format!("process {}", std::process::id());
+        assert!(error.to_string().contains(&text), "{error}");
+    }
+
     #[test]
     fn a_state_directory_that_cannot_be_made() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("file"), "").unwrap();
         let error = StateLock::acquire(&dir.path().join("file")).unwrap_err();
         assert!(
-            matches!(error, LockError::Unusable { .. })
-                && error.to_string().contains("--state-dir"),
+            matches!(error, LockError::State(_)) && error.to_string().contains("--state-dir"),
             "{error}"
         );
     }

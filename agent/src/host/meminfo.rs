@@ -30,7 +30,14 @@ pub struct NodeMemory {
 
 /// `/proc/meminfo`, opened once.
 #[derive(Debug)]
-pub struct MeminfoFile(ControlFile);
+pub struct MeminfoFile {
+    file: ControlFile,
+    /// Readings that have failed one after the other.
+    failures: u32,
+}
+
+/// So many readings may fail one after the other before the file counts as lost. The kernel may have no memory for the text of one.
+const FAILURES_MAX: u32 = 10;
 
 const MEMINFO_BYTES_MAX: usize = 8 * 1024;
 const LINES: [&str; 11] = [
@@ -56,7 +63,8 @@ impl MeminfoFile {
     /// When procfs is not there or not readable.
     pub fn open(host: &HostRoot) -> Result<Self, FileError> {
         let path: PathBuf = host.procfs("meminfo");
-        ControlFile::open(path).map(Self)
+        let file = ControlFile::open(path)?;
+        Ok(Self { file, failures: 0 })
     }
 
     /// Reads and parses it; allocates nothing.
@@ -65,8 +73,33 @@ impl MeminfoFile {
     /// [`FileError::Malformed`] when a line is not a number of kB, or (as line 0) when a line that every kernel has is missing.
     pub fn read(&self) -> Result<NodeMemory, FileError> {
         let mut buffer = [0; MEMINFO_BYTES_MAX];
-        let text = self.0.read_into(&mut buffer)?;
-        parse(text).map_err(|(line, expected)| self.0.malformed(line, expected))
+        let text = self.file.read_into(&mut buffer)?;
+        parse(text).map_err(|(line, expected)| self.file.malformed(line, expected))
+    }
+
+    /// As [`MeminfoFile::read`]; when that fails, opens the file anew and reads once more. Counts what fails all the same: see
+    /// [`MeminfoFile::is_lost`].
+    ///
+    /// # Errors
+    /// That of the first attempt.
+    pub fn read_or_reopen(&mut self) -> Result<NodeMemory, FileError> {
+        let read = self.read().or_else(|first| {
+            let Ok(file) = ControlFile::open(self.file.path()) else {
+                return Err(first);
+            };
+            self.file = file;
+            self.read().map_err(|_| first)
+        });
+        match &read {
+            Ok(_) => self.failures = 0,
+            Err(_) => self.failures += 1,
+        }
+        read
+    }
+
+    /// Whether so many readings have failed that it is no passing trouble.
+    pub fn is_lost(&self) -> bool {
+        self.failures >= FAILURES_MAX
     }
 }
 
@@ -196,6 +229,33 @@ mod tests {
         assert_eq!(parse(text.as_bytes()).unwrap_err().0, 2);
         let text = TEXT.replace("900 kB", "99999999999999999999 kB");
         assert_eq!(parse(text.as_bytes()).unwrap_err().0, 2);
+    }
+
+    #[test]
+    fn a_failed_reading_is_tried_on_a_new_file_and_not_for_ever() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        std::fs::create_dir(host.procfs("")).unwrap();
+        let path = host.procfs("meminfo");
+        let set_text = |text: &str| std::fs::write(&path, text).unwrap();
+        set_text(TEXT);
+        let mut meminfo = MeminfoFile::open(&host).unwrap();
+        // The open file stays as it is, and another one comes in its place.
+        std::fs::write(&path, "").unwrap();
+        std::fs::remove_file(&path).unwrap();
+        for _ in 1..FAILURES_MAX {
+            meminfo.read_or_reopen().unwrap_err();
+            assert!(!meminfo.is_lost());
+        }
+        set_text(TEXT);
+        meminfo.read_or_reopen().unwrap();
+        set_text("");
+        for _ in 1..FAILURES_MAX {
+            meminfo.read_or_reopen().unwrap_err();
+        }
+        assert!(!meminfo.is_lost(), "one reading in between was good");
+        meminfo.read_or_reopen().unwrap_err();
+        assert!(meminfo.is_lost());
     }
 
     #[test]

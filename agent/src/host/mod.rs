@@ -29,6 +29,7 @@ pub mod processes;
 pub mod program;
 pub mod protect;
 pub mod shown;
+pub mod state_dir;
 pub mod stop;
 pub mod supervisor;
 pub mod swap;

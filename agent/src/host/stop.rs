@@ -1,12 +1,17 @@
 //! The two signals that ask a process to stop.
 
+use std::sync::Arc;
+
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::Notify;
 
 /// SIGINT and SIGTERM.
 #[derive(Debug)]
 pub struct StopSignals {
     interrupt: Signal,
     terminate: Signal,
+    /// What else ends the agent.
+    other: Option<Arc<Notify>>,
 }
 
 impl StopSignals {
@@ -18,7 +23,15 @@ impl StopSignals {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
+            other: None,
         })
+    }
+
+    /// Counts a notification as a signal.
+    #[must_use]
+    pub fn or_when(mut self, other: Arc<Notify>) -> Self {
+        self.other = Some(other);
+        self
     }
 
     /// Whether either has come. Lets the runtime poll for them once; does not wait.
@@ -32,9 +45,16 @@ impl StopSignals {
 
     /// Waits for either; returns at once when one has come since [`StopSignals::catch`].
     pub async fn received(&mut self) {
+        let other = async {
+            match &self.other {
+                Some(other) => other.notified().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
+            () = other => {}
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use plimsoll_abi::ABI_VERSION;
 
-use super::BpfOptions;
+use super::{BpfOptions, Family};
 
 /// What must be equal for programs to be taken over: the object, what is in its frozen data, and what was asked for. The kernel is the same
 /// by nature: pins do not survive a boot.
@@ -19,7 +19,17 @@ pub(super) fn identity(
         without,
         window,
     } = options;
-    hash.write(format!("{hooks:?} {without:?} {window:?} {memory_is_v1} {cpus}").as_bytes());
+    // Names and numbers of our own choice: how Rust prints a value for debugging may change with any compiler.
+    for family in Family::ALL.iter().filter(|family| hooks.contains(**family)) {
+        hash.write(family.name().as_bytes());
+        hash.write(b" ");
+    }
+    for kind in *without {
+        hash.write(kind.to_string().as_bytes());
+        hash.write(b" ");
+    }
+    let window_ns = window.as_nanos();
+    hash.write(format!("{window_ns} {memory_is_v1} {cpus}").as_bytes());
     format!("abi{ABI_VERSION}-{:016x}", hash.0)
 }
 
@@ -53,6 +63,18 @@ mod tests {
             without: &[],
             window: Duration::from_millis(100),
         }
+    }
+
+    /// Another compiler must find the same programs.
+    #[test]
+    fn the_name_does_not_depend_on_how_values_are_printed() {
+        let options = BpfOptions {
+            hooks: HookSet::NONE.with(Family::Charges).with(Family::Oom),
+            without: &[HookKind::Fentry, HookKind::TpBtf],
+            ..options()
+        };
+        let name = identity(b"object", &options, false, 4);
+        assert_eq!(name.split_once('-').unwrap().1, "687f5538e90a96df");
     }
 
     #[test]

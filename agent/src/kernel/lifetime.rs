@@ -123,7 +123,11 @@ impl Bpf {
         ));
         let sets = match owner.prepare().and_then(|()| owner.sets()) {
             Ok(sets) => sets,
-            Err(error) => return Ok((Self::load(object, options)?, Pinning::Not(error))),
+            Err(error) => {
+                // What an earlier version has pinned there would go on running beside what is loaded now.
+                remove_others(&owner.sets().unwrap_or_default(), None, &mut said);
+                return Ok((Self::load(object, options)?, Pinning::Not(error)));
+            }
         };
         if set.exists() {
             match Self::take_over(&set, options, &machine) {

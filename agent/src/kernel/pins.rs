@@ -6,18 +6,26 @@
 //! the rings. A set is used only if it is exactly what this agent would load ([`identity`](super::identity::identity)) and complete; any other is removed.
 //! A set that cannot be made costs nothing but the set: the programs are then held by this process alone.
 //!
+//! **Whose files.** What is pinned decides what root removes and which maps the agent believes, so that a BPF file system that others can write is not
+//! used, nor a directory of another user. Directories are opened one by one, each beneath the one before and never through a link (`openat2(2)`),
+//! and files are unlinked relative to the directory that is open. What is in directories that only root can write is then found by its path.
+//!
 //! Layout: `/sys/fs/bpf/plimsoll/OWNER/IDENTITY/{maps,programs,links}/NAME`, and a directory `complete`, which is made last. One owner
 //! per state directory, whose lock keeps two agents from reading the same rings. `MANIFEST`, one of the maps, says what became
 //! of each hook.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use aya::maps::{Map, MapData};
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{Program, ProgramInfo};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, mkdirat, openat2, unlinkat};
+use rustix::io::Errno;
 
 use super::error::reason;
 use super::hooks::HOOKS;
@@ -35,6 +43,13 @@ const DIRECTORY: &str = "plimsoll";
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// Of a state directory's path, as much as is kept readable.
 const READABLE_MAX: usize = 64;
+/// Entries of one directory: many times what a set has.
+const ENTRIES_MAX: usize = 4096;
+/// Of the directories that are made.
+const MODE: Mode = Mode::RWXU;
+/// Bits of a mode that let others write.
+const OTHERS_WRITE: u32 = 0o022;
+const STICKY: u32 = 0o1000;
 
 const MAPS: &str = "maps";
 const PROGRAMS: &str = "programs";
@@ -45,9 +60,25 @@ const COMPLETE: &str = "complete";
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
     /// There is no BPF file system.
-    #[error("{path} is not a BPF file system: mount one there (mount -t bpf bpf {path})", path = path.shown())]
+    #[error("{path} is not a BPF file system: mount one there (mount -t bpf -o mode=0700 bpf {path})", path = path.shown())]
     NoBpffs {
         /// Where it should be.
+        path: PathBuf,
+    },
+    /// Others can put files there.
+    #[error("{path} can be changed by other users (owner {uid}, mode {mode:04o}), who could have plimsoll remove or use files of theirs: chmod 0700 {path} if it is root's, else remove it; a BPF file system is mounted private by mount -t bpf -o mode=0700", path = path.shown())]
+    NotPrivate {
+        /// Which directory.
+        path: PathBuf,
+        /// Its owner.
+        uid: u32,
+        /// Its mode.
+        mode: u32,
+    },
+    /// Something is there that no agent makes.
+    #[error("{path} is nothing that plimsoll has pinned: look at it and remove it", path = path.shown())]
+    Stranger {
+        /// What is there: a link, a file in the place of a directory, a name of another form.
         path: PathBuf,
     },
     /// A file or directory.
@@ -78,6 +109,13 @@ pub enum PinError {
 }
 
 impl PinError {
+    fn io(path: &Path, errno: Errno) -> Self {
+        Self::Io {
+            path: path.to_owned(),
+            source: errno.into(),
+        }
+    }
+
     fn refused(path: &Path, error: &(dyn std::error::Error + 'static)) -> Self {
         Self::Refused {
             path: path.to_owned(),
@@ -127,10 +165,130 @@ impl std::fmt::Display for Pinning {
     }
 }
 
+/// A directory that is open. None of those above it, up to the root of the file system, was reached through a link or is another user's.
+struct Dir {
+    path: PathBuf,
+    fd: OwnedFd,
+}
+
+/// Which root of a file system will do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Root {
+    /// Only this user can write it.
+    Private,
+    /// Others can too, but not remove or rename what is not theirs (sticky): enough to take something of ours away.
+    Sticky,
+}
+
+impl Dir {
+    const FLAGS: OFlags = OFlags::RDONLY
+        .union(OFlags::DIRECTORY)
+        .union(OFlags::NOFOLLOW)
+        .union(OFlags::CLOEXEC);
+    const BENEATH: ResolveFlags = ResolveFlags::BENEATH
+        .union(ResolveFlags::NO_SYMLINKS)
+        .union(ResolveFlags::NO_XDEV);
+
+    /// The root of the file system. `None`: there is no such directory.
+    fn root(path: &Path, kind: Root) -> Result<Option<Self>, PinError> {
+        let fd = match rustix::fs::open(path, Self::FLAGS, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(PinError::io(path, errno)),
+        };
+        Self {
+            path: path.to_owned(),
+            fd,
+        }
+        .checked(kind)
+        .map(Some)
+    }
+
+    /// Refuses what others can change.
+    fn checked(self, kind: Root) -> Result<Self, PinError> {
+        let status =
+            rustix::fs::fstat(&self.fd).map_err(|errno| PinError::io(&self.path, errno))?;
+        let (uid, mode) = (status.st_uid, status.st_mode & 0o7777);
+        let is_trusted = uid == 0 || uid == rustix::process::geteuid().as_raw();
+        let is_kept = kind == Root::Sticky && mode & STICKY != 0;
+        if is_trusted && (mode & OTHERS_WRITE == 0 || is_kept) {
+            return Ok(self);
+        }
+        Err(PinError::NotPrivate {
+            path: self.path,
+            uid,
+            mode,
+        })
+    }
+
+    /// A directory in this one. `None`: there is none.
+    fn sub(&self, name: &str) -> Result<Option<Self>, PinError> {
+        let path = self.path.join(name);
+        match openat2(&self.fd, name, Self::FLAGS, Mode::empty(), Self::BENEATH) {
+            Ok(fd) => Self { path, fd }.checked(Root::Private).map(Some),
+            Err(Errno::NOENT) => Ok(None),
+            Err(Errno::LOOP | Errno::NOTDIR | Errno::XDEV) => Err(PinError::Stranger { path }),
+            Err(errno) => Err(PinError::io(&path, errno)),
+        }
+    }
+
+    /// The same, made if there is none.
+    fn make(&self, name: &str) -> Result<Self, PinError> {
+        let path = self.path.join(name);
+        match mkdirat(&self.fd, name, MODE) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(PinError::io(&path, errno)),
+        }
+        self.sub(name)?
+            .ok_or_else(|| PinError::io(&path, Errno::NOENT))
+    }
+
+    /// What is in it, sorted.
+    fn names(&self) -> Result<Vec<String>, PinError> {
+        let io = |errno| PinError::io(&self.path, errno);
+        let mut names = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&self.fd).map_err(io)? {
+            let entry = entry.map_err(io)?;
+            let name = entry.file_name().to_bytes();
+            if name == b"." || name == b".." {
+                continue;
+            }
+            let path = || self.path.join(OsString::from_vec(name.to_vec()));
+            // Only what can be a name of ours is ever removed.
+            let is_ours = |byte: &u8| byte.is_ascii_alphanumeric() || b"_-".contains(byte);
+            match std::str::from_utf8(name) {
+                Ok(text) if name.iter().all(is_ours) && names.len() < ENTRIES_MAX => {
+                    names.push(text.to_owned());
+                }
+                _ => return Err(PinError::Stranger { path: path() }),
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn remove(&self, name: &str, flags: AtFlags) -> Result<(), PinError> {
+        match unlinkat(&self.fd, name, flags) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(PinError::io(&self.path.join(name), errno)),
+        }
+    }
+
+    fn remove_file(&self, name: &str) -> Result<(), PinError> {
+        self.remove(name, AtFlags::empty())
+    }
+
+    /// Removes an empty directory in this one.
+    fn remove_dir(&self, name: &str) -> Result<(), PinError> {
+        self.remove(name, AtFlags::REMOVEDIR)
+    }
+}
+
 /// Whose pins: one owner for each state directory.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PinOwner {
     bpffs: PathBuf,
+    name: String,
     dir: PathBuf,
 }
 
@@ -154,12 +312,24 @@ impl PinOwner {
             .collect();
         let mut hash = Fnv::default();
         hash.write(text.as_bytes());
+        let name = format!("{readable}-{:08x}", hash.0 as u32);
         Self {
             bpffs: bpffs.to_owned(),
-            dir: bpffs
-                .join(DIRECTORY)
-                .join(format!("{readable}-{:08x}", hash.0 as u32)),
+            dir: bpffs.join(DIRECTORY).join(&name),
+            name,
         }
+    }
+
+    /// Its directory, open, and the one above. `None`: there is none.
+    fn open(&self) -> Result<Option<(Dir, Dir)>, PinError> {
+        let Some(all) = Dir::root(&self.bpffs, Root::Sticky)?
+            .map(|root| root.sub(DIRECTORY))
+            .transpose()?
+            .flatten()
+        else {
+            return Ok(None);
+        };
+        Ok(all.sub(&self.name)?.map(|owner| (all, owner)))
     }
 
     /// Its directory, whether or not it is there.
@@ -172,85 +342,57 @@ impl PinOwner {
     pub(super) fn set(&self, identity: &str) -> PinSet {
         PinSet {
             path: self.dir.join(identity),
+            owner: self.clone(),
+            name: identity.to_owned(),
         }
     }
 
     /// Makes the owner's directory.
     pub(super) fn prepare(&self) -> Result<(), PinError> {
-        let io = |path: &Path| {
-            let path = path.to_owned();
-            move |source| PinError::Io { path, source }
+        let no_bpffs = || PinError::NoBpffs {
+            path: self.bpffs.clone(),
         };
         let magic = rustix::fs::statfs(&self.bpffs)
-            .map_err(|errno| io(&self.bpffs)(errno.into()))?
+            .map_err(|errno| PinError::io(&self.bpffs, errno))?
             .f_type;
         if magic as u64 != BPF_FS_MAGIC {
-            return Err(PinError::NoBpffs {
-                path: self.bpffs.clone(),
-            });
+            return Err(no_bpffs());
         }
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.dir)
-            .map_err(io(&self.dir))
+        let root = Dir::root(&self.bpffs, Root::Private)?.ok_or_else(no_bpffs)?;
+        root.make(DIRECTORY)?.make(&self.name).map(drop)
     }
 
     /// All sets that are there. None where there is no such directory.
     ///
     /// # Errors
-    /// When the directory cannot be read.
+    /// When the directory cannot be read, or is not this user's alone.
     pub fn sets(&self) -> Result<Vec<PinSet>, PinError> {
-        let paths = entries(&self.dir)?;
-        Ok(paths.into_iter().map(|path| PinSet { path }).collect())
+        let Some((_, owner)) = self.open()? else {
+            return Ok(Vec::new());
+        };
+        Ok(owner.names()?.iter().map(|name| self.set(name)).collect())
     }
 
     /// Removes every set, which detaches its programs, and the owner's directory. Returns what was removed.
     ///
     /// # Errors
-    /// [`PinError::Io`] for the first that cannot be removed.
+    /// The first that cannot be removed, or is not to be.
     pub fn remove(&self) -> Result<Vec<PathBuf>, PinError> {
         let mut removed = Vec::new();
         for set in self.sets()? {
             set.remove()?;
             removed.push(set.path);
         }
-        remove_empty(&self.dir)?;
-        if let Some(all) = self.dir.parent()
-            && entries(all)?.is_empty()
-        {
-            remove_empty(all)?;
+        let Some(root) = Dir::root(&self.bpffs, Root::Sticky)? else {
+            return Ok(removed);
+        };
+        if let Some(all) = root.sub(DIRECTORY)? {
+            all.remove_dir(&self.name)?;
+            if all.names()?.is_empty() {
+                root.remove_dir(DIRECTORY)?;
+            }
         }
         Ok(removed)
-    }
-}
-
-/// What is in a directory; nothing if it is not there.
-fn entries(dir: &Path) -> Result<Vec<PathBuf>, PinError> {
-    let io = |source| PinError::Io {
-        path: dir.to_owned(),
-        source,
-    };
-    let list = match fs::read_dir(dir) {
-        Ok(list) => list,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(io(error)),
-    };
-    let mut paths = list
-        .map(|entry| entry.map(|entry| entry.path()))
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(io)?;
-    paths.sort();
-    Ok(paths)
-}
-
-fn remove_empty(dir: &Path) -> Result<(), PinError> {
-    match fs::remove_dir(dir) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(PinError::Io {
-            path: dir.to_owned(),
-            source,
-        }),
-        _ => Ok(()),
     }
 }
 
@@ -258,6 +400,8 @@ fn remove_empty(dir: &Path) -> Result<(), PinError> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PinSet {
     path: PathBuf,
+    owner: PinOwner,
+    name: String,
 }
 
 impl PinSet {
@@ -271,16 +415,26 @@ impl PinSet {
         self.path.join(kind).join(name)
     }
 
+    /// Its directory, open, and the owner's. `None`: there is none.
+    fn open(&self) -> Result<Option<(Dir, Dir)>, PinError> {
+        let Some((_, owner)) = self.owner.open()? else {
+            return Ok(None);
+        };
+        Ok(owner.sub(&self.name)?.map(|set| (owner, set)))
+    }
+
     /// Whether there is anything at all.
     pub(super) fn exists(&self) -> bool {
-        self.path.exists()
+        !matches!(self.open(), Ok(None))
     }
 
     /// Makes the directories of a new set.
     pub(super) fn begin(&self) -> Result<(), PinError> {
+        let owner = self.owner.open()?;
+        let (_, owner) = owner.ok_or_else(|| PinError::io(self.owner.dir(), Errno::NOENT))?;
+        let set = owner.make(&self.name)?;
         for dir in [MAPS, PROGRAMS, LINKS] {
-            let path = self.path.join(dir);
-            fs::create_dir_all(&path).map_err(|source| PinError::Io { path, source })?;
+            set.make(dir)?;
         }
         Ok(())
     }
@@ -313,20 +467,19 @@ impl PinSet {
 
     /// The last step: from here on the set can be taken over.
     pub(super) fn complete(&self) -> Result<(), PinError> {
-        let path = self.path.join(COMPLETE);
-        fs::create_dir(&path).map_err(|source| PinError::Io { path, source })
+        let torn = || PinError::torn(&self.path, "its directory is gone");
+        let (_, set) = self.open()?.ok_or_else(torn)?;
+        set.make(COMPLETE).map(drop)
     }
 
-    /// Refuses a set that was not finished.
+    /// Refuses a set that was not finished, or that others can change.
     pub(super) fn check_complete(&self) -> Result<(), PinError> {
-        if self.path.join(COMPLETE).is_dir() {
-            Ok(())
-        } else {
-            Err(PinError::torn(
-                &self.path,
-                "the agent that made it did not finish",
-            ))
+        let torn = || PinError::torn(&self.path, "the agent that made it did not finish");
+        let (_, set) = self.open()?.ok_or_else(torn)?;
+        for dir in [COMPLETE, MAPS, PROGRAMS, LINKS] {
+            set.sub(dir)?.ok_or_else(torn)?;
         }
+        Ok(())
     }
 
     pub(super) fn map(&self, name: &str) -> Result<Map, PinError> {
@@ -384,24 +537,32 @@ impl PinSet {
     /// Removes the set: links first, so that nothing runs half of it.
     ///
     /// # Errors
-    /// [`PinError::Io`] for the first that cannot be removed.
+    /// The first that cannot be removed, or is not to be.
     pub fn remove(&self) -> Result<(), PinError> {
+        let Some((owner, set)) = self.open()? else {
+            return Ok(());
+        };
         // Without the mark first: who dies on the way leaves a set that is known to be torn.
-        remove_empty(&self.path.join(COMPLETE))?;
+        set.remove_dir(COMPLETE)?;
         for kind in [LINKS, PROGRAMS, MAPS] {
-            let dir = self.path.join(kind);
-            for path in entries(&dir)? {
-                fs::remove_file(&path).map_err(|source| PinError::Io { path, source })?;
+            if let Some(dir) = set.sub(kind)? {
+                for name in dir.names()? {
+                    dir.remove_file(&name)?;
+                }
+                set.remove_dir(kind)?;
             }
-            remove_empty(&dir)?;
         }
-        remove_empty(&self.path)
+        owner.remove_dir(&self.name)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::notes;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
 
     #[test]
     fn an_owner_is_a_name_without_dots() {
@@ -429,6 +590,7 @@ mod tests {
         assert_eq!(owner.sets().unwrap(), []);
         let set = owner.set("abi1-0");
         assert!(!set.exists());
+        fs::create_dir_all(owner.dir()).unwrap();
         set.begin().unwrap();
         assert!(matches!(set.check_complete(), Err(PinError::Torn { .. })));
         set.complete().unwrap();
@@ -438,5 +600,120 @@ mod tests {
         assert_eq!(owner.remove().unwrap(), [set.path().to_owned()]);
         assert!(!dir.path().join(DIRECTORY).exists());
         assert_eq!(owner.remove().unwrap(), Vec::<PathBuf>::new());
+    }
+
+    const NOBODY: u32 = 65534;
+
+    /// A BPF file system of our own, as `mount` makes it.
+    struct Mounted {
+        dir: tempfile::TempDir,
+    }
+
+    impl Mounted {
+        /// `None`: nothing can be mounted here.
+        fn new() -> Option<Self> {
+            let dir = tempfile::tempdir().unwrap();
+            fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+            fs::create_dir(dir.path().join("bpf")).unwrap();
+            let mounted = Self { dir };
+            let status = Command::new("mount")
+                .args(["-t", "bpf", "bpf"])
+                .arg(mounted.path())
+                .status();
+            match status {
+                Ok(status) if status.success() => Some(mounted),
+                failed => {
+                    notes::left_out(format_args!(
+                        "no BPF file system can be mounted: {failed:?}"
+                    ));
+                    None
+                }
+            }
+        }
+
+        fn path(&self) -> PathBuf {
+            self.dir.path().join("bpf")
+        }
+
+        fn set_mode(&self, mode: u32) {
+            fs::set_permissions(self.path(), fs::Permissions::from_mode(mode)).unwrap();
+        }
+    }
+
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            Command::new("umount").arg(self.path()).status().ok();
+        }
+    }
+
+    /// Anybody may make the agent's directory first, with links to where root is to remove files.
+    #[test]
+    fn nothing_of_another_user_is_used_or_removed() {
+        let Some(bpffs) = Mounted::new() else { return };
+        let mode = fs::metadata(bpffs.path()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o1777, "what `mount -t bpf` makes");
+        let precious = bpffs.dir.path().join("precious");
+        fs::create_dir(&precious).unwrap();
+        fs::write(precious.join("file"), "text").unwrap();
+        let owner = PinOwner::of_in(&bpffs.path(), Path::new("/run/nowhere"));
+        let script = format!(
+            "mkdir -p {dir}/abi1-0/maps && ln -s {} {dir}/abi1-0/links",
+            precious.shown(),
+            dir = owner.dir().shown()
+        );
+        let run = |uid| {
+            let mut shell = Command::new("sh");
+            let shell = shell.args(["-ec", &script]).uid(uid).gid(uid);
+            assert!(shell.status().unwrap().success());
+        };
+        run(NOBODY);
+        let is_refused = |owner: &PinOwner| {
+            assert!(owner.prepare().is_err());
+            let error = owner.remove().unwrap_err();
+            assert!(
+                matches!(error, PinError::NotPrivate { uid: NOBODY, .. }),
+                "{error}"
+            );
+            assert!(owner.set("abi1-0").check_complete().is_err());
+            assert!(owner.set("abi1-0").remove().is_err());
+            assert!(precious.join("file").exists());
+        };
+        is_refused(&owner);
+        // The root alone does not make it better.
+        bpffs.set_mode(0o700);
+        is_refused(&owner);
+        let theirs = bpffs.path().join(DIRECTORY);
+        fs::remove_file(owner.dir().join("abi1-0/links")).unwrap();
+        fs::remove_dir_all(&theirs).unwrap();
+
+        // The same of root's is no other user's doing, and yet no link is followed.
+        run(0);
+        owner.prepare().unwrap();
+        let error = owner.remove().unwrap_err();
+        assert!(matches!(error, PinError::Stranger { .. }), "{error}");
+        assert!(precious.join("file").exists());
+        fs::remove_file(owner.dir().join("abi1-0/links")).unwrap();
+        owner.remove().unwrap();
+        assert!(!theirs.exists());
+    }
+
+    /// The start then goes on without pins, and takes away what an earlier version has left there.
+    #[test]
+    fn a_file_system_that_others_can_write_is_not_used() {
+        let Some(bpffs) = Mounted::new() else { return };
+        let owner = PinOwner::of_in(&bpffs.path(), Path::new("/run/nowhere"));
+        let error = owner.prepare().unwrap_err();
+        assert!(matches!(error, PinError::NotPrivate { .. }), "{error}");
+        assert!(error.to_string().contains("mode=0700"), "{error}");
+        assert!(!bpffs.path().join(DIRECTORY).exists());
+        fs::create_dir_all(owner.dir().join("abi1-0/maps")).unwrap();
+        assert_eq!(owner.remove().unwrap(), [owner.dir().join("abi1-0")]);
+        bpffs.set_mode(0o700);
+        owner.prepare().unwrap();
+        owner.set("abi2-0").begin().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(mode(owner.dir()), 0o700);
+        assert_eq!(mode(&owner.dir().join("abi2-0/maps")), 0o700);
+        owner.remove().unwrap();
     }
 }

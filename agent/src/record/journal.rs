@@ -2,7 +2,12 @@
 //!
 //! Problem: to explain a decision, and to repeat it, everything that it was based on must be kept; yet a slow or full disk must
 //! never delay an eviction. Approach: the loop formats a line *after* it has acted, into a buffer whose written parts come back
-//! (`BytesMut`), and hands it to a writer thread through a bounded queue. What cannot be written is counted and said; the agent goes on.
+//! (`BytesMut`), and hands it to a writer thread through a queue that is bounded in bytes, because all of it is locked memory. What cannot be
+//! written is counted and said; the agent goes on.
+//!
+//! A disk that is full may have room again: the writer takes back the torn line, waits for a second, then for longer, and asks for the state of that
+//! moment, with which a new file begins. What an agent before has written is evidence: a start renames it to `NAME.1` as well.
+//! A journal has mode 0600 and is a regular file; links and devices are refused.
 //!
 //! Format: a header line `{"journal":3,"plimsoll":VERSION,"config":…,"state":…,"aside":…}`, then `{"event":…,"decisions":[…]}` lines, and
 //! between them now and then `{"aside":…}` ([`aside`]). A file that reaches its size limit is renamed to `NAME.1` and a new one begins with
@@ -11,10 +16,13 @@
 
 pub mod aside;
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
@@ -27,6 +35,7 @@ use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::order::OomPlan;
 
 use crate::host::shown::Show as _;
+use crate::host::state_dir;
 use crate::host::worker::{NotTaken, WorkerThread};
 use crate::record::limit_counts::LimitTotals;
 use aside::{Aside, Written};
@@ -37,6 +46,11 @@ pub const JOURNAL_VERSION: u32 = 3;
 pub const OLDEST_VERSION: u32 = 1;
 /// Steps that may wait for the disk. More are counted as lost.
 const QUEUE_STEPS: usize = 1024;
+/// Bytes that may wait for the disk: a hundred samples of 500 pods. One step more may be on its way.
+const QUEUE_BYTES_MAX: usize = 8 << 20;
+/// How long a disk that took nothing is left alone, at first and at most. Each further failure doubles it.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Of the writer thread.
 const STACK_BYTES: usize = 128 << 10;
 /// Room for some tens of steps of a busy node.
@@ -48,7 +62,7 @@ pub const FILE_BYTES_MAX: u64 = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// The file cannot be made or written.
-    #[error("{path}: the journal cannot be written: {source}; make room there or choose another --journal; the agent continues without it", path = path.shown())]
+    #[error("{path}: the journal cannot be written: {source}; make room there or choose another --journal", path = path.shown())]
     Write {
         /// The file.
         path: PathBuf,
@@ -96,11 +110,25 @@ enum Message {
     NextFile(Bytes),
 }
 
+/// What both ends of the journal know.
+#[derive(Debug, Default)]
+struct Shared {
+    /// Bytes that wait for the disk.
+    queued_bytes: AtomicUsize,
+    /// Steps that were queued and could not be written.
+    lost: AtomicU64,
+    /// The writer has failed: it writes nothing until a new file begins. Cleared by the loop, which sends the new file's first line.
+    has_failed: AtomicBool,
+    /// The writer, having failed, tries again: it wants that line.
+    wants_file: AtomicBool,
+}
+
 /// The loop's end of the journal.
 #[derive(Debug)]
 pub struct Journal {
-    /// `None` once it has failed.
+    /// `None` once it has ended.
     writer: Option<WorkerThread<Message>>,
+    shared: Arc<Shared>,
     /// The next line.
     buffer: BytesMut,
     errors: Receiver<JournalError>,
@@ -110,13 +138,15 @@ pub struct Journal {
     lost_now: u64,
     lost: u64,
     asides: Written,
+    /// The first line of a new file found no place in the queue, and is not made again before all of that is written.
+    is_next_file_waiting: bool,
 }
 
 impl Journal {
-    /// Begins a journal; an earlier file of that name is replaced.
+    /// Begins a journal; an earlier file of that name becomes `NAME.1`. On a disk without room it begins when there is room.
     ///
     /// # Errors
-    /// When the file cannot be made or its first line not written.
+    /// When the file cannot be made for another reason, or the kernel gives no thread.
     pub fn create(path: &Path, engine: &Engine) -> Result<Self, JournalError> {
         Self::with_file_bytes_max(path, engine, FILE_BYTES_MAX)
     }
@@ -128,33 +158,54 @@ impl Journal {
     ) -> Result<Self, JournalError> {
         let header = header_line(engine, &Aside::default());
         let written_bytes = header.len() as u64;
+        let (error_sender, errors) = channel();
+        let shared = Arc::new(Shared::default());
         let mut output = Output {
             path: path.to_owned(),
-            file: begin(path, &header)?,
+            file: None,
+            written_bytes: 0,
+            pause: PAUSE_MIN,
+            retry_at: None,
+            shared: Arc::clone(&shared),
+            errors: error_sender,
         };
-        let (error_sender, errors) = channel();
+        match output.begin(&header) {
+            Ok(()) => {}
+            Err(error) if state_dir::has_no_room(&error) => output.failed(error),
+            Err(source) => {
+                return Err(JournalError::Write {
+                    path: path.to_owned(),
+                    source,
+                });
+            }
+        }
         let writer = WorkerThread::start("journal", STACK_BYTES, QUEUE_STEPS, move |queue| {
-            output.write_all(queue, &error_sender);
+            output.write_all(&queue);
         })
         .map_err(JournalError::Thread)?;
         Ok(Self {
             buffer: BytesMut::with_capacity(BUFFER_BYTES),
             errors,
             writer: Some(writer),
+            shared,
             written_bytes,
             file_bytes_max,
             lost_now: 0,
             lost: 0,
             asides: Written::default(),
+            is_next_file_waiting: false,
         })
     }
 
     /// Queues one step. Never waits.
     pub fn record(&mut self, event: &Event, decisions: &[Decision]) {
-        let Some(writer) = &self.writer else {
+        let has_failed = self.writer.is_none() || self.shared.has_failed.load(Ordering::Acquire);
+        // A step that will not be queued is not made into text either.
+        if has_failed || self.queued_bytes() >= QUEUE_BYTES_MAX {
+            self.lost_now += 1;
             self.lost += 1;
             return;
-        };
+        }
         // The room of lines that have been written meanwhile is taken back here, if a new step would not fit.
         self.buffer.reserve(BUFFER_BYTES / 4);
         if self.lost_now > 0 {
@@ -171,18 +222,36 @@ impl Journal {
         }
         self.buffer.put_u8(b'\n');
         let line = self.buffer.split().freeze();
-        self.written_bytes += line.len() as u64;
-        match writer.send(Message::Line(line)) {
+        let bytes = line.len();
+        match self.send(Message::Line(line), bytes) {
             Ok(()) => self.lost_now = 0,
-            Err(NotTaken::Full) => {
+            Err(_) => {
                 self.lost_now += 1;
                 self.lost += 1;
             }
-            Err(NotTaken::Ended) => {
-                self.writer = None;
-                self.lost += 1;
+        }
+    }
+
+    fn queued_bytes(&self) -> usize {
+        self.shared.queued_bytes.load(Ordering::Acquire)
+    }
+
+    /// Queues a message of so many bytes.
+    fn send(&mut self, message: Message, bytes: usize) -> Result<(), NotTaken> {
+        let writer = self.writer.as_ref().ok_or(NotTaken::Ended)?;
+        // Before it is sent: the writer takes it off again.
+        self.shared.queued_bytes.fetch_add(bytes, Ordering::AcqRel);
+        let sent = writer.send(message);
+        match sent {
+            Ok(()) => self.written_bytes += bytes as u64,
+            Err(why) => {
+                self.shared.queued_bytes.fetch_sub(bytes, Ordering::AcqRel);
+                if why == NotTaken::Ended {
+                    self.writer = None;
+                }
             }
         }
+        sent
     }
 
     /// Whether it is time for [`record_aside`](Self::record_aside).
@@ -205,54 +274,66 @@ impl Journal {
             line.push(b'\n');
             line
         });
-        let queued = line.is_ok_and(|line| {
-            let bytes = line.len() as u64;
-            let is_queued = self
-                .writer
-                .as_ref()
-                .is_some_and(|writer| writer.send(Message::Line(line.into())).is_ok());
-            if is_queued {
-                self.written_bytes += bytes;
-            }
-            is_queued
-        });
+        let has_failed = self.shared.has_failed.load(Ordering::Acquire);
+        let has_room = !has_failed && self.queued_bytes() < QUEUE_BYTES_MAX;
+        let queued = has_room
+            && line.is_ok_and(|line| {
+                let bytes = line.len();
+                self.send(Message::Line(line.into()), bytes).is_ok()
+            });
         if !queued {
             self.asides.forget();
         }
     }
 
-    /// Begins a new file if this one is full. For an engine that has taken in no step but those recorded.
+    /// Begins a new file if this one is full, or if it could not be written and is to be tried again. For an engine that has taken in no step but
+    /// those recorded.
     pub fn next_file_if_full(&mut self, engine: &Engine) {
-        if self.written_bytes > self.file_bytes_max {
+        let is_wanted = self.shared.wants_file.load(Ordering::Acquire);
+        let is_full = self.written_bytes > self.file_bytes_max
+            && !self.shared.has_failed.load(Ordering::Acquire);
+        if is_wanted || is_full {
             self.next_file(engine);
         }
     }
 
     fn next_file(&mut self, engine: &Engine) {
+        // The whole state is made into text: not with each step while there is no place for it.
+        let queued_bytes = self.queued_bytes();
+        if queued_bytes >= QUEUE_BYTES_MAX || (self.is_next_file_waiting && queued_bytes > 0) {
+            return;
+        }
         let header = header_line(engine, &self.asides.known);
-        let bytes = header.len() as u64;
-        if let Some(writer) = &self.writer
-            && writer.send(Message::NextFile(header.into())).is_ok()
-        {
-            self.written_bytes = bytes;
+        let bytes = header.len();
+        // What is queued behind it belongs to the new file.
+        let was_wanted = self.shared.wants_file.swap(false, Ordering::AcqRel);
+        if was_wanted {
+            self.shared.has_failed.store(false, Ordering::Release);
+        }
+        self.is_next_file_waiting = self.send(Message::NextFile(header.into()), bytes).is_err();
+        if !self.is_next_file_waiting {
+            self.written_bytes = bytes as u64;
             self.lost_now = 0;
+        } else if was_wanted {
+            self.shared.has_failed.store(true, Ordering::Release);
+            self.shared.wants_file.store(true, Ordering::Release);
         }
     }
 
-    /// The error that ended the journal, once.
+    /// The error that stopped the journal, once for each time that it stopped.
     pub fn take_error(&mut self) -> Option<JournalError> {
         self.errors.try_recv().ok()
     }
 
     /// Steps that are not in the journal.
     pub fn lost(&self) -> u64 {
-        self.lost
+        self.lost + self.shared.lost.load(Ordering::Relaxed)
     }
 
     /// Writes what is queued and closes the file.
     ///
     /// # Errors
-    /// The error that ended the journal, if it has not been taken.
+    /// The error that stopped the journal, if it has not been taken.
     pub fn finish(mut self) -> Result<(), JournalError> {
         self.writer = None;
         self.take_error().map_or(Ok(()), Err)
@@ -273,58 +354,119 @@ fn header_line(engine: &Engine, aside: &Aside) -> Vec<u8> {
     line
 }
 
-fn begin(path: &Path, header: &[u8]) -> Result<File, JournalError> {
-    let begin = || {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(path)?;
-        file.write_all(header)?;
-        Ok(file)
-    };
-    begin().map_err(|source| JournalError::Write {
-        path: path.to_owned(),
-        source,
-    })
-}
-
+/// The writer thread's end.
 struct Output {
     path: PathBuf,
-    file: File,
+    /// `None` from a failure until a new file has begun.
+    file: Option<File>,
+    /// Bytes of whole lines in it.
+    written_bytes: u64,
+    /// How long the disk is left alone after the next failure.
+    pause: Duration,
+    /// When a new file is asked for.
+    retry_at: Option<Instant>,
+    shared: Arc<Shared>,
+    errors: Sender<JournalError>,
 }
 
 impl Output {
-    fn write_all(&mut self, queue: Receiver<Message>, errors: &Sender<JournalError>) {
-        for message in queue {
-            let result = match message {
-                Message::Line(line) => {
-                    self.file
-                        .write_all(&line)
-                        .map_err(|source| JournalError::Write {
-                            path: self.path.clone(),
-                            source,
-                        })
-                }
-                Message::NextFile(header) => self.next_file(&header),
+    fn write_all(&mut self, queue: &Receiver<Message>) {
+        loop {
+            let message = match self.retry_at {
+                None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(at) => queue.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
-            if let Err(error) = result {
-                // The receiver is gone only when the agent is: then nobody is left to tell.
-                let _ = errors.send(error);
-                return;
+            match message {
+                Ok(message) => self.take(message),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.retry_at = None;
+                    self.shared.wants_file.store(true, Ordering::Release);
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
 
-    fn next_file(&mut self, header: &[u8]) -> Result<(), JournalError> {
-        let mut old = self.path.clone().into_os_string();
-        old.push(".1");
-        std::fs::rename(&self.path, &old).map_err(|source| JournalError::Write {
-            path: self.path.clone(),
-            source,
-        })?;
-        self.file = begin(&self.path, header)?;
+    fn take(&mut self, message: Message) {
+        let bytes = match &message {
+            Message::Line(line) | Message::NextFile(line) => line.len(),
+        };
+        let written = match message {
+            Message::Line(line) => self.write(&line),
+            Message::NextFile(header) => self.begin(&header),
+        };
+        self.shared.queued_bytes.fetch_sub(bytes, Ordering::AcqRel);
+        if let Err(error) = written {
+            self.failed(error);
+        }
+    }
+
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        let Some(file) = &mut self.file else {
+            self.shared.lost.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        };
+        if let Err(error) = file.write_all(line) {
+            self.shared.lost.fetch_add(1, Ordering::Relaxed);
+            // What was written of it. If it stays, readers take it for the torn end that it is.
+            file.set_len(self.written_bytes).ok();
+            return Err(error);
+        }
+        self.written_bytes += line.len() as u64;
         Ok(())
+    }
+
+    /// Begins a new file with this line; the one that is there is set aside.
+    fn begin(&mut self, header: &[u8]) -> io::Result<()> {
+        let was_writing = self.file.take().is_some();
+        set_aside(&self.path)?;
+        let mut file = state_dir::create_new(&self.path)?;
+        if let Err(error) = file.write_all(header) {
+            // An empty or torn file would be set aside the next time, in the place of one with steps.
+            std::fs::remove_file(&self.path).ok();
+            return Err(error);
+        }
+        if !was_writing && self.pause > PAUSE_MIN {
+            tracing::warn!(path = %self.path.shown(), "the journal is written again");
+        }
+        self.file = Some(file);
+        self.written_bytes = header.len() as u64;
+        self.pause = PAUSE_MIN;
+        self.retry_at = None;
+        Ok(())
+    }
+
+    /// Writes nothing more until a new file has begun.
+    fn failed(&mut self, source: io::Error) {
+        self.file = None;
+        self.shared.has_failed.store(true, Ordering::Release);
+        self.retry_at = Some(Instant::now() + self.pause);
+        // Said when it begins, and not with each attempt.
+        if self.pause == PAUSE_MIN {
+            let path = self.path.clone();
+            // The receiver is gone only when the agent is.
+            let _ = self.errors.send(JournalError::Write { path, source });
+        }
+        self.pause = (2 * self.pause).min(PAUSE_MAX);
+    }
+}
+
+/// Renames the journal that is there to `NAME.1`.
+fn set_aside(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if !metadata.is_file() => {
+            Err(io::Error::other("it is not a regular file; remove it"))
+        }
+        Ok(metadata) if metadata.len() == 0 => Ok(()),
+        Ok(_) => {
+            // An earlier version made it readable by all. One of another user stays as it is.
+            drop(state_dir::open_private(path));
+            let mut old = path.as_os_str().to_owned();
+            old.push(".1");
+            std::fs::rename(path, old)
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
     }
 }
 
@@ -333,6 +475,7 @@ mod tests {
     use super::*;
     use plimsoll_core::model::event::EventKind;
     use plimsoll_core::model::units::PodUid;
+    use std::os::unix::fs::PermissionsExt;
 
     fn engine() -> Engine {
         Engine::new(EngineConfig {
@@ -420,22 +563,97 @@ mod tests {
         assert_eq!(new.lines().count(), 1);
     }
 
+    /// What led to a crash is there after the restart.
     #[test]
-    fn a_full_disk_ends_the_journal_and_is_said_once() {
+    fn a_start_keeps_what_was_written_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
         let engine = engine();
-        // /dev/full takes nothing at all; a journal on it never begins.
+        let mut journal = Journal::create(&path, &engine).unwrap();
+        journal.record(&event(1), &[]);
+        journal.finish().unwrap();
+        // As of an agent that was killed while it wrote.
+        let mut evidence = std::fs::read_to_string(&path).unwrap();
+        evidence += r#"{"event":{"at_ns":2,"#;
+        std::fs::write(&path, &evidence).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        Journal::create(&path, &engine).unwrap().finish().unwrap();
+        let old = dir.path().join("journal.1");
+        assert_eq!(std::fs::read_to_string(&old).unwrap(), evidence);
+        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 1);
+        for path in [path, old] {
+            let mode = path.metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o7777, 0o600, "{}", path.shown());
+        }
+    }
+
+    #[test]
+    fn links_and_devices_are_refused_and_stay() {
+        let engine = engine();
         let error = Journal::create(Path::new("/dev/full"), &engine).unwrap_err();
         assert!(error.to_string().contains("/dev/full"), "{error}");
+        assert!(Path::new("/dev/full").exists());
+        let dir = tempfile::tempdir().unwrap();
+        let (precious, link) = (dir.path().join("precious"), dir.path().join("journal"));
+        std::fs::write(&precious, "text").unwrap();
+        std::os::unix::fs::symlink(&precious, &link).unwrap();
+        let error = Journal::create(&link, &engine).unwrap_err();
+        assert!(error.to_string().contains("regular file"), "{error}");
+        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "text");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_said_once() {
+        let engine = engine();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         let mut journal = Journal::create(&path, &engine).unwrap();
-        // The next file cannot be begun: as on a full disk, writing fails from here on.
+        // The next file cannot be begun: writing fails from here on.
         std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
         journal.next_file(&engine);
+        journal.record(&event(1), &[]);
         journal.writer.as_mut().unwrap().end();
         assert!(journal.take_error().is_some());
         assert!(journal.take_error().is_none());
-        journal.record(&event(1), &[]);
         assert_eq!(journal.lost(), 1);
+        journal.record(&event(2), &[]);
+        assert_eq!(journal.lost(), 2);
+    }
+
+    /// All of the queue is locked memory.
+    #[test]
+    fn what_waits_for_a_slow_disk_is_bounded_in_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = engine();
+        let mut journal =
+            Journal::with_file_bytes_max(&dir.path().join("journal"), &engine, 1).unwrap();
+        // A disk that takes nothing.
+        let (go_on, wait) = channel::<()>();
+        let stuck = WorkerThread::start("stuck", STACK_BYTES, QUEUE_STEPS, move |queue| {
+            wait.recv().ok();
+            drop(queue);
+        });
+        journal.writer = Some(stuck.unwrap());
+        let uid = "u".repeat(100 << 10);
+        let step = Event {
+            at_ns: 1,
+            kind: EventKind::PodEmpty {
+                uid: PodUid::from(uid.as_str()),
+            },
+        };
+        for _ in 0..QUEUE_STEPS {
+            journal.record(&step, &[]);
+        }
+        let bytes = journal.queued_bytes();
+        assert!(bytes < QUEUE_BYTES_MAX + (101 << 10), "{bytes} bytes wait");
+        assert!(journal.lost() > QUEUE_STEPS as u64 / 2);
+        assert_eq!(journal.lost_now, journal.lost());
+        // The file is full as well; nothing is queued for that.
+        let sent = journal.writer.as_ref().unwrap().dropped();
+        journal.next_file_if_full(&engine);
+        assert_eq!(journal.writer.as_ref().unwrap().dropped(), sent);
+        assert_eq!(journal.queued_bytes(), bytes);
+        drop(go_on);
     }
 }

@@ -142,7 +142,7 @@ pub struct ClientFigures {
     pub answered: u64,
     /// Were sent away, being too many.
     pub sent_away: u64,
-    /// Were too slow, went away, or sent nothing that could be answered.
+    /// Were too slow, went away, sent nothing that could be answered, or met a mistake in the code that answers.
     pub lost: u64,
 }
 
@@ -386,6 +386,31 @@ mod tests {
         assert_eq!(answered.recv(), Ok(true), "the thread still runs");
         drop(thread.expect("a thread"));
         assert_eq!(present(&clients), [], "its place is free");
+    }
+
+    /// As a request that meets a mistake in what answers it.
+    #[test]
+    fn a_panic_costs_one_client_and_its_place_is_free_again() {
+        let clients = Clients::new(1);
+        let (served, results) = std::sync::mpsc::channel();
+        let shared = Arc::clone(&clients);
+        let thread = ServingThread::start("panics", move || async move {
+            for client in 0..3 {
+                let place = shared.place().expect("the place of the one before");
+                let task = tokio::spawn(async move {
+                    assert!(client != 1, "a mistake");
+                    place.leave(Ok::<(), io::Error>(()));
+                });
+                served.send(task.await.is_ok()).expect("somebody listens");
+            }
+            std::future::pending::<io::Result<()>>().await
+        });
+        let thread = thread.expect("a thread");
+        let seen: Vec<bool> = results.iter().take(3).collect();
+        assert_eq!(seen, [true, false, true]);
+        drop(thread);
+        let figures = clients.figures();
+        assert_eq!((figures.answered, figures.lost), (2, 1));
     }
 
     #[test]

@@ -12,7 +12,7 @@ mount -t tmpfs tmpfs /run
 mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
 mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
 mount -t securityfs securityfs /sys/kernel/security 2>/dev/null
-mount -t bpf bpf /sys/fs/bpf
+mount -t bpf -o mode=0700 bpf /sys/fs/bpf
 ip link set lo up 2>/dev/null
 
 setting() {

@@ -299,3 +299,29 @@ fn v1_has_its_own_files_and_what_is_missing_is_said() {
 fn cpus_of_a_list_are_counted() {
     assert_eq!(["0", "0-3", "0-1,4,6-7", ""].map(count_cpus), [1, 4, 5, 0]);
 }
+
+/// As on a node whose `/run` is full: there is no ledger to write to.
+#[test]
+fn with_a_closed_ledger_what_is_there_is_used_as_it_is() {
+    let (_dir, host) = v2();
+    let mounts = host.cgroup_mounts().unwrap();
+    let closed = || {
+        let why = "no space left".to_owned();
+        Ledger::closed(&host, host.path("run/knobs.jsonl"), why).unwrap()
+    };
+    let root = CgroupPath::default();
+    let (_kubepods, absent) =
+        Kubepods::make(&host, &mounts, &root, &config(RESERVED), closed()).unwrap();
+    let [Absent::NotWritten(why)] = absent.as_slice() else {
+        panic!("{absent:?}");
+    };
+    assert!(why.contains("no space left"), "{why}");
+    for (name, old) in V2_FILES {
+        let now = text(&host, &format!("/sys/fs/cgroup/kubepods/{name}"));
+        assert_eq!(now.trim_end(), old.trim_end(), "{name}");
+    }
+    assert!(!host.path("run/knobs.jsonl").exists());
+    // There is nothing to be used.
+    let other = CgroupPath::new("other").unwrap();
+    assert!(Kubepods::make(&host, &mounts, &other, &config(RESERVED), closed()).is_err());
+}

@@ -15,7 +15,7 @@ use crate::host::cpuset::Cpuset;
 /// A container's leave to start. While it is held, nobody is moved, and the placement stays as it is.
 #[derive(Debug)]
 pub struct Admission {
-    _lock: PlacementLock,
+    lock: PlacementLock,
     pod: PodUid,
     checkpoint: Option<Checkpoint>,
     online: CpuSet,
@@ -52,7 +52,7 @@ impl Admission {
             None => CpuSet::EMPTY,
         };
         Ok(Self {
-            _lock: lock,
+            lock,
             pod: pod.clone(),
             checkpoint,
             online,
@@ -63,6 +63,15 @@ impl Admission {
     /// What is to be told to whoever starts the container.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// Whether this leave still counts. One that does not is to be asked for again: the agent has not waited for it, and has placed the pods anew.
+    /// To be asked once the process is in its cgroup.
+    ///
+    /// # Errors
+    /// [`PlacementError`] when the lock file cannot be looked at.
+    pub fn is_current(&self) -> Result<bool, PlacementError> {
+        Ok(self.lock.is_current()?)
     }
 
     /// Whether CPUs or memory are placed here, so that the container needs a cpuset.

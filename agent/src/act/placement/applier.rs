@@ -20,7 +20,7 @@ use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::cpuset_order::{self, Change, Cpus, Write};
 
 use super::cgroups::{self, Container};
-use super::checkpoint::{Checkpoint, Found, LOCK_PATIENCE, PlacementLock};
+use super::checkpoint::{BREAK_AFTER, Checkpoint, Found, PlacementLock};
 use super::outcome::{Outcome, Written};
 use super::owner::{self, REWRITES_MAX, Truce};
 use super::plan::{all_of, nobody_alone, runs_on, then, was_alone};
@@ -136,7 +136,7 @@ impl Applier {
             return Err(owner.into());
         }
         let online = online_cpus(&self.place.host)?;
-        let lock = PlacementLock::exclusive(&self.place.state_dir, LOCK_PATIENCE)?;
+        let lock = PlacementLock::exclusive_by_force(&self.place.state_dir, BREAK_AFTER)?;
         let mut outcome = Outcome {
             online,
             ..Outcome::default()
@@ -194,7 +194,7 @@ impl Applier {
     /// As [`Applier::apply`].
     pub fn withdraw(&mut self, quotas: Quotas) -> Result<Option<Outcome>, PlacementError> {
         {
-            let lock = PlacementLock::exclusive(&self.place.state_dir, LOCK_PATIENCE)?;
+            let lock = PlacementLock::exclusive_by_force(&self.place.state_dir, BREAK_AFTER)?;
             if Checkpoint::read(&lock, &self.place.state_dir)? == Found::Nothing {
                 return Ok(None);
             }
@@ -205,7 +205,7 @@ impl Applier {
         };
         let outcome = self.apply(&wanted)?;
         if outcome.failed.is_empty() {
-            let lock = PlacementLock::exclusive(&self.place.state_dir, LOCK_PATIENCE)?;
+            let lock = PlacementLock::exclusive_by_force(&self.place.state_dir, BREAK_AFTER)?;
             Checkpoint::remove(&lock, &self.place.state_dir)?;
             self.before = None;
         }

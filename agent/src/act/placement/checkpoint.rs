@@ -6,14 +6,18 @@
 //! the last cgroup is written; `exec` holds it together with other `exec`s from reading the file until the container's process is in its
 //! cgroup. So `exec` sees a placement either before or after it came into force, and the agent sees every cgroup that was made by the last one.
 //!
+//! An `exec` that is stopped (SIGSTOP, a frozen cgroup) while it holds the lock must not keep the node from being placed. The agent waits for
+//! [`BREAK_AFTER`] and then breaks the lock: it puts a new file in the place of the old one and locks that. So `exec` looks, when its process is in
+//! its cgroup, whether its lock still counts ([`PlacementLock::is_current`]), and begins anew if not. A process that is in its cgroup before the lock is
+//! broken is seen by the agent; one that comes later sees the new placement before its first instruction.
+//!
 //! An agent that dies in between leaves the placement *before* in the file: then a container starts where neither needs to be alone, and the next
 //! agent finishes the work.
 //!
 //! A file that is cut off, edited or of another version is renamed to `placement.json.damaged-N`, and said; there is none then.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -21,11 +25,12 @@ use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use rustix::fs::FlockOperation;
-use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::host::lock::{FlockError, Holders, flock_within};
 use crate::host::shown::Show as _;
+use crate::host::state_dir;
 
 /// The file, in the state directory.
 pub const CHECKPOINT: &str = "placement.json";
@@ -42,8 +47,10 @@ const DAMAGED_MAX: u32 = 1000;
 /// How long who moves containers and who starts them wait for each other. On cgroup v1 a process enters each hierarchy only after all CPUs have
 /// passed through the scheduler (an RCU grace period): seconds, on a busy node.
 pub const LOCK_PATIENCE: Duration = Duration::from_secs(60);
-/// How often a lock that is held is asked for again.
-const ASK_AGAIN: Duration = Duration::from_millis(5);
+/// How long the agent waits for an `exec` before it breaks the lock.
+pub const BREAK_AFTER: Duration = Duration::from_secs(10);
+/// How often a lock may be broken, or replaced by another process, while it is asked for.
+const REPLACED_MAX: u32 = 100;
 
 /// Why the checkpoint cannot be used at all.
 #[derive(Debug, thiserror::Error)]
@@ -57,13 +64,15 @@ pub enum CheckpointError {
         #[source]
         source: std::io::Error,
     },
-    /// Somebody else holds the lock.
+    /// Another process holds the lock.
     #[error(
-        "{path}: held by another plimsoll for {waited:?}: the node is very busy, the agent moves much memory between NUMA nodes, or an exec is stopped; find the process: fuser {path}", path = path.shown()
+        "{path}: held by {holders} for {waited:?}: the node is very busy, the agent moves much memory between NUMA nodes, or that process is stopped; try again, or continue it (kill -CONT)", path = path.shown()
     )]
     Locked {
         /// The lock.
         path: PathBuf,
+        /// Who holds it.
+        holders: Holders,
         /// How long it was asked for.
         waited: Duration,
     },
@@ -123,7 +132,8 @@ pub struct SetAside {
 /// comes in between.
 #[derive(Debug)]
 pub struct PlacementLock {
-    _file: File,
+    file: File,
+    path: PathBuf,
 }
 
 impl PlacementLock {
@@ -132,7 +142,8 @@ impl PlacementLock {
     /// # Errors
     /// [`CheckpointError::Locked`] after `patience`.
     pub fn shared(state_dir: &Path, patience: Duration) -> Result<Self, CheckpointError> {
-        Self::take(state_dir, FlockOperation::NonBlockingLockShared, patience)
+        let operation = FlockOperation::NonBlockingLockShared;
+        Self::take(state_dir, operation, patience, false)
     }
 
     /// Alone.
@@ -140,58 +151,90 @@ impl PlacementLock {
     /// # Errors
     /// [`CheckpointError::Locked`] after `patience`.
     pub fn exclusive(state_dir: &Path, patience: Duration) -> Result<Self, CheckpointError> {
-        Self::take(
-            state_dir,
-            FlockOperation::NonBlockingLockExclusive,
-            patience,
-        )
+        let operation = FlockOperation::NonBlockingLockExclusive;
+        Self::take(state_dir, operation, patience, false)
+    }
+
+    /// Alone; a lock that is still held after `patience` is broken. For the agent, of which there is one.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`].
+    pub fn exclusive_by_force(
+        state_dir: &Path,
+        patience: Duration,
+    ) -> Result<Self, CheckpointError> {
+        let operation = FlockOperation::NonBlockingLockExclusive;
+        Self::take(state_dir, operation, patience, true)
+    }
+
+    /// Whether this is still the lock that counts: nobody has broken it.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`].
+    pub fn is_current(&self) -> Result<bool, CheckpointError> {
+        state_dir::is_at(&self.file, &self.path).map_err(|source| CheckpointError::Io {
+            path: self.path.clone(),
+            source,
+        })
     }
 
     fn take(
         state_dir: &Path,
         operation: FlockOperation,
         patience: Duration,
+        by_force: bool,
     ) -> Result<Self, CheckpointError> {
-        std::fs::create_dir_all(state_dir).map_err(|source| CheckpointError::Io {
+        state_dir::make(state_dir).map_err(|source| CheckpointError::Io {
             path: state_dir.to_owned(),
             source,
         })?;
         let start = Instant::now();
+        let left = || patience.saturating_sub(start.elapsed());
         let turn = FlockOperation::NonBlockingLockExclusive;
-        let _turn = lock(state_dir.join(TURN), turn, start, patience)?;
-        let file = lock(state_dir.join(LOCK), operation, start, patience)?;
-        Ok(Self { _file: file })
+        let _turn = lock(state_dir.join(TURN), turn, left, by_force)?;
+        let path = state_dir.join(LOCK);
+        let file = lock(path.clone(), operation, left, by_force)?;
+        Ok(Self { file, path })
     }
 }
 
-/// Locks this file, which is made if it is not there; gives up when `patience` has passed since `start`.
+/// Locks this file, which is made if it is not there. When no time is left, gives up, or replaces the file.
 fn lock(
     path: PathBuf,
     operation: FlockOperation,
-    start: Instant,
-    patience: Duration,
+    left: impl Fn() -> Duration,
+    by_force: bool,
 ) -> Result<File, CheckpointError> {
     let io = |source| CheckpointError::Io {
         path: path.clone(),
         source,
     };
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false);
-    let file = options.mode(0o600).open(&path).map_err(io)?;
-    loop {
-        match rustix::fs::flock(&file, operation) {
-            Ok(()) => return Ok(file),
-            Err(Errno::INTR) => {}
-            Err(Errno::WOULDBLOCK) if start.elapsed() < patience => {
-                std::thread::sleep(ASK_AGAIN);
+    let start = Instant::now();
+    for _ in 0..REPLACED_MAX {
+        let file = state_dir::open_private(&path).map_err(io)?;
+        match flock_within(&file, operation, left()) {
+            Ok(()) if state_dir::is_at(&file, &path).map_err(io)? => return Ok(file),
+            // Broken while it was waited for.
+            Ok(()) => {}
+            Err(FlockError::Held(holders)) if by_force => {
+                tracing::warn!(path = %path.shown(), "the placement does not wait any longer for {holders}");
+                let new = state_dir::new_beside(&path);
+                state_dir::create_new(&new).map_err(io)?;
+                std::fs::rename(&new, &path).map_err(io)?;
             }
-            Err(Errno::WOULDBLOCK) => {
-                let waited = patience;
-                return Err(CheckpointError::Locked { path, waited });
+            Err(FlockError::Held(holders)) => {
+                return Err(CheckpointError::Locked {
+                    path,
+                    holders,
+                    waited: start.elapsed(),
+                });
             }
-            Err(errno) => return Err(io(errno.into())),
+            Err(FlockError::Io(error)) => return Err(io(error)),
         }
     }
+    Err(io(std::io::Error::other(
+        "it is replaced again and again by another process",
+    )))
 }
 
 impl Checkpoint {
@@ -225,7 +268,7 @@ impl Checkpoint {
     /// [`CheckpointError::Io`]; the old one is still there.
     pub fn write(&self, _lock: &PlacementLock, state_dir: &Path) -> Result<(), CheckpointError> {
         let path = state_dir.join(CHECKPOINT);
-        let new = state_dir.join(format!("{CHECKPOINT}.new"));
+        let new = state_dir::new_beside(&path);
         let write = || {
             let placement = serde_json::value::to_raw_value(self)?;
             let written = Written {
@@ -235,7 +278,7 @@ impl Checkpoint {
             };
             let mut text = serde_json::to_vec(&written)?;
             text.push(b'\n');
-            let mut file = File::create(&new)?;
+            let mut file = state_dir::create_new(&new)?;
             file.write_all(&text)?;
             // Where the state directory is on a disk, the name must not be there before the text.
             file.sync_all()?;
@@ -375,7 +418,10 @@ mod tests {
     use super::*;
     use plimsoll_core::placement::assignments::Assignment;
     use std::collections::BTreeMap;
+    use std::os::unix::fs::PermissionsExt;
     use std::sync::atomic::{AtomicBool, Ordering};
+
+    const ASK_AGAIN: Duration = Duration::from_millis(5);
 
     fn cpus(list: &str) -> CpuSet {
         CpuSet::parse(list).unwrap()
@@ -485,6 +531,44 @@ mod tests {
         let waits = std::thread::spawn(move || PlacementLock::shared(&state_dir, LOCK_PATIENCE));
         drop(alone);
         waits.join().unwrap().unwrap();
+    }
+
+    /// As with an `exec` that is stopped, or in a cgroup that is frozen.
+    #[test]
+    fn an_exec_that_does_not_go_on_is_not_waited_for_and_finds_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let now = Duration::ZERO;
+        let stopped = PlacementLock::shared(dir.path(), now).unwrap();
+        let error = PlacementLock::exclusive(dir.path(), now).unwrap_err();
+        let holder = format!("process {}", std::process::id());
+        assert!(error.to_string().contains(&holder), "{error}");
+        assert!(stopped.is_current().unwrap());
+        let agent = PlacementLock::exclusive_by_force(dir.path(), now).unwrap();
+        assert!(agent.is_current().unwrap());
+        assert!(!stopped.is_current().unwrap());
+        // The next container waits for the agent, and not for the stopped one.
+        assert!(PlacementLock::shared(dir.path(), now).is_err());
+        drop(agent);
+        let again = PlacementLock::shared(dir.path(), now).unwrap();
+        drop(stopped);
+        assert!(again.is_current().unwrap());
+    }
+
+    #[test]
+    fn all_its_files_are_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = PlacementLock::exclusive(dir.path(), LOCK_PATIENCE).unwrap();
+        checkpoint().write(&lock, dir.path()).unwrap();
+        for name in [CHECKPOINT, LOCK, TURN] {
+            let mode = dir
+                .path()
+                .join(name)
+                .metadata()
+                .unwrap()
+                .permissions()
+                .mode();
+            assert_eq!(mode & 0o7777, 0o600, "{name}");
+        }
     }
 
     #[test]

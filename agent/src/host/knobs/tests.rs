@@ -178,9 +178,9 @@ fn an_unwritable_ledger_changes_nothing() {
         matches!(error, KnobError::Ledger { .. }) && error.to_string().contains("--state-dir"),
         "{error}"
     );
-    // A full disk: the file opens, and every write is refused.
-    std::os::unix::fs::symlink("/dev/full", host.path("full")).unwrap();
+    // A full disk: the file opens, and every write is cut off.
     let mut ledger = Ledger::open(&host, host.path("full")).unwrap();
+    step::tests::fill_disk(true);
     assert!(matches!(
         ledger.write(&one, "100").unwrap_err(),
         KnobError::Ledger { .. }
@@ -192,6 +192,79 @@ fn an_unwritable_ledger_changes_nothing() {
     ));
     assert_eq!(std::fs::read_to_string(&one).unwrap(), "1\n");
     assert!(!hierarchy.has(&cgroup));
+    assert_eq!(std::fs::read(ledger.path()).unwrap(), b"");
+    // There is room again.
+    step::tests::fill_disk(false);
+    ledger.write(&one, "100").unwrap();
+    assert_eq!(ledger.restore().unwrap().restored(), 1);
+}
+
+/// Where the process that is to be killed works, and at which of its steps it dies.
+const KILLED_IN: &str = "PLIMSOLL_TEST_LEDGER_DIR";
+const KILLED_AT: &str = "PLIMSOLL_TEST_LEDGER_STEP";
+
+/// All that an agent does with a ledger: a torn line of the one before, changes of each kind, a fold, a restore of one file, and of all.
+fn work_with_ledger(dir: &Path, at_step: u32) {
+    let host = HostRoot::new(dir);
+    let hierarchy = host.cgroup_mounts().unwrap().hierarchies()[0].clone();
+    let (one, two) = (hierarchy.mount.join("one"), hierarchy.mount.join("two"));
+    step::tests::end_at(at_step);
+    let mut ledger = Ledger::open(&host, host.path("/run/knobs.jsonl")).unwrap();
+    ledger.write(&one, "100").unwrap();
+    for cgroup in ["a", "a/b"] {
+        let cgroup = CgroupPath::new(cgroup).unwrap();
+        ledger.create_cgroup(&hierarchy, &cgroup, &[]).unwrap();
+    }
+    ledger.write(&two, "7").unwrap();
+    ledger.appended = FOLD_AFTER - 2;
+    ledger.write(&one, "1000").unwrap();
+    ledger.write(&one, "10").unwrap(); // folds: one 1 -> 1000 -> 10
+    ledger.restore_file(&two).unwrap();
+    ledger.write(&two, "8").unwrap();
+    ledger.restore().unwrap();
+    assert!(step::tests::taken() > 40, "{} steps", step::tests::taken());
+}
+
+#[test]
+fn killed_at_each_step_and_started_again_everything_is_as_before() {
+    if let Some(dir) = std::env::var_os(KILLED_IN) {
+        let step = std::env::var(KILLED_AT).unwrap().parse().unwrap();
+        return work_with_ledger(Path::new(&dir), step);
+    }
+    let (dir, host, hierarchy) = v1();
+    let tree = &hierarchy.mount;
+    let before = snapshot(tree);
+    let ledger_path = host.path("/run/knobs.jsonl");
+    let mut step = 0;
+    loop {
+        step += 1;
+        put_back(tree, &before);
+        std::fs::create_dir_all(host.path("/run")).unwrap();
+        std::fs::write(&ledger_path, "{\"bootId").unwrap();
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--test-threads=1"])
+            .arg(
+                "host::knobs::tests::killed_at_each_step_and_started_again_everything_is_as_before",
+            )
+            .env(KILLED_IN, dir.path())
+            .env(KILLED_AT, step.to_string())
+            .output()
+            .unwrap();
+        let restoration = Ledger::open(&host, &ledger_path)
+            .unwrap()
+            .restore()
+            .unwrap();
+        assert_eq!(snapshot(tree), before, "step {step}: {restoration:?}");
+        assert_eq!(restoration.remarks(), Vec::<String>::new(), "step {step}");
+        if child.status.success() {
+            assert_eq!(restoration, Restoration::default(), "it has put back all");
+            break;
+        }
+        let signal = std::os::unix::process::ExitStatusExt::signal(&child.status);
+        let text = String::from_utf8_lossy(&child.stdout);
+        assert_eq!(signal, Some(libc::SIGABRT), "step {step}: {text}");
+    }
+    assert!(step > 40, "{step} steps");
 }
 
 #[test]
@@ -280,6 +353,45 @@ fn controllers_are_enabled_only_where_they_are_not() {
     assert_eq!(ledger.restore().unwrap().restored(), 2);
     assert_eq!(std::fs::read_to_string(&control).unwrap(), "-pids");
     assert!(!hierarchy.mount.join("a").exists());
+}
+
+/// A runtime may have come to rely on it since.
+#[test]
+fn a_controller_stays_while_a_cgroup_of_another_program_relies_on_it() {
+    for (controller, file, default, limit) in [
+        (Controller::Pids, "pids.max", "max", "100"),
+        (Controller::Cpuset, "cpuset.cpus", "", "0-1"),
+        (Controller::Hugetlb, "hugetlb.2MB.max", "max", "0"),
+    ] {
+        let (_dir, host) = fake_v2();
+        let mount = host
+            .cgroup_mounts()
+            .unwrap()
+            .unified()
+            .unwrap()
+            .mount
+            .clone();
+        let control = mount.join("cgroup.subtree_control");
+        let theirs = mount.join("system.slice");
+        std::fs::create_dir(&theirs).unwrap();
+        let mut ledger = Ledger::open(&host, host.path("knobs")).unwrap();
+        ledger.enable(&mount, controller).unwrap();
+        std::fs::write(&control, controller.name()).unwrap();
+        std::fs::write(theirs.join(file), format!("{limit}\n")).unwrap();
+        let restoration = ledger.restore().unwrap();
+        let [remark] = restoration.remarks().try_into().unwrap();
+        assert!(
+            remark.contains("system.slice") && remark.contains(file),
+            "{remark}"
+        );
+        assert_eq!(
+            std::fs::read_to_string(&control).unwrap(),
+            controller.name()
+        );
+        // It does no more.
+        std::fs::write(theirs.join(file), format!("{default}\n")).unwrap();
+        assert_eq!(ledger.restore().unwrap().restored(), 1, "{controller}");
+    }
 }
 
 #[test]

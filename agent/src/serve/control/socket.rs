@@ -1,15 +1,22 @@
 //! The socket in the file system: made with the right owner and mode at once, a dead agent's replaced, a living agent's left alone.
 
-use std::fs::{DirBuilder, Permissions};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown, fchown};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use crate::host::shown::Show as _;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use super::{SOCKET_FILE, group_dir};
 
 /// Owner and group may ask; nobody else.
 const MODE: u32 = 0o660;
+/// Of the directory of a socket that a group may use: they may search it.
+const GROUP_DIR_MODE: u32 = 0o750;
 
 /// Why there is no socket.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +41,18 @@ pub enum SocketError {
         /// As written.
         group: String,
     },
+    /// A group cannot get at it.
+    #[error("{path}: --control-group has no effect on a socket in the state directory, which is root's alone; name another place with --control-socket, or leave that out", path = path.shown())]
+    InStateDir {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// Its directory is not one that this agent made.
+    #[error("{path}: is there, and is no directory that only its owner, this agent's user, can write; remove it, or name another place with --control-socket", path = path.shown())]
+    NotOurDirectory {
+        /// The directory.
+        path: PathBuf,
+    },
     /// The kernel refuses.
     #[error("{path}: the control socket cannot be created: {what}: {source}; give another --control-socket (at most about 100 characters)", path = path.shown())]
     Io {
@@ -45,6 +64,78 @@ pub enum SocketError {
         #[source]
         source: io::Error,
     },
+}
+
+/// Where the socket is to be: `option`, or in the state directory, or for a group in a directory of its own beside that, which is made.
+/// The caller holds the state directory's lock.
+///
+/// # Errors
+/// [`SocketError`].
+pub fn prepare_place(
+    state_dir: &Path,
+    option: Option<&Path>,
+    group: Option<&str>,
+) -> Result<PathBuf, SocketError> {
+    if let Some(path) = option {
+        let is_inside = path
+            .parent()
+            .and_then(|parent| parent.canonicalize().ok())
+            .is_some_and(|parent| state_dir.canonicalize().is_ok_and(|dir| dir == parent));
+        return match group {
+            Some(_) if is_inside => Err(SocketError::InStateDir {
+                path: path.to_owned(),
+            }),
+            _ => Ok(path.to_owned()),
+        };
+    }
+    let dir = group_dir(state_dir);
+    match group {
+        Some(group) => {
+            make_group_dir(&dir, group_id(group)?)?;
+            Ok(dir.join(SOCKET_FILE))
+        }
+        None => {
+            remove_group_dir(&dir); // of an agent that was killed: clients would ask there
+            Ok(state_dir.join(SOCKET_FILE))
+        }
+    }
+}
+
+/// Takes the directory for a group's socket away, if only a dead agent's socket is in it. The caller holds the state directory's lock.
+pub(crate) fn remove_group_dir(dir: &Path) -> bool {
+    let is_ours = std::fs::symlink_metadata(dir).is_ok_and(|metadata| {
+        metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw()
+    });
+    if !is_ours {
+        return false;
+    }
+    std::fs::remove_file(dir.join(SOCKET_FILE)).ok();
+    std::fs::remove_dir(dir).is_ok()
+}
+
+fn make_group_dir(dir: &Path, group: u32) -> Result<(), SocketError> {
+    let failed = |source| SocketError::Io {
+        path: dir.to_owned(),
+        what: "its directory",
+        source,
+    };
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed(error)),
+        _ => {}
+    }
+    let not_ours = || SocketError::NotOurDirectory {
+        path: dir.to_owned(),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(dir, flags, Mode::empty()).map_err(|_| not_ours())?;
+    let file = File::from(fd);
+    let metadata = file.metadata().map_err(failed)?;
+    if metadata.uid() != rustix::process::geteuid().as_raw() || metadata.mode() & 0o022 != 0 {
+        return Err(not_ours());
+    }
+    fchown(&file, None, Some(group)).map_err(failed)?;
+    file.set_permissions(Permissions::from_mode(GROUP_DIR_MODE))
+        .map_err(failed)
 }
 
 /// A listening socket. Its file is removed when this is dropped, if it is still the same.
@@ -125,26 +216,26 @@ fn look_for_another(path: &Path) -> Result<(), SocketError> {
         }
         _ => {}
     }
-    match UnixStream::connect(path) {
+    match try_connect(path) {
         // Nobody listens any more.
-        Err(error)
-            if matches!(
-                error.kind(),
-                ErrorKind::ConnectionRefused | ErrorKind::NotFound
-            ) =>
-        {
-            Ok(())
-        }
-        Err(source) if source.kind() != ErrorKind::WouldBlock => Err(SocketError::Io {
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(()),
+        // Connected, or its queue is full: somebody is there, though perhaps stopped.
+        Ok(()) | Err(Errno::AGAIN) => Err(SocketError::Live {
+            path: path.to_owned(),
+        }),
+        Err(errno) => Err(SocketError::Io {
             path: path.to_owned(),
             what: "the one that is there",
-            source,
-        }),
-        // Connected, or its queue is full: somebody is there.
-        Ok(_) | Err(_) => Err(SocketError::Live {
-            path: path.to_owned(),
+            source: errno.into(),
         }),
     }
+}
+
+/// Without waiting: the queue of a stopped agent may be full for ever.
+fn try_connect(path: &Path) -> Result<(), Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
 /// A group's number, by `/etc/group` where it is a name.
@@ -166,6 +257,65 @@ fn group_id(group: &str) -> Result<u32, SocketError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::net::UnixStream;
+
+    /// As an agent that is stopped, and has been asked often since.
+    #[test]
+    fn a_full_queue_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("control.sock");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let mut waiting = Vec::new();
+        loop {
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+            let socket = socket.unwrap();
+            if connect(&socket, &SocketAddrUnix::new(&path).unwrap()).is_err() {
+                break;
+            }
+            waiting.push(socket);
+        }
+        let error = ControlSocket::bind(&path, None).unwrap_err();
+        assert!(matches!(error, SocketError::Live { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_group_gets_a_directory_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("plimsoll");
+        std::fs::create_dir(&state).unwrap();
+        let gid = rustix::process::getegid().as_raw().to_string();
+        let place = |option, group| prepare_place(&state, option, group);
+        assert_eq!(place(None, None).unwrap(), state.join(SOCKET_FILE));
+        let path = place(None, Some(&gid)).unwrap();
+        let made = dir.path().join("plimsoll-control");
+        assert_eq!(path, made.join(SOCKET_FILE));
+        assert_eq!(std::fs::metadata(&made).unwrap().mode() & 0o7777, 0o750);
+        let args = super::super::AgentArgs {
+            state_dir: state.clone(),
+            control_socket: None,
+        };
+        assert_eq!(args.socket(), state.join(SOCKET_FILE));
+        let bound = ControlSocket::bind(&path, Some(&gid)).unwrap();
+        assert_eq!(args.socket(), path);
+        std::mem::forget(bound); // as an agent that is killed
+        assert_eq!(place(None, Some(&gid)).unwrap(), path);
+        assert_eq!(place(None, None).unwrap(), state.join(SOCKET_FILE));
+        assert_eq!(args.socket(), state.join(SOCKET_FILE));
+        assert!(!made.exists());
+        let inside = state.join("other.sock");
+        let error = place(Some(&inside), Some(&gid)).unwrap_err();
+        assert!(error.to_string().contains("--control-socket"), "{error}");
+        assert_eq!(place(Some(&inside), None).unwrap(), inside);
+        // Somebody else's directory, or a link to it.
+        std::os::unix::fs::symlink(&state, &made).unwrap();
+        let error = place(None, Some(&gid)).unwrap_err();
+        assert!(matches!(error, SocketError::NotOurDirectory { .. }));
+        std::fs::remove_file(&made).unwrap();
+        std::fs::create_dir(&made).unwrap();
+        std::fs::set_permissions(&made, Permissions::from_mode(0o777)).unwrap();
+        assert!(place(None, Some(&gid)).is_err());
+    }
 
     #[test]
     fn a_dead_agents_socket_is_replaced_and_a_living_ones_is_not() {

@@ -1,0 +1,114 @@
+//! Undoes one change, as far as it is still ours.
+
+use std::path::Path;
+
+use rustix::io::Errno;
+
+use super::{Change, Line, Outcome, is_enabled, reliance};
+use crate::host::HostRoot;
+use crate::host::file::{FileError, errno_of, read_text, write_text};
+use crate::host::shown::Show as _;
+
+/// A controller is not taken from cgroups of ours that have processes: their limits and CPUs would be gone. It may have been enabled after they
+/// were made, so that all lines count, and not only those that have been undone. Nor is it taken from other programs' cgroups that rely on it.
+pub(super) fn below_in_use(change: &Change, lines: &[Line]) -> Option<String> {
+    let Change::Enable { cgroup, controller } = change else {
+        return None;
+    };
+    let used = lines.iter().find_map(|line| match &line.change {
+        Change::Create { cgroup: below } if below.starts_with(cgroup) && below != cgroup => {
+            is_populated(below).then_some(below)
+        }
+        _ => None,
+    });
+    if let Some(used) = used {
+        return Some(format!("{} is in use", used.shown()));
+    }
+    let is_ours = |path: &Path| {
+        lines
+            .iter()
+            .any(|line| matches!(&line.change, Change::Create { cgroup } if cgroup == path))
+    };
+    reliance::relied_on(cgroup, controller, is_ours)
+}
+
+/// Whether a v2 cgroup or one below it has processes; only there are controllers enabled.
+fn is_populated(cgroup: &Path) -> bool {
+    let events = read_text(cgroup.join("cgroup.events"));
+    events.is_ok_and(|events| events.lines().any(|line| line == "populated 1"))
+}
+
+/// Whether a file has a value that an earlier change of ours found or wrote there: a restore was killed after it had undone this one.
+fn is_of_earlier(lines: &[Line], file: &Path, now: &str) -> bool {
+    lines.iter().any(|line| match &line.change {
+        Change::Write { path, old, new, .. } => path == file && (old == now || new == now),
+        _ => false,
+    })
+}
+
+/// Undoes one change; `earlier` are those before it, which come next.
+pub(super) fn undo(host: &HostRoot, change: &Change, earlier: &[Line]) -> Outcome {
+    match change {
+        Change::Write {
+            path,
+            old,
+            new,
+            process,
+        } => {
+            if process.is_some_and(|process| !process.is_running(host)) {
+                return Outcome::NothingToDo;
+            }
+            match read_text(path) {
+                Err(error) if error.is_vanished() => Outcome::NothingToDo,
+                Err(error) => Outcome::Left(error.to_string()),
+                Ok(now) if now.trim_end() == old => Outcome::NothingToDo,
+                Ok(now) if now.trim_end() == new => written(path, old),
+                Ok(now) if is_of_earlier(earlier, path, now.trim_end()) => Outcome::NothingToDo,
+                Ok(now) => Outcome::Left(format!(
+                    "plimsoll wrote {new:?}, another program has since set {:?}",
+                    now.trim_end()
+                )),
+            }
+        }
+        Change::Enable { cgroup, controller } => {
+            let control = cgroup.join("cgroup.subtree_control");
+            match is_enabled(&control, controller) {
+                Err(error) if error.is_vanished() => Outcome::NothingToDo,
+                Err(error) => Outcome::Left(error.to_string()),
+                Ok(false) => Outcome::NothingToDo,
+                Ok(true) => written(&control, &format!("-{controller}")),
+            }
+        }
+        Change::Create { cgroup } => match std::fs::remove_dir(cgroup) {
+            Ok(()) => Outcome::Restored,
+            Err(error) => match errno_of(&error) {
+                Errno::NOENT => Outcome::NothingToDo,
+                Errno::BUSY | Errno::NOTEMPTY => {
+                    Outcome::Busy("it has processes or cgroups inside".to_owned())
+                }
+                errno => Outcome::Left(errno.to_string()),
+            },
+        },
+        Change::Move { process, from, to } => {
+            let pid = process.pid.to_string();
+            let is_there = read_text(to.join("cgroup.procs"))
+                .is_ok_and(|procs| procs.lines().any(|line| line == pid));
+            if !is_there || !process.is_running(host) {
+                return Outcome::NothingToDo;
+            }
+            written(&from.join("cgroup.procs"), &pid)
+        }
+    }
+}
+
+fn written(path: &Path, value: &str) -> Outcome {
+    match write_text(path, value) {
+        Ok(()) => Outcome::Restored,
+        Err(error) if error.is_vanished() => Outcome::NothingToDo,
+        Err(FileError::Unwritable {
+            source: Errno::BUSY,
+            ..
+        }) => Outcome::Busy("it is in use".to_owned()),
+        Err(error) => Outcome::Left(error.to_string()),
+    }
+}

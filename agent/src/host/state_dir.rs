@@ -1,0 +1,347 @@
+//! The state directory: private to root, with everything in it.
+//!
+//! **Problem.** Who can open a file can lock it (`flock` asks for no right to write), and who can write a directory can put links and other
+//! files in the place of ours. Either stops the agent, or has it write where somebody else wants.
+//! **Approach.** The directory has mode 0700 and belongs to the user that the agent runs as; no directory above it can be written by anybody else
+//! (but for a sticky one such as `/tmp`). Files in it have mode 0600, are never opened through a link, and a new one is made under a name that did
+//! not exist. A directory that others may write is refused: nobody can know what is in it.
+//! **An earlier version's directory** has mode 0755 and files that others can open. It is repaired: first the mode, so that nobody comes in any
+//! more; then each file that is locked is replaced by a copy, because a process may have it open and locked since before.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, RawMode};
+use rustix::io::Errno;
+
+use super::lock::{FlockError, LOCK_FILE, flock_within, with_open};
+use crate::host::shown::Show as _;
+
+/// Of the directory.
+const DIRECTORY_MODE: RawMode = 0o700;
+/// Of each file in it.
+const FILE_MODE: RawMode = 0o600;
+/// The bits of a mode that let others read, write or search.
+const OTHERS: RawMode = 0o077;
+/// The bits of a mode that let others write.
+const OTHERS_WRITE: RawMode = 0o022;
+/// Entries of a state directory that are looked at.
+const ENTRIES_MAX: usize = 4096;
+/// Bytes of a file that is replaced by a copy: more than any ledger has.
+const COPY_BYTES_MAX: u64 = 16 << 20;
+/// How long a file of an earlier version is waited for, before it is replaced, or left to the process of ours that holds it.
+const REPAIR_PATIENCE: Duration = Duration::from_secs(1);
+/// The file by which room is tried, and its size: about what the ledgers take.
+pub const ROOM_FILE: &str = "room";
+const ROOM_BYTES: usize = 64 << 10;
+/// Ends of the names of files that are locked: ledgers, and the locks themselves.
+const LOCKED: [&str; 3] = [".jsonl", ".lock", ".turn"];
+
+/// Why a directory is not used for state.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// It is a link, or no directory.
+    #[error("{path}: the state directory must be a directory and not a link or a file; choose another --state-dir", path = path.shown())]
+    NotADirectory {
+        /// What is there.
+        path: PathBuf,
+    },
+    /// It is another user's.
+    #[error("{path}: the state directory belongs to user {uid}, and plimsoll runs as user {euid}: remove it, or choose another --state-dir",
+        path = path.shown(), euid = rustix::process::geteuid())]
+    Foreign {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        uid: u32,
+    },
+    /// Others can write it.
+    #[error("{path}: others than its owner can write the state directory (mode {mode:04o}), so what is in it cannot be trusted: remove it, or choose another --state-dir", path = path.shown())]
+    Writable {
+        /// The directory.
+        path: PathBuf,
+        /// Its mode.
+        mode: RawMode,
+    },
+    /// Others can read it, and it does not look like a state directory of an earlier version.
+    #[error("{path}: others can read it (mode {mode:04o}), and there are other things than plimsoll's in it: give plimsoll a directory of its own (--state-dir)", path = path.shown())]
+    Shared {
+        /// The directory.
+        path: PathBuf,
+        /// Its mode.
+        mode: RawMode,
+    },
+    /// A directory above it can be changed by somebody else.
+    #[error("{path}: {above} above it can be changed by others (user {uid}, mode {mode:04o}), who could replace the state directory: choose another --state-dir",
+        path = path.shown(), above = above.shown())]
+    Above {
+        /// The state directory.
+        path: PathBuf,
+        /// The directory above it.
+        above: PathBuf,
+        /// Its owner.
+        uid: u32,
+        /// Its mode.
+        mode: RawMode,
+    },
+    /// It cannot be made, read or repaired.
+    #[error("{path}: the state directory cannot be used: {source}; make room there, or choose another --state-dir", path = path.shown())]
+    Io {
+        /// The directory, or a file in it.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl StateError {
+    fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { path, source }
+    }
+}
+
+/// Makes a state directory private, with all that is in it; makes it where it does not exist.
+///
+/// # Errors
+/// [`StateError`] when it is not to be trusted, or cannot be made so.
+pub fn prepare(dir: &Path) -> Result<(), StateError> {
+    make(dir).map_err(StateError::io(dir))?;
+    check_above(dir)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let open = rustix::fs::openat(CWD, dir, flags, Mode::empty());
+    let fd = open.map_err(|errno| match errno {
+        Errno::LOOP | Errno::NOTDIR => StateError::NotADirectory {
+            path: dir.to_owned(),
+        },
+        errno => StateError::io(dir)(errno.into()),
+    })?;
+    let status = rustix::fs::fstat(&fd).map_err(|errno| StateError::io(dir)(errno.into()))?;
+    let mode = status.st_mode & 0o7777;
+    if status.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(StateError::Foreign {
+            path: dir.to_owned(),
+            uid: status.st_uid,
+        });
+    }
+    if mode & OTHERS_WRITE != 0 {
+        return Err(StateError::Writable {
+            path: dir.to_owned(),
+            mode,
+        });
+    }
+    if mode & OTHERS != 0 {
+        if !is_earlier(dir).map_err(StateError::io(dir))? {
+            return Err(StateError::Shared {
+                path: dir.to_owned(),
+                mode,
+            });
+        }
+        rustix::fs::fchmod(&fd, Mode::from_raw_mode(DIRECTORY_MODE))
+            .map_err(|errno| StateError::io(dir)(errno.into()))?;
+    }
+    repair_files(dir)
+}
+
+/// Makes a directory with mode 0700 where there is none, and those above it that are missing.
+///
+/// # Errors
+/// The system's.
+pub fn make(dir: &Path) -> io::Result<()> {
+    if let Some(above) = dir.parent().filter(|above| !above.as_os_str().is_empty()) {
+        std::fs::create_dir_all(above)?;
+    }
+    match rustix::fs::mkdir(dir, Mode::from_raw_mode(DIRECTORY_MODE)) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Who can write a directory above can put another one in this one's place.
+fn check_above(dir: &Path) -> Result<(), StateError> {
+    let dir_above = match dir.parent() {
+        Some(above) if above.as_os_str().is_empty() => Path::new("."),
+        Some(above) => above,
+        None => return Ok(()),
+    };
+    let real = std::fs::canonicalize(dir_above).map_err(StateError::io(dir))?;
+    for above in real.ancestors() {
+        let metadata = std::fs::metadata(above).map_err(StateError::io(above))?;
+        let (uid, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+        let is_trusted = uid == 0 || uid == rustix::process::geteuid().as_raw();
+        let is_sticky = mode & 0o1000 != 0;
+        if !is_trusted || (mode & OTHERS_WRITE != 0 && !is_sticky) {
+            return Err(StateError::Above {
+                path: dir.to_owned(),
+                above: above.to_owned(),
+                uid,
+                mode,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Whether a directory that others can read is an earlier version's state directory, or empty: a system's directory has others inside.
+fn is_earlier(dir: &Path) -> io::Result<bool> {
+    let (mut is_empty, mut has_state) = (true, false);
+    for entry in std::fs::read_dir(dir)?.take(ENTRIES_MAX) {
+        let entry = entry?;
+        is_empty = false;
+        if entry.file_type()?.is_dir() {
+            return Ok(false);
+        }
+        let name = entry.file_name();
+        has_state |= name == LOCK_FILE || name.as_encoded_bytes().ends_with(b".jsonl");
+    }
+    Ok(is_empty || has_state)
+}
+
+fn repair_files(dir: &Path) -> Result<(), StateError> {
+    let entries = std::fs::read_dir(dir).map_err(StateError::io(dir))?;
+    for entry in entries.take(ENTRIES_MAX) {
+        let entry = entry.map_err(StateError::io(dir))?;
+        let path = entry.path();
+        let metadata = match entry.metadata() {
+            Ok(metadata) => metadata,
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(StateError::io(&path)(error)),
+        };
+        if metadata.is_file() && metadata.mode() & OTHERS != 0 {
+            repair(&path, &metadata).map_err(StateError::io(&path))?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes a file from others. One that is locked is replaced, unless a process of ours holds it.
+fn repair(path: &Path, metadata: &std::fs::Metadata) -> io::Result<()> {
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    let is_locked = LOCKED.iter().any(|end| name.ends_with(end.as_bytes()));
+    let old = open_private(path)?; // with the right mode from here on
+    if !is_locked || metadata.len() > COPY_BYTES_MAX {
+        return Ok(());
+    }
+    let operation = FlockOperation::NonBlockingLockExclusive;
+    match flock_within(&old, operation, REPAIR_PATIENCE) {
+        Ok(()) => {}
+        // The kernel names who has asked for the lock, which may have ended and left it to a process that it started: so everybody counts who has
+        // the file open. An agent of ours keeps its lock.
+        Err(FlockError::Held(_)) => {
+            let is_ours = |pid: &u32| uid_of(*pid) == Some(metadata.uid());
+            if with_open(&old).iter().any(is_ours) {
+                return Ok(());
+            }
+        }
+        Err(FlockError::Io(error)) => return Err(error),
+    }
+    let new = new_beside(path);
+    let mut copy = create_new(&new)?;
+    io::copy(&mut io::Read::take(&old, COPY_BYTES_MAX), &mut copy)?;
+    std::fs::rename(&new, path)
+}
+
+/// The effective user of a process. Not the owner of its directory in `/proc`, which is root for a process that allows no core dump.
+fn uid_of(pid: u32) -> Option<u32> {
+    let text = std::fs::read(format!("/proc/{pid}/status")).ok()?;
+    text.split(|byte| *byte == b'\n')
+        .find_map(|line| line.strip_prefix(b"Uid:"))
+        .and_then(|uids| std::str::from_utf8(uids).ok())
+        .and_then(|uids| uids.split_ascii_whitespace().nth(1)?.parse().ok())
+}
+
+/// Whether a file system took nothing because it is full or read-only: it may take something later.
+pub fn has_no_room(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::ReadOnlyFilesystem
+    )
+}
+
+/// Whether a state directory takes what an agent writes to its ledgers. Leaves nothing behind.
+///
+/// # Errors
+/// The system's: see [`has_no_room`].
+pub fn try_room(dir: &Path) -> io::Result<()> {
+    make(dir)?;
+    let path = dir.join(ROOM_FILE);
+    let written = create_new(&path).and_then(|mut file| file.write_all(&[0; ROOM_BYTES]));
+    std::fs::remove_file(&path).or_else(|error| match error.kind() {
+        ErrorKind::NotFound => Ok(()),
+        _ => written.is_err().then_some(()).ok_or(error),
+    })?;
+    written
+}
+
+/// Opens a file only to lock it, on a file system that takes nothing.
+pub(super) fn open_to_lock(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
+}
+
+/// Opens a file for reading and appending, and makes it where it does not exist: mode 0600, no link, a regular file of this user.
+///
+/// # Errors
+/// The system's, or what the file is instead.
+pub fn open_private(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDWR
+        | OFlags::CREATE
+        | OFlags::APPEND
+        | OFlags::NOFOLLOW
+        | OFlags::NONBLOCK
+        | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(FILE_MODE))?;
+    let status = rustix::fs::fstat(&file)?;
+    if !FileType::from_raw_mode(status.st_mode).is_file() {
+        return Err(io::Error::other("it is not a regular file; remove it"));
+    }
+    if status.st_uid != rustix::process::geteuid().as_raw() {
+        let text = format!("it belongs to user {}; remove it", status.st_uid);
+        return Err(io::Error::other(text));
+    }
+    if status.st_mode & OTHERS != 0 {
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(FILE_MODE))?;
+    }
+    Ok(File::from(file))
+}
+
+/// Makes a file that does not exist, with mode 0600. What was left under this name is removed first.
+///
+/// # Errors
+/// The system's.
+pub fn create_new(path: &Path) -> io::Result<File> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(FILE_MODE))?;
+    Ok(File::from(file))
+}
+
+/// The name under which a file's successor is written.
+pub(crate) fn new_beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    PathBuf::from(name)
+}
+
+/// Whether the open file is the one at this path now.
+///
+/// # Errors
+/// The system's, but for a path where nothing is.
+pub fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let ours = file.metadata()?;
+    match std::fs::symlink_metadata(path) {
+        Ok(there) => Ok((there.dev(), there.ino()) == (ours.dev(), ours.ino())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;
