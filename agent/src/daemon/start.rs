@@ -47,6 +47,7 @@ use crate::kernel::load::{Programs, load_pinned};
 use crate::kernel::{Bpf, PinOwner};
 use crate::pods;
 use crate::pods::registry::Pods;
+use crate::pods::removal::CgroupWorker;
 use crate::probe::facts::{Facts, hooks_of, kinds_without};
 use crate::probe::ladder::Without;
 use crate::probe::report::Report;
@@ -592,7 +593,8 @@ impl Start<'_> {
         Ok(OomScores::new(host.clone(), capacity_bytes, sees_attach))
     }
 
-    fn pods(&self, capacity: NodeCapacity) -> Pods {
+    fn pods(&mut self, capacity: NodeCapacity) -> Pods {
+        let worker = self.without("removal of the cgroups of pods", CgroupWorker::start());
         let Plan {
             config,
             host,
@@ -602,6 +604,10 @@ impl Start<'_> {
         } = &self.plan;
         let pods = Pods::new(host.clone(), mounts.clone(), cgroup_root.clone())
             .with_settings(config.cgroups.qos, capacity);
+        let pods = match worker {
+            Some(worker) => pods.with_worker(worker),
+            None => pods,
+        };
         match config.engine.options.remedies {
             Some(_) => pods.with_stage_files(),
             None => pods,
