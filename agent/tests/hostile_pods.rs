@@ -16,6 +16,9 @@ use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use plimsoll::pods::cgroup::remove_empty;
 use plimsoll::pods::kill::{CGROUPS_PER_POD_MAX, PodKill};
 
+/// Attempts to remove a cgroup that was just emptied.
+const REMOVALS_MAX: u32 = 10_000;
+
 /// A cgroup of the machine's own unified tree that looks like the whole tree of a host.
 struct V2 {
     dir: tempfile::TempDir,
@@ -102,9 +105,12 @@ impl Drop for V2 {
     }
 }
 
-/// A dead process may be in its cgroup for a moment.
+/// A dead process may be in its cgroup for a moment. Not for ever: after a failure this must not hide it.
 fn remove(mounts: &CgroupMounts, cgroup: &CgroupPath) {
-    while !remove_empty(mounts, cgroup).unwrap_or(true) {
+    for _ in 0..REMOVALS_MAX {
+        if remove_empty(mounts, cgroup).unwrap_or(true) {
+            return;
+        }
         std::thread::yield_now();
     }
 }
@@ -283,7 +289,10 @@ impl V1 {
 impl Drop for V1 {
     fn drop(&mut self) {
         for dir in [&self.memory, &self.freezer] {
-            while remove_all(dir).is_err_and(|error| error.kind() != std::io::ErrorKind::NotFound) {
+            for _ in 0..REMOVALS_MAX {
+                if remove_all(dir).is_ok() || !dir.exists() {
+                    break;
+                }
                 std::thread::yield_now();
             }
         }
