@@ -4,4 +4,7 @@ pub mod cgroup;
 pub mod directories;
 pub mod kill;
 pub mod registry;
+pub mod removal;
 pub mod stage_files;
+
+mod walk;

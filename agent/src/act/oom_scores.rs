@@ -29,7 +29,8 @@
 //! [`OomOrder::Dynamic`]: plimsoll_core::model::options::OomOrder::Dynamic
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -46,7 +47,7 @@ use crate::host::file::{FileError, read_text};
 use crate::host::shown::Show as _;
 use crate::pods::registry::Pods;
 
-/// Newcomers that may wait to be served. Beyond, all cgroups are reviewed instead.
+/// Newcomers that may wait to be served. Beyond, their cgroups are reviewed instead.
 const NEWCOMERS_MAX: usize = 256;
 /// Readings of one `cgroup.procs` in a row. Each finds only what was forked during the one before it.
 const ROUNDS_MAX: u32 = 8;
@@ -65,6 +66,10 @@ const COMPARE_WITHOUT_RECORDS_NS: u64 = 450_000_000;
 /// After newcomers were served `cgroup.procs` is compared again so much later, and twice more: a fork that was in flight has copied the
 /// old score and is not listed yet (milliseconds on a slow machine, more where its CPU is taken away).
 const AGAIN_NS: [u64; 3] = [20_000_000, 200_000_000, 1_000_000_000];
+/// Time without serving after it, as a multiple of what it took.
+const REST_PER_SERVING: u64 = 9;
+/// But not more than this.
+const REST_MAX_NS: u64 = 1_000_000_000;
 /// How often all processes of a cgroup are looked at.
 const REVIEW_NS: u64 = 60_000_000_000;
 
@@ -82,11 +87,13 @@ pub struct OomScores {
     capacity_bytes: NonZeroU64,
     compare_ns: u64,
     pods: BTreeMap<PodUid, PodScores>,
+    /// Whose cgroup each is: of all that have a score.
+    by_id: BTreeMap<u64, PodUid>,
     newcomers: Vec<Newcomer>,
-    /// The first of the cgroups' times to compare again.
-    again_ns: Option<u64>,
-    /// Newcomers were dropped: a review of everything takes their place.
-    overflowed: bool,
+    /// When each cgroup is to be compared again, and its id.
+    again: BTreeSet<(u64, u64)>,
+    /// Nothing is served before this.
+    rest_until_ns: u64,
     counts: Counts,
 }
 
@@ -118,6 +125,8 @@ pub struct Counts {
     pub refused: u64,
     /// Newcomers whose records were too many at once; their cgroups were reviewed instead.
     pub overflowed: u64,
+    /// Readings of a `cgroup.procs`.
+    pub readings: u64,
 }
 
 #[derive(Debug)]
@@ -206,9 +215,10 @@ impl OomScores {
                 COMPARE_WITHOUT_RECORDS_NS
             },
             pods: BTreeMap::new(),
+            by_id: BTreeMap::new(),
             newcomers: Vec::with_capacity(NEWCOMERS_MAX),
-            again_ns: None,
-            overflowed: false,
+            again: BTreeSet::new(),
+            rest_until_ns: 0,
             counts: Counts::default(),
         }
     }
@@ -218,79 +228,107 @@ impl OomScores {
         self.counts
     }
 
-    /// A record: a process was put into a cgroup, or was born in one that is not its parent's. The id is one of those that
-    /// [`Pods::cgroups_of`] has, or of a cgroup that is not known. Allocates nothing.
+    /// A record: a process was put into a cgroup, or was born in one that is not its parent's. A cgroup that has no score is no pod's, and costs
+    /// nothing; or its pod has not been rescanned since it was made, and then [`OomScores::follow`] finds the process there. Allocates nothing.
     pub fn came(&mut self, cgroup_id: u64, pid: u32) {
-        let newcomer = Newcomer { cgroup_id, pid };
+        if !self.by_id.contains_key(&cgroup_id) {
+            return;
+        }
         if self.newcomers.len() < NEWCOMERS_MAX {
-            self.newcomers.push(newcomer);
-        } else {
-            self.overflowed = true;
-            self.counts.overflowed += 1;
+            self.newcomers.push(Newcomer { cgroup_id, pid });
+            return;
+        }
+        self.counts.overflowed += 1;
+        if let Some(cgroup) = self.cgroup_mut(cgroup_id) {
+            cgroup.missed_some();
         }
     }
 
     /// Records of newcomers were lost: every process is looked at as a newcomer.
     pub fn missed_some(&mut self) {
-        self.overflowed = true;
+        let cgroups = self.pods.values_mut().flat_map(|pod| &mut pod.cgroups);
+        cgroups.for_each(CgroupScores::missed_some);
     }
 
-    /// When [`OomScores::serve`] has something to do: at once (0) when newcomers wait, never when `None`.
+    /// When [`OomScores::serve`] has something to do; never when `None`.
     pub fn serve_at_ns(&self) -> Option<u64> {
-        if self.overflowed || !self.newcomers.is_empty() {
-            return Some(0);
-        }
-        self.again_ns
+        let wanted_ns = if self.newcomers.is_empty() {
+            self.again.first()?.0
+        } else {
+            0
+        };
+        Some(wanted_ns.max(self.rest_until_ns))
     }
 
-    /// Gives newcomers, and what they have forked, their scores. Those in a cgroup that is not known wait for
-    /// [`OomScores::follow`]; with `is_last` they are dropped: they are not in a pod.
-    pub fn serve(&mut self, now_ns: u64, is_last: bool, failed: &mut dyn FnMut(&OomScoreError)) {
-        if std::mem::take(&mut self.overflowed) {
-            for cgroup in self.pods.values_mut().flat_map(|pod| &mut pod.cgroups) {
-                // As if it were seen for the first time: a newcomer's score cannot be told from a chosen one.
-                cgroup.established = false;
-                cgroup.review_due = true;
-            }
-        }
-        let mut newcomers = std::mem::take(&mut self.newcomers);
+    /// Gives the newcomers of one cgroup, and what they have forked, their scores: of the one whose turn it is. [`OomScores::served`] is to follow.
+    pub fn serve(&mut self, now_ns: u64, failed: &mut dyn FnMut(&OomScoreError)) {
+        let first = self.newcomers.first().map(|newcomer| newcomer.cgroup_id);
+        let due = self.again.first().filter(|(at_ns, _)| *at_ns <= now_ns);
+        let Some(cgroup_id) = first.or(due.map(|(_, id)| *id)) else {
+            return;
+        };
         let mut pids = Vec::new();
-        for pod in self.pods.values_mut() {
-            for cgroup in &mut pod.cgroups {
-                pids.clear();
-                newcomers.retain(|newcomer| {
-                    let is_here = newcomer.cgroup_id == cgroup.id;
-                    if is_here {
-                        pids.push(newcomer.pid);
-                    }
-                    !is_here
-                });
-                let is_again = cgroup.again.is_some_and(|(at_ns, _)| at_ns <= now_ns);
-                if is_again || !pids.is_empty() {
-                    let mut budget = WRITES_PER_SERVING;
-                    let mut turn = Turn {
-                        host: &self.host,
-                        counts: &mut self.counts,
-                        budget: &mut budget,
-                        failed,
-                    };
-                    cgroup.look(&pids, now_ns, &mut turn);
-                    let done = match cgroup.again {
-                        Some((_, done)) if pids.is_empty() => done + 1,
-                        _ => 0,
-                    };
-                    let delay_ns = AGAIN_NS.get(done);
-                    cgroup.again = delay_ns.map(|delay_ns| (now_ns + delay_ns, done));
-                }
+        self.newcomers.retain(|newcomer| {
+            let is_here = newcomer.cgroup_id == cgroup_id;
+            if is_here {
+                pids.push(newcomer.pid);
+            }
+            !is_here
+        });
+        let Self {
+            host,
+            pods,
+            by_id,
+            counts,
+            again,
+            ..
+        } = self;
+        let pod = by_id.get(&cgroup_id).and_then(|uid| pods.get_mut(uid));
+        let cgroup = pod.and_then(|pod| pod.cgroup_mut(cgroup_id));
+        let Some(cgroup) = cgroup else {
+            // It is gone.
+            again.retain(|(_, id)| *id != cgroup_id);
+            return;
+        };
+        let mut budget = WRITES_PER_SERVING;
+        let mut turn = Turn {
+            host,
+            counts,
+            budget: &mut budget,
+            failed,
+        };
+        cgroup.look(&pids, now_ns, &mut turn);
+        let done = match cgroup.again {
+            Some((_, done)) if pids.is_empty() => done + 1,
+            _ => 0,
+        };
+        cgroup.compare_again(done, now_ns, again);
+    }
+
+    /// A serving took so long: the next one comes after nine times that, so that newcomers, however many, cost a tenth of the loop's time.
+    pub fn served(&mut self, began_ns: u64, ended_ns: u64) {
+        let took_ns = ended_ns.saturating_sub(began_ns);
+        let rest_ns = took_ns.saturating_mul(REST_PER_SERVING).min(REST_MAX_NS);
+        self.rest_until_ns = ended_ns.saturating_add(rest_ns);
+    }
+
+    fn cgroup_mut(&mut self, cgroup_id: u64) -> Option<&mut CgroupScores> {
+        let uid = self.by_id.get(&cgroup_id)?;
+        self.pods.get_mut(uid)?.cgroup_mut(cgroup_id)
+    }
+
+    /// A pod's cgroups are others than these.
+    fn index(&mut self, uid: &PodUid, before: &[u64]) {
+        for id in before {
+            // It may be another pod's by now.
+            if self.by_id.get(id) == Some(uid) {
+                self.by_id.remove(id);
             }
         }
-        let cgroups = self.pods.values().flat_map(|pod| &pod.cgroups);
-        self.again_ns = cgroups.filter_map(|cgroup| Some(cgroup.again?.0)).min();
-        if is_last {
-            newcomers.clear();
-        }
-        // Keeps its room: the next records find it.
-        self.newcomers = newcomers;
+        let scores = self.pods.get(uid);
+        let cgroups = scores.into_iter().flat_map(|scores| &scores.cgroups);
+        self.by_id
+            .extend(cgroups.map(|cgroup| (cgroup.id, uid.clone())));
     }
 
     /// Brings one pod up to date: its specification, its cgroups, and what is due of looking at their processes.
@@ -315,10 +353,15 @@ impl OomScores {
         if is_changed {
             scores.pod = Arc::clone(pod);
         }
+        let before: Vec<u64> = scores.cgroups.iter().map(|cgroup| cgroup.id).collect();
         scores.find_cgroups(pods.cgroups_of(uid), self.capacity_bytes);
         if is_changed {
             scores.score_anew(self.capacity_bytes);
         }
+        self.index(uid, &before);
+        let Some(scores) = self.pods.get_mut(uid) else {
+            return false;
+        };
         let mut budget = WRITES_PER_TURN;
         let mut is_left = false;
         for cgroup in &mut scores.cgroups {
@@ -333,8 +376,13 @@ impl OomScores {
                     budget: &mut budget,
                     failed,
                 };
+                let is_first = !cgroup.established;
                 cgroup.look(&[], now_ns, &mut turn);
                 is_left |= cgroup.review_due;
+                if is_first && !cgroup.known.is_empty() {
+                    // They may have come just now, with forks in flight.
+                    cgroup.compare_again(0, now_ns, &mut self.again);
+                }
             }
         }
         is_left
@@ -343,6 +391,7 @@ impl OomScores {
     /// Forgets pods that are not wanted any more.
     pub fn retain(&mut self, pods: &Pods) {
         self.pods.retain(|uid, _| pods.contains(uid));
+        self.by_id.retain(|_, uid| pods.contains(uid));
     }
 
     /// Gives a container another score than its specification does, or with `None` that one again. [`OomScores::follow`] writes it.
@@ -417,6 +466,10 @@ impl OomScores {
 }
 
 impl PodScores {
+    fn cgroup_mut(&mut self, id: u64) -> Option<&mut CgroupScores> {
+        self.cgroups.iter_mut().find(|cgroup| cgroup.id == id)
+    }
+
     /// The pod's cgroups as they are now: `found` has the pod's own first.
     fn find_cgroups<'a>(
         &mut self,
@@ -436,9 +489,11 @@ impl PodScores {
             }
             let container = match container_of(pod_dir, dir) {
                 None => None,
-                Some(name) if self.pod.container(name).is_some() => Some(name.to_owned()),
-                // A container runtime's: a sandbox, or a container under its id. The runtime sets their scores.
-                Some(_) => continue,
+                Some(name) => match name.to_str().filter(|it| self.pod.container(it).is_some()) {
+                    Some(name) => Some(name.to_owned()),
+                    // A container runtime's: a sandbox, or a container under its id. The runtime sets their scores.
+                    None => continue,
+                },
             };
             let Some(wanted) = self.wanted(container.as_deref(), capacity_bytes) else {
                 continue;
@@ -499,13 +554,9 @@ impl PodScores {
 }
 
 /// The name of the pod's child that `dir` is, or is below; `None` for the pod's own.
-fn container_of<'a>(pod_dir: &Path, dir: &'a Path) -> Option<&'a str> {
-    dir.strip_prefix(pod_dir)
-        .ok()?
-        .components()
-        .next()?
-        .as_os_str()
-        .to_str()
+fn container_of<'a>(pod_dir: &Path, dir: &'a Path) -> Option<&'a OsStr> {
+    let below = dir.strip_prefix(pod_dir).ok()?;
+    Some(below.components().next()?.as_os_str())
 }
 
 /// What looking at a cgroup may use, and where it tells.
@@ -526,6 +577,22 @@ impl Turn<'_> {
 }
 
 impl CgroupScores {
+    /// Newcomers are not known: as if it were seen for the first time, since a newcomer's score cannot be told from a chosen one.
+    fn missed_some(&mut self) {
+        self.established = false;
+        self.review_due = true;
+    }
+
+    /// It was compared so often after newcomers were served: when it is the next time.
+    fn compare_again(&mut self, done: usize, now_ns: u64, again: &mut BTreeSet<(u64, u64)>) {
+        if let Some((at_ns, _)) = self.again {
+            again.remove(&(at_ns, self.id));
+        }
+        let delay_ns = AGAIN_NS.get(done);
+        self.again = delay_ns.map(|delay_ns| (now_ns + delay_ns, done));
+        again.extend(self.again.map(|(at_ns, _)| (at_ns, self.id)));
+    }
+
     /// Looks at the unknown processes and at `newcomers`; at all when a review is due.
     fn look(&mut self, newcomers: &[u32], now_ns: u64, turn: &mut Turn<'_>) {
         let mut newcomers = newcomers.to_vec();
@@ -574,6 +641,7 @@ impl CgroupScores {
 
     /// The pids in `cgroup.procs`, sorted. `None` when the cgroup is gone or cannot be read, which is told.
     fn listed(&mut self, turn: &mut Turn<'_>) -> Option<Vec<u32>> {
+        turn.counts.readings += 1;
         match read_text(self.dir.join("cgroup.procs")) {
             Ok(text) => {
                 // 0 is a process of a pid namespace that we do not see.
@@ -582,6 +650,11 @@ impl CgroupScores {
                 pids.sort_unstable();
                 Some(pids)
             }
+            // Of a threaded cgroup the processes are listed in the cgroup that is the root of its domain.
+            Err(FileError::Unreadable {
+                source: Errno::OPNOTSUPP,
+                ..
+            }) => None,
             Err(error) => {
                 if !error.is_vanished() {
                     (turn.failed)(&error.into());

@@ -39,7 +39,7 @@ const NOTHING: Feature = Feature {
 };
 
 /// All of them, in the order in which they have their turn.
-const FEATURES: [Feature; 8] = [
+const FEATURES: [Feature; 9] = [
     // The cgroups above the pods.
     Feature {
         rescan: Agent::keep_kubepods,
@@ -64,6 +64,20 @@ const FEATURES: [Feature; 8] = [
             }
         },
         end: Agent::put_back_oom_scores,
+        ..NOTHING
+    },
+    // Cgroups of pods that have left.
+    Feature {
+        rescan: Agent::report_cgroup_work,
+        end: |agent| {
+            if let Some(worker) = agent.pods.worker()
+                && !worker.finish()
+            {
+                tracing::warn!(
+                    "cgroups of pods that have left stay: there are too many to remove now"
+                );
+            }
+        },
         ..NOTHING
     },
     // CPUs and NUMA nodes.

@@ -107,7 +107,7 @@ impl LifecyclePace {
 /// The pods that a record concerns.
 #[derive(Debug, PartialEq, Eq)]
 enum Concerned<'pods> {
-    /// Nobody's cgroup.
+    /// No pod's cgroup.
     None,
     One(&'pods PodUid),
     /// It cannot be told whose.
@@ -122,7 +122,16 @@ fn concerned<'pods>(record: &Record<'_>, pods: &'pods Pods) -> Concerned<'pods> 
         uid.flatten()
     };
     let uid = match record.body {
-        Body::CgroupMkdir { is_cut: true, .. } => return Concerned::Any,
+        Body::CgroupMkdir {
+            path, is_cut: true, ..
+        } => {
+            // The last name may be the beginning of one.
+            let whole = path.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+            match pods.by_path(&path[..whole]) {
+                None if pods.has_path_from(path) => return Concerned::Any,
+                uid => uid,
+            }
+        }
         Body::CgroupMkdir { path, .. } => pods.by_path(path),
         Body::CgroupRmdir { hierarchy_id, .. }
         | Body::CgroupAttach { hierarchy_id, .. }
@@ -366,7 +375,17 @@ mod tests {
             ("/", Concerned::None),
         ] {
             assert_eq!(concerned(&made(path, false), &pods), whose, "{path}");
-            assert_eq!(concerned(&made(path, true), &pods), Concerned::Any);
+        }
+        // Paths that are longer than a record: whoever makes them costs nobody else anything.
+        for (path, whose) in [
+            ("/kubepods/besteffort/podb/c/long", Concerned::One(&b)),
+            ("/kubepods/besteffort/podb/c", Concerned::One(&b)),
+            ("/kubepods/besteffort/podb", Concerned::Any),
+            ("/kubepods/besteff", Concerned::Any),
+            ("/kubepods/besteffort/podab", Concerned::None),
+            ("/system.slice/x.serv", Concerned::None),
+        ] {
+            assert_eq!(concerned(&made(path, true), &pods), whose, "{path}");
         }
 
         fs::remove_dir_all(pod_a.join("c")).unwrap();

@@ -6,16 +6,15 @@ use plimsoll_core::model::units::PodUid;
 use super::{Agent, now_ns};
 
 impl Agent {
-    /// Processes that were put into cgroups get their scores. With `is_last`, those in cgroups that are not known are no pod's.
-    pub(super) fn serve_newcomers(&mut self, is_last: bool) {
-        let now_ns = now_ns();
+    /// Processes that were put into a cgroup get their scores: those of one cgroup in each turn, so that urgent work comes first.
+    pub(super) fn serve_newcomers(&mut self) {
+        let began_ns = now_ns();
         if let Some(scores) = &mut self.oom_scores
-            && scores.serve_at_ns().is_some_and(|at_ns| at_ns <= now_ns)
+            && scores.serve_at_ns().is_some_and(|at_ns| at_ns <= began_ns)
         {
             let mut failures = Vec::new();
-            scores.serve(now_ns, is_last, &mut |error| {
-                failures.push(error.to_string())
-            });
+            scores.serve(began_ns, &mut |error| failures.push(error.to_string()));
+            scores.served(began_ns, now_ns());
             failures.into_iter().for_each(|failure| self.warn(failure));
         }
     }

@@ -12,10 +12,13 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::Result;
+use plimsoll_core::model::state::PodState;
 use plimsoll_core::model::units::PodUid;
 
 use super::{Agent, now_ns};
+use crate::pods::kill::CGROUPS_PER_POD_MAX;
 use crate::pods::registry::Pods;
+use crate::pods::removal::{Done, Report};
 use crate::record::journal::Journal;
 
 /// Routine looks in which each pod has its turn: a minute, as often as its scores are reviewed.
@@ -24,6 +27,9 @@ const SHARES: usize = 12;
 const REST_PER_LOOK: u64 = 9;
 /// But not more than this.
 const REST_MAX_NS: u64 = 1_000_000_000;
+
+/// Changes of one pod that one look can find: its cgroup was replaced, and the new one has processes.
+const CHANGES_MAX: usize = 2;
 
 /// The pods that are to be looked at.
 #[derive(Debug)]
@@ -113,12 +119,62 @@ impl Rescans {
 
 impl Agent {
     pub(super) fn rescan_pod(&mut self, uid: &PodUid) {
-        match self.pods.refresh(uid) {
-            Ok(Some(change)) => self.changed(change),
-            Ok(None) => {}
-            Err(error) => {
-                self.rescans.note(uid);
-                self.warn(format!("pod {uid}: {error}"));
+        for _ in 0..CHANGES_MAX {
+            match self.pods.refresh(uid) {
+                Ok(Some(change)) => self.changed(change),
+                Ok(None) => break,
+                Err(error) => {
+                    self.rescans.note(uid);
+                    self.warn(format!("pod {uid}: {error}"));
+                    break;
+                }
+            }
+        }
+        if self.pods.has_come_to_more_cgroups(uid) {
+            self.warn(format!(
+                "pod {uid}: has more than {CGROUPS_PER_POD_MAX} cgroups; processes in the others keep their oom_score_adj, \
+                 and an eviction ends them too; look for what makes cgroups inside of its containers (reported once)"
+            ));
+        }
+        // It was given up as stuck, and has ended after all: nothing else comes back to it.
+        let is_leaving = |pod: &PodState| pod.leaving.is_some();
+        if self.pods.is_done(uid) && !self.engine.state().pods.get(uid).is_some_and(is_leaving) {
+            self.left(uid);
+        }
+    }
+
+    /// A pod has left: see [`Pods::left`].
+    pub(super) fn left(&mut self, uid: &PodUid) {
+        if let Err(error) = self.pods.left(uid) {
+            let name = self.pods.name(uid);
+            self.warn(format!(
+                "pod {name}: its cgroups stay: {error}; remove them when nothing runs there"
+            ));
+        }
+    }
+
+    /// What the thread for cgroups could not do.
+    pub(super) fn report_cgroup_work(&mut self) {
+        while let Some(Report { uid, done }) = self.pods.worker().and_then(|worker| worker.report())
+        {
+            match done {
+                Done::Removed {
+                    failure: Some(error),
+                    ..
+                } => self.warn(format!("pod {uid}: {error}")),
+                Done::Removed { directories, .. } => {
+                    tracing::debug!(%uid, directories, "cgroups were removed");
+                }
+                Done::Ended(Ok(ended)) if ended.is_empty => {
+                    tracing::debug!(%uid, ?ended, "processes beyond the known cgroups were ended");
+                    self.rescans.note(&uid);
+                    self.rescans.ask();
+                }
+                Done::Ended(Ok(ended)) => self.warn(format!(
+                    "pod {uid}: processes are left in its cgroups after {} walks with {} SIGKILLs",
+                    ended.walks, ended.signals
+                )),
+                Done::Ended(Err(error)) => self.warn(format!("pod {uid}: {error}")),
             }
         }
     }

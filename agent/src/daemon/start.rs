@@ -51,6 +51,7 @@ use crate::kernel::load::{Programs, load_pinned};
 use crate::kernel::{Bpf, PinOwner};
 use crate::pods;
 use crate::pods::registry::Pods;
+use crate::pods::removal::CgroupWorker;
 use crate::probe::facts::{Facts, hooks_of, kinds_without};
 use crate::probe::ladder::Without;
 use crate::probe::report::Report;
@@ -659,7 +660,8 @@ impl Start<'_> {
         Ok(OomScores::new(host.clone(), capacity_bytes, sees_attach))
     }
 
-    fn pods(&self, capacity: NodeCapacity) -> Pods {
+    fn pods(&mut self, capacity: NodeCapacity) -> Pods {
+        let worker = self.without("removal of the cgroups of pods", CgroupWorker::start());
         let Plan {
             config,
             host,
@@ -669,6 +671,10 @@ impl Start<'_> {
         } = &self.plan;
         let pods = Pods::new(host.clone(), mounts.clone(), cgroup_root.clone())
             .with_settings(config.cgroups.qos, capacity);
+        let pods = match worker {
+            Some(worker) => pods.with_worker(worker),
+            None => pods,
+        };
         match config.engine.options.remedies {
             Some(_) => pods.with_stage_files(),
             None => pods,

@@ -62,13 +62,11 @@ impl Agent {
         if let (Decision::Evict { uid, .. }, Some(storage)) = (decision, &mut self.storage) {
             storage.has_ended(uid);
         }
-        if let (Decision::Finished { uid, .. }, Some(name)) = (decision, name) {
+        if let Decision::Finished { uid, .. } = decision {
             // Its counts go with its cgroup.
             self.limits.read_last(uid);
             self.say_limits(event.at_ns);
-            if let Err(error) = self.pods.left(uid) {
-                self.warn(format!("pod {name}: {error}"));
-            }
+            self.left(uid);
         }
     }
 

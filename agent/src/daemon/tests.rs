@@ -231,7 +231,7 @@ impl Node {
     fn rest(&mut self) {
         self.agent.follow_up_features();
         self.agent.report_oom_kills(u64::MAX);
-        self.agent.serve_newcomers(true);
+        self.agent.serve_newcomers();
         self.agent.order_oom_scores().unwrap();
         self.agent.rescan(false).unwrap();
     }

@@ -173,14 +173,12 @@ impl Agent {
         self.report_oom_kills(now_ns());
         self.follow_up_features();
         let is_rescan_due = self.rescans.at_ns() <= now_ns();
-        // Those in cgroups that are not known wait for a rescan in this turn: a later one finds the cgroup, and all that is in it.
         self.heartbeat.enter(Part::OomScores);
-        self.serve_newcomers(!is_rescan_due);
+        self.serve_newcomers();
         self.order_oom_scores()?;
         if is_rescan_due {
             self.heartbeat.enter(Part::Rescan);
             self.rescan(sources.reports_cgroups)?;
-            self.serve_newcomers(true);
         }
         sources.rest_lifecycle_until(self.lifecycle.not_before_ns());
         self.hurry |= std::mem::take(&mut self.pods_changed);

@@ -35,8 +35,8 @@ use crate::host::shown::Show as _;
 
 const CPUS: &str = "cpuset.cpus";
 const MEMS: &str = "cpuset.mems";
-/// Cgroups below one that are moved along, on v1.
-const CHILDREN_MAX: usize = 4096;
+/// Cgroups below one that are moved along, on v1: all of them together.
+const BELOW_MAX: usize = 4096;
 
 /// Why a cgroup's set cannot be read or written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -72,6 +72,14 @@ pub enum CpusetError {
         path: PathBuf,
         /// Its number.
         node: u32,
+    },
+    /// Too many cgroups below one whose set is to be changed (v1).
+    #[error(
+        "{path}: has more than {BELOW_MAX} cgroups below it, which must be changed before it is; remove those that nothing uses", path = path.shown()
+    )]
+    TooManyBelow {
+        /// Its directory.
+        path: PathBuf,
     },
     /// The kernel refused a set.
     #[error("{path}: {value:?} is refused: {source}{hint}", path = path.shown(), hint = hint(*source))]
@@ -217,7 +225,18 @@ impl Cpuset {
 
     fn set(&self, file: &str, to: CpuSet) -> Result<bool, CpusetError> {
         match self.version {
-            Version::V1 => shift(&self.dir, file, to, CGROUP_DEPTH_MAX),
+            Version::V1 => {
+                let mut room = BELOW_MAX;
+                shift(&self.dir, file, to, (CGROUP_DEPTH_MAX, &mut room)).map_err(|error| {
+                    let is_full = matches!(error, CpusetError::TooManyBelow { .. });
+                    let path = self.dir.clone();
+                    if is_full {
+                        CpusetError::TooManyBelow { path }
+                    } else {
+                        error
+                    }
+                })
+            }
             Version::V2 if read(&self.dir, file)? == to => Ok(false),
             Version::V2 => write(&self.dir, file, &to.to_string()).map(|()| true),
         }
@@ -265,17 +284,24 @@ pub fn widen(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Result<(), CpusetErr
     Ok(())
 }
 
-/// v1: writes a set whatever the cgroups below have: first wide enough for both, then them, then what it is to be.
-fn shift(dir: &Path, file: &str, to: CpuSet, depth_left: usize) -> Result<bool, CpusetError> {
+/// v1: writes a set whatever the cgroups below have: first wide enough for both, then them, then what it is to be. So many levels and cgroups below
+/// it may there be.
+fn shift(
+    dir: &Path,
+    file: &str,
+    to: CpuSet,
+    (depth_left, room): (usize, &mut usize),
+) -> Result<bool, CpusetError> {
     let now = read(dir, file)?;
     if now == to {
         return Ok(false);
     }
     let children = if depth_left > 0 {
-        children(dir)?
+        children(dir, *room)?
     } else {
         Vec::new()
     };
+    *room -= children.len();
     if !children.is_empty() && !to.is_subset(&now) {
         write(dir, file, &(now | to).to_string())?;
     }
@@ -287,7 +313,7 @@ fn shift(dir: &Path, file: &str, to: CpuSet, depth_left: usize) -> Result<bool, 
             } else {
                 kept
             };
-            shift(&child, file, next, depth_left - 1)
+            shift(&child, file, next, (depth_left - 1, &mut *room))
         });
         match shifted {
             Err(error) if !error.is_vanished() => return Err(error),
@@ -297,7 +323,8 @@ fn shift(dir: &Path, file: &str, to: CpuSet, depth_left: usize) -> Result<bool, 
     write(dir, file, &to.to_string()).map(|()| true)
 }
 
-fn children(dir: &Path) -> Result<Vec<PathBuf>, CpusetError> {
+/// The cgroups in one; an error if there are more than `max`.
+fn children(dir: &Path, max: usize) -> Result<Vec<PathBuf>, CpusetError> {
     let entries = std::fs::read_dir(dir).map_err(|error| match errno_of(&error) {
         Errno::NOENT => FileError::Vanished {
             path: Arc::from(dir),
@@ -311,7 +338,12 @@ fn children(dir: &Path) -> Result<Vec<PathBuf>, CpusetError> {
         .filter_map(Result::ok)
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .map(|entry| entry.path());
-    Ok(dirs.take(CHILDREN_MAX).collect())
+    let children: Vec<PathBuf> = dirs.take(max + 1).collect();
+    if children.len() > max {
+        let path = dir.to_owned();
+        return Err(CpusetError::TooManyBelow { path });
+    }
+    Ok(children)
 }
 
 fn read(dir: &Path, file: &str) -> Result<CpuSet, CpusetError> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::Pid;
 
 use super::HostRoot;
-use super::file::{ControlFile, FileError, parse_u64, read_text};
+use super::file::{ControlFile, FileError, parse_u64};
 
 /// The node's PIDs at one instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,10 +106,12 @@ pub fn process_cost() -> (Duration, u64) {
 
 /// When a process was started, in clock ticks since boot: field 22 of `/proc/PID/stat`. `None` when it is gone.
 pub(crate) fn start_ticks(host: &HostRoot, pid: Pid) -> Option<u64> {
-    let stat = read_text(host.procfs(format!("{}/stat", pid.as_raw_nonzero()))).ok()?;
-    // The command may contain anything, so count from its closing parenthesis: state is field 3.
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+    let stat = std::fs::read(host.procfs(format!("{}/stat", pid.as_raw_nonzero()))).ok()?;
+    // The command may contain anything, also bytes that are no text, so count from its closing parenthesis: state is field 3.
+    let command_end = stat.iter().rposition(|byte| *byte == b')')?;
+    let rest = stat[command_end + 1..].split(u8::is_ascii_whitespace);
+    let mut fields = rest.filter(|field| !field.is_empty());
+    fields.nth(22 - 3).and_then(parse_u64)
 }
 
 #[cfg(test)]
@@ -124,6 +126,20 @@ mod tests {
             std::fs::write(host.procfs(path), text).unwrap();
         }
         (dir, host)
+    }
+
+    #[test]
+    fn the_start_of_a_process_whose_command_is_no_text() {
+        let (_dir, host) = host(&[]);
+        let pid = Pid::from_raw(77);
+        let fields: String = (3..=30).map(|field| format!(" {field}")).collect();
+        for command in [&b"sh"[..], b"a) b (c", b"\xff\xfe\n\x1b[8m"] {
+            let stat = [b"77 (", command, b")", fields.as_bytes(), b"\n"].concat();
+            std::fs::create_dir_all(host.procfs("77")).unwrap();
+            std::fs::write(host.procfs("77/stat"), stat).unwrap();
+            let ticks = pid.and_then(|pid| start_ticks(&host, pid));
+            assert_eq!(ticks, Some(22), "{command:?}");
+        }
     }
 
     const LOADAVG: (&str, &str) = ("loadavg", "1.36 3.49 4.53 2/73518 3715089\n");

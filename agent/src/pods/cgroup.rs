@@ -14,21 +14,21 @@
 
 mod limits;
 
-use std::path::Path;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::units::PodUid;
 
-use crate::host::cgroup::CGROUP_DEPTH_MAX;
 use crate::host::cgroup::{
     CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy, Version, cgroup_id,
 };
 use crate::host::cpuset::{self, CpusetError};
 use crate::host::file::{ControlFile, FileError, errno_of, read_text, write_text};
 use crate::host::knobs::{KnobError, Ledger};
-use crate::pods::kill::CGROUPS_PER_POD_MAX;
+use crate::pods::removal::remove_tree;
 
 pub use limits::{ApplyError, apply, apply_pids, apply_tier, apply_with, directly};
 
@@ -45,6 +45,8 @@ pub const POD_CONTROLLERS: [Controller; 6] = [
 ];
 
 const POD_PREFIX: &str = "pod";
+/// Children of a cgroup that are looked at: pods of a QoS class, or cgroups that a container has made.
+pub(crate) const CHILDREN_MAX: usize = 4096;
 
 /// The cgroup below `kubepods` for a QoS class; none for Guaranteed, whose pods are directly below it.
 pub fn tier(class: QosClass) -> Option<&'static str> {
@@ -172,8 +174,11 @@ pub fn list(
         let tier = tier_path(cgroup_root, class)?;
         for hierarchy in all_hierarchies(mounts) {
             for name in children(&hierarchy.dir(&tier))? {
-                if let Some(uid) = name.strip_prefix(POD_PREFIX).filter(|uid| !uid.is_empty()) {
-                    pods.push((PodUid::from(uid), child(&tier, &name)?));
+                // A UID is text.
+                let uid = name.to_str().and_then(|name| name.strip_prefix(POD_PREFIX));
+                if let Some(uid) = uid.filter(|uid| !uid.is_empty()) {
+                    let path = child(&tier, &format!("{POD_PREFIX}{uid}"))?;
+                    pods.push((PodUid::from(uid), path));
                 }
             }
         }
@@ -206,7 +211,9 @@ pub fn containers(
     let dir = hierarchy.dir(pod);
     cgroup_id(&dir)?;
     let mut containers = Vec::new();
-    for name in children(&dir)? {
+    // What is not text names no container.
+    let names = children(&dir)?;
+    for name in names.into_iter().filter_map(|name| name.into_string().ok()) {
         match cgroup_id(&dir.join(&name)) {
             Ok(id) => containers.push(ContainerCgroup {
                 path: child(pod, &name)?,
@@ -231,7 +238,7 @@ pub fn is_populated(mounts: &CgroupMounts, cgroup: &CgroupPath) -> Result<bool, 
             Version::V2 => ControlFile::open(dir.join("cgroup.events"))
                 .and_then(|events| events.read_keyed(&["populated"]))
                 .map(|[populated]| populated == Some(1)),
-            Version::V1 => has_processes(&dir, CGROUP_DEPTH_MAX),
+            Version::V1 => has_processes(&dir),
         };
         match populated {
             Ok(true) => return Ok(true),
@@ -243,20 +250,21 @@ pub fn is_populated(mounts: &CgroupMounts, cgroup: &CgroupPath) -> Result<bool, 
     Ok(false)
 }
 
-fn has_processes(dir: &Path, depth_left: usize) -> Result<bool, FileError> {
-    if !read_text(dir.join("cgroup.procs"))?.is_empty() {
-        return Ok(true);
-    }
-    if depth_left == 0 {
-        return Ok(false);
-    }
-    for name in children(dir)? {
-        match has_processes(&dir.join(name), depth_left - 1) {
-            Ok(true) => return Ok(true),
-            Ok(false) => {}
-            Err(error) if error.is_vanished() => {}
-            Err(error) => return Err(error),
+/// Of v1, which has no `cgroup.events`. A tree with more cgroups than are looked at counts as populated.
+fn has_processes(dir: &Path) -> Result<bool, FileError> {
+    let mut pending = vec![dir.to_owned()];
+    let mut looked_at = 0;
+    while let Some(dir) = pending.pop() {
+        if looked_at == CHILDREN_MAX {
+            return Ok(true);
         }
+        looked_at += 1;
+        match read_text(dir.join("cgroup.procs")) {
+            Ok(text) if !text.is_empty() => return Ok(true),
+            Err(error) if !error.is_vanished() => return Err(error),
+            _ => {}
+        }
+        pending.extend(children(&dir)?.iter().map(|name| dir.join(name)));
     }
     Ok(false)
 }
@@ -269,31 +277,20 @@ fn has_processes(dir: &Path, depth_left: usize) -> Result<bool, FileError> {
 /// When a directory cannot be read, or cannot be removed for another reason than being in use.
 pub fn remove_empty(mounts: &CgroupMounts, pod: &CgroupPath) -> Result<bool, FileError> {
     let mut is_gone = true;
-    for hierarchy in all_hierarchies(mounts) {
-        is_gone &= remove_tree(&hierarchy.dir(pod), CGROUP_DEPTH_MAX)?;
+    for dir in dirs(mounts, pod) {
+        is_gone &= remove_tree(&dir)?;
     }
     Ok(is_gone)
 }
 
-fn remove_tree(dir: &Path, depth_left: usize) -> Result<bool, FileError> {
-    use rustix::io::Errno;
-    if depth_left > 0 {
-        for name in children(dir)? {
-            remove_tree(&dir.join(name), depth_left - 1)?;
-        }
-    }
-    match std::fs::remove_dir(dir).map_err(|error| errno_of(&error)) {
-        Ok(()) | Err(Errno::NOENT) => Ok(true),
-        Err(Errno::BUSY | Errno::NOTEMPTY) => Ok(false),
-        Err(source) => Err(FileError::Unwritable {
-            path: Arc::from(dir),
-            source,
-        }),
-    }
+/// The directories of a cgroup, whether or not they are there.
+pub(super) fn dirs(mounts: &CgroupMounts, cgroup: &CgroupPath) -> Vec<PathBuf> {
+    let all = all_hierarchies(mounts).into_iter();
+    all.map(|hierarchy| hierarchy.dir(cgroup)).collect()
 }
 
-/// Names of a cgroup's children, sorted, at most [`CGROUPS_PER_POD_MAX`] times a thousand; none when it is gone.
-pub(crate) fn children(dir: &Path) -> Result<Vec<String>, FileError> {
+/// Names of a cgroup's children, sorted: the first [`CHILDREN_MAX`] that the kernel gives. None when it is gone.
+pub(crate) fn children(dir: &Path) -> Result<Vec<OsString>, FileError> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -304,11 +301,11 @@ pub(crate) fn children(dir: &Path) -> Result<Vec<String>, FileError> {
             });
         }
     };
-    let mut names: Vec<String> = entries
+    let mut names: Vec<OsString> = entries
         .filter_map(Result::ok)
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .take(CGROUPS_PER_POD_MAX * 1000)
+        .map(|entry| entry.file_name())
+        .take(CHILDREN_MAX)
         .collect();
     names.sort_unstable();
     Ok(names)

@@ -24,10 +24,12 @@ use crate::host::cgroup::{
 };
 use crate::host::cgroup_paths::hierarchy_number;
 use crate::host::file::{FileError, read_text};
+use crate::host::worker::NotTaken;
 use crate::pods;
 use crate::pods::cgroup::ApplyError;
 use crate::pods::directories::PodDirs;
-use crate::pods::kill::PodKill;
+use crate::pods::kill::{PodKill, RestState};
+use crate::pods::removal::CgroupWorker;
 use crate::pods::stage_files::StageFiles;
 
 /// Without urgency it is read again after this time, even if usage stood still. A decision that hangs on it has it read anyway
@@ -44,6 +46,8 @@ struct Entry {
     /// Its manifest is gone; it stays until it has left.
     removed: bool,
     open: Option<Open>,
+    /// What is known of the cgroups that are not kept, of the cgroup with this id: also while nothing is open.
+    rest: Option<(u64, Arc<RestState>)>,
 }
 
 /// What is open for a pod with a cgroup.
@@ -54,6 +58,8 @@ struct Open {
     /// The cgroup's id in the hierarchy that accounts memory.
     cgroup_id: u64,
     populated: bool,
+    /// That the pod has more cgroups than are kept has been said.
+    said_more_cgroups: bool,
     stat: Stat,
     stage_files: Option<Arc<StageFiles>>,
 }
@@ -95,6 +101,8 @@ pub struct Pods {
     generation: u64,
     /// Whether the files of the stages before an eviction are opened too.
     with_stage_files: bool,
+    /// `None`: cgroups of pods that have left stay.
+    worker: Option<CgroupWorker>,
 }
 
 impl Pods {
@@ -114,7 +122,20 @@ impl Pods {
             memory_hierarchy,
             generation: 0,
             with_stage_files: false,
+            worker: None,
         }
+    }
+
+    /// With a thread that removes the cgroups of pods that have left, and ends processes in those that are not kept.
+    #[must_use]
+    pub fn with_worker(self, worker: CgroupWorker) -> Self {
+        let worker = Some(worker);
+        Self { worker, ..self }
+    }
+
+    /// That thread.
+    pub fn worker(&mut self) -> Option<&mut CgroupWorker> {
+        self.worker.as_mut()
     }
 
     /// With these settings for the limits of pods, instead of the kubelet's defaults on a machine of which nothing is known.
@@ -199,6 +220,7 @@ impl Pods {
                         path,
                         removed: false,
                         open: None,
+                        rest: None,
                     },
                 );
             }
@@ -243,24 +265,31 @@ impl Pods {
         }
     }
 
-    /// A pod has left: its empty cgroup is removed, and it is forgotten if its manifest is gone. Not for the hot path.
+    /// A pod has left, or was given up. An empty one's cgroups are removed by [`Pods::with_worker`]'s thread, and it is forgotten if its manifest is
+    /// gone. One that still has processes keeps what is open: it has not ceased to run, so that it does not seem to begin to. Not for the hot path.
     ///
     /// # Errors
-    /// When the cgroup is empty and cannot be removed all the same.
-    pub fn left(&mut self, uid: &PodUid) -> Result<(), FileError> {
+    /// When the cgroups are to be removed and cannot be.
+    pub fn left(&mut self, uid: &PodUid) -> Result<(), NotTaken> {
         let Some(entry) = self.entries.get_mut(uid) else {
             return Ok(());
         };
+        if entry.open.as_ref().is_some_and(|open| open.populated) {
+            return Ok(());
+        }
         let ids = entry.cgroup_ids();
         entry.open = None;
-        let result = pods::cgroup::remove_empty(&self.mounts, &entry.path).map(|_| ());
+        let dirs = pods::cgroup::dirs(&self.mounts, &entry.path);
         let is_removed = entry.removed;
         self.set_owner(uid, &ids, &[]);
         if is_removed {
             self.forget(uid);
             self.generation += 1;
         }
-        result
+        match &self.worker {
+            Some(worker) => worker.remove(uid, dirs),
+            None => Ok(()),
+        }
     }
 
     /// Takes away a pod that has nothing open.
@@ -287,7 +316,8 @@ impl Pods {
 
     /// Looks at one pod's cgroup: opens what has appeared, closes what is gone. Not for the hot path.
     ///
-    /// Returns whether the pod has begun or ceased to run.
+    /// Returns whether the pod has begun or ceased to run. A pod whose cgroup has been replaced by another of the same name has ceased to run, and
+    /// the new one is not looked at yet: after a change, ask again.
     ///
     /// # Errors
     /// When a control file that should be readable is not; the pod is then looked at again next time.
@@ -311,6 +341,24 @@ impl Pods {
             uid: uid.clone(),
             running: now,
         }))
+    }
+
+    /// Whether a pod has come to have more cgroups than are kept: once, for as long as it has its cgroup.
+    pub fn has_come_to_more_cgroups(&mut self, uid: &PodUid) -> bool {
+        let open = self
+            .entries
+            .get_mut(uid)
+            .and_then(|entry| entry.open.as_mut());
+        open.is_some_and(|open| {
+            open.kill.has_more_cgroups() && !std::mem::replace(&mut open.said_more_cgroups, true)
+        })
+    }
+
+    /// Whether a pod's manifest is gone and it runs no more: it only waits to be forgotten.
+    pub fn is_done(&self, uid: &PodUid) -> bool {
+        self.entries.get(uid).is_some_and(|entry| {
+            entry.removed && entry.open.as_ref().is_none_or(|open| !open.populated)
+        })
     }
 
     /// Those that have a cgroup, as of the last refresh, by ascending UID.
@@ -368,6 +416,13 @@ impl Pods {
             path = &path[..cut];
         }
         None
+    }
+
+    /// Whether the path of a wanted pod's cgroup begins like this. Allocates nothing.
+    pub fn has_path_from(&self, beginning: &[u8]) -> bool {
+        let from = (Bound::Included(beginning), Bound::Unbounded);
+        let first = self.by_path.range::<[u8], _>(from).next();
+        first.is_some_and(|(path, _)| path.starts_with(beginning))
     }
 
     /// Every pod with its cgroups in the hierarchy that accounts memory, as of the last refresh: the pod's own first, then
@@ -496,10 +551,15 @@ impl Pods {
     /// # Errors
     /// When neither `cgroup.kill` nor `cgroup.procs` could be used. A pod that is gone already is no error.
     pub fn kill(&self, uid: &PodUid) -> Result<(), FileError> {
-        match self.open(uid) {
-            Some(open) => open.kill.kill().map(|_| ()),
-            None => Ok(()),
+        let Some(open) = self.open(uid) else {
+            return Ok(());
+        };
+        let killed = open.kill.kill();
+        if let (Some(rest), Some(worker)) = (open.kill.rest(), &self.worker) {
+            // What finds no room is counted, and the pod ends as stuck.
+            worker.end_rest(uid, rest).ok();
         }
+        killed.map(|_| ())
     }
 
     /// A pod's cgroup, in the hierarchy in which its processes are ended; `None` if it is not there.
@@ -557,24 +617,33 @@ fn open_or_refresh(
         .hierarchy_of(Controller::Memory)?
         .cgroup_id(&entry.path)?;
     match &mut entry.open {
-        // A new directory of the same name is a new cgroup: what is open belongs to the old one.
         Some(open) if open.cgroup_id == cgroup_id => {
             open.populated = open.kill.refresh()?;
             Ok(open.populated)
         }
+        // A new directory of the same name is a new cgroup: what is open belongs to the old one, which is gone with all its processes.
+        Some(open) if open.populated => {
+            entry.open = None;
+            Ok(false)
+        }
         stale => {
+            let known = entry.rest.take().filter(|(id, _)| *id == cgroup_id);
+            let (_, rest) = entry
+                .rest
+                .insert(known.unwrap_or((cgroup_id, Arc::default())));
+            let kill = PodKill::open(host, mounts, &entry.path)?.with_rest_state(Arc::clone(rest));
             let open = stale.insert(Open {
                 memory: PodMemoryFiles::open(mounts, &entry.path)?,
-                kill: PodKill::open(host, mounts, &entry.path)?,
+                populated: kill.is_populated()?,
+                kill,
                 cgroup_id,
-                populated: false,
+                said_more_cgroups: false,
                 stat: Stat::default(),
                 stage_files: with_stage_files
                     .then(|| stage_files(mounts, &entry.path))
                     .transpose()?
                     .map(Arc::new),
             });
-            open.populated = open.kill.is_populated()?;
             Ok(open.populated)
         }
     }
@@ -618,34 +687,4 @@ impl Open {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::host::cgroup::tests::fake_host;
-
-    #[test]
-    fn a_round_comes_to_every_pod_and_begins_again() {
-        let (_dir, host) = fake_host(&[("cgroup", "/sys/fs/cgroup/memory", "memory")]);
-        let mounts = host.cgroup_mounts().unwrap();
-        let mut pods = Pods::new(host, mounts, CgroupPath::default());
-        assert_eq!(pods.uids_after(None, 3), []);
-        for name in ["a", "b", "c", "d", "e"] {
-            let pod = serde_json::json!({
-                "apiVersion": "v1", "kind": "Pod",
-                "metadata": {"name": name, "namespace": "default", "uid": name},
-                "spec": {"containers": [{"name": "c"}]},
-            });
-            pods.apply(Arc::new(serde_json::from_value(pod).unwrap()))
-                .unwrap();
-        }
-        let mut last = None;
-        let mut turn = |count| {
-            let share = pods.uids_after(last.as_ref(), count);
-            last = share.last().cloned();
-            share.iter().map(ToString::to_string).collect::<Vec<_>>()
-        };
-        assert_eq!(turn(2), ["a", "b"]);
-        assert_eq!(turn(2), ["c", "d"]);
-        assert_eq!(turn(2), ["e", "a"]);
-        assert_eq!(turn(9), ["b", "c", "d", "e", "a"]);
-    }
-}
+mod tests;

@@ -389,29 +389,6 @@ mod tests {
     }
 
     /// As a request that meets a mistake in what answers it.
-    #[test]
-    fn a_panic_costs_one_client_and_its_place_is_free_again() {
-        let clients = Clients::new(1);
-        let (served, results) = std::sync::mpsc::channel();
-        let shared = Arc::clone(&clients);
-        let thread = ServingThread::start("panics", move || async move {
-            for client in 0..3 {
-                let place = shared.place().expect("the place of the one before");
-                let task = tokio::spawn(async move {
-                    assert!(client != 1, "a mistake");
-                    place.leave(Ok::<(), io::Error>(()));
-                });
-                served.send(task.await.is_ok()).expect("somebody listens");
-            }
-            std::future::pending::<io::Result<()>>().await
-        });
-        let thread = thread.expect("a thread");
-        let seen: Vec<bool> = results.iter().take(3).collect();
-        assert_eq!(seen, [true, false, true]);
-        drop(thread);
-        let figures = clients.figures();
-        assert_eq!((figures.answered, figures.lost), (2, 1));
-    }
 
     #[test]
     fn an_accept_that_fails_is_not_the_end() {

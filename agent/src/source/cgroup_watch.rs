@@ -7,12 +7,14 @@
 //! by listing each new directory after watching it. After a queue overflow [`CgroupWatch::rescan`] compares the tree with what is known.
 //! **Terms.** A *path* here is relative to the watched root; the root itself is never reported.
 //!
-//! Bounded: [`WATCHES_MAX`] directories. What is beyond is counted in [`CgroupWatch::unwatched`], and a rescan still
-//! finds it.
+//! Bounded: [`WATCHES_MAX`] directories are watched; what is beyond is counted in [`CgroupWatch::unwatched`], and a rescan still finds it.
+//! [`KNOWN_MAX`] are known; what is beyond is counted in [`CgroupWatch::beyond`]. One call takes up [`TAKEN_UP_MAX`] new ones; the others wait for
+//! the next.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::mem::MaybeUninit;
+use std::ops::Bound;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -28,6 +30,13 @@ use crate::host::shown::Show as _;
 /// is 8192 and up.
 pub const WATCHES_MAX: usize = 4096;
 
+/// Most directories known at once.
+pub const KNOWN_MAX: usize = 16_384;
+/// New directories that one call watches and lists.
+pub const TAKEN_UP_MAX: usize = 1024;
+
+/// Reads of the queue in one call: its default length (`fs.inotify.max_queued_events`), and as many more that come meanwhile.
+const READS_MAX: usize = 64;
 /// Room for several hundred events in one read.
 const BUFFER_BYTES: usize = 16 * 1024;
 
@@ -80,7 +89,14 @@ pub struct CgroupWatch {
     /// Known directories → their watch, if there was room for one.
     known: BTreeMap<PathBuf, Option<i32>>,
     by_watch: BTreeMap<i32, PathBuf>,
+    /// Found, and not taken up yet.
+    pending: Vec<PathBuf>,
+    /// How many may still be taken up in this call.
+    budget: usize,
+    beyond: u64,
     overflows: u64,
+    #[cfg(test)]
+    compared: usize,
 }
 
 impl CgroupWatch {
@@ -104,13 +120,18 @@ impl CgroupWatch {
             fd,
             known: BTreeMap::new(),
             by_watch: BTreeMap::new(),
+            pending: Vec::new(),
+            budget: KNOWN_MAX,
+            beyond: 0,
             overflows: 0,
+            #[cfg(test)]
+            compared: 0,
         };
         watch.adopt(PathBuf::new(), &mut Vec::new());
         Ok(watch)
     }
 
-    /// Takes every change that inotify has queued. Does not wait; empty when there is none.
+    /// Takes the changes that inotify has queued, within the bounds of one call. Does not wait; empty when there is none.
     ///
     /// # Errors
     /// [`CgroupWatchError`] when inotify cannot be read, or the root is gone after an overflow.
@@ -118,8 +139,10 @@ impl CgroupWatch {
         let mut changes = Vec::new();
         let mut overflow = false;
         let mut buffer = [MaybeUninit::uninit(); BUFFER_BYTES];
+        self.budget = TAKEN_UP_MAX;
+        self.take_up(&mut changes);
         // One buffer's worth at a time: applying a change needs the watch, which the reader's events borrow from.
-        loop {
+        for _ in 0..READS_MAX {
             let batch = read_batch(&self.fd, &mut buffer).map_err(|source| {
                 CgroupWatchError::Unreadable {
                     root: self.root.clone(),
@@ -171,6 +194,8 @@ impl CgroupWatch {
             source,
         })?;
         let mut changes = Vec::new();
+        self.budget = TAKEN_UP_MAX;
+        self.take_up(&mut changes);
         let gone: Vec<PathBuf> = self
             .known
             .keys()
@@ -181,7 +206,7 @@ impl CgroupWatch {
             self.forget(&path, &mut changes);
         }
         for path in self.known.keys().cloned().collect::<Vec<_>>() {
-            for child in subdirectories(&self.root.join(&path)) {
+            for child in subdirectories(&self.root.join(&path), KNOWN_MAX) {
                 self.adopt(path.join(child), &mut changes);
             }
         }
@@ -202,6 +227,11 @@ impl CgroupWatch {
         self.known.values().filter(|watch| watch.is_none()).count()
     }
 
+    /// Directories that were found when [`KNOWN_MAX`] were known, each time that they were.
+    pub fn beyond(&self) -> u64 {
+        self.beyond
+    }
+
     /// How often the kernel's queue overflowed (`fs.inotify.max_queued_events`); each was followed by a rescan.
     pub fn overflows(&self) -> u64 {
         self.overflows
@@ -209,11 +239,30 @@ impl CgroupWatch {
 
     /// Takes up `path` and everything below that is not known yet.
     fn adopt(&mut self, path: PathBuf, changes: &mut Vec<CgroupChange>) {
-        let mut pending = vec![path];
-        while let Some(path) = pending.pop() {
+        self.find(path);
+        self.take_up(changes);
+    }
+
+    fn find(&mut self, path: PathBuf) {
+        if self.known.contains_key(&path) {
+            return;
+        }
+        if self.known.len() + self.pending.len() < KNOWN_MAX {
+            self.pending.push(path);
+        } else {
+            self.beyond += 1;
+        }
+    }
+
+    /// Takes up what was found, as far as this call may.
+    fn take_up(&mut self, changes: &mut Vec<CgroupChange>) {
+        while self.budget > 0
+            && let Some(path) = self.pending.pop()
+        {
             if self.known.contains_key(&path) {
                 continue;
             }
+            self.budget -= 1;
             let full = self.root.join(&path);
             // Watch first, list second: a child made in between is then seen twice rather than never.
             let watch = if self.by_watch.len() < WATCHES_MAX {
@@ -236,23 +285,29 @@ impl CgroupWatch {
             if !path.as_os_str().is_empty() {
                 changes.push(CgroupChange::Created(path.clone()));
             }
-            pending.extend(
-                subdirectories(&full)
-                    .into_iter()
-                    .map(|child| path.join(child)),
-            );
-            self.known.insert(path, watch);
+            self.known.insert(path.clone(), watch);
+            let room = KNOWN_MAX.saturating_sub(self.known.len() + self.pending.len());
+            for child in subdirectories(&full, room + 1) {
+                self.find(path.join(child));
+            }
         }
     }
 
     /// Drops `path` and everything below, children first.
     fn forget(&mut self, path: &Path, changes: &mut Vec<CgroupChange>) {
+        // Paths are ordered by their names from above, so what is below follows at once.
+        let from = (Bound::Included(path), Bound::Unbounded);
         let below: Vec<PathBuf> = self
             .known
-            .keys()
-            .filter(|known| known.starts_with(path))
+            .range::<Path, _>(from)
+            .map(|(known, _)| known)
+            .take_while(|known| known.starts_with(path))
             .cloned()
             .collect();
+        #[cfg(test)]
+        {
+            self.compared += below.len() + 1;
+        }
         for path in below.into_iter().rev() {
             if let Some(watch) = self.known.remove(&path).flatten() {
                 self.by_watch.remove(&watch);
@@ -318,8 +373,8 @@ fn read_batch(fd: &OwnedFd, buffer: &mut [MaybeUninit<u8>]) -> Result<Vec<RawEve
     }
 }
 
-/// Names of the directories in `dir`, sorted; none when it is gone: its parent's event reports that.
-fn subdirectories(dir: &Path) -> Vec<PathBuf> {
+/// Names of the directories in `dir`, the last first, at most `max`; none when it is gone: its parent's event reports that.
+fn subdirectories(dir: &Path, max: usize) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return Vec::new();
     };
@@ -327,8 +382,10 @@ fn subdirectories(dir: &Path) -> Vec<PathBuf> {
         .filter_map(Result::ok)
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .map(|entry| PathBuf::from(entry.file_name()))
+        .take(max)
         .collect();
-    names.sort();
+    // What is found last is taken up first.
+    names.sort_by(|left, right| right.cmp(left));
     names
 }
 
@@ -442,9 +499,40 @@ mod tests {
             )
             .unwrap();
         }
-        assert_eq!(watch.changes().unwrap().len(), 2000);
+        let mut calls = vec![watch.changes().unwrap().len()];
+        while calls.last() != Some(&0) {
+            calls.push(watch.changes().unwrap().len());
+        }
+        assert!(
+            calls.iter().all(|taken| *taken <= TAKEN_UP_MAX),
+            "{calls:?}"
+        );
+        assert_eq!(calls.iter().sum::<usize>(), 2000);
         assert_eq!(watch.paths().count(), 2000);
         assert_eq!(watch.overflows(), 0);
+
+        // What is gone is found without going through all that is known.
+        remove_dir_all(dir.path()).unwrap();
+        let mut gone = 0;
+        while let taken @ 1.. = watch.changes().unwrap().len() {
+            gone += taken;
+        }
+        assert_eq!(gone, 2000);
+        assert!(watch.compared <= 3 * 2000, "{} compared", watch.compared);
+    }
+
+    #[test]
+    fn no_more_are_known_than_the_bound() {
+        // Where they are made in no time, if there is such a place.
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap());
+        for pod in 0..KNOWN_MAX + 10 {
+            create_dir(dir.path().join(pod.to_string())).unwrap();
+        }
+        let mut watch = CgroupWatch::open(dir.path()).unwrap();
+        // The root is one of them.
+        assert_eq!(watch.paths().count(), KNOWN_MAX - 1);
+        assert!(watch.beyond() > 0);
+        assert_eq!(watch.changes().unwrap(), []);
     }
 
     #[test]

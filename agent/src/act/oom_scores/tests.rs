@@ -81,6 +81,7 @@ impl Fake {
         let capacity = self.scores.capacity_bytes;
         let found = found.iter().map(|(dir, id)| (dir.as_path(), *id));
         self.pod().find_cgroups(found, capacity);
+        self.scores.index(&PodUid::from("u"), &[]);
     }
 
     fn set(&self, pid: u32, adj: i32) {
@@ -100,7 +101,7 @@ impl Fake {
         self.scores.came(id, pid);
         let errors = &mut self.errors;
         self.scores
-            .serve(1, true, &mut |error| errors.push(error.to_string()));
+            .serve(1, &mut |error| errors.push(error.to_string()));
     }
 
     /// One look at every cgroup.
@@ -212,11 +213,11 @@ fn a_child_forked_before_its_parent_was_served_is_found() {
     // Its fork was in flight: it is listed only now.
     let again_ns = fake.scores.serve_at_ns().unwrap();
     assert_eq!(again_ns, 1 + AGAIN_NS[0]);
-    fake.scores.serve(again_ns, true, &mut |_| {});
+    fake.scores.serve(again_ns, &mut |_| {});
     assert_eq!([100_001, 100_002].map(|pid| fake.adj(pid)), [-997; 2]);
     for _ in 1..AGAIN_NS.len() {
         let again_ns = fake.scores.serve_at_ns().unwrap();
-        fake.scores.serve(again_ns, true, &mut |_| {});
+        fake.scores.serve(again_ns, &mut |_| {});
     }
     assert_eq!(fake.scores.serve_at_ns(), None, "for ever");
 }
@@ -277,37 +278,63 @@ fn a_turn_writes_no_more_than_its_budget_and_goes_on_later() {
 }
 
 #[test]
-fn records_of_other_cgroups_are_nothing_to_us() {
+fn a_flood_of_foreign_attaches_reads_nothing() {
     let mut fake = Fake::new();
     fake.look(1, 100);
     fake.set(100_001, 0);
     fake.procs("main", &[100_001]);
+    let before = fake.scores.counts();
     let id = fake.id("main");
-    fake.scores.came(id + 1_000_000, 100_001);
-    fake.scores.serve(1, false, &mut |_| {});
-    assert_eq!(
-        fake.scores.serve_at_ns(),
-        Some(0),
-        "its pod may be found yet"
-    );
-    fake.scores.serve(1, true, &mut |_| {});
+    for index in 0..100_000 {
+        fake.scores.came(id + 1_000_000 + index, 100_001);
+    }
     assert_eq!(fake.scores.serve_at_ns(), None);
+    fake.scores.serve(1, &mut |_| {});
+    assert_eq!(fake.scores.counts(), before);
     assert_eq!(fake.adj(100_001), 0);
 }
 
 #[test]
-fn too_many_newcomers_lead_to_a_review() {
+fn a_flood_in_one_cgroup_costs_a_tenth_and_is_served_together() {
+    let mut fake = Fake::new();
+    fake.look(1, 100);
+    let (id, other) = (fake.id("main"), fake.id("free"));
+    for pid in 0..100 {
+        fake.scores.came(id, 100_000 + pid);
+    }
+    fake.scores.came(other, 5);
+    let before = fake.scores.counts().readings;
+    fake.scores.serve(1000, &mut |_| {});
+    assert_eq!(fake.scores.counts().readings - before, 1, "all of main");
+    fake.scores.served(1000, 1700);
+    assert_eq!(fake.scores.serve_at_ns(), Some(8000), "and then the other");
+    fake.scores.serve(8000, &mut |_| {});
+    assert!(fake.scores.newcomers.is_empty());
+    assert_eq!(
+        fake.scores.serve_at_ns(),
+        Some(1000 + AGAIN_NS[0]),
+        "forks that were in flight"
+    );
+}
+
+#[test]
+fn too_many_newcomers_lead_to_a_review_of_their_cgroup() {
     let mut fake = Fake::new();
     fake.look(1, 100);
     fake.set(100_001, 1000);
     fake.procs("main", &[100_001]);
+    let (id, other) = (fake.id("main"), fake.id("free"));
     for _ in 0..NEWCOMERS_MAX {
-        fake.scores.came(1, 2);
+        fake.scores.came(other, 2);
     }
-    let id = fake.id("main");
     fake.scores.came(id, 100_001);
     assert_eq!(fake.scores.counts().overflowed, 1);
-    fake.scores.serve(1, true, &mut |_| {});
+    let reviewed = |fake: &mut Fake| -> Vec<u64> {
+        let cgroups = fake.pod().cgroups.iter();
+        let due = cgroups.filter(|cgroup| cgroup.review_due);
+        due.map(|cgroup| cgroup.id).collect()
+    };
+    assert_eq!(reviewed(&mut fake), [id]);
     fake.look(2, 100);
     assert_eq!(fake.adj(100_001), 900);
 }

@@ -160,3 +160,20 @@ fn on_the_real_v1_the_cgroups_below_come_along() {
     assert!(matches!(error, CpusetError::Refused { .. }), "{error}");
     assert!(!below.inherit_mems().unwrap());
 }
+
+#[test]
+fn the_cgroups_below_are_counted_together() {
+    let (_dir, host) = fake_v1();
+    for dir in ["a", "a/1", "a/1/x", "a/2", "a/2/y"] {
+        let dir = host.path("/cg/cpuset").join(dir);
+        make(&dir, &[(CPUS, "0-3")]);
+    }
+    let dir = host.path("/cg/cpuset/a");
+    let mut room = 4;
+    assert!(shift(&dir, CPUS, set("1"), (CGROUP_DEPTH_MAX, &mut room)).unwrap());
+    assert_eq!(room, 0);
+    assert_eq!(read(&dir.join("2/y"), CPUS).unwrap(), set("1"));
+    let mut room = 3;
+    let error = shift(&dir, CPUS, set("2"), (CGROUP_DEPTH_MAX, &mut room)).unwrap_err();
+    assert!(matches!(error, CpusetError::TooManyBelow { .. }), "{error}");
+}

@@ -9,16 +9,17 @@
 //! **Only the dying are hurried.** The flags or the pending signals of a thread say that it never returns to user mode (`PF_EXITING`, `PF_SIGNALED`, or
 //! a pending SIGKILL). A pid that another process has by now fails that test.
 
+use std::cell::RefCell;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::{cgroups_below, file_error, for_each_pid};
+use super::member::Processes;
+use super::rest::each_below;
 use crate::host::HostRoot;
 use crate::host::file::FileError;
 use crate::host::protect::RELEASE_PRIORITY;
@@ -26,6 +27,8 @@ use crate::host::syscall::{process_mrelease, sched_rr_reset_on_fork};
 
 /// Processes that one call of [`release`] works on. Those beyond come in the next call, when these have ended.
 pub const PROCESSES_MAX: usize = 256;
+/// Cgroups of one pod in which processes are looked for.
+const CGROUPS_MAX: u32 = 4096;
 /// Threads of one process that are hurried.
 const THREADS_MAX: usize = 1024;
 
@@ -58,30 +61,8 @@ pub struct Released {
 ///
 /// # Errors
 /// [`FileError`] when no process could be found because a cgroup cannot be read. A cgroup that is gone is no error.
-pub fn release(host: &HostRoot, pod_dir: &Path) -> Result<Released, FileError> {
-    let mut pids = Vec::new();
-    let mut first_error = None;
-    let cgroups = match cgroups_below(pod_dir) {
-        Err(error) if error.is_vanished() => return Ok(Released::default()),
-        cgroups => cgroups?,
-    };
-    for cgroup in cgroups {
-        if pids.len() >= PROCESSES_MAX {
-            break;
-        }
-        let path: Arc<Path> = Arc::from(cgroup.path);
-        let listed = rustix::fs::open(&*path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|errno| file_error(&path, errno))
-            .and_then(|dir| for_each_pid(&dir, &path, &mut |pid| pids.push(pid)));
-        match listed {
-            Err(error) if !error.is_vanished() => first_error = first_error.or(Some(error)),
-            _ => {}
-        }
-    }
-    if let Some(error) = first_error.filter(|_| pids.is_empty()) {
-        return Err(error);
-    }
-    pids.truncate(PROCESSES_MAX);
+pub fn release(host: &HostRoot, pod_dir: &Arc<Path>) -> Result<Released, FileError> {
+    let pids = processes(pod_dir)?;
     let mut released = Released {
         listed: u32::try_from(pids.len()).unwrap_or(u32::MAX),
         ..Released::default()
@@ -101,6 +82,32 @@ pub fn release(host: &HostRoot, pod_dir: &Path) -> Result<Released, FileError> {
         }
     }
     Ok(released)
+}
+
+/// The first processes of a pod.
+fn processes(pod_dir: &Arc<Path>) -> Result<Vec<Pid>, FileError> {
+    let pids = RefCell::new(Vec::new());
+    let mut cgroups = 0;
+    let walked = each_below(
+        pod_dir,
+        &mut |_| {
+            cgroups += 1;
+            cgroups < CGROUPS_MAX && pids.borrow().len() < PROCESSES_MAX
+        },
+        &mut |dir| {
+            let processes = Processes::of(dir, Arc::clone(pod_dir))?;
+            processes.for_each_pid(&mut |pid| {
+                let mut pids = pids.borrow_mut();
+                if pids.len() < PROCESSES_MAX {
+                    pids.push(pid);
+                }
+            })
+        },
+    );
+    match walked {
+        Err(error) if pids.borrow().is_empty() && !error.is_vanished() => Err(error),
+        _ => Ok(pids.into_inner()),
+    }
 }
 
 /// Gives the dying threads of a process the CPU. Returns how many.
@@ -185,7 +192,7 @@ mod tests {
     #[test]
     fn a_pod_that_is_gone_has_nothing_to_release() {
         let dir = tempfile::tempdir().unwrap();
-        let released = release(&HostRoot::live(), &dir.path().join("gone")).unwrap();
+        let released = release(&HostRoot::live(), &Arc::from(dir.path().join("gone"))).unwrap();
         assert_eq!(released, Released::default());
     }
 }

@@ -1,6 +1,9 @@
+use super::member::{BATCH, PidParser};
 use super::*;
+use crate::host::cgroup::cgroup_id;
 use crate::host::cgroup::tests::{fake_host, fake_v2};
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::{Child, Command};
 
 fn sleeper() -> Child {
@@ -226,9 +229,9 @@ fn cgroups_are_read_again_when_one_comes_goes_or_takes_anothers_place() {
     list(&container, &[]);
     let mut pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
     let found = |pod_kill: &mut PodKill| {
-        let known = pod_kill.is_as_known();
+        let known = pod_kill.members.is_as_known();
         pod_kill.refresh().unwrap();
-        assert!(pod_kill.is_as_known());
+        assert!(pod_kill.members.is_as_known());
         (known, pod_kill.cgroups().count())
     };
     let make = |name: &str| {
@@ -252,4 +255,152 @@ fn cgroups_are_read_again_when_one_comes_goes_or_takes_anothers_place() {
     );
     std::fs::write(container.join("a file is no cgroup"), "").unwrap();
     assert_eq!(found(&mut pod_kill), (true, 3));
+}
+
+/// A fake v1 pod whose container has made this many cgroups; the first of them is `c/0`.
+fn pod_with_cgroups(count: usize) -> ([tempfile::TempDir; 2], HostRoot, CgroupPath, PathBuf) {
+    let (dir, host) = fake_host(&[("cgroup", "/sys/fs/cgroup/memory", "memory")]);
+    let tree = in_memory();
+    let mount = host.path("/sys/fs/cgroup/memory");
+    std::fs::remove_dir(&mount).unwrap();
+    std::os::unix::fs::symlink(tree.path(), &mount).unwrap();
+    let container = mount.join("kubepods/podx/c");
+    list(container.parent().unwrap(), &[]);
+    list(&container, &[]);
+    for index in 0..count {
+        std::fs::create_dir(container.join(index.to_string())).unwrap();
+    }
+    let pod = CgroupPath::new("kubepods/podx").unwrap();
+    ([dir, tree], host, pod, container)
+}
+
+/// A directory where tens of thousands are made in no time, if there is one.
+fn in_memory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap())
+}
+
+#[test]
+fn reading_stops_at_the_bound_and_is_not_done_again_and_again() {
+    let (_dir, host, pod, container) = pod_with_cgroups(20_000);
+    let mut pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+    assert!(pod_kill.has_more_cgroups());
+    let first = pod_kill.members.entries_read();
+    let bound = CGROUPS_PER_POD_MAX as u64 + 8;
+    assert!(first <= bound, "{first} entries for one look");
+    for _ in 0..10 {
+        pod_kill.refresh().unwrap();
+    }
+    assert_eq!(pod_kill.members.entries_read(), first, "nothing has come");
+    // The pod goes on making cgroups, which concerns nobody.
+    std::fs::create_dir(container.join("another")).unwrap();
+    pod_kill.refresh().unwrap();
+    assert_eq!(pod_kill.members.entries_read(), first);
+    // A runtime restarts the container.
+    let aside = host.path("/sys/fs/cgroup/memory").join("aside");
+    std::fs::rename(&container, &aside).unwrap();
+    list(&container, &[]);
+    pod_kill.refresh().unwrap();
+    assert!(!pod_kill.has_more_cgroups(), "the new one has none");
+    assert_eq!(pod_kill.cgroups().count(), 2);
+}
+
+#[test]
+fn a_tree_that_has_shrunk_is_read_in_full_before_long() {
+    let (_dir, host, pod, container) = pod_with_cgroups(CGROUPS_PER_POD_MAX);
+    let mut pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+    assert!(pod_kill.has_more_cgroups());
+    for index in 10..CGROUPS_PER_POD_MAX {
+        std::fs::remove_dir(container.join(index.to_string())).unwrap();
+    }
+    for _ in 0..16 {
+        pod_kill.refresh().unwrap();
+    }
+    assert!(!pod_kill.has_more_cgroups());
+}
+
+#[test]
+fn a_v1_pod_with_too_many_cgroups_counts_as_populated_until_all_were_seen_empty() {
+    let (_dir, host, pod, container) = pod_with_cgroups(2 * CGROUPS_PER_POD_MAX);
+    for index in 0..2 * CGROUPS_PER_POD_MAX {
+        std::fs::write(container.join(index.to_string()).join("cgroup.procs"), "").unwrap();
+    }
+    let mounts = host.cgroup_mounts().unwrap();
+    let mut pod_kill = PodKill::open(&host, &mounts, &pod).unwrap();
+    assert!(pod_kill.is_populated().unwrap());
+    let child = sleeper();
+    let hidden = (0..2 * CGROUPS_PER_POD_MAX)
+        .map(|index| container.join(index.to_string()))
+        .find(|dir| pod_kill.cgroups().all(|(known, _)| known != dir));
+    let hidden = hidden.unwrap();
+    list(&hidden, &[&child]);
+    let rest = pod_kill.rest().unwrap().clone();
+    let mut walks = 0;
+    let ended = rest
+        .end(&mut |is_walk_over| {
+            if is_walk_over {
+                walks += 1;
+                list(&hidden, &[]);
+            }
+            true
+        })
+        .unwrap();
+    assert_eq!((ended.is_empty, ended.walks, ended.signals), (true, 2, 1));
+    assert_eq!(walks, 1);
+    assert_eq!(signal_of(child), Some(9));
+    assert!(!pod_kill.is_populated().unwrap() && !pod_kill.refresh().unwrap());
+    // Opened anew, it does not seem to run again.
+    let again = PodKill::open(&host, &mounts, &pod).unwrap();
+    assert!(again.is_populated().unwrap());
+    let again = again.with_rest_state(Arc::clone(rest.state()));
+    assert!(!again.is_populated().unwrap());
+    // It does when a container has a process.
+    let child = sleeper();
+    list(&container, &[&child]);
+    assert!(pod_kill.refresh().unwrap());
+    list(&container, &[]);
+    assert!(pod_kill.is_populated().unwrap(), "gone, or gone deeper");
+    pod_kill.kill().unwrap();
+    let mut child = child;
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn an_agent_in_the_pod_is_spared() {
+    let (_dir, host, pod, container) = v1_pod();
+    std::fs::create_dir_all(&container).unwrap();
+    std::fs::write(
+        container.join("cgroup.procs"),
+        format!("{}\n", std::process::id()),
+    )
+    .unwrap();
+    let this = format!("/proc/{}", std::process::id());
+    std::os::unix::fs::symlink(this, host.procfs(std::process::id().to_string())).unwrap();
+    let pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+    assert_eq!(pod_kill.leaders().count(), 1);
+    assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 0 });
+    assert_eq!(pod_kill.kill().unwrap().processes, 0);
+}
+
+#[test]
+fn tasks_count_for_a_pod_with_too_many_cgroups() {
+    let (_dir, host) = fake_host(&[
+        ("cgroup", "/sys/fs/cgroup/memory", "memory"),
+        ("cgroup", "/sys/fs/cgroup/pids", "pids"),
+    ]);
+    let pod = CgroupPath::new("kubepods/podx").unwrap();
+    let pod_dir = host.path("/sys/fs/cgroup/memory/kubepods/podx");
+    list(&pod_dir, &[]);
+    std::fs::write(pod_dir.join("cgroup.procs"), "11\n12\n").unwrap();
+    let pids_dir = host.path("/sys/fs/cgroup/pids/kubepods/podx");
+    std::fs::create_dir_all(&pids_dir).unwrap();
+    std::fs::write(pids_dir.join("pids.current"), "4711\n").unwrap();
+    let mounts = host.cgroup_mounts().unwrap();
+    let mut pod_kill = PodKill::open(&host, &mounts, &pod).unwrap();
+    assert_eq!(pod_kill.count_processes().unwrap(), 2);
+    for index in 0..CGROUPS_PER_POD_MAX {
+        std::fs::create_dir(pod_dir.join(index.to_string())).unwrap();
+    }
+    pod_kill.refresh().unwrap();
+    assert_eq!(pod_kill.count_processes().unwrap(), 4711);
 }

@@ -1,0 +1,146 @@
+use super::*;
+use crate::host::cgroup::tests::{fake_host, fake_v2};
+
+const POD: &str = "/sys/fs/cgroup/kubepods/besteffort/poda";
+
+/// One pod on cgroup v2, which has a cgroup with this in `cgroup.events`.
+fn one_pod(populated: &str) -> (tempfile::TempDir, HostRoot, Pods) {
+    let (dir, host) = fake_v2();
+    make_cgroup(&host, populated);
+    let mut pods = Pods::new(
+        host.clone(),
+        host.cgroup_mounts().unwrap(),
+        CgroupPath::default(),
+    );
+    pods.apply(pod("a")).unwrap();
+    (dir, host, pods)
+}
+
+fn pod(name: &str) -> Arc<Pod> {
+    let pod = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "uid": name},
+        "spec": {"containers": [{"name": "c"}]},
+    });
+    Arc::new(serde_json::from_value(pod).unwrap())
+}
+
+fn make_cgroup(host: &HostRoot, populated: &str) {
+    std::fs::create_dir_all(host.path(POD)).unwrap();
+    for (name, text) in [
+        ("cgroup.procs", ""),
+        ("cgroup.kill", ""),
+        ("memory.current", "1\n"),
+        ("memory.stat", "inactive_file 0\nactive_file 0\n"),
+    ] {
+        std::fs::write(host.path(POD).join(name), text).unwrap();
+    }
+    set_populated(host, populated);
+}
+
+fn set_populated(host: &HostRoot, populated: &str) {
+    let text = format!("populated {populated}\nfrozen 0\n");
+    std::fs::write(host.path(POD).join("cgroup.events"), text).unwrap();
+}
+
+/// What a look finds, as far as it says anything.
+fn look(pods: &mut Pods) -> Option<bool> {
+    let change = pods.refresh(&PodUid::new("a")).unwrap();
+    change.map(|change| change.running)
+}
+
+#[test]
+fn a_pod_runs_as_long_as_its_cgroup_is_populated() {
+    let (_dir, host, mut pods) = one_pod("1");
+    let uid = PodUid::new("a");
+    assert_eq!((look(&mut pods), look(&mut pods)), (Some(true), None));
+    assert!(!pods.has_emptied(&uid).unwrap());
+    set_populated(&host, "0");
+    assert!(pods.has_emptied(&uid).unwrap());
+    assert_eq!(look(&mut pods), None, "said already");
+    set_populated(&host, "1");
+    assert_eq!(look(&mut pods), Some(true));
+}
+
+#[test]
+fn a_stuck_pod_does_not_seem_to_run_anew() {
+    let (_dir, host, mut pods) = one_pod("1");
+    let uid = PodUid::new("a");
+    assert_eq!(look(&mut pods), Some(true));
+    pods.kill(&uid).unwrap();
+    // The engine gives it up.
+    pods.left(&uid).unwrap();
+    for _ in 0..5 {
+        assert_eq!(look(&mut pods), None);
+    }
+    // Its processes end after all, and its runtime starts it again.
+    set_populated(&host, "0");
+    assert_eq!(look(&mut pods), Some(false));
+    pods.left(&uid).unwrap();
+    set_populated(&host, "1");
+    assert_eq!(look(&mut pods), Some(true));
+}
+
+#[test]
+fn a_stuck_pod_without_a_manifest_is_forgotten_when_it_is_empty() {
+    let (_dir, host, mut pods) = one_pod("1");
+    let uid = PodUid::new("a");
+    look(&mut pods);
+    pods.remove(&uid);
+    pods.left(&uid).unwrap();
+    assert!(pods.contains(&uid) && !pods.is_done(&uid));
+    set_populated(&host, "0");
+    assert_eq!(look(&mut pods), Some(false));
+    assert!(pods.is_done(&uid));
+    pods.left(&uid).unwrap();
+    assert!(!pods.contains(&uid));
+}
+
+#[test]
+fn another_cgroup_of_the_same_name_is_a_pod_that_ended_and_one_that_began() {
+    let (_dir, host, mut pods) = one_pod("1");
+    assert_eq!(look(&mut pods), Some(true));
+    // Kept until the new one is there, so that it cannot get the same inode.
+    std::fs::rename(host.path(POD), host.path("aside")).unwrap();
+    make_cgroup(&host, "1");
+    assert_eq!(look(&mut pods), Some(false));
+    assert_eq!(look(&mut pods), Some(true));
+    assert_eq!(look(&mut pods), None);
+}
+
+#[test]
+fn what_a_pod_that_has_left_had_is_removed_by_the_thread() {
+    let (_dir, host, mut pods) = one_pod("1");
+    let uid = PodUid::new("a");
+    assert_eq!(look(&mut pods), Some(true));
+    set_populated(&host, "0");
+    assert!(pods.has_emptied(&uid).unwrap());
+    std::fs::remove_dir_all(host.path(POD)).unwrap();
+    std::fs::create_dir_all(host.path(POD).join("c/0/1/2/3/4/5/6/7/8")).unwrap();
+    pods = pods.with_worker(CgroupWorker::start().unwrap());
+    pods.left(&uid).unwrap();
+    while host.path(POD).exists() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_round_comes_to_every_pod_and_begins_again() {
+    let (_dir, host) = fake_host(&[("cgroup", "/sys/fs/cgroup/memory", "memory")]);
+    let mounts = host.cgroup_mounts().unwrap();
+    let mut pods = Pods::new(host, mounts, CgroupPath::default());
+    assert_eq!(pods.uids_after(None, 3), []);
+    for name in ["a", "b", "c", "d", "e"] {
+        pods.apply(pod(name)).unwrap();
+    }
+    let mut last = None;
+    let mut turn = |count| {
+        let share = pods.uids_after(last.as_ref(), count);
+        last = share.last().cloned();
+        share.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(turn(2), ["a", "b"]);
+    assert_eq!(turn(2), ["c", "d"]);
+    assert_eq!(turn(2), ["e", "a"]);
+    assert_eq!(turn(9), ["b", "c", "d", "e", "a"]);
+}

@@ -1,0 +1,342 @@
+//! Work on a pod's cgroups that the loop must not wait for: the removal of those of a pod that has left, and the end of processes in those that are
+//! not kept.
+//!
+//! **Problem.** A pod decides how many cgroups it has: to remove twenty thousand took 1.75 s, at the very moment when memory was short.
+//! **Approach.** A thread of its own. It removes a slice of [`SLICE`] directories of one pod and then of the next, and rests after each: a removal
+//! takes `cgroup_mutex`, which others wait for. A kill goes first. What could not be done is reported; what could is counted.
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, Instant};
+
+use plimsoll_core::model::units::PodUid;
+use rustix::fs::{AtFlags, unlinkat};
+use rustix::io::Errno;
+
+use crate::host::file::FileError;
+use crate::host::worker::{NotTaken, WorkerThread};
+use crate::pods::kill::{Rest, RestEnded};
+use crate::pods::walk::{Step, Walk};
+
+/// Steps of a removal in one go.
+const SLICE: u32 = 64;
+/// After each slice.
+const PAUSE: Duration = Duration::from_millis(2);
+/// Between two walks that kill.
+const WALK_PAUSE: Duration = Duration::from_millis(10);
+/// Pods whose work is queued, and again as many whose removal has begun.
+const JOBS_MAX: usize = 256;
+/// Reports that were not taken.
+const REPORTS_MAX: usize = 64;
+/// At the end of the agent, what is queued may take this long.
+const END_WITHIN: Duration = Duration::from_millis(500);
+const STACK_BYTES: usize = 256 << 10;
+
+/// Go on in slices.
+const RUN: u8 = 0;
+/// Go on without a pause: the agent is about to end.
+const HURRY: u8 = 1;
+/// End after this slice.
+const ABANDON: u8 = 2;
+
+/// The removal of a tree of cgroups, as far as they are empty, from the deepest upwards. It can be interrupted after each step.
+#[derive(Debug)]
+pub(super) struct Removal {
+    dir: PathBuf,
+    walk: Option<Walk>,
+    has_begun: bool,
+    removed: u64,
+    failure: Option<Errno>,
+    is_gone: bool,
+}
+
+impl Removal {
+    pub(super) fn of(dir: PathBuf) -> Self {
+        Self {
+            dir,
+            walk: None,
+            has_begun: false,
+            removed: 0,
+            failure: None,
+            is_gone: false,
+        }
+    }
+
+    /// Takes `steps` steps. Returns whether it is over.
+    pub(super) fn slice(&mut self, steps: u32) -> bool {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            match Walk::below(&self.dir) {
+                Ok(walk) => self.walk = walk,
+                Err(errno) => self.failure = Some(errno),
+            }
+        }
+        for _ in 0..steps {
+            match self.walk.as_mut().and_then(Walk::next) {
+                Some(Step::Entered(_)) => {}
+                Some(Step::Left { parent, name }) => {
+                    let result = unlinkat(parent, name, AtFlags::REMOVEDIR);
+                    self.note(result);
+                }
+                None => {
+                    self.failure = self.walk.as_ref().and_then(Walk::failure).or(self.failure);
+                    self.walk = None;
+                    self.is_gone = self.note(rustix::fs::rmdir(&self.dir));
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Whether the directory is gone.
+    fn note(&mut self, result: Result<(), Errno>) -> bool {
+        match result {
+            Ok(()) => self.removed += 1,
+            Err(Errno::NOENT) => {}
+            // In use.
+            Err(Errno::BUSY | Errno::NOTEMPTY) => return false,
+            Err(errno) => {
+                self.failure = Some(errno);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether nothing of the tree is left.
+    ///
+    /// # Errors
+    /// When a directory could not be read, or not be removed for another reason than being in use.
+    pub(super) fn outcome(&self) -> Result<bool, FileError> {
+        match self.failure {
+            None => Ok(self.is_gone),
+            Some(source) => Err(FileError::Unwritable {
+                path: Arc::from(&*self.dir),
+                source,
+            }),
+        }
+    }
+}
+
+/// Work for the thread.
+#[derive(Debug)]
+enum Job {
+    Remove { uid: PodUid, dirs: Vec<PathBuf> },
+    End { uid: PodUid, rest: Rest },
+}
+
+/// Work that is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// Of which pod.
+    pub uid: PodUid,
+    /// What was done.
+    pub done: Done,
+}
+
+/// What was done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Done {
+    /// The cgroups of a pod that has left.
+    Removed {
+        /// How many directories were removed, in all hierarchies.
+        directories: u64,
+        /// Why some are left, if not because they are in use.
+        failure: Option<FileError>,
+    },
+    /// The processes in the cgroups of a pod that are not kept.
+    Ended(Result<RestEnded, FileError>),
+}
+
+/// The thread, its queue and its reports.
+#[derive(Debug)]
+pub struct CgroupWorker {
+    thread: WorkerThread<Job>,
+    reports: Receiver<Report>,
+    pace: Arc<AtomicU8>,
+}
+
+impl CgroupWorker {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the kernel gives none.
+    pub fn start() -> io::Result<Self> {
+        let (sender, reports) = sync_channel(REPORTS_MAX);
+        let pace = Arc::new(AtomicU8::new(RUN));
+        let (reader, removals) = (Arc::clone(&pace), VecDeque::with_capacity(JOBS_MAX));
+        let thread = WorkerThread::start("pod-cgroups", STACK_BYTES, JOBS_MAX, move |jobs| {
+            Worker {
+                jobs,
+                reports: sender,
+                pace: reader,
+                removals,
+            }
+            .work();
+        })?;
+        Ok(Self {
+            thread,
+            reports,
+            pace,
+        })
+    }
+
+    /// Has the cgroups of a pod removed, as far as they are empty: these directories with all below them. Does not wait.
+    ///
+    /// # Errors
+    /// [`NotTaken`]: they stay.
+    pub(super) fn remove(&self, uid: &PodUid, dirs: Vec<PathBuf>) -> Result<(), NotTaken> {
+        let uid = uid.clone();
+        self.thread.send(Job::Remove { uid, dirs })
+    }
+
+    /// Has the processes ended that a kill has not reached. Does not wait or allocate.
+    ///
+    /// # Errors
+    /// [`NotTaken`]: they live on.
+    pub(super) fn end_rest(&self, uid: &PodUid, rest: &Rest) -> Result<(), NotTaken> {
+        let (uid, rest) = (uid.clone(), rest.clone());
+        self.thread.send(Job::End { uid, rest })
+    }
+
+    /// The next report, if there is one.
+    pub fn report(&self) -> Option<Report> {
+        self.reports.try_recv().ok()
+    }
+
+    /// Work that found no room in the queue, so far.
+    pub fn dropped(&self) -> u64 {
+        self.thread.dropped()
+    }
+
+    /// Finishes what is queued, within half a second. Returns whether it has: else some cgroups stay.
+    pub fn finish(&mut self) -> bool {
+        self.pace.store(HURRY, Ordering::Relaxed);
+        let has_ended = self.thread.end_by(Instant::now() + END_WITHIN);
+        self.pace.store(ABANDON, Ordering::Relaxed);
+        has_ended
+    }
+}
+
+impl Drop for CgroupWorker {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+struct Worker {
+    jobs: Receiver<Job>,
+    reports: SyncSender<Report>,
+    pace: Arc<AtomicU8>,
+    removals: VecDeque<PodRemoval>,
+}
+
+/// The trees of one pod, the next one last.
+struct PodRemoval {
+    uid: PodUid,
+    trees: Vec<Removal>,
+    directories: u64,
+    failure: Option<FileError>,
+}
+
+impl Worker {
+    fn work(mut self) {
+        loop {
+            let pause = match self.pace.load(Ordering::Relaxed) {
+                ABANDON => return,
+                HURRY => Duration::ZERO,
+                _ => PAUSE,
+            };
+            let job = if self.removals.is_empty() {
+                self.jobs.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else if self.removals.len() < JOBS_MAX {
+                self.jobs.recv_timeout(pause)
+            } else {
+                // What comes waits in the queue.
+                std::thread::sleep(pause);
+                Err(RecvTimeoutError::Timeout)
+            };
+            match job {
+                Ok(Job::End { uid, rest }) => {
+                    let ended = self.end(&rest);
+                    self.report(uid, Done::Ended(ended));
+                }
+                Ok(Job::Remove { uid, dirs }) => self.removals.push_back(PodRemoval {
+                    uid,
+                    trees: dirs.into_iter().map(Removal::of).collect(),
+                    directories: 0,
+                    failure: None,
+                }),
+                Err(RecvTimeoutError::Timeout) => self.remove_slice(),
+                Err(RecvTimeoutError::Disconnected) if self.removals.is_empty() => return,
+                Err(RecvTimeoutError::Disconnected) => self.remove_slice(),
+            }
+        }
+    }
+
+    /// A slice of the pod whose turn it is.
+    fn remove_slice(&mut self) {
+        let Some(mut pod) = self.removals.pop_front() else {
+            return;
+        };
+        if let Some(tree) = pod.trees.last_mut()
+            && tree.slice(SLICE)
+        {
+            pod.directories += tree.removed;
+            if let Err(error) = tree.outcome() {
+                pod.failure = Some(error);
+            }
+            pod.trees.pop();
+        }
+        if pod.trees.is_empty() {
+            let PodRemoval {
+                uid,
+                directories,
+                failure,
+                ..
+            } = pod;
+            self.report(
+                uid,
+                Done::Removed {
+                    directories,
+                    failure,
+                },
+            );
+        } else {
+            self.removals.push_back(pod);
+        }
+    }
+
+    fn end(&self, rest: &Rest) -> Result<RestEnded, FileError> {
+        rest.end(&mut |is_walk_over| {
+            if is_walk_over {
+                std::thread::sleep(WALK_PAUSE);
+            }
+            self.pace.load(Ordering::Relaxed) == RUN
+        })
+    }
+
+    fn report(&self, uid: PodUid, done: Done) {
+        match self.reports.try_send(Report { uid, done }) {
+            Ok(()) | Err(TrySendError::Disconnected(_)) => {}
+            Err(TrySendError::Full(report)) => tracing::warn!(?report, "a report finds no room"),
+        }
+    }
+}
+
+/// Removes a tree of cgroups in one go, as far as they are empty. Returns whether nothing of it is left.
+///
+/// # Errors
+/// As for [`Removal::outcome`].
+pub(super) fn remove_tree(dir: &Path) -> Result<bool, FileError> {
+    let mut removal = Removal::of(dir.to_owned());
+    while !removal.slice(SLICE) {}
+    removal.outcome()
+}
+
+#[cfg(test)]
+mod tests;
