@@ -130,6 +130,7 @@ impl Node {
                 inactive_file_bytes: 0,
                 usage_at_stat_bytes: mi * MI,
                 active_file_bytes: 0,
+                stat_age_ms: 0,
             })
             .collect();
         self.step(EventKind::Sample(Sample {
@@ -617,6 +618,7 @@ fn stale(pods: [(&'static str, u64, u64, u64, u64); 2]) -> Option<&'static str> 
             inactive_file_bytes: inactive_mi * MI,
             usage_at_stat_bytes: then_mi * MI,
             active_file_bytes: 0,
+            stat_age_ms: 0,
         });
     }
     sample.node.capacity_bytes = 1000 * MI;

@@ -290,6 +290,7 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
                     inactive_file_bytes: random.below(usage_bytes + 1),
                     active_file_bytes: random.below(usage_bytes + 1),
                     usage_at_stat_bytes: usage_bytes,
+                    stat_age_ms: 0,
                 })
             })
             .collect(),
