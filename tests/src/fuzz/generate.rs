@@ -79,6 +79,11 @@ pub(super) fn config(random: &mut Random) -> EngineConfig {
                 budget_ns: *random.pick(&[0, 60_000 * MS, u64::MAX]),
             }),
         },
+        exempt_uids: UIDS
+            .iter()
+            .filter(|_| random.one_in(12))
+            .map(|uid| PodUid::from(*uid))
+            .collect(),
     }
 }
 

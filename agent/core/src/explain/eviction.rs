@@ -327,7 +327,7 @@ pub(crate) fn candidate(pod: &PodState, row: RankRow) -> Candidate {
     Candidate {
         pod: pod.name.clone(),
         qos_class: pod.pod.qos_class(),
-        exempt: pod.pod.exemption(),
+        exempt: pod.exemption(),
         row,
     }
 }

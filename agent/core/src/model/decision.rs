@@ -368,7 +368,7 @@ pub enum Ending {
 pub enum NoVictimReason {
     /// No pod has processes.
     NoPods,
-    /// All that are left are exempt: static, mirror or critical.
+    /// All that are left are exempt: static, mirror or critical, or the agent's.
     AllExempt,
 }
 
@@ -637,7 +637,9 @@ impl fmt::Display for Decision {
             } => {
                 let why = match why {
                     NoVictimReason::NoPods => "no pod is running",
-                    NoVictimReason::AllExempt => "every pod left is static, mirror or critical",
+                    NoVictimReason::AllExempt => {
+                        "every pod left is static, mirror, critical or the agent's"
+                    }
                 };
                 met(f, *signal, *observed, *threshold)?;
                 write!(f, ", but {why}")

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::kube::budget::DisruptionBudget;
 use crate::kube::cgroup_config::swap_request_bytes;
-use crate::kube::pod::{Pod, PressureSignal};
+use crate::kube::pod::{Exemption, Pod, PressureSignal};
+use crate::model::config::EngineConfig;
 use crate::model::cpu_state::CpuState;
 use crate::model::event::{Action, Event, EventKind, NodeMemory, Sample};
-use crate::model::options::Availability;
 use crate::model::outlook::Outlook;
 use crate::model::rank_row::RankRow;
 use crate::model::reading::{NumaPods, PodLoads, ProcessReading, StorageReading};
@@ -118,6 +118,14 @@ pub struct PodState {
     /// When each stage before an eviction, in the order of [`Stage::ALL`], was last over for it, nanoseconds.
     #[serde(default)]
     pub remedied_ns: [Option<u64>; Stage::ALL.len()],
+}
+
+impl PodState {
+    /// Why evictions skip it, if they do.
+    pub fn exemption(&self) -> Option<Exemption> {
+        let by_manifest = self.pod.exemption();
+        by_manifest.or(self.row.exempt.then_some(Exemption::Agent))
+    }
 }
 
 /// A reading of a pod's memory, bytes.
@@ -229,10 +237,10 @@ impl NodeState {
     }
 
     /// Takes in what an event says. Decides nothing.
-    pub(crate) fn observe(&mut self, event: &Event, availability: Availability) {
+    pub(crate) fn observe(&mut self, event: &Event, config: &EngineConfig) {
         self.now_ns = self.now_ns.max(event.at_ns);
         match &event.kind {
-            EventKind::PodApplied { pod } => self.apply(pod),
+            EventKind::PodApplied { pod } => self.apply(pod, config),
             EventKind::PodRemoved { uid } => {
                 if let Some(pod) = self.pods.get_mut(uid) {
                     pod.removed = true;
@@ -262,7 +270,7 @@ impl NodeState {
                     }
                 }
             }
-            EventKind::Sample(sample) => self.sample(sample, availability),
+            EventKind::Sample(sample) => self.sample(sample, config),
             EventKind::NodeReclaimed { .. } => {
                 if let Some(reclaim) = &mut self.node_reclaim {
                     reclaim.done = true;
@@ -284,27 +292,20 @@ impl NodeState {
         }
     }
 
-    fn apply(&mut self, pod: &Arc<Pod>) {
+    fn apply(&mut self, pod: &Arc<Pod>, config: &EngineConfig) {
         let known = self.pods.remove(&pod.uid());
         let usage_bytes = known
             .as_ref()
             .and_then(|old| old.row.stats_known.then_some(old.row.usage));
-        let (running, memory, leaving, stuck, remedied_ns) = match known {
-            Some(old) => (
-                old.running,
-                old.memory,
-                old.leaving,
-                old.stuck,
-                old.remedied_ns,
-            ),
-            None => (false, None, None, false, [None; Stage::ALL.len()]),
-        };
+        let mut row = RankRow::memory(pod, usage_bytes);
+        row.exempt |= config.exempt_uids.contains(&row.uid);
+        let known = known.as_ref();
         self.pods.insert(
             pod.uid(),
             PodState {
                 name: format!("{}/{}", pod.namespace(), pod.metadata.name),
                 pod: Arc::clone(pod),
-                row: RankRow::memory(pod, usage_bytes),
+                row,
                 swap_request_bytes: swap_request_bytes(pod),
                 termination_grace_period_s: pod
                     .spec
@@ -312,19 +313,20 @@ impl NodeState {
                     .map_or(DEFAULT_TERMINATION_GRACE_PERIOD_S, |s| {
                         s.max(0).unsigned_abs()
                     }),
-                running,
+                running: known.is_some_and(|old| old.running),
                 removed: false,
-                memory,
-                leaving,
-                stuck,
+                memory: known.and_then(|old| old.memory),
+                leaving: known.and_then(|old| old.leaving),
+                stuck: known.is_some_and(|old| old.stuck),
                 // An unknown signal name is reported where manifests are read.
                 pressure_signal: pod.pressure_signal().unwrap_or_default(),
-                remedied_ns,
+                remedied_ns: known.map_or([None; Stage::ALL.len()], |old| old.remedied_ns),
             },
         );
     }
 
-    fn sample(&mut self, sample: &Sample, availability: Availability) {
+    fn sample(&mut self, sample: &Sample, config: &EngineConfig) {
+        let availability = config.options.availability;
         let now_ns = self.now_ns;
         self.storage_is_new = sample.storage.is_some();
         if let Some(storage) = &sample.storage {

@@ -5,6 +5,7 @@
 //! Approach: a pod has left when its cgroup is empty *and* 95 % of what it used has come back, as read from its own cgroup;
 //! every wait has a bound.
 
+use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, Ending, KillReason};
 use crate::model::event::{Event, EventKind, LastLineKill};
 use crate::model::signal::Resource;
@@ -34,13 +35,20 @@ pub(crate) fn after(mut leaving: Leaving, usage_bytes: Option<u64>, now_ns: u64)
 }
 
 /// Begins to end pods whose manifest was removed, kills those whose grace period is over, and records those that have ended.
-pub(crate) fn decide(state: &mut NodeState, event: &Event, decisions: &mut Vec<Decision>) {
+pub(crate) fn decide(
+    config: &EngineConfig,
+    state: &mut NodeState,
+    event: &Event,
+    decisions: &mut Vec<Decision>,
+) {
     let now_ns = state.now_ns;
-    if let EventKind::PodRemoved { uid } = &event.kind {
-        end(state, uid, decisions);
-    }
-    if let EventKind::LastLineKill { uid, kill } = &event.kind {
-        finish(state, uid, kill, decisions);
+    match &event.kind {
+        EventKind::PodRemoved { uid } if config.exempt_uids.contains(uid) => {}
+        EventKind::PodRemoved { uid } => end(state, uid, decisions),
+        EventKind::LastLineKill { uid, .. } if config.exempt_uids.contains(uid) => {}
+        EventKind::LastLineKill { uid, kill } => finish(state, uid, kill, decisions),
+        EventKind::PodEmpty { uid } => forget_if_removed(state, uid),
+        _ => {}
     }
     let mut gone = false;
     for (uid, pod) in &mut state.pods {
@@ -99,6 +107,14 @@ fn end(state: &mut NodeState, uid: &PodUid, decisions: &mut Vec<Decision>) {
             uid: uid.clone(),
             grace_ms,
         });
+    }
+}
+
+/// A pod that was not ended when its manifest was removed has ended now.
+fn forget_if_removed(state: &mut NodeState, uid: &PodUid) {
+    let is_over = |pod: &PodState| pod.removed && pod.leaving.is_none();
+    if state.pods.get(uid).is_some_and(is_over) {
+        state.pods.remove(uid);
     }
 }
 
