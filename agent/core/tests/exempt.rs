@@ -9,7 +9,9 @@ use plimsoll_core::engine::EngineConfig;
 use plimsoll_core::kube::pod::Exemption;
 use plimsoll_core::model::decision::{Decision, NoVictimReason};
 use plimsoll_core::model::event::{EventKind, LastLineKill, LastLineReason, Sample};
-use plimsoll_core::model::options::{EvictionOptions, Foresight, LastLine, Remedies, Victims};
+use plimsoll_core::model::options::{
+    Breaker, EvictionOptions, Foresight, LastLine, Remedies, Victims,
+};
 use plimsoll_core::model::reading::{
     FileSystemReading, PodProcesses, PodStorage, ProcessReading, StorageReading, Used,
     VolumeStorage,
@@ -62,6 +64,7 @@ fn node_with(targeted: bool, remedies: bool, foresight: bool) -> Node {
             remedies: remedies.then_some(budgets),
             foresight: foresight.then_some(Foresight { horizon_ns: S }),
             last_line: Some(LastLine::default()),
+            breaker: Some(Breaker::default()),
             ..EvictionOptions::kubelet()
         },
         exempt_uids: [PodUid::from("agent")].into(),

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use plimsoll_core::engine::Engine;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Cause, EventKind, NodeMemory, PodMemory, Sample};
-use plimsoll_core::model::options::{EvictionOptions, Victims};
+use plimsoll_core::model::options::{Breaker, EvictionOptions, Victims};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::{STALE_BYTES, STAT_AGE_MAX_MS, Stale};
@@ -72,6 +72,9 @@ fn node_with(victims: Victims, disruption_budgets: bool) -> Node {
     let options = EvictionOptions {
         victims,
         disruption_budgets,
+        breaker: Some(Breaker {
+            interval_ns: S + S / 2,
+        }),
         ..EvictionOptions::kubelet()
     };
     Node::new(vec![hard(Signal::MemoryAvailable, THRESHOLD * MI)], options)

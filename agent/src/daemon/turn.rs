@@ -487,6 +487,7 @@ impl Agent {
             Decision::Finished { .. }
             | Decision::StageEnded { .. }
             | Decision::NoVictim { .. }
+            | Decision::EvictionsHeld { .. }
             | Decision::Condition { .. }
             | Decision::PlacementRefused { .. }
             | Decision::PlacementLost { .. }

@@ -254,12 +254,18 @@ impl Pods {
 
     /// A pod has left: its empty cgroup is removed, and it is forgotten if its manifest is gone. Not for the hot path.
     ///
+    /// One that still has processes, because they survived SIGKILL, keeps what is open for it: so its end is noticed.
+    ///
     /// # Errors
     /// When the cgroup is empty and cannot be removed all the same.
     pub fn left(&mut self, uid: &PodUid) -> Result<(), FileError> {
         let Some(entry) = self.entries.get_mut(uid) else {
             return Ok(());
         };
+        let is_populated = entry.open.as_ref().is_some_and(|open| open.populated);
+        if is_populated && !entry.removed {
+            return Ok(());
+        }
         let ids = entry.cgroup_ids();
         entry.open = None;
         let result = pods::cgroup::remove_empty(&self.mounts, &entry.path).map(|_| ());
@@ -662,5 +668,46 @@ mod tests {
         assert_eq!(turn(2), ["c", "d"]);
         assert_eq!(turn(2), ["e", "a"]);
         assert_eq!(turn(9), ["b", "c", "d", "e", "a"]);
+    }
+
+    /// What is open stays open while processes are there, so that the pod does not seem to begin anew and its end is noticed.
+    #[test]
+    fn a_pod_that_survives_its_kill_does_not_begin_again() {
+        let (_dir, host) = fake_host(&[("cgroup", "/sys/fs/cgroup/memory", "memory")]);
+        let pid = std::process::id().to_string();
+        std::os::unix::fs::symlink(format!("/proc/{pid}"), host.procfs(&pid)).unwrap();
+        let root = host.path("/sys/fs/cgroup/memory");
+        let mounts = host.cgroup_mounts().unwrap();
+        let mut pods = Pods::new(host, mounts, CgroupPath::default());
+        let pod = serde_json::json!({
+            "metadata": {"name": "a", "uid": "a"},
+            "spec": {"containers": [{"name": "c"}]},
+        });
+        pods.apply(Arc::new(serde_json::from_value(pod).unwrap()))
+            .unwrap();
+        let uid = PodUid::from("a");
+        let path = pods.entries[&uid].path.to_string();
+        let dir = root.join(path.trim_start_matches('/'));
+        let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
+        std::fs::create_dir_all(&dir).unwrap();
+        write("memory.usage_in_bytes", "4096\n");
+        write(
+            "memory.stat",
+            "total_inactive_file 0\ntotal_active_file 0\n",
+        );
+        write("cgroup.procs", &format!("{pid}\n"));
+        let change = |running| {
+            Some(Change {
+                uid: uid.clone(),
+                running,
+            })
+        };
+        assert_eq!(pods.refresh(&uid).unwrap(), change(true));
+        pods.left(&uid).unwrap();
+        assert_eq!(pods.refresh(&uid).unwrap(), None);
+        write("cgroup.procs", "");
+        assert_eq!(pods.refresh(&uid).unwrap(), change(false));
+        pods.left(&uid).unwrap();
+        assert!(pods.cgroup(&uid).is_none());
     }
 }

@@ -7,7 +7,8 @@ use plimsoll_core::model::event::{
     Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, PodMemory, Sample, StageReport,
 };
 use plimsoll_core::model::options::{
-    Availability, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, Remedies, Victims,
+    Availability, Breaker, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, Remedies,
+    Victims,
 };
 use plimsoll_core::model::reading::{
     ContainerStorage, FileSystemReading, NumaMemory, NumaPods, PodLoad, PodLoads, PodOnNode,
@@ -62,6 +63,9 @@ pub(super) fn config(random: &mut Random) -> EngineConfig {
                 notify_budget_ns: *random.pick(&[0, 1000 * MS, u64::MAX]),
             }),
             disruption_budgets: random.one_in(2),
+            breaker: random.one_in(2).then(|| Breaker {
+                interval_ns: *random.pick(&[1, 10_000 * MS, u64::MAX]),
+            }),
             ..EvictionOptions::kubelet()
         },
         pod_swap: *random.pick(&[PodSwap::Unlimited, PodSwap::Forbidden, PodSwap::Limited]),

@@ -84,6 +84,10 @@ pub struct NodeState {
     pub cpu: CpuState,
     /// The signal whose threshold found no pod to evict; reported once and not at every sample.
     pub no_victim: Option<Signal>,
+    /// Memory that outlived evicted pods, while a threshold on memory is met (option
+    /// [`Breaker`](crate::model::options::Breaker)).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retained: Option<Retained>,
 }
 
 /// What is known of one pod.
@@ -110,8 +114,15 @@ pub struct PodState {
     pub memory: Option<PodReading>,
     /// Set while it is on its way out.
     pub leaving: Option<Leaving>,
-    /// Its processes did not exit, even after SIGKILL. It is not chosen again before it has been restarted.
+    /// Its processes did not exit, even after SIGKILL. It is not chosen again before it was empty, or
+    /// [`STUCK_FOR_NS`](crate::policy::memory::leaving::STUCK_FOR_NS) later.
     pub stuck: bool,
+    /// Since when, nanoseconds.
+    #[serde(default)]
+    pub stuck_since_ns: u64,
+    /// How often it was evicted.
+    #[serde(default)]
+    pub evictions: u32,
     /// The signal that its processes asked for when memory is short.
     #[serde(default)]
     pub pressure_signal: Option<PressureSignal>,
@@ -161,8 +172,37 @@ pub struct Leaving {
     pub empty_at_ns: Option<u64>,
     /// SIGTERM could not be sent.
     pub terminate_failed: bool,
-    /// `memory.current` at that time.
+    /// `memory.current` when it began to leave.
     pub usage_before_bytes: u64,
+    /// What it used then in the sense in which memory is available
+    /// ([`PodMemory::used_bytes`](crate::model::event::PodMemory::used_bytes)).
+    #[serde(default)]
+    pub used_before_bytes: u64,
+    /// What the node had available when a kill was first tried, bytes. `None`: not tried, or not known.
+    #[serde(default)]
+    pub available_at_kill_bytes: Option<u64>,
+}
+
+/// Memory that outlived evicted pods.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Retained {
+    /// The newest of these pods.
+    pub uid: PodUid,
+    /// How much it is, and what follows.
+    pub hold: Hold,
+    /// Whether it was reported that evictions are held.
+    pub reported: bool,
+}
+
+/// How evictions for memory are held while memory is retained.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Hold {
+    /// What stayed charged to these pods when they had ended, bytes.
+    pub bytes: u64,
+    /// No pod is evicted for it before, nanoseconds.
+    pub until_ns: u64,
+    /// The same while the node is critically short, nanoseconds.
+    pub critical_until_ns: u64,
 }
 
 /// What is known of one threshold. Names as in pkg/kubelet/eviction/eviction_manager.go.
@@ -254,8 +294,9 @@ impl NodeState {
             }
             EventKind::PodRunning { uid } => {
                 if let Some(pod) = self.pods.get_mut(uid) {
+                    // One that was not empty in between has not been started anew: its cgroup was only looked at again.
+                    pod.stuck &= pod.running;
                     pod.running = true;
-                    pod.stuck = false;
                     if let Some(leaving) = &mut pod.leaving {
                         leaving.empty_at_ns = None;
                     }
@@ -318,6 +359,8 @@ impl NodeState {
                 memory: known.and_then(|old| old.memory),
                 leaving: known.and_then(|old| old.leaving),
                 stuck: known.is_some_and(|old| old.stuck),
+                stuck_since_ns: known.map_or(0, |old| old.stuck_since_ns),
+                evictions: known.map_or(0, |old| old.evictions),
                 // An unknown signal name is reported where manifests are read.
                 pressure_signal: pod.pressure_signal().unwrap_or_default(),
                 remedied_ns: known.map_or([None; Stage::ALL.len()], |old| old.remedied_ns),

@@ -74,6 +74,9 @@ pub(crate) fn pods_needed(view: &View<'_>, sample: &Sample) -> bool {
 
 /// The first figure of `sample`, the one that `view` has ahead, that is old and could change what the engine decides about it.
 pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) -> Option<Stale> {
+    if let Some(index) = stale_retained(view, sample) {
+        return Some(Stale::Pod(index));
+    }
     let (observations, swap_bytes) = view.observations();
     let foreseen = view.foreseen(swap_bytes);
     let asked = verdict::asked(view, sample.cause, &observations, foreseen.as_ref());
@@ -87,7 +90,7 @@ pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) 
     if met.threshold.signal == Signal::AllocatableMemoryAvailable && kubepods_is_stale {
         return Some(Stale::Kubepods);
     }
-    if verdict::next(view, &asked) != Next::Evict {
+    if verdict::next(view, &asked, &observations) != Next::Evict {
         return None;
     }
     if met.threshold.signal == Signal::NumaMemoryAvailable
@@ -96,6 +99,18 @@ pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) 
         return Some(Stale::NumaPods(node));
     }
     stale_pod(view, &met, sample, scratch).map(Stale::Pod)
+}
+
+/// A pod that ends with this sample, and whose figure is old: what stays of its memory is not asked of others
+/// ([`breaker`](crate::policy::memory::breaker)).
+fn stale_retained(view: &View<'_>, sample: &Sample) -> Option<usize> {
+    view.config.options.breaker?;
+    let pods = view.state.pods.values();
+    let mut ended = pods.filter(|pod| view.ends_lingering(pod));
+    ended.find_map(|pod| {
+        let index = index_of(&sample.pods, &pod.row)?;
+        is_stale_pod(&sample.pods[index]).then_some(index)
+    })
 }
 
 /// Where a row's pod is in a sample.
