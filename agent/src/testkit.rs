@@ -55,6 +55,7 @@ pub(crate) fn events(
             inactive_file_bytes: 0,
             active_file_bytes: 0,
             usage_at_stat_bytes: used_mib * MIB,
+            stat_age_ms: 0,
         });
     }
     for &(at_ns, used_mib) in samples {

@@ -15,6 +15,7 @@ use plimsoll_core::model::decision::{Decision, Reason};
 use plimsoll_core::model::event::Event;
 use plimsoll_core::model::options::Victims;
 use plimsoll_core::model::state::NodeState;
+use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::cpu::bandwidth::CpuKnob;
 
 /// Steps of one history.
@@ -117,6 +118,20 @@ fn is_eviction(decision: &Decision) -> bool {
     matches!(decision, Decision::Evict { .. })
 }
 
+/// The pod that a decision ends or takes memory from.
+fn ended_or_held(decision: &Decision) -> Option<&PodUid> {
+    match decision {
+        Decision::Evict { uid, .. }
+        | Decision::End { uid, .. }
+        | Decision::Kill { uid, .. }
+        | Decision::ReleaseMemory { uid }
+        | Decision::Reclaim { uid, .. }
+        | Decision::SetHigh { uid, .. }
+        | Decision::Notify { uid, .. } => Some(uid),
+        _ => None,
+    }
+}
+
 struct Case {
     engine: Engine,
     decisions: Vec<Decision>,
@@ -163,6 +178,14 @@ impl Case {
         let pods = &self.engine.state().pods;
         let mut for_thresholds = 0;
         for decision in &self.decisions {
+            if let Some(uid) = ended_or_held(decision)
+                && self.engine.config().exempt_uids.contains(uid)
+            {
+                return Err(format!(
+                    "does something to the agent's pod: {}",
+                    text(decision)
+                ));
+            }
             match decision {
                 Decision::Evict { uid, reason, .. } => {
                     let pod = pods

@@ -76,14 +76,14 @@ impl Engine {
     pub fn step(&mut self, event: &Event, decisions: &mut Vec<Decision>) {
         let first = decisions.len();
         placement::give_up_changed(&mut self.state, event);
-        self.state.observe(event, self.config.options.availability);
+        self.state.observe(event, &self.config);
         self.scratch
             .reserve(self.state.pods.len(), self.state.budgets.len());
         stall::observe(&mut self.state);
         // Before evictions: a pod held at memory.high could not exit.
         remedies::follow(&self.config, &mut self.state, event, decisions);
         // Leaving pods come first: another pod may be chosen only once the last victim has ended.
-        leaving::decide(&mut self.state, event, decisions);
+        leaving::decide(&self.config, &mut self.state, event, decisions);
         if let EventKind::Sample(sample) = &event.kind {
             let swap_bytes = swap::left_bytes(&self.config, &self.state, sample);
             let observations = self.state.observations.updated(&Readings {

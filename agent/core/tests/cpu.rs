@@ -603,9 +603,13 @@ fn suppress() -> CpuSuppress {
     CpuSuppress::default()
 }
 
-/// A node with a service that waits so much of the time, BestEffort pods that would take all, and a critical one among them.
+/// A node with a service that waits so much of the time, BestEffort pods that would take all, and a critical one and the agent's among them.
 fn crowded(waits: u64) -> Node {
-    let mut node = Node::new(options(None, Some(suppress())));
+    let mut node = Node::new(EngineConfig {
+        exempt_uids: ["agent".into()].into(),
+        ..options(None, Some(suppress()))
+    });
+    node.pod("agent", json!({}), &[("agent", 0)]);
     node.pod("web", json!({"request": 500}), &[("app", 0)]);
     node.pod("batch", json!({}), &[("job", 0)]);
     node.pod("small", json!({}), &[("job", 0)]);
@@ -636,6 +640,7 @@ fn best_effort_is_held_back_step_by_step_and_let_go() {
     );
     assert_eq!(node.quota("batch"), Some(147_000));
     assert_eq!((node.quota("small"), node.quota("proxy")), (None, None));
+    assert_eq!(node.quota("agent"), None);
     // Between half and the whole of what is allowed nothing moves.
     node.pods.get_mut("web").unwrap().waits = 80;
     assert!((0..5).all(|_| node.second(&mut crowd).is_empty()));

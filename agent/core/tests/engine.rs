@@ -1,6 +1,7 @@
 //! The engine as its caller sees it: events in, decisions out, on small nodes.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
@@ -12,7 +13,7 @@ use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::Stale;
 use plimsoll_core::policy::memory::leaving::{
-    LINGER_AFTER_EMPTY_NS, RELEASE_AFTER_KILL_NS, STUCK_AFTER_KILL_NS,
+    LINGER_AFTER_EMPTY_NS, OVERDUE_AFTER_KILL_NS, RELEASE_AFTER_KILL_NS, STUCK_AFTER_KILL_NS,
 };
 use plimsoll_core::policy::memory::sampling::{INTERVAL_MAX_NS, STEP_MAX_BYTES, STEP_MIN_BYTES};
 use proptest::prelude::*;
@@ -130,6 +131,7 @@ impl Node {
                 inactive_file_bytes: 0,
                 usage_at_stat_bytes: mi * MI,
                 active_file_bytes: 0,
+                stat_age_ms: 0,
             })
             .collect();
         self.step(EventKind::Sample(Sample {
@@ -617,6 +619,7 @@ fn stale(pods: [(&'static str, u64, u64, u64, u64); 2]) -> Option<&'static str> 
             inactive_file_bytes: inactive_mi * MI,
             usage_at_stat_bytes: then_mi * MI,
             active_file_bytes: 0,
+            stat_age_ms: 0,
         });
     }
     sample.node.capacity_bytes = 1000 * MI;
@@ -723,14 +726,25 @@ proptest! {
         // Twice the same, byte for byte.
         let again = history(&steps, &thresholds).1;
         prop_assert_eq!(serde_json::to_string(&decisions).unwrap(), serde_json::to_string(&again).unwrap());
-        let mut under_way: Option<PodUid> = None;
+        let mut under_way = BTreeSet::new();
+        let mut killed_ns = BTreeMap::new();
         for (at_ns, decision) in &decisions {
             match decision {
                 Decision::Evict { uid, .. } => {
                     prop_assert_ne!(uid.as_str(), "d", "an exempt pod");
-                    prop_assert_eq!(under_way.replace(uid.clone()), None, "a second victim");
+                    let is_overdue = |uid| {
+                        killed_ns.get(uid).is_some_and(|killed_ns| *at_ns >= killed_ns + OVERDUE_AFTER_KILL_NS)
+                    };
+                    prop_assert!(under_way.iter().all(|uid| is_overdue(*uid)), "a second victim");
+                    prop_assert!(under_way.insert(uid), "evicted twice");
                 }
-                Decision::Finished { uid, .. } if under_way.as_ref() == Some(uid) => under_way = None,
+                Decision::Kill { uid, .. } => {
+                    killed_ns.entry(uid).or_insert(*at_ns);
+                }
+                Decision::Finished { uid, .. } => {
+                    under_way.remove(uid);
+                    killed_ns.remove(uid);
+                }
                 Decision::SampleBy { at_ns: by_ns } => {
                     prop_assert!(by_ns > at_ns && *by_ns <= at_ns + INTERVAL_MAX_NS, "{} {}", at_ns, by_ns);
                 }

@@ -1,36 +1,36 @@
 //! No pod is evicted because of an old figure: when the agent has read what the engine asked for, the victims are those that new figures choose.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
+mod node;
+
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
-use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::kube::budget::DisruptionBudget;
-use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::engine::Engine;
 use plimsoll_core::model::decision::Decision;
-use plimsoll_core::model::event::{Cause, Event, EventKind, NodeMemory, PodMemory, Sample};
-use plimsoll_core::model::options::{Availability, EvictionOptions, Victims};
+use plimsoll_core::model::event::{Cause, EventKind, NodeMemory, PodMemory, Sample};
+use plimsoll_core::model::options::{Breaker, EvictionOptions, Victims};
 use plimsoll_core::model::signal::Signal;
-use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
 use plimsoll_core::model::units::PodUid;
-use plimsoll_core::policy::memory::freshness::{STALE_BYTES, Stale};
+use plimsoll_core::policy::memory::freshness::{STALE_BYTES, STAT_AGE_MAX_MS, Stale};
 use proptest::prelude::*;
-use serde_json::{Value, json};
+use serde_json::json;
 
-const MI: u64 = 1 << 20;
-const S: u64 = 1_000_000_000;
+use node::{MI, Node, S, hard, names};
+
 /// `memory.available` of the one hard threshold, Mi.
 const THRESHOLD: u64 = 500;
 
-/// A pod at its last full reading and now, Mi: in use and inactive page cache. Both move in one direction.
+/// A pod at its last full reading and now, Mi: in use and inactive page cache. Both move in one direction, if the reading is recent.
 #[derive(Clone, Copy, Debug)]
 struct Figures {
+    age_ms: u32,
     then: (u64, u64),
     now: (u64, u64),
 }
 
 const fn fresh(used: u64) -> Figures {
     Figures {
+        age_ms: 0,
         then: (used, 0),
         now: (used, 0),
     }
@@ -39,6 +39,7 @@ const fn fresh(used: u64) -> Figures {
 /// Uses `used`, and has read so many files since the last full reading.
 const fn read(used: u64, files: u64) -> Figures {
     Figures {
+        age_ms: 0,
         then: (used, 0),
         now: (used, files),
     }
@@ -52,104 +53,70 @@ fn memory(name: &str, figures: &Figures) -> [PodMemory; 2] {
         inactive_file_bytes: figures.now.1 * MI,
         usage_at_stat_bytes: (figures.now.0 + figures.now.1) * MI,
         active_file_bytes: 0,
+        stat_age_ms: 0,
     };
     let then_bytes = (figures.then.0 + figures.then.1) * MI;
     let old = PodMemory {
         inactive_file_bytes: figures.then.1 * MI,
         usage_at_stat_bytes: then_bytes,
+        stat_age_ms: figures.age_ms,
         ..real.clone()
     };
     // What has hardly moved counts as it is.
-    let is_old = real.usage_bytes.abs_diff(then_bytes) >= STALE_BYTES;
+    let is_old =
+        figures.age_ms > STAT_AGE_MAX_MS || real.usage_bytes.abs_diff(then_bytes) >= STALE_BYTES;
     [if is_old { old } else { real.clone() }, real]
 }
 
-struct Node {
-    engine: Engine,
-    now_ns: u64,
+fn node_with(victims: Victims, disruption_budgets: bool) -> Node {
+    let options = EvictionOptions {
+        victims,
+        disruption_budgets,
+        breaker: Some(Breaker {
+            interval_ns: S + S / 2,
+        }),
+        ..EvictionOptions::kubelet()
+    };
+    Node::new(vec![hard(Signal::MemoryAvailable, THRESHOLD * MI)], options)
 }
 
-impl Node {
-    fn new(victims: Victims, disruption_budgets: bool) -> Self {
-        let threshold = Threshold {
-            signal: Signal::MemoryAvailable,
-            operator: Signal::MemoryAvailable.row().operator,
-            value: Amount::Absolute(THRESHOLD * MI),
-            grace_ns: 0,
-            min_reclaim: None,
-            passes: Passes::All,
-        };
-        let config = EngineConfig {
-            thresholds: vec![threshold],
-            options: EvictionOptions {
-                victims,
-                disruption_budgets,
-                availability: Availability::Kubelet,
-                ..EvictionOptions::kubelet()
-            },
-            ..EngineConfig::default()
-        };
-        Self {
-            engine: Engine::new(config),
-            now_ns: S,
-        }
-    }
+fn pod(node: &mut Node, name: &str, request_mi: u64, priority: i32) {
+    node.pod(
+        name,
+        json!({"memory": format!("{request_mi}Mi")}),
+        json!({"priority": priority}),
+    );
+}
 
-    fn step(&mut self, kind: EventKind) -> Vec<Decision> {
-        let at_ns = self.now_ns;
-        let mut decisions = Vec::new();
-        self.engine.step(&Event { at_ns, kind }, &mut decisions);
-        decisions
+/// An urgent sample in which `need_mi` are missing.
+fn urgent(node: &mut Node, need_mi: u64, pods: Vec<PodMemory>) -> Sample {
+    node.now_ns += S;
+    Sample {
+        cause: Cause::ChargeThreshold { crossed_ns: 0 },
+        node: NodeMemory {
+            capacity_bytes: 1000 * MI,
+            anon_bytes: (1000 - THRESHOLD + need_mi) * MI,
+            ..NodeMemory::default()
+        },
+        pods,
+        ..Sample::default()
     }
+}
 
-    /// Pods whose names have the same prefix are one app.
-    fn pod(&mut self, name: &str, request_mi: u64, priority: i32) {
-        let pod: Pod = serde_json::from_value(json!({
-            "metadata": {"name": name, "uid": name, "labels": {"app": name.split('-').next()}},
-            "spec": {"priority": priority, "containers": [
-                {"name": "c", "resources": {"requests": {"memory": format!("{request_mi}Mi")}}},
-            ]},
-        }))
-        .unwrap();
-        let uid = pod.uid();
-        self.step(EventKind::PodApplied { pod: Arc::new(pod) });
-        self.step(EventKind::PodRunning { uid });
-    }
-
-    fn budget(&mut self, app: &str, spec: Value) {
-        let mut budget = json!({"metadata": {"name": app}, "spec": spec});
-        budget["spec"]["selector"] = json!({"matchLabels": {"app": app}});
-        let budget: DisruptionBudget = serde_json::from_value(budget).unwrap();
-        let budget = Arc::new(budget);
-        self.step(EventKind::BudgetApplied { budget });
-    }
-
-    /// An urgent sample in which `need_mi` are missing.
-    fn urgent(&mut self, need_mi: u64, pods: Vec<PodMemory>) -> Sample {
-        self.now_ns += S;
-        Sample {
-            cause: Cause::ChargeThreshold { crossed_ns: 0 },
-            node: NodeMemory {
-                capacity_bytes: 1000 * MI,
-                anon_bytes: (1000 - THRESHOLD + need_mi) * MI,
-                ..NodeMemory::default()
-            },
-            pods,
-            ..Sample::default()
-        }
-    }
-
-    /// What the engine asks for step by step, and the victims.
-    fn follow(&mut self, need_mi: u64, pods: &[(&str, Figures)]) -> (Vec<String>, Vec<String>) {
-        let both: Vec<[PodMemory; 2]> = pods
-            .iter()
-            .map(|(name, figures)| memory(name, figures))
-            .collect();
-        let mut sample = self.urgent(need_mi, both.iter().map(|[old, _]| old.clone()).collect());
-        let asked = freshen(&mut self.engine, &mut sample, self.now_ns, &both);
-        let gone = evicted(&self.step(EventKind::Sample(sample)));
-        (asked, gone.into_iter().collect())
-    }
+/// What the engine asks for step by step, and the victims.
+fn follow(node: &mut Node, need_mi: u64, pods: &[(&str, Figures)]) -> (Vec<String>, Vec<String>) {
+    let both: Vec<[PodMemory; 2]> = pods
+        .iter()
+        .map(|(name, figures)| memory(name, figures))
+        .collect();
+    let mut sample = urgent(
+        node,
+        need_mi,
+        both.iter().map(|[old, _]| old.clone()).collect(),
+    );
+    let asked = freshen(&mut node.engine, &mut sample, node.now_ns, &both);
+    let gone = gone(&node.step(EventKind::Sample(sample)));
+    (asked, gone.into_iter().collect())
 }
 
 fn freshen(
@@ -170,12 +137,8 @@ fn freshen(
     asked
 }
 
-fn evicted(decisions: &[Decision]) -> BTreeSet<String> {
-    let evictions = decisions.iter().filter_map(|decision| match decision {
-        Decision::Evict { uid, .. } => Some(uid.to_string()),
-        _ => None,
-    });
-    evictions.collect()
+fn gone(decisions: &[Decision]) -> BTreeSet<String> {
+    names(decisions).into_iter().map(str::to_owned).collect()
 }
 
 fn words(asked: &[&str], gone: &[&str]) -> (Vec<String>, Vec<String>) {
@@ -185,74 +148,116 @@ fn words(asked: &[&str], gone: &[&str]) -> (Vec<String>, Vec<String>) {
 
 #[test]
 fn the_pod_that_a_budget_makes_the_victim_is_read_anew() {
-    let mut node = Node::new(Victims::One, true);
-    node.budget("web", json!({"minAvailable": "100%"}));
+    let mut node = node_with(Victims::One, true);
+    node.budget("web", &json!({"minAvailable": "100%"}));
     let pods = [
         ("web-1", fresh(300)),
         ("job-1", read(50, 150)),
         ("log-1", fresh(100)),
     ];
     for (name, _) in pods {
-        node.pod(name, 0, 0);
+        pod(&mut node, name, 0, 0);
     }
-    assert_eq!(node.follow(60, &pods), words(&["job-1"], &["log-1"]));
+    assert_eq!(follow(&mut node, 60, &pods), words(&["job-1"], &["log-1"]));
 }
 
 #[test]
 fn each_of_several_victims_is_read_anew() {
-    let mut node = Node::new(Victims::Targeted, false);
+    let mut node = node_with(Victims::Targeted, false);
     let pods = [("a", fresh(200)), ("b", read(20, 170)), ("c", fresh(180))];
     for (name, _) in pods {
-        node.pod(name, 0, 0);
+        pod(&mut node, name, 0, 0);
     }
-    assert_eq!(node.follow(350, &pods), words(&["b"], &["a", "c"]));
+    assert_eq!(follow(&mut node, 350, &pods), words(&["b"], &["a", "c"]));
 }
 
 #[test]
 fn the_next_victim_is_read_anew_when_the_last_is_gone_in_the_same_sample() {
-    let mut node = Node::new(Victims::One, false);
+    let mut node = node_with(Victims::One, false);
     for name in ["a", "b", "c"] {
-        node.pod(name, 0, 0);
+        pod(&mut node, name, 0, 0);
     }
     let pods = [("a", fresh(300)), ("b", fresh(50)), ("c", fresh(100))];
-    assert_eq!(node.follow(60, &pods), words(&[], &["a"]));
+    assert_eq!(follow(&mut node, 60, &pods), words(&[], &["a"]));
     let uid = PodUid::from("a");
     node.step(EventKind::PodEmpty { uid });
     let pods = [("a", fresh(0)), ("b", read(50, 150)), ("c", fresh(100))];
-    assert_eq!(node.follow(60, &pods), words(&["b"], &["c"]));
+    assert_eq!(follow(&mut node, 60, &pods), words(&["b"], &["c"]));
 }
 
 #[test]
 fn a_pod_that_may_use_more_than_it_seems_is_read_anew() {
     // The kernel took back page cache of `a`, and its old figure takes that off what it uses.
     let cache_gone = Figures {
+        age_ms: 0,
         then: (200, 100),
         now: (200, 20),
     };
-    let mut node = Node::new(Victims::One, false);
+    let mut node = node_with(Victims::One, false);
     for name in ["a", "b"] {
-        node.pod(name, 0, 0);
+        pod(&mut node, name, 0, 0);
     }
     let pods = [("a", cache_gone), ("b", fresh(150))];
-    assert_eq!(node.follow(60, &pods), words(&["a"], &["a"]));
+    assert_eq!(follow(&mut node, 60, &pods), words(&["a"], &["a"]));
+}
+
+/// A container at its memory limit: its usage stands still, and what was page cache is anonymous memory by now.
+#[test]
+fn page_cache_that_became_anonymous_memory_counts() {
+    let mut node = node_with(Victims::One, false);
+    for name in ["hog", "innocent"] {
+        pod(&mut node, name, 100, 0);
+    }
+    let mut hog = Figures {
+        age_ms: 20_000,
+        then: (105, 700),
+        now: (805, 0),
+    };
+    let pods = [("hog", hog), ("innocent", fresh(176))];
+    assert_eq!(follow(&mut node, 60, &pods), words(&["hog"], &["hog"]));
+    // And one that only seems to be ahead: its anonymous memory was freed, and it has read files.
+    let mut node = node_with(Victims::One, false);
+    for name in ["hog", "innocent"] {
+        pod(&mut node, name, 100, 0);
+    }
+    (hog.then, hog.now) = ((805, 0), (105, 700));
+    let pods = [("hog", hog), ("innocent", fresh(176))];
+    assert_eq!(follow(&mut node, 60, &pods), words(&["hog"], &["innocent"]));
+}
+
+/// Those that cannot pass the first with all that they have are not read, however old their figures are.
+#[test]
+fn an_old_figure_that_changes_nothing_is_not_read() {
+    let mut node = node_with(Victims::One, false);
+    let old = |used, cache| Figures {
+        age_ms: 60_000,
+        then: (used, cache),
+        now: (used, cache),
+    };
+    for (name, request) in [("a", 0), ("b", 0), ("c", 300)] {
+        pod(&mut node, name, request, 0);
+    }
+    let pods = [("a", fresh(200)), ("b", old(50, 100)), ("c", old(10, 280))];
+    assert_eq!(follow(&mut node, 60, &pods), words(&[], &["a"]));
 }
 
 #[test]
 fn a_pod_without_statistics_goes_before_any_old_figure() {
-    let mut node = Node::new(Victims::One, false);
+    let mut node = node_with(Victims::One, false);
     for name in ["a", "b", "c"] {
-        node.pod(name, 0, 0);
+        pod(&mut node, name, 0, 0);
     }
     let pods = [("a", read(100, 200)), ("c", fresh(150))];
-    assert_eq!(node.follow(60, &pods), words(&[], &["b"]));
+    assert_eq!(follow(&mut node, 60, &pods), words(&[], &["b"]));
 }
 
 const APPS: [&str; 8] = ["a-1", "a-2", "a-3", "b-1", "b-2", "c-1", "c-2", "d-1"];
 
 fn figures() -> impl Strategy<Value = Figures> {
     let moved = prop_oneof![2 => Just(0), 3 => 0..120u64];
-    (0..200u64, 0..100u64, moved.clone(), moved, any::<bool>()).prop_map(
+    let recent = (0..200u64, 0..100u64, moved.clone(), moved, any::<bool>()).prop_map(
         |(used, cache, used_by, cache_by, grows)| Figures {
+            age_ms: STAT_AGE_MAX_MS,
             then: (used, cache),
             now: if grows {
                 (used + used_by, cache + cache_by)
@@ -260,7 +265,21 @@ fn figures() -> impl Strategy<Value = Figures> {
                 (used.saturating_sub(used_by), cache.saturating_sub(cache_by))
             },
         },
-    )
+    );
+    // Usage may stand still while page cache becomes anonymous memory, or the reverse; or anything may happen.
+    let share = (0..300u64).prop_flat_map(|usage| (0..=usage, 0..=usage, Just(usage)));
+    let still = share.prop_map(|(then, now, usage)| Figures {
+        age_ms: STAT_AGE_MAX_MS + 1,
+        then: (then, usage - then),
+        now: (now, usage - now),
+    });
+    let amounts = || (0..200u64, 0..100u64);
+    let old = (amounts(), amounts()).prop_map(|(then, now)| Figures {
+        age_ms: STAT_AGE_MAX_MS + 1,
+        then,
+        now,
+    });
+    prop_oneof![2 => recent, 2 => still, 1 => old]
 }
 
 /// What a pod is: its figures (`None`: it cannot be read), and whether it empties after the sample.
@@ -286,12 +305,12 @@ proptest! {
         reversed: bool,
     ) {
         let victims = if targeted { Victims::Targeted } else { Victims::One };
-        let mut node = Node::new(victims, budgets.is_some());
+        let mut node = node_with(victims, budgets.is_some());
         for (app, allowed) in ["a", "b", "c"].into_iter().zip(budgets.into_iter().flatten()) {
-            node.budget(app, json!({"maxUnavailable": allowed}));
+            node.budget(app, &json!({"maxUnavailable": allowed}));
         }
         for (name, (request, priority)) in APPS.iter().zip(pods) {
-            node.pod(name, request, priority);
+            pod(&mut node, name, request, priority);
         }
         for (need, pods) in samples {
             let mut both: Vec<[PodMemory; 2]> = APPS
@@ -302,16 +321,16 @@ proptest! {
             if reversed {
                 both.reverse();
             }
-            let real = node.urgent(need, both.iter().map(|[_, real]| real.clone()).collect());
+            let real = urgent(&mut node, need, both.iter().map(|[_, real]| real.clone()).collect());
             let mut sample = Sample {
                 pods: both.iter().map(|[old, _]| old.clone()).collect(),
                 ..real.clone()
             };
             let at_ns = node.now_ns;
             freshen(&mut node.engine, &mut sample, at_ns, &both);
-            let mut knows_all = Node { engine: node.engine.clone(), now_ns: at_ns };
-            let expected = evicted(&knows_all.step(EventKind::Sample(real)));
-            prop_assert_eq!(evicted(&node.step(EventKind::Sample(sample))), expected);
+            let mut knows_all = node.clone();
+            let expected = gone(&knows_all.step(EventKind::Sample(real)));
+            prop_assert_eq!(gone(&node.step(EventKind::Sample(sample))), expected);
             for (name, (_, empties)) in APPS.iter().zip(&pods) {
                 let uid = PodUid::from(*name);
                 if *empties && node.engine.state().pods[&uid].leaving.is_some() {

@@ -194,6 +194,7 @@ fn full(look: &Look, at_ns: u64, charged_bytes: u64) -> Sample {
                     inactive_file_bytes: inactive * MI,
                     usage_at_stat_bytes: (anon + inactive + active) * MI,
                     active_file_bytes: active * MI,
+                    stat_age_ms: 0,
                 })
             })
             .collect(),

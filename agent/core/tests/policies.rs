@@ -1,129 +1,25 @@
 //! The options beyond the kubelet, one by one, on small nodes.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
+mod node;
+
 use std::sync::Arc;
 
-use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::kube::pod::Pod;
-use plimsoll_core::model::decision::{Decision, Disruption, Reason, ThresholdReason};
-use plimsoll_core::model::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
+use plimsoll_core::engine::Engine;
+use plimsoll_core::model::decision::{Decision, Disruption, ThresholdReason};
+use plimsoll_core::model::event::{EventKind, Sample};
 use plimsoll_core::model::options::{Availability, EvictionOptions, Victims};
 use plimsoll_core::model::reading::{
     NumaMemory, NumaPods, PodLoad, PodLoads, PodOnNode, PressureReading, StallReading, StallShares,
 };
 use plimsoll_core::model::signal::Signal;
-use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
+use plimsoll_core::model::threshold::Threshold;
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::Stale;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-const MI: u64 = 1 << 20;
-const S: u64 = 1_000_000_000;
-
-/// A hard threshold.
-fn hard(signal: Signal, value: u64) -> Threshold {
-    Threshold {
-        signal,
-        operator: signal.row().operator,
-        value: Amount::Absolute(value),
-        grace_ns: 0,
-        min_reclaim: None,
-        passes: Passes::All,
-    }
-}
-
-/// A pod's memory in Mi: in use, inactive and active page cache.
-type Memory<'name> = (&'name str, u64, u64, u64);
-
-struct Node {
-    engine: Engine,
-    now_ns: u64,
-}
-
-impl Node {
-    fn new(thresholds: Vec<Threshold>, options: EvictionOptions) -> Self {
-        let config = EngineConfig {
-            thresholds,
-            options,
-            ..EngineConfig::default()
-        };
-        Self {
-            engine: Engine::new(config),
-            now_ns: S,
-        }
-    }
-
-    fn step(&mut self, kind: EventKind) -> Vec<Decision> {
-        let at_ns = self.now_ns;
-        let mut decisions = Vec::new();
-        self.engine.step(&Event { at_ns, kind }, &mut decisions);
-        decisions
-    }
-
-    fn pod(&mut self, name: &str, requests: Value, spec: Value) {
-        let mut pod = json!({
-            "metadata": {"name": name, "uid": name, "labels": {"app": name.split('-').next()}},
-            "spec": {"containers": [{"name": "c", "resources": {"requests": requests}}]},
-        });
-        for (key, value) in spec.as_object().unwrap() {
-            pod["spec"][key] = value.clone();
-        }
-        let pod: Pod = serde_json::from_value(pod).unwrap();
-        let uid = pod.uid();
-        self.step(EventKind::PodApplied { pod: Arc::new(pod) });
-        self.step(EventKind::PodRunning { uid });
-    }
-
-    /// A sample a second later, of a node of 1000 Mi with what its pods use.
-    fn sample(&mut self, pods: &[Memory<'_>], more: Sample) -> Vec<Decision> {
-        self.now_ns += S;
-        let sum = |of: fn(&Memory<'_>) -> u64| pods.iter().map(of).sum::<u64>() * MI;
-        let (used, inactive, active) = (sum(|pod| pod.1), sum(|pod| pod.2), sum(|pod| pod.3));
-        let free = 1000 * MI - used;
-        let memory = |&(name, usage, inactive, active): &Memory<'_>| PodMemory {
-            uid: PodUid::from(name),
-            usage_bytes: usage * MI,
-            inactive_file_bytes: inactive * MI,
-            usage_at_stat_bytes: usage * MI,
-            active_file_bytes: active * MI,
-        };
-        self.step(EventKind::Sample(Sample {
-            node: NodeMemory {
-                capacity_bytes: 1000 * MI,
-                anon_bytes: used - inactive - active,
-                file_bytes: inactive + active,
-                inactive_file_bytes: inactive,
-                active_file_bytes: active,
-                free_bytes: free,
-                kernel_available_bytes: free + inactive + active,
-                ..NodeMemory::default()
-            },
-            pods: pods.iter().map(memory).collect(),
-            ..more
-        }))
-    }
-}
-
-/// The evicted pods, and why.
-fn evicted(decisions: &[Decision]) -> Vec<(&str, &ThresholdReason)> {
-    let evictions = decisions.iter().filter_map(|decision| match decision {
-        Decision::Evict {
-            uid,
-            reason: Reason::Threshold(reason),
-            ..
-        } => Some((uid.as_str(), reason)),
-        _ => None,
-    });
-    evictions.collect()
-}
-
-fn names(decisions: &[Decision]) -> Vec<&str> {
-    evicted(decisions)
-        .into_iter()
-        .map(|(name, _)| name)
-        .collect()
-}
+use node::{MI, Memory, Node, S, evicted, hard, names};
 
 /// No pod is evicted while reclaiming active page cache suffices; when it does not, page cache does not count as usage of a pod.
 #[test]
@@ -388,12 +284,7 @@ fn budgeted(
         node.pod(name, json!({}), json!({"priority": priority}));
     }
     for (app, spec) in budgets {
-        let mut budget = json!({"metadata": {"name": app}, "spec": spec});
-        budget["spec"]["selector"] = json!({"matchLabels": {"app": app}});
-        let budget = serde_json::from_value(budget).unwrap();
-        node.step(EventKind::BudgetApplied {
-            budget: Arc::new(budget),
-        });
+        node.budget(app, spec);
     }
     let memory: Vec<Memory<'_>> = pods
         .iter()

@@ -149,6 +149,7 @@ impl Node {
                 inactive_file_bytes: pod.inactive * MI,
                 active_file_bytes: pod.active * MI,
                 usage_at_stat_bytes: usage_bytes,
+                stat_age_ms: 0,
             }
         });
         let sample = Sample {

@@ -186,7 +186,7 @@ impl Sampler {
     /// Brings one figure of a sample up to date.
     ///
     /// # Errors
-    /// When it cannot be read; the sample keeps the older one.
+    /// When it cannot be read; the sample keeps the older one. That of a pod then counts as recent, so that it is not asked for again.
     pub fn freshen(
         &mut self,
         stale: Stale,
@@ -210,7 +210,10 @@ impl Sampler {
             }
             Stale::Pod(index) => {
                 if let Some(memory) = sample.pods.get_mut(index) {
-                    pods.freshen(memory, now_ns)?;
+                    let read = pods.freshen(memory, now_ns);
+                    memory.usage_at_stat_bytes = memory.usage_bytes;
+                    memory.stat_age_ms = 0;
+                    read?;
                 }
             }
         }

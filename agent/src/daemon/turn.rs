@@ -4,7 +4,7 @@
 //! 1. [`Sources::next`] returns because the ring buffer is readable; [`Agent::turn`] is called.
 //! 2. [`Agent::attend`] drains the ring: [`note_record`] says what each record means and keeps the most telling cause.
 //! 3. [`Agent::react`] reads the node, and the pods only if `Engine::needs_pods` says that a decision may depend on them (`Sampler::take`);
-//!    asks for the one figure that is too old for the decision (`Engine::stale`); has the engine decide (`Engine::step`).
+//!    asks for the figures that are too old for the decision, one by one (`Engine::stale`); has the engine decide (`Engine::step`).
 //! 4. [`Agent::act`] carries out each decision at once: SIGTERM is `Pods::terminate`.
 //!
 //! On this path nothing is allocated or formatted, and no lock is taken that a thread of lower priority could hold: the event, its
@@ -15,8 +15,9 @@ use std::ops::Range;
 
 use anyhow::{Context, Result};
 use plimsoll_core::model::decision::Decision;
-use plimsoll_core::model::event::{Action, Cause, Event, EventKind};
+use plimsoll_core::model::event::{Action, Cause, Event, EventKind, Sample};
 use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::memory::freshness::Stale;
 
 use super::deadlines::Deadlines;
 use super::last_line::LastLine;
@@ -34,8 +35,9 @@ use crate::kernel::{Bpf, Generation};
 const RECORDS_PER_TURN: usize = 512;
 /// After the node's memory could not be read.
 const READ_AGAIN_NS: u64 = 100_000_000;
-/// Figures that are read anew before one decision. Each could have changed it; the bound is for a node where all pods grow at once.
-const FRESHENED_MAX: usize = 16;
+/// How long figures are read anew before one decision, nanoseconds. Each could change it, so the bound is time and no number: it is for a
+/// node with hundreds of pods whose figures are all old.
+const FRESHEN_FOR_NS: u64 = 20_000_000;
 /// Outcomes of decisions are events themselves. Each is answered at most so often in one turn.
 const OUTCOME_ROUNDS: usize = 4;
 
@@ -272,23 +274,44 @@ impl Agent {
             self.sample_by_ns = received_ns + READ_AGAIN_NS;
             return Ok(());
         }
-        let freshened_max = if sample.node_only { 0 } else { FRESHENED_MAX };
-        for _ in 0..freshened_max {
-            let Some(stale) = self.engine.stale(&sample, received_ns) else {
-                break;
-            };
-            let freshened = self
-                .sampler
-                .freshen(stale, received_ns, &mut self.pods, &mut sample);
-            if let Err(error) = freshened {
-                // The older figure has to do.
-                self.sample_failure.get_or_insert_with(|| error.to_string());
-                break;
-            }
+        if !sample.node_only {
+            self.freshen(received_ns, &mut sample);
         }
         self.step(received_ns, EventKind::Sample(sample));
         self.outcomes();
         Ok(())
+    }
+
+    /// Reads anew what is too old for the decision about a sample.
+    fn freshen(&mut self, received_ns: u64, sample: &mut Sample) {
+        let until_ns = now_ns().saturating_add(FRESHEN_FOR_NS);
+        // Each pod once, the kubepods cgroup and a NUMA node.
+        let figures = sample.pods.len() + 2;
+        for _ in 0..figures {
+            let Some(stale) = self.engine.stale(sample, received_ns) else {
+                return;
+            };
+            if now_ns() >= until_ns {
+                self.sample_failure.get_or_insert_with(|| {
+                    format!(
+                        "not all memory.stat that a decision depends on could be read within {} ms: a victim may have been chosen by the \
+                         page cache of up to a minute before; fewer pods with much page cache above their requests make this rarer",
+                        FRESHEN_FOR_NS / 1_000_000
+                    )
+                });
+                return;
+            }
+            let freshened = self
+                .sampler
+                .freshen(stale, received_ns, &mut self.pods, sample);
+            if let Err(error) = freshened {
+                // The older figure has to do. Those of other pods can still be read.
+                self.sample_failure.get_or_insert_with(|| error.to_string());
+                if !matches!(stale, Stale::Pod(_)) {
+                    return;
+                }
+            }
+        }
     }
 
     /// What follows acting: journal, output, and the cleaning up after pods that have left.
@@ -489,6 +512,7 @@ impl Agent {
             Decision::Finished { .. }
             | Decision::StageEnded { .. }
             | Decision::NoVictim { .. }
+            | Decision::EvictionsHeld { .. }
             | Decision::Condition { .. }
             | Decision::PlacementRefused { .. }
             | Decision::PlacementLost { .. }

@@ -74,6 +74,16 @@ struct Stat {
     read_ns: Option<u64>,
 }
 
+impl Stat {
+    /// How long ago it was read, milliseconds.
+    fn age_ms(&self, now_ns: u64) -> u32 {
+        let age_ns = self.read_ns.map(|at_ns| now_ns.saturating_sub(at_ns));
+        age_ns.map_or(u32::MAX, |ns| {
+            u32::try_from(ns / 1_000_000).unwrap_or(u32::MAX)
+        })
+    }
+}
+
 /// A pod got its first process, or lost its last one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
@@ -468,6 +478,7 @@ impl Pods {
                     inactive_file_bytes: open.stat.cache.inactive_file_bytes,
                     usage_at_stat_bytes: open.stat.usage_bytes,
                     active_file_bytes: open.stat.cache.active_file_bytes,
+                    stat_age_ms: open.stat.age_ms(now_ns),
                 }),
                 Err(error) if error.is_vanished() => {}
                 Err(error) => failed(uid, &error),
@@ -492,6 +503,7 @@ impl Pods {
         memory.inactive_file_bytes = open.stat.cache.inactive_file_bytes;
         memory.active_file_bytes = open.stat.cache.active_file_bytes;
         memory.usage_at_stat_bytes = open.stat.usage_bytes;
+        memory.stat_age_ms = 0;
         Ok(())
     }
 

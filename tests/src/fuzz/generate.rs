@@ -7,7 +7,8 @@ use plimsoll_core::model::event::{
     Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, PodMemory, Sample, StageReport,
 };
 use plimsoll_core::model::options::{
-    Availability, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, Remedies, Victims,
+    Availability, Breaker, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, Remedies,
+    Victims,
 };
 use plimsoll_core::model::reading::{
     ContainerStorage, FileSystemReading, NumaMemory, NumaPods, PodLoad, PodLoads, PodOnNode,
@@ -62,6 +63,9 @@ pub(super) fn config(random: &mut Random) -> EngineConfig {
                 notify_budget_ns: *random.pick(&[0, 1000 * MS, u64::MAX]),
             }),
             disruption_budgets: random.one_in(2),
+            breaker: random.one_in(2).then(|| Breaker {
+                interval_ns: *random.pick(&[1, 10_000 * MS, u64::MAX]),
+            }),
             ..EvictionOptions::kubelet()
         },
         pod_swap: *random.pick(&[PodSwap::Unlimited, PodSwap::Forbidden, PodSwap::Limited]),
@@ -79,6 +83,11 @@ pub(super) fn config(random: &mut Random) -> EngineConfig {
                 budget_ns: *random.pick(&[0, 60_000 * MS, u64::MAX]),
             }),
         },
+        exempt_uids: UIDS
+            .iter()
+            .filter(|_| random.one_in(12))
+            .map(|uid| PodUid::from(*uid))
+            .collect(),
     }
 }
 
@@ -290,6 +299,7 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
                     inactive_file_bytes: random.below(usage_bytes + 1),
                     active_file_bytes: random.below(usage_bytes + 1),
                     usage_at_stat_bytes: usage_bytes,
+                    stat_age_ms: 0,
                 })
             })
             .collect(),

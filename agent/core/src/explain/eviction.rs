@@ -205,7 +205,10 @@ pub enum NotRankedReason {
 impl NotRankedReason {
     /// Of a pod that is not among the candidates.
     pub(crate) fn of(pod: &PodState) -> Self {
-        if pod.stuck {
+        let killed = pod
+            .leaving
+            .is_some_and(|leaving| leaving.kill_tried_ns.is_some());
+        if pod.stuck || pod.running && killed {
             Self::Stuck
         } else {
             Self::NotRunning
@@ -327,7 +330,7 @@ pub(crate) fn candidate(pod: &PodState, row: RankRow) -> Candidate {
     Candidate {
         pod: pod.name.clone(),
         qos_class: pod.pod.qos_class(),
-        exempt: pod.pod.exemption(),
+        exempt: pod.exemption(),
         row,
     }
 }

@@ -140,6 +140,17 @@ pub(crate) fn answer(
             "reclaims, throttles or notifies first, each within its budget".to_owned(),
         );
     }
+    if let (Some(breaker), Some(retained), true) = (options.breaker, &state.retained, is_memory) {
+        differ(
+            "evictionBreaker",
+            "evicts again when the volumes and cgroups of its last victim are gone, after 30 s at most".to_owned(),
+            format!(
+                "evicts one pod per {} s for what {} bytes of ended pods take",
+                breaker.interval_ns / 1_000_000_000,
+                retained.hold.bytes
+            ),
+        );
+    }
     if options.disruption_budgets {
         differ(
             "respectDisruptionBudgets: true",

@@ -212,7 +212,7 @@ impl ExplainedPod {
             qos_class: pod.pod.qos_class(),
             priority: pod.pod.priority(),
             priority_class_name: pod.pod.spec.priority_class_name.clone(),
-            exempt: pod.pod.exemption(),
+            exempt: pod.exemption(),
             leaving: pod.leaving.is_some(),
             termination_grace_period_s: pod.termination_grace_period_s,
             memory_usage_bytes: pod.memory.map(|memory| memory.usage_bytes),

@@ -271,6 +271,8 @@ pub enum Exemption {
     Mirror,
     /// Its priority is [`SYSTEM_CRITICAL_PRIORITY`] or above.
     SystemPriority,
+    /// The agent runs in it ([`EngineConfig::exempt_uids`](crate::model::config::EngineConfig::exempt_uids)).
+    Agent,
 }
 
 impl fmt::Display for Exemption {
@@ -279,6 +281,7 @@ impl fmt::Display for Exemption {
             Self::Static => "static pod",
             Self::Mirror => "mirror of a static pod",
             Self::SystemPriority => "system-critical priority",
+            Self::Agent => "the agent runs in it",
         })
     }
 }

@@ -1,11 +1,14 @@
 //! The configuration of the engine.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::model::file_system::ImageFsLayout;
 use crate::model::options::{CpuOptions, EvictionOptions};
 use crate::model::swap::PodSwap;
 use crate::model::threshold::Threshold;
+use crate::model::units::PodUid;
 
 /// The configuration of the engine. Part of every journal's header.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -29,6 +32,9 @@ pub struct EngineConfig {
     /// Options about CPU time.
     #[serde(default)]
     pub cpu: CpuOptions,
+    /// Pods that no decision may end, hold back or put in an order of kills, whatever their manifests say: the agent's.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub exempt_uids: BTreeSet<PodUid>,
 }
 
 impl Default for EngineConfig {
@@ -43,6 +49,7 @@ impl Default for EngineConfig {
             options: EvictionOptions::kubelet(),
             pod_swap: PodSwap::default(),
             cpu: CpuOptions::default(),
+            exempt_uids: BTreeSet::new(),
         }
     }
 }

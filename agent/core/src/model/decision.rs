@@ -207,6 +207,21 @@ pub enum Decision {
         /// Why there is none.
         why: NoVictimReason,
     },
+    /// Pods must leave, and none is evicted for a while: the memory of one that was did not come back, and no other pod has it.
+    EvictionsHeld {
+        /// The pod whose memory stayed.
+        uid: PodUid,
+        /// The threshold that asks for a victim.
+        signal: Signal,
+        /// What it shows, in its unit.
+        observed: u64,
+        /// What it should show.
+        threshold: u64,
+        /// What stays charged to evicted pods that have ended, bytes.
+        retained_bytes: u64,
+        /// Until when, unless the node becomes critically short: CLOCK_MONOTONIC, nanoseconds.
+        until_ns: u64,
+    },
     /// A node condition changed.
     Condition {
         /// Which one.
@@ -281,10 +296,18 @@ pub struct ThresholdReason {
     /// The NUMA node that is short, if the signal is about one: usage is what the pod has there, its request the same share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
+    /// How often the pod was evicted before: each time something started it again.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub evicted_before: u32,
     /// Set if no threshold is met but memory is predicted to run out (option `outOfMemoryForesight`): `threshold` is then what goes
     /// within the horizon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub foreseen: Option<Foreseen>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// What disruption budgets had to do with the choice of a pod.
@@ -368,7 +391,7 @@ pub enum Ending {
 pub enum NoVictimReason {
     /// No pod has processes.
     NoPods,
-    /// All that are left are exempt: static, mirror or critical.
+    /// All that are left are exempt: static, mirror or critical, or the agent's.
     AllExempt,
 }
 
@@ -477,6 +500,11 @@ impl fmt::Display for ThresholdReason {
         }
         if let Some(comparator) = self.ahead_by {
             write!(f, ", ahead of the next by {comparator}")?;
+        }
+        match self.evicted_before {
+            0 => {}
+            1 => write!(f, "; evicted once before and started again")?,
+            times => write!(f, "; evicted {times} times before and started again")?,
         }
         Ok(())
     }
@@ -637,10 +665,30 @@ impl fmt::Display for Decision {
             } => {
                 let why = match why {
                     NoVictimReason::NoPods => "no pod is running",
-                    NoVictimReason::AllExempt => "every pod left is static, mirror or critical",
+                    NoVictimReason::AllExempt => {
+                        "every pod left is static, mirror, critical or the agent's"
+                    }
                 };
                 met(f, *signal, *observed, *threshold)?;
                 write!(f, ", but {why}")
+            }
+            Self::EvictionsHeld {
+                uid,
+                signal,
+                observed,
+                threshold,
+                retained_bytes,
+                until_ns,
+            } => {
+                met(f, *signal, *observed, *threshold)?;
+                write!(
+                    f,
+                    ", but evictions are held until {}.{:03} s: {} of {uid} stay although it has ended (a volume in memory, a memfd \
+                     that another pod has open, or pinned pages), and no other pod has them; unmount or remove them",
+                    until_ns / 1_000_000_000,
+                    until_ns / 1_000_000 % 1000,
+                    Human(*retained_bytes)
+                )
             }
             Self::Condition { condition, status } => {
                 write!(f, "{condition} is {status}")

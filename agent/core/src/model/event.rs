@@ -374,6 +374,14 @@ pub struct PodMemory {
     /// `active_file` of its `memory.stat`, read at the same time.
     #[serde(default)]
     pub active_file_bytes: u64,
+    /// How long before the sample `memory.stat` was read, milliseconds.
+    #[serde(default, skip_serializing_if = "is_zero_ms")]
+    pub stat_age_ms: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero_ms(age_ms: &u32) -> bool {
+    *age_ms == 0
 }
 
 impl PodMemory {

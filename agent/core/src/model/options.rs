@@ -26,6 +26,9 @@ pub struct EvictionOptions {
     /// Leave the kernel an order in which it may kill when the agent does not answer. `None`: off.
     #[serde(default)]
     pub last_line: Option<LastLine>,
+    /// Evict slowly while the memory of an evicted pod does not come back. `None`: off.
+    #[serde(default)]
+    pub breaker: Option<Breaker>,
 }
 
 /// What is done about CPU time. Each is off where it is `None`, as in the kubelet, which sets a quota and leaves it.
@@ -148,6 +151,22 @@ impl Default for LastLine {
     }
 }
 
+/// A limit on evictions after one that freed next to nothing ([`breaker`](crate::policy::memory::breaker)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Breaker {
+    /// At most one pod is evicted in this time, nanoseconds.
+    pub interval_ns: u64,
+}
+
+impl Default for Breaker {
+    /// The kubelet's `evictionMonitoringPeriod`.
+    fn default() -> Self {
+        Self {
+            interval_ns: 10_000_000_000,
+        }
+    }
+}
+
 /// The order in which the kernel's OOM killer is to take pods.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -171,12 +190,17 @@ impl EvictionOptions {
             oom_order: OomOrder::Kubelet,
             pod_oom_group: false,
             last_line: None,
+            breaker: None,
         }
     }
 }
 
 impl Default for EvictionOptions {
+    /// The kubelet with the breaker: its default is argued in `docs/decisions/0033`.
     fn default() -> Self {
-        Self::kubelet()
+        Self {
+            breaker: Some(Breaker::default()),
+            ..Self::kubelet()
+        }
     }
 }

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::kube::budget::DisruptionBudget;
 use crate::kube::cgroup_config::swap_request_bytes;
-use crate::kube::pod::{Pod, PressureSignal};
+use crate::kube::pod::{Exemption, Pod, PressureSignal};
+use crate::model::config::EngineConfig;
 use crate::model::cpu_state::CpuState;
 use crate::model::event::{Action, Event, EventKind, NodeMemory, Sample};
-use crate::model::options::Availability;
 use crate::model::outlook::Outlook;
 use crate::model::rank_row::RankRow;
 use crate::model::reading::{NumaPods, PodLoads, ProcessReading, StorageReading};
@@ -84,6 +84,10 @@ pub struct NodeState {
     pub cpu: CpuState,
     /// The signal whose threshold found no pod to evict; reported once and not at every sample.
     pub no_victim: Option<Signal>,
+    /// Memory that outlived evicted pods, while a threshold on memory is met (option
+    /// [`Breaker`](crate::model::options::Breaker)).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retained: Option<Retained>,
 }
 
 /// What is known of one pod.
@@ -110,14 +114,29 @@ pub struct PodState {
     pub memory: Option<PodReading>,
     /// Set while it is on its way out.
     pub leaving: Option<Leaving>,
-    /// Its processes did not exit, even after SIGKILL. It is not chosen again before it has been restarted.
+    /// Its processes did not exit, even after SIGKILL. It is not chosen again before it was empty, or
+    /// [`STUCK_FOR_NS`](crate::policy::memory::leaving::STUCK_FOR_NS) later.
     pub stuck: bool,
+    /// Since when, nanoseconds.
+    #[serde(default)]
+    pub stuck_since_ns: u64,
+    /// How often it was evicted.
+    #[serde(default)]
+    pub evictions: u32,
     /// The signal that its processes asked for when memory is short.
     #[serde(default)]
     pub pressure_signal: Option<PressureSignal>,
     /// When each stage before an eviction, in the order of [`Stage::ALL`], was last over for it, nanoseconds.
     #[serde(default)]
     pub remedied_ns: [Option<u64>; Stage::ALL.len()],
+}
+
+impl PodState {
+    /// Why evictions skip it, if they do.
+    pub fn exemption(&self) -> Option<Exemption> {
+        let by_manifest = self.pod.exemption();
+        by_manifest.or(self.row.exempt.then_some(Exemption::Agent))
+    }
 }
 
 /// A reading of a pod's memory, bytes.
@@ -153,8 +172,37 @@ pub struct Leaving {
     pub empty_at_ns: Option<u64>,
     /// SIGTERM could not be sent.
     pub terminate_failed: bool,
-    /// `memory.current` at that time.
+    /// `memory.current` when it began to leave.
     pub usage_before_bytes: u64,
+    /// What it used then in the sense in which memory is available
+    /// ([`PodMemory::used_bytes`](crate::model::event::PodMemory::used_bytes)).
+    #[serde(default)]
+    pub used_before_bytes: u64,
+    /// What the node had available when a kill was first tried, bytes. `None`: not tried, or not known.
+    #[serde(default)]
+    pub available_at_kill_bytes: Option<u64>,
+}
+
+/// Memory that outlived evicted pods.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Retained {
+    /// The newest of these pods.
+    pub uid: PodUid,
+    /// How much it is, and what follows.
+    pub hold: Hold,
+    /// Whether it was reported that evictions are held.
+    pub reported: bool,
+}
+
+/// How evictions for memory are held while memory is retained.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Hold {
+    /// What stayed charged to these pods when they had ended, bytes.
+    pub bytes: u64,
+    /// No pod is evicted for it before, nanoseconds.
+    pub until_ns: u64,
+    /// The same while the node is critically short, nanoseconds.
+    pub critical_until_ns: u64,
 }
 
 /// What is known of one threshold. Names as in pkg/kubelet/eviction/eviction_manager.go.
@@ -229,10 +277,10 @@ impl NodeState {
     }
 
     /// Takes in what an event says. Decides nothing.
-    pub(crate) fn observe(&mut self, event: &Event, availability: Availability) {
+    pub(crate) fn observe(&mut self, event: &Event, config: &EngineConfig) {
         self.now_ns = self.now_ns.max(event.at_ns);
         match &event.kind {
-            EventKind::PodApplied { pod } => self.apply(pod),
+            EventKind::PodApplied { pod } => self.apply(pod, config),
             EventKind::PodRemoved { uid } => {
                 if let Some(pod) = self.pods.get_mut(uid) {
                     pod.removed = true;
@@ -246,8 +294,9 @@ impl NodeState {
             }
             EventKind::PodRunning { uid } => {
                 if let Some(pod) = self.pods.get_mut(uid) {
+                    // One that was not empty in between has not been started anew: its cgroup was only looked at again.
+                    pod.stuck &= pod.running;
                     pod.running = true;
-                    pod.stuck = false;
                     if let Some(leaving) = &mut pod.leaving {
                         leaving.empty_at_ns = None;
                     }
@@ -262,7 +311,7 @@ impl NodeState {
                     }
                 }
             }
-            EventKind::Sample(sample) => self.sample(sample, availability),
+            EventKind::Sample(sample) => self.sample(sample, config),
             EventKind::NodeReclaimed { .. } => {
                 if let Some(reclaim) = &mut self.node_reclaim {
                     reclaim.done = true;
@@ -284,27 +333,20 @@ impl NodeState {
         }
     }
 
-    fn apply(&mut self, pod: &Arc<Pod>) {
+    fn apply(&mut self, pod: &Arc<Pod>, config: &EngineConfig) {
         let known = self.pods.remove(&pod.uid());
         let usage_bytes = known
             .as_ref()
             .and_then(|old| old.row.stats_known.then_some(old.row.usage));
-        let (running, memory, leaving, stuck, remedied_ns) = match known {
-            Some(old) => (
-                old.running,
-                old.memory,
-                old.leaving,
-                old.stuck,
-                old.remedied_ns,
-            ),
-            None => (false, None, None, false, [None; Stage::ALL.len()]),
-        };
+        let mut row = RankRow::memory(pod, usage_bytes);
+        row.exempt |= config.exempt_uids.contains(&row.uid);
+        let known = known.as_ref();
         self.pods.insert(
             pod.uid(),
             PodState {
                 name: format!("{}/{}", pod.namespace(), pod.metadata.name),
                 pod: Arc::clone(pod),
-                row: RankRow::memory(pod, usage_bytes),
+                row,
                 swap_request_bytes: swap_request_bytes(pod),
                 termination_grace_period_s: pod
                     .spec
@@ -312,19 +354,22 @@ impl NodeState {
                     .map_or(DEFAULT_TERMINATION_GRACE_PERIOD_S, |s| {
                         s.max(0).unsigned_abs()
                     }),
-                running,
+                running: known.is_some_and(|old| old.running),
                 removed: false,
-                memory,
-                leaving,
-                stuck,
+                memory: known.and_then(|old| old.memory),
+                leaving: known.and_then(|old| old.leaving),
+                stuck: known.is_some_and(|old| old.stuck),
+                stuck_since_ns: known.map_or(0, |old| old.stuck_since_ns),
+                evictions: known.map_or(0, |old| old.evictions),
                 // An unknown signal name is reported where manifests are read.
                 pressure_signal: pod.pressure_signal().unwrap_or_default(),
-                remedied_ns,
+                remedied_ns: known.map_or([None; Stage::ALL.len()], |old| old.remedied_ns),
             },
         );
     }
 
-    fn sample(&mut self, sample: &Sample, availability: Availability) {
+    fn sample(&mut self, sample: &Sample, config: &EngineConfig) {
+        let availability = config.options.availability;
         let now_ns = self.now_ns;
         self.storage_is_new = sample.storage.is_some();
         if let Some(storage) = &sample.storage {

@@ -1,5 +1,6 @@
 //! Memory shortage: which thresholds are met, which pod is evicted, what is tried before, and when to sample again.
 
+pub mod breaker;
 pub mod candidates;
 pub mod disruption;
 pub mod eviction;

@@ -4,7 +4,7 @@
 
 use plimsoll_core::kube::duration;
 use plimsoll_core::model::options::{
-    Availability, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, LastLine,
+    Availability, Breaker, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, LastLine,
     OomOrder, Remedies, Victims,
 };
 use plimsoll_core::policy::memory::remedies::THROTTLE_MAX_NS;
@@ -33,6 +33,9 @@ pub const FIELDS: &[Field] = &[
         field("throttle", Used, Shape::Duration, "time at memory.high for the pod that would be evicted, at most 10s; 0s: off").pointer(),
         field("notify", Used, Shape::Duration, "time for the pod to release memory after its signal; 0s: off").pointer(),
     ]), "remedies tried before a pod is evicted for memory, and for how long"),
+    field("evictionBreaker", Used, Shape::Object(&[
+        field("interval", Used, Shape::Duration, "at most one eviction for memory in this time; 0s: off").pointer(),
+    ]), "evict slowly while the memory of an evicted pod does not come back and other pods do not have what is missing"),
     field("respectDisruptionBudgets", Used, Shape::Bool,
         "skip a pod whose disruption budget is exhausted, if evicting other pods is enough").pointer(),
     field("oomScoreOrder", Used, Shape::OneOf(&["Kubelet", "Dynamic"]),
@@ -204,6 +207,13 @@ impl PlimsollOptions {
             }
             None => default.remedies,
         };
+        let breaker = match get("evictionBreaker") {
+            Some(object) => match duration_ns(object.get("interval")) {
+                0 => None,
+                interval_ns => Some(Breaker { interval_ns }),
+            },
+            None => default.breaker,
+        };
         Self {
             eviction: EvictionOptions {
                 victims: named(&VICTIMS, get("evictionVictims")).unwrap_or(default.victims),
@@ -222,13 +232,14 @@ impl PlimsollOptions {
                         expires_after_ns: duration_ns(object.get("expiresAfter")),
                     })
                     .or(default.last_line),
+                breaker,
             },
             cpu: cpu_options(get("cpuBurst"), get("cpuSuppress")),
         }
     }
 
     /// The options as they would be written.
-    fn entries(&self) -> [(&'static str, Value); 10] {
+    fn entries(&self) -> [(&'static str, Value); 11] {
         let eviction = &self.eviction;
         let durations = |pairs: &[(&str, u64)]| {
             Value::Map(
@@ -260,6 +271,10 @@ impl PlimsollOptions {
                     ("throttle", remedies.throttle_budget_ns),
                     ("notify", remedies.notify_budget_ns),
                 ]),
+            ),
+            (
+                "evictionBreaker",
+                durations(&[("interval", eviction.breaker.map_or(0, |it| it.interval_ns))]),
             ),
             (
                 "respectDisruptionBudgets",

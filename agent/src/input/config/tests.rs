@@ -7,7 +7,7 @@ use super::schema::{Class, Field, Shape};
 use super::*;
 use plimsoll_core::kube::cgroup_config::{MemoryReservationPolicy, SwapBehavior};
 use plimsoll_core::model::options::{
-    Availability, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, LastLine,
+    Availability, Breaker, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, LastLine,
     OomOrder, Remedies, Victims,
 };
 use plimsoll_core::model::threshold::Amount;
@@ -245,7 +245,20 @@ fn our_options_are_read_and_left_out_parts_are_off() {
                 acknowledge_within_ns: 200_000_000,
                 expires_after_ns: 5_000_000_000,
             }),
+            breaker: Some(Breaker::default()),
         }
+    );
+    let breaker = |text: &str| of(text).unwrap().engine.options.breaker;
+    assert_eq!(
+        breaker("plimsoll: {evictionBreaker: {interval: 0s}}\n"),
+        None
+    );
+    let slower = Breaker {
+        interval_ns: 30_000_000_000,
+    };
+    assert_eq!(
+        breaker("plimsoll: {evictionBreaker: {interval: 30s}}\n"),
+        Some(slower)
     );
     let off = of("plimsoll: {lastLine: {enabled: false, expiresAfter: 5s}}\n").unwrap();
     assert_eq!(off.engine.options.last_line, None);

@@ -1,7 +1,7 @@
 //! The pods that may be evicted, as rows of the ranking for the resource that runs out.
 //!
 //! Rule: `buildSignalToRankFunc` in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36. Difference, on purpose: pods without
-//! processes are not candidates, as evicting them frees nothing; and a pod whose processes survived SIGKILL is not chosen again.
+//! processes are not candidates, as evicting them frees nothing; and a pod whose processes survive SIGKILL is not chosen again.
 
 use crate::model::config::EngineConfig;
 use crate::model::reading::PodLoad;
@@ -52,7 +52,7 @@ pub(crate) fn row(
             .ok()?;
         Some(&all[at])
     };
-    match resource {
+    let mut row = match resource {
         Resource::Memory => pod.row.clone(),
         Resource::DiskBytes(file_system) => {
             let scope = DiskScope::of(file_system, config.layout);
@@ -87,7 +87,10 @@ pub(crate) fn row(
             });
             RankRow::pids(&pod.pod, processes)
         }
-    }
+    };
+    // The manifest does not say all: see `EngineConfig::exempt_uids`.
+    row.exempt = pod.row.exempt;
+    row
 }
 
 fn load<'state>(state: &'state NodeState, pod: &PodState) -> Option<&'state PodLoad> {

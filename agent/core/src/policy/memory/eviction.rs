@@ -7,10 +7,11 @@
 //!
 //! Differences, each on purpose:
 //! - While a victim is leaving and its memory is still being freed no other pod is chosen for the same resource (the kubelet
-//!   waits up to 30 s, blind). If meanwhile half of a hard memory threshold is used up too, the victim's grace period ends.
+//!   waits up to 30 s, blind), unless it was killed, does not go, and memory shrinks. If meanwhile half of a hard memory threshold is used up too, the victim's grace period ends.
 //! - With [`foresight`](crate::policy::memory::foresight) the first in the ranking is also evicted when the kernel will soon have no memory left.
 //! - With [`Remedies`](crate::model::options::Remedies) other means are tried before a pod is evicted for memory
 //!   ([`remedies`](crate::policy::memory::remedies)).
+//! - While the memory of an evicted pod does not come back, others are evicted slowly ([`breaker`](crate::policy::memory::breaker)).
 //! - With [`Victims::Targeted`] as many pods are evicted at once as are needed ([`target`](crate::policy::memory::target)).
 
 use crate::model::config::EngineConfig;
@@ -28,7 +29,7 @@ use crate::policy::memory::rank::RankRow;
 use crate::policy::memory::thresholds::{self, Met};
 use crate::policy::memory::verdict::{self, Next, Scratch};
 use crate::policy::memory::view::View;
-use crate::policy::memory::{leaving, on_node, remedies};
+use crate::policy::memory::{breaker, leaving, on_node, remedies};
 
 /// Grace period of a hard eviction (`immediateEvictionGracePeriodSeconds` of the kubelet: 1 s, whatever its documentation says).
 pub const HARD_EVICTION_GRACE_S: i64 = 1;
@@ -60,13 +61,20 @@ pub(crate) fn decide(
             local_storage::decide(config, state, decisions);
         }
         remedies::end_if_resolved(config, state, decisions);
+        breaker::end_if_resolved(config, state, foreseen.as_ref());
         if asked.met.is_none() {
             state.no_victim = None;
         }
     }
     let Some(met) = &asked.met else { return };
-    match verdict::next(&View::now(config, state), &asked) {
+    match verdict::next(&View::now(config, state), &asked, observations) {
+        // A pod leaves already. An episode that only waits would ask for one sample after the other.
+        Next::Nothing if met.resource() == Resource::Memory => remedies::end(state, decisions),
         Next::Nothing => {}
+        Next::Held => {
+            remedies::end(state, decisions);
+            breaker::report(state, met, decisions);
+        }
         Next::FreeDisk(sources) => {
             state.node_reclaim = Some(NodeReclaim {
                 threshold: met.index,
@@ -136,6 +144,7 @@ fn shorten_grace(
     decisions: &mut Vec<Decision>,
 ) {
     let now_ns = state.now_ns;
+    let available_bytes = leaving::available_bytes(observations);
     for (uid, pod) in &mut state.pods {
         let Some(leaving) = &mut pod.leaving else {
             continue;
@@ -147,7 +156,7 @@ fn shorten_grace(
             continue;
         }
         if let Some(why) = half_gone(config, observations, foreseen) {
-            leaving::killed(leaving, now_ns);
+            leaving::killed(leaving, now_ns, available_bytes);
             decisions.push(Decision::Kill {
                 uid: uid.clone(),
                 why,
@@ -197,6 +206,7 @@ fn choose(
                 .map(|next| ranking.deciding_comparator(row, next)),
             disruption: budgeting.note(state, rows, chosen, at),
             numa_node: on_node::node(state, met.threshold.signal),
+            evicted_before: state.pods.get(&row.uid).map_or(0, |pod| pod.evictions),
             foreseen: met.foreseen,
         };
         let grace_s = grace_s(config, state, &met.threshold, &row.uid);
@@ -208,6 +218,9 @@ fn choose(
             Reason::Threshold(reason),
             decisions,
         );
+    }
+    if resource == Resource::Memory {
+        breaker::taken(config, state);
     }
 }
 
@@ -242,11 +255,13 @@ pub(crate) fn evict(
         Some(earlier) => Leaving {
             kill_at_ns: earlier.kill_at_ns.min(begun.kill_at_ns),
             killed_at_ns: earlier.killed_at_ns,
-            usage_before_bytes: begun.usage_before_bytes,
+            kill_tried_ns: earlier.kill_tried_ns,
+            available_at_kill_bytes: earlier.available_at_kill_bytes,
             ..begun
         },
         None => begun,
     });
+    pod.evictions = pod.evictions.saturating_add(1);
     decisions.push(Decision::Evict {
         uid: uid.clone(),
         grace_s,

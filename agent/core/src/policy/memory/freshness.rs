@@ -2,17 +2,21 @@
 //!
 //! Problem: a cgroup's usage is one cheap read, its inactive file pages are one of fifty lines that cost a hundred times as much
 //! to produce; reading them for every pod would take milliseconds between a record and a kill. Yet a pod that has only read
-//! files since the last reading must not be evicted for it.
-//! Approach: at an urgent sample the agent reads usage only and keeps the inactive file pages of the last full reading. Then it asks
+//! files since the last reading must not be evicted for it, nor another one for a pod whose files have become anonymous memory since.
+//! Approach: the agent reads the usage of each pod and keeps the inactive file pages of an earlier reading. Then it asks
 //! here, again and again, for the one figure that could still change the [verdict](crate::policy::memory::verdict), until there is none. Usually there is
 //! none: the pod that grew was ahead already.
 //!
 //! Before that comes a cheaper question ([`pods_needed`]): from the node's figures alone, is any pod's figure needed at all? Far from every
 //! threshold the answer is no, and a report costs three reads instead of one for each pod.
 //!
-//! Bounds: all by which a cgroup has grown or shrunk since its last full reading may be inactive file pages, or none of it. So its working set is
-//! between the smaller and the larger usage of the two, minus the inactive file pages of then; and not above its usage. Usage that has hardly
-//! moved ([`STALE_BYTES`]) is taken as unchanged.
+//! Bounds on what a pod uses. A reading of `memory.stat` is *recent* for [`STAT_AGE_MAX_MS`]. Then
+//!
+//! - recent, and usage has hardly moved since ([`STALE_BYTES`]): a fact;
+//! - recent, and usage has moved: all by which it moved may be inactive file pages, or none of it. So what the pod uses is
+//!   between the smaller and the larger usage of the two, minus the inactive file pages of then; and not above its usage;
+//! - older: anything up to its usage, though usage stood still. A cgroup at its limit replaces page cache by anonymous memory, or the reverse, and
+//!   its usage stays what it was.
 
 use crate::model::event::{PodMemory, Sample};
 use crate::model::options::Availability;
@@ -26,6 +30,9 @@ use crate::policy::memory::view::View;
 
 /// Usage may move this far before the inactive file pages of the last full reading count as old.
 pub const STALE_BYTES: u64 = 4 << 20;
+
+/// They count as old after this time in any case, milliseconds.
+pub const STAT_AGE_MAX_MS: u32 = 1000;
 
 /// The memory of each pod is read at least this often while samples are taken, nanoseconds: the last line, the OOM order and what is shown of pods
 /// rest on it.
@@ -67,6 +74,9 @@ pub(crate) fn pods_needed(view: &View<'_>, sample: &Sample) -> bool {
 
 /// The first figure of `sample`, the one that `view` has ahead, that is old and could change what the engine decides about it.
 pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) -> Option<Stale> {
+    if let Some(index) = stale_retained(view, sample) {
+        return Some(Stale::Pod(index));
+    }
     let (observations, swap_bytes) = view.observations();
     let foreseen = view.foreseen(swap_bytes);
     let asked = verdict::asked(view, sample.cause, &observations, foreseen.as_ref());
@@ -80,7 +90,7 @@ pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) 
     if met.threshold.signal == Signal::AllocatableMemoryAvailable && kubepods_is_stale {
         return Some(Stale::Kubepods);
     }
-    if verdict::next(view, &asked) != Next::Evict {
+    if verdict::next(view, &asked, &observations) != Next::Evict {
         return None;
     }
     if met.threshold.signal == Signal::NumaMemoryAvailable
@@ -91,22 +101,35 @@ pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) 
     stale_pod(view, &met, sample, scratch).map(Stale::Pod)
 }
 
+/// A pod that ends with this sample, and whose figure is old: what stays of its memory is not asked of others
+/// ([`breaker`](crate::policy::memory::breaker)).
+fn stale_retained(view: &View<'_>, sample: &Sample) -> Option<usize> {
+    view.config.options.breaker?;
+    let pods = view.state.pods.values();
+    let mut ended = pods.filter(|pod| view.ends_lingering(pod));
+    ended.find_map(|pod| {
+        let index = index_of(&sample.pods, &pod.row)?;
+        is_stale_pod(&sample.pods[index]).then_some(index)
+    })
+}
+
+/// Where a row's pod is in a sample.
+fn index_of(pods: &[PodMemory], row: &RankRow) -> Option<usize> {
+    // Nearly always in this order.
+    let sorted = pods.binary_search_by(|memory| memory.uid.cmp(&row.uid));
+    let index = sorted.ok();
+    index.or_else(|| pods.iter().position(|memory| memory.uid == row.uid))
+}
+
 /// The first pod of the ranking whose figure is old and decides which pods are evicted.
 fn stale_pod(view: &View<'_>, met: &Met, sample: &Sample, scratch: &mut Scratch) -> Option<usize> {
     let victims = verdict::victims(view, met, scratch);
     let rows = &scratch.rows;
-    let index_of = |row: &RankRow| {
-        // Nearly always in this order.
-        let pods = &sample.pods;
-        let sorted = pods.binary_search_by(|memory| memory.uid.cmp(&row.uid));
-        let index = sorted.ok();
-        index.or_else(|| pods.iter().position(|memory| memory.uid == row.uid))
-    };
     let mut candidates = rows[..victims.rests_on].iter().filter(|row| !row.exempt);
     let stale = candidates.find_map(|row| {
-        let index = index_of(row)?;
+        let index = index_of(&sample.pods, row)?;
         let memory = &sample.pods[index];
-        is_stale(memory.usage_bytes, memory.usage_at_stat_bytes).then_some((index, row))
+        is_stale_pod(memory).then_some((index, row))
     });
     let (index, row) = stale?;
     // The first of all, and the only one that counts: whatever it uses, it may still go before the next.
@@ -133,7 +156,19 @@ fn is_stale(usage_bytes: u64, usage_at_stat_bytes: u64) -> bool {
     usage_bytes.abs_diff(usage_at_stat_bytes) >= STALE_BYTES
 }
 
+fn is_recent(memory: &PodMemory) -> bool {
+    memory.stat_age_ms <= STAT_AGE_MAX_MS
+}
+
+fn is_stale_pod(memory: &PodMemory) -> bool {
+    !is_recent(memory) || is_stale(memory.usage_bytes, memory.usage_at_stat_bytes)
+}
+
+/// What a pod uses at least, as far as its figures are old.
 fn least_used_bytes(memory: &PodMemory, availability: Availability) -> u64 {
+    if !is_recent(memory) {
+        return 0;
+    }
     memory
         .usage_bytes
         .min(memory.usage_at_stat_bytes)
@@ -142,8 +177,11 @@ fn least_used_bytes(memory: &PodMemory, availability: Availability) -> u64 {
 
 /// What a pod uses at most, as far as its figures are old.
 pub(crate) fn most_used_bytes(memory: &PodMemory, availability: Availability) -> u64 {
-    if !is_stale(memory.usage_bytes, memory.usage_at_stat_bytes) {
+    if !is_stale_pod(memory) {
         return memory.used_bytes(availability);
+    }
+    if !is_recent(memory) {
+        return memory.usage_bytes;
     }
     memory
         .usage_bytes

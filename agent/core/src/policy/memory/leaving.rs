@@ -4,19 +4,30 @@
 //! fixed 30 s wait), yet a process that cannot die must not hold up the node for ever.
 //! Approach: a pod has left when its cgroup is empty *and* 95 % of what it used has come back, as read from its own cgroup;
 //! every wait has a bound.
+//!
+//! A pod that was killed and does not go for [`OVERDUE_AFTER_KILL_NS`] is *overdue*: if since the kill ever less memory is available, the next
+//! one is chosen. After [`STUCK_AFTER_KILL_NS`] it is *stuck*, and not chosen again before it was empty: what runs then is new. As that
+//! moment can be missed where something starts its containers again at once, it counts as new after [`STUCK_FOR_NS`] too.
 
+use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, Ending, KillReason};
 use crate::model::event::{Event, EventKind, LastLineKill};
-use crate::model::signal::Resource;
+use crate::model::signal::{Observations, Resource, Signal};
 use crate::model::state::{Leaving, NodeState, PodState};
 use crate::model::units::PodUid;
-use crate::policy::memory::remedies;
+use crate::policy::memory::{breaker, remedies};
 
 /// A killed process frees its memory by itself as soon as it runs. After this time it evidently does not: it is throttled, frozen
 /// or behind others.
 pub const RELEASE_AFTER_KILL_NS: u64 = 20_000_000;
 /// How long after a kill a pod may take to go (`podCleanupTimeout` of the kubelet's eviction manager).
 pub const STUCK_AFTER_KILL_NS: u64 = 30_000_000_000;
+/// How long memory that ever shrinks waits for it.
+pub const OVERDUE_AFTER_KILL_NS: u64 = 2_000_000_000;
+/// How long a pod that is stuck is not chosen again if it is not seen without a process, nanoseconds.
+pub const STUCK_FOR_NS: u64 = 600_000_000_000;
+/// Memory has shrunk when one part in so many of what was available is gone: less is what comes and goes on any node.
+const FALL_PART: u64 = 16;
 /// How long an empty cgroup may take to give its memory back: what is left then is shared or cached, and another pod's kill
 /// may be what frees it.
 pub const LINGER_AFTER_EMPTY_NS: u64 = 1_000_000_000;
@@ -27,30 +38,39 @@ pub(crate) type Left = Result<Leaving, Ending>;
 /// The outcome for a pod that is being ended and uses this much now; `None`: its cgroup was removed. [`decide`] does the same, and says it.
 pub(crate) fn after(mut leaving: Leaving, usage_bytes: Option<u64>, now_ns: u64) -> Left {
     if kill_now(&leaving, now_ns).is_some() {
-        killed(&mut leaving, now_ns);
+        killed(&mut leaving, now_ns, None);
     }
     // The figure is of this moment.
     ending(&leaving, usage_bytes, now_ns, now_ns).map_or(Ok(leaving), Err)
 }
 
 /// Begins to end pods whose manifest was removed, kills those whose grace period is over, and records those that have ended.
-pub(crate) fn decide(state: &mut NodeState, event: &Event, decisions: &mut Vec<Decision>) {
+pub(crate) fn decide(
+    config: &EngineConfig,
+    state: &mut NodeState,
+    event: &Event,
+    decisions: &mut Vec<Decision>,
+) {
     let now_ns = state.now_ns;
-    if let EventKind::PodRemoved { uid } = &event.kind {
-        end(state, uid, decisions);
-    }
-    if let EventKind::LastLineKill { uid, kill } = &event.kind {
-        finish(state, uid, kill, decisions);
+    match &event.kind {
+        EventKind::PodRemoved { uid } if config.exempt_uids.contains(uid) => {}
+        EventKind::PodRemoved { uid } => end(state, uid, decisions),
+        EventKind::LastLineKill { uid, .. } if config.exempt_uids.contains(uid) => {}
+        EventKind::LastLineKill { uid, kill } => finish(state, uid, kill, decisions),
+        EventKind::PodEmpty { uid } => forget_if_removed(state, uid),
+        _ => {}
     }
     let mut gone = false;
-    for (uid, pod) in &mut state.pods {
+    let available_bytes = available_bytes(&state.observations);
+    let NodeState { pods, retained, .. } = state;
+    for (uid, pod) in pods {
         let usage_bytes = pod.memory.map(|memory| memory.usage_bytes);
         let read_ns = pod.memory.map_or(now_ns, |memory| memory.at_ns);
         let Some(leaving) = &mut pod.leaving else {
             continue;
         };
         if let Some(why) = kill_now(leaving, now_ns) {
-            killed(leaving, now_ns);
+            killed(leaving, now_ns, available_bytes);
             decisions.push(Decision::Kill {
                 uid: uid.clone(),
                 why,
@@ -69,7 +89,11 @@ pub(crate) fn decide(state: &mut NodeState, event: &Event, decisions: &mut Vec<D
                     .usage_before_bytes
                     .saturating_sub(usage_bytes.unwrap_or(0)),
             });
+            let known = retained.as_ref().map(|retained| retained.hold);
+            let hold = breaker::after(config, known, leaving, ending, pod.row.usage, now_ns);
+            breaker::remember(retained, uid, hold);
             pod.stuck = ending == Ending::Stuck;
+            pod.stuck_since_ns = now_ns;
             pod.leaving = None;
             gone |= pod.removed;
         }
@@ -102,10 +126,19 @@ fn end(state: &mut NodeState, uid: &PodUid, decisions: &mut Vec<Decision>) {
     }
 }
 
+/// A pod that was not ended when its manifest was removed has ended now.
+fn forget_if_removed(state: &mut NodeState, uid: &PodUid) {
+    let is_over = |pod: &PodState| pod.removed && pod.leaving.is_none();
+    if state.pods.get(uid).is_some_and(is_over) {
+        state.pods.remove(uid);
+    }
+}
+
 /// Completes what the last line in the kernel began: what it does is an eviction, and a pod leaves as a whole. What it did so long ago
 /// that the pod would count as stuck by now is past: the pod may have been started anew.
 fn finish(state: &mut NodeState, uid: &PodUid, kill: &LastLineKill, decisions: &mut Vec<Decision>) {
     let now_ns = state.now_ns;
+    let available_bytes = available_bytes(&state.observations);
     if now_ns.saturating_sub(kill.killed_ns) >= STUCK_AFTER_KILL_NS {
         return;
     }
@@ -118,7 +151,7 @@ fn finish(state: &mut NodeState, uid: &PodUid, kill: &LastLineKill, decisions: &
         .unwrap_or_else(|| begun(pod, Some(Resource::Memory), now_ns, 0));
     leaving.evicted_for.get_or_insert(Resource::Memory);
     if leaving.killed_at_ns.is_none() && leaving.empty_at_ns.is_none() {
-        killed(&mut leaving, now_ns);
+        killed(&mut leaving, now_ns, available_bytes);
         decisions.push(Decision::Kill {
             uid: uid.clone(),
             why: KillReason::LastLine { reason: kill.why },
@@ -145,13 +178,46 @@ pub(crate) fn begun(
         empty_at_ns: None,
         terminate_failed: false,
         usage_before_bytes: pod.memory.map_or(0, |memory| memory.usage_bytes),
+        used_before_bytes: pod.row.usage,
+        available_at_kill_bytes: None,
     }
 }
 
-/// Takes note that it is killed now.
-pub(crate) fn killed(leaving: &mut Leaving, now_ns: u64) {
+/// Takes note that it is killed now, when so much memory is available.
+pub(crate) fn killed(leaving: &mut Leaving, now_ns: u64, available_bytes: Option<u64>) {
     leaving.killed_at_ns = Some(now_ns);
-    leaving.kill_tried_ns.get_or_insert(now_ns);
+    if leaving.kill_tried_ns.is_none() {
+        leaving.kill_tried_ns = Some(now_ns);
+        leaving.available_at_kill_bytes = available_bytes;
+    }
+}
+
+/// What the node has available: what the kernel can hand out, where that is known.
+pub(crate) fn available_bytes(observations: &Observations) -> Option<u64> {
+    let kernel = observations.get(Signal::KernelMemoryAvailable);
+    let available = kernel.or_else(|| observations.get(Signal::MemoryAvailable));
+    available.map(|observation| observation.value)
+}
+
+/// Whether it was killed a while ago and still has processes.
+pub(crate) fn is_overdue(leaving: &Leaving, now_ns: u64) -> bool {
+    let tried_ns = leaving
+        .kill_tried_ns
+        .filter(|_| leaving.empty_at_ns.is_none());
+    tried_ns.is_some_and(|tried_ns| now_ns >= tried_ns.saturating_add(OVERDUE_AFTER_KILL_NS))
+}
+
+/// Whether less memory is available now than when it was killed.
+pub(crate) fn has_memory_fallen(leaving: &Leaving, observations: &Observations) -> bool {
+    let now_bytes = available_bytes(observations);
+    let both = leaving.available_at_kill_bytes.zip(now_bytes);
+    both.is_some_and(|(then, now)| now < then - then / FALL_PART)
+}
+
+/// Whether what runs in it has survived SIGKILL, as far as is known.
+pub(crate) fn is_stuck(pod: &PodState, now_ns: u64) -> bool {
+    // One without a manifest is not looked at any more.
+    pod.stuck && (pod.removed || now_ns.saturating_sub(pod.stuck_since_ns) < STUCK_FOR_NS)
 }
 
 fn kill_now(leaving: &Leaving, now_ns: u64) -> Option<KillReason> {

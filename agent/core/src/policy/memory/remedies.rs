@@ -204,6 +204,11 @@ pub(crate) fn end_if_resolved(
     if known.any(|(threshold, known)| known.met && applies_to(threshold)) {
         return;
     }
+    end(state, decisions);
+}
+
+/// Ends the episode: no pod is evicted for now.
+pub(crate) fn end(state: &mut NodeState, decisions: &mut Vec<Decision>) {
     end_attempt(state, StageEnd::Resolved, decisions);
     state.remedies.episode = None;
 }

@@ -18,7 +18,7 @@ use crate::model::event::{Cause, Sample};
 use crate::model::signal::{Resource, Signal};
 use crate::model::state::{NodeReading, NodeState};
 use crate::model::threshold::Operator;
-use crate::policy::memory::{eviction, foresight, leaving, remedies};
+use crate::policy::memory::{breaker, eviction, foresight, leaving, remedies};
 
 /// Smallest step between two reports: the kernel charges memory cgroups in batches of 64 pages per CPU, so less is noise.
 pub const STEP_MIN_BYTES: u64 = 64 * 4096;
@@ -78,11 +78,13 @@ pub(crate) fn arm(
             .checked_sub(threshold.amount(observation.capacity));
         if left.is_none() {
             all_resolved = false;
-            // Met: what matters now is when the victim's grace, or the time for other means, is over.
+            // Met: what matters now is when the victim's grace, the time for other means, or that of the breaker is over.
             if (victim_in_grace || state.remedies.episode.is_some()) && threshold.is_hard() {
                 left = observation
                     .value
                     .checked_sub(eviction::half(threshold, observation));
+            } else if state.retained.is_some() && threshold.is_hard() {
+                left = breaker::above_critical_bytes(threshold, &state.observations);
             }
         }
         if let Some(left) = left {

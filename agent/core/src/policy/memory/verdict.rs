@@ -20,7 +20,7 @@ use crate::policy::memory::foresight;
 use crate::policy::memory::rank::{Place, RankRow};
 use crate::policy::memory::thresholds::{self, Met};
 use crate::policy::memory::view::View;
-use crate::policy::memory::{candidates, on_node, stall, target};
+use crate::policy::memory::{breaker, candidates, on_node, stall, target};
 
 /// Space for one judgement, kept so that none is allocated on the way to a kill.
 #[derive(Clone, Debug, Default)]
@@ -58,6 +58,8 @@ pub(crate) struct Asked {
 pub(crate) enum Next {
     /// Nothing: no pod has to go, or something under way has to end before.
     Nothing,
+    /// Wait: the memory of an evicted pod did not come back, and no other pod has what is missing.
+    Held,
     /// Free disk space.
     FreeDisk(&'static [ReclaimSource]),
     /// Evict, unless a remedy helps.
@@ -113,16 +115,18 @@ fn after_reclaim(
 }
 
 /// What is to be done for it first.
-pub(crate) fn next(view: &View<'_>, asked: &Asked) -> Next {
+pub(crate) fn next(view: &View<'_>, asked: &Asked, observations: &Observations) -> Next {
     let Some(met) = &asked.met else {
         return Next::Nothing;
     };
     let resource = met.resource();
-    if view.eviction_under_way(resource) || !stall::is_known(view, resource) {
+    if view.waits_for_victim(resource, observations) || !stall::is_known(view, resource) {
         return Next::Nothing;
     }
     let sources = node_reclaim::sources(resource, view.config.layout);
-    if sources.is_empty() || asked.after_reclaim {
+    if breaker::holds(view, met, observations) {
+        Next::Held
+    } else if sources.is_empty() || asked.after_reclaim {
         Next::Evict
     } else if view.state.node_reclaim.is_none() {
         Next::FreeDisk(sources)
@@ -163,6 +167,7 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
     let first = chosen.first().map_or(0, |at| at + 1);
     let need = met.threshold.shortfall(met.observation, true);
     let need = need.filter(|_| met.threshold.operator == Operator::LessThan);
+    let need = breaker::asked_of_others(view, met, need);
     let options = &view.config.options;
     let several = options.victims == options::Victims::Targeted;
     budgeting.clear();

@@ -12,10 +12,10 @@ use crate::model::decision::Ending;
 use crate::model::event::{PodMemory, Sample};
 use crate::model::reading::{NumaPods, PodLoads};
 use crate::model::signal::{Observations, Readings, Resource};
-use crate::model::state::{Leaving, NodeState, PodState};
+use crate::model::state::{Hold, Leaving, NodeState, PodState};
 use crate::policy::memory::freshness::most_used_bytes;
 use crate::policy::memory::rank::RankRow;
-use crate::policy::memory::{foresight, leaving, stall, swap};
+use crate::policy::memory::{breaker, foresight, leaving, stall, swap};
 
 /// The state, and perhaps a sample that it has not taken in yet.
 #[derive(Clone, Copy)]
@@ -68,38 +68,76 @@ impl<'a> View<'a> {
             return Some(Ok(leaving));
         }
         let usage_bytes = match self.pods_ahead() {
-            Some(pods) => {
-                let memory = pods.iter().find(|memory| memory.uid == pod.row.uid);
-                memory.map(|memory| memory.usage_bytes)
-            }
+            Some(_) => self.memory_ahead(pod).map(|memory| memory.usage_bytes),
             None => pod.memory.map(|memory| memory.usage_bytes),
         };
         Some(leaving::after(leaving, usage_bytes, self.now_ns))
     }
 
-    fn is_stuck(&self, pod: &PodState) -> bool {
-        match self.left(pod) {
-            Some(Err(ending)) => ending == Ending::Stuck,
-            _ => pod.stuck,
-        }
+    fn memory_ahead(&self, pod: &PodState) -> Option<&'a PodMemory> {
+        let mut pods = self.pods_ahead()?.iter();
+        pods.find(|memory| memory.uid == pod.row.uid)
     }
 
-    /// Whether a pod may be chosen, be it exempt or not.
+    /// Whether it ends with the sample ahead, and memory stays.
+    pub(crate) fn ends_lingering(&self, pod: &PodState) -> bool {
+        self.left(pod) == Some(Err(Ending::Lingering))
+    }
+
+    /// Memory that outlived evicted pods.
+    pub(crate) fn hold(&self) -> Option<Hold> {
+        let known = self.state.retained.as_ref().map(|retained| retained.hold);
+        if self.ahead.is_none() {
+            return known;
+        }
+        let availability = self.config.options.availability;
+        let used_bytes = |pod: &PodState| match self.pods_ahead() {
+            Some(_) => self
+                .memory_ahead(pod)
+                .map_or(0, |memory| memory.used_bytes(availability)),
+            None => pod.row.usage,
+        };
+        let pods = self.state.pods.values();
+        pods.fold(known, |known, pod| match (pod.leaving, self.left(pod)) {
+            (Some(leaving), Some(Err(ending))) => breaker::after(
+                self.config,
+                known,
+                &leaving,
+                ending,
+                used_bytes(pod),
+                self.now_ns,
+            ),
+            _ => known,
+        })
+    }
+
+    /// Whether a pod may be chosen, be it exempt or not: not one that has no process, or whose processes have been killed and do not go.
     pub(crate) fn is_candidate(&self, pod: &PodState) -> bool {
-        pod.running && !self.is_stuck(pod)
+        let goes = match self.left(pod) {
+            Some(Err(ending)) => ending != Ending::Stuck,
+            Some(Ok(leaving)) => {
+                !leaving::is_overdue(&leaving, self.now_ns) && !leaving::is_stuck(pod, self.now_ns)
+            }
+            None => !leaving::is_stuck(pod, self.now_ns),
+        };
+        pod.running && goes
     }
 
     /// Whether an eviction is under way, so that none for `resource` may begin. Memory does not wait for a pod that still has
     /// time to leave for another reason.
     pub(crate) fn eviction_under_way(&self, resource: Resource) -> bool {
         let mut leaving = self.state.pods.values().filter_map(|pod| self.leaving(pod));
-        leaving.any(|leaving| match leaving.evicted_for {
-            Some(cause) => {
-                resource != Resource::Memory
-                    || cause == Resource::Memory
-                    || leaving.killed_at_ns.is_some()
-            }
-            None => false,
+        leaving.any(|leaving| is_under_way(&leaving, resource))
+    }
+
+    /// The same, but memory does not wait either for a pod that was killed and does not go while ever less memory is available.
+    pub(crate) fn waits_for_victim(&self, resource: Resource, observations: &Observations) -> bool {
+        let mut leaving = self.state.pods.values().filter_map(|pod| self.leaving(pod));
+        leaving.any(|leaving| {
+            let passed_over = resource == Resource::Memory
+                && leaving::is_overdue(&leaving, self.now_ns)
+                && leaving::has_memory_fallen(&leaving, observations);
+            is_under_way(&leaving, resource) && !passed_over
         })
     }
 
@@ -168,5 +206,16 @@ impl<'a> View<'a> {
             Some(sample) => foresight::would_foresee(self, sample, swap_bytes),
             None => foresight::verdict(self.config, self.state),
         }
+    }
+}
+
+fn is_under_way(leaving: &Leaving, resource: Resource) -> bool {
+    match leaving.evicted_for {
+        Some(cause) => {
+            resource != Resource::Memory
+                || cause == Resource::Memory
+                || leaving.killed_at_ns.is_some()
+        }
+        None => false,
     }
 }
