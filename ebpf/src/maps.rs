@@ -9,8 +9,9 @@ use aya_ebpf::{
     maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
 };
 use plimsoll_abi::{
-    COUNTERS, CRITICAL_BYTES, KIND_SLOTS, MANIFEST_BYTES, charges, last_line, memory_totals,
-    oom_totals, process_totals, refault_totals, stall_totals, stalled, throttle_totals,
+    COUNTERS, CRITICAL_BYTES, KIND_SLOTS, LIFECYCLE_BYTES, MANIFEST_BYTES, PRESSURE_BYTES, charges,
+    last_line, memory_totals, oom_totals, process_totals, refault_totals, stall_totals, stalled,
+    throttle_totals,
 };
 
 /// What leads to a decision at once: each record wakes the agent. No flood can fill it: a part of it takes only the record that the
@@ -21,11 +22,11 @@ pub(crate) static CRITICAL: RingBuf = RingBuf::with_byte_size(CRITICAL_BYTES, 0)
 /// Cgroups and processes that come and go. Any user with a delegated cgroup can flood it; the agent then reads cgroupfs. Wakes the
 /// agent when that has read all there was.
 #[map]
-pub(crate) static LIFECYCLE: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+pub(crate) static LIFECYCLE: RingBuf = RingBuf::with_byte_size(LIFECYCLE_BYTES, 0);
 
 /// Aggregated: no wakeup, the agent polls it (`run` at its housekeeping, `events` every 20 ms).
 #[map]
-pub(crate) static PRESSURE: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+pub(crate) static PRESSURE: RingBuf = RingBuf::with_byte_size(PRESSURE_BYTES, 0);
 
 /// Produced, dropped and folded by kind, and untracked (`plimsoll_abi::produced` and its siblings give the index).
 #[map]

@@ -422,9 +422,6 @@ pub mod charges {
     pub const WORDS: u32 = 3;
 }
 
-/// The largest record of all, for buffers.
-pub const MAX_RECORD_BYTES: usize = size_of::<CgroupMkdir>();
-
 const _: () = assert!(size_of::<Header>() == 24);
 const _: () = assert!(size_of::<CgroupMkdir>() == 296);
 const _: () = assert!(size_of::<OomKill>() == 80);
@@ -583,15 +580,23 @@ pub mod oom_totals {
 pub const OOM_RECORDS_PER_WINDOW: u64 = 128;
 
 /// Size of the ring for what leads to a decision at once.
-pub const CRITICAL_BYTES: u32 = 128 << 10;
+pub const CRITICAL_BYTES: u32 = 64 << 10;
 
 /// So much of that ring is kept for [`Kind::ChargesReached`], the only record that the agent asks for. It arms one at a time, after
-/// it has read up to 512 records; a full ring has a few thousand, so a handful can wait at most. The rest is for CPUs that found
+/// it has read up to 512 records; a full ring has about a thousand, so a handful can wait at most. The rest is for CPUs that found
 /// room for another record at the same moment.
 pub const CRITICAL_RESERVED_BYTES: u32 = 16 << 10;
 
 /// The rest of that ring: for records that processes without privileges can cause.
 pub const CRITICAL_SHARED_BYTES: u32 = CRITICAL_BYTES - CRITICAL_RESERVED_BYTES;
+
+/// Size of the ring for cgroups and processes that come and go: some 860 cgroups that are made with paths of any length, or 6,500 of the other
+/// records, between two reads. It is read when its first record comes; what a flood loses, the agent makes up for by a look at cgroupfs.
+pub const LIFECYCLE_BYTES: u32 = 256 << 10;
+
+/// Size of the ring for what is aggregated: some 3,200 records between two reads. The agent reads it every 5 s, so for 65 causes in cgroups that
+/// send one in each window of 100 ms; the totals in the maps have what it loses.
+pub const PRESSURE_BYTES: u32 = 256 << 10;
 
 /// What the kernel puts before each record of a ring.
 pub const RING_HEADER_BYTES: usize = 8;
