@@ -13,7 +13,7 @@ use plimsoll_abi::{
 };
 
 use crate::{
-    layout::{cgroup_id, hierarchy_id, load_u32, offset},
+    layout::{cgroup_id, config, hierarchy_id, load_u32, offset},
     log::debug,
     maps::{MEMORY, OOM_KILLS, PROCESSES, REFAULTS, STALLS, THROTTLE},
     record::{header, send_lifecycle},
@@ -62,18 +62,22 @@ pub fn cgroup_rmdir(ctx: BtfTracePointContext) -> i32 {
             });
         }
     });
-    // Its totals are of no more use, and their places are needed by the cgroups to come.
-    let _ = THROTTLE.remove(id);
-    let _ = OOM_KILLS.remove(id);
-    let _ = PROCESSES.remove(id);
-    for event in memory_event::ALL {
-        let _ = MEMORY.remove([id, u64::from(event)]);
+    // Its totals are of no more use, and their places are needed by the cgroups to come. Another hierarchy's cgroup may have the same id.
+    if hierarchy == config!(cpu_hierarchy) {
+        let _ = THROTTLE.remove(id);
     }
-    for cause in stall_cause::ALL {
-        let _ = STALLS.remove([id, u64::from(cause)]);
-    }
-    for what in refault::ALL {
-        let _ = REFAULTS.remove([id, u64::from(what)]);
+    if hierarchy == config!(memory_hierarchy) {
+        let _ = OOM_KILLS.remove(id);
+        let _ = PROCESSES.remove(id);
+        for event in memory_event::ALL {
+            let _ = MEMORY.remove([id, u64::from(event)]);
+        }
+        for cause in stall_cause::ALL {
+            let _ = STALLS.remove([id, u64::from(cause)]);
+        }
+        for what in refault::ALL {
+            let _ = REFAULTS.remove([id, u64::from(what)]);
+        }
     }
     0
 }

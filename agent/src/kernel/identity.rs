@@ -3,13 +3,14 @@
 use plimsoll_abi::ABI_VERSION;
 
 use super::BpfOptions;
+use super::loader::Hierarchies;
 
 /// What must be equal for programs to be taken over: the object, what is in its frozen data, and what was asked for. The kernel is the same
 /// by nature: pins do not survive a boot.
 pub(super) fn identity(
     object: &[u8],
     options: &BpfOptions,
-    memory_is_v1: bool,
+    hierarchies: Hierarchies,
     cpus: usize,
 ) -> String {
     let mut hash = Fnv::default();
@@ -19,7 +20,7 @@ pub(super) fn identity(
         without,
         window,
     } = options;
-    hash.write(format!("{hooks:?} {without:?} {window:?} {memory_is_v1} {cpus}").as_bytes());
+    hash.write(format!("{hooks:?} {without:?} {window:?} {hierarchies:?} {cpus}").as_bytes());
     format!("abi{ABI_VERSION}-{:016x}", hash.0)
 }
 
@@ -57,19 +58,25 @@ mod tests {
 
     #[test]
     fn each_thing_that_is_fixed_at_load_time_makes_another_identity() {
-        let name = identity(b"object", &options(), false, 4);
-        assert_eq!(name, identity(b"object", &options(), false, 4));
-        for (object, options, is_v1, cpus) in [
-            (&b"objecu"[..], options(), false, 4),
-            (b"object", options(), true, 4),
-            (b"object", options(), false, 8),
+        let unified = Hierarchies {
+            memory_is_v1: false,
+            memory: 0,
+            cpu: 0,
+        };
+        let hybrid = Hierarchies { cpu: 3, ..unified };
+        let name = identity(b"object", &options(), unified, 4);
+        assert_eq!(name, identity(b"object", &options(), unified, 4));
+        for (object, options, hierarchies, cpus) in [
+            (&b"objecu"[..], options(), unified, 4),
+            (b"object", options(), hybrid, 4),
+            (b"object", options(), unified, 8),
             (
                 b"object",
                 BpfOptions {
                     window: Duration::from_millis(1),
                     ..options()
                 },
-                false,
+                unified,
                 4,
             ),
             (
@@ -78,11 +85,11 @@ mod tests {
                     without: &[HookKind::Fentry],
                     ..options()
                 },
-                false,
+                unified,
                 4,
             ),
         ] {
-            assert_ne!(name, identity(object, &options, is_v1, cpus));
+            assert_ne!(name, identity(object, &options, hierarchies, cpus));
         }
         assert!(!name.contains('.'), "{name}");
     }

@@ -116,7 +116,7 @@ impl Bpf {
         let set = owner.set(&identity(
             object,
             options,
-            machine.memory_is_v1,
+            machine.hierarchies,
             machine.cpus,
         ));
         let sets = match owner.prepare().and_then(|()| owner.sets()) {

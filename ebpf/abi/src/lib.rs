@@ -436,9 +436,15 @@ pub struct Config {
     /// 1 when the memory controller sits on a cgroup v1 hierarchy: a task's memory cgroup is then found through
     /// `css_set.subsys` instead of `css_set.dfl_cgrp`.
     pub memory_is_v1: u32,
+    /// The number of the hierarchy that has the memory controller: 0 for v2. Ids of cgroups are unique only within one.
+    pub memory_hierarchy: u32,
+    /// The number of the hierarchy that has the cpu controller.
+    pub cpu_hierarchy: u32,
     /// 1 when PSI counts, so that `task_struct.in_memstall` distinguishes an outer stall from one inside it.
     pub psi_is_on: u32,
 }
+
+const _: () = assert!(size_of::<Config>() == 24);
 
 macro_rules! layout {
     ($($(#[$doc:meta])+ $field:ident: $path:literal,)+) => {
