@@ -18,7 +18,7 @@ pub mod last_line;
 pub mod sampling;
 
 /// Version of every layout in this file. A change to any of them raises it, and the agent refuses other versions.
-pub const ABI_VERSION: u16 = 4;
+pub const ABI_VERSION: u16 = 5;
 
 /// "The program could not know this" in a 64-bit field.
 pub const UNKNOWN_U64: u64 = u64::MAX;
@@ -478,6 +478,12 @@ layout! {
     css_parent: "cgroup_subsys_state.parent",
     /// The cgroup's own css.
     cgroup_self: "cgroup.self",
+    /// A memcg's page counter of all its memory.
+    memcg_usage: "mem_cgroup.memory.usage",
+    /// The cgroups above a cgroup, by level, and itself.
+    cgroup_ancestors: "cgroup.ancestors",
+    /// The memory controller's entry in `cgroup.subsys`.
+    cgroup_memory_css: "cgroup.subsys[memory_cgrp_id]",
     /// The cgroup's directory.
     cgroup_kn: "cgroup.kn",
     /// Depth.
