@@ -66,6 +66,7 @@ fn serve_host(
                 let snapshot = Snapshot {
                     tally: Tally {
                         pods_listed: listed.load(Ordering::Relaxed),
+                        last_line_holds_ns: Some(600_000_000_000),
                         ..Tally::default()
                     },
                     ..Snapshot::of(&engine)
@@ -161,7 +162,12 @@ fn metrics_in_the_form_that_is_asked_for() {
 fn health_and_readiness() {
     let fixture = serve(true, bounds());
     assert_eq!(get(&fixture, "/healthz"), (200, "ok\n".to_owned()));
-    assert_eq!(get(&fixture, "/readyz").0, 200);
+    let (status, text) = get(&fixture, "/readyz");
+    assert_eq!(status, 200);
+    assert!(
+        text.contains("the last line in the kernel holds for 600s"),
+        "{text}"
+    );
 
     fixture.listed.store(false, Ordering::Relaxed);
     std::thread::sleep(Duration::from_millis(150));

@@ -23,17 +23,18 @@ use aya_ebpf::{
 use plimsoll_abi::{
     Kind, UNKNOWN_U64, charges,
     last_line::{
-        AGAIN_AFTER_NS, Counters, Crossings, LastLineKill, Pages, SHORTAGE_GAP_NS, UID_WORDS,
-        available_pages, condemned, is_exhausted, is_turn, kills, line, reason, seen, shortage,
-        unacknowledged,
+        AGAIN_AFTER_NS, CONDEMNED_MAX, Counters, Crossings, LastLineKill, POD_LEVELS, Pages,
+        SHORTAGE_GAP_NS, SLOT_WORDS, Seen, Standing, UID_WORDS, available_pages, condemned,
+        goes_before, in_force, is_exhausted, is_turn, line, pods, reason, seen, shortage, slot_of,
+        standing, unacknowledged, word_of,
     },
 };
 
 use crate::{
     atomic,
-    layout::{cgroup_id, frozen, load_ptr, offset, probe_u64, task_memory_cgroup},
-    maps::{CHARGES, CONDEMNED, LAST_LINE, LAST_LINE_KILLS, LAST_LINE_SEEN, SIGNALLED},
-    record::{count_untracked, header, send_critical_unasked},
+    layout::{frozen, load_u32, offset, probe_u64, task_memory_cgroup},
+    maps::{CHARGES, LAST_LINE, LAST_LINE_NEWEST, LAST_LINE_PODS, LAST_LINE_SEEN, SIGNALLED},
+    record::{header, send_critical_unasked},
 };
 
 /// Where the kernel counts pages. Written by the agent before loading.
@@ -48,33 +49,45 @@ static COUNTERS: Counters = Counters {
     swap: 0,
 };
 
-/// Levels from a task's cgroup upwards in which a condemned pod is looked for: a container may have cgroups of its own.
-const LEVELS: usize = 8;
-
 /// `SIGKILL`.
 const KILL: u32 = 9;
+
+/// A value of `LAST_LINE`.
+type Slot = *const [u64; SLOT_WORDS];
+/// A value of `LAST_LINE_PODS`.
+type Pod = *mut [u64; pods::WORDS];
+
+/// The first words of what is in force.
+type Line = [u64; line::WORDS];
 
 /// On entry of `page_counter_try_charge(struct page_counter *counter, unsigned long nr_pages, …)`.
 #[fentry(function = "page_counter_try_charge")]
 pub fn last_line_charge(_ctx: FEntryContext) -> u32 {
-    let (Some(line), Some(charged)) = (LAST_LINE.get(0), CHARGES.get(charges::TOTAL_PAGES)) else {
+    let (Some(newest), Some(charged)) =
+        (LAST_LINE_NEWEST.get(0), CHARGES.get(charges::TOTAL_PAGES))
+    else {
         return 0;
     };
-    if *charged < line[line::CHECK_AT_PAGES] {
+    let Some(slot) = LAST_LINE.get_ptr(slot_of(*newest)) else {
+        return 0;
+    };
+    // Seen while the agent writes it, it may be of either value: then the next charge looks.
+    if *charged < word(slot, line::CHECK_AT_PAGES) {
         return 0;
     }
-    look(line);
+    if let Some(line) = line_in_force() {
+        look(&line);
+    }
     0
 }
 
 /// `mm_vmscan_direct_reclaim_begin(…)`: the task found no free page, and begins to reclaim.
 #[btf_tracepoint(function = "mm_vmscan_direct_reclaim_begin")]
 pub fn last_line_reclaim(_ctx: BtfTracePointContext) -> i32 {
-    let Some(line) = LAST_LINE.get(0) else {
-        return 0;
-    };
-    note_reclaim(line);
-    look(line);
+    if let Some(line) = line_in_force() {
+        note_reclaim(&line);
+        look(&line);
+    }
     0
 }
 
@@ -85,18 +98,40 @@ pub fn last_line_retry(ctx: BtfTracePointContext) -> i32 {
     let order: i32 = ctx.arg(1);
     let loops: i32 = ctx.arg(5);
     let would_do: u64 = ctx.arg(6);
-    let Some(line) = LAST_LINE.get(0) else {
-        return 0;
-    };
-    if is_exhausted(order, loops, would_do & 0xff != 0) {
-        enforce(line, reason::EXHAUSTED, UNKNOWN_U64, 0);
+    if is_exhausted(order, loops, would_do & 0xff != 0)
+        && let Some(line) = line_in_force()
+    {
+        enforce(&line, reason::EXHAUSTED, UNKNOWN_U64, 0);
     }
     0
 }
 
+/// The first words of what is in force, all of one value.
+#[inline(always)]
+fn line_in_force() -> Option<Line> {
+    in_force(newest, |slot, at| {
+        LAST_LINE.get_ptr(slot).map_or(0, |slot| word(slot, at))
+    })
+}
+
+/// The number of what is in force. All reads before it are done.
+#[inline(always)]
+fn newest() -> u64 {
+    LAST_LINE_NEWEST
+        .get_ptr_mut(0)
+        // SAFETY: a map value. The addition of nothing is a full barrier.
+        .map_or(0, |newest| unsafe { atomic::add_and_get(newest, 0) })
+}
+
+#[inline(always)]
+fn word(slot: Slot, at: usize) -> u64 {
+    // SAFETY: a map value of so many words; the verifier checks `at`.
+    unsafe { slot.cast::<u64>().add(at).read_volatile() }
+}
+
 /// A task reclaims by itself: that is for the agent to answer, like a threshold. The first time counts.
 #[inline(always)]
-fn note_reclaim(line: &[u64; line::WORDS]) {
+fn note_reclaim(line: &Line) {
     let Some(word) = LAST_LINE_SEEN.get_ptr_mut(seen::RECLAIM_NS) else {
         return;
     };
@@ -111,7 +146,7 @@ fn note_reclaim(line: &[u64; line::WORDS]) {
 
 /// Kills if memory is short by the kernel's own counters.
 #[inline(always)]
-fn look(line: &[u64; line::WORDS]) {
+fn look(line: &Line) {
     let counters = frozen(&COUNTERS);
     if counters.free == 0 {
         return;
@@ -148,27 +183,35 @@ fn look(line: &[u64; line::WORDS]) {
 
 /// Memory is short: kills the current process if its pod is condemned and it is the pod's turn.
 #[inline(always)]
-fn enforce(line: &[u64; line::WORDS], why: u32, available_pages: u64, crossed_ns: u64) {
+fn enforce(line: &Line, why: u32, available_pages: u64, crossed_ns: u64) {
     // SAFETY: a helper without arguments.
     let now_ns = unsafe { bpf_ktime_get_ns() };
     if now_ns >= line[line::UNTIL_NS] {
         return;
     }
     let short_since_ns = shortage_since(now_ns);
-    let Some((cgroup_id, pod)) = condemned_pod() else {
+    let Some((cgroup_id, pod)) = pod_of_current(now_ns) else {
         return;
     };
-    // SAFETY: a map value of `condemned::WORDS` words.
-    let (place, until_ns) = unsafe { ((*pod)[condemned::PLACE], (*pod)[condemned::UNTIL_NS]) };
-    if now_ns >= until_ns
-        || !is_turn(
-            place,
-            load(seen::DONE),
-            short_since_ns,
-            load(seen::LAST_KILL_NS),
-            now_ns,
-        )
-        || !claim(now_ns)
+    let Some(slot) = LAST_LINE.get_ptr(slot_of(line[line::GENERATION])) else {
+        return;
+    };
+    let known = known(pod);
+    let Some((this, uid)) = condemned(slot, line, cgroup_id, known) else {
+        return;
+    };
+    let before = before(slot, line, cgroup_id, &this, short_since_ns);
+    if !is_turn(
+        before,
+        known.is_struck(short_since_ns),
+        short_since_ns,
+        load(seen::LAST_KILL_NS),
+        now_ns,
+    ) {
+        return;
+    }
+    // The agent may have renewed it meanwhile: then it is not frozen, and the pod may be exempt by now. And the entry may be another's.
+    if newest() != line[line::GENERATION] || pod_word(pod, pods::ID) != cgroup_id || !claim(now_ns)
     {
         return;
     }
@@ -182,13 +225,7 @@ fn enforce(line: &[u64; line::WORDS], why: u32, available_pages: u64, crossed_ns
         return;
     }
     store(seen::LAST_KILL_NS, now_ns);
-    if let Some(done) = LAST_LINE_SEEN.get_ptr_mut(seen::DONE) {
-        // SAFETY: a map value.
-        unsafe { atomic::raise(done, place.wrapping_add(1)) };
-    }
-    // SAFETY: a map value of `condemned::WORDS` words.
-    let uid = unsafe { uid_of(pod) };
-    let count = remember(cgroup_id, why, now_ns, uid);
+    let count = remember(pod, why, now_ns);
     let wanted_pages = if why == reason::UNACKNOWLEDGED {
         line[line::LINE_PAGES]
     } else {
@@ -207,7 +244,7 @@ fn enforce(line: &[u64; line::WORDS], why: u32, available_pages: u64, crossed_ns
                 uid,
                 tgid: tgid(),
                 reason: why,
-                place: place as u32,
+                place: before as u32,
                 pad: 0,
                 comm: bpf_get_current_comm().unwrap_or([0; 16]),
             });
@@ -225,29 +262,120 @@ fn shortage_since(now_ns: u64) -> u64 {
     load(seen::SHORT_SINCE_NS)
 }
 
-/// The condemned pod that the current task is of, with the id of its memory cgroup.
+/// The pod that the current task is of, if it has an entry, with the id of its memory cgroup. Notes what it holds.
+///
+/// From the root downwards: a pod may nest cgroups as deep as it likes.
 #[inline(always)]
-fn condemned_pod() -> Option<(u64, *const [u64; condemned::WORDS])> {
+fn pod_of_current(now_ns: u64) -> Option<(u64, Pod)> {
     // SAFETY: a helper without arguments; its result is typed.
     let task = unsafe { bpf_get_current_task_btf() } as *const u8;
     // SAFETY: typed.
-    let mut cgroup = unsafe { task_memory_cgroup(task) };
-    for _ in 0..LEVELS {
-        if cgroup.is_null() {
+    let cgroup = unsafe { task_memory_cgroup(task) };
+    // SAFETY: typed by the load that it comes from.
+    let lowest = unsafe { load_u32(cgroup, offset!(cgroup_level)) };
+    // Not typed: no kernel walks an array of pointers that has no length.
+    let ancestors = (cgroup as u64).wrapping_add(offset!(cgroup_ancestors) as u64);
+    for level in 1..=POD_LEVELS {
+        if level > lowest {
             break;
         }
-        // SAFETY: typed by the load that it comes from.
-        let id = unsafe { cgroup_id(cgroup) };
-        if let Some(pod) = CONDEMNED.get_ptr(id) {
+        let ancestor = probe_u64(ancestors.wrapping_add(u64::from(level) * 8));
+        let kn = probe_u64(ancestor.wrapping_add(offset!(cgroup_kn) as u64));
+        let id = probe_u64(kn.wrapping_add(offset!(kn_id) as u64));
+        if let Some(pod) = LAST_LINE_PODS.get_ptr_mut(id) {
+            note_usage(pod, ancestor, now_ns);
             return Some((id, pod));
         }
-        // SAFETY: typed members of typed pointers; NULL above the root reads as NULL.
-        cgroup = unsafe {
-            let css = load_ptr(cgroup, offset!(cgroup_self) + offset!(css_parent));
-            load_ptr(css, offset!(css_cgroup))
-        };
     }
     None
+}
+
+/// Notes what the page counter of a pod's memory cgroup says.
+#[inline(always)]
+fn note_usage(pod: Pod, cgroup: u64, now_ns: u64) {
+    let (of_css, of_usage) = (offset!(cgroup_memory_css), offset!(memcg_usage));
+    if of_css == u32::MAX as usize || of_usage == u32::MAX as usize {
+        // This kernel does not say: what the agent knew counts.
+        return;
+    }
+    let css = probe_u64(cgroup.wrapping_add(of_css as u64));
+    if css == 0 {
+        return;
+    }
+    let memcg = css.wrapping_sub(offset!(memcg_css) as u64);
+    let usage_pages = probe_u64(memcg.wrapping_add(of_usage as u64));
+    // SAFETY: a map value of `pods::WORDS` words.
+    unsafe {
+        (&raw mut (*pod)[pods::USAGE_PAGES]).write_volatile(usage_pages);
+        (&raw mut (*pod)[pods::USAGE_NS]).write_volatile(now_ns);
+    }
+}
+
+/// A pod as it is now, and its UID; `None`: it is not condemned.
+#[inline(always)]
+fn condemned(
+    slot: Slot,
+    line: &Line,
+    cgroup_id: u64,
+    known: Seen,
+) -> Option<(Standing, [u64; UID_WORDS])> {
+    let word = |at| word(slot, at);
+    for place in 0..CONDEMNED_MAX as usize {
+        if word(word_of(place, condemned::ID)) == cgroup_id {
+            let mut uid = [0; UID_WORDS];
+            for (index, into) in uid.iter_mut().enumerate() {
+                *into = word(word_of(place, condemned::UID + index));
+            }
+            return Some((standing(place, line, known, word), uid));
+        }
+    }
+    None
+}
+
+/// How many pods that have processes go before this one, and have not been struck.
+#[inline(always)]
+fn before(slot: Slot, line: &Line, cgroup_id: u64, this: &Standing, short_since_ns: u64) -> u64 {
+    let word = |at| word(slot, at);
+    // Not a constant, so that the verifier does not follow each count by itself.
+    let mut before = word(line::ZERO);
+    for place in 0..CONDEMNED_MAX as usize {
+        let id = word(word_of(place, condemned::ID));
+        if id == 0 {
+            break;
+        }
+        if id == cgroup_id {
+            continue;
+        }
+        let Some(pod) = LAST_LINE_PODS.get_ptr_mut(id) else {
+            continue;
+        };
+        let known = known(pod);
+        if !known.is_empty
+            && !known.is_struck(short_since_ns)
+            && goes_before(&standing(place, line, known, word), this)
+            && pod_word(pod, pods::ID) == id
+        {
+            before += 1;
+        }
+    }
+    before
+}
+
+/// What is known of a pod.
+#[inline(always)]
+fn known(pod: Pod) -> Seen {
+    Seen {
+        is_empty: pod_word(pod, pods::EMPTY) != 0,
+        usage_pages: pod_word(pod, pods::USAGE_PAGES),
+        usage_ns: pod_word(pod, pods::USAGE_NS),
+        last_ns: pod_word(pod, pods::LAST_NS),
+    }
+}
+
+#[inline(always)]
+fn pod_word(pod: Pod, at: usize) -> u64 {
+    // SAFETY: a map value of `pods::WORDS` words.
+    unsafe { pod.cast::<u64>().add(at).read_volatile() }
 }
 
 /// Takes the right to kill the current process: once in a while.
@@ -267,38 +395,14 @@ fn claim(now_ns: u64) -> bool {
 
 /// Adds to what was done to this pod, and returns how many of its processes were killed.
 #[inline(always)]
-fn remember(cgroup_id: u64, why: u32, now_ns: u64, uid: [u64; UID_WORDS]) -> u64 {
-    if LAST_LINE_KILLS.get_ptr(cgroup_id).is_none() {
-        let mut fresh = [0; kills::WORDS];
-        for (index, word) in uid.into_iter().enumerate() {
-            fresh[kills::UID + index] = word;
-        }
-        // Another CPU may be first.
-        let _ = LAST_LINE_KILLS.insert(cgroup_id, fresh, 1);
-    }
-    let Some(known) = LAST_LINE_KILLS.get_ptr_mut(cgroup_id) else {
-        count_untracked();
-        return 1;
-    };
-    // SAFETY: a map value of `kills::WORDS` words.
+fn remember(pod: Pod, why: u32, now_ns: u64) -> u64 {
+    // SAFETY: a map value of `pods::WORDS` words.
     unsafe {
-        (*known)[kills::LAST_NS] = now_ns;
-        (*known)[kills::REASON] = u64::from(why);
-        (*known)[kills::TGID] = u64::from(tgid());
-        atomic::add_and_get(&raw mut (*known)[kills::COUNT], 1)
+        (&raw mut (*pod)[pods::LAST_NS]).write_volatile(now_ns);
+        (*pod)[pods::REASON] = u64::from(why);
+        (*pod)[pods::TGID] = u64::from(tgid());
+        atomic::add_and_get(&raw mut (*pod)[pods::COUNT], 1)
     }
-}
-
-/// # Safety
-/// `pod` is a value of `CONDEMNED`.
-#[inline(always)]
-unsafe fn uid_of(pod: *const [u64; condemned::WORDS]) -> [u64; UID_WORDS] {
-    let mut uid = [0; UID_WORDS];
-    for (index, word) in uid.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
-        *word = unsafe { (*pod)[condemned::UID + index] };
-    }
-    uid
 }
 
 #[inline(always)]

@@ -16,6 +16,8 @@ pub(crate) static LAYOUT: Layout = ZERO;
 pub(crate) static CONFIG: Config = Config {
     window_ns: 0,
     memory_is_v1: 0,
+    memory_hierarchy: 0,
+    cpu_hierarchy: 0,
     psi_is_on: 0,
 };
 

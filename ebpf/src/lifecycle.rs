@@ -8,14 +8,14 @@ use aya_ebpf::{
     programs::BtfTracePointContext,
 };
 use plimsoll_abi::{
-    CgroupAttach, CgroupMkdir, CgroupPopulated, CgroupRmdir, Kind, PATH_BYTES, memory_event,
-    refault, stall_cause,
+    CgroupAttach, CgroupMkdir, CgroupPopulated, CgroupRmdir, Kind, PATH_BYTES, last_line::pods,
+    memory_event, refault, stall_cause,
 };
 
 use crate::{
-    layout::{cgroup_id, hierarchy_id, load_u32, offset},
+    layout::{cgroup_id, config, hierarchy_id, load_u32, offset},
     log::debug,
-    maps::{MEMORY, OOM_KILLS, PROCESSES, REFAULTS, STALLS, THROTTLE},
+    maps::{LAST_LINE_PODS, MEMORY, OOM_KILLS, PROCESSES, REFAULTS, STALLS, THROTTLE},
     record::{header, send_lifecycle},
 };
 
@@ -62,18 +62,22 @@ pub fn cgroup_rmdir(ctx: BtfTracePointContext) -> i32 {
             });
         }
     });
-    // Its totals are of no more use, and their places are needed by the cgroups to come.
-    let _ = THROTTLE.remove(id);
-    let _ = OOM_KILLS.remove(id);
-    let _ = PROCESSES.remove(id);
-    for event in memory_event::ALL {
-        let _ = MEMORY.remove([id, u64::from(event)]);
+    // Its totals are of no more use, and their places are needed by the cgroups to come. Another hierarchy's cgroup may have the same id.
+    if hierarchy == config!(cpu_hierarchy) {
+        let _ = THROTTLE.remove(id);
     }
-    for cause in stall_cause::ALL {
-        let _ = STALLS.remove([id, u64::from(cause)]);
-    }
-    for what in refault::ALL {
-        let _ = REFAULTS.remove([id, u64::from(what)]);
+    if hierarchy == config!(memory_hierarchy) {
+        let _ = OOM_KILLS.remove(id);
+        let _ = PROCESSES.remove(id);
+        for event in memory_event::ALL {
+            let _ = MEMORY.remove([id, u64::from(event)]);
+        }
+        for cause in stall_cause::ALL {
+            let _ = STALLS.remove([id, u64::from(cause)]);
+        }
+        for what in refault::ALL {
+            let _ = REFAULTS.remove([id, u64::from(what)]);
+        }
     }
     0
 }
@@ -101,13 +105,22 @@ pub fn cgroup_attach_task(ctx: BtfTracePointContext) -> i32 {
 pub fn cgroup_notify_populated(ctx: BtfTracePointContext) -> i32 {
     let cgroup: *const u8 = ctx.arg(0);
     let populated: u32 = ctx.arg(2);
+    // SAFETY: a typed argument.
+    let (id, hierarchy) = unsafe { (cgroup_id(cgroup), hierarchy_id(cgroup)) };
+    // The last line does not wait for a pod that has no process.
+    if hierarchy == config!(memory_hierarchy)
+        && let Some(pod) = LAST_LINE_PODS.get_ptr_mut(id)
+    {
+        // SAFETY: a map value of `pods::WORDS` words.
+        unsafe { (&raw mut (*pod)[pods::EMPTY]).write_volatile(u64::from(populated == 0)) };
+    }
     send_lifecycle(Kind::CgroupPopulated, |record: *mut CgroupPopulated| {
-        // SAFETY: a typed argument; `record` is reserved for this type.
+        // SAFETY: `record` is reserved for this type.
         unsafe {
             record.write(CgroupPopulated {
-                header: header(Kind::CgroupPopulated, cgroup_id(cgroup)),
+                header: header(Kind::CgroupPopulated, id),
                 populated,
-                hierarchy_id: hierarchy_id(cgroup),
+                hierarchy_id: hierarchy,
             });
         }
     });

@@ -9,8 +9,9 @@ use aya_ebpf::{
     maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
 };
 use plimsoll_abi::{
-    COUNTERS, CRITICAL_BYTES, KIND_SLOTS, MANIFEST_BYTES, charges, last_line, memory_totals,
-    oom_totals, process_totals, refault_totals, stall_totals, stalled, throttle_totals,
+    COUNTERS, CRITICAL_BYTES, KIND_SLOTS, LIFECYCLE_BYTES, MANIFEST_BYTES, PRESSURE_BYTES, charges,
+    last_line, memory_totals, oom_totals, process_totals, refault_totals, stall_totals, stalled,
+    throttle_totals,
 };
 
 /// What leads to a decision at once: each record wakes the agent. No flood can fill it: a part of it takes only the record that the
@@ -21,11 +22,11 @@ pub(crate) static CRITICAL: RingBuf = RingBuf::with_byte_size(CRITICAL_BYTES, 0)
 /// Cgroups and processes that come and go. Any user with a delegated cgroup can flood it; the agent then reads cgroupfs. Wakes the
 /// agent when that has read all there was.
 #[map]
-pub(crate) static LIFECYCLE: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+pub(crate) static LIFECYCLE: RingBuf = RingBuf::with_byte_size(LIFECYCLE_BYTES, 0);
 
 /// Aggregated: no wakeup, the agent polls it (`run` at its housekeeping, `events` every 20 ms).
 #[map]
-pub(crate) static PRESSURE: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+pub(crate) static PRESSURE: RingBuf = RingBuf::with_byte_size(PRESSURE_BYTES, 0);
 
 /// Produced, dropped and folded by kind, and untracked (`plimsoll_abi::produced` and its siblings give the index).
 #[map]
@@ -35,22 +36,23 @@ pub(crate) static COUNTS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNT
 #[map]
 pub(crate) static CHARGES: Array<u64> = Array::with_max_entries(charges::WORDS, 0);
 
-/// What the last line goes by (`plimsoll_abi::last_line::line`). Written by the agent as a whole.
+/// What the last line goes by (`plimsoll_abi::last_line`): one slot is in force, the other is written by the agent.
 #[map]
-pub(crate) static LAST_LINE: Array<[u64; last_line::line::WORDS]> = Array::with_max_entries(1, 0);
+pub(crate) static LAST_LINE: Array<[u64; last_line::SLOT_WORDS]> =
+    Array::with_max_entries(last_line::SLOTS, 0);
+
+/// The number of the value of [`LAST_LINE`] that is in force. Written by the agent.
+#[map]
+pub(crate) static LAST_LINE_NEWEST: Array<u64> = Array::with_max_entries(1, 0);
 
 /// What the last line has seen (`plimsoll_abi::last_line::seen`).
 #[map]
 pub(crate) static LAST_LINE_SEEN: Array<u64> = Array::with_max_entries(last_line::seen::WORDS, 0);
 
-/// Cgroup id of a pod → its place in the order of eviction (`plimsoll_abi::last_line::condemned`). Written by the agent.
+/// Cgroup id of a pod that may be condemned → what is known of it, and what was done to it (`plimsoll_abi::last_line::pods`). The agent adds
+/// and removes entries.
 #[map]
-pub(crate) static CONDEMNED: HashMap<u64, [u64; last_line::condemned::WORDS]> =
-    HashMap::with_max_entries(last_line::CONDEMNED_MAX, 0);
-
-/// Cgroup id of a pod → what the last line did to it (`plimsoll_abi::last_line::kills`). Emptied by the agent.
-#[map]
-pub(crate) static LAST_LINE_KILLS: HashMap<u64, [u64; last_line::kills::WORDS]> =
+pub(crate) static LAST_LINE_PODS: HashMap<u64, [u64; last_line::pods::WORDS]> =
     HashMap::with_max_entries(256, 0);
 
 /// Cgroup id of a pod → how many of its kills the agent has reported. Only agents use it: it is here so that the next one knows.

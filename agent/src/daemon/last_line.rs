@@ -2,7 +2,7 @@
 //!
 //! **Problem.** What is left in the kernel must be right when the agent stops being able to act, which it does not know beforehand; and
 //! what was done meanwhile must be known afterwards, also by another agent. **Approach.** Each sample acknowledges the crossings before it,
-//! and renews what is in force, in one map update. The order follows the samples, a few times a second at most. A kill comes as a
+//! and renews what is in force, in two map updates. The order follows the samples, a few times a second at most. A kill comes as a
 //! record, and is counted in a map: what no record has reported is found in the map. A sample too soon for a new order is followed by one that is
 //! not: the agent may be gone before anything else leads to one.
 //!
@@ -25,6 +25,8 @@ use crate::record::lines::{self, Line};
 
 /// Between two orders.
 const ORDER_EVERY_NS: u64 = 100_000_000;
+/// It is renewed so often at the least, and three times in the time for which it holds: pods come and go.
+const RENEW_EVERY_NS: u64 = 10_000_000_000;
 /// Between two looks at the zones' watermarks: they change when somebody sets `vm.min_free_kbytes` or adds memory.
 const WATERMARKS_EVERY_NS: u64 = 60_000_000_000;
 /// Kills kept until they are reported, at most; those beyond are found in the map.
@@ -89,11 +91,10 @@ impl LastLine {
 
     /// When it is to be renewed at the latest.
     pub(super) fn renew_at_ns(&self) -> u64 {
+        let renew_ns = RENEW_EVERY_NS.min(self.options.expires_after_ns / 3);
         let order_at_ns = self.ordered_ns.filter(|at_ns| *at_ns < self.renewed_ns);
         let order_at_ns = order_at_ns.map_or(u64::MAX, |at_ns| at_ns + ORDER_EVERY_NS);
-        self.renewed_ns
-            .saturating_add(self.options.expires_after_ns / 3)
-            .min(order_at_ns)
+        self.renewed_ns.saturating_add(renew_ns).min(order_at_ns)
     }
 
     /// It is renewed now, also if something is refused: the next try has its time. Returns whether the order is, too. If it is too
@@ -152,6 +153,11 @@ impl Agent {
     pub fn with_last_line(mut self, last_line: Option<LastLine>) -> Self {
         let has_programs = self.bpf.as_mut().and_then(Bpf::last_line).is_some();
         self.last_line = last_line.filter(|_| has_programs);
+        let holds_ns = self
+            .last_line
+            .as_ref()
+            .map(|line| line.options.expires_after_ns);
+        self.tally.last_line_holds_ns = holds_ns;
         self
     }
 
@@ -255,6 +261,7 @@ impl Agent {
             line.low_pages = low_watermarks(&line.zoneinfo).map_err(|error| error.to_string())?;
             line.low_read_ns = Some(now_ns);
         }
+        let mut ordered = Ok(());
         if is_order_due {
             line.plan = plan(self.engine.config(), self.engine.state());
             let condemned = line.plan.iter().flat_map(|plan| &plan.order);
@@ -267,8 +274,7 @@ impl Agent {
                     })
                 })
                 .collect();
-            maps.condemn(&order, until_ns)
-                .map_err(|error| error.to_string())?;
+            ordered = maps.condemn(&order);
         }
         let mut setting = LineSetting::default();
         if let (Some(plan), Some(node)) = (&line.plan, &self.engine.state().node) {
@@ -285,7 +291,16 @@ impl Agent {
                 acked_ns,
             };
         }
-        maps.set(&setting).map_err(|error| error.to_string())
+        maps.set(&setting)
+            .and(ordered)
+            .and_then(|()| {
+                if is_order_due {
+                    maps.forget_others()
+                } else {
+                    Ok(())
+                }
+            })
+            .map_err(|error| error.to_string())
     }
 
     /// Reports what no record has reported: the ring was full, or another agent was here.
@@ -352,9 +367,8 @@ impl Agent {
             return;
         }
         if let Some(maps) = self.bpf.as_mut().and_then(Bpf::last_line) {
-            let ended = maps
-                .set(&LineSetting::default())
-                .and_then(|()| maps.condemn(&[], 0));
+            let emptied = maps.condemn(&[]);
+            let ended = maps.set(&LineSetting::default()).and(emptied);
             if let Err(error) = ended {
                 self.warn(format!("the last line stays until it expires: {error}"));
             }

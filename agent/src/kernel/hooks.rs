@@ -139,12 +139,13 @@ const MEMCG_ID: &[&str] = &[
 ];
 const HIERARCHY: &[&str] = &["cgroup.root", "cgroup_root.hierarchy_id"];
 const THROTTLED_GROUP: &[&str] = &["cfs_rq.tg", "task_group.css"];
+/// What the pod of a task is found by, from the root downwards.
 const TASK_CGROUPS: &[&str] = &[
     "task_struct.cgroups",
     "css_set.dfl_cgrp",
     "css_set.subsys[memory_cgrp_id]",
-    "cgroup.self",
-    "cgroup_subsys_state.parent",
+    "cgroup.level",
+    "cgroup.ancestors",
 ];
 const TASK_MEMORY_ID: &[&str] = &[
     "task_struct.cgroups",

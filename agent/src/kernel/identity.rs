@@ -2,6 +2,7 @@
 
 use plimsoll_abi::ABI_VERSION;
 
+use super::loader::Hierarchies;
 use super::{BpfOptions, Family};
 
 /// What must be equal for programs to be taken over: the object, what is in its frozen data, and what was asked for. The kernel is the same
@@ -9,7 +10,7 @@ use super::{BpfOptions, Family};
 pub(super) fn identity(
     object: &[u8],
     options: &BpfOptions,
-    memory_is_v1: bool,
+    hierarchies: Hierarchies,
     cpus: usize,
 ) -> String {
     let mut hash = Fnv::default();
@@ -29,7 +30,12 @@ pub(super) fn identity(
         hash.write(b" ");
     }
     let window_ns = window.as_nanos();
-    hash.write(format!("{window_ns} {memory_is_v1} {cpus}").as_bytes());
+    let Hierarchies {
+        memory_is_v1,
+        memory,
+        cpu,
+    } = hierarchies;
+    hash.write(format!("{window_ns} {memory_is_v1} {memory} {cpu} {cpus}").as_bytes());
     format!("abi{ABI_VERSION}-{:016x}", hash.0)
 }
 
@@ -65,6 +71,12 @@ mod tests {
         }
     }
 
+    const UNIFIED: Hierarchies = Hierarchies {
+        memory_is_v1: false,
+        memory: 0,
+        cpu: 0,
+    };
+
     /// Another compiler must find the same programs.
     #[test]
     fn the_name_does_not_depend_on_how_values_are_printed() {
@@ -73,25 +85,26 @@ mod tests {
             without: &[HookKind::Fentry, HookKind::TpBtf],
             ..options()
         };
-        let name = identity(b"object", &options, false, 4);
-        assert_eq!(name.split_once('-').unwrap().1, "687f5538e90a96df");
+        let name = identity(b"object", &options, UNIFIED, 4);
+        assert_eq!(name.split_once('-').unwrap().1, "f3d4e1986e93bcaf");
     }
 
     #[test]
     fn each_thing_that_is_fixed_at_load_time_makes_another_identity() {
-        let name = identity(b"object", &options(), false, 4);
-        assert_eq!(name, identity(b"object", &options(), false, 4));
-        for (object, options, is_v1, cpus) in [
-            (&b"objecu"[..], options(), false, 4),
-            (b"object", options(), true, 4),
-            (b"object", options(), false, 8),
+        let hybrid = Hierarchies { cpu: 3, ..UNIFIED };
+        let name = identity(b"object", &options(), UNIFIED, 4);
+        assert_eq!(name, identity(b"object", &options(), UNIFIED, 4));
+        for (object, options, hierarchies, cpus) in [
+            (&b"objecu"[..], options(), UNIFIED, 4),
+            (b"object", options(), hybrid, 4),
+            (b"object", options(), UNIFIED, 8),
             (
                 b"object",
                 BpfOptions {
                     window: Duration::from_millis(1),
                     ..options()
                 },
-                false,
+                UNIFIED,
                 4,
             ),
             (
@@ -100,11 +113,11 @@ mod tests {
                     without: &[HookKind::Fentry],
                     ..options()
                 },
-                false,
+                UNIFIED,
                 4,
             ),
         ] {
-            assert_ne!(name, identity(object, &options, is_v1, cpus));
+            assert_ne!(name, identity(object, &options, hierarchies, cpus));
         }
         assert!(!name.contains('.'), "{name}");
     }

@@ -2,10 +2,12 @@
 //!
 //! A pod gets into the order as a [`CondemnedPod`], and only what the core has condemned can become one.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use aya::maps::{Array, HashMap, MapData, MapError};
-use plimsoll_abi::last_line::{UID_BYTES, UID_WORDS, condemned, kills, line, seen};
+use plimsoll_abi::last_line::{
+    CONDEMNED_MAX, SLOT_WORDS, UID_BYTES, UID_WORDS, condemned, line, pods, seen, slot_of, word_of,
+};
 use plimsoll_core::model::event::LastLineReason;
 use plimsoll_core::policy::oom::last_line::Condemned;
 
@@ -14,6 +16,9 @@ use super::error::map_error;
 use crate::kernel::decode::last_line_reason;
 
 const REPORTED: &str = "KILLS_REPORTED";
+const PODS: &str = "LAST_LINE_PODS";
+/// `BPF_NOEXIST`.
+const NO_EXIST: u64 = 1;
 
 /// A pod of the order, with the cgroup that it is known by in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,78 +67,125 @@ pub struct PodKills {
 
 /// The maps.
 pub struct LastLineMaps {
-    pub(super) line: Array<MapData, [u64; line::WORDS]>,
-    pub(super) seen: Array<MapData, u64>,
-    pub(super) condemned: HashMap<MapData, u64, [u64; condemned::WORDS]>,
-    pub(super) kills: HashMap<MapData, u64, [u64; kills::WORDS]>,
-    pub(super) reported: HashMap<MapData, u64, u64>,
-    /// What `condemned` holds, by cgroup: the place.
-    pub(super) order: BTreeMap<u64, u64>,
-    /// Whether `order` is known to be what is there.
-    pub(super) order_known: bool,
+    line: Array<MapData, [u64; SLOT_WORDS]>,
+    newest: Array<MapData, u64>,
+    seen: Array<MapData, u64>,
+    pods: HashMap<MapData, u64, [u64; pods::WORDS]>,
+    reported: HashMap<MapData, u64, u64>,
+    /// What is put in force next.
+    next: Box<[u64; SLOT_WORDS]>,
+    /// What is in force, 0 for nothing.
+    generation: u64,
+    /// The keys of `pods`, once they are known: an agent before this one has left some.
+    known: Option<BTreeSet<u64>>,
 }
 
 impl LastLineMaps {
-    /// Puts a setting in force. One map update, no allocation.
-    ///
-    /// # Errors
-    /// When the kernel refuses the update.
-    pub fn set(&mut self, setting: &LineSetting) -> Result<(), BpfError> {
-        let mut value = [0; line::WORDS];
-        value[line::UNTIL_NS] = setting.until_ns;
-        value[line::LINE_PAGES] = setting.line_pages;
-        value[line::CRITICAL_PAGES] = setting.critical_pages;
-        value[line::BUDGET_NS] = setting.budget_ns;
-        value[line::CHECK_AT_PAGES] = setting.check_at_pages;
-        value[line::CACHE_KEPT_PAGES] = setting.cache_kept_pages;
-        value[line::ACKED_NS] = setting.acked_ns;
-        self.line.set(0, value, 0).map_err(map_error("LAST_LINE"))
+    /// Goes on from what is in force.
+    pub(super) fn new(
+        line: Array<MapData, [u64; SLOT_WORDS]>,
+        newest: Array<MapData, u64>,
+        seen: Array<MapData, u64>,
+        pods: HashMap<MapData, u64, [u64; pods::WORDS]>,
+        reported: HashMap<MapData, u64, u64>,
+    ) -> Result<Self, BpfError> {
+        let generation = newest.get(&0, 0).map_err(map_error("LAST_LINE_NEWEST"))?;
+        Ok(Self {
+            line,
+            newest,
+            seen,
+            pods,
+            reported,
+            next: Box::new([0; SLOT_WORDS]),
+            generation,
+            known: None,
+        })
     }
 
-    /// Replaces the order. Pods that are no longer in it are removed first, so that at no time a pod is condemned that neither order
-    /// names.
+    /// Puts a setting in force, with the order of the last [`condemn`](Self::condemn). A program goes by all of it or by all of what was
+    /// before. Two map updates, no allocation.
     ///
     /// # Errors
-    /// When the kernel refuses an update; what is there expires by itself.
-    pub fn condemn(&mut self, order: &[CondemnedPod], until_ns: u64) -> Result<(), BpfError> {
-        const MAP: &str = "CONDEMNED";
-        if !self.order_known {
-            // What an earlier agent has left.
-            for id in self.condemned.keys() {
-                self.order.insert(id.map_err(map_error(MAP))?, u64::MAX);
+    /// When the kernel refuses an update: what was in force stays.
+    pub fn set(&mut self, setting: &LineSetting) -> Result<(), BpfError> {
+        let generation = self.generation + 1;
+        let next = &mut self.next;
+        next[line::GENERATION] = generation;
+        next[line::UNTIL_NS] = setting.until_ns;
+        next[line::LINE_PAGES] = setting.line_pages;
+        next[line::CRITICAL_PAGES] = setting.critical_pages;
+        next[line::BUDGET_NS] = setting.budget_ns;
+        next[line::CHECK_AT_PAGES] = setting.check_at_pages;
+        next[line::CACHE_KEPT_PAGES] = setting.cache_kept_pages;
+        next[line::ACKED_NS] = setting.acked_ns;
+        next[line::PAGE_BYTES] = rustix::param::page_size() as u64;
+        self.line
+            .set(slot_of(generation), **next, 0)
+            .map_err(map_error("LAST_LINE"))?;
+        self.newest
+            .set(0, generation, 0)
+            .map_err(map_error("LAST_LINE_NEWEST"))?;
+        self.generation = generation;
+        Ok(())
+    }
+
+    /// The order of the next [`set`](Self::set). Programs know nothing of a pod without an entry of its own, so each gets one.
+    ///
+    /// # Errors
+    /// When the kernel refuses an entry: that pod is left out.
+    pub fn condemn(&mut self, order: &[CondemnedPod]) -> Result<(), BpfError> {
+        let mut result = Ok(());
+        let known = match &mut self.known {
+            Some(known) => known,
+            unknown => {
+                let keys: Result<_, _> = self.pods.keys().collect();
+                unknown.insert(keys.map_err(map_error(PODS))?)
             }
-            self.order_known = true;
-        }
-        let places = || (0u64..).zip(order);
-        let is_same = self.order.len() == order.len()
-            && places().all(|(place, pod)| self.order.get(&pod.cgroup_id) == Some(&place));
-        let gone: Vec<u64> = self
-            .order
-            .keys()
-            .filter(|id| order.iter().all(|pod| pod.cgroup_id != **id))
-            .copied()
-            .collect();
-        for id in gone {
-            self.condemned.remove(&id).map_err(map_error(MAP))?;
-            self.order.remove(&id);
-        }
-        for (place, pod) in places() {
-            let mut value = [0; condemned::WORDS];
-            value[condemned::PLACE] = place;
-            value[condemned::UNTIL_NS] = until_ns;
-            value[condemned::UID..].copy_from_slice(&uid_words(pod.pod.uid().as_str()));
-            self.condemned
-                .insert(pod.cgroup_id, value, 0)
-                .map_err(map_error(MAP))?;
-            self.order.insert(pod.cgroup_id, place);
-        }
-        if !is_same {
-            // Places belong to other pods now.
-            for word in [seen::DONE, seen::LAST_KILL_NS] {
-                self.seen
-                    .set(word, 0, 0)
-                    .map_err(map_error("LAST_LINE_SEEN"))?;
+        };
+        self.next[line::WORDS..].fill(0);
+        let mut place = 0;
+        for pod in order.iter().take(CONDEMNED_MAX as usize) {
+            if !known.contains(&pod.cgroup_id) {
+                let mut entry = [0; pods::WORDS];
+                entry[pods::ID] = pod.cgroup_id;
+                entry[pods::UID..].copy_from_slice(&uid_words(pod.pod.uid().as_str()));
+                if let Err(error) = self.pods.insert(pod.cgroup_id, entry, NO_EXIST) {
+                    result = Err(map_error(PODS)(error));
+                    continue;
+                }
+                known.insert(pod.cgroup_id);
             }
+            let words = &mut self.next[word_of(place, 0)..][..condemned::WORDS];
+            words.copy_from_slice(&condemned_words(place, pod));
+            place += 1;
+        }
+        result
+    }
+
+    /// Takes away the entries of pods that are not in the order in force and of which nothing was killed. Not before the order is in force.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn forget_others(&mut self) -> Result<(), BpfError> {
+        let next = &self.next;
+        let is_in_order = |id: u64| {
+            (0..CONDEMNED_MAX as usize).any(|place| next[word_of(place, condemned::ID)] == id)
+        };
+        let others = self.known.iter().flatten().copied();
+        let others: Vec<u64> = others.filter(|id| !is_in_order(*id)).collect();
+        for id in others {
+            let entry = self.pods.get(&id, 0).map_err(map_error(PODS))?;
+            if entry[pods::COUNT] == 0 {
+                self.remove_pod(id)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_pod(&mut self, cgroup_id: u64) -> Result<(), BpfError> {
+        self.pods.remove(&cgroup_id).map_err(map_error(PODS))?;
+        if let Some(known) = &mut self.known {
+            known.remove(&cgroup_id);
         }
         Ok(())
     }
@@ -143,20 +195,23 @@ impl LastLineMaps {
     /// # Errors
     /// When the kernel refuses to show the map.
     pub fn kills(&self, mut f: impl FnMut(PodKills)) -> Result<(), BpfError> {
-        for entry in self.kills.iter() {
-            let (cgroup_id, value) = entry.map_err(map_error("LAST_LINE_KILLS"))?;
+        for entry in self.pods.iter() {
+            let (cgroup_id, value) = entry.map_err(map_error(PODS))?;
+            if value[pods::COUNT] == 0 {
+                continue;
+            }
             let mut uid = [0; UID_BYTES];
-            for (bytes, word) in uid.chunks_exact_mut(8).zip(&value[kills::UID..]) {
+            for (bytes, word) in uid.chunks_exact_mut(8).zip(&value[pods::UID..]) {
                 bytes.copy_from_slice(&word.to_ne_bytes());
             }
             f(PodKills {
                 cgroup_id,
-                count: value[kills::COUNT],
-                last_ns: value[kills::LAST_NS],
-                why: u32::try_from(value[kills::REASON])
+                count: value[pods::COUNT],
+                last_ns: value[pods::LAST_NS],
+                why: u32::try_from(value[pods::REASON])
                     .ok()
                     .and_then(last_line_reason),
-                tgid: u32::try_from(value[kills::TGID]).unwrap_or(0),
+                tgid: u32::try_from(value[pods::TGID]).unwrap_or(0),
                 uid,
             });
         }
@@ -168,9 +223,7 @@ impl LastLineMaps {
     /// # Errors
     /// When the kernel refuses.
     pub fn forget_kills(&mut self, cgroup_id: u64) -> Result<(), BpfError> {
-        self.kills
-            .remove(&cgroup_id)
-            .map_err(map_error("LAST_LINE_KILLS"))?;
+        self.remove_pod(cgroup_id)?;
         match self.reported.remove(&cgroup_id) {
             // None of its kills was reported.
             Err(MapError::KeyNotFound) => Ok(()),
@@ -213,6 +266,20 @@ impl LastLineMaps {
     }
 }
 
+/// A pod as a slot of the `LAST_LINE` map has it.
+fn condemned_words(place: usize, pod: &CondemnedPod) -> [u64; condemned::WORDS] {
+    let mut words = [0; condemned::WORDS];
+    words[condemned::ID] = pod.cgroup_id;
+    words[condemned::TIER] = u64::from(pod.pod.tier);
+    words[condemned::PRIORITY] = i64::from(pod.pod.priority).cast_unsigned();
+    words[condemned::REQUEST_BYTES] = pod.pod.request_bytes;
+    words[condemned::HELD_BYTES] = pod.pod.held_bytes;
+    words[condemned::USAGE_BYTES] = pod.pod.usage_bytes;
+    words[condemned::PLACE] = place as u64;
+    words[condemned::UID..].copy_from_slice(&uid_words(pod.pod.uid().as_str()));
+    words
+}
+
 /// A UID as the kernel keeps it: its first bytes, padded with NULs.
 fn uid_words(uid: &str) -> [u64; UID_WORDS] {
     let mut words = [0; UID_WORDS];
@@ -236,7 +303,51 @@ pub fn uid_text(uid: &[u8]) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_abi::last_line::{self, Seen, goes_before};
+    use plimsoll_core::model::rank_row::{Nanos, RankRow};
+    use plimsoll_core::model::units::PodUid;
+    use plimsoll_core::policy::memory::rank::Ranking;
+    use plimsoll_core::policy::oom::last_line::Standing;
+    use proptest::prelude::*;
+
     use super::*;
+
+    fn row(
+        index: usize,
+        (stats_known, priority, usage, request): (bool, i32, u64, u64),
+    ) -> RankRow {
+        RankRow {
+            uid: PodUid::from(format!("pod-{index}").as_str()),
+            stats_known,
+            exempt: false,
+            priority,
+            usage: if stats_known { usage } else { 0 },
+            allowance: Nanos::from_units(request),
+            request: Nanos::from_units(request),
+        }
+    }
+
+    proptest! {
+        /// While the agent's figures are the newest, the program's order is the agent's.
+        #[test]
+        fn the_program_ranks_as_the_core_does(
+            rows in prop::collection::vec((any::<bool>(), -1..2i32, 0..4u64, 0..4u64), 1..12)
+        ) {
+            let mut rows: Vec<RankRow> = rows.into_iter().enumerate().map(|(index, it)| row(index, it)).collect();
+            Ranking::Memory.rank(&mut rows, &mut Vec::new());
+            let mut slot = [0; SLOT_WORDS];
+            for (place, row) in rows.iter().enumerate() {
+                let pod = Condemned::of(row, Standing::default(), 77).unwrap();
+                let pod = CondemnedPod { pod, cgroup_id: place as u64 + 1 };
+                slot[word_of(place, 0)..][..condemned::WORDS].copy_from_slice(&condemned_words(place, &pod));
+            }
+            let now = |place| last_line::standing(place, &[0; line::WORDS], Seen::default(), |at| slot[at]);
+            for place in 1..rows.len() {
+                prop_assert!(goes_before(&now(place - 1), &now(place)), "{:?}", rows);
+                prop_assert!(!goes_before(&now(place), &now(place - 1)), "{:?}", rows);
+            }
+        }
+    }
 
     #[test]
     fn a_uid_is_kept_as_far_as_it_fits() {

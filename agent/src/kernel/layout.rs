@@ -29,10 +29,10 @@ pub(super) fn resolve(btf: &Btf<'_>) -> Resolved {
 fn find(btf: &Btf<'_>, member: &str) -> Option<u32> {
     match member {
         // The array's index is a constant of this kernel's configuration.
-        "css_set.subsys[memory_cgrp_id]" => btf.offset(&format!(
-            "css_set.subsys[{}]",
-            btf.enumerator("memory_cgrp_id")?
-        )),
+        "css_set.subsys[memory_cgrp_id]" | "cgroup.subsys[memory_cgrp_id]" => {
+            let index = btf.enumerator("memory_cgrp_id")?;
+            btf.offset(&member.replace("memory_cgrp_id", &index.to_string()))
+        }
         // Atomic counters in a struct up to 6.1, an array of per-CPU counters since 6.2.
         "mm_struct.rss_stat[MM_ANONPAGES]" => {
             let index = btf.enumerator("MM_ANONPAGES")?;

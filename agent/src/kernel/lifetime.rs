@@ -1,6 +1,6 @@
 //! How the programs get into the kernel and out of it: loaded by this process, pinned, taken over from the agent before, taken away.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use aya::Ebpf;
@@ -118,7 +118,7 @@ impl Bpf {
         let set = owner.set(&identity(
             object,
             options,
-            machine.memory_is_v1,
+            machine.hierarchies,
             machine.cpus,
         ));
         let sets = match owner.prepare().and_then(|()| owner.sets()) {
@@ -256,15 +256,13 @@ impl Bpf {
                 processes: map!("PROCESSES"),
                 followed: BTreeSet::new(),
             },
-            last_line: LastLineMaps {
-                line: map!("LAST_LINE"),
-                seen: map!("LAST_LINE_SEEN"),
-                condemned: map!("CONDEMNED"),
-                kills: map!("LAST_LINE_KILLS"),
-                reported: map!("KILLS_REPORTED"),
-                order: BTreeMap::new(),
-                order_known: false,
-            },
+            last_line: LastLineMaps::new(
+                map!("LAST_LINE"),
+                map!("LAST_LINE_NEWEST"),
+                map!("LAST_LINE_SEEN"),
+                map!("LAST_LINE_PODS"),
+                map!("KILLS_REPORTED"),
+            )?,
             hooks,
         })
     }

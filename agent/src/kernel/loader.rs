@@ -16,6 +16,8 @@ use super::layout::{self, Resolved};
 use super::{
     BpfError, BpfOptions, Family, HookKind, HookReport, HookState, Unavailable, consumed, policy,
 };
+use crate::host::cgroup_paths::hierarchy_number;
+use crate::host::file::read_text;
 use crate::host::{Controller, HostRoot, Version};
 
 /// The running kernel's type information.
@@ -31,10 +33,22 @@ pub(super) struct Loaded {
     pub(super) links: Vec<(&'static str, FdLink)>,
 }
 
-/// Whether the memory controller sits on cgroup v1, and how many CPUs there can be.
+/// What the programs need to know of the machine beside its kernel.
 pub(super) struct Machine {
-    pub(super) memory_is_v1: bool,
+    pub(super) hierarchies: Hierarchies,
+    /// How many there can be.
     pub(super) cpus: usize,
+}
+
+/// The hierarchies of the controllers whose cgroups are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hierarchies {
+    /// The memory controller sits on cgroup v1.
+    pub(super) memory_is_v1: bool,
+    /// Its hierarchy's number, 0 for the unified one.
+    pub(super) memory: u32,
+    /// That of the cpu controller.
+    pub(super) cpu: u32,
 }
 
 impl Machine {
@@ -43,8 +57,15 @@ impl Machine {
             path: path.to_owned(),
             source,
         })?;
+        let host = HostRoot::live();
+        // Without the file all is taken to be unified, as where the mounts cannot be read.
+        let numbers = read_text(host.procfs("self/cgroup")).unwrap_or_default();
         Ok(Self {
-            memory_is_v1: memory_is_v1(),
+            hierarchies: Hierarchies {
+                memory_is_v1: memory_is_v1(&host),
+                memory: hierarchy_number(&numbers, Controller::Memory),
+                cpu: hierarchy_number(&numbers, Controller::Cpu),
+            },
             cpus,
         })
     }
@@ -69,7 +90,9 @@ pub(super) fn load(
     let resolved = layout::resolve(&btf);
     let config = Config {
         window_ns: u64::try_from(options.window.as_nanos()).unwrap_or(u64::MAX),
-        memory_is_v1: u32::from(machine.memory_is_v1),
+        memory_is_v1: u32::from(machine.hierarchies.memory_is_v1),
+        memory_hierarchy: machine.hierarchies.memory,
+        cpu_hierarchy: machine.hierarchies.cpu,
         // The file is there without PSI, too, and then cannot be read.
         psi_is_on: u32::from(fs::read(PRESSURE).is_ok()),
     };
@@ -151,8 +174,8 @@ pub(super) fn kernel_types() -> Result<Vec<u8>, BpfError> {
 }
 
 /// Whether the memory controller sits on a cgroup v1 hierarchy. Where that cannot be found out, v2: the kernel's default.
-fn memory_is_v1() -> bool {
-    HostRoot::live().cgroup_mounts().is_ok_and(|mounts| {
+fn memory_is_v1(host: &HostRoot) -> bool {
+    host.cgroup_mounts().is_ok_and(|mounts| {
         mounts
             .hierarchy_of(Controller::Memory)
             .is_ok_and(|hierarchy| hierarchy.version == Version::V1)

@@ -109,7 +109,7 @@ impl Sampler {
             source,
         })?;
         let resolved = layout::resolve(&btf);
-        let of_hierarchy = if machine.memory_is_v1 {
+        let of_hierarchy = if machine.hierarchies.memory_is_v1 {
             "css_set.subsys[memory_cgrp_id]"
         } else {
             "css_set.dfl_cgrp"
@@ -128,7 +128,7 @@ impl Sampler {
                 reason: reason(&error),
             })?;
         let config = Config {
-            memory_is_v1: u32::from(machine.memory_is_v1),
+            memory_is_v1: u32::from(machine.hierarchies.memory_is_v1),
             ..Config::default()
         };
         let sampling = SamplingConfig {

@@ -100,7 +100,7 @@ pub(super) struct Totals {
     pub(super) stalls: HashMap<MapData, [u64; 2], [u64; stall_totals::WORDS]>,
     pub(super) refaults: HashMap<MapData, [u64; 2], [u64; refault_totals::WORDS]>,
     pub(super) processes: HashMap<MapData, u64, [u64; process_totals::WORDS]>,
-    /// The keys of `processes`, but for those that were removed with their cgroup.
+    /// The keys of `processes` that this agent has added, but for those that were removed with their cgroup.
     pub(super) followed: BTreeSet<u64>,
 }
 
@@ -217,7 +217,7 @@ impl Bpf {
     }
 
     /// Follows the processes of exactly these memory cgroups: a birth from outside sends a record, all are counted. One map update
-    /// for each that is new or gone; what was counted of the others stays.
+    /// for each; what was counted of those that were followed before stays.
     ///
     /// # Errors
     /// When the kernel refuses an update (4,096 cgroups can be followed).
@@ -233,16 +233,29 @@ impl Bpf {
             }
             self.totals.followed.remove(&id);
         }
-        let new: Vec<u64> = wanted.difference(&self.totals.followed).copied().collect();
-        for id in new {
-            self.totals
+        // Also those that were there: an entry that has gone missing would be missing for good.
+        for id in wanted {
+            match self
+                .totals
                 .processes
-                .insert(id, [0; process_totals::WORDS], 0)
-                .map_err(map_error("PROCESSES"))?;
-            self.totals.followed.insert(id);
+                .insert(id, [0; process_totals::WORDS], NO_EXIST)
+            {
+                Ok(()) => {}
+                Err(error) if is_present(&error) => {}
+                Err(error) => return Err(failed(error)),
+            }
+            self.totals.followed.insert(*id);
         }
         Ok(())
     }
+}
+
+/// `BPF_NOEXIST`.
+const NO_EXIST: u64 = 1;
+
+/// Whether the kernel says that there is such a key.
+fn is_present(error: &MapError) -> bool {
+    matches!(error, MapError::SyscallError(error) if error.io_error.raw_os_error() == Some(libc::EEXIST))
 }
 
 /// Whether the kernel says that there is no such key.

@@ -116,6 +116,8 @@ pub struct Tally {
     pub oom_kills: OomKillCounts,
     /// Processes that the last line in the kernel killed.
     pub last_line_kills: u64,
+    /// How long the last line in the kernel holds after the agent's last sign of life, nanoseconds; `None` where there is none.
+    pub last_line_holds_ns: Option<u64>,
     /// How soon samples led to a decision, whatever that was.
     pub reactions: Reactions,
     /// How evictions went.

@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Write as _};
 
+use plimsoll_core::model::options::LastLine;
+
 use crate::host::Version;
 use crate::host::output::Style;
 use crate::kernel::object::Embedded;
@@ -10,6 +12,7 @@ use crate::probe::facts::{Hook, HookOutcome};
 use crate::probe::ladder::{LADDER, Mechanism, Role};
 use crate::probe::last_line::LastLineReach;
 use crate::probe::report::{Report, Verdict};
+use crate::show::table::span;
 
 /// Columns for the longest entry, "+ memory.events".
 const WIDE_MECHANISM: usize = 15;
@@ -87,9 +90,17 @@ fn write(
         LastLineReach::Partly { .. } => style.yellow(&reach),
         LastLineReach::None { .. } => style.red(&reach),
     };
+    // What the running agent has is in `explain` and `/readyz`.
+    let holds = match report.last_line() {
+        LastLineReach::None { .. } => String::new(),
+        _ => format!(
+            "; by default it holds for {} after the agent's last sign of life",
+            span(LastLine::default().expires_after_ns)
+        ),
+    };
     writeln!(
         out,
-        "\n{} {reach}",
+        "\n{} {reach}{holds}",
         style.bold("Last line in the kernel (plimsoll.lastLine):")
     )?;
     match &facts.bpf {

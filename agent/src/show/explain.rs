@@ -492,7 +492,7 @@ The kubelet would choose the same.
         assert!(
             text.contains(
                 "Last line in the kernel: kills processes of default/web, default/batch when they allocate while less than 100Mi is available \
-                 and plimsoll has not answered within 200 ms, or less than 25Mi is available; valid for 30 s after plimsoll's last sign of life\n"
+                 and plimsoll has not answered within 200 ms, or less than 25Mi is available; valid for 10 min after plimsoll's last sign of life\n"
             ),
             "{text}"
         );

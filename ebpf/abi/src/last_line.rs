@@ -1,13 +1,20 @@
 //! The last line: what the agent leaves in the kernel so that a program there can end a pod when the agent cannot.
 //!
-//! Problem: a frozen or dead agent evicts no pod, and then the kernel's OOM killer chooses. Approach: the agent keeps the order of
-//! eviction ([`condemned`]) and two amounts of memory ([`line`](mod@line)) in maps; a program that runs where memory is allocated kills the
-//! task that allocates, if memory is short ([`shortage`]) and it is the turn of its pod ([`is_turn`]). Both judgements are here,
+//! Problem: a frozen or dead agent evicts no pod, and then the kernel's OOM killer chooses. Approach: the agent leaves the pods that it
+//! would evict ([`condemned`]) and two amounts of memory ([`line`](mod@line)) in a map; a program that runs where memory is allocated kills
+//! the task that allocates, if memory is short ([`shortage`]) and it is the turn of its pod ([`is_turn`]). These judgements are here,
 //! as functions of plain numbers, so that they are tested where tests run.
 //!
+//! The agent may have been gone for minutes, so the order is not taken from it: the program ranks the pods anew ([`goes_before`]), by
+//! what cannot change (tier, priority, request), and by what each holds as far as a program has seen it ([`pods`]). Pods without a process
+//! are passed over.
+//!
+//! What the agent leaves is one value in two slots. It writes the slot that is not in force, then the number of the newest
+//! ([`Generation`](in_force)). So there is no moment at which half an order is in force, whenever the agent is stopped.
+//!
 //! Terms: *available* is the kernel's own MemAvailable plus free swap, in pages. The *line* is what the agent would have evicted for by
-//! now; the *critical* amount is less, and leaves no time to wait for anybody. A crossing is *acknowledged* by a sample that the agent
-//! took after it. A *place* counts pods in the order of eviction from 0.
+//! now; the *critical* amount is less, and leaves no time to wait for any pod. A crossing is *acknowledged* by a sample that the agent
+//! took after it. A *shortage* lasts as long as memory is seen to be short.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -32,24 +39,69 @@ pub const UID_BYTES: usize = 40;
 /// Words that they take.
 pub const UID_WORDS: usize = UID_BYTES / 8;
 
-/// Value of the `LAST_LINE` map: written by the agent at each sample, as a whole.
+/// Slots of the `LAST_LINE` map. The slot of a generation is its number modulo this.
+pub const SLOTS: u32 = 2;
+
+/// Levels of the hierarchy, from the root downwards, in which a pod's cgroup is looked for. A kubelet's are at the third at most, and four
+/// deeper where the node is a container itself. How deep a pod nests cgroups of its own does not matter.
+pub const POD_LEVELS: u32 = 16;
+
+/// The first words of a slot of the `LAST_LINE` map. The condemned pods follow ([`condemned`]).
 pub mod line {
+    /// The number of this value. The `LAST_LINE_NEWEST` map has the number of the one that is in force; 0: none was.
+    pub const GENERATION: usize = 0;
     /// No process is killed from then on.
-    pub const UNTIL_NS: usize = 0;
+    pub const UNTIL_NS: usize = 1;
     /// Below so many available pages, a condemned process is killed if a crossing was not acknowledged in time.
-    pub const LINE_PAGES: usize = 1;
+    pub const LINE_PAGES: usize = 2;
     /// Below so many, at once.
-    pub const CRITICAL_PAGES: usize = 2;
+    pub const CRITICAL_PAGES: usize = 3;
     /// The time in which a crossing is to be acknowledged.
-    pub const BUDGET_NS: usize = 3;
+    pub const BUDGET_NS: usize = 4;
     /// The total of charges ([`charges`](crate::charges)) before which charges cannot have brought memory down to the line.
-    pub const CHECK_AT_PAGES: usize = 4;
+    pub const CHECK_AT_PAGES: usize = 5;
     /// The sum of the zones' low watermarks: so much page cache does not count as available.
-    pub const CACHE_KEPT_PAGES: usize = 5;
-    /// Crossings up to then are acknowledged.
-    pub const ACKED_NS: usize = 6;
+    pub const CACHE_KEPT_PAGES: usize = 6;
+    /// Crossings up to then are acknowledged: the begin of the agent's newest sample.
+    pub const ACKED_NS: usize = 7;
+    /// The size of a page.
+    pub const PAGE_BYTES: usize = 8;
+    /// 0, in memory: a number that the verifier does not know.
+    pub const ZERO: usize = 9;
     /// Length.
-    pub const WORDS: usize = 7;
+    pub const WORDS: usize = 10;
+}
+
+/// A condemned pod in a slot of the `LAST_LINE` map. [`word_of`] says where.
+pub mod condemned {
+    /// Id of the pod's memory cgroup; 0 after the last pod.
+    pub const ID: usize = 0;
+    /// Pods of a lower tier go first, whatever they hold.
+    pub const TIER: usize = 1;
+    /// The pod's priority, an `i64`.
+    pub const PRIORITY: usize = 2;
+    /// What it requests.
+    pub const REQUEST_BYTES: usize = 3;
+    /// What it held by the agent's count (the working set).
+    pub const HELD_BYTES: usize = 4;
+    /// What it held by its cgroup's page counter at that time.
+    pub const USAGE_BYTES: usize = 5;
+    /// Its place in the agent's order, from 0: that of the entry in the slot. (In memory, so that the verifier does not follow each by itself.)
+    pub const PLACE: usize = 6;
+    /// The pod's UID, padded with NULs, from this word on.
+    pub const UID: usize = 7;
+    /// Length.
+    pub const WORDS: usize = UID + super::UID_WORDS;
+}
+
+/// Words of a slot.
+pub const SLOT_WORDS: usize = line::WORDS + CONDEMNED_MAX as usize * condemned::WORDS;
+
+/// Where in a slot a [`condemned`] word of the pod at `place` is.
+#[must_use]
+#[inline(always)]
+pub const fn word_of(place: usize, word: usize) -> usize {
+    line::WORDS + place * condemned::WORDS + word
 }
 
 /// Words of the `LAST_LINE_SEEN` map: written by the programs.
@@ -62,42 +114,37 @@ pub mod seen {
     pub const SHORT_SINCE_NS: u32 = 2;
     /// When it was last seen.
     pub const SHORT_SEEN_NS: u32 = 3;
-    /// Places before this one have been killed. The agent sets it to 0 with a new order.
-    pub const DONE: u32 = 4;
-    /// When a process was last killed. The agent sets it to 0 with a new order.
-    pub const LAST_KILL_NS: u32 = 5;
+    /// When a process was last killed.
+    pub const LAST_KILL_NS: u32 = 4;
     /// Signals that the kernel did not take (an exiting task, or another signal on its way from this CPU).
-    pub const REFUSED: u32 = 6;
+    pub const REFUSED: u32 = 5;
     /// Available pages when they were last looked at.
-    pub const AVAILABLE_PAGES: u32 = 7;
+    pub const AVAILABLE_PAGES: u32 = 6;
     /// Length.
-    pub const WORDS: u32 = 8;
+    pub const WORDS: u32 = 7;
 }
 
-/// Value of the `CONDEMNED` map (key: id of the pod's memory cgroup): written by the agent.
-pub mod condemned {
-    /// Its place in the order.
-    pub const PLACE: usize = 0;
-    /// It is no longer condemned from then on.
-    pub const UNTIL_NS: usize = 1;
-    /// The pod's UID, padded with NULs, from this word on.
-    pub const UID: usize = 2;
-    /// Length.
-    pub const WORDS: usize = UID + super::UID_WORDS;
-}
-
-/// Value of the `LAST_LINE_KILLS` map (key: as of `CONDEMNED`): what was done, for an agent that comes later.
-pub mod kills {
+/// Value of the `LAST_LINE_PODS` map (key: id of the pod's memory cgroup): what programs know of a pod, and what was done to it, also for
+/// an agent that comes later. The agent adds and removes entries, the programs write them.
+pub mod pods {
+    /// The key. A program reads it after the rest: an entry may have been taken by another pod since it was found.
+    pub const ID: usize = 0;
+    /// 1 while the pod has no process.
+    pub const EMPTY: usize = 1;
+    /// What its cgroup's page counter said last.
+    pub const USAGE_PAGES: usize = 2;
+    /// When; 0 for never.
+    pub const USAGE_NS: usize = 3;
     /// Processes killed.
-    pub const COUNT: usize = 0;
+    pub const COUNT: usize = 4;
     /// When the last one was.
-    pub const LAST_NS: usize = 1;
+    pub const LAST_NS: usize = 5;
     /// Why: one of [`reason`](mod@super::reason).
-    pub const REASON: usize = 2;
+    pub const REASON: usize = 6;
     /// Its process id.
-    pub const TGID: usize = 3;
+    pub const TGID: usize = 7;
     /// The pod's UID, as in [`condemned`](mod@super::condemned).
-    pub const UID: usize = 4;
+    pub const UID: usize = 8;
     /// Length.
     pub const WORDS: usize = UID + super::UID_WORDS;
 }
@@ -134,7 +181,7 @@ pub struct LastLineKill {
     pub tgid: u32,
     /// One of [`reason`](mod@reason).
     pub reason: u32,
-    /// The pod's place in the order, from 0.
+    /// Condemned pods that went before it, and did not allocate.
     pub place: u32,
     /// Zero.
     pub pad: u32,
@@ -265,20 +312,140 @@ pub const fn is_exhausted(order: i32, no_progress_loops: i32, would_do: bool) ->
     order <= 3 && ((no_progress_loops > 0 && !would_do) || no_progress_loops >= HOPELESS_RETRIES)
 }
 
-/// Whether it is the turn of the pod at `place`, in a shortage that began at `short_since_ns`.
+/// The first `N` words of what is in force, and its generation. `None`: nothing is, or the agent has renewed it meanwhile.
 ///
-/// Whose place is before `done` was killed before; the other processes of that pod follow. The next one has its turn when memory has had
-/// time to come back. Each further one waits for those before it, which may yet allocate and be killed.
+/// `newest` reads the `LAST_LINE_NEWEST` map, and no read of a program is done before an earlier call of it is over; `word` reads a word of a
+/// slot. A slot is written only while another one is in force. So what was read is of one piece if `newest` says the same
+/// before and after.
+#[inline(always)]
+pub fn in_force<const N: usize>(
+    mut newest: impl FnMut() -> u64,
+    mut word: impl FnMut(u32, usize) -> u64,
+) -> Option<[u64; N]> {
+    let generation = newest();
+    let slot = slot_of(generation);
+    let mut words = [0; N];
+    for (at, into) in words.iter_mut().enumerate() {
+        *into = word(slot, at);
+    }
+    // A number that was seen half-written has no slot.
+    (generation != 0 && words[line::GENERATION] == generation && newest() == generation)
+        .then_some(words)
+}
+
+/// The slot of a generation.
+#[must_use]
+#[inline(always)]
+pub const fn slot_of(generation: u64) -> u32 {
+    (generation % SLOTS as u64) as u32
+}
+
+/// A condemned pod, as it is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// [`condemned::TIER`].
+    pub tier: u64,
+    /// [`condemned::PRIORITY`].
+    pub priority: i64,
+    /// [`condemned::REQUEST_BYTES`].
+    pub request_bytes: u64,
+    /// What it holds.
+    pub held_bytes: u64,
+    /// [`condemned::PLACE`].
+    pub place: u64,
+}
+
+/// The pod at `place`. `word` reads a word of the slot. `seen`: what a program has seen of it; used if it is newer than the
+/// agent's newest sample.
+#[inline(always)]
+pub fn standing(
+    place: usize,
+    line: &[u64; line::WORDS],
+    seen: Seen,
+    mut word: impl FnMut(usize) -> u64,
+) -> Standing {
+    let mut held_bytes = word(word_of(place, condemned::HELD_BYTES));
+    if seen.usage_ns > line[line::ACKED_NS] {
+        let usage_bytes = seen.usage_pages.wrapping_mul(line[line::PAGE_BYTES]);
+        let was_bytes = word(word_of(place, condemned::USAGE_BYTES));
+        held_bytes = held_bytes
+            .saturating_add(usage_bytes)
+            .saturating_sub(was_bytes);
+    }
+    Standing {
+        tier: word(word_of(place, condemned::TIER)),
+        priority: word(word_of(place, condemned::PRIORITY)) as i64,
+        request_bytes: word(word_of(place, condemned::REQUEST_BYTES)),
+        held_bytes,
+        place: word(word_of(place, condemned::PLACE)),
+    }
+}
+
+/// What a program has seen of a pod ([`pods`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// [`pods::EMPTY`].
+    pub is_empty: bool,
+    /// [`pods::USAGE_PAGES`].
+    pub usage_pages: u64,
+    /// [`pods::USAGE_NS`].
+    pub usage_ns: u64,
+    /// [`pods::LAST_NS`].
+    pub last_ns: u64,
+}
+
+impl Seen {
+    /// Whether a process of the pod was killed in this shortage.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_struck(self, short_since_ns: u64) -> bool {
+        self.last_ns != 0 && self.last_ns >= short_since_ns
+    }
+}
+
+/// Whether `a` goes before `b`: the order of eviction for memory (`Ranking::Memory` of the agent's core), by what both hold now. Equals go
+/// in the agent's order.
+#[must_use]
+#[inline(always)]
+pub const fn goes_before(a: &Standing, b: &Standing) -> bool {
+    if a.tier != b.tier {
+        return a.tier < b.tier;
+    }
+    let exceeds = (
+        a.held_bytes > a.request_bytes,
+        b.held_bytes > b.request_bytes,
+    );
+    if exceeds.0 != exceeds.1 {
+        return exceeds.0;
+    }
+    if a.priority != b.priority {
+        return a.priority < b.priority;
+    }
+    let excess = (
+        a.held_bytes.wrapping_sub(a.request_bytes) as i64,
+        b.held_bytes.wrapping_sub(b.request_bytes) as i64,
+    );
+    if excess.0 != excess.1 {
+        return excess.0 > excess.1;
+    }
+    a.place < b.place
+}
+
+/// Whether it is the turn of a pod, in a shortage that began at `short_since_ns`.
+///
+/// A pod that was struck in this shortage goes on: its other processes follow the first. The first of the others has its turn when memory
+/// has had time to come back from the last kill. Each further one waits for the `before` that go before it and were not struck: they
+/// may yet allocate.
 #[must_use]
 #[inline(always)]
 pub const fn is_turn(
-    place: u64,
-    done: u64,
+    before: u64,
+    is_struck: bool,
     short_since_ns: u64,
     last_kill_ns: u64,
     now_ns: u64,
 ) -> bool {
-    if place < done {
+    if is_struck {
         return true;
     }
     let back_ns = if last_kill_ns == 0 {
@@ -294,13 +461,18 @@ pub const fn is_turn(
     } else {
         short_since_ns
     };
-    // At most 32 places.
-    now_ns.saturating_sub(since_ns) >= (place - done).wrapping_mul(TURN_NS)
+    // Fewer than 32 pods.
+    now_ns.saturating_sub(since_ns) >= before.wrapping_mul(TURN_NS)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    extern crate std;
+
+    use std::cell::RefCell;
+    use std::vec::Vec;
 
     fn line(acked_ns: u64) -> [u64; line::WORDS] {
         let mut line = [0; line::WORDS];
@@ -374,20 +546,27 @@ mod tests {
     #[test]
     fn the_first_goes_first_and_each_other_waits_its_turn() {
         let turn = TURN_NS;
-        assert!(is_turn(0, 0, 10, 0, 10));
-        assert!(!is_turn(1, 0, 10, 0, 10 + turn - 1));
-        assert!(is_turn(1, 0, 10, 0, 10 + turn));
-        assert!(!is_turn(2, 0, 10, 0, 10 + 2 * turn - 1));
+        assert!(is_turn(0, false, 10, 0, 10));
+        assert!(!is_turn(1, false, 10, 0, 10 + turn - 1));
+        assert!(is_turn(1, false, 10, 0, 10 + turn));
+        assert!(!is_turn(2, false, 10, 0, 10 + 2 * turn - 1));
         // After a kill: its other processes at once, the next pod when memory has had time to come back.
-        assert!(is_turn(0, 1, 10, 50, 51));
-        assert!(!is_turn(1, 1, 10, 50, 50 + turn - 1));
-        assert!(is_turn(1, 1, 10, 50, 50 + turn));
-        assert!(!is_turn(2, 1, 10, 50, 50 + turn));
-        assert!(is_turn(2, 1, 10, 50, 50 + 2 * turn));
+        assert!(is_turn(0, true, 10, 50, 51));
+        assert!(!is_turn(0, false, 10, 50, 50 + turn - 1));
+        assert!(is_turn(0, false, 10, 50, 50 + turn));
+        assert!(!is_turn(1, false, 10, 50, 50 + turn));
+        assert!(is_turn(1, false, 10, 50, 50 + 2 * turn));
         // In a new shortage, long after.
         let later = 1000 * turn;
-        assert!(is_turn(1, 1, later, 50, later));
-        assert!(!is_turn(2, 1, later, 50, later + 1));
+        assert!(is_turn(0, false, later, 50, later));
+        assert!(!is_turn(1, false, later, 50, later + 1));
+        // A kill of an earlier shortage does not count in this one.
+        let seen = Seen {
+            last_ns: 50,
+            ..Seen::default()
+        };
+        assert!(seen.is_struck(10) && !seen.is_struck(later));
+        assert!(!Seen::default().is_struck(0));
     }
 
     #[test]
@@ -397,5 +576,174 @@ mod tests {
         assert!(!is_exhausted(0, 1, true));
         assert!(is_exhausted(0, HOPELESS_RETRIES, true));
         assert!(!is_exhausted(4, 16, false), "nothing is killed for that");
+    }
+
+    fn pod(tier: u64, priority: i64, request_bytes: u64, held_bytes: u64) -> Standing {
+        Standing {
+            tier,
+            priority,
+            request_bytes,
+            held_bytes,
+            place: 0,
+        }
+    }
+
+    #[test]
+    fn who_holds_most_beyond_its_request_goes_first_within_its_class() {
+        let goes = |a: Standing, b: Standing| goes_before(&a, &b) && !goes_before(&b, &a);
+        assert!(goes(pod(2, 9, 0, 1), pod(3, 0, 0, 99)), "the tier");
+        assert!(
+            goes(pod(2, 9, 10, 11), pod(2, 0, 99, 99)),
+            "above its request"
+        );
+        assert!(goes(pod(2, -1, 0, 1), pod(2, 0, 0, 99)), "the priority");
+        assert!(goes(pod(2, 0, 10, 40), pod(2, 0, 90, 110)), "the amount");
+        assert!(
+            goes(pod(2, 0, 90, 80), pod(2, 0, 90, 70)),
+            "below its request"
+        );
+        let later = Standing {
+            place: 1,
+            ..pod(2, 0, 0, 1)
+        };
+        assert!(goes(pod(2, 0, 0, 1), later), "the place");
+    }
+
+    #[test]
+    fn what_a_program_saw_counts_if_it_is_newer() {
+        let mut words = [0; SLOT_WORDS];
+        words[line::ACKED_NS] = 100;
+        words[line::PAGE_BYTES] = 4096;
+        words[word_of(3, condemned::HELD_BYTES)] = 5000;
+        words[word_of(3, condemned::USAGE_BYTES)] = 8192;
+        let mut line = [0; line::WORDS];
+        line.copy_from_slice(&words[..line::WORDS]);
+        let held = |usage_ns, usage_pages| {
+            let seen = Seen {
+                usage_ns,
+                usage_pages,
+                ..Seen::default()
+            };
+            standing(3, &line, seen, |at| words[at]).held_bytes
+        };
+        assert_eq!(held(100, 50), 5000, "as old as the sample");
+        assert_eq!(held(101, 3), 5000 + 4096);
+        assert_eq!(held(101, 1), 5000 - 4096);
+        assert_eq!(held(101, 0), 0);
+    }
+
+    /// The agent's stores, one word each, as a program on another CPU or one that was preempted may see them; and the program between them.
+    struct Interleaved {
+        slots: [[u64; MODEL_WORDS]; SLOTS as usize],
+        newest: u64,
+        stores: Vec<Store>,
+        /// Stores that are done before the program's next read, for each read.
+        schedule: Vec<usize>,
+        reads: usize,
+    }
+
+    #[derive(Clone, Copy)]
+    enum Store {
+        Word(u64, usize, u64),
+        Newest(u64),
+    }
+
+    /// The generation, one word of the head, and a condemned pod of two words.
+    const MODEL_WORDS: usize = 4;
+
+    impl Interleaved {
+        fn read(&mut self) {
+            let before = self.schedule.get(self.reads).copied().unwrap_or(0);
+            self.reads += 1;
+            for store in self.stores.drain(..before.min(self.stores.len())) {
+                match store {
+                    Store::Word(generation, at, value) => {
+                        self.slots[slot_of(generation) as usize][at] = value;
+                    }
+                    Store::Newest(generation) => self.newest = generation,
+                }
+            }
+        }
+    }
+
+    /// The words that the agent leaves as its `generation`: all that follows the number says whose it is.
+    fn left(generation: u64) -> [u64; MODEL_WORDS] {
+        core::array::from_fn(|at| {
+            if at == line::GENERATION {
+                generation
+            } else {
+                generation * 10 + at as u64
+            }
+        })
+    }
+
+    /// Every way to do at most `stores` stores before each of `reads` reads.
+    fn schedules(reads: usize, stores: usize, each: &mut dyn FnMut(&[usize])) {
+        fn go(at: usize, left: usize, now: &mut Vec<usize>, each: &mut dyn FnMut(&[usize])) {
+            if at == 0 {
+                return each(now);
+            }
+            for count in 0..=left {
+                now.push(count);
+                go(at - 1, left - count, now, each);
+                now.pop();
+            }
+        }
+        go(reads, stores, &mut Vec::new(), each);
+    }
+
+    #[test]
+    fn no_interleaving_shows_a_program_half_an_order() {
+        // Three more generations: the slot that the program reads is written again.
+        for is_backwards in [false, true] {
+            let mut stores = Vec::new();
+            for generation in 2..=4 {
+                let mut words: Vec<usize> = (0..MODEL_WORDS).collect();
+                if is_backwards {
+                    words.reverse();
+                }
+                let value = left(generation);
+                stores.extend(
+                    words
+                        .iter()
+                        .map(|&at| Store::Word(generation, at, value[at])),
+                );
+                stores.push(Store::Newest(generation));
+            }
+            let (mut runs, mut seen) = (0_u32, 0_u32);
+            schedules(MODEL_WORDS + 2, stores.len(), &mut |schedule| {
+                let model = RefCell::new(Interleaved {
+                    slots: [[0; MODEL_WORDS], left(1)],
+                    newest: 1,
+                    stores: stores.clone(),
+                    schedule: schedule.to_vec(),
+                    reads: 0,
+                });
+                let words = in_force::<MODEL_WORDS>(
+                    || {
+                        model.borrow_mut().read();
+                        model.borrow().newest
+                    },
+                    |slot, at| {
+                        model.borrow_mut().read();
+                        model.borrow().slots[slot as usize][at]
+                    },
+                );
+                runs += 1;
+                if let Some(words) = words {
+                    seen += 1;
+                    assert_eq!(words, left(words[line::GENERATION]), "{schedule:?}");
+                    assert_eq!(
+                        words[line::GENERATION],
+                        model.borrow().newest,
+                        "{schedule:?}"
+                    );
+                }
+            });
+            assert!(
+                runs > 10_000 && seen > 100,
+                "{runs} interleavings, {seen} of them seen"
+            );
+        }
     }
 }

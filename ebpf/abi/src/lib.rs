@@ -18,7 +18,7 @@ pub mod last_line;
 pub mod sampling;
 
 /// Version of every layout in this file. A change to any of them raises it, and the agent refuses other versions.
-pub const ABI_VERSION: u16 = 4;
+pub const ABI_VERSION: u16 = 5;
 
 /// "The program could not know this" in a 64-bit field.
 pub const UNKNOWN_U64: u64 = u64::MAX;
@@ -422,9 +422,6 @@ pub mod charges {
     pub const WORDS: u32 = 3;
 }
 
-/// The largest record of all, for buffers.
-pub const MAX_RECORD_BYTES: usize = size_of::<CgroupMkdir>();
-
 const _: () = assert!(size_of::<Header>() == 24);
 const _: () = assert!(size_of::<CgroupMkdir>() == 296);
 const _: () = assert!(size_of::<OomKill>() == 80);
@@ -439,9 +436,15 @@ pub struct Config {
     /// 1 when the memory controller sits on a cgroup v1 hierarchy: a task's memory cgroup is then found through
     /// `css_set.subsys` instead of `css_set.dfl_cgrp`.
     pub memory_is_v1: u32,
+    /// The number of the hierarchy that has the memory controller: 0 for v2. Ids of cgroups are unique only within one.
+    pub memory_hierarchy: u32,
+    /// The number of the hierarchy that has the cpu controller.
+    pub cpu_hierarchy: u32,
     /// 1 when PSI counts, so that `task_struct.in_memstall` distinguishes an outer stall from one inside it.
     pub psi_is_on: u32,
 }
+
+const _: () = assert!(size_of::<Config>() == 24);
 
 macro_rules! layout {
     ($($(#[$doc:meta])+ $field:ident: $path:literal,)+) => {
@@ -475,6 +478,12 @@ layout! {
     css_parent: "cgroup_subsys_state.parent",
     /// The cgroup's own css.
     cgroup_self: "cgroup.self",
+    /// A memcg's page counter of all its memory.
+    memcg_usage: "mem_cgroup.memory.usage",
+    /// The cgroups above a cgroup, by level, and itself.
+    cgroup_ancestors: "cgroup.ancestors",
+    /// The memory controller's entry in `cgroup.subsys`.
+    cgroup_memory_css: "cgroup.subsys[memory_cgrp_id]",
     /// The cgroup's directory.
     cgroup_kn: "cgroup.kn",
     /// Depth.
@@ -583,15 +592,23 @@ pub mod oom_totals {
 pub const OOM_RECORDS_PER_WINDOW: u64 = 128;
 
 /// Size of the ring for what leads to a decision at once.
-pub const CRITICAL_BYTES: u32 = 128 << 10;
+pub const CRITICAL_BYTES: u32 = 64 << 10;
 
 /// So much of that ring is kept for [`Kind::ChargesReached`], the only record that the agent asks for. It arms one at a time, after
-/// it has read up to 512 records; a full ring has a few thousand, so a handful can wait at most. The rest is for CPUs that found
+/// it has read up to 512 records; a full ring has about a thousand, so a handful can wait at most. The rest is for CPUs that found
 /// room for another record at the same moment.
 pub const CRITICAL_RESERVED_BYTES: u32 = 16 << 10;
 
 /// The rest of that ring: for records that processes without privileges can cause.
 pub const CRITICAL_SHARED_BYTES: u32 = CRITICAL_BYTES - CRITICAL_RESERVED_BYTES;
+
+/// Size of the ring for cgroups and processes that come and go: some 860 cgroups that are made with paths of any length, or 6,500 of the other
+/// records, between two reads. It is read when its first record comes; what a flood loses, the agent makes up for by a look at cgroupfs.
+pub const LIFECYCLE_BYTES: u32 = 256 << 10;
+
+/// Size of the ring for what is aggregated: some 3,200 records between two reads. The agent reads it every 5 s, so for 65 causes in cgroups that
+/// send one in each window of 100 ms; the totals in the maps have what it loses.
+pub const PRESSURE_BYTES: u32 = 256 << 10;
 
 /// What the kernel puts before each record of a ring.
 pub const RING_HEADER_BYTES: usize = 8;

@@ -142,11 +142,12 @@ pub struct LastLine {
 }
 
 impl Default for LastLine {
-    /// An agent that is alive answers within milliseconds; one that has ended is restarted within seconds.
+    /// An agent that is alive answers within milliseconds. One that has ended is restarted within seconds, or after some minutes by a supervisor
+    /// that waits longer after each failure; a leak of some MB/s takes minutes to the line, too.
     fn default() -> Self {
         Self {
             acknowledge_within_ns: 200_000_000,
-            expires_after_ns: 30_000_000_000,
+            expires_after_ns: 600_000_000_000,
         }
     }
 }

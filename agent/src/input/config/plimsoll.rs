@@ -45,7 +45,7 @@ pub const FIELDS: &[Field] = &[
     field("lastLine", Used, Shape::Object(&[
         field("enabled", Used, Shape::Bool, "switch the last line on").pointer(),
         field("acknowledgeWithin", Used, Shape::Duration, "the agent must answer a crossing within this time, 10ms to 1m").pointer(),
-        field("expiresAfter", Used, Shape::Duration, "stays active for this time after the agent's last update, 1s to 10m").pointer(),
+        field("expiresAfter", Used, Shape::Duration, "stays active for this time after the agent's last update, 1s to 1h").pointer(),
     ]), "a BPF program that kills a task of the next pod in the ranking when memory is short and the agent does not answer"),
     field("cpuBurst", Used, Shape::Object(&[
         field("enabled", Used, Shape::Bool, "switch CPU burst on").pointer(),
@@ -307,7 +307,7 @@ fn last_line(configured: Option<LastLine>) -> Value {
 fn check_last_line(parts: &[Entry], problems: &mut Vec<Problem>) {
     let bounds = [
         ("acknowledgeWithin", 10_000_000, 60_000_000_000),
-        ("expiresAfter", 1_000_000_000, 600_000_000_000),
+        ("expiresAfter", 1_000_000_000, 3_600_000_000_000),
     ];
     for (name, min_ns, max_ns) in bounds {
         let Some(part) = parts.iter().find(|part| part.key == name) else {

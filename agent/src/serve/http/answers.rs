@@ -227,7 +227,11 @@ impl Answers {
         match self.snapshots.get(self.loop_bound).await {
             Ok(snapshot) if snapshot.tally.pods_listed => {
                 let pods = snapshot.state.pods.len();
-                let text = format!("ready: sources are open, {pods} pods are listed\n");
+                let last_line = snapshot.tally.last_line_holds_ns.map_or_else(String::new, |ns| {
+                    let holds = Duration::from_nanos(ns);
+                    format!("; the last line in the kernel holds for {holds:?} after the agent's last sign of life")
+                });
+                let text = format!("ready: sources are open, {pods} pods are listed{last_line}\n");
                 Reply::plain(StatusCode::OK, text)
             }
             Ok(_) => Reply::plain(

@@ -36,6 +36,21 @@ pub(super) const TESTS: &[Test] = &[
         run: killed,
     },
     Test {
+        name: "last_line::a_slow_leak_is_ended_minutes_after_the_agent_froze",
+        on: On::EachKernelAndHybrid,
+        run: || slow_leak(Signal::STOP),
+    },
+    Test {
+        name: "last_line::a_slow_leak_is_ended_minutes_after_the_agent_was_killed",
+        on: On::EachKernel,
+        run: || slow_leak(Signal::KILL),
+    },
+    Test {
+        name: "last_line::a_pod_does_not_escape_by_nested_cgroups",
+        on: On::EachKernelAndHybrid,
+        run: nested,
+    },
+    Test {
         name: "last_line::without_addresses_the_last_retry_is_what_is_left",
         on: On::EachKernel,
         run: || with_hidden_addresses(only_the_last_retry),
@@ -69,14 +84,15 @@ struct Scene {
 
 impl Scene {
     fn new() -> anyhow::Result<Self> {
+        Self::with_hog("ramp --wait-usr1 --pre-mb 32 --rate-mb-s 100")
+    }
+
+    fn with_hog(hog: &str) -> anyhow::Result<Self> {
         let node = Node::new()?;
         let exempt = Pod::best_effort("exempt").critical();
         let exempt = node.hog(&exempt, "flap --low-mb 400 --high-mb 420 --period-ms 100")?;
         let innocent = node.hog(&Pod::burstable("innocent", "100Mi"), "hold --mb 64")?;
-        let hog = node.hog(
-            &Pod::best_effort("hog"),
-            "ramp --wait-usr1 --pre-mb 32 --rate-mb-s 100",
-        )?;
+        let hog = node.hog(&Pod::best_effort("hog"), hog)?;
         // So little that the hog does not need long.
         let ballast = Ballast::leaving(LINE_MB + 250)?;
         // Nobody stops the kernel's killer at the hog: of huge pages, none is free until the last is unmapped, and meanwhile it looks for others.
@@ -233,6 +249,91 @@ fn killed() -> Outcome {
         stopped.records.produced == stopped.records.consumed + stopped.records.dropped,
         "{stopped:?}"
     );
+    Ok(Done::Passed)
+}
+
+/// Levels of cgroups that a pod makes below its own.
+const NESTED: usize = 12;
+
+/// The hog moves its process deep down, when the order is in force.
+fn nested() -> Outcome {
+    let mut scene = Scene::new()?;
+    let options = last_line(&scene.node, "{enabled: true, acknowledgeWithin: 100ms}")?;
+    let mut agent = started(&scene.node, &options)?;
+    let before = oom_kills()?;
+    agent.signal(Signal::STOP)?;
+    let mut deep = scene.node.cgroup_file(&Pod::best_effort("hog"), "");
+    for _ in 0..NESTED {
+        deep.push("n");
+        fs::create_dir(&deep).with_context(|| deep.display().to_string())?;
+    }
+    fs::write(
+        deep.join("cgroup.procs"),
+        scene.hog.process.pid().to_string(),
+    )?;
+    go(&scene.hog)?;
+    ensure!(scene.hog.process.wait_gone(TIMEOUT), "the hog lives");
+    // Whoever else is to go by mistake has time to.
+    sleep(Duration::from_millis(500));
+    scene.others_live(false)?;
+    ensure!(oom_kills()? == before, "the kernel's OOM killer came first");
+    agent.signal(Signal::CONT)?;
+    let (pod, _) = last_line_kill(&mut agent)?;
+    ensure!(pod == "default/hog", "{pod} was killed");
+    agent.stop()?;
+    Ok(Done::Passed)
+}
+
+/// So long after the agent's last sign of life the leak begins. An order that held for half a minute would be over.
+const UNATTENDED: Duration = Duration::from_secs(90);
+/// The leak takes half a minute more to the line.
+const LEAK_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Nobody renews the order, by the default of how long it holds. Meanwhile one pod comes that no order knows, and one ends.
+fn slow_leak(signal: Signal) -> Outcome {
+    let mut scene = Scene::with_hog("ramp --wait-usr1 --pre-mb 32 --rate-mb-s 5")?;
+    // First in the ranking, and gone before memory is short: nobody waits for it.
+    let mut gone = scene.node.hog(&Pod::best_effort("gone"), "hold --mb 48")?;
+    let options = last_line(&scene.node, "{enabled: true, acknowledgeWithin: 100ms}")?;
+    let agent = started(&scene.node, &options)?;
+    let before = oom_kills()?;
+    let frozen = if signal == Signal::KILL {
+        agent.kill()?;
+        None
+    } else {
+        agent.signal(signal)?;
+        Some(agent)
+    };
+    gone.process.signal(Signal::KILL)?;
+    ensure!(gone.process.wait_gone(TIMEOUT), "a pod does not end");
+    let mut newcomer = scene.node.hog(
+        &Pod::best_effort("newcomer"),
+        "flap --low-mb 40 --high-mb 60 --period-ms 100",
+    )?;
+    sleep(UNATTENDED);
+    go(&scene.hog)?;
+    ensure!(scene.hog.process.wait_gone(LEAK_TIMEOUT), "the leak lives");
+    // Whoever else is to go by mistake has time to.
+    sleep(Duration::from_millis(500));
+    scene.others_live(false)?;
+    ensure!(
+        newcomer.process.is_running()?,
+        "a pod was killed that no order knows"
+    );
+    ensure!(oom_kills()? == before, "the kernel's OOM killer came first");
+    let mut agent = match frozen {
+        Some(agent) => {
+            agent.signal(Signal::CONT)?;
+            agent
+        }
+        None => scene.node.agent(&options)?,
+    };
+    let (pod, kill) = last_line_kill(&mut agent)?;
+    ensure!(
+        pod == "default/hog" && kill.why == LastLineReason::Unacknowledged && kill.kills == 1,
+        "{pod}: {kill:?}"
+    );
+    agent.stop()?;
     Ok(Done::Passed)
 }
 

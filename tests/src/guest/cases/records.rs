@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -34,6 +35,11 @@ pub(super) const TESTS: &[Test] = &[
         name: "records::a_cgroup_s_life",
         on: On::EachKernelAndHybrid,
         run: a_cgroup_s_life,
+    },
+    Test {
+        name: "records::what_is_counted_goes_with_its_own_hierarchy_s_cgroup",
+        on: On::EachKernelAndHybrid,
+        run: what_is_counted_goes_with_its_own_hierarchy_s_cgroup,
     },
     Test {
         name: "records::oom_names_limit_owner_and_victim",
@@ -291,6 +297,70 @@ fn a_cgroup_s_life() -> Outcome {
         sorted == expected && life.first().is_some_and(|first| first == "made"),
         "a life of {life:?}, expected {expected:?}"
     );
+    Ok(Done::Passed)
+}
+
+/// A cgroup v1 hierarchy without a controller, while it is mounted.
+struct Named(PathBuf);
+
+impl Named {
+    fn mount() -> anyhow::Result<Self> {
+        let path = PathBuf::from("/tmp/records-hierarchy");
+        fs::create_dir_all(&path)?;
+        let mounted = Command::new("mount")
+            .args(["-t", "cgroup", "-o", "none,name=plimsoll-records", "cgroup"])
+            .arg(&path)
+            .status()
+            .context("starting mount")?;
+        ensure!(mounted.success(), "no cgroup v1 hierarchy: {mounted}");
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg(&self.0).status();
+        if !unmounted.is_ok_and(|status| status.success()) {
+            eprintln!("{} stays mounted", self.0.display());
+        }
+    }
+}
+
+/// Ids of cgroups are unique only within a hierarchy.
+fn what_is_counted_goes_with_its_own_hierarchy_s_cgroup() -> Outcome {
+    let named = Named::mount()?;
+    let other = Scratch::at(named.0.join("other"))?;
+    let mut bpf = load(
+        &[Family::Lifecycle, Family::Processes],
+        Duration::from_millis(10),
+    )?;
+    let followed = |bpf: &Bpf, id| -> anyhow::Result<bool> {
+        let mut found = false;
+        bpf.drain_processes(|totals| found |= totals.cgroup_id == id)?;
+        Ok(found)
+    };
+    // As if a cgroup of the memory hierarchy had this id.
+    let other_id = id(&other.0)?;
+    bpf.follow_processes(&[other_id].into())?;
+    drop(other);
+    settle(&mut bpf, |_| {});
+    ensure!(
+        followed(&bpf, other_id)?,
+        "a cgroup that no controller is in took a namesake's counts away"
+    );
+    let scratch = Scratch::new("memory")?;
+    let memory_id = id(&scratch.0)?;
+    let wanted = [other_id, memory_id].into();
+    bpf.follow_processes(&wanted)?;
+    drop(scratch);
+    settle(&mut bpf, |_| {});
+    ensure!(
+        !followed(&bpf, memory_id)?,
+        "the counts of a cgroup that is gone stay"
+    );
+    // An entry that has gone missing is added again.
+    bpf.follow_processes(&wanted)?;
+    ensure!(followed(&bpf, memory_id)?, "it is not followed again");
     Ok(Done::Passed)
 }
 

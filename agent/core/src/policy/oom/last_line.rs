@@ -10,6 +10,9 @@
 //!
 //! No pod that is exempt from eviction can be in the order: [`Condemned`] is made from a row of the ranking, and from no row of an exempt
 //! pod. Pods that are leaving come first; pods that a disruption budget protects come last.
+//!
+//! The agent may be gone for minutes, so the program ranks the pods of the order anew by what they hold by then. It needs what the ranking goes
+//! by: [`Condemned`] has it. Pods that came later are not in the order, and are never killed.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,19 +39,53 @@ const CRITICAL_PART: u64 = 4;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Condemned {
     uid: PodUid,
+    /// Pods of a lower tier go first, whatever they hold.
+    pub tier: u8,
+    /// The pod's priority.
+    pub priority: i32,
+    /// What it requests, rounded down.
+    pub request_bytes: u64,
+    /// Its working set, as the ranking has it.
+    pub held_bytes: u64,
+    /// `memory.current` at that time; 0 if it is not known.
+    pub usage_bytes: u64,
 }
 
 impl Condemned {
     /// `None` for a pod that is exempt.
-    pub fn of(row: &RankRow) -> Option<Self> {
+    pub fn of(row: &RankRow, standing: Standing, usage_bytes: u64) -> Option<Self> {
+        let known = |bytes| if row.stats_known { bytes } else { 0 };
+        let request_bytes = u64::try_from(row.request.units_down()).unwrap_or(0);
         (!row.exempt).then(|| Self {
             uid: row.uid.clone(),
+            tier: standing.tier(row.stats_known),
+            priority: row.priority,
+            // Of two pods without statistics none holds more than the other.
+            request_bytes: known(request_bytes),
+            held_bytes: known(row.usage),
+            usage_bytes: known(usage_bytes),
         })
     }
 
     /// Which pod.
     pub fn uid(&self) -> &PodUid {
         &self.uid
+    }
+}
+
+/// What counts before the ranking.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Standing {
+    /// It is on its way out.
+    pub is_leaving: bool,
+    /// A disruption budget protects it.
+    pub is_protected: bool,
+}
+
+impl Standing {
+    /// The tier of a pod: pods on their way out, then those that no budget protects; within both, those without statistics.
+    fn tier(self, stats_known: bool) -> u8 {
+        u8::from(!self.is_leaving) << 2 | u8::from(self.is_protected) << 1 | u8::from(stats_known)
     }
 }
 
@@ -73,18 +110,22 @@ pub fn plan(config: &EngineConfig, state: &NodeState) -> Option<LastLinePlan> {
     let ranking = Ranking::Memory;
     ranking.rank(&mut rows, &mut Vec::new());
     let mut order: Vec<usize> = (0..rows.len()).filter(|&at| !rows[at].exempt).collect();
+    let mut preferred = order.clone();
     if config.options.disruption_budgets {
-        let mut preferred = order.clone();
         Budgeting::default().prefer(&view, ranking, &rows, &mut preferred, None, true);
-        // Stable: within both groups the ranking's order stays.
-        order.sort_by_key(|at| preferred.binary_search(at).is_err());
     }
-    let is_leaving = |row: &RankRow| {
-        let pod = state.pods.get(&row.uid);
-        pod.is_some_and(|pod| pod.leaving.is_some())
+    let pod = |row: &RankRow| state.pods.get(&row.uid);
+    let standing = |at: usize| Standing {
+        is_leaving: pod(&rows[at]).is_some_and(|pod| pod.leaving.is_some()),
+        is_protected: preferred.binary_search(&at).is_err(),
     };
-    order.sort_by_key(|&at| !is_leaving(&rows[at]));
-    let condemned = order.iter().filter_map(|&at| Condemned::of(&rows[at]));
+    // Stable: within each group the ranking's order stays.
+    order.sort_by_key(|&at| (!standing(at).is_leaving, standing(at).is_protected));
+    let condemned = order.iter().filter_map(|&at| {
+        let reading = pod(&rows[at]).and_then(|pod| pod.memory);
+        let usage_bytes = reading.map_or(0, |reading| reading.usage_bytes);
+        Condemned::of(&rows[at], standing(at), usage_bytes)
+    });
     Some(LastLinePlan {
         line_bytes,
         critical_bytes: line_bytes / CRITICAL_PART,
