@@ -16,6 +16,7 @@ mod paths;
 mod process;
 mod progress;
 mod setup;
+mod simulate;
 mod test;
 mod vm;
 mod watched;
@@ -39,6 +40,7 @@ Examples:
   cargo xtask test --all                              every test on every machine
   cargo xtask conformance tests/vectors/quantity.jsonl
   cargo xtask fuzz --seconds 600                      random histories against the decision engine
+  cargo xtask simulate --seed 7 --hours 24            the whole agent against a model of the machine
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
 its time was up, 125 when the guest ended without one.
@@ -89,6 +91,12 @@ enum Command {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
+    /// The whole agent against a model of the machine, in virtual time (arguments: cargo xtask simulate -- --help)
+    Simulate {
+        /// For the program, such as --seed 7
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Random and hostile histories against the decision engine (arguments: cargo xtask fuzz -- --help)
     Fuzz {
         /// For the program, such as --seconds 600
@@ -123,6 +131,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Bench(command) => return bench::run(&command),
         Command::Test { quick, all } => return test::run(quick, all),
         Command::Conformance { files } => return conformance::run(&files),
+        Command::Simulate { arguments } => return simulate::run(&arguments),
         Command::Fuzz { arguments } => return fuzz::run(&arguments),
     }
     Ok(0)
