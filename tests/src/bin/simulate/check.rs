@@ -13,7 +13,7 @@ pub(crate) const TURN_NS: u64 = 100 * MS;
 pub(crate) const ANSWER_NS: u64 = 50 * MS;
 /// Memory may be short for so long while a pod has what is missing and nothing happens to it.
 const UNANSWERED_NS: u64 = 5 * SECOND;
-/// Victims that free nothing, in this time, before it is a cascade.
+/// So many victims in this time, while one of them has freed nothing, are a cascade.
 const CASCADE_NS: u64 = 10 * SECOND;
 const CASCADE_VICTIMS: usize = 2;
 /// A victim is dying for so long before the next may be taken.
@@ -49,6 +49,8 @@ pub(crate) struct Checks {
     is_serving: bool,
     turn_began_ns: Option<u64>,
     turn_operations: u64,
+    /// What the loop's time went into since it last waited, by call.
+    costs: BTreeMap<&'static str, u64>,
     pub(crate) turns: u64,
     pub(crate) longest_turn_ns: u64,
     pub(crate) most_operations: u64,
@@ -92,6 +94,23 @@ impl Checks {
         }
     }
 
+    /// The loop has spent time in a call.
+    pub(crate) fn spent(&mut self, call: &'static str, cost_ns: u64) {
+        *self.costs.entry(call).or_default() += cost_ns;
+    }
+
+    /// The call that took most of it.
+    fn culprit(&self) -> &'static str {
+        let most = self.costs.iter().max_by_key(|(_, cost_ns)| **cost_ns);
+        most.map_or("nothing", |(call, _)| call)
+    }
+
+    /// The run is over, and the agent has not ended.
+    pub(crate) fn never_ended(&mut self, now_ns: u64) {
+        self.turn_ended(now_ns);
+        self.broken("end", "the agent did not end within two minutes of SIGTERM".to_owned(), now_ns);
+    }
+
     /// The loop waits.
     pub(crate) fn turn_ended(&mut self, now_ns: u64) {
         self.is_serving = true;
@@ -102,7 +121,7 @@ impl Checks {
             self.most_operations = self.most_operations.max(self.turn_operations);
             if took_ns > TURN_NS {
                 let text = format!("a turn took {} ms and {} operations", took_ns / MS, self.turn_operations);
-                self.broken("turn", text, now_ns);
+                self.broken(&format!("turn/{}", self.culprit()), text, now_ns);
             }
         }
     }
@@ -111,6 +130,7 @@ impl Checks {
     pub(crate) fn turn_begins(&mut self, now_ns: u64) {
         self.turn_began_ns = Some(now_ns);
         self.turn_operations = 0;
+        self.costs.clear();
         self.allocations = (!self.pending.is_empty()).then(world::allocations);
     }
 
@@ -125,7 +145,7 @@ impl Checks {
             let took_ns = now_ns - crossed_ns;
             self.slowest_answer_ns = self.slowest_answer_ns.max(took_ns);
             if self.is_serving && took_ns > ANSWER_NS {
-                self.broken("late", format!("a crossing was answered after {} ms", took_ns / MS), now_ns);
+                self.broken(&format!("late/{}", self.culprit()), format!("a crossing was answered after {} ms", took_ns / MS), now_ns);
             }
         }
         if let Some(before) = self.allocations.take() {
@@ -227,7 +247,7 @@ impl World {
             .filter(|(other, _)| **other != pod)
             .map(|(other, victim)| (*other, victim.clone()))
             .collect();
-        let mut freed_nothing = 0;
+        let (mut recent, mut holds_all) = (0, false);
         for (other, victim) in others {
             let Some(signalled_ns) = victim.signalled_ns else { continue };
             let other_name = &self.machine.pods[other].uid;
@@ -235,13 +255,11 @@ impl World {
                 let text = format!("{name} is ended while {other_name} still is on its way out");
                 self.checks.broken("pass", text, now_ns);
             }
-            let holds = self.machine.used(other, now_ns);
-            if now_ns - signalled_ns < CASCADE_NS && holds > victim.held_bytes / 5 * 4 {
-                freed_nothing += 1;
-            }
+            recent += usize::from(now_ns - signalled_ns < CASCADE_NS);
+            holds_all |= self.machine.used(other, now_ns) > victim.held_bytes / 5 * 4;
         }
-        if freed_nothing >= CASCADE_VICTIMS {
-            let text = format!("{name} is ended after {freed_nothing} that freed nothing in {} s", CASCADE_NS / SECOND);
+        if recent >= CASCADE_VICTIMS && holds_all {
+            let text = format!("{name} is ended {recent} others after, in {} s, while a victim still has its memory", CASCADE_NS / SECOND);
             self.checks.broken("cascade", text, now_ns);
         }
     }
@@ -283,7 +301,9 @@ impl World {
         let is_dying = self.checks.victims.values().any(|victim| {
             victim.ended_ns.is_none() && victim.signalled_ns.is_some_and(|at_ns| now_ns - at_ns < UNANSWERED_NS)
         });
-        let (Some(pod), true, false) = (candidate, missing > 0 && self.checks.is_serving, is_dying) else {
+        // A loop that hangs has a rule of its own.
+        let hangs = self.checks.turn_began_ns.is_some_and(|began_ns| now_ns.saturating_sub(began_ns) > TURN_NS);
+        let (Some(pod), true, false) = (candidate, missing > 0 && self.checks.is_serving, is_dying || hangs) else {
             self.checks.short_since_ns = None;
             return;
         };
@@ -307,6 +327,7 @@ impl World {
             return;
         }
         let is_of_pod = it.pod.is_some();
+        let searched = if file == "cgroup.subtree_control" { path.rsplit_once('/').map_or(path, |(dir, _)| dir) } else { path };
         if is_of_pod && file != "memory.high" {
             return;
         }
@@ -321,7 +342,7 @@ impl World {
         let is_written = std::fs::read_dir(&dir).into_iter().flatten().flatten().any(|entry| {
             let name = entry.file_name();
             name.to_string_lossy().ends_with(".jsonl")
-                && std::fs::read_to_string(entry.path()).is_ok_and(|text| text.contains(path) || (it.is_agents && text.contains(it.path.as_str())))
+                && std::fs::read_to_string(entry.path()).is_ok_and(|text| text.contains(searched) || (it.is_agents && text.contains(it.path.as_str())))
         });
         if !is_written && self.checks.unledgered.insert(path.to_owned()) {
             self.checks.broken("ledger", format!("{path} is changed and in no ledger"), self.now_ns);

@@ -75,6 +75,7 @@ pub(crate) fn operation(call: &'static str, path: &str, cost_ns: u64) -> Result<
     if number > crate::run::OPERATIONS_MAX {
         it.give_up("the agent does not come to rest");
     }
+    let is_loop = it.threads[it.current].is_loop;
     let fault = it.plan.at.get(&number).copied().or_else(|| by_chance(call));
     match fault {
         Some(Fault::Errno(errno)) => {
@@ -82,11 +83,17 @@ pub(crate) fn operation(call: &'static str, path: &str, cost_ns: u64) -> Result<
             Err(errno)
         }
         Some(Fault::Slow(ns)) => {
+            if is_loop {
+                it.checks.spent("slow", ns);
+            }
             advance(cost_ns + ns);
             Ok(())
         }
         Some(Fault::Kill) => kill(),
         None => {
+            if is_loop {
+                it.checks.spent(call, cost_ns);
+            }
             advance(cost_ns);
             Ok(())
         }

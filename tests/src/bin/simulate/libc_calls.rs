@@ -25,6 +25,8 @@ const OPEN_NS: u64 = 4_000;
 const READ_NS: u64 = 2_000;
 const WRITE_NS: u64 = 5_000;
 const ENTRY_NS: u64 = 250;
+/// 103 ms for 20,000 of them (FAULTS.md B4).
+const CGROUP_ENTRY_NS: u64 = 5_000;
 const CALL_NS: u64 = 1_000;
 const CLOCK_NS: u64 = 40;
 /// The write of `cgroup.kill`, and making and removing a cgroup, median (FAULTS.md C3).
@@ -104,7 +106,7 @@ unsafe extern "C" fn statx(dirfd: c_int, path: *const c_char, flags: c_int, mask
     world().offer_pins(&path);
     match place(&path) {
         Ok(place) => call(libc::AT_FDCWD, place.as_ptr()),
-        Err(errno) => small(refuse(errno)),
+        Err(errno) => small(-(errno as isize)),
     }
 }
 
@@ -122,7 +124,7 @@ fn stat_at(dirfd: c_int, path: *const c_char, to: *mut c_void, flags: c_int) -> 
     world().offer_pins(&path);
     match place(&path) {
         Ok(place) => call(libc::AT_FDCWD, place.as_ptr()),
-        Err(errno) => small(refuse(errno)),
+        Err(errno) => small(-(errno as isize)),
     }
 }
 
@@ -202,7 +204,7 @@ unsafe extern "C" fn statvfs64(path: *const c_char, to: *mut libc::statvfs64) ->
     let path = path_of(libc::AT_FDCWD, path);
     operation!("stat", &path, CALL_NS);
     if !std::path::Path::new(&*world().place_of(&path).to_string_lossy()).exists() {
-        return small(refuse(libc::ENOENT));
+        return small(-(libc::ENOENT as isize));
     }
     fill_statvfs(to)
 }
@@ -222,14 +224,25 @@ unsafe extern "C" fn opendir(path: *const c_char) -> *mut libc::DIR {
         return std::ptr::null_mut();
     }
     let place = world().place_of(&path);
-    unsafe { real(place.as_ptr()) }
+    let dir = unsafe { real(place.as_ptr()) };
+    if crate::world::World::cgroup_path(&path).is_some() {
+        world().cgroup_dirs.insert(dir as usize);
+    } else {
+        world().cgroup_dirs.remove(&(dir as usize));
+    }
+    dir
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn readdir64(dir: *mut libc::DIR) -> *mut libc::dirent64 {
     let real: unsafe extern "C" fn(*mut libc::DIR) -> *mut libc::dirent64 = unsafe { std::mem::transmute(next(c"readdir64")) };
     if let Some(_inside) = enter() {
-        advance(ENTRY_NS);
+        let it = world();
+        let cost_ns = if it.cgroup_dirs.contains(&(dir as usize)) { CGROUP_ENTRY_NS } else { ENTRY_NS };
+        if it.threads[it.current].is_loop {
+            it.checks.spent("opendir", cost_ns);
+        }
+        advance(cost_ns);
     }
     unsafe { real(dir) }
 }
@@ -246,7 +259,7 @@ unsafe extern "C" fn mkdirat(dirfd: c_int, path: *const c_char, mode: c_uint) ->
         let cgroup = cgroup.to_owned();
         return match world().make_cgroup(&cgroup, true) {
             Ok(_) => 0,
-            Err(errno) => small(refuse(errno)),
+            Err(errno) => small(-(errno as isize)),
         };
     }
     call(libc::AT_FDCWD, world().place_of(&path).as_ptr())
@@ -270,7 +283,7 @@ unsafe extern "C" fn unlinkat(dirfd: c_int, path: *const c_char, flags: c_int) -
             let cgroup = cgroup.to_owned();
             return match world().remove_cgroup(&cgroup) {
                 Ok(()) => 0,
-                Err(errno) => small(refuse(errno)),
+                Err(errno) => small(-(errno as isize)),
             };
         }
     } else {
@@ -819,12 +832,18 @@ fn release(fd: c_int) -> isize {
     let Some(Kind::Pidfd { pid, started }) = found else { return refuse(libc::EBADF) };
     world().machine.now_ns = world().now_ns;
     let process = world().machine.processes.get(&pid).filter(|process| process.started == started);
-    let cost_ns = match process.map(|process| process.killed_ns) {
+    let now_ns = world().now_ns;
+    let cost_ns = match process.map(|process| (process.killed_ns, process.stuck_until_ns > now_ns)) {
         None => return refuse(libc::ESRCH),
-        Some(None) => return refuse(libc::EINVAL),
-        Some(Some(_)) => world().machine.unmap_ns(pid),
+        Some((None, _)) => return refuse(libc::EINVAL),
+        // It waits for a device with its memory map locked.
+        Some((Some(_), true)) => return refuse(libc::EAGAIN),
+        Some((Some(_), false)) => world().machine.unmap_ns(pid),
     };
     operation!("process_mrelease", "", CALL_NS + cost_ns);
+    let it = world();
+    it.machine.now_ns = it.now_ns;
+    it.machine.unmapped(pid);
     0
 }
 

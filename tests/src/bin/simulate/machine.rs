@@ -105,19 +105,23 @@ pub(crate) struct Cgroup {
     pub(crate) is_agents: bool,
 }
 
-/// Memory that grows (or falls) by the second, up to a bound.
+/// Memory that grows by the second up to a bound, or falls down to one.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Ramp {
     pub(crate) at_ns: u64,
     pub(crate) bytes: u64,
     pub(crate) bytes_per_s: u64,
     pub(crate) up_to_bytes: u64,
+    pub(crate) falls: bool,
 }
 
 impl Ramp {
     fn at(&self, now_ns: u64) -> u64 {
         let grown = u128::from(self.bytes_per_s) * u128::from(now_ns.saturating_sub(self.at_ns)) / u128::from(SECOND);
         let grown = u64::try_from(grown).unwrap_or(u64::MAX);
+        if self.falls {
+            return self.bytes.saturating_sub(grown).max(self.up_to_bytes);
+        }
         self.bytes.saturating_add(grown).min(self.up_to_bytes.max(self.bytes))
     }
 }
@@ -320,7 +324,7 @@ impl Machine {
         {
             next_ns = next_ns.min(at_ns);
         }
-        let has_victims = self.processes.keys().any(|pid| *pid != AGENT_PID);
+        let has_victims = self.processes.iter().any(|(pid, process)| *pid != AGENT_PID && process.killed_ns.is_none());
         if has_victims
             && let Some(at_ns) = self.when(horizon_ns.min(next_ns), |it, at_ns| it.free(at_ns) < EXHAUSTED_BYTES)
         {
@@ -380,21 +384,21 @@ impl Machine {
     }
 
     fn charged(&self, now_ns: u64) -> u64 {
-        let grown: u64 = self.pods.iter().map(|pod| pod.ramp.at(now_ns) - pod.ramp.bytes).sum();
+        let grown: u64 = self.pods.iter().map(|pod| pod.ramp.at(now_ns).saturating_sub(pod.ramp.bytes)).sum();
         self.charged_bytes + grown
     }
 
     /// A pod's memory is another from now on.
     fn set_ramp(&mut self, pod: usize, ramp: Ramp) {
         let before = self.pods[pod].ramp;
-        self.charged_bytes += before.at(self.now_ns) - before.bytes;
+        self.charged_bytes += before.at(self.now_ns).saturating_sub(before.bytes);
         self.charged_bytes += ramp.bytes.saturating_sub(before.at(self.now_ns));
         self.pods[pod].ramp = ramp;
         self.next_ns = None;
     }
 
     fn set_bytes(&mut self, pod: usize, bytes: u64) {
-        let ramp = Ramp { at_ns: self.now_ns, bytes, bytes_per_s: 0, up_to_bytes: bytes };
+        let ramp = Ramp { at_ns: self.now_ns, bytes, up_to_bytes: bytes, ..Ramp::default() };
         self.set_ramp(pod, ramp);
     }
 
@@ -538,8 +542,37 @@ impl Machine {
         };
         let ends_ns = process.stuck_until_ns.max(now_ns + after_ns);
         process.ends_ns = Some(process.ends_ns.map_or(ends_ns, |known| known.min(ends_ns)));
+        let (is_killed, is_stuck) = (process.killed_ns == Some(now_ns), process.stuck_until_ns > now_ns);
         self.next_ns = None;
+        if is_killed && !is_stuck {
+            self.unmaps(pid, after_ns);
+        }
         true
+    }
+
+    /// A dying process gives its pod's memory back, in this time, but for what stays.
+    fn unmaps(&mut self, pid: i32, within_ns: u64) {
+        let Some(pod) = self.processes.get(&pid).and_then(|process| self.cgroups[process.cgroup].pod) else { return };
+        let bytes = self.used(pod, self.now_ns);
+        let per_s = u128::from(bytes) * u128::from(SECOND) / u128::from(within_ns.max(1));
+        let ramp = Ramp {
+            at_ns: self.now_ns,
+            bytes,
+            bytes_per_s: u64::try_from(per_s).unwrap_or(u64::MAX),
+            up_to_bytes: self.pods[pod].stays_bytes.min(bytes),
+            falls: true,
+        };
+        self.set_ramp(pod, ramp);
+    }
+
+    /// Another has unmapped what a dying process had.
+    pub(crate) fn unmapped(&mut self, pid: i32) {
+        let now_ns = self.now_ns;
+        self.unmaps(pid, 1);
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.ends_ns = Some(process.stuck_until_ns.max(now_ns + MS));
+            self.next_ns = None;
+        }
     }
 
     pub(crate) fn unmap_ns(&self, pid: i32) -> u64 {
@@ -616,7 +649,7 @@ impl Machine {
     fn meminfo(&self, now_ns: u64) -> String {
         let free = self.free(now_ns);
         let inactive = self.available(now_ns) - free;
-        let anon = self.pods_bytes(now_ns).saturating_sub(inactive) + SYSTEM_BYTES / 2;
+        let anon = self.pods_bytes(now_ns).saturating_sub(inactive) + SYSTEM_BYTES;
         let mut text = String::new();
         for (name, bytes) in [
             ("MemTotal:", self.total_bytes),
@@ -836,7 +869,7 @@ impl World {
         self.machine.now_ns = self.now_ns;
         self.machine.set_bytes(pod, new.bytes);
         if new.bytes_per_s > 0 {
-            let ramp = Ramp { at_ns: 0, bytes: new.bytes, bytes_per_s: new.bytes_per_s, up_to_bytes: new.up_to_bytes };
+            let ramp = Ramp { bytes: new.bytes, bytes_per_s: new.bytes_per_s, up_to_bytes: new.up_to_bytes, ..Ramp::default() };
             self.machine.at(self.now_ns + new.grows_after_ns, Happening::Grow(pod, ramp));
         }
         self.checks.pod_started(pod, self.now_ns);
@@ -944,7 +977,8 @@ impl World {
             Happening::Grow(pod, mut ramp) => {
                 ramp.at_ns = self.now_ns;
                 ramp.bytes = self.machine.used(pod, self.now_ns);
-                if !self.machine.pods[pod].processes.is_empty() {
+                let is_dying = |pid: &i32| self.machine.processes.get(pid).is_none_or(|process| process.killed_ns.is_some());
+                if !self.machine.pods[pod].processes.iter().all(is_dying) {
                     self.machine.set_ramp(pod, ramp);
                 }
             }
@@ -977,7 +1011,11 @@ impl World {
             }
             Happening::StartAgent => crate::run::start_agent(self),
             Happening::StopAgent => crate::run::stop_agent(self),
-            Happening::End => crate::run::report_and_exit(self),
+            Happening::End => {
+                let now_ns = self.now_ns;
+                self.checks.never_ended(now_ns);
+                crate::run::report_and_exit(self)
+            }
         }
     }
 }

@@ -117,6 +117,7 @@ pub(crate) fn run_here(scenario: &Scenario, order: Order, root: PathBuf, report:
         plan: Plan { prints: order.prints && order.plan.prints, ..order.plan },
         random: Random::new(order.seed),
         incarnation: 0,
+        cgroup_dirs: std::collections::BTreeSet::new(),
         priority: std::collections::BTreeSet::new(),
     });
     start_agent(world());

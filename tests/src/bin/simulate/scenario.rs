@@ -31,12 +31,15 @@ impl NewPod {
             0 => serde_json::json!({}),
             bytes => serde_json::json!({"requests": {"memory": format!("{}Mi", bytes >> 20)}}),
         };
+        let class = self.is_exempt.then_some("system-node-critical");
+        let priority = (!self.is_exempt).then_some(self.priority);
         serde_json::json!({
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": self.name, "namespace": "default", "uid": self.name},
             "spec": {
-                "priority": self.priority,
+                "priority": priority,
+                "priorityClassName": class,
                 "containers": [{"name": "app", "image": "app", "resources": requests}],
             },
         })
@@ -61,7 +64,8 @@ impl Scenario {
             happenings: Vec::new(),
             stop_ns: 60 * SECOND,
             mutex_ns: 0,
-            known: Vec::new(),
+            // Every eviction of more than a little shows it.
+            known: vec![Known { fault: "A1", rules: &["turn/process_mrelease", "late/process_mrelease"] }],
         };
         for index in 0..4_u64 {
             let mut innocent = pod(&format!("calm{index}"), (300 + 100 * index) * MIB);
@@ -69,7 +73,7 @@ impl Scenario {
             it = it.start(0, innocent);
         }
         let mut exempt = pod("critical", 900 * MIB);
-        (exempt.priority, exempt.is_exempt) = (2_000_001_000, true);
+        exempt.is_exempt = true;
         it.start(0, exempt)
     }
 
@@ -109,6 +113,7 @@ pub(crate) fn standard() -> Scenario {
 /// One for each fault.
 pub(crate) fn hostile() -> Vec<Scenario> {
     let many = |name: &str, shape| Scenario::new(name).start(SECOND, NewPod { shape, ..hog("hog") });
+    let unseen = &["evidence", "unanswered", "cascade", "pass", "no-shortage"];
     vec![
         Scenario::new("calm"),
         standard(),
@@ -116,32 +121,44 @@ pub(crate) fn hostile() -> Vec<Scenario> {
         Scenario::new("starved")
             .start(SECOND, NewPod { is_starved: true, ..hog("hog") })
             .start(SECOND, NewPod { grows_after_ns: 16 * SECOND, bytes_per_s: 200 * MIB, ..hog("second") })
-            .knows("A1", &["turn", "late", "unanswered"]),
-        many("deep", Shape::Deep(8)).knows("A2", &["evidence", "unanswered", "cascade"]),
-        many("crowd", Shape::Many(300)).knows("A2", &["evidence", "unanswered", "cascade"]),
-        many("threaded", Shape::Threaded).knows("A3", &["evidence", "unanswered", "cascade"]),
+            .knows("A1", &["end"]),
+        many("deep", Shape::Deep(8)).knows("A2", unseen),
+        many("crowd", Shape::Many(300)).knows("A2", unseen),
+        many("threaded", Shape::Threaded).knows("A3", unseen),
         Scenario::new("stays")
-            .start(SECOND, NewPod { stays_bytes: 16 * GIB, stays_for_ns: 600 * SECOND, up_to_bytes: 12 * GIB, ..hog("hog") })
+            .start(SECOND, NewPod { stays_bytes: 16 * GIB, stays_for_ns: 600 * SECOND, on_term: OnTerm::Ignores, ..hog("hog") })
+            .with_small_pods(8)
             .knows("A4", &["cascade"]),
-        many("wide", Shape::Many(20_000)).knows("B4", &["turn", "late", "evidence", "unanswered"]),
+        many("wide", Shape::Many(20_000)).knows("B4", &["turn/opendir", "late/opendir"]).knows("A2", unseen),
         Scenario { stop_ns: 300 * SECOND, ..Scenario::new("stuck") }
             .start(SECOND, NewPod { stuck_for_ns: 3600 * SECOND, ..hog("hog") })
-            .start(2 * SECOND, NewPod { grows_after_ns: 12 * SECOND, bytes_per_s: 100 * MIB, ..hog("second") })
+            .start(2 * SECOND, NewPod { grows_after_ns: 26 * SECOND, bytes_per_s: 30 * MIB, ..hog("second") })
             .knows("B5", &["unanswered"]),
-        Scenario { mutex_ns: 197 * MS, ..standard() }.named("cgroup-mutex").knows("C3", &["turn", "late"]),
+        Scenario { mutex_ns: 197 * MS, ..standard() }.named("cgroup-mutex").knows("C3", &["turn/write", "late/write"]),
         Scenario::new("attaches")
+            .with_small_pods(100)
             .start(SECOND, hog("hog"))
             .then(4 * SECOND, Happening::Attaches { left: 80_000, every_ns: SECOND / 8000 })
-            .knows("C4", &["turn", "late"]),
+            .knows("C4", &["turn/read", "late/read", "turn/open", "late/open"]),
         Scenario::new("names")
-            .start(SECOND, NewPod { comm: b"a\x1b[8m\nb\xff".to_vec(), ..hog("hog") })
-            .text(),
+            .start(SECOND, NewPod { comm: b"a\x1b[8m\nb\xff".to_vec(), bytes_per_s: 8 * GIB, on_term: OnTerm::Ignores, ..hog("hog") })
+            .text()
+            .knows("B7", &["control"]),
     ]
 }
 
 impl Scenario {
     fn named(mut self, name: &str) -> Self {
         name.clone_into(&mut self.name);
+        self
+    }
+
+    fn with_small_pods(mut self, count: u64) -> Self {
+        for index in 0..count {
+            let mut small = pod(&format!("small{index}"), 20 * MIB);
+            small.request_bytes = 0;
+            self = self.start(0, small);
+        }
         self
     }
 

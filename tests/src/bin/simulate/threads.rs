@@ -90,12 +90,18 @@ pub(crate) fn advance(cost_ns: u64) {
 /// Waits. Returns whether it was woken, and not by the deadline.
 pub(crate) fn wait(state: State, deadline_ns: Option<u64>) -> bool {
     let world = world();
+    let began_ns = world.now_ns;
+    let is_futex = matches!(state, State::Futex(_) | State::Join(_) | State::Sleep);
     let thread = &mut world.threads[world.current];
     thread.state = state;
     thread.deadline_ns = deadline_ns;
     thread.is_woken = false;
     switch();
     let world = self::world();
+    if is_futex && world.threads[world.current].is_loop {
+        let waited_ns = world.now_ns - began_ns;
+        world.checks.spent("wait", waited_ns);
+    }
     world.threads[world.current].is_woken
 }
 

@@ -37,6 +37,8 @@ pub(crate) struct World {
     pub(crate) random: Random,
     /// Of the agent: 0 for the first, one more after each kill -9.
     pub(crate) incarnation: u32,
+    /// Listings of cgroups that the agent has open.
+    pub(crate) cgroup_dirs: BTreeSet<usize>,
     /// PSI triggers in epoll sets: by the set and its word.
     pub(crate) priority: BTreeSet<(i32, u64)>,
 }
