@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{MIB, MS, SECOND};
+use crate::machine::{CGROUPS, MIB, MS, SECOND};
 use crate::world::{self, World};
 
 /// From one wait of the loop to the next, at most.
@@ -37,6 +37,7 @@ pub(crate) struct Broken {
 struct Victim {
     signalled_ns: Option<u64>,
     held_bytes: u64,
+    is_killed: bool,
     ended_ns: Option<u64>,
 }
 
@@ -72,6 +73,8 @@ pub(crate) struct Checks {
     pub(crate) prints: bool,
     pub(crate) result: Option<String>,
     unledgered: BTreeSet<String>,
+    /// Some operation was made to fail.
+    pub(crate) has_failed: bool,
 }
 
 impl Checks {
@@ -150,7 +153,8 @@ impl Checks {
         }
         if let Some(before) = self.allocations.take() {
             let count = world::allocations() - before;
-            if count > 0 {
+            // To say what failed takes memory, and is not the ordinary way.
+            if count > 0 && !self.has_failed {
                 self.broken("allocation", format!("{count} allocations between a crossing and the sample"), now_ns);
             }
         }
@@ -166,6 +170,13 @@ impl Checks {
     }
 
     pub(crate) fn killed(&mut self, now_ns: u64) {
+        // The next agent knows nothing of what this one has begun.
+        for victim in self.victims.values_mut() {
+            victim.is_killed = false;
+            if victim.ended_ns.is_none() {
+                victim.signalled_ns = None;
+            }
+        }
         self.is_serving = false;
         self.turn_began_ns = None;
         self.pending.clear();
@@ -219,6 +230,13 @@ impl World {
             return;
         };
         let victim = self.checks.victims.entry(pod).or_default();
+        let was_killed = victim.is_killed;
+        victim.is_killed |= signal == libc::SIGKILL;
+        if signal == libc::SIGTERM && was_killed && victim.ended_ns.is_none() {
+            let text = format!("{} was killed, never ended, and is chosen again", self.machine.pods[pod].uid);
+            self.checks.broken("again", text, now_ns);
+            return;
+        }
         if victim.signalled_ns.is_some() || victim.ended_ns.is_some() {
             return;
         }
@@ -338,15 +356,16 @@ impl World {
         if !it.is_agents {
             self.checks.originals.entry((cgroup, file.to_owned())).or_insert(before);
         }
-        let dir = self.root.join("state");
-        let is_written = std::fs::read_dir(&dir).into_iter().flatten().flatten().any(|entry| {
-            let name = entry.file_name();
-            name.to_string_lossy().ends_with(".jsonl")
-                && std::fs::read_to_string(entry.path()).is_ok_and(|text| text.contains(searched) || (it.is_agents && text.contains(it.path.as_str())))
-        });
+        let is_written = self.is_in_ledger(searched) || (it.is_agents && self.is_in_ledger(&it.path));
         if !is_written && self.checks.unledgered.insert(path.to_owned()) {
             self.checks.broken("ledger", format!("{path} is changed and in no ledger"), self.now_ns);
         }
+    }
+
+    fn is_in_ledger(&self, path: &str) -> bool {
+        let entries = std::fs::read_dir(self.root.join("state")).into_iter().flatten().flatten();
+        let mut ledgers = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|it| it == "jsonl"));
+        ledgers.any(|ledger| std::fs::read_to_string(ledger).is_ok_and(|text| text.contains(path)))
     }
 
     /// The agent has ended in an orderly way.
@@ -355,12 +374,17 @@ impl World {
         for ((cgroup, file), before) in std::mem::take(&mut self.checks.originals) {
             let it = &self.machine.cgroups[cgroup];
             let now = it.values.get(&file).cloned().unwrap_or_default();
-            if it.is_there && now != before {
+            // What cannot be put back stays in the ledger, for the next start.
+            let dir = format!("{CGROUPS}/{}", it.path);
+            if it.is_there && now != before && !self.is_in_ledger(&dir) {
+                let it = &self.machine.cgroups[cgroup];
                 let text = format!("{}/{file} was {before:?} and is {now:?}", it.path);
                 self.checks.broken("restored", text, now_ns);
             }
         }
-        for (kind, produced, consumed, dropped) in self.bpf.open_accounts() {
+        // Programs that cannot be had, or not be taken away, are the agent's to say.
+        let accounts = if self.checks.has_failed { Vec::new() } else { self.bpf.open_accounts() };
+        for (kind, produced, consumed, dropped) in accounts {
             let text = format!("{}: {produced} produced, {consumed} consumed, {dropped} dropped", kind.name());
             self.checks.broken("account", text, now_ns);
         }

@@ -79,6 +79,7 @@ pub(crate) fn operation(call: &'static str, path: &str, cost_ns: u64) -> Result<
     let fault = it.plan.at.get(&number).copied().or_else(|| by_chance(call));
     match fault {
         Some(Fault::Errno(errno)) => {
+            it.checks.has_failed = true;
             advance(cost_ns);
             Err(errno)
         }

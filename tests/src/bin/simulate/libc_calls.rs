@@ -503,7 +503,13 @@ unsafe extern "C" fn flock(fd: c_int, how: c_int) -> c_int {
     let call = |how: c_int| small(unsafe { raw(libc::SYS_flock, [fd as usize, how as usize, 0, 0, 0, 0]) });
     let Some(_inside) = enter() else { return call(how) };
     let path = world().fds.get(&fd).map(|open| open.path.clone()).unwrap_or_default();
-    operation!("flock", &path, CALL_NS);
+    // To let go never fails.
+    let is_unlock = how & libc::LOCK_UN != 0;
+    if is_unlock {
+        operation!("unlock", &path, CALL_NS);
+    } else {
+        operation!("flock", &path, CALL_NS);
+    }
     loop {
         let result = call(how | libc::LOCK_NB);
         let is_held = result != 0 && unsafe { *libc::__errno_location() } == libc::EWOULDBLOCK;

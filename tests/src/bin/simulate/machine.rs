@@ -213,6 +213,8 @@ pub(crate) enum Happening {
     Attaches { left: u32, every_ns: u64 },
     /// A thread of the agent other than the loop stands still for so long.
     Hold { ns: u64 },
+    /// A container meets its own limit, and the kernel takes its process.
+    LimitMet(String),
     StartAgent,
     StopAgent,
     /// The run is over, whatever the agent does.
@@ -546,6 +548,10 @@ impl Machine {
         self.next_ns = None;
         if is_killed && !is_stuck {
             self.unmaps(pid, after_ns);
+        } else if is_killed && let Some(pod) = self.processes.get(&pid).and_then(|process| self.cgroups[process.cgroup].pod) {
+            // It holds what it has, and asks for no more.
+            let bytes = self.used(pod, now_ns);
+            self.set_bytes(pod, bytes);
         }
         true
     }
@@ -946,8 +952,15 @@ impl World {
             let pod = self.machine.cgroups[process.cgroup].pod;
             pod.map_or(0, |pod| self.machine.used(pod, now_ns))
         });
-        let Some((pid, process)) = largest.map(|(pid, process)| (*pid, process.clone())) else { return };
-        self.machine.oom_kills += 1;
+        if let Some(pid) = largest.map(|(pid, _)| *pid) {
+            self.machine.oom_kills += 1;
+            self.oom_kill_process(pid);
+        }
+    }
+
+    fn oom_kill_process(&mut self, pid: i32) {
+        let now_ns = self.now_ns;
+        let Some(process) = self.machine.processes.get(&pid).cloned() else { return };
         self.machine.cgroups[process.cgroup].oom_kills += 1;
         let pod = self.machine.cgroups[process.cgroup].pod;
         self.checks.kernel_oom_kill(pod, now_ns);
@@ -1007,6 +1020,13 @@ impl World {
                 if let Some(id) = others.get(index) {
                     let thread = &mut self.threads[*id];
                     thread.local_ns = thread.local_ns.max(self.now_ns) + ns;
+                }
+            }
+            Happening::LimitMet(name) => {
+                let found = self.machine.pods.iter().find(|pod| pod.uid == name);
+                let pid = found.and_then(|pod| pod.processes.first().copied());
+                if let Some(pid) = pid {
+                    self.oom_kill_process(pid);
                 }
             }
             Happening::StartAgent => crate::run::start_agent(self),

@@ -126,22 +126,24 @@ pub(crate) fn hostile() -> Vec<Scenario> {
         many("crowd", Shape::Many(300)).knows("A2", unseen),
         many("threaded", Shape::Threaded).knows("A3", unseen),
         Scenario::new("stays")
-            .start(SECOND, NewPod { stays_bytes: 16 * GIB, stays_for_ns: 600 * SECOND, on_term: OnTerm::Ignores, ..hog("hog") })
-            .with_small_pods(8)
+            .without_calm()
+            .start(SECOND, NewPod { stays_bytes: 16 * GIB, stays_for_ns: 600 * SECOND, bytes_per_s: 900 * MIB, on_term: OnTerm::Ignores, ..hog("hog") })
+            .with_small_pods(8, 150 * MIB)
             .knows("A4", &["cascade"]),
         many("wide", Shape::Many(20_000)).knows("B4", &["turn/opendir", "late/opendir"]).knows("A2", unseen),
         Scenario { stop_ns: 300 * SECOND, ..Scenario::new("stuck") }
             .start(SECOND, NewPod { stuck_for_ns: 3600 * SECOND, ..hog("hog") })
             .start(2 * SECOND, NewPod { grows_after_ns: 26 * SECOND, bytes_per_s: 30 * MIB, ..hog("second") })
-            .knows("B5", &["unanswered"]),
+            .knows("B5", &["again", "unanswered"]),
         Scenario { mutex_ns: 197 * MS, ..standard() }.named("cgroup-mutex").knows("C3", &["turn/write", "late/write"]),
         Scenario::new("attaches")
-            .with_small_pods(100)
+            .with_small_pods(100, 20 * MIB)
             .start(SECOND, hog("hog"))
-            .then(4 * SECOND, Happening::Attaches { left: 80_000, every_ns: SECOND / 8000 })
+            .then(4 * SECOND, Happening::Attaches { left: 4_000, every_ns: SECOND / 8000 })
             .knows("C4", &["turn/read", "late/read", "turn/open", "late/open"]),
         Scenario::new("names")
-            .start(SECOND, NewPod { comm: b"a\x1b[8m\nb\xff".to_vec(), bytes_per_s: 8 * GIB, on_term: OnTerm::Ignores, ..hog("hog") })
+            .start(SECOND, NewPod { comm: b"a\x1b[8m\nb\xff".to_vec(), ..pod("odd", 100 * MIB) })
+            .then(10 * SECOND, Happening::LimitMet("odd".to_owned()))
             .text()
             .knows("B7", &["control"]),
     ]
@@ -153,12 +155,17 @@ impl Scenario {
         self
     }
 
-    fn with_small_pods(mut self, count: u64) -> Self {
+    fn with_small_pods(mut self, count: u64, bytes: u64) -> Self {
         for index in 0..count {
-            let mut small = pod(&format!("small{index}"), 20 * MIB);
+            let mut small = pod(&format!("small{index}"), bytes);
             small.request_bytes = 0;
             self = self.start(0, small);
         }
+        self
+    }
+
+    fn without_calm(mut self) -> Self {
+        self.happenings.clear();
         self
     }
 
