@@ -89,13 +89,22 @@ impl Memory {
     fn new(bytes: usize) -> Self {
         let name = c"map".as_ptr() as usize;
         // SAFETY: the name lives.
-        let fd = unsafe { kernel::raw(libc::SYS_memfd_create, [name, 0, 0, 0, 0, 0]) }.unsigned_abs();
+        let fd =
+            unsafe { kernel::raw(libc::SYS_memfd_create, [name, 0, 0, 0, 0, 0]) }.unsigned_abs();
         // SAFETY: no pointers.
         unsafe { kernel::raw(libc::SYS_ftruncate, [fd, bytes, 0, 0, 0, 0]) };
         let rw = (libc::PROT_READ | libc::PROT_WRITE) as usize;
         // SAFETY: a new mapping.
-        let at = unsafe { kernel::raw(libc::SYS_mmap, [0, bytes, rw, libc::MAP_SHARED as usize, fd, 0]) };
-        Self { fd, at: at as *mut u8 }
+        let at = unsafe {
+            kernel::raw(
+                libc::SYS_mmap,
+                [0, bytes, rw, libc::MAP_SHARED as usize, fd, 0],
+            )
+        };
+        Self {
+            fd,
+            at: at as *mut u8,
+        }
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
@@ -113,25 +122,57 @@ impl Bpf {
             ("PRESSURE", map(RINGBUF, 0, 0, 1 << 20)),
             ("COUNTS", map(PERCPU_ARRAY, 4, 8, abi::COUNTERS as usize)),
             ("CHARGES", map(ARRAY, 4, 8, abi::charges::WORDS as usize)),
-            ("LAST_LINE", map(ARRAY, 4, words(abi::last_line::line::WORDS), 1)),
-            ("LAST_LINE_SEEN", map(ARRAY, 4, 8, abi::last_line::seen::WORDS as usize)),
-            ("CONDEMNED", map(HASH, 8, words(abi::last_line::condemned::WORDS), 256)),
-            ("LAST_LINE_KILLS", map(HASH, 8, words(abi::last_line::kills::WORDS), 256)),
+            (
+                "LAST_LINE",
+                map(ARRAY, 4, words(abi::last_line::line::WORDS), 1),
+            ),
+            (
+                "LAST_LINE_SEEN",
+                map(ARRAY, 4, 8, abi::last_line::seen::WORDS as usize),
+            ),
+            (
+                "CONDEMNED",
+                map(HASH, 8, words(abi::last_line::condemned::WORDS), 256),
+            ),
+            (
+                "LAST_LINE_KILLS",
+                map(HASH, 8, words(abi::last_line::kills::WORDS), 256),
+            ),
             ("KILLS_REPORTED", map(HASH, 8, 8, 256)),
-            ("THROTTLE", map(HASH, 8, words(abi::throttle_totals::WORDS), 4096)),
-            ("MEMORY", map(HASH, 16, words(abi::memory_totals::WORDS), 8192)),
-            ("OOM_KILLS", map(HASH, 8, words(abi::oom_totals::WORDS), 4096)),
+            (
+                "THROTTLE",
+                map(HASH, 8, words(abi::throttle_totals::WORDS), 4096),
+            ),
+            (
+                "MEMORY",
+                map(HASH, 16, words(abi::memory_totals::WORDS), 8192),
+            ),
+            (
+                "OOM_KILLS",
+                map(HASH, 8, words(abi::oom_totals::WORDS), 4096),
+            ),
             ("CONSUMED", map(ARRAY, 4, 8, CPUS * abi::KIND_SLOTS)),
             ("MANIFEST", map(ARRAY, 4, abi::MANIFEST_BYTES, 1)),
-            ("STALLS", map(HASH, 16, words(abi::stall_totals::WORDS), 8192)),
-            ("REFAULTS", map(HASH, 16, words(abi::refault_totals::WORDS), 8192)),
-            ("PROCESSES", map(HASH, 8, words(abi::process_totals::WORDS), 4096)),
+            (
+                "STALLS",
+                map(HASH, 16, words(abi::stall_totals::WORDS), 8192),
+            ),
+            (
+                "REFAULTS",
+                map(HASH, 16, words(abi::refault_totals::WORDS), 8192),
+            ),
+            (
+                "PROCESSES",
+                map(HASH, 8, words(abi::process_totals::WORDS), 4096),
+            ),
         ];
         self.maps = list.into_iter().collect();
         for (name, map) in &mut self.maps {
             match map.kind {
                 RINGBUF => map.memory = Some(Memory::new(2 * PAGE + 2 * map.entries)),
-                _ if *name == "CONSUMED" => map.memory = Some(Memory::new((map.entries * 8).next_multiple_of(PAGE))),
+                _ if *name == "CONSUMED" => {
+                    map.memory = Some(Memory::new((map.entries * 8).next_multiple_of(PAGE)))
+                }
                 _ => {}
             }
         }
@@ -168,20 +209,34 @@ impl Bpf {
     /// Whether the programs run: until their pins are removed.
     pub(crate) fn is_attached(&self, root: &Path) -> bool {
         self.set.as_ref().is_some_and(|set| {
-            root.join(set.trim_start_matches('/')).join("complete").exists()
+            root.join(set.trim_start_matches('/'))
+                .join("complete")
+                .exists()
         })
     }
 
     /// Sends a record. Whether there was room.
-    pub(crate) fn send(&mut self, ring: &str, kind: abi::Kind, record: &[u8], shared_bytes: usize) -> bool {
+    pub(crate) fn send(
+        &mut self,
+        ring: &str,
+        kind: abi::Kind,
+        record: &[u8],
+        shared_bytes: usize,
+    ) -> bool {
         let slot = usize::from(kind.number());
         self.counts[slot][0] += 1;
-        let sent = self.maps.get(ring).is_some_and(|map| put(map, record, shared_bytes));
+        let sent = self
+            .maps
+            .get(ring)
+            .is_some_and(|map| put(map, record, shared_bytes));
         if !sent {
             self.counts[slot][1] += 1;
         }
         let [produced, dropped] = self.counts[slot];
-        for (index, count) in [(abi::produced(kind), produced), (abi::dropped(kind), dropped)] {
+        for (index, count) in [
+            (abi::produced(kind), produced),
+            (abi::dropped(kind), dropped),
+        ] {
             let mut value = vec![0; 8 * CPUS];
             value[..8].copy_from_slice(&count.to_ne_bytes());
             self.set_array("COUNTS", index, value);
@@ -191,7 +246,11 @@ impl Bpf {
 
     /// Kinds whose records are neither read nor dropped: (kind, produced, consumed, dropped).
     pub(crate) fn open_accounts(&self) -> Vec<(abi::Kind, u64, u64, u64)> {
-        let Some(consumed) = self.maps.get("CONSUMED").and_then(|map| map.memory.as_ref()) else {
+        let Some(consumed) = self
+            .maps
+            .get("CONSUMED")
+            .and_then(|map| map.memory.as_ref())
+        else {
             return Vec::new();
         };
         let open = abi::KINDS.into_iter().filter_map(|kind| {
@@ -210,7 +269,9 @@ impl Bpf {
 
 /// As `bpf_ringbuf_output` writes it; the data lies twice in the mapping, as in the kernel's.
 fn put(map: &Map, record: &[u8], shared_bytes: usize) -> bool {
-    let Some(memory) = &map.memory else { return false };
+    let Some(memory) = &map.memory else {
+        return false;
+    };
     let (consumer, producer) = (memory.word(0), memory.word(PAGE));
     let size = map.entries;
     let position = producer.load(Ordering::Acquire);
@@ -235,16 +296,29 @@ fn put(map: &Map, record: &[u8], shared_bytes: usize) -> bool {
 impl World {
     /// The agent asks whether there is a set of pins of this name: there is, if it is to have programs.
     pub(crate) fn offer_pins(&mut self, path: &str) {
-        let Some(rest) = path.strip_prefix("/sys/fs/bpf/plimsoll/") else { return };
-        let is_set = rest.split_once('/').is_some_and(|(_, set)| set.starts_with("abi") && !set.contains('/'));
+        let Some(rest) = path.strip_prefix("/sys/fs/bpf/plimsoll/") else {
+            return;
+        };
+        let is_set = rest
+            .split_once('/')
+            .is_some_and(|(_, set)| set.starts_with("abi") && !set.contains('/'));
         if !is_set || !self.bpf.is_wanted || self.bpf.set.is_some() {
             return;
         }
         self.bpf.make();
         self.bpf.set = Some(path.to_owned());
         let place = self.root.join(path.trim_start_matches('/'));
-        let mut files: Vec<_> = self.bpf.all_maps().iter().map(|map| format!("maps/{map}")).collect();
-        files.extend(ATTACHED.iter().flat_map(|program| [format!("programs/{program}"), format!("links/{program}")]));
+        let mut files: Vec<_> = self
+            .bpf
+            .all_maps()
+            .iter()
+            .map(|map| format!("maps/{map}"))
+            .collect();
+        files.extend(
+            ATTACHED
+                .iter()
+                .flat_map(|program| [format!("programs/{program}"), format!("links/{program}")]),
+        );
         for dir in ["maps", "programs", "links", "complete"] {
             std::fs::create_dir_all(place.join(dir)).ok();
         }
@@ -305,11 +379,22 @@ impl World {
             // A ring is waited for and mapped: an eventfd can be waited for, and the mapping is answered by the memory's own descriptor.
             (Some(memory), Some(kind)) if kind != RINGBUF => memory.fd,
             // SAFETY: no pointers.
-            _ => unsafe { kernel::raw(libc::SYS_eventfd2, [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0]) }.unsigned_abs(),
+            _ => unsafe {
+                kernel::raw(
+                    libc::SYS_eventfd2,
+                    [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0],
+                )
+            }
+            .unsigned_abs(),
         };
         let fd = if memory.is_some_and(|memory| memory.fd == fd) {
             // SAFETY: no pointers.
-            unsafe { kernel::raw(libc::SYS_fcntl, [fd, libc::F_DUPFD_CLOEXEC as usize, 3, 0, 0, 0]) }
+            unsafe {
+                kernel::raw(
+                    libc::SYS_fcntl,
+                    [fd, libc::F_DUPFD_CLOEXEC as usize, 3, 0, 0, 0],
+                )
+            }
         } else {
             fd.cast_signed()
         };
@@ -318,7 +403,9 @@ impl World {
 
     /// The descriptor that a mapping of this one is made of.
     pub(crate) fn mapped(&self, fd: c_int) -> Option<usize> {
-        let Kind::Map(name) = &self.fds.get(&fd)?.kind else { return None };
+        let Kind::Map(name) = &self.fds.get(&fd)?.kind else {
+            return None;
+        };
         Some(self.bpf.maps.get(name.as_str())?.memory.as_ref()?.fd)
     }
 
@@ -400,8 +487,14 @@ impl World {
     fn bpf_info(&mut self, fd: u32, length: u32, info: *mut u8) -> Result<(), c_int> {
         // SAFETY: the caller says how much room there is.
         unsafe { std::ptr::write_bytes(info, 0, length as usize) };
-        let Ok(map) = self.map_of(fd) else { return Ok(()) };
-        let flags = if map.memory.is_some() && map.kind == ARRAY { MMAPABLE } else { 0 };
+        let Ok(map) = self.map_of(fd) else {
+            return Ok(());
+        };
+        let flags = if map.memory.is_some() && map.kind == ARRAY {
+            MMAPABLE
+        } else {
+            0
+        };
         let fields = [
             map.kind,
             1,
@@ -422,5 +515,10 @@ impl World {
 pub(crate) fn ring_eventfd(fd: i32) {
     let one = 1_u64;
     // SAFETY: eight bytes that live for the call.
-    unsafe { kernel::raw(libc::SYS_write, [fd as usize, (&raw const one) as usize, 8, 0, 0, 0]) };
+    unsafe {
+        kernel::raw(
+            libc::SYS_write,
+            [fd as usize, (&raw const one) as usize, 8, 0, 0, 0],
+        )
+    };
 }

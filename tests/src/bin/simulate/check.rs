@@ -83,7 +83,11 @@ impl Checks {
         *count += 1;
         if *count <= TOLD_MAX {
             let at_ms = now_ns.saturating_sub(world::EPOCH_NS) / MS;
-            self.broken.push(Broken { rule: rule.to_owned(), text, at_ms });
+            self.broken.push(Broken {
+                rule: rule.to_owned(),
+                text,
+                at_ms,
+            });
         }
     }
 
@@ -111,7 +115,11 @@ impl Checks {
     /// The run is over, and the agent has not ended.
     pub(crate) fn never_ended(&mut self, now_ns: u64) {
         self.turn_ended(now_ns);
-        self.broken("end", "the agent did not end within two minutes of SIGTERM".to_owned(), now_ns);
+        self.broken(
+            "end",
+            "the agent did not end within two minutes of SIGTERM".to_owned(),
+            now_ns,
+        );
     }
 
     /// The loop waits.
@@ -123,7 +131,11 @@ impl Checks {
             self.longest_turn_ns = self.longest_turn_ns.max(took_ns);
             self.most_operations = self.most_operations.max(self.turn_operations);
             if took_ns > TURN_NS {
-                let text = format!("a turn took {} ms and {} operations", took_ns / MS, self.turn_operations);
+                let text = format!(
+                    "a turn took {} ms and {} operations",
+                    took_ns / MS,
+                    self.turn_operations
+                );
                 self.broken(&format!("turn/{}", self.culprit()), text, now_ns);
             }
         }
@@ -148,14 +160,22 @@ impl Checks {
             let took_ns = now_ns - crossed_ns;
             self.slowest_answer_ns = self.slowest_answer_ns.max(took_ns);
             if self.is_serving && took_ns > ANSWER_NS {
-                self.broken(&format!("late/{}", self.culprit()), format!("a crossing was answered after {} ms", took_ns / MS), now_ns);
+                self.broken(
+                    &format!("late/{}", self.culprit()),
+                    format!("a crossing was answered after {} ms", took_ns / MS),
+                    now_ns,
+                );
             }
         }
         if let Some(before) = self.allocations.take() {
             let count = world::allocations() - before;
             // To say what failed takes memory, and is not the ordinary way.
             if count > 0 && !self.has_failed {
-                self.broken("allocation", format!("{count} allocations between a crossing and the sample"), now_ns);
+                self.broken(
+                    "allocation",
+                    format!("{count} allocations between a crossing and the sample"),
+                    now_ns,
+                );
             }
         }
         if available_bytes < self.threshold_bytes {
@@ -165,7 +185,11 @@ impl Checks {
 
     pub(crate) fn descriptors(&mut self, open: usize, now_ns: u64) {
         if open > DESCRIPTORS + DESCRIPTORS_PER_POD * self.victims.len().max(8) {
-            self.broken("descriptors", format!("{open} descriptors are open"), now_ns);
+            self.broken(
+                "descriptors",
+                format!("{open} descriptors are open"),
+                now_ns,
+            );
         }
     }
 
@@ -209,7 +233,11 @@ impl Checks {
                     eprintln!("agent: {}", text.escape_debug());
                 }
                 if text.chars().any(char::is_control) {
-                    self.broken("control", format!("a line has control characters: {}", text.escape_debug()), now_ns);
+                    self.broken(
+                        "control",
+                        format!("a line has control characters: {}", text.escape_debug()),
+                        now_ns,
+                    );
                 }
             } else {
                 self.line.push(*byte);
@@ -226,14 +254,21 @@ impl World {
             return;
         }
         let Some(pod) = pod else {
-            self.checks.broken("stranger", "a process of no pod gets a signal".to_owned(), now_ns);
+            self.checks.broken(
+                "stranger",
+                "a process of no pod gets a signal".to_owned(),
+                now_ns,
+            );
             return;
         };
         let victim = self.checks.victims.entry(pod).or_default();
         let was_killed = victim.is_killed;
         victim.is_killed |= signal == libc::SIGKILL;
         if signal == libc::SIGTERM && was_killed && victim.ended_ns.is_none() {
-            let text = format!("{} was killed, never ended, and is chosen again", self.machine.pods[pod].uid);
+            let text = format!(
+                "{} was killed, never ended, and is chosen again",
+                self.machine.pods[pod].uid
+            );
             self.checks.broken("again", text, now_ns);
             return;
         }
@@ -247,10 +282,15 @@ impl World {
         let it = &self.machine.pods[pod];
         let name = it.uid.clone();
         if it.is_exempt {
-            self.checks.broken("exempt", format!("{name} is exempt and is ended"), now_ns);
+            self.checks
+                .broken("exempt", format!("{name} is exempt and is ended"), now_ns);
         }
         if now_ns.saturating_sub(self.checks.seen_short_ns) > 2 * SECOND {
-            self.checks.broken("no-shortage", format!("{name} is ended, and memory was not short"), now_ns);
+            self.checks.broken(
+                "no-shortage",
+                format!("{name} is ended, and memory was not short"),
+                now_ns,
+            );
         }
         self.check_pass(pod, &name);
         self.check_evidence(pod, &name);
@@ -267,7 +307,9 @@ impl World {
             .collect();
         let (mut recent, mut holds_all) = (0, false);
         for (other, victim) in others {
-            let Some(signalled_ns) = victim.signalled_ns else { continue };
+            let Some(signalled_ns) = victim.signalled_ns else {
+                continue;
+            };
             let other_name = &self.machine.pods[other].uid;
             if victim.ended_ns.is_none() && now_ns - signalled_ns < PASS_NS {
                 let text = format!("{name} is ended while {other_name} still is on its way out");
@@ -277,7 +319,10 @@ impl World {
             holds_all |= self.machine.used(other, now_ns) > victim.held_bytes / 5 * 4;
         }
         if recent >= CASCADE_VICTIMS && holds_all {
-            let text = format!("{name} is ended {recent} others after, in {} s, while a victim still has its memory", CASCADE_NS / SECOND);
+            let text = format!(
+                "{name} is ended {recent} others after, in {} s, while a victim still has its memory",
+                CASCADE_NS / SECOND
+            );
             self.checks.broken("cascade", text, now_ns);
         }
     }
@@ -286,17 +331,26 @@ impl World {
     fn excess(&self, pod: usize) -> Option<u64> {
         let it = &self.machine.pods[pod];
         let victim = self.checks.victims.get(&pod)?;
-        let is_candidate = !it.is_exempt && !it.processes.is_empty() && victim.signalled_ns.is_none();
-        let used = self.machine.used(pod, self.now_ns).saturating_sub(it.inactive_bytes);
+        let is_candidate =
+            !it.is_exempt && !it.processes.is_empty() && victim.signalled_ns.is_none();
+        let used = self
+            .machine
+            .used(pod, self.now_ns)
+            .saturating_sub(it.inactive_bytes);
         is_candidate.then(|| used.saturating_sub(it.request_bytes))
     }
 
     /// No other has clearly more.
     fn check_evidence(&mut self, pod: usize, name: &str) {
         let it = &self.machine.pods[pod];
-        let used = self.machine.used(pod, self.now_ns).saturating_sub(it.inactive_bytes);
+        let used = self
+            .machine
+            .used(pod, self.now_ns)
+            .saturating_sub(it.inactive_bytes);
         let victims = used.saturating_sub(it.request_bytes);
-        let most = (0..self.machine.pods.len()).filter_map(|other| Some((self.excess(other)?, other))).max();
+        let most = (0..self.machine.pods.len())
+            .filter_map(|other| Some((self.excess(other)?, other)))
+            .max();
         if let Some((excess, other)) = most
             && excess > victims + victims / 4 + 256 * MIB
         {
@@ -315,13 +369,26 @@ impl World {
         let now_ns = self.now_ns;
         let available = self.machine.available(now_ns);
         let missing = self.checks.threshold_bytes.saturating_sub(available);
-        let candidate = (0..self.machine.pods.len()).find(|pod| self.excess(*pod).is_some_and(|excess| excess > missing.max(100 * MIB)));
+        let candidate = (0..self.machine.pods.len()).find(|pod| {
+            self.excess(*pod)
+                .is_some_and(|excess| excess > missing.max(100 * MIB))
+        });
         let is_dying = self.checks.victims.values().any(|victim| {
-            victim.ended_ns.is_none() && victim.signalled_ns.is_some_and(|at_ns| now_ns - at_ns < UNANSWERED_NS)
+            victim.ended_ns.is_none()
+                && victim
+                    .signalled_ns
+                    .is_some_and(|at_ns| now_ns - at_ns < UNANSWERED_NS)
         });
         // A loop that hangs has a rule of its own.
-        let hangs = self.checks.turn_began_ns.is_some_and(|began_ns| now_ns.saturating_sub(began_ns) > TURN_NS);
-        let (Some(pod), true, false) = (candidate, missing > 0 && self.checks.is_serving, is_dying || hangs) else {
+        let hangs = self
+            .checks
+            .turn_began_ns
+            .is_some_and(|began_ns| now_ns.saturating_sub(began_ns) > TURN_NS);
+        let (Some(pod), true, false) = (
+            candidate,
+            missing > 0 && self.checks.is_serving,
+            is_dying || hangs,
+        ) else {
             self.checks.short_since_ns = None;
             return;
         };
@@ -345,7 +412,11 @@ impl World {
             return;
         }
         let is_of_pod = it.pod.is_some();
-        let searched = if file == "cgroup.subtree_control" { path.rsplit_once('/').map_or(path, |(dir, _)| dir) } else { path };
+        let searched = if file == "cgroup.subtree_control" {
+            path.rsplit_once('/').map_or(path, |(dir, _)| dir)
+        } else {
+            path
+        };
         if is_of_pod && file != "memory.high" {
             return;
         }
@@ -354,17 +425,30 @@ impl World {
             return;
         }
         if !it.is_agents {
-            self.checks.originals.entry((cgroup, file.to_owned())).or_insert(before);
+            self.checks
+                .originals
+                .entry((cgroup, file.to_owned()))
+                .or_insert(before);
         }
-        let is_written = self.is_in_ledger(searched) || (it.is_agents && self.is_in_ledger(&it.path));
+        let is_written =
+            self.is_in_ledger(searched) || (it.is_agents && self.is_in_ledger(&it.path));
         if !is_written && self.checks.unledgered.insert(path.to_owned()) {
-            self.checks.broken("ledger", format!("{path} is changed and in no ledger"), self.now_ns);
+            self.checks.broken(
+                "ledger",
+                format!("{path} is changed and in no ledger"),
+                self.now_ns,
+            );
         }
     }
 
     fn is_in_ledger(&self, path: &str) -> bool {
-        let entries = std::fs::read_dir(self.root.join("state")).into_iter().flatten().flatten();
-        let mut ledgers = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|it| it == "jsonl"));
+        let entries = std::fs::read_dir(self.root.join("state"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let mut ledgers = entries
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|it| it == "jsonl"));
         ledgers.any(|ledger| std::fs::read_to_string(ledger).is_ok_and(|text| text.contains(path)))
     }
 
@@ -383,9 +467,16 @@ impl World {
             }
         }
         // Programs that cannot be had, or not be taken away, are the agent's to say.
-        let accounts = if self.checks.has_failed { Vec::new() } else { self.bpf.open_accounts() };
+        let accounts = if self.checks.has_failed {
+            Vec::new()
+        } else {
+            self.bpf.open_accounts()
+        };
         for (kind, produced, consumed, dropped) in accounts {
-            let text = format!("{}: {produced} produced, {consumed} consumed, {dropped} dropped", kind.name());
+            let text = format!(
+                "{}: {produced} produced, {consumed} consumed, {dropped} dropped",
+                kind.name()
+            );
             self.checks.broken("account", text, now_ns);
         }
     }

@@ -67,7 +67,10 @@ pub(crate) fn operation(call: &'static str, path: &str, cost_ns: u64) -> Result<
     it.checks.operation(thread.is_loop);
     if it.plan.prints {
         let at_us = (it.now_ns - crate::world::EPOCH_NS) / 1000;
-        eprintln!("{number:>8} {at_us:>12} us thread {} {call} {path}", it.current);
+        eprintln!(
+            "{number:>8} {at_us:>12} us thread {} {call} {path}",
+            it.current
+        );
     }
     for byte in call.bytes().chain(it.now_ns.to_le_bytes()) {
         it.plan.trace = (it.plan.trace ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);

@@ -17,10 +17,15 @@ pub(crate) enum Kind {
     /// A file or directory like any other.
     Plain,
     /// A control file of that cgroup.
-    Control { cgroup: usize },
+    Control {
+        cgroup: usize,
+    },
     /// A file that the model makes when it is read.
     Made,
-    Pidfd { pid: i32, started: u64 },
+    Pidfd {
+        pid: i32,
+        started: u64,
+    },
     PsiTrigger,
     Map(String),
     /// A BPF program or link.
@@ -76,7 +81,9 @@ impl World {
         let place = if let Some(rest) = path.strip_prefix(&own)
             && (rest.is_empty() || rest.starts_with('/'))
         {
-            self.root.join("proc/self").join(rest.trim_start_matches('/'))
+            self.root
+                .join("proc/self")
+                .join(rest.trim_start_matches('/'))
         } else if ["/proc", "/sys"]
             .iter()
             .any(|top| path == *top || path.starts_with(&format!("{top}/")))
@@ -95,7 +102,12 @@ impl World {
             && flags & libc::O_ACCMODE == libc::O_RDWR
         {
             // SAFETY: no pointers.
-            let fd = unsafe { kernel::raw(libc::SYS_eventfd2, [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0]) };
+            let fd = unsafe {
+                kernel::raw(
+                    libc::SYS_eventfd2,
+                    [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0],
+                )
+            };
             return self.add(fd, Kind::PsiTrigger, path);
         }
         let is_made = self.machine.makes(&path);
@@ -105,11 +117,18 @@ impl World {
         let (place, kind) = if is_made == Some(true) {
             (self.place_of("/proc/placeholder"), Kind::Made)
         } else {
-            let kind = self.machine.control(&path).map_or(Kind::Plain, |cgroup| Kind::Control { cgroup });
+            let kind = self
+                .machine
+                .control(&path)
+                .map_or(Kind::Plain, |cgroup| Kind::Control { cgroup });
             (self.place_of(&path), kind)
         };
         let is_plain = kind == Kind::Plain;
-        let keep = if is_plain { !0 } else { !(libc::O_TRUNC | libc::O_CREAT) };
+        let keep = if is_plain {
+            !0
+        } else {
+            !(libc::O_TRUNC | libc::O_CREAT)
+        };
         let arguments = [
             libc::AT_FDCWD as usize,
             place.as_ptr() as usize,

@@ -53,7 +53,14 @@ fn small(result: isize) -> c_int {
 
 fn open_at(dirfd: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
     let Some(_inside) = enter() else {
-        let arguments = [dirfd as usize, path as usize, flags as usize, mode as usize, 0, 0];
+        let arguments = [
+            dirfd as usize,
+            path as usize,
+            flags as usize,
+            mode as usize,
+            0,
+            0,
+        ];
         return small(unsafe { raw(libc::SYS_openat, arguments) });
     };
     let path = path_of(dirfd, path);
@@ -72,12 +79,22 @@ unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn openat64(dirfd: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+unsafe extern "C" fn openat64(
+    dirfd: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mode: c_uint,
+) -> c_int {
     open_at(dirfd, path, flags, mode)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn openat(dirfd: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+unsafe extern "C" fn openat(
+    dirfd: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mode: c_uint,
+) -> c_int {
     open_at(dirfd, path, flags, mode)
 }
 
@@ -92,12 +109,27 @@ fn place(path: &str) -> Result<std::ffi::CString, c_int> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn statx(dirfd: c_int, path: *const c_char, flags: c_int, mask: c_uint, to: *mut libc::statx) -> c_int {
+unsafe extern "C" fn statx(
+    dirfd: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mask: c_uint,
+    to: *mut libc::statx,
+) -> c_int {
     let call = |dirfd: c_int, path: *const c_char| {
-        let arguments = [dirfd as usize, path as usize, flags as usize, mask as usize, to as usize, 0];
+        let arguments = [
+            dirfd as usize,
+            path as usize,
+            flags as usize,
+            mask as usize,
+            to as usize,
+            0,
+        ];
         small(unsafe { raw(libc::SYS_statx, arguments) })
     };
-    let Some(_inside) = enter() else { return call(dirfd, path) };
+    let Some(_inside) = enter() else {
+        return call(dirfd, path);
+    };
     if path.is_null() || unsafe { *path } == 0 {
         return call(dirfd, path);
     }
@@ -112,10 +144,19 @@ unsafe extern "C" fn statx(dirfd: c_int, path: *const c_char, flags: c_int, mask
 
 fn stat_at(dirfd: c_int, path: *const c_char, to: *mut c_void, flags: c_int) -> c_int {
     let call = |dirfd: c_int, path: *const c_char| {
-        let arguments = [dirfd as usize, path as usize, to as usize, flags as usize, 0, 0];
+        let arguments = [
+            dirfd as usize,
+            path as usize,
+            to as usize,
+            flags as usize,
+            0,
+            0,
+        ];
         small(unsafe { raw(libc::SYS_newfstatat, arguments) })
     };
-    let Some(_inside) = enter() else { return call(dirfd, path) };
+    let Some(_inside) = enter() else {
+        return call(dirfd, path);
+    };
     if unsafe { *path } == 0 {
         return call(dirfd, path);
     }
@@ -144,13 +185,22 @@ unsafe extern "C" fn lstat64(path: *const c_char, to: *mut c_void) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fstatat64(dirfd: c_int, path: *const c_char, to: *mut c_void, flags: c_int) -> c_int {
+unsafe extern "C" fn fstatat64(
+    dirfd: c_int,
+    path: *const c_char,
+    to: *mut c_void,
+    flags: c_int,
+) -> c_int {
     stat_at(dirfd, path, to, flags)
 }
 
 fn statfs_at(path: *const c_char, to: *mut libc::statfs64) -> c_int {
-    let call = |path: *const c_char| small(unsafe { raw(libc::SYS_statfs, [path as usize, to as usize, 0, 0, 0, 0]) });
-    let Some(_inside) = enter() else { return call(path) };
+    let call = |path: *const c_char| {
+        small(unsafe { raw(libc::SYS_statfs, [path as usize, to as usize, 0, 0, 0, 0]) })
+    };
+    let Some(_inside) = enter() else {
+        return call(path);
+    };
     let path = path_of(libc::AT_FDCWD, path);
     operation!("stat", &path, CALL_NS);
     let result = call(world().place_of(&path).as_ptr());
@@ -183,7 +233,11 @@ unsafe extern "C" fn fstatfs64(fd: c_int, to: *mut libc::statfs64) -> c_int {
     if let Some(_inside) = enter()
         && result == 0
     {
-        let path = world().fds.get(&fd).map(|fd| fd.path.clone()).unwrap_or_default();
+        let path = world()
+            .fds
+            .get(&fd)
+            .map(|fd| fd.path.clone())
+            .unwrap_or_default();
         disk(&path, to);
     }
     result
@@ -200,7 +254,9 @@ fn fill_statvfs(to: *mut libc::statvfs64) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn statvfs64(path: *const c_char, to: *mut libc::statvfs64) -> c_int {
-    let Some(_inside) = enter() else { return fill_statvfs(to) };
+    let Some(_inside) = enter() else {
+        return fill_statvfs(to);
+    };
     let path = path_of(libc::AT_FDCWD, path);
     operation!("stat", &path, CALL_NS);
     if !std::path::Path::new(&*world().place_of(&path).to_string_lossy()).exists() {
@@ -216,8 +272,11 @@ unsafe extern "C" fn fstatvfs64(_fd: c_int, to: *mut libc::statvfs64) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn opendir(path: *const c_char) -> *mut libc::DIR {
-    let real: unsafe extern "C" fn(*const c_char) -> *mut libc::DIR = unsafe { std::mem::transmute(next(c"opendir")) };
-    let Some(_inside) = enter() else { return unsafe { real(path) } };
+    let real: unsafe extern "C" fn(*const c_char) -> *mut libc::DIR =
+        unsafe { std::mem::transmute(next(c"opendir")) };
+    let Some(_inside) = enter() else {
+        return unsafe { real(path) };
+    };
     let path = path_of(libc::AT_FDCWD, path);
     if let Err(errno) = operation("opendir", &path, OPEN_NS) {
         refuse(errno);
@@ -235,10 +294,15 @@ unsafe extern "C" fn opendir(path: *const c_char) -> *mut libc::DIR {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn readdir64(dir: *mut libc::DIR) -> *mut libc::dirent64 {
-    let real: unsafe extern "C" fn(*mut libc::DIR) -> *mut libc::dirent64 = unsafe { std::mem::transmute(next(c"readdir64")) };
+    let real: unsafe extern "C" fn(*mut libc::DIR) -> *mut libc::dirent64 =
+        unsafe { std::mem::transmute(next(c"readdir64")) };
     if let Some(_inside) = enter() {
         let it = world();
-        let cost_ns = if it.cgroup_dirs.contains(&(dir as usize)) { CGROUP_ENTRY_NS } else { ENTRY_NS };
+        let cost_ns = if it.cgroup_dirs.contains(&(dir as usize)) {
+            CGROUP_ENTRY_NS
+        } else {
+            ENTRY_NS
+        };
         if it.threads[it.current].is_loop {
             it.checks.spent("opendir", cost_ns);
         }
@@ -250,9 +314,16 @@ unsafe extern "C" fn readdir64(dir: *mut libc::DIR) -> *mut libc::dirent64 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mkdirat(dirfd: c_int, path: *const c_char, mode: c_uint) -> c_int {
     let call = |dirfd: c_int, path: *const c_char| {
-        small(unsafe { raw(libc::SYS_mkdirat, [dirfd as usize, path as usize, mode as usize, 0, 0, 0]) })
+        small(unsafe {
+            raw(
+                libc::SYS_mkdirat,
+                [dirfd as usize, path as usize, mode as usize, 0, 0, 0],
+            )
+        })
     };
-    let Some(_inside) = enter() else { return call(dirfd, path) };
+    let Some(_inside) = enter() else {
+        return call(dirfd, path);
+    };
     let path = path_of(dirfd, path);
     operation!("mkdir", &path, CGROUP_NS);
     if let Some(cgroup) = crate::world::World::cgroup_path(&path) {
@@ -273,9 +344,16 @@ unsafe extern "C" fn mkdir(path: *const c_char, mode: c_uint) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn unlinkat(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int {
     let call = |dirfd: c_int, path: *const c_char| {
-        small(unsafe { raw(libc::SYS_unlinkat, [dirfd as usize, path as usize, flags as usize, 0, 0, 0]) })
+        small(unsafe {
+            raw(
+                libc::SYS_unlinkat,
+                [dirfd as usize, path as usize, flags as usize, 0, 0, 0],
+            )
+        })
     };
-    let Some(_inside) = enter() else { return call(dirfd, path) };
+    let Some(_inside) = enter() else {
+        return call(dirfd, path);
+    };
     let path = path_of(dirfd, path);
     if flags & libc::AT_REMOVEDIR != 0 {
         operation!("rmdir", &path, CGROUP_NS);
@@ -304,17 +382,33 @@ unsafe extern "C" fn unlink(path: *const c_char) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rename(from: *const c_char, to: *const c_char) -> c_int {
-    let call = |from: *const c_char, to: *const c_char| small(unsafe { raw(libc::SYS_rename, [from as usize, to as usize, 0, 0, 0, 0]) });
-    let Some(_inside) = enter() else { return call(from, to) };
+    let call = |from: *const c_char, to: *const c_char| {
+        small(unsafe { raw(libc::SYS_rename, [from as usize, to as usize, 0, 0, 0, 0]) })
+    };
+    let Some(_inside) = enter() else {
+        return call(from, to);
+    };
     let (from, to) = (path_of(libc::AT_FDCWD, from), path_of(libc::AT_FDCWD, to));
     operation!("rename", &to, CALL_NS);
-    call(world().place_of(&from).as_ptr(), world().place_of(&to).as_ptr())
+    call(
+        world().place_of(&from).as_ptr(),
+        world().place_of(&to).as_ptr(),
+    )
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn readlink(path: *const c_char, to: *mut c_char, length: usize) -> isize {
-    let call = |path: *const c_char| answer(unsafe { raw(libc::SYS_readlink, [path as usize, to as usize, length, 0, 0, 0]) });
-    let Some(_inside) = enter() else { return call(path) };
+    let call = |path: *const c_char| {
+        answer(unsafe {
+            raw(
+                libc::SYS_readlink,
+                [path as usize, to as usize, length, 0, 0, 0],
+            )
+        })
+    };
+    let Some(_inside) = enter() else {
+        return call(path);
+    };
     let path = path_of(libc::AT_FDCWD, path);
     operation!("stat", &path, CALL_NS);
     call(world().place_of(&path).as_ptr())
@@ -322,8 +416,17 @@ unsafe extern "C" fn readlink(path: *const c_char, to: *mut c_char, length: usiz
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn inotify_add_watch(fd: c_int, path: *const c_char, mask: c_uint) -> c_int {
-    let call = |path: *const c_char| small(unsafe { raw(libc::SYS_inotify_add_watch, [fd as usize, path as usize, mask as usize, 0, 0, 0]) });
-    let Some(_inside) = enter() else { return call(path) };
+    let call = |path: *const c_char| {
+        small(unsafe {
+            raw(
+                libc::SYS_inotify_add_watch,
+                [fd as usize, path as usize, mask as usize, 0, 0, 0],
+            )
+        })
+    };
+    let Some(_inside) = enter() else {
+        return call(path);
+    };
     let path = path_of(libc::AT_FDCWD, path);
     operation!("inotify", &path, CALL_NS);
     call(world().place_of(&path).as_ptr())
@@ -334,11 +437,18 @@ unsafe extern "C" fn inotify_add_watch(fd: c_int, path: *const c_char, mask: c_u
 fn read_at(fd: c_int, to: *mut c_void, length: usize, offset: Option<i64>) -> isize {
     let call = || {
         answer(match offset {
-            Some(offset) => unsafe { raw(libc::SYS_pread64, [fd as usize, to as usize, length, offset as usize, 0, 0]) },
+            Some(offset) => unsafe {
+                raw(
+                    libc::SYS_pread64,
+                    [fd as usize, to as usize, length, offset as usize, 0, 0],
+                )
+            },
             None => unsafe { raw(libc::SYS_read, [fd as usize, to as usize, length, 0, 0, 0]) },
         })
     };
-    let Some(_inside) = enter() else { return call() };
+    let Some(_inside) = enter() else {
+        return call();
+    };
     let Some(open) = world().fds.get(&fd).cloned() else {
         advance(CALL_NS);
         return call();
@@ -357,7 +467,9 @@ fn read_at(fd: c_int, to: *mut c_void, length: usize, offset: Option<i64>) -> is
         Some(Err(errno)) => return refuse(errno),
         Some(Ok(content)) => content,
     };
-    let start = offset.map_or(open.position, |offset| usize::try_from(offset).unwrap_or(usize::MAX));
+    let start = offset.map_or(open.position, |offset| {
+        usize::try_from(offset).unwrap_or(usize::MAX)
+    });
     let rest = content.get(start..).unwrap_or_default();
     let count = rest.len().min(length);
     unsafe { std::ptr::copy_nonoverlapping(rest.as_ptr(), to.cast(), count) };
@@ -387,11 +499,23 @@ unsafe extern "C" fn pread(fd: c_int, to: *mut c_void, length: usize, offset: i6
 fn write_at(fd: c_int, from: *const c_void, length: usize, offset: Option<i64>) -> isize {
     let call = || {
         answer(match offset {
-            Some(offset) => unsafe { raw(libc::SYS_pwrite64, [fd as usize, from as usize, length, offset as usize, 0, 0]) },
-            None => unsafe { raw(libc::SYS_write, [fd as usize, from as usize, length, 0, 0, 0]) },
+            Some(offset) => unsafe {
+                raw(
+                    libc::SYS_pwrite64,
+                    [fd as usize, from as usize, length, offset as usize, 0, 0],
+                )
+            },
+            None => unsafe {
+                raw(
+                    libc::SYS_write,
+                    [fd as usize, from as usize, length, 0, 0, 0],
+                )
+            },
         })
     };
-    let Some(_inside) = enter() else { return call() };
+    let Some(_inside) = enter() else {
+        return call();
+    };
     let bytes = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), length) };
     if fd == 1 || fd == 2 {
         advance(WRITE_NS);
@@ -405,7 +529,11 @@ fn write_at(fd: c_int, from: *const c_void, length: usize, offset: Option<i64>) 
         return call();
     };
     let file = open.path.rsplit('/').next().unwrap_or_default();
-    let mut cost_ns = if file == "cgroup.kill" { CGROUP_NS } else { WRITE_NS };
+    let mut cost_ns = if file == "cgroup.kill" {
+        CGROUP_NS
+    } else {
+        WRITE_NS
+    };
     if matches!(file, "cgroup.kill" | "cgroup.procs") {
         cost_ns += world().machine.mutex_ns;
     }
@@ -425,7 +553,12 @@ fn write_at(fd: c_int, from: *const c_void, length: usize, offset: Option<i64>) 
             }
         }
         Kind::Made => {
-            let pid = open.path.split('/').nth(2).and_then(|pid| pid.parse().ok()).unwrap_or(AGENT_PID);
+            let pid = open
+                .path
+                .split('/')
+                .nth(2)
+                .and_then(|pid| pid.parse().ok())
+                .unwrap_or(AGENT_PID);
             match it.machine.processes.get_mut(&pid) {
                 Some(process) => {
                     process.oom_score_adj = text.trim().parse().unwrap_or(0);
@@ -457,13 +590,20 @@ unsafe extern "C" fn pwrite(fd: c_int, from: *const c_void, length: usize, offse
 #[unsafe(no_mangle)]
 unsafe extern "C" fn writev(fd: c_int, parts: *const libc::iovec, count: c_int) -> isize {
     let Some(_inside) = enter() else {
-        return answer(unsafe { raw(libc::SYS_writev, [fd as usize, parts as usize, count as usize, 0, 0, 0]) });
+        return answer(unsafe {
+            raw(
+                libc::SYS_writev,
+                [fd as usize, parts as usize, count as usize, 0, 0, 0],
+            )
+        });
     };
     drop(_inside);
     let parts = unsafe { std::slice::from_raw_parts(parts, usize::try_from(count).unwrap_or(0)) };
     let bytes: Vec<u8> = parts
         .iter()
-        .flat_map(|part| unsafe { std::slice::from_raw_parts(part.iov_base.cast::<u8>(), part.iov_len) })
+        .flat_map(|part| unsafe {
+            std::slice::from_raw_parts(part.iov_base.cast::<u8>(), part.iov_len)
+        })
         .copied()
         .collect();
     write_at(fd, bytes.as_ptr().cast(), bytes.len(), None)
@@ -471,9 +611,22 @@ unsafe extern "C" fn writev(fd: c_int, parts: *const libc::iovec, count: c_int) 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ftruncate64(fd: c_int, length: i64) -> c_int {
-    let call = || small(unsafe { raw(libc::SYS_ftruncate, [fd as usize, length as usize, 0, 0, 0, 0]) });
-    let Some(_inside) = enter() else { return call() };
-    let path = world().fds.get(&fd).map(|open| open.path.clone()).unwrap_or_default();
+    let call = || {
+        small(unsafe {
+            raw(
+                libc::SYS_ftruncate,
+                [fd as usize, length as usize, 0, 0, 0, 0],
+            )
+        })
+    };
+    let Some(_inside) = enter() else {
+        return call();
+    };
+    let path = world()
+        .fds
+        .get(&fd)
+        .map(|open| open.path.clone())
+        .unwrap_or_default();
     operation!("ftruncate", &path, CALL_NS);
     call()
 }
@@ -488,7 +641,11 @@ unsafe extern "C" fn fdatasync(fd: c_int) -> c_int {
     let Some(_inside) = enter() else {
         return small(unsafe { raw(libc::SYS_fdatasync, [fd as usize, 0, 0, 0, 0, 0]) });
     };
-    let path = world().fds.get(&fd).map(|open| open.path.clone()).unwrap_or_default();
+    let path = world()
+        .fds
+        .get(&fd)
+        .map(|open| open.path.clone())
+        .unwrap_or_default();
     operation!("fsync", &path, MS);
     0
 }
@@ -500,9 +657,17 @@ unsafe extern "C" fn fsync(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn flock(fd: c_int, how: c_int) -> c_int {
-    let call = |how: c_int| small(unsafe { raw(libc::SYS_flock, [fd as usize, how as usize, 0, 0, 0, 0]) });
-    let Some(_inside) = enter() else { return call(how) };
-    let path = world().fds.get(&fd).map(|open| open.path.clone()).unwrap_or_default();
+    let call = |how: c_int| {
+        small(unsafe { raw(libc::SYS_flock, [fd as usize, how as usize, 0, 0, 0, 0]) })
+    };
+    let Some(_inside) = enter() else {
+        return call(how);
+    };
+    let path = world()
+        .fds
+        .get(&fd)
+        .map(|open| open.path.clone())
+        .unwrap_or_default();
     // To let go never fails.
     let is_unlock = how & libc::LOCK_UN != 0;
     if is_unlock {
@@ -532,7 +697,12 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
 }
 
 fn fcntl_any(fd: c_int, command: c_int, argument: usize) -> c_int {
-    let result = small(unsafe { raw(libc::SYS_fcntl, [fd as usize, command as usize, argument, 0, 0, 0]) });
+    let result = small(unsafe {
+        raw(
+            libc::SYS_fcntl,
+            [fd as usize, command as usize, argument, 0, 0, 0],
+        )
+    });
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC)
         && result >= 0
         && let Some(_inside) = enter()
@@ -555,14 +725,26 @@ unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_in
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    let result = unsafe { raw(libc::SYS_socket, [domain as usize, kind as usize, protocol as usize, 0, 0, 0]) };
+    let result = unsafe {
+        raw(
+            libc::SYS_socket,
+            [domain as usize, kind as usize, protocol as usize, 0, 0, 0],
+        )
+    };
     if let Some(_inside) = enter() {
         world().add(result, Kind::Plain, "socket".to_owned());
     }
     small(result)
 }
 
-fn map(at: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void {
+fn map(
+    at: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
     let mut fd = fd as usize;
     if fd != usize::MAX
         && let Some(_inside) = enter()
@@ -570,17 +752,38 @@ fn map(at: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_in
     {
         fd = memory;
     }
-    let arguments = [at as usize, length, protection as usize, flags as usize, fd, offset as usize];
+    let arguments = [
+        at as usize,
+        length,
+        protection as usize,
+        flags as usize,
+        fd,
+        offset as usize,
+    ];
     answer(unsafe { raw(libc::SYS_mmap, arguments) }) as *mut c_void
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn mmap(at: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void {
+unsafe extern "C" fn mmap(
+    at: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
     map(at, length, protection, flags, fd, offset)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn mmap64(at: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void {
+unsafe extern "C" fn mmap64(
+    at: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
     map(at, length, protection, flags, fd, offset)
 }
 
@@ -592,12 +795,26 @@ fn deadline(timeout_ms: c_int) -> Option<u64> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_wait(fd: c_int, events: *mut libc::epoll_event, most: c_int, timeout_ms: c_int) -> c_int {
+unsafe extern "C" fn epoll_wait(
+    fd: c_int,
+    events: *mut libc::epoll_event,
+    most: c_int,
+    timeout_ms: c_int,
+) -> c_int {
     let call = |timeout_ms: c_int| {
-        let arguments = [fd as usize, events as usize, most as usize, timeout_ms as usize, 0, 0];
+        let arguments = [
+            fd as usize,
+            events as usize,
+            most as usize,
+            timeout_ms as usize,
+            0,
+            0,
+        ];
         small(unsafe { raw(libc::SYS_epoll_pwait, arguments) })
     };
-    let Some(_inside) = enter() else { return call(timeout_ms) };
+    let Some(_inside) = enter() else {
+        return call(timeout_ms);
+    };
     let is_loop = {
         let it = world();
         let is_loop = it.threads[it.current].is_loop;
@@ -614,7 +831,11 @@ unsafe extern "C" fn epoll_wait(fd: c_int, events: *mut libc::epoll_event, most:
         if count != 0 || timeout_ms == 0 {
             break count;
         }
-        let poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let poll = libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
         if !wait(State::Poll(vec![poll]), deadline_ns) {
             break 0;
         }
@@ -635,16 +856,36 @@ unsafe extern "C" fn epoll_wait(fd: c_int, events: *mut libc::epoll_event, most:
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_ctl(fd: c_int, operation: c_int, of: c_int, event: *mut libc::epoll_event) -> c_int {
+unsafe extern "C" fn epoll_ctl(
+    fd: c_int,
+    operation: c_int,
+    of: c_int,
+    event: *mut libc::epoll_event,
+) -> c_int {
     if let Some(_inside) = enter()
         && operation == libc::EPOLL_CTL_ADD
-        && world().fds.get(&of).is_some_and(|open| open.kind == Kind::PsiTrigger)
+        && world()
+            .fds
+            .get(&of)
+            .is_some_and(|open| open.kind == Kind::PsiTrigger)
     {
         let event = unsafe { &mut *event };
         event.events = event.events & !(libc::EPOLLPRI as u32) | libc::EPOLLIN as u32;
         world().priority.insert((fd, event.u64));
     }
-    small(unsafe { raw(libc::SYS_epoll_ctl, [fd as usize, operation as usize, of as usize, event as usize, 0, 0]) })
+    small(unsafe {
+        raw(
+            libc::SYS_epoll_ctl,
+            [
+                fd as usize,
+                operation as usize,
+                of as usize,
+                event as usize,
+                0,
+                0,
+            ],
+        )
+    })
 }
 
 fn poll_until(fds: *mut libc::pollfd, count: usize, deadline_ns: Option<u64>) -> c_int {
@@ -664,17 +905,32 @@ fn poll_until(fds: *mut libc::pollfd, count: usize, deadline_ns: Option<u64>) ->
 unsafe extern "C" fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout_ms: c_int) -> c_int {
     let count = usize::try_from(count).unwrap_or(0);
     let Some(_inside) = enter() else {
-        return small(unsafe { raw(libc::SYS_poll, [fds as usize, count, timeout_ms as usize, 0, 0, 0]) });
+        return small(unsafe {
+            raw(
+                libc::SYS_poll,
+                [fds as usize, count, timeout_ms as usize, 0, 0, 0],
+            )
+        });
     };
     advance(CALL_NS);
     poll_until(fds, count, deadline(timeout_ms))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ppoll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout: *const libc::timespec, mask: *const libc::sigset_t) -> c_int {
+unsafe extern "C" fn ppoll(
+    fds: *mut libc::pollfd,
+    count: libc::nfds_t,
+    timeout: *const libc::timespec,
+    mask: *const libc::sigset_t,
+) -> c_int {
     let count = usize::try_from(count).unwrap_or(0);
     let Some(_inside) = enter() else {
-        return small(unsafe { raw(libc::SYS_ppoll, [fds as usize, count, timeout as usize, mask as usize, 8, 0]) });
+        return small(unsafe {
+            raw(
+                libc::SYS_ppoll,
+                [fds as usize, count, timeout as usize, mask as usize, 8, 0],
+            )
+        });
     };
     advance(CALL_NS);
     let now_ns = world().now_ns;
@@ -690,7 +946,12 @@ fn nanoseconds(time: *const libc::timespec) -> u64 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nanosleep(time: *const libc::timespec, rest: *mut libc::timespec) -> c_int {
     let Some(_inside) = enter() else {
-        return small(unsafe { raw(libc::SYS_nanosleep, [time as usize, rest as usize, 0, 0, 0, 0]) });
+        return small(unsafe {
+            raw(
+                libc::SYS_nanosleep,
+                [time as usize, rest as usize, 0, 0, 0, 0],
+            )
+        });
     };
     let until_ns = world().now_ns + nanoseconds(time);
     wait(State::Sleep, Some(until_ns));
@@ -698,12 +959,29 @@ unsafe extern "C" fn nanosleep(time: *const libc::timespec, rest: *mut libc::tim
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn clock_nanosleep(clock: c_int, flags: c_int, time: *const libc::timespec, rest: *mut libc::timespec) -> c_int {
+unsafe extern "C" fn clock_nanosleep(
+    clock: c_int,
+    flags: c_int,
+    time: *const libc::timespec,
+    rest: *mut libc::timespec,
+) -> c_int {
     let Some(_inside) = enter() else {
-        let arguments = [clock as usize, flags as usize, time as usize, rest as usize, 0, 0];
-        return i32::try_from(-unsafe { raw(libc::SYS_clock_nanosleep, arguments) }).unwrap_or(libc::EINVAL);
+        let arguments = [
+            clock as usize,
+            flags as usize,
+            time as usize,
+            rest as usize,
+            0,
+            0,
+        ];
+        return i32::try_from(-unsafe { raw(libc::SYS_clock_nanosleep, arguments) })
+            .unwrap_or(libc::EINVAL);
     };
-    let from_ns = if flags & libc::TIMER_ABSTIME != 0 { 0 } else { world().now_ns };
+    let from_ns = if flags & libc::TIMER_ABSTIME != 0 {
+        0
+    } else {
+        world().now_ns
+    };
     wait(State::Sleep, Some(from_ns + nanoseconds(time)));
     0
 }
@@ -719,10 +997,19 @@ unsafe extern "C" fn sched_yield() -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn clock_gettime(clock: c_int, to: *mut libc::timespec) -> c_int {
     let Some(_inside) = enter() else {
-        return small(unsafe { raw(libc::SYS_clock_gettime, [clock as usize, to as usize, 0, 0, 0, 0]) });
+        return small(unsafe {
+            raw(
+                libc::SYS_clock_gettime,
+                [clock as usize, to as usize, 0, 0, 0, 0],
+            )
+        });
     };
     advance(CLOCK_NS);
-    let base_ns = if clock == libc::CLOCK_REALTIME { 1_700_000_000_000_000_000 } else { 0 };
+    let base_ns = if clock == libc::CLOCK_REALTIME {
+        1_700_000_000_000_000_000
+    } else {
+        0
+    };
     let now_ns = base_ns + world().now_ns;
     let to = unsafe { &mut *to };
     to.tv_sec = (now_ns / 1_000_000_000).cast_signed();
@@ -739,7 +1026,11 @@ struct Begin {
 }
 
 extern "C" fn begin(begin: *mut c_void) -> *mut c_void {
-    let Begin { routine, argument, id } = *unsafe { Box::from_raw(begin.cast::<Begin>()) };
+    let Begin {
+        routine,
+        argument,
+        id,
+    } = *unsafe { Box::from_raw(begin.cast::<Begin>()) };
     {
         let _inside = world::stay_inside();
         world::adopt(id + 1);
@@ -754,7 +1045,12 @@ extern "C" fn begin(begin: *mut c_void) -> *mut c_void {
     result
 }
 
-type Create = unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, extern "C" fn(*mut c_void) -> *mut c_void, *mut c_void) -> c_int;
+type Create = unsafe extern "C" fn(
+    *mut libc::pthread_t,
+    *const libc::pthread_attr_t,
+    extern "C" fn(*mut c_void) -> *mut c_void,
+    *mut c_void,
+) -> c_int;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pthread_create(
@@ -772,8 +1068,13 @@ unsafe extern "C" fn pthread_create(
     }
     let it = world();
     let id = it.threads.len();
-    it.threads.push(Thread::new(it.now_ns, it.incarnation, false));
-    let begins = Box::into_raw(Box::new(Begin { routine, argument, id }));
+    it.threads
+        .push(Thread::new(it.now_ns, it.incarnation, false));
+    let begins = Box::into_raw(Box::new(Begin {
+        routine,
+        argument,
+        id,
+    }));
     let result = unsafe { real(thread, attributes, begin, begins.cast()) };
     if result == 0 {
         it.threads[id].handle = Some(unsafe { *thread });
@@ -783,9 +1084,13 @@ unsafe extern "C" fn pthread_create(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pthread_join(thread: libc::pthread_t, result: *mut *mut c_void) -> c_int {
-    let real: unsafe extern "C" fn(libc::pthread_t, *mut *mut c_void) -> c_int = unsafe { std::mem::transmute(next(c"pthread_join")) };
+    let real: unsafe extern "C" fn(libc::pthread_t, *mut *mut c_void) -> c_int =
+        unsafe { std::mem::transmute(next(c"pthread_join")) };
     if let Some(_inside) = enter() {
-        let id = world().threads.iter().rposition(|known| known.handle == Some(thread));
+        let id = world()
+            .threads
+            .iter()
+            .rposition(|known| known.handle == Some(thread));
         if let Some(id) = id
             && !matches!(world().threads[id].state, State::Ended)
         {
@@ -805,9 +1110,17 @@ fn futex(address: usize, operation: c_int, value: u32, timeout: *const libc::tim
             if now.load(std::sync::atomic::Ordering::SeqCst) != value {
                 return refuse(libc::EAGAIN);
             }
-            let from_ns = if command == libc::FUTEX_WAIT { world().now_ns } else { 0 };
+            let from_ns = if command == libc::FUTEX_WAIT {
+                world().now_ns
+            } else {
+                0
+            };
             let deadline_ns = (!timeout.is_null()).then(|| from_ns + nanoseconds(timeout));
-            if wait(State::Futex(address), deadline_ns) { 0 } else { refuse(libc::ETIMEDOUT) }
+            if wait(State::Futex(address), deadline_ns) {
+                0
+            } else {
+                refuse(libc::ETIMEDOUT)
+            }
         }
         libc::FUTEX_WAKE | libc::FUTEX_WAKE_BITSET => {
             let woken = world().wake_futex(address, value as usize);
@@ -825,8 +1138,14 @@ fn send_signal(fd: c_int, signal: c_int) -> isize {
         return refuse(libc::EBADF);
     };
     it.machine.now_ns = it.now_ns;
-    let process = it.machine.processes.get(&pid).filter(|process| process.started == started);
-    let Some(process) = process else { return refuse(libc::ESRCH) };
+    let process = it
+        .machine
+        .processes
+        .get(&pid)
+        .filter(|process| process.started == started);
+    let Some(process) = process else {
+        return refuse(libc::ESRCH);
+    };
     let pod = it.machine.cgroups[process.cgroup].pod;
     it.check_signal(pod, signal);
     it.machine.signal(pid, signal);
@@ -835,11 +1154,18 @@ fn send_signal(fd: c_int, signal: c_int) -> isize {
 
 fn release(fd: c_int) -> isize {
     let found = world().fds.get(&fd).map(|open| open.kind.clone());
-    let Some(Kind::Pidfd { pid, started }) = found else { return refuse(libc::EBADF) };
+    let Some(Kind::Pidfd { pid, started }) = found else {
+        return refuse(libc::EBADF);
+    };
     world().machine.now_ns = world().now_ns;
-    let process = world().machine.processes.get(&pid).filter(|process| process.started == started);
+    let process = world()
+        .machine
+        .processes
+        .get(&pid)
+        .filter(|process| process.started == started);
     let now_ns = world().now_ns;
-    let cost_ns = match process.map(|process| (process.killed_ns, process.stuck_until_ns > now_ns)) {
+    let cost_ns = match process.map(|process| (process.killed_ns, process.stuck_until_ns > now_ns))
+    {
         None => return refuse(libc::ESRCH),
         Some((None, _)) => return refuse(libc::EINVAL),
         // It waits for a device with its memory map locked.
@@ -854,9 +1180,19 @@ fn release(fd: c_int) -> isize {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
+unsafe extern "C" fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
     let call = || answer(unsafe { raw(number, [a, b, c, d, e, f]) });
-    let Some(_inside) = enter() else { return call() as c_long };
+    let Some(_inside) = enter() else {
+        return call() as c_long;
+    };
     let result = match number {
         libc::SYS_futex => futex(a, b as c_int, c as u32, d as *const libc::timespec),
         libc::SYS_getrandom => fill_random(a as *mut u8, b),
@@ -869,10 +1205,20 @@ unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d: us
             operation!("pidfd_open", "", CALL_NS * 2);
             let pid = i32::try_from(a).unwrap_or(0);
             let it = world();
-            let Some(started) = it.machine.processes.get(&pid).map(|process| process.started) else {
+            let Some(started) = it
+                .machine
+                .processes
+                .get(&pid)
+                .map(|process| process.started)
+            else {
                 return refuse(libc::ESRCH) as c_long;
             };
-            let fd = unsafe { raw(libc::SYS_eventfd2, [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0]) };
+            let fd = unsafe {
+                raw(
+                    libc::SYS_eventfd2,
+                    [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0],
+                )
+            };
             it.add(fd, Kind::Pidfd { pid, started }, String::new())
         }
         libc::SYS_pidfd_send_signal => send_signal(a as c_int, b as c_int),
@@ -898,7 +1244,19 @@ unsafe fn statx_inside(dirfd: usize, path: usize, flags: usize, mask: usize, to:
     let path = path_of(dirfd as c_int, path);
     operation!("stat", &path, CALL_NS);
     match place(&path) {
-        Ok(place) => answer(unsafe { raw(libc::SYS_statx, [libc::AT_FDCWD as usize, place.as_ptr() as usize, flags, mask, to, 0]) }),
+        Ok(place) => answer(unsafe {
+            raw(
+                libc::SYS_statx,
+                [
+                    libc::AT_FDCWD as usize,
+                    place.as_ptr() as usize,
+                    flags,
+                    mask,
+                    to,
+                    0,
+                ],
+            )
+        }),
         Err(errno) => refuse(errno),
     }
 }
@@ -913,7 +1271,12 @@ fn fill_random(to: *mut u8, length: usize) -> isize {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getrandom(to: *mut c_void, length: usize, flags: c_uint) -> isize {
     let Some(_inside) = enter() else {
-        return answer(unsafe { raw(libc::SYS_getrandom, [to as usize, length, flags as usize, 0, 0, 0]) });
+        return answer(unsafe {
+            raw(
+                libc::SYS_getrandom,
+                [to as usize, length, flags as usize, 0, 0, 0],
+            )
+        });
     };
     fill_random(to.cast(), length)
 }

@@ -117,12 +117,15 @@ pub(crate) struct Ramp {
 
 impl Ramp {
     fn at(&self, now_ns: u64) -> u64 {
-        let grown = u128::from(self.bytes_per_s) * u128::from(now_ns.saturating_sub(self.at_ns)) / u128::from(SECOND);
+        let grown = u128::from(self.bytes_per_s) * u128::from(now_ns.saturating_sub(self.at_ns))
+            / u128::from(SECOND);
         let grown = u64::try_from(grown).unwrap_or(u64::MAX);
         if self.falls {
             return self.bytes.saturating_sub(grown).max(self.up_to_bytes);
         }
-        self.bytes.saturating_add(grown).min(self.up_to_bytes.max(self.bytes))
+        self.bytes
+            .saturating_add(grown)
+            .min(self.up_to_bytes.max(self.bytes))
     }
 }
 
@@ -210,9 +213,14 @@ pub(crate) enum Happening {
     Grow(usize, Ramp),
     MemoryBack(usize),
     /// So many attaches in cgroups of no pod, so far apart, by a process without privileges.
-    Attaches { left: u32, every_ns: u64 },
+    Attaches {
+        left: u32,
+        every_ns: u64,
+    },
     /// A thread of the agent other than the loop stands still for so long.
-    Hold { ns: u64 },
+    Hold {
+        ns: u64,
+    },
     /// A container meets its own limit, and the kernel takes its process.
     LimitMet(String),
     StartAgent,
@@ -239,6 +247,8 @@ pub(crate) struct Machine {
     has_programs: bool,
     pub(crate) oom_kills: u64,
     stalled_since_ns: Option<u64>,
+    /// When the agent is told to end.
+    pub(crate) stop_ns: u64,
     /// How long `cgroup_mutex` is held by others.
     pub(crate) mutex_ns: u64,
 }
@@ -263,11 +273,15 @@ impl Machine {
             has_programs: false,
             oom_kills: 0,
             stalled_since_ns: None,
+            stop_ns: u64::MAX,
             mutex_ns: 0,
         };
         it.make_files();
         it.mkdir("", false).ok();
-        it.cgroups[0].values.insert("cgroup.subtree_control".to_owned(), "cpuset cpu io memory pids".to_owned());
+        it.cgroups[0].values.insert(
+            "cgroup.subtree_control".to_owned(),
+            "cpuset cpu io memory pids".to_owned(),
+        );
         it.mkdir("system.slice", false).ok();
         it.add_process(AGENT_PID, 1, b"plimsoll-agent".to_vec());
         it
@@ -282,18 +296,33 @@ impl Machine {
             std::fs::write(path, text).ok();
         };
         write("proc/placeholder", "");
-        write("proc/self/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\nbpf /sys/fs/bpf bpf rw,mode=700 0 0\n");
-        write("proc/self/mountinfo", "1 0 0:1 / / rw - ext4 /dev/vda rw\n2 1 0:2 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
-        write("proc/self/status", "Name:\tplimsoll-agent\nCapEff:\t000001ffffffffff\n");
+        write(
+            "proc/self/mounts",
+            "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\nbpf /sys/fs/bpf bpf rw,mode=700 0 0\n",
+        );
+        write(
+            "proc/self/mountinfo",
+            "1 0 0:1 / / rw - ext4 /dev/vda rw\n2 1 0:2 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        );
+        write(
+            "proc/self/status",
+            "Name:\tplimsoll-agent\nCapEff:\t000001ffffffffff\n",
+        );
         write("proc/self/maps", "");
         write("proc/self/statm", "1000 500 300 100 0 200 0\n");
         write("proc/self/oom_score_adj", "0\n");
-        write("proc/swaps", "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n");
+        write(
+            "proc/swaps",
+            "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n",
+        );
         write("proc/loadavg", "0.10 0.10 0.10 1/200 9999\n");
         write("proc/sys/kernel/osrelease", "6.12.0-model\n");
         write("proc/sys/kernel/pid_max", "4194304\n");
         write("proc/sys/kernel/threads-max", "200000\n");
-        write("proc/sys/kernel/random/boot_id", "8a5f6b3e-0000-4000-8000-000000000001\n");
+        write(
+            "proc/sys/kernel/random/boot_id",
+            "8a5f6b3e-0000-4000-8000-000000000001\n",
+        );
         write("proc/sys/fs/nr_open", "1048576\n");
         write("sys/devices/system/cpu/online", "0-3\n");
         write("sys/devices/system/cpu/possible", "0-3\n");
@@ -316,8 +345,16 @@ impl Machine {
         if let Some(at_ns) = self.next_ns {
             return at_ns;
         }
-        let event_ns = self.events.keys().next().map_or(u64::MAX, |(at_ns, _)| *at_ns);
-        let ends_ns = self.processes.values().filter_map(|process| process.ends_ns).min();
+        let event_ns = self
+            .events
+            .keys()
+            .next()
+            .map_or(u64::MAX, |(at_ns, _)| *at_ns);
+        let ends_ns = self
+            .processes
+            .values()
+            .filter_map(|process| process.ends_ns)
+            .min();
         let mut next_ns = event_ns.min(ends_ns.unwrap_or(u64::MAX));
         // What grows crosses something before that, or not.
         let horizon_ns = next_ns.min(self.now_ns + 3600 * SECOND);
@@ -326,14 +363,21 @@ impl Machine {
         {
             next_ns = next_ns.min(at_ns);
         }
-        let has_victims = self.processes.iter().any(|(pid, process)| *pid != AGENT_PID && process.killed_ns.is_none());
+        let has_victims = self
+            .processes
+            .iter()
+            .any(|(pid, process)| *pid != AGENT_PID && process.killed_ns.is_none());
         if has_victims
-            && let Some(at_ns) = self.when(horizon_ns.min(next_ns), |it, at_ns| it.free(at_ns) < EXHAUSTED_BYTES)
+            && let Some(at_ns) = self.when(horizon_ns.min(next_ns), |it, at_ns| {
+                it.free(at_ns) < EXHAUSTED_BYTES
+            })
         {
             next_ns = next_ns.min(at_ns);
         }
         if self.stalled_since_ns.is_none()
-            && let Some(at_ns) = self.when(horizon_ns.min(next_ns), |it, at_ns| it.free(at_ns) < PRESSED_BYTES)
+            && let Some(at_ns) = self.when(horizon_ns.min(next_ns), |it, at_ns| {
+                it.free(at_ns) < PRESSED_BYTES
+            })
         {
             next_ns = next_ns.min(at_ns);
         }
@@ -372,7 +416,8 @@ impl Machine {
     }
 
     fn free(&self, now_ns: u64) -> u64 {
-        self.total_bytes.saturating_sub(SYSTEM_BYTES + self.pods_bytes(now_ns))
+        self.total_bytes
+            .saturating_sub(SYSTEM_BYTES + self.pods_bytes(now_ns))
     }
 
     fn inactive_bytes(&self, pod: usize, now_ns: u64) -> u64 {
@@ -381,12 +426,18 @@ impl Machine {
 
     /// As the agent reckons it: what is free, and what can be had at once.
     pub(crate) fn available(&self, now_ns: u64) -> u64 {
-        let inactive: u64 = (0..self.pods.len()).map(|pod| self.inactive_bytes(pod, now_ns)).sum();
+        let inactive: u64 = (0..self.pods.len())
+            .map(|pod| self.inactive_bytes(pod, now_ns))
+            .sum();
         self.free(now_ns) + inactive
     }
 
     fn charged(&self, now_ns: u64) -> u64 {
-        let grown: u64 = self.pods.iter().map(|pod| pod.ramp.at(now_ns).saturating_sub(pod.ramp.bytes)).sum();
+        let grown: u64 = self
+            .pods
+            .iter()
+            .map(|pod| pod.ramp.at(now_ns).saturating_sub(pod.ramp.bytes))
+            .sum();
         self.charged_bytes + grown
     }
 
@@ -400,7 +451,12 @@ impl Machine {
     }
 
     fn set_bytes(&mut self, pod: usize, bytes: u64) {
-        let ramp = Ramp { at_ns: self.now_ns, bytes, up_to_bytes: bytes, ..Ramp::default() };
+        let ramp = Ramp {
+            at_ns: self.now_ns,
+            bytes,
+            up_to_bytes: bytes,
+            ..Ramp::default()
+        };
         self.set_ramp(pod, ramp);
     }
 
@@ -417,8 +473,13 @@ impl Machine {
 
     /// The cgroup that a control file is of.
     pub(crate) fn control(&self, path: &str) -> Option<usize> {
-        let (dir, file) = World::cgroup_path(path)?.rsplit_once('/').or(Some(("", World::cgroup_path(path)?)))?;
-        FILES.iter().any(|(name, _)| *name == file).then(|| self.find(dir))?
+        let (dir, file) = World::cgroup_path(path)?
+            .rsplit_once('/')
+            .or(Some(("", World::cgroup_path(path)?)))?;
+        FILES
+            .iter()
+            .any(|(name, _)| *name == file)
+            .then(|| self.find(dir))?
     }
 
     pub(crate) fn mkdir(&mut self, path: &str, is_agents: bool) -> Result<usize, i32> {
@@ -439,7 +500,9 @@ impl Machine {
             }
         }
         let id = dir.metadata().map_or(0, |it| it.ino());
-        let pod = self.find(parent).and_then(|parent| self.cgroups[parent].pod);
+        let pod = self
+            .find(parent)
+            .and_then(|parent| self.cgroups[parent].pod);
         let values = FILES.iter().filter(|(_, value)| !value.is_empty());
         self.cgroups.push(Cgroup {
             path: path.to_owned(),
@@ -447,7 +510,9 @@ impl Machine {
             is_there: true,
             is_threaded: false,
             processes: BTreeSet::new(),
-            values: values.map(|(file, value)| ((*file).to_owned(), (*value).to_owned())).collect(),
+            values: values
+                .map(|(file, value)| ((*file).to_owned(), (*value).to_owned()))
+                .collect(),
             pod,
             oom_kills: 0,
             is_agents,
@@ -471,7 +536,10 @@ impl Machine {
 
     fn has_children(&self, path: &str) -> bool {
         let below = format!("{path}/");
-        self.by_path.range(below.clone()..).next().is_some_and(|(path, _)| path.starts_with(&below))
+        self.by_path
+            .range(below.clone()..)
+            .next()
+            .is_some_and(|(path, _)| path.starts_with(&below))
     }
 
     pub(crate) fn rmdir(&mut self, path: &str) -> Result<u64, i32> {
@@ -479,7 +547,8 @@ impl Machine {
         if self.has_children(path) || !self.cgroups[index].processes.is_empty() {
             return Err(libc::EBUSY);
         }
-        std::fs::remove_dir_all(self.root.join("sys/fs/cgroup").join(path)).map_err(|_| libc::EIO)?;
+        std::fs::remove_dir_all(self.root.join("sys/fs/cgroup").join(path))
+            .map_err(|_| libc::EIO)?;
         self.by_path.remove(path);
         self.cgroups[index].is_there = false;
         Ok(self.cgroups[index].id)
@@ -490,7 +559,9 @@ impl Machine {
         let under = format!("{path}/");
         self.by_path
             .range(path.to_owned()..)
-            .take_while(|(found, _)| *found == path || found.starts_with(&under) || found.starts_with(path))
+            .take_while(|(found, _)| {
+                *found == path || found.starts_with(&under) || found.starts_with(path)
+            })
             .filter(|(found, _)| *found == path || found.starts_with(&under))
             .map(|(_, index)| *index)
             .collect()
@@ -498,7 +569,9 @@ impl Machine {
 
     pub(crate) fn is_populated(&self, index: usize) -> bool {
         let path = &self.cgroups[index].path;
-        self.below(path).iter().any(|index| !self.cgroups[*index].processes.is_empty())
+        self.below(path)
+            .iter()
+            .any(|index| !self.cgroups[*index].processes.is_empty())
     }
 
     // Processes.
@@ -522,10 +595,20 @@ impl Machine {
 
     /// How long a process takes to end, with its pod's memory.
     fn end_ns(&self, pid: i32) -> u64 {
-        let Some(process) = self.processes.get(&pid) else { return 0 };
-        let bytes = self.cgroups[process.cgroup].pod.map_or(0, |pod| self.used(pod, self.now_ns));
-        let unmap_ns = u64::try_from(u128::from(bytes) * u128::from(UNMAP_NS_PER_GIB) / u128::from(GIB)).unwrap_or(u64::MAX);
-        let factor = if process.is_starved { STARVED_FACTOR } else { 1 };
+        let Some(process) = self.processes.get(&pid) else {
+            return 0;
+        };
+        let bytes = self.cgroups[process.cgroup]
+            .pod
+            .map_or(0, |pod| self.used(pod, self.now_ns));
+        let unmap_ns =
+            u64::try_from(u128::from(bytes) * u128::from(UNMAP_NS_PER_GIB) / u128::from(GIB))
+                .unwrap_or(u64::MAX);
+        let factor = if process.is_starved {
+            STARVED_FACTOR
+        } else {
+            1
+        };
         MS + unmap_ns * factor
     }
 
@@ -533,7 +616,9 @@ impl Machine {
     pub(crate) fn signal(&mut self, pid: i32, signal: i32) -> bool {
         let ends_in_ns = self.end_ns(pid);
         let now_ns = self.now_ns;
-        let Some(process) = self.processes.get_mut(&pid) else { return false };
+        let Some(process) = self.processes.get_mut(&pid) else {
+            return false;
+        };
         let after_ns = match (signal, process.on_term) {
             (libc::SIGKILL, _) | (libc::SIGTERM, OnTerm::Ends) => {
                 process.killed_ns.get_or_insert(now_ns);
@@ -544,11 +629,19 @@ impl Machine {
         };
         let ends_ns = process.stuck_until_ns.max(now_ns + after_ns);
         process.ends_ns = Some(process.ends_ns.map_or(ends_ns, |known| known.min(ends_ns)));
-        let (is_killed, is_stuck) = (process.killed_ns == Some(now_ns), process.stuck_until_ns > now_ns);
+        let (is_killed, is_stuck) = (
+            process.killed_ns == Some(now_ns),
+            process.stuck_until_ns > now_ns,
+        );
         self.next_ns = None;
         if is_killed && !is_stuck {
             self.unmaps(pid, after_ns);
-        } else if is_killed && let Some(pod) = self.processes.get(&pid).and_then(|process| self.cgroups[process.cgroup].pod) {
+        } else if is_killed
+            && let Some(pod) = self
+                .processes
+                .get(&pid)
+                .and_then(|process| self.cgroups[process.cgroup].pod)
+        {
             // It holds what it has, and asks for no more.
             let bytes = self.used(pod, now_ns);
             self.set_bytes(pod, bytes);
@@ -558,7 +651,13 @@ impl Machine {
 
     /// A dying process gives its pod's memory back, in this time, but for what stays.
     fn unmaps(&mut self, pid: i32, within_ns: u64) {
-        let Some(pod) = self.processes.get(&pid).and_then(|process| self.cgroups[process.cgroup].pod) else { return };
+        let Some(pod) = self
+            .processes
+            .get(&pid)
+            .and_then(|process| self.cgroups[process.cgroup].pod)
+        else {
+            return;
+        };
         let bytes = self.used(pod, self.now_ns);
         let per_s = u128::from(bytes) * u128::from(SECOND) / u128::from(within_ns.max(1));
         let ramp = Ramp {
@@ -587,7 +686,14 @@ impl Machine {
 
     /// `/proc/PID/…`: whether the model makes this file, and whether it is there. `None`: it is a file like any other.
     pub(crate) fn makes(&self, path: &str) -> Option<bool> {
-        if matches!(path, "/proc/meminfo" | "/proc/stat" | "/proc/vmstat" | "/proc/self/cgroup" | "/proc/self/stat") {
+        if matches!(
+            path,
+            "/proc/meminfo"
+                | "/proc/stat"
+                | "/proc/vmstat"
+                | "/proc/self/cgroup"
+                | "/proc/self/stat"
+        ) {
             return Some(true);
         }
         let rest = path.strip_prefix("/proc/")?;
@@ -608,7 +714,10 @@ impl Machine {
         let text = match &fd.kind {
             Kind::Control { cgroup } => {
                 let file = fd.path.rsplit('/').next().unwrap_or_default();
-                return Some(self.control_text(*cgroup, file, now_ns).map(String::into_bytes));
+                return Some(
+                    self.control_text(*cgroup, file, now_ns)
+                        .map(String::into_bytes),
+                );
             }
             Kind::Made => self.made(&fd.path, now_ns),
             Kind::PsiTrigger => Some(pressure().into_bytes()),
@@ -629,13 +738,20 @@ impl Machine {
             return Some(pressure().into_bytes());
         }
         let (pid, file) = rest.split_once('/')?;
-        let pid = if pid == "self" { AGENT_PID } else { pid.parse().ok()? };
+        let pid = if pid == "self" {
+            AGENT_PID
+        } else {
+            pid.parse().ok()?
+        };
         let process = self.processes.get(&pid)?;
         let text = match file {
             "stat" => {
                 let mut text = format!("{pid} (").into_bytes();
                 text.extend(&process.comm);
-                let rest = format!(") S 1 {pid} {pid} 0 -1 4194304 0 0 0 0 0 0 0 0 20 0 1 0 {} 0 0\n", process.started);
+                let rest = format!(
+                    ") S 1 {pid} {pid} 0 -1 4194304 0 0 0 0 0 0 0 0 20 0 1 0 {} 0 0\n",
+                    process.started
+                );
                 text.extend(rest.into_bytes());
                 return Some(text);
             }
@@ -685,12 +801,20 @@ impl Machine {
         if let Some(pod) = self.cgroups[index].pod {
             // The pod's own cgroup and its first container have all of it.
             let depth = self.cgroups[index].path.matches('/').count();
-            return if depth <= 3 { (self.used(pod, now_ns), self.inactive_bytes(pod, now_ns)) } else { (0, 0) };
+            return if depth <= 3 {
+                (self.used(pod, now_ns), self.inactive_bytes(pod, now_ns))
+            } else {
+                (0, 0)
+            };
         }
         let path = &self.cgroups[index].path;
-        let below = (0..self.pods.len()).filter(|pod| self.pods[*pod].path.starts_with(path.as_str()));
+        let below =
+            (0..self.pods.len()).filter(|pod| self.pods[*pod].path.starts_with(path.as_str()));
         below.fold((0, 0), |(used, inactive), pod| {
-            (used + self.used(pod, now_ns), inactive + self.inactive_bytes(pod, now_ns))
+            (
+                used + self.used(pod, now_ns),
+                inactive + self.inactive_bytes(pod, now_ns),
+            )
         })
     }
 
@@ -735,7 +859,13 @@ fn pressure() -> String {
 }
 
 fn header(kind: abi::Kind, cgroup_id: u64, now_ns: u64) -> abi::Header {
-    abi::Header { ts_ns: now_ns, cgroup_id, kind: kind.number(), abi_version: abi::ABI_VERSION, cpu: 0 }
+    abi::Header {
+        ts_ns: now_ns,
+        cgroup_id,
+        kind: kind.number(),
+        abi_version: abi::ABI_VERSION,
+        cpu: 0,
+    }
 }
 
 /// What the machine does, and the world sees.
@@ -751,7 +881,11 @@ impl World {
     pub(crate) fn make_cgroup(&mut self, path: &str, is_agents: bool) -> Result<usize, i32> {
         let index = self.machine.mkdir(path, is_agents)?;
         let mut record = abi::CgroupMkdir {
-            header: header(abi::Kind::CgroupMkdir, self.machine.cgroups[index].id, self.now_ns),
+            header: header(
+                abi::Kind::CgroupMkdir,
+                self.machine.cgroups[index].id,
+                self.now_ns,
+            ),
             level: u32::try_from(path.matches('/').count() + 1).unwrap_or(0),
             hierarchy_id: 0,
             path_len: 0,
@@ -780,7 +914,11 @@ impl World {
     fn tell_populated(&mut self, index: usize) {
         let is_populated = self.machine.is_populated(index);
         let record = abi::CgroupPopulated {
-            header: header(abi::Kind::CgroupPopulated, self.machine.cgroups[index].id, self.now_ns),
+            header: header(
+                abi::Kind::CgroupPopulated,
+                self.machine.cgroups[index].id,
+                self.now_ns,
+            ),
             populated: u32::from(is_populated),
             hierarchy_id: 0,
         };
@@ -794,12 +932,18 @@ impl World {
     }
 
     pub(crate) fn move_process(&mut self, pid: i32, to: usize) -> Result<(), i32> {
-        let Some(process) = self.machine.processes.get_mut(&pid) else { return Err(libc::ESRCH) };
+        let Some(process) = self.machine.processes.get_mut(&pid) else {
+            return Err(libc::ESRCH);
+        };
         let from = std::mem::replace(&mut process.cgroup, to);
         self.machine.cgroups[from].processes.remove(&pid);
         self.machine.cgroups[to].processes.insert(pid);
         let record = abi::CgroupAttach {
-            header: header(abi::Kind::CgroupAttach, self.machine.cgroups[to].id, self.now_ns),
+            header: header(
+                abi::Kind::CgroupAttach,
+                self.machine.cgroups[to].id,
+                self.now_ns,
+            ),
             tgid: pid.unsigned_abs(),
             hierarchy_id: 0,
         };
@@ -809,7 +953,11 @@ impl World {
 
     /// A pod begins: its cgroups, its process, its memory.
     pub(crate) fn start_pod(&mut self, new: &NewPod) {
-        let tier = if new.request_bytes > 0 { "burstable" } else { "besteffort" };
+        let tier = if new.request_bytes > 0 {
+            "burstable"
+        } else {
+            "besteffort"
+        };
         let path = format!("kubepods/{tier}/pod{}", new.name);
         self.machine.mkdir_all(&format!("kubepods/{tier}"));
         let pod = self.machine.pods.iter().position(|pod| pod.uid == new.name);
@@ -875,29 +1023,47 @@ impl World {
         self.machine.now_ns = self.now_ns;
         self.machine.set_bytes(pod, new.bytes);
         if new.bytes_per_s > 0 {
-            let ramp = Ramp { bytes: new.bytes, bytes_per_s: new.bytes_per_s, up_to_bytes: new.up_to_bytes, ..Ramp::default() };
-            self.machine.at(self.now_ns + new.grows_after_ns, Happening::Grow(pod, ramp));
+            let ramp = Ramp {
+                bytes: new.bytes,
+                bytes_per_s: new.bytes_per_s,
+                up_to_bytes: new.up_to_bytes,
+                ..Ramp::default()
+            };
+            self.machine
+                .at(self.now_ns + new.grows_after_ns, Happening::Grow(pod, ramp));
         }
         self.checks.pod_started(pod, self.now_ns);
     }
 
     fn process_ended(&mut self, pid: i32) {
-        let Some(process) = self.machine.processes.remove(&pid) else { return };
+        let Some(process) = self.machine.processes.remove(&pid) else {
+            return;
+        };
         self.machine.cgroups[process.cgroup].processes.remove(&pid);
         self.machine.next_ns = None;
-        let pod = self.machine.pods.iter().position(|pod| pod.processes.contains(&pid));
+        let pod = self
+            .machine
+            .pods
+            .iter()
+            .position(|pod| pod.processes.contains(&pid));
         if let Some(pod) = pod {
             self.machine.pods[pod].processes.remove(&pid);
             if self.machine.pods[pod].processes.is_empty() {
-                let Pod { stays_bytes, stays_for_ns, .. } = self.machine.pods[pod];
+                let Pod {
+                    stays_bytes,
+                    stays_for_ns,
+                    ..
+                } = self.machine.pods[pod];
                 let stays = stays_bytes.min(self.machine.used(pod, self.now_ns));
                 self.machine.set_bytes(pod, stays);
                 if stays > 0 {
-                    self.machine.at(self.now_ns + stays_for_ns, Happening::MemoryBack(pod));
+                    self.machine
+                        .at(self.now_ns + stays_for_ns, Happening::MemoryBack(pod));
                 }
                 self.checks.pod_ended(pod, self.now_ns);
                 if let Some(again) = self.machine.pods[pod].again.clone() {
-                    self.machine.at(self.now_ns + 10 * SECOND, Happening::Start(again));
+                    self.machine
+                        .at(self.now_ns + 10 * SECOND, Happening::Start(again));
                 }
             }
         }
@@ -905,7 +1071,12 @@ impl World {
     }
 
     /// A control file is written.
-    pub(crate) fn write_control(&mut self, index: usize, file: &str, value: &str) -> Result<(), i32> {
+    pub(crate) fn write_control(
+        &mut self,
+        index: usize,
+        file: &str,
+        value: &str,
+    ) -> Result<(), i32> {
         self.machine.now_ns = self.now_ns;
         if !self.machine.cgroups[index].is_there {
             return Err(libc::ENODEV);
@@ -915,7 +1086,10 @@ impl World {
             "cgroup.kill" => {
                 let path = self.machine.cgroups[index].path.clone();
                 let below = self.machine.below(&path);
-                let pids: Vec<i32> = below.iter().flat_map(|index| self.machine.cgroups[*index].processes.clone()).collect();
+                let pids: Vec<i32> = below
+                    .iter()
+                    .flat_map(|index| self.machine.cgroups[*index].processes.clone())
+                    .collect();
                 for pid in pids {
                     self.machine.signal(pid, libc::SIGKILL);
                 }
@@ -927,7 +1101,8 @@ impl World {
             "cgroup.subtree_control" => {
                 let values = &mut self.machine.cgroups[index].values;
                 let text = values.entry(file.to_owned()).or_default();
-                let mut now: BTreeSet<String> = text.split_whitespace().map(str::to_owned).collect();
+                let mut now: BTreeSet<String> =
+                    text.split_whitespace().map(str::to_owned).collect();
                 for word in value.split_whitespace() {
                     match word.split_at(1) {
                         ("+", name) => now.insert(name.to_owned()),
@@ -938,7 +1113,9 @@ impl World {
             }
             "memory.reclaim" => return Err(libc::EAGAIN),
             _ => {
-                self.machine.cgroups[index].values.insert(file.to_owned(), value.to_owned());
+                self.machine.cgroups[index]
+                    .values
+                    .insert(file.to_owned(), value.to_owned());
             }
         }
         Ok(())
@@ -947,7 +1124,11 @@ impl World {
     /// The kernel's OOM killer takes the largest.
     fn oom_kill(&mut self) {
         let now_ns = self.now_ns;
-        let victims = self.machine.processes.iter().filter(|(pid, process)| **pid != AGENT_PID && process.killed_ns.is_none());
+        let victims = self
+            .machine
+            .processes
+            .iter()
+            .filter(|(pid, process)| **pid != AGENT_PID && process.killed_ns.is_none());
         let largest = victims.max_by_key(|(_, process)| {
             let pod = self.machine.cgroups[process.cgroup].pod;
             pod.map_or(0, |pod| self.machine.used(pod, now_ns))
@@ -960,7 +1141,9 @@ impl World {
 
     fn oom_kill_process(&mut self, pid: i32) {
         let now_ns = self.now_ns;
-        let Some(process) = self.machine.processes.get(&pid).cloned() else { return };
+        let Some(process) = self.machine.processes.get(&pid).cloned() else {
+            return;
+        };
         self.machine.cgroups[process.cgroup].oom_kills += 1;
         let pod = self.machine.cgroups[process.cgroup].pod;
         self.checks.kernel_oom_kill(pod, now_ns);
@@ -968,7 +1151,11 @@ impl World {
         let length = process.comm.len().min(abi::COMM_BYTES - 1);
         comm[..length].copy_from_slice(&process.comm[..length]);
         let record = abi::OomKill {
-            header: header(abi::Kind::OomKill, self.machine.cgroups[process.cgroup].id, now_ns),
+            header: header(
+                abi::Kind::OomKill,
+                self.machine.cgroups[process.cgroup].id,
+                now_ns,
+            ),
             limit_cgroup_id: abi::NODE_OOM,
             points: 1000,
             total_pages: 1000,
@@ -978,7 +1165,12 @@ impl World {
             comm,
         };
         if self.bpf.is_attached(&self.root) {
-            self.bpf.send("CRITICAL", abi::Kind::OomKill, record.as_bytes(), abi::CRITICAL_SHARED_BYTES as usize);
+            self.bpf.send(
+                "CRITICAL",
+                abi::Kind::OomKill,
+                record.as_bytes(),
+                abi::CRITICAL_SHARED_BYTES as usize,
+            );
             self.ring_bell("CRITICAL");
         }
         self.process_ended(pid);
@@ -990,7 +1182,12 @@ impl World {
             Happening::Grow(pod, mut ramp) => {
                 ramp.at_ns = self.now_ns;
                 ramp.bytes = self.machine.used(pod, self.now_ns);
-                let is_dying = |pid: &i32| self.machine.processes.get(pid).is_none_or(|process| process.killed_ns.is_some());
+                let is_dying = |pid: &i32| {
+                    self.machine
+                        .processes
+                        .get(pid)
+                        .is_none_or(|process| process.killed_ns.is_some())
+                };
                 if !self.machine.pods[pod].processes.iter().all(is_dying) {
                     self.machine.set_ramp(pod, ramp);
                 }
@@ -1002,19 +1199,31 @@ impl World {
             }
             Happening::Attaches { left, every_ns } => {
                 let record = abi::CgroupAttach {
-                    header: header(abi::Kind::CgroupAttach, 77_000 + u64::from(left), self.now_ns),
+                    header: header(
+                        abi::Kind::CgroupAttach,
+                        77_000 + u64::from(left),
+                        self.now_ns,
+                    ),
                     tgid: 1 << 21,
                     hierarchy_id: 0,
                 };
                 self.lifecycle(abi::Kind::CgroupAttach, record.as_bytes());
                 if left > 1 {
-                    self.machine.at(self.now_ns + every_ns, Happening::Attaches { left: left - 1, every_ns });
+                    self.machine.at(
+                        self.now_ns + every_ns,
+                        Happening::Attaches {
+                            left: left - 1,
+                            every_ns,
+                        },
+                    );
                 }
             }
             Happening::Hold { ns } => {
                 let incarnation = self.incarnation;
                 let others: Vec<usize> = (0..self.threads.len())
-                    .filter(|id| !self.threads[*id].is_loop && self.threads[*id].incarnation == incarnation)
+                    .filter(|id| {
+                        !self.threads[*id].is_loop && self.threads[*id].incarnation == incarnation
+                    })
                     .collect();
                 let index = usize::try_from(self.random.below(others.len() as u64)).unwrap_or(0);
                 if let Some(id) = others.get(index) {
@@ -1074,7 +1283,12 @@ pub(crate) fn step(world: &mut World) {
     }
     if free < PRESSED_BYTES && world.machine.stalled_since_ns.is_none() {
         world.machine.stalled_since_ns = Some(now_ns);
-        let triggers: Vec<i32> = world.fds.iter().filter(|(_, fd)| fd.kind == Kind::PsiTrigger).map(|(fd, _)| *fd).collect();
+        let triggers: Vec<i32> = world
+            .fds
+            .iter()
+            .filter(|(_, fd)| fd.kind == Kind::PsiTrigger)
+            .map(|(fd, _)| *fd)
+            .collect();
         for fd in triggers {
             ring_eventfd(fd);
         }
@@ -1095,14 +1309,18 @@ pub(crate) fn armed(world: &mut World) {
 /// The total, as the program counts it.
 pub(crate) fn count_charges(world: &mut World) {
     let pages = world.machine.charged(world.now_ns) / PAGE;
-    world.bpf.set_word("CHARGES", abi::charges::TOTAL_PAGES, pages);
+    world
+        .bpf
+        .set_word("CHARGES", abi::charges::TOTAL_PAGES, pages);
 }
 
 fn cross(world: &mut World) {
     world.machine.armed_bytes = None;
     world.machine.next_ns = None;
     count_charges(world);
-    world.bpf.set_word("CHARGES", abi::charges::THRESHOLD_PAGES, 0);
+    world
+        .bpf
+        .set_word("CHARGES", abi::charges::THRESHOLD_PAGES, 0);
     if !world.bpf.is_attached(&world.root) {
         return;
     }
@@ -1111,7 +1329,12 @@ fn cross(world: &mut World) {
         charged_pages: world.bpf.word("CHARGES", abi::charges::TOTAL_PAGES),
         generation: world.bpf.word("CHARGES", abi::charges::GENERATION),
     };
-    world.bpf.send("CRITICAL", abi::Kind::ChargesReached, record.as_bytes(), usize::MAX);
+    world.bpf.send(
+        "CRITICAL",
+        abi::Kind::ChargesReached,
+        record.as_bytes(),
+        usize::MAX,
+    );
     world.ring_bell("CRITICAL");
     world.checks.crossed(world.now_ns);
 }
@@ -1119,5 +1342,13 @@ fn cross(world: &mut World) {
 /// `kill -9` of the agent: its process has gone, another comes.
 pub(crate) fn agent_killed(world: &mut World) {
     world.machine.now_ns = world.now_ns;
-    world.machine.at(world.now_ns + 200 * MS, Happening::StartAgent);
+    world
+        .machine
+        .at(world.now_ns + 200 * MS, Happening::StartAgent);
+    if world.machine.stop_ns <= world.now_ns + SECOND {
+        // The one that follows is to end as well.
+        world
+            .machine
+            .at(world.now_ns + 10 * SECOND, Happening::StopAgent);
+    }
 }

@@ -79,7 +79,10 @@ pub(crate) fn run_here(scenario: &Scenario, order: Order, root: PathBuf, report:
         std::fs::write(root.join("config.yaml"), config).ok();
         add("config", place("config.yaml"));
     } else {
-        add("eviction-hard", format!("memory.available<{}Mi", scenario.threshold_bytes >> 20));
+        add(
+            "eviction-hard",
+            format!("memory.available<{}Mi", scenario.threshold_bytes >> 20),
+        );
     }
     match AgentArgs::try_parse_from(arguments) {
         Ok(parsed) => ARGUMENTS.set(parsed.run).ok(),
@@ -93,11 +96,16 @@ pub(crate) fn run_here(scenario: &Scenario, order: Order, root: PathBuf, report:
     for (at_ns, happening) in &scenario.happenings {
         if let Happening::Start(new) = happening {
             let manifest = new.manifest();
-            std::fs::write(root.join(MANIFESTS).join(format!("{}.json", new.name)), manifest).ok();
+            std::fs::write(
+                root.join(MANIFESTS).join(format!("{}.json", new.name)),
+                manifest,
+            )
+            .ok();
         }
         machine.at(EPOCH_NS + at_ns, happening.clone());
     }
-    machine.at(EPOCH_NS + scenario.stop_ns, Happening::StopAgent);
+    machine.stop_ns = EPOCH_NS + scenario.stop_ns;
+    machine.at(machine.stop_ns, Happening::StopAgent);
     machine.at(EPOCH_NS + scenario.stop_ns + 120 * SECOND, Happening::End);
     let mut checks = Checks::default();
     checks.threshold_bytes = scenario.threshold_bytes;
@@ -114,7 +122,10 @@ pub(crate) fn run_here(scenario: &Scenario, order: Order, root: PathBuf, report:
         machine,
         bpf,
         checks,
-        plan: Plan { prints: order.prints && order.plan.prints, ..order.plan },
+        plan: Plan {
+            prints: order.prints && order.plan.prints,
+            ..order.plan
+        },
         random: Random::new(order.seed),
         incarnation: 0,
         cgroup_dirs: std::collections::BTreeSet::new(),
@@ -152,7 +163,10 @@ pub(crate) fn start_agent(world: &mut World) {
         world.check_end();
         report_and_exit(world);
     };
-    let spawned = std::thread::Builder::new().name("loop".to_owned()).stack_size(8 << 20).spawn(body);
+    let spawned = std::thread::Builder::new()
+        .name("loop".to_owned())
+        .stack_size(8 << 20)
+        .spawn(body);
     if spawned.is_err() {
         world.give_up("no thread for the agent");
     }
@@ -164,7 +178,10 @@ pub(crate) fn stop_agent(_world: &mut World) {
     unsafe {
         let process = kernel::raw(libc::SYS_getpid, [0; 6]).unsigned_abs();
         let thread = kernel::raw(libc::SYS_gettid, [0; 6]).unsigned_abs();
-        kernel::raw(libc::SYS_tgkill, [process, thread, libc::SIGTERM as usize, 0, 0, 0]);
+        kernel::raw(
+            libc::SYS_tgkill,
+            [process, thread, libc::SIGTERM as usize, 0, 0, 0],
+        );
     }
 }
 
@@ -184,8 +201,16 @@ pub(crate) fn report_and_exit(world: &mut World) -> ! {
         evictions: checks.evictions,
         oom_kills: checks.oom_kills,
         lines: checks.lines,
-        result: checks.result.clone().unwrap_or_else(|| "it did not end".to_owned()),
-        calls: world.plan.calls.iter().map(|call| (*call).to_owned()).collect(),
+        result: checks
+            .result
+            .clone()
+            .unwrap_or_else(|| "it did not end".to_owned()),
+        calls: world
+            .plan
+            .calls
+            .iter()
+            .map(|call| (*call).to_owned())
+            .collect(),
         restarts: world.incarnation,
     };
     let text = serde_json::to_vec(&report).unwrap_or_default();
@@ -193,8 +218,15 @@ pub(crate) fn report_and_exit(world: &mut World) -> ! {
     let mut rest = text.as_slice();
     while !rest.is_empty() {
         // SAFETY: bytes that live for the call.
-        let written = unsafe { kernel::raw(libc::SYS_write, [fd as usize, rest.as_ptr() as usize, rest.len(), 0, 0, 0]) };
-        let Ok(written) = usize::try_from(written) else { break };
+        let written = unsafe {
+            kernel::raw(
+                libc::SYS_write,
+                [fd as usize, rest.as_ptr() as usize, rest.len(), 0, 0, 0],
+            )
+        };
+        let Ok(written) = usize::try_from(written) else {
+            break;
+        };
         rest = &rest[written..];
     }
     // SAFETY: nothing is to be cleaned up: the directory is the parent's.
@@ -203,7 +235,10 @@ pub(crate) fn report_and_exit(world: &mut World) -> ! {
 
 /// Runs a scenario in a process of its own.
 pub(crate) fn run_apart(scenario: &Scenario, order: Order) -> Report {
-    let base = ["/dev/shm", "/tmp"].into_iter().find(|dir| std::path::Path::new(dir).is_dir()).unwrap_or(".");
+    let base = ["/dev/shm", "/tmp"]
+        .into_iter()
+        .find(|dir| std::path::Path::new(dir).is_dir())
+        .unwrap_or(".");
     let root = PathBuf::from(base).join(format!("plimsoll-simulate-{}", std::process::id()));
     std::fs::remove_dir_all(&root).ok();
     std::fs::create_dir_all(&root).ok();
@@ -226,13 +261,22 @@ pub(crate) fn run_apart(scenario: &Scenario, order: Order) -> Report {
             // SAFETY: room for a status.
             unsafe { libc::waitpid(pid, &raw mut status, 0) };
             std::fs::remove_dir_all(&root).ok();
-            serde_json::from_str(&text).unwrap_or_else(|_| failed(&format!("the run's process ended with status {status:#x}")))
+            serde_json::from_str(&text).unwrap_or_else(|_| {
+                failed(&format!("the run's process ended with status {status:#x}"))
+            })
         }
         _ => failed("no process"),
     }
 }
 
 fn failed(why: &str) -> Report {
-    let broken = Broken { rule: "stuck".to_owned(), text: why.to_owned(), at_ms: 0 };
-    Report { broken: vec![broken], ..Report::default() }
+    let broken = Broken {
+        rule: "stuck".to_owned(),
+        text: why.to_owned(),
+        at_ms: 0,
+    };
+    Report {
+        broken: vec![broken],
+        ..Report::default()
+    }
 }

@@ -48,7 +48,11 @@ impl NewPod {
 }
 
 fn pod(name: &str, bytes: u64) -> NewPod {
-    NewPod { name: name.to_owned(), bytes, ..NewPod::default() }
+    NewPod {
+        name: name.to_owned(),
+        bytes,
+        ..NewPod::default()
+    }
 }
 
 impl Scenario {
@@ -65,7 +69,10 @@ impl Scenario {
             stop_ns: 60 * SECOND,
             mutex_ns: 0,
             // Every eviction of more than a little shows it.
-            known: vec![Known { fault: "A1", rules: &["turn/process_mrelease", "late/process_mrelease"] }],
+            known: vec![Known {
+                fault: "A1",
+                rules: &["turn/process_mrelease", "late/process_mrelease"],
+            }],
         };
         for index in 0..4_u64 {
             let mut innocent = pod(&format!("calm{index}"), (300 + 100 * index) * MIB);
@@ -78,7 +85,8 @@ impl Scenario {
     }
 
     fn start(mut self, at_ns: u64, new: NewPod) -> Self {
-        self.happenings.push((at_ns, Happening::Start(Box::new(new))));
+        self.happenings
+            .push((at_ns, Happening::Start(Box::new(new))));
         self
     }
 
@@ -107,42 +115,118 @@ fn hog(name: &str) -> NewPod {
 pub(crate) fn standard() -> Scenario {
     let mut it = Scenario::new("standard");
     it.stop_ns = 45 * SECOND;
-    it.start(SECOND, NewPod { bytes: 4 * GIB, up_to_bytes: 13 * GIB, ..hog("hog") })
+    it.start(
+        SECOND,
+        NewPod {
+            bytes: 4 * GIB,
+            up_to_bytes: 13 * GIB,
+            ..hog("hog")
+        },
+    )
 }
 
 /// One for each fault.
 pub(crate) fn hostile() -> Vec<Scenario> {
-    let many = |name: &str, shape| Scenario::new(name).start(SECOND, NewPod { shape, ..hog("hog") });
+    let many = |name: &str, shape| {
+        Scenario::new(name).start(
+            SECOND,
+            NewPod {
+                shape,
+                ..hog("hog")
+            },
+        )
+    };
     let unseen = &["evidence", "unanswered", "cascade", "pass", "no-shortage"];
     vec![
         Scenario::new("calm"),
         standard(),
-        Scenario { has_bpf: false, ..standard() }.named("without-bpf"),
+        Scenario {
+            has_bpf: false,
+            ..standard()
+        }
+        .named("without-bpf"),
         Scenario::new("starved")
-            .start(SECOND, NewPod { is_starved: true, ..hog("hog") })
-            .start(SECOND, NewPod { grows_after_ns: 16 * SECOND, bytes_per_s: 200 * MIB, ..hog("second") })
+            .start(
+                SECOND,
+                NewPod {
+                    is_starved: true,
+                    ..hog("hog")
+                },
+            )
+            .start(
+                SECOND,
+                NewPod {
+                    grows_after_ns: 16 * SECOND,
+                    bytes_per_s: 200 * MIB,
+                    ..hog("second")
+                },
+            )
             .knows("A1", &["end"]),
         many("deep", Shape::Deep(8)).knows("A2", unseen),
         many("crowd", Shape::Many(300)).knows("A2", unseen),
         many("threaded", Shape::Threaded).knows("A3", unseen),
         Scenario::new("stays")
             .without_calm()
-            .start(SECOND, NewPod { stays_bytes: 16 * GIB, stays_for_ns: 600 * SECOND, bytes_per_s: 900 * MIB, on_term: OnTerm::Ignores, ..hog("hog") })
+            .start(
+                SECOND,
+                NewPod {
+                    stays_bytes: 16 * GIB,
+                    stays_for_ns: 600 * SECOND,
+                    bytes_per_s: 900 * MIB,
+                    on_term: OnTerm::Ignores,
+                    ..hog("hog")
+                },
+            )
             .with_small_pods(8, 150 * MIB)
             .knows("A4", &["cascade"]),
-        many("wide", Shape::Many(20_000)).knows("B4", &["turn/opendir", "late/opendir"]).knows("A2", unseen),
-        Scenario { stop_ns: 300 * SECOND, ..Scenario::new("stuck") }
-            .start(SECOND, NewPod { stuck_for_ns: 3600 * SECOND, ..hog("hog") })
-            .start(2 * SECOND, NewPod { grows_after_ns: 26 * SECOND, bytes_per_s: 30 * MIB, ..hog("second") })
-            .knows("B5", &["again", "unanswered"]),
-        Scenario { mutex_ns: 197 * MS, ..standard() }.named("cgroup-mutex").knows("C3", &["turn/write", "late/write"]),
+        many("wide", Shape::Many(20_000))
+            .knows("B4", &["turn/opendir", "late/opendir"])
+            .knows("A2", unseen),
+        Scenario {
+            stop_ns: 300 * SECOND,
+            ..Scenario::new("stuck")
+        }
+        .start(
+            SECOND,
+            NewPod {
+                stuck_for_ns: 3600 * SECOND,
+                ..hog("hog")
+            },
+        )
+        .start(
+            2 * SECOND,
+            NewPod {
+                grows_after_ns: 26 * SECOND,
+                bytes_per_s: 30 * MIB,
+                ..hog("second")
+            },
+        )
+        .knows("B5", &["again", "unanswered"]),
+        Scenario {
+            mutex_ns: 197 * MS,
+            ..standard()
+        }
+        .named("cgroup-mutex")
+        .knows("C3", &["turn/write", "late/write"]),
         Scenario::new("attaches")
             .with_small_pods(100, 20 * MIB)
             .start(SECOND, hog("hog"))
-            .then(4 * SECOND, Happening::Attaches { left: 4_000, every_ns: SECOND / 8000 })
+            .then(
+                4 * SECOND,
+                Happening::Attaches {
+                    left: 4_000,
+                    every_ns: SECOND / 8000,
+                },
+            )
             .knows("C4", &["turn/read", "late/read", "turn/open", "late/open"]),
         Scenario::new("names")
-            .start(SECOND, NewPod { comm: b"a\x1b[8m\nb\xff".to_vec(), ..pod("odd", 100 * MIB) })
+            .start(
+                SECOND,
+                NewPod {
+                    comm: b"a\x1b[8m\nb\xff".to_vec(),
+                    ..pod("odd", 100 * MIB)
+                },
+            )
             .then(10 * SECOND, Happening::LimitMet("odd".to_owned()))
             .text()
             .knows("B7", &["control"]),
@@ -176,14 +260,16 @@ impl Scenario {
 }
 
 /// Hours of pods that come, grow, leave and misbehave.
-pub(crate) fn by_seed(seed: u64, hours: u64) -> Scenario {
+pub(crate) fn by_seed(seed: u64, hours: f64) -> Scenario {
     let random = &mut Random::new(seed ^ 0x5eed);
     let mut it = Scenario::new("seed");
     it.has_bpf = !random.one_in(4);
     it.output = if random.one_in(2) { "json" } else { "text" };
-    it.stop_ns = hours * 3600 * SECOND;
+    it.stop_ns = (hours * 3600.0) as u64 * SECOND;
     let mut at_ns = 2 * SECOND;
     let mut count = 0;
+    // About forty pods an hour at most, and no more than the node has names for.
+    let pace = (hours.ceil() as u64).max(1);
     while at_ns + 60 * SECOND < it.stop_ns && count < 200 {
         count += 1;
         let mut new = NewPod {
@@ -193,7 +279,11 @@ pub(crate) fn by_seed(seed: u64, hours: u64) -> Scenario {
             ..pod(&format!("p{count}"), random.between(10, 600) * MIB)
         };
         new.request_bytes = [0, 64, 256, 1024][usize::try_from(random.below(4)).unwrap_or(0)] * MIB;
-        new.inactive_bytes = if random.one_in(4) { random.between(1, 100) * MIB } else { 0 };
+        new.inactive_bytes = if random.one_in(4) {
+            random.between(1, 100) * MIB
+        } else {
+            0
+        };
         new.on_term = match random.below(3) {
             0 => OnTerm::Ends,
             1 => OnTerm::Ignores,
@@ -208,7 +298,7 @@ pub(crate) fn by_seed(seed: u64, hours: u64) -> Scenario {
             let ns = random.between(1, 2000) * MS;
             it = it.then(at_ns + random.below(60) * SECOND, Happening::Hold { ns });
         }
-        at_ns += random.between(1, 240) * SECOND * hours.max(1);
+        at_ns += random.between(1, 240) * SECOND * pace;
     }
     it
 }

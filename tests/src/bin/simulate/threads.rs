@@ -114,7 +114,10 @@ pub(crate) fn switch() {
     }
     let (mine, theirs) = {
         let threads = &world().threads;
-        (Arc::clone(&threads[me].baton), Arc::clone(&threads[next].baton))
+        (
+            Arc::clone(&threads[me].baton),
+            Arc::clone(&threads[next].baton),
+        )
     };
     let is_ended = matches!(world().threads[me].state, State::Ended);
     kernel::wake(&theirs);

@@ -67,7 +67,6 @@ pub(crate) fn begin(world: World) {
 }
 
 /// The world. Not to be held over anything that can hand the baton on.
-#[expect(clippy::mut_from_ref, reason = "whoever has the baton has the world")]
 pub(crate) fn world<'a>() -> &'a mut World {
     // SAFETY: see the module: one thread at a time, and no reference is held over a switch.
     match unsafe { &mut *WORLD.0.get() } {
