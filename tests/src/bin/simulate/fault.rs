@@ -135,6 +135,8 @@ pub(crate) fn kill() -> ! {
         }
         it.close_all(incarnation);
         it.checks.killed(it.now_ns);
+        // Pins that are half removed count for nobody.
+        it.checks.has_failed |= it.now_ns >= it.machine.stop_ns;
         crate::machine::agent_killed(it);
     }
     loop {

@@ -518,7 +518,7 @@ fn write_at(fd: c_int, from: *const c_void, length: usize, offset: Option<i64>) 
     };
     let bytes = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), length) };
     if fd == 1 || fd == 2 {
-        advance(WRITE_NS);
+        // Nothing comes between: the standard library's lock on it would outlive a `kill -9`, which ends no process here.
         let it = world();
         it.checks.output(bytes, it.now_ns);
         return length.cast_signed();
