@@ -201,7 +201,8 @@ pub(crate) fn hostile() -> Vec<Scenario> {
                 ..hog("second")
             },
         )
-        .knows("B5", &["again", "unanswered"]),
+        .knows("B5, chosen again", &["again"])
+        .knows("B5, holds the pass", &["unanswered"]),
         Scenario {
             mutex_ns: 197 * MS,
             ..standard()
@@ -263,6 +264,14 @@ impl Scenario {
 pub(crate) fn by_seed(seed: u64, hours: f64) -> Scenario {
     let random = &mut Random::new(seed ^ 0x5eed);
     let mut it = Scenario::new("seed");
+    if seed % 4 == 3 {
+        // Pods that hide, hold on to memory, or cannot die.
+        it = it
+            .knows("A2", &["evidence", "no-shortage", "pass"])
+            .knows("A4", &["cascade"])
+            .knows("B5, chosen again", &["again"])
+            .knows("B5, holds the pass", &["unanswered"]);
+    }
     it.has_bpf = !random.one_in(4);
     it.output = if random.one_in(2) { "json" } else { "text" };
     it.stop_ns = (hours * 3600.0) as u64 * SECOND;
@@ -290,6 +299,18 @@ pub(crate) fn by_seed(seed: u64, hours: f64) -> Scenario {
             _ => OnTerm::EndsAfter(random.between(1, 20_000) * MS),
         };
         new.is_restarted = random.one_in(3);
+        if seed % 4 == 3 {
+            match random.below(8) {
+                0 => new.shape = Shape::Deep(8),
+                1 => new.shape = Shape::Threaded,
+                2 => {
+                    (new.stays_bytes, new.stays_for_ns) =
+                        (16 * GIB, random.between(1, 300) * SECOND)
+                }
+                3 => new.stuck_for_ns = random.between(10, 600) * SECOND,
+                _ => {}
+            }
+        }
         if random.one_in(10) {
             new.comm = b"\x1b]0;x\x07\n\xfe".to_vec();
         }
