@@ -34,7 +34,7 @@ use clap::Parser;
 
 use crate::fault::{Fault, Plan, errnos};
 use crate::run::{Order, Report, run_apart};
-use crate::scenario::{Scenario, by_seed, hostile, standard};
+use crate::scenario::{Scenario, by_seed, failing, hostile, standard};
 
 #[global_allocator]
 static ALLOCATOR: world::Counting = world::Counting;
@@ -328,7 +328,7 @@ fn everything(args: &Args, tally: &mut Tally) {
     }
     let args = &Args {
         hours: 0.1,
-        every: 499,
+        every: 97,
         ..args.clone()
     };
     for seed in 0..8 {
@@ -367,7 +367,7 @@ fn with(number: u64, fault: Fault) -> Order {
 /// Each operation of the standard scenario fails, with each error that it can have.
 fn faults(args: &Args, tally: &mut Tally) {
     let calls = record().calls;
-    let scenario = standard();
+    let scenario = failing();
     for (number, call) in (1..).zip(&calls) {
         if number % args.every != 0 {
             continue;
