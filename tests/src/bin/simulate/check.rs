@@ -21,8 +21,8 @@ const PASS_NS: u64 = 2 * SECOND;
 /// Open files: of the agent itself, and of each pod.
 const DESCRIPTORS: usize = 128;
 const DESCRIPTORS_PER_POD: usize = 600;
-/// Of one kind, as many as are told.
-const TOLD_MAX: usize = 3;
+/// Of one kind, as many as are shown.
+const SHOWN_MAX: usize = 3;
 
 /// Something that must not be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,7 +81,7 @@ impl Checks {
     pub(crate) fn broken(&mut self, rule: &str, text: String, now_ns: u64) {
         let count = self.counts.entry(rule.to_owned()).or_default();
         *count += 1;
-        if *count <= TOLD_MAX {
+        if *count <= SHOWN_MAX {
             let at_ms = now_ns.saturating_sub(world::EPOCH_NS) / MS;
             self.broken.push(Broken {
                 rule: rule.to_owned(),
@@ -364,7 +364,7 @@ impl World {
         }
     }
 
-    /// Memory is short, and nobody does anything.
+    /// Memory is short, and the agent does nothing.
     pub(crate) fn check_machine(&mut self) {
         let now_ns = self.now_ns;
         let available = self.machine.available(now_ns);

@@ -135,7 +135,7 @@ pub(crate) fn kill() -> ! {
         }
         it.close_all(incarnation);
         it.checks.killed(it.now_ns);
-        // Pins that are half removed count for nobody.
+        // Records of pins that are half removed have no reader.
         it.checks.has_failed |= it.now_ns >= it.machine.stop_ns;
         crate::machine::agent_killed(it);
     }

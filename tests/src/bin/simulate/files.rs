@@ -77,8 +77,8 @@ impl World {
 
     /// Where that is.
     pub(crate) fn place_of(&self, path: &str) -> CString {
-        let own = format!("/proc/{AGENT_PID}");
-        let place = if let Some(rest) = path.strip_prefix(&own)
+        let self_dir = format!("/proc/{AGENT_PID}");
+        let place = if let Some(rest) = path.strip_prefix(&self_dir)
             && (rest.is_empty() || rest.starts_with('/'))
         {
             self.root

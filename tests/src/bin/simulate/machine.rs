@@ -89,7 +89,7 @@ pub(crate) struct Process {
     pub(crate) on_term: OnTerm,
     /// Uninterruptible: no signal ends it until then.
     pub(crate) stuck_until_ns: u64,
-    /// It gets the CPU when nobody else wants it.
+    /// It gets the CPU when no other process wants it.
     pub(crate) is_starved: bool,
     pub(crate) killed_ns: Option<u64>,
     pub(crate) ends_ns: Option<u64>,
@@ -141,7 +141,7 @@ pub(crate) struct Pod {
     pub(crate) request_bytes: u64,
     pub(crate) is_exempt: bool,
     pub(crate) ramp: Ramp,
-    /// Of its memory, what is clean page cache that nobody uses.
+    /// Of its memory, what is clean page cache that no process uses.
     pub(crate) inactive_bytes: u64,
     /// What stays charged when its last process has gone, and until when.
     pub(crate) stays_bytes: u64,
@@ -252,7 +252,7 @@ pub(crate) struct Machine {
     has_programs: bool,
     pub(crate) oom_kills: u64,
     stalled_since_ns: Option<u64>,
-    /// When the agent is told to end.
+    /// When the agent gets SIGTERM.
     pub(crate) stop_ns: u64,
     /// How long `cgroup_mutex` is held by others.
     pub(crate) mutex_ns: u64,

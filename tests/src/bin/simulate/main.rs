@@ -257,7 +257,14 @@ fn one_seed(args: &Args, seed: u64, tally: &mut Tally) {
 
 /// Takes happenings away for as long as the same rule is broken.
 fn shrink(scenario: &mut Scenario, order: &Order, report: &Report) {
-    let Some(rule) = report.broken.first().map(|broken| broken.rule.clone()) else {
+    let is_known = |rule: &str| {
+        scenario
+            .known
+            .iter()
+            .any(|known| known.rules.contains(&rule))
+    };
+    let unknown = report.broken.iter().find(|broken| !is_known(&broken.rule));
+    let Some(rule) = unknown.map(|broken| broken.rule.clone()) else {
         return;
     };
     let mut step = scenario.happenings.len().div_ceil(2);

@@ -254,7 +254,7 @@ pub(crate) fn run_apart(scenario: &Scenario, order: Order) -> Report {
             // SAFETY: both are ours.
             unsafe { libc::close(ends[1]) };
             let mut text = String::new();
-            // SAFETY: nobody else has it.
+            // SAFETY: this is its only owner.
             let mut from: std::fs::File = unsafe { std::os::fd::FromRawFd::from_raw_fd(ends[0]) };
             std::io::Read::read_to_string(&mut from, &mut text).ok();
             let mut status = 0;

@@ -128,7 +128,7 @@ pub(crate) fn standard() -> Scenario {
 /// The same, with what is known of operations that fail.
 pub(crate) fn failing() -> Scenario {
     standard()
-        // A pod whose usage cannot be read once is not in that sample, and another goes.
+        // A pod whose usage cannot be read once has no statistics, which ranks it first: it goes in place of the hog.
         .knows("unread pod", &["evidence"])
         // Without the boot id all that a ledger has is taken for another boot's, and dropped.
         .knows("unread boot id", &["restored"])
@@ -210,6 +210,14 @@ pub(crate) fn hostile() -> Vec<Scenario> {
                 ..hog("second")
             },
         )
+        .start(
+            3 * SECOND,
+            NewPod {
+                grows_after_ns: 90 * SECOND,
+                bytes_per_s: 30 * MIB,
+                ..hog("third")
+            },
+        )
         .knows("B5, chosen again", &["again"])
         .knows("B5, holds the pass", &["unanswered"]),
         Scenario {
@@ -273,6 +281,7 @@ impl Scenario {
 pub(crate) fn by_seed(seed: u64, hours: f64) -> Scenario {
     let random = &mut Random::new(seed ^ 0x5eed);
     let mut it = Scenario::new("seed");
+    it = it.knows("B7", &["control"]);
     if seed % 4 == 3 {
         // Pods that hide, hold on to memory, or cannot die.
         it = it

@@ -105,7 +105,7 @@ pub(crate) fn wait(state: State, deadline_ns: Option<u64>) -> bool {
     world.threads[world.current].is_woken
 }
 
-/// Hands the baton to whoever is next, and waits for it.
+/// Hands the baton to the next thread, and waits for it.
 pub(crate) fn switch() {
     let me = world::id();
     let next = world().choose();
