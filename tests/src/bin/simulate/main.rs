@@ -300,6 +300,10 @@ fn shrink(scenario: &mut Scenario, order: &Order, report: &Report) {
 
 /// What a test run has time for.
 fn everything(args: &Args, tally: &mut Tally) {
+    if record().trace != record().trace {
+        tally.failed += 1;
+        println!("two runs of one seed differ: something reads what is not the model's");
+    }
     for scenario in hostile() {
         let before = tally.shown.clone();
         one(
