@@ -13,6 +13,7 @@ use plimsoll::act::placement::checkpoint::{LOCK_PATIENCE, PlacementLock};
 use plimsoll::host::HostRoot;
 use plimsoll::host::knobs::{AGENT_LEDGER, Ledger, PODS_LEDGER};
 use plimsoll::host::lock::{LockError, StateLock};
+use plimsoll::host::shown::Show as _;
 
 mod notes;
 
@@ -84,7 +85,7 @@ fn another_user_can_lock_nothing_and_the_ledger_goes_on() {
                 // Opening comes first: without the right to read there is nothing to lock.
                 let script = format!("exec 9<\"$1\" && flock {how} 9");
                 let status = nobody(&script, &path).status().unwrap();
-                assert!(!status.success(), "{} can be locked", path.display());
+                assert!(!status.success(), "{} can be locked", path.shown());
             }
         }
     }

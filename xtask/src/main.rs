@@ -17,6 +17,7 @@ mod paths;
 mod process;
 mod progress;
 mod setup;
+mod simulate;
 mod test;
 mod vm;
 mod watched;
@@ -42,6 +43,7 @@ Examples:
   cargo xtask fuzz --seconds 600                      random histories against the decision engine
   cargo xtask fuzz-parsers --seconds 60 mounts btf    foreign bytes against what reads them, guided by coverage
   cargo xtask deny                                    licences, names and sources of dependencies
+  cargo xtask simulate --seed 7 --hours 24            the whole agent against a model of the machine
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
 its time was up, 125 when the guest ended without one.
@@ -94,6 +96,12 @@ enum Command {
     },
     /// Ask cargo-deny whether licences, names and sources of dependencies are what deny.toml allows; builds it first, which takes minutes
     Deny,
+    /// The whole agent against a model of the machine, in virtual time (arguments: cargo xtask simulate -- --help)
+    Simulate {
+        /// For the program, such as --seed 7
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Random and hostile histories against the decision engine (arguments: cargo xtask fuzz -- --help)
     Fuzz {
         /// For the program, such as --seconds 600
@@ -138,6 +146,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Test { quick, all } => return test::run(quick, all),
         Command::Conformance { files } => return conformance::run(&files),
         Command::Deny => return deny::run(),
+        Command::Simulate { arguments } => return simulate::run(&arguments),
         Command::Fuzz { arguments } => return fuzz::run(&arguments),
         Command::FuzzParsers { seconds, targets } => return fuzz::parsers(seconds, &targets),
     }

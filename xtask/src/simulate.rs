@@ -1,0 +1,44 @@
+//! `cargo xtask simulate`: the whole agent against a model of the machine, by a program of package `tests`.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use crate::process;
+use crate::progress::Step;
+
+/// The program, with all checks of arithmetic. Its profile is the one of everyday builds: what it waits for is the model.
+fn program() -> Command {
+    let mut cargo = process::cargo();
+    cargo
+        .args(["run", "--locked", "--quiet", "--package", "tests"])
+        .args(["--features", "simulation", "--bin", "simulate", "--"]);
+    cargo
+}
+
+/// Builds the program and runs it; 1 when a rule was broken.
+pub(crate) fn run(arguments: &[String]) -> Result<u8> {
+    let status = program()
+        .args(arguments)
+        .status()
+        .context("cannot start cargo: is it installed?")?;
+    Ok(u8::from(!status.success()))
+}
+
+/// Some minutes of it, bounded by what is simulated and not by the clock: every scenario, some seeds, and some of the faults and kills.
+pub(crate) fn little_of_everything(step: &Step) -> Result<()> {
+    let mut clippy = process::cargo();
+    clippy
+        .args(["clippy", "--locked", "--package", "tests"])
+        .args(["--features", "simulation", "--bin", "simulate"])
+        .args(["--", "-D", "warnings"]);
+    let ended = process::run_cargo(&mut clippy, step)?;
+    process::success(&clippy, &ended, "run it yourself: `cargo xtask simulate`")?;
+    let mut program = program();
+    let ended = process::run(&mut program)?;
+    process::success(
+        &program,
+        &ended,
+        "the lines above have the command that shows it again",
+    )
+}
