@@ -3,6 +3,7 @@
 pub mod cgroup;
 pub mod directories;
 pub mod kill;
+pub mod names;
 pub mod registry;
 pub mod removal;
 pub mod stage_files;

@@ -13,6 +13,7 @@ use std::process::{Child, Command};
 
 use plimsoll::host::HostRoot;
 use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
+use plimsoll::host::shown::Show as _;
 use plimsoll::pods::cgroup::remove_empty;
 use plimsoll::pods::kill::{CGROUPS_PER_POD_MAX, PodKill};
 
@@ -335,7 +336,7 @@ fn a_frozen_pod_of_v1_is_thawed_and_ends() {
             // Thawed here, so that the test ends.
             fs::write(&states[1], "THAWED").unwrap();
             fs::write(&states[0], "THAWED").unwrap();
-            panic!("{}: {now}", state.display());
+            panic!("{}: {now}", state.shown());
         }
     }
     assert_eq!((signal_of(outer), signal_of(inner)), (Some(9), Some(9)));

@@ -50,6 +50,7 @@ use crate::input::devices;
 use crate::kernel::load::{Programs, load_pinned};
 use crate::kernel::{Bpf, PinOwner};
 use crate::pods;
+use crate::pods::names::pods_of_this_process;
 use crate::pods::registry::Pods;
 use crate::pods::removal::CgroupWorker;
 use crate::probe::facts::{Facts, hooks_of, kinds_without};
@@ -363,6 +364,7 @@ impl Start<'_> {
         let mut sources = self.sources(&loaded, &limits)?;
         // After everything that is opened and allocated for good, so that all of it is locked in memory. Before the threads for what is not
         // urgent: only what they touch of their stacks is locked.
+        self.spare_agents_pod();
         self.protect(ledger);
         let features = self.features(&loaded, capacity)?;
         let disks = disks(&self.plan);
@@ -547,6 +549,14 @@ impl Start<'_> {
         let watched = sources.watch_pods(limits);
         self.without("memory events of pods", watched);
         Ok(sources)
+    }
+
+    /// The agent evicts no pod that it runs in. Before it has moved into a cgroup of its own.
+    fn spare_agents_pod(&mut self) {
+        let pods = pods_of_this_process(&self.plan.host);
+        let pods = self.without("sparing the pod that the agent runs in", pods);
+        let exempt = &mut self.plan.config.engine.exempt_uids;
+        exempt.extend(pods.into_iter().flatten());
     }
 
     fn protect(&mut self, ledger: &mut Ledger) {

@@ -304,11 +304,12 @@ impl Ledger {
             path: path.clone(),
             source,
         })?;
-        // Without a boot id (a fake host) all lines count as this boot's.
-        let boot_id = read_text(host.procfs("sys/kernel/random/boot_id"))
-            .unwrap_or_default()
-            .trim()
-            .to_owned();
+        // A fake host has none, and all lines count as this boot's. One that is there and cannot be read would make all lines those of another boot.
+        let boot_id = match read_text(host.procfs("sys/kernel/random/boot_id")) {
+            Ok(text) => text.trim().to_owned(),
+            Err(error) if error.is_vanished() => String::new(),
+            Err(error) => return Err(error.into()),
+        };
         Ok(Self {
             host: host.clone(),
             path,

@@ -61,6 +61,8 @@ struct Open {
     /// That the pod has more cgroups than are kept has been said.
     said_more_cgroups: bool,
     stat: Stat,
+    /// The newest usage; `None`: it was never read.
+    usage_bytes: Option<u64>,
     stage_files: Option<Arc<StageFiles>>,
 }
 
@@ -458,7 +460,8 @@ impl Pods {
 
     /// Reads the memory of every pod with a cgroup into `into`. Allocates nothing if `into` has room for all pods.
     ///
-    /// A cgroup that has vanished is left out; any other error is passed to `failed` and the pod keeps no place in the sample.
+    /// A cgroup that has vanished is left out; any other error is passed to `failed`, and the pod has the figures of its newest reading: one without
+    /// any would be the first to go.
     pub fn read(
         &mut self,
         into: &mut Vec<PodMemory>,
@@ -472,16 +475,19 @@ impl Pods {
                 continue;
             };
             match open.read(now_ns, urgent) {
-                Ok(usage_bytes) => into.push(PodMemory {
+                Ok(usage_bytes) => open.usage_bytes = Some(usage_bytes),
+                Err(error) if error.is_vanished() => continue,
+                Err(error) => failed(uid, &error),
+            }
+            if let Some(usage_bytes) = open.usage_bytes {
+                into.push(PodMemory {
                     uid: uid.clone(),
                     usage_bytes,
                     inactive_file_bytes: open.stat.cache.inactive_file_bytes,
                     usage_at_stat_bytes: open.stat.usage_bytes,
                     active_file_bytes: open.stat.cache.active_file_bytes,
                     stat_age_ms: open.stat.age_ms(now_ns),
-                }),
-                Err(error) if error.is_vanished() => {}
-                Err(error) => failed(uid, &error),
+                });
             }
         }
     }
@@ -651,6 +657,7 @@ fn open_or_refresh(
                 cgroup_id,
                 said_more_cgroups: false,
                 stat: Stat::default(),
+                usage_bytes: None,
                 stage_files: with_stage_files
                     .then(|| stage_files(mounts, &entry.path))
                     .transpose()?
