@@ -33,7 +33,7 @@ pub const WATCHES_MAX: usize = 4096;
 /// Most directories known at once.
 pub const KNOWN_MAX: usize = 16_384;
 /// New directories that one call watches and lists.
-pub const TAKEN_UP_MAX: usize = 1024;
+pub const TAKEN_UP_MAX: usize = 64;
 
 /// Reads of the queue in one call: its default length (`fs.inotify.max_queued_events`), and as many more that come meanwhile.
 const READS_MAX: usize = 64;

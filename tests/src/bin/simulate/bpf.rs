@@ -118,25 +118,30 @@ impl Bpf {
         let words = |words: usize| words * 8;
         let list = [
             ("CRITICAL", map(RINGBUF, 0, 0, abi::CRITICAL_BYTES as usize)),
-            ("LIFECYCLE", map(RINGBUF, 0, 0, 1 << 20)),
-            ("PRESSURE", map(RINGBUF, 0, 0, 1 << 20)),
+            (
+                "LIFECYCLE",
+                map(RINGBUF, 0, 0, abi::LIFECYCLE_BYTES as usize),
+            ),
+            ("PRESSURE", map(RINGBUF, 0, 0, abi::PRESSURE_BYTES as usize)),
             ("COUNTS", map(PERCPU_ARRAY, 4, 8, abi::COUNTERS as usize)),
             ("CHARGES", map(ARRAY, 4, 8, abi::charges::WORDS as usize)),
             (
                 "LAST_LINE",
-                map(ARRAY, 4, words(abi::last_line::line::WORDS), 1),
+                map(
+                    ARRAY,
+                    4,
+                    words(abi::last_line::SLOT_WORDS),
+                    abi::last_line::SLOTS as usize,
+                ),
             ),
+            ("LAST_LINE_NEWEST", map(ARRAY, 4, 8, 1)),
             (
                 "LAST_LINE_SEEN",
                 map(ARRAY, 4, 8, abi::last_line::seen::WORDS as usize),
             ),
             (
-                "CONDEMNED",
-                map(HASH, 8, words(abi::last_line::condemned::WORDS), 256),
-            ),
-            (
-                "LAST_LINE_KILLS",
-                map(HASH, 8, words(abi::last_line::kills::WORDS), 256),
+                "LAST_LINE_PODS",
+                map(HASH, 8, words(abi::last_line::pods::WORDS), 256),
             ),
             ("KILLS_REPORTED", map(HASH, 8, 8, 256)),
             (

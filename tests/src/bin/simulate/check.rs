@@ -13,6 +13,8 @@ pub(crate) const TURN_NS: u64 = 100 * MS;
 pub(crate) const ANSWER_NS: u64 = 50 * MS;
 /// Memory may be short for so long while a pod has what is missing and nothing happens to it.
 const UNANSWERED_NS: u64 = 5 * SECOND;
+/// The default of `evictionBreaker.interval`.
+const BREAKER_NS: u64 = 10 * SECOND;
 /// So many victims in this time, while one of them has freed nothing, are a cascade.
 const CASCADE_NS: u64 = 10 * SECOND;
 const CASCADE_VICTIMS: usize = 2;
@@ -379,6 +381,12 @@ impl World {
                     .signalled_ns
                     .is_some_and(|at_ns| now_ns - at_ns < UNANSWERED_NS)
         });
+        // While memory of a pod that has gone stays, pods go one after the other (`evictionBreaker`).
+        let is_held_back = self.machine.pods.iter().any(|pod| pod.stays_bytes > 0)
+            && self.checks.victims.values().any(|victim| {
+                let since = victim.signalled_ns;
+                since.is_some_and(|at_ns| now_ns - at_ns < BREAKER_NS + UNANSWERED_NS)
+            });
         // A loop that hangs has a rule of its own.
         let hangs = self
             .checks
@@ -387,7 +395,7 @@ impl World {
         let (Some(pod), true, false) = (
             candidate,
             missing > 0 && self.checks.is_serving,
-            is_dying || hangs,
+            is_dying || is_held_back || hangs,
         ) else {
             self.checks.short_since_ns = None;
             return;

@@ -68,11 +68,7 @@ impl Scenario {
             happenings: Vec::new(),
             stop_ns: 60 * SECOND,
             mutex_ns: 0,
-            // Every eviction of more than a little shows it.
-            known: vec![Known {
-                fault: "A1",
-                rules: &["turn/process_mrelease", "late/process_mrelease"],
-            }],
+            known: Vec::new(),
         };
         for index in 0..4_u64 {
             let mut innocent = pod(&format!("calm{index}"), (300 + 100 * index) * MIB);
@@ -125,15 +121,6 @@ pub(crate) fn standard() -> Scenario {
     )
 }
 
-/// The same, with what is known of operations that fail.
-pub(crate) fn failing() -> Scenario {
-    standard()
-        // A pod whose usage cannot be read once has no statistics, which ranks it first: it goes in place of the hog.
-        .knows("unread pod", &["evidence"])
-        // Without the boot id all that a ledger has is taken for another boot's, and dropped.
-        .knows("unread boot id", &["restored"])
-}
-
 /// One for each fault.
 pub(crate) fn hostile() -> Vec<Scenario> {
     let many = |name: &str, shape| {
@@ -145,7 +132,6 @@ pub(crate) fn hostile() -> Vec<Scenario> {
             },
         )
     };
-    let unseen = &["evidence", "unanswered", "cascade", "pass", "no-shortage"];
     vec![
         Scenario::new("calm"),
         standard(),
@@ -169,11 +155,10 @@ pub(crate) fn hostile() -> Vec<Scenario> {
                     bytes_per_s: 200 * MIB,
                     ..hog("second")
                 },
-            )
-            .knows("A1", &["end"]),
-        many("deep", Shape::Deep(8)).knows("A2", unseen),
-        many("crowd", Shape::Many(300)).knows("A2", unseen),
-        many("threaded", Shape::Threaded).knows("A3", unseen),
+            ),
+        many("deep", Shape::Deep(8)),
+        many("crowd", Shape::Many(300)),
+        many("threaded", Shape::Threaded),
         Scenario::new("stays")
             .without_calm()
             .start(
@@ -186,11 +171,8 @@ pub(crate) fn hostile() -> Vec<Scenario> {
                     ..hog("hog")
                 },
             )
-            .with_small_pods(8, 150 * MIB)
-            .knows("A4", &["cascade"]),
-        many("wide", Shape::Many(20_000))
-            .knows("B4", &["turn/opendir", "late/opendir"])
-            .knows("A2", unseen),
+            .with_small_pods(8, 150 * MIB),
+        many("wide", Shape::Many(20_000)),
         Scenario {
             stop_ns: 300 * SECOND,
             ..Scenario::new("stuck")
@@ -217,9 +199,7 @@ pub(crate) fn hostile() -> Vec<Scenario> {
                 bytes_per_s: 30 * MIB,
                 ..hog("third")
             },
-        )
-        .knows("B5, chosen again", &["again"])
-        .knows("B5, holds the pass", &["unanswered"]),
+        ),
         Scenario {
             mutex_ns: 197 * MS,
             ..standard()
@@ -246,8 +226,7 @@ pub(crate) fn hostile() -> Vec<Scenario> {
                 },
             )
             .then(10 * SECOND, Happening::LimitMet("odd".to_owned()))
-            .text()
-            .knows("B7", &["control"]),
+            .text(),
     ]
 }
 
@@ -281,15 +260,6 @@ impl Scenario {
 pub(crate) fn by_seed(seed: u64, hours: f64) -> Scenario {
     let random = &mut Random::new(seed ^ 0x5eed);
     let mut it = Scenario::new("seed");
-    it = it.knows("B7", &["control"]);
-    if seed % 4 == 3 {
-        // Pods that hide, hold on to memory, or cannot die.
-        it = it
-            .knows("A2", &["evidence", "no-shortage", "pass"])
-            .knows("A4", &["cascade"])
-            .knows("B5, chosen again", &["again"])
-            .knows("B5, holds the pass", &["unanswered"]);
-    }
     it.has_bpf = !random.one_in(4);
     it.output = if random.one_in(2) { "json" } else { "text" };
     it.stop_ns = (hours * 3600.0) as u64 * SECOND;
