@@ -39,7 +39,8 @@ use std::time::Duration;
 use anyhow::Result;
 use plimsoll_core::engine::Engine;
 use plimsoll_core::model::decision::Decision;
-use plimsoll_core::model::event::Sample;
+use plimsoll_core::model::event::{Cause, Sample};
+use plimsoll_core::model::reading::StorageReading;
 use plimsoll_core::model::units::PodUid;
 use tokio::sync::oneshot;
 
@@ -95,6 +96,11 @@ pub struct Agent {
     /// The first thing that the newest sample could not read.
     sample_failure: Option<String>,
     leaving: Vec<PodUid>,
+    /// Why the node was to be read when it could not be, and what was known of disks then.
+    unanswered: Option<Cause>,
+    unanswered_storage: Option<Arc<StorageReading>>,
+    /// The time for reading figures anew was over.
+    freshen_was_cut: bool,
     limits: Limits,
     oom_kills: OomKills,
     /// `None`: the scores of processes are left as they are.
@@ -160,6 +166,9 @@ impl Agent {
             failures: Vec::with_capacity(DECISIONS),
             sample_failure: None,
             leaving: Vec::with_capacity(DECISIONS),
+            unanswered: None,
+            unanswered_storage: None,
+            freshen_was_cut: false,
             limits,
             oom_kills: OomKills::default(),
             oom_scores: None,
@@ -296,6 +305,7 @@ impl Agent {
                     .and_then(|bpf| bpf.account().ok())
                     .map(|account| AccountReport::from(&account)),
                 tally: Tally {
+                    cgroup_work_refused: self.pods.work_refused(),
                     releases_refused: self
                         .memory_release
                         .as_ref()

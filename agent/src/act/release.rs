@@ -25,6 +25,8 @@ use crate::pods::kill::release::release;
 const PODS_MAX: usize = 8;
 /// Between two rounds: the processes that were hurried run meanwhile.
 const ROUND_PERIOD: Duration = Duration::from_millis(5);
+/// At most, after a round that took long.
+const ROUND_PERIOD_MAX: Duration = Duration::from_millis(100);
 /// How long the end of the agent waits for the thread, which the kernel may hold up.
 const END_PATIENCE: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 128 << 10;
@@ -91,6 +93,25 @@ impl Drop for MemoryRelease {
 struct Victim {
     pod_dir: Arc<Path>,
     until_ns: u64,
+    /// Cgroups that were read; more follow.
+    read: u32,
+}
+
+impl Victim {
+    /// One round for this pod. Returns whether another is to follow.
+    fn work(&mut self, host: &HostRoot) -> bool {
+        match release(host, &self.pod_dir, self.read) {
+            Ok(released) => {
+                let is_over = released.listed == 0 && released.next.is_none() && self.read == 0;
+                self.read = released.next.unwrap_or(0);
+                !is_over && now_ns() < self.until_ns
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the memory of a killed pod is left to its processes");
+                false
+            }
+        }
+    }
 }
 
 fn work(host: &HostRoot, shared: &Shared) {
@@ -100,20 +121,21 @@ fn work(host: &HostRoot, shared: &Shared) {
             && let Some(pod_dir) = shared.pods.take()
         {
             let until_ns = now_ns().saturating_add(STUCK_AFTER_KILL_NS);
-            victims.push(Victim { pod_dir, until_ns });
+            victims.push(Victim {
+                pod_dir,
+                until_ns,
+                read: 0,
+            });
         }
-        victims.retain(|victim| match release(host, &victim.pod_dir) {
-            Ok(released) => released.listed > 0 && now_ns() < victim.until_ns,
-            Err(error) => {
-                tracing::warn!(%error, "the memory of a killed pod is left to its processes");
-                false
-            }
-        });
+        let began_ns = now_ns();
+        victims.retain_mut(|victim| victim.work(host));
+        let took = Duration::from_nanos(now_ns().saturating_sub(began_ns));
         // A pod, or the end, that comes in between has left its token: then this returns at once.
         if victims.is_empty() {
             std::thread::park();
         } else {
-            std::thread::park_timeout(ROUND_PERIOD);
+            // A pod with thousands of cgroups must not have this thread's priority for nothing.
+            std::thread::park_timeout((took * 9).clamp(ROUND_PERIOD, ROUND_PERIOD_MAX));
         }
     }
 }

@@ -39,7 +39,7 @@ use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::knobs::{AGENT_LEDGER, KnobError, Ledger, PODS_LEDGER};
 use crate::host::lock::{LockError, StateLock};
 use crate::host::meminfo::MeminfoFile;
-use crate::host::output::Output;
+use crate::host::output::OutputArgs;
 use crate::host::protect::{protect, raise_open_files};
 use crate::host::shown::Show as _;
 use crate::host::state_dir::{has_no_room, try_room};
@@ -50,7 +50,7 @@ use crate::input::devices;
 use crate::kernel::load::{Programs, load_pinned};
 use crate::kernel::{Bpf, PinOwner};
 use crate::pods;
-use crate::pods::names::pods_of_this_process;
+use crate::pods::names::{POD_UID_VARIABLE, is_pod_hidden, pods_of_this_process};
 use crate::pods::registry::Pods;
 use crate::pods::removal::CgroupWorker;
 use crate::probe::facts::{Facts, hooks_of, kinds_without};
@@ -110,9 +110,9 @@ pub struct RunArgs {
     /// Write every event and decision to this file, for `plimsoll replay`
     #[arg(long, value_name = "FILE")]
     pub journal: Option<PathBuf>,
-    /// Output format: text for people, json for one object per line
-    #[arg(long, value_enum, default_value_t)]
-    pub output: Output,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its type says what it is")]
+    pub output: OutputArgs,
     /// Do not use this mechanism, to see what plimsoll falls back to; may be repeated
     #[arg(long, value_enum, value_name = "MECHANISM", value_delimiter = ',')]
     pub without: Vec<Without>,
@@ -153,7 +153,8 @@ pub struct RunArgs {
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let mut plan = Plan::check(args)?;
     let _lock = plan.lock()?;
-    let reporter = Reporter::start(args.output).context("the output thread cannot be started")?;
+    let reporter =
+        Reporter::start(args.output.format).context("the output thread cannot be started")?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
@@ -557,6 +558,11 @@ impl Start<'_> {
         let pods = self.without("sparing the pod that the agent runs in", pods);
         let exempt = &mut self.plan.config.engine.exempt_uids;
         exempt.extend(pods.into_iter().flatten());
+        if exempt.is_empty() && is_pod_hidden(&self.plan.host) {
+            self.lost.push(format!(
+                "sparing the pod that the agent runs in: its cgroup namespace hides which one that is; set {POD_UID_VARIABLE} from metadata.uid (downward API)"
+            ));
+        }
     }
 
     fn protect(&mut self, ledger: &mut Ledger) {

@@ -34,7 +34,7 @@ use crate::kernel::{Bpf, Generation};
 /// Records taken in one go; then the loop looks at its other sources.
 const RECORDS_PER_TURN: usize = 512;
 /// After the node's memory could not be read.
-const READ_AGAIN_NS: u64 = 100_000_000;
+const READ_AGAIN_NS: u64 = 10_000_000;
 /// How long figures are read anew before one decision, nanoseconds. Each could change it, so the bound is time and no number: it is for a
 /// node with hundreds of pods whose figures are all old.
 const FRESHEN_FOR_NS: u64 = 20_000_000;
@@ -210,6 +210,11 @@ impl Agent {
         if std::mem::take(&mut self.hurry) {
             found.by(Cause::Timer);
         }
+        if found.cause.is_some()
+            && let Some(cause) = self.unanswered.take()
+        {
+            found.by(cause);
+        }
         let Some(cause) = found.cause.take() else {
             return Ok(None);
         };
@@ -245,7 +250,8 @@ impl Agent {
         let charged_bytes = charged_bytes.or_else(|| counts_charges.and_then(Bpf::charged_bytes));
         self.before_sample(received_ns, charged_bytes);
         let mut sample = std::mem::take(&mut self.sample);
-        sample.storage = self.storage.as_mut().and_then(StorageWork::take_reading);
+        let reading = self.storage.as_mut().and_then(StorageWork::take_reading);
+        sample.storage = reading.or_else(|| self.unanswered_storage.take());
         let (failure, engine) = (&mut self.sample_failure, &self.engine);
         let taken = self.sampler.take(
             cause,
@@ -263,14 +269,16 @@ impl Agent {
             },
         );
         if let Err(error) = taken {
+            self.unanswered_storage = sample.storage.take();
             self.sample = sample;
             if self.sampler.has_lost_node() {
                 return Err(error).context(
                     "the node's memory can no longer be read, and nothing can be decided without it: check that this is there and readable, then start plimsoll again",
                 );
             }
-            // The kernel may have had no memory for the text. What woke us counts as a timer then.
+            // The kernel may have had no memory for the text.
             self.sample_failure.get_or_insert_with(|| error.to_string());
+            self.unanswered = Some(cause);
             self.sample_by_ns = received_ns + READ_AGAIN_NS;
             return Ok(());
         }
@@ -292,13 +300,7 @@ impl Agent {
                 return;
             };
             if now_ns() >= until_ns {
-                self.sample_failure.get_or_insert_with(|| {
-                    format!(
-                        "not all memory.stat that a decision depends on could be read within {} ms: a victim may have been chosen by the \
-                         page cache of up to a minute before; fewer pods with much page cache above their requests make this rarer",
-                        FRESHEN_FOR_NS / 1_000_000
-                    )
-                });
+                self.freshen_was_cut = true;
                 return;
             }
             let freshened = self
@@ -346,6 +348,13 @@ impl Agent {
         }
         // Keeps its room.
         self.failures = failures;
+        if std::mem::take(&mut self.freshen_was_cut) {
+            self.warn(format!(
+                "not all memory.stat that a decision depends on could be read within {} ms: a victim may have been chosen by the page cache of \
+                 up to a minute before; fewer pods with much page cache above their requests make this rarer",
+                FRESHEN_FOR_NS / 1_000_000
+            ));
+        }
         if let Some(text) = self.sample_failure.take() {
             self.warn(text);
         }

@@ -25,6 +25,8 @@ pub const HUNG_TURN_NS: u64 = 60_000_000_000;
 /// The exit status of an agent whose loop hangs.
 pub const EXIT_HUNG: u8 = 70;
 const STACK_BYTES: usize = 128 << 10;
+/// How long a message may take.
+const SAY_WITHIN: Duration = Duration::from_secs(1);
 /// Not within a turn.
 const WAITING: u64 = 0;
 
@@ -184,14 +186,14 @@ impl Watch {
                     self.tell(Message::Alive);
                     named_ns = turn.map(|(began_ns, _)| began_ns);
                     if is_new {
-                        tracing::error!("{}", self.describe(ns, part));
+                        say(self.describe(ns, part));
                     }
                 }
                 Health::Hangs { ns, part } => {
                     let what = self.describe(ns, part);
-                    tracing::error!(
+                    say(format!(
                         "{what}; the agent ends with status {EXIT_HUNG}, so that its supervisor starts another"
-                    );
+                    ));
                     std::process::exit(EXIT_HUNG.into());
                 }
             }
@@ -223,6 +225,17 @@ impl Watch {
         format!(
             "the loop has been {what} for {seconds} s and protects no pod meanwhile; it waits in {wchan}; kernel stack: {stack}"
         )
+    }
+}
+
+/// Writes an error, and waits for that no longer than [`SAY_WITHIN`]: the loop may hang in a write to standard error, with its lock.
+fn say(text: String) {
+    let said = std::thread::Builder::new()
+        .stack_size(STACK_BYTES)
+        .spawn(move || tracing::error!("{text}"));
+    let began = Instant::now();
+    while said.as_ref().is_ok_and(|said| !said.is_finished()) && began.elapsed() < SAY_WITHIN {
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

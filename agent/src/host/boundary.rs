@@ -7,6 +7,7 @@
 //! a [`guard`]; there the panic is printed and counted, and the guarded call returns [`Panicked`]. The hook decides before anything unwinds.
 
 use std::cell::Cell;
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -52,7 +53,8 @@ pub fn install() {
             "ends the agent"
         };
         let text = format!("plimsoll: thread {name}: {info}; {fate}; please report it");
-        eprintln!("{}", line(&text));
+        // Standard error may be closed, and this must not panic.
+        writeln!(std::io::stderr(), "{}", line(&text)).ok();
         if guarded {
             CAUGHT.fetch_add(1, Ordering::Relaxed);
         } else {

@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use super::HostRoot;
+use super::clock::now_ns;
 use super::file::{ControlFile, FileError, parse_u64};
 
 /// The node's memory at one instant, in bytes.
@@ -32,12 +33,15 @@ pub struct NodeMemory {
 #[derive(Debug)]
 pub struct MeminfoFile {
     file: ControlFile,
-    /// Readings that have failed one after the other.
+    /// Readings that have failed one after the other, and since when.
     failures: u32,
+    failing_since_ns: u64,
 }
 
 /// So many readings may fail one after the other before the file counts as lost. The kernel may have no memory for the text of one.
 const FAILURES_MAX: u32 = 10;
+/// And for so long: urgent records may ask for ten readings in a millisecond.
+const FAILING_FOR_NS: u64 = 1_000_000_000;
 
 const MEMINFO_BYTES_MAX: usize = 8 * 1024;
 const LINES: [&str; 11] = [
@@ -64,7 +68,11 @@ impl MeminfoFile {
     pub fn open(host: &HostRoot) -> Result<Self, FileError> {
         let path: PathBuf = host.procfs("meminfo");
         let file = ControlFile::open(path)?;
-        Ok(Self { file, failures: 0 })
+        Ok(Self {
+            file,
+            failures: 0,
+            failing_since_ns: 0,
+        })
     }
 
     /// Reads and parses it; allocates nothing.
@@ -92,7 +100,12 @@ impl MeminfoFile {
         });
         match &read {
             Ok(_) => self.failures = 0,
-            Err(_) => self.failures += 1,
+            Err(_) => {
+                if self.failures == 0 {
+                    self.failing_since_ns = now_ns();
+                }
+                self.failures = self.failures.saturating_add(1);
+            }
         }
         read
     }
@@ -100,6 +113,7 @@ impl MeminfoFile {
     /// Whether so many readings have failed that it is no passing trouble.
     pub fn is_lost(&self) -> bool {
         self.failures >= FAILURES_MAX
+            && now_ns().saturating_sub(self.failing_since_ns) >= FAILING_FOR_NS
     }
 }
 
@@ -255,6 +269,10 @@ mod tests {
         }
         assert!(!meminfo.is_lost(), "one reading in between was good");
         meminfo.read_or_reopen().unwrap_err();
+        // Ten readings may all be within a moment.
+        meminfo.failing_since_ns = now_ns();
+        assert!(!meminfo.is_lost());
+        meminfo.failing_since_ns -= FAILING_FOR_NS;
         assert!(meminfo.is_lost());
     }
 

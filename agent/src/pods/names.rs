@@ -2,6 +2,7 @@
 //! (1.36, pkg/kubelet/cm/pod_container_manager_linux.go `GetPodContainerName`, pkg/kubelet/cm/cgroup_manager_linux.go `ToSystemd`).
 
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use plimsoll_core::model::units::PodUid;
@@ -14,8 +15,10 @@ const TIERS: [&[u8]; 3] = [b"kubepods", b"burstable", b"besteffort"];
 /// Names this pod by the downward API, where its cgroup namespace hides the path.
 pub const POD_UID_VARIABLE: &str = "PLIMSOLL_POD_UID";
 
-/// The pod to which a cgroup belongs: `kubepods/burstable/podUID/…` of the cgroupfs driver, `kubepods-burstable-podUID.slice` of the systemd driver.
-pub fn pod_of(cgroup: &Path) -> Option<PodUid> {
+/// The pods to which a cgroup belongs: `kubepods/burstable/podUID/…` of the cgroupfs driver, `kubepods-burstable-podUID.slice` of the systemd driver.
+/// Several where a node is itself a container of a pod.
+pub fn pods_of(cgroup: &Path) -> Vec<PodUid> {
+    let mut pods = Vec::new();
     let mut above: &[u8] = b"";
     for component in cgroup.components() {
         let name = component.as_os_str().as_bytes();
@@ -27,11 +30,11 @@ pub fn pod_of(cgroup: &Path) -> Option<PodUid> {
         let uid = uid.or_else(|| systemd_uid(name));
         let uid = uid.filter(|uid| !uid.is_empty());
         if let Some(uid) = uid.and_then(|uid| String::from_utf8(uid).ok()) {
-            return Some(PodUid::new(uid));
+            pods.push(PodUid::new(uid));
         }
         above = name;
     }
-    None
+    pods
 }
 
 /// systemd takes `-` for a level of its own, so that a UID has `_` in its place.
@@ -47,6 +50,16 @@ fn systemd_uid(name: &[u8]) -> Option<Vec<u8>> {
     )
 }
 
+/// Inode number of the initial cgroup namespace (include/linux/proc_ns.h, `PROC_CGROUP_INIT_INO`).
+const INITIAL_CGROUP_NAMESPACE: u64 = 0xEFFF_FFFB;
+
+/// Whether this process sees its cgroups from a namespace of its own, and is not told in which pod it runs: then its pod is unknown.
+pub fn is_pod_hidden(host: &HostRoot) -> bool {
+    let namespace = std::fs::metadata(host.procfs("self/ns/cgroup"));
+    namespace.is_ok_and(|namespace| namespace.ino() != INITIAL_CGROUP_NAMESPACE)
+        && std::env::var_os(POD_UID_VARIABLE).is_none()
+}
+
 /// The pods that this process runs in, as far as its cgroups and [`POD_UID_VARIABLE`] say; none outside of a pod.
 ///
 /// # Errors
@@ -57,7 +70,7 @@ pub fn pods_of_this_process(host: &HostRoot) -> Result<Vec<PodUid>, FileError> {
     let named = std::env::var(POD_UID_VARIABLE).ok();
     let named = named.filter(|uid| !uid.is_empty()).map(PodUid::new);
     let mut pods: Vec<PodUid> = paths
-        .filter_map(|path| pod_of(Path::new(path)))
+        .flat_map(|path| pods_of(Path::new(path)))
         .chain(named)
         .collect();
     pods.sort();
@@ -71,8 +84,8 @@ mod tests {
 
     #[test]
     fn both_drivers_name_their_pods() {
-        let of = |path: &str| pod_of(Path::new(path)).map(|uid| uid.to_string());
-        let uid = Some("1b2c-9a".to_owned());
+        let of = |path: &str| pods_of(Path::new(path));
+        let uid = [PodUid::from("1b2c-9a")];
         for path in [
             "/kubepods/pod1b2c-9a/3f00",
             "/kubepods/burstable/pod1b2c-9a",
@@ -90,8 +103,10 @@ mod tests {
             "/kubepods.slice/kubepods-burstable.slice",
             "/other-pod1.slice",
         ] {
-            assert_eq!(of(path), None, "{path}");
+            assert_eq!(of(path), [], "{path}");
         }
+        let nested = of("/kubepods/poda/c/kubepods/burstable/podb");
+        assert_eq!(nested, [PodUid::from("a"), PodUid::from("b")]);
     }
 
     #[test]

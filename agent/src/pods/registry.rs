@@ -150,6 +150,11 @@ impl Pods {
         self.worker.as_mut()
     }
 
+    /// Work for that thread that found no room in its queue, so far.
+    pub fn work_refused(&self) -> u64 {
+        self.worker.as_ref().map_or(0, CgroupWorker::dropped)
+    }
+
     /// With these settings for the limits of pods, instead of the kubelet's defaults on a machine of which nothing is known.
     #[must_use]
     pub fn with_settings(self, settings: QosSettings, capacity: NodeCapacity) -> Self {

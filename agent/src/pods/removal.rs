@@ -32,6 +32,8 @@ const WALK_PAUSE: Duration = Duration::from_millis(10);
 const JOBS_MAX: usize = 256;
 /// Reports that were not taken.
 const REPORTS_MAX: usize = 64;
+/// The end of the processes of one pod may take this long. The engine asks again while the pod lives.
+const END_REST_WITHIN: Duration = Duration::from_secs(5);
 /// At the end of the agent, what is queued may take this long.
 const END_WITHIN: Duration = Duration::from_millis(500);
 const STACK_BYTES: usize = 256 << 10;
@@ -312,11 +314,13 @@ impl Worker {
     }
 
     fn end(&self, rest: &Rest) -> Result<RestEnded, FileError> {
+        // Other pods wait meanwhile, and the size of the tree is the pod's choice.
+        let until = Instant::now() + END_REST_WITHIN;
         rest.end(&mut |is_walk_over| {
             if is_walk_over {
                 std::thread::sleep(WALK_PAUSE);
             }
-            self.pace.load(Ordering::Relaxed) == RUN
+            self.pace.load(Ordering::Relaxed) == RUN && Instant::now() < until
         })
     }
 

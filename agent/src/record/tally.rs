@@ -128,6 +128,8 @@ pub struct Tally {
     pub pods_listed: bool,
     /// Lines of output that did not fit into their queue.
     pub lines_lost: u64,
+    /// Kills and removals in cgroups of pods that found no room in the queue of their thread.
+    pub cgroup_work_refused: u64,
     /// Killed pods whose memory the agent did not free, because it was at those of others.
     pub releases_refused: u64,
     /// Optional sources that failed while the agent ran.

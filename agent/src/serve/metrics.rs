@@ -247,6 +247,12 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         [([], Value::Count(tally.lines_lost))],
     )?;
     page.counter(
+        "plimsoll_cgroup_work_refused",
+        "Kills and removals in cgroups of pods that found no room in the queue of their thread.",
+        "",
+        [([], Value::Count(tally.cgroup_work_refused))],
+    )?;
+    page.counter(
         "plimsoll_memory_releases_refused",
         "Killed pods whose memory was left to their processes, because the agent was freeing that of others.",
         "",

@@ -177,9 +177,19 @@ impl Processes {
             if is_spared(pid) {
                 return;
             }
-            if let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) {
-                batch[filled] = Some((pid, pidfd));
-                filled += 1;
+            match pidfd_open(pid, PidfdFlags::empty()) {
+                Ok(pidfd) => {
+                    batch[filled] = Some((pid, pidfd));
+                    filled += 1;
+                }
+                Err(Errno::SRCH) => {}
+                // No descriptor, or no memory: the process is there, and has no signal.
+                Err(source) => {
+                    batch_error = Some(FileError::NotSignalled {
+                        path: Arc::clone(&self.path),
+                        source,
+                    });
+                }
             }
             if filled == BATCH {
                 filled = 0;

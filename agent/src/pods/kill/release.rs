@@ -9,7 +9,7 @@
 //! **Only the dying are hurried.** The flags or the pending signals of a thread say that it never returns to user mode (`PF_EXITING`, `PF_SIGNALED`, or
 //! a pending SIGKILL). A pid that another process has by now fails that test.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -25,9 +25,9 @@ use crate::host::file::FileError;
 use crate::host::protect::RELEASE_PRIORITY;
 use crate::host::syscall::{process_mrelease, sched_rr_reset_on_fork};
 
-/// Processes that one call of [`release`] works on. Those beyond come in the next call, when these have ended.
-pub const PROCESSES_MAX: usize = 256;
-/// Cgroups of one pod in which processes are looked for.
+/// Processes that one call of [`release`] works on.
+pub const PROCESSES_MAX: usize = 4096;
+/// Cgroups of one pod that one call reads.
 const CGROUPS_MAX: u32 = 4096;
 /// Threads of one process that are hurried.
 const THREADS_MAX: usize = 1024;
@@ -45,8 +45,10 @@ const SCHED_RR: u64 = 2;
 /// What [`release`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Released {
-    /// Processes that are still listed in the pod's cgroups.
+    /// Processes that are still listed in the cgroups that were read.
     pub listed: u32,
+    /// Where the next call goes on, if there were more cgroups or processes than one call reads.
+    pub next: Option<u32>,
     /// Dying processes whose memory was freed.
     pub freed: u32,
     /// Processes that had no memory any more.
@@ -58,13 +60,15 @@ pub struct Released {
 }
 
 /// Hurries the processes out that are dying in the pod's cgroup and below, and frees their memory. Takes as long as the kernel needs to unmap their pages.
+/// `skip`: cgroups that an earlier call has read.
 ///
 /// # Errors
 /// [`FileError`] when no process could be found because a cgroup cannot be read. A cgroup that is gone is no error.
-pub fn release(host: &HostRoot, pod_dir: &Arc<Path>) -> Result<Released, FileError> {
-    let pids = processes(pod_dir)?;
+pub fn release(host: &HostRoot, pod_dir: &Arc<Path>, skip: u32) -> Result<Released, FileError> {
+    let (pids, next) = processes(pod_dir, skip)?;
     let mut released = Released {
         listed: u32::try_from(pids.len()).unwrap_or(u32::MAX),
+        next,
         ..Released::default()
     };
     // All of them first: one that is not running may hold what frees another.
@@ -84,17 +88,21 @@ pub fn release(host: &HostRoot, pod_dir: &Arc<Path>) -> Result<Released, FileErr
     Ok(released)
 }
 
-/// The first processes of a pod.
-fn processes(pod_dir: &Arc<Path>) -> Result<Vec<Pid>, FileError> {
+/// Processes of a pod, and where to go on.
+fn processes(pod_dir: &Arc<Path>, skip: u32) -> Result<(Vec<Pid>, Option<u32>), FileError> {
     let pids = RefCell::new(Vec::new());
-    let mut cgroups = 0;
+    let cgroups = Cell::new(0_u32);
+    let end = skip.saturating_add(CGROUPS_MAX);
     let walked = each_below(
         pod_dir,
         &mut |_| {
-            cgroups += 1;
-            cgroups < CGROUPS_MAX && pids.borrow().len() < PROCESSES_MAX
+            cgroups.set(cgroups.get() + 1);
+            cgroups.get() < end && pids.borrow().len() < PROCESSES_MAX
         },
         &mut |dir| {
+            if cgroups.get() < skip {
+                return Ok(());
+            }
             let processes = Processes::of(dir, Arc::clone(pod_dir))?;
             processes.for_each_pid(&mut |pid| {
                 let mut pids = pids.borrow_mut();
@@ -104,10 +112,12 @@ fn processes(pod_dir: &Arc<Path>) -> Result<Vec<Pid>, FileError> {
             })
         },
     );
-    match walked {
-        Err(error) if pids.borrow().is_empty() && !error.is_vanished() => Err(error),
-        _ => Ok(pids.into_inner()),
-    }
+    let is_cut = match walked {
+        Ok(is_whole) => !is_whole,
+        Err(error) if pids.borrow().is_empty() && !error.is_vanished() => return Err(error),
+        Err(_) => false,
+    };
+    Ok((pids.into_inner(), is_cut.then(|| cgroups.get())))
 }
 
 /// Gives the dying threads of a process the CPU. Returns how many.
@@ -192,7 +202,24 @@ mod tests {
     #[test]
     fn a_pod_that_is_gone_has_nothing_to_release() {
         let dir = tempfile::tempdir().unwrap();
-        let released = release(&HostRoot::live(), &Arc::from(dir.path().join("gone"))).unwrap();
+        let released = release(&HostRoot::live(), &Arc::from(dir.path().join("gone")), 0).unwrap();
         assert_eq!(released, Released::default());
+    }
+
+    #[test]
+    fn cgroups_beyond_those_of_one_call_come_with_the_next() {
+        let dir = tempfile::tempdir().unwrap();
+        let pod_dir: Arc<Path> = Arc::from(dir.path());
+        std::fs::write(dir.path().join("cgroup.procs"), "").unwrap();
+        for index in 0..CGROUPS_MAX + 9 {
+            let cgroup = dir.path().join(format!("c{index}"));
+            std::fs::create_dir(&cgroup).unwrap();
+            std::fs::write(cgroup.join("cgroup.procs"), "").unwrap();
+        }
+        let first = release(&HostRoot::live(), &pod_dir, 0).unwrap();
+        let next = first.next.expect("there are more");
+        assert_eq!((first.listed, next), (0, CGROUPS_MAX));
+        let rest = release(&HostRoot::live(), &pod_dir, next).unwrap();
+        assert_eq!(rest.next, None);
     }
 }

@@ -113,7 +113,9 @@ impl Rest {
     /// One walk: how many processes were signalled. `None`: it was to stop.
     fn walk(&self, pause: &mut dyn FnMut(bool) -> bool) -> Result<Option<u64>, FileError> {
         let mut signals = 0;
-        let goes_on = self.thaw(pause)?
+        // What cannot be thawed keeps nothing else from being killed.
+        let thawed = self.thaw(pause);
+        let goes_on = !matches!(thawed, Ok(false))
             && each_below(&self.dir, pause, &mut |dir| {
                 let processes = Processes::of(dir, Arc::clone(&self.dir))?;
                 let round = processes.signal_all(Signal::KILL, &mut SeenPids::new())?;
@@ -122,6 +124,7 @@ impl Rest {
             })?;
         // What was frozen again meanwhile has its SIGKILL by now.
         let goes_on = goes_on && (signals == 0 || self.thaw(pause)?);
+        thawed?;
         Ok(goes_on.then_some(signals))
     }
 

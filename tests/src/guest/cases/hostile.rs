@@ -68,10 +68,12 @@ fn resisting() -> Outcome {
     let stubborn = Pod::burstable("stubborn", "16Mi").grace_s(1);
     let second = Pod::burstable("second", "16Mi");
     let neighbour = Pod::guaranteed("neighbour", "1", "64Mi");
+    // Before the victim: to attach a program the kernel waits until every task has left the CPU by itself (RCU tasks), which a task that
+    // stays in the kernel and hardly runs does not.
+    let mut agent = node.agent(&Options::hard(&threshold_below_now(256 + 64)?))?;
     let _neighbour = node.hog(&neighbour, "spin --threads 8")?;
     let mut victim = node.hog(&stubborn, "--on-term ignore resist --mb 256")?;
     let mut next = leak(&node, &second, 192, "")?;
-    let mut agent = node.agent(&Options::hard(&threshold_below_now(64)?))?;
     go(&next)?;
     let finished = agent.eviction(EVICTION_TIMEOUT)?;
     ensure!(
@@ -141,6 +143,8 @@ fn threaded() -> Outcome {
     let node = Node::new()?;
     let hog = Pod::burstable("hog", "16Mi");
     for round in 0..2 {
+        // What the first one wrote.
+        fs::remove_file(node.log(&hog)).ok();
         let mut leaking = leak(&node, &hog, 192, "")?;
         let threads = container(&node, &hog).join("threads");
         if !threads.is_dir() {

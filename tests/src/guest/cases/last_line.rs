@@ -37,12 +37,12 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "last_line::a_slow_leak_is_ended_minutes_after_the_agent_froze",
-        on: On::EachKernelAndHybrid,
+        on: On::Once(Machine::V7_2),
         run: || slow_leak(Signal::STOP),
     },
     Test {
         name: "last_line::a_slow_leak_is_ended_minutes_after_the_agent_was_killed",
-        on: On::EachKernel,
+        on: On::Once(Machine::V7_2),
         run: || slow_leak(Signal::KILL),
     },
     Test {
