@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 
 use super::super::agent::Options;
 use super::super::harness::{Done, Lacks, Outcome, Test};
-use super::super::machines::On;
+use super::super::machines::{Machine, On};
 use super::super::memory::mib;
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
@@ -23,22 +23,22 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "hostile::a_pod_of_nested_cgroups_does_not_hide",
-        on: On::EachKernelAndHybrid,
+        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: nested,
     },
     Test {
         name: "hostile::a_pod_of_many_cgroups_does_not_hide",
-        on: On::EachKernelAndHybrid,
+        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: many,
     },
     Test {
         name: "hostile::a_pod_with_a_threaded_cgroup_goes_and_may_come_again",
-        on: On::EachKernel,
+        on: On::Once(Machine::V6_1),
         run: threaded,
     },
     Test {
         name: "hostile::memory_that_outlives_its_pod_costs_two_pods_at_most",
-        on: On::EachKernel,
+        on: On::Once(Machine::V6_12),
         run: outliving,
     },
 ];
