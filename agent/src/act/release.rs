@@ -25,8 +25,6 @@ use crate::pods::kill::release::release;
 const PODS_MAX: usize = 8;
 /// Between two rounds: the processes that were hurried run meanwhile.
 const ROUND_PERIOD: Duration = Duration::from_millis(5);
-/// At most, after a round that took long.
-const ROUND_PERIOD_MAX: Duration = Duration::from_millis(100);
 /// How long the end of the agent waits for the thread, which the kernel may hold up.
 const END_PATIENCE: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 128 << 10;
@@ -127,15 +125,12 @@ fn work(host: &HostRoot, shared: &Shared) {
                 read: 0,
             });
         }
-        let began_ns = now_ns();
         victims.retain_mut(|victim| victim.work(host));
-        let took = Duration::from_nanos(now_ns().saturating_sub(began_ns));
         // A pod, or the end, that comes in between has left its token: then this returns at once.
         if victims.is_empty() {
             std::thread::park();
         } else {
-            // A pod with thousands of cgroups must not have this thread's priority for nothing.
-            std::thread::park_timeout((took * 9).clamp(ROUND_PERIOD, ROUND_PERIOD_MAX));
+            std::thread::park_timeout(ROUND_PERIOD);
         }
     }
 }
