@@ -26,6 +26,8 @@ const ASK_AGAIN: Duration = Duration::from_millis(5);
 const REPLACED_MAX: u32 = 100;
 /// Bytes of `/proc/locks` that are read: some thousands of locks.
 const LOCKS_BYTES_MAX: u64 = 1 << 20;
+/// How often that list is read: the kernel finds its place in it by counting, so that a lock that goes in the middle of a reading hides another one.
+const LOCKS_READ_MAX: u32 = 3;
 /// Descriptors of one process that are looked at.
 const DESCRIPTORS_MAX: usize = 4096;
 /// Processes that are looked at: more than `kernel.pid_max` allows by default.
@@ -43,16 +45,23 @@ impl Holders {
         let Ok(metadata) = file.metadata() else {
             return Self::default();
         };
-        let mut text = String::new();
-        let read = File::open("/proc/locks")
-            .and_then(|locks| locks.take(LOCKS_BYTES_MAX).read_to_string(&mut text));
-        if read.is_err() {
-            return Self::default();
-        }
         let identity = (metadata.dev(), metadata.ino());
+        for _ in 0..LOCKS_READ_MAX {
+            let Ok(text) = read_locks() else {
+                break;
+            };
+            let holders = Self::among(&text, identity);
+            if !holders.0.is_empty() {
+                return holders;
+            }
+        }
+        Self::default()
+    }
+
+    /// The file system's number in that list is not always the one of stat(2): the process's descriptors decide.
+    fn among(text: &str, identity: (u64, u64)) -> Self {
         let mut holders: Vec<u32> = Vec::new();
-        for pid in pids_of(&text, metadata.ino()) {
-            // The file system's number in that list is not always the one of stat(2): the process's descriptors decide.
+        for pid in pids_of(text, identity.1) {
             if !holders.contains(&pid) && has_open(pid, identity) {
                 holders.push(pid);
             }
@@ -80,6 +89,14 @@ impl fmt::Display for Holders {
             }
         }
     }
+}
+
+/// `/proc/locks`, in reads as large as the kernel answers: each one after the first may miss a lock.
+fn read_locks() -> std::io::Result<String> {
+    let mut text = String::with_capacity(1 << 16);
+    let locks = File::open("/proc/locks")?;
+    locks.take(LOCKS_BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// The pids in `/proc/locks` that hold, and do not only wait for, a `flock` of a file with this inode number:
@@ -242,6 +259,8 @@ impl StateLock {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -295,6 +314,31 @@ mod tests {
         let error = flock_within(&other, exclusive, Duration::ZERO).unwrap_err();
         let text = format!("process {}", std::process::id());
         assert!(error.to_string().contains(&text), "{error}");
+    }
+
+    /// Read in small pieces, the list lacked the holder in one of six readings beside these threads.
+    #[test]
+    fn locks_that_come_and_go_hide_no_holder() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = File::create(dir.path().join("lock")).unwrap();
+        rustix::fs::flock(&held, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for name in ["a", "b"] {
+                let file = File::create(dir.path().join(name)).unwrap();
+                let is_over = &is_over;
+                scope.spawn(move || {
+                    while !is_over.load(Ordering::Relaxed) {
+                        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+                        rustix::fs::flock(&file, FlockOperation::Unlock).unwrap();
+                    }
+                });
+            }
+            let missed = (0..500).filter(|_| Holders::of(&held).pids().is_empty());
+            let missed = missed.count();
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(missed, 0);
+        });
     }
 
     #[test]
