@@ -43,6 +43,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::host::HostRoot;
+use crate::host::clock::rest_until_ns;
 use crate::host::file::{FileError, read_text};
 use crate::host::shown::Show as _;
 use crate::pods::registry::Pods;
@@ -66,10 +67,6 @@ const COMPARE_WITHOUT_RECORDS_NS: u64 = 450_000_000;
 /// After newcomers were served `cgroup.procs` is compared again so much later, and twice more: a fork that was in flight has copied the
 /// old score and is not listed yet (milliseconds on a slow machine, more where its CPU is taken away).
 const AGAIN_NS: [u64; 3] = [20_000_000, 200_000_000, 1_000_000_000];
-/// Time without serving after it, as a multiple of what it took.
-const REST_PER_SERVING: u64 = 9;
-/// But not more than this.
-const REST_MAX_NS: u64 = 1_000_000_000;
 /// How often all processes of a cgroup are looked at.
 const REVIEW_NS: u64 = 60_000_000_000;
 
@@ -305,11 +302,9 @@ impl OomScores {
         cgroup.compare_again(done, now_ns, again);
     }
 
-    /// A serving took so long: the next one comes after nine times that, so that newcomers, however many, cost a tenth of the loop's time.
+    /// A serving took so long: the next one comes after a rest, so that newcomers, however many, cost a tenth of the loop's time.
     pub fn served(&mut self, began_ns: u64, ended_ns: u64) {
-        let took_ns = ended_ns.saturating_sub(began_ns);
-        let rest_ns = took_ns.saturating_mul(REST_PER_SERVING).min(REST_MAX_NS);
-        self.rest_until_ns = ended_ns.saturating_add(rest_ns);
+        self.rest_until_ns = rest_until_ns(began_ns, ended_ns);
     }
 
     fn cgroup_mut(&mut self, cgroup_id: u64) -> Option<&mut CgroupScores> {

@@ -16,6 +16,7 @@ use plimsoll_core::model::state::PodState;
 use plimsoll_core::model::units::PodUid;
 
 use super::{Agent, now_ns};
+use crate::host::clock::rest_until_ns;
 use crate::pods::kill::CGROUPS_PER_POD_MAX;
 use crate::pods::registry::Pods;
 use crate::pods::removal::{Done, Report};
@@ -23,11 +24,6 @@ use crate::record::journal::Journal;
 
 /// Routine looks in which each pod has its turn: a minute, as often as its scores are reviewed.
 const SHARES: usize = 12;
-/// Time without a look after one, as a multiple of what that took.
-const REST_PER_LOOK: u64 = 9;
-/// But not more than this.
-const REST_MAX_NS: u64 = 1_000_000_000;
-
 /// Changes of one pod that one look can find: its cgroup was replaced, and the new one has processes.
 const CHANGES_MAX: usize = 2;
 
@@ -112,8 +108,7 @@ impl Rescans {
 
     /// Those that were taken have been looked at.
     pub(super) fn done(&mut self, began_ns: u64, ended_ns: u64) {
-        let took_ns = ended_ns.saturating_sub(began_ns);
-        self.rest_until_ns = ended_ns + took_ns.saturating_mul(REST_PER_LOOK).min(REST_MAX_NS);
+        self.rest_until_ns = rest_until_ns(began_ns, ended_ns);
     }
 }
 
@@ -278,8 +273,5 @@ mod tests {
         rescans.done(1000 * MS, 1007 * MS);
         rescans.ask();
         assert_eq!(rescans.at_ns(), 1070 * MS);
-        // A loop that was held up by something else.
-        rescans.done(2000 * MS, 9000 * MS);
-        assert_eq!(rescans.at_ns(), 10_000 * MS);
     }
 }

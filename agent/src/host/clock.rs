@@ -24,6 +24,18 @@ pub fn cpu_time() -> Duration {
     Duration::from_nanos(reading_ns(ClockId::ProcessCPUTime))
 }
 
+/// Rest after a piece of work, as a multiple of what it took.
+const REST_PER_WORK: u64 = 9;
+/// But not more than this.
+const REST_MAX_NS: u64 = 1_000_000_000;
+
+/// When work that can be asked for at any rate may begin again, so that it takes at most a tenth of the loop's time.
+#[must_use]
+pub fn rest_until_ns(began_ns: u64, ended_ns: u64) -> u64 {
+    let took_ns = ended_ns.saturating_sub(began_ns);
+    ended_ns + took_ns.saturating_mul(REST_PER_WORK).min(REST_MAX_NS)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -37,6 +49,14 @@ mod tests {
         assert!(first_ns <= second_ns);
         // /proc/uptime counts suspended time too, so it is the later one; it is written in hundredths of a second.
         assert!(first_ns as f64 / 1e9 <= uptime_s + 0.01);
+    }
+
+    #[test]
+    fn work_that_is_asked_for_again_and_again_takes_a_tenth_of_the_time() {
+        const MS: u64 = 1_000_000;
+        assert_eq!(rest_until_ns(1000 * MS, 1007 * MS), 1070 * MS);
+        let held_up_by_something_else = rest_until_ns(2000 * MS, 9000 * MS);
+        assert_eq!(held_up_by_something_else, 10_000 * MS);
     }
 
     #[test]

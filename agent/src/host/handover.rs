@@ -42,7 +42,8 @@ impl<T, const PLACES: usize> Handover<T, PLACES> {
     }
 
     /// Whether no job waits.
-    pub fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
         let lock = |place: &Mutex<Option<(u64, T)>>| {
             let place = place.lock().unwrap_or_else(PoisonError::into_inner);
             place.is_none()

@@ -579,8 +579,7 @@ impl Pods {
         };
         let killed = open.kill.kill();
         if let (Some(rest), Some(worker)) = (open.kill.rest(), &self.worker) {
-            // What finds no room is counted, and the pod ends as stuck.
-            worker.end_rest(uid, rest).ok();
+            worker.end_rest(uid, rest);
         }
         killed.map(|_| ())
     }

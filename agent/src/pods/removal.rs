@@ -3,14 +3,15 @@
 //!
 //! **Problem.** A pod decides how many cgroups it has: to remove twenty thousand took 1.75 s, at the very moment when memory was short.
 //! **Approach.** A thread of its own. It removes a slice of [`SLICE`] directories of one pod and then of the next, and rests after each: a removal
-//! takes `cgroup_mutex`, which others wait for. A kill goes first. What could not be done is reported; what could is counted.
+//! takes `cgroup_mutex`, which others wait for. A kill goes first, and the loop hands it over without a lock that this thread could hold. What could not
+//! be done is reported; what could is counted.
 
 use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
 use plimsoll_core::model::units::PodUid;
@@ -18,6 +19,7 @@ use rustix::fs::{AtFlags, unlinkat};
 use rustix::io::Errno;
 
 use crate::host::file::FileError;
+use crate::host::handover::Handover;
 use crate::host::worker::{NotTaken, WorkerThread};
 use crate::pods::kill::{Rest, RestEnded};
 use crate::pods::walk::{Step, Walk};
@@ -28,8 +30,10 @@ const SLICE: u32 = 64;
 const PAUSE: Duration = Duration::from_millis(2);
 /// Between two walks that kill.
 const WALK_PAUSE: Duration = Duration::from_millis(10);
-/// Pods whose work is queued, and again as many whose removal has begun.
-const JOBS_MAX: usize = 256;
+/// Pods whose removal is queued, and again as many whose removal has begun.
+const REMOVALS_MAX: usize = 256;
+/// Pods whose processes wait for their end. The engine asks again while one lives.
+const ENDS_MAX: usize = 8;
 /// Reports that were not taken.
 const REPORTS_MAX: usize = 64;
 /// The end of the processes of one pod may take this long. The engine asks again while the pod lives.
@@ -124,12 +128,21 @@ impl Removal {
     }
 }
 
-/// Work for the thread.
+/// Cgroups of a pod that has left.
 #[derive(Debug)]
-enum Job {
-    Remove { uid: PodUid, dirs: Vec<PathBuf> },
-    End { uid: PodUid, rest: Rest },
+struct Left {
+    uid: PodUid,
+    dirs: Vec<PathBuf>,
 }
+
+/// Processes of a pod that a kill has not reached.
+#[derive(Debug)]
+struct Unreached {
+    uid: PodUid,
+    rest: Rest,
+}
+
+type Ends = Handover<Unreached, ENDS_MAX>;
 
 /// Work that is over.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -157,9 +170,11 @@ pub enum Done {
 /// The thread, its queue and its reports.
 #[derive(Debug)]
 pub struct CgroupWorker {
-    thread: WorkerThread<Job>,
+    thread: WorkerThread<Left>,
+    ends: Arc<Ends>,
     reports: Receiver<Report>,
     pace: Arc<AtomicU8>,
+    dropped: AtomicU64,
 }
 
 impl CgroupWorker {
@@ -170,20 +185,24 @@ impl CgroupWorker {
     pub fn start() -> io::Result<Self> {
         let (sender, reports) = sync_channel(REPORTS_MAX);
         let pace = Arc::new(AtomicU8::new(RUN));
-        let (reader, removals) = (Arc::clone(&pace), VecDeque::with_capacity(JOBS_MAX));
-        let thread = WorkerThread::start("pod-cgroups", STACK_BYTES, JOBS_MAX, move |jobs| {
+        let ends = Arc::new(Ends::default());
+        let (pace_of_thread, ends_of_thread) = (Arc::clone(&pace), Arc::clone(&ends));
+        let thread = WorkerThread::start("pod-cgroups", STACK_BYTES, REMOVALS_MAX, move |queue| {
             Worker {
-                jobs,
+                queue,
+                ends: ends_of_thread,
                 reports: sender,
-                pace: reader,
-                removals,
+                pace: pace_of_thread,
+                removals: VecDeque::with_capacity(REMOVALS_MAX),
             }
             .work();
         })?;
         Ok(Self {
             thread,
+            ends,
             reports,
             pace,
+            dropped: AtomicU64::new(0),
         })
     }
 
@@ -193,16 +212,24 @@ impl CgroupWorker {
     /// [`NotTaken`]: they stay.
     pub(super) fn remove(&self, uid: &PodUid, dirs: Vec<PathBuf>) -> Result<(), NotTaken> {
         let uid = uid.clone();
-        self.thread.send(Job::Remove { uid, dirs })
+        let sent = self.thread.send(Left { uid, dirs });
+        self.handed_over(sent.is_ok());
+        sent
     }
 
-    /// Has the processes ended that a kill has not reached. Does not wait or allocate.
-    ///
-    /// # Errors
-    /// [`NotTaken`]: they live on.
-    pub(super) fn end_rest(&self, uid: &PodUid, rest: &Rest) -> Result<(), NotTaken> {
+    /// Has the processes ended that a kill has not reached. Without a place for them they live on, and are counted. Does not wait or allocate.
+    pub(super) fn end_rest(&self, uid: &PodUid, rest: &Rest) {
         let (uid, rest) = (uid.clone(), rest.clone());
-        self.thread.send(Job::End { uid, rest })
+        self.handed_over(self.ends.put(Unreached { uid, rest }));
+    }
+
+    fn handed_over(&self, is_taken: bool) {
+        if !is_taken {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(thread) = self.thread.thread() {
+            thread.unpark();
+        }
     }
 
     /// The next report, if there is one.
@@ -210,9 +237,9 @@ impl CgroupWorker {
         self.reports.try_recv().ok()
     }
 
-    /// Work that found no room in the queue, so far.
+    /// Work that found no room, so far.
     pub fn dropped(&self) -> u64 {
-        self.thread.dropped()
+        self.dropped.load(Ordering::Relaxed)
     }
 
     /// Finishes what is queued, within half a second. Returns whether it has: else some cgroups stay.
@@ -231,7 +258,8 @@ impl Drop for CgroupWorker {
 }
 
 struct Worker {
-    jobs: Receiver<Job>,
+    queue: Receiver<Left>,
+    ends: Arc<Ends>,
     reports: SyncSender<Report>,
     pace: Arc<AtomicU8>,
     removals: VecDeque<PodRemoval>,
@@ -248,36 +276,42 @@ struct PodRemoval {
 impl Worker {
     fn work(mut self) {
         loop {
-            let pause = match self.pace.load(Ordering::Relaxed) {
+            if let Some(Unreached { uid, rest }) = self.ends.take() {
+                let ended = self.end(&rest);
+                self.report(uid, Done::Ended(ended));
+                continue;
+            }
+            let is_closed = self.begin_removals();
+            if !self.removals.is_empty() {
+                self.remove_slice();
+            } else if is_closed {
+                return;
+            }
+            match self.pace.load(Ordering::Relaxed) {
                 ABANDON => return,
-                HURRY => Duration::ZERO,
-                _ => PAUSE,
-            };
-            let job = if self.removals.is_empty() {
-                self.jobs.recv().map_err(|_| RecvTimeoutError::Disconnected)
-            } else if self.removals.len() < JOBS_MAX {
-                self.jobs.recv_timeout(pause)
-            } else {
-                // What comes waits in the queue.
-                std::thread::sleep(pause);
-                Err(RecvTimeoutError::Timeout)
-            };
-            match job {
-                Ok(Job::End { uid, rest }) => {
-                    let ended = self.end(&rest);
-                    self.report(uid, Done::Ended(ended));
-                }
-                Ok(Job::Remove { uid, dirs }) => self.removals.push_back(PodRemoval {
+                HURRY => {}
+                // What came in between has left its token: then these return at once.
+                _ if self.removals.is_empty() => std::thread::park(),
+                _ => std::thread::park_timeout(PAUSE),
+            }
+        }
+    }
+
+    /// Takes what is queued, as far as there is room. Returns whether nothing more will come.
+    fn begin_removals(&mut self) -> bool {
+        while self.removals.len() < REMOVALS_MAX {
+            match self.queue.try_recv() {
+                Ok(Left { uid, dirs }) => self.removals.push_back(PodRemoval {
                     uid,
                     trees: dirs.into_iter().map(Removal::of).collect(),
                     directories: 0,
                     failure: None,
                 }),
-                Err(RecvTimeoutError::Timeout) => self.remove_slice(),
-                Err(RecvTimeoutError::Disconnected) if self.removals.is_empty() => return,
-                Err(RecvTimeoutError::Disconnected) => self.remove_slice(),
+                Err(TryRecvError::Empty) => return false,
+                Err(TryRecvError::Disconnected) => return true,
             }
         }
+        false
     }
 
     /// A slice of the pod whose turn it is.

@@ -388,8 +388,6 @@ mod tests {
         assert_eq!(present(&clients), [], "its place is free");
     }
 
-    /// As a request that meets a mistake in what answers it.
-
     #[test]
     fn an_accept_that_fails_is_not_the_end() {
         let runtime = tokio::runtime::Builder::new_current_thread()

@@ -58,7 +58,7 @@ pub struct RestEnded {
 }
 
 impl Rest {
-    pub(super) fn of(dir: &Path, freezer: Option<&Path>) -> Self {
+    pub(in crate::pods) fn of(dir: &Path, freezer: Option<&Path>) -> Self {
         Self {
             dir: Arc::from(dir),
             freezer: freezer.map(Arc::from),

@@ -110,3 +110,22 @@ fn the_end_finishes_what_is_queued() {
         Err(NotTaken::Ended)
     );
 }
+
+#[test]
+fn each_end_is_reported_or_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let worker = CgroupWorker::start().unwrap();
+    let rest = Rest::of(&dir.path().join("gone"), None);
+    let asked = ENDS_MAX as u64 * 4;
+    for _ in 0..asked {
+        worker.end_rest(&PodUid::new("x"), &rest);
+    }
+    let taken = usize::try_from(asked - worker.dropped()).unwrap();
+    assert!(taken >= ENDS_MAX);
+    for report in reports(&worker, taken) {
+        assert!(
+            matches!(&report.done, Done::Ended(Ok(ended)) if ended.is_empty),
+            "{report:?}"
+        );
+    }
+}
