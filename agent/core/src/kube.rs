@@ -2,6 +2,7 @@
 
 pub mod budget;
 pub mod cgroup_config;
+pub mod cluster_link;
 pub mod duration;
 pub mod node_allocatable;
 pub mod pod;

@@ -1,0 +1,196 @@
+//! What the agent and `plimsoll-cluster` say to each other over their socket.
+//!
+//! **Problem.** Only `plimsoll-cluster` holds a token and reads what a network sends; only the agent may touch the machine. Each must stay right if the other
+//! one lies, stalls or dies. **Approach.** Two kinds of frames, with bounds that the receiver checks before it reads: a length of four bytes (little endian), then so many bytes of JSON.
+//! The agent believes nothing that it can see for itself: a pod counts only if it has a cgroup here. `plimsoll-cluster` keeps no decision:
+//! an [`EvictionIntent`] is on the agent's disk until [`ToAgent::Settled`] says that the API shows it, and is sent again after each connection.
+
+use serde::{Deserialize, Serialize};
+
+use crate::kube::budget::DisruptionBudget;
+use crate::kube::pod::Pod;
+use crate::model::units::PodUid;
+
+/// The version of this protocol. A peer with another one is refused with both numbers.
+pub const PROTOCOL: u32 = 1;
+/// Bytes of one frame at most, its length not counted.
+pub const FRAME_BYTES_MAX: usize = 1 << 20;
+/// Pods of one node that are taken from the cluster: four times what upstream supports (110), rounded up.
+pub const PODS_MAX: usize = 1024;
+/// Budgets that are taken from the cluster.
+pub const BUDGETS_MAX: usize = 1024;
+/// Evictions that wait to be reported; beyond, the oldest ones become a count.
+pub const INTENTS_MAX: usize = 1024;
+
+/// A frame from `plimsoll-cluster` to the agent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ToAgent {
+    /// The first frame of a connection.
+    Hello {
+        /// [`PROTOCOL`].
+        protocol: u32,
+        /// `metadata.name` of this node.
+        node: String,
+    },
+    /// A complete list begins: what was known and does not follow until [`Self::Listed`] has gone from the API.
+    List,
+    /// A pod of this node, listed, added or changed; only what decisions read.
+    Pod {
+        /// The pod.
+        pod: Box<Pod>,
+    },
+    /// The pod has gone from the API.
+    PodGone {
+        /// Which one.
+        uid: PodUid,
+    },
+    /// A disruption budget of a namespace that has pods here, listed, added or changed.
+    Budget {
+        /// The budget.
+        budget: Box<DisruptionBudget>,
+    },
+    /// A budget has gone.
+    BudgetGone {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// The list is complete.
+    Listed,
+    /// Whether the API server answers: `false` after 5 s without a connection or with errors of the server alone, or 60 s without a word of the watch.
+    Api {
+        /// It does.
+        is_reachable: bool,
+    },
+    /// What is known of this node's object.
+    Node {
+        /// `status.nodeInfo.kubeletVersion`.
+        kubelet_version: String,
+    },
+    /// An eviction needs no further report: the intent may be struck.
+    Settled {
+        /// Of which pod.
+        uid: PodUid,
+        /// How.
+        how: Settled,
+    },
+}
+
+/// Why an eviction needs no further report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Settled {
+    /// The API shows the pod as `Failed` with our reason, or with the annotation after the kubelet dropped the reason, and the kubelet is done with it.
+    Shown,
+    /// The pod had ended for another reason; an Event says what happened.
+    EndedOtherwise,
+    /// The API has no pod of this UID any more.
+    Gone,
+    /// The API refused it for good, or the kubelet took it back five times; an Event says so where one could be written.
+    GivenUp,
+}
+
+/// A frame from the agent to `plimsoll-cluster`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ToCluster {
+    /// The first frame of a connection. All intents that are not settled follow.
+    Hello {
+        /// [`PROTOCOL`].
+        protocol: u32,
+        /// Evictions that were never reported, because more than [`INTENTS_MAX`] waited.
+        unreported: u64,
+    },
+    /// A pod was evicted, or is being evicted.
+    Evicted {
+        /// What is to be reported.
+        intent: Box<EvictionIntent>,
+    },
+    /// The pod's cgroup is gone: the kubelet has finished, and another PATCH would only be undone.
+    CgroupGone {
+        /// Of which pod.
+        uid: PodUid,
+    },
+    /// Conditions of this node, all of them.
+    Conditions {
+        /// Each once.
+        conditions: Vec<NodeConditionReport>,
+    },
+}
+
+/// An eviction, as it is to be shown in the API. Kept on disk until it is settled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EvictionIntent {
+    /// The pod's UID: the precondition of every call.
+    pub uid: PodUid,
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+    /// When it was decided: milliseconds since 1970. Stays the same however late it is reported.
+    pub decided_unix_ms: u64,
+    /// The signal, as in the configuration (`memory.available`).
+    pub signal: String,
+    /// The status message: the kubelet's sentence, then rank, comparator and runner-up.
+    pub message: String,
+    /// Place in the ranking, from 1.
+    pub rank: u32,
+    /// How many pods were ranked.
+    pub ranked: u32,
+    /// Line of the journal that has the decision, where there is a journal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub journal: Option<u64>,
+    /// Grace that the pod was given, seconds; 0 at a hard threshold.
+    pub grace_s: u32,
+    /// Whether nothing can be started in the pod's cgroup until the API shows its end.
+    pub is_held: bool,
+    /// `starved_resource` of the kubelet's Event (`memory`, `ephemeral-storage`, …).
+    pub starved_resource: String,
+    /// `offending_containers` of the kubelet's Event: names, separated by commas.
+    pub offending_containers: String,
+    /// `offending_containers_usage`: amounts in the same order.
+    pub offending_containers_usage: String,
+}
+
+/// A condition of this node that Plimsoll sets beside the kubelet's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NodeConditionReport {
+    /// Which one.
+    pub condition: PlimsollCondition,
+    /// Whether there is trouble.
+    pub status: bool,
+    /// One word in CamelCase.
+    pub reason: String,
+    /// A sentence.
+    pub message: String,
+    /// When the status changed: milliseconds since 1970.
+    pub since_unix_ms: u64,
+}
+
+/// Conditions of Plimsoll. None of them becomes a taint by itself: only the kubelet's do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PlimsollCondition {
+    /// A memory threshold is met.
+    MemoryPressure,
+    /// Processes of the node wait for memory, disk or CPU beyond a limit.
+    Stalled,
+    /// A mechanism is lost, or evictions are not reported.
+    Degraded,
+}
+
+impl PlimsollCondition {
+    /// Its `type` in the node's status.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::MemoryPressure => "plimsoll.dev/MemoryPressure",
+            Self::Stalled => "plimsoll.dev/Stalled",
+            Self::Degraded => "plimsoll.dev/Degraded",
+        }
+    }
+}
