@@ -35,9 +35,9 @@ pub(crate) fn write(path: &Path, mb: usize) -> anyhow::Result<()> {
 }
 
 /// Reads a file to its end again and again. The amount in the log is the round.
-pub(crate) fn reread(path: &Path, pause: Duration, log: &Log) -> anyhow::Result<()> {
+pub(crate) fn reread(path: &Path, rounds: u64, pause: Duration, log: &Log) -> anyhow::Result<()> {
     let mut block = vec![0_u8; MIB];
-    for round in 1_u64.. {
+    for round in 1..=rounds {
         let mut file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
         while file.read(&mut block)? > 0 {}
         // The second round is what makes pages active.

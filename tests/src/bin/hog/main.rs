@@ -170,6 +170,9 @@ enum Mode {
         /// Rests this long after each round.
         #[arg(long, default_value_t = 100)]
         pause_ms: u64,
+        /// Reads it so often, and then sleeps with the pages in the page cache; without it for ever.
+        #[arg(long)]
+        rounds: Option<u64>,
         /// Starts writing on SIGUSR1 only.
         #[arg(long)]
         wait_usr1: bool,
@@ -400,6 +403,7 @@ fn main() -> anyhow::Result<()> {
             path,
             mb,
             pause_ms,
+            rounds,
             wait_usr1,
         } => {
             log.event("ready", 0);
@@ -409,7 +413,9 @@ fn main() -> anyhow::Result<()> {
             if let Some(mb) = mb {
                 files::write(&path, mb)?;
             }
-            files::reread(&path, Duration::from_millis(pause_ms), &log)
+            let rounds = rounds.unwrap_or(u64::MAX);
+            files::reread(&path, rounds, Duration::from_millis(pause_ms), &log)?;
+            sleep_for_ever();
         }
         Mode::Direct {
             path,
