@@ -89,6 +89,8 @@ pub struct OomScores {
     newcomers: Vec<Newcomer>,
     /// When each cgroup is to be compared again, and its id.
     again: BTreeSet<(u64, u64)>,
+    /// Newcomers were served last: a cgroup that is to be compared again has its turn before the next ones.
+    served_newcomers: bool,
     /// Nothing is served before this.
     rest_until_ns: u64,
     counts: Counts,
@@ -215,6 +217,7 @@ impl OomScores {
             by_id: BTreeMap::new(),
             newcomers: Vec::with_capacity(NEWCOMERS_MAX),
             again: BTreeSet::new(),
+            served_newcomers: false,
             rest_until_ns: 0,
             counts: Counts::default(),
         }
@@ -258,10 +261,17 @@ impl OomScores {
     }
 
     /// Gives the newcomers of one cgroup, and what they have forked, their scores: of the one whose turn it is. [`OomScores::served`] is to follow.
+    /// Newcomers and cgroups that are to be compared again take turns, so that newcomers of one pod keep no other pod from the second look.
     pub fn serve(&mut self, now_ns: u64, failed: &mut dyn FnMut(&OomScoreError)) {
         let first = self.newcomers.first().map(|newcomer| newcomer.cgroup_id);
         let due = self.again.first().filter(|(at_ns, _)| *at_ns <= now_ns);
-        let Some(cgroup_id) = first.or(due.map(|(_, id)| *id)) else {
+        let due = due.map(|(_, id)| *id);
+        let next = if self.served_newcomers {
+            due.or(first)
+        } else {
+            first.or(due)
+        };
+        let Some(cgroup_id) = next else {
             return;
         };
         let mut pids = Vec::new();
@@ -272,6 +282,7 @@ impl OomScores {
             }
             !is_here
         });
+        self.served_newcomers = !pids.is_empty();
         let Self {
             host,
             pods,

@@ -21,8 +21,7 @@
 use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use plimsoll_core::model::event::StageReport;
 use plimsoll_core::model::units::PodUid;
@@ -35,6 +34,7 @@ use crate::host::file::{FileError, parse_u64};
 use crate::host::handover::Handover;
 use crate::host::knobs::{KnobError, Ledger};
 use crate::host::shown::Show as _;
+use crate::host::worker::WorkerThread;
 use crate::pods::stage_files::StageFiles;
 
 /// Its ledger, in the state directory.
@@ -47,6 +47,9 @@ const JOBS: usize = 8;
 const REPORTS: usize = 8;
 /// How long after its time a `memory.high` is put back without being asked to.
 const OVERDUE: Duration = Duration::from_millis(500);
+/// How long the end of the agent waits for a write that is under way.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+const STACK_BYTES: usize = 128 << 10;
 /// `max` as a number.
 const NO_LIMIT: u64 = u64::MAX;
 /// Bytes of `memory.high`: a number of 20 digits, or `max`.
@@ -141,7 +144,7 @@ impl Shared {
 pub struct Remedies {
     shared: Arc<Shared>,
     held: Option<Held>,
-    thread: Option<JoinHandle<()>>,
+    thread: WorkerThread<()>,
 }
 
 impl Remedies {
@@ -158,14 +161,11 @@ impl Remedies {
             reports,
             overdue_ns: None,
         };
-        let thread = std::thread::Builder::new()
-            .name("remedies".into())
-            .stack_size(128 << 10)
-            .spawn(move || worker.run())?;
+        let thread = WorkerThread::start("remedies", STACK_BYTES, 0, move |_jobs| worker.run())?;
         let remedies = Self {
             shared,
             held: None,
-            thread: Some(thread),
+            thread,
         };
         Ok((remedies, received))
     }
@@ -231,8 +231,8 @@ impl Remedies {
         if !self.shared.jobs.put(job) {
             return Err(Busy);
         }
-        if let Some(thread) = &self.thread {
-            thread.thread().unpark();
+        if let Some(thread) = self.thread.thread() {
+            thread.unpark();
         }
         Ok(ticket)
     }
@@ -268,14 +268,15 @@ impl Remedies {
 }
 
 impl Drop for Remedies {
-    /// Stops what is under way; nobody is held any more when this returns.
+    /// Stops what is under way; no pod is held any more when this returns, unless the kernel keeps the thread in a write for longer than
+    /// [`END_PATIENCE`]: then the ledger has it.
     fn drop(&mut self) {
         self.shared.ticket.fetch_add(1, Ordering::SeqCst);
         self.shared.is_over.store(true, Ordering::SeqCst);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            // It cannot panic: it only reads and writes files.
-            thread.join().ok();
+        if !self.thread.end_by(Instant::now() + END_PATIENCE) {
+            tracing::warn!(
+                "the kernel has not come back from a write to a pod's memory.high or memory.reclaim; the next start, or `plimsoll uninstall`, puts memory.high back"
+            );
         }
     }
 }

@@ -73,17 +73,26 @@ impl RoomWatch {
         self.found.load(Ordering::Acquire)
     }
 
-    /// After a run without room: executes this program anew if there is room, or after a failure as soon as there is. Returns if it is to end.
+    /// After a run without room: executes this program anew if there is room, or after a failure as soon as there is. Returns if it is to end: when
+    /// one of `signals`, which were caught before the run, has come, even while the run was ending for the room.
     ///
     /// # Errors
     /// `ended`, or why the program cannot be executed.
-    pub(super) async fn start_anew(&self, ended: anyhow::Result<()>) -> anyhow::Result<()> {
-        if let Err(error) = &ended {
+    pub(super) async fn start_anew(
+        &self,
+        ended: anyhow::Result<()>,
+        mut signals: StopSignals,
+    ) -> anyhow::Result<()> {
+        if let Err(error) = &ended
+            && !self.has_found()
+        {
             tracing::error!("{error:#}; it is tried again when the state directory has room");
-            let mut stop = StopSignals::catch()?.or_when(self.notify());
-            stop.received().await;
+            tokio::select! {
+                () = self.notify.notified() => {}
+                () = signals.received() => return ended,
+            }
         }
-        if !self.has_found() {
+        if !self.has_found() || signals.have_come().await {
             return ended;
         }
         Err(execute_anew().into())
@@ -161,9 +170,19 @@ mod tests {
         let watch = RoomWatch::start(&state).unwrap();
         assert!(!watch.has_found());
         std::fs::remove_file(&filler).unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().build();
-        runtime.unwrap().block_on(watch.notify().notified());
-        assert!(watch.has_found());
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build();
+        runtime.unwrap().block_on(async {
+            let signals = StopSignals::catch().unwrap();
+            watch.notify().notified().await;
+            assert!(watch.has_found());
+            // As a signal that comes while the run ends for the room.
+            let is_told = Arc::new(Notify::new());
+            is_told.notify_one();
+            let ended = watch.start_anew(Ok(()), signals.or_when(is_told)).await;
+            assert!(ended.is_ok(), "{ended:?}");
+        });
         ledger.write(&knob, "2").unwrap();
         assert_eq!(ledger.restore().unwrap().restored(), 1);
     }

@@ -169,8 +169,11 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let room = room
         .then(|| RoomWatch::start(&args.state_dir))
         .transpose()?;
+    let mut signals = None;
     if let Some(room) = &room {
         stop = stop.or_when(room.notify());
+        let _in_runtime = runtime.enter();
+        signals = Some(StopSignals::catch()?);
     }
     let mut start = Start {
         plan,
@@ -196,8 +199,8 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     {
         tracing::error!(%error, "pinned BPF programs stay; the next start, or `plimsoll uninstall`, removes them");
     }
-    let result = match room {
-        Some(room) => runtime.block_on(room.start_anew(result)),
+    let result = match room.zip(signals) {
+        Some((room, signals)) => runtime.block_on(room.start_anew(result, signals)),
         None => result,
     };
     result.map(|()| ExitCode::SUCCESS)

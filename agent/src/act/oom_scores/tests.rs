@@ -340,6 +340,24 @@ fn too_many_newcomers_lead_to_a_review_of_their_cgroup() {
 }
 
 #[test]
+fn newcomers_of_one_cgroup_do_not_keep_another_one_from_its_second_look() {
+    let mut fake = Fake::new();
+    fake.look(1, 100);
+    fake.set(100_001, 1000);
+    fake.set(100_002, 1000);
+    fake.procs("main", &[100_001]);
+    fake.attach("main", 100_001);
+    fake.procs("main", &[100_001, 100_002]);
+    let again_ns = fake.scores.serve_at_ns().unwrap();
+    let flooded = fake.id("free");
+    for _ in 0..2 {
+        fake.scores.came(flooded, 2);
+        fake.scores.serve(again_ns, &mut |_| {});
+    }
+    assert_eq!(fake.adj(100_002), 900);
+}
+
+#[test]
 fn an_unreadable_file_is_an_error() {
     let mut fake = Fake::new();
     let procs = fake.cgroup("main").join("cgroup.procs");
