@@ -6,6 +6,7 @@ mod bench;
 mod conformance;
 mod demo;
 mod deny;
+mod deploy;
 mod ebpf;
 mod fuzz;
 mod guest;
@@ -43,6 +44,7 @@ Examples:
   cargo xtask fuzz --seconds 600                      random histories against the decision engine
   cargo xtask fuzz-parsers --seconds 60 mounts btf    foreign bytes against what reads them, guided by coverage
   cargo xtask deny                                    licences, names and sources of dependencies
+  cargo xtask deploy-check                            what deploy/ has, by Kubernetes' own tools
   cargo xtask simulate --seed 7 --hours 24            the whole agent against a model of the machine
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
@@ -96,6 +98,8 @@ enum Command {
     },
     /// Ask cargo-deny whether licences, names and sources of dependencies are what deny.toml allows; builds it first, which takes minutes
     Deny,
+    /// Whether Kustomize and Helm build the same objects from deploy/, and alerts are raised as tested
+    DeployCheck,
     /// The whole agent against a model of the machine, in virtual time (arguments: cargo xtask simulate -- --help)
     Simulate {
         /// For the program, such as --seed 7
@@ -146,6 +150,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Test { quick, all } => return test::run(quick, all),
         Command::Conformance { files } => return conformance::run(&files),
         Command::Deny => return deny::run(),
+        Command::DeployCheck => deploy::check()?,
         Command::Simulate { arguments } => return simulate::run(&arguments),
         Command::Fuzz { arguments } => return fuzz::run(&arguments),
         Command::FuzzParsers { seconds, targets } => return fuzz::parsers(seconds, &targets),

@@ -22,7 +22,7 @@ use self::report::Counts;
 use crate::guest::{OF_DEMO, OF_TESTS, build_programs};
 use crate::kernel::Kernel;
 use crate::progress::{self, Step, minutes, say};
-use crate::{demo, ebpf, process, setup, simulate};
+use crate::{demo, deploy, ebpf, process, setup, simulate};
 
 /// Jobs at a time: what a small machine has CPUs for.
 const JOBS_AT_ONCE: usize = 2;
@@ -186,6 +186,7 @@ fn host(ended: &mpsc::Sender<Ended>) {
     stage(ended, "clippy", &|step| cargo::clippy(step).into());
     stage(ended, "clippy of ebpf", &|step| ebpf::clippy(step).into());
     stage(ended, "unit, golden and CLI tests", &cargo::test);
+    stage(ended, "deployment files", &|_| deploy::check().into());
     stage(ended, "simulation", &|step| {
         simulate::little_of_everything(step).into()
     });

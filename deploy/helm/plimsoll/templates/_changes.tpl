@@ -1,0 +1,51 @@
+{{- /* Each changes `object` in place and renders nothing. */ -}}
+
+{{- define "plimsoll.role" -}}
+{{- $values := .root.Values -}}
+{{- $rules := .object.rules -}}
+{{- if $values.budgets }}{{ $rules = append $rules (dict "apiGroups" (list "policy") "resources" (list "poddisruptionbudgets") "verbs" (list "get" "list" "watch")) }}{{ end -}}
+{{- if $values.deleteEvicted.enabled }}{{ $rules = append $rules (dict "apiGroups" (list "") "resources" (list "pods") "verbs" (list "delete")) }}{{ end -}}
+{{- if $values.evictionAPI }}{{ $rules = append $rules (dict "apiGroups" (list "") "resources" (list "pods/eviction") "verbs" (list "create")) }}{{ end -}}
+{{- if $values.taintOnPressure }}{{ $rules = append $rules (dict "apiGroups" (list "") "resources" (list "nodes") "verbs" (list "patch")) }}{{ end -}}
+{{- $_ := set .object "rules" $rules -}}
+{{- end -}}
+
+{{- define "plimsoll.config" -}}
+{{- $head := dict "apiVersion" "kubelet.config.k8s.io/v1beta1" "kind" "KubeletConfiguration" -}}
+{{- $_ := set .object.data "config.yaml" (printf "%s\n" (toYaml (merge $head .root.Values.config))) -}}
+{{- end -}}
+
+{{- define "plimsoll.daemonset" -}}
+{{- $values := .root.Values -}}
+{{- $pod := .object.spec.template.spec -}}
+{{- $agent := index $pod.containers 0 -}}
+{{- $cluster := index $pod.containers 1 -}}
+{{- range list $agent $cluster -}}
+  {{- $_ := set . "image" (printf "%s:%s" $values.image.repository (default $.root.Chart.AppVersion $values.image.tag)) -}}
+  {{- with $values.image.pullPolicy }}{{ $_ := set $cluster "imagePullPolicy" . }}{{ $_ := set $agent "imagePullPolicy" . }}{{ end -}}
+{{- end -}}
+{{- with $values.imagePullSecrets }}{{ $_ := set $pod "imagePullSecrets" . }}{{ end -}}
+{{- with $values.nodeSelector }}{{ $_ := set $pod "nodeSelector" . }}{{ end -}}
+{{- with $values.tolerations }}{{ $_ := set $pod "tolerations" . }}{{ end -}}
+{{- with $values.resources.agent }}{{ $_ := set $agent "resources" . }}{{ end -}}
+{{- with $values.resources.cluster }}{{ $_ := set $cluster "resources" . }}{{ end -}}
+{{- if $values.leastPrivilege -}}
+  {{- $component := fromYaml (.root.Files.Get "components/least-privilege/kustomization.yaml") -}}
+  {{- $patch := index (fromYamlArray (index $component.patches 0).patch) 0 -}}
+  {{- $_ := set $agent "securityContext" $patch.value -}}
+{{- end -}}
+{{- $args := $cluster.args -}}
+{{- if $values.budgets }}{{ $args = append $args "--budgets" }}{{ end -}}
+{{- with $values.deleteEvicted }}{{ if .enabled }}{{ $args = append $args (printf "--evicted-pods=keep-per-owner=%d,keep-for=%s" (int .keepPerOwner) .keepFor) }}{{ end }}{{ end -}}
+{{- if $values.evictionAPI }}{{ $args = append $args "--evict-by=eviction-api" }}{{ end -}}
+{{- if $values.taintOnPressure }}{{ $args = append $args "--taint-on-pressure" }}{{ end -}}
+{{- $_ := set $cluster "args" (concat $args $values.extraArgs.cluster) -}}
+{{- $args = $agent.args -}}
+{{- if $values.prometheus -}}
+  {{- $args = append $args "--listen=$(HOST_IP):9186" -}}
+  {{- $host := dict "name" "HOST_IP" "valueFrom" (dict "fieldRef" (dict "fieldPath" "status.hostIP")) -}}
+  {{- $_ := set $agent "env" (append $agent.env $host) -}}
+  {{- $_ := set $agent "ports" (list (dict "name" "metrics" "containerPort" 9186)) -}}
+{{- end -}}
+{{- $_ := set $agent "args" (concat $args $values.extraArgs.agent) -}}
+{{- end -}}

@@ -1,0 +1,272 @@
+//! `cargo xtask deploy-check`: whether the files of `deploy/` are what Kubernetes' own tools take, and say the same in both forms.
+//!
+//! **Problem.** An operator installs with Kustomize or with Helm, and files that only people read drift apart. **Approach.** The chart renders the files of
+//! `deploy/base`, and here `kubectl kustomize` and `helm template` build every component with the values that mean the same ([`COMPONENTS`]): the objects must be equal. `helm lint`
+//! and `promtool test rules` judge the rest. No cluster is needed.
+
+mod tools;
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use self::tools::Tools;
+use crate::interrupt::Folder;
+use crate::paths;
+use crate::process::output_of;
+use crate::progress::say;
+
+/// Each component of Kustomize, and the values of the chart that mean the same.
+const COMPONENTS: [(&str, &str); 7] = [
+    ("budgets", "budgets=true"),
+    ("delete-evicted", "deleteEvicted.enabled=true"),
+    ("eviction-api", "evictionAPI=true"),
+    ("grafana", "grafana=true"),
+    ("least-privilege", "leastPrivilege=true"),
+    ("prometheus", "prometheus=true"),
+    ("taint", "taintOnPressure=true"),
+];
+/// The namespace of `deploy/base`.
+const NAMESPACE: &str = "plimsoll";
+/// The tests of the alerts take the groups of the rules from here.
+const GROUPS: &str = "groups.yaml";
+
+/// Objects by kind and name.
+type Objects = BTreeMap<(String, String), Value>;
+
+/// Checks everything; an error says what differs.
+pub(crate) fn check() -> Result<()> {
+    let deploy = paths::root().join("deploy");
+    let tools = Tools::get()?;
+    lists_all_components(&deploy.join("components"))?;
+    let chart = deploy.join("helm/plimsoll");
+    output_of(
+        Command::new(&tools.helm)
+            .args(["lint", "--strict"])
+            .arg(&chart),
+        "mend the chart",
+    )?;
+    let all: Vec<&str> = COMPONENTS.iter().map(|(name, _)| *name).collect();
+    let each = COMPONENTS
+        .iter()
+        .map(|(name, _)| std::slice::from_ref(name));
+    for components in [&all[..0], &all[..]].into_iter().chain(each) {
+        is_the_same(&tools, &deploy, &chart, components)?;
+    }
+    build(&tools, &deploy.join("uninstall"))?;
+    let rules = deploy.join("components/prometheus/rules.yaml");
+    let dashboard = deploy.join("components/grafana/plimsoll.json");
+    alerts_are_raised(&tools, &rules)?;
+    queries_are_right(&tools, &rules, &dashboard)?;
+    say(
+        "deploy",
+        format_args!(
+            "the base, {} components and all of them together: Kustomize and Helm build the same objects; the alerts are raised as tested",
+            COMPONENTS.len()
+        ),
+    );
+    Ok(())
+}
+
+fn lists_all_components(folder: &Path) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
+        let name = entry?.file_name();
+        ensure!(
+            COMPONENTS
+                .iter()
+                .any(|(known, _)| OsStr::new(known) == name),
+            "deploy/components/{} is not compared with the chart: add it to COMPONENTS in xtask/src/deploy.rs",
+            name.display()
+        );
+    }
+    Ok(())
+}
+
+/// Compares the base with these components in both forms.
+fn is_the_same(tools: &Tools, deploy: &Path, chart: &Path, components: &[&str]) -> Result<()> {
+    // Kustomize takes relative paths alone.
+    let folder = Folder::inside(deploy)?;
+    let mut text = String::from(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../base]\ncomponents:\n",
+    );
+    for component in components {
+        writeln!(text, "- ../components/{component}")?;
+    }
+    fs::write(folder.path().join("kustomization.yaml"), text)?;
+    let kustomize = build(tools, folder.path())?;
+    let mut helm = Command::new(&tools.helm);
+    helm.args(["template", "plimsoll", "--namespace", NAMESPACE])
+        .arg(chart);
+    for (_, value) in COMPONENTS
+        .iter()
+        .filter(|(name, _)| components.contains(name))
+    {
+        helm.args(["--set", value]);
+    }
+    let helm = objects(&output_of(&mut helm, "mend the chart")?)?;
+    for key in kustomize.keys().chain(helm.keys()) {
+        let (kind, name) = key;
+        let [one, other] = [&kustomize, &helm].map(|objects| objects.get(key));
+        ensure!(
+            one == other,
+            "{kind} {name} differs with components {components:?}\nKustomize: {}\nHelm:      {}",
+            shown(one),
+            shown(other)
+        );
+    }
+    Ok(())
+}
+
+fn shown(object: Option<&Value>) -> String {
+    object.map_or_else(|| "has none".to_owned(), Value::to_string)
+}
+
+/// The objects of a kustomization.
+fn build(tools: &Tools, folder: &Path) -> Result<Objects> {
+    let mut kubectl = Command::new(&tools.kubectl);
+    kubectl.arg("kustomize").arg(folder);
+    objects(&output_of(&mut kubectl, "mend the kustomization")?)
+}
+
+/// Without what the forms cannot share: Helm makes no Namespace, and names the one of its release when it installs.
+fn objects(text: &str) -> Result<Objects> {
+    let documents: Vec<Value> =
+        serde_saphyr::from_multiple(text).context("what was rendered is no YAML")?;
+    let mut objects = Objects::new();
+    for mut object in documents {
+        let text_of = |path: &str| {
+            object
+                .pointer(path)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let (kind, name) = (text_of("/kind"), text_of("/metadata/name"));
+        if kind.is_empty() || kind == "Namespace" {
+            continue;
+        }
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("namespace");
+        }
+        // A document in a document: its order and layout mean nothing.
+        if kind == "ConfigMap"
+            && let Some(data) = object.get_mut("data").and_then(Value::as_object_mut)
+        {
+            for value in data.values_mut() {
+                if let Value::String(text) = value {
+                    *value = serde_saphyr::from_str(text).context("a ConfigMap holds no YAML")?;
+                }
+            }
+        }
+        let twice = objects.insert((kind.clone(), name.clone()), object);
+        ensure!(twice.is_none(), "{kind} {name} is rendered twice");
+    }
+    Ok(objects)
+}
+
+/// The groups of the object for the Prometheus Operator.
+fn groups_of(rules: &Path) -> Result<Value> {
+    let mut rules: Value = serde_saphyr::from_str(&read(rules)?)
+        .with_context(|| format!("{} is no YAML", rules.display()))?;
+    let groups = rules.pointer_mut("/spec/groups").map(Value::take);
+    groups.context("rules.yaml has no spec.groups")
+}
+
+/// The unit tests of the alerts, beside the rules.
+fn alerts_are_raised(tools: &Tools, rules: &Path) -> Result<()> {
+    let groups = groups_of(rules)?;
+    let tests = read(&rules.with_file_name("rules_test.yaml"))?;
+    let alerts = groups.as_array().into_iter().flatten();
+    let alerts = alerts
+        .filter_map(|group| group["rules"].as_array())
+        .flatten();
+    for alert in alerts.filter_map(|rule| rule["alert"].as_str()) {
+        ensure!(
+            tests.contains(&format!("alertname: {alert}\n")),
+            "rules_test.yaml has no test for the alert {alert}"
+        );
+    }
+    promtool(tools, "test", &groups, Some(&tests))
+}
+
+/// Prometheus reads every query, and each metric in it is one that docs/reference/metrics.md has.
+fn queries_are_right(tools: &Tools, rules: &Path, dashboard: &Path) -> Result<()> {
+    let dashboard: Value =
+        serde_json::from_str(&read(dashboard)?).context("the dashboard is no JSON")?;
+    let panels = dashboard["panels"].as_array().into_iter().flatten();
+    let targets = panels
+        .filter_map(|panel| panel["targets"].as_array())
+        .flatten();
+    let queries: Vec<String> = targets
+        .filter_map(|target| target["expr"].as_str())
+        // What Grafana puts in its place.
+        .map(|query| {
+            query
+                .replace("$__rate_interval", "1m")
+                .replace("$node", ".*")
+        })
+        .collect();
+    ensure!(!queries.is_empty(), "the dashboard has no query");
+    let rows: Vec<Value> = queries
+        .iter()
+        .enumerate()
+        .map(
+            |(index, query)| serde_json::json!({"record": format!("panel:{index}"), "expr": query}),
+        )
+        .collect();
+    let group = serde_json::json!([{"name": "panels", "rules": rows}]);
+    promtool(tools, "check", &group, None)?;
+    let known = read(&paths::root().join("docs/reference/metrics.md"))?;
+    let texts = queries.into_iter().chain([groups_of(rules)?.to_string()]);
+    for name in texts.flat_map(|text| metrics_in(&text)) {
+        let family = ["_bucket", "_count", "_sum"]
+            .iter()
+            .find_map(|suffix| name.strip_suffix(suffix));
+        ensure!(
+            [Some(name.as_str()), family]
+                .into_iter()
+                .flatten()
+                .any(|name| known.contains(&format!("`{name}`"))),
+            "deploy/ asks for the metric {name}, which docs/reference/metrics.md does not have"
+        );
+    }
+    Ok(())
+}
+
+/// The names in a text that begin as ours do.
+fn metrics_in(text: &str) -> Vec<String> {
+    text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
+        .filter(|word| word.starts_with("plimsoll_") || word.starts_with("process_"))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// `promtool check rules` of these groups, or `promtool test rules` of these tests for them.
+fn promtool(tools: &Tools, what: &str, groups: &Value, tests: Option<&str>) -> Result<()> {
+    let folder = Folder::new()?;
+    let path = folder.path().join(GROUPS);
+    // JSON is YAML.
+    fs::write(&path, serde_json::json!({ "groups": groups }).to_string())?;
+    let file = match tests {
+        Some(tests) => {
+            let path = folder.path().join("rules_test.yaml");
+            fs::write(&path, tests)?;
+            path
+        }
+        None => path,
+    };
+    let mut promtool = Command::new(&tools.promtool);
+    promtool.args([what, "rules"]).arg(file);
+    output_of(&mut promtool, "mend deploy/components")?;
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
+}
