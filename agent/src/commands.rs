@@ -17,3 +17,4 @@ pub mod top;
 pub mod topology;
 pub mod trace;
 pub mod uninstall;
+pub mod web;

@@ -19,6 +19,7 @@ use crate::commands::top::TopArgs;
 use crate::commands::topology::TopologyArgs;
 use crate::commands::trace::TraceArgs;
 use crate::commands::uninstall::UninstallArgs;
+use crate::commands::web::WebArgs;
 use crate::daemon::start::RunArgs;
 use crate::host::boundary;
 use crate::host::program::{failed, log_to_stderr};
@@ -37,6 +38,7 @@ Examples:
   plimsoll place -f ./pods --machine machine.json   which CPUs and NUMA nodes pods would get
   plimsoll explain eviction                         the same from a running agent, and what would make a pod safe
   plimsoll top                                      the same live, on a screen
+  plimsoll web                                      the same in a browser
   plimsoll health                                   whether the agent's loop answers: for probes and supervisors
   plimsoll config check -f kubelet.yaml             whether a configuration is valid, and what plimsoll does with it
   plimsoll topology                                 the machine: sockets, NUMA nodes, caches, cores, memory
@@ -63,6 +65,7 @@ enum Command {
     Config(ConfigArgs),
     Explain(ExplainArgs),
     Top(TopArgs),
+    Web(WebArgs),
     Health(HealthArgs),
     Topology(TopologyArgs),
     Trace(Box<TraceArgs>),
@@ -98,6 +101,7 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => ended(crate::commands::explain::run(&args)),
         Command::Health(args) => ended(crate::commands::health::run(&args)),
         Command::Top(args) => ended(crate::commands::top::run(&args)),
+        Command::Web(args) => ended(crate::commands::web::run(&args)),
         Command::Topology(args) => ended(crate::commands::topology::run(&args)),
         Command::Trace(_) => ended(crate::commands::trace::run().map(|never| match never {})),
         Command::Uninstall(args) => ended(crate::commands::uninstall::run(&args)),

@@ -37,7 +37,7 @@ impl CommandError for crate::host::program::NotStarted {}
 pub type Meaning = (Option<u8>, &'static str);
 
 /// What each command's statuses mean, beside [`WRONG_USAGE`]. No status stands for that of another program.
-pub const TABLE: [(&str, &[Meaning]); 17] = [
+pub const TABLE: [(&str, &[Meaning]); 18] = [
     (
         "run",
         &[
@@ -120,6 +120,16 @@ pub const TABLE: [(&str, &[Meaning]); 17] = [
             (
                 Some(REFUSED),
                 "a pod is refused; the output shows why, and what would have to be free",
+            ),
+        ],
+    ),
+    (
+        "web",
+        &[
+            (Some(DONE), "ended by a signal"),
+            (
+                Some(FAILED),
+                "no agent answers, the journal cannot be read, or the address cannot be had",
             ),
         ],
     ),

@@ -20,8 +20,8 @@ use crate::host::output::{Output, OutputArgs, Style};
 use crate::host::shown::{Show as _, page};
 use crate::record::recording::{Recording, Seek};
 use crate::record::steps::{JournalReadError, at_seconds};
-use crate::serve::control::client::{AskError, ask};
-use crate::serve::control::{AgentArgs, Answer, Refusal, RefusalKind, Request};
+use crate::serve::control::client::{AskError, ask_overview};
+use crate::serve::control::{AgentArgs, Refusal, RefusalKind};
 use crate::serve::overview::{Figures, Overview};
 use crate::show::top::model::{Feed, Message, Model};
 use crate::show::top::text::table;
@@ -179,11 +179,7 @@ pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
 
 /// Asks the agent.
 fn overview(socket: &std::path::Path) -> Result<Overview, TopError> {
-    match ask(socket, &Request::Overview)? {
-        Answer::Overview(answer) => Ok(std::sync::Arc::unwrap_or_clone(answer)),
-        // Another question's answer.
-        _ => Err(TopError::Older),
-    }
+    Ok(std::sync::Arc::unwrap_or_clone(ask_overview(socket)?))
 }
 
 /// The node as it was then.

@@ -154,6 +154,11 @@ impl Recording {
         }
     }
 
+    /// What was said last, the oldest first.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = &RecentLine> {
+        self.recent_lines.iter().map(|line| &**line)
+    }
+
     /// What was known then.
     pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot {

@@ -12,7 +12,7 @@ mod answers;
 mod server;
 
 pub use answers::{Answers, PATHS, Reply};
-pub use server::{Bounds, Server};
+pub use server::{Asked, Bounds, Pages, Server};
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};

@@ -3,11 +3,13 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Answer, Refusal, Reply, Request};
+use super::{Answer, Refusal, RefusalKind, Reply, Request};
 
 use crate::host::shown::Show as _;
+use crate::serve::overview::Overview;
 
 /// How long the agent may take: longer than its own patience, so that its reason is seen.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -96,5 +98,20 @@ pub fn ask(path: &Path, request: &Request) -> Result<Answer, AskError> {
                 source,
             })
         }
+    }
+}
+/// Asks the agent behind `path` for the node at a glance.
+///
+/// # Errors
+/// [`AskError`]; a refusal as a bad request comes from an agent that is too old for the question.
+pub fn ask_overview(path: &Path) -> Result<Arc<Overview>, AskError> {
+    match ask(path, &Request::Overview)? {
+        Answer::Overview(answer) => Ok(answer),
+        // Another question's answer.
+        _ => Err(AskError::Refused(Refusal {
+            kind: RefusalKind::BadRequest,
+            message: "the agent is of another version than this plimsoll; restart the agent"
+                .to_owned(),
+        })),
     }
 }

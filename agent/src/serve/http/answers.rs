@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hyper::{Method, StatusCode};
 
+use super::server::{Asked, Pages};
 use crate::host::processes::process_cost;
 use crate::kernel::stats::RunMeter;
 use crate::serve::control::{NoSnapshot, Snapshots};
@@ -33,9 +34,6 @@ pub const PATHS: [(&str, &str); 5] = [
     ),
 ];
 
-/// Those that probes ask: a few bytes, and some places of their own.
-pub(super) const PROBES: [&str; 2] = ["/healthz", "/readyz"];
-
 /// In this time the loop answers unless it is stuck: it is real-time, and a turn takes milliseconds.
 const LOOP_BOUND: Duration = Duration::from_secs(2);
 
@@ -53,12 +51,29 @@ pub struct Reply {
 }
 
 impl Reply {
-    fn plain(status: StatusCode, body: String) -> Self {
+    /// Text for people.
+    pub fn plain(status: StatusCode, body: String) -> Self {
         Self {
             status,
             content_type: PLAIN,
             body,
         }
+    }
+
+    /// To a path that is none of these, which are listed with what is there.
+    pub fn no_such_page(paths: &[(&str, &str)]) -> Self {
+        let mut text = String::from("no such page; the pages are:\n");
+        for (path, what) in paths {
+            text.push_str(&format!("  {path:<19}{what}\n"));
+        }
+        Self::plain(StatusCode::NOT_FOUND, text)
+    }
+
+    /// Refuses what would change something.
+    pub fn unless_read(method: &Method) -> Option<Self> {
+        let reads = [Method::GET, Method::HEAD].contains(method);
+        let text = || "read-only: use GET or HEAD\n".to_owned();
+        (!reads).then(|| Self::plain(StatusCode::METHOD_NOT_ALLOWED, text()))
     }
 }
 
@@ -71,6 +86,29 @@ pub struct Answers {
     pods_in_metrics: bool,
     started: Duration,
     loop_bound: Duration,
+}
+
+impl Pages for Answers {
+    const PROBES: &'static [&'static str] = &["/healthz", "/readyz"];
+
+    async fn answer(&self, asked: Asked<'_>) -> Reply {
+        if !PATHS.iter().any(|(known, _)| *known == asked.path) {
+            return Reply::no_such_page(&PATHS);
+        }
+        if let Some(refused) = Reply::unless_read(asked.method) {
+            return refused;
+        }
+        match asked.path {
+            "/metrics" => {
+                self.metrics(Form::accepted(asked.accept), asked.clients)
+                    .await
+            }
+            "/metrics/resource" => self.resource_metrics().await,
+            "/stats/summary" => self.summary(asked.query).await,
+            "/readyz" => self.ready().await,
+            _ => self.healthy().await,
+        }
+    }
 }
 
 impl Answers {
@@ -105,35 +143,6 @@ impl Answers {
     pub fn with_loop_bound(mut self, bound: Duration) -> Self {
         self.loop_bound = bound;
         self
-    }
-
-    /// Answers a request.
-    pub async fn answer(
-        &self,
-        method: &Method,
-        path: &str,
-        query: &str,
-        accept: &str,
-        clients: ClientFigures,
-    ) -> Reply {
-        if !PATHS.iter().any(|(known, _)| *known == path) {
-            let mut text = String::from("no such page; the pages are:\n");
-            for (path, what) in PATHS {
-                text.push_str(&format!("  {path:<19}{what}\n"));
-            }
-            return Reply::plain(StatusCode::NOT_FOUND, text);
-        }
-        if !(method == Method::GET || method == Method::HEAD) {
-            let text = "read-only: use GET or HEAD\n".to_owned();
-            return Reply::plain(StatusCode::METHOD_NOT_ALLOWED, text);
-        }
-        match path {
-            "/metrics" => self.metrics(Form::accepted(accept), clients).await,
-            "/metrics/resource" => self.resource_metrics().await,
-            "/stats/summary" => self.summary(query).await,
-            "/readyz" => self.ready().await,
-            _ => self.healthy().await,
-        }
     }
 
     async fn metrics(&self, form: Form, clients: ClientFigures) -> Reply {

@@ -9,16 +9,19 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use hyper::header::{
+    ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderValue,
+    RETRY_AFTER, X_CONTENT_TYPE_OPTIONS,
+};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use super::answers::{PLAIN, PROBES};
-use super::{Answers, ListenError, Reply};
+use super::answers::PLAIN;
+use super::{ListenError, Reply};
 use crate::serve::serving::{
     ClientFigures, ClientSlot, Clients, Places, ServingThread, accept_for_ever,
 };
@@ -27,6 +30,36 @@ use crate::serve::serving::{
 const HEADERS_MAX: usize = 64;
 /// To one client too many.
 const SENT_AWAY: &str = "too many clients at once; ask again shortly\n";
+
+/// A page of ours loads nothing from elsewhere, runs no script but its own, and is in no other page's frame.
+const POLICY: &str =
+    "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// A request, as far as anything here looks at it.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    /// GET, or what else it says.
+    pub method: &'a Method,
+    /// Without the query.
+    pub path: &'a str,
+    /// After the question mark.
+    pub query: &'a str,
+    /// Its header `Accept`; empty without.
+    pub accept: &'a str,
+    /// Its header `Host`; empty without.
+    pub host: &'a str,
+    /// What has become of all clients so far.
+    pub clients: ClientFigures,
+}
+
+/// What is served.
+pub trait Pages: Send + Sync + 'static {
+    /// Paths of a few bytes that probes ask for: these have places for themselves.
+    const PROBES: &'static [&'static str];
+
+    /// Answers a request.
+    fn answer(&self, asked: Asked<'_>) -> impl Future<Output = Reply> + Send;
+}
 
 /// What clients may take.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +70,7 @@ pub struct Bounds {
     pub clients_of_one_address: usize,
     /// Clients whose request has not arrived; one more takes the place of the oldest.
     pub waiting: usize,
-    /// Clients that are answered at [`PROBES`], which have these places for themselves.
+    /// Clients that are answered at [`Pages::PROBES`], which have these places for themselves.
     pub probes: usize,
     /// Bytes of a request's head. Not below 8 KiB, which is `hyper`'s own least.
     pub head_bytes: usize,
@@ -73,13 +106,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `answers` at `listener`.
+    /// Serves `pages` at `listener`.
     ///
     /// # Errors
     /// [`ListenError::Io`].
     pub fn start(
         listener: StdListener,
-        answers: Answers,
+        pages: impl Pages,
         bounds: Bounds,
     ) -> Result<Self, ListenError> {
         let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
@@ -97,7 +130,7 @@ impl Server {
             probes: bounds.probes,
         });
         let shared = Arc::new(Shared {
-            answers,
+            pages,
             bounds,
             clients: Arc::clone(&clients),
         });
@@ -121,14 +154,14 @@ impl Server {
 }
 
 /// What the tasks of all clients share.
-struct Shared {
-    answers: Answers,
+struct Shared<P> {
+    pages: P,
     bounds: Bounds,
     clients: Arc<Clients<IpAddr>>,
 }
 
 /// Accepts for ever.
-async fn serve(listener: StdListener, shared: Arc<Shared>) -> io::Result<()> {
+async fn serve<P: Pages>(listener: StdListener, shared: Arc<Shared<P>>) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     let accept = async || listener.accept().await;
     accept_for_ever(accept, |(stream, peer)| {
@@ -151,10 +184,10 @@ async fn serve(listener: StdListener, shared: Arc<Shared>) -> io::Result<()> {
 }
 
 /// Serves one client its one request.
-async fn attend(
+async fn attend<P: Pages>(
     stream: TcpStream,
     slot: &ClientSlot<IpAddr>,
-    shared: &Shared,
+    shared: &Shared<P>,
 ) -> Result<(), String> {
     match timeout(shared.bounds.first_byte, stream.peek(&mut [0])).await {
         Ok(Ok(0)) => return Err("closed before a request".to_owned()),
@@ -178,13 +211,13 @@ async fn attend(
     served.map_err(|error| error.to_string())
 }
 
-async fn respond(
+async fn respond<P: Pages>(
     request: &Request<Incoming>,
     slot: &ClientSlot<IpAddr>,
-    shared: &Shared,
+    shared: &Shared<P>,
 ) -> Response<Full<Bytes>> {
     let uri = request.uri();
-    if !slot.is_served(PROBES.contains(&uri.path())) {
+    if !slot.is_served(P::PROBES.contains(&uri.path())) {
         let mut response = Response::new(Full::new(Bytes::from_static(SENT_AWAY.as_bytes())));
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         let headers = response.headers_mut();
@@ -192,27 +225,32 @@ async fn respond(
         headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         return response;
     }
-    let accept = request.headers().get(ACCEPT);
-    let accept = accept.and_then(|it| it.to_str().ok()).unwrap_or_default();
+    let header = |name| {
+        let value = request.headers().get(name);
+        value.and_then(|it| it.to_str().ok()).unwrap_or_default()
+    };
     let Reply {
         status,
         content_type,
         body,
     } = shared
-        .answers
-        .answer(
-            request.method(),
-            uri.path(),
-            uri.query().unwrap_or_default(),
-            accept,
-            shared.clients.figures(),
-        )
+        .pages
+        .answer(Asked {
+            method: request.method(),
+            path: uri.path(),
+            query: uri.query().unwrap_or_default(),
+            accept: header(ACCEPT),
+            host: header(HOST),
+            clients: shared.clients.figures(),
+        })
         .await;
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     if status == StatusCode::METHOD_NOT_ALLOWED {
         headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
     }
