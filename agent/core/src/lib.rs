@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod arbitration;
 pub mod engine;
 pub mod explain;
 pub mod kube;

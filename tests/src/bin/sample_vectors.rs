@@ -20,6 +20,9 @@ const LINES: usize = 250;
 /// Bytes of a sample: longer lines than fit are not taken, whatever their features.
 const BYTES: usize = 720_000;
 
+/// Bytes of a sample of the arbitrator's vectors: long lines, of which a few are enough.
+const ARBITRATION_BYTES: usize = 100_000;
+
 /// A field with at most this many values in a file contributes its values as features.
 const FEW_VALUES: usize = 32;
 
@@ -34,7 +37,12 @@ fn main() -> Result<()> {
         let text =
             fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
         let lines: Vec<&str> = text.lines().collect();
-        let taken = sample(&lines).with_context(|| format!("sampling {}", path.display()))?;
+        let bytes_max = match *stem {
+            "drf_deserved" | "arbitration_plan" => ARBITRATION_BYTES,
+            _ => BYTES,
+        };
+        let taken =
+            sample(&lines, bytes_max).with_context(|| format!("sampling {}", path.display()))?;
         let sampled: String = taken.iter().flat_map(|at| [lines[*at], "\n"]).collect();
         let path = target.join(&name);
         fs::write(&path, sampled).with_context(|| format!("writing {}", path.display()))?;
@@ -47,8 +55,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The indexes of the lines taken, ascending.
-fn sample(lines: &[&str]) -> Result<BTreeSet<usize>> {
+/// The indexes of the lines taken, ascending, with so many bytes at most.
+fn sample(lines: &[&str], bytes_max: usize) -> Result<BTreeSet<usize>> {
     let parsed = lines
         .iter()
         .map(|line| serde_json::from_str(line))
@@ -70,7 +78,7 @@ fn sample(lines: &[&str]) -> Result<BTreeSet<usize>> {
     let mut bytes = 0;
     for &at in &by_length {
         let features = features(&parsed[at], &values);
-        if !features.is_subset(&covered) && bytes + lines[at].len() <= BYTES {
+        if !features.is_subset(&covered) && bytes + lines[at].len() <= bytes_max {
             bytes += lines[at].len();
             taken.insert(at);
             covered.extend(features);
@@ -80,7 +88,7 @@ fn sample(lines: &[&str]) -> Result<BTreeSet<usize>> {
     let missing = LINES.saturating_sub(taken.len()).min(shorter_half.len());
     for step in 0..missing {
         let at = shorter_half[step * shorter_half.len() / missing];
-        if bytes + lines[at].len() <= BYTES && taken.insert(at) {
+        if bytes + lines[at].len() <= bytes_max && taken.insert(at) {
             bytes += lines[at].len();
         }
     }

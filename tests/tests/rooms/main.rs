@@ -55,7 +55,15 @@ const ROOMS: [(&str, &[&str]); 14] = [
 ];
 
 /// Of the core, from the top to the bottom.
-const CORE_ROOMS: [&str; 6] = ["engine", "explain", "policy", "model", "placement", "kube"];
+const CORE_ROOMS: [&str; 7] = [
+    "engine",
+    "explain",
+    "policy",
+    "model",
+    "placement",
+    "arbitration",
+    "kube",
+];
 
 /// Crates that only these rooms may use.
 const CRATES: [(&str, &[&str]); 1] = [("aya", &["kernel"])];

@@ -1,0 +1,93 @@
+//! Who may run, and who has too much (ARBITRATOR.md, section 5).
+
+use std::cmp::Reverse;
+
+use super::amounts::{Amounts, ResourceSet};
+use super::census::{Census, Standing};
+use super::cluster::Cluster;
+use super::groups::{Ask, Consumer, Deserved};
+
+/// Namespaces that use more than they deserve of a resource, by their places, and of which resources. Groups are not judged, and unlimited namespaces never
+/// use too much.
+#[must_use]
+pub fn overused(
+    consumers: &[Consumer],
+    asks: &[Ask],
+    deserved: &Deserved,
+) -> Vec<(usize, ResourceSet)> {
+    let mut all = Vec::new();
+    for (at, consumer) in consumers.iter().enumerate() {
+        let mut over = ResourceSet::default();
+        for (resource, used) in asks[at].used.iter().enumerate() {
+            if *used > deserved.amounts[at][resource] {
+                over.insert(resource);
+            }
+        }
+        if !over.is_empty() && !consumer.unlimited {
+            all.push((at, over));
+        }
+    }
+    all
+}
+
+/// A pending pod that its namespace may run within what it deserves. Only such a pod ever causes an eviction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entitled {
+    /// Its place.
+    pub pod: usize,
+    /// What its namespace uses before it: its bound pods, and the entitled ones before this.
+    pub before: Amounts,
+    /// With it, its namespace is within what is reserved, in every resource that it requests.
+    pub within_reserved: bool,
+}
+
+/// All entitled pods, in the order in which they are served: those of unlimited namespaces, then those whose namespace has the least share by its weight, then by
+/// namespace.
+#[must_use]
+pub fn entitled(cluster: &Cluster, census: &Census, deserved: &Deserved) -> Vec<Entitled> {
+    let mut all = Vec::new();
+    for (namespace, pods) in census.pods.iter().enumerate() {
+        let mut used = census.asks[namespace].used.clone();
+        let consumer = &cluster.consumers[namespace];
+        for pod in pods
+            .iter()
+            .filter(|pod| census.standings[**pod] == Standing::Pending)
+        {
+            let requests = &cluster.pods[*pod].requests;
+            let within = |bounds: &Amounts| {
+                let mut needed = ResourceSet::needed(requests).iter();
+                needed.all(|resource| {
+                    used[resource].saturating_add(requests[resource]) <= bounds[resource]
+                })
+            };
+            if !within(&deserved.amounts[namespace]) {
+                continue;
+            }
+            let share = share(&used, census, consumer.weight);
+            let entitled = Entitled {
+                pod: *pod,
+                within_reserved: within(&consumer.reserved),
+                before: used.clone(),
+            };
+            all.push(((Reverse(consumer.unlimited), share, namespace), entitled));
+            for (used, request) in used.iter_mut().zip(requests) {
+                *used += request;
+            }
+        }
+    }
+    // Stable: within a namespace the order stays.
+    all.sort_by_key(|(order, _)| *order);
+    all.into_iter().map(|(_, entitled)| entitled).collect()
+}
+
+/// The greatest share that these amounts are of the cluster, by weight, in 2⁻⁴⁸.
+fn share(amounts: &Amounts, census: &Census, weight: u64) -> u128 {
+    let shares = amounts
+        .iter()
+        .zip(&census.capacity)
+        .filter_map(|(amount, capacity)| {
+            let whole = u128::from((*capacity)?) * u128::from(weight);
+            (u128::from(*amount) << 48).checked_div(whole)
+        });
+    shares.max().unwrap_or(0)
+}

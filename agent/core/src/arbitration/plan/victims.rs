@@ -1,0 +1,359 @@
+//! Which pods leave for an entitled one (ARBITRATOR.md, section 6, point 4).
+//!
+//! A set of victims is on one node, and each rule is kept by the set as a whole: budgets, what namespaces have for sure, and that a namespace has too much even when
+//! all its victims but one are gone. As few pods as can leave do: sets of one, two and three are all tried, smaller first. Beyond three the search is greedy: a set
+//! from which no pod can be left out.
+
+use std::cmp::Reverse;
+
+use super::{Planner, part_of};
+use crate::arbitration::amounts::ResourceSet;
+use crate::arbitration::entitled::Entitled;
+
+/// Pods of this priority and above are critical to the system and never evicted.
+const CRITICAL_PRIORITY: i64 = 2_000_000_000;
+
+/// Up to so many victims all sets are tried.
+const EXACT_MAX: usize = 3;
+
+/// Pods of one node that leave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Victims {
+    pub(super) node: usize,
+    /// In the order in which they go: lower priority first, then younger, then lesser UID.
+    pub(super) pods: Vec<usize>,
+}
+
+/// A node on which pods could leave.
+struct Site {
+    node: usize,
+    /// What is missing there, by resource; only what is.
+    need: Vec<(usize, u64)>,
+    /// The pods that could leave, each for itself.
+    candidates: Vec<usize>,
+    /// Fewer than so many cannot make enough room.
+    fewest: usize,
+}
+
+/// How good a set is; the least is the best. In this order: the highest priority among its pods, what their namespaces lose, the least excess of these namespaces
+/// (greater is better), the age of the oldest, the node, the UIDs.
+type Rank<'a> = (i64, i128, Reverse<i128>, u64, usize, Vec<&'a str>);
+
+impl Planner<'_> {
+    /// The best set of victims for a pod that has no room.
+    pub(super) fn victims(&self, entitled: &Entitled) -> Option<Victims> {
+        let sites: Vec<Site> = self
+            .usable(entitled.pod)
+            .filter_map(|node| self.site(entitled, node))
+            .collect();
+        let gain = self.gain(entitled);
+        for count in 1..=EXACT_MAX {
+            let mut best = None;
+            for site in sites.iter().filter(|site| site.fewest <= count) {
+                self.try_sets(site, count, 0, &mut Vec::new(), &mut |set| {
+                    self.keep_better(site, set, gain, &mut best);
+                });
+            }
+            if let Some((_, victims)) = best {
+                return Some(victims);
+            }
+        }
+        self.many_victims(&sites, gain)
+    }
+
+    /// What is missing on a node, and who could leave. Nothing if that cannot be enough.
+    fn site(&self, entitled: &Entitled, node: usize) -> Option<Site> {
+        let requests = &self.cluster.pods[entitled.pod].requests;
+        let free = self.free_later.row(node);
+        let needed = ResourceSet::needed(requests)
+            .iter()
+            .filter(|resource| self.counted.contains(*resource));
+        let missing = |resource: usize| {
+            let missing = i128::from(requests[resource]) - free[resource];
+            Some((
+                resource,
+                u64::try_from(missing).ok().filter(|missing| *missing > 0)?,
+            ))
+        };
+        let need: Vec<(usize, u64)> = needed.filter_map(missing).collect();
+        let staying = self.staying[node].iter().copied();
+        let candidates: Vec<usize> = staying
+            .filter(|victim| self.may_leave(entitled, *victim, &need))
+            .collect();
+        let fewest = need
+            .iter()
+            .map(|need| self.fewest(&candidates, *need))
+            .try_fold(1, |most, fewest| Some(most.max(fewest?)))?;
+        Some(Site {
+            node,
+            need,
+            candidates,
+            fewest,
+        })
+    }
+
+    /// How few of the candidates can have so much of a resource.
+    fn fewest(&self, candidates: &[usize], (resource, need): (usize, u64)) -> Option<usize> {
+        let mut amounts: Vec<u64> = candidates
+            .iter()
+            .map(|pod| self.cluster.pods[*pod].requests[resource])
+            .collect();
+        amounts.sort_unstable_by_key(|amount| Reverse(*amount));
+        let mut sum = 0_u64;
+        let enough = amounts.iter().position(|amount| {
+            sum = sum.saturating_add(*amount);
+            sum >= need
+        });
+        enough.map(|last| last + 1)
+    }
+
+    /// Whether a pod could leave, if it were the only one.
+    fn may_leave(&self, entitled: &Entitled, victim: usize, need: &[(usize, u64)]) -> bool {
+        let claimer = &self.cluster.pods[entitled.pod];
+        let pod = &self.cluster.pods[victim];
+        let minimum_run_time = if self.is_urgent(entitled) {
+            0
+        } else {
+            self.cluster.options.minimum_run_time
+        };
+        pod.namespace != claimer.namespace
+            && !self.cluster.consumers[pod.namespace].unlimited
+            && !pod.daemon
+            && pod.priority < CRITICAL_PRIORITY
+            && pod.age >= minimum_run_time
+            // The Eviction API refuses a pod that several budgets select.
+            && pod.budgets.len() <= 1
+            && self.keeps_rules(&[victim], need)
+    }
+
+    /// Whether the pod is served at any loss: it is within what is reserved, or of an unlimited namespace.
+    fn is_urgent(&self, entitled: &Entitled) -> bool {
+        let namespace = self.cluster.pods[entitled.pod].namespace;
+        entitled.within_reserved || self.cluster.consumers[namespace].unlimited
+    }
+
+    /// Whether the set, as a whole, keeps budgets, reservations and the rule that only namespaces with too much give back.
+    fn keeps_rules(&self, set: &[usize], need: &[(usize, u64)]) -> bool {
+        set.iter().all(|victim| {
+            let pod = &self.cluster.pods[*victim];
+            let consumer = &self.cluster.consumers[pod.namespace];
+            let used = self.used.row(pod.namespace);
+            let siblings = || {
+                set.iter()
+                    .map(|other| &self.cluster.pods[*other])
+                    .filter(|other| other.namespace == pod.namespace)
+            };
+            let rest = |resource: usize| {
+                let leaving: u64 = siblings().map(|sibling| sibling.requests[resource]).sum();
+                used[resource].saturating_sub(leaving)
+            };
+            let is_over = need.iter().any(|(resource, _)| {
+                let request = pod.requests[*resource];
+                request > 0
+                    && rest(*resource) + request > self.deserved.amounts[pod.namespace][*resource]
+            });
+            let mut needed = ResourceSet::needed(&pod.requests).iter();
+            let keeps_reserved = needed.all(|resource| {
+                let reserved = consumer.reserved[resource];
+                reserved == 0 || rest(resource) >= reserved
+            });
+            let in_budget = pod.budgets.iter().all(|budget| {
+                let taken = set
+                    .iter()
+                    .filter(|other| self.cluster.pods[**other].budgets.contains(budget))
+                    .count();
+                u64::try_from(taken).is_ok_and(|taken| taken <= self.budgets[*budget])
+            });
+            is_over && keeps_reserved && in_budget
+        })
+    }
+
+    /// Whether the set makes enough room.
+    fn covers(&self, set: &[usize], need: &[(usize, u64)]) -> bool {
+        need.iter().all(|(resource, need)| {
+            let freed = set
+                .iter()
+                .map(|victim| self.cluster.pods[*victim].requests[*resource]);
+            freed.fold(0, u64::saturating_add) >= *need
+        })
+    }
+
+    /// Calls `visit` with every set of so many candidates, from the given candidate on.
+    fn try_sets(
+        &self,
+        site: &Site,
+        count: usize,
+        from: usize,
+        set: &mut Vec<usize>,
+        visit: &mut impl FnMut(&[usize]),
+    ) {
+        if set.len() == count {
+            visit(set);
+            return;
+        }
+        for at in from..site.candidates.len() {
+            set.push(site.candidates[at]);
+            self.try_sets(site, count, at + 1, set, visit);
+            set.pop();
+        }
+    }
+
+    /// Keeps the set as the best one, if it may leave, is enough, and is better.
+    fn keep_better<'a>(
+        &'a self,
+        site: &Site,
+        set: &[usize],
+        gain: Option<i128>,
+        best: &mut Option<(Rank<'a>, Victims)>,
+    ) {
+        if !self.covers(set, &site.need) || !self.keeps_rules(set, &site.need) {
+            return;
+        }
+        let (loss, excess) = self.loss_and_excess(set);
+        if gain.is_some_and(|gain| gain <= loss) {
+            return;
+        }
+        let pods = set.iter().map(|victim| &self.cluster.pods[*victim]);
+        let mut uids: Vec<&str> = pods.clone().map(|pod| pod.uid.as_str()).collect();
+        uids.sort_unstable();
+        let rank = (
+            pods.clone().map(|pod| pod.priority).max().unwrap_or(0),
+            loss,
+            Reverse(excess),
+            pods.map(|pod| pod.age).max().unwrap_or(0),
+            site.node,
+            uids,
+        );
+        if best.as_ref().is_some_and(|(least, _)| *least <= rank) {
+            return;
+        }
+        let mut pods = set.to_vec();
+        pods.sort_unstable_by(|a, b| self.eviction_order(*a).cmp(&self.eviction_order(*b)));
+        *best = Some((
+            rank,
+            Victims {
+                node: site.node,
+                pods,
+            },
+        ));
+    }
+
+    /// Lower priority goes first, then the younger pod, then the lesser UID.
+    fn eviction_order(&self, pod: usize) -> (i64, u64, &str) {
+        let pod = &self.cluster.pods[pod];
+        (pod.priority, pod.age, &pod.uid)
+    }
+
+    /// What the pod's namespace gains by it. Nothing: it need not be more than what others lose.
+    fn gain(&self, entitled: &Entitled) -> Option<i128> {
+        if self.is_urgent(entitled) {
+            return None;
+        }
+        let pod = &self.cluster.pods[entitled.pod];
+        let with_it = |resource: usize| entitled.before[resource] + pod.requests[resource];
+        let before = self.served(pod.namespace, |resource| entitled.before[resource]);
+        Some(self.served(pod.namespace, with_it) - before)
+    }
+
+    /// How much of the cluster a namespace has of what it deserves, if it uses so much: the sum of its shares in 2⁻⁴⁰.
+    fn served(&self, namespace: usize, used: impl Fn(usize) -> u64) -> i128 {
+        let deserved = self.deserved.amounts[namespace].iter().enumerate();
+        let shares = deserved.map(|(resource, deserved)| {
+            let served = used(resource).min(*deserved);
+            part_of(i128::from(served), self.census.capacity[resource], 40)
+        });
+        shares.sum()
+    }
+
+    /// What the namespaces of a set lose together, and the least excess among them.
+    fn loss_and_excess(&self, set: &[usize]) -> (i128, i128) {
+        let mut namespaces: Vec<usize> = set
+            .iter()
+            .map(|victim| self.cluster.pods[*victim].namespace)
+            .collect();
+        namespaces.sort_unstable();
+        namespaces.dedup();
+        let (mut loss, mut least) = (0, i128::MAX);
+        for namespace in namespaces {
+            let used = self.used.row(namespace);
+            let rest = |resource: usize| {
+                let leaving = set
+                    .iter()
+                    .map(|victim| &self.cluster.pods[*victim])
+                    .filter(|victim| victim.namespace == namespace);
+                let sum: u64 = leaving.map(|victim| victim.requests[resource]).sum();
+                used[resource].saturating_sub(sum)
+            };
+            loss +=
+                self.served(namespace, |resource| used[resource]) - self.served(namespace, rest);
+            let deserved = self.deserved.amounts[namespace].iter();
+            let excess = used.iter().zip(deserved).zip(&self.census.capacity).map(
+                |((used, deserved), capacity)| {
+                    part_of(i128::from(*used) - i128::from(*deserved), *capacity, 48)
+                },
+            );
+            least = least.min(excess.max().unwrap_or(0));
+        }
+        (loss, least)
+    }
+
+    /// More victims than are tried exactly: on each node candidates in the order of eviction, then by how much room they make, until there is enough; then all are kept
+    /// that can be left out.
+    fn many_victims(&self, sites: &[Site], gain: Option<i128>) -> Option<Victims> {
+        let mut best: Option<(usize, (Rank<'_>, Victims))> = None;
+        for site in sites {
+            let mut in_order = site.candidates.clone();
+            in_order.sort_unstable_by(|a, b| self.eviction_order(*a).cmp(&self.eviction_order(*b)));
+            let mut by_room = in_order.clone();
+            by_room.sort_by_cached_key(|victim| Reverse(self.room_made(*victim, &site.need)));
+            for order in [in_order, by_room] {
+                let Some(set) = self.enough_of(&order, &site.need) else {
+                    continue;
+                };
+                let mut found = None;
+                self.keep_better(site, &set, gain, &mut found);
+                if let Some((rank, victims)) = found {
+                    let better = best
+                        .as_ref()
+                        .is_none_or(|(count, (least, _))| (set.len(), &rank) < (*count, least));
+                    if better {
+                        best = Some((set.len(), (rank, victims)));
+                    }
+                }
+            }
+        }
+        best.map(|(_, (_, victims))| victims)
+    }
+
+    /// How much of what is missing a pod would give back, summed over resources, in 2⁻³².
+    fn room_made(&self, victim: usize, need: &[(usize, u64)]) -> i128 {
+        let requests = &self.cluster.pods[victim].requests;
+        let parts = need.iter().map(|(resource, need)| {
+            part_of(i128::from(requests[*resource].min(*need)), Some(*need), 32)
+        });
+        parts.sum()
+    }
+
+    /// A set that makes enough room, from which no pod can be left out: taken in order, then the last ones first are tried to be left out.
+    fn enough_of(&self, order: &[usize], need: &[(usize, u64)]) -> Option<Vec<usize>> {
+        let mut set = Vec::new();
+        for victim in order {
+            set.push(*victim);
+            if !self.keeps_rules(&set, need) {
+                set.pop();
+            } else if self.covers(&set, need) {
+                break;
+            }
+        }
+        if !self.covers(&set, need) {
+            return None;
+        }
+        for at in (0..set.len()).rev() {
+            let victim = set.remove(at);
+            if !self.covers(&set, need) {
+                set.insert(at, victim);
+            }
+        }
+        Some(set)
+    }
+}
