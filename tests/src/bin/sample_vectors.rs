@@ -20,6 +20,19 @@ const LINES: usize = 250;
 /// Bytes of a sample: longer lines than fit are not taken, whatever their features.
 const BYTES: usize = 720_000;
 
+/// Bytes of the samples of admission: their lines are many and alike.
+const ADMISSION_BYTES: usize = 95_000;
+
+/// The files of admission.
+const ADMISSION: [&str; 6] = [
+    "limit_range",
+    "resource_quota",
+    "admission_limit_range",
+    "admission_resource_quota",
+    "priority",
+    "resource_names",
+];
+
 /// A field with at most this many values in a file contributes its values as features.
 const FEW_VALUES: usize = 32;
 
@@ -34,7 +47,9 @@ fn main() -> Result<()> {
         let text =
             fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
         let lines: Vec<&str> = text.lines().collect();
-        let taken = sample(&lines).with_context(|| format!("sampling {}", path.display()))?;
+        let is_admission = ADMISSION.contains(stem);
+        let taken =
+            sample(&lines, is_admission).with_context(|| format!("sampling {}", path.display()))?;
         let sampled: String = taken.iter().flat_map(|at| [lines[*at], "\n"]).collect();
         let path = target.join(&name);
         fs::write(&path, sampled).with_context(|| format!("writing {}", path.display()))?;
@@ -48,12 +63,14 @@ fn main() -> Result<()> {
 }
 
 /// The indexes of the lines taken, ascending.
-fn sample(lines: &[&str]) -> Result<BTreeSet<usize>> {
+fn sample(lines: &[&str], is_admission: bool) -> Result<BTreeSet<usize>> {
+    let bytes_max = if is_admission { ADMISSION_BYTES } else { BYTES };
     let parsed = lines
         .iter()
         .map(|line| serde_json::from_str(line))
         .collect::<Result<Vec<Value>, _>>()?;
     let mut values: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let walk = if is_admission { walk_admission } else { walk };
     for line in &parsed {
         walk(line, "", &mut |path, leaf| {
             let seen = values.entry(path.to_owned()).or_default();
@@ -68,9 +85,21 @@ fn sample(lines: &[&str]) -> Result<BTreeSet<usize>> {
     let mut taken = BTreeSet::new();
     let mut covered = BTreeSet::new();
     let mut bytes = 0;
-    for &at in &by_length {
-        let features = features(&parsed[at], &values);
-        if !features.is_subset(&covered) && bytes + lines[at].len() <= BYTES {
+    // What a line is about comes first, where not every shape of it fits.
+    let about =
+        |feature: &String| feature.starts_with(".tags[] =") || feature.matches('.').count() <= 2;
+    let rounds = if is_admission {
+        [true, false]
+    } else {
+        [false, false]
+    };
+    for (&at, is_first) in rounds
+        .iter()
+        .flat_map(|first| by_length.iter().map(move |at| (at, *first)))
+    {
+        let mut features = features(&parsed[at], &values, walk);
+        features.retain(|feature| !is_first || about(feature));
+        if !features.is_subset(&covered) && bytes + lines[at].len() <= bytes_max {
             bytes += lines[at].len();
             taken.insert(at);
             covered.extend(features);
@@ -80,14 +109,21 @@ fn sample(lines: &[&str]) -> Result<BTreeSet<usize>> {
     let missing = LINES.saturating_sub(taken.len()).min(shorter_half.len());
     for step in 0..missing {
         let at = shorter_half[step * shorter_half.len() / missing];
-        if bytes + lines[at].len() <= BYTES && taken.insert(at) {
+        if bytes + lines[at].len() <= bytes_max && taken.insert(at) {
             bytes += lines[at].len();
         }
     }
     Ok(taken)
 }
 
-fn features(line: &Value, values: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<String> {
+/// Calls back with every leaf and its path.
+type Walk = fn(&Value, &str, &mut dyn FnMut(&str, &Value));
+
+fn features(
+    line: &Value,
+    values: &BTreeMap<String, BTreeSet<String>>,
+    walk: Walk,
+) -> BTreeSet<String> {
     let mut features = BTreeSet::new();
     walk(line, "", &mut |path, leaf| {
         let kind = match leaf {
@@ -99,7 +135,8 @@ fn features(line: &Value, values: &BTreeMap<String, BTreeSet<String>>) -> BTreeS
             Value::Object(_) => "empty object",
         };
         features.insert(format!("{path}: {kind}"));
-        if values.get(path).is_some_and(|all| all.len() <= FEW_VALUES) {
+        let has_few = values.get(path).is_some_and(|all| all.len() <= FEW_VALUES);
+        if has_few || path == ".tags[]" {
             features.insert(format!("{path} = {leaf}"));
         }
         if let Value::String(text) = leaf
@@ -112,7 +149,7 @@ fn features(line: &Value, values: &BTreeMap<String, BTreeSet<String>>) -> BTreeS
 }
 
 /// Calls `visit` with every leaf and its path; array elements share a path.
-fn walk(value: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
+fn walk(value: &Value, path: &str, visit: &mut dyn FnMut(&str, &Value)) {
     match value {
         Value::Array(items) if !items.is_empty() => {
             items
@@ -126,6 +163,40 @@ fn walk(value: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
         }
         leaf => visit(path, leaf),
     }
+}
+
+/// Fields whose keys are names of resources or quotas: which ones says nothing.
+const BY_NAME: [&str; 16] = [
+    "max",
+    "min",
+    "default",
+    "defaultRequest",
+    "maxLimitRequestRatio",
+    "requests",
+    "limits",
+    "overhead",
+    "hard",
+    "used",
+    "used_milli",
+    "usage",
+    "pod_usage",
+    "delta",
+    "matches",
+    "new_used[]",
+];
+
+/// As [`walk`], with the keys of [`BY_NAME`] left out.
+fn walk_admission(value: &Value, path: &str, visit: &mut dyn FnMut(&str, &Value)) {
+    walk(value, path, &mut |path, leaf| {
+        let mut kept: Vec<&str> = Vec::new();
+        for part in path.split('.') {
+            kept.push(part);
+            if BY_NAME.contains(&part) {
+                break;
+            }
+        }
+        visit(&kept.join("."), leaf);
+    });
 }
 
 /// The text with every run of digits replaced by one: `9` for a short run, `99` for one that may not fit 64 bits.
