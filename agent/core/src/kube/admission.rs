@@ -15,6 +15,7 @@
 //! Terms: a *plugin* has a *mutating* phase that fills in defaults and a *validating* phase that refuses; the API's
 //! *validation* runs between both. A *refusal* is what the client sees: code, reason, message.
 
+pub mod chain;
 pub mod claim_rules;
 pub mod field;
 pub mod limit_range;
