@@ -181,6 +181,99 @@ const COMPARED: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "limit_range",
+        &[
+            "admit",
+            "after_api_defaulting",
+            "after_limit_ranger",
+            "annotation",
+            "errors",
+            "failed_limit_range",
+            "limit_ranges_defaulted",
+            "qos_after",
+            "resources_valid_after",
+        ],
+    ),
+    (
+        "resource_quota",
+        &[
+            "admit",
+            "message",
+            "new_used",
+            "pod_usage",
+            "quota_matches",
+            "used_milli",
+        ],
+    ),
+    (
+        "admission_limit_range",
+        &[
+            "out/allowed",
+            "out/api_validation/code",
+            "out/api_validation/errors/field",
+            "out/api_validation/errors/message",
+            "out/api_validation/errors/type",
+            "out/api_validation/message",
+            "out/api_validation/valid",
+            "out/causes",
+            "out/code",
+            "out/defaulted",
+            "out/errors",
+            "out/handled",
+            "out/message",
+            "out/object",
+            "out/reason",
+            "out/refused_by",
+            "out/stage",
+            "out/valid",
+        ],
+    ),
+    (
+        "admission_resource_quota",
+        &[
+            "out/allowed",
+            "out/code",
+            "out/configuration_error",
+            "out/delta",
+            "out/errors",
+            "out/handled",
+            "out/matches",
+            "out/message",
+            "out/reason",
+            "out/status_updates",
+            "out/usage",
+            "out/used",
+            "out/valid",
+            "out/with_status",
+        ],
+    ),
+    (
+        "priority",
+        &[
+            "out/allowed",
+            "out/api_validation/code",
+            "out/api_validation/errors/field",
+            "out/api_validation/errors/type",
+            "out/api_validation/valid",
+            "out/code",
+            "out/message",
+            "out/object",
+            "out/reason",
+            "out/stage",
+        ],
+    ),
+    (
+        "resource_names",
+        &[
+            "out/code",
+            "out/errors",
+            "out/message",
+            "out/object",
+            "out/reason",
+            "out/valid",
+        ],
+    ),
+    (
         "topology_merge",
         &[
             "expect/mask",
@@ -276,6 +369,10 @@ fn every_compared_field_can_fail() {
             // Once the kubelet's books are wrong, the rest of a sequence is not compared with them.
             let defect = matches!(check(&vector), Verdict::KnownUpstreamDefect(_));
             if defect && *stem == "cpu_static_policy" {
+                continue;
+            }
+            // Another order has another outcome, and that is right, too.
+            if vector["out"].get("other_orders").is_some() {
                 continue;
             }
             for (field, count) in fields.iter().zip(&mut falsified) {

@@ -1,5 +1,6 @@
 //! Kubernetes' own terms: pods, quantities, resources, QoS, and what the kubelet makes of them.
 
+pub mod admission;
 pub mod budget;
 pub mod cgroup_config;
 pub mod cluster_link;

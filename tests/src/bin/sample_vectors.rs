@@ -23,6 +23,19 @@ const BYTES: usize = 720_000;
 /// Bytes of a sample of the arbitrator's vectors: long lines, of which a few are enough.
 const ARBITRATION_BYTES: usize = 100_000;
 
+/// Bytes of the samples of admission: their lines are many and alike.
+const ADMISSION_BYTES: usize = 95_000;
+
+/// The files of admission.
+const ADMISSION: [&str; 6] = [
+    "limit_range",
+    "resource_quota",
+    "admission_limit_range",
+    "admission_resource_quota",
+    "priority",
+    "resource_names",
+];
+
 /// A field with at most this many values in a file contributes its values as features.
 const FEW_VALUES: usize = 32;
 
@@ -39,10 +52,11 @@ fn main() -> Result<()> {
         let lines: Vec<&str> = text.lines().collect();
         let bytes_max = match *stem {
             "drf_deserved" | "arbitration_plan" => ARBITRATION_BYTES,
+            stem if ADMISSION.contains(&stem) => ADMISSION_BYTES,
             _ => BYTES,
         };
-        let taken =
-            sample(&lines, bytes_max).with_context(|| format!("sampling {}", path.display()))?;
+        let taken = sample(&lines, bytes_max, ADMISSION.contains(stem))
+            .with_context(|| format!("sampling {}", path.display()))?;
         let sampled: String = taken.iter().flat_map(|at| [lines[*at], "\n"]).collect();
         let path = target.join(&name);
         fs::write(&path, sampled).with_context(|| format!("writing {}", path.display()))?;
@@ -55,13 +69,14 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The indexes of the lines taken, ascending, with so many bytes at most.
-fn sample(lines: &[&str], bytes_max: usize) -> Result<BTreeSet<usize>> {
+/// The indexes of the lines taken, ascending, with so many bytes at most; of those of admission first what they are about.
+fn sample(lines: &[&str], bytes_max: usize, is_admission: bool) -> Result<BTreeSet<usize>> {
     let parsed = lines
         .iter()
         .map(|line| serde_json::from_str(line))
         .collect::<Result<Vec<Value>, _>>()?;
     let mut values: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let walk = if is_admission { walk_admission } else { walk };
     for line in &parsed {
         walk(line, "", &mut |path, leaf| {
             let seen = values.entry(path.to_owned()).or_default();
@@ -76,8 +91,20 @@ fn sample(lines: &[&str], bytes_max: usize) -> Result<BTreeSet<usize>> {
     let mut taken = BTreeSet::new();
     let mut covered = BTreeSet::new();
     let mut bytes = 0;
-    for &at in &by_length {
-        let features = features(&parsed[at], &values);
+    // What a line is about comes first, where not every shape of it fits.
+    let about =
+        |feature: &String| feature.starts_with(".tags[] =") || feature.matches('.').count() <= 2;
+    let rounds = if is_admission {
+        [true, false]
+    } else {
+        [false, false]
+    };
+    for (&at, is_first) in rounds
+        .iter()
+        .flat_map(|first| by_length.iter().map(move |at| (at, *first)))
+    {
+        let mut features = features(&parsed[at], &values, walk);
+        features.retain(|feature| !is_first || about(feature));
         if !features.is_subset(&covered) && bytes + lines[at].len() <= bytes_max {
             bytes += lines[at].len();
             taken.insert(at);
@@ -95,7 +122,14 @@ fn sample(lines: &[&str], bytes_max: usize) -> Result<BTreeSet<usize>> {
     Ok(taken)
 }
 
-fn features(line: &Value, values: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<String> {
+/// Calls back with every leaf and its path.
+type Walk = fn(&Value, &str, &mut dyn FnMut(&str, &Value));
+
+fn features(
+    line: &Value,
+    values: &BTreeMap<String, BTreeSet<String>>,
+    walk: Walk,
+) -> BTreeSet<String> {
     let mut features = BTreeSet::new();
     walk(line, "", &mut |path, leaf| {
         let kind = match leaf {
@@ -107,7 +141,8 @@ fn features(line: &Value, values: &BTreeMap<String, BTreeSet<String>>) -> BTreeS
             Value::Object(_) => "empty object",
         };
         features.insert(format!("{path}: {kind}"));
-        if values.get(path).is_some_and(|all| all.len() <= FEW_VALUES) {
+        let has_few = values.get(path).is_some_and(|all| all.len() <= FEW_VALUES);
+        if has_few || path == ".tags[]" {
             features.insert(format!("{path} = {leaf}"));
         }
         if let Value::String(text) = leaf
@@ -120,7 +155,7 @@ fn features(line: &Value, values: &BTreeMap<String, BTreeSet<String>>) -> BTreeS
 }
 
 /// Calls `visit` with every leaf and its path; array elements share a path.
-fn walk(value: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
+fn walk(value: &Value, path: &str, visit: &mut dyn FnMut(&str, &Value)) {
     match value {
         Value::Array(items) if !items.is_empty() => {
             items
@@ -134,6 +169,40 @@ fn walk(value: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
         }
         leaf => visit(path, leaf),
     }
+}
+
+/// Fields whose keys are names of resources or quotas: which ones says nothing.
+const BY_NAME: [&str; 16] = [
+    "max",
+    "min",
+    "default",
+    "defaultRequest",
+    "maxLimitRequestRatio",
+    "requests",
+    "limits",
+    "overhead",
+    "hard",
+    "used",
+    "used_milli",
+    "usage",
+    "pod_usage",
+    "delta",
+    "matches",
+    "new_used[]",
+];
+
+/// As [`walk`], with the keys of [`BY_NAME`] left out.
+fn walk_admission(value: &Value, path: &str, visit: &mut dyn FnMut(&str, &Value)) {
+    walk(value, path, &mut |path, leaf| {
+        let mut kept: Vec<&str> = Vec::new();
+        for part in path.split('.') {
+            kept.push(part);
+            if BY_NAME.contains(&part) {
+                break;
+            }
+        }
+        visit(&kept.join("."), leaf);
+    });
 }
 
 /// The text with every run of digits replaced by one: `9` for a short run, `99` for one that may not fit 64 bits.

@@ -4,6 +4,7 @@
 //! says which rule it checks ([`FILES`]). Every line gets a [`Verdict`]; nothing is skipped. Where upstream's answer is
 //! tagged as a defect, ours has to be the right one and the line counts as a known upstream defect.
 
+mod admission;
 mod arbitration_plan;
 mod cgroup_config;
 mod cpu_assignment;
@@ -78,6 +79,12 @@ pub const FILES: &[(&str, Check)] = &[
     ("cpu_static_policy", cpu_static_policy::check),
     ("drf_deserved", drf_deserved::check),
     ("arbitration_plan", arbitration_plan::check),
+    ("limit_range", admission::functions::limit_range),
+    ("resource_quota", admission::functions::resource_quota),
+    ("admission_limit_range", admission::limit_range::check),
+    ("admission_resource_quota", admission::resource_quota::check),
+    ("priority", admission::priority::check),
+    ("resource_names", admission::resource_names::check),
 ];
 
 /// How many failures a report keeps in full.

@@ -1,0 +1,235 @@
+//! The plugin LimitRanger: defaults of containers' requests and limits, and bounds on them.
+//!
+//! Source: `plugin/pkg/admission/limitranger/admission.go` and `SetDefaults_LimitRangeItem` of 1.36.
+
+pub mod bounds;
+pub mod validate;
+
+use std::collections::BTreeMap;
+
+use super::Admission;
+use super::field::aggregate;
+use super::object::{LimitRange, LimitRangeItem, Object};
+use super::pod_object::{PodObject, round_to_milli};
+use super::request::{Operation, Phase, Refusal, Request};
+use crate::kube::pod::Resources;
+use crate::kube::resources::ResourceList;
+
+/// The item type for containers.
+pub const CONTAINER: &str = "Container";
+/// The item type for pods as a whole.
+pub const POD: &str = "Pod";
+/// The item type for claims.
+pub const CLAIM: &str = "PersistentVolumeClaim";
+
+/// Where the plugin notes what it has set.
+pub const ANNOTATION: &str = "kubernetes.io/limit-ranger";
+
+/// Adds what `from` has and `to` lacks.
+fn fill(to: &mut ResourceList, from: &ResourceList) {
+    for (name, quantity) in from {
+        if !to.contains_key(name) {
+            to.insert(name.clone(), quantity.clone());
+        }
+    }
+}
+
+impl LimitRangeItem {
+    /// Sets what the API sets by itself, without rounding: the default limit from the maximum, the default request from
+    /// the default limit, else from the minimum. Only for containers.
+    pub fn fill_defaults(&mut self) {
+        if self.kind == CONTAINER {
+            fill(&mut self.default, &self.max);
+            fill(&mut self.default_request, &self.default);
+            fill(&mut self.default_request, &self.min);
+        }
+    }
+}
+
+impl LimitRange {
+    /// Sets what the API sets by itself when it reads the object.
+    pub fn set_defaults(&mut self) {
+        for item in &mut self.spec.limits {
+            item.fill_defaults();
+            for list in [
+                &mut item.max,
+                &mut item.min,
+                &mut item.default,
+                &mut item.default_request,
+                &mut item.max_limit_request_ratio,
+            ] {
+                round_to_milli(list);
+            }
+        }
+    }
+
+    /// What containers without get: the last item that names a resource decides.
+    fn container_defaults(&self) -> Resources {
+        let mut defaults = Resources::default();
+        for item in self
+            .spec
+            .limits
+            .iter()
+            .filter(|item| item.kind == CONTAINER)
+        {
+            defaults.requests.extend(item.default_request.clone());
+            defaults.limits.extend(item.default.clone());
+        }
+        defaults
+    }
+}
+
+/// Whether the plugin looks at the request at all.
+pub fn handles(request: &Request) -> bool {
+    if !matches!(request.operation, Operation::Create | Operation::Update) {
+        return false;
+    }
+    let is_pod = request.resource.is("pods");
+    match (request.subresource.as_str(), request.operation) {
+        ("resize", Operation::Update) => is_pod,
+        // The containers of a pod cannot be changed otherwise.
+        ("", Operation::Update) => request.resource.is("persistentvolumeclaims"),
+        ("", _) => is_pod || request.resource.is("persistentvolumeclaims"),
+        _ => false,
+    }
+}
+
+/// Whether the object is on its way out; then nothing is checked any more.
+fn is_leaving(request: &Request) -> bool {
+    let old = request.old_object.as_ref();
+    old.is_some_and(|old| old.meta().deletion_timestamp.is_some())
+}
+
+/// A refusal because the LimitRanges cannot be listed.
+pub fn list_failed(request: &Request, why: &str) -> Refusal {
+    let mut refusal = request.forbidden(Phase::Mutate, why);
+    refusal.causes.clear();
+    refusal
+}
+
+/// The mutating phase: containers get the requests and limits that they lack.
+pub fn admit(request: &mut Request, ranges: &[LimitRange]) {
+    if !handles(request) || is_leaving(request) {
+        return;
+    }
+    if let Object::Pod(pod) = &mut request.object {
+        for range in ranges {
+            default_pod(range, pod);
+        }
+    }
+}
+
+/// Sets what one LimitRange sets, and notes it in the pod's annotation (`PodMutateLimitFunc`).
+pub fn default_pod(range: &LimitRange, pod: &mut PodObject) {
+    let defaults = range.container_defaults();
+    let mut notes = Vec::new();
+    let spec = &mut pod.pod.spec;
+    let containers = spec
+        .containers
+        .iter_mut()
+        .map(|container| ("container", container));
+    let init = spec
+        .init_containers
+        .iter_mut()
+        .map(|container| ("init container", container));
+    for (what, container) in containers.chain(init) {
+        for (list, own, default) in [
+            (
+                "request",
+                &mut container.resources.requests,
+                &defaults.requests,
+            ),
+            ("limit", &mut container.resources.limits, &defaults.limits),
+        ] {
+            let missing = default.keys().filter(|name| !own.contains_key(*name));
+            let missing: Vec<&str> = missing.map(String::as_str).collect();
+            if !missing.is_empty() {
+                notes.push(format!(
+                    "{} {list} for {what} {}",
+                    missing.join(", "),
+                    container.name
+                ));
+            }
+            fill(own, default);
+        }
+    }
+    if !notes.is_empty() {
+        let note = format!("LimitRanger plugin set: {}", notes.join("; "));
+        pod.more
+            .metadata
+            .annotations
+            .insert(ANNOTATION.to_owned(), note);
+    }
+}
+
+/// The validating phase: the first LimitRange with a cause refuses, and names its own causes only.
+///
+/// # Errors
+/// If a LimitRange does not allow the object.
+pub fn validate(
+    request: &Request,
+    ranges: &[LimitRange],
+    admission: Admission,
+) -> Result<(), Refusal> {
+    if !handles(request) || is_leaving(request) {
+        return Ok(());
+    }
+    for range in ranges {
+        let causes = causes(&request.object, range, admission);
+        if !causes.is_empty() {
+            let mut refusal = request
+                .forbidden(Phase::Validate, &aggregate(&causes))
+                .by(&range.metadata.name);
+            refusal.causes = causes;
+            return Err(refusal);
+        }
+    }
+    Ok(())
+}
+
+/// What one LimitRange says against an object: each text once, sorted.
+pub fn causes(object: &Object, range: &LimitRange, admission: Admission) -> Vec<String> {
+    let items = range.spec.limits.iter();
+    let mut causes: Vec<String> = match object {
+        Object::Pod(pod) => items
+            .flat_map(|item| bounds::of_pod(item, &pod.pod, admission))
+            .collect(),
+        Object::Claim(claim) => items
+            .filter(|item| item.kind == CLAIM)
+            .flat_map(|item| bounds::of_claim(item, &claim.spec.resources.requests))
+            .collect(),
+        _ => Vec::new(),
+    };
+    causes.sort_unstable();
+    causes.dedup();
+    causes
+}
+
+/// From which field of a LimitRange a container's default comes, in a chain such as `defaultRequest`, `default`, `max`.
+pub fn origin(raw: &LimitRange, is_request: bool, resource: &str) -> Option<Origin> {
+    let numbered = (0usize..).zip(&raw.spec.limits);
+    let items: BTreeMap<usize, &LimitRangeItem> = numbered
+        .filter(|(_, item)| item.kind == CONTAINER)
+        .collect();
+    items.iter().rev().find_map(|(at, item)| {
+        let limit = [("default", &item.default), ("max", &item.max)];
+        let request = [
+            ("defaultRequest", &item.default_request),
+            ("default", &item.default),
+            ("max", &item.max),
+            ("min", &item.min),
+        ];
+        let fields = if is_request { &request[..] } else { &limit[..] };
+        let field = fields.iter().find(|(_, list)| list.contains_key(resource));
+        field.map(|(field, _)| Origin { item: *at, field })
+    })
+}
+
+/// A field of a LimitRange's item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Origin {
+    /// Index in `spec.limits`.
+    pub item: usize,
+    /// The field that the object itself has.
+    pub field: &'static str,
+}

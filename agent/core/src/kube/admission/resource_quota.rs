@@ -1,0 +1,178 @@
+//! The plugin ResourceQuota: what a namespace may use together.
+//!
+//! Source: `staging/src/k8s.io/apiserver/pkg/admission/plugin/resourcequota/controller.go` and `pkg/quota/v1` of 1.36.
+//! Quotas are taken in the order in which they are given; upstream takes them from a hash map.
+
+pub mod check;
+pub mod claims;
+pub mod configuration;
+pub mod evaluator;
+pub mod recalculate;
+pub mod scope;
+pub mod validate;
+
+use super::Admission;
+use super::object::ResourceQuota;
+use super::request::{Operation, Phase, Refusal, Request};
+use crate::kube::quantity::Quantity;
+use crate::kube::resources::ResourceList;
+use configuration::Configuration;
+use evaluator::{Cluster, Evaluator};
+
+/// How often a write that conflicted is tried again.
+const RETRIES_MAX: usize = 3;
+
+/// Resources that are not counted: virtual ones that are not kept, and events.
+const IGNORED: [&str; 10] = [
+    "bindings",
+    "componentstatuses",
+    "tokenreviews.authentication.k8s.io",
+    "selfsubjectreviews.authentication.k8s.io",
+    "subjectaccessreviews.authorization.k8s.io",
+    "selfsubjectaccessreviews.authorization.k8s.io",
+    "localsubjectaccessreviews.authorization.k8s.io",
+    "selfsubjectrulesreviews.authorization.k8s.io",
+    "events",
+    "events.events.k8s.io",
+];
+
+/// Where quotas are kept.
+pub trait QuotaStore {
+    /// The quotas of a namespace, as they are now.
+    fn quotas(&mut self, namespace: &str) -> Vec<ResourceQuota>;
+
+    /// Writes `status.used` of a quota.
+    ///
+    /// # Errors
+    /// If the quota has changed since it was read; then the write is tried again with the quota as it is now.
+    fn write_used(&mut self, quota: &ResourceQuota) -> Result<(), Conflict>;
+}
+
+/// A quota that has changed since it was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Conflict;
+
+/// The plugin.
+#[derive(Debug, Clone, Copy)]
+pub struct Plugin<'a> {
+    /// What is limited by default.
+    pub configuration: &'a Configuration,
+    /// What else is in the cluster.
+    pub cluster: &'a Cluster,
+    /// Whether upstream's defects are kept.
+    pub admission: Admission,
+}
+
+/// Whether the plugin counts the request at all.
+pub fn handles(request: &Request, admission: Admission) -> bool {
+    !IGNORED.iter().any(|ignored| request.resource.is(ignored))
+        && Evaluator::of(&request.resource).handles(request, admission)
+}
+
+impl Plugin<'_> {
+    /// The validating phase: refuses, or counts the object in every quota that applies.
+    ///
+    /// # Errors
+    /// If a quota does not allow the object, or what is limited by default is covered by no quota.
+    pub fn validate(&self, request: &Request, store: &mut impl QuotaStore) -> Result<(), Refusal> {
+        let creates_namespace =
+            request.resource.is("namespaces") && request.operation == Operation::Create;
+        if request.namespace.is_empty() || creates_namespace || !handles(request, self.admission) {
+            return Ok(());
+        }
+        let mut quotas = store.quotas(&request.namespace);
+        if quotas.is_empty() && self.configuration.limited_resources.is_empty() {
+            return Ok(());
+        }
+        // A quota that was written does not come again: what is left was changed by someone else.
+        for tries_left in (0..=RETRIES_MAX).rev() {
+            let used = self.check(request, &quotas)?;
+            if request.dry_run {
+                return Ok(());
+            }
+            let mut failed: Vec<String> = Vec::new();
+            for (quota, used) in quotas.iter_mut().zip(used) {
+                if quota.status.used == used {
+                    continue;
+                }
+                quota.status.used = used;
+                if store.write_used(quota).is_err() {
+                    failed.push(quota.metadata.name.clone());
+                }
+            }
+            let Some(last) = failed.last() else {
+                return Ok(());
+            };
+            if tries_left == 0 {
+                return Err(conflict(last));
+            }
+            quotas = store.quotas(&request.namespace);
+            quotas.retain(|quota| failed.contains(&quota.metadata.name));
+        }
+        Ok(())
+    }
+}
+
+/// A refusal because the quotas cannot be listed.
+pub fn list_failed(why: &str) -> Refusal {
+    Refusal::plain_error(why.to_owned())
+}
+
+fn conflict(name: &str) -> Refusal {
+    let message = format!(
+        "Operation cannot be fulfilled on resourcequotas {}: the object has been modified; please apply your changes to the latest version and try again",
+        super::field::quoted(name)
+    );
+    Refusal {
+        phase: Phase::Validate,
+        code: 409,
+        reason: "Conflict",
+        causes: vec![message.clone()],
+        message,
+        refused_by: Some(name.to_owned()),
+        errors: Vec::new(),
+    }
+}
+
+/// Sums of two lists; what only one has is taken over.
+pub(crate) fn add(a: &ResourceList, b: &ResourceList) -> ResourceList {
+    let mut sum = a.clone();
+    for (name, quantity) in b {
+        match sum.get_mut(name) {
+            Some(value) => *value += quantity,
+            None => {
+                sum.insert(name.clone(), quantity.clone());
+            }
+        }
+    }
+    sum
+}
+
+/// `a - b`, and zero where that is negative or only `b` has the name.
+pub(crate) fn increase(a: &ResourceList, b: &ResourceList) -> ResourceList {
+    let mut increase = a.clone();
+    for (name, quantity) in b {
+        *increase.entry(name.clone()).or_default() -= quantity;
+    }
+    increase
+        .values_mut()
+        .filter(|quantity| quantity.sign() <= 0)
+        .for_each(|quantity| *quantity = Quantity::default());
+    increase
+}
+
+/// The entries whose names the other list has.
+pub(crate) fn masked(list: &ResourceList, by: &ResourceList) -> ResourceList {
+    let kept = list.iter().filter(|(name, _)| by.contains_key(*name));
+    kept.map(|(name, quantity)| (name.clone(), quantity.clone()))
+        .collect()
+}
+
+/// `cpu=1,memory=1Gi`.
+pub(crate) fn shown(list: &ResourceList) -> String {
+    let parts: Vec<String> = list
+        .iter()
+        .map(|(name, quantity)| format!("{name}={quantity}"))
+        .collect();
+    parts.join(",")
+}

@@ -1,0 +1,344 @@
+//! What objects of each kind count.
+//!
+//! Source: `pkg/quota/v1/evaluator/core` and `k8s.io/apiserver/pkg/quota/v1/generic` of 1.36.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::claims::{self, DeviceClasses};
+use super::scope::{self, SelectorError};
+use crate::kube::admission::Admission;
+use crate::kube::admission::names::{self, REQUESTS_PREFIX};
+use crate::kube::admission::object::{
+    GroupResource, Object, PersistentVolumeClaim, ResourceClaim, ResourceQuota, STORAGE, Service,
+};
+use crate::kube::admission::pod_object::PodObject;
+use crate::kube::admission::request::{Operation, Request};
+use crate::kube::admission::time::Time;
+use crate::kube::pod::Container;
+use crate::kube::quantity::{Format, Quantity};
+use crate::kube::resources::{
+    self, CPU, EPHEMERAL_STORAGE, MEMORY, ResourceList, Scope, is_huge_pages,
+};
+
+/// What else is in the cluster.
+#[derive(Debug, Clone, Default)]
+pub struct Cluster {
+    /// The time; pods that should be gone by then do not count.
+    pub now: Time,
+    /// The device classes.
+    pub device_classes: DeviceClasses,
+    /// Pods that own claims.
+    pub pods: Vec<PodObject>,
+    /// All claims for devices.
+    pub resource_claims: Vec<ResourceClaim>,
+}
+
+/// One piece.
+pub(super) fn one() -> Quantity {
+    Quantity::from_value(1, Format::DecimalSI)
+}
+
+/// What counts objects of one resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Evaluator {
+    /// Pods.
+    Pods,
+    /// Claims for volumes.
+    Claims,
+    /// Services.
+    Services,
+    /// Claims for devices.
+    ResourceClaims,
+    /// Anything else: one each.
+    Count {
+        /// `count/` and the resource.
+        count: String,
+        /// The name from before there were such counts.
+        alias: Option<String>,
+    },
+}
+
+/// Core resources with a count under their bare names.
+const ALIASED: [&str; 4] = [
+    "configmaps",
+    "resourcequotas",
+    "replicationcontrollers",
+    "secrets",
+];
+
+/// The names of storage in a quota.
+const CLAIM_NAMES: [&str; 2] = ["persistentvolumeclaims", "requests.storage"];
+
+/// What precedes these where they are of one storage class.
+const CLASS_INFIX: &str = ".storageclass.storage.k8s.io/";
+
+/// The names that a quota can have set for each container: without them it refuses a pod.
+const REQUIRED: [&str; 6] = [
+    CPU,
+    MEMORY,
+    "requests.cpu",
+    "requests.memory",
+    "limits.cpu",
+    "limits.memory",
+];
+
+/// Whether a name in a quota is that of requests for an extended resource.
+pub(super) fn is_extended_request(name: &str) -> bool {
+    name.starts_with(REQUESTS_PREFIX)
+        && (!names::is_native(name) || name.starts_with(claims::REQUESTS_CLASS_PREFIX))
+}
+
+impl Evaluator {
+    /// The evaluator of a resource.
+    pub fn of(resource: &GroupResource) -> Self {
+        match resource.to_string().as_str() {
+            "pods" => Self::Pods,
+            "persistentvolumeclaims" => Self::Claims,
+            "services" => Self::Services,
+            "resourceclaims.resource.k8s.io" => Self::ResourceClaims,
+            name => Self::Count {
+                count: resource.count_name(),
+                alias: ALIASED.contains(&name).then(|| name.to_owned()),
+            },
+        }
+    }
+
+    /// Whether a request changes what it counts.
+    pub fn handles(&self, request: &Request, admission: Admission) -> bool {
+        let Request {
+            operation,
+            object,
+            old_object,
+            ..
+        } = request;
+        let writes = matches!(operation, Operation::Create | Operation::Update);
+        match (self, request.subresource.as_str()) {
+            (Self::Pods, "") => match (operation, object, old_object) {
+                (Operation::Create, ..) => true,
+                (Operation::Update, Object::Pod(new), Some(Object::Pod(old))) => {
+                    new.is_terminating() != old.is_terminating()
+                }
+                _ => false,
+            },
+            (Self::Pods, "resize") => *operation == Operation::Update,
+            (Self::Claims, "status") => match (object, old_object) {
+                (Object::Claim(new), Some(Object::Claim(old))) => {
+                    needs_recount(new, old, admission)
+                }
+                _ => false,
+            },
+            (Self::Claims | Self::ResourceClaims | Self::Services, "") => writes,
+            (Self::Count { .. }, "") => *operation == Operation::Create,
+            _ => false,
+        }
+    }
+
+    /// Whether a quota's name is one that this counts.
+    pub fn counts(&self, name: &str, cluster: &Cluster) -> bool {
+        match self {
+            Self::Pods => {
+                matches!(
+                    name,
+                    "count/pods"
+                        | "pods"
+                        | CPU
+                        | MEMORY
+                        | EPHEMERAL_STORAGE
+                        | "requests.cpu"
+                        | "requests.memory"
+                        | "requests.ephemeral-storage"
+                        | "limits.cpu"
+                        | "limits.memory"
+                        | "limits.ephemeral-storage"
+                ) || is_huge_pages(name.strip_prefix(REQUESTS_PREFIX).unwrap_or(name))
+                    || is_extended_request(name)
+            }
+            Self::Claims => {
+                let of_class = name.rsplit_once(CLASS_INFIX).map(|(_, name)| name);
+                name == "count/persistentvolumeclaims"
+                    || CLAIM_NAMES.contains(&name)
+                    || of_class.is_some_and(|name| CLAIM_NAMES.contains(&name))
+            }
+            Self::Services => matches!(
+                name,
+                "count/services" | "services" | "services.nodeports" | "services.loadbalancers"
+            ),
+            Self::ResourceClaims => cluster.device_classes.counts(name),
+            Self::Count { count, alias } => name == count || alias.as_deref() == Some(name),
+        }
+    }
+
+    /// The names of a list that this counts.
+    pub fn counted(&self, list: &ResourceList, cluster: &Cluster) -> BTreeSet<String> {
+        list.keys()
+            .filter(|name| self.counts(name, cluster))
+            .cloned()
+            .collect()
+    }
+
+    /// Whether a quota is about an object: it counts a name of its kind, and every scope matches.
+    ///
+    /// # Errors
+    /// If a scope cannot be read.
+    pub fn applies(
+        &self,
+        quota: &ResourceQuota,
+        object: &Object,
+        cluster: &Cluster,
+    ) -> Result<bool, SelectorError> {
+        let mut applies = quota
+            .status
+            .hard
+            .keys()
+            .any(|name| self.counts(name, cluster));
+        for scope in quota.scopes() {
+            applies &= scope::matches(&scope, object)?;
+        }
+        Ok(applies)
+    }
+
+    /// What an object counts, under all names.
+    pub fn usage(&self, object: &Object, cluster: &Cluster) -> ResourceList {
+        match (self, object) {
+            (Self::Pods, Object::Pod(pod)) => pod_usage(pod, cluster.now),
+            (Self::Claims, Object::Claim(claim)) => claim_usage(claim),
+            (Self::Services, Object::Service(service)) => service_usage(service),
+            (Self::ResourceClaims, Object::ResourceClaim(claim)) => claims::usage(claim, cluster),
+            (Self::Count { count, alias }, _) => {
+                let names = alias.iter().chain([count]);
+                names.map(|name| (name.clone(), one())).collect()
+            }
+            _ => ResourceList::new(),
+        }
+    }
+
+    /// Which of the counted names containers of the object fail to set: `name for: containers`.
+    pub(super) fn missing(&self, counted: &BTreeSet<String>, object: &Object) -> Vec<String> {
+        let (Self::Pods, Object::Pod(pod)) = (self, object) else {
+            return Vec::new();
+        };
+        if pod.pod.pod_level_resources().is_some() {
+            return Vec::new();
+        }
+        let mut missing: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for name in REQUIRED.into_iter().filter(|name| counted.contains(*name)) {
+            let without = pod
+                .pod
+                .all_containers()
+                .filter(|container| !sets(container, name));
+            for container in without {
+                missing.entry(name).or_default().insert(&container.name);
+            }
+        }
+        let shown = missing.into_iter().map(|(name, containers)| {
+            let containers: Vec<&str> = containers.into_iter().collect();
+            format!("{name} for: {}", containers.join(","))
+        });
+        shown.collect()
+    }
+}
+
+/// Whether a container sets what a quota's name is about.
+fn sets(container: &Container, name: &str) -> bool {
+    let resources = &container.resources;
+    match name.strip_prefix("limits.") {
+        Some(name) => resources.limits.contains_key(name),
+        None => resources
+            .requests
+            .contains_key(name.strip_prefix(REQUESTS_PREFIX).unwrap_or(name)),
+    }
+}
+
+/// What a pod counts. One that has ended, or should be gone, counts only as an object.
+pub fn pod_usage(pod: &PodObject, now: Time) -> ResourceList {
+    let mut usage = ResourceList::from([("count/pods".to_owned(), one())]);
+    if has_ended(pod, now) {
+        return usage;
+    }
+    usage.insert("pods".to_owned(), one());
+    let effective = pod.with_effective_resources();
+    let requests = resources::pod_requests(&effective, Scope::ALL);
+    let limits = resources::pod_limits(&effective, Scope::ALL);
+    for (name, request) in requests {
+        let as_request = format!("{REQUESTS_PREFIX}{name}");
+        if matches!(name.as_str(), CPU | MEMORY | EPHEMERAL_STORAGE) || is_huge_pages(&name) {
+            usage.insert(as_request, request.clone());
+            usage.insert(name, request);
+        } else if names::is_extended(&name) || name.starts_with(claims::CLASS_PREFIX) {
+            usage.insert(as_request, request);
+        }
+    }
+    for (name, limit) in limits {
+        if matches!(name.as_str(), CPU | MEMORY | EPHEMERAL_STORAGE) {
+            usage.insert(format!("limits.{name}"), limit);
+        }
+    }
+    usage
+}
+
+/// Whether a pod has ended, or its time to do so is over (the opposite of `QuotaV1Pod`).
+fn has_ended(pod: &PodObject, now: Time) -> bool {
+    let meta = pod.meta();
+    let overdue = meta
+        .deletion_timestamp
+        .zip(meta.deletion_grace_period_seconds);
+    matches!(pod.more.status.phase.as_str(), "Failed" | "Succeeded")
+        || overdue.is_some_and(|(deletion, grace)| now > deletion.after(grace))
+}
+
+fn claim_usage(claim: &PersistentVolumeClaim) -> ResourceList {
+    let mut usage = ResourceList::from([
+        ("count/persistentvolumeclaims".to_owned(), one()),
+        ("persistentvolumeclaims".to_owned(), one()),
+    ]);
+    if let Some(storage) = claim.storage() {
+        usage.insert(format!("{REQUESTS_PREFIX}{STORAGE}"), storage);
+    }
+    let class = claim.storage_class();
+    if !class.is_empty() {
+        for name in CLAIM_NAMES {
+            if let Some(quantity) = usage.get(name).cloned() {
+                usage.insert(format!("{class}{CLASS_INFIX}{name}"), quantity);
+            }
+        }
+    }
+    usage
+}
+
+/// Whether the status of a claim changed in a way that counts (`RequiresQuotaReplenish`).
+fn needs_recount(
+    new: &PersistentVolumeClaim,
+    old: &PersistentVolumeClaim,
+    admission: Admission,
+) -> bool {
+    let allocated =
+        |claim: &PersistentVolumeClaim| claim.status.allocated_resources.get(STORAGE).cloned();
+    // Upstream compares where the two sizes are kept, and finds them different always.
+    admission.is_upstream()
+        || allocated(new) != allocated(old)
+        || new.attributes_classes() != old.attributes_classes()
+}
+
+fn service_usage(service: &Service) -> ResourceList {
+    let number = |count: usize| {
+        Quantity::from_value(i64::try_from(count).unwrap_or(i64::MAX), Format::DecimalSI)
+    };
+    let spec = &service.spec;
+    let balances = spec.kind == "LoadBalancer";
+    let node_ports = if balances && spec.allocate_load_balancer_node_ports == Some(false) {
+        spec.ports.iter().filter(|port| port.node_port != 0).count()
+    } else if balances || spec.kind == "NodePort" {
+        spec.ports.len()
+    } else {
+        0
+    };
+    ResourceList::from([
+        ("count/services".to_owned(), one()),
+        ("services".to_owned(), one()),
+        (
+            "services.loadbalancers".to_owned(),
+            number(usize::from(balances)),
+        ),
+        ("services.nodeports".to_owned(), number(node_ports)),
+    ])
+}

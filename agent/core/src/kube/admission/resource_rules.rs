@@ -1,0 +1,236 @@
+//! What the API refuses in names and amounts of resources.
+//!
+//! Source: `pkg/apis/core/validation/validation.go` of 1.36 (`ValidateContainerResourceRequirements` and what it calls).
+
+use std::collections::BTreeSet;
+
+use super::field::{FieldError, json_text, quoted};
+use super::names;
+use super::pod_object::ClaimReference;
+use crate::kube::pod::Resources;
+use crate::kube::quantity::Quantity;
+use crate::kube::resources::{CPU, MEMORY, ResourceList, is_huge_pages, is_pod_level_resource};
+
+/// Whose resources are checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner {
+    /// A container.
+    Container,
+    /// The pod as a whole.
+    Pod,
+}
+
+/// What else is allowed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options<'a> {
+    /// The names of the pod's `resourceClaims`.
+    pub pod_claims: &'a [String],
+    /// Whether parts of huge pages are: only in a pod that has had them before.
+    pub parts_of_huge_pages: bool,
+}
+
+/// What is wrong with a resource's name.
+pub fn name_errors(name: &str, path: &str, errors: &mut Vec<FieldError>) {
+    let value = json_text(name);
+    let malformed = names::qualified_name_errors(name);
+    if malformed.is_empty() && !name.contains('/') && !names::is_standard(name) {
+        let what = "must be a standard resource type or fully qualified";
+        errors.push(FieldError::invalid(path, &value, what));
+    }
+    errors.extend(
+        malformed
+            .iter()
+            .map(|what| FieldError::invalid(path, &value, what)),
+    );
+}
+
+/// What is wrong with the name of a container's resource.
+pub fn container_name_errors(name: &str, path: &str, errors: &mut Vec<FieldError>) {
+    name_errors(name, path, errors);
+    let what = if !name.contains('/') {
+        (!names::is_standard_for_container(name))
+            .then_some("must be a standard resource for containers")
+    } else {
+        (!names::is_native(name) && !names::is_extended(name))
+            .then_some("doesn't follow extended resource name standard")
+    };
+    errors.extend(what.map(|what| FieldError::invalid(path, &json_text(name), what)));
+}
+
+/// What is wrong with the name of a pod-level resource.
+fn pod_name_errors(name: &str, path: &str, errors: &mut Vec<FieldError>) {
+    let before = errors.len();
+    name_errors(name, path, errors);
+    if errors.len() == before && !is_pod_level_resource(name) {
+        let supported = [CPU, "hugepages-", MEMORY];
+        errors.push(FieldError::not_supported(
+            path,
+            &json_text(name),
+            &supported,
+        ));
+    }
+}
+
+/// What is wrong with the name of a quota's resource.
+pub fn quota_name_errors(name: &str, path: &str, errors: &mut Vec<FieldError>) {
+    name_errors(name, path, errors);
+    if !name.contains('/') && !names::is_standard_for_quota(name) {
+        let what = "must be a standard resource for quota";
+        errors.push(FieldError::invalid(path, &json_text(name), what));
+    }
+}
+
+/// What is wrong with an amount.
+pub fn amount_errors(name: &str, amount: &Quantity, path: &str, errors: &mut Vec<FieldError>) {
+    let value = quoted(&amount.to_string());
+    if amount.sign() < 0 {
+        errors.push(FieldError::invalid(
+            path,
+            &value,
+            "must be greater than or equal to 0",
+        ));
+    }
+    if names::is_whole(name) && !is_whole(amount) {
+        errors.push(FieldError::invalid(path, &value, "must be an integer"));
+    }
+}
+
+/// Whether an amount in thousandths, as the API keeps it, is a whole number.
+fn is_whole(amount: &Quantity) -> bool {
+    let mut kept = amount.clone();
+    kept.round_up(-3);
+    let mut whole = kept.clone();
+    whole.round_up(0);
+    kept == whole
+}
+
+/// What is wrong with requests and limits.
+pub fn requirement_errors(
+    resources: &Resources,
+    claims: &[ClaimReference],
+    owner: Owner,
+    path: &str,
+    options: Options<'_>,
+    errors: &mut Vec<FieldError>,
+) {
+    let mut list_errors = |field: &str, list: &ResourceList| {
+        for (name, amount) in list {
+            let path = format!("{path}.{field}[{name}]");
+            match owner {
+                Owner::Container => container_name_errors(name, &path, errors),
+                Owner::Pod => pod_name_errors(name, &path, errors),
+            }
+            amount_errors(name, amount, &path, errors);
+            let is_part = is_huge_pages(name) && !names::is_multiple_of_page(name, amount);
+            if is_part && !options.parts_of_huge_pages {
+                let what = format!("{amount} is not positive integer multiple of {name}");
+                errors.push(FieldError::invalid(
+                    &path,
+                    &quoted(&amount.to_string()),
+                    &what,
+                ));
+            }
+        }
+    };
+    list_errors("limits", &resources.limits);
+    list_errors("requests", &resources.requests);
+    for (name, request) in &resources.requests {
+        errors.extend(against_limit(
+            name,
+            request,
+            resources.limits.get(name),
+            path,
+        ));
+    }
+    let mut names = resources.limits.keys().chain(resources.requests.keys());
+    let has_huge_pages = names.clone().any(|name| is_huge_pages(name));
+    if has_huge_pages && !names.any(|name| matches!(name.as_str(), CPU | MEMORY)) {
+        errors.push(FieldError::forbidden(
+            path,
+            "HugePages require cpu or memory",
+        ));
+    }
+    claim_errors(
+        claims,
+        options.pod_claims,
+        &format!("{path}.claims"),
+        errors,
+    );
+}
+
+fn against_limit(
+    name: &str,
+    request: &Quantity,
+    limit: Option<&Quantity>,
+    path: &str,
+) -> Option<FieldError> {
+    let error = |what: &str, limit: &Quantity| {
+        let what = format!("must be {what} {name} limit of {limit}");
+        FieldError::invalid(
+            format!("{path}.requests"),
+            &quoted(&request.to_string()),
+            &what,
+        )
+    };
+    let may_overcommit = names::may_overcommit(name);
+    match limit {
+        Some(limit) if request != limit && !may_overcommit => Some(error("equal to", limit)),
+        Some(limit) if request > limit => Some(error("less than or equal to", limit)),
+        None if !may_overcommit => Some(FieldError::required(
+            format!("{path}.limits"),
+            "Limit must be set for non overcommitable resources",
+        )),
+        _ => None,
+    }
+}
+
+/// What is wrong with claims for devices: each names one of the pod's, and none is named twice.
+fn claim_errors(
+    claims: &[ClaimReference],
+    pod_claims: &[String],
+    path: &str,
+    errors: &mut Vec<FieldError>,
+) {
+    let mut seen: BTreeSet<String> = BTreeSet::new();
+    for (at, ClaimReference { name, request }) in claims.iter().enumerate() {
+        let path = format!("{path}[{at}]");
+        if name.is_empty() {
+            errors.push(FieldError::required(path, ""));
+            continue;
+        }
+        if seen.contains(name) {
+            errors.push(FieldError::duplicate(&path, &quoted(name)));
+        } else {
+            let mut key = name.clone();
+            if !request.is_empty() {
+                let all = names::dns_label_errors(request);
+                let path = format!("{path}.request");
+                errors.extend(
+                    all.iter()
+                        .map(|what| FieldError::invalid(&path, &quoted(request), what)),
+                );
+                key = format!("{name}/{request}");
+            }
+            if seen.contains(&key) {
+                errors.push(FieldError::duplicate(&path, &quoted(&key)));
+            } else if request.is_empty() {
+                // Requests of the same claim were named before: one error for each.
+                let of_claim = seen.iter().filter_map(|key| key.split_once('/'));
+                let times = of_claim.filter(|(claim, _)| claim == name).count();
+                errors.extend((0..times).map(|_| FieldError::duplicate(&path, &quoted(name))));
+            }
+            seen.insert(key);
+        }
+        if !pod_claims.contains(name) {
+            let mut what = "must be one of the names in pod.spec.resourceClaims".to_owned();
+            if pod_claims.is_empty() {
+                what.push_str(" which is empty");
+            } else {
+                let sorted: BTreeSet<&str> = pod_claims.iter().map(String::as_str).collect();
+                let sorted: Vec<&str> = sorted.into_iter().collect();
+                what = format!("{what}: {}", sorted.join(", "));
+            }
+            errors.push(FieldError::not_found(&path, &quoted(name), &what));
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! What holds for admission whatever the objects: it is idempotent, it counts what is there, and a refusal counts nothing.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
+
+use std::collections::BTreeMap;
+
+use plimsoll_core::kube::admission::Admission;
+use plimsoll_core::kube::admission::chain::{Source, World};
+use plimsoll_core::kube::admission::object::{LimitRange, Object, ResourceQuota};
+use plimsoll_core::kube::admission::pod_object::{MorePod, PodObject};
+use plimsoll_core::kube::admission::resource_quota::configuration::Configuration;
+use plimsoll_core::kube::admission::resource_quota::evaluator::Cluster;
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::resources::ResourceList;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+fn pod(value: &Value) -> PodObject {
+    let pod: Pod = serde_json::from_value(value.clone()).unwrap();
+    let more: MorePod = serde_json::from_value(value.clone()).unwrap();
+    PodObject::new(pod, more)
+}
+
+fn world(ranges: &[Value], quotas: &[Value]) -> World {
+    let mut world = World::new(
+        Admission::Upstream,
+        Configuration::default(),
+        Cluster::default(),
+    );
+    for range in ranges {
+        let range: LimitRange = serde_json::from_value(range.clone()).unwrap();
+        // One that the API refuses has no effect.
+        world.add_range(range).ok();
+    }
+    for quota in quotas {
+        let quota: ResourceQuota = serde_json::from_value(quota.clone()).unwrap();
+        world.add_quota(quota).ok();
+    }
+    world.count();
+    world
+}
+
+fn used(world: &World) -> Vec<ResourceList> {
+    world
+        .quotas()
+        .map(|quota| quota.status.used.clone())
+        .collect()
+}
+
+const NAMES: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "example.com/gpu"];
+const AMOUNTS: [&str; 7] = ["0", "1m", "500m", "1", "1500m", "2", "1Gi"];
+const HARD: [&str; 8] = [
+    "pods",
+    "count/pods",
+    "cpu",
+    "limits.cpu",
+    "requests.memory",
+    "limits.memory",
+    "requests.ephemeral-storage",
+    "requests.example.com/gpu",
+];
+const SCOPES: [&str; 4] = [
+    "Terminating",
+    "NotTerminating",
+    "BestEffort",
+    "NotBestEffort",
+];
+
+fn amounts(names: &'static [&'static str]) -> impl Strategy<Value = Value> {
+    let entry = (
+        prop::sample::select(names),
+        prop::sample::select(&AMOUNTS[..]),
+    );
+    prop::collection::vec(entry, 0..3).prop_map(|entries| {
+        let entries = entries
+            .into_iter()
+            .map(|(name, amount)| (name.to_owned(), json!(amount)));
+        Value::Object(entries.collect())
+    })
+}
+
+fn resources() -> impl Strategy<Value = Value> {
+    (amounts(&NAMES), amounts(&NAMES))
+        .prop_map(|(requests, limits)| json!({"requests": requests, "limits": limits}))
+}
+
+/// Pods, some with pod-level resources if `with_level`.
+fn pods(with_level: bool) -> impl Strategy<Value = Vec<Value>> {
+    let containers = prop::collection::vec((resources(), any::<bool>()), 1..4);
+    let level = prop::option::weighted(0.2, amounts(&["cpu", "memory"]));
+    let one =
+        (containers, level, any::<bool>()).prop_map(move |(containers, level, terminates)| {
+            let (mut init, mut regular) = (Vec::new(), Vec::new());
+            for (at, (resources, is_init)) in containers.into_iter().enumerate() {
+                let container = json!({"name": format!("c{at}"), "resources": resources});
+                if is_init && at > 0 {
+                    init.push(container)
+                } else {
+                    regular.push(container)
+                }
+            }
+            let mut spec = json!({"containers": regular, "initContainers": init});
+            if let Some(level) = level.filter(|_| with_level) {
+                spec["resources"] = json!({"limits": level});
+            }
+            if terminates {
+                spec["activeDeadlineSeconds"] = json!(60);
+            }
+            spec
+        });
+    prop::collection::vec(one, 1..8).prop_map(|specs| {
+        let named = |(at, spec): (usize, Value)| {
+            json!({"metadata": {"name": format!("p{at}"), "namespace": "n"}, "spec": spec})
+        };
+        specs.into_iter().enumerate().map(named).collect()
+    })
+}
+
+fn ranges() -> impl Strategy<Value = Vec<Value>> {
+    let item = (
+        prop::sample::select(&["Container", "Pod"][..]),
+        amounts(&NAMES),
+        amounts(&NAMES),
+        amounts(&NAMES),
+    );
+    let item = item.prop_map(|(kind, min, max, default)| match kind {
+        "Pod" => json!({"type": kind, "min": min, "max": max}),
+        _ => json!({"type": kind, "max": max, "default": default}),
+    });
+    prop::collection::vec(item, 0..3).prop_map(|items| {
+        let named = |(at, item): (usize, Value)| {
+            json!({"metadata": {"name": format!("l{at}"), "namespace": "n"}, "spec": {"limits": [item]}})
+        };
+        items.into_iter().enumerate().map(named).collect()
+    })
+}
+
+fn quotas() -> impl Strategy<Value = Vec<Value>> {
+    let hard = prop::collection::btree_map(
+        prop::sample::select(&HARD[..]),
+        prop::sample::select(&["2", "4", "3Gi"][..]),
+        1..4,
+    );
+    let scope = prop::option::weighted(0.3, prop::sample::select(&SCOPES[..]));
+    prop::collection::vec((hard, scope), 0..4).prop_map(|quotas| {
+        let named = |(at, (hard, scope)): (usize, (BTreeMap<&str, &str>, Option<&str>))| {
+            json!({"metadata": {"name": format!("q{at}"), "namespace": "n"},
+                "spec": {"hard": hard, "scopes": scope.map(|scope| vec![scope])}})
+        };
+        quotas.into_iter().enumerate().map(named).collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Not with pod-level resources: the API fills these from the containers' before LimitRanger sets more of those.
+    #[test]
+    fn an_admitted_pod_is_admitted_as_it_is(ranges in ranges(), pods in pods(false)) {
+        let mut first = world(&ranges, &[]);
+        let mut second = world(&ranges, &[]);
+        for value in &pods {
+            let Ok(admitted) = first.admit("pods", Object::Pod(Box::new(pod(value)))) else { continue };
+            let again = second.admit("pods", admitted.object.clone()).unwrap();
+            prop_assert_eq!(&again.object, &admitted.object);
+            prop_assert_eq!(again.defaults, vec![]);
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_what_is_counted_anew(ranges in ranges(), quotas in quotas(), pods in pods(true)) {
+        let mut world = world(&ranges, &quotas);
+        for value in &pods {
+            let before = used(&world);
+            let admitted = world.admit("pods", Object::Pod(Box::new(pod(value))));
+            if admitted.is_err() {
+                prop_assert_eq!(used(&world), before);
+            }
+        }
+        let quotas: Vec<ResourceQuota> = world.quotas().cloned().collect();
+        for quota in quotas {
+            let mut anew = ResourceList::new();
+            for (_, takes) in world.takers(&quota) {
+                for (name, quantity) in takes {
+                    *anew.entry(name).or_default() += &quantity;
+                }
+            }
+            for (name, quantity) in &quota.status.used {
+                prop_assert_eq!(quantity, &anew.remove(name).unwrap_or_default(), "{} of {}", name, quota.metadata.name);
+            }
+            prop_assert!(anew.is_empty());
+        }
+    }
+}
+
+#[test]
+fn each_default_names_where_it_comes_from() {
+    let range = json!({"metadata": {"name": "limits", "namespace": "n"}, "spec": {"limits": [
+        {"type": "Pod", "max": {"cpu": "8"}},
+        {"type": "Container", "max": {"memory": "1Gi"}, "default": {"cpu": "1"}, "defaultRequest": {"cpu": "100m"}}]}});
+    let mut world = world(&[range], &[]);
+    let value = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": {"containers": [
+        {"name": "c", "resources": {"limits": {"ephemeral-storage": "1Gi"}}}]}});
+    let admitted = world
+        .admit("pods", Object::Pod(Box::new(pod(&value))))
+        .unwrap();
+    let range = |field| Source::LimitRange {
+        name: "limits".to_owned(),
+        item: 1,
+        field,
+    };
+    let source = |field: &str| {
+        let defaults = admitted.defaults.iter();
+        let found = defaults.filter(|default| default.field.ends_with(field));
+        found
+            .map(|default| default.source.clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(source("requests[ephemeral-storage]"), [Source::Api]);
+    assert_eq!(source("requests[cpu]"), [range("defaultRequest")]);
+    assert_eq!(source("limits[cpu]"), [range("default")]);
+    assert_eq!(source("requests[memory]"), [range("max")]);
+    assert_eq!(
+        source("spec.priority"),
+        [Source::PriorityClass {
+            name: String::new()
+        }]
+    );
+}
+
+#[test]
+fn a_second_default_class_is_refused() {
+    let mut world = world(&[], &[]);
+    let class = |name: &str| {
+        serde_json::from_value(
+            json!({"metadata": {"name": name}, "value": 1, "globalDefault": true}),
+        )
+        .unwrap()
+    };
+    world.add_class(class("a")).unwrap();
+    let refusal = world.add_class(class("b")).unwrap_err();
+    assert_eq!(
+        refusal.message,
+        "priorityclasses.scheduling.k8s.io \"b\" is forbidden: PriorityClass a is already marked as default. Only one default can exist"
+    );
+}
+
+#[test]
+fn an_object_is_there_once() {
+    let mut world = world(&[], &[]);
+    let value = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": {"containers": [{"name": "c"}]}});
+    world
+        .admit("pods", Object::Pod(Box::new(pod(&value))))
+        .unwrap();
+    let refusal = world
+        .admit("pods", Object::Pod(Box::new(pod(&value))))
+        .unwrap_err();
+    assert_eq!(
+        (refusal.code, refusal.message.as_str()),
+        (409, "pods \"p\" already exists")
+    );
+}

@@ -1,0 +1,291 @@
+//! `limit_range` and `resource_quota`: single functions of the plugins, and the recalculation of usage.
+//!
+//! Objects have the API's defaults but are not rounded to thousandths. Texts are compared, too.
+
+use plimsoll_core::kube::admission::Admission;
+use plimsoll_core::kube::admission::limit_range::{self, ANNOTATION};
+use plimsoll_core::kube::admission::object::{
+    GroupResource, LimitRange, LimitRangeItem, Object, ResourceQuota,
+};
+use plimsoll_core::kube::admission::pod_object::PodObject;
+use plimsoll_core::kube::admission::request::{Operation, Request};
+use plimsoll_core::kube::admission::resource_quota::Plugin;
+use plimsoll_core::kube::admission::resource_quota::configuration::{
+    Configuration, LimitedResource,
+};
+use plimsoll_core::kube::admission::resource_quota::evaluator::{Cluster, Evaluator};
+use plimsoll_core::kube::admission::resource_quota::recalculate::{self, Counted};
+use plimsoll_core::kube::admission::time::Time;
+use plimsoll_core::kube::pod::Container;
+use plimsoll_core::kube::qos::QosClass;
+use plimsoll_core::kube::resources::{ResourceList, validate};
+use serde_json::{Map, Value, json};
+
+use super::{Verdict, list, object, pod, read, text};
+use crate::conformance::same;
+
+pub(in crate::conformance) fn limit_range(vector: &Value) -> Verdict {
+    Verdict::of(ranges(vector))
+}
+
+pub(in crate::conformance) fn resource_quota(vector: &Value) -> Verdict {
+    match vector["kind"].as_str() {
+        Some("usage") => Verdict::of(usage(vector)),
+        Some("pod_create") => match pod_create(vector, Admission::Upstream) {
+            Ok(()) => match pod_create(vector, Admission::Corrected) {
+                Ok(()) => Verdict::Pass,
+                Err(why) => Verdict::KnownUpstreamDefect(why),
+            },
+            Err(why) => Verdict::Fail { why },
+        },
+        other => Verdict::Fail {
+            why: format!("kind {other:?} is unknown"),
+        },
+    }
+}
+
+/// Lists equal by value; no list is an empty one.
+fn same_list(what: &str, actual: &ResourceList, expected: &Value) -> Result<(), String> {
+    let expected: ResourceList = if expected.is_null() {
+        ResourceList::new()
+    } else {
+        read(expected)?
+    };
+    same(what, actual, &expected)
+}
+
+fn ranges(vector: &Value) -> Result<(), String> {
+    let mut ranges: Vec<LimitRange> = list(&vector["limit_ranges"])?;
+    for (range, expected) in ranges.iter_mut().zip(
+        vector["limit_ranges_defaulted"]
+            .as_array()
+            .into_iter()
+            .flatten(),
+    ) {
+        range
+            .spec
+            .limits
+            .iter_mut()
+            .for_each(LimitRangeItem::fill_defaults);
+        for (at, item) in range.spec.limits.iter().enumerate() {
+            let expected = &expected[at];
+            same("type", &item.kind.as_str(), &text(&expected["type"]))?;
+            same_list("default", &item.default, &expected["default"])?;
+            same_list(
+                "default_request",
+                &item.default_request,
+                &expected["default_request"],
+            )?;
+            same_list("max", &item.max, &expected["max"])?;
+            same_list("min", &item.min, &expected["min"])?;
+            let ratio = &expected["max_limit_request_ratio"];
+            same_list(
+                "max_limit_request_ratio",
+                &item.max_limit_request_ratio,
+                ratio,
+            )?;
+        }
+    }
+    let object = match vector["kind"].as_str() {
+        Some("pod") => Object::Pod(Box::new(mutated(vector, &ranges)?)),
+        _ => Object::Claim(read(&vector["pvc"])?),
+    };
+    let refused = ranges.iter().enumerate().find_map(|(at, range)| {
+        let causes = limit_range::causes(&object, range, Admission::Upstream);
+        (!causes.is_empty()).then_some((at, causes))
+    });
+    same(
+        "admit",
+        &refused.is_none(),
+        &vector["admit"].as_bool().unwrap_or(true),
+    )?;
+    let (at, causes) = match refused {
+        Some((at, causes)) => (json!(at), causes),
+        None => (Value::Null, Vec::new()),
+    };
+    same("failed_limit_range", &at, &vector["failed_limit_range"])?;
+    let mut expected: Vec<String> = list(&vector["errors"])?;
+    expected.sort_unstable();
+    expected.dedup();
+    same("errors", &causes, &expected)
+}
+
+/// The pod after API defaulting and after the plugin.
+fn mutated(vector: &Value, ranges: &[LimitRange]) -> Result<PodObject, String> {
+    let mut pod = pod(&vector["pod"])?;
+    pod.pod.set_defaults();
+    // Upstream's copies share their maps, so that what the plugin set is often in this one, too.
+    compare_pod(
+        "after_api_defaulting",
+        &pod,
+        &vector["after_api_defaulting"],
+        &vector["after_limit_ranger"],
+    )?;
+    for range in ranges {
+        limit_range::default_pod(range, &mut pod);
+    }
+    compare_pod(
+        "after_limit_ranger",
+        &pod,
+        &vector["after_limit_ranger"],
+        &Value::Null,
+    )?;
+    let note = pod
+        .meta()
+        .annotations
+        .get(ANNOTATION)
+        .map_or("", String::as_str);
+    same("annotation", &note, &text(&vector["annotation"]))?;
+    same(
+        "qos_after",
+        &QosClass::of(&pod.pod).as_str(),
+        &text(&vector["qos_after"]),
+    )?;
+    let valid = validate::validate(&pod.pod).is_empty();
+    same(
+        "resources_valid_after",
+        &valid,
+        &(vector["resources_valid_after"] == true),
+    )?;
+    Ok(pod)
+}
+
+/// Compares with `expected`; a list that is not `expected`'s may be one of `or`, if `expected` has that, too.
+fn compare_pod(what: &str, pod: &PodObject, expected: &Value, or: &Value) -> Result<(), String> {
+    let spec = &pod.pod.spec;
+    let containers = |name: &str, all: &[Container]| {
+        let or = &or[name];
+        let expected = expected[name].as_array().map_or(&[][..], Vec::as_slice);
+        same(
+            &format!("{what}: number of {name}"),
+            &all.len(),
+            &expected.len(),
+        )?;
+        for (at, (container, expected)) in all.iter().zip(expected).enumerate() {
+            let what = format!("{what}: {}", container.name);
+            same(&what, &container.name.as_str(), &text(&expected["name"]))?;
+            for (field, list) in [
+                ("requests", &container.resources.requests),
+                ("limits", &container.resources.limits),
+            ] {
+                let equal = same_list(&what, list, &expected[field]);
+                let all: ResourceList = read::<Option<_>>(&expected[field])?.unwrap_or_default();
+                let is_part = list
+                    .iter()
+                    .all(|(name, quantity)| all.get(name) == Some(quantity));
+                if !(is_part && expected[field] == or[at][field]) {
+                    equal?;
+                }
+            }
+        }
+        Ok::<_, String>(())
+    };
+    containers("containers", &spec.containers)?;
+    containers("init_containers", &spec.init_containers)?;
+    let level = spec.resources.clone().unwrap_or_default();
+    let expected = &expected["pod_level_resources"];
+    same_list(what, &level.requests, &expected["requests"])?;
+    same_list(what, &level.limits, &expected["limits"])
+}
+
+/// The resource of a kind.
+fn resource_of(kind: &str) -> Result<GroupResource, String> {
+    Ok(GroupResource::parse(match kind {
+        "Pod" => "pods",
+        "Service" => "services",
+        "PersistentVolumeClaim" => "persistentvolumeclaims",
+        "ConfigMap" => "configmaps",
+        "Secret" => "secrets",
+        "ReplicationController" => "replicationcontrollers",
+        "ResourceQuota" => "resourcequotas",
+        "Deployment" => "deployments.apps",
+        other => return Err(format!("objects of kind {other:?} are not expected here")),
+    }))
+}
+
+fn usage(vector: &Value) -> Result<(), String> {
+    let quota: ResourceQuota = read(&vector["quota"])?;
+    let mut objects = Vec::new();
+    for value in vector["objects"].as_array().into_iter().flatten() {
+        let resource = resource_of(text(&value["kind"]))?;
+        let mut object = object(&resource, value)?;
+        if let Object::Pod(pod) = &mut object {
+            pod.pod.set_defaults();
+        }
+        objects.push(Counted { resource, object });
+    }
+    let cluster = Cluster {
+        now: Time::parse(text(&vector["now"])).map_err(|error| error.to_string())?,
+        ..Cluster::default()
+    };
+    let used = recalculate::used(&quota, &objects, &cluster);
+    let milli: Map<String, Value> = used
+        .iter()
+        .map(|(name, quantity)| (name.clone(), quantity.milli_value().to_string().into()))
+        .collect();
+    same("used_milli", &Value::Object(milli), &vector["used_milli"])?;
+    for (name, text) in vector["used"].as_object().into_iter().flatten() {
+        // Where the notation depends on the order of a list there is none.
+        if let (Some(text), Some(quantity)) = (text.as_str(), used.get(name)) {
+            same(
+                &format!("used {name}"),
+                &quantity.to_string().as_str(),
+                &text,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn pod_create(vector: &Value, admission: Admission) -> Result<(), String> {
+    let mut pod = pod(&vector["pod"])?;
+    pod.pod.set_defaults();
+    let request = Request {
+        operation: Operation::Create,
+        resource: GroupResource::parse("pods"),
+        subresource: String::new(),
+        namespace: pod.meta().namespace.clone(),
+        object: Object::Pod(Box::new(pod)),
+        old_object: None,
+        dry_run: false,
+    };
+    let limited_resources: Vec<LimitedResource> = list(&vector["limited_resources"])?;
+    let configuration = Configuration {
+        limited_resources,
+        ..Configuration::default()
+    };
+    let cluster = Cluster::default();
+    let quotas: Vec<ResourceQuota> = list(&vector["quotas"])?;
+    let usage = Evaluator::Pods.usage(&request.object, &cluster);
+    same_list("pod_usage", &usage, &vector["pod_usage"])?;
+    let matches = quotas
+        .iter()
+        .map(|quota| Evaluator::Pods.applies(quota, &request.object, &cluster));
+    let matches: Result<Vec<bool>, _> = matches.collect();
+    let matches = matches.map_err(|error| error.to_string())?;
+    same("quota_matches", &json!(matches), &vector["quota_matches"])?;
+    let plugin = Plugin {
+        configuration: &configuration,
+        cluster: &cluster,
+        admission,
+    };
+    match plugin.check(&request, &quotas) {
+        Ok(used) => {
+            same("admit", &true, &(vector["admit"] == true))?;
+            let expected = vector["new_used"].as_array().map_or(&[][..], Vec::as_slice);
+            same("number of quotas", &used.len(), &expected.len())?;
+            for (used, expected) in used.iter().zip(expected) {
+                same_list("new_used", used, expected)?;
+            }
+            Ok(())
+        }
+        Err(refusal) => {
+            same("admit", &false, &(vector["admit"] == true))?;
+            same(
+                "message",
+                &refusal.message.as_str(),
+                &text(&vector["message"]),
+            )
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! `admission_resource_quota`: the plugin ResourceQuota whole, and ResourceQuotas themselves.
+
+use plimsoll_core::kube::admission::Admission;
+use plimsoll_core::kube::admission::object::{DeviceClass, ResourceQuota, ResourceQuotaStatus};
+use plimsoll_core::kube::admission::resource_quota::claims::DeviceClasses;
+use plimsoll_core::kube::admission::resource_quota::configuration::{
+    Configuration, ConfigurationError,
+};
+use plimsoll_core::kube::admission::resource_quota::evaluator::{Cluster, Evaluator};
+use plimsoll_core::kube::admission::resource_quota::{
+    self, Conflict, Plugin, QuotaStore, validate,
+};
+use plimsoll_core::kube::admission::time::Time;
+use plimsoll_core::kube::resources::ResourceList;
+use serde_json::{Map, Value, json};
+
+use super::{Verdict, errors_json, judge, list, pod, read, request_of, text, verdict_json};
+
+/// When the vectors were made; pods that should have been gone by then are long gone.
+const NOW: &str = "2026-11-01T00:00:00Z";
+
+pub(in crate::conformance) fn check(vector: &Value) -> Verdict {
+    judge(vector, |admission| {
+        let input = &vector["in"];
+        match input["kind"].as_str() {
+            Some("admit") => admit(input, admission),
+            Some("resource_quota") => object(input, admission),
+            other => Err(format!("kind {other:?} is unknown")),
+        }
+    })
+}
+
+fn object(input: &Value, admission: Admission) -> Result<Value, String> {
+    let read_quota = |value: &Value| {
+        let mut quota: ResourceQuota = read(value)?;
+        quota.set_defaults();
+        Ok::<_, String>(quota)
+    };
+    let quota = read_quota(&input["object"])?;
+    let name = &quota.metadata.name;
+    let json = |errors| errors_json(errors, "ResourceQuota", name);
+    if !input["old_object"].is_null() {
+        let old = read_quota(&input["old_object"])?;
+        let errors = if input["subresource"] == "status" {
+            validate::status_update_errors(&quota, &old)
+        } else {
+            validate::update_errors(&quota, &old, admission)
+        };
+        return Ok(json(errors).into());
+    }
+    let mut created = quota.clone();
+    created.status = ResourceQuotaStatus::default();
+    let mut out = json(validate::create_errors(&created, admission));
+    if created != quota {
+        let with_status = json(validate::create_errors(&quota, admission));
+        out.insert("with_status".to_owned(), with_status.into());
+    }
+    Ok(out.into())
+}
+
+/// Quotas of which the first writes fail.
+struct Store {
+    quotas: Vec<ResourceQuota>,
+    conflicts: u64,
+    writes: u64,
+}
+
+impl QuotaStore for Store {
+    fn quotas(&mut self, _: &str) -> Vec<ResourceQuota> {
+        self.quotas.clone()
+    }
+
+    fn write_used(&mut self, quota: &ResourceQuota) -> Result<(), Conflict> {
+        self.writes += 1;
+        if self.conflicts > 0 {
+            self.conflicts -= 1;
+            return Err(Conflict);
+        }
+        for own in &mut self.quotas {
+            if own.metadata.name == quota.metadata.name {
+                own.status.used.clone_from(&quota.status.used);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn configuration(value: &Value) -> Result<Configuration, ConfigurationError> {
+    if value.is_null() {
+        return Ok(Configuration::default());
+    }
+    Configuration::check_kind(text(&value["apiVersion"]), text(&value["kind"]))?;
+    let configuration: Configuration =
+        serde_json::from_value(value.clone()).map_err(|error| ConfigurationError {
+            // serde names the field as upstream does, between other quotes.
+            what: match error.to_string().split('`').nth(1) {
+                Some(field) => format!("strict decoding error: unknown field \"{field}\""),
+                None => error.to_string(),
+            },
+        })?;
+    configuration.check()?;
+    Ok(configuration)
+}
+
+fn admit(input: &Value, admission: Admission) -> Result<Value, String> {
+    let mut out = Map::new();
+    let configuration = match configuration(&input["configuration"]) {
+        Ok(configuration) => configuration,
+        Err(error) => return Ok(json!({"configuration_error": error.to_string()})),
+    };
+    let mut request = request_of(input)?;
+    request.generate_name();
+    let classes: Vec<DeviceClass> = list(&input["device_classes"])?;
+    let mut pods = Vec::new();
+    for value in input["pods"].as_array().into_iter().flatten() {
+        let mut pod = pod(value)?;
+        pod.set_defaults();
+        pods.push(pod);
+    }
+    let cluster = Cluster {
+        now: Time::parse(NOW).map_err(|error| error.to_string())?,
+        device_classes: DeviceClasses::new(&classes),
+        pods,
+        resource_claims: list(&input["resource_claims"])?,
+    };
+    let mut quotas: Vec<ResourceQuota> = list(&input["quotas"])?;
+    quotas.iter_mut().for_each(ResourceQuota::set_defaults);
+    let handled = resource_quota::handles(&request, admission);
+    out.insert("handled".to_owned(), handled.into());
+    let evaluator = Evaluator::of(&request.resource);
+    if handled {
+        out.insert(
+            "usage".to_owned(),
+            json!(evaluator.usage(&request.object, &cluster)),
+        );
+        let applies =
+            |quota: &ResourceQuota| match evaluator.applies(quota, &request.object, &cluster) {
+                Ok(applies) => applies.into(),
+                Err(error) => Value::from(error.to_string()),
+            };
+        let matches: Map<_, _> = quotas
+            .iter()
+            .map(|quota| (quota.metadata.name.clone(), applies(quota)))
+            .collect();
+        if !matches.is_empty() {
+            out.insert("matches".to_owned(), matches.into());
+        }
+    }
+    if input["list_error"] == true {
+        let refusal = resource_quota::list_failed("etcdserver: request timed out");
+        verdict_json(&mut out, &Err(refusal));
+        return Ok(out.into());
+    }
+    let mut store = Store {
+        quotas: quotas.clone(),
+        conflicts: input["update_conflicts"].as_u64().unwrap_or(0),
+        writes: 0,
+    };
+    let plugin = Plugin {
+        configuration: &configuration,
+        cluster: &cluster,
+        admission,
+    };
+    let verdict = plugin.validate(&request, &mut store);
+    if verdict.is_ok() {
+        changes(&mut out, &quotas, &store.quotas);
+        if input["update_conflicts"].is_u64() {
+            out.insert("status_updates".to_owned(), store.writes.into());
+        }
+    } else if store.quotas != quotas {
+        return Err("a refused request changed a quota".to_owned());
+    }
+    verdict_json(&mut out, &verdict);
+    Ok(out.into())
+}
+
+/// What is in use now, and what was added.
+fn changes(out: &mut Map<String, Value>, before: &[ResourceQuota], after: &[ResourceQuota]) {
+    let (mut used, mut delta) = (Map::new(), Map::new());
+    for (before, after) in before
+        .iter()
+        .zip(after)
+        .filter(|(before, after)| before != after)
+    {
+        let name = &after.metadata.name;
+        used.insert(name.clone(), json!(after.status.used));
+        let mut added = ResourceList::new();
+        for (resource, quantity) in &after.status.used {
+            let mut quantity = quantity.clone();
+            if let Some(old) = before.status.used.get(resource) {
+                if *old == quantity {
+                    continue;
+                }
+                quantity -= old;
+            }
+            added.insert(resource.clone(), quantity);
+        }
+        delta.insert(name.clone(), json!(added));
+    }
+    if !used.is_empty() {
+        out.insert("used".to_owned(), used.into());
+        out.insert("delta".to_owned(), delta.into());
+    }
+}
