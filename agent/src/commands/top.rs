@@ -24,7 +24,7 @@ use crate::serve::control::client::{AskError, ask_overview};
 use crate::serve::control::{AgentArgs, Refusal, RefusalKind};
 use crate::serve::overview::{Figures, Overview};
 use crate::show::top::model::{Feed, Message, Model};
-use crate::show::top::text::table;
+use crate::show::top::text::{node_line, table};
 
 /// An agent's CPU figures are means since an earlier question: for a single answer it is asked twice, so far apart.
 const FIRST_MEAN: Duration = Duration::from_millis(700);
@@ -36,6 +36,7 @@ Examples:
   plimsoll top                                       the local agent; ? shows the keys
   plimsoll top --replay run.journal                  step through a journal
   plimsoll top --once                                one table, e.g. for a pipe
+  plimsoll top --line                                one line, for a table over many nodes
   plimsoll top --output json | jq '.pods[].pod'      all figures, for scripts
   plimsoll top --replay run.journal --at 1234.5      start at that second
 
@@ -45,6 +46,9 @@ pub struct TopArgs {
     /// Print one table and exit
     #[arg(long)]
     pub once: bool,
+    /// Print one line, its fields separated by tabs: running pods, memory available, of how much, conditions, who goes next and why
+    #[arg(long, conflicts_with_all = ["once", "format"])]
+    pub line: bool,
     #[command(flatten)]
     pub(crate) output: Option<OutputArgs>,
     /// Refresh interval in seconds
@@ -111,8 +115,13 @@ impl CommandError for TopError {}
 /// # Errors
 /// [`TopError`].
 pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
-    let output = args.output.map(|it| it.format);
-    let output = output.or(args.once.then_some(Output::Text));
+    let format = args.output.map(|it| it.format);
+    let output = match (args.line, format.or(args.once.then_some(Output::Text))) {
+        (true, _) => Some(Printed::Line),
+        (false, Some(Output::Text)) => Some(Printed::Table),
+        (false, Some(Output::Json)) => Some(Printed::Json),
+        (false, None) => None,
+    };
     if output.is_none() {
         // Before anything else: an answer that cannot be shown is not worth waiting for.
         for (what, is_terminal) in [
@@ -161,7 +170,8 @@ pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
             };
             match output {
                 Some(output) => {
-                    if !overview.pods.iter().any(|it| it.cpu.used_milli.is_some()) {
+                    let has_means = overview.pods.iter().any(|it| it.cpu.used_milli.is_some());
+                    if output != Printed::Line && !has_means {
                         std::thread::sleep(FIRST_MEAN);
                         overview = self::overview(&socket)?;
                     }
@@ -187,11 +197,20 @@ fn recorded(recording: &Recording) -> Result<Overview, ExplainError> {
     Overview::new(&recording.snapshot(), &Figures::default())
 }
 
-fn print(output: Output, overview: &Overview) -> Result<ExitCode, TopError> {
+/// What is printed, where no screen is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Printed {
+    Table,
+    Json,
+    Line,
+}
+
+fn print(printed: Printed, overview: &Overview) -> Result<ExitCode, TopError> {
     let mut stdout = io::stdout().lock();
-    let text = match output {
-        Output::Text => page(&table(overview, Style::of(&stdout))),
-        Output::Json => serde_json::to_string_pretty(overview).map_err(io::Error::from)? + "\n",
+    let text = match printed {
+        Printed::Table => page(&table(overview, Style::of(&stdout))),
+        Printed::Json => serde_json::to_string_pretty(overview).map_err(io::Error::from)? + "\n",
+        Printed::Line => node_line(overview),
     };
     match stdout.write_all(text.as_bytes()) {
         // The reader has closed the pipe.

@@ -3,6 +3,7 @@
 use plimsoll_core::explain::Standing;
 
 use crate::host::output::Style;
+use crate::host::shown::line;
 use crate::serve::overview::{Overview, PodStatus};
 use crate::show::table::{Table, Tone, bytes};
 use crate::show::top::{COLUMNS, candidates, reason, signal_text};
@@ -56,4 +57,30 @@ pub(crate) fn table(overview: &Overview, style: Style) -> String {
         text += &format!("  {rank} {}: {}\n", pod.pod, reason(overview, pod));
     }
     text
+}
+
+/// The node in one line, its fields separated by tabs: pods with processes, memory available, of how much, conditions, who goes next and why.
+pub(crate) fn node_line(overview: &Overview) -> String {
+    let of = |it: Option<u64>| it.map_or_else(|| "?".to_owned(), |value| bytes(value.into()));
+    let running = overview.pods.iter();
+    let running = running.filter(|pod| pod.status == PodStatus::Running);
+    let conditions = overview.conditions.iter().filter(|it| it.status);
+    let conditions: Vec<&str> = conditions.map(|it| it.condition.as_str()).collect();
+    let next = candidates(overview).into_iter().next();
+    let next = next.map_or_else(
+        || "no pod".to_owned(),
+        |pod| format!("{}: {}", pod.pod, reason(overview, pod)),
+    );
+    let conditions = match &*conditions {
+        [] => "-".to_owned(),
+        some => some.join(","),
+    };
+    let node = &overview.node;
+    format!(
+        "{}\t{}\t{}\t{conditions}\t{}\n",
+        running.count(),
+        of(node.memory_available_bytes),
+        of(node.memory_capacity_bytes),
+        line(&next)
+    )
 }

@@ -1,0 +1,97 @@
+//! `kubectl plimsoll` (deploy/kubectl-plimsoll) with a kubectl that knows three nodes, of which one does not answer.
+#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
+
+mod node;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
+
+const PLUGIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kubectl-plimsoll");
+
+/// A kubectl whose `exec` runs the program here, with the state directory of the pod's name.
+fn kubectl(dir: &Path) {
+    let text = format!(
+        r#"#!/bin/sh
+[ "$1 $2" = "--namespace plimsoll" ] || exit 9
+case "$3" in
+get)
+    case "$*" in
+    *spec.nodeName=b*) echo "b pod-b" ;;
+    *spec.nodeName=*) ;;
+    *) printf 'b pod-b\nc pod-c\na pod-a\n' ;;
+    esac ;;
+exec)
+    shift 3
+    [ "$1" != --stdin ] || shift
+    pod=$1; shift
+    [ "$1 $2 $3 $4" = "--container agent -- /plimsoll" ] || exit 8
+    shift 4
+    exec {plimsoll} "$@" --state-dir {dir}/$pod ;;
+esac
+"#,
+        plimsoll = env!("CARGO_BIN_EXE_plimsoll"),
+        dir = dir.display(),
+    );
+    let path = dir.join("kubectl");
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+}
+
+fn plugin(dir: &Path, args: &[&str]) -> Output {
+    let path = format!("{}:{}", dir.display(), std::env::var("PATH").unwrap());
+    Command::new(PLUGIN)
+        .args(args)
+        .env("PATH", path)
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn one_table_over_all_nodes_and_one_node_s_reasons() {
+    let dir = tempfile::tempdir().unwrap();
+    kubectl(dir.path());
+    let mut servers = Vec::new();
+    for (pod, pods) in [("pod-a", &["x"][..]), ("pod-b", &["x", "yy"])] {
+        let state = dir.path().join(pod);
+        fs::create_dir(&state).unwrap();
+        servers.push(node::serve(&state.join("control.sock"), None, pods));
+    }
+    let all = plugin(dir.path(), &["top"]);
+    assert_eq!(all.status.code(), Some(1), "{all:?}");
+    let table = text(&all.stdout);
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 3, "{all:?}");
+    assert!(lines[0].starts_with("NODE  PODS  AVAILABLE  OF"), "{table}");
+    assert!(
+        lines[1].starts_with("a     1     24Mi       1Gi"),
+        "{table}"
+    );
+    assert!(
+        lines[2].starts_with("b     2     24Mi       1Gi"),
+        "{table}"
+    );
+    assert!(lines[2].contains("default/yy: "), "{table}");
+    assert!(
+        text(&all.stderr).contains("kubectl plimsoll: c: "),
+        "{all:?}"
+    );
+
+    let why = plugin(dir.path(), &["explain", "b", "eviction", "default/x"]);
+    assert_eq!(why.status.code(), Some(0), "{why:?}");
+    assert!(text(&why.stdout).contains("default/x"), "{why:?}");
+
+    let nowhere = plugin(dir.path(), &["explain", "nowhere"]);
+    assert_eq!(nowhere.status.code(), Some(1));
+    assert!(
+        text(&nowhere.stderr).contains("no agent runs on nowhere"),
+        "{nowhere:?}"
+    );
+    assert_eq!(plugin(dir.path(), &["explain"]).status.code(), Some(2));
+    assert_eq!(plugin(dir.path(), &["--help"]).status.code(), Some(0));
+}
