@@ -35,9 +35,9 @@
   {{- $_ := set $agent "securityContext" $patch.value -}}
 {{- end -}}
 {{- $args := $cluster.args -}}
-{{- if $values.budgets }}{{ $args = append $args "--budgets" }}{{ end -}}
-{{- with $values.deleteEvicted }}{{ if .enabled }}{{ $args = append $args (printf "--evicted-pods=keep-per-owner=%d,keep-for=%s" (int .keepPerOwner) .keepFor) }}{{ end }}{{ end -}}
-{{- if $values.evictionAPI }}{{ $args = append $args "--evict-by=eviction-api" }}{{ end -}}
+{{- if $values.budgets }}{{ $args = append $args "--respect-disruption-budgets" }}{{ end -}}
+{{- with $values.deleteEvicted }}{{ if .enabled }}{{ $args = append $args (printf "--evicted-pods=keepPerOwner=%d,keepFor=%s" (int .keepPerOwner) .keepFor) }}{{ end }}{{ end -}}
+{{- if $values.evictionAPI }}{{ $args = append $args "--evict-by=EvictionAPI" }}{{ end -}}
 {{- if $values.taintOnPressure }}{{ $args = append $args "--taint-on-pressure" }}{{ end -}}
 {{- $_ := set $cluster "args" (concat $args $values.extraArgs.cluster) -}}
 {{- $args = $agent.args -}}
