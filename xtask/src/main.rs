@@ -8,6 +8,7 @@ mod demo;
 mod deny;
 mod ebpf;
 mod fuzz;
+mod fuzz_parsers;
 mod guest;
 mod interrupt;
 mod kernel;
@@ -108,11 +109,14 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Foreign bytes, guided by coverage, against everything that reads them; exit status 1 with the first find
+    /// Foreign bytes, guided by coverage, against everything that reads them; exit status 1 with a find
     FuzzParsers {
-        /// How long for each target
+        /// How long for each target; 0 only builds
         #[arg(long, value_name = "N", default_value_t = 60)]
         seconds: u32,
+        /// Then put the smallest inputs that reach everything that was reached into tests/fuzz/seeds
+        #[arg(long)]
+        keep: bool,
         /// Targets, the files of tests/fuzz/fuzz_targets [default: all]
         #[arg(value_name = "TARGET")]
         targets: Vec<String>,
@@ -148,7 +152,11 @@ fn run(command: Command) -> Result<u8> {
         Command::Deny => return deny::run(),
         Command::Simulate { arguments } => return simulate::run(&arguments),
         Command::Fuzz { arguments } => return fuzz::run(&arguments),
-        Command::FuzzParsers { seconds, targets } => return fuzz::parsers(seconds, &targets),
+        Command::FuzzParsers {
+            seconds,
+            keep,
+            targets,
+        } => return fuzz_parsers::run(seconds, keep, &targets),
     }
     Ok(0)
 }
