@@ -43,7 +43,7 @@ Examples:
   cargo xtask conformance tests/vectors/quantity.jsonl
   cargo xtask fuzz --seconds 600                      random histories against the decision engine
   cargo xtask fuzz-parsers --seconds 60 mounts btf    foreign bytes against what reads them, guided by coverage
-  cargo xtask deny                                    licences, names and sources of dependencies
+  cargo xtask deny                                    licences, names, sources and advisories of dependencies
   cargo xtask simulate --seed 7 --hours 24            the whole agent against a model of the machine
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
@@ -95,7 +95,8 @@ enum Command {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
-    /// Ask cargo-deny whether licences, names and sources of dependencies are what deny.toml allows; builds it first, which takes minutes
+    /// Ask cargo-deny whether licences, names and sources of dependencies are what deny.toml allows, and for advisories; builds it first,
+    /// which takes minutes
     Deny,
     /// The whole agent against a model of the machine, in virtual time (arguments: cargo xtask simulate -- --help)
     Simulate {
