@@ -13,6 +13,7 @@ mod guest;
 mod interrupt;
 mod kernel;
 mod lock;
+mod miri;
 mod opportunity;
 mod paths;
 mod process;
@@ -44,6 +45,7 @@ Examples:
   cargo xtask fuzz --seconds 600                      random histories against the decision engine
   cargo xtask fuzz-parsers --seconds 60 mounts btf    foreign bytes against what reads them, guided by coverage
   cargo xtask deny                                    licences, names, sources and advisories of dependencies
+  cargo xtask miri                                    shared memory and decoding, interpreted
   cargo xtask simulate --seed 7 --hours 24            the whole agent against a model of the machine
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
@@ -98,6 +100,8 @@ enum Command {
     /// Ask cargo-deny whether licences, names and sources of dependencies are what deny.toml allows, and for advisories; builds it first,
     /// which takes minutes
     Deny,
+    /// Interpret what reads memory that the kernel writes too, for accesses that Rust does not allow; minutes
+    Miri,
     /// The whole agent against a model of the machine, in virtual time (arguments: cargo xtask simulate -- --help)
     Simulate {
         /// For the program, such as --seed 7
@@ -151,6 +155,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Test { quick, all } => return test::run(quick, all),
         Command::Conformance { files } => return conformance::run(&files),
         Command::Deny => return deny::run(),
+        Command::Miri => miri::run()?,
         Command::Simulate { arguments } => return simulate::run(&arguments),
         Command::Fuzz { arguments } => return fuzz::run(&arguments),
         Command::FuzzParsers {
