@@ -1,6 +1,7 @@
 //! The source itself: what may depend on what (ARCHITECTURE.md), read from cargo.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use serde_json::Value;
@@ -75,6 +76,36 @@ fn packages_depend_only_on_what_they_may() {
                     "{name} must not depend on {leaf}"
                 );
             }
+        }
+    }
+}
+
+/// The versions of each package in a lock file.
+fn locked(lock: &str) -> BTreeMap<&str, BTreeSet<&str>> {
+    let mut versions: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for package in lock.split("[[package]]").skip(1) {
+        let field = |name: &str| {
+            let lines = package.lines();
+            let mut values = lines.filter_map(|line| line.strip_prefix(name)?.strip_prefix(" = "));
+            values.next().unwrap().trim_matches('"')
+        };
+        let version = field("version");
+        versions.entry(field("name")).or_default().insert(version);
+    }
+    versions
+}
+
+#[test]
+fn what_is_fuzzed_is_what_is_released() {
+    let released = locked(include_str!("../../Cargo.lock"));
+    let fuzzed = locked(include_str!("../fuzz/Cargo.lock"));
+    assert!(fuzzed.contains_key("plimsoll") && fuzzed.len() > 100);
+    for (name, versions) in fuzzed {
+        if let Some(released) = released.get(name) {
+            assert!(
+                versions.is_subset(released),
+                "{name}: fuzzed {versions:?}, released {released:?}; in tests/fuzz: cargo update -p {name} --precise VERSION"
+            );
         }
     }
 }

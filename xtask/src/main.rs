@@ -9,10 +9,12 @@ mod deny;
 mod deploy;
 mod ebpf;
 mod fuzz;
+mod fuzz_parsers;
 mod guest;
 mod interrupt;
 mod kernel;
 mod lock;
+mod miri;
 mod opportunity;
 mod paths;
 mod process;
@@ -43,8 +45,9 @@ Examples:
   cargo xtask conformance tests/vectors/quantity.jsonl
   cargo xtask fuzz --seconds 600                      random histories against the decision engine
   cargo xtask fuzz-parsers --seconds 60 mounts btf    foreign bytes against what reads them, guided by coverage
-  cargo xtask deny                                    licences, names and sources of dependencies
   cargo xtask deploy-check                            what deploy/ has, by Kubernetes' own tools
+  cargo xtask deny                                    licences, names, sources and advisories of dependencies
+  cargo xtask miri                                    shared memory and decoding, interpreted
   cargo xtask simulate --seed 7 --hours 24            the whole agent against a model of the machine
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
@@ -96,10 +99,13 @@ enum Command {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
-    /// Ask cargo-deny whether licences, names and sources of dependencies are what deny.toml allows; builds it first, which takes minutes
+    /// Ask cargo-deny whether licences, names and sources of dependencies are what deny.toml allows, and for advisories; builds it first,
+    /// which takes minutes
     Deny,
     /// Whether Kustomize and Helm build the same objects from deploy/, and alerts are raised as tested
     DeployCheck,
+    /// Interpret what reads memory that the kernel writes too, for accesses that Rust does not allow; minutes
+    Miri,
     /// The whole agent against a model of the machine, in virtual time (arguments: cargo xtask simulate -- --help)
     Simulate {
         /// For the program, such as --seed 7
@@ -112,11 +118,14 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Foreign bytes, guided by coverage, against everything that reads them; exit status 1 with the first find
+    /// Foreign bytes, guided by coverage, against everything that reads them; exit status 1 with a find
     FuzzParsers {
-        /// How long for each target
+        /// How long for each target; 0 only builds
         #[arg(long, value_name = "N", default_value_t = 60)]
         seconds: u32,
+        /// Then put the smallest inputs that reach everything that was reached into tests/fuzz/seeds
+        #[arg(long)]
+        keep: bool,
         /// Targets, the files of tests/fuzz/fuzz_targets [default: all]
         #[arg(value_name = "TARGET")]
         targets: Vec<String>,
@@ -151,9 +160,14 @@ fn run(command: Command) -> Result<u8> {
         Command::Conformance { files } => return conformance::run(&files),
         Command::Deny => return deny::run(),
         Command::DeployCheck => deploy::check()?,
+        Command::Miri => miri::run()?,
         Command::Simulate { arguments } => return simulate::run(&arguments),
         Command::Fuzz { arguments } => return fuzz::run(&arguments),
-        Command::FuzzParsers { seconds, targets } => return fuzz::parsers(seconds, &targets),
+        Command::FuzzParsers {
+            seconds,
+            keep,
+            targets,
+        } => return fuzz_parsers::run(seconds, keep, &targets),
     }
     Ok(0)
 }

@@ -112,15 +112,20 @@ fn installed_nightly() -> Result<String> {
 
 /// Clippy for the nightly, which a minimal toolchain leaves out. Only the tests need it.
 pub(crate) fn nightly_clippy(toolchain: &str) -> Result<()> {
+    nightly_component(toolchain, "clippy", "cargo-clippy")
+}
+
+/// A component of the nightly that a minimal toolchain leaves out, and the program by which it is known.
+pub(crate) fn nightly_component(toolchain: &str, component: &str, program: &str) -> Result<()> {
     let mut version = Command::new("rustup");
-    version.args(["run", toolchain, "cargo-clippy", "--version"]);
+    version.args(["run", toolchain, program, "--version"]);
     if process::run(&mut version)?.success() {
         return Ok(());
     }
-    let _step = Step::begin("clippy", format_args!("adding to {toolchain}"));
+    let _step = Step::begin(component, format_args!("adding to {toolchain}"));
     output_of(
-        Command::new("rustup").args(["component", "add", "clippy", "--toolchain", toolchain]),
-        "check the network, or name a nightly that has clippy in PLIMSOLL_NIGHTLY",
+        Command::new("rustup").args(["component", "add", component, "--toolchain", toolchain]),
+        &format!("check the network, or name a nightly that has {component} in PLIMSOLL_NIGHTLY"),
     )?;
     Ok(())
 }

@@ -14,7 +14,7 @@
 mod descent;
 pub mod filesystem;
 mod layer;
-mod mountinfo;
+pub mod mountinfo;
 mod observer;
 pub mod reclaim;
 pub mod remove;

@@ -55,17 +55,17 @@ fn mounts(text: &[u8]) -> impl Iterator<Item = Mount<'_>> {
 
 /// What is mounted at the root.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct RootMount {
+pub struct RootMount {
     /// Major and minor number of its device.
-    pub(super) device: (u32, u32),
+    pub device: (u32, u32),
     /// Whether it is an overlay.
-    pub(super) is_overlay: bool,
+    pub is_overlay: bool,
     /// The directory that holds what is written there; a read-only overlay has none.
-    pub(super) upper: Option<PathBuf>,
+    pub upper: Option<PathBuf>,
 }
 
 /// The root of a process, from its mountinfo.
-pub(super) fn root_mount(mountinfo: &[u8]) -> Option<RootMount> {
+pub fn root_mount(mountinfo: &[u8]) -> Option<RootMount> {
     // Mounts over the root hide the ones before.
     let root = mounts(mountinfo)
         .filter(|mount| mount.point == b"/")
@@ -84,22 +84,22 @@ pub(super) fn root_mount(mountinfo: &[u8]) -> Option<RootMount> {
 }
 
 /// Whether anything is mounted on `directory` or below it. `directory` has no links in it.
-pub(super) fn has_mount_at_or_below(mountinfo: &[u8], directory: &Path) -> bool {
+pub fn has_mount_at_or_below(mountinfo: &[u8], directory: &Path) -> bool {
     mounts(mountinfo).any(|mount| path(mount.point).starts_with(directory))
 }
 
 /// A directory as every mount namespace knows it: by its file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Inside {
+pub struct Inside {
     device: (u32, u32),
     /// From the root of the file system.
     path: PathBuf,
     /// Whether mounts that another namespace makes there appear in this one.
-    pub(super) is_told: bool,
+    pub is_told: bool,
 }
 
 /// Where a directory without links is, by the mounts of a process that sees it at that path.
-pub(super) fn inside(mountinfo: &[u8], directory: &Path) -> Option<Inside> {
+pub fn inside(mountinfo: &[u8], directory: &Path) -> Option<Inside> {
     // Of two at one point the later one hides the other.
     let mount = mounts(mountinfo)
         .filter(|mount| directory.starts_with(path(mount.point)))
@@ -113,7 +113,7 @@ pub(super) fn inside(mountinfo: &[u8], directory: &Path) -> Option<Inside> {
 }
 
 /// Whether another namespace, whose mounts these are, has anything mounted on that directory or below it, wherever it sees it.
-pub(super) fn has_mount_inside(mountinfo: &[u8], directory: &Inside) -> bool {
+pub fn has_mount_inside(mountinfo: &[u8], directory: &Inside) -> bool {
     let by_id: BTreeMap<&[u8], Mount<'_>> =
         mounts(mountinfo).map(|mount| (mount.id, mount)).collect();
     by_id.values().any(|mount| {

@@ -4,24 +4,41 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Write as _;
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{Input, Symbolizer};
+use plimsoll::act::placement::checkpoint::{CHECKPOINT, Checkpoint, PlacementLock};
 use plimsoll::act::placement::kubelet_state::{CpuManagerState, MemoryManagerState};
 use plimsoll::host::capabilities::Capabilities;
+use plimsoll::host::cgroup::PodMemoryFiles;
+use plimsoll::host::cgroup_paths::hierarchy_number;
+use plimsoll::host::cpuset::Cpuset;
+use plimsoll::host::numa::PodNumaFile;
 use plimsoll::host::pressure::read_stalls;
-use plimsoll::host::{HostRoot, Ledger, MeminfoFile};
-use plimsoll::input::config::flags::EvictionFlags;
-use plimsoll::input::config::resolve::{ConfigFile, Effective};
+use plimsoll::host::processes::ProcessFiles;
+use plimsoll::host::swap::SwapFiles;
+use plimsoll::host::topology::read_machine;
+use plimsoll::host::{CgroupMounts, CgroupPath, Controller, HostRoot, Ledger, MeminfoFile};
+use plimsoll::input::config::{ConfigFile, Effective, EvictionFlags};
 use plimsoll::input::{devices, machine, manifests, usage};
 use plimsoll::kernel::btf::Btf;
 use plimsoll::kernel::{decode, sample};
+use plimsoll::record::snapshot::Snapshot;
 use plimsoll::record::steps;
-use plimsoll::serve::control::{Answer, Request};
+use plimsoll::serve::control::{Reply, Request, Snapshots, snapshots};
+use plimsoll::serve::http::{Answers, Bounds, Server, address, bind};
+use plimsoll::serve::summary::Statistics;
+use plimsoll::source::memory_events::{CgroupEvents, MemoryEvents};
+use plimsoll::storage::mountinfo;
+use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::duration;
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::placement::cpu_set::CpuSet;
@@ -76,12 +93,14 @@ pub fn btf(bytes: &[u8]) {
     let (name, data) = bytes.split_at(bytes.len().min(8));
     let Ok(btf) = Btf::parse(data) else { return };
     let name = text(name);
-    btf.has_function(name);
-    btf.has_tracepoint(name);
-    btf.parameter(name, "memcg");
-    btf.enumerator(name);
-    btf.offset(name);
-    btf.bit(name, "flags");
+    let _asked = (
+        btf.has_function(name),
+        btf.has_tracepoint(name),
+        btf.parameter(name, "memcg"),
+        btf.enumerator(name),
+        btf.offset(name),
+        btf.bit(name, "flags"),
+    );
 }
 
 /// [`manifests::read_file`].
@@ -114,20 +133,159 @@ pub fn mounts(bytes: &[u8]) {
     HostRoot::new(folder()).cgroup_mounts().ok();
 }
 
-/// [`MeminfoFile`], [`read_stalls`], [`Capabilities::parse`].
+/// What is read from the root of `/proc`, each file with these bytes.
 pub fn kernel_files(bytes: &[u8]) {
+    let host = HostRoot::new(folder());
     file("proc/meminfo", bytes);
-    if let Ok(meminfo) = MeminfoFile::open(&HostRoot::new(folder())) {
+    if let Ok(meminfo) = MeminfoFile::open(&host) {
         meminfo.read().ok();
     }
+    for limit in ["pid_max", "threads-max"] {
+        file(&format!("proc/sys/kernel/{limit}"), b"32768\n");
+    }
+    file("proc/loadavg", bytes);
+    if let Some(processes) = ProcessFiles::open(&host, |_| {}) {
+        processes.read(|_| {}).ok();
+    }
+    file("proc/swaps", bytes);
+    let mounts = fake_cgroup2();
+    let mut swap = SwapFiles::open(&host, &mounts, &CgroupPath::default());
+    swap.follow().ok();
+    swap.read().ok();
     read_stalls(file("memory.pressure", bytes)).ok();
     Capabilities::parse(text(bytes));
+    hierarchy_number(text(bytes), Controller::Memory);
 }
 
-/// [`Request::of_line`], [`Answer::of_line`].
+/// The mounts of a host with the v2 tree alone, below [`folder`].
+fn fake_cgroup2() -> CgroupMounts {
+    file(
+        "proc/self/mounts",
+        b"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n",
+    );
+    file(
+        "sys/fs/cgroup/cgroup.controllers",
+        b"cpuset cpu memory pids\n",
+    );
+    HostRoot::new(folder())
+        .cgroup_mounts()
+        .expect("a host with cgroups")
+}
+
+/// What is read from a cgroup's directory, each file with these bytes.
+pub fn cgroup_files(bytes: &[u8]) {
+    const FILES: [&str; 7] = [
+        "memory.current",
+        "memory.stat",
+        "memory.events",
+        "cgroup.events",
+        "memory.numa_stat",
+        "cpuset.cpus",
+        "cpuset.mems",
+    ];
+    for name in FILES {
+        file(&format!("sys/fs/cgroup/pod/{name}"), bytes);
+    }
+    let mounts = fake_cgroup2();
+    let pod = CgroupPath::new("pod").expect("a path");
+    if let Ok(memory) = PodMemoryFiles::open(&mounts, &pod) {
+        memory.read_usage_bytes().ok();
+        memory.read_cache().ok();
+    }
+    if let Ok(numa) = PodNumaFile::open(&mounts, &pod) {
+        numa.read(0).ok();
+        numa.read(1).ok();
+    }
+    if let Ok(cpuset) = Cpuset::at(&mounts, &pod) {
+        cpuset.cpus().ok();
+        cpuset.mems().ok();
+    }
+    let directory = folder().join("sys/fs/cgroup/pod");
+    MemoryEvents::open(&directory).ok();
+    if let Ok(events) = CgroupEvents::open(&directory) {
+        events.read().ok();
+    }
+}
+
+/// [`read_machine`]: the files below `/sys/devices/system`, in this order, with a zero byte between two.
+pub fn sysfs(bytes: &[u8]) {
+    const FILES: [&str; 9] = [
+        "cpu/online",
+        "cpu/present",
+        "node/online",
+        "node/node0/cpulist",
+        "node/node0/distance",
+        "node/node0/meminfo",
+        "cpu/cpu0/topology/core_cpus_list",
+        "cpu/cpu0/topology/physical_package_id",
+        "cpu/cpu0/cache/index3/shared_cpu_list",
+    ];
+    let mut texts = bytes.split(|byte| *byte == 0);
+    for name in FILES {
+        let text = texts.next().unwrap_or_default();
+        file(&format!("sys/devices/system/{name}"), text);
+    }
+    read_machine(&HostRoot::new(folder())).ok();
+}
+
+/// [`mountinfo`]: the directory that is asked for, a line end, and the mounts. Any process shows its own.
+pub fn mountinfo(bytes: &[u8]) {
+    let at = bytes.iter().position(|byte| *byte == b'\n');
+    let (directory, mounts) = bytes.split_at(at.unwrap_or_default());
+    let directory = Path::new(OsStr::from_bytes(directory));
+    mountinfo::root_mount(mounts);
+    mountinfo::has_mount_at_or_below(mounts, directory);
+    if let Some(inside) = mountinfo::inside(mounts, directory) {
+        mountinfo::has_mount_inside(mounts, &inside);
+    }
+}
+
+/// [`Checkpoint::read`]: the bytes are the placement, and the checksum around it is right.
+pub fn checkpoint(bytes: &[u8]) {
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let head = format!(r#"{{"version":1,"checksum":"{hash:016x}","placement":"#);
+    let path = file(CHECKPOINT, &[head.as_bytes(), bytes, b"}"].concat());
+    let folder = folder();
+    if let Ok(lock) = PlacementLock::exclusive(&folder, Duration::ZERO) {
+        Checkpoint::read(&lock, &folder).ok();
+    }
+    let _none = fs::remove_file(path.with_file_name(format!("{CHECKPOINT}.damaged-1")));
+}
+
+/// A client of the HTTP port: the bytes are all that it sends.
+pub fn http(bytes: &[u8]) {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    let server = SERVER.get_or_init(serve);
+    let Ok(mut stream) = TcpStream::connect(server.address()) else {
+        return;
+    };
+    stream.write_all(bytes).ok();
+    stream.shutdown(Shutdown::Write).ok();
+    std::io::copy(&mut stream, &mut std::io::sink()).ok();
+}
+
+/// The agent's server, with a loop that answers at once.
+fn serve() -> Server {
+    let (source, mut requests) = snapshots();
+    let engine = Engine::new(EngineConfig::default());
+    std::thread::spawn(move || {
+        while let Some(asked) = requests.blocking_recv() {
+            asked.send(Snapshot::of(&engine)).ok();
+        }
+    });
+    let host = HostRoot::new(folder());
+    let statistics = Statistics::new(host, fake_cgroup2(), CgroupPath::default());
+    let answers = Answers::new(Arc::new(Snapshots::new(source)), statistics);
+    let listener = bind(address("127.0.0.1:0").expect("an address")).expect("a free port");
+    Server::start(listener, answers, Bounds::default()).expect("a thread")
+}
+
+/// [`Request::of_line`], [`Reply::of_line`].
 pub fn requests(bytes: &[u8]) {
     Request::of_line(bytes).ok();
-    Answer::of_line(bytes).ok();
+    Reply::of_line(bytes).ok();
 }
 
 /// [`Ledger::changes`]. Nothing is undone: the bytes choose the paths.
