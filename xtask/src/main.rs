@@ -18,6 +18,8 @@ mod opportunity;
 mod paths;
 mod process;
 mod progress;
+mod release;
+mod remap;
 mod setup;
 mod simulate;
 mod test;
@@ -46,6 +48,7 @@ Examples:
   cargo xtask fuzz-parsers --seconds 60 mounts btf    foreign bytes against what reads them, guided by coverage
   cargo xtask deny                                    licences, names, sources and advisories of dependencies
   cargo xtask miri                                    shared memory and decoding, interpreted
+  cargo xtask release --verify                        archive, bill of materials, checksums; built twice and compared
   cargo xtask simulate --seed 7 --hours 24            the whole agent against a model of the machine
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
@@ -102,6 +105,8 @@ enum Command {
     Deny,
     /// Interpret what reads memory that the kernel writes too, for accesses that Rust does not allow; minutes
     Miri,
+    /// Make what is handed out: programs, BPF objects, bill of materials, checksums, one archive; with --verify twice, and compared
+    Release(release::ReleaseArgs),
     /// The whole agent against a model of the machine, in virtual time (arguments: cargo xtask simulate -- --help)
     Simulate {
         /// For the program, such as --seed 7
@@ -156,6 +161,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Conformance { files } => return conformance::run(&files),
         Command::Deny => return deny::run(),
         Command::Miri => miri::run()?,
+        Command::Release(args) => return release::run(&args),
         Command::Simulate { arguments } => return simulate::run(&arguments),
         Command::Fuzz { arguments } => return fuzz::run(&arguments),
         Command::FuzzParsers {
