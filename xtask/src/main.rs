@@ -90,7 +90,8 @@ enum Command {
         /// Leave out the guests
         #[arg(long)]
         quick: bool,
-        /// Every test on every machine that it fits: three kernels, cgroup v1 and v2, NUMA, lockdown, no PSI; hours
+        /// Every test on every machine that it fits: three kernels, cgroup v1 and v2, NUMA, lockdown, no PSI; a minute of each fuzz
+        /// target, Miri, dependencies; hours
         #[arg(long, conflicts_with = "quick")]
         all: bool,
     },
