@@ -10,7 +10,7 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind, Sy
 use crate::lock::Lock;
 use crate::process;
 use crate::progress::{Step, say};
-use crate::{paths, setup};
+use crate::{paths, remap, setup};
 
 /// Bytes of one BPF instruction.
 const INSTRUCTION_BYTES: u64 = 8;
@@ -118,9 +118,12 @@ pub(crate) fn clippy(step: &Step) -> Result<()> {
 }
 
 /// `cargo VERB` for the BPF crate with the nightly. Target, linker and flags are in `ebpf/.cargo/config.toml`, which
-/// cargo finds from the crate's folder, so that an editor builds it the same way.
+/// cargo finds from the crate's folder, so that an editor builds it the same way. The flags of [`remap`] are added: BTF names source files, and the
+/// object is to be the same one in each folder.
 fn cargo(nightly: &str, verb: &str) -> Result<Command> {
     let linker = setup::bpf_linker()?;
+    let flags = remap::flags(&setup::sysroot(Some(nightly))?)?;
+    let flags = serde_json::to_string(&flags).context("paths that are no text")?;
     let own_path = env::var_os("PATH").unwrap_or_default();
     let folders = linker.parent().map(Path::to_owned).into_iter();
     let path = env::join_paths(folders.chain(env::split_paths(&own_path)))
@@ -131,6 +134,8 @@ fn cargo(nightly: &str, verb: &str) -> Result<Command> {
             "run",
             nightly,
             "cargo",
+            "--config",
+            &format!("build.rustflags={flags}"),
             verb,
             "--locked",
             "--target",
@@ -144,6 +149,15 @@ fn cargo(nightly: &str, verb: &str) -> Result<Command> {
         .env_remove("RUSTC")
         .env_remove("RUSTUP_TOOLCHAIN")
         .current_dir(paths::root().join("ebpf"));
+    // Meant for the programs: they would make other instructions, and another digest.
+    for (name, _) in env::vars_os() {
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("CARGO_PROFILE_"))
+        {
+            command.env_remove(name);
+        }
+    }
     Ok(command)
 }
 

@@ -11,14 +11,18 @@ mod ebpf;
 mod fuzz;
 mod fuzz_parsers;
 mod guest;
+mod image;
 mod interrupt;
 mod kernel;
 mod lock;
 mod miri;
 mod opportunity;
+mod package;
 mod paths;
 mod process;
 mod progress;
+mod release;
+mod remap;
 mod setup;
 mod simulate;
 mod test;
@@ -48,6 +52,9 @@ Examples:
   cargo xtask deploy-check                            what deploy/ has, by Kubernetes' own tools
   cargo xtask deny                                    licences, names, sources and advisories of dependencies
   cargo xtask miri                                    shared memory and decoding, interpreted
+  cargo xtask image                                   the container image, an OCI layout
+  cargo xtask package                                 a Debian package
+  cargo xtask release --verify                        archive, bill of materials, checksums; built twice and compared
   cargo xtask simulate --seed 7 --hours 24            the whole agent against a model of the machine
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
@@ -89,7 +96,8 @@ enum Command {
         /// Leave out the guests
         #[arg(long)]
         quick: bool,
-        /// Every test on every machine that it fits: three kernels, cgroup v1 and v2, NUMA, lockdown, no PSI; hours
+        /// Every test on every machine that it fits: three kernels, cgroup v1 and v2, NUMA, lockdown, no PSI; a minute of each fuzz
+        /// target, Miri, dependencies; hours
         #[arg(long, conflicts_with = "quick")]
         all: bool,
     },
@@ -106,6 +114,12 @@ enum Command {
     DeployCheck,
     /// Interpret what reads memory that the kernel writes too, for accesses that Rust does not allow; minutes
     Miri,
+    /// Make what is handed out: programs, BPF objects, bill of materials, checksums, one archive; with --verify twice, and compared
+    Release(release::ReleaseArgs),
+    /// Make the container image of deploy/, as an OCI layout
+    Image(image::ImageArgs),
+    /// Make a Debian package for one machine without a cluster
+    Package(package::PackageArgs),
     /// The whole agent against a model of the machine, in virtual time (arguments: cargo xtask simulate -- --help)
     Simulate {
         /// For the program, such as --seed 7
@@ -161,6 +175,9 @@ fn run(command: Command) -> Result<u8> {
         Command::Deny => return deny::run(),
         Command::DeployCheck => deploy::check()?,
         Command::Miri => miri::run()?,
+        Command::Release(args) => return release::run(&args),
+        Command::Image(args) => image::run(&args)?,
+        Command::Package(args) => package::run(&args)?,
         Command::Simulate { arguments } => return simulate::run(&arguments),
         Command::Fuzz { arguments } => return fuzz::run(&arguments),
         Command::FuzzParsers {

@@ -58,18 +58,35 @@ pub(crate) fn nightly() -> Result<String> {
         Ok(name) if !name.is_empty() => name,
         _ => installed_nightly()?,
     };
-    let sysroot = output_of(
-        Command::new("rustup").args(["run", &toolchain, "rustc", "--print", "sysroot"]),
-        &format!(
-            "install it: `rustup toolchain install {toolchain} --profile minimal`, or set PLIMSOLL_NIGHTLY to one that is installed"
-        ),
-    )?;
-    let library = Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library");
+    let sysroot = sysroot(Some(&toolchain))?;
+    let library = sysroot.join("lib/rustlib/src/rust/library");
     if !library.join("core/src/lib.rs").is_file() {
         let _lock = Lock::take(&paths::target("tools"))?;
         rust_src(&toolchain, &library)?;
     }
     Ok(toolchain)
+}
+
+/// Where a toolchain is; without a name the one that builds this workspace.
+pub(crate) fn sysroot(toolchain: Option<&str>) -> Result<PathBuf> {
+    let mut rustc = match toolchain {
+        Some(_) => Command::new("rustup"),
+        None => Command::new("rustc"),
+    };
+    let next = match toolchain {
+        Some(name) => {
+            rustc.args(["run", name, "rustc"]);
+            format!(
+                "install it: `rustup toolchain install {name} --profile minimal`, or set PLIMSOLL_NIGHTLY to one that is installed"
+            )
+        }
+        None => "Rust is missing: see https://rustup.rs".to_owned(),
+    };
+    rustc
+        .args(["--print", "sysroot"])
+        .current_dir(paths::root());
+    let said = output_of(&mut rustc, &next)?;
+    Ok(PathBuf::from(said.trim()))
 }
 
 fn installed_nightly() -> Result<String> {

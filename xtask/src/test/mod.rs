@@ -22,7 +22,7 @@ use self::report::Counts;
 use crate::guest::{OF_DEMO, OF_TESTS, build_programs};
 use crate::kernel::Kernel;
 use crate::progress::{self, Step, minutes, say};
-use crate::{demo, deploy, ebpf, process, setup, simulate};
+use crate::{demo, deny, deploy, ebpf, fuzz_parsers, miri, process, setup, simulate};
 
 /// Jobs at a time: what a small machine has CPUs for.
 const JOBS_AT_ONCE: usize = 2;
@@ -81,6 +81,8 @@ enum Job {
     Guest(PlannedGuest),
     /// The demo, as a newcomer runs it: it has to succeed.
     Demo,
+    /// Foreign bytes, shared memory and dependencies: what is asked once a week.
+    Weekly,
 }
 
 /// Runs the stages and prints the summary line; 1 on any failure.
@@ -122,6 +124,9 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
             }
             Err(error) => told.stage("guests", || Err(error).into()),
         }
+    }
+    if all {
+        jobs.push_back(Job::Weekly);
     }
     at_once(jobs, |ended| told.tell(&ended));
     flaky::tell(&told.failed_tests);
@@ -170,6 +175,7 @@ fn at_once(jobs: VecDeque<Job>, mut tell: impl FnMut(Ended)) {
                             });
                         }
                         Job::Demo => stage(&sender, "demo", &|_| demo::succeeds().into()),
+                        Job::Weekly => weekly(&sender),
                     }
                 }
             });
@@ -190,6 +196,15 @@ fn host(ended: &mpsc::Sender<Ended>) {
     stage(ended, "simulation", &|step| {
         simulate::little_of_everything(step).into()
     });
+}
+
+/// What takes long, and finds something seldom.
+fn weekly(ended: &mpsc::Sender<Ended>) {
+    stage(ended, "fuzzing, a minute of each target", &|_| {
+        fuzz_parsers::a_minute_of_each().into()
+    });
+    stage(ended, "Miri", &|_| miri::run().into());
+    stage(ended, "dependencies", &|_| deny::passes().into());
 }
 
 /// A stage that runs beside others.
