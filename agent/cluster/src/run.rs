@@ -271,12 +271,12 @@ impl Loop {
 
     fn answered(&mut self, target: &Target, answer: &Answer) {
         if let Answer::Refused(refusal) = answer
-            && !matches!(refusal.code, 404 | 409 | 422 | 429)
+            && !refusal.is_passing()
+            && !matches!(refusal.code, 404 | 409)
         {
-            self.metrics.say(&format!(
-                "{target:?}: {} {} {}",
-                refusal.code, refusal.reason, refusal.message
-            ));
+            let (code, reason, message) = (refusal.code, &refusal.reason, &refusal.message);
+            self.metrics
+                .say(&format!("{target:?}: {code} {reason} {message}"));
         }
         let now = self.now();
         self.reporter.answered(target, answer, &mut self.pods, now);

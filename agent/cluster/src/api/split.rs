@@ -91,13 +91,19 @@ impl Items {
 
     fn in_item(&mut self, byte: u8, take: &mut impl FnMut(Piece<'_>)) {
         let is_between = self.depth == 2 && !self.in_string;
-        if is_between && byte == b']' {
-            self.depth = 1;
-            self.in_items = false;
-            self.rest.push(byte);
+        if is_between && matches!(byte, b',' | b']') {
+            // What is no object has its end here: it must not take the next one with it.
+            if self.is_too_large || !self.object.is_empty() {
+                self.whole(take);
+            }
+            if byte == b']' {
+                self.depth = 1;
+                self.in_items = false;
+                self.rest.push(byte);
+            }
             return;
         }
-        if is_between && (byte == b',' || byte.is_ascii_whitespace()) {
+        if is_between && byte.is_ascii_whitespace() {
             return;
         }
         if self.object.len() >= OBJECT_BYTES_MAX {
@@ -118,16 +124,16 @@ impl Items {
             _ => {}
         }
         if self.depth == 2 && matches!(byte, b'}' | b']') {
-            take(if self.is_too_large {
-                Piece::TooLarge
-            } else {
-                Piece::Object(&self.object)
-            });
-            self.forget();
+            self.whole(take);
         }
     }
 
-    fn forget(&mut self) {
+    fn whole(&mut self, take: &mut impl FnMut(Piece<'_>)) {
+        take(if self.is_too_large {
+            Piece::TooLarge
+        } else {
+            Piece::Object(&self.object)
+        });
         self.is_too_large = false;
         self.object.clear();
         self.object.shrink_to(64 << 10);
@@ -212,6 +218,17 @@ mod tests {
                 (&"7".into(), Some(0))
             );
         }
+        let mixed = br#"{"items":["no, object", 7 ,{"a":1},null,[2],{"b":2}, true]}"#;
+        let expected = [
+            r#""no, object""#,
+            "7",
+            r#"{"a":1}"#,
+            "null",
+            "[2]",
+            r#"{"b":2}"#,
+            "true",
+        ];
+        assert_eq!(items(mixed, 5).unwrap().0, expected);
         assert_eq!(items(br#"{"items":null}"#, 3).unwrap().0.len(), 0);
     }
 

@@ -136,6 +136,11 @@ impl Agent {
         }
     }
 
+    /// Hears one frame, or that the program has ended the connection.
+    pub(crate) async fn is_open(&mut self) -> bool {
+        self.frame().await.is_some()
+    }
+
     /// Hears one frame.
     pub(crate) async fn hear(&mut self) {
         let frame = self

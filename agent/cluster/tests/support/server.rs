@@ -353,7 +353,7 @@ impl Server {
 }
 
 /// What docs/reference/cluster.md says is needed, options included.
-pub(crate) const RIGHTS: [(&str, &str, &[&str]); 8] = [
+pub(crate) const RIGHTS: [(&str, &str, &[&str]); 7] = [
     ("", "pods", &["get", "list", "watch", "delete"]),
     ("", "pods/status", &["patch"]),
     ("", "pods/eviction", &["create"]),
@@ -361,7 +361,6 @@ pub(crate) const RIGHTS: [(&str, &str, &[&str]); 8] = [
     ("", "nodes/status", &["patch"]),
     ("events.k8s.io", "events", &["create", "patch"]),
     ("policy", "poddisruptionbudgets", &["get", "list", "watch"]),
-    ("", "namespaces", &[]),
 ];
 
 pub(crate) fn pod_path(name: &str) -> String {
