@@ -16,7 +16,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use self::tools::Tools;
+pub(crate) use self::tools::Tools;
 use crate::interrupt::Folder;
 use crate::paths;
 use crate::process::output_of;
@@ -41,9 +41,8 @@ const GROUPS: &str = "groups.yaml";
 type Objects = BTreeMap<(String, String), Value>;
 
 /// Checks everything; an error says what differs.
-pub(crate) fn check() -> Result<()> {
+pub(crate) fn check(tools: &Tools) -> Result<()> {
     let deploy = paths::root().join("deploy");
-    let tools = Tools::get()?;
     lists_all_components(&deploy.join("components"))?;
     let chart = deploy.join("helm/plimsoll");
     output_of(
@@ -57,13 +56,13 @@ pub(crate) fn check() -> Result<()> {
         .iter()
         .map(|(name, _)| std::slice::from_ref(name));
     for components in [&all[..0], &all[..]].into_iter().chain(each) {
-        is_the_same(&tools, &deploy, &chart, components)?;
+        is_the_same(tools, &deploy, &chart, components)?;
     }
-    build(&tools, &deploy.join("uninstall"))?;
+    build(tools, &deploy.join("uninstall"))?;
     let rules = deploy.join("components/prometheus/rules.yaml");
     let dashboard = deploy.join("components/grafana/plimsoll.json");
-    alerts_are_raised(&tools, &rules)?;
-    queries_are_right(&tools, &rules, &dashboard)?;
+    alerts_are_raised(tools, &rules)?;
+    queries_are_right(tools, &rules, &dashboard)?;
     say(
         "deploy",
         format_args!(

@@ -14,6 +14,7 @@ mod guest;
 mod image;
 mod interrupt;
 mod kernel;
+mod kubernetes;
 mod lock;
 mod miri;
 mod opportunity;
@@ -55,6 +56,7 @@ Examples:
   cargo xtask image                                   the container image, an OCI layout
   cargo xtask package                                 a Debian package
   cargo xtask release --verify                        archive, bill of materials, checksums; built twice and compared
+  cargo xtask kubernetes up                           etcd and kube-apiserver on loopback (test, down; --binaries DIR)
   cargo xtask simulate --seed 7 --hours 24            the whole agent against a model of the machine
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
@@ -120,6 +122,9 @@ enum Command {
     Image(image::ImageArgs),
     /// Make a Debian package for one machine without a cluster
     Package(package::PackageArgs),
+    /// A real API server on loopback, without a VM: for the tests of plimsoll-cluster, and for trying things
+    #[command(subcommand)]
+    Kubernetes(kubernetes::KubernetesCommand),
     /// The whole agent against a model of the machine, in virtual time (arguments: cargo xtask simulate -- --help)
     Simulate {
         /// For the program, such as --seed 7
@@ -173,11 +178,12 @@ fn run(command: Command) -> Result<u8> {
         Command::Test { quick, all } => return test::run(quick, all),
         Command::Conformance { files } => return conformance::run(&files),
         Command::Deny => return deny::run(),
-        Command::DeployCheck => deploy::check()?,
+        Command::DeployCheck => deploy::check(&deploy::Tools::get()?)?,
         Command::Miri => miri::run()?,
         Command::Release(args) => return release::run(&args),
         Command::Image(args) => image::run(&args)?,
         Command::Package(args) => package::run(&args)?,
+        Command::Kubernetes(command) => return kubernetes::run(&command),
         Command::Simulate { arguments } => return simulate::run(&arguments),
         Command::Fuzz { arguments } => return fuzz::run(&arguments),
         Command::FuzzParsers {

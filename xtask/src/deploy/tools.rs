@@ -22,15 +22,15 @@ const FOLDER: &str = "kubernetes/tools-1.37.1-4.3.1";
 
 /// Programs that judge the files of `deploy/`.
 #[derive(Debug)]
-pub(super) struct Tools {
+pub(crate) struct Tools {
     pub(super) helm: PathBuf,
     pub(super) kubectl: PathBuf,
     pub(super) promtool: PathBuf,
 }
 
 impl Tools {
-    /// Those in the cache; fetched the first time.
-    pub(super) fn get() -> Result<Self> {
+    /// Those in the cache; fetched the first time. An error: they cannot be fetched here.
+    pub(crate) fn get() -> Result<Self> {
         let cache = paths::cache()?;
         let folder = cache.join(FOLDER);
         let tools = Self {

@@ -22,7 +22,7 @@ use self::report::Counts;
 use crate::guest::{OF_DEMO, OF_TESTS, build_programs};
 use crate::kernel::Kernel;
 use crate::progress::{self, Step, minutes, say};
-use crate::{demo, deny, deploy, ebpf, fuzz_parsers, miri, process, setup, simulate};
+use crate::{demo, deny, deploy, ebpf, fuzz_parsers, kubernetes, miri, process, setup, simulate};
 
 /// Jobs at a time: what a small machine has CPUs for.
 const JOBS_AT_ONCE: usize = 2;
@@ -37,6 +37,21 @@ struct Outcome {
     notes: Vec<String>,
     /// Guest tests that failed, by name.
     failed_tests: Vec<String>,
+}
+
+impl Outcome {
+    /// Of a stage that cannot run here.
+    fn left_out(why: &str) -> Self {
+        Self {
+            counts: Counts {
+                skipped: 1,
+                ..Counts::default()
+            },
+            log: String::new(),
+            notes: vec![format!("left out: {why}")],
+            failed_tests: Vec::new(),
+        }
+    }
 }
 
 impl From<Result<()>> for Outcome {
@@ -79,6 +94,8 @@ enum Job {
     Host,
     /// A guest.
     Guest(PlannedGuest),
+    /// What needs an API server, which is built the first time.
+    ApiServer,
     /// The demo, as a newcomer runs it: it has to succeed.
     Demo,
     /// Foreign bytes, shared memory and dependencies: what is asked once a week.
@@ -124,6 +141,13 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
             }
             Err(error) => told.stage("guests", || Err(error).into()),
         }
+    }
+    if all || kubernetes::is_built()? {
+        jobs.push_back(Job::ApiServer);
+    } else {
+        told.stage("API server", || {
+            Outcome::left_out("no kube-apiserver is built, which takes 14 CPU minutes once: `cargo xtask kubernetes test`, or `cargo xtask test --all`")
+        });
     }
     if all {
         jobs.push_back(Job::Weekly);
@@ -174,6 +198,9 @@ fn at_once(jobs: VecDeque<Job>, mut tell: impl FnMut(Ended)) {
                                 guests::run(&guest, step)
                             });
                         }
+                        Job::ApiServer => {
+                            stage(&sender, "API server", &cargo::with_api_server);
+                        }
                         Job::Demo => stage(&sender, "demo", &|_| demo::succeeds().into()),
                         Job::Weekly => weekly(&sender),
                     }
@@ -192,7 +219,10 @@ fn host(ended: &mpsc::Sender<Ended>) {
     stage(ended, "clippy", &|step| cargo::clippy(step).into());
     stage(ended, "clippy of ebpf", &|step| ebpf::clippy(step).into());
     stage(ended, "unit, golden and CLI tests", &cargo::test);
-    stage(ended, "deployment files", &|_| deploy::check().into());
+    stage(ended, "deployment files", &|_| match deploy::Tools::get() {
+        Ok(tools) => deploy::check(&tools).into(),
+        Err(error) => Outcome::left_out(&format!("{error:#}")),
+    });
     stage(ended, "simulation", &|step| {
         simulate::little_of_everything(step).into()
     });

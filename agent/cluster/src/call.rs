@@ -1,0 +1,241 @@
+//! A call of the API and its answer, as decisions see them: no connection, no credentials.
+
+use serde::Deserialize;
+
+/// Bytes of a message of the API server that are kept.
+const MESSAGE_BYTES_MAX: usize = 512;
+/// Causes of a refusal that are looked at.
+const CAUSES_MAX: usize = 16;
+
+/// What is done to the object; also a metric's label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Verb {
+    /// Read.
+    Get,
+    /// Create.
+    Post,
+    /// Change a part.
+    Patch,
+    /// Delete.
+    Delete,
+}
+
+impl Verb {
+    /// As HTTP has it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Get => "GET",
+            Self::Post => "POST",
+            Self::Patch => "PATCH",
+            Self::Delete => "DELETE",
+        }
+    }
+}
+
+/// How the body of a call is read by the API server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// An object.
+    Json,
+    /// A patch that merges lists by their keys.
+    StrategicMerge,
+    /// A patch that replaces lists.
+    Merge,
+}
+
+impl Content {
+    /// The header `Content-Type`.
+    #[must_use]
+    pub const fn mime(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::StrategicMerge => "application/strategic-merge-patch+json",
+            Self::Merge => "application/merge-patch+json",
+        }
+    }
+}
+
+/// One call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Call {
+    /// What is done.
+    pub verb: Verb,
+    /// Resource and subresource, as RBAC names them; also a metric's label.
+    pub resource: &'static str,
+    /// Path and query below the API server's address.
+    pub path: String,
+    /// How the body is read.
+    pub content: Content,
+    /// The body; empty for none.
+    pub body: Vec<u8>,
+}
+
+impl Call {
+    /// Reads an object.
+    #[must_use]
+    pub const fn get(resource: &'static str, path: String) -> Self {
+        Self {
+            verb: Verb::Get,
+            resource,
+            path,
+            content: Content::Json,
+            body: Vec::new(),
+        }
+    }
+
+    /// Writes. `dry_run`: the API server checks everything and stores nothing.
+    #[must_use]
+    pub fn write(
+        verb: Verb,
+        resource: &'static str,
+        path: &str,
+        content: Content,
+        body: &serde_json::Value,
+        dry_run: bool,
+    ) -> Self {
+        let mut path = path.to_owned();
+        // DELETE knows no field manager.
+        if verb != Verb::Delete {
+            path.push_str("?fieldManager=plimsoll");
+        }
+        if dry_run {
+            path.push(if path.contains('?') { '&' } else { '?' });
+            path.push_str("dryRun=All");
+        }
+        Self {
+            verb,
+            resource,
+            path,
+            content,
+            body: body.to_string().into_bytes(),
+        }
+    }
+}
+
+/// What came of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// 2xx, with the body.
+    Done(Vec<u8>),
+    /// Another code.
+    Refused(Refusal),
+    /// No answer, or a part of one: no connection, a time-out, a body beyond its bound. Why, in words.
+    Lost(String),
+}
+
+/// A `metav1.Status` that is no success.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Refusal {
+    /// HTTP status code.
+    pub code: u16,
+    /// `reason`, one word.
+    pub reason: String,
+    /// `message`, cut off.
+    pub message: String,
+    /// `details.causes`: reason and field of each.
+    pub causes: Vec<(String, String)>,
+    /// The header `Retry-After`, milliseconds.
+    pub retry_after_ms: Option<u64>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Status {
+    reason: String,
+    message: String,
+    details: Option<Details>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Details {
+    causes: Option<Vec<Cause>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Cause {
+    reason: String,
+    field: String,
+}
+
+impl Refusal {
+    /// From code, header and body; a body that is no Status leaves the rest empty.
+    #[must_use]
+    pub fn read(code: u16, retry_after_s: Option<u64>, body: &[u8]) -> Self {
+        let status: Status = serde_json::from_slice(body).unwrap_or_default();
+        let causes = status.details.and_then(|details| details.causes);
+        Self {
+            code,
+            reason: cut(&status.reason, 64).to_owned(),
+            message: cut(&status.message, MESSAGE_BYTES_MAX).to_owned(),
+            causes: causes
+                .unwrap_or_default()
+                .into_iter()
+                .take(CAUSES_MAX)
+                .map(|cause| (cause.reason, cause.field))
+                .collect(),
+            retry_after_ms: retry_after_s.map(|s| s.min(3_600) * 1000),
+        }
+    }
+
+    /// Whether a cause has this reason.
+    #[must_use]
+    pub fn has_cause(&self, reason: &str) -> bool {
+        self.causes.iter().any(|(known, _)| known == reason)
+    }
+
+    /// Whether the same call can succeed later without a change of it: the server's trouble, flow control, or a token that has just expired.
+    #[must_use]
+    pub const fn is_passing(&self) -> bool {
+        matches!(self.code, 401 | 408 | 425 | 429) || self.code >= 500
+    }
+}
+
+/// The beginning of a text, at most `bytes` long, not in the middle of a character.
+#[must_use]
+pub fn cut(text: &str, bytes: usize) -> &str {
+    let mut end = text.len().min(bytes);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_read_whatever_the_body_is() {
+        let body = br#"{"kind":"Status","reason":"TooManyRequests","message":"Cannot evict pod","details":{"causes":[{"reason":"DisruptionBudget","message":"x"}]},"code":429}"#;
+        let refusal = Refusal::read(429, None, body);
+        assert!(refusal.has_cause("DisruptionBudget") && refusal.is_passing());
+        for garbage in [&b"<html>"[..], b"", b"null", b"{\"details\":null}", b"[1]"] {
+            let refusal = Refusal::read(500, Some(u64::MAX), garbage);
+            assert_eq!((refusal.code, refusal.causes.len()), (500, 0));
+            assert_eq!(refusal.retry_after_ms, Some(3_600_000));
+        }
+    }
+
+    #[test]
+    fn queries() {
+        let body = serde_json::json!({});
+        let path = |verb, dry| Call::write(verb, "pods", "/a", Content::Json, &body, dry).path;
+        assert_eq!(path(Verb::Patch, false), "/a?fieldManager=plimsoll");
+        assert_eq!(
+            path(Verb::Patch, true),
+            "/a?fieldManager=plimsoll&dryRun=All"
+        );
+        assert_eq!(path(Verb::Delete, false), "/a");
+        assert_eq!(path(Verb::Delete, true), "/a?dryRun=All");
+    }
+
+    #[test]
+    fn texts_are_cut_between_characters() {
+        assert_eq!(cut("naïve", 3), "na");
+        assert_eq!(cut("naïve", 4), "naï");
+        assert_eq!(cut("a", 9), "a");
+    }
+}

@@ -1,0 +1,573 @@
+//! What is told to the API server: pure. It takes what was heard (pods, the node, the agent, answers) and says which call comes next; it opens no
+//! connection and reads no clock.
+
+pub mod body;
+pub mod event;
+pub mod eviction;
+pub mod node;
+pub mod policy;
+mod reach;
+pub mod retention;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use plimsoll_core::kube::cluster_link::{EvictionIntent, INTENTS_MAX, Settled, ToAgent, ToCluster};
+use plimsoll_core::kube::pod_uid::PodUid;
+
+use crate::backoff::{Backoff, Pace};
+use crate::call::{Answer, Call};
+use crate::clock::Now;
+use crate::pod::SeenPod;
+use crate::store::Store;
+use event::{EventKey, Events, Regarding, Said};
+use eviction::{Effect, Eviction, Purpose, Step, View};
+use node::{NodePurpose, NodeReports, SeenNode};
+use policy::Policy;
+use reach::Reach;
+
+/// Calls in any second.
+const CALLS_PER_S: usize = 10;
+/// Calls that are on their way.
+const IN_FLIGHT_MAX: usize = 8;
+/// How often the kept pods are looked through, milliseconds.
+const RETENTION_EVERY_MS: u64 = 10_000;
+
+const EVICTED: &str = "Evicted";
+const NOT_SHOWN: &str = "EvictionNotShown";
+const UNREPORTED: &str = "EvictionsUnreported";
+
+/// Whom an answer is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// An eviction.
+    Eviction(PodUid, Purpose),
+    /// An Event.
+    Event(EventKey),
+    /// The node.
+    Node(NodePurpose),
+    /// An evicted pod that is kept no longer.
+    Kept(PodUid),
+}
+
+/// What the API server can do, by discovery.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Served {
+    /// Group and version of `pods/eviction` (`policy/v1`, before 1.22 `policy/v1beta1`).
+    pub eviction: Option<String>,
+    /// Whether there is `policy/v1` with budgets, else `policy/v1beta1`.
+    pub has_policy_v1: bool,
+}
+
+/// Figures for the metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Figures {
+    /// Evictions that the API server has not taken.
+    pub unreported: u64,
+    /// Age of the oldest of them, milliseconds.
+    pub oldest_unreported_ms: u64,
+    /// Evictions that are not settled.
+    pub unsettled: u64,
+    /// Events that were not written.
+    pub events_dropped: u64,
+    /// Intents beyond the bound, and what else the agent sent that was not taken.
+    pub intents_refused: u64,
+    /// How many were settled, by [`Settled`] in its order.
+    pub settled: [u64; 4],
+}
+
+/// All that is to be told, and how far it is.
+#[derive(Debug)]
+pub struct Reporter {
+    policy: Policy,
+    node_name: String,
+    served: Served,
+    node: Option<SeenNode>,
+    evictions: BTreeMap<PodUid, Eviction>,
+    /// Where the search for the next eviction goes on, so that each has its turn.
+    turn: Option<PodUid>,
+    events: Events,
+    reports: NodeReports,
+    pace: Pace,
+    in_flight: usize,
+    /// After a call without an answer nothing is sent for a while.
+    gate_ms: u64,
+    gate: Backoff,
+    reach: Reach,
+    kept_in_flight: BTreeSet<PodUid>,
+    kept_not_before_ms: u64,
+    seed: u64,
+    figures: Figures,
+    /// For the agent, to be taken by [`Self::outgoing`].
+    outgoing: Vec<ToAgent>,
+}
+
+impl Reporter {
+    /// `seed`: for jitter, different for each process.
+    #[must_use]
+    pub fn new(node_name: &str, policy: Policy, seed: u64) -> Self {
+        Self {
+            policy,
+            node_name: node_name.to_owned(),
+            served: Served::default(),
+            node: None,
+            evictions: BTreeMap::new(),
+            turn: None,
+            events: Events::new(node_name, seed),
+            reports: NodeReports::new(seed),
+            pace: Pace::new(CALLS_PER_S),
+            in_flight: 0,
+            gate_ms: 0,
+            gate: Backoff::new(seed),
+            reach: Reach::default(),
+            kept_in_flight: BTreeSet::new(),
+            kept_not_before_ms: 0,
+            seed,
+            figures: Figures::default(),
+            outgoing: Vec::new(),
+        }
+    }
+
+    /// What discovery found.
+    pub fn served(&mut self, served: Served) {
+        self.served = served;
+    }
+
+    /// The node as watched.
+    pub fn saw_node(&mut self, node: SeenNode) {
+        let version = &node.kubelet_version;
+        if self
+            .node
+            .as_ref()
+            .is_none_or(|known| known.kubelet_version != *version)
+        {
+            self.outgoing.push(ToAgent::Node {
+                kubelet_version: version.clone(),
+            });
+        }
+        self.node = Some(node);
+    }
+
+    /// The API server said something that is no error of its own.
+    pub fn heard(&mut self) {
+        self.gate.reset();
+        self.gate_ms = 0;
+        if self.reach.heard() {
+            self.outgoing.push(ToAgent::Api { is_reachable: true });
+        }
+    }
+
+    /// The API server did not answer, or with an error of its own.
+    pub fn missed(&mut self, now: Now) {
+        self.reach.missed(now);
+    }
+
+    /// Whether it answers; to be asked every second or so.
+    pub fn is_reachable(&mut self, now: Now) -> bool {
+        if self.reach.is_lost_now(now) {
+            self.outgoing.push(ToAgent::Api {
+                is_reachable: false,
+            });
+        }
+        self.reach.is_reachable()
+    }
+
+    /// The agent is connected: what it has to know before the pods.
+    #[must_use]
+    pub fn greeting(&self) -> Vec<ToAgent> {
+        let mut frames = vec![ToAgent::Api {
+            is_reachable: self.reach.is_reachable(),
+        }];
+        if let Some(node) = &self.node {
+            frames.push(ToAgent::Node {
+                kubelet_version: node.kubelet_version.clone(),
+            });
+        }
+        frames
+    }
+
+    /// A frame of the agent that is no greeting.
+    pub fn from_agent(&mut self, frame: ToCluster, now: Now) {
+        match frame {
+            ToCluster::Hello { unreported, .. } => self.unreported(unreported, now),
+            ToCluster::Evicted { intent } => self.evicted(*intent, now),
+            ToCluster::Withdrawn { uid } => {
+                if self.evictions.get(&uid).is_some_and(Eviction::is_untold) {
+                    self.evictions.remove(&uid);
+                }
+            }
+            ToCluster::CgroupGone { uid } => {
+                if let Some(eviction) = self.evictions.get_mut(&uid) {
+                    eviction.cgroup_gone(now);
+                }
+            }
+            ToCluster::Conditions { conditions } => {
+                let taints = self.policy.taint_on_pressure && !self.policy.dry_run;
+                for begun in self.reports.want(conditions, taints) {
+                    self.say_of_node(
+                        condition_reason(&begun),
+                        &begun.message,
+                        begun.since_unix_ms,
+                        now,
+                    );
+                }
+            }
+        }
+    }
+
+    fn evicted(&mut self, intent: EvictionIntent, now: Now) {
+        let uid = intent.uid.clone();
+        // Sent again after each connection: what is known goes on where it is.
+        if self.evictions.contains_key(&uid) {
+            return;
+        }
+        if self.evictions.len() >= INTENTS_MAX {
+            self.figures.intents_refused += 1;
+            return;
+        }
+        let seed = self.seed ^ u64::try_from(self.evictions.len()).unwrap_or(0) << 32;
+        self.evictions.insert(uid, Eviction::new(intent, now, seed));
+    }
+
+    fn unreported(&mut self, count: u64, now: Now) {
+        if count > 0 {
+            let note = format!(
+                "{count} evictions were never reported, because more than {INTENTS_MAX} waited while the API server could not be reached"
+            );
+            self.say_of_node(UNREPORTED, &note, now.unix_ms, now);
+        }
+    }
+
+    fn say_of_node(&mut self, reason: &'static str, note: &str, unix_ms: u64, now: Now) {
+        let Some(node) = &self.node else { return };
+        let regarding = Regarding {
+            kind: "Node",
+            namespace: String::new(),
+            name: self.node_name.clone(),
+            uid: node.uid.clone(),
+        };
+        let said = Said {
+            regarding,
+            reason,
+            action: "Watch",
+            note: note.to_owned(),
+            ending: "",
+            unix_ms,
+            annotations: BTreeMap::new(),
+        };
+        self.events.say(said, now);
+    }
+
+    fn say_of_eviction(&mut self, uid: &PodUid, reason: &'static str, now: Now) {
+        let Some(eviction) = self.evictions.get(uid) else {
+            return;
+        };
+        let said = said_of(&eviction.intent, reason);
+        self.events.say(said, now);
+    }
+
+    fn view(&self, is_listed: bool) -> View<'_> {
+        View {
+            policy: &self.policy,
+            is_listed,
+            kubelet_heeds_status: self
+                .node
+                .as_ref()
+                .is_none_or(SeenNode::kubelet_heeds_status),
+            has_eviction_api: self.served.eviction.is_some(),
+        }
+    }
+
+    /// The next call, if one can be made now. Evictions come first, then what is said of the node, then Events, then what is kept too long.
+    pub fn next(&mut self, pods: &Store, now: Now) -> Option<(Target, Call)> {
+        self.settle(pods, now);
+        if self.in_flight >= IN_FLIGHT_MAX
+            || now.mono_ms < self.gate_ms
+            || !self.pace.allows(now.mono_ms)
+        {
+            return None;
+        }
+        let found = self
+            .next_eviction(pods, now)
+            .or_else(|| self.next_of_node(now))
+            .or_else(|| self.next_event(now))
+            .or_else(|| self.next_kept(pods, now))?;
+        self.in_flight += 1;
+        self.pace.count(now.mono_ms);
+        Some(found)
+    }
+
+    /// Settles what needs no further call.
+    fn settle(&mut self, pods: &Store, now: Now) {
+        let view = self.view(pods.is_listed());
+        let ended =
+            |(uid, eviction): (&PodUid, &Eviction)| match eviction.next(pods.get(uid), view, now) {
+                Step::Settle(how) => Some((uid.clone(), how)),
+                Step::Wait(_) | Step::Call(_) => None,
+            };
+        let ended: Vec<(PodUid, Settled)> = self.evictions.iter().filter_map(ended).collect();
+        for (uid, how) in ended {
+            let reason = if how == Settled::GivenUp {
+                NOT_SHOWN
+            } else {
+                EVICTED
+            };
+            let was_said = self
+                .evictions
+                .get_mut(&uid)
+                .is_some_and(|it| it.say(reason));
+            if !was_said {
+                self.say_of_eviction(&uid, reason, now);
+            }
+            // The intent stays on the agent's disk until its story is told.
+            if self.events.is_waiting(uid.as_str(), reason) {
+                continue;
+            }
+            self.evictions.remove(&uid);
+            let counted = match how {
+                Settled::Shown => 0,
+                Settled::EndedOtherwise => 1,
+                Settled::Gone => 2,
+                Settled::GivenUp => 3,
+            };
+            if let Some(count) = self.figures.settled.get_mut(counted) {
+                *count += 1;
+            }
+            self.outgoing.push(ToAgent::Settled { uid, how });
+        }
+    }
+
+    fn next_eviction(&mut self, pods: &Store, now: Now) -> Option<(Target, Call)> {
+        let view = self.view(pods.is_listed());
+        let ready =
+            |(uid, eviction): (&PodUid, &Eviction)| match eviction.next(pods.get(uid), view, now) {
+                Step::Call(purpose) => Some((uid.clone(), purpose)),
+                Step::Wait(_) | Step::Settle(_) => None,
+            };
+        let found = match &self.turn {
+            Some(turn) => {
+                use std::ops::Bound::{Excluded, Unbounded};
+                let after = self.evictions.range((Excluded(turn.clone()), Unbounded));
+                after.chain(&self.evictions).find_map(ready)
+            }
+            None => self.evictions.iter().find_map(ready),
+        };
+        let (uid, purpose) = found?;
+        let eviction = self.evictions.get_mut(&uid)?;
+        let version = self.served.eviction.as_deref().unwrap_or_default();
+        let call = body::call(
+            eviction,
+            purpose,
+            pods.get(&uid)?,
+            version,
+            self.policy.dry_run,
+        );
+        eviction.sent();
+        self.turn = Some(uid.clone());
+        Some((Target::Eviction(uid, purpose), call))
+    }
+
+    fn next_of_node(&mut self, now: Now) -> Option<(Target, Call)> {
+        let purpose = self.reports.next(self.node.as_ref(), now)?;
+        let call = self
+            .reports
+            .send(purpose, &self.node_name, now, self.policy.dry_run);
+        Some((Target::Node(purpose), call))
+    }
+
+    fn next_event(&mut self, now: Now) -> Option<(Target, Call)> {
+        let key = self.events.next(now)?;
+        let call = self.events.send(&key, self.policy.dry_run)?;
+        Some((Target::Event(key), call))
+    }
+
+    fn next_kept(&mut self, pods: &Store, now: Now) -> Option<(Target, Call)> {
+        if now.mono_ms < self.kept_not_before_ms || !pods.is_listed() {
+            return None;
+        }
+        let is_settled = |pod: &SeenPod| {
+            !self.evictions.contains_key(&pod.uid) && !self.kept_in_flight.contains(&pod.uid)
+        };
+        let beyond = retention::surplus(
+            pods.iter(),
+            is_settled,
+            self.policy.evicted_pods,
+            now.unix_ms,
+        );
+        let Some(pod) = beyond.first().filter(|_| !self.policy.dry_run) else {
+            self.kept_not_before_ms = now.mono_ms + RETENTION_EVERY_MS;
+            return None;
+        };
+        self.kept_in_flight.insert(pod.uid.clone());
+        let call = body::delete(pod, None, self.policy.dry_run);
+        Some((Target::Kept(pod.uid.clone()), call))
+    }
+
+    /// What came of a call of [`Self::next`].
+    pub fn answered(&mut self, target: &Target, answer: &Answer, pods: &mut Store, now: Now) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        let unreadable = Answer::Lost("the answer is no object".to_owned());
+        let answer = if is_readable(target, answer) {
+            answer
+        } else {
+            &unreadable
+        };
+        match answer {
+            Answer::Done(_) => self.heard(),
+            Answer::Refused(refusal) if refusal.code < 500 => self.heard(),
+            Answer::Refused(refusal) if matches!(refusal.code, 502..=504) => self.missed(now),
+            // 500 is also the answer where a webhook fails or two budgets meet: it says nothing about the server. The watches do.
+            Answer::Refused(_) => {}
+            Answer::Lost(_) => {
+                self.missed(now);
+                if now.mono_ms >= self.gate_ms {
+                    self.gate_ms = now.mono_ms + self.gate.wait_ms();
+                }
+            }
+        }
+        match target {
+            Target::Eviction(uid, purpose) => {
+                self.eviction_answered(uid, *purpose, answer, pods, now)
+            }
+            Target::Event(key) => self.events.answered(key, answer, now),
+            Target::Node(purpose) => {
+                if let Some(node) = self.reports.answered(*purpose, answer, now) {
+                    self.saw_node(node);
+                }
+            }
+            Target::Kept(uid) => {
+                // A pod that could not be deleted is looked at again with the next round, not before.
+                self.kept_in_flight.remove(uid);
+                if !matches!(answer, Answer::Done(_)) {
+                    self.kept_not_before_ms = now.mono_ms + RETENTION_EVERY_MS;
+                }
+                if matches!(answer, Answer::Done(_)) {
+                    pods.gone(uid);
+                }
+            }
+        }
+    }
+
+    fn eviction_answered(
+        &mut self,
+        uid: &PodUid,
+        purpose: Purpose,
+        answer: &Answer,
+        pods: &mut Store,
+        now: Now,
+    ) {
+        let Some(eviction) = self.evictions.get_mut(uid) else {
+            return;
+        };
+        let effect = eviction.answered(purpose, answer, now);
+        if let (Answer::Done(body), Purpose::Read | Purpose::Report) = (answer, purpose)
+            && !self.policy.dry_run | (purpose == Purpose::Read)
+        {
+            match pods.saw_in_answer(uid, body) {
+                Some(true) => {}
+                Some(false) => eviction.replaced(),
+                // Whatever it was: the watch says it.
+                None => {}
+            }
+        }
+        match effect {
+            Effect::None => {}
+            Effect::Reported => {
+                if !eviction.say(EVICTED) {
+                    self.outgoing.push(ToAgent::Reported { uid: uid.clone() });
+                    self.say_of_eviction(uid, EVICTED, now);
+                }
+            }
+            Effect::RefusedByBudget => self.outgoing.push(ToAgent::Refused { uid: uid.clone() }),
+        }
+    }
+
+    /// What is to be sent to the agent since the last time.
+    pub fn outgoing(&mut self) -> Vec<ToAgent> {
+        std::mem::take(&mut self.outgoing)
+    }
+
+    /// Whether something has to be looked at within a fraction of a second; else the next thing heard, or some seconds, are soon enough.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        !self.evictions.is_empty()
+            || !self.events.is_idle()
+            || !self.reports.is_idle(self.node.as_ref())
+            || self.in_flight > 0
+    }
+
+    /// Figures for the metrics.
+    #[must_use]
+    pub fn figures(&self, now: Now) -> Figures {
+        let unreported = self.evictions.values().filter(|it| !it.is_reported());
+        let ages = unreported.map(|it| now.unix_ms.saturating_sub(it.intent.decided_unix_ms));
+        let (count, oldest_ms) =
+            ages.fold((0, 0), |(count, oldest), age| (count + 1, oldest.max(age)));
+        Figures {
+            unreported: count,
+            oldest_unreported_ms: oldest_ms,
+            unsettled: u64::try_from(self.evictions.len()).unwrap_or(u64::MAX),
+            events_dropped: self.events.dropped,
+            ..self.figures
+        }
+    }
+}
+
+/// Whether a success is one of the API server: something on the way answers 200 to everything, too.
+fn is_readable(target: &Target, answer: &Answer) -> bool {
+    let Answer::Done(body) = answer else {
+        return true;
+    };
+    match target {
+        Target::Eviction(_, Purpose::Read | Purpose::Report) => SeenPod::is_one(body),
+        Target::Node(_) => SeenNode::read(body).is_some(),
+        _ => serde_json::from_slice::<BTreeMap<String, serde::de::IgnoredAny>>(body).is_ok(),
+    }
+}
+
+/// The word of an Event for a condition that has begun.
+const fn condition_reason(
+    report: &plimsoll_core::kube::cluster_link::NodeConditionReport,
+) -> &'static str {
+    use plimsoll_core::kube::cluster_link::PlimsollCondition;
+    match report.condition {
+        PlimsollCondition::MemoryPressure => "PlimsollMemoryPressure",
+        PlimsollCondition::Stalled => "PlimsollStalled",
+        PlimsollCondition::Degraded => "PlimsollDegraded",
+    }
+}
+
+/// The Event of an eviction. Its annotations are the kubelet's (`eviction/helpers.go`), so that what reads those reads these.
+fn said_of(intent: &EvictionIntent, reason: &'static str) -> Said {
+    let annotations = [
+        ("offending_containers", &intent.offending_containers),
+        (
+            "offending_containers_usage",
+            &intent.offending_containers_usage,
+        ),
+        ("starved_resource", &intent.starved_resource),
+    ];
+    let ending = match (reason == NOT_SHOWN, intent.is_held) {
+        (true, _) => "The API server or the kubelet did not keep this as the pod's status.",
+        (false, true) => "The pod is held: nothing can start in it until its end is shown here.",
+        (false, false) => "",
+    };
+    Said {
+        regarding: Regarding {
+            kind: "Pod",
+            namespace: intent.namespace.clone(),
+            name: intent.name.clone(),
+            uid: intent.uid.to_string(),
+        },
+        reason,
+        action: "Evict",
+        note: intent.message.clone(),
+        ending,
+        unix_ms: intent.decided_unix_ms,
+        annotations: annotations
+            .map(|(key, value)| (key.to_owned(), value.clone()))
+            .into(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,381 @@
+//! One eviction on its way into the API: which call comes next, from the intent, the pod as watched, the answers so far and the time.
+//!
+//! **Problem.** The pod is dead already; the API has to show it as `Failed`/`Evicted`, and the kubelet takes a status that it did not write back
+//! unless an annotation changes with it. It drops the reason at its first look and takes it again at its last one; while it is busy starting something it
+//! writes `Running` back (KUBERNETES.md §2 and §11, seen with 1.36.2). **Approach.** Level-triggered: as long as the API does not
+//! show the end and the pod's cgroup is there, the same PATCH is sent again, with another annotation value; not faster than the kubelet can
+//! look, and not for ever. Every call carries the pod's UID, so that a pod of the same name is safe; the PATCH carries the resource version,
+//! so that `Succeeded` is not overwritten. No call is ever an order to kill: the agent has done that.
+
+use plimsoll_core::kube::cluster_link::{EvictionIntent, Settled};
+
+use crate::backoff::Backoff;
+use crate::call::{Answer, Refusal};
+use crate::clock::{Now, rfc3339_ms};
+use crate::pod::{Phase, SeenPod};
+use crate::report::policy::{EvictBy, EvictedPods, Policy};
+
+/// How often the status is written at most.
+pub const TELLS_MAX: u32 = 5;
+/// The least time between two of them, milliseconds: the kubelet's own writer comes every 10 s, a container's end makes it look within 1 s.
+const TELL_EVERY_MS: u64 = 2_000;
+/// How long what the API shows has to stand where nothing says that the kubelet has finished, milliseconds.
+const STANDS_MS: u64 = 30_000;
+/// How long the kubelet may take to show the end after the cgroup has gone, milliseconds.
+const LAST_LOOK_MS: u64 = 60_000;
+/// Refusals that no waiting mends, before the eviction is given up. RBAC and admission policies take effect some seconds after they are written.
+const REFUSALS_MAX: u32 = 5;
+/// How soon a budget is asked again, milliseconds.
+const BUDGET_EVERY_MS: u64 = 5_000;
+
+/// What a call is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Read the pod: a precondition did not hold.
+    Read,
+    /// Write status and annotation.
+    Report,
+    /// Delete the object.
+    Delete,
+    /// Ask the Eviction API.
+    Evict,
+}
+
+/// What to do about an eviction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing before this time (`mono_ms`), or before something is heard.
+    Wait(Option<u64>),
+    /// This call.
+    Call(Purpose),
+    /// Nothing more.
+    Settle(Settled),
+}
+
+/// What an answer means beyond this eviction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing.
+    None,
+    /// The API server took the report: the agent and the Event may say so.
+    Reported,
+    /// A disruption budget refuses: the agent may choose another pod.
+    RefusedByBudget,
+}
+
+/// What is known of the cluster.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    /// The options.
+    pub policy: &'a Policy,
+    /// Whether all pods of the node have been listed once.
+    pub is_listed: bool,
+    /// Whether the kubelet ends a pod whose status says `Failed` (1.22 and later).
+    pub kubelet_heeds_status: bool,
+    /// Whether the API server has `pods/eviction`.
+    pub has_eviction_api: bool,
+}
+
+/// An eviction that is not settled.
+#[derive(Debug, Clone)]
+pub struct Eviction {
+    /// What the agent wants shown.
+    pub intent: EvictionIntent,
+    /// The value of the annotation begins so.
+    mark: String,
+    arrived_ms: u64,
+    /// When the grace is over.
+    grace_ends_ms: u64,
+    told: u32,
+    last_told_ms: Option<u64>,
+    /// DELETE or Eviction was accepted.
+    deleted_ms: Option<u64>,
+    cgroup_gone_ms: Option<u64>,
+    is_in_flight: bool,
+    must_read: bool,
+    is_gone: bool,
+    no_eviction_api: bool,
+    /// Reasons of Events that were said.
+    said: Vec<&'static str>,
+    refusals: u32,
+    not_before_ms: u64,
+    backoff: Backoff,
+}
+
+impl Eviction {
+    /// A new one. `seed`: for the jitter.
+    #[must_use]
+    pub fn new(intent: EvictionIntent, now: Now, seed: u64) -> Self {
+        let past_ms = now.unix_ms.saturating_sub(intent.decided_unix_ms);
+        let left_ms = (u64::from(intent.grace_s) * 1000).saturating_sub(past_ms);
+        Self {
+            mark: rfc3339_ms(intent.decided_unix_ms),
+            arrived_ms: now.mono_ms,
+            grace_ends_ms: now.mono_ms + left_ms,
+            told: 0,
+            last_told_ms: None,
+            deleted_ms: None,
+            cgroup_gone_ms: None,
+            is_in_flight: false,
+            must_read: false,
+            is_gone: false,
+            no_eviction_api: false,
+            said: Vec::new(),
+            refusals: 0,
+            not_before_ms: 0,
+            backoff: Backoff::new(seed),
+            intent,
+        }
+    }
+
+    /// The agent saw the pod's cgroup go: the kubelet has finished.
+    pub fn cgroup_gone(&mut self, now: Now) {
+        self.cgroup_gone_ms.get_or_insert(now.mono_ms);
+    }
+
+    /// Whether the API server has heard nothing of it, so that it can be withdrawn.
+    #[must_use]
+    pub const fn is_untold(&self) -> bool {
+        self.told == 0 && self.deleted_ms.is_none() && !self.is_in_flight
+    }
+
+    /// Whether the API server has taken it.
+    #[must_use]
+    pub const fn is_reported(&self) -> bool {
+        self.told > 0 || self.deleted_ms.is_some()
+    }
+
+    /// Whether an Event with this reason was said, and from now on it was.
+    pub fn say(&mut self, reason: &'static str) -> bool {
+        let was_said = self.said.contains(&reason);
+        if !was_said {
+            self.said.push(reason);
+        }
+        was_said
+    }
+
+    /// How often it was told, counting what an earlier process told.
+    fn told(&self, pod: &SeenPod) -> u32 {
+        let Some(rest) = self.annotation_rest(pod) else {
+            return self.told;
+        };
+        let noted = rest.split(' ').find_map(|word| word.strip_prefix("told="));
+        let noted = noted.and_then(|number| number.parse().ok()).unwrap_or(1);
+        self.told.max(noted)
+    }
+
+    /// What follows the time in the pod's annotation, if that is of this eviction.
+    fn annotation_rest<'a>(&self, pod: &'a SeenPod) -> Option<&'a str> {
+        pod.evicted.as_deref()?.strip_prefix(self.mark.as_str())
+    }
+
+    /// The annotation's value for the next report.
+    #[must_use]
+    pub fn annotation(&self, pod: &SeenPod) -> String {
+        let EvictionIntent {
+            signal,
+            rank,
+            ranked,
+            journal,
+            ..
+        } = &self.intent;
+        let mut value = format!("{} {signal} rank={rank}/{ranked}", self.mark);
+        if let Some(line) = journal {
+            value.push_str(&format!(" journal={line}"));
+        }
+        match self.told(pod) {
+            0 => {}
+            told => value.push_str(&format!(" told={}", told + 1)),
+        }
+        value
+    }
+
+    /// What to do next. `pod`: as last seen, `None` where the API has none of this UID.
+    #[must_use]
+    pub fn next(&self, pod: Option<&SeenPod>, view: View<'_>, now: Now) -> Step {
+        if self.is_in_flight || !view.is_listed {
+            return Step::Wait(None);
+        }
+        let Some(pod) = pod.filter(|_| !self.is_gone) else {
+            return Step::Settle(Settled::Gone);
+        };
+        if self.refusals >= REFUSALS_MAX {
+            return Step::Settle(Settled::GivenUp);
+        }
+        if now.mono_ms < self.not_before_ms {
+            return Step::Wait(Some(self.not_before_ms));
+        }
+        if self.must_read {
+            return Step::Call(Purpose::Read);
+        }
+        if let Some(deleted_ms) = self.deleted_ms {
+            return self.after_delete(deleted_ms, view, now);
+        }
+        let told = self.told(pod);
+        if told > 0 && view.policy.dry_run {
+            return Step::Settle(Settled::Shown);
+        }
+        let deletes = view.policy.evicted_pods == EvictedPods::Delete || !view.kubelet_heeds_status;
+        if told > 0 && deletes && (pod.phase != Phase::Succeeded || !view.kubelet_heeds_status) {
+            return Step::Call(Purpose::Delete);
+        }
+        match pod.phase {
+            Phase::Succeeded => Step::Settle(Settled::EndedOtherwise),
+            Phase::Failed if self.annotation_rest(pod).is_none() => {
+                Step::Settle(Settled::EndedOtherwise)
+            }
+            Phase::Failed if pod.has_evicted_reason || told >= TELLS_MAX => {
+                self.when_finished(STANDS_MS, Settled::Shown, now)
+            }
+            Phase::Failed if self.cgroup_gone_ms.is_some() => Step::Settle(Settled::Shown),
+            Phase::Living if told == 0 => self.begin(view, now),
+            // What is written now is only taken back; the kubelet's last word is on its way.
+            Phase::Living if self.cgroup_gone_ms.is_some() => {
+                let since = self.cgroup_gone_ms.max(self.last_told_ms);
+                wait_or(
+                    since.unwrap_or(now.mono_ms) + LAST_LOOK_MS,
+                    Step::Settle(Settled::GivenUp),
+                    now,
+                )
+            }
+            Phase::Living if told >= TELLS_MAX => wait_or(
+                self.last_told() + STANDS_MS,
+                Step::Settle(Settled::GivenUp),
+                now,
+            ),
+            Phase::Failed | Phase::Living => wait_or(
+                self.last_told() + TELL_EVERY_MS,
+                Step::Call(Purpose::Report),
+                now,
+            ),
+        }
+    }
+
+    /// An earlier process told it: then since the intent came here.
+    fn last_told(&self) -> u64 {
+        self.last_told_ms.unwrap_or(self.arrived_ms)
+    }
+
+    fn when_finished(&self, stands_ms: u64, how: Settled, now: Now) -> Step {
+        if self.cgroup_gone_ms.is_some() {
+            return Step::Settle(how);
+        }
+        wait_or(self.last_told() + stands_ms, Step::Settle(how), now)
+    }
+
+    /// The first call.
+    fn begin(&self, view: View<'_>, now: Now) -> Step {
+        let asks = view.policy.evict_by == EvictBy::EvictionApi
+            && view.has_eviction_api
+            && !self.no_eviction_api
+            && now.mono_ms < self.grace_ends_ms;
+        Step::Call(if asks {
+            Purpose::Evict
+        } else {
+            Purpose::Report
+        })
+    }
+
+    fn after_delete(&self, deleted_ms: u64, view: View<'_>, now: Now) -> Step {
+        let grace_ms = u64::from(self.intent.grace_s) * 1000;
+        if self.cgroup_gone_ms.is_some() || view.policy.dry_run {
+            return Step::Settle(Settled::Shown);
+        }
+        // A finalizer can keep the object for ever; the API shows its deletion.
+        wait_or(
+            deleted_ms + grace_ms + LAST_LOOK_MS,
+            Step::Settle(Settled::Shown),
+            now,
+        )
+    }
+
+    /// A call of this purpose is on its way.
+    pub const fn sent(&mut self) {
+        self.is_in_flight = true;
+    }
+
+    /// The pod of this name has another UID.
+    pub const fn replaced(&mut self) {
+        self.is_gone = true;
+    }
+
+    /// What came of the call. A pod in the answer is for the caller to take.
+    pub fn answered(&mut self, purpose: Purpose, answer: &Answer, now: Now) -> Effect {
+        self.is_in_flight = false;
+        match answer {
+            Answer::Done(_) => self.done(purpose, now),
+            Answer::Lost(_) => {
+                self.not_before_ms = now.mono_ms + self.backoff.wait_ms();
+                Effect::None
+            }
+            Answer::Refused(refusal) => self.refused(purpose, refusal, now),
+        }
+    }
+
+    fn done(&mut self, purpose: Purpose, now: Now) -> Effect {
+        self.backoff.reset();
+        if purpose != Purpose::Read {
+            self.refusals = 0;
+        }
+        match purpose {
+            Purpose::Read => {
+                self.must_read = false;
+                return Effect::None;
+            }
+            Purpose::Report => {
+                self.told += 1;
+                self.last_told_ms = Some(now.mono_ms);
+            }
+            Purpose::Delete | Purpose::Evict => self.deleted_ms = Some(now.mono_ms),
+        }
+        Effect::Reported
+    }
+
+    fn refused(&mut self, purpose: Purpose, refusal: &Refusal, now: Now) -> Effect {
+        let wait_ms =
+            |backoff: &mut Backoff| refusal.retry_after_ms.unwrap_or(0).max(backoff.wait_ms());
+        match refusal.code {
+            404 => self.is_gone = true,
+            409 => self.must_read = true,
+            _ if purpose == Purpose::Evict && is_budget(refusal) => {
+                self.not_before_ms = (now.mono_ms + BUDGET_EVERY_MS).min(self.grace_ends_ms);
+                return Effect::RefusedByBudget;
+            }
+            _ if refusal.is_passing() => {
+                self.not_before_ms = now.mono_ms + wait_ms(&mut self.backoff);
+                if purpose == Purpose::Evict {
+                    self.not_before_ms = self.not_before_ms.min(self.grace_ends_ms);
+                }
+            }
+            // The status says the same, and needs another right.
+            _ if purpose == Purpose::Evict => self.no_eviction_api = true,
+            code => {
+                // Old servers answer a wrong `metadata.uid` so.
+                self.must_read |= code == 422;
+                self.refusals += 1;
+                self.not_before_ms = now.mono_ms + wait_ms(&mut self.backoff);
+            }
+        }
+        Effect::None
+    }
+}
+
+fn wait_or(until_ms: u64, step: Step, now: Now) -> Step {
+    if now.mono_ms < until_ms {
+        Step::Wait(Some(until_ms))
+    } else {
+        step
+    }
+}
+
+/// A budget's refusal: 429 with its cause, or 500 where two budgets select the pod. 429 without the cause is flow control.
+fn is_budget(refusal: &Refusal) -> bool {
+    (refusal.code == 429 && refusal.has_cause("DisruptionBudget"))
+        || (refusal.code == 500
+            && refusal
+                .message
+                .contains("more than one PodDisruptionBudget"))
+}
+
+#[cfg(test)]
+mod tests;

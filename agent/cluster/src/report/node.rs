@@ -1,0 +1,489 @@
+//! What is said about the node itself: conditions beside the kubelet's, and a taint where the option asks for it.
+//!
+//! Conditions are a strategic merge by `type`, so that those of the kubelet and of others stay. Taints are one atomic list: it is read, changed and written with
+//! the resource version that was read, and read again when that has passed.
+
+use serde_json::{Value, json};
+
+use plimsoll_core::kube::cluster_link::{NodeConditionReport, PlimsollCondition};
+
+use crate::backoff::Backoff;
+use crate::call::{Answer, Call, Content, Verb, cut};
+use crate::clock::{Now, rfc3339_s};
+use crate::report::body::escaped;
+
+/// Unchanged conditions are written so often, milliseconds: as the kubelet does with a status that did not change (`nodeStatusReportFrequency`).
+const HEARTBEAT_MS: u64 = 300_000;
+/// Key of the taint.
+pub const TAINT_KEY: &str = "plimsoll.dev/memory-pressure";
+const TAINT_EFFECT: &str = "NoSchedule";
+/// Bytes of a condition's message.
+const MESSAGE_BYTES_MAX: usize = 1024;
+
+/// This node's object, as the API shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SeenNode {
+    /// `metadata.name`.
+    pub name: String,
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.resourceVersion`.
+    pub resource_version: String,
+    /// `status.nodeInfo.kubeletVersion`.
+    pub kubelet_version: String,
+    /// `spec.taints`, whole: what others wrote there is written back.
+    pub taints: Vec<Value>,
+}
+
+impl SeenNode {
+    /// Reads a node object.
+    #[must_use]
+    pub fn read(object: &[u8]) -> Option<Self> {
+        #[derive(serde::Deserialize)]
+        struct ApiNode {
+            metadata: Meta,
+            #[serde(default)]
+            spec: Spec,
+            #[serde(default)]
+            status: Status,
+        }
+        #[derive(serde::Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Meta {
+            name: String,
+            uid: String,
+            resource_version: String,
+        }
+        #[derive(serde::Deserialize, Default)]
+        struct Spec {
+            #[serde(default)]
+            taints: Option<Vec<Value>>,
+        }
+        #[derive(serde::Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Status {
+            node_info: Info,
+        }
+        #[derive(serde::Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Info {
+            kubelet_version: String,
+        }
+        let node: ApiNode = serde_json::from_slice(object).ok()?;
+        Some(Self {
+            name: node.metadata.name,
+            uid: node.metadata.uid,
+            resource_version: node.metadata.resource_version,
+            kubelet_version: node.status.node_info.kubelet_version,
+            taints: node.spec.taints.unwrap_or_default(),
+        })
+    }
+
+    /// Whether the kubelet ends a pod whose status says `Failed`: from 1.22 on. An unknown version counts as a new one.
+    #[must_use]
+    pub fn kubelet_heeds_status(&self) -> bool {
+        let mut numbers = self.kubelet_version.trim_start_matches('v').split('.');
+        let mut number = || numbers.next()?.parse::<u32>().ok();
+        match (number(), number()) {
+            (Some(major), Some(minor)) => (major, minor) >= (1, 22),
+            _ => true,
+        }
+    }
+
+    fn has_taint(&self) -> bool {
+        self.taints.iter().any(is_taint)
+    }
+}
+
+fn is_taint(taint: &Value) -> bool {
+    taint["key"] == TAINT_KEY
+}
+
+/// What a call about the node is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodePurpose {
+    /// Write the conditions.
+    Conditions,
+    /// Read the node, to change its taints.
+    ReadTaints,
+    /// Write the taints.
+    WriteTaints,
+}
+
+/// What the agent wants shown of the node.
+#[derive(Debug)]
+pub struct NodeReports {
+    wanted: Vec<NodeConditionReport>,
+    is_dirty: bool,
+    last_written_ms: u64,
+    /// Whether the taint is to be there; `None`: nothing is known, or the option is off.
+    wants_taint: Option<bool>,
+    /// The node as it was just read, to be written back with the change.
+    fresh: Option<SeenNode>,
+    in_flight: Option<NodePurpose>,
+    not_before_ms: u64,
+    backoff: Backoff,
+}
+
+impl NodeReports {
+    /// Nothing to say so far.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self {
+            wanted: Vec::new(),
+            is_dirty: false,
+            last_written_ms: 0,
+            wants_taint: None,
+            fresh: None,
+            in_flight: None,
+            not_before_ms: 0,
+            backoff: Backoff::new(seed),
+        }
+    }
+
+    /// Takes all conditions of the agent, each once. Returns those that have just begun.
+    pub fn want(
+        &mut self,
+        conditions: Vec<NodeConditionReport>,
+        taints: bool,
+    ) -> Vec<NodeConditionReport> {
+        let was = |condition| {
+            self.wanted
+                .iter()
+                .any(|known| known.condition == condition && known.status)
+        };
+        let begun = conditions
+            .iter()
+            .filter(|new| new.status && !was(new.condition));
+        let begun = begun.cloned().collect();
+        self.is_dirty |= self.wanted != conditions;
+        let pressure = conditions
+            .iter()
+            .find(|it| it.condition == PlimsollCondition::MemoryPressure);
+        if let Some(pressure) = pressure.filter(|_| taints) {
+            self.wants_taint = Some(pressure.status);
+        }
+        self.wanted = conditions;
+        begun
+    }
+
+    /// Whether nothing waits but the next heartbeat.
+    #[must_use]
+    pub fn is_idle(&self, node: Option<&SeenNode>) -> bool {
+        !self.is_dirty && !node.is_some_and(|node| self.taint_differs(node))
+    }
+
+    fn taint_differs(&self, node: &SeenNode) -> bool {
+        self.wants_taint
+            .is_some_and(|wants| wants != node.has_taint())
+    }
+
+    /// What to do next.
+    #[must_use]
+    pub fn next(&self, node: Option<&SeenNode>, now: Now) -> Option<NodePurpose> {
+        let node = node?;
+        if self.in_flight.is_some() || now.mono_ms < self.not_before_ms {
+            return None;
+        }
+        if self.taint_differs(node) {
+            return Some(match self.fresh {
+                Some(_) => NodePurpose::WriteTaints,
+                None => NodePurpose::ReadTaints,
+            });
+        }
+        let is_due = now.mono_ms.saturating_sub(self.last_written_ms) >= HEARTBEAT_MS;
+        (!self.wanted.is_empty() && (self.is_dirty || is_due)).then_some(NodePurpose::Conditions)
+    }
+
+    /// The call, which is then on its way.
+    pub fn send(&mut self, purpose: NodePurpose, name: &str, now: Now, dry_run: bool) -> Call {
+        self.in_flight = Some(purpose);
+        let path = format!("/api/v1/nodes/{}", escaped(name));
+        match purpose {
+            NodePurpose::Conditions => {
+                self.is_dirty = false;
+                conditions_call(
+                    name,
+                    self.wanted
+                        .iter()
+                        .map(|wanted| condition(wanted, now))
+                        .collect(),
+                    dry_run,
+                )
+            }
+            NodePurpose::ReadTaints => Call::get("nodes", path),
+            NodePurpose::WriteTaints => {
+                let fresh = self.fresh.take().unwrap_or_default();
+                taints_call(&fresh, self.wants_taint == Some(true), dry_run)
+            }
+        }
+    }
+
+    /// What came of it. Returns the node where the answer shows it.
+    pub fn answered(
+        &mut self,
+        purpose: NodePurpose,
+        answer: &Answer,
+        now: Now,
+    ) -> Option<SeenNode> {
+        self.in_flight = None;
+        match (answer, purpose) {
+            (Answer::Done(_), NodePurpose::Conditions) => {
+                self.last_written_ms = now.mono_ms;
+                self.backoff.reset();
+                None
+            }
+            (Answer::Done(body), _) => {
+                let node = SeenNode::read(body);
+                if purpose == NodePurpose::ReadTaints {
+                    self.fresh.clone_from(&node);
+                } else {
+                    self.backoff.reset();
+                }
+                node
+            }
+            (Answer::Refused(refusal), NodePurpose::WriteTaints) if refusal.code == 409 => {
+                // Somebody else wrote the node in between: read again, at once the first time.
+                None
+            }
+            (Answer::Refused(refusal), _) => {
+                self.is_dirty |= purpose == NodePurpose::Conditions;
+                let wait_ms = refusal
+                    .retry_after_ms
+                    .unwrap_or(0)
+                    .max(self.backoff.wait_ms());
+                self.not_before_ms = now.mono_ms + wait_ms;
+                None
+            }
+            (Answer::Lost(_), _) => {
+                self.is_dirty |= purpose == NodePurpose::Conditions;
+                self.not_before_ms = now.mono_ms + self.backoff.wait_ms();
+                None
+            }
+        }
+    }
+}
+
+fn condition(report: &NodeConditionReport, now: Now) -> Value {
+    json!({
+        "type": report.condition.name(),
+        "status": if report.status { "True" } else { "False" },
+        "reason": report.reason,
+        "message": cut(&report.message, MESSAGE_BYTES_MAX),
+        "lastHeartbeatTime": rfc3339_s(now.unix_ms),
+        "lastTransitionTime": rfc3339_s(report.since_unix_ms),
+    })
+}
+
+fn conditions_call(name: &str, conditions: Vec<Value>, dry_run: bool) -> Call {
+    let path = format!("/api/v1/nodes/{}/status", escaped(name));
+    let body = json!({"status": {"conditions": conditions}});
+    Call::write(
+        Verb::Patch,
+        "nodes/status",
+        &path,
+        Content::StrategicMerge,
+        &body,
+        dry_run,
+    )
+}
+
+/// Sets or removes the taint among those of others.
+fn taints_call(node: &SeenNode, wanted: bool, dry_run: bool) -> Call {
+    let mut taints: Vec<Value> = node
+        .taints
+        .iter()
+        .filter(|taint| !is_taint(taint))
+        .cloned()
+        .collect();
+    if wanted {
+        taints.push(json!({"key": TAINT_KEY, "effect": TAINT_EFFECT}));
+    }
+    let body = json!({
+        "metadata": {"resourceVersion": node.resource_version},
+        "spec": {"taints": taints},
+    });
+    let path = format!("/api/v1/nodes/{}", escaped(&node.name));
+    Call::write(Verb::Patch, "nodes", &path, Content::Merge, &body, dry_run)
+}
+
+/// Takes everything of Plimsoll off the node: its conditions, and its taint where there is one.
+#[must_use]
+pub fn removal(node: &SeenNode, dry_run: bool) -> Vec<Call> {
+    let all = [
+        PlimsollCondition::MemoryPressure,
+        PlimsollCondition::Stalled,
+        PlimsollCondition::Degraded,
+    ];
+    let conditions = all
+        .map(|it| json!({"type": it.name(), "$patch": "delete"}))
+        .to_vec();
+    let mut calls = vec![conditions_call(&node.name, conditions, dry_run)];
+    if node.has_taint() {
+        calls.push(taints_call(node, false, dry_run));
+    }
+    calls
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::Refusal;
+
+    fn now(mono_ms: u64) -> Now {
+        Now {
+            mono_ms,
+            unix_ms: 1_795_341_600_000 + mono_ms,
+        }
+    }
+
+    fn pressure(status: bool) -> NodeConditionReport {
+        NodeConditionReport {
+            condition: PlimsollCondition::MemoryPressure,
+            status,
+            reason: "Any".into(),
+            message: "m".into(),
+            since_unix_ms: 1_795_341_600_000,
+        }
+    }
+
+    fn node(taints: Value, resource_version: &str) -> SeenNode {
+        let object = json!({
+            "metadata": {"name": "n", "uid": "nu", "resourceVersion": resource_version, "managedFields": []},
+            "spec": {"taints": taints},
+            "status": {"nodeInfo": {"kubeletVersion": "v1.36.2"}},
+        });
+        SeenNode::read(object.to_string().as_bytes()).unwrap()
+    }
+
+    fn body(call: &Call) -> Value {
+        serde_json::from_slice(&call.body).unwrap()
+    }
+
+    #[test]
+    fn which_kubelets_heed_a_status() {
+        for (version, heeds) in [
+            ("v1.20.2", false),
+            ("v1.21.14", false),
+            ("v1.22.0", true),
+            ("v1.36.2-eks-1", true),
+            ("v2.0", true),
+            ("", true),
+            ("dev", true),
+        ] {
+            let node = SeenNode {
+                kubelet_version: version.into(),
+                ..SeenNode::default()
+            };
+            assert_eq!(node.kubelet_heeds_status(), heeds, "{version}");
+        }
+    }
+
+    #[test]
+    fn conditions_are_written_on_a_change_and_every_five_minutes() {
+        let mut reports = NodeReports::new(1);
+        let node = node(json!(null), "1");
+        assert_eq!(
+            reports.next(Some(&node), now(400_000)),
+            None,
+            "nothing is known yet"
+        );
+        assert_eq!(reports.want(vec![pressure(true)], false).len(), 1);
+        assert_eq!(reports.next(None, now(400_000)), None, "without a node");
+        assert_eq!(
+            reports.next(Some(&node), now(400_000)),
+            Some(NodePurpose::Conditions)
+        );
+        let call = reports.send(NodePurpose::Conditions, "n", now(400_000), false);
+        assert_eq!(call.path, "/api/v1/nodes/n/status?fieldManager=plimsoll");
+        assert_eq!(
+            body(&call)["status"]["conditions"][0]["lastTransitionTime"],
+            "2026-11-22T10:00:00Z"
+        );
+        assert_eq!(
+            body(&call)["status"]["conditions"][0]["lastHeartbeatTime"],
+            "2026-11-22T10:06:40Z"
+        );
+        // Changed while the call is on its way: once more, and nothing has begun.
+        assert!(reports.want(vec![pressure(false)], false).is_empty());
+        assert_eq!(reports.next(Some(&node), now(400_001)), None);
+        reports.answered(
+            NodePurpose::Conditions,
+            &Answer::Done(Vec::new()),
+            now(400_002),
+        );
+        assert_eq!(
+            reports.next(Some(&node), now(400_003)),
+            Some(NodePurpose::Conditions)
+        );
+        reports.send(NodePurpose::Conditions, "n", now(400_003), false);
+        reports.answered(
+            NodePurpose::Conditions,
+            &Answer::Lost(String::new()),
+            now(400_004),
+        );
+        assert_eq!(
+            reports.next(Some(&node), now(400_005)),
+            None,
+            "after a pause"
+        );
+        assert_eq!(
+            reports.next(Some(&node), now(402_000)),
+            Some(NodePurpose::Conditions)
+        );
+        reports.send(NodePurpose::Conditions, "n", now(402_000), false);
+        reports.answered(
+            NodePurpose::Conditions,
+            &Answer::Done(Vec::new()),
+            now(402_000),
+        );
+        assert!(reports.is_idle(Some(&node)));
+        assert_eq!(reports.next(Some(&node), now(701_999)), None);
+        assert_eq!(
+            reports.next(Some(&node), now(702_000)),
+            Some(NodePurpose::Conditions)
+        );
+    }
+
+    #[test]
+    fn a_taint_is_written_among_those_of_others_and_again_after_a_conflict() {
+        let mut reports = NodeReports::new(1);
+        let others = json!([{"key": "a", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z", "new": 1}]);
+        let stale = node(json!(null), "1");
+        reports.want(vec![pressure(true)], true);
+        let mut answer = |answer: Answer, at| {
+            let purpose = reports.next(Some(&stale), now(at)).unwrap();
+            let call = reports.send(purpose, "n", now(at), false);
+            reports.answered(purpose, &answer, now(at));
+            (purpose, call)
+        };
+        let fresh = |version: &str| {
+            let object = json!({"metadata": {"name": "n", "uid": "nu", "resourceVersion": version}, "spec": {"taints": others}});
+            Answer::Done(object.to_string().into_bytes())
+        };
+        assert_eq!(answer(fresh("5"), 1).0, NodePurpose::ReadTaints);
+        let conflict = Answer::Refused(Refusal {
+            code: 409,
+            ..Refusal::default()
+        });
+        let (purpose, call) = answer(conflict, 2);
+        assert_eq!(
+            (purpose, body(&call)["metadata"]["resourceVersion"].as_str()),
+            (NodePurpose::WriteTaints, Some("5"))
+        );
+        assert_eq!(answer(fresh("6"), 3).0, NodePurpose::ReadTaints);
+        let (purpose, call) = answer(fresh("7"), 4);
+        assert_eq!(purpose, NodePurpose::WriteTaints);
+        let taints = body(&call)["spec"]["taints"].clone();
+        assert_eq!(
+            taints,
+            json!([others[0], {"key": TAINT_KEY, "effect": "NoSchedule"}])
+        );
+        // Gone again, and those of others are still there.
+        let tainted = node(taints, "7");
+        let call = taints_call(&tainted, false, false);
+        assert_eq!(body(&call)["spec"]["taints"], others);
+        assert_eq!(removal(&tainted, false).len(), 2);
+        assert_eq!(removal(&stale, false).len(), 1);
+    }
+}

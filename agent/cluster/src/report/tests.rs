@@ -1,0 +1,325 @@
+//! Many evictions at once, and what is said about them.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::call::{Refusal, Verb};
+use crate::pod::tests::api_pod;
+
+const T_MS: u64 = 1_795_341_600_000;
+
+fn now(mono_ms: u64) -> Now {
+    Now {
+        mono_ms,
+        unix_ms: T_MS + mono_ms,
+    }
+}
+
+fn intent(uid: &str) -> EvictionIntent {
+    serde_json::from_value(json!({
+        "uid": uid, "namespace": "shop", "name": format!("name-{uid}"), "decidedUnixMs": T_MS, "signal": "memory.available",
+        "message": "m", "rank": 1, "ranked": 2, "graceS": 0, "isHeld": true, "starvedResource": "memory",
+        "offendingContainers": "app", "offendingContainersUsage": "1Gi",
+    }))
+    .unwrap()
+}
+
+/// Pods `u0` to `uN`, running.
+fn store(pods: usize) -> Store {
+    let mut store = Store::new("node-1", false);
+    store.list();
+    for at in 0..pods {
+        store.saw(api_pod(&format!("u{at}"), "1").to_string().as_bytes());
+    }
+    store.listed();
+    store
+}
+
+fn reporter(policy: Policy) -> Reporter {
+    let mut reporter = Reporter::new("node-1", policy, 7);
+    reporter.saw_node(SeenNode {
+        name: "node-1".into(),
+        uid: "nu".into(),
+        kubelet_version: "v1.36.2".into(),
+        ..SeenNode::default()
+    });
+    reporter.heard();
+    reporter.outgoing();
+    reporter
+}
+
+/// The pod as the API server answers to a report: its object with the patch in it.
+fn answer_of(call: &Call) -> Answer {
+    let patch: Value = serde_json::from_slice(&call.body).unwrap_or_default();
+    let Some(uid) = patch["metadata"]["uid"].as_str() else {
+        return Answer::Done(b"{}".to_vec());
+    };
+    let mut pod = api_pod(uid, "2");
+    pod["status"]["phase"] = patch["status"]["phase"].clone();
+    pod["status"]["reason"] = patch["status"]["reason"].clone();
+    pod["metadata"]["annotations"] = patch["metadata"]["annotations"].clone();
+    Answer::Done(pod.to_string().into_bytes())
+}
+
+#[test]
+fn an_eviction_from_the_intent_to_the_agents_word() {
+    let (mut reporter, mut pods) = (reporter(Policy::default()), store(2));
+    reporter.from_agent(
+        ToCluster::Evicted {
+            intent: Box::new(intent("u1")),
+        },
+        now(0),
+    );
+    assert_eq!(reporter.figures(now(5)).oldest_unreported_ms, 5);
+    let (target, call) = reporter.next(&pods, now(5)).unwrap();
+    assert_eq!((call.verb, call.resource), (Verb::Patch, "pods/status"));
+    assert!(reporter.next(&pods, now(5)).is_none());
+    reporter.answered(&target, &answer_of(&call), &mut pods, now(20));
+    assert_eq!(
+        reporter.outgoing(),
+        [ToAgent::Reported { uid: "u1".into() }]
+    );
+    assert_eq!(reporter.figures(now(30)).unreported, 0);
+    // Then the Event, which says that the pod is held.
+    let (target, call) = reporter.next(&pods, now(21)).unwrap();
+    assert_eq!((call.verb, call.resource), (Verb::Post, "events"));
+    let body: Value = serde_json::from_slice(&call.body).unwrap();
+    assert_eq!(
+        body["note"],
+        "m The pod is held: nothing can start in it until its end is shown here."
+    );
+    assert_eq!(
+        body["metadata"]["annotations"]["offending_containers"],
+        "app"
+    );
+    // The kubelet has finished; the intent is settled when its Event is written.
+    reporter.from_agent(ToCluster::CgroupGone { uid: "u1".into() }, now(3_000));
+    assert!(reporter.next(&pods, now(3_000)).is_none());
+    assert!(reporter.outgoing().is_empty());
+    reporter.answered(
+        &target,
+        &Answer::Done(b"{}".to_vec()),
+        &mut pods,
+        now(3_100),
+    );
+    assert!(reporter.next(&pods, now(3_200)).is_none());
+    assert_eq!(
+        reporter.outgoing(),
+        [ToAgent::Settled {
+            uid: "u1".into(),
+            how: Settled::Shown
+        }]
+    );
+    assert!(!reporter.is_busy());
+}
+
+#[test]
+fn a_thousand_intents_are_told_once_each_and_not_too_fast() {
+    let (mut reporter, mut pods) = (reporter(Policy::default()), store(INTENTS_MAX));
+    for at in 0..INTENTS_MAX + 10 {
+        reporter.from_agent(
+            ToCluster::Evicted {
+                intent: Box::new(intent(&format!("u{at}"))),
+            },
+            now(0),
+        );
+    }
+    assert_eq!(reporter.figures(now(0)).intents_refused, 10);
+    let mut told: BTreeMap<PodUid, u32> = BTreeMap::new();
+    let (mut sent_at, mut settled) = (Vec::new(), 0);
+    let mut at = 0;
+    while settled < INTENTS_MAX {
+        at += 20;
+        assert!(at < 3_600_000, "{settled} are settled");
+        // The API server comes and goes every 2 s.
+        let is_up = at / 2_000 % 2 == 1;
+        while let Some((target, call)) = reporter.next(&pods, now(at)) {
+            sent_at.push(at);
+            let answer = if is_up {
+                answer_of(&call)
+            } else {
+                Answer::Lost("down".into())
+            };
+            if let (Target::Eviction(uid, _), true) = (&target, is_up) {
+                *told.entry(uid.clone()).or_default() += 1;
+            }
+            reporter.answered(&target, &answer, &mut pods, now(at));
+        }
+        for frame in reporter.outgoing() {
+            match frame {
+                ToAgent::Reported { uid } => {
+                    reporter.from_agent(ToCluster::CgroupGone { uid }, now(at))
+                }
+                ToAgent::Settled { how, .. } => {
+                    assert_eq!(how, Settled::Shown);
+                    settled += 1;
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(told.len() == INTENTS_MAX && told.values().all(|times| *times == 1));
+    for window in sent_at.windows(11) {
+        assert!(
+            window[10] - window[0] >= 1_000,
+            "more than 10 within a second at {}",
+            window[0]
+        );
+    }
+    assert!(
+        reporter.figures(now(at)).events_dropped > 0,
+        "25 Events in a burst"
+    );
+}
+
+#[test]
+fn one_pod_that_cannot_be_told_holds_up_no_other() {
+    let (mut reporter, mut pods) = (reporter(Policy::default()), store(4));
+    for uid in ["u0", "u1", "u2"] {
+        reporter.from_agent(
+            ToCluster::Evicted {
+                intent: Box::new(intent(uid)),
+            },
+            now(0),
+        );
+    }
+    let mut told = BTreeSet::new();
+    for at in (0..20_000).step_by(50) {
+        while let Some((target, call)) = reporter.next(&pods, now(at)) {
+            // A webhook fails for one of them.
+            let fails = call.path.contains("name-u0/");
+            let answer = if fails {
+                Answer::Refused(Refusal {
+                    code: 500,
+                    ..Refusal::default()
+                })
+            } else {
+                answer_of(&call)
+            };
+            if let (Target::Eviction(uid, _), false) = (&target, fails) {
+                told.insert(uid.clone());
+            }
+            reporter.answered(&target, &answer, &mut pods, now(at));
+        }
+    }
+    assert_eq!(told.len(), 2);
+    assert_eq!(reporter.figures(now(20_000)).unreported, 1);
+}
+
+#[test]
+fn a_success_that_shows_no_pod_is_none() {
+    let (mut reporter, mut pods) = (reporter(Policy::default()), store(1));
+    reporter.from_agent(
+        ToCluster::Evicted {
+            intent: Box::new(intent("u0")),
+        },
+        now(0),
+    );
+    let mut at = 0;
+    for garbage in [&b"<html>log in</html>"[..], b"", b"{}", b"[]"] {
+        at += 100_000;
+        let (target, _) = reporter.next(&pods, now(at)).unwrap();
+        reporter.answered(&target, &Answer::Done(garbage.to_vec()), &mut pods, now(at));
+        assert_eq!(reporter.figures(now(at)).unreported, 1);
+    }
+    assert!(reporter.outgoing().is_empty());
+}
+
+#[test]
+fn withdrawn_sent_again_and_gone() {
+    let (mut reporter, mut pods) = (reporter(Policy::default()), store(2));
+    let evicted = |uid: &str| ToCluster::Evicted {
+        intent: Box::new(intent(uid)),
+    };
+    reporter.from_agent(evicted("u0"), now(0));
+    reporter.from_agent(ToCluster::Withdrawn { uid: "u0".into() }, now(1));
+    assert!(reporter.next(&pods, now(2)).is_none());
+    // A pod that the API does not have: the Event alone.
+    reporter.from_agent(evicted("away"), now(3));
+    let (target, call) = reporter.next(&pods, now(4)).unwrap();
+    assert_eq!(call.resource, "events");
+    reporter.answered(&target, &Answer::Done(b"{}".to_vec()), &mut pods, now(5));
+    reporter.next(&pods, now(6));
+    assert_eq!(
+        reporter.outgoing(),
+        [ToAgent::Settled {
+            uid: "away".into(),
+            how: Settled::Gone
+        }]
+    );
+    // Sent again after a connection: it goes on where it is, and what is told cannot be withdrawn.
+    reporter.from_agent(evicted("u1"), now(7));
+    let (target, call) = reporter.next(&pods, now(200)).unwrap();
+    reporter.answered(&target, &answer_of(&call), &mut pods, now(210));
+    reporter.from_agent(evicted("u1"), now(220));
+    reporter.from_agent(ToCluster::Withdrawn { uid: "u1".into() }, now(230));
+    assert_eq!(reporter.figures(now(230)).unsettled, 1);
+    assert_eq!(reporter.figures(now(230)).unreported, 0);
+}
+
+#[test]
+fn kept_pods_are_deleted_when_their_time_is_over() {
+    let policy = Policy {
+        evicted_pods: policy::EvictedPods::KeepSome {
+            per_owner: 0,
+            for_ms: 1,
+        },
+        ..Policy::default()
+    };
+    let (mut reporter, mut pods) = (reporter(policy), store(1));
+    let mut old = api_pod("old", "1");
+    old["status"]["phase"] = json!("Failed");
+    old["metadata"]["annotations"] = json!({"plimsoll.dev/evicted": "2026-11-22T09:00:00.000Z x"});
+    pods.saw(old.to_string().as_bytes());
+    let (target, call) = reporter.next(&pods, now(0)).unwrap();
+    assert_eq!(
+        (call.verb, &target),
+        (Verb::Delete, &Target::Kept("old".into()))
+    );
+    let forbidden = Answer::Refused(Refusal {
+        code: 403,
+        ..Refusal::default()
+    });
+    reporter.answered(&target, &forbidden, &mut pods, now(1));
+    assert!(
+        reporter.next(&pods, now(9_999)).is_none(),
+        "not before the next round"
+    );
+    let (target, _) = reporter.next(&pods, now(10_001)).unwrap();
+    reporter.answered(
+        &target,
+        &Answer::Done(b"{}".to_vec()),
+        &mut pods,
+        now(10_002),
+    );
+    assert!(reporter.next(&pods, now(30_000)).is_none() && pods.get(&"old".into()).is_none());
+}
+
+#[test]
+fn the_agent_hears_whether_the_api_server_answers() {
+    let (mut reporter, mut pods) = (reporter(Policy::default()), store(1));
+    reporter.from_agent(
+        ToCluster::Evicted {
+            intent: Box::new(intent("u0")),
+        },
+        now(0),
+    );
+    let mut at = 0;
+    while reporter.is_reachable(now(at)) {
+        if let Some((target, _)) = reporter.next(&pods, now(at)) {
+            reporter.answered(&target, &Answer::Lost("refused".into()), &mut pods, now(at));
+        }
+        at += 100;
+    }
+    assert_eq!(at, 5_000);
+    assert_eq!(
+        reporter.outgoing(),
+        [ToAgent::Api {
+            is_reachable: false
+        }]
+    );
+    // The watch is back: what waited for the back-off goes at once where it may.
+    reporter.heard();
+    assert_eq!(reporter.outgoing(), [ToAgent::Api { is_reachable: true }]);
+    assert_eq!(reporter.greeting().len(), 2);
+}

@@ -1,0 +1,240 @@
+//! The pods of this node as the API shows them, and what has changed since the agent was told.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use plimsoll_core::kube::cluster_link::PODS_MAX;
+use plimsoll_core::kube::pod_uid::PodUid;
+
+use crate::pod::{NotTaken, SeenPod};
+
+/// Bytes of all frames that are kept.
+const BYTES_MAX: usize = 16 << 20;
+
+/// What came of a pod that was seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// The agent knows all that it reads of it.
+    None,
+    /// To be sent.
+    Frame(Arc<[u8]>),
+}
+
+/// Pods that were not taken, by reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Dropped {
+    /// No pods.
+    pub garbage: u64,
+    /// Too large for a frame, or for a line of the watch.
+    pub too_large: u64,
+    /// Of another node.
+    pub other_node: u64,
+    /// Beyond [`PODS_MAX`] or [`BYTES_MAX`].
+    pub too_many: u64,
+}
+
+/// The pods.
+#[derive(Debug)]
+pub struct Store {
+    node: String,
+    labels: bool,
+    pods: BTreeMap<PodUid, SeenPod>,
+    bytes: usize,
+    /// UIDs of the list that is being read.
+    listing: Option<BTreeSet<PodUid>>,
+    is_listed: bool,
+    /// What was not taken.
+    pub dropped: Dropped,
+}
+
+impl Store {
+    /// Empty. `labels`: whether the agent needs those of pods, for budgets.
+    #[must_use]
+    pub fn new(node: &str, labels: bool) -> Self {
+        Self {
+            node: node.to_owned(),
+            labels,
+            pods: BTreeMap::new(),
+            bytes: 0,
+            listing: None,
+            is_listed: false,
+            dropped: Dropped::default(),
+        }
+    }
+
+    /// Whether there was a whole list.
+    #[must_use]
+    pub const fn is_listed(&self) -> bool {
+        self.is_listed
+    }
+
+    /// The pod of this UID.
+    #[must_use]
+    pub fn get(&self, uid: &PodUid) -> Option<&SeenPod> {
+        self.pods.get(uid)
+    }
+
+    /// All, by UID.
+    pub fn iter(&self) -> impl Iterator<Item = &SeenPod> {
+        self.pods.values()
+    }
+
+    /// Whether a pod is in this namespace.
+    #[must_use]
+    pub fn has_namespace(&self, namespace: &str) -> bool {
+        self.pods.values().any(|pod| &*pod.namespace == namespace)
+    }
+
+    /// A list begins.
+    pub fn list(&mut self) {
+        self.listing = Some(BTreeSet::new());
+    }
+
+    /// The list is complete: the UIDs that are gone. Nothing is gone before that, however long a list takes.
+    pub fn listed(&mut self) -> Vec<PodUid> {
+        let Some(listed) = self.listing.take() else {
+            return Vec::new();
+        };
+        self.is_listed = true;
+        let gone = self.pods.keys().filter(|uid| !listed.contains(*uid));
+        let gone: Vec<PodUid> = gone.cloned().collect();
+        for uid in &gone {
+            self.gone(uid);
+        }
+        gone
+    }
+
+    /// Reads an object of a list or of a watch.
+    pub fn saw(&mut self, object: &[u8]) -> Change {
+        match SeenPod::read(object, &self.node, self.labels) {
+            Ok(pod) => self.take(pod),
+            Err(why) => {
+                self.not_taken(why);
+                Change::None
+            }
+        }
+    }
+
+    /// Counts what was not taken.
+    pub const fn not_taken(&mut self, why: NotTaken) {
+        match why {
+            NotTaken::Garbage => self.dropped.garbage += 1,
+            NotTaken::TooLarge => self.dropped.too_large += 1,
+            NotTaken::OtherNode => self.dropped.other_node += 1,
+        }
+    }
+
+    fn take(&mut self, pod: SeenPod) -> Change {
+        let known = self.pods.get(&pod.uid);
+        let known_bytes = known.map_or(0, |known| known.frame.len());
+        let bytes = self.bytes - known_bytes + pod.frame.len();
+        if (known.is_none() && self.pods.len() >= PODS_MAX) || bytes > BYTES_MAX {
+            self.dropped.too_many += 1;
+            return Change::None;
+        }
+        if let Some(listing) = &mut self.listing {
+            listing.insert(pod.uid.clone());
+        }
+        let frame = pod.frame.clone();
+        let is_new = known.is_none_or(|known| known.frame != frame);
+        self.bytes = bytes;
+        self.pods.insert(pod.uid.clone(), pod);
+        if is_new {
+            Change::Frame(frame)
+        } else {
+            Change::None
+        }
+    }
+
+    /// A watch shows that an object is gone. Returns its UID if it was known.
+    pub fn saw_gone(&mut self, object: &[u8]) -> Option<PodUid> {
+        let pod = SeenPod::read(object, &self.node, false).ok()?;
+        self.gone(&pod.uid).then_some(pod.uid)
+    }
+
+    /// It is gone. Returns whether it was known.
+    pub fn gone(&mut self, uid: &PodUid) -> bool {
+        let Some(pod) = self.pods.remove(uid) else {
+            return false;
+        };
+        self.bytes -= pod.frame.len();
+        true
+    }
+
+    /// The answer to a call shows a pod: `Some(false)` if it is another one than asked for. What the agent reads does not change by our own writes, and
+    /// the watch brings it all the same: only what the reports read is taken.
+    pub fn saw_in_answer(&mut self, uid: &PodUid, object: &[u8]) -> Option<bool> {
+        let seen = SeenPod::read(object, &self.node, self.labels).ok()?;
+        if seen.uid != *uid {
+            return Some(false);
+        }
+        if let Some(known) = self.pods.get_mut(uid) {
+            let frame = known.frame.clone();
+            *known = SeenPod { frame, ..seen };
+        }
+        Some(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::tests::api_pod;
+
+    fn pod(uid: &str, version: &str) -> Vec<u8> {
+        api_pod(uid, version).to_string().into_bytes()
+    }
+
+    #[test]
+    fn only_what_decisions_read_goes_to_the_agent() {
+        let mut store = Store::new("node-1", false);
+        assert!(matches!(store.saw(&pod("u1", "1")), Change::Frame(_)));
+        // A heartbeat of the status.
+        assert_eq!(store.saw(&pod("u1", "2")), Change::None);
+        assert_eq!(&*store.get(&"u1".into()).unwrap().resource_version, "2");
+    }
+
+    #[test]
+    fn nothing_is_gone_before_a_list_is_complete() {
+        let mut store = Store::new("node-1", false);
+        store.list();
+        for uid in ["u1", "u2", "u3"] {
+            store.saw(&pod(uid, "1"));
+        }
+        assert!(!store.is_listed());
+        assert!(store.listed().is_empty() && store.is_listed());
+        // A list that breaks off half-way, and the one after it.
+        store.list();
+        store.saw(&pod("u1", "1"));
+        store.list();
+        store.saw(&pod("u1", "1"));
+        store.saw(&pod("u3", "1"));
+        assert_eq!(store.iter().count(), 3);
+        assert_eq!(store.listed(), ["u2".into()]);
+        assert_eq!(store.saw_gone(&pod("u3", "2")), Some("u3".into()));
+        assert_eq!(store.saw_gone(&pod("u3", "2")), None);
+        assert_eq!(store.bytes, store.get(&"u1".into()).unwrap().frame.len());
+    }
+
+    #[test]
+    fn pods_are_bounded_and_what_is_beyond_is_counted() {
+        let mut store = Store::new("node-1", false);
+        for at in 0..PODS_MAX + 5 {
+            store.saw(&pod(&format!("u{at}"), "1"));
+        }
+        store.saw(b"<html>");
+        let mut other = api_pod("x", "1");
+        other["spec"]["nodeName"] = "node-2".into();
+        store.saw(other.to_string().as_bytes());
+        let expected = Dropped {
+            garbage: 1,
+            too_large: 0,
+            other_node: 1,
+            too_many: 5,
+        };
+        assert_eq!((store.iter().count(), store.dropped), (PODS_MAX, expected));
+        // Those that are known may still change.
+        assert_eq!(store.saw(&pod("u0", "2")), Change::None);
+        assert_eq!(&*store.get(&"u0".into()).unwrap().resource_version, "2");
+    }
+}
