@@ -37,7 +37,7 @@ impl CommandError for crate::host::program::NotStarted {}
 pub type Meaning = (Option<u8>, &'static str);
 
 /// What each command's statuses mean, beside [`WRONG_USAGE`]. No status stands for that of another program.
-pub const TABLE: [(&str, &[Meaning]); 17] = [
+pub const TABLE: [(&str, &[Meaning]); 18] = [
     (
         "run",
         &[
@@ -120,6 +120,23 @@ pub const TABLE: [(&str, &[Meaning]); 17] = [
             (
                 Some(REFUSED),
                 "a pod is refused; the output shows why, and what would have to be free",
+            ),
+        ],
+    ),
+    (
+        "arbitrate",
+        &[
+            (
+                Some(DONE),
+                "computed; conditions of objects are part of the answer",
+            ),
+            (
+                Some(FAILED),
+                "a file cannot be read or is wrong; each message names file, line and field",
+            ),
+            (
+                Some(REFUSED),
+                "--why or --what-if names a Consumer or namespace that is not there",
             ),
         ],
     ),

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::amounts::{Amounts, Bounds, ResourceSet};
+use super::amounts::{AMOUNT_LIMIT, Amounts, Bounds, ResourceSet};
 use super::cluster::{Cluster, Node, NodeState, Pod};
 use super::demand::Counting;
 use super::groups::Ask;
@@ -138,7 +138,7 @@ fn capacity(cluster: &Cluster) -> Bounds {
             sum.saturating_add(of_node(node, requested, resource))
         });
         let is_counted = nodes().any(|(node, _)| node.allocatable[resource].is_some());
-        is_counted.then_some(sum)
+        is_counted.then_some(sum.min(AMOUNT_LIMIT - 1))
     };
     (0..cluster.resources.len()).map(sum).collect()
 }
