@@ -1,5 +1,6 @@
 //! One file or folder for each subcommand: its arguments and what it does. Imported by nobody.
 
+pub mod arbitrate;
 pub mod check;
 pub mod cli;
 pub mod config;

@@ -4,5 +4,6 @@ pub mod config;
 pub mod devices;
 pub mod machine;
 pub mod manifests;
+pub(crate) mod snapshot;
 pub mod usage;
 pub mod yaml;

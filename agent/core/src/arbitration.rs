@@ -16,6 +16,7 @@ pub mod demand;
 pub mod entitled;
 pub mod fill;
 pub mod groups;
+pub mod named;
 pub mod plan;
 
 use amounts::ResourceSet;

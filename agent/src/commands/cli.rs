@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+use crate::commands::arbitrate::ArbitrateArgs;
 use crate::commands::check::CheckArgs;
 use crate::commands::config::ConfigArgs;
 use crate::commands::events::EventsArgs;
@@ -36,6 +37,7 @@ Examples:
   plimsoll exec -f ./pods/web.yaml -- nginx         run a command as a container of a pod
   plimsoll rank -f ./pods --usage usage.yaml        which pod would be evicted first, and why; needs no agent
   plimsoll place -f ./pods --machine machine.json   which CPUs and NUMA nodes pods would get
+  plimsoll arbitrate -f cluster.yaml                who may have how much of a cluster, and who gives it back
   plimsoll explain eviction                         the same from a running agent, and what would make a pod safe
   plimsoll top                                      the same live, on a screen
   plimsoll web                                      the same in a browser
@@ -62,6 +64,7 @@ enum Command {
     Events(EventsArgs),
     Rank(RankArgs),
     Place(PlaceArgs),
+    Arbitrate(ArbitrateArgs),
     Config(ConfigArgs),
     Explain(ExplainArgs),
     Top(TopArgs),
@@ -97,6 +100,7 @@ pub fn main() -> ExitCode {
         }
         Command::Config(args) => ended(crate::commands::config::run(&args)),
         Command::Place(args) => ended(crate::commands::place::run(&args)),
+        Command::Arbitrate(args) => ended(crate::commands::arbitrate::run(&args)),
         Command::Rank(args) => ended(crate::commands::rank::run(&args)),
         Command::Explain(args) => ended(crate::commands::explain::run(&args)),
         Command::Health(args) => ended(crate::commands::health::run(&args)),

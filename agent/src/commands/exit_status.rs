@@ -37,7 +37,7 @@ impl CommandError for crate::host::program::NotStarted {}
 pub type Meaning = (Option<u8>, &'static str);
 
 /// What each command's statuses mean, beside [`WRONG_USAGE`]. No status stands for that of another program.
-pub const TABLE: [(&str, &[Meaning]); 18] = [
+pub const TABLE: [(&str, &[Meaning]); 19] = [
     (
         "run",
         &[
@@ -130,6 +130,23 @@ pub const TABLE: [(&str, &[Meaning]); 18] = [
             (
                 Some(FAILED),
                 "no agent answers, the journal cannot be read, or the address cannot be had",
+            ),
+        ],
+    ),
+    (
+        "arbitrate",
+        &[
+            (
+                Some(DONE),
+                "computed; conditions of objects are part of the answer",
+            ),
+            (
+                Some(FAILED),
+                "a file cannot be read or is wrong; each message names file, line and field",
+            ),
+            (
+                Some(REFUSED),
+                "--why or --what-if names a Consumer or namespace that is not there",
             ),
         ],
     ),

@@ -43,6 +43,10 @@ pub(crate) const PAGES: &[(&str, &str)] = &[
         include_str!("../../../docs/guide/place.md"),
     ),
     (
+        "docs/guide/sharing.md",
+        include_str!("../../../docs/guide/sharing.md"),
+    ),
+    (
         "docs/guide/trace.md",
         include_str!("../../../docs/guide/trace.md"),
     ),

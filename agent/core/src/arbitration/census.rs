@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::amounts::{Amounts, Bounds, ResourceSet};
+use super::amounts::{AMOUNT_LIMIT, Amounts, Bounds, ResourceSet};
 use super::cluster::{Cluster, Node, NodeState, Pod};
 use super::demand::Counting;
 use super::groups::Ask;
@@ -46,15 +46,14 @@ impl Census {
             .iter()
             .map(|pod| standing(cluster, &shapes, pod))
             .collect();
-        let mut pods = vec![Vec::new(); cluster.consumers.len()];
+        let mut places: Vec<Vec<_>> = cluster.consumers.iter().map(|_| Vec::new()).collect();
         for (at, pod) in cluster.pods.iter().enumerate() {
-            pods[pod.namespace].push(at);
+            places[pod.namespace].push((place(pod, standings[at]), at));
         }
-        for pods in &mut pods {
-            pods.sort_unstable_by(|a, b| {
-                place(cluster, &standings, *a).cmp(&place(cluster, &standings, *b))
-            });
-        }
+        let pods: Vec<Vec<usize>> = places
+            .into_iter()
+            .map(|places| in_order(cluster, places))
+            .collect();
         let rows = cluster.consumers.iter().zip(&pods);
         let asks =
             rows.map(|(consumer, pods)| ask(cluster, &standings, pods, &consumer.hard, &capacity));
@@ -67,17 +66,21 @@ impl Census {
     }
 }
 
-/// A pod's place in the order in which pods count: running ones first, then higher priority, those that return before pending ones, older, lesser UID.
-fn place<'a>(cluster: &'a Cluster, standings: &[Standing], at: usize) -> impl Ord + use<'a> {
-    let pod = &cluster.pods[at];
-    let standing = standings[at];
+/// A pod's place in the order in which pods count: running ones first, then higher priority, those that return before pending ones, older; then the lesser UID.
+fn place(pod: &Pod, standing: Standing) -> impl Ord + use<> {
     (
         standing != Standing::Running,
         Reverse(pod.priority),
         standing,
         Reverse(pod.seniority()),
-        &pod.uid,
     )
+}
+
+/// Pods by their places, of the same place the lesser UID first.
+fn in_order(cluster: &Cluster, mut places: Vec<(impl Ord, usize)>) -> Vec<usize> {
+    let uid = |at: usize| &cluster.pods[at].uid;
+    places.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| uid(a.1).cmp(uid(b.1))));
+    places.into_iter().map(|(_, at)| at).collect()
 }
 
 fn ask(
@@ -135,7 +138,7 @@ fn capacity(cluster: &Cluster) -> Bounds {
             sum.saturating_add(of_node(node, requested, resource))
         });
         let is_counted = nodes().any(|(node, _)| node.allocatable[resource].is_some());
-        is_counted.then_some(sum)
+        is_counted.then_some(sum.min(AMOUNT_LIMIT - 1))
     };
     (0..cluster.resources.len()).map(sum).collect()
 }

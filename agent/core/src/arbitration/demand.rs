@@ -86,21 +86,37 @@ impl<'a> Counting<'a> {
     /// passed over and reported, measured from the sum before the first of them; what the cluster could never hold does not count, silently.
     pub fn add(&mut self, requests: &[u64], count: u64) {
         let needs = ResourceSet::needed(requests);
-        let within = |bound: &dyn Fn(usize) -> u64| {
-            let room = |resource: usize| {
-                let left = bound(resource).saturating_sub(self.demand.total[resource]);
-                left / requests[resource]
-            };
-            needs.iter().map(room).min().unwrap_or(count).min(count)
-        };
-        let by_hard = within(&|resource| self.hard[resource].unwrap_or(u64::MAX));
-        let by_capacity = within(&|resource| self.capacity[resource].unwrap_or(AMOUNT_LIMIT - 1));
+        let by_hard = self.within(needs, requests, count, |resource| self.hard[resource]);
         self.passed_over += count - by_hard;
+        let by_capacity = self.within(needs, requests, count, |resource| {
+            self.capacity[resource].or(Some(AMOUNT_LIMIT - 1))
+        });
         let counted = by_hard.min(by_capacity);
         if counted > 0 {
             self.demand
                 .add(needs, |resource| requests[resource] * counted);
         }
+    }
+
+    /// How many of so many pods with the same requests the bounds allow.
+    fn within(
+        &self,
+        needs: ResourceSet,
+        requests: &[u64],
+        count: u64,
+        bound: impl Fn(usize) -> Option<u64>,
+    ) -> u64 {
+        let mut within = count;
+        for resource in needs.iter() {
+            if let Some(bound) = bound(resource) {
+                let left = bound.saturating_sub(self.demand.total[resource]);
+                // Most often one pod, and there is room: no division.
+                if requests[resource].saturating_mul(within) > left {
+                    within = left / requests[resource];
+                }
+            }
+        }
+        within
     }
 
     /// What is asked for, and how many pods were passed over.

@@ -148,6 +148,21 @@ pub(crate) fn fill(
         })
         .collect();
     loop {
+        for r in resources.clone() {
+            let Some(capacity) = capacity[r] else {
+                continue;
+            };
+            let sum = states
+                .iter()
+                .fold(Ratio::whole(0), |sum, state| sum.plus(&state.had(r)));
+            if !sum.is_below(&Ratio::whole(capacity)) {
+                for state in &mut states {
+                    if state.cap[r].is_none() {
+                        state.cap[r] = Some(state.had(r));
+                    }
+                }
+            }
+        }
         states.iter_mut().for_each(State::close);
         if !states.iter().any(State::is_growing) {
             break;
@@ -163,21 +178,6 @@ pub(crate) fn fill(
         for state in states.iter_mut().filter(|state| state.is_growing()) {
             if let Some(rate) = state.rate(capacity) {
                 state.x = state.x.plus(&rate.times(&step));
-            }
-        }
-        for r in resources.clone() {
-            let Some(capacity) = capacity[r] else {
-                continue;
-            };
-            let sum = states
-                .iter()
-                .fold(Ratio::whole(0), |sum, state| sum.plus(&state.had(r)));
-            if !sum.is_below(&Ratio::whole(capacity)) {
-                for state in &mut states {
-                    if state.cap[r].is_none() {
-                        state.cap[r] = Some(state.had(r));
-                    }
-                }
             }
         }
     }

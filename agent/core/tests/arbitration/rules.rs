@@ -55,7 +55,11 @@ pub(crate) fn check(cluster: &Cluster) -> Result<(), TestCaseError> {
                     pod.uid,
                     evict
                 );
-                prop_assert_eq!(replay.fewest(&claim), Some(evict.len()));
+                // Beyond three the fewest is not promised.
+                let is_fewest = replay
+                    .fewest(&claim)
+                    .map_or(evict.len() > 3, |fewest| fewest == evict.len());
+                prop_assert!(is_fewest, "{} evicts more than it must", pod.uid);
                 replay.evict(*node, evict);
                 for victim in evict {
                     prop_assert!(

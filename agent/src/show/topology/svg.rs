@@ -6,6 +6,8 @@
 mod place;
 mod write;
 
+pub(crate) use write::escaped;
+
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::{Core, Machine, NumaNode};
 

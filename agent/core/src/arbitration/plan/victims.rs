@@ -6,7 +6,7 @@
 
 use std::cmp::Reverse;
 
-use super::{Planner, part_of};
+use super::{Enough, Planner, part_of};
 use crate::arbitration::amounts::ResourceSet;
 use crate::arbitration::entitled::Entitled;
 
@@ -39,45 +39,135 @@ struct Site {
 /// (greater is better), the age of the oldest, the node, the UIDs.
 type Rank<'a> = (i64, i128, Reverse<i128>, u64, usize, Vec<&'a str>);
 
+/// What a search has found so far.
+struct Found<'a> {
+    price: Price,
+    /// How many victims, how good, and which.
+    best: Option<(usize, Rank<'a>, Victims)>,
+    is_close: bool,
+}
+
+impl Found<'_> {
+    /// Whether some pod with the same requests could afford the loss.
+    fn affords(&self, loss: i128) -> bool {
+        match self.price {
+            Price::Any => true,
+            Price::Below { most, .. } => loss < most,
+        }
+    }
+}
+
+/// What a search came to.
+pub(super) struct Search {
+    /// With what their namespaces lose.
+    pub(super) best: Option<(i128, Victims)>,
+    /// A set was refused by so little that another pod with the same requests could have it.
+    pub(super) is_close: bool,
+}
+
+/// What a set may cost.
+#[derive(Clone, Copy)]
+enum Price {
+    /// Anything: the pod is within what is reserved, or of an unlimited namespace.
+    Any,
+    /// Less than the pod's namespace gains.
+    Below {
+        gain: i128,
+        /// The most that any namespace gains by such a pod: gains of pods with the same requests differ by rounding.
+        most: i128,
+    },
+}
+
 impl Planner<'_> {
-    /// The best set of victims for a pod that has no room.
-    pub(super) fn victims(&self, entitled: &Entitled) -> Option<Victims> {
-        let sites: Vec<Site> = self
-            .usable(entitled.pod)
-            .filter_map(|node| self.site(entitled, node))
-            .collect();
-        let gain = self.gain(entitled);
+    /// The best set of victims on these nodes for a pod that has no room. If no more may be evicted any set will do.
+    pub(super) fn victims(&self, entitled: &Entitled, nodes: &[usize]) -> Search {
+        let mut found = Found {
+            price: self.price(entitled),
+            best: None,
+            is_close: false,
+        };
+        let sites = nodes.iter().filter_map(|node| self.site(entitled, *node));
+        if self.evictions_left == 0 {
+            sites
+                .map(|site| self.try_all(&[site], &mut found))
+                .find(|is_found| *is_found);
+        } else {
+            self.try_all(&sites.collect::<Vec<_>>(), &mut found);
+        }
+        Search {
+            best: found.best.map(|(_, rank, victims)| (rank.1, victims)),
+            is_close: found.is_close,
+        }
+    }
+
+    /// Whether there is a set on these sites; the best one is kept.
+    fn try_all<'a>(&'a self, sites: &[Site], found: &mut Found<'a>) -> bool {
         for count in 1..=EXACT_MAX {
-            let mut best = None;
             for site in sites.iter().filter(|site| site.fewest <= count) {
-                self.try_sets(site, count, 0, &mut Vec::new(), &mut |set| {
-                    self.keep_better(site, set, gain, &mut best);
-                });
+                self.try_sets(site, count, 0, &mut Vec::new(), found);
             }
-            if let Some((_, victims)) = best {
-                return Some(victims);
+            if found.best.is_some() {
+                return true;
             }
         }
-        self.many_victims(&sites, gain)
+        self.try_many(sites, found);
+        found.best.is_some()
+    }
+
+    /// Whether these victims, which are there still, would be enough for this pod.
+    pub(super) fn holds(&self, enough: Enough, entitled: &Entitled) -> bool {
+        let urgent = self.is_urgent(entitled);
+        let is_affordable = match self.price(entitled) {
+            Price::Any => true,
+            Price::Below { gain, .. } => enough.loss < gain,
+        };
+        is_affordable
+            && (urgent || !enough.urgent)
+            && !self.changed[enough.seen..].contains(&enough.node)
+    }
+
+    /// Whether a pod may be a victim of any other (used amounts only fall, so what may not be now never will).
+    pub(super) fn may_be_victim(&self, at: usize) -> bool {
+        let pod = &self.cluster.pods[at];
+        let used = self.used.row(pod.namespace);
+        let deserved = &self.deserved.amounts[pod.namespace];
+        !self.cluster.consumers[pod.namespace].unlimited
+            && !pod.daemon
+            && pod.priority < CRITICAL_PRIORITY
+            // The Eviction API refuses a pod that several budgets select.
+            && pod.budgets.len() <= 1
+            && ResourceSet::needed(&pod.requests).iter().any(|resource| used[resource] > deserved[resource])
     }
 
     /// What is missing on a node, and who could leave. Nothing if that cannot be enough.
     fn site(&self, entitled: &Entitled, node: usize) -> Option<Site> {
+        if self.candidates[node].is_empty() {
+            return None;
+        }
         let requests = &self.cluster.pods[entitled.pod].requests;
         let free = self.free_later.row(node);
-        let needed = ResourceSet::needed(requests)
-            .iter()
-            .filter(|resource| self.counted.contains(*resource));
-        let missing = |resource: usize| {
-            let missing = i128::from(requests[resource]) - free[resource];
-            Some((
-                resource,
-                u64::try_from(missing).ok().filter(|missing| *missing > 0)?,
-            ))
+        let potential = self.potential.row(node);
+        let needed = || {
+            ResourceSet::needed(requests)
+                .iter()
+                .filter(|resource| self.counted.contains(*resource))
         };
-        let need: Vec<(usize, u64)> = needed.filter_map(missing).collect();
-        let staying = self.staying[node].iter().copied();
-        let candidates: Vec<usize> = staying
+        let missing = |resource: usize| i128::from(requests[resource]) - free[resource];
+        if needed().any(|resource| missing(resource) > i128::from(potential[resource]))
+            || !self.is_usable(entitled.pod, node)
+        {
+            return None;
+        }
+        let amount = |resource| {
+            u64::try_from(missing(resource))
+                .ok()
+                .filter(|missing| *missing > 0)
+        };
+        let need: Vec<(usize, u64)> = needed()
+            .filter_map(|resource| Some((resource, amount(resource)?)))
+            .collect();
+        let candidates = self.candidates[node].iter().copied();
+        let candidates: Vec<usize> = candidates
             .filter(|victim| self.may_leave(entitled, *victim, &need))
             .collect();
         let fewest = need
@@ -117,17 +207,12 @@ impl Planner<'_> {
             self.cluster.options.minimum_run_time
         };
         pod.namespace != claimer.namespace
-            && !self.cluster.consumers[pod.namespace].unlimited
-            && !pod.daemon
-            && pod.priority < CRITICAL_PRIORITY
             && pod.age >= minimum_run_time
-            // The Eviction API refuses a pod that several budgets select.
-            && pod.budgets.len() <= 1
             && self.keeps_rules(&[victim], need)
     }
 
     /// Whether the pod is served at any loss: it is within what is reserved, or of an unlimited namespace.
-    fn is_urgent(&self, entitled: &Entitled) -> bool {
+    pub(super) fn is_urgent(&self, entitled: &Entitled) -> bool {
         let namespace = self.cluster.pods[entitled.pod].namespace;
         entitled.within_reserved || self.cluster.consumers[namespace].unlimited
     }
@@ -178,39 +263,38 @@ impl Planner<'_> {
         })
     }
 
-    /// Calls `visit` with every set of so many candidates, from the given candidate on.
-    fn try_sets(
-        &self,
+    /// Tries every set of so many candidates, from the given candidate on. What breaks a rule, or costs too much, does so with more victims, too.
+    fn try_sets<'a>(
+        &'a self,
         site: &Site,
         count: usize,
         from: usize,
         set: &mut Vec<usize>,
-        visit: &mut impl FnMut(&[usize]),
+        found: &mut Found<'a>,
     ) {
-        if set.len() == count {
-            visit(set);
-            return;
-        }
+        let is_last = set.len() + 1 == count;
         for at in from..site.candidates.len() {
             set.push(site.candidates[at]);
-            self.try_sets(site, count, at + 1, set, visit);
+            if is_last {
+                self.keep_better(site, set, found);
+            } else if self.keeps_rules(set, &site.need) && found.affords(self.loss(set)) {
+                self.try_sets(site, count, at + 1, set, found);
+            }
             set.pop();
         }
     }
 
     /// Keeps the set as the best one, if it may leave, is enough, and is better.
-    fn keep_better<'a>(
-        &'a self,
-        site: &Site,
-        set: &[usize],
-        gain: Option<i128>,
-        best: &mut Option<(Rank<'a>, Victims)>,
-    ) {
+    fn keep_better<'a>(&'a self, site: &Site, set: &[usize], found: &mut Found<'a>) {
         if !self.covers(set, &site.need) || !self.keeps_rules(set, &site.need) {
             return;
         }
-        let (loss, excess) = self.loss_and_excess(set);
-        if gain.is_some_and(|gain| gain <= loss) {
+        let loss = self.loss(set);
+        if !found.affords(loss) {
+            return;
+        }
+        if matches!(found.price, Price::Below { gain, .. } if loss >= gain) {
+            found.is_close = true;
             return;
         }
         let pods = set.iter().map(|victim| &self.cluster.pods[*victim]);
@@ -219,23 +303,27 @@ impl Planner<'_> {
         let rank = (
             pods.clone().map(|pod| pod.priority).max().unwrap_or(0),
             loss,
-            Reverse(excess),
+            Reverse(self.least_excess(set)),
             pods.map(|pod| pod.age).max().unwrap_or(0),
             site.node,
             uids,
         );
-        if best.as_ref().is_some_and(|(least, _)| *least <= rank) {
-            return;
+        let is_better = found
+            .best
+            .as_ref()
+            .is_none_or(|(count, least, _)| (set.len(), &rank) < (*count, least));
+        if is_better {
+            let mut pods = set.to_vec();
+            pods.sort_unstable_by(|a, b| self.eviction_order(*a).cmp(&self.eviction_order(*b)));
+            found.best = Some((
+                set.len(),
+                rank,
+                Victims {
+                    node: site.node,
+                    pods,
+                },
+            ));
         }
-        let mut pods = set.to_vec();
-        pods.sort_unstable_by(|a, b| self.eviction_order(*a).cmp(&self.eviction_order(*b)));
-        *best = Some((
-            rank,
-            Victims {
-                node: site.node,
-                pods,
-            },
-        ));
     }
 
     /// Lower priority goes first, then the younger pod, then the lesser UID.
@@ -244,15 +332,22 @@ impl Planner<'_> {
         (pod.priority, pod.age, &pod.uid)
     }
 
-    /// What the pod's namespace gains by it. Nothing: it need not be more than what others lose.
-    fn gain(&self, entitled: &Entitled) -> Option<i128> {
+    /// What the pod's namespace gains by it: that is what victims may cost.
+    fn price(&self, entitled: &Entitled) -> Price {
         if self.is_urgent(entitled) {
-            return None;
+            return Price::Any;
         }
         let pod = &self.cluster.pods[entitled.pod];
         let with_it = |resource: usize| entitled.before[resource] + pod.requests[resource];
         let before = self.served(pod.namespace, |resource| entitled.before[resource]);
-        Some(self.served(pod.namespace, with_it) - before)
+        let requests = pod.requests.iter().zip(&self.census.capacity);
+        let rounded_up = |(request, capacity): (&u64, &Option<u64>)| {
+            part_of(i128::from(*request), *capacity, 40) + 1
+        };
+        Price::Below {
+            gain: self.served(pod.namespace, with_it) - before,
+            most: requests.map(rounded_up).sum(),
+        }
     }
 
     /// How much of the cluster a namespace has of what it deserves, if it uses so much: the sum of its shares in 2⁻⁴⁰.
@@ -265,64 +360,62 @@ impl Planner<'_> {
         shares.sum()
     }
 
-    /// What the namespaces of a set lose together, and the least excess among them.
-    fn loss_and_excess(&self, set: &[usize]) -> (i128, i128) {
-        let mut namespaces: Vec<usize> = set
-            .iter()
-            .map(|victim| self.cluster.pods[*victim].namespace)
-            .collect();
-        namespaces.sort_unstable();
-        namespaces.dedup();
-        let (mut loss, mut least) = (0, i128::MAX);
-        for namespace in namespaces {
+    /// The namespaces of a set, each once.
+    fn namespaces(&self, set: &[usize]) -> impl Iterator<Item = usize> {
+        let namespace = |at: usize| self.cluster.pods[set[at]].namespace;
+        (0..set.len())
+            .filter(move |at| (0..*at).all(|before| namespace(before) != namespace(*at)))
+            .map(namespace)
+    }
+
+    /// What the namespaces of a set lose together.
+    fn loss(&self, set: &[usize]) -> i128 {
+        let loss = |namespace: usize| {
             let used = self.used.row(namespace);
             let rest = |resource: usize| {
                 let leaving = set
                     .iter()
                     .map(|victim| &self.cluster.pods[*victim])
                     .filter(|victim| victim.namespace == namespace);
-                let sum: u64 = leaving.map(|victim| victim.requests[resource]).sum();
-                used[resource].saturating_sub(sum)
+                used[resource].saturating_sub(leaving.map(|victim| victim.requests[resource]).sum())
             };
-            loss +=
-                self.served(namespace, |resource| used[resource]) - self.served(namespace, rest);
-            let deserved = self.deserved.amounts[namespace].iter();
-            let excess = used.iter().zip(deserved).zip(&self.census.capacity).map(
-                |((used, deserved), capacity)| {
-                    part_of(i128::from(*used) - i128::from(*deserved), *capacity, 48)
-                },
-            );
-            least = least.min(excess.max().unwrap_or(0));
-        }
-        (loss, least)
+            self.served(namespace, |resource| used[resource]) - self.served(namespace, rest)
+        };
+        self.namespaces(set).map(loss).sum()
     }
 
-    /// More victims than are tried exactly: on each node candidates in the order of eviction, then by how much room they make, until there is enough; then all are kept
-    /// that can be left out.
-    fn many_victims(&self, sites: &[Site], gain: Option<i128>) -> Option<Victims> {
-        let mut best: Option<(usize, (Rank<'_>, Victims))> = None;
+    /// The least excess of the namespaces of a set: of each by how much of the cluster it uses more than it deserves, in the resource where that is most, in 2⁻⁴⁸.
+    fn least_excess(&self, set: &[usize]) -> i128 {
+        let excess = |namespace: usize| {
+            let deserved = self.deserved.amounts[namespace].iter();
+            let rows = self
+                .used
+                .row(namespace)
+                .iter()
+                .zip(deserved)
+                .zip(&self.census.capacity);
+            let excess = rows.map(|((used, deserved), capacity)| {
+                part_of(i128::from(*used) - i128::from(*deserved), *capacity, 48)
+            });
+            excess.max().unwrap_or(0)
+        };
+        self.namespaces(set).map(excess).min().unwrap_or(0)
+    }
+
+    /// More victims than are tried exactly: on each node candidates in the order of eviction, then by how much room they make, until there is enough; then those that can be left
+    /// out stay.
+    fn try_many<'a>(&'a self, sites: &[Site], found: &mut Found<'a>) {
         for site in sites {
             let mut in_order = site.candidates.clone();
             in_order.sort_unstable_by(|a, b| self.eviction_order(*a).cmp(&self.eviction_order(*b)));
             let mut by_room = in_order.clone();
             by_room.sort_by_cached_key(|victim| Reverse(self.room_made(*victim, &site.need)));
             for order in [in_order, by_room] {
-                let Some(set) = self.enough_of(&order, &site.need) else {
-                    continue;
-                };
-                let mut found = None;
-                self.keep_better(site, &set, gain, &mut found);
-                if let Some((rank, victims)) = found {
-                    let better = best
-                        .as_ref()
-                        .is_none_or(|(count, (least, _))| (set.len(), &rank) < (*count, least));
-                    if better {
-                        best = Some((set.len(), (rank, victims)));
-                    }
+                if let Some(set) = self.enough_of(&order, &site.need) {
+                    self.keep_better(site, &set, found);
                 }
             }
         }
-        best.map(|(_, (_, victims))| victims)
     }
 
     /// How much of what is missing a pod would give back, summed over resources, in 2⁻³².

@@ -1,0 +1,128 @@
+use clap::Parser;
+
+use super::*;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    args: ArbitrateArgs,
+}
+
+/// The example that ARBITRATOR.md works by hand, section 6.3.
+const WORKED: &str = include_str!("worked.yaml");
+
+fn ask(arguments: &[&str], input: &str) -> Result<String, ArbitrateError> {
+    let line = ["arbitrate", "-f", "-"].iter().chain(arguments);
+    let Line { args } = Line::try_parse_from(line).unwrap();
+    answer(&args, input.as_bytes(), 1_000_000, Style { color: false }).map(|(text, _)| text)
+}
+
+#[test]
+fn the_example_worked_by_hand() {
+    let text = ask(&[], WORKED).unwrap();
+    let has = |cells: &[&str]| {
+        text.lines().any(|line| {
+            line.split_whitespace()
+                .collect::<Vec<_>>()
+                .starts_with(cells)
+        })
+    };
+    assert!(
+        has(&[
+            "a", "cpu", "-", "4500m", "6", "6", "-", "over", "by", "1500m"
+        ]),
+        "{text}"
+    );
+    assert!(
+        has(&[
+            "b", "cpu", "-", "4500m", "4", "10", "-", "under", "by", "500m"
+        ]),
+        "{text}"
+    );
+    assert!(
+        has(&["c", "cpu", "2", "1", "0", "1", "-", "under", "by", "1"]),
+        "{text}"
+    );
+    assert!(
+        text.contains("c/c-1 gets room on n1: evict a/a-6"),
+        "{text}"
+    );
+}
+
+#[test]
+fn why_a_namespace_has_no_more() {
+    let text = ask(&["--why", "b"], WORKED).unwrap();
+    assert!(text.contains("ended by cpu"), "{text}");
+    assert!(text.contains("The rest of cpu: a 4500m, c 1."), "{text}");
+    let error = ask(&["--why", "nobody"], WORKED).unwrap_err();
+    assert_eq!(error.exit_status(), exit_status::REFUSED);
+}
+
+#[test]
+fn what_would_be_otherwise() {
+    let text = ask(
+        &[
+            "--what-if",
+            "weight=b,2",
+            "--what-if",
+            "namespace=d,pods=3,cpu=1",
+        ],
+        WORKED,
+    )
+    .unwrap();
+    assert!(
+        text.contains("WAS") && text.contains("d/what-if-0"),
+        "{text}"
+    );
+    let more = ask(&["--what-if", "node=cpu=10,memory=40Gi,pods=110"], WORKED).unwrap();
+    assert!(more.contains("fits on what-if:1"), "{more}");
+    assert!(matches!(
+        ask(&["--what-if", "weight=x,2"], WORKED),
+        Err(ArbitrateError::WhatIf(_))
+    ));
+    for wrong in [
+        "",
+        "node",
+        "node=cpu",
+        "namespace=",
+        "weight=a,many",
+        "pod=x",
+    ] {
+        assert!(wrong.parse::<Change>().is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn json_and_svg() {
+    let value: serde_json::Value =
+        serde_json::from_str(&ask(&["-o", "json"], WORKED).unwrap()).unwrap();
+    assert_eq!(value["capacity"]["cpu"], 10_000);
+    assert_eq!(value["consumers"][0]["resources"]["cpu"]["deserved"], 4500);
+    assert_eq!(value["steps"][0]["evict"][0], "a/a-6");
+    let picture = ask(&["-o", "svg"], WORKED).unwrap();
+    assert!(
+        picture.starts_with("<svg") && picture.ends_with("</svg>\n"),
+        "{picture}"
+    );
+    assert_eq!(picture.matches("class=\"over\"").count(), 2, "{picture}");
+}
+
+#[test]
+fn bad_objects_become_conditions() {
+    let consumers = "
+kind: Consumer
+metadata: {name: a}
+spec: {namespace: a, parent: nowhere, hard: {cpu: 1}, reserved: {cpu: 2}}
+---
+kind: Pod
+metadata: {name: none, namespace: a}
+";
+    let text = ask(&[], &format!("{WORKED}---{consumers}")).unwrap();
+    for condition in [
+        "Consumer a: NoParent:",
+        "Consumer a: ReservedAboveHard:",
+        "Pod a/none: NoRequests:",
+    ] {
+        assert!(text.contains(condition), "{condition}\n{text}");
+    }
+}

@@ -1,0 +1,584 @@
+//! A cluster's objects from files, as `kubectl get … -o yaml` prints them: what the arbitrator uses of nodes, namespaces, pods, budgets and Consumers.
+//!
+//! Objects of other kinds are counted and left out. Of Kubernetes' own objects only the fields that are used are read, as the API server has checked them; a
+//! Consumer is read strictly, since it is written by hand.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use plimsoll_core::arbitration::cluster::NodeState;
+use plimsoll_core::arbitration::named::{Named, NamedConsumer, NamedNode, NamedPod, Objects};
+use plimsoll_core::kube::budget::DisruptionBudget;
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::quantity::Quantity;
+use plimsoll_core::kube::resources::{Scope, pod_requests};
+
+use super::manifests::{Bounds, ManifestError, read_or_stdin};
+use super::yaml::{self, Limits, Node, Value};
+
+/// Bytes of one file.
+const BYTES_MAX: u64 = 256 << 20;
+
+/// Values in one file.
+const VALUES_MAX: usize = 32_000_000;
+
+/// How long something without a time stamp is taken to have been there: longer than any grace period.
+const LONG_S: u64 = 86_400;
+
+/// The annotation with what a node's agent holds back under pressure.
+const WITHHELD: &str = "plimsoll.dev/withheld";
+
+/// What the files have.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshot {
+    pub(crate) objects: Objects,
+    /// Objects of kinds that are not used, by kind.
+    pub(crate) left_out: BTreeMap<String, usize>,
+}
+
+/// Reads all files; [`STDIN`](super::manifests::STDIN) stands for `stdin`. Ages are counted up to `now_s`, in seconds since 1970.
+///
+/// # Errors
+/// All errors of all files.
+pub(crate) fn read(
+    paths: &[PathBuf],
+    mut stdin: impl Read,
+    now_s: u64,
+) -> Result<Snapshot, Vec<ManifestError>> {
+    let mut reader = Reader {
+        now_s,
+        file: Arc::from(Path::new("")),
+        errors: Vec::new(),
+        snapshot: Snapshot::default(),
+        labels: BTreeMap::new(),
+        pods: Vec::new(),
+        budgets: Vec::new(),
+    };
+    for path in paths {
+        let (file, text) = read_or_stdin(path, &mut stdin, BYTES_MAX);
+        reader.file = file;
+        match text {
+            Ok(text) => reader.text(&text),
+            Err(error) => reader.errors.push(error),
+        }
+    }
+    reader.finish()
+}
+
+struct Reader {
+    now_s: u64,
+    file: Arc<Path>,
+    errors: Vec<ManifestError>,
+    snapshot: Snapshot,
+    /// Of the nodes.
+    labels: BTreeMap<String, BTreeMap<String, String>>,
+    /// Pods, with what is looked up when all files are read.
+    pods: Vec<(NamedPod, Pod, BTreeMap<String, String>)>,
+    budgets: Vec<DisruptionBudget>,
+}
+
+impl Reader {
+    fn text(&mut self, text: &str) {
+        let limits = Limits {
+            nodes: VALUES_MAX,
+            documents: Bounds::OFFLINE.documents,
+            repeated_keys: false,
+        };
+        match yaml::documents(text, limits) {
+            Ok(documents) => documents.iter().for_each(|document| self.object(document)),
+            Err(error) => self.errors.push(ManifestError::Syntax {
+                file: Arc::clone(&self.file),
+                line: error.line,
+                what: error.what,
+            }),
+        }
+    }
+
+    fn wrong(&mut self, line: u64, field: &str, what: impl Into<String>) {
+        self.errors.push(ManifestError::Field {
+            file: Arc::clone(&self.file),
+            line,
+            field: field.to_owned(),
+            what: what.into(),
+        });
+    }
+
+    fn object(&mut self, document: &Node) {
+        let Some(kind) = document.get("kind").and_then(Node::text) else {
+            self.wrong(
+                document.line,
+                "kind",
+                "missing; give objects as `kubectl get … -o yaml` prints them",
+            );
+            return;
+        };
+        if kind == "List" || (kind.ends_with("List") && document.get("items").is_some()) {
+            let items = document.get("items").map(Node::items).unwrap_or_default();
+            items.iter().for_each(|item| self.object(item));
+            return;
+        }
+        let name = document
+            .get("metadata")
+            .and_then(|metadata| metadata.get("name"))
+            .and_then(Node::text);
+        let Some(name) = name else {
+            self.wrong(
+                document.line,
+                "metadata.name",
+                "missing; every object needs a name",
+            );
+            return;
+        };
+        match kind {
+            "Node" => self.node(document, name),
+            "Namespace" => {
+                self.snapshot.objects.namespaces.insert(name.to_owned());
+            }
+            "Pod" => self.pod(document, name),
+            "PodDisruptionBudget" => self.budget(document),
+            "Consumer" => self.consumer(document, name),
+            other => *self.snapshot.left_out.entry(other.to_owned()).or_default() += 1,
+        }
+    }
+
+    fn node(&mut self, document: &Node, name: &str) {
+        let status = document.get("status");
+        let allocatable = status.and_then(|status| status.get("allocatable"));
+        let Some(allocatable) = allocatable else {
+            self.wrong(
+                document.line,
+                "status.allocatable",
+                "missing; a node without it has nothing for pods",
+            );
+            return;
+        };
+        let conditions = status
+            .and_then(|status| status.get("conditions"))
+            .map(Node::items)
+            .unwrap_or_default();
+        let text =
+            |node: &Node, field: &str| node.get(field).and_then(Node::text).map(str::to_owned);
+        let ready = conditions
+            .iter()
+            .find(|condition| text(condition, "type").as_deref() == Some("Ready"));
+        // Without conditions, as in a file written by hand, a node is ready.
+        let is_ready = ready.is_none_or(|ready| text(ready, "status").as_deref() == Some("True"));
+        let cordoned = document
+            .get("spec")
+            .and_then(|spec| spec.get("unschedulable"));
+        let is_cordoned = cordoned.is_some_and(|value| matches!(value.value, Value::Bool(true)));
+        let state = match (is_ready, is_cordoned) {
+            (false, _) => NodeState::NotReady,
+            (true, true) => NodeState::Cordoned,
+            (true, false) => NodeState::Ready,
+        };
+        let node = NamedNode {
+            name: name.to_owned(),
+            allocatable: self.amounts(allocatable, "status.allocatable", Rounding::Down),
+            withheld: self.withheld(document),
+            state,
+        };
+        let metadata = document.get("metadata");
+        self.labels.insert(
+            name.to_owned(),
+            texts(metadata.and_then(|metadata| metadata.get("labels"))),
+        );
+        self.snapshot.objects.nodes.push(node);
+    }
+
+    /// The node's annotation, which is JSON in a text.
+    fn withheld(&mut self, document: &Node) -> Named {
+        let annotations = document
+            .get("metadata")
+            .and_then(|metadata| metadata.get("annotations"));
+        let Some(annotation) = annotations.and_then(|annotations| annotations.get(WITHHELD)) else {
+            return Named::new();
+        };
+        let field = format!("metadata.annotations[{WITHHELD}]");
+        let limits = Limits {
+            nodes: 1024,
+            documents: 1,
+            repeated_keys: false,
+        };
+        let parsed = yaml::documents(annotation.text().unwrap_or_default(), limits);
+        match parsed.as_deref() {
+            Ok([amounts]) if matches!(amounts.value, Value::Map(_)) => {
+                self.amounts(amounts, &field, Rounding::Up)
+            }
+            _ => {
+                self.wrong(
+                    annotation.line,
+                    &field,
+                    r#"expected amounts by resource, such as {"memory":"4Gi"}"#,
+                );
+                Named::new()
+            }
+        }
+    }
+
+    fn consumer(&mut self, document: &Node, name: &str) {
+        let Some(spec) = document.get("spec") else {
+            self.wrong(document.line, "spec", "missing; an empty one is {}");
+            return;
+        };
+        let mut consumer = NamedConsumer {
+            name: name.to_owned(),
+            ..NamedConsumer::default()
+        };
+        for (key, value) in spec.fields().iter().filter(|(_, value)| !value.is_null()) {
+            let field = format!("spec.{}", key.name);
+            match key.name.as_str() {
+                "namespace" => consumer.namespace = self.text_of(value, &field),
+                "parent" => consumer.parent = self.text_of(value, &field),
+                "weight" => match &value.value {
+                    Value::Number(number) if number.as_u64().is_some() => consumer.weight = number.as_u64(),
+                    _ => self.wrong(value.line, &field, format!("expected a whole number from 1 to 1000000, not {}", value.kind())),
+                },
+                "unlimited" => match value.value {
+                    Value::Bool(unlimited) => consumer.unlimited = unlimited,
+                    _ => self.wrong(value.line, &field, format!("expected true or false, not {}", value.kind())),
+                },
+                "hard" => consumer.hard = self.amounts(value, &field, Rounding::Down),
+                "reserved" => consumer.reserved = self.amounts(value, &field, Rounding::Up),
+                // Times of the arbitrator in the cluster.
+                "reclaim" => {}
+                _ => self.wrong(key.line, &field, "no field of a Consumer; known are namespace, parent, weight, hard, reserved, unlimited and reclaim"),
+            }
+        }
+        self.snapshot.objects.consumers.push(consumer);
+    }
+
+    fn text_of(&mut self, value: &Node, field: &str) -> Option<String> {
+        if value.text().is_none() {
+            self.wrong(
+                value.line,
+                field,
+                format!("expected a name, not {}", value.kind()),
+            );
+        }
+        value.text().map(str::to_owned)
+    }
+
+    /// Amounts by resource, in canonical units.
+    fn amounts(&mut self, list: &Node, field: &str, rounding: Rounding) -> Named {
+        if !matches!(list.value, Value::Map(_)) {
+            self.wrong(
+                list.line,
+                field,
+                format!("expected amounts by resource, not {}", list.kind()),
+            );
+        }
+        let mut amounts = Named::new();
+        for (key, value) in list.fields() {
+            let text = match &value.value {
+                Value::Text(text) => text.clone(),
+                Value::Number(number) => number.to_string(),
+                _ => String::new(),
+            };
+            match Quantity::parse(&text) {
+                Ok(quantity) if quantity.sign() >= 0 => {
+                    let name = canonical_name(&key.name);
+                    amounts.insert(name.to_owned(), canonical(name, &quantity, rounding));
+                }
+                Ok(_) => self.wrong(
+                    value.line,
+                    &format!("{field}.{}", key.name),
+                    "is below 0; give an amount from 0",
+                ),
+                Err(error) => self.wrong(
+                    value.line,
+                    &format!("{field}.{}", key.name),
+                    error.to_string(),
+                ),
+            }
+        }
+        amounts
+    }
+
+    fn budget(&mut self, document: &Node) {
+        match serde_json::from_value(document.to_json()) {
+            Ok(budget) => self.budgets.push(budget),
+            Err(error) => self.wrong(document.line, "PodDisruptionBudget", error.to_string()),
+        }
+    }
+
+    fn pod(&mut self, document: &Node, name: &str) {
+        let pod: Pod = match serde_json::from_value(document.to_json()) {
+            Ok(pod) => pod,
+            Err(error) => {
+                self.wrong(
+                    document.line,
+                    &format!("Pod {name}"),
+                    format!("{error}; correct it, or leave the pod out"),
+                );
+                return;
+            }
+        };
+        let part = |of: &str, field: &str| document.get(of).and_then(|part| part.get(field));
+        let text = |of: &str, field: &str| part(of, field).and_then(Node::text);
+        if matches!(text("status", "phase"), Some("Succeeded" | "Failed")) {
+            return;
+        }
+        let mut requests: Named = Named::new();
+        for (resource, quantity) in pod_requests(&pod, Scope::ALL) {
+            requests.insert(
+                resource.clone(),
+                canonical(&resource, &quantity, Rounding::Up),
+            );
+        }
+        requests.insert("pods".to_owned(), 1);
+        let since = |stamp: Option<&str>| {
+            stamp
+                .and_then(seconds_since_1970)
+                .map_or(LONG_S, |stamp| self.now_s.saturating_sub(stamp))
+        };
+        let node = text("spec", "nodeName").map(str::to_owned);
+        let created = since(text("metadata", "creationTimestamp"));
+        let started = text("status", "startTime").map_or(created, |start| since(Some(start)));
+        let owners = part("metadata", "ownerReferences")
+            .map(Node::items)
+            .unwrap_or_default();
+        let mut owners = owners
+            .iter()
+            .filter_map(|owner| owner.get("kind").and_then(Node::text));
+        let named = NamedPod {
+            uid: pod.uid().as_str().to_owned(),
+            namespace: pod.namespace().to_owned(),
+            name: name.to_owned(),
+            age: if node.is_some() { started } else { 0 },
+            waiting: if node.is_some() { 0 } else { created },
+            node,
+            requests,
+            priority: pod.spec.priority.unwrap_or(0).into(),
+            leaving: part("metadata", "deletionTimestamp").is_some(),
+            daemon: pod.is_static()
+                || pod.is_mirror()
+                || owners.any(|kind| kind == "DaemonSet" || kind == "Node"),
+            nodes: None,
+            budgets: BTreeSet::new(),
+        };
+        self.pods
+            .push((named, pod, texts(part("spec", "nodeSelector"))));
+    }
+
+    /// Looks up which nodes and budgets pods mean.
+    fn finish(mut self) -> Result<Snapshot, Vec<ManifestError>> {
+        if !self.errors.is_empty() {
+            return Err(self.errors);
+        }
+        let objects = &mut self.snapshot.objects;
+        for budget in &self.budgets {
+            let namespace = budget
+                .metadata
+                .namespace
+                .as_deref()
+                .unwrap_or(plimsoll_core::kube::pod::DEFAULT_NAMESPACE);
+            let allowed = budget
+                .status
+                .and_then(|status| status.disruptions_allowed)
+                .unwrap_or(0);
+            objects.budgets.insert(
+                (namespace.to_owned(), budget.metadata.name.clone()),
+                allowed.into(),
+            );
+        }
+        for (mut named, pod, selector) in self.pods {
+            let selecting = self.budgets.iter().filter(|budget| budget.selects(&pod));
+            named.budgets = selecting
+                .map(|budget| budget.metadata.name.clone())
+                .collect();
+            if !selector.is_empty() {
+                let has_all = |labels: &BTreeMap<String, String>| {
+                    selector
+                        .iter()
+                        .all(|(name, value)| labels.get(name) == Some(value))
+                };
+                let nodes = self.labels.iter().filter(|(_, labels)| has_all(labels));
+                named.nodes = Some(nodes.map(|(name, _)| name.clone()).collect());
+            }
+            objects.pods.push(named);
+        }
+        Ok(self.snapshot)
+    }
+}
+
+/// The texts of a map.
+fn texts(map: Option<&Node>) -> BTreeMap<String, String> {
+    let fields = map.map(Node::fields).unwrap_or_default();
+    fields
+        .iter()
+        .filter_map(|(key, value)| Some((key.name.clone(), value.text()?.to_owned())))
+        .collect()
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Rounding {
+    Up,
+    Down,
+}
+
+/// `requests.cpu` is the same as `cpu`.
+fn canonical_name(name: &str) -> &str {
+    name.strip_prefix("requests.").unwrap_or(name)
+}
+
+/// In thousandths for CPU, else in whole units; from 0.
+pub(crate) fn in_canonical_units(name: &str, quantity: &Quantity) -> u64 {
+    canonical(name, quantity, Rounding::Up)
+}
+
+fn canonical(name: &str, quantity: &Quantity, rounding: Rounding) -> u64 {
+    let unit: u128 = if name == "cpu" || name == "limits.cpu" {
+        1_000_000
+    } else {
+        1_000_000_000
+    };
+    let nanos = u128::try_from(quantity.nanos()).unwrap_or(0);
+    let amount = match rounding {
+        Rounding::Up => nanos.div_ceil(unit),
+        Rounding::Down => nanos / unit,
+    };
+    u64::try_from(amount).unwrap_or(u64::MAX)
+}
+
+/// Of a time stamp as the API server writes it, such as `2026-11-23T02:39:40Z`; fractions of a second are dropped.
+pub(crate) fn seconds_since_1970(stamp: &str) -> Option<u64> {
+    let number = |from: usize, length: usize| -> Option<u64> {
+        let digits = stamp.get(from..from + length)?;
+        digits
+            .bytes()
+            .all(|byte| byte.is_ascii_digit())
+            .then(|| digits.parse().ok())?
+    };
+    let (year, month, day) = (number(0, 4)?, number(5, 2)?, number(8, 2)?);
+    let (hour, minute, second) = (number(11, 2)?, number(14, 2)?, number(17, 2)?);
+    if !stamp.ends_with('Z') || !(1..=12).contains(&month) || year < 1970 {
+        return None;
+    }
+    // Days by the civil calendar, with years that begin in March (H. Hinnant, "chrono-compatible low-level date algorithms").
+    let year = if month <= 2 { year - 1 } else { year };
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day.checked_sub(1)?;
+    let days = year * 365 + year / 4 - year / 100 + year / 400 + day_of_year;
+    Some((days.checked_sub(719_468)? * 24 + hour) * 3600 + minute * 60 + second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_stamps() {
+        assert_eq!(seconds_since_1970("1970-01-01T00:00:00Z"), Some(0));
+        assert_eq!(
+            seconds_since_1970("2000-02-29T12:00:01Z"),
+            Some(951_825_601)
+        );
+        assert_eq!(
+            seconds_since_1970("2026-11-23T02:39:40.123456Z"),
+            Some(1_795_401_580)
+        );
+        for wrong in [
+            "",
+            "2026-11-23",
+            "2026-13-23T02:39:40Z",
+            "2026-11-23T02:39:40+01:00",
+            "2026-11-00T00:00:00Z",
+        ] {
+            assert_eq!(seconds_since_1970(wrong), None, "{wrong}");
+        }
+    }
+
+    fn read_text(text: &str) -> Result<Snapshot, String> {
+        let read = read(&["-".into()], text.as_bytes(), 1_000_000);
+        read.map_err(|errors| {
+            errors
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join("\n")
+        })
+    }
+
+    #[test]
+    fn objects_as_kubectl_prints_them() {
+        let snapshot = read_text(
+            r#"
+apiVersion: v1
+kind: List
+items:
+- kind: Node
+  metadata: {name: n1, labels: {disk: ssd}, annotations: {plimsoll.dev/withheld: '{"memory":"1Gi"}'}}
+  spec: {unschedulable: true}
+  status: {allocatable: {cpu: 3920m, memory: "7Gi", pods: "110"}, conditions: [{type: Ready, status: "True"}]}
+- kind: Pod
+  metadata: {name: p, namespace: web, uid: u1, creationTimestamp: "1970-01-12T13:46:30Z", labels: {app: p}, ownerReferences: [{kind: ReplicaSet}]}
+  spec:
+    nodeName: n1
+    nodeSelector: {disk: ssd}
+    containers: [{name: c, resources: {requests: {cpu: 0.5, memory: 100M}}}]
+  status: {phase: Running}
+- {kind: Pod, metadata: {name: done, namespace: web}, status: {phase: Succeeded}}
+- kind: PodDisruptionBudget
+  metadata: {name: b, namespace: web}
+  spec: {minAvailable: 1, selector: {matchLabels: {app: p}}}
+  status: {disruptionsAllowed: 2}
+- {kind: Service, metadata: {name: s}}
+---
+kind: Consumer
+metadata: {name: web}
+spec: {namespace: web, weight: 2, hard: {requests.cpu: "6"}, reserved: {memory: 1Gi}}
+"#,
+        )
+        .unwrap();
+        let objects = &snapshot.objects;
+        let node = &objects.nodes[0];
+        assert_eq!(
+            (node.state, node.allocatable["cpu"], node.withheld["memory"]),
+            (NodeState::Cordoned, 3920, 1 << 30)
+        );
+        let [pod] = objects.pods.as_slice() else {
+            panic!("{:?}", objects.pods)
+        };
+        assert_eq!(
+            (
+                pod.requests["cpu"],
+                pod.requests["memory"],
+                pod.requests["pods"],
+                pod.age
+            ),
+            (500, 100_000_000, 1, 10)
+        );
+        assert_eq!(
+            (&pod.nodes, &pod.budgets),
+            (&Some(["n1".to_owned()].into()), &["b".to_owned()].into())
+        );
+        assert_eq!(objects.budgets[&("web".to_owned(), "b".to_owned())], 2);
+        assert_eq!(
+            (
+                objects.consumers[0].weight,
+                objects.consumers[0].hard["cpu"]
+            ),
+            (Some(2), 6000)
+        );
+        assert_eq!(snapshot.left_out["Service"], 1);
+    }
+
+    #[test]
+    fn errors_name_file_line_field_and_what_to_do() {
+        let errors = read_text(
+            "kind: Consumer\nmetadata: {name: a}\nspec:\n  wieght: 2\n  hard: {cpu: many}\n  weight: -1\n---\nkind: Node\nmetadata: {name: n}\n---\nmetadata: {}\n",
+        )
+        .unwrap_err();
+        for line in [
+            "standard input:4: spec.wieght: no field of a Consumer; known are",
+            "standard input:5: spec.hard.cpu: quantity \"many\"",
+            "standard input:6: spec.weight: expected a whole number",
+            "status.allocatable: missing",
+            "kind: missing; give objects as",
+        ] {
+            assert!(errors.contains(line), "{line}\n{errors}");
+        }
+    }
+}
