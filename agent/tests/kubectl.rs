@@ -32,7 +32,7 @@ exec)
 esac
 "#,
         plimsoll = env!("CARGO_BIN_EXE_plimsoll"),
-        dir = dir.display(),
+        dir = dir.to_str().unwrap(),
     );
     let path = dir.join("kubectl");
     fs::write(&path, text).unwrap();
@@ -40,7 +40,7 @@ esac
 }
 
 fn plugin(dir: &Path, args: &[&str]) -> Output {
-    let path = format!("{}:{}", dir.display(), std::env::var("PATH").unwrap());
+    let path = format!("{}:{}", dir.to_str().unwrap(), std::env::var("PATH").unwrap());
     Command::new(PLUGIN)
         .args(args)
         .env("PATH", path)
