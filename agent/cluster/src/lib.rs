@@ -4,9 +4,15 @@
 //! docs/reference/cluster.md for its calls and the rights that each needs, ARCHITECTURE.md for its rooms.
 #![forbid(unsafe_code)]
 
+pub mod api;
 pub mod backoff;
 pub mod call;
+pub mod cli;
 pub mod clock;
+pub mod link;
+pub mod metrics;
 pub mod pod;
 pub mod report;
+pub mod run;
+pub mod serve;
 pub mod store;

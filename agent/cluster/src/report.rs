@@ -408,7 +408,9 @@ impl Reporter {
         match answer {
             Answer::Done(_) => self.heard(),
             Answer::Refused(refusal) if refusal.code < 500 => self.heard(),
-            Answer::Refused(_) => self.missed(now),
+            Answer::Refused(refusal) if matches!(refusal.code, 502..=504) => self.missed(now),
+            // 500 is also the answer where a webhook fails or two budgets meet: it says nothing about the server. The watches do.
+            Answer::Refused(_) => {}
             Answer::Lost(_) => {
                 self.missed(now);
                 if now.mono_ms >= self.gate_ms {

@@ -161,8 +161,9 @@ impl Events {
         let entry = self.entries.get_mut(key)?;
         entry.is_in_flight = true;
         let said = &entry.said;
+        // 1.20 takes an Event about a node there and nowhere else, later versions there too.
         let namespace = match said.regarding.namespace.as_str() {
-            "" => "default",
+            "" => "kube-system",
             namespace => namespace,
         };
         let path = format!(

@@ -1,0 +1,81 @@
+//! What the API server can do: versions differ from 1.20 to 1.37, so it is asked.
+
+use serde::Deserialize;
+
+use crate::api::Api;
+use crate::call::{Answer, Call};
+use crate::report::Served;
+
+#[derive(Deserialize)]
+struct Resources {
+    #[serde(default)]
+    resources: Vec<Resource>,
+}
+
+#[derive(Deserialize)]
+struct Resource {
+    name: String,
+    #[serde(default)]
+    group: String,
+    #[serde(default)]
+    version: String,
+}
+
+#[derive(Deserialize)]
+struct Group {
+    #[serde(default)]
+    versions: Vec<Version>,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: String,
+}
+
+/// Asks. `None`: no answer that can be used; ask again later.
+pub async fn discover(api: &Api) -> Option<Served> {
+    let Answer::Done(core) = api
+        .call(&Call::get("discovery", "/api/v1".to_owned()))
+        .await
+    else {
+        return None;
+    };
+    let eviction = eviction_in(&core)?;
+    let has_policy_v1 = match api
+        .call(&Call::get("discovery", "/apis/policy".to_owned()))
+        .await
+    {
+        Answer::Done(group) => {
+            let group: Group = serde_json::from_slice(&group).ok()?;
+            group.versions.iter().any(|known| known.version == "v1")
+        }
+        // Not served at all.
+        Answer::Refused(refusal) if refusal.code == 404 => false,
+        Answer::Refused(_) | Answer::Lost(_) => return None,
+    };
+    Some(Served {
+        eviction,
+        has_policy_v1,
+    })
+}
+
+/// Group and version in the row `pods/eviction`: 1.20 and 1.21 take no other.
+fn eviction_in(resources: &[u8]) -> Option<Option<String>> {
+    let resources: Resources = serde_json::from_slice(resources).ok()?;
+    let mut rows = resources.resources.into_iter();
+    let row = rows.find(|row| row.name == "pods/eviction" && !row.version.is_empty());
+    Some(row.map(|row| format!("{}/{}", row.group, row.version)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_row_says_group_and_version() {
+        let rows = br#"{"resources":[{"name":"pods"},{"name":"pods/eviction","group":"policy","version":"v1beta1"}]}"#;
+        assert_eq!(eviction_in(rows), Some(Some("policy/v1beta1".to_owned())));
+        assert_eq!(eviction_in(b"{\"resources\":[]}"), Some(None));
+        assert_eq!(eviction_in(b"<html>"), None);
+    }
+}

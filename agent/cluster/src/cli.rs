@@ -1,0 +1,167 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::api::Source;
+use crate::report::policy::{EvictBy, EvictedPods, Policy};
+use crate::run::{self, Settings};
+use crate::serve::Address;
+
+const AFTER_HELP: &str = "\
+Examples:
+  plimsoll-cluster --node worker-3                            in a pod, with its service account
+  plimsoll-cluster --node worker-3 --kubeconfig /etc/kubernetes/kubelet.conf
+  plimsoll-cluster --node worker-3 --evicted-pods keepPerOwner=3,keepFor=1h
+  plimsoll-cluster --node worker-3 --evict-by EvictionAPI --respect-disruption-budgets
+  plimsoll-cluster --node worker-3 --clean-up                 takes conditions and taint off the node
+  curl --unix-socket /run/plimsoll/cluster-metrics.sock http://localhost/metrics
+
+Exit status: 0 ended by SIGTERM or SIGINT, or the node is clean; 1 the configuration cannot be used, or the node could not be cleaned; 2 wrong usage.
+An API server or an agent that cannot be reached ends nothing: both are called again.
+
+Rights: docs/reference/cluster.md has each call and the right that it needs.";
+
+/// Tells the Kubernetes API what plimsoll-agent did on its node, and the agent which pods the API has there
+#[derive(Debug, Parser)]
+#[command(name = "plimsoll-cluster", version, after_help = AFTER_HELP)]
+pub struct Cli {
+    /// Name of this node in the API
+    #[arg(long, env = "NODE_NAME", value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    node: String,
+    /// The socket that the agent listens on
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "/run/plimsoll/cluster.sock"
+    )]
+    socket: PathBuf,
+    /// Address and credentials [default: the service account of the pod that this runs in]
+    #[arg(long, value_name = "PATH")]
+    kubeconfig: Option<PathBuf>,
+    /// What becomes of the objects of evicted pods: Keep, Delete, or such as keepPerOwner=3,keepFor=1h (needs `delete` of pods but for Keep)
+    #[arg(long, value_name = "WHAT", default_value = "Keep")]
+    evicted_pods: EvictedPods,
+    /// The call that ends a pod; EvictionAPI heeds disruption budgets at soft thresholds and needs `create` of pods/eviction
+    #[arg(long, value_name = "CALL", value_enum, default_value = "Status")]
+    evict_by: EvictBy,
+    /// Keep new pods off the node while a memory threshold is met: the taint plimsoll.dev/memory-pressure:NoSchedule (needs `patch` of nodes)
+    #[arg(long)]
+    taint_on_pressure: bool,
+    /// Watch disruption budgets for the agent's ranking (needs `list` and `watch` of poddisruptionbudgets)
+    #[arg(long)]
+    respect_disruption_budgets: bool,
+    /// Send every write as a dry run: the API server checks it and stores nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Serve /metrics, /healthz and /readyz: unix:PATH, or a port of loopback
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<Address>,
+    /// Take Plimsoll's conditions and taint off the node, and end
+    #[arg(long)]
+    clean_up: bool,
+}
+
+impl Cli {
+    fn settings(self) -> Settings {
+        Settings {
+            node: self.node,
+            socket: self.socket,
+            source: self
+                .kubeconfig
+                .map_or(Source::InCluster, Source::Kubeconfig),
+            policy: Policy {
+                evicted_pods: self.evicted_pods,
+                evict_by: self.evict_by,
+                dry_run: self.dry_run,
+                taint_on_pressure: self.taint_on_pressure,
+            },
+            respect_budgets: self.respect_disruption_budgets,
+            metrics: self.metrics,
+        }
+    }
+}
+
+/// Reads the arguments, runs, prints the error.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let cleans_up = cli.clean_up;
+    let settings = cli.settings();
+    // One thread: nothing here is worth a second stack.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let result = runtime
+        .map_err(|error| error.to_string())
+        .and_then(|runtime| {
+            let ended = runtime.block_on(async {
+                if cleans_up {
+                    return run::clean_up(&settings)
+                        .await
+                        .map_err(|error| error.to_string());
+                }
+                let stop = stop().map_err(|error| format!("cannot wait for signals: {error}"))?;
+                run::run(settings, stop)
+                    .await
+                    .map_err(|error| error.to_string())
+            });
+            // Calls that are on their way are told again by the next process.
+            runtime.shutdown_background();
+            ended
+        });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("plimsoll-cluster: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Completes with SIGTERM or SIGINT.
+fn stop() -> std::io::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_well_formed_and_read() {
+        Cli::command().debug_assert();
+        let cli = Cli::parse_from([
+            "x",
+            "--node",
+            "n",
+            "--evicted-pods",
+            "keepPerOwner=1,keepFor=1m",
+            "--evict-by",
+            "EvictionAPI",
+        ]);
+        let settings = cli.settings();
+        assert_eq!(settings.policy.evict_by, EvictBy::EvictionApi);
+        assert_eq!(
+            settings.policy.evicted_pods,
+            EvictedPods::KeepSome {
+                per_owner: 1,
+                for_ms: 60_000
+            }
+        );
+        assert!(Cli::try_parse_from(["x", "--node", "n", "--metrics", "0.0.0.0:1"]).is_err());
+        assert!(Cli::try_parse_from(["x", "--node", ""]).is_err());
+    }
+}

@@ -1,0 +1,211 @@
+//! What is counted, in the text format of Prometheus.
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::report::Figures;
+use crate::store::Dropped;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CallLabels {
+    verb: &'static str,
+    resource: &'static str,
+    code: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Of {
+    of: &'static str,
+}
+
+/// All metrics.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    calls: Family<CallLabels, Counter>,
+    restarts: Family<Of, Counter>,
+    dropped: Family<Of, Gauge>,
+    settled: Family<Of, Gauge>,
+    pods: Gauge,
+    unreported: Gauge,
+    unsettled: Gauge,
+    oldest: Gauge<f64, AtomicU64>,
+    is_reachable: Gauge,
+    is_agent_connected: Gauge,
+    /// A word that is said once and not with each repetition.
+    last_said: Mutex<String>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// All zero.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("plimsoll_cluster");
+        let calls = Family::default();
+        let restarts = Family::default();
+        let dropped = Family::default();
+        let settled = Family::default();
+        let [
+            pods,
+            unreported,
+            unsettled,
+            is_reachable,
+            is_agent_connected,
+        ] = [const { () }; 5].map(|()| Gauge::default());
+        let oldest = Gauge::default();
+        registry.register(
+            "api_calls",
+            "Calls of the API server by verb, resource and status code; 0 where no answer came",
+            calls.clone(),
+        );
+        registry.register(
+            "watch_restarts",
+            "Watches that began with a new list, by resource",
+            restarts.clone(),
+        );
+        registry.register("dropped", "What was not taken or not written: objects of the API server by reason, Events, intents", dropped.clone());
+        registry.register(
+            "settled_evictions",
+            "Evictions that need no further report, by how they ended",
+            settled.clone(),
+        );
+        registry.register("pods", "Pods of this node that are known", pods.clone());
+        registry.register(
+            "unreported_evictions",
+            "Evictions that the API server has not taken",
+            unreported.clone(),
+        );
+        registry.register(
+            "unsettled_evictions",
+            "Evictions that are not settled",
+            unsettled.clone(),
+        );
+        registry.register_with_unit(
+            "oldest_unreported_eviction_age",
+            "Age of the oldest eviction that the API server has not taken",
+            Unit::Seconds,
+            oldest.clone(),
+        );
+        registry.register(
+            "api_reachable",
+            "Whether the API server answers",
+            is_reachable.clone(),
+        );
+        registry.register(
+            "agent_connected",
+            "Whether plimsoll-agent is connected",
+            is_agent_connected.clone(),
+        );
+        Self {
+            registry,
+            calls,
+            restarts,
+            dropped,
+            settled,
+            pods,
+            unreported,
+            unsettled,
+            oldest,
+            is_reachable,
+            is_agent_connected,
+            last_said: Mutex::default(),
+        }
+    }
+
+    /// A call was answered; `code` 0: it was not.
+    pub fn called(&self, verb: &'static str, resource: &'static str, code: u16) {
+        self.calls
+            .get_or_create(&CallLabels {
+                verb,
+                resource,
+                code,
+            })
+            .inc();
+    }
+
+    /// A watch begins with a new list.
+    pub fn restarted(&self, of: &'static str) {
+        self.restarts.get_or_create(&Of { of }).inc();
+    }
+
+    /// Takes what the loop counts.
+    pub fn set(
+        &self,
+        figures: &Figures,
+        pods: usize,
+        dropped: Dropped,
+        is_reachable: bool,
+        is_agent_connected: bool,
+    ) {
+        let signed = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        for (of, count) in [
+            ("garbage", dropped.garbage),
+            ("too_large", dropped.too_large),
+            ("other_node", dropped.other_node),
+            ("too_many", dropped.too_many),
+            ("events", figures.events_dropped),
+            ("intents", figures.intents_refused),
+        ] {
+            self.dropped.get_or_create(&Of { of }).set(signed(count));
+        }
+        let ways = ["shown", "ended_otherwise", "gone", "given_up"];
+        for (of, count) in ways.into_iter().zip(figures.settled) {
+            self.settled.get_or_create(&Of { of }).set(signed(count));
+        }
+        self.pods.set(i64::try_from(pods).unwrap_or(i64::MAX));
+        self.unreported.set(signed(figures.unreported));
+        self.unsettled.set(signed(figures.unsettled));
+        // Ages of some days at most: exact in a float.
+        self.oldest
+            .set(std::time::Duration::from_millis(figures.oldest_unreported_ms).as_secs_f64());
+        self.is_reachable.set(i64::from(is_reachable));
+        self.is_agent_connected.set(i64::from(is_agent_connected));
+    }
+
+    /// Whether the agent is connected: what readiness asks.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.is_agent_connected.get() != 0
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing into a String does not fail.
+        let _never = encode(&mut text, &self.registry);
+        text
+    }
+
+    /// A line on standard error, not again while nothing else is said.
+    pub fn say(&self, line: &str) {
+        let mut last = self
+            .last_said
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if *last != line {
+            eprintln!(
+                "plimsoll-cluster: {}",
+                line.escape_debug()
+                    .to_string()
+                    .replace("\\\"", "\"")
+                    .replace("\\'", "'")
+            );
+            line.clone_into(&mut last);
+        }
+    }
+}

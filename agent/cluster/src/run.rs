@@ -1,0 +1,516 @@
+//! The loop: hears the API server and the agent, asks `report` what to do, and does it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use plimsoll_core::kube::budget::DisruptionBudget;
+use plimsoll_core::kube::cluster_link::{BUDGETS_MAX, ToAgent};
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::task::JoinSet;
+
+use crate::api::watch::{self, Heard, Watched};
+use crate::api::{Api, ApiError, Source, discovery};
+use crate::call::{Answer, Call};
+use crate::clock::Now;
+use crate::link::{self, Batch, Frame, FromAgent};
+use crate::metrics::Metrics;
+use crate::pod::NotTaken;
+use crate::report::body::escaped;
+use crate::report::node::{SeenNode, removal};
+use crate::report::policy::Policy;
+use crate::report::{Reporter, Served, Target};
+use crate::serve::{Address, Listener};
+use crate::store::{Change, Store};
+
+/// Objects that were heard and not yet looked at: each may have megabytes.
+const HEARD_MAX: usize = 4;
+/// While something waits to be told.
+const BUSY: Duration = Duration::from_millis(100);
+/// While nothing does.
+const IDLE: Duration = Duration::from_secs(2);
+
+/// The options.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// `metadata.name` of this node.
+    pub node: String,
+    /// The agent's socket.
+    pub socket: PathBuf,
+    /// Where address and credentials come from.
+    pub source: Source,
+    /// What is done with evictions.
+    pub policy: Policy,
+    /// Whether budgets are watched for the agent.
+    pub respect_budgets: bool,
+    /// Where metrics are served.
+    pub metrics: Option<Address>,
+}
+
+/// Why it ended.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// No client.
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    /// The address for metrics.
+    #[error("cannot serve metrics at {0:?}: {1}; choose another --metrics")]
+    Metrics(Address, std::io::Error),
+    /// The node could not be cleaned.
+    #[error(
+        "cannot take conditions and taint off node {node}: {why}; it needs `patch` of nodes and nodes/status"
+    )]
+    CleanUp {
+        /// Which node.
+        node: String,
+        /// Why.
+        why: String,
+    },
+}
+
+/// A budget that the agent was told of.
+type Budgets = BTreeMap<(String, String), Frame>;
+
+struct Loop {
+    settings: Settings,
+    api: Api,
+    metrics: Arc<Metrics>,
+    began: Instant,
+    reporter: Reporter,
+    pods: Store,
+    agent: Option<Sender<Batch>>,
+    budgets: Budgets,
+    listed_budgets: Option<Budgets>,
+    /// Namespaces whose budgets were looked for.
+    budget_namespaces: BTreeSet<Arc<str>>,
+    budgets_again: Arc<Notify>,
+    calls: JoinSet<(Target, Answer)>,
+    discoveries: JoinSet<Option<Served>>,
+    was_reachable: bool,
+}
+
+/// Runs until `stop` completes.
+///
+/// # Errors
+/// [`RunError`]: only what cannot get better by waiting.
+pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(), RunError> {
+    let metrics = Arc::new(Metrics::new());
+    if let Some(address) = &settings.metrics {
+        let wrong = |error| RunError::Metrics(address.clone(), error);
+        let listener = Listener::open(address).await.map_err(wrong)?;
+        tokio::spawn(listener.serve(metrics.clone()));
+    }
+    let api = Api::new(settings.source.clone(), metrics.clone()).await?;
+    let seed = seed();
+    let fields = format!("spec.nodeName%3D{}", escaped(&settings.node));
+    let pods = watched(&api, "pods", "/api/v1/pods", fields, Arc::default(), seed);
+    let fields = format!("metadata.name%3D{}", escaped(&settings.node));
+    let nodes = watched(
+        &api,
+        "nodes",
+        "/api/v1/nodes",
+        fields,
+        Arc::default(),
+        seed ^ 1,
+    );
+    let (to_loop, agent) = channel(16);
+    tokio::spawn(link::run(
+        settings.socket.clone(),
+        settings.node.clone(),
+        to_loop,
+        seed ^ 2,
+    ));
+    let state = Loop {
+        reporter: Reporter::new(&settings.node, settings.policy, seed ^ 3),
+        pods: Store::new(&settings.node, settings.respect_budgets),
+        settings,
+        api,
+        metrics,
+        began: Instant::now(),
+        agent: None,
+        budgets: Budgets::new(),
+        listed_budgets: None,
+        budget_namespaces: BTreeSet::new(),
+        budgets_again: Arc::default(),
+        calls: JoinSet::new(),
+        discoveries: JoinSet::new(),
+        was_reachable: false,
+    };
+    tokio::select! {
+        () = state.run(pods, nodes, agent, seed) => Ok(()),
+        () = stop => Ok(()),
+    }
+}
+
+/// Different for each process, so that those of a cluster do not keep step.
+fn seed() -> u64 {
+    let unix = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::from(unix.subsec_nanos()) << 32 ^ u64::from(std::process::id())
+}
+
+fn watched(
+    api: &Api,
+    resource: &'static str,
+    path: &str,
+    fields: String,
+    again: Arc<Notify>,
+    seed: u64,
+) -> Receiver<Heard> {
+    let (heard, receiver) = channel(HEARD_MAX);
+    let (api, watched) = (
+        api.clone(),
+        Watched {
+            resource,
+            path: path.to_owned(),
+            fields,
+        },
+    );
+    tokio::spawn(async move { watch::run(api, watched, heard, &again, seed).await });
+    receiver
+}
+
+impl Loop {
+    async fn run(
+        mut self,
+        mut pods: Receiver<Heard>,
+        mut nodes: Receiver<Heard>,
+        mut agent: Receiver<FromAgent>,
+        seed: u64,
+    ) {
+        let mut budgets: Option<Receiver<Heard>> = None;
+        loop {
+            let pause = if self.reporter.is_busy() { BUSY } else { IDLE };
+            tokio::select! {
+                Some(heard) = pods.recv() => self.heard_pod(heard),
+                Some(heard) = nodes.recv() => self.heard_node(heard),
+                Some(heard) = async { budgets.as_mut()?.recv().await }, if budgets.is_some() => self.heard_budget(heard),
+                Some(heard) = agent.recv() => self.heard_agent(heard),
+                Some(ended) = self.calls.join_next(), if !self.calls.is_empty() => {
+                    if let Ok((target, answer)) = ended {
+                        self.answered(&target, &answer);
+                    }
+                }
+                Some(ended) = self.discoveries.join_next(), if !self.discoveries.is_empty() => {
+                    if let Ok(Some(served)) = ended {
+                        if self.settings.respect_budgets && budgets.is_none() {
+                            budgets = Some(self.watch_budgets(&served, seed ^ 4));
+                        }
+                        self.reporter.served(served);
+                    }
+                }
+                () = tokio::time::sleep(pause) => {}
+            }
+            self.act();
+        }
+    }
+
+    fn now(&self) -> Now {
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Now {
+            mono_ms: ms(self.began.elapsed()),
+            unix_ms: ms(SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default()),
+        }
+    }
+
+    fn watch_budgets(&self, served: &Served, seed: u64) -> Receiver<Heard> {
+        let version = if served.has_policy_v1 {
+            "v1"
+        } else {
+            "v1beta1"
+        };
+        let path = format!("/apis/policy/{version}/poddisruptionbudgets");
+        watched(
+            &self.api,
+            "poddisruptionbudgets",
+            &path,
+            String::new(),
+            self.budgets_again.clone(),
+            seed,
+        )
+    }
+
+    /// Calls that can be made now, and what has come up for the agent.
+    fn act(&mut self) {
+        let now = self.now();
+        while let Some((target, call)) = self.reporter.next(&self.pods, now) {
+            let api = self.api.clone();
+            self.calls
+                .spawn(async move { (target, api.call(&call).await) });
+        }
+        let is_reachable = self.reporter.is_reachable(now);
+        if is_reachable && !self.was_reachable {
+            // An API server that comes back may be another version.
+            let api = self.api.clone();
+            self.discoveries.spawn(discovered(api));
+        }
+        if !is_reachable && self.was_reachable {
+            self.metrics
+                .say("the API server does not answer; evictions are kept and told later");
+        }
+        self.was_reachable = is_reachable;
+        for frame in self.reporter.outgoing() {
+            if let Some(frame) = link::encode(&frame) {
+                self.to_agent(vec![frame]);
+            }
+        }
+        let pods = self.pods.iter().count();
+        self.metrics.set(
+            &self.reporter.figures(now),
+            pods,
+            self.pods.dropped,
+            is_reachable,
+            self.agent.is_some(),
+        );
+    }
+
+    fn answered(&mut self, target: &Target, answer: &Answer) {
+        if let Answer::Refused(refusal) = answer
+            && !refusal.is_passing()
+            && !matches!(refusal.code, 404 | 409)
+        {
+            let (code, reason, message) = (refusal.code, &refusal.reason, &refusal.message);
+            self.metrics
+                .say(&format!("{target:?}: {code} {reason} {message}"));
+        }
+        let now = self.now();
+        self.reporter.answered(target, answer, &mut self.pods, now);
+    }
+
+    /// An agent that does not keep up is let go, and calls for everything again.
+    fn to_agent(&mut self, batch: Batch) {
+        if let Some(agent) = &self.agent
+            && agent.try_send(batch).is_err()
+        {
+            self.agent = None;
+        }
+    }
+
+    /// Everything, from the beginning.
+    fn tell_all(&mut self) {
+        let now_known = self.reporter.greeting();
+        let mut batch: Batch = now_known.iter().filter_map(link::encode).collect();
+        if self.pods.is_listed() {
+            batch.extend(link::encode(&ToAgent::List));
+            batch.extend(self.pods.iter().map(|pod| pod.frame.clone()));
+            batch.extend(self.budgets.values().cloned());
+            batch.extend(link::encode(&ToAgent::Listed));
+        }
+        self.to_agent(batch);
+    }
+
+    fn missed(&mut self, why: &str) {
+        self.metrics.say(why);
+        let now = self.now();
+        self.reporter.missed(now);
+    }
+
+    fn heard_pod(&mut self, heard: Heard) {
+        let was_listed = self.pods.is_listed();
+        match heard {
+            Heard::Missed(why) => return self.missed(&why),
+            Heard::List => self.pods.list(),
+            Heard::Object(object) => {
+                if let Change::Frame(frame) = self.pods.saw(&object)
+                    && was_listed
+                {
+                    self.to_agent(vec![frame]);
+                }
+                self.want_budgets();
+            }
+            Heard::Gone(object) => {
+                if let Some(uid) = self.pods.saw_gone(&object).filter(|_| was_listed) {
+                    self.to_agent(
+                        link::encode(&ToAgent::PodGone { uid })
+                            .into_iter()
+                            .collect(),
+                    );
+                }
+            }
+            Heard::Listed => {
+                let gone = self.pods.listed();
+                if was_listed {
+                    let gone = gone.into_iter().map(|uid| ToAgent::PodGone { uid });
+                    let batch = gone.filter_map(|frame| link::encode(&frame)).collect();
+                    self.to_agent(batch);
+                } else {
+                    self.tell_all();
+                }
+            }
+            Heard::TooLarge => self.pods.not_taken(NotTaken::TooLarge),
+            Heard::Word => {}
+        }
+        self.reporter.heard();
+    }
+
+    fn heard_node(&mut self, heard: Heard) {
+        match heard {
+            Heard::Missed(why) => return self.missed(&why),
+            Heard::Object(object) => match SeenNode::read(&object) {
+                Some(node) if node.name == self.settings.node => self.reporter.saw_node(node),
+                Some(_) => self.pods.not_taken(NotTaken::OtherNode),
+                None => self.pods.not_taken(NotTaken::Garbage),
+            },
+            Heard::TooLarge => self.pods.not_taken(NotTaken::TooLarge),
+            Heard::Gone(_) | Heard::List | Heard::Listed | Heard::Word => {}
+        }
+        self.reporter.heard();
+    }
+
+    /// A pod in a namespace whose budgets were dropped on arrival: they are listed again.
+    fn want_budgets(&self) {
+        let is_known = |namespace| self.budget_namespaces.contains(namespace);
+        if self.settings.respect_budgets && !self.pods.iter().all(|pod| is_known(&pod.namespace)) {
+            self.budgets_again.notify_one();
+        }
+    }
+
+    fn heard_budget(&mut self, heard: Heard) {
+        match heard {
+            Heard::Missed(why) => return self.missed(&why),
+            Heard::List => {
+                self.listed_budgets = Some(Budgets::new());
+                let namespaces = self.pods.iter().map(|pod| pod.namespace.clone());
+                self.budget_namespaces = namespaces.collect();
+            }
+            Heard::Object(object) => self.saw_budget(&object),
+            Heard::Gone(object) => {
+                if let Ok(budget) = serde_json::from_slice::<DisruptionBudget>(&object) {
+                    self.budget_gone(budget_key(&budget));
+                }
+            }
+            Heard::Listed => {
+                if let Some(listed) = self.listed_budgets.take() {
+                    let gone = self.budgets.keys().filter(|key| !listed.contains_key(*key));
+                    let gone: Vec<(String, String)> = gone.cloned().collect();
+                    for key in gone {
+                        self.budget_gone(key);
+                    }
+                }
+            }
+            Heard::TooLarge => self.pods.not_taken(NotTaken::TooLarge),
+            Heard::Word => {}
+        }
+        self.reporter.heard();
+    }
+
+    fn saw_budget(&mut self, object: &[u8]) {
+        let Ok(mut budget) = serde_json::from_slice::<DisruptionBudget>(object) else {
+            return self.pods.not_taken(NotTaken::Garbage);
+        };
+        let key = budget_key(&budget);
+        if !self.pods.has_namespace(&key.0) {
+            return;
+        }
+        budget.metadata.annotations.clear();
+        budget.metadata.labels.clear();
+        let Some(frame) = link::encode(&ToAgent::Budget {
+            budget: Box::new(budget),
+        }) else {
+            return self.pods.not_taken(NotTaken::TooLarge);
+        };
+        if let Some(listed) = &mut self.listed_budgets {
+            listed.insert(key.clone(), frame.clone());
+        }
+        if self.budgets.len() >= BUDGETS_MAX && !self.budgets.contains_key(&key) {
+            self.pods.dropped.too_many += 1;
+            return;
+        }
+        let known = self.budgets.insert(key, frame.clone());
+        if known.as_ref() != Some(&frame) {
+            self.to_agent(vec![frame]);
+        }
+    }
+
+    fn budget_gone(&mut self, key: (String, String)) {
+        if self.budgets.remove(&key).is_some() {
+            let (namespace, name) = key;
+            let gone = ToAgent::BudgetGone { namespace, name };
+            self.to_agent(link::encode(&gone).into_iter().collect());
+        }
+    }
+
+    fn heard_agent(&mut self, heard: FromAgent) {
+        match heard {
+            FromAgent::Connected(agent) => {
+                self.metrics.say("the agent is connected");
+                self.agent = Some(agent);
+                self.tell_all();
+            }
+            FromAgent::Frame(frame) => {
+                let now = self.now();
+                self.reporter.from_agent(frame, now);
+            }
+            FromAgent::Lost(why) => {
+                self.metrics.say(&why);
+                self.agent = None;
+            }
+        }
+    }
+}
+
+fn budget_key(budget: &DisruptionBudget) -> (String, String) {
+    let namespace = budget.metadata.namespace.clone().unwrap_or_default();
+    (namespace, budget.metadata.name.clone())
+}
+
+/// Asks what the API server can do until it says so.
+async fn discovered(api: Api) -> Option<Served> {
+    loop {
+        if let Some(served) = discovery::discover(&api).await {
+            return Some(served);
+        }
+        tokio::time::sleep(Duration::from_secs(5)).await;
+    }
+}
+
+/// Takes Plimsoll's conditions and taint off the node.
+///
+/// # Errors
+/// [`RunError`].
+pub async fn clean_up(settings: &Settings) -> Result<(), RunError> {
+    let api = Api::new(settings.source.clone(), Arc::new(Metrics::new())).await?;
+    let wrong = |why: String| RunError::CleanUp {
+        node: settings.node.clone(),
+        why,
+    };
+    let path = format!("/api/v1/nodes/{}", escaped(&settings.node));
+    // The taint may be written by others at the same time: some tries, each with what was read anew.
+    let mut why = String::new();
+    for _ in 0..5 {
+        let node = match api.call(&Call::get("nodes", path.clone())).await {
+            Answer::Done(node) => SeenNode::read(&node),
+            Answer::Refused(refusal) if refusal.code == 404 => return Ok(()),
+            other => return Err(wrong(words(&other))),
+        };
+        let node = node.ok_or_else(|| wrong("the node cannot be read".to_owned()))?;
+        let mut is_done = true;
+        for call in removal(&node, settings.policy.dry_run) {
+            let answer = api.call(&call).await;
+            if !matches!(answer, Answer::Done(_)) {
+                is_done = false;
+                why = words(&answer);
+            }
+        }
+        if is_done {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    Err(wrong(why))
+}
+
+fn words(answer: &Answer) -> String {
+    match answer {
+        Answer::Done(_) => String::new(),
+        Answer::Refused(refusal) => {
+            format!("{} {} {}", refusal.code, refusal.reason, refusal.message)
+        }
+        Answer::Lost(why) => why.clone(),
+    }
+}

@@ -1,0 +1,36 @@
+//! What the tests of `plimsoll-cluster` share: a real API server, the agent's end of the socket, the program itself.
+#![allow(
+    dead_code,
+    reason = "each program of tests takes what it needs of this"
+)]
+
+pub(crate) mod agent;
+pub(crate) mod program;
+pub(crate) mod server;
+
+#[path = "../../../tests/notes/mod.rs"]
+pub(crate) mod notes;
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use tokio::runtime::Runtime;
+
+/// One for all tests of a program: the connection to a shared server lives in it.
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
+
+/// Runs a test.
+pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
+    RUNTIME.block_on(test)
+}
+
+/// Waits for progress, which always comes or the test is wrong: what waits longer than a minute says what it waited for.
+pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    for _ in 0..6_000 {
+        if let Some(found) = look().await {
+            return found;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("nothing comes of waiting for: {what}");
+}

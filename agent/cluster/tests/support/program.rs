@@ -1,0 +1,73 @@
+//! `plimsoll-cluster` itself, as it is installed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+
+pub(crate) struct Program {
+    child: Child,
+    metrics: PathBuf,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ended = (self.child.kill(), self.child.wait());
+    }
+}
+
+impl Program {
+    /// Starts it for this node, with these options beside the usual ones.
+    pub(crate) fn start(node: &str, kubeconfig: &Path, socket: &Path, options: &[&str]) -> Self {
+        let metrics = socket.with_file_name("metrics.sock");
+        let child = Command::new(env!("CARGO_BIN_EXE_plimsoll-cluster"))
+            .args(["--node", node])
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .arg("--socket")
+            .arg(socket)
+            .arg(format!("--metrics=unix:{}", metrics.display()))
+            .args(options)
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
+        Self { child, metrics }
+    }
+
+    /// A line of `/proc/PID/status`, kB.
+    pub(crate) fn memory_kb(&self, name: &str) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    /// The body of a page of its HTTP end.
+    pub(crate) async fn page(&self, path: &str) -> String {
+        let Ok(mut stream) = UnixStream::connect(&self.metrics).await else {
+            return String::new();
+        };
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        text
+    }
+
+    /// The sum of a metric over all of its labels that contain `labels`.
+    pub(crate) async fn metric(&self, name: &str, labels: &str) -> f64 {
+        let name = format!("plimsoll_cluster_{name}");
+        let text = self.page("/metrics").await;
+        let of = |line: &&str| {
+            line.strip_prefix(&name)
+                .is_some_and(|rest| rest.starts_with(['{', ' ']) && rest.contains(labels))
+        };
+        let values = text
+            .lines()
+            .filter(of)
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        values.sum()
+    }
+}

@@ -1,0 +1,377 @@
+//! etcd and kube-apiserver as plain processes on loopback, without a machine of their own.
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use plimsoll_cluster::api::{Api, Source};
+use plimsoll_cluster::call::{Answer, Call, Content, Verb};
+use plimsoll_cluster::metrics::Metrics;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::until;
+
+/// The token of who may do everything.
+const ADMIN: &str = "admin-token";
+/// The token that the program under test has.
+pub(crate) const CLUSTER: &str = "cluster-token";
+
+/// Where `cargo xtask kubernetes` puts the binaries; `None`: not there.
+fn binaries() -> Option<PathBuf> {
+    let set = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let folder = set("PLIMSOLL_KUBERNETES").or_else(|| {
+        let cache = set("PLIMSOLL_CACHE")
+            .or_else(|| Some(set("XDG_CACHE_HOME")?.join("plimsoll")))
+            .or_else(|| Some(set("HOME")?.join(".cache/plimsoll")))?;
+        Some(cache.join("kubernetes/1.20.2"))
+    })?;
+    let has = |name: &str| folder.join(name).is_file();
+    (has("etcd") && has("kube-apiserver")).then_some(folder)
+}
+
+/// A certificate authority, and a certificate of loopback that it signed.
+struct Certificates {
+    authority: String,
+    certificate: String,
+    key: String,
+}
+
+impl Certificates {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let authority = params.self_signed(&key).unwrap().pem();
+        let issuer = Issuer::new(params, key);
+        let key = KeyPair::generate().unwrap();
+        let names = vec!["127.0.0.1".to_owned(), "localhost".to_owned()];
+        let certificate = CertificateParams::new(names)
+            .unwrap()
+            .signed_by(&key, &issuer)
+            .unwrap()
+            .pem();
+        Self {
+            authority,
+            certificate,
+            key: key.serialize_pem(),
+        }
+    }
+}
+
+/// A running API server with its etcd; both end with it.
+pub(crate) struct Server {
+    pub(crate) folder: TempDir,
+    binaries: PathBuf,
+    etcd: Child,
+    etcd_port: u16,
+    pub(crate) port: u16,
+    api_server: Mutex<Option<Child>>,
+    /// As the administrator.
+    pub(crate) admin: Api,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+        let _ended = (self.etcd.kill(), self.etcd.wait());
+    }
+}
+
+static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
+static STARTING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+/// The server of all tests that leave it as it is. `None`: there are no binaries, and that is noted.
+pub(crate) async fn shared() -> Option<Arc<Server>> {
+    let _one_at_a_time = STARTING.lock().await;
+    if let Some(server) = SHARED.lock().unwrap().upgrade() {
+        return Some(server);
+    }
+    let server = Arc::new(Server::start().await?);
+    *SHARED.lock().unwrap() = Arc::downgrade(&server);
+    Some(server)
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+}
+
+fn spawn(program: &Path, arguments: &[String], log: &Path) -> Child {
+    let log = File::create(log).unwrap();
+    Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().unwrap())
+        .stderr(log)
+        .spawn()
+        .unwrap()
+}
+
+impl Server {
+    /// One for a test alone.
+    pub(crate) async fn start() -> Option<Self> {
+        let Some(binaries) = binaries() else {
+            super::notes::left_out(
+                "no kube-apiserver and etcd here: `cargo xtask kubernetes up` builds them once",
+            );
+            return None;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let certificates = Certificates::new();
+        let write = |name: &str, text: &str| fs::write(at(name), text).unwrap();
+        write("ca.crt", &certificates.authority);
+        write("tls.crt", &certificates.certificate);
+        write("tls.key", &certificates.key);
+        let service = KeyPair::generate().unwrap();
+        write("service.key", &service.serialize_pem());
+        write("service.pub", &service.public_key_pem());
+        let tokens = format!("{ADMIN},admin,1,system:masters\n{CLUSTER},cluster,2,\n");
+        write("tokens.csv", &tokens);
+        write("token", CLUSTER);
+        let (etcd_port, peer_port, port) = (free_port(), free_port(), free_port());
+        let etcd = [
+            "--data-dir",
+            &at("etcd").to_string_lossy(),
+            "--log-level",
+            "error",
+        ]
+        .map(str::to_owned);
+        let urls = [
+            ("listen-client-urls", etcd_port),
+            ("advertise-client-urls", etcd_port),
+            ("listen-peer-urls", peer_port),
+            ("initial-advertise-peer-urls", peer_port),
+        ];
+        let urls = urls.map(|(name, port)| format!("--{name}=http://127.0.0.1:{port}"));
+        let cluster = format!("--initial-cluster=default=http://127.0.0.1:{peer_port}");
+        let arguments: Vec<String> = etcd.into_iter().chain(urls).chain([cluster]).collect();
+        let etcd = spawn(&binaries.join("etcd"), &arguments, &at("etcd.log"));
+        let admin = folder.path().join("admin.conf");
+        write_kubeconfig(&admin, port, &format!("token: {ADMIN}"), &at("ca.crt"));
+        let admin = Api::new(Source::Kubeconfig(admin), Arc::new(Metrics::new()))
+            .await
+            .unwrap();
+        let server = Self {
+            folder,
+            binaries,
+            etcd,
+            etcd_port,
+            port,
+            api_server: Mutex::default(),
+            admin,
+        };
+        server.run().await;
+        server
+            .create("/api/v1/namespaces", &json!({"metadata": {"name": "shop"}}))
+            .await;
+        server.grant(&RIGHTS).await;
+        Some(server)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Starts kube-apiserver, and waits until it serves.
+    pub(crate) async fn run(&self) {
+        let file = |name: &str| self.path(name).to_string_lossy().into_owned();
+        let arguments = [
+            format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
+            format!("--secure-port={}", self.port),
+            "--bind-address=127.0.0.1".to_owned(),
+            "--advertise-address=127.0.0.1".to_owned(),
+            "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
+            format!("--cert-dir={}", file("")),
+            format!("--tls-cert-file={}", file("tls.crt")),
+            format!("--tls-private-key-file={}", file("tls.key")),
+            format!("--token-auth-file={}", file("tokens.csv")),
+            format!("--service-account-key-file={}", file("service.pub")),
+            format!("--service-account-signing-key-file={}", file("service.key")),
+            "--service-account-issuer=https://127.0.0.1".to_owned(),
+            "--authorization-mode=RBAC".to_owned(),
+            "--disable-admission-plugins=ServiceAccount".to_owned(),
+            "--watch-cache=true".to_owned(),
+        ];
+        let program = self.binaries.join("kube-apiserver");
+        let child = spawn(&program, &arguments, &self.path("kube-apiserver.log"));
+        *self.api_server.lock().unwrap() = Some(child);
+        let ready = Call::get("readyz", "/readyz".to_owned());
+        until("the API server to be ready", async || {
+            if let Some(child) = &mut *self.api_server.lock().unwrap()
+                && let Ok(Some(status)) = child.try_wait()
+            {
+                let log = fs::read_to_string(self.path("kube-apiserver.log")).unwrap_or_default();
+                let end: Vec<&str> = log.lines().rev().take(10).collect();
+                panic!("kube-apiserver ended with {status}: {end:#?}");
+            }
+            matches!(self.admin.call(&ready).await, Answer::Done(_)).then_some(())
+        })
+        .await;
+    }
+
+    /// Ends kube-apiserver at once.
+    pub(crate) fn stop(&self) {
+        if let Some(mut child) = self
+            .api_server
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+        {
+            let _ended = (child.kill(), child.wait());
+        }
+    }
+
+    /// As the administrator; what comes must be a success.
+    pub(crate) async fn must(&self, call: &Call) -> Value {
+        match self.admin.call(call).await {
+            Answer::Done(body) => serde_json::from_slice(&body).unwrap(),
+            other => panic!("{} {}: {other:?}", call.verb.name(), call.path),
+        }
+    }
+
+    pub(crate) async fn create(&self, path: &str, body: &Value) -> Value {
+        self.must(&Call::write(
+            Verb::Post,
+            "test",
+            path,
+            Content::Json,
+            body,
+            false,
+        ))
+        .await
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Option<Value> {
+        match self.admin.call(&Call::get("test", path.to_owned())).await {
+            Answer::Done(body) => serde_json::from_slice(&body).ok(),
+            _ => None,
+        }
+    }
+
+    pub(crate) async fn patch(&self, path: &str, body: &Value) -> Value {
+        self.must(&Call::write(
+            Verb::Patch,
+            "test",
+            path,
+            Content::StrategicMerge,
+            body,
+            false,
+        ))
+        .await
+    }
+
+    pub(crate) async fn delete(&self, path: &str) {
+        let body = json!({"gracePeriodSeconds": 0});
+        self.must(&Call::write(
+            Verb::Delete,
+            "test",
+            path,
+            Content::Json,
+            &body,
+            false,
+        ))
+        .await;
+    }
+
+    /// A node object of this name.
+    pub(crate) async fn node(&self, name: &str, kubelet_version: &str) {
+        self.create("/api/v1/nodes", &json!({"metadata": {"name": name}}))
+            .await;
+        let status = json!({"status": {"nodeInfo": {"kubeletVersion": kubelet_version},
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}});
+        self.patch(&format!("/api/v1/nodes/{name}/status"), &status)
+            .await;
+    }
+
+    /// A pod that runs on the node. Returns its UID.
+    pub(crate) async fn pod(&self, node: &str, name: &str) -> String {
+        let pod = json!({"metadata": {"name": name, "labels": {"app": name}}, "spec": {"nodeName": node,
+            "containers": [{"name": "app", "image": "i", "resources": {"requests": {"memory": "64Mi"}}}]}});
+        let pod = self.create("/api/v1/namespaces/shop/pods", &pod).await;
+        let status = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+        self.patch(&format!("{}/status", pod_path(name)), &status)
+            .await;
+        pod["metadata"]["uid"].as_str().unwrap().to_owned()
+    }
+
+    pub(crate) async fn seen(&self, name: &str) -> Value {
+        self.get(&pod_path(name)).await.unwrap_or_default()
+    }
+
+    /// The rights of the program under test.
+    pub(crate) async fn grant(&self, rights: &[(&str, &str, &[&str])]) {
+        let rules: Vec<Value> = rights
+            .iter()
+            .map(|(group, resource, verbs)| json!({"apiGroups": [group], "resources": [resource], "verbs": verbs}))
+            .collect();
+        let path = "/apis/rbac.authorization.k8s.io/v1";
+        let role = json!({"metadata": {"name": "plimsoll"}, "rules": rules});
+        if self
+            .get(&format!("{path}/clusterroles/plimsoll"))
+            .await
+            .is_some()
+        {
+            let body = json!({"rules": rules});
+            let call = Call::write(
+                Verb::Patch,
+                "test",
+                &format!("{path}/clusterroles/plimsoll"),
+                Content::Merge,
+                &body,
+                false,
+            );
+            self.must(&call).await;
+            return;
+        }
+        self.create(&format!("{path}/clusterroles"), &role).await;
+        let binding = json!({"metadata": {"name": "plimsoll"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "plimsoll"},
+            "subjects": [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "cluster"}]});
+        self.create(&format!("{path}/clusterrolebindings"), &binding)
+            .await;
+    }
+
+    /// A kubeconfig for the program under test.
+    pub(crate) fn kubeconfig(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        let token = format!("tokenFile: {}", self.path("token").display());
+        write_kubeconfig(&path, self.port, &token, &self.path("ca.crt"));
+        path
+    }
+}
+
+/// What docs/reference/cluster.md says is needed, options included.
+pub(crate) const RIGHTS: [(&str, &str, &[&str]); 7] = [
+    ("", "pods", &["get", "list", "watch", "delete"]),
+    ("", "pods/status", &["patch"]),
+    ("", "pods/eviction", &["create"]),
+    ("", "nodes", &["get", "list", "watch", "patch"]),
+    ("", "nodes/status", &["patch"]),
+    ("events.k8s.io", "events", &["create", "patch"]),
+    ("policy", "poddisruptionbudgets", &["get", "list", "watch"]),
+];
+
+pub(crate) fn pod_path(name: &str) -> String {
+    format!("/api/v1/namespaces/shop/pods/{name}")
+}
+
+pub(crate) fn write_kubeconfig(path: &Path, port: u16, user: &str, authority: &Path) {
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters:\n- name: x\n  cluster:\n    server: https://127.0.0.1:{port}\n    \
+         certificate-authority: {}\nusers:\n- name: x\n  user:\n    {user}\ncontexts:\n- name: x\n  context: {{cluster: x, user: x}}\n",
+        authority.display()
+    );
+    fs::write(path, text).unwrap();
+}
