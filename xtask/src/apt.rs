@@ -192,8 +192,19 @@ impl File {
             bail!("{}", cut_off(&self.package, &said));
         }
         fs::create_dir_all(into).with_context(|| format!("cannot create {}", into.display()))?;
+        let mut unpack = if self.address.ends_with(".deb") {
+            let mut command = Command::new("dpkg-deb");
+            command.arg("-x").arg(&deb).arg(into);
+            command
+        } else {
+            // A source: what it holds is in one folder.
+            let mut command = Command::new("tar");
+            command.arg("-xf").arg(&deb).arg("-C").arg(into);
+            command.arg("--strip-components=1");
+            command
+        };
         output_of(
-            Command::new("dpkg-deb").arg("-x").arg(&deb).arg(into),
+            &mut unpack,
             &format!(
                 "its SHA-256 is right, so most likely {} is full: free some space, or set PLIMSOLL_CACHE to another folder",
                 folder.display()

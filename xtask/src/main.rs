@@ -11,6 +11,7 @@ mod fuzz;
 mod guest;
 mod interrupt;
 mod kernel;
+mod kubernetes;
 mod lock;
 mod opportunity;
 mod paths;
@@ -43,6 +44,7 @@ Examples:
   cargo xtask fuzz --seconds 600                      random histories against the decision engine
   cargo xtask fuzz-parsers --seconds 60 mounts btf    foreign bytes against what reads them, guided by coverage
   cargo xtask deny                                    licences, names and sources of dependencies
+  cargo xtask kubernetes up                           etcd and kube-apiserver on loopback (test, down; --binaries DIR)
   cargo xtask simulate --seed 7 --hours 24            the whole agent against a model of the machine
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
@@ -96,6 +98,9 @@ enum Command {
     },
     /// Ask cargo-deny whether licences, names and sources of dependencies are what deny.toml allows; builds it first, which takes minutes
     Deny,
+    /// A real API server on loopback, without a VM: for the tests of plimsoll-cluster, and for trying things
+    #[command(subcommand)]
+    Kubernetes(kubernetes::KubernetesCommand),
     /// The whole agent against a model of the machine, in virtual time (arguments: cargo xtask simulate -- --help)
     Simulate {
         /// For the program, such as --seed 7
@@ -146,6 +151,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Test { quick, all } => return test::run(quick, all),
         Command::Conformance { files } => return conformance::run(&files),
         Command::Deny => return deny::run(),
+        Command::Kubernetes(command) => return kubernetes::run(&command),
         Command::Simulate { arguments } => return simulate::run(&arguments),
         Command::Fuzz { arguments } => return fuzz::run(&arguments),
         Command::FuzzParsers { seconds, targets } => return fuzz::parsers(seconds, &targets),

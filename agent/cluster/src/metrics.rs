@@ -65,7 +65,7 @@ impl Metrics {
             unsettled,
             is_reachable,
             is_agent_connected,
-        ] = [const { () }; 5].map(|()| Gauge::default());
+        ] = std::array::from_fn(|_| Gauge::default());
         let oldest = Gauge::default();
         registry.register(
             "api_calls",

@@ -213,6 +213,12 @@ impl SeenPod {
         })
     }
 
+    /// Whether it is a pod, of whatever node.
+    #[must_use]
+    pub fn is_one(object: &[u8]) -> bool {
+        serde_json::from_slice::<ApiPod>(object).is_ok_and(|pod| pod.metadata.kept.uid.is_some())
+    }
+
     /// When Plimsoll evicted it, by its annotation: milliseconds since 1970.
     #[must_use]
     pub fn evicted_unix_ms(&self) -> Option<u64> {

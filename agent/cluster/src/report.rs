@@ -405,6 +405,12 @@ impl Reporter {
     /// What came of a call of [`Self::next`].
     pub fn answered(&mut self, target: &Target, answer: &Answer, pods: &mut Store, now: Now) {
         self.in_flight = self.in_flight.saturating_sub(1);
+        let unreadable = Answer::Lost("the answer is no object".to_owned());
+        let answer = if is_readable(target, answer) {
+            answer
+        } else {
+            &unreadable
+        };
         match answer {
             Answer::Done(_) => self.heard(),
             Answer::Refused(refusal) if refusal.code < 500 => self.heard(),
@@ -506,6 +512,18 @@ impl Reporter {
     }
 }
 
+/// Whether a success is one of the API server: something on the way answers 200 to everything, too.
+fn is_readable(target: &Target, answer: &Answer) -> bool {
+    let Answer::Done(body) = answer else {
+        return true;
+    };
+    match target {
+        Target::Eviction(_, Purpose::Read | Purpose::Report) => SeenPod::is_one(body),
+        Target::Node(_) => SeenNode::read(body).is_some(),
+        _ => serde_json::from_slice::<BTreeMap<String, serde::de::IgnoredAny>>(body).is_ok(),
+    }
+}
+
 /// The word of an Event for a condition that has begun.
 const fn condition_reason(
     report: &plimsoll_core::kube::cluster_link::NodeConditionReport,
@@ -552,5 +570,4 @@ fn said_of(intent: &EvictionIntent, reason: &'static str) -> Said {
 }
 
 #[cfg(test)]
-#[path = "report/reporter_tests.rs"]
 mod tests;

@@ -256,7 +256,7 @@ impl Loop {
         self.was_reachable = is_reachable;
         for frame in self.reporter.outgoing() {
             if let Some(frame) = link::encode(&frame) {
-                self.to_agent(vec![frame]);
+                self.tell_agent(vec![frame]);
             }
         }
         let pods = self.pods.iter().count();
@@ -283,7 +283,7 @@ impl Loop {
     }
 
     /// An agent that does not keep up is let go, and calls for everything again.
-    fn to_agent(&mut self, batch: Batch) {
+    fn tell_agent(&mut self, batch: Batch) {
         if let Some(agent) = &self.agent
             && agent.try_send(batch).is_err()
         {
@@ -301,7 +301,7 @@ impl Loop {
             batch.extend(self.budgets.values().cloned());
             batch.extend(link::encode(&ToAgent::Listed));
         }
-        self.to_agent(batch);
+        self.tell_agent(batch);
     }
 
     fn missed(&mut self, why: &str) {
@@ -319,13 +319,13 @@ impl Loop {
                 if let Change::Frame(frame) = self.pods.saw(&object)
                     && was_listed
                 {
-                    self.to_agent(vec![frame]);
+                    self.tell_agent(vec![frame]);
                 }
                 self.want_budgets();
             }
             Heard::Gone(object) => {
                 if let Some(uid) = self.pods.saw_gone(&object).filter(|_| was_listed) {
-                    self.to_agent(
+                    self.tell_agent(
                         link::encode(&ToAgent::PodGone { uid })
                             .into_iter()
                             .collect(),
@@ -337,7 +337,7 @@ impl Loop {
                 if was_listed {
                     let gone = gone.into_iter().map(|uid| ToAgent::PodGone { uid });
                     let batch = gone.filter_map(|frame| link::encode(&frame)).collect();
-                    self.to_agent(batch);
+                    self.tell_agent(batch);
                 } else {
                     self.tell_all();
                 }
@@ -423,7 +423,7 @@ impl Loop {
         }
         let known = self.budgets.insert(key, frame.clone());
         if known.as_ref() != Some(&frame) {
-            self.to_agent(vec![frame]);
+            self.tell_agent(vec![frame]);
         }
     }
 
@@ -431,7 +431,7 @@ impl Loop {
         if self.budgets.remove(&key).is_some() {
             let (namespace, name) = key;
             let gone = ToAgent::BudgetGone { namespace, name };
-            self.to_agent(link::encode(&gone).into_iter().collect());
+            self.tell_agent(link::encode(&gone).into_iter().collect());
         }
     }
 

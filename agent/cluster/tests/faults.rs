@@ -171,7 +171,7 @@ impl Fake {
             "apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters:\n- name: x\n  cluster: {{server: \"http://127.0.0.1:{}\"}}\nusers:\n\
              - name: x\n  user: {{tokenFile: {}}}\ncontexts:\n- name: x\n  context: {{cluster: x, user: x}}\n",
             self.port,
-            self.folder.path().join("token").display()
+            self.folder.path().join("token").to_string_lossy()
         );
         std::fs::write(&path, text).unwrap();
         path
@@ -269,6 +269,11 @@ async fn answer(
         ("PATCH", status) if status.ends_with("/status") => {
             let patch: Value = serde_json::from_slice(&sent).unwrap();
             let uid = patch["metadata"]["uid"].as_str().unwrap_or("u1").to_owned();
+            if status.starts_with("/api/v1/nodes/") {
+                let node =
+                    json!({"metadata": {"name": "node-1", "uid": "nu", "resourceVersion": "4"}});
+                return Ok(respond(200, body(node.to_string())));
+            }
             let mut pod = pod(&uid, "node-1", 9);
             pod["status"] = patch["status"].clone();
             pod["metadata"]["annotations"] = patch["metadata"]["annotations"].clone();

@@ -1,15 +1,16 @@
 //! Clippy and `cargo test`, with how far they are.
 
 use std::fs;
+use std::process::Command;
 
 use anyhow::Result;
 
 use super::report::{self, Counts};
 use super::{Outcome, by_hand};
 use crate::interrupt::Folder;
-use crate::process;
 use crate::progress::{Progress, Step};
 use crate::watched::Watched;
+use crate::{kubernetes, process};
 
 /// Where tests write what was left out and what is worth a line (agent/tests/notes/mod.rs).
 const NOTES_VARIABLE: &str = "PLIMSOLL_TEST_NOTES";
@@ -23,21 +24,37 @@ pub(super) fn clippy(step: &Step) -> Result<()> {
     process::success(&command, &ended, &by_hand(&command))
 }
 
-/// Builds the tests, and runs them.
+/// Builds the tests, and runs them; those that need an API server are a stage of their own.
 pub(super) fn test(step: &Step) -> Outcome {
-    match try_test(step) {
+    let cargo = |more: &[&str]| {
+        let mut command = process::cargo();
+        command.args(["test", "--locked", "--workspace", "--no-fail-fast"]);
+        command.args(more);
+        command.env(kubernetes::BINARIES_VARIABLE, kubernetes::ELSEWHERE);
+        command
+    };
+    match try_test(step, cargo) {
         Ok(outcome) => outcome,
         Err(error) => Err(error).into(),
     }
 }
 
-fn try_test(step: &Step) -> Result<Outcome> {
-    let cargo = |more: &[&str]| {
-        let mut command = process::cargo();
-        command.args(["test", "--locked", "--workspace", "--no-fail-fast"]);
-        command.args(more);
-        command
-    };
+/// The tests that need an API server, which is built first where there is none.
+pub(super) fn with_api_server(step: &Step) -> Outcome {
+    let tested = kubernetes::found(None).and_then(|binaries| {
+        try_test(step, |more| {
+            let mut command = kubernetes::tests(&binaries);
+            command.args(more);
+            command
+        })
+    });
+    match tested {
+        Ok(outcome) => outcome,
+        Err(error) => Err(error).into(),
+    }
+}
+
+fn try_test(step: &Step, cargo: impl Fn(&[&str]) -> Command) -> Result<Outcome> {
     let mut build = cargo(&["--no-run"]);
     let built = process::run_cargo(&mut build, step)?;
     process::success(&build, &built, &by_hand(&build))?;

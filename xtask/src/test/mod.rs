@@ -79,6 +79,8 @@ enum Job {
     Host,
     /// A guest.
     Guest(PlannedGuest),
+    /// What needs an API server, which is built the first time.
+    ApiServer,
     /// The demo, as a newcomer runs it: it has to succeed.
     Demo,
 }
@@ -115,6 +117,7 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
             "guests left out (--quick): kernels 6.1, 6.12 and 7.2 were not tested",
         );
     } else {
+        jobs.push_back(Job::ApiServer);
         match planned(all, &mut told) {
             Ok(guests) => {
                 jobs.extend(guests.into_iter().map(Job::Guest));
@@ -168,6 +171,9 @@ fn at_once(jobs: VecDeque<Job>, mut tell: impl FnMut(Ended)) {
                             stage(&sender, &guest.to_string(), &|step| {
                                 guests::run(&guest, step)
                             });
+                        }
+                        Job::ApiServer => {
+                            stage(&sender, "API server", &cargo::with_api_server);
                         }
                         Job::Demo => stage(&sender, "demo", &|_| demo::succeeds().into()),
                     }

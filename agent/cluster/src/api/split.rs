@@ -46,7 +46,8 @@ impl Items {
 
     fn byte(&mut self, byte: u8, take: &mut impl FnMut(Piece<'_>)) -> Result<(), NoList> {
         if self.in_items && self.depth >= 2 {
-            return Ok(self.in_item(byte, take));
+            self.in_item(byte, take);
+            return Ok(());
         }
         if self.rest.len() >= REST_BYTES_MAX {
             return Err(NoList);

@@ -378,5 +378,4 @@ fn is_budget(refusal: &Refusal) -> bool {
 }
 
 #[cfg(test)]
-#[path = "eviction_tests.rs"]
 mod tests;

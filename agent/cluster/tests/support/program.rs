@@ -12,6 +12,15 @@ pub(crate) struct Program {
     metrics: PathBuf,
 }
 
+/// The program under test; another build of it, to be measured, by `PLIMSOLL_CLUSTER_PROGRAM`.
+fn program() -> PathBuf {
+    let given = std::env::var_os("PLIMSOLL_CLUSTER_PROGRAM");
+    given.map_or_else(
+        || env!("CARGO_BIN_EXE_plimsoll-cluster").into(),
+        PathBuf::from,
+    )
+}
+
 impl Drop for Program {
     fn drop(&mut self) {
         let _ended = (self.child.kill(), self.child.wait());
@@ -22,13 +31,13 @@ impl Program {
     /// Starts it for this node, with these options beside the usual ones.
     pub(crate) fn start(node: &str, kubeconfig: &Path, socket: &Path, options: &[&str]) -> Self {
         let metrics = socket.with_file_name("metrics.sock");
-        let child = Command::new(env!("CARGO_BIN_EXE_plimsoll-cluster"))
+        let child = Command::new(program())
             .args(["--node", node])
             .arg("--kubeconfig")
             .arg(kubeconfig)
             .arg("--socket")
             .arg(socket)
-            .arg(format!("--metrics=unix:{}", metrics.display()))
+            .arg(format!("--metrics=unix:{}", metrics.to_string_lossy()))
             .args(options)
             .stdin(Stdio::null())
             .stderr(Stdio::inherit())

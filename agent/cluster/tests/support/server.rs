@@ -121,6 +121,10 @@ fn spawn(program: &Path, arguments: &[String], log: &Path) -> Child {
 impl Server {
     /// One for a test alone.
     pub(crate) async fn start() -> Option<Self> {
+        if std::env::var_os("PLIMSOLL_KUBERNETES").is_some_and(|folder| folder == "elsewhere") {
+            super::notes::left_out("needs an API server: the stage `API server` runs it");
+            return None;
+        }
         let Some(binaries) = binaries() else {
             super::notes::left_out(
                 "no kube-apiserver and etcd here: `cargo xtask kubernetes up` builds them once",
@@ -297,7 +301,18 @@ impl Server {
 
     /// A pod that runs on the node. Returns its UID.
     pub(crate) async fn pod(&self, node: &str, name: &str) -> String {
-        let pod = json!({"metadata": {"name": name, "labels": {"app": name}}, "spec": {"nodeName": node,
+        self.pod_with(node, name, 0).await
+    }
+
+    /// One of some 12 kB, as they are with `managedFields` and what `kubectl apply` leaves.
+    pub(crate) async fn large_pod(&self, node: &str, name: &str) -> String {
+        self.pod_with(node, name, 10_000).await
+    }
+
+    async fn pod_with(&self, node: &str, name: &str, padding: usize) -> String {
+        let applied =
+            json!({"kubectl.kubernetes.io/last-applied-configuration": "x".repeat(padding)});
+        let pod = json!({"metadata": {"name": name, "labels": {"app": name}, "annotations": applied}, "spec": {"nodeName": node,
             "containers": [{"name": "app", "image": "i", "resources": {"requests": {"memory": "64Mi"}}}]}});
         let pod = self.create("/api/v1/namespaces/shop/pods", &pod).await;
         let status = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
@@ -346,7 +361,7 @@ impl Server {
     /// A kubeconfig for the program under test.
     pub(crate) fn kubeconfig(&self, name: &str) -> PathBuf {
         let path = self.path(name);
-        let token = format!("tokenFile: {}", self.path("token").display());
+        let token = format!("tokenFile: {}", self.path("token").to_string_lossy());
         write_kubeconfig(&path, self.port, &token, &self.path("ca.crt"));
         path
     }
@@ -371,7 +386,7 @@ pub(crate) fn write_kubeconfig(path: &Path, port: u16, user: &str, authority: &P
     let text = format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters:\n- name: x\n  cluster:\n    server: https://127.0.0.1:{port}\n    \
          certificate-authority: {}\nusers:\n- name: x\n  user:\n    {user}\ncontexts:\n- name: x\n  context: {{cluster: x, user: x}}\n",
-        authority.display()
+        authority.to_string_lossy()
     );
     fs::write(path, text).unwrap();
 }

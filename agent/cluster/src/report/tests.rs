@@ -96,7 +96,12 @@ fn an_eviction_from_the_intent_to_the_agents_word() {
     reporter.from_agent(ToCluster::CgroupGone { uid: "u1".into() }, now(3_000));
     assert!(reporter.next(&pods, now(3_000)).is_none());
     assert!(reporter.outgoing().is_empty());
-    reporter.answered(&target, &Answer::Done(Vec::new()), &mut pods, now(3_100));
+    reporter.answered(
+        &target,
+        &Answer::Done(b"{}".to_vec()),
+        &mut pods,
+        now(3_100),
+    );
     assert!(reporter.next(&pods, now(3_200)).is_none());
     assert_eq!(
         reporter.outgoing(),
@@ -202,6 +207,25 @@ fn one_pod_that_cannot_be_told_holds_up_no_other() {
 }
 
 #[test]
+fn a_success_that_shows_no_pod_is_none() {
+    let (mut reporter, mut pods) = (reporter(Policy::default()), store(1));
+    reporter.from_agent(
+        ToCluster::Evicted {
+            intent: Box::new(intent("u0")),
+        },
+        now(0),
+    );
+    let mut at = 0;
+    for garbage in [&b"<html>log in</html>"[..], b"", b"{}", b"[]"] {
+        at += 100_000;
+        let (target, _) = reporter.next(&pods, now(at)).unwrap();
+        reporter.answered(&target, &Answer::Done(garbage.to_vec()), &mut pods, now(at));
+        assert_eq!(reporter.figures(now(at)).unreported, 1);
+    }
+    assert!(reporter.outgoing().is_empty());
+}
+
+#[test]
 fn withdrawn_sent_again_and_gone() {
     let (mut reporter, mut pods) = (reporter(Policy::default()), store(2));
     let evicted = |uid: &str| ToCluster::Evicted {
@@ -214,7 +238,7 @@ fn withdrawn_sent_again_and_gone() {
     reporter.from_agent(evicted("away"), now(3));
     let (target, call) = reporter.next(&pods, now(4)).unwrap();
     assert_eq!(call.resource, "events");
-    reporter.answered(&target, &Answer::Done(Vec::new()), &mut pods, now(5));
+    reporter.answered(&target, &Answer::Done(b"{}".to_vec()), &mut pods, now(5));
     reporter.next(&pods, now(6));
     assert_eq!(
         reporter.outgoing(),
@@ -262,7 +286,12 @@ fn kept_pods_are_deleted_when_their_time_is_over() {
         "not before the next round"
     );
     let (target, _) = reporter.next(&pods, now(10_001)).unwrap();
-    reporter.answered(&target, &Answer::Done(Vec::new()), &mut pods, now(10_002));
+    reporter.answered(
+        &target,
+        &Answer::Done(b"{}".to_vec()),
+        &mut pods,
+        now(10_002),
+    );
     assert!(reporter.next(&pods, now(30_000)).is_none() && pods.get(&"old".into()).is_none());
 }
 

@@ -1,0 +1,180 @@
+//! `cargo xtask kubernetes`: a real API server with its etcd on loopback, without a VM, for tests and for trying things.
+//!
+//! The binaries come from `--binaries DIR`, else from the cache, else they are built once ([`build`]). How the servers are started is known to the tests of
+//! `plimsoll-cluster` alone (agent/cluster/tests/support/server.rs): `up` runs one of them that does nothing but stay.
+
+mod build;
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Subcommand;
+
+use crate::lock::Lock;
+use crate::progress::{Step, print, say};
+use crate::{paths, process};
+
+/// Names the folder with the binaries to the tests.
+pub(crate) const BINARIES_VARIABLE: &str = "PLIMSOLL_KUBERNETES";
+/// Its value where another stage runs these tests.
+pub(crate) const ELSEWHERE: &str = "elsewhere";
+/// Names the folder where a server that stays says where it is.
+const UP_VARIABLE: &str = "PLIMSOLL_KUBERNETES_UP";
+/// Of the sources in Debian.
+const VERSION: &str = "1.20.2";
+/// What a folder of binaries has.
+const PROGRAMS: [&str; 2] = ["etcd", "kube-apiserver"];
+
+/// What to do with the servers.
+#[derive(Debug, Subcommand)]
+pub(crate) enum KubernetesCommand {
+    /// Start etcd and kube-apiserver on loopback, and leave them running; prints the kubeconfig
+    Up(Binaries),
+    /// Run the tests of plimsoll-cluster against a server of their own
+    Test(Binaries),
+    /// End what `up` started
+    Down,
+}
+
+/// Where etcd and kube-apiserver are.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Binaries {
+    /// A folder with etcd and kube-apiserver of any version from 1.20 on [default: the cache; built from Debian's source 1.20.2 the first time, some 14 CPU minutes]
+    #[arg(long, value_name = "DIR")]
+    binaries: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub(crate) fn run(command: &KubernetesCommand) -> Result<u8> {
+    match command {
+        KubernetesCommand::Up(binaries) => up(&found(binaries.binaries.as_deref())?)?,
+        KubernetesCommand::Test(binaries) => {
+            let binaries = found(binaries.binaries.as_deref())?;
+            let mut command = tests(&binaries);
+            let next = "the log of each server is in the panic's text";
+            print(&process::output_of(&mut command, next)?);
+        }
+        KubernetesCommand::Down => down()?,
+    }
+    Ok(0)
+}
+
+/// The folder with the binaries, which are built when there are none.
+pub(crate) fn found(given: Option<&Path>) -> Result<PathBuf> {
+    let missing = |folder: &Path| {
+        let mut missing = PROGRAMS.iter();
+        missing.find(|name| !folder.join(name).is_file()).copied()
+    };
+    if let Some(folder) = given {
+        if let Some(name) = missing(folder) {
+            bail!(
+                "{} has no {name}: --binaries takes a folder with etcd and kube-apiserver",
+                folder.display()
+            );
+        }
+        return folder
+            .canonicalize()
+            .with_context(|| format!("cannot resolve {}", folder.display()));
+    }
+    let cache = paths::cache()?.join("kubernetes");
+    let folder = cache.join(VERSION);
+    if missing(&folder).is_some() {
+        let _lock = Lock::take(&cache)?;
+        // Another one may have built them meanwhile.
+        if missing(&folder).is_some() {
+            build::into(&cache, &folder)?;
+        }
+    }
+    Ok(folder)
+}
+
+/// `cargo test` of what needs the servers.
+pub(crate) fn tests(binaries: &Path) -> Command {
+    let mut command = process::cargo();
+    command
+        .args([
+            "test",
+            "--locked",
+            "-p",
+            "plimsoll-cluster",
+            "--test",
+            "api_server",
+        ])
+        .env(BINARIES_VARIABLE, binaries);
+    command
+}
+
+fn up_folder() -> Result<PathBuf> {
+    Ok(paths::cache()?.join("kubernetes").join("up"))
+}
+
+fn up(binaries: &Path) -> Result<()> {
+    let folder = up_folder()?;
+    let kubeconfig = folder.join("admin.conf");
+    ensure!(
+        !kubeconfig.exists(),
+        "{} is there: a server runs already, or one was killed; end it with `cargo xtask kubernetes down`",
+        kubeconfig.display()
+    );
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let _none = fs::remove_file(folder.join("stop"));
+    let log = folder.join("log");
+    let output = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+    let mut command = tests(binaries);
+    command.args(["--", "--ignored", "--exact", "stays_up", "--nocapture"]);
+    command
+        .env(UP_VARIABLE, &folder)
+        .stdin(Stdio::null())
+        .process_group(0);
+    command
+        .stdout(output.try_clone().context("cannot share the log")?)
+        .stderr(output);
+    let mut child = command.spawn().context("cannot start cargo")?;
+    let step = Step::begin("kubernetes", "starting etcd and kube-apiserver");
+    while !kubeconfig.exists() {
+        if let Some(status) = child.try_wait().context("cannot wait for cargo")? {
+            bail!(
+                "the servers ended with {status}; {} says why",
+                log.display()
+            );
+        }
+        thread::sleep(Duration::from_millis(200));
+    }
+    step.done();
+    print(&format!("export KUBECONFIG={}", kubeconfig.display()));
+    Ok(())
+}
+
+fn down() -> Result<()> {
+    let folder = up_folder()?;
+    let kubeconfig = folder.join("admin.conf");
+    if !kubeconfig.exists() {
+        say("kubernetes", "nothing runs");
+        return Ok(());
+    }
+    let stop = folder.join("stop");
+    fs::write(&stop, "").with_context(|| format!("cannot write {}", stop.display()))?;
+    let step = Step::begin("kubernetes", "waiting for the servers to end");
+    // They look every 100 ms; what was killed does not look any more.
+    for _ in 0..100 {
+        if !kubeconfig.exists() {
+            step.done();
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    let _gone = fs::remove_file(&kubeconfig);
+    say(
+        "kubernetes",
+        format_args!(
+            "nobody answers at {}: it was killed, or it hangs; look for etcd and kube-apiserver in `ps`",
+            folder.display()
+        ),
+    );
+    Ok(())
+}
