@@ -275,7 +275,7 @@ fn preconditions_hold_at_the_server() {
     });
 }
 
-/// Scenarios 2, 6 and 7: the API server goes away, evictions are decided meanwhile, both programs start anew, and the API server comes back.
+/// Scenarios 2, 6, 7 and a part of 12: the API server goes away, evictions are decided meanwhile, both programs start anew, and the API server comes back.
 #[test]
 fn an_outage_delays_what_is_told_and_changes_nothing_of_it() {
     run(async {
@@ -335,7 +335,7 @@ fn an_outage_delays_what_is_told_and_changes_nothing_of_it() {
                 value.starts_with(&format!("2026-11-22T10:00:00.{}Z", 123 + at)),
                 "the original time: {value}"
             );
-            assert!(!value.contains("told="), "told once: {value}");
+            assert!(!value.contains("report="), "told once: {value}");
             agent.cgroup_gone(uid).await;
         }
         agent
@@ -359,6 +359,8 @@ fn an_outage_delays_what_is_told_and_changes_nothing_of_it() {
         agent
             .until("the outage", |known| known.is_reachable == Some(false))
             .await;
+        // It comes back with a certificate of another authority, which is in the file that the kubeconfig names.
+        server.replace_authority();
         server.run().await;
         let added = server.pod("away", "away-added").await;
         agent
@@ -540,9 +542,9 @@ fn what_the_kubelet_takes_back_is_told_again() {
                 .unwrap_or_default()
                 .to_owned()
         };
-        for (taken_back, told) in [
-            (json!({"reason": null, "message": null}), "told=2"),
-            (json!({"phase": "Running", "reason": null}), "told=3"),
+        for (taken_back, report) in [
+            (json!({"reason": null, "message": null}), "report=2"),
+            (json!({"phase": "Running", "reason": null}), "report=3"),
         ] {
             until("the report", async || {
                 evicted(&server.seen("back-0").await).then_some(())
@@ -551,9 +553,9 @@ fn what_the_kubelet_takes_back_is_told_again() {
             server.patch(&status, &json!({"status": taken_back})).await;
             let again = async || {
                 let pod = server.seen("back-0").await;
-                (evicted(&pod) && annotation(&pod).ends_with(told)).then_some(())
+                (evicted(&pod) && annotation(&pod).ends_with(report)).then_some(())
             };
-            until(told, again).await;
+            until(report, again).await;
         }
         agent.cgroup_gone(&uid).await;
         agent
