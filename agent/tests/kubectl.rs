@@ -40,7 +40,11 @@ esac
 }
 
 fn plugin(dir: &Path, args: &[&str]) -> Output {
-    let path = format!("{}:{}", dir.to_str().unwrap(), std::env::var("PATH").unwrap());
+    let path = format!(
+        "{}:{}",
+        dir.to_str().unwrap(),
+        std::env::var("PATH").unwrap()
+    );
     Command::new(PLUGIN)
         .args(args)
         .env("PATH", path)

@@ -1,7 +1,10 @@
 //! How long the arbitrator takes: what namespaces deserve, a whole cycle, and a cycle after one pod has changed; by the number of namespaces, beside the plain
 //! reading of the specification.
 
-#[expect(clippy::unwrap_used, reason = "a test's file: what fails names the line")]
+#[expect(
+    clippy::unwrap_used,
+    reason = "a test's file: what fails names the line"
+)]
 #[path = "../../agent/core/tests/arbitration/plain.rs"]
 mod plain;
 

@@ -96,6 +96,8 @@ pub struct Reporter {
     kept_in_flight: BTreeSet<PodUid>,
     kept_not_before_ms: u64,
     seed: u64,
+    /// What the agent last said of evictions that were never reported.
+    unreported: u64,
     figures: Figures,
     /// For the agent, to be taken by [`Self::outgoing`].
     outgoing: Vec<ToAgent>,
@@ -122,6 +124,7 @@ impl Reporter {
             kept_in_flight: BTreeSet::new(),
             kept_not_before_ms: 0,
             seed,
+            unreported: 0,
             figures: Figures::default(),
             outgoing: Vec::new(),
         }
@@ -191,7 +194,11 @@ impl Reporter {
             ToCluster::Hello { unreported, .. } => self.unreported(unreported, now),
             ToCluster::Evicted { intent } => self.evicted(*intent, now),
             ToCluster::Withdrawn { uid } => {
-                if self.evictions.get(&uid).is_some_and(Eviction::is_untold) {
+                if self
+                    .evictions
+                    .get(&uid)
+                    .is_some_and(Eviction::is_unreported)
+                {
                     self.evictions.remove(&uid);
                 }
             }
@@ -229,7 +236,8 @@ impl Reporter {
     }
 
     fn unreported(&mut self, count: u64, now: Now) {
-        if count > 0 {
+        // Said again with each connection.
+        if count > std::mem::replace(&mut self.unreported, count) {
             let note = format!(
                 "{count} evictions were never reported, because more than {INTENTS_MAX} waited while the API server could not be reached"
             );

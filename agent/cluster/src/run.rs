@@ -256,7 +256,7 @@ impl Loop {
         self.was_reachable = is_reachable;
         for frame in self.reporter.outgoing() {
             if let Some(frame) = link::encode(&frame) {
-                self.tell_agent(vec![frame]);
+                self.send_to_agent(vec![frame]);
             }
         }
         let pods = self.pods.iter().count();
@@ -283,7 +283,7 @@ impl Loop {
     }
 
     /// An agent that does not keep up is let go, and calls for everything again.
-    fn tell_agent(&mut self, batch: Batch) {
+    fn send_to_agent(&mut self, batch: Batch) {
         if let Some(agent) = &self.agent
             && agent.try_send(batch).is_err()
         {
@@ -292,7 +292,7 @@ impl Loop {
     }
 
     /// Everything, from the beginning.
-    fn tell_all(&mut self) {
+    fn send_all(&mut self) {
         let now_known = self.reporter.greeting();
         let mut batch: Batch = now_known.iter().filter_map(link::encode).collect();
         if self.pods.is_listed() {
@@ -301,7 +301,7 @@ impl Loop {
             batch.extend(self.budgets.values().cloned());
             batch.extend(link::encode(&ToAgent::Listed));
         }
-        self.tell_agent(batch);
+        self.send_to_agent(batch);
     }
 
     fn missed(&mut self, why: &str) {
@@ -319,13 +319,13 @@ impl Loop {
                 if let Change::Frame(frame) = self.pods.saw(&object)
                     && was_listed
                 {
-                    self.tell_agent(vec![frame]);
+                    self.send_to_agent(vec![frame]);
                 }
                 self.want_budgets();
             }
             Heard::Gone(object) => {
                 if let Some(uid) = self.pods.saw_gone(&object).filter(|_| was_listed) {
-                    self.tell_agent(
+                    self.send_to_agent(
                         link::encode(&ToAgent::PodGone { uid })
                             .into_iter()
                             .collect(),
@@ -337,9 +337,9 @@ impl Loop {
                 if was_listed {
                     let gone = gone.into_iter().map(|uid| ToAgent::PodGone { uid });
                     let batch = gone.filter_map(|frame| link::encode(&frame)).collect();
-                    self.tell_agent(batch);
+                    self.send_to_agent(batch);
                 } else {
-                    self.tell_all();
+                    self.send_all();
                 }
             }
             Heard::TooLarge => self.pods.not_taken(NotTaken::TooLarge),
@@ -423,7 +423,7 @@ impl Loop {
         }
         let known = self.budgets.insert(key, frame.clone());
         if known.as_ref() != Some(&frame) {
-            self.tell_agent(vec![frame]);
+            self.send_to_agent(vec![frame]);
         }
     }
 
@@ -431,7 +431,7 @@ impl Loop {
         if self.budgets.remove(&key).is_some() {
             let (namespace, name) = key;
             let gone = ToAgent::BudgetGone { namespace, name };
-            self.tell_agent(link::encode(&gone).into_iter().collect());
+            self.send_to_agent(link::encode(&gone).into_iter().collect());
         }
     }
 
@@ -440,7 +440,7 @@ impl Loop {
             FromAgent::Connected(agent) => {
                 self.metrics.say("the agent is connected");
                 self.agent = Some(agent);
-                self.tell_all();
+                self.send_all();
             }
             FromAgent::Frame(frame) => {
                 let now = self.now();

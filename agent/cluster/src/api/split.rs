@@ -234,19 +234,19 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_megabytes_take_no_memory() {
+    fn a_large_list_takes_no_memory() {
         let mut list = Items::default();
         let mut found = 0;
         list.feed(br#"{"items":["#, |_| {}).unwrap();
         let item = format!("{{\"a\":\"{}\"}},", "x".repeat(100_000));
-        for _ in 0..1_000 {
+        for _ in 0..200 {
             list.feed(item.as_bytes(), |_| found += 1).unwrap();
         }
-        assert_eq!(found, 1_000);
+        assert_eq!(found, 200);
         assert!(list.object.capacity() < 256 << 10 && list.rest.len() < 100);
         // One item that does not end, and the one after it.
         list.feed(br#"{"a":""#, |_| {}).unwrap();
-        for _ in 0..50 {
+        for _ in 0..9 {
             list.feed(&vec![b'x'; 1 << 20], |_| {}).unwrap();
         }
         assert!(list.object.capacity() <= 2 * OBJECT_BYTES_MAX);

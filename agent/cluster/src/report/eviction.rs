@@ -16,9 +16,9 @@ use crate::pod::{Phase, SeenPod};
 use crate::report::policy::{EvictBy, EvictedPods, Policy};
 
 /// How often the status is written at most.
-pub const TELLS_MAX: u32 = 5;
+pub const REPORTS_MAX: u32 = 5;
 /// The least time between two of them, milliseconds: the kubelet's own writer comes every 10 s, a container's end makes it look within 1 s.
-const TELL_EVERY_MS: u64 = 2_000;
+const REPORT_EVERY_MS: u64 = 2_000;
 /// How long what the API shows has to stand where nothing says that the kubelet has finished, milliseconds.
 const STANDS_MS: u64 = 30_000;
 /// How long the kubelet may take to show the end after the cgroup has gone, milliseconds.
@@ -86,8 +86,8 @@ pub struct Eviction {
     arrived_ms: u64,
     /// When the grace is over.
     grace_ends_ms: u64,
-    told: u32,
-    last_told_ms: Option<u64>,
+    reports: u32,
+    last_report_ms: Option<u64>,
     /// DELETE or Eviction was accepted.
     deleted_ms: Option<u64>,
     cgroup_gone_ms: Option<u64>,
@@ -112,8 +112,8 @@ impl Eviction {
             mark: rfc3339_ms(intent.decided_unix_ms),
             arrived_ms: now.mono_ms,
             grace_ends_ms: now.mono_ms + left_ms,
-            told: 0,
-            last_told_ms: None,
+            reports: 0,
+            last_report_ms: None,
             deleted_ms: None,
             cgroup_gone_ms: None,
             is_in_flight: false,
@@ -135,14 +135,14 @@ impl Eviction {
 
     /// Whether the API server has heard nothing of it, so that it can be withdrawn.
     #[must_use]
-    pub const fn is_untold(&self) -> bool {
-        self.told == 0 && self.deleted_ms.is_none() && !self.is_in_flight
+    pub const fn is_unreported(&self) -> bool {
+        self.reports == 0 && self.deleted_ms.is_none() && !self.is_in_flight
     }
 
     /// Whether the API server has taken it.
     #[must_use]
     pub const fn is_reported(&self) -> bool {
-        self.told > 0 || self.deleted_ms.is_some()
+        self.reports > 0 || self.deleted_ms.is_some()
     }
 
     /// Whether an Event with this reason was said, and from now on it was.
@@ -155,13 +155,15 @@ impl Eviction {
     }
 
     /// How often it was told, counting what an earlier process told.
-    fn told(&self, pod: &SeenPod) -> u32 {
+    fn reports(&self, pod: &SeenPod) -> u32 {
         let Some(rest) = self.annotation_rest(pod) else {
-            return self.told;
+            return self.reports;
         };
-        let noted = rest.split(' ').find_map(|word| word.strip_prefix("told="));
+        let noted = rest
+            .split(' ')
+            .find_map(|word| word.strip_prefix("report="));
         let noted = noted.and_then(|number| number.parse().ok()).unwrap_or(1);
-        self.told.max(noted)
+        self.reports.max(noted)
     }
 
     /// What follows the time in the pod's annotation, if that is of this eviction.
@@ -183,9 +185,9 @@ impl Eviction {
         if let Some(line) = journal {
             value.push_str(&format!(" journal={line}"));
         }
-        match self.told(pod) {
+        match self.reports(pod) {
             0 => {}
-            told => value.push_str(&format!(" told={}", told + 1)),
+            reports => value.push_str(&format!(" report={}", reports + 1)),
         }
         value
     }
@@ -211,12 +213,12 @@ impl Eviction {
         if let Some(deleted_ms) = self.deleted_ms {
             return self.after_delete(deleted_ms, view, now);
         }
-        let told = self.told(pod);
-        if told > 0 && view.policy.dry_run {
+        let reports = self.reports(pod);
+        if reports > 0 && view.policy.dry_run {
             return Step::Settle(Settled::Shown);
         }
         let deletes = view.policy.evicted_pods == EvictedPods::Delete || !view.kubelet_heeds_status;
-        if told > 0 && deletes && (pod.phase != Phase::Succeeded || !view.kubelet_heeds_status) {
+        if reports > 0 && deletes && (pod.phase != Phase::Succeeded || !view.kubelet_heeds_status) {
             return Step::Call(Purpose::Delete);
         }
         match pod.phase {
@@ -224,27 +226,27 @@ impl Eviction {
             Phase::Failed if self.annotation_rest(pod).is_none() => {
                 Step::Settle(Settled::EndedOtherwise)
             }
-            Phase::Failed if pod.has_evicted_reason || told >= TELLS_MAX => {
+            Phase::Failed if pod.has_evicted_reason || reports >= REPORTS_MAX => {
                 self.when_finished(STANDS_MS, Settled::Shown, now)
             }
             Phase::Failed if self.cgroup_gone_ms.is_some() => Step::Settle(Settled::Shown),
-            Phase::Living if told == 0 => self.begin(view, now),
+            Phase::Living if reports == 0 => self.begin(view, now),
             // What is written now is only taken back; the kubelet's last word is on its way.
             Phase::Living if self.cgroup_gone_ms.is_some() => {
-                let since = self.cgroup_gone_ms.max(self.last_told_ms);
+                let since = self.cgroup_gone_ms.max(self.last_report_ms);
                 wait_or(
                     since.unwrap_or(now.mono_ms) + LAST_LOOK_MS,
                     Step::Settle(Settled::GivenUp),
                     now,
                 )
             }
-            Phase::Living if told >= TELLS_MAX => wait_or(
-                self.last_told() + STANDS_MS,
+            Phase::Living if reports >= REPORTS_MAX => wait_or(
+                self.last_report() + STANDS_MS,
                 Step::Settle(Settled::GivenUp),
                 now,
             ),
             Phase::Failed | Phase::Living => wait_or(
-                self.last_told() + TELL_EVERY_MS,
+                self.last_report() + REPORT_EVERY_MS,
                 Step::Call(Purpose::Report),
                 now,
             ),
@@ -252,15 +254,15 @@ impl Eviction {
     }
 
     /// An earlier process told it: then since the intent came here.
-    fn last_told(&self) -> u64 {
-        self.last_told_ms.unwrap_or(self.arrived_ms)
+    fn last_report(&self) -> u64 {
+        self.last_report_ms.unwrap_or(self.arrived_ms)
     }
 
     fn when_finished(&self, stands_ms: u64, how: Settled, now: Now) -> Step {
         if self.cgroup_gone_ms.is_some() {
             return Step::Settle(how);
         }
-        wait_or(self.last_told() + stands_ms, Step::Settle(how), now)
+        wait_or(self.last_report() + stands_ms, Step::Settle(how), now)
     }
 
     /// The first call.
@@ -323,8 +325,8 @@ impl Eviction {
                 return Effect::None;
             }
             Purpose::Report => {
-                self.told += 1;
-                self.last_told_ms = Some(now.mono_ms);
+                self.reports += 1;
+                self.last_report_ms = Some(now.mono_ms);
             }
             Purpose::Delete | Purpose::Evict => self.deleted_ms = Some(now.mono_ms),
         }

@@ -66,6 +66,18 @@ impl Certificates {
     }
 }
 
+impl Certificates {
+    fn write(&self, folder: &Path) {
+        for (name, text) in [
+            ("ca.crt", &self.authority),
+            ("tls.crt", &self.certificate),
+            ("tls.key", &self.key),
+        ] {
+            fs::write(folder.join(name), text).unwrap();
+        }
+    }
+}
+
 /// A running API server with its etcd; both end with it.
 pub(crate) struct Server {
     pub(crate) folder: TempDir,
@@ -133,11 +145,8 @@ impl Server {
         };
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        let certificates = Certificates::new();
+        Certificates::new().write(folder.path());
         let write = |name: &str, text: &str| fs::write(at(name), text).unwrap();
-        write("ca.crt", &certificates.authority);
-        write("tls.crt", &certificates.certificate);
-        write("tls.key", &certificates.key);
         let service = KeyPair::generate().unwrap();
         write("service.key", &service.serialize_pem());
         write("service.pub", &service.public_key_pem());
@@ -223,6 +232,11 @@ impl Server {
             matches!(self.admin.call(&ready).await, Answer::Done(_)).then_some(())
         })
         .await;
+    }
+
+    /// Another authority, for the next start.
+    pub(crate) fn replace_authority(&self) {
+        Certificates::new().write(self.folder.path());
     }
 
     /// Ends kube-apiserver at once.

@@ -252,7 +252,7 @@ fn the_status_is_written_until_it_stands() {
             vec![
                 (0, Sees(FAILED)),
                 (1, wait(30_000)),
-                (2, Sees(("Running", "", Some(" x told=5")))),
+                (2, Sees(("Running", "", Some(" x report=5")))),
                 (3, wait(30_000)),
                 (30_000, settle(Settled::GivenUp)),
             ],
@@ -626,7 +626,7 @@ fn the_body_is_what_the_kubelet_looks_at() {
     // Told again with another value, whoever told it before: an unchanged annotation is not looked at.
     let again = crate::report::body::call(&eviction, Report, &pod(TAKEN_BACK), "policy/v1", false);
     let text = String::from_utf8(again.body).unwrap();
-    assert!(text.contains(" journal=4711 told=2\""), "{text}");
+    assert!(text.contains(" journal=4711 report=2\""), "{text}");
     // Deleting is never forced, and says which pod.
     let delete = crate::report::body::call(&eviction, Delete, &pod(FAILED), "policy/v1", false);
     let body: serde_json::Value = serde_json::from_slice(&delete.body).unwrap();

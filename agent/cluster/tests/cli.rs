@@ -1,0 +1,81 @@
+//! The program by itself: its help, its exit statuses, its end.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+
+fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll-cluster"));
+    let outside = [
+        "NODE_NAME",
+        "KUBERNETES_SERVICE_HOST",
+        "KUBERNETES_SERVICE_PORT",
+    ];
+    for name in outside {
+        command.env_remove(name);
+    }
+    command
+}
+
+#[test]
+fn statuses_and_what_to_do() {
+    let cases: [(&[&str], i32, &str); 6] = [
+        (&[], 2, "--node"),
+        (
+            &["--node", "n", "--evicted-pods", "keepPerOwner=3"],
+            2,
+            "keepFor=1h",
+        ),
+        (&["--node", "n", "--metrics", "0.0.0.0:9100"], 2, "loopback"),
+        (&["--node", "n"], 1, "--kubeconfig"),
+        (&["--node", "n", "--kubeconfig", "/nowhere"], 1, "/nowhere"),
+        (
+            &["--node", "n", "--kubeconfig", "/nowhere", "--clean-up"],
+            1,
+            "/nowhere",
+        ),
+    ];
+    for (arguments, status, word) in cases {
+        let output = program().args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {said}");
+        assert!(said.contains(word), "{arguments:?}: {said}");
+    }
+    let help = program().arg("--help").output().unwrap();
+    let help = String::from_utf8_lossy(&help.stdout);
+    assert!(
+        help.contains("Examples:") && help.contains("Exit status: 0"),
+        "{help}"
+    );
+}
+
+#[test]
+fn without_anybody_there_it_waits_and_ends_when_asked_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config");
+    let text = "apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters:\n- name: x\n  cluster: {server: \"http://127.0.0.1:1\"}\nusers:\n- name: x\n\
+                contexts:\n- name: x\n  context: {cluster: x, user: x}\n";
+    std::fs::write(&config, text).unwrap();
+    let mut child = program()
+        .args(["--node", "n", "--kubeconfig"])
+        .arg(&config)
+        .arg("--socket")
+        .arg(folder.path().join("nobody.sock"))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It says both, and goes on.
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+    let (mut agent, mut api) = (false, false);
+    while !(agent && api) {
+        let line = said.next().unwrap().unwrap();
+        agent |= line.contains("nobody.sock");
+        api |= line.contains("pods: ") || line.contains("nodes: ");
+    }
+    assert!(child.try_wait().unwrap().is_none());
+    let ended = Command::new("kill")
+        .arg(child.id().to_string())
+        .status()
+        .unwrap();
+    assert!(ended.success());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
