@@ -11,7 +11,9 @@ use std::path::Path;
 use blazesym::MaybeDefault;
 use blazesym::symbolize::source::{Elf, Kernel, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
-use tracing::debug;
+use plimsoll::host::boundary;
+use plimsoll::host::shown::Show as _;
+use tracing::{debug, warn};
 
 use super::stacks::{Frame, Stacks};
 
@@ -110,11 +112,17 @@ impl Symbols {
     }
 }
 
-/// One answer for each address; a file that cannot be read has none.
+/// One answer for each address; a file that cannot be read has none. Containers choose what is in their files: one that makes blazesym panic costs its
+/// own names and not the trace.
 fn look_up(source: &Source<'_>, input: Input<&[u64]>, of: &str) -> Vec<Option<String>> {
     // One for each file, so that what it has read goes with it.
     let symbolizer = Symbolizer::new();
-    match symbolizer.symbolize(source, input) {
+    let read = boundary::guard(|| symbolizer.symbolize(source, input));
+    let Ok(symbols) = read else {
+        warn!(of = %of.shown(), "no names: reading its symbols panicked, please report the file");
+        return Vec::new();
+    };
+    match symbols {
         Ok(symbols) => symbols
             .into_iter()
             .map(|symbol| match symbol {
@@ -151,5 +159,40 @@ fn without_name(stacks: &Stacks, frame: Frame) -> Name {
             Name::function(format!("[{}]", name.trim_matches(['[', ']'])), false)
         }
         Frame::Unknown => Name::function("[unknown]".to_owned(), false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    /// An ELF file of one segment, which would end beyond the largest offset: what `cargo xtask fuzz-parsers symbols` found in blazesym 0.2.7.
+    fn overflowing() -> tempfile::NamedTempFile {
+        let mut elf = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+        elf.extend([3, 0, 62, 0, 1, 0, 0, 0]); // shared object, x86-64, version 1
+        for word in [0_u64, 64, 0] {
+            elf.extend(word.to_le_bytes()); // entry, program headers, section headers
+        }
+        elf.extend([0; 4]);
+        for half in [64_u16, 56, 1, 64, 0, 0] {
+            elf.extend(half.to_le_bytes()); // sizes and numbers of the headers
+        }
+        elf.extend([1, 0, 0, 0, 5, 0, 0, 0]); // PT_LOAD, readable and executable
+        for word in [u64::MAX, 0, 0, 2, 2, 8] {
+            elf.extend(word.to_le_bytes()); // offset, addresses, sizes in file and memory, alignment
+        }
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&elf).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_file_that_makes_the_reader_panic_costs_its_own_names() {
+        let file = overflowing();
+        let source = Source::Elf(Elf::new(file.path()));
+        let names = look_up(&source, Input::FileOffset(&[0x1000]), "library.so");
+        assert!(names.iter().all(Option::is_none), "{names:?}");
     }
 }
