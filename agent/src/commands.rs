@@ -1,5 +1,6 @@
 //! One file or folder for each subcommand: its arguments and what it does. Imported by nobody.
 
+pub mod admit;
 pub mod check;
 pub mod cli;
 pub mod config;
@@ -10,6 +11,7 @@ pub mod explain;
 pub mod health;
 pub mod manual;
 pub mod place;
+pub mod quota;
 pub mod rank;
 pub mod replay;
 pub mod run;

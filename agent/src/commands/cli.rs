@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+use crate::commands::admit::AdmitArgs;
 use crate::commands::check::CheckArgs;
 use crate::commands::config::ConfigArgs;
 use crate::commands::events::EventsArgs;
@@ -13,6 +14,7 @@ use crate::commands::explain::ExplainArgs;
 use crate::commands::health::HealthArgs;
 use crate::commands::manual::{CompletionsArgs, ManArgs};
 use crate::commands::place::PlaceArgs;
+use crate::commands::quota::QuotaArgs;
 use crate::commands::rank::RankArgs;
 use crate::commands::replay::ReplayArgs;
 use crate::commands::top::TopArgs;
@@ -35,6 +37,7 @@ Examples:
   plimsoll exec -f ./pods/web.yaml -- nginx         run a command as a container of a pod
   plimsoll rank -f ./pods --usage usage.yaml        which pod would be evicted first, and why; needs no agent
   plimsoll place -f ./pods --machine machine.json   which CPUs and NUMA nodes pods would get
+  plimsoll admit -f ./team-a --why                  whether a namespace would take these pods, and with which requests
   plimsoll explain eviction                         the same from a running agent, and what would make a pod safe
   plimsoll top                                      the same live, on a screen
   plimsoll health                                   whether the agent's loop answers: for probes and supervisors
@@ -60,6 +63,8 @@ enum Command {
     Events(EventsArgs),
     Rank(RankArgs),
     Place(PlaceArgs),
+    Admit(AdmitArgs),
+    Quota(QuotaArgs),
     Config(ConfigArgs),
     Explain(ExplainArgs),
     Top(TopArgs),
@@ -94,6 +99,8 @@ pub fn main() -> ExitCode {
         }
         Command::Config(args) => ended(crate::commands::config::run(&args)),
         Command::Place(args) => ended(crate::commands::place::run(&args)),
+        Command::Admit(args) => ended(crate::commands::admit::run(&args)),
+        Command::Quota(args) => ended(crate::commands::quota::run(&args)),
         Command::Rank(args) => ended(crate::commands::rank::run(&args)),
         Command::Explain(args) => ended(crate::commands::explain::run(&args)),
         Command::Health(args) => ended(crate::commands::health::run(&args)),
