@@ -1,5 +1,6 @@
 //! One file or folder for each subcommand: its arguments and what it does. Imported by nobody.
 
+pub mod admit;
 pub mod arbitrate;
 pub mod check;
 pub mod cli;
@@ -11,6 +12,7 @@ pub mod explain;
 pub mod health;
 pub mod manual;
 pub mod place;
+pub mod quota;
 pub mod rank;
 pub mod replay;
 pub mod run;

@@ -1,5 +1,6 @@
 //! Data in, words and pictures out.
 
+pub(crate) mod admission;
 pub(crate) mod arbitrate;
 pub mod check;
 pub mod explain;

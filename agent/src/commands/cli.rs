@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+use crate::commands::admit::AdmitArgs;
 use crate::commands::arbitrate::ArbitrateArgs;
 use crate::commands::check::CheckArgs;
 use crate::commands::config::ConfigArgs;
@@ -14,6 +15,7 @@ use crate::commands::explain::ExplainArgs;
 use crate::commands::health::HealthArgs;
 use crate::commands::manual::{CompletionsArgs, ManArgs};
 use crate::commands::place::PlaceArgs;
+use crate::commands::quota::QuotaArgs;
 use crate::commands::rank::RankArgs;
 use crate::commands::replay::ReplayArgs;
 use crate::commands::top::TopArgs;
@@ -38,6 +40,7 @@ Examples:
   plimsoll rank -f ./pods --usage usage.yaml        which pod would be evicted first, and why; needs no agent
   plimsoll place -f ./pods --machine machine.json   which CPUs and NUMA nodes pods would get
   plimsoll arbitrate -f cluster.yaml                who may have how much of a cluster, and who gives it back
+  plimsoll admit -f ./team-a --why                  whether a namespace would take these pods, and with which requests
   plimsoll explain eviction                         the same from a running agent, and what would make a pod safe
   plimsoll top                                      the same live, on a screen
   plimsoll web                                      the same in a browser
@@ -65,6 +68,8 @@ enum Command {
     Rank(RankArgs),
     Place(PlaceArgs),
     Arbitrate(ArbitrateArgs),
+    Admit(AdmitArgs),
+    Quota(QuotaArgs),
     Config(ConfigArgs),
     Explain(ExplainArgs),
     Top(TopArgs),
@@ -101,6 +106,8 @@ pub fn main() -> ExitCode {
         Command::Config(args) => ended(crate::commands::config::run(&args)),
         Command::Place(args) => ended(crate::commands::place::run(&args)),
         Command::Arbitrate(args) => ended(crate::commands::arbitrate::run(&args)),
+        Command::Admit(args) => ended(crate::commands::admit::run(&args)),
+        Command::Quota(args) => ended(crate::commands::quota::run(&args)),
         Command::Rank(args) => ended(crate::commands::rank::run(&args)),
         Command::Explain(args) => ended(crate::commands::explain::run(&args)),
         Command::Health(args) => ended(crate::commands::health::run(&args)),

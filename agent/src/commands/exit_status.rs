@@ -37,7 +37,7 @@ impl CommandError for crate::host::program::NotStarted {}
 pub type Meaning = (Option<u8>, &'static str);
 
 /// What each command's statuses mean, beside [`WRONG_USAGE`]. No status stands for that of another program.
-pub const TABLE: [(&str, &[Meaning]); 19] = [
+pub const TABLE: [(&str, &[Meaning]); 21] = [
     (
         "run",
         &[
@@ -120,6 +120,34 @@ pub const TABLE: [(&str, &[Meaning]); 19] = [
             (
                 Some(REFUSED),
                 "a pod is refused; the output shows why, and what would have to be free",
+            ),
+        ],
+    ),
+    (
+        "admit",
+        &[
+            (Some(DONE), "every object would be admitted"),
+            (
+                Some(FAILED),
+                "a file cannot be read or is wrong; each message names file, line and field",
+            ),
+            (
+                Some(REFUSED),
+                "an object would be refused; the output has the API server's sentence",
+            ),
+        ],
+    ),
+    (
+        "quota",
+        &[
+            (Some(DONE), "every object fits, and no quota is exceeded"),
+            (
+                Some(FAILED),
+                "a file cannot be read or is wrong; each message names file, line and field",
+            ),
+            (
+                Some(REFUSED),
+                "an object would be refused, or more is in use than a quota allows",
             ),
         ],
     ),

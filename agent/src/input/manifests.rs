@@ -12,6 +12,7 @@
 
 mod budgets;
 mod gather;
+pub(crate) mod objects;
 mod pods;
 mod schema;
 

@@ -39,6 +39,10 @@ pub(crate) const PAGES: &[(&str, &str)] = &[
         include_str!("../../../docs/guide/journal.md"),
     ),
     (
+        "docs/guide/limits.md",
+        include_str!("../../../docs/guide/limits.md"),
+    ),
+    (
         "docs/guide/place.md",
         include_str!("../../../docs/guide/place.md"),
     ),

@@ -134,7 +134,6 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
             "guests left out (--quick): kernels 6.1, 6.12 and 7.2 were not tested",
         );
     } else {
-        jobs.push_back(Job::ApiServer);
         match planned(all, &mut told) {
             Ok(guests) => {
                 jobs.extend(guests.into_iter().map(Job::Guest));

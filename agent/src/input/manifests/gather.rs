@@ -86,7 +86,7 @@ pub fn gather(paths: &[PathBuf], mut stdin: impl Read) -> (Vec<ManifestPod>, Vec
     (pods, errors)
 }
 
-fn manifests_in(dir: &Arc<Path>) -> Result<Vec<Arc<Path>>, ManifestError> {
+pub(super) fn manifests_in(dir: &Arc<Path>) -> Result<Vec<Arc<Path>>, ManifestError> {
     let failed = |error: std::io::Error| unreadable(dir, &error);
     let mut files = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(failed)? {

@@ -164,7 +164,7 @@ const EPHEMERAL_CONTAINER: &[Field] = &[
     ("workingDir", Text),
 ];
 
-const RESOURCES: &[Field] = &[
+pub(super) const RESOURCES: &[Field] = &[
     ("claims", List),
     ("limits", Quantities),
     ("requests", Quantities),

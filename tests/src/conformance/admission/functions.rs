@@ -269,12 +269,17 @@ fn pod_create(vector: &Value, admission: Admission) -> Result<(), String> {
         cluster: &cluster,
         admission,
     };
-    match plugin.check(&request, &quotas) {
-        Ok(used) => {
+    let borrowed: Vec<&ResourceQuota> = quotas.iter().collect();
+    match plugin.check(&request, &borrowed) {
+        Ok(changes) => {
             same("admit", &true, &(vector["admit"] == true))?;
             let expected = vector["new_used"].as_array().map_or(&[][..], Vec::as_slice);
-            same("number of quotas", &used.len(), &expected.len())?;
-            for (used, expected) in used.iter().zip(expected) {
+            same("number of quotas", &quotas.len(), &expected.len())?;
+            for (quota, expected) in quotas.iter().zip(expected) {
+                let change = changes
+                    .iter()
+                    .find(|change| change.charge.quota == quota.metadata.name);
+                let used = change.map_or(&quota.status.used, |change| &change.used);
                 same_list("new_used", used, expected)?;
             }
             Ok(())

@@ -66,21 +66,21 @@ struct Store {
 }
 
 impl QuotaStore for Store {
-    fn quotas(&mut self, _: &str) -> Vec<ResourceQuota> {
-        self.quotas.clone()
+    fn quotas(&mut self, _: &str) -> &[ResourceQuota] {
+        &self.quotas
     }
 
-    fn write_used(&mut self, quota: &ResourceQuota) -> Result<(), Conflict> {
+    fn write_used(&mut self, _: &str, name: &str, used: ResourceList) -> Result<(), Conflict> {
         self.writes += 1;
         if self.conflicts > 0 {
             self.conflicts -= 1;
             return Err(Conflict);
         }
-        for own in &mut self.quotas {
-            if own.metadata.name == quota.metadata.name {
-                own.status.used.clone_from(&quota.status.used);
-            }
-        }
+        let own = self
+            .quotas
+            .iter_mut()
+            .find(|quota| quota.metadata.name == name);
+        own.ok_or(Conflict)?.status.used = used;
         Ok(())
     }
 }
@@ -161,7 +161,7 @@ fn admit(input: &Value, admission: Admission) -> Result<Value, String> {
         cluster: &cluster,
         admission,
     };
-    let verdict = plugin.validate(&request, &mut store);
+    let verdict = plugin.validate(&request, &mut store).map(|_| ());
     if verdict.is_ok() {
         changes(&mut out, &quotas, &store.quotas);
         if input["update_conflicts"].is_u64() {

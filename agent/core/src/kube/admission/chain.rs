@@ -17,10 +17,9 @@ use super::request::{Phase, Refusal, Request};
 use super::resource_quota::configuration::Configuration;
 use super::resource_quota::evaluator::Cluster;
 use super::resource_quota::recalculate::{self, Counted};
-use super::resource_quota::{Conflict, Plugin, QuotaStore};
+use super::resource_quota::{Charge, Conflict, Plugin, QuotaStore};
 use super::{Admission, claim_rules, limit_range::validate as range_rules, pod_rules};
-use crate::kube::pod::PodStatus;
-use crate::kube::quantity::Quantity;
+use crate::kube::pod::{PodStatus, Resources};
 use crate::kube::resources::ResourceList;
 
 /// Where a value comes from that its object did not have.
@@ -61,15 +60,6 @@ pub struct Defaulted {
     pub source: Source,
 }
 
-/// What one quota counts for an object.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Charge {
-    /// The quota.
-    pub quota: String,
-    /// What was added to what is in use.
-    pub added: ResourceList,
-}
-
 /// An object that was let in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Admitted {
@@ -90,34 +80,28 @@ pub struct World {
     classes: Vec<PriorityClass>,
     /// As they were given, for the origin of a default, and with defaults; by namespace, then by name.
     ranges: BTreeMap<String, BTreeMap<String, (LimitRange, LimitRange)>>,
-    /// By namespace, then by name.
-    quotas: BTreeMap<String, BTreeMap<String, ResourceQuota>>,
+    /// By namespace, sorted by name.
+    quotas: BTreeMap<String, Vec<ResourceQuota>>,
     names: BTreeSet<(GroupResource, String, String)>,
     objects: Vec<Counted>,
 }
 
-struct Store<'a>(&'a mut BTreeMap<String, BTreeMap<String, ResourceQuota>>);
+struct Store<'a>(&'a mut BTreeMap<String, Vec<ResourceQuota>>);
 
 impl QuotaStore for Store<'_> {
-    fn quotas(&mut self, namespace: &str) -> Vec<ResourceQuota> {
-        self.0
-            .get(namespace)
-            .into_iter()
-            .flat_map(BTreeMap::values)
-            .cloned()
-            .collect()
+    fn quotas(&mut self, namespace: &str) -> &[ResourceQuota] {
+        self.0.get(namespace).map_or(&[], Vec::as_slice)
     }
 
-    fn write_used(&mut self, quota: &ResourceQuota) -> Result<(), Conflict> {
-        let meta = &quota.metadata;
-        let own = self
-            .0
-            .get_mut(&meta.namespace)
-            .and_then(|all| all.get_mut(&meta.name));
-        own.ok_or(Conflict)?
-            .status
-            .used
-            .clone_from(&quota.status.used);
+    fn write_used(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        used: ResourceList,
+    ) -> Result<(), Conflict> {
+        let mut all = self.0.get_mut(namespace).into_iter().flatten();
+        let own = all.find(|quota| quota.metadata.name == name);
+        own.ok_or(Conflict)?.status.used = used;
         Ok(())
     }
 }
@@ -202,10 +186,9 @@ impl World {
         }
         self.take_name(&request)?;
         self.add_object(request);
-        self.quotas
-            .entry(meta.namespace)
-            .or_default()
-            .insert(meta.name, quota);
+        let all = self.quotas.entry(meta.namespace).or_default();
+        let at = all.partition_point(|other| other.metadata.name < meta.name);
+        all.insert(at, quota);
         Ok(())
     }
 
@@ -230,7 +213,7 @@ impl World {
 
     /// Counts what the objects added so far use of the quotas without status, and makes these enforce what they want.
     pub fn count(&mut self) {
-        for quota in self.quotas.values_mut().flat_map(BTreeMap::values_mut) {
+        for quota in self.quotas.values_mut().flatten() {
             if quota.status.hard.is_empty() {
                 quota.status.used = recalculate::used(quota, &self.objects, &self.cluster);
                 quota.status.hard = quota.spec.hard.clone();
@@ -266,9 +249,9 @@ impl World {
     pub fn admit(&mut self, resource: &str, object: Object) -> Result<Admitted, Refusal> {
         let mut request = self.request(resource, object);
         let mut defaults = Vec::new();
-        let mut fields = Fields::of(&request.object);
+        let mut before = Before::of(&request.object);
         request.object.set_defaults();
-        fields.note(&request.object, &mut defaults, |_| Source::Api);
+        before.note(&request.object, &mut defaults, |_| Source::Api);
         let namespaced = self
             .ranges
             .get(&request.namespace)
@@ -277,13 +260,13 @@ impl World {
         let ranges: Vec<&(LimitRange, LimitRange)> = namespaced.collect();
         for (raw, range) in &ranges {
             limit_range::admit(&mut request, std::slice::from_ref(range));
-            fields.note(&request.object, &mut defaults, |field| {
+            before.note(&request.object, &mut defaults, |field| {
                 range_source(raw, field)
             });
         }
         priority::admit(&mut request, &self.classes, Gates::default())?;
         let class = class_of(&request.object);
-        fields.note(&request.object, &mut defaults, |_| Source::PriorityClass {
+        before.note(&request.object, &mut defaults, |_| Source::PriorityClass {
             name: class.clone(),
         });
         request.generate_name();
@@ -300,8 +283,8 @@ impl World {
         {
             return Err(request.invalid(kind, errors));
         }
-        let ranges: Vec<LimitRange> = ranges.into_iter().map(|(_, range)| range.clone()).collect();
-        limit_range::validate(&request, &ranges, self.admission)?;
+        let defaulted = ranges.iter().map(|(_, range)| range);
+        limit_range::validate(&request, defaulted, self.admission)?;
         let key = (
             request.resource.clone(),
             request.namespace.clone(),
@@ -311,19 +294,13 @@ impl World {
         if self.names.contains(&key) {
             return Err(exists(&request));
         }
-        let before = self
-            .quotas
-            .get(&request.namespace)
-            .cloned()
-            .unwrap_or_default();
         let plugin = Plugin {
             configuration: &self.configuration,
             cluster: &self.cluster,
             admission: self.admission,
         };
-        plugin.validate(&request, &mut Store(&mut self.quotas))?;
+        let charges = plugin.validate(&request, &mut Store(&mut self.quotas))?;
         self.names.insert(key);
-        let charges = self.charges(&request.namespace, &before);
         defaults.sort_by(|a, b| a.field.cmp(&b.field));
         let object = request.object.clone();
         self.add_object(request);
@@ -334,29 +311,9 @@ impl World {
         })
     }
 
-    fn charges(&self, namespace: &str, before: &BTreeMap<String, ResourceQuota>) -> Vec<Charge> {
-        let after = self.quotas.get(namespace).into_iter().flatten();
-        let mut charges = Vec::new();
-        for (name, quota) in after {
-            let before = before.get(name).map(|quota| &quota.status.used);
-            let mut added = super::resource_quota::increase(
-                &quota.status.used,
-                before.unwrap_or(&ResourceList::new()),
-            );
-            added.retain(|_, quantity| !quantity.is_zero());
-            if !added.is_empty() {
-                charges.push(Charge {
-                    quota: name.clone(),
-                    added,
-                });
-            }
-        }
-        charges
-    }
-
     /// The quotas, by namespace and name.
     pub fn quotas(&self) -> impl Iterator<Item = &ResourceQuota> {
-        self.quotas.values().flat_map(BTreeMap::values)
+        self.quotas.values().flatten()
     }
 
     /// What each object counts of a quota, in the order in which they were added; those that count nothing are left out.
@@ -425,14 +382,14 @@ fn range_source(raw: &LimitRange, field: &str) -> Source {
     }
 }
 
-/// The fields of an object that defaults may set.
-struct Fields(BTreeMap<String, String>);
+/// A pod as it was before a step; nothing else gets defaults that are noted.
+struct Before(Option<Box<PodObject>>);
 
-impl Fields {
+impl Before {
     fn of(object: &Object) -> Self {
         match object {
-            Object::Pod(pod) => Self(pod_fields(pod)),
-            _ => Self(BTreeMap::new()),
+            Object::Pod(pod) => Self(Some(pod.clone())),
+            _ => Self(None),
         }
     }
 
@@ -443,52 +400,63 @@ impl Fields {
         defaults: &mut Vec<Defaulted>,
         source: impl Fn(&str) -> Source,
     ) {
-        let Self(now) = Self::of(object);
-        for (field, value) in &now {
-            if !self.0.contains_key(field) {
-                defaults.push(Defaulted {
-                    field: field.clone(),
-                    value: value.clone(),
-                    source: source(field),
-                });
+        let (Some(before), Object::Pod(pod)) = (&self.0, object) else {
+            return;
+        };
+        let mut add = |field: String, value: String| {
+            let source = source(&field);
+            defaults.push(Defaulted {
+                field,
+                value,
+                source,
+            });
+        };
+        let mut lists = |path: &dyn Fn() -> String, old: Option<&Resources>, new: &Resources| {
+            for (name, old, new) in [
+                ("requests", old.map(|old| &old.requests), &new.requests),
+                ("limits", old.map(|old| &old.limits), &new.limits),
+            ] {
+                // A step only adds.
+                if old.map_or(0, ResourceList::len) == new.len() {
+                    continue;
+                }
+                for (resource, amount) in new {
+                    if !old.is_some_and(|old| old.contains_key(resource)) {
+                        add(format!("{}.{name}[{resource}]", path()), amount.to_string());
+                    }
+                }
+            }
+        };
+        let (old, new) = (&before.pod.spec, &pod.pod.spec);
+        for (list, old, new) in [
+            ("containers", &old.containers, &new.containers),
+            ("initContainers", &old.init_containers, &new.init_containers),
+        ] {
+            for (at, (old, new)) in old.iter().zip(new).enumerate() {
+                let path = || format!("spec.{list}[{at}].resources");
+                lists(&path, Some(&old.resources), &new.resources);
             }
         }
-        self.0 = now;
-    }
-}
-
-fn pod_fields(pod: &PodObject) -> BTreeMap<String, String> {
-    let spec = &pod.pod.spec;
-    let mut fields = BTreeMap::new();
-    let mut add = |path: &str, list: &ResourceList| {
-        let entry = |(name, quantity): (&String, &Quantity)| {
-            (format!("{path}[{name}]"), quantity.to_string())
-        };
-        fields.extend(list.iter().map(entry));
-    };
-    for (list, containers) in [
-        ("containers", &spec.containers),
-        ("initContainers", &spec.init_containers),
-    ] {
-        for (at, container) in containers.iter().enumerate() {
-            let path = format!("spec.{list}[{at}].resources");
-            add(&format!("{path}.requests"), &container.resources.requests);
-            add(&format!("{path}.limits"), &container.resources.limits);
+        if let Some(level) = &new.resources {
+            lists(
+                &|| "spec.resources".to_owned(),
+                old.resources.as_ref(),
+                level,
+            );
         }
+        if before.priority_class_name() != pod.priority_class_name() {
+            add(
+                "spec.priorityClassName".to_owned(),
+                pod.priority_class_name().to_owned(),
+            );
+        }
+        if let (None, Some(priority)) = (old.priority, new.priority) {
+            add("spec.priority".to_owned(), priority.to_string());
+        }
+        let policy = |pod: &PodObject| pod.more.spec.preemption_policy.clone();
+        if let (None, Some(policy)) = (policy(before), policy(pod)) {
+            add("spec.preemptionPolicy".to_owned(), policy);
+        }
+        self.0 = Some(pod.clone());
     }
-    if let Some(level) = &spec.resources {
-        add("spec.resources.requests", &level.requests);
-        add("spec.resources.limits", &level.limits);
-    }
-    let class = Some(pod.priority_class_name().to_owned()).filter(|class| !class.is_empty());
-    let policy = pod.more.spec.preemption_policy.clone();
-    let priority = spec.priority.map(|priority| priority.to_string());
-    for (field, value) in [
-        ("spec.priorityClassName", class),
-        ("spec.priority", priority),
-        ("spec.preemptionPolicy", policy),
-    ] {
-        fields.extend(value.map(|value| (field.to_owned(), value)));
-    }
-    fields
 }

@@ -108,7 +108,7 @@ pub fn list_failed(request: &Request, why: &str) -> Refusal {
 }
 
 /// The mutating phase: containers get the requests and limits that they lack.
-pub fn admit(request: &mut Request, ranges: &[LimitRange]) {
+pub fn admit<'a>(request: &mut Request, ranges: impl IntoIterator<Item = &'a LimitRange>) {
     if !handles(request) || is_leaving(request) {
         return;
     }
@@ -166,9 +166,9 @@ pub fn default_pod(range: &LimitRange, pod: &mut PodObject) {
 ///
 /// # Errors
 /// If a LimitRange does not allow the object.
-pub fn validate(
+pub fn validate<'a>(
     request: &Request,
-    ranges: &[LimitRange],
+    ranges: impl IntoIterator<Item = &'a LimitRange>,
     admission: Admission,
 ) -> Result<(), Refusal> {
     if !handles(request) || is_leaving(request) {

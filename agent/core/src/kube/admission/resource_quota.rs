@@ -11,6 +11,8 @@ pub mod recalculate;
 pub mod scope;
 pub mod validate;
 
+use serde::Serialize;
+
 use super::Admission;
 use super::object::ResourceQuota;
 use super::request::{Operation, Phase, Refusal, Request};
@@ -39,13 +41,27 @@ const IGNORED: [&str; 10] = [
 /// Where quotas are kept.
 pub trait QuotaStore {
     /// The quotas of a namespace, as they are now.
-    fn quotas(&mut self, namespace: &str) -> Vec<ResourceQuota>;
+    fn quotas(&mut self, namespace: &str) -> &[ResourceQuota];
 
     /// Writes `status.used` of a quota.
     ///
     /// # Errors
     /// If the quota has changed since it was read; then the write is tried again with the quota as it is now.
-    fn write_used(&mut self, quota: &ResourceQuota) -> Result<(), Conflict>;
+    fn write_used(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        used: ResourceList,
+    ) -> Result<(), Conflict>;
+}
+
+/// What one quota counts for an object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Charge {
+    /// The quota.
+    pub quota: String,
+    /// What was added to what is in use.
+    pub added: ResourceList,
 }
 
 /// A quota that has changed since it was read.
@@ -74,43 +90,58 @@ impl Plugin<'_> {
     ///
     /// # Errors
     /// If a quota does not allow the object, or what is limited by default is covered by no quota.
-    pub fn validate(&self, request: &Request, store: &mut impl QuotaStore) -> Result<(), Refusal> {
+    pub fn validate(
+        &self,
+        request: &Request,
+        store: &mut impl QuotaStore,
+    ) -> Result<Vec<Charge>, Refusal> {
+        let namespace = request.namespace.as_str();
         let creates_namespace =
             request.resource.is("namespaces") && request.operation == Operation::Create;
-        if request.namespace.is_empty() || creates_namespace || !handles(request, self.admission) {
-            return Ok(());
+        if namespace.is_empty() || creates_namespace || !handles(request, self.admission) {
+            return Ok(Vec::new());
         }
-        let mut quotas = store.quotas(&request.namespace);
-        if quotas.is_empty() && self.configuration.limited_resources.is_empty() {
-            return Ok(());
-        }
-        // A quota that was written does not come again: what is left was changed by someone else.
+        let mut charges = Vec::new();
+        // The names of those whose write failed; at first all are looked at.
+        let mut failed: Option<Vec<String>> = None;
         for tries_left in (0..=RETRIES_MAX).rev() {
-            let used = self.check(request, &quotas)?;
-            if request.dry_run {
-                return Ok(());
-            }
-            let mut failed: Vec<String> = Vec::new();
-            for (quota, used) in quotas.iter_mut().zip(used) {
-                if quota.status.used == used {
-                    continue;
-                }
-                quota.status.used = used;
-                if store.write_used(quota).is_err() {
-                    failed.push(quota.metadata.name.clone());
-                }
-            }
-            let Some(last) = failed.last() else {
-                return Ok(());
+            let all = store.quotas(namespace).iter();
+            let is_left = |quota: &&ResourceQuota| {
+                let name = &quota.metadata.name;
+                failed.as_ref().is_none_or(|failed| failed.contains(name))
             };
-            if tries_left == 0 {
-                return Err(conflict(last));
+            let quotas: Vec<&ResourceQuota> = all.filter(is_left).collect();
+            if quotas.is_empty() && self.configuration.limited_resources.is_empty() {
+                break;
             }
-            quotas = store.quotas(&request.namespace);
-            quotas.retain(|quota| failed.contains(&quota.metadata.name));
+            let changed = self.check(request, &quotas)?;
+            if request.dry_run {
+                break;
+            }
+            let mut failed_now = Vec::new();
+            for Change { charge, used } in changed {
+                match store.write_used(namespace, &charge.quota, used) {
+                    Ok(()) => charges.push(charge),
+                    Err(Conflict) => failed_now.push(charge.quota),
+                }
+            }
+            match failed_now.last() {
+                None => break,
+                Some(last) if tries_left == 0 => return Err(conflict(last)),
+                Some(_) => failed = Some(failed_now),
+            }
         }
-        Ok(())
+        Ok(charges)
     }
+}
+
+/// A quota whose usage changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// What is added.
+    pub charge: Charge,
+    /// What is in use afterwards.
+    pub used: ResourceList,
 }
 
 /// A refusal because the quotas cannot be listed.

@@ -4,44 +4,38 @@ use std::collections::BTreeSet;
 
 use super::evaluator::Evaluator;
 use super::scope;
-use super::{Plugin, add, increase, masked, shown};
+use super::{Change, Charge, Plugin, add, increase, masked, shown};
 use crate::kube::admission::object::{Object, ResourceQuota, ScopeRequirement};
 use crate::kube::admission::request::{Operation, Phase, Refusal, Request};
 use crate::kube::resources::ResourceList;
 
 /// What the quotas have in common about a request.
 #[derive(Default)]
-struct Covered {
+struct Covered<'a> {
     /// Indexes of the quotas that apply.
     applying: Vec<usize>,
     /// Names that these count.
-    names: BTreeSet<String>,
+    names: BTreeSet<&'a str>,
     /// Scopes that match the object; in [`Admission::Upstream`](super::Admission) also those of quotas that do not apply.
     scopes: Vec<ScopeRequirement>,
 }
 
 impl Plugin<'_> {
-    /// `status.used` of each quota once the request is granted.
+    /// The quotas whose usage changes once the request is granted, in their order.
     ///
     /// # Errors
     /// If a quota does not allow it.
     pub fn check(
         &self,
         request: &Request,
-        quotas: &[ResourceQuota],
-    ) -> Result<Vec<ResourceList>, Refusal> {
+        quotas: &[&ResourceQuota],
+    ) -> Result<Vec<Change>, Refusal> {
         let evaluator = Evaluator::of(&request.resource);
-        let unchanged = || {
-            quotas
-                .iter()
-                .map(|quota| quota.status.used.clone())
-                .collect()
-        };
         if !evaluator.handles(request, self.admission) {
-            return Ok(unchanged());
+            return Ok(Vec::new());
         }
         let Some(limited_scopes) = self.limited_scopes(request)? else {
-            return Ok(unchanged());
+            return Ok(Vec::new());
         };
         let usage = evaluator.usage(&request.object, self.cluster);
         let limited_names = self.limited_names(request, &usage);
@@ -58,28 +52,23 @@ impl Plugin<'_> {
             );
             return Err(request.forbidden(Phase::Validate, &why));
         }
-        let changes = self.changes(request, quotas, &covered.applying, &evaluator, &usage)?;
-        let Some(changes) = changes else {
-            return Ok(unchanged());
+        let additions = self.additions(request, quotas, &covered.applying, &evaluator, &usage)?;
+        let Some(additions) = additions else {
+            return Ok(Vec::new());
         };
-        let uncovered: Vec<&str> = limited_names
-            .difference(&covered.names)
-            .map(String::as_str)
-            .collect();
+        let uncovered: Vec<&str> = limited_names.difference(&covered.names).copied().collect();
         if !uncovered.is_empty() {
             let why = format!("insufficient quota to consume: {}", uncovered.join(","));
             return Err(request.forbidden(Phase::Validate, &why));
         }
         self.check_scopes(request, &limited_scopes, &covered.scopes)?;
-        let mut used: Vec<ResourceList> = unchanged();
-        for (at, change) in covered.applying.into_iter().zip(changes) {
-            if let (Some(quota), Some(used)) = (quotas.get(at), used.get_mut(at))
-                && !change.is_empty()
-            {
-                *used = charged(request, quota, &change)?;
+        let mut changes = Vec::new();
+        for (at, added) in covered.applying.into_iter().zip(additions) {
+            if let Some(quota) = quotas.get(at) {
+                changes.extend(charged(request, quota, &added)?);
             }
         }
-        Ok(used)
+        Ok(changes)
     }
 
     /// The limited scopes that match the object; none if the plugin is off for this request.
@@ -101,26 +90,25 @@ impl Plugin<'_> {
     }
 
     /// The names of the usage that are limited by default.
-    fn limited_names(&self, request: &Request, usage: &ResourceList) -> BTreeSet<String> {
+    fn limited_names<'a>(&self, request: &Request, usage: &'a ResourceList) -> BTreeSet<&'a str> {
         let limited = self.configuration.limited_resources.iter();
         let parts = limited
             .filter(|limited| limited.is_about(&request.resource))
             .flat_map(|limited| &limited.match_contains);
         let parts: Vec<&String> = parts.collect();
         let used = usage.iter().filter(|(_, quantity)| quantity.sign() > 0);
-        used.map(|(name, _)| name)
+        used.map(|(name, _)| name.as_str())
             .filter(|name| parts.iter().any(|part| name.contains(part.as_str())))
-            .cloned()
             .collect()
     }
 
     /// The quotas that apply, in their order; each has to have its usage, and what it counts has to be set.
-    fn covered(
+    fn covered<'a>(
         &self,
         request: &Request,
-        quotas: &[ResourceQuota],
+        quotas: &[&'a ResourceQuota],
         evaluator: &Evaluator,
-    ) -> Result<Covered, Refusal> {
+    ) -> Result<Covered<'a>, Refusal> {
         let mut covered = Covered::default();
         let has_scopes = matches!(request.object, Object::Pod(_) | Object::Claim(_));
         for (at, quota) in quotas.iter().enumerate() {
@@ -155,9 +143,8 @@ impl Plugin<'_> {
             }
             if counted
                 .iter()
-                .any(|name| !quota.status.used.contains_key(name))
+                .any(|name| !quota.status.used.contains_key(*name))
             {
-                let counted: Vec<&str> = counted.iter().map(String::as_str).collect();
                 let why = format!(
                     "status unknown for quota: {name}, resources: {}",
                     counted.join(",")
@@ -170,11 +157,11 @@ impl Plugin<'_> {
         Ok(covered)
     }
 
-    /// What is added to each applying quota; none if nothing changes anywhere.
-    fn changes(
+    /// What the object counts for each applying quota, under all names; none if nothing changes anywhere.
+    fn additions(
         &self,
         request: &Request,
-        quotas: &[ResourceQuota],
+        quotas: &[&ResourceQuota],
         applying: &[usize],
         evaluator: &Evaluator,
         usage: &ResourceList,
@@ -252,27 +239,31 @@ fn without_zeros(list: &ResourceList) -> ResourceList {
         .collect()
 }
 
-/// What is in use of one quota afterwards.
+/// What is in use of one quota afterwards; none if that does not change.
 fn charged(
     request: &Request,
     quota: &ResourceQuota,
-    change: &ResourceList,
-) -> Result<ResourceList, Refusal> {
+    added: &ResourceList,
+) -> Result<Option<Change>, Refusal> {
     let status = &quota.status;
-    let requested = masked(change, &status.hard);
-    let used = add(&status.used, &requested);
+    let name = &quota.metadata.name;
+    let added = masked(added, &status.hard);
+    if added.is_empty() {
+        return Ok(None);
+    }
+    let used = add(&status.used, &added);
     // What has been allocated is a fact, whatever the quota says.
     if request.subresource != "status" {
-        let mut exceeded = requested;
-        exceeded.retain(|name, _| {
+        let exceeds = |name: &String| {
             status
                 .hard
                 .get(name)
                 .zip(used.get(name))
                 .is_some_and(|(hard, used)| used > hard)
-        });
-        if !exceeded.is_empty() {
-            let name = &quota.metadata.name;
+        };
+        if added.keys().any(exceeds) {
+            let mut exceeded = added;
+            exceeded.retain(|name, _| exceeds(name));
             let why = format!(
                 "exceeded quota: {name}, requested: {}, used: {}, limited: {}",
                 shown(&exceeded),
@@ -282,5 +273,9 @@ fn charged(
             return Err(request.forbidden(Phase::Validate, &why).by(name));
         }
     }
-    Ok(used)
+    let charge = Charge {
+        quota: name.clone(),
+        added,
+    };
+    Ok(Some(Change { charge, used }))
 }

@@ -168,12 +168,10 @@ impl Evaluator {
         }
     }
 
-    /// The names of a list that this counts.
-    pub fn counted(&self, list: &ResourceList, cluster: &Cluster) -> BTreeSet<String> {
-        list.keys()
-            .filter(|name| self.counts(name, cluster))
-            .cloned()
-            .collect()
+    /// The names of a list that this counts, sorted.
+    pub fn counted<'a>(&self, list: &'a ResourceList, cluster: &Cluster) -> Vec<&'a str> {
+        let names = list.keys().map(String::as_str);
+        names.filter(|name| self.counts(name, cluster)).collect()
     }
 
     /// Whether a quota is about an object: it counts a name of its kind, and every scope matches.
@@ -213,7 +211,7 @@ impl Evaluator {
     }
 
     /// Which of the counted names containers of the object fail to set: `name for: containers`.
-    pub(super) fn missing(&self, counted: &BTreeSet<String>, object: &Object) -> Vec<String> {
+    pub(super) fn missing(&self, counted: &[&str], object: &Object) -> Vec<String> {
         let (Self::Pods, Object::Pod(pod)) = (self, object) else {
             return Vec::new();
         };
@@ -221,7 +219,7 @@ impl Evaluator {
             return Vec::new();
         }
         let mut missing: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        for name in REQUIRED.into_iter().filter(|name| counted.contains(*name)) {
+        for name in REQUIRED.into_iter().filter(|name| counted.contains(name)) {
             let without = pod
                 .pod
                 .all_containers()

@@ -75,7 +75,9 @@ pub fn used(quota: &ResourceQuota, objects: &[Counted], cluster: &Cluster) -> Re
         if names.is_empty() {
             continue;
         }
-        let zero = names.iter().map(|name| (name.clone(), Quantity::default()));
+        let zero = names
+            .iter()
+            .map(|name| ((*name).to_owned(), Quantity::default()));
         used = add(&used, &zero.collect());
         counted.extend(names);
         let of_namespace = objects.iter().filter(|own| {
@@ -94,6 +96,6 @@ pub fn used(quota: &ResourceQuota, objects: &[Counted], cluster: &Cluster) -> Re
         }
     }
     // An object may count under a name that no evaluator has for its own.
-    used.retain(|name, _| counted.contains(name));
+    used.retain(|name, _| counted.contains(name.as_str()));
     used
 }

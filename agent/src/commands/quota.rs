@@ -1,0 +1,218 @@
+//! `plimsoll quota`: what the quotas of namespaces have left, and who takes how much, from files.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use plimsoll_core::kube::admission::chain::World;
+use plimsoll_core::kube::admission::object::{ResourceQuota, ScopeRequirement};
+use plimsoll_core::kube::resources::ResourceList;
+use serde_json::{Value, json};
+
+use crate::commands::admit::objects::{Row, Verdict, ask};
+use crate::commands::admit::{AdmitError, Defects, Form, check_stdin, document, row};
+use crate::commands::exit_status;
+use crate::host::output::{OutputArgs, Style};
+use crate::host::shown::page;
+use crate::show::admission::{self, QuotaLines, amounts};
+
+/// Show what the quotas of namespaces have left, and who takes how much, from files
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  plimsoll quota -f ./team-a                          as if all of it were created in an empty namespace
+  plimsoll quota -f ./team-a -n team-a -o json
+  kubectl get quota,limitrange,pods,pvc,services -n team-a -o yaml | plimsoll quota -f - -f web.yaml -n team-a
+
+Objects are admitted as by `plimsoll admit`; one that is refused takes nothing. What a quota with a status has in use beyond the objects that
+are given is taken by others.")]
+pub struct QuotaArgs {
+    /// Objects: a file, a directory, or - for standard input; may be repeated
+    #[arg(short, long = "file", value_name = "PATH", required = true)]
+    pub files: Vec<PathBuf>,
+    /// Show this namespace alone; objects that name none are in it [default: default, and all are shown]
+    #[arg(short, long, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
+    /// Whether the API server's known defects are kept
+    #[arg(long, value_enum, default_value_t)]
+    pub admission: Defects,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs<Form>,
+}
+
+/// What one quota has.
+struct Standing<'a> {
+    quota: &'a ResourceQuota,
+    /// Label and amounts.
+    takers: Vec<(String, ResourceList)>,
+    /// What is in use beyond that.
+    others: ResourceList,
+}
+
+/// `plimsoll quota`.
+///
+/// # Errors
+/// [`AdmitError`].
+pub fn run(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
+    check_stdin(&args.files)?;
+    let namespace = args.namespace.as_deref();
+    let answer = ask(
+        &args.files,
+        namespace,
+        args.admission.into(),
+        io::stdin().lock(),
+    )?;
+    let is_shown = |quota: &&ResourceQuota| {
+        namespace.is_none_or(|namespace| quota.metadata.namespace == namespace)
+    };
+    let quotas = answer.world.quotas().filter(is_shown);
+    let standings: Vec<Standing<'_>> = quotas
+        .map(|quota| Standing::of(&answer.world, quota))
+        .collect();
+    let refused: Vec<&Row> = answer
+        .rows
+        .iter()
+        .filter(|row| matches!(row.verdict, Verdict::Refused(_)))
+        .collect();
+    let mut stdout = io::stdout().lock();
+    let style = Style::of(&stdout);
+    let text = match args.output.format {
+        Form::Text => {
+            let lines: Vec<QuotaLines> = standings.iter().map(Standing::lines).collect();
+            let mut text = match lines.as_slice() {
+                [] => "no ResourceQuota: nothing is limited\n".to_owned(),
+                lines => admission::quotas(lines, style),
+            };
+            if !refused.is_empty() {
+                let refused: Vec<_> = refused.iter().map(|row| row.line()).collect();
+                text.push('\n');
+                text += &admission::answer(&refused, false, style);
+            }
+            page(&text)
+        }
+        form => {
+            let quotas: Vec<Value> = standings.iter().map(Standing::json).collect();
+            let refused: Vec<Value> = refused.iter().map(|refused| row(refused)).collect();
+            document(form, &json!({"quotas": quotas, "refused": refused}))?
+        }
+    };
+    stdout.write_all(text.as_bytes())?;
+    let over = standings
+        .iter()
+        .any(|standing| standing.rows().any(|(_, over)| over));
+    Ok(if over || !refused.is_empty() {
+        ExitCode::from(exit_status::REFUSED)
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+impl<'a> Standing<'a> {
+    fn of(world: &World, quota: &'a ResourceQuota) -> Self {
+        let mut others = quota.status.used.clone();
+        let mut takers = Vec::new();
+        for (counted, takes) in world.takers(quota) {
+            for (name, amount) in &takes {
+                if let Some(rest) = others.get_mut(name) {
+                    *rest -= amount;
+                }
+            }
+            takers.push((
+                format!("{} {}", counted.resource, counted.object.meta().name),
+                takes,
+            ));
+        }
+        others.retain(|_, amount| amount.sign() > 0);
+        Self {
+            quota,
+            takers,
+            others,
+        }
+    }
+
+    /// Name, used, hard and what is left, and whether more is in use than may be.
+    fn rows(&self) -> impl Iterator<Item = ([String; 4], bool)> {
+        let status = &self.quota.status;
+        status.hard.iter().map(|(name, hard)| {
+            let Some(used) = status.used.get(name) else {
+                return (
+                    [
+                        name.clone(),
+                        "unknown".to_owned(),
+                        hard.to_string(),
+                        "unknown".to_owned(),
+                    ],
+                    false,
+                );
+            };
+            let mut left = hard.clone();
+            left -= used;
+            (
+                [
+                    name.clone(),
+                    used.to_string(),
+                    hard.to_string(),
+                    left.to_string(),
+                ],
+                used > hard,
+            )
+        })
+    }
+
+    /// `Terminating`, `PriorityClass In high,low`.
+    fn scopes(&self) -> Vec<String> {
+        let shown =
+            |scope: &ScopeRequirement| match (scope.operator.as_str(), scope.values.as_deref()) {
+                ("Exists", _) => scope.scope_name.clone(),
+                (operator, values) => format!(
+                    "{} {operator} {}",
+                    scope.scope_name,
+                    values.unwrap_or_default().join(",")
+                ),
+            };
+        self.quota.scopes().iter().map(shown).collect()
+    }
+
+    fn lines(&self) -> QuotaLines {
+        let meta = &self.quota.metadata;
+        let scopes = self.scopes();
+        let takers = self
+            .takers
+            .iter()
+            .map(|(label, takes)| (label.clone(), amounts(takes)));
+        let others =
+            Some(("others".to_owned(), amounts(&self.others))).filter(|_| !self.others.is_empty());
+        QuotaLines {
+            label: format!("{}/{}", meta.namespace, meta.name),
+            scopes: if scopes.is_empty() {
+                String::new()
+            } else {
+                format!("scopes: {}", scopes.join(", "))
+            },
+            rows: self.rows().collect(),
+            takers: takers.chain(others).collect(),
+        }
+    }
+
+    fn json(&self) -> Value {
+        let meta = &self.quota.metadata;
+        let rows: Vec<Value> = self
+            .rows()
+            .map(|([name, used, hard, left], over)| json!({"name": name, "used": used, "hard": hard, "left": left, "over": over}))
+            .collect();
+        let takers: Vec<Value> = self
+            .takers
+            .iter()
+            .map(|(label, takes)| json!({"object": label, "amounts": takes}))
+            .collect();
+        json!({
+            "namespace": meta.namespace,
+            "name": meta.name,
+            "scopes": self.quota.scopes(),
+            "resources": rows,
+            "takenBy": takers,
+            "others": self.others,
+        })
+    }
+}
