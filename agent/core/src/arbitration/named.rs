@@ -547,10 +547,10 @@ mod tests {
             .iter()
             .map(|consumer| consumer.parent)
             .collect();
-        for mut at in 0..parents.len() {
-            let mut levels = 1;
-            while let Some(parent) = parents[at] {
-                (at, levels) = (parent, levels + 1);
+        for start in &parents {
+            let (mut above, mut levels) = (*start, 1);
+            while let Some(parent) = above {
+                (above, levels) = (parents[parent], levels + 1);
             }
             assert!(levels <= LEVELS_MAX);
         }
