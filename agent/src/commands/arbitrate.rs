@@ -28,14 +28,16 @@ use what_if::{Change, WhatIfError};
 #[command(after_help = "\
 Examples:
   kubectl get nodes,namespaces,pods,pdb,consumers.plimsoll.dev -A -o yaml > cluster.yaml
-  plimsoll arbitrate -f cluster.yaml                           shares, who is over and under, the plan
-  plimsoll arbitrate -f cluster.yaml -f consumers.yaml         with Consumers that the cluster does not have yet
-  plimsoll arbitrate -f cluster.yaml --why spark               which resource ended its filling, and who has the rest
+  plimsoll arbitrate -f cluster.yaml                      shares, who is over and under, the plan
+  plimsoll arbitrate -f cluster.yaml -f consumers.yaml    with Consumers from another file
+  plimsoll arbitrate -f cluster.yaml --why spark          what ended its share, who has the rest
   plimsoll arbitrate -f cluster.yaml --what-if node=cpu=16,memory=64Gi
-  plimsoll arbitrate -f cluster.yaml --what-if weight=spark,4 --what-if namespace=new,pods=20,cpu=1,memory=2Gi
+  plimsoll arbitrate -f cluster.yaml --what-if weight=spark,4
+  plimsoll arbitrate -f cluster.yaml --what-if namespace=new,pods=20,cpu=1,memory=2Gi
   plimsoll arbitrate -f cluster.yaml --output svg > shares.svg
 
-Nothing is changed anywhere. The rules: docs/reference/arbitrator.md. Of what keeps a pod from a node only spec.nodeSelector is read.")]
+Nothing is changed anywhere. The rules: docs/reference/arbitrator.md.
+Of what keeps a pod from a node only spec.nodeSelector is read.")]
 pub struct ArbitrateArgs {
     /// Objects as kubectl prints them, YAML or JSON: a file, or - for standard input; may be repeated
     #[arg(short, long = "file", value_name = "PATH", required = true)]

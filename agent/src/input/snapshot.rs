@@ -568,7 +568,7 @@ spec: {namespace: web, weight: 2, hard: {requests.cpu: "6"}, reserved: {memory: 
     #[test]
     fn errors_name_file_line_field_and_what_to_do() {
         let errors = read_text(
-            "kind: Consumer\nmetadata: {name: a}\nspec:\n  wieght: 2\n  hard: {cpu: many}\n  weight: -1\n---\nkind: Node\nmetadata: {name: n}\n---\nmetadata: {}\n",
+            "kind: Consumer\nmetadata: {name: a}\nspec:\n  wieght: 2\n  hard: {cpu: many}\n  weight: -1\n---\nkind: Node\nmetadata: {name: n1}\n---\nmetadata: {}\n",
         )
         .unwrap_err();
         for line in [

@@ -45,9 +45,9 @@ pub(crate) fn amount(resource: &str, amount: u64) -> String {
     }
 }
 
-/// A part of a whole in tenths of a percent.
+/// A part of a whole, to the nearest tenth of a percent.
 fn percent(part: u128, whole: u128) -> String {
-    let tenths = (part * 1000).checked_div(whole).unwrap_or(0);
+    let tenths = (part * 1000 + whole / 2).checked_div(whole).unwrap_or(0);
     format!("{}.{} %", tenths / 10, tenths % 10)
 }
 

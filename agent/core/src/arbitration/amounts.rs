@@ -113,6 +113,15 @@ impl<T: Copy> Table<T> {
         &mut self.cells[at * self.width..][..self.width]
     }
 
+    /// Has so many rows from now on; what is in them does not matter.
+    pub(super) fn resize(&mut self, rows: usize, width: usize)
+    where
+        T: Default,
+    {
+        self.width = width;
+        self.cells.resize(rows * width, T::default());
+    }
+
     /// Copies a row over another.
     pub(super) fn move_row(&mut self, from: usize, to: usize) {
         self.cells

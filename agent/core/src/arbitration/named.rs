@@ -547,10 +547,10 @@ mod tests {
             .iter()
             .map(|consumer| consumer.parent)
             .collect();
-        for first in &parents {
-            let (mut next, mut levels) = (*first, 1);
-            while let Some(parent) = next {
-                (next, levels) = (parents[parent], levels + 1);
+        for start in &parents {
+            let (mut above, mut levels) = (*start, 1);
+            while let Some(parent) = above {
+                (above, levels) = (parents[parent], levels + 1);
             }
             assert!(levels <= LEVELS_MAX);
         }

@@ -104,7 +104,8 @@ fn json_and_svg() {
         picture.starts_with("<svg") && picture.ends_with("</svg>\n"),
         "{picture}"
     );
-    assert_eq!(picture.matches("class=\"over\"").count(), 2, "{picture}");
+    // CPU, memory and pods of a.
+    assert_eq!(picture.matches("class=\"over\"").count(), 3, "{picture}");
 }
 
 #[test]

@@ -69,6 +69,8 @@ struct Search<'a> {
     low: Side,
     /// The least level known to pass something.
     high: Side,
+    /// The table of a side that was given up, to be filled again.
+    spare: Table<Fixed>,
 }
 
 impl<'a> Search<'a> {
@@ -91,6 +93,7 @@ impl<'a> Search<'a> {
             constant: filling.settled.clone(),
             low: nowhere(),
             high: nowhere(),
+            spare: Table::new(0, resources, 0),
         };
         search.high = search.side(last);
         search.low = search.side(0);
@@ -99,11 +102,13 @@ impl<'a> Search<'a> {
     }
 
     /// What is had at a level: exact.
-    fn side(&self, level: Fixed) -> Side {
+    fn side(&mut self, level: Fixed) -> Side {
+        let mut had = std::mem::replace(&mut self.spare, Table::new(0, 0, 0));
+        had.resize(self.active.len(), self.given.len());
         let mut side = Side {
             level,
             sums: self.constant.clone(),
-            had: Table::new(self.active.len(), self.given.len(), 0),
+            had,
             halvings: 0,
         };
         for (row, path) in self.active.iter().enumerate() {
@@ -147,13 +152,14 @@ impl<'a> Search<'a> {
         };
         let side = self.side(level.clamp(low + 1, high - 1));
         // What is on the other side stays: the next guess goes nearer to it.
-        if self.passes(&side) {
-            self.high = side;
+        let given_up = if self.passes(&side) {
             self.low.halvings += 1;
+            std::mem::replace(&mut self.high, side)
         } else {
-            self.low = side;
             self.high.halvings += 1;
-        }
+            std::mem::replace(&mut self.low, side)
+        };
+        self.spare = given_up.had;
         self.fold();
     }
 
