@@ -74,7 +74,7 @@ pub(crate) fn run(seconds: u32, keep: bool, wanted: &[String]) -> Result<u8> {
     }
     let number = names.len();
     progress::print(&format!(
-        "{number} targets, {executions} executions, {finds} with a find"
+        "targets: {number}, with a find: {finds}; executions: {executions}"
     ));
     Ok(u8::from(finds > 0))
 }
