@@ -17,8 +17,8 @@ use crate::{paths, process, setup};
 
 /// Longest input, bytes: more than any of the files has that are read.
 const INPUT_BYTES_MAX: u32 = 64 << 10;
-/// Longest input that is kept in the repository.
-const KEPT_BYTES_MAX: u32 = 2 << 10;
+/// Longest input that is kept in the repository, bytes: all of them together stay below 200 kB.
+const KEPT_BYTES_MAX: u32 = 384;
 /// An input that takes longer than this many seconds is a find: on a busy machine, too, for libFuzzer counts by the clock on the wall.
 const INPUT_SECONDS_MAX: u32 = 60;
 /// So is one that makes a process of so many MB, or one allocation of so many.
@@ -74,7 +74,7 @@ pub(crate) fn run(seconds: u32, keep: bool, wanted: &[String]) -> Result<u8> {
     }
     let number = names.len();
     progress::print(&format!(
-        "{number} targets, {executions} executions, {finds} with a find"
+        "targets: {number}, with a find: {finds}; executions: {executions}"
     ));
     Ok(u8::from(finds > 0))
 }
@@ -274,7 +274,7 @@ impl Target {
         }
         let mut command = self.program();
         command
-            .args(["-merge=1", "-use_counters=0"])
+            .args(["-set_cover_merge=1", "-use_counters=0"])
             .arg(format!("-max_len={KEPT_BYTES_MAX}"))
             .args([&self.seeds, &self.corpus]);
         process::output_of(

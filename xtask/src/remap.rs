@@ -29,12 +29,8 @@ pub(crate) fn flags(sysroot: &Path) -> Result<Vec<String>> {
         (sysroot.join(LIBRARY), "/rust"),
     ];
     let registries = cargo_home()?.join("registry/src");
-    let entries = fs::read_dir(&registries).with_context(|| {
-        format!(
-            "cannot read {}: was anything fetched?",
-            registries.display()
-        )
-    })?;
+    // There is none where all crates are vendored, below the workspace.
+    let entries = fs::read_dir(&registries).into_iter().flatten();
     let mut folders: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     folders.sort();
     prefixes.extend(folders.into_iter().map(|folder| (folder, "/crates")));
