@@ -1,6 +1,10 @@
 //! How long the arbitrator takes: what namespaces deserve, a whole cycle, and a cycle after one pod has changed; by the number of namespaces, beside the plain
 //! reading of the specification.
 
+#[expect(
+    clippy::unwrap_used,
+    reason = "an oracle of the tests: it overflows aloud"
+)]
 #[path = "../../agent/core/tests/arbitration/plain.rs"]
 mod plain;
 
