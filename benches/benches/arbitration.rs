@@ -3,7 +3,7 @@
 
 #[expect(
     clippy::unwrap_used,
-    reason = "a test's file: what fails names the line"
+    reason = "an oracle of the tests: it overflows aloud"
 )]
 #[path = "../../agent/core/tests/arbitration/plain.rs"]
 mod plain;
