@@ -403,6 +403,7 @@ impl Before {
         let (Some(before), Object::Pod(pod)) = (&self.0, object) else {
             return;
         };
+        let noted = defaults.len();
         let mut add = |field: String, value: String| {
             let source = source(&field);
             defaults.push(Defaulted {
@@ -457,6 +458,8 @@ impl Before {
         if let (None, Some(policy)) = (policy(before), policy(pod)) {
             add("spec.preemptionPolicy".to_owned(), policy);
         }
-        self.0 = Some(pod.clone());
+        if defaults.len() > noted {
+            self.0 = Some(pod.clone());
+        }
     }
 }
