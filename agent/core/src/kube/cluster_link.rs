@@ -37,8 +37,11 @@ pub enum ToAgent {
     List,
     /// A pod of this node, listed, added or changed; only what decisions read.
     Pod {
-        /// The pod.
+        /// The pod. Requests are those that the kubelet has allocated, where it says so.
         pod: Box<Pod>,
+        /// Whether its phase is `Failed` or `Succeeded`, or its deletion has begun: the kubelet is ending it, or has.
+        #[serde(default)]
+        is_leaving: bool,
     },
     /// The pod has gone from the API.
     PodGone {
@@ -59,7 +62,8 @@ pub enum ToAgent {
     },
     /// The list is complete.
     Listed,
-    /// Whether the API server answers: `false` after 5 s without a connection or with errors of the server alone, or 60 s without a word of the watch.
+    /// Whether the API server answers: `false` after 5 s without a connection or with errors of the server alone. A watch that is silent for 90 s
+    /// (the server sends a bookmark every minute) is a reason to ask.
     Api {
         /// It does.
         is_reachable: bool,
@@ -68,6 +72,17 @@ pub enum ToAgent {
     Node {
         /// `status.nodeInfo.kubeletVersion`.
         kubelet_version: String,
+    },
+    /// The API server has taken the report of an eviction: the kubelet ends the pod now, with hooks and SIGTERM. Comes before [`Self::Settled`].
+    Reported {
+        /// Of which pod.
+        uid: PodUid,
+    },
+    /// A disruption budget refuses the eviction for now (`evictBy: EvictionAPI`, soft thresholds): another pod may go instead, with
+    /// [`ToCluster::Withdrawn`] for this one. Else it is reported all the same when its grace is over.
+    Refused {
+        /// Of which pod.
+        uid: PodUid,
     },
     /// An eviction needs no further report: the intent may be struck.
     Settled {
@@ -107,6 +122,11 @@ pub enum ToCluster {
     Evicted {
         /// What is to be reported.
         intent: Box<EvictionIntent>,
+    },
+    /// An eviction that was not begun is not wanted any more; nothing is settled for it.
+    Withdrawn {
+        /// Of which pod.
+        uid: PodUid,
     },
     /// The pod's cgroup is gone: the kubelet has finished, and another PATCH would only be undone.
     CgroupGone {
