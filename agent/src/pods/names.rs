@@ -1,7 +1,7 @@
 //! From the path of a cgroup to the pod, QoS class and container that it belongs to, and back, by the names that the kubelet and the runtimes give.
 //!
 //! **Problem.** The kubelet has two cgroup drivers, runtimes name containers as they like, and `--cgroup-root` puts all of it anywhere. None of it
-//! the agent which. **Approach.** [`KubeletTree::find`] looks for the tree that has pods. Of two trees with pods neither is right: that is an error.
+//! is configured for the agent. **Approach.** [`KubeletTree::find`] looks for the tree that has pods. Of two trees with pods neither is right: that is an error.
 //!
 //! | driver | pod | container |
 //! |---|---|---|
