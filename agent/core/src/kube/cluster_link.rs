@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kube::budget::DisruptionBudget;
 use crate::kube::pod::Pod;
-use crate::model::units::PodUid;
+use crate::kube::pod_uid::PodUid;
 
 /// The version of this protocol. A peer with another one is refused with both numbers.
 pub const PROTOCOL: u32 = 1;
