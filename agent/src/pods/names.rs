@@ -17,6 +17,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
+use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::units::PodUid;
 
@@ -114,6 +115,14 @@ pub fn container_id(name: &str) -> Option<&str> {
     let is_monitor = name.starts_with("crio-conmon-");
     let is_id = id.len() == ID_DIGITS && is_hex(id);
     (is_id && !is_monitor).then_some(id)
+}
+
+/// The name of the container whose cgroup has this name, as the API lists it; `None` for the sandbox, and for what is not listed yet.
+pub fn container_name<'pod>(pod: &'pod Pod, directory: &str) -> Option<&'pod str> {
+    let id = container_id(directory)?;
+    let mut statuses = pod.status.containers();
+    let status = statuses.find(|status| status.id() == Some(id))?;
+    Some(&status.name)
 }
 
 /// Whether only a static pod has such a UID.
