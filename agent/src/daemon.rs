@@ -6,6 +6,7 @@
 //!
 //! Terms: *urgent* work is what leads to a kill; a *rescan* brings what is known of pods up to date, when the loop has nothing urgent.
 
+mod beside;
 pub mod limits;
 pub mod observer;
 pub mod pod_meters;
@@ -15,6 +16,7 @@ pub mod start;
 mod cpu;
 mod deadlines;
 mod features;
+mod kubelet;
 mod last_line;
 mod lifecycle;
 mod manifests;
@@ -63,6 +65,7 @@ use crate::record::tally::Tally;
 use crate::record::timeline::Timelines;
 
 use deadlines::Deadlines;
+pub use kubelet::KubeletWork;
 pub use last_line::LastLine;
 use lifecycle::LifecyclePace;
 use oom_kills::OomKills;
@@ -111,6 +114,8 @@ pub struct Agent {
     oom_groups: Option<OomGroups>,
     /// `None`: the cgroups above the pods are left as they are.
     kubepods: Option<Kubepods>,
+    /// `None`: no kubelet runs the pods.
+    kubelet: Option<KubeletWork>,
     /// `None`: disks are not watched.
     storage: Option<StorageWork>,
     /// `None`: nothing is tried before an eviction.
@@ -175,6 +180,7 @@ impl Agent {
             oom_order: None,
             oom_groups: None,
             kubepods: None,
+            kubelet: None,
             storage: None,
             remedies: None,
             memory_release: None,
@@ -198,8 +204,12 @@ impl Agent {
     }
 
     /// Also keeps the `oom_score_adj` of the pods' processes, in the order of eviction if there is one.
-    pub fn with_oom_scores(mut self, scores: OomScores, order: Option<OomOrdering>) -> Self {
-        self.oom_scores = Some(scores);
+    pub fn with_oom_scores(
+        mut self,
+        scores: Option<OomScores>,
+        order: Option<OomOrdering>,
+    ) -> Self {
+        self.oom_scores = scores;
         self.oom_order = order;
         self
     }
@@ -218,8 +228,8 @@ impl Agent {
     }
 
     /// Also keeps the cgroups above the pods.
-    pub fn with_kubepods(mut self, kubepods: Kubepods) -> Self {
-        self.kubepods = Some(kubepods);
+    pub fn with_kubepods(mut self, kubepods: Option<Kubepods>) -> Self {
+        self.kubepods = kubepods;
         self
     }
 
@@ -275,6 +285,7 @@ impl Agent {
             last_line_ns: self.last_line.as_ref().map(LastLine::renew_at_ns),
             oom_scores_ns: self.oom_scores.as_ref().and_then(OomScores::serve_at_ns),
             storage_ns: self.storage.as_ref().and_then(StorageWork::order_at_ns),
+            kubelet_ns: self.kubelet.as_ref().and_then(KubeletWork::at_ns),
         }
     }
 
@@ -311,6 +322,7 @@ impl Agent {
                         .as_ref()
                         .map_or(0, MemoryRelease::refused),
                     lines_lost: self.reporter.lost(),
+                    reports: self.kubelet.as_ref().and_then(KubeletWork::counts),
                     journal_steps_lost: self.journal.as_ref().map(Journal::lost),
                     ..self.tally.clone()
                 },

@@ -6,6 +6,7 @@ pub mod kill;
 pub mod names;
 pub mod registry;
 pub mod removal;
+pub mod sandbox;
 pub mod stage_files;
 
 mod walk;

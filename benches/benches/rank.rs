@@ -22,6 +22,7 @@ fn rows(count: u64) -> Vec<RankRow> {
             RankRow {
                 uid: PodUid::new(format!("{:016x}-{:016x}", next(u64::MAX), next(u64::MAX))),
                 stats_known: next(100) != 0,
+                unnamed: 0,
                 exempt: false,
                 priority: [0, 0, 0, 1000, 2_000_000_000][next(5) as usize],
                 usage: next(64) << 26,

@@ -9,6 +9,7 @@ mod oom;
 mod placement;
 mod pod;
 mod ranking;
+mod status_message;
 mod throttling;
 mod usage;
 
@@ -24,5 +25,6 @@ pub use placement::{
 };
 pub use pod::{ExplainedPod, Neighbour, NoSuchPod, WayOut, find as find_pod};
 pub use ranking::{Candidate, ExplainedRanking, Place, Standing};
+pub use status_message::{ContainerUse, RunnerUp, StatusMessage};
 pub use throttling::{CgroupCpuView, NodeCpuView, ThrottlingExplanation};
 pub use usage::PodUsage;

@@ -46,6 +46,7 @@ use crate::host::HostRoot;
 use crate::host::clock::rest_until_ns;
 use crate::host::file::{FileError, read_text};
 use crate::host::shown::Show as _;
+use crate::pods::names::container_name;
 use crate::pods::registry::Pods;
 
 /// Newcomers that may wait to be served. Beyond, their cgroups are reviewed instead.
@@ -426,10 +427,10 @@ impl OomScores {
             scores.cgroups.iter().filter_map(|cgroup| {
                 let name = cgroup.container.as_deref()?;
                 // Not those that a container makes inside.
-                let is_container_cgroup = cgroup
-                    .dir
-                    .file_name()
-                    .is_some_and(|file_name| file_name == name);
+                let directory = cgroup.dir.file_name().and_then(OsStr::to_str);
+                let is_container_cgroup = directory
+                    .and_then(|directory| named(&scores.pod, directory))
+                    .is_some_and(|container| container == name);
                 let container = scores.pod.container(name).filter(|_| is_container_cgroup)?;
                 Some(ContainerScore {
                     name,
@@ -495,7 +496,7 @@ impl PodScores {
             }
             let container = match container_of(pod_dir, dir) {
                 None => None,
-                Some(name) => match name.to_str().filter(|it| self.pod.container(it).is_some()) {
+                Some(name) => match name.to_str().and_then(|name| named(&self.pod, name)) {
                     Some(name) => Some(name.to_owned()),
                     // A container runtime's: a sandbox, or a container under its id. The runtime sets their scores.
                     None => continue,
@@ -556,6 +557,14 @@ impl PodScores {
                 .filter_map(|container| of(&container.name))
                 .max(),
         }
+    }
+}
+
+/// The container whose cgroup has this name: its own, or one that a runtime gave it.
+fn named<'pod>(pod: &'pod Pod, directory: &str) -> Option<&'pod str> {
+    match pod.container(directory) {
+        Some(container) => Some(&container.name),
+        None => container_name(pod, directory),
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::act::placement::owner::running_kubelet;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Output, OutputArgs, Style};
 use crate::host::shown::page;
@@ -17,6 +18,7 @@ use crate::host::{CgroupError, CgroupPath, HostRoot};
 use crate::kernel::AccountReport;
 use crate::kernel::load::{Programs, load};
 use crate::kernel::object::{Embedded, embedded};
+use crate::pods::names::{KubeletTree, TreeError};
 use crate::probe::facts::{Facts, Hook, hooks_of, kinds_without};
 use crate::probe::ladder::Without;
 use crate::probe::report::{Report, Verdict};
@@ -64,6 +66,8 @@ impl CommandError for CheckError {
 struct CheckAnswer {
     #[serde(flatten)]
     report: Report,
+    /// Where pods would come from.
+    mode: Mode,
     /// The exit status.
     exit_status: u8,
     /// What this program loads into the kernel.
@@ -73,8 +77,9 @@ struct CheckAnswer {
 }
 
 impl CheckAnswer {
-    fn new(report: Report, records: Option<Result<AccountReport, String>>) -> Self {
+    fn new(report: Report, mode: Mode, records: Option<Result<AccountReport, String>>) -> Self {
         Self {
+            mode,
             exit_status: match report.verdict() {
                 Verdict::Full => exit_status::DONE,
                 Verdict::Degraded => exit_status::FAILED,
@@ -83,6 +88,63 @@ impl CheckAnswer {
             report,
             objects: embedded(),
             records,
+        }
+    }
+}
+
+/// Beside what the agent would run.
+#[derive(Debug, Default, Serialize)]
+struct Mode {
+    /// The pid of the kubelet that runs.
+    kubelet: Option<u32>,
+    /// Where it has its pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kubepods: Option<String>,
+    /// Its `cgroupDriver`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    driver: Option<&'static str>,
+    /// How many pods have a cgroup there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pods: Option<usize>,
+    /// For people.
+    text: String,
+}
+
+impl Mode {
+    fn of(host: &HostRoot, cgroup_root: &CgroupPath) -> Self {
+        let Some(pid) = running_kubelet(host) else {
+            return Self {
+                text: "no kubelet runs: pods come from manifests (--manifests)".to_owned(),
+                ..Self::default()
+            };
+        };
+        let found = host
+            .cgroup_mounts()
+            .map_err(TreeError::from)
+            .and_then(|mounts| {
+                let tree = KubeletTree::find(&mounts, cgroup_root)?;
+                let pods = tree.pods(&mounts)?.len();
+                Ok((tree, pods))
+            });
+        match found {
+            Ok((tree, pods)) => {
+                let (kubepods, driver) = (tree.kubepods().to_string(), tree.driver().name());
+                let text = format!(
+                    "a kubelet runs (pid {pid}): start with --kubernetes; {pods} pods below {kubepods}, {driver} driver"
+                );
+                Self {
+                    kubelet: Some(pid),
+                    kubepods: Some(kubepods),
+                    driver: Some(driver),
+                    pods: Some(pods),
+                    text,
+                }
+            }
+            Err(error) => Self {
+                kubelet: Some(pid),
+                text: format!("a kubelet runs (pid {pid}), and --kubernetes cannot start: {error}"),
+                ..Self::default()
+            },
         }
     }
 }
@@ -140,7 +202,8 @@ fn run_with(
         Some(obstacle) => Err(obstacle.to_string()),
         None => load(&args.without),
     };
-    let answer = CheckAnswer::new(Report::new(facts), records(args));
+    let mode = Mode::of(host, &cgroup_root);
+    let answer = CheckAnswer::new(Report::new(facts), mode, records(args));
     match args.output.format {
         Output::Text => {
             let text = show::check::check(
@@ -149,6 +212,7 @@ fn run_with(
                 answer.records.as_ref(),
                 style,
             );
+            let text = format!("{text}\nMode: {}\n", answer.mode.text);
             out.write_all(page(&text).as_bytes())?;
         }
         Output::Json => {
@@ -162,6 +226,7 @@ fn run_with(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::cgroup::tests::fake_v2;
     use crate::probe::facts::tests::everything;
 
     #[test]
@@ -171,7 +236,9 @@ mod tests {
             bpf: Err("left out".to_owned()),
             ..everything()
         };
-        let json = serde_json::to_value(CheckAnswer::new(Report::new(facts), None)).unwrap();
+        let json =
+            serde_json::to_value(CheckAnswer::new(Report::new(facts), Mode::default(), None))
+                .unwrap();
         assert_eq!(json["exit_status"], 1);
         assert_eq!(json["facts"]["bpf"]["reason"], "left out");
         assert_eq!(json["objects"][0]["name"], "plimsoll.bpf.o");
@@ -181,6 +248,27 @@ mod tests {
         assert_eq!(json["choices"][0]["mechanism"], "psi");
         assert_eq!(json["choices"][0]["obstacles"][0]["obstacle"], "without");
         assert_eq!(json["choices"][0]["obstacles"][0]["option"], "bpf");
+    }
+
+    #[test]
+    fn the_mode_is_that_of_the_kubelet_which_runs() {
+        let (_dir, host) = fake_v2();
+        let mode = || Mode::of(&host, &CgroupPath::default());
+        assert!(mode().kubelet.is_none() && mode().text.contains("--manifests"));
+        std::fs::create_dir_all(host.procfs("77")).unwrap();
+        std::fs::write(host.procfs("77/comm"), "kubelet\n").unwrap();
+        assert!(
+            mode().text.contains("cannot start: no cgroup"),
+            "{}",
+            mode().text
+        );
+        let pod = host.path("/sys/fs/cgroup/kubepods.slice/kubepods-podx.slice");
+        std::fs::create_dir_all(pod).unwrap();
+        let found = mode();
+        assert_eq!(
+            (found.kubelet, found.driver, found.pods),
+            (Some(77), Some("systemd"), Some(1))
+        );
     }
 
     #[test]

@@ -18,6 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 
 use crate::act::cpu_time::CPU_LEDGER;
+use crate::act::holds::HOLDS_LEDGER;
 use crate::act::placement::checkpoint::{
     CHECKPOINT, LOCK as PLACEMENT_LOCK, TURN as PLACEMENT_TURN,
 };
@@ -29,12 +30,13 @@ use crate::host::knobs::{AGENT_LEDGER, Change, Ledger, Outcome, PODS_LEDGER};
 use crate::host::lock::{LOCK_FILE, LockError, StateLock};
 use crate::host::output::{Output, OutputArgs};
 use crate::host::shown::{Show as _, line};
-use crate::host::state_dir::ROOM_FILE;
+use crate::host::state_dir::{INTENTS_FILE, ROOM_FILE};
 use crate::kernel::PinOwner;
 use crate::serve::control::{SOCKET_FILE, STATE_DIR, group_dir, remove_group_dir};
 
 /// Newest concerns first: settings of pods before the cgroups that they are in.
-const LEDGERS: [&str; 5] = [
+const LEDGERS: [&str; 6] = [
+    HOLDS_LEDGER,
     CPU_LEDGER,
     REMEDIES_LEDGER,
     PODS_LEDGER,
@@ -413,6 +415,7 @@ fn is_agent_file(name: &str) -> bool {
         CHECKPOINT,
         PLACEMENT_LOCK,
         PLACEMENT_TURN,
+        INTENTS_FILE,
     ]
     .contains(&name)
         || name

@@ -19,6 +19,8 @@ pub(super) struct Deadlines {
     pub(super) oom_scores_ns: Option<u64>,
     /// The next order to the threads that look after disks.
     pub(super) storage_ns: Option<u64>,
+    /// What an eviction beside a kubelet waits for.
+    pub(super) kubelet_ns: Option<u64>,
 }
 
 impl Deadlines {
@@ -33,6 +35,7 @@ impl Deadlines {
             last_line_ns,
             oom_scores_ns,
             storage_ns,
+            kubelet_ns,
         } = *self;
         [
             lifecycle_rest_ns,
@@ -41,6 +44,7 @@ impl Deadlines {
             last_line_ns,
             oom_scores_ns,
             storage_ns,
+            kubelet_ns,
         ]
         .into_iter()
         .flatten()
@@ -67,7 +71,7 @@ mod tests {
             ..Deadlines::default()
         };
         assert_eq!(late.earliest_ns(), 50);
-        let set: [fn(&mut Deadlines); 8] = [
+        let set: [fn(&mut Deadlines); 9] = [
             |it| it.sample_ns = 7,
             |it| it.rescan_ns = 7,
             |it| it.lifecycle_rest_ns = Some(7),
@@ -76,6 +80,7 @@ mod tests {
             |it| it.last_line_ns = Some(7),
             |it| it.oom_scores_ns = Some(7),
             |it| it.storage_ns = Some(7),
+            |it| it.kubelet_ns = Some(7),
         ];
         for (index, set) in set.into_iter().enumerate() {
             let mut deadlines = late;

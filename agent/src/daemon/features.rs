@@ -1,6 +1,6 @@
 //! The optional parts of the agent, all in one shape.
 //!
-//! **Problem.** Eight parts may be absent, and each has something to do at several moments of the loop. **Approach.** A moment is a column, a part is
+//! **Problem.** Nine parts may be absent, and each has something to do at several moments of the loop. **Approach.** A moment is a column, a part is
 //! a row, and the loop calls a column for all rows. A part that is absent does nothing at any moment. What a part does for one decision is in
 //! [`Agent::act`](super::turn), what its thread reports is a [`Wake`](super::wake::Wake).
 
@@ -39,10 +39,18 @@ const NOTHING: Feature = Feature {
 };
 
 /// All of them, in the order in which they have their turn.
-const FEATURES: [Feature; 9] = [
+const FEATURES: [Feature; 10] = [
     // The cgroups above the pods.
     Feature {
         rescan: Agent::keep_kubepods,
+        ..NOTHING
+    },
+    // The kubelet that runs the pods.
+    Feature {
+        begin: |agent, _| agent.begin_kubelet(),
+        follow_up: Agent::follow_up_kubelet,
+        rescan_pod: Agent::keep_hold,
+        end: Agent::end_kubelet,
         ..NOTHING
     },
     // Whether the kernel's OOM killer takes processes, containers or pods.

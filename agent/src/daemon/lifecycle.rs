@@ -110,6 +110,8 @@ enum Concerned<'pods> {
     /// No pod's cgroup.
     None,
     One(&'pods PodUid),
+    /// A pod's that is not known yet: the kubelet has just made it.
+    New,
     /// It cannot be told whose.
     Any,
 }
@@ -128,11 +130,15 @@ fn concerned<'pods>(record: &Record<'_>, pods: &'pods Pods) -> Concerned<'pods> 
             // The last name may be the beginning of one.
             let whole = path.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
             match pods.by_path(&path[..whole]) {
+                None if is_new(path, pods) => return Concerned::New,
                 None if pods.has_path_from(path) => return Concerned::Any,
                 uid => uid,
             }
         }
-        Body::CgroupMkdir { path, .. } => pods.by_path(path),
+        Body::CgroupMkdir { path, .. } => match pods.by_path(path) {
+            None if is_new(path, pods) => return Concerned::New,
+            uid => uid,
+        },
         Body::CgroupRmdir { hierarchy_id, .. }
         | Body::CgroupAttach { hierarchy_id, .. }
         | Body::CgroupPopulated { hierarchy_id, .. } => by_id(hierarchy_id),
@@ -141,6 +147,10 @@ fn concerned<'pods>(record: &Record<'_>, pods: &'pods Pods) -> Concerned<'pods> 
         _ => None,
     };
     uid.map_or(Concerned::None, Concerned::One)
+}
+
+fn is_new(path: &[u8], pods: &Pods) -> bool {
+    pods.kubelet_tree().is_some_and(|tree| tree.has_below(path))
 }
 
 /// What a portion of records asks for.
@@ -176,6 +186,8 @@ pub(super) fn note_record(
     match concerned(record, pods) {
         Concerned::None => return,
         Concerned::One(uid) => rescans.note(uid),
+        // Every look begins with the kubelet's tree.
+        Concerned::New => {}
         Concerned::Any => rescans.note_all(),
     }
     asks.concerns = true;

@@ -54,12 +54,16 @@ impl Agent {
         }
         // What they have behind them is not news.
         self.report_limits();
-        // Room for all of them, so that no sample has to make any.
+        self.make_room();
+        self.hurry = true;
+    }
+
+    /// For all pods, so that no sample has to make any.
+    pub(super) fn make_room(&mut self) {
         let pods = self.pods.len();
         self.sample
             .pods
             .reserve(pods.saturating_sub(self.sample.pods.len()));
-        self.hurry = true;
     }
 
     pub(super) fn changed(&mut self, Change { uid, running }: Change) {
@@ -81,7 +85,7 @@ impl Agent {
     }
 
     /// Applies a pod, new or with another specification. Not for the hot path. What is wrong with it is said after `origin`.
-    fn apply(&mut self, pod: Arc<Pod>, origin: &str) {
+    pub(super) fn apply(&mut self, pod: Arc<Pod>, origin: &str) {
         let uid = pod.uid();
         if let Err(error) = self.pods.apply(pod.clone()) {
             return self.warn(format!("{origin}pod {uid}: {error}"));

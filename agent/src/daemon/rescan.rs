@@ -179,6 +179,7 @@ impl Agent {
     /// Between any two pods urgent work comes first: looking at all of a hundred pods takes longer than an eviction may wait.
     pub(super) fn rescan(&mut self, reports_cgroups: bool) -> Result<()> {
         let began_ns = now_ns();
+        self.follow_kubelet_tree();
         let is_reported = reports_cgroups && self.follows_all_processes();
         for uid in self.rescans.take(began_ns, &self.pods, is_reported) {
             self.rescan_pod(&uid);

@@ -19,21 +19,26 @@ use clap::Args;
 use plimsoll_core::engine::Engine;
 use plimsoll_core::kube::cgroup_config::{NodeCapacity, SwapBehavior};
 use plimsoll_core::model::options::OomOrder;
+use plimsoll_core::placement::node::PlacementSettings;
 use plimsoll_core::policy::memory::swap::PodSwap;
 
 use crate::act::cpu_time::{self, CPU_LEDGER, CpuTime, READ_EVERY};
-use crate::act::kubepods::Kubepods;
+use crate::act::holds::{HOLDS_LEDGER, Holds};
+use crate::act::kubepods::{self, Kubepods};
 use crate::act::oom_group::OomGroups;
 use crate::act::oom_order::OomOrdering;
 use crate::act::oom_scores::OomScores;
 use crate::act::release::MemoryRelease;
 use crate::act::remedies::{self, REMEDIES_LEDGER, Remedies};
+use crate::daemon::beside::{KubeletArgs, conflicts, kubelet_config};
 use crate::daemon::limits::{Limits, Origins};
 use crate::daemon::observer::{NodeObserver, Wanted};
 use crate::daemon::pod_meters::PodMeters;
 use crate::daemon::room::RoomWatch;
 use crate::daemon::sampler::Sampler;
-use crate::daemon::{Agent, Ending, LastLine, Placing, Sources, StorageWork, Surroundings};
+use crate::daemon::{
+    Agent, Ending, KubeletWork, LastLine, Placing, Sources, StorageWork, Surroundings,
+};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::knobs::{AGENT_LEDGER, KnobError, Ledger, PODS_LEDGER};
@@ -50,7 +55,7 @@ use crate::input::devices;
 use crate::kernel::load::{Programs, load_pinned};
 use crate::kernel::{Bpf, PinOwner};
 use crate::pods;
-use crate::pods::names::{POD_UID_VARIABLE, is_pod_hidden, pods_of_this_process};
+use crate::pods::names::{KubeletTree, POD_UID_VARIABLE, is_pod_hidden, pods_of_this_process};
 use crate::pods::registry::Pods;
 use crate::pods::removal::CgroupWorker;
 use crate::probe::facts::{Facts, hooks_of, kinds_without};
@@ -62,7 +67,9 @@ use crate::serve::control::server::{AnswerSources, Bounds, Server};
 use crate::serve::control::{self, Snapshots};
 use crate::serve::http;
 use crate::serve::summary::Statistics;
+use crate::source::cluster::{ClusterLink, ClusterSettings};
 use crate::source::stall_triggers::stall_triggers;
+use crate::storage::reclaim::LeftToKubelet;
 use crate::storage::{KUBELET_DIR, Storage, StorageSettings};
 
 /// The program that this is, beside `plimsoll`.
@@ -77,6 +84,7 @@ Examples:
   plimsoll run --manifests ./pods
   plimsoll run --manifests ./pods --eviction-hard 'memory.available<1Gi' --journal /var/log/plimsoll.journal
   plimsoll run --manifests ./pods --config kubelet-eviction.yaml --output json
+  plimsoll run --kubernetes --config eviction.yaml
 
 Stops on SIGINT and SIGTERM. Pods keep running, and every kernel setting that was changed is restored.
 
@@ -141,6 +149,9 @@ pub struct RunArgs {
     /// Leave the BPF programs pinned on exit for the next agent, so that an upgrade leaves no gap
     #[arg(long)]
     pub keep_on_exit: bool,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its type says what it is")]
+    pub kubelet: KubeletArgs,
     #[command(flatten)]
     #[expect(missing_docs, reason = "its type says what it is")]
     pub eviction: EvictionFlags,
@@ -215,6 +226,8 @@ struct Plan<'a> {
     mounts: CgroupMounts,
     cgroup_root: CgroupPath,
     kubepods: CgroupPath,
+    /// `None`: no kubelet runs the pods.
+    kubelet: Option<KubeletTree>,
     listener: Option<TcpListener>,
     /// Why the state directory takes nothing. Then no kernel setting is changed.
     no_room: Option<String>,
@@ -244,6 +257,9 @@ impl<'a> Plan<'a> {
                 || mounts.hierarchy_of(Controller::Memory)?.version == Version::V2,
             "failCgroupV1 is true, and memory is controlled by cgroup v1 here: boot with cgroup v2, or set failCgroupV1: false"
         );
+        let tree = || KubeletTree::find(&mounts, &cgroup_root);
+        let kubelet = args.kubelet.kubernetes.then(tree).transpose()?;
+        config.engine.beside_kubelet = kubelet.is_some();
         Ok(Self {
             args,
             config,
@@ -251,7 +267,11 @@ impl<'a> Plan<'a> {
                 .iter()
                 .map(|remark| format!("{}: {}", remark.field, remark.text))
                 .collect(),
-            kubepods: pods::cgroup::kubepods_path(&cgroup_root)?,
+            kubepods: match &kubelet {
+                Some(tree) => tree.kubepods().clone(),
+                None => pods::cgroup::kubepods_path(&cgroup_root)?,
+            },
+            kubelet,
             host,
             mounts,
             cgroup_root,
@@ -302,7 +322,9 @@ impl Ledgers {
             return Ok((Self { agent, pods }, 0));
         }
         let mut restored = 0;
-        for name in [REMEDIES_LEDGER, CPU_LEDGER] {
+        // Beside a kubelet, evicted pods stay held over a restart.
+        let holds = plan.kubelet.is_none().then_some(HOLDS_LEDGER);
+        for name in [REMEDIES_LEDGER, CPU_LEDGER].into_iter().chain(holds) {
             restored += restore(&mut plan.ledger(name)?)?;
         }
         let mut ledgers = Self {
@@ -354,7 +376,10 @@ struct Start<'a> {
 impl Start<'_> {
     async fn run(mut self, stop: StopSignals, ledger: &mut Ledger) -> Result<(Ending, Result<()>)> {
         let kubepods = self.kubepods()?;
-        let capacity = kubepods.capacity();
+        let capacity = match &kubepods {
+            Some(kubepods) => kubepods.capacity(),
+            None => kubepods::capacity(&self.plan.host, &self.plan.mounts, &self.plan.config)?,
+        };
         let loaded = self.load();
         // What is allocated from here on is for good: it is written to, so that it is locked in memory as a whole.
         fill_allocations(true);
@@ -378,7 +403,7 @@ impl Start<'_> {
         let journal = journal
             .map(|path| Journal::create(path, &engine))
             .transpose()?;
-        sources.watch_manifests(&self.plan.args.manifests)?;
+        let kubelet = self.pod_source(&mut sources)?;
         let _servers = self.serve(&mut sources, loaded.bpf.as_ref())?;
         let disk = self.disk(disks, &mut sources);
         let pods = self.pods(capacity);
@@ -394,6 +419,7 @@ impl Start<'_> {
         } = loaded;
         let agent = Agent::new(engine, pods, sampler, limits, bpf, journal, reporter)
             .with_kubepods(kubepods)
+            .with_kubelet(kubelet)
             .keeping_programs(plan.args.keep_on_exit);
         let mut agent = features.add_to(agent);
         if let Some(disk) = disk {
@@ -441,8 +467,55 @@ impl Start<'_> {
         }
     }
 
-    /// The cgroups above the pods.
-    fn kubepods(&mut self) -> Result<Kubepods> {
+    /// Where pods come from: manifests, or a kubelet.
+    fn pod_source(&mut self, sources: &mut Sources) -> Result<Option<KubeletWork>> {
+        let Plan { args, kubelet, .. } = &self.plan;
+        let Some(tree) = kubelet else {
+            sources.watch_manifests(&args.manifests)?;
+            return Ok(None);
+        };
+        let conflicts = match &args.kubelet.kubelet_config {
+            Some(path) => match kubelet_config(path) {
+                Ok(kubelet) => {
+                    let memory_bytes = MeminfoFile::open(&self.plan.host)?.read()?.total;
+                    conflicts(&self.plan.config.engine, &kubelet, memory_bytes)
+                }
+                Err(error) => vec![format!("--kubelet-config is not compared with: {error}")],
+            },
+            None => Vec::new(),
+        };
+        tracing::info!(kubepods = %tree.kubepods(), driver = tree.driver().name(), "beside a kubelet");
+        let (link, events, unsettled) = ClusterLink::start(&ClusterSettings {
+            socket: args.kubelet.cluster_socket.clone(),
+            user: args.kubelet.cluster_uid,
+            state_dir: args.state_dir.clone(),
+        })?;
+        sources.watch_cluster(events);
+        conflicts.into_iter().for_each(|text| self.warn(text));
+        // The loop writes to it.
+        let ledger = self.plan.ledger(HOLDS_LEDGER).map(Ledger::without_waiting);
+        let taken_up = ledger.and_then(|ledger| Holds::take_up(ledger, &unsettled));
+        let (holds, held) = self
+            .without(
+                "holding evicted pods, which their kubelet starts again",
+                taken_up,
+            )
+            .map_or((None, Vec::new()), |(holds, held)| (Some(holds), held));
+        let lost = self.lost.clone();
+        Ok(Some(KubeletWork::new(
+            Some(link),
+            holds,
+            held,
+            unsettled,
+            lost,
+        )))
+    }
+
+    /// The cgroups above the pods; a kubelet's are its own.
+    fn kubepods(&mut self) -> Result<Option<Kubepods>> {
+        if self.plan.kubelet.is_some() {
+            return Ok(None);
+        }
         let Plan {
             config,
             host,
@@ -454,7 +527,7 @@ impl Start<'_> {
         let ledger = self.plan.ledger(AGENT_LEDGER)?.without_waiting();
         let (kubepods, absent) = Kubepods::make(host, mounts, cgroup_root, config, ledger)?;
         self.lost.extend(absent.iter().map(ToString::to_string));
-        Ok(kubepods)
+        Ok(Some(kubepods))
     }
 
     /// What is read of the node and its pods.
@@ -541,13 +614,13 @@ impl Start<'_> {
             config,
             host,
             mounts,
-            cgroup_root,
+            kubepods,
             ..
         } = &self.plan;
         let stalls = stall_triggers(&config.engine.thresholds);
         let reporter = &mut self.reporter;
         let bpf = loaded.bpf.as_ref();
-        let mut sources = Sources::open(host, mounts, cgroup_root, bpf, &loaded.report, reporter)?;
+        let mut sources = Sources::open(host, mounts, kubepods, bpf, &loaded.report, reporter)?;
         let watched = sources.watch_stalls(host, &stalls, reporter);
         self.without("thresholds on pressure", watched);
         let watched = sources.watch_pods(limits);
@@ -559,8 +632,20 @@ impl Start<'_> {
     fn spare_agents_pod(&mut self) {
         let pods = pods_of_this_process(&self.plan.host);
         let pods = self.without("sparing the pod that the agent runs in", pods);
-        let exempt = &mut self.plan.config.engine.exempt_uids;
+        let Plan {
+            mounts,
+            kubelet,
+            config,
+            ..
+        } = &mut self.plan;
+        let exempt = &mut config.engine.exempt_uids;
         exempt.extend(pods.into_iter().flatten());
+        // A cgroup namespace hides the names above this process, and not the process from the tree.
+        if let (true, Some(tree)) = (exempt.is_empty(), kubelet) {
+            let pod = tree.pod_of_process(mounts, std::process::id());
+            exempt.extend(pod.ok().flatten());
+        }
+        let exempt = &self.plan.config.engine.exempt_uids;
         if exempt.is_empty() && is_pod_hidden(&self.plan.host) {
             self.lost.push(format!(
                 "sparing the pod that the agent runs in: its cgroup namespace hides which one that is; set {POD_UID_VARIABLE} from metadata.uid (downward API)"
@@ -573,9 +658,12 @@ impl Start<'_> {
             host,
             mounts,
             cgroup_root,
+            kubelet,
             ..
         } = &self.plan;
-        let lost = protect(host, mounts, cgroup_root, ledger);
+        // In a pod it would leave that pod's limits.
+        let root = kubelet.is_none().then_some(cgroup_root);
+        let lost = protect(host, mounts, root, ledger);
         self.lost.extend(lost.iter().map(ToString::to_string));
     }
 
@@ -590,13 +678,17 @@ impl Start<'_> {
                 self.without("oomOrder Dynamic", order)
             }
         };
+        // Beside a kubelet scores are its own, unless they are to follow the order of eviction.
+        let has_scores = self.plan.kubelet.is_none() || oom_order.is_some();
+        let oom_scores = has_scores.then(|| self.oom_scores(loaded)).transpose()?;
+        self.leave_to_kubelet();
         let mut features = Features {
             placing: self.placing(capacity)?,
             last_line: options
                 .last_line
                 .map(|options| LastLine::new(options, &self.plan.host)),
             oom_groups: self.oom_groups(),
-            oom_scores: self.oom_scores(loaded)?,
+            oom_scores,
             oom_order,
             remedies: None,
             memory_release: None,
@@ -628,7 +720,27 @@ impl Start<'_> {
         Ok(features)
     }
 
+    /// What a kubelet owns is not changed, whatever the configuration asks for.
+    fn leave_to_kubelet(&mut self) {
+        if self.plan.kubelet.is_none() {
+            return;
+        }
+        let config = &mut self.plan.config;
+        let cpu = std::mem::take(&mut config.engine.cpu);
+        if cpu.burst.is_some() || cpu.suppress.is_some() {
+            let text = "cpuBurst and cpuSuppress: cpu.max is the kubelet's; they are off with --kubernetes";
+            self.lost.push(text.to_owned());
+        }
+        if config.placement != PlacementSettings::default() {
+            let text = "placement of CPUs and memory: nothing is placed with --kubernetes; set cpuManagerPolicy and memoryManagerPolicy to none here";
+            self.lost.push(text.to_owned());
+        }
+    }
+
     fn placing(&mut self, capacity: NodeCapacity) -> Result<Option<Placing>> {
+        if self.plan.kubelet.is_some() {
+            return Ok(None);
+        }
         let Plan {
             args,
             config,
@@ -694,6 +806,10 @@ impl Start<'_> {
             Some(worker) => pods.with_worker(worker),
             None => pods,
         };
+        let pods = match &self.plan.kubelet {
+            Some(tree) => pods.beside_kubelet(tree.clone()),
+            None => pods,
+        };
         match config.engine.options.remedies {
             Some(_) => pods.with_stage_files(),
             None => pods,
@@ -712,12 +828,16 @@ impl Start<'_> {
             host,
             mounts,
             cgroup_root,
+            kubelet,
             ..
         } = &self.plan;
         let (snapshot_source, requests) = control::snapshots();
         sources.give_snapshots_to(requests);
         let snapshots = Arc::new(Snapshots::new(snapshot_source));
-        let statistics = || Statistics::new(host.clone(), mounts.clone(), cgroup_root.clone());
+        let statistics = || {
+            Statistics::new(host.clone(), mounts.clone(), cgroup_root.clone())
+                .beside_kubelet(kubelet.clone())
+        };
         let group = args.control_group.as_deref();
         let option = args.control_socket.as_deref();
         let socket = control::prepare_place(&args.state_dir, option, group);
@@ -745,7 +865,11 @@ impl Start<'_> {
     }
 
     fn disk(&mut self, settings: StorageSettings, sources: &mut Sources) -> Option<StorageWork> {
-        let (handle, events) = self.without("disks", Storage::spawn(settings))?;
+        let spawned = match &self.plan.kubelet {
+            Some(_) => Storage::spawn_with(settings, vec![Box::new(LeftToKubelet)]),
+            None => Storage::spawn(settings),
+        };
+        let (handle, events) = self.without("disks", spawned)?;
         sources.watch_disks(events);
         Some(StorageWork::new(handle))
     }
@@ -756,7 +880,7 @@ struct Features {
     placing: Option<Placing>,
     last_line: Option<LastLine>,
     oom_groups: Option<OomGroups>,
-    oom_scores: OomScores,
+    oom_scores: Option<OomScores>,
     oom_order: Option<OomOrdering>,
     remedies: Option<(Remedies, remedies::Reports)>,
     memory_release: Option<MemoryRelease>,

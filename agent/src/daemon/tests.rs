@@ -4,6 +4,7 @@
 //! go through the decoder, and [`Agent::respond`], which samples, decides and acts, is measured. What follows it (journal, output) is not. The victim is
 //! a real process, listed in its fake cgroup, so that SIGTERM goes the whole way.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::num::NonZeroU64;
 use std::os::unix::process::ExitStatusExt;
@@ -22,6 +23,7 @@ use zerocopy::IntoBytes as _;
 use super::turn::{Found, note_record};
 use super::wake::SourceName;
 use super::*;
+use crate::act::holds::{HOLDS_LEDGER, Holds};
 use crate::act::release::MemoryRelease;
 use crate::act::remedies::{REMEDIES_LEDGER, Remedies};
 use crate::daemon::limits::{Limits, Origins};
@@ -33,21 +35,23 @@ use crate::input::config::{Config, ConfigFile, EvictionFlags};
 use crate::input::manifests::{ManifestChange, ManifestPod};
 use crate::kernel::Generation;
 use crate::kernel::decode::decode;
+use crate::pods::kill::HOLD_FILE;
+use crate::pods::names::KubeletTree;
 use crate::storage::reclaim::Reclaimed;
 use crate::storage::{Storage, StorageEvent, StorageSettings};
 
 const PODS: usize = 100;
 /// Its usage is the largest.
-const VICTIM: usize = 42;
+pub(super) const VICTIM: usize = 42;
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 const ARMING: u64 = 7;
 
 /// A fake node of 16 GiB.
-struct Node {
+pub(super) struct Node {
     _dir: tempfile::TempDir,
-    host: HostRoot,
-    agent: Agent,
+    pub(super) host: HostRoot,
+    pub(super) agent: Agent,
     /// One process in each pod.
     processes: Vec<Child>,
     _storage: tokio::sync::mpsc::Receiver<StorageEvent>,
@@ -55,7 +59,7 @@ struct Node {
 }
 
 #[derive(Clone, Copy)]
-enum Cgroup {
+pub(super) enum Cgroup {
     V1,
     V2,
 }
@@ -97,12 +101,23 @@ fn pod(index: usize) -> Pod {
         "kind": "Pod",
         "metadata": {"name": format!("p{index}"), "namespace": "default", "uid": format!("uid-{index}")},
         "spec": {"containers": [{"name": "c", "resources": {"requests": {"memory": "16Mi"}}}]},
+        "status": {"containerStatuses": [{"name": "c", "containerID": format!("x://{}", container_id('1')), "state": {"running": {}}}]},
     }))
     .unwrap()
 }
 
+/// Of the containers, and of the sandboxes.
+fn container_id(digit: char) -> String {
+    std::iter::repeat_n(digit, 64).collect()
+}
+
 impl Node {
     fn new(cgroup: Cgroup) -> Self {
+        Self::with(cgroup, false)
+    }
+
+    /// `is_kubelets`: a kubelet runs the pods.
+    pub(super) fn with(cgroup: Cgroup, is_kubelets: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let host = HostRoot::new(dir.path());
         let mount = host.path(cgroup.mount());
@@ -133,6 +148,18 @@ impl Node {
             fs::write(pod_dir.join("memory.high"), "max\n").unwrap();
             fs::create_dir(pod_dir.join("c")).unwrap();
             fs::write(pod_dir.join("c/cgroup.procs"), format!("{pid}\n")).unwrap();
+            if is_kubelets {
+                fs::write(pod_dir.join(HOLD_FILE), "max\n").unwrap();
+                fs::rename(pod_dir.join("c"), pod_dir.join(container_id('1'))).unwrap();
+                fs::create_dir(pod_dir.join(container_id('0'))).unwrap();
+                fs::write(pod_dir.join(container_id('0')).join("cgroup.procs"), "").unwrap();
+                for container in ['0', '1'].map(container_id) {
+                    let dir = pod_dir.join(container);
+                    fs::write(dir.join("cgroup.kill"), "").unwrap();
+                    fs::write(dir.join("cgroup.events"), "populated 1\nfrozen 0\n").unwrap();
+                    fs::write(dir.join("memory.current"), "4096\n").unwrap();
+                }
+            }
         }
 
         set_available(&host, 8 * GIB);
@@ -142,6 +169,7 @@ impl Node {
         fs::write(&file, text).unwrap();
         let file = ConfigFile::read(&file).unwrap();
         let mut config = Config::new(file, &EvictionFlags::default()).unwrap();
+        config.engine.beside_kubelet = is_kubelets;
         let options = &mut config.engine.options;
         options.remedies = Some(options::Remedies {
             reclaim_budget_ns: 1,
@@ -157,6 +185,17 @@ impl Node {
         let limits = Limits::new(&mounts, origins).unwrap();
         let pods =
             Pods::new(host.clone(), mounts.clone(), CgroupPath::default()).with_stage_files();
+        let tree = || KubeletTree::find(&mounts, &CgroupPath::default()).unwrap();
+        let (pods, kubelet) = match is_kubelets {
+            false => (pods, None),
+            true => {
+                let ledger = Ledger::open(&host, dir.path().join(HOLDS_LEDGER)).unwrap();
+                let (holds, held) = Holds::take_up(ledger, &BTreeSet::new()).unwrap();
+                let (held_before, lost) = (BTreeSet::new(), Vec::new());
+                let work = KubeletWork::new(None, Some(holds), held, held_before, lost);
+                (pods.beside_kubelet(tree()), Some(work))
+            }
+        };
         let reporter = Reporter::start(Output::Json).unwrap();
         let engine = Engine::new(config.engine);
         let journal = Journal::create(&dir.path().join("journal"), &engine).unwrap();
@@ -172,8 +211,9 @@ impl Node {
         })
         .unwrap();
         let mut agent = Agent::new(engine, pods, sampler, limits, None, Some(journal), reporter)
-            .with_oom_scores(scores, Some(order))
+            .with_oom_scores(Some(scores), Some(order))
             .with_storage(StorageWork::new(threads))
+            .with_kubelet(kubelet)
             .with_memory_release(Some(MemoryRelease::start(host.clone()).unwrap()))
             .with_remedies(remedies, remedy_reports);
         let remedy_reports = agent.take_remedy_reports().unwrap();
@@ -228,7 +268,7 @@ impl Node {
     }
 
     /// What can wait: as much of it as there is without a kernel's rings.
-    fn rest(&mut self) {
+    pub(super) fn rest(&mut self) {
         self.agent.follow_up_features();
         self.agent.report_oom_kills(u64::MAX);
         self.agent.serve_newcomers();
@@ -236,7 +276,7 @@ impl Node {
         self.agent.rescan(false).unwrap();
     }
 
-    fn timer(&mut self) -> u64 {
+    pub(super) fn timer(&mut self) -> u64 {
         let mut found = Found::default();
         found.by(Cause::Timer);
         self.turn_for(found, &[])
@@ -327,7 +367,7 @@ fn attach(cgroup_id: u64) -> Vec<u8> {
     record.as_bytes().to_vec()
 }
 
-fn pod_dir(host: &HostRoot, cgroup: Cgroup, index: usize) -> PathBuf {
+pub(super) fn pod_dir(host: &HostRoot, cgroup: Cgroup, index: usize) -> PathBuf {
     host.path(cgroup.mount())
         .join(format!("kubepods/burstable/poduid-{index}"))
 }
@@ -449,6 +489,32 @@ fn nothing_is_allocated_between_record_and_kill_on_v2() {
 #[test]
 fn nothing_is_allocated_between_record_and_kill_on_v1() {
     nothing_is_allocated(Cgroup::V1);
+}
+
+#[test]
+fn beside_a_kubelet_the_hold_and_the_kill_allocate_nothing_and_spare_the_sandbox() {
+    let mut node = Node::with(Cgroup::V2, true);
+    let (host, victim_dir) = (node.host.clone(), pod_dir(&node.host, Cgroup::V2, VICTIM));
+    let read = |path: &str| fs::read_to_string(victim_dir.join(path)).unwrap();
+    node.timer();
+    node.rest();
+    let ledger = fs::read_to_string(node._dir.path().join(HOLDS_LEDGER)).unwrap();
+    assert_eq!(ledger.lines().count(), PODS, "a line before any change");
+    assert_eq!(read(HOLD_FILE), "max\n");
+    Cgroup::V2.set_usage(&victim_dir, 2 * GIB);
+    set_available(&host, 90 * MIB);
+    let signal = node.cross_until_ended(VICTIM, "crossing, remedies, hold, kill");
+    assert_eq!(signal, 9, "no SIGTERM at a hard threshold");
+    // A plain file keeps what is longer.
+    assert_eq!(read(HOLD_FILE), "0ax\n");
+    let kill = |digit| read(&format!("{}/cgroup.kill", container_id(digit)));
+    assert_eq!(
+        (kill('1'), kill('0'), read("cgroup.kill")),
+        ("1".into(), "".into(), "".into())
+    );
+    // Other pods are not held.
+    let other = pod_dir(&host, Cgroup::V2, VICTIM + 1).join(HOLD_FILE);
+    assert_eq!(fs::read_to_string(other).unwrap(), "max\n");
 }
 
 #[tokio::test]

@@ -116,7 +116,7 @@ impl Agent {
         }
         let mut has_sampled = self.attend(&mut found)?;
         self.heartbeat.enter(Part::Message);
-        self.take_message(wake, &mut found, sources);
+        self.take_message(wake, &mut found, sources)?;
         self.heartbeat.enter(Part::Lifecycle);
         self.drain_lifecycle(&mut found);
         if found.containers {
@@ -134,7 +134,10 @@ impl Agent {
     }
 
     /// Takes in what a source has to say. Not urgent.
-    fn take_message(&mut self, wake: Wake, found: &mut Found, sources: &mut Sources) {
+    ///
+    /// # Errors
+    /// When the node's memory cannot be read.
+    fn take_message(&mut self, wake: Wake, found: &mut Found, sources: &mut Sources) -> Result<()> {
         match wake {
             // Answered by now, or drained in every turn.
             Wake::Records | Wake::Sample(_) | Wake::Deadline | Wake::Stop => {}
@@ -145,6 +148,7 @@ impl Agent {
                 found.containers = true;
             }
             Wake::Manifests(change) => self.manifests(change),
+            Wake::Cluster(event) => self.cluster_event(event)?,
             Wake::Storage(event) => self.storage_event(event, found),
             Wake::Remedy(report) => self.remedy_reported(report),
             Wake::Placement(report) => self.placement_reported(report),
@@ -152,6 +156,7 @@ impl Agent {
             Wake::Snapshot(asked) => self.give_snapshot(asked),
             Wake::Lost(lost) => self.source_lost(lost, sources),
         }
+        Ok(())
     }
 
     /// Between two pieces of longer work: what is urgent by now, and the next portion of the lifecycle ring.
@@ -327,6 +332,7 @@ impl Agent {
             }
             self.report_remedy(&step.event);
             for decision in decisions {
+                self.report_decision(&step.event, decision);
                 self.tell(&step.event, decision);
             }
         }
@@ -447,13 +453,20 @@ impl Agent {
                 };
                 self.timelines
                     .decided(uid, reason.signal(), cause, event.at_ns, decided_ns);
-                self.terminate(uid);
+                // Its kubelet does, or a kill follows.
+                if self.kubelet.is_none() {
+                    self.terminate(uid);
+                }
             }
             Decision::End { uid, .. } => self.terminate(uid),
-            Decision::Kill { uid, .. } => match self.pods.kill(uid) {
-                Ok(()) => self.timelines.killed(uid, now_ns()),
-                Err(error) => self.failed(uid, Action::Kill, error),
-            },
+            Decision::Kill { uid, .. } => {
+                // Before the kill: nothing is started in its place.
+                self.hold(uid);
+                match self.pods.kill(uid) {
+                    Ok(()) => self.timelines.killed(uid, now_ns()),
+                    Err(error) => self.failed(uid, Action::Kill, error),
+                }
+            }
             Decision::ReleaseMemory { uid } => {
                 // Help only: the processes free their memory in any case when they get to run.
                 if let Some(release) = &self.memory_release
@@ -529,7 +542,7 @@ impl Agent {
         }
     }
 
-    fn terminate(&mut self, uid: &PodUid) {
+    pub(super) fn terminate(&mut self, uid: &PodUid) {
         match self.pods.terminate(uid) {
             Ok(_) => self.timelines.signalled(uid, now_ns()),
             Err(error) => self.failed(uid, Action::Terminate, error),

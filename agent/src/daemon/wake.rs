@@ -26,13 +26,13 @@ use crate::host::stop::StopSignals;
 use crate::host::syscall::watch;
 use crate::input::manifests::{ManifestChange, ManifestWatch};
 use crate::kernel::Bpf;
-use crate::pods;
 use crate::probe::ladder::{LADDER, LadderSignal, Mechanism};
 use crate::probe::report::Report;
 use crate::record::lines::{Line, Reporter};
 use crate::record::snapshot::Snapshot;
 use crate::serve::control::SnapshotRequests;
 use crate::source::cgroup_watch::CgroupWatch;
+use crate::source::cluster::{ClusterEvent, ClusterEvents};
 use crate::source::memcg_v1::{MemcgV1, PressureLevel};
 use crate::source::pressure::{PsiTrigger, Stall, Trigger};
 use crate::source::stall_triggers::{ArmedTriggers, StallTrigger};
@@ -70,6 +70,8 @@ pub(super) enum Wake {
     Stop,
     /// Manifests came, changed or went.
     Manifests(ManifestChange),
+    /// `plimsoll-cluster` has said something.
+    Cluster(ClusterEvent),
     /// The threads that look after disks.
     Storage(StorageEvent),
     /// The thread for remedies.
@@ -103,6 +105,7 @@ pub(super) enum SourceName {
     PodEvents,
     CgroupWatch,
     Manifests,
+    Cluster,
     Storage,
     Remedies,
     Placement,
@@ -113,7 +116,7 @@ pub(super) enum SourceName {
 impl SourceName {
     /// All of them.
     #[cfg(test)]
-    pub(super) const ALL: [Self; 14] = [
+    pub(super) const ALL: [Self; 15] = [
         Self::CriticalRing,
         Self::LifecycleRing,
         Self::PsiTrigger,
@@ -123,6 +126,7 @@ impl SourceName {
         Self::PodEvents,
         Self::CgroupWatch,
         Self::Manifests,
+        Self::Cluster,
         Self::Storage,
         Self::Remedies,
         Self::Placement,
@@ -141,6 +145,7 @@ impl SourceName {
             Self::PodEvents => "the memory events of pods",
             Self::CgroupWatch => "the watch of the cgroup directories",
             Self::Manifests => "the watch of the manifests",
+            Self::Cluster => "the thread for plimsoll-cluster",
             Self::Storage => "the reading of disks",
             Self::Remedies => "the thread for remedies",
             Self::Placement => "the thread for placement",
@@ -161,6 +166,7 @@ impl SourceName {
             Self::StallTriggers => "averages of pressure are seen by the next sample, not at once",
             Self::PodEvents => "what limits cost the pods is seen by the next rescan, not at once",
             Self::Manifests => "pods that come or go from now on are not known",
+            Self::Cluster => "names of new pods are not known, and evictions are not reported",
             Self::Storage => "thresholds on disks see no new figures and evict nobody",
             Self::Remedies => "the engine sees from its samples alone how remedies go",
             Self::Placement => "changes of the CPUs that are online are not seen",
@@ -212,6 +218,7 @@ pub struct Sources {
     cgroups: Source,
     manifests: Option<mpsc::Receiver<ManifestChange>>,
     _manifest_watch: Option<ManifestWatch>,
+    cluster: Option<ClusterEvents>,
     storage: Option<mpsc::Receiver<StorageEvent>>,
     pub(super) remedies: Option<remedies::Reports>,
     pub(super) placement: Option<placement::Reports>,
@@ -364,6 +371,7 @@ impl Sources {
             pod_events: Source::absent(SourceName::PodEvents),
             cgroups: Source::absent(SourceName::CgroupWatch),
             manifests: None,
+            cluster: None,
             _manifest_watch: None,
             storage: None,
             remedies: None,
@@ -390,6 +398,7 @@ impl Sources {
             () = until(deadlines.earliest_ns()) => Wake::Deadline,
             () = stop.received() => Wake::Stop,
             wake = message(SourceName::Manifests, &mut self.manifests, Wake::Manifests) => wake,
+            wake = message(SourceName::Cluster, &mut self.cluster, Wake::Cluster) => wake,
             wake = message(SourceName::Placement, &mut self.placement, Wake::Placement) => wake,
             wake = message(SourceName::CpuTime, &mut self.cpu_time, Wake::Cpu) => wake,
             wake = message(SourceName::Storage, &mut self.storage, Wake::Storage) => wake,
@@ -434,7 +443,7 @@ impl Sources {
     pub fn open(
         host: &HostRoot,
         mounts: &CgroupMounts,
-        cgroup_root: &CgroupPath,
+        kubepods: &CgroupPath,
         bpf: Option<&Bpf>,
         report: &Report,
         reporter: &mut Reporter,
@@ -511,8 +520,7 @@ impl Sources {
             SourceName::CgroupWatch,
             uses(Mechanism::Inotify).then(|| {
                 let memory = mounts.hierarchy_of(Controller::Memory)?;
-                let mut cgroups =
-                    CgroupWatch::open(&memory.dir(&pods::cgroup::kubepods_path(cgroup_root)?))?;
+                let mut cgroups = CgroupWatch::open(&memory.dir(kubepods))?;
                 let fd = cgroups.as_fd().try_clone_to_owned()?;
                 // Which cgroup it was does not matter: every wanted pod is rescanned.
                 Watched::new(fd.as_fd(), Interest::READABLE, move || {
@@ -589,6 +597,11 @@ impl Sources {
         Ok(())
     }
 
+    /// Listens to the thread for `plimsoll-cluster` too.
+    pub fn watch_cluster(&mut self, events: ClusterEvents) {
+        self.cluster = Some(events);
+    }
+
     /// Answers these questions for snapshots too.
     pub fn give_snapshots_to(&mut self, requests: SnapshotRequests) {
         self.snapshots = Some(requests);
@@ -651,6 +664,7 @@ mod tests {
         last_line_ns: None,
         oom_scores_ns: None,
         storage_ns: None,
+        kubelet_ns: None,
     };
     type Descriptor = (SourceName, fn(&mut Sources) -> &mut Source);
     const DESCRIPTORS: [Descriptor; 8] = [
@@ -730,9 +744,12 @@ mod tests {
     #[tokio::test]
     async fn a_thread_that_has_ended_is_lost() {
         type Channel = (SourceName, fn(&mut Sources));
-        let channels: [Channel; 6] = [
+        let channels: [Channel; 7] = [
             (SourceName::Manifests, |it| {
                 it.manifests = Some(mpsc::channel(1).1);
+            }),
+            (SourceName::Cluster, |it| {
+                it.watch_cluster(mpsc::channel(1).1)
             }),
             (SourceName::Storage, |it| it.watch_disks(mpsc::channel(1).1)),
             (SourceName::Remedies, |it| {

@@ -11,6 +11,7 @@
 //!
 //! The ledger lives in `/run`, which a reboot clears together with the knobs; where it is on a disk instead, lines of another boot are dropped.
 
+mod ahead;
 mod fold;
 mod reliance;
 mod step;

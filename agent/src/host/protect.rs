@@ -42,17 +42,17 @@ pub struct Degraded {
 }
 
 /// Takes all measures for the calling thread and process; what failed is returned. Call on the thread that runs the loop, after its
-/// buffers are made.
+/// buffers are made. Without a cgroup root the process stays in the cgroup that it is in.
 pub fn protect(
     host: &HostRoot,
     mounts: &CgroupMounts,
-    cgroup_root: &CgroupPath,
+    cgroup_root: Option<&CgroupPath>,
     ledger: &mut Ledger,
 ) -> Vec<Degraded> {
     let measures: [(&'static str, Result<(), String>); 4] = [
         (
             "own cgroup with memory.min",
-            agent_cgroup(host, mounts, cgroup_root, ledger),
+            cgroup_root.map_or(Ok(()), |root| agent_cgroup(host, mounts, root, ledger)),
         ),
         ("oom_score_adj -999", oom_score_adj(host, ledger)),
         ("memory locked", lock_memory(host)),

@@ -37,6 +37,8 @@ const REPAIR_PATIENCE: Duration = Duration::from_secs(1);
 /// The file by which room is tried, and its size: about what the ledgers take.
 pub const ROOM_FILE: &str = "room";
 const ROOM_BYTES: usize = 64 << 10;
+/// The file of evictions that are to be reported to the API server.
+pub const INTENTS_FILE: &str = "intents.jsonl";
 /// Ends of the names of files that are locked: ledgers, and the locks themselves.
 const LOCKED: [&str; 3] = [".jsonl", ".lock", ".turn"];
 

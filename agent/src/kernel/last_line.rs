@@ -319,6 +319,7 @@ mod tests {
         RankRow {
             uid: PodUid::from(format!("pod-{index}").as_str()),
             stats_known,
+            unnamed: 0,
             exempt: false,
             priority,
             usage: if stats_known { usage } else { 0 },

@@ -21,6 +21,7 @@
 //! [`CGROUPS_PER_POD_MAX`], at once; those in the others by [`Rest::end`], on a thread that may allocate, which walks the whole tree until a walk finds
 //! no process. A process that keeps moving from cgroups not yet walked to others that were can outlive that; the pod then ends as stuck.
 
+mod containers;
 mod count;
 mod freezer;
 mod member;
@@ -28,7 +29,7 @@ pub mod release;
 mod rest;
 mod tree;
 
-use std::path::Path;
+use std::path::{Component, Path};
 use std::sync::Arc;
 
 use plimsoll_core::kube::pod::PressureSignal;
@@ -38,6 +39,8 @@ use rustix::process::{Pid, Signal};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::file::{ControlFile, FileError, parse_keyed};
+use containers::Containers;
+pub use containers::{HELD, HOLD_FILE};
 use freezer::Thaw;
 use member::{Leader, Member, SeenPids};
 pub use rest::{Rest, RestEnded, RestState};
@@ -95,6 +98,8 @@ pub struct PodKill {
     /// On v1: what a frozen process needs before it can die.
     freezer: Option<Tree<Thaw>>,
     rest: Rest,
+    /// `None`: no kubelet runs it.
+    beside: Option<Containers>,
 }
 
 impl PodKill {
@@ -141,6 +146,7 @@ impl PodKill {
             rest: Rest::of(&dir, freezer.as_deref()),
             members: Tree::new(dir),
             freezer: freezer.map(Tree::new),
+            beside: None,
         };
         pod_kill.refresh()?;
         Ok(pod_kill)
@@ -176,6 +182,7 @@ impl PodKill {
     /// [`FileError::Vanished`] when the pod's cgroup is gone.
     pub fn refresh(&mut self) -> Result<bool, FileError> {
         self.members.refresh()?;
+        self.refresh_containers()?;
         if let Some(freezer) = &mut self.freezer {
             match freezer.refresh() {
                 // A runtime need not have one there.
@@ -235,7 +242,20 @@ impl PodKill {
     }
 
     fn containers(&self) -> impl Iterator<Item = &Member> {
-        self.members.iter().filter(|member| member.is_container())
+        let members = self.members.iter();
+        members.filter(|member| member.is_container() && !self.is_spared(member))
+    }
+
+    /// Whether it is the sandbox's cgroup, or below that. Allocates nothing.
+    fn is_spared(&self, member: &Member) -> bool {
+        let Some(containers) = self.beside.as_ref().filter(|one| one.is_by_container()) else {
+            return false;
+        };
+        let below = member.place().path.strip_prefix(&**self.directory());
+        match below.map(|below| below.components().next()) {
+            Ok(Some(Component::Normal(name))) => containers.spares(name),
+            _ => false,
+        }
     }
 
     /// Sends SIGTERM as a container runtime does: to each container's first process. A container whose first process has ended gets
@@ -307,12 +327,16 @@ impl PodKill {
     fn kill_all(&self) -> Result<Killed, FileError> {
         let mut kill_error = None;
         let mut is_killed = false;
-        if let Some(file) = &self.cgroup_kill {
-            match file.write(b"1") {
-                Ok(()) => is_killed = true,
-                Err(error) if error.is_vanished() => is_killed = true,
-                Err(error) => kill_error = Some(error), // EOPNOTSUPP in a threaded cgroup
-            }
+        let containers = self.beside.as_ref().filter(|one| one.is_by_container());
+        let killed = match (containers, &self.cgroup_kill) {
+            (Some(containers), _) => containers.kill(),
+            (None, Some(file)) => file.write(b"1").map(|()| true),
+            (None, None) => Ok(false),
+        };
+        match killed {
+            Ok(all) => is_killed = all,
+            Err(error) if error.is_vanished() => is_killed = true,
+            Err(error) => kill_error = Some(error), // EOPNOTSUPP in a threaded cgroup
         }
         if is_killed && self.is_unified {
             return Ok(Killed {
@@ -336,7 +360,7 @@ impl PodKill {
         while killed.rounds < KILL_ROUNDS_MAX {
             killed.rounds += 1;
             let mut new = 0;
-            for member in &self.members {
+            for member in self.members.iter().filter(|member| !self.is_spared(member)) {
                 match member.processes.signal_all(Signal::KILL, &mut seen) {
                     Ok(round) => new += round.new,
                     Err(error) if error.is_vanished() => {}
@@ -354,7 +378,7 @@ impl PodKill {
         }
     }
 
-    /// The pod's cgroup.
+    /// The pod's cgroup, in the hierarchy that accounts memory.
     pub fn directory(&self) -> &Arc<Path> {
         self.rest.directory()
     }
@@ -368,7 +392,12 @@ impl PodKill {
     /// # Errors
     /// [`FileError::Unreadable`] when a file of the pod's cgroups cannot be read. A cgroup that is gone is empty.
     pub fn is_populated(&self) -> Result<bool, FileError> {
-        if let Some(events) = &self.events {
+        if let Some(containers) = self.beside.as_ref().filter(|one| one.is_by_container()) {
+            let is_populated = containers.is_populated()?;
+            if is_populated || self.is_unified {
+                return Ok(is_populated);
+            }
+        } else if let Some(events) = &self.events {
             let is_populated = match read_populated(events) {
                 Err(error) if error.is_vanished() => false,
                 read => read?,
@@ -377,7 +406,7 @@ impl PodKill {
                 return Ok(is_populated);
             }
         }
-        for member in &self.members {
+        for member in self.members.iter().filter(|member| !self.is_spared(member)) {
             match member.processes.has_processes() {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}

@@ -29,7 +29,9 @@ use crate::pods;
 use crate::pods::cgroup::ApplyError;
 use crate::pods::directories::PodDirs;
 use crate::pods::kill::{PodKill, RestState};
+use crate::pods::names::{KubeletTree, PodCgroup, container_name};
 use crate::pods::removal::CgroupWorker;
+use crate::pods::sandbox::sandbox;
 use crate::pods::stage_files::StageFiles;
 
 /// Without urgency it is read again after this time, even if usage stood still. A decision that hangs on it has it read anyway
@@ -101,6 +103,8 @@ pub struct Pods {
     host: HostRoot,
     mounts: CgroupMounts,
     cgroup_root: CgroupPath,
+    /// Where a kubelet has its pods. `None`: no kubelet runs them.
+    kubelet: Option<KubeletTree>,
     settings: QosSettings,
     capacity: NodeCapacity,
     entries: BTreeMap<PodUid, Entry>,
@@ -126,6 +130,7 @@ impl Pods {
             host,
             mounts,
             cgroup_root,
+            kubelet: None,
             settings: QosSettings::default(),
             capacity: NodeCapacity::default(),
             entries: BTreeMap::new(),
@@ -153,6 +158,29 @@ impl Pods {
     /// Work for that thread that found no room in its queue, so far.
     pub fn work_refused(&self) -> u64 {
         self.worker.as_ref().map_or(0, CgroupWorker::dropped)
+    }
+
+    /// Of pods that a kubelet runs: none of their limits is written, and none of their cgroups removed.
+    #[must_use]
+    pub fn beside_kubelet(self, tree: KubeletTree) -> Self {
+        let kubelet = Some(tree);
+        Self { kubelet, ..self }
+    }
+
+    /// Where that kubelet has its pods.
+    pub fn kubelet_tree(&self) -> Option<&KubeletTree> {
+        self.kubelet.as_ref()
+    }
+
+    /// The pods of that kubelet which have a cgroup, known or not. Not for the hot path.
+    ///
+    /// # Errors
+    /// When a directory cannot be read.
+    pub fn in_kubelet_tree(&self) -> Result<Vec<PodCgroup>, CgroupError> {
+        let tree = self.kubelet.iter();
+        tree.map(|tree| tree.pods(&self.mounts))
+            .next()
+            .unwrap_or(Ok(Vec::new()))
     }
 
     /// With these settings for the limits of pods, instead of the kubelet's defaults on a machine of which nothing is known.
@@ -195,6 +223,11 @@ impl Pods {
         self.entries.len()
     }
 
+    /// Whether a pod is only there because it has not left yet.
+    pub fn is_removed(&self, uid: &PodUid) -> bool {
+        self.entries.get(uid).is_some_and(|entry| entry.removed)
+    }
+
     /// Whether none is wanted.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
@@ -218,8 +251,11 @@ impl Pods {
     /// # Errors
     /// When its identity cannot name a cgroup.
     pub fn apply(&mut self, pod: Arc<Pod>) -> Result<(), CgroupError> {
-        let path = pods::cgroup::pod_path(&self.cgroup_root, &pod)?;
         let uid = pod.uid();
+        let path = match &self.kubelet {
+            Some(tree) => tree.pod(pod.qos_class(), &uid)?,
+            None => pods::cgroup::pod_path(&self.cgroup_root, &pod)?,
+        };
         self.generation += 1;
         match self.entries.get_mut(&uid) {
             // A change of QoS class moves the cgroup; the kubelet does not allow that while the pod lives.
@@ -251,6 +287,9 @@ impl Pods {
     /// The first limit that cannot be written; those before it are in force. Cgroups that are not there yet are no error:
     /// `plimsoll exec` writes their limits when it makes them.
     pub fn apply_limits(&self, uid: &PodUid) -> Result<(), ApplyError> {
+        if self.kubelet.is_some() {
+            return Ok(()); // they are the kubelet's
+        }
         let vanished = |error: &ApplyError| error.is_vanished();
         if let Some(entry) = self.entries.get(uid).filter(|entry| entry.open.is_some()) {
             let pod = &entry.pod;
@@ -291,6 +330,14 @@ impl Pods {
         let Some(entry) = self.entries.get_mut(uid) else {
             return Ok(());
         };
+        if self.kubelet.is_some() {
+            // Its kubelet removes its cgroup.
+            if entry.removed && entry.open.is_none() {
+                self.forget(uid);
+                self.generation += 1;
+            }
+            return Ok(());
+        }
         if entry.open.as_ref().is_some_and(|open| open.populated) {
             return Ok(());
         }
@@ -344,7 +391,11 @@ impl Pods {
         };
         let was = entry.open.as_ref().is_some_and(|open| open.populated);
         let before = entry.cgroup_ids();
-        let found = open_or_refresh(&self.host, &self.mounts, entry, self.with_stage_files);
+        let wants = Wants {
+            stage_files: self.with_stage_files,
+            containers: self.kubelet.is_some(),
+        };
+        let found = open_or_refresh(&self.host, &self.mounts, entry, wants);
         if found.as_ref().is_err_and(CgroupError::is_vanished) {
             entry.open = None;
         }
@@ -584,6 +635,65 @@ impl Pods {
         killed.map(|_| ())
     }
 
+    /// Lets nothing new start in a pod's cgroup, and keeps what its containers use now. Returns whether it is held. Allocates nothing.
+    ///
+    /// # Errors
+    /// As for [`PodKill::hold`]. A pod that is gone already is no error.
+    pub fn hold(&self, uid: &PodUid) -> Result<bool, FileError> {
+        let Some(open) = self.open(uid) else {
+            return Ok(false);
+        };
+        open.kill.note_usage();
+        match open.kill.hold() {
+            Err(error) if error.is_vanished() => Ok(false),
+            held => held,
+        }
+    }
+
+    /// The file by which a pod can be held, and the id of its cgroup. `None`: it has no cgroup, or v1, or no kubelet runs it.
+    pub fn hold_file(&self, uid: &PodUid) -> Option<(std::path::PathBuf, u64)> {
+        let open = self.open(uid)?;
+        Some((open.kill.hold_path()?, open.cgroup_id))
+    }
+
+    /// Whether a pod may be held from now on: see [`PodKill::arm_hold`].
+    ///
+    /// # Errors
+    /// When the file cannot be opened.
+    pub fn arm_hold(&mut self, uid: &PodUid, is_armed: bool) -> Result<(), FileError> {
+        let entry = self.entries.get_mut(uid);
+        match entry.and_then(|entry| entry.open.as_mut()) {
+            Some(open) if is_armed => open.kill.arm_hold(),
+            Some(open) => {
+                open.kill.disarm_hold();
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether it is known which of a pod's cgroups is the sandbox's, so that only its containers are killed.
+    pub fn knows_sandbox(&self, uid: &PodUid) -> bool {
+        self.open(uid)
+            .is_some_and(|open| open.kill.spared().is_some())
+    }
+
+    /// What each container of a pod used when it was held, by its name in the pod.
+    pub fn container_usages(&self, uid: &PodUid) -> Vec<(&str, u64)> {
+        let Some((entry, open)) = self
+            .entries
+            .get(uid)
+            .and_then(|entry| Some((entry, entry.open.as_ref()?)))
+        else {
+            return Vec::new();
+        };
+        let named = open.kill.usages().filter_map(|(name, usage_bytes)| {
+            let name = container_name(&entry.pod, name.to_str()?)?;
+            Some((name, usage_bytes))
+        });
+        named.collect()
+    }
+
     /// A pod's cgroup, in the hierarchy in which its processes are ended; `None` if it is not there.
     pub fn directory(&self, uid: &PodUid) -> Option<&Arc<Path>> {
         self.open(uid).map(|open| open.kill.directory())
@@ -629,11 +739,31 @@ fn bytes_of(path: &CgroupPath) -> Box<[u8]> {
         .into()
 }
 
+/// What is opened of a pod besides.
+#[derive(Debug, Clone, Copy)]
+struct Wants {
+    stage_files: bool,
+    /// Each container, and which is the sandbox: a kubelet runs the pod.
+    containers: bool,
+}
+
+/// The sandbox may be known now, or another one. Returns whether the pod has processes besides.
+fn spare_sandbox(kill: &mut PodKill, pod: &Pod) -> Result<bool, FileError> {
+    let names: Vec<&str> = kill
+        .container_names()
+        .filter_map(|name| name.to_str())
+        .collect();
+    let known = kill.spared().and_then(|name| name.to_str());
+    let found = sandbox(pod, &names, known).map(str::to_owned);
+    kill.spare(found.as_deref().map(std::ffi::OsStr::new));
+    kill.is_populated()
+}
+
 fn open_or_refresh(
     host: &HostRoot,
     mounts: &CgroupMounts,
     entry: &mut Entry,
-    with_stage_files: bool,
+    wants: Wants,
 ) -> Result<bool, CgroupError> {
     let cgroup_id = mounts
         .hierarchy_of(Controller::Memory)?
@@ -641,6 +771,9 @@ fn open_or_refresh(
     match &mut entry.open {
         Some(open) if open.cgroup_id == cgroup_id => {
             open.populated = open.kill.refresh()?;
+            if wants.containers {
+                open.populated = spare_sandbox(&mut open.kill, &entry.pod)?;
+            }
             Ok(open.populated)
         }
         // A new directory of the same name is a new cgroup: what is open belongs to the old one, which is gone with all its processes.
@@ -653,7 +786,12 @@ fn open_or_refresh(
             let (_, rest) = entry
                 .rest
                 .insert(known.unwrap_or((cgroup_id, Arc::default())));
-            let kill = PodKill::open(host, mounts, &entry.path)?.with_rest_state(Arc::clone(rest));
+            let mut kill =
+                PodKill::open(host, mounts, &entry.path)?.with_rest_state(Arc::clone(rest));
+            if wants.containers {
+                kill = kill.beside_kubelet(mounts, &entry.path)?;
+                spare_sandbox(&mut kill, &entry.pod)?;
+            }
             let open = stale.insert(Open {
                 memory: PodMemoryFiles::open(mounts, &entry.path)?,
                 populated: kill.is_populated()?,
@@ -662,7 +800,8 @@ fn open_or_refresh(
                 said_more_cgroups: false,
                 stat: Stat::default(),
                 usage_bytes: None,
-                stage_files: with_stage_files
+                stage_files: wants
+                    .stage_files
                     .then(|| stage_files(mounts, &entry.path))
                     .transpose()?
                     .map(Arc::new),

@@ -134,6 +134,9 @@ pub struct Tally {
     pub releases_refused: u64,
     /// Optional sources that failed while the agent ran.
     pub sources_lost: u64,
+    /// Beside a kubelet: evictions whose report is not settled, evictions that are never reported, frames and clients of `plimsoll-cluster` that were
+    /// refused.
+    pub reports: Option<[u64; 4]>,
     /// Steps that are missing from the journal; `None` if there is no journal.
     pub journal_steps_lost: Option<u64>,
 }

@@ -264,6 +264,31 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "",
         [([], Value::Count(tally.sources_lost))],
     )?;
+    let reports = |at: usize| tally.reports.map(|counts| ([], Value::Count(counts[at])));
+    page.gauge(
+        "plimsoll_evictions_unsettled",
+        "Evictions that the API server does not show yet; only beside a kubelet.",
+        "",
+        reports(0),
+    )?;
+    page.counter(
+        "plimsoll_evictions_unreported",
+        "Evictions that will never be reported to the API server, because too many waited; only beside a kubelet.",
+        "",
+        reports(1),
+    )?;
+    page.counter(
+        "plimsoll_cluster_frames_refused",
+        "Messages of plimsoll-cluster that were malformed, of an unknown type, or about what is not known; only beside a kubelet.",
+        "",
+        reports(2),
+    )?;
+    page.counter(
+        "plimsoll_cluster_clients_refused",
+        "Clients of the socket for plimsoll-cluster that were of another user, or one too many; only beside a kubelet.",
+        "",
+        reports(3),
+    )?;
     page.counter(
         "plimsoll_journal_steps_lost",
         "Steps that are missing from the journal; absent without a journal.",

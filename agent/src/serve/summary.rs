@@ -33,6 +33,7 @@ use crate::host::meminfo::MeminfoFile;
 use crate::host::pressure::{PressureFile, read_stalls};
 use crate::host::processes::ProcessFiles;
 use crate::pods;
+use crate::pods::names::{self, KubeletTree};
 use cgroup::CgroupReader;
 use clock::Clock;
 use rate::Rates;
@@ -51,6 +52,8 @@ pub struct Statistics {
     host: HostRoot,
     mounts: CgroupMounts,
     cgroup_root: CgroupPath,
+    /// `None`: no kubelet runs the pods.
+    kubelet: Option<KubeletTree>,
     node_name: String,
     rates: Rates,
 }
@@ -85,10 +88,17 @@ impl Statistics {
             host,
             mounts,
             cgroup_root,
+            kubelet: None,
             // A kubelet registers its node so.
             node_name: node_name.trim().to_lowercase(),
             rates: Rates::default(),
         }
+    }
+
+    /// Of the pods in this tree, if there is one.
+    #[must_use]
+    pub fn beside_kubelet(self, kubelet: Option<KubeletTree>) -> Self {
+        Self { kubelet, ..self }
     }
 
     /// Begins an answer about what `state` knows.
@@ -165,9 +175,14 @@ impl Request<'_> {
         let containers = pods::cgroup::containers(&statistics.mounts, &path).unwrap_or_default();
         let mut containers: BTreeMap<String, ContainerStats> = containers
             .into_iter()
-            .map(|it| {
-                let stats = self.container(&reader, &it.name, &it.path);
-                (it.name, stats)
+            .filter_map(|it| {
+                // A runtime names them by their ids; without one it is the sandbox's.
+                let name = match names::container_id(&it.name) {
+                    Some(_) => names::container_name(&known.pod, &it.name)?.to_owned(),
+                    None => it.name,
+                };
+                let stats = self.container(&reader, &name, &it.path);
+                Some((name, stats))
             })
             .collect();
         if let Some((all, pod)) = on_disk {
@@ -231,6 +246,9 @@ impl Request<'_> {
     /// Where its specification says, or where it was when that said otherwise.
     fn cgroup_of(&self, uid: &PodUid, known: &PodState) -> Option<CgroupPath> {
         let statistics = self.statistics;
+        if let Some(tree) = &statistics.kubelet {
+            return tree.pod(known.pod.qos_class(), uid).ok();
+        }
         let path = pods::cgroup::pod_path(&statistics.cgroup_root, &known.pod).ok()?;
         let is_there = statistics
             .mounts
@@ -312,7 +330,10 @@ impl Request<'_> {
 
     /// The kubelet's system container `pods`.
     fn pods_as_one(&self, reader: &CgroupReader<'_>) -> Option<ContainerStats> {
-        let kubepods = pods::cgroup::kubepods_path(&self.statistics.cgroup_root).ok()?;
+        let kubepods = match &self.statistics.kubelet {
+            Some(tree) => tree.kubepods().clone(),
+            None => pods::cgroup::kubepods_path(&self.statistics.cgroup_root).ok()?,
+        };
         self.clock.made(&reader.memory_dir(&kubepods)?)?;
         Some(self.container(reader, "pods", &kubepods))
     }

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cgroup_watch;
+pub mod cluster;
 mod epoll_set;
 pub mod memcg_v1;
 pub mod memory_events;

@@ -170,3 +170,26 @@ pub trait NodeReclaim: Send {
         entries: u32,
     ) -> Result<Reclaimed, ReclaimError>;
 }
+
+/// Beside a kubelet: directories, containers and images are its own, and it frees them itself.
+#[derive(Debug, Clone, Copy)]
+pub struct LeftToKubelet;
+
+impl NodeReclaim for LeftToKubelet {
+    fn name(&self) -> &'static str {
+        "kubelet"
+    }
+
+    fn frees(&self) -> &'static str {
+        "nothing: a kubelet runs here and frees by itself"
+    }
+
+    fn reclaim(
+        &mut self,
+        _request: &ReclaimRequest,
+        _is_first: bool,
+        _entries: u32,
+    ) -> Result<Reclaimed, ReclaimError> {
+        Ok(Reclaimed::default())
+    }
+}

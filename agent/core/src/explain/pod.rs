@@ -322,6 +322,7 @@ mod tests {
         RankRow {
             uid: PodUid::from(uid),
             exempt: false,
+            unnamed: 0,
             stats_known: true,
             priority,
             usage,

@@ -27,6 +27,12 @@ pub const CONFIG_SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
 /// Marks the API server's image of a static pod.
 pub const CONFIG_MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
+/// Which revision of its file a static pod, or the mirror of one, is of: the UID that the kubelet knows it by, and names its cgroup by.
+pub const CONFIG_HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
+
+/// Marks a pod of which only the cgroup is known. Set by the agent alone: taken off what others send.
+pub const UNNAMED_ANNOTATION: &str = "plimsoll.dev/unnamed";
+
 /// The lowest priority of the system classes; pods at or above it are critical.
 pub const SYSTEM_CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
@@ -246,6 +252,66 @@ pub struct PodStatus {
         skip_serializing_if = "Option::is_none"
     )]
     pub qos_class: Option<QosClass>,
+    /// The regular containers.
+    #[serde(
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub container_statuses: Vec<ContainerStatus>,
+    /// The init containers.
+    #[serde(
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub init_container_statuses: Vec<ContainerStatus>,
+    /// The ephemeral containers.
+    #[serde(
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub ephemeral_container_statuses: Vec<ContainerStatus>,
+}
+
+impl PodStatus {
+    /// Of all containers.
+    pub fn containers(&self) -> impl Iterator<Item = &ContainerStatus> {
+        self.container_statuses
+            .iter()
+            .chain(&self.init_container_statuses)
+            .chain(&self.ephemeral_container_statuses)
+    }
+}
+
+/// One of a pod's `containerStatuses`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ContainerStatus {
+    /// Which container.
+    #[serde(deserialize_with = "null_as_default")]
+    pub name: String,
+    /// `RUNTIME://ID` of its newest instance.
+    #[serde(rename = "containerID", skip_serializing_if = "Option::is_none")]
+    pub container_id: Option<String>,
+    /// What it does.
+    #[serde(deserialize_with = "null_as_default")]
+    pub state: ContainerState,
+}
+
+/// `state`: only whether it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContainerState {
+    /// It does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub running: Option<AnySource>,
+}
+
+impl ContainerStatus {
+    /// The id, without the runtime.
+    pub fn id(&self) -> Option<&str> {
+        let id = self.container_id.as_deref()?;
+        Some(id.split_once("://").map_or(id, |(_, id)| id))
+    }
 }
 
 fn qos_class_or_empty<'de, D: Deserializer<'de>>(
@@ -315,6 +381,34 @@ impl Pod {
             .containers
             .iter()
             .chain(&self.spec.init_containers)
+    }
+
+    /// Whether only its cgroup is known.
+    pub fn is_unnamed(&self) -> bool {
+        self.metadata.annotations.contains_key(UNNAMED_ANNOTATION)
+    }
+
+    /// A pod of which only the cgroup is known: no requests, no priority.
+    pub fn unnamed(uid: PodUid, class: QosClass, is_static: bool) -> Self {
+        let mut annotations = BTreeMap::from([(UNNAMED_ANNOTATION.to_owned(), String::new())]);
+        if is_static {
+            annotations.insert(CONFIG_SOURCE_ANNOTATION.to_owned(), "file".to_owned());
+        }
+        Self {
+            metadata: Metadata {
+                name: uid.to_string(),
+                // No namespace can be called that.
+                namespace: Some("-".to_owned()),
+                uid: Some(uid),
+                annotations,
+                labels: BTreeMap::new(),
+            },
+            status: PodStatus {
+                qos_class: Some(class),
+                ..PodStatus::default()
+            },
+            ..Self::default()
+        }
     }
 
     /// Whether a file or URL of the node, not the API server, is where the pod comes from.

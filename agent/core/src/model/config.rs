@@ -35,6 +35,9 @@ pub struct EngineConfig {
     /// Pods that no decision may end, hold back or put in an order of kills, whatever their manifests say: the agent's.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub exempt_uids: BTreeSet<PodUid>,
+    /// A kubelet runs the pods: it starts again what ends, it ends what the API server says, and a hard threshold leaves no grace period.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub beside_kubelet: bool,
 }
 
 impl Default for EngineConfig {
@@ -50,6 +53,7 @@ impl Default for EngineConfig {
             pod_swap: PodSwap::default(),
             cpu: CpuOptions::default(),
             exempt_uids: BTreeSet::new(),
+            beside_kubelet: false,
         }
     }
 }

@@ -364,6 +364,9 @@ pub enum KillReason {
         /// Half of its threshold.
         limit: u64,
     },
+    /// A hard threshold is met, and beside a kubelet it gives no grace period: a container that exits with 0 on SIGTERM would cost the pod's status
+    /// its reason.
+    NoGrace,
     /// SIGTERM could not be sent.
     TerminateFailed,
     /// The last line in the kernel has killed one of its processes: the others are killed too.
@@ -523,6 +526,10 @@ impl fmt::Display for KillReason {
                 "{signal} fell to {}, below half of its threshold ({}): no time for grace",
                 In(signal.row().unit, *observed),
                 In(signal.row().unit, *limit)
+            ),
+            Self::NoGrace => write!(
+                f,
+                "a hard threshold is met, which gives no grace period beside a kubelet"
             ),
             Self::TerminateFailed => write!(f, "SIGTERM could not be sent"),
             Self::LastLine { reason } => write!(

@@ -70,6 +70,11 @@ pub enum EventKind {
         /// Which pod.
         uid: PodUid,
     },
+    /// The kubelet ends a pod, by its own decision or another's: its phase is terminal, or its deletion has begun. Nothing if it is leaving already.
+    PodEnding {
+        /// Which pod.
+        uid: PodUid,
+    },
     /// A container's cgroup has lost its last process, and its pod has others.
     ContainerEnded {
         /// Which pod.

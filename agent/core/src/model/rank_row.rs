@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kube::pod::Pod;
 use crate::kube::pod_uid::PodUid;
+use crate::kube::qos::QosClass;
 use crate::kube::quantity::Quantity;
 use crate::kube::resources::{self, CPU, EPHEMERAL_STORAGE, MEMORY};
 
@@ -66,6 +67,9 @@ pub struct RankRow {
     pub uid: PodUid,
     /// Whether there are statistics for the pod at all. A missing single figure counts as zero instead.
     pub stats_known: bool,
+    /// Only its cgroup is known: how late it goes among such pods, from 1, by QoS class. 0 for all others.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unnamed: u8,
     /// Whether it is never evicted (static, mirror and critical pods). It is ranked all the same.
     pub exempt: bool,
     /// The pod's priority, 0 if it has none.
@@ -79,6 +83,11 @@ pub struct RankRow {
     /// The same as `allowance`, except for inodes: nothing requests inodes, so the allowance is zero, yet the kubelet
     /// subtracts the pod's disk request in bytes.
     pub request: Nanos,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(number: &u8) -> bool {
+    *number == 0
 }
 
 impl RankRow {
@@ -121,6 +130,12 @@ impl RankRow {
         Self {
             uid: pod.uid(),
             stats_known: usage.is_some(),
+            unnamed: match pod.qos_class() {
+                _ if !pod.is_unnamed() => 0,
+                QosClass::BestEffort => 1,
+                QosClass::Burstable => 2,
+                QosClass::Guaranteed => 3,
+            },
             exempt: pod.is_critical(),
             priority: pod.priority(),
             usage: usage.unwrap_or(0),
@@ -144,6 +159,8 @@ impl RankRow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Comparator {
+    /// A pod that the API server has named is evicted before one of which only the cgroup is known; among those, the QoS class. Beside a kubelet only.
+    Unnamed,
     /// A pod without statistics is evicted first: its usage is unknown and may be the cause.
     MissingStats,
     /// A pod above its request is evicted before one within it.
@@ -159,6 +176,7 @@ pub enum Comparator {
 impl fmt::Display for Comparator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
+            Self::Unnamed => "being known by more than its cgroup, or by its QoS class",
             Self::MissingStats => "having no statistics",
             Self::ExceedsRequest => "exceeding its request",
             Self::Priority => "lower priority",

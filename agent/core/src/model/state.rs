@@ -321,6 +321,7 @@ impl NodeState {
             EventKind::Stage { .. }
             // What it means for the pod is in `policy::leaving`.
             | EventKind::LastLineKill { .. }
+            | EventKind::PodEnding { .. }
             | EventKind::PlacementStarted(_)
             | EventKind::PodsListed
             | EventKind::ContainerEnded { .. }

@@ -103,6 +103,7 @@ impl KillReason {
         match self {
             Self::GraceOver => "grace_over",
             Self::HeadroomHalved { .. } => "headroom_halved",
+            Self::NoGrace => "no_grace",
             Self::TerminateFailed => "terminate_failed",
             Self::LastLine { .. } => "last_line",
         }

@@ -155,6 +155,7 @@ pub(crate) fn decide(
         EventKind::PodRemoved { uid } | EventKind::PodEmpty { uid } => release_if_gone(state, uid),
         EventKind::ContainerEnded { uid, container } => container_ended(state, uid, container),
         EventKind::Sample(_)
+        | EventKind::PodEnding { .. }
         | EventKind::BudgetApplied { .. }
         | EventKind::BudgetRemoved { .. }
         | EventKind::NodeReclaimed { .. }

@@ -159,7 +159,8 @@ pub fn kubelet(host: &HostRoot, kubelet_dir: &Path) -> Option<OtherOwner> {
     })
 }
 
-fn running_kubelet(host: &HostRoot) -> Option<u32> {
+/// The pid of a kubelet, if one runs.
+pub fn running_kubelet(host: &HostRoot) -> Option<u32> {
     let entries = std::fs::read_dir(host.procfs("")).ok()?;
     let pids = entries
         .take(PROCESSES_MAX)

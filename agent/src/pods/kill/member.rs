@@ -15,6 +15,7 @@ use super::tree::{Node, Place};
 use crate::host::HostRoot;
 use crate::host::file::FileError;
 use crate::host::processes::start_ticks;
+use crate::pods::names::CRUN_CONTAINER;
 
 /// Open pidfds at one time.
 pub(super) const BATCH: usize = 64;
@@ -82,9 +83,14 @@ impl Node for Member {
 }
 
 impl Member {
-    /// Whether it is a child of the pod's cgroup.
+    /// Whether it is a child of the pod's cgroup, or where crun has a container's processes below systemd's scope for it.
     pub(super) fn is_container(&self) -> bool {
-        self.place.depth == 1
+        let path = &self.place.path;
+        let is_in_scope = || {
+            let above = path.parent().and_then(Path::extension);
+            path.ends_with(CRUN_CONTAINER) && above.is_some_and(|end| end == "scope")
+        };
+        self.place.depth == 1 || self.place.depth == 2 && is_in_scope()
     }
 
     /// Finds a container's first process, or that it has ended.

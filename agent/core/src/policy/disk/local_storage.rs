@@ -12,7 +12,7 @@ use crate::model::decision::{Decision, Limited, LocalStorageReason, Reason};
 use crate::model::reading::PodStorage;
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
-use crate::policy::memory::eviction::{self, HARD_EVICTION_GRACE_S};
+use crate::policy::memory::eviction;
 use crate::policy::memory::rank::{DiskScope, FileSystem, ImageFsLayout};
 
 /// Evicts all offenders of the newest reading.
@@ -29,10 +29,11 @@ pub(crate) fn decide(config: &EngineConfig, state: &mut NodeState, decisions: &m
             continue;
         };
         eviction::evict(
+            config,
             state,
             &used.uid,
             Resource::DiskBytes(FileSystem::Node),
-            HARD_EVICTION_GRACE_S,
+            eviction::hard_grace_s(config),
             Reason::LocalStorage(reason),
             decisions,
         );

@@ -124,6 +124,18 @@ pub(crate) fn half_gone(
     soon.or(thresholds)
 }
 
+/// Whether a hard memory threshold is met.
+fn is_floor_met(config: &EngineConfig, observations: &Observations) -> bool {
+    let mut floors = config
+        .thresholds
+        .iter()
+        .filter(|floor| is_memory_floor(floor));
+    floors.any(|floor| {
+        let observation = observations.get(floor.signal);
+        observation.is_some_and(|seen| seen.value < floor.amount(seen.capacity))
+    })
+}
+
 /// Whether it is a hard threshold below which memory runs out.
 pub(crate) fn is_memory_floor(threshold: &Threshold) -> bool {
     threshold.is_hard()
@@ -155,7 +167,9 @@ fn shorten_grace(
         {
             continue;
         }
-        if let Some(why) = half_gone(config, observations, foreseen) {
+        let no_grace = config.beside_kubelet && is_floor_met(config, observations);
+        let why = no_grace.then_some(KillReason::NoGrace);
+        if let Some(why) = why.or_else(|| half_gone(config, observations, foreseen)) {
             leaving::killed(leaving, now_ns, available_bytes);
             decisions.push(Decision::Kill {
                 uid: uid.clone(),
@@ -211,6 +225,7 @@ fn choose(
         };
         let grace_s = grace_s(config, state, &met.threshold, &row.uid);
         evict(
+            config,
             state,
             &row.uid,
             resource,
@@ -226,7 +241,7 @@ fn choose(
 
 fn grace_s(config: &EngineConfig, state: &NodeState, threshold: &Threshold, uid: &PodUid) -> i64 {
     if threshold.is_hard() {
-        return HARD_EVICTION_GRACE_S;
+        return hard_grace_s(config);
     }
     let max_s = config.max_pod_grace_period_s;
     let pod = state.pods.get(uid);
@@ -234,8 +249,18 @@ fn grace_s(config: &EngineConfig, state: &NodeState, threshold: &Threshold, uid:
     pod_s.map_or(max_s, |pod_s| pod_s.min(max_s))
 }
 
+/// The grace period of an eviction that is not for a soft threshold.
+pub(crate) fn hard_grace_s(config: &EngineConfig) -> i64 {
+    if config.beside_kubelet {
+        0
+    } else {
+        HARD_EVICTION_GRACE_S
+    }
+}
+
 /// Evicts a pod.
 pub(crate) fn evict(
+    config: &EngineConfig,
     state: &mut NodeState,
     uid: &PodUid,
     resource: Resource,
@@ -245,6 +270,7 @@ pub(crate) fn evict(
 ) {
     let now_ns = state.now_ns;
     remedies::let_go(state, uid, decisions);
+    let available_bytes = leaving::available_bytes(&state.observations);
     let Some(pod) = state.pods.get_mut(uid) else {
         return;
     };
@@ -267,6 +293,18 @@ pub(crate) fn evict(
         grace_s,
         reason,
     });
+    // At once: the next event may be a while away.
+    if let Some(leaving) = pod
+        .leaving
+        .as_mut()
+        .filter(|leaving| config.beside_kubelet && grace_ms == 0 && leaving.killed_at_ns.is_none())
+    {
+        leaving::killed(leaving, now_ns, available_bytes);
+        decisions.push(Decision::Kill {
+            uid: uid.clone(),
+            why: KillReason::NoGrace,
+        });
+    }
 }
 
 /// A number of pods, for a reason.

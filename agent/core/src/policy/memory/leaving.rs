@@ -54,7 +54,10 @@ pub(crate) fn decide(
     let now_ns = state.now_ns;
     match &event.kind {
         EventKind::PodRemoved { uid } if config.exempt_uids.contains(uid) => {}
+        // Its kubelet ends it.
+        EventKind::PodRemoved { uid } if config.beside_kubelet && is_running(state, uid) => {}
         EventKind::PodRemoved { uid } => end(state, uid, decisions),
+        EventKind::PodEnding { uid } => ends_elsewhere(state, uid),
         EventKind::LastLineKill { uid, .. } if config.exempt_uids.contains(uid) => {}
         EventKind::LastLineKill { uid, kill } => finish(state, uid, kill, decisions),
         EventKind::PodEmpty { uid } => forget_if_removed(state, uid),
@@ -124,6 +127,30 @@ fn end(state: &mut NodeState, uid: &PodUid, decisions: &mut Vec<Decision>) {
             grace_ms,
         });
     }
+}
+
+fn is_running(state: &NodeState, uid: &PodUid) -> bool {
+    state.pods.get(uid).is_some_and(|pod| pod.running)
+}
+
+/// The kubelet ends a pod. Its memory is waited for as that of a victim of ours, and no longer: the kubelet kills at the end of the grace period.
+fn ends_elsewhere(state: &mut NodeState, uid: &PodUid) {
+    let now_ns = state.now_ns;
+    let available_bytes = available_bytes(&state.observations);
+    let Some(pod) = state.pods.get_mut(uid) else {
+        return;
+    };
+    if !pod.running || pod.leaving.is_some() {
+        return;
+    }
+    let grace_ns = pod.termination_grace_period_s.saturating_mul(1_000_000_000);
+    let mut leaving = begun(pod, Some(Resource::Memory), now_ns, 0);
+    killed(
+        &mut leaving,
+        now_ns.saturating_add(grace_ns),
+        available_bytes,
+    );
+    pod.leaving = Some(leaving);
 }
 
 /// A pod that was not ended when its manifest was removed has ended now.

@@ -75,6 +75,7 @@ mod tests {
         let row = |name: &str, usage, request| RankRow {
             uid: PodUid::from(name),
             exempt: false,
+            unnamed: 0,
             stats_known: true,
             priority: 0,
             usage: gib(usage),

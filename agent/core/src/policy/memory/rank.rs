@@ -29,6 +29,7 @@ impl Comparator {
     /// Compares two rows by this step alone.
     pub fn compare(self, a: &RankRow, b: &RankRow) -> Ordering {
         match self {
+            Self::Unnamed => a.unnamed.cmp(&b.unnamed),
             Self::MissingStats => missing_stats(a, b),
             Self::ExceedsRequest => exceeds_request(a, b),
             Self::Priority => priority(a, b),
@@ -40,6 +41,7 @@ impl Comparator {
     /// A stable name for journals and `explain`.
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Unnamed => "unnamed",
             Self::MissingStats => "missingStats",
             Self::ExceedsRequest => "exceedsRequest",
             Self::Priority => "priority",
@@ -91,16 +93,17 @@ pub enum Ranking {
 impl Ranking {
     /// The comparators, the most important first.
     pub const fn order(self) -> &'static [Comparator] {
-        use Comparator::{ExceedsRequest, MissingStats, Priority, Uid, UsageOverRequest};
+        use Comparator::{ExceedsRequest, MissingStats, Priority, Uid, Unnamed, UsageOverRequest};
         match self {
             Self::Memory | Self::Disk | Self::Cpu => &[
+                Unnamed,
                 MissingStats,
                 ExceedsRequest,
                 Priority,
                 UsageOverRequest,
                 Uid,
             ],
-            Self::Pids | Self::Io => &[Priority, MissingStats, UsageOverRequest, Uid],
+            Self::Pids | Self::Io => &[Unnamed, Priority, MissingStats, UsageOverRequest, Uid],
         }
     }
 
@@ -223,6 +226,7 @@ mod tests {
         RankRow {
             uid: PodUid::from(uid),
             stats_known,
+            unnamed: 0,
             exempt: false,
             priority,
             usage,
@@ -255,6 +259,27 @@ mod tests {
                 "within"
             ]
         );
+    }
+
+    #[test]
+    fn a_pod_of_which_only_the_cgroup_is_known_goes_last_and_by_its_class() {
+        use crate::kube::pod::Pod;
+        use crate::kube::qos::QosClass;
+        let unnamed = |uid: &str, class, usage| {
+            let pod = Pod::unnamed(PodUid::from(uid), class, false);
+            RankRow::memory(&pod, Some(usage))
+        };
+        for ranking in [Ranking::Memory, Ranking::Pids] {
+            let rows = vec![
+                unnamed("burstable", QosClass::Burstable, 900),
+                unnamed("guaranteed", QosClass::Guaranteed, 950),
+                unnamed("small", QosClass::BestEffort, 5),
+                unnamed("large", QosClass::BestEffort, 6),
+                row("within", true, 1000, 1, 20),
+            ];
+            let order = ["within", "large", "small", "burstable", "guaranteed"];
+            assert_eq!(ranked(ranking, rows), order);
+        }
     }
 
     #[test]
@@ -303,12 +328,14 @@ mod tests {
         fn any_row()(
             uid in "[a-d]{1,3}",
             stats_known: bool,
+            unnamed in 0u8..4,
             priority in prop_oneof![4 => -2i32..3, 1 => any::<i32>()],
             usage in prop_oneof![4 => 0u64..5, 1 => any::<u64>()],
             allowance in any_amount(),
             request in any_amount(),
         ) -> RankRow {
             RankRow {
+                unnamed,
                 allowance: Nanos(allowance),
                 request: Nanos(request),
                 ..row(&uid, stats_known, priority, usage, 0)

@@ -5,13 +5,13 @@
 //! comparators from the highest bit down. Keys are sorted with the rows' places, and then each row is moved once.
 //!
 //! Why the order is the comparators' own: a key never contradicts them. Flags and priorities fit as they are; of the amount
-//! the key has what fits (±2⁹³ nanos, more than any 64-bit usage), cut off monotonically. Rows with equal keys are compared by
+//! the key has what fits (±2⁹¹ nanos, 2 EiB), cut off monotonically. Rows with equal keys are compared by
 //! the comparators themselves.
 
 use super::{Comparator, Nanos, RankRow, Ranking};
 
 /// Bits of a key that an amount gets: what flags and priority leave.
-const AMOUNT_BITS: u32 = 94;
+const AMOUNT_BITS: u32 = 92;
 
 /// Where a row is, and its key.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +22,8 @@ pub struct Place {
 
 fn key(ranking: Ranking, row: &RankRow) -> u128 {
     ranking.order().iter().fold(0, |key, step| match step {
+        // 0 to 3.
+        Comparator::Unnamed => key << 2 | u128::from(row.unnamed & 3),
         Comparator::MissingStats => key << 1 | u128::from(row.stats_known),
         Comparator::ExceedsRequest => key << 1 | u128::from(!row.exceeds_request()),
         // Moved up by 2^31: the order of i32 as that of u32.

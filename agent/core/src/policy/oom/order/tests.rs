@@ -32,6 +32,7 @@ fn pod(uid: &str, priority: i32, containers: Vec<OomContainer>) -> OomPod {
         row: RankRow {
             uid: PodUid::from(uid),
             exempt: false,
+            unnamed: 0,
             stats_known: true,
             priority,
             usage: sum(|container| container.usage_bytes),

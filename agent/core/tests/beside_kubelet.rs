@@ -1,0 +1,143 @@
+//! A node whose pods a kubelet runs.
+#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
+
+mod node;
+
+use std::sync::Arc;
+
+use plimsoll_core::engine::EngineConfig;
+use plimsoll_core::explain::RunnerUp;
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::qos::QosClass;
+use plimsoll_core::model::decision::{Decision, KillReason};
+use plimsoll_core::model::event::{EventKind, Sample};
+use plimsoll_core::model::rank_row::Comparator;
+use plimsoll_core::model::signal::Signal;
+use plimsoll_core::model::threshold::Threshold;
+use plimsoll_core::model::units::PodUid;
+use serde_json::json;
+
+use node::{MI, Node, S, hard, names};
+
+fn beside(thresholds: Vec<Threshold>) -> Node {
+    let mut node = Node::with(EngineConfig {
+        thresholds,
+        max_pod_grace_period_s: 30,
+        beside_kubelet: true,
+        ..EngineConfig::default()
+    });
+    for name in ["a", "b", "c"] {
+        let spec = json!({"terminationGracePeriodSeconds": 20});
+        node.pod(name, json!({"memory": "10Mi"}), spec);
+    }
+    node
+}
+
+fn soft(value: u64) -> Threshold {
+    Threshold {
+        grace_ns: S,
+        ..hard(Signal::MemoryAvailable, value)
+    }
+}
+
+fn kills(decisions: &[Decision]) -> Vec<(&str, KillReason)> {
+    let kills = decisions.iter().filter_map(|decision| match decision {
+        Decision::Kill { uid, why } => Some((uid.as_str(), *why)),
+        _ => None,
+    });
+    kills.collect()
+}
+
+const SHORT: [(&str, u64, u64, u64); 3] = [("a", 500, 0, 0), ("b", 300, 0, 0), ("c", 1, 0, 0)];
+
+#[test]
+fn a_hard_threshold_kills_in_the_same_step() {
+    let mut node = beside(vec![hard(Signal::MemoryAvailable, 300 * MI)]);
+    let decisions = node.sample(&SHORT, Sample::default());
+    assert_eq!(names(&decisions), ["a"]);
+    assert_eq!(kills(&decisions), [("a", KillReason::NoGrace)]);
+    let grace = decisions.iter().find_map(|decision| match decision {
+        Decision::Evict { grace_s, .. } => Some(*grace_s),
+        _ => None,
+    });
+    assert_eq!(grace, Some(0));
+    let (config, state) = (node.engine.config(), node.engine.state());
+    let next = RunnerUp::of(config, state, Signal::MemoryAvailable, &"a".into()).unwrap();
+    assert_eq!(next.pod, "default/b");
+    assert_eq!(next.ahead_by, Comparator::UsageOverRequest);
+    // Not once more while it goes.
+    let decisions = node.sample_after(S / 100, &SHORT, Sample::default());
+    assert_eq!((names(&decisions).len(), kills(&decisions).len()), (0, 0));
+}
+
+#[test]
+fn a_soft_victim_has_its_grace_until_a_hard_threshold_is_met() {
+    let hard = hard(Signal::MemoryAvailable, 100 * MI);
+    let mut node = beside(vec![soft(300 * MI), hard]);
+    node.sample(&SHORT, Sample::default());
+    let decisions = node.sample(&SHORT, Sample::default());
+    assert_eq!(names(&decisions), ["a"]);
+    assert_eq!(kills(&decisions), []);
+    let decisions = node.sample(&SHORT, Sample::default());
+    assert_eq!(kills(&decisions), []);
+    let shorter = [("a", 620, 0, 0), ("b", 300, 0, 0), ("c", 1, 0, 0)];
+    let decisions = node.sample(&shorter, Sample::default());
+    assert_eq!(kills(&decisions), [("a", KillReason::NoGrace)]);
+}
+
+#[test]
+fn a_pod_that_has_gone_from_the_api_is_its_kubelets_to_end() {
+    let mut node = beside(vec![hard(Signal::MemoryAvailable, 300 * MI)]);
+    let uid = PodUid::from("a");
+    let decisions = node.step(EventKind::PodRemoved { uid: uid.clone() });
+    let is_signal =
+        |decision: &Decision| matches!(decision, Decision::End { .. } | Decision::Kill { .. });
+    assert!(!decisions.iter().any(is_signal), "{decisions:?}");
+    node.empty("a");
+    assert!(!node.engine.state().pods.contains_key(&uid));
+}
+
+#[test]
+fn a_pod_that_the_kubelet_ends_is_waited_for_and_not_for_ever() {
+    let mut node = beside(vec![hard(Signal::MemoryAvailable, 300 * MI)]);
+    node.step(EventKind::PodEnding { uid: "b".into() });
+    let decisions = node.sample(&SHORT, Sample::default());
+    assert_eq!(names(&decisions), [""; 0], "b is on its way out");
+    assert_eq!(kills(&decisions), [], "its kubelet kills it");
+    // Its grace period, and the time that a kill may take.
+    let decisions = node.sample_after(48 * S, &SHORT, Sample::default());
+    assert_eq!(names(&decisions), [""; 0]);
+    let decisions = node.sample(&SHORT, Sample::default());
+    assert_eq!(names(&decisions), ["a"]);
+    assert_eq!(kills(&decisions), [("a", KillReason::NoGrace)]);
+}
+
+#[test]
+fn a_pod_without_a_name_is_the_last_to_go_and_a_static_one_never_goes() {
+    let mut node = beside(vec![hard(Signal::MemoryAvailable, 500 * MI)]);
+    for (uid, is_static) in [("unnamed", false), ("static", true)] {
+        let pod = Pod::unnamed(uid.into(), QosClass::BestEffort, is_static);
+        let pod = Arc::new(pod);
+        node.step(EventKind::PodApplied { pod });
+        node.step(EventKind::PodRunning { uid: uid.into() });
+    }
+    let mut order = Vec::new();
+    let mut left = vec![
+        ("a", 1, 0, 0),
+        ("b", 2, 0, 0),
+        ("c", 3, 0, 0),
+        ("static", 700, 0, 0),
+        ("unnamed", 200, 0, 0),
+    ];
+    for _ in 0..5 {
+        let decisions = node.sample_after(60 * S, &left, Sample::default());
+        for name in names(&decisions) {
+            left.retain(|(other, ..)| *other != name);
+            order.push(name.to_owned());
+        }
+        for name in &order {
+            node.empty(name);
+        }
+    }
+    assert_eq!(order, ["c", "b", "a", "unnamed"]);
+}

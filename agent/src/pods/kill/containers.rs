@@ -1,0 +1,277 @@
+//! Ending a pod's containers one by one, and nothing new in its cgroup: for pods that a kubelet runs.
+//!
+//! **Problem.** What ends in such a pod is started again, and a sandbox that is killed costs more than it frees ([`crate::pods::sandbox`]).
+//! **Approach.** `cgroup.max.descendants` of the pod's cgroup, written before the kill: what is there stays, and no container's cgroup can be
+//! made. Then `cgroup.kill` of each container. All files are opened when the cgroups appear. v1 has neither file: there the processes are
+//! signalled, and what comes later has to be killed again.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::tree::Node as _;
+use super::{Member, if_there, read_populated};
+use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
+use crate::host::file::{ControlFile, FileError};
+
+/// How many cgroups there may be below one.
+pub const HOLD_FILE: &str = "cgroup.max.descendants";
+/// Of a pod that is held.
+pub const HELD: &str = "0";
+/// CRI-O's monitor of a container is told when that has ended, and has to live to say so.
+const MONITOR: &str = "crio-conmon-";
+
+/// What is open for a pod's containers.
+#[derive(Debug)]
+pub(super) struct Containers {
+    /// The pod's directory in the unified tree.
+    unified: Option<PathBuf>,
+    usage_file: &'static str,
+    open: Vec<Container>,
+    spared: Option<Box<OsStr>>,
+    hold: Option<ControlFile>,
+}
+
+#[derive(Debug)]
+struct Container {
+    name: Box<OsStr>,
+    id: u64,
+    kill: Option<ControlFile>,
+    events: Option<ControlFile>,
+    usage: Option<ControlFile>,
+    /// At the kill.
+    usage_bytes: AtomicU64,
+}
+
+impl Containers {
+    pub(super) fn new(mounts: &CgroupMounts, pod: &CgroupPath) -> Self {
+        let memory = mounts.hierarchy_of(Controller::Memory);
+        let unified = mounts.unified().filter(|unified| unified.has(pod));
+        Self {
+            unified: unified.map(|unified| unified.dir(pod)),
+            usage_file: match memory.map(|memory| memory.version) {
+                Ok(Version::V1) => "memory.usage_in_bytes",
+                _ => "memory.current",
+            },
+            open: Vec::new(),
+            spared: None,
+            hold: None,
+        }
+    }
+
+    /// Opens what has come and closes what is gone: `dirs` are the containers' directories with their ids.
+    pub(super) fn refresh<'dirs>(
+        &mut self,
+        dirs: impl Iterator<Item = (&'dirs Path, u64)>,
+    ) -> Result<(), FileError> {
+        let mut known = std::mem::take(&mut self.open);
+        for (dir, id) in dirs {
+            let Some(name) = dir.file_name() else {
+                continue;
+            };
+            let same = known
+                .iter()
+                .position(|one| one.id == id && *one.name == *name);
+            let container = match same {
+                Some(at) => known.swap_remove(at),
+                None => {
+                    let unified = self.unified.as_ref().map(|pod| pod.join(name));
+                    let in_unified = |file| unified.as_ref().map(|dir| dir.join(file));
+                    Container {
+                        name: name.into(),
+                        id,
+                        kill: if_there(in_unified("cgroup.kill").map(ControlFile::open_to_write))?,
+                        events: if_there(in_unified("cgroup.events").map(ControlFile::open))?,
+                        usage: if_there(Some(ControlFile::open(dir.join(self.usage_file))))?,
+                        usage_bytes: AtomicU64::new(0),
+                    }
+                }
+            };
+            self.open.push(container);
+        }
+        Ok(())
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &OsStr> {
+        self.open.iter().map(|container| &*container.name)
+    }
+
+    /// This one is the sandbox's, and is left alone.
+    pub(super) fn spare(&mut self, name: Option<&OsStr>) {
+        if self.spared.as_deref() != name {
+            self.spared = name.map(Into::into);
+        }
+    }
+
+    pub(super) fn spared(&self) -> Option<&OsStr> {
+        self.spared.as_deref()
+    }
+
+    /// Whether the sandbox is known: then the pod is killed and looked at by its containers.
+    pub(super) fn is_by_container(&self) -> bool {
+        self.spared.is_some()
+    }
+
+    /// Whether this directory of the pod is left alone.
+    pub(super) fn spares(&self, name: &OsStr) -> bool {
+        let is_monitor = || name.as_encoded_bytes().starts_with(MONITOR.as_bytes());
+        self.is_by_container() && (self.spared.as_deref() == Some(name) || is_monitor())
+    }
+
+    fn ending(&self) -> impl Iterator<Item = &Container> {
+        self.open.iter().filter(|one| !self.spares(&one.name))
+    }
+
+    /// Opens the file by which the pod is held; `None` where there is none. The ledger has it.
+    ///
+    /// # Errors
+    /// When it is there and cannot be opened.
+    pub(super) fn arm_hold(&mut self) -> Result<(), FileError> {
+        if self.hold.is_some() {
+            return Ok(());
+        }
+        let file = self.unified.as_ref().map(|dir| dir.join(HOLD_FILE));
+        self.hold = if_there(file.map(ControlFile::open_to_write))?;
+        Ok(())
+    }
+
+    pub(super) fn disarm_hold(&mut self) {
+        self.hold = None;
+    }
+
+    /// Whether it is held now. Allocates nothing.
+    pub(super) fn hold(&self) -> Result<bool, FileError> {
+        match &self.hold {
+            None => Ok(false),
+            Some(file) => file.write(HELD.as_bytes()).map(|()| true),
+        }
+    }
+
+    /// Where that file is.
+    pub(super) fn hold_path(&self) -> Option<PathBuf> {
+        self.unified.as_ref().map(|dir| dir.join(HOLD_FILE))
+    }
+
+    /// Keeps what each container uses now. Allocates nothing.
+    pub(super) fn note_usage(&self) {
+        for one in &self.open {
+            // Only a message has it.
+            let usage = one.usage.as_ref().map_or(Ok(0), ControlFile::read_u64);
+            one.usage_bytes.store(usage.unwrap_or(0), Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn usages(&self) -> impl Iterator<Item = (&OsStr, u64)> {
+        let usage = |one: &Container| one.usage_bytes.load(Ordering::Relaxed);
+        self.ending().map(move |one| (&*one.name, usage(one)))
+    }
+
+    /// `cgroup.kill` of each. Returns whether all were killed so; else their processes have to be signalled. Allocates nothing.
+    pub(super) fn kill(&self) -> Result<bool, FileError> {
+        let (mut all, mut failure) = (true, None);
+        for one in self.ending() {
+            match one.kill.as_ref().map(|file| file.write(b"1")) {
+                Some(Ok(())) => {}
+                Some(Err(error)) if error.is_vanished() => {}
+                Some(Err(error)) => failure = failure.or(Some(error)),
+                None => all = false,
+            }
+        }
+        failure.map_or(Ok(all), Err)
+    }
+
+    /// Whether any has a process, as far as the unified tree says. Allocates nothing.
+    pub(super) fn is_populated(&self) -> Result<bool, FileError> {
+        for events in self.ending().filter_map(|one| one.events.as_ref()) {
+            match read_populated(events) {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(error) if error.is_vanished() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl super::PodKill {
+    /// For a pod that a kubelet runs.
+    ///
+    /// # Errors
+    /// As for [`super::PodKill::open`].
+    pub fn beside_kubelet(
+        mut self,
+        mounts: &CgroupMounts,
+        pod: &CgroupPath,
+    ) -> Result<Self, CgroupError> {
+        self.beside = Some(Containers::new(mounts, pod));
+        self.refresh_containers()?;
+        Ok(self)
+    }
+
+    pub(super) fn refresh_containers(&mut self) -> Result<(), FileError> {
+        let Some(containers) = &mut self.beside else {
+            return Ok(());
+        };
+        let members = self.members.iter();
+        let dirs = members.map(Member::place).filter(|place| place.depth == 1);
+        containers.refresh(dirs.map(|place| (&*place.path, place.id)))
+    }
+
+    /// Names of the directories in the pod's cgroup, as of the last refresh; none for a pod that no kubelet runs.
+    pub fn container_names(&self) -> impl Iterator<Item = &OsStr> {
+        self.beside.iter().flat_map(Containers::names)
+    }
+
+    /// The sandbox's cgroup is left alone; `None`: it is not known, and the pod is killed as a whole.
+    pub fn spare(&mut self, name: Option<&OsStr>) {
+        if let Some(containers) = &mut self.beside {
+            containers.spare(name);
+        }
+    }
+
+    /// The sandbox's cgroup.
+    pub fn spared(&self) -> Option<&OsStr> {
+        self.beside.as_ref()?.spared()
+    }
+
+    /// The file by which the pod is held; `None` on v1, and for a pod that no kubelet runs.
+    pub fn hold_path(&self) -> Option<PathBuf> {
+        self.beside.as_ref()?.hold_path()
+    }
+
+    /// From now on the pod may be held: the ledger has the file. Not for the hot path.
+    ///
+    /// # Errors
+    /// When the file cannot be opened.
+    pub fn arm_hold(&mut self) -> Result<(), FileError> {
+        self.beside.as_mut().map_or(Ok(()), Containers::arm_hold)
+    }
+
+    /// The ledger does not have the file any more.
+    pub fn disarm_hold(&mut self) {
+        if let Some(containers) = &mut self.beside {
+            containers.disarm_hold();
+        }
+    }
+
+    /// Lets nothing new start in the pod's cgroup. Returns whether it is held: not on v1, nor before [`super::PodKill::arm_hold`]. Allocates nothing.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn hold(&self) -> Result<bool, FileError> {
+        self.beside.as_ref().map_or(Ok(false), Containers::hold)
+    }
+
+    /// Keeps what each container uses now. Allocates nothing.
+    pub fn note_usage(&self) {
+        if let Some(containers) = &self.beside {
+            containers.note_usage();
+        }
+    }
+
+    /// What each container used then, by its directory's name.
+    pub fn usages(&self) -> impl Iterator<Item = (&OsStr, u64)> {
+        self.beside.iter().flat_map(Containers::usages)
+    }
+}

@@ -1,0 +1,260 @@
+//! Evictions that are to be reported, on disk: a line for each, read at the start, struck when the API shows it.
+//!
+//! Idempotent by UID: the first one counts, with its time. Bounded: of too many the oldest becomes a count. A torn last line is an eviction that the
+//! agent died over; the pod is then killed by the next agent, or shows as what it is. The file is replaced when most of its lines are struck.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::path::PathBuf;
+
+use plimsoll_core::kube::cluster_link::{EvictionIntent, INTENTS_MAX};
+use plimsoll_core::model::units::PodUid;
+use serde::{Deserialize, Serialize};
+
+use crate::host::state_dir;
+
+/// Bytes of the file that are read: more than as many lines as there may be.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+/// Lines besides those that wait, before the file is replaced.
+const STRUCK_MAX: usize = 64;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    Evicted(Box<EvictionIntent>),
+    Struck(PodUid),
+}
+
+/// The file, and what of it counts.
+#[derive(Debug)]
+pub(super) struct Intents {
+    path: PathBuf,
+    waiting: BTreeMap<u64, EvictionIntent>,
+    by_uid: BTreeMap<PodUid, u64>,
+    next: u64,
+    /// Lines of the file.
+    lines: usize,
+    merged: u64,
+    error: Option<io::Error>,
+}
+
+impl Intents {
+    /// Reads what an agent before has left.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn open(path: PathBuf) -> io::Result<Self> {
+        let mut text = Vec::new();
+        match File::open(&path) {
+            Ok(file) => {
+                file.take(FILE_BYTES_MAX).read_to_end(&mut text)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        let mut intents = Self {
+            path,
+            waiting: BTreeMap::new(),
+            by_uid: BTreeMap::new(),
+            next: 0,
+            lines: 0,
+            merged: 0,
+            error: None,
+        };
+        let lines = text.split(|byte| *byte == b'\n');
+        for line in lines.filter(|line| !line.is_empty()) {
+            intents.lines += 1;
+            match serde_json::from_slice(line) {
+                Ok(Line::Evicted(intent)) => {
+                    intents.keep(*intent);
+                }
+                Ok(Line::Struck(uid)) => {
+                    intents.drop_of(&uid);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a line of the evictions to be reported was skipped")
+                }
+            }
+        }
+        // Also takes away a torn line.
+        if intents.lines > 0 {
+            intents.replace();
+        }
+        Ok(intents)
+    }
+
+    /// How many wait.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(super) fn contains(&self, uid: &PodUid) -> bool {
+        self.by_uid.contains_key(uid)
+    }
+
+    /// All that wait, the oldest first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &EvictionIntent> {
+        self.waiting.values()
+    }
+
+    /// Whether it is new. It counts also where it cannot be written: see [`Intents::take_error`].
+    pub(super) fn add(&mut self, intent: &EvictionIntent) -> bool {
+        if !self.keep(intent.clone()) {
+            return false;
+        }
+        self.append(&Line::Evicted(Box::new(intent.clone())));
+        true
+    }
+
+    /// Whether it had waited.
+    pub(super) fn strike(&mut self, uid: &PodUid) -> bool {
+        if !self.drop_of(uid) {
+            return false;
+        }
+        if self.lines > self.waiting.len() + STRUCK_MAX {
+            self.replace();
+        } else {
+            self.append(&Line::Struck(uid.clone()));
+        }
+        true
+    }
+
+    /// How many became a count since the last time.
+    pub(super) fn take_merged(&mut self) -> u64 {
+        std::mem::take(&mut self.merged)
+    }
+
+    /// Why the disk does not have all of it.
+    pub(super) fn take_error(&mut self) -> Option<io::Error> {
+        self.error.take()
+    }
+
+    fn keep(&mut self, intent: EvictionIntent) -> bool {
+        if self.contains(&intent.uid) {
+            return false;
+        }
+        if self.waiting.len() == INTENTS_MAX
+            && let Some((_, oldest)) = self.waiting.pop_first()
+        {
+            self.by_uid.remove(&oldest.uid);
+            self.merged += 1;
+        }
+        self.by_uid.insert(intent.uid.clone(), self.next);
+        self.waiting.insert(self.next, intent);
+        self.next += 1;
+        true
+    }
+
+    fn drop_of(&mut self, uid: &PodUid) -> bool {
+        let number = self.by_uid.remove(uid);
+        number.is_some_and(|number| self.waiting.remove(&number).is_some())
+    }
+
+    fn append(&mut self, line: &Line) {
+        self.lines += 1;
+        let written = text_of(line).and_then(|text| {
+            let mut file = state_dir::open_private(&self.path)?;
+            file.write_all(&text)
+        });
+        self.note(written);
+    }
+
+    fn replace(&mut self) {
+        self.lines = self.waiting.len();
+        let new = state_dir::new_beside(&self.path);
+        let written = state_dir::create_new(&new).and_then(|mut file| {
+            for intent in self.waiting.values() {
+                file.write_all(&text_of(&Line::Evicted(Box::new(intent.clone())))?)?;
+            }
+            std::fs::rename(&new, &self.path)
+        });
+        self.note(written);
+    }
+
+    fn note(&mut self, written: io::Result<()>) {
+        if let Err(error) = written {
+            self.error = Some(error);
+        }
+    }
+}
+
+fn text_of(line: &Line) -> io::Result<Vec<u8>> {
+    let mut text = serde_json::to_vec(line)?;
+    text.push(b'\n');
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn intent(uid: &str, decided_unix_ms: u64) -> EvictionIntent {
+        serde_json::from_value(serde_json::json!({
+            "uid": uid, "namespace": "default", "name": uid, "decidedUnixMs": decided_unix_ms, "signal": "memory.available",
+            "message": "The node was low on resource: memory. ", "rank": 1, "ranked": 2, "graceS": 0, "isHeld": true,
+            "starvedResource": "memory", "offendingContainers": "", "offendingContainersUsage": "",
+        }))
+        .unwrap()
+    }
+
+    fn uids(intents: &Intents) -> Vec<&str> {
+        intents.iter().map(|intent| intent.uid.as_str()).collect()
+    }
+
+    #[test]
+    fn what_waits_is_there_again_after_a_restart_and_each_pod_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("intents.jsonl");
+        let mut intents = Intents::open(path.clone()).unwrap();
+        for (uid, at) in [("b", 1), ("a", 2), ("c", 3), ("a", 9)] {
+            assert_eq!(intents.add(&intent(uid, at)), at != 9, "{uid}");
+        }
+        assert!(intents.strike(&"c".into()) && !intents.strike(&"c".into()));
+        assert!(intents.take_error().is_none());
+        // The agent is killed over a line.
+        let mut file = state_dir::open_private(&path).unwrap();
+        file.write_all(b"{\"evicted\":{\"uid\":\"torn\"").unwrap();
+        let mut intents = Intents::open(path.clone()).unwrap();
+        assert_eq!(uids(&intents), ["b", "a"]);
+        assert_eq!(
+            intents.iter().last(),
+            Some(&intent("a", 2)),
+            "its first time"
+        );
+        intents.strike(&"b".into());
+        assert_eq!(uids(&Intents::open(path).unwrap()), ["a"]);
+    }
+
+    #[test]
+    fn of_too_many_the_oldest_becomes_a_count_and_the_file_stays_small() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("intents.jsonl");
+        let mut intents = Intents::open(path.clone()).unwrap();
+        for number in 0..INTENTS_MAX as u64 + 3 {
+            intents.keep(intent(&format!("u{number}"), number));
+        }
+        assert_eq!((intents.len(), intents.take_merged()), (INTENTS_MAX, 3));
+        assert_eq!(uids(&intents)[0], "u3");
+        let mut intents = Intents::open(dir.path().join("other")).unwrap();
+        for number in 0..400 {
+            intents.add(&intent("x", number));
+            intents.strike(&"x".into());
+        }
+        let lines = std::fs::read_to_string(dir.path().join("other")).unwrap();
+        assert!(
+            lines.lines().count() <= STRUCK_MAX + 2,
+            "{}",
+            lines.lines().count()
+        );
+        assert!(Intents::open(path).unwrap().iter().next().is_none());
+    }
+
+    #[test]
+    fn a_disk_that_takes_nothing_costs_the_copy_only() {
+        let mut intents = Intents::open(PathBuf::from("/proc/none/intents")).unwrap();
+        assert!(intents.add(&intent("a", 1)));
+        assert!(intents.take_error().is_some());
+        assert_eq!(intents.len(), 1);
+    }
+}

@@ -1,0 +1,321 @@
+//! Scenario 15: hostile frames over a real socket.
+
+use std::io::{Read, Write};
+
+use plimsoll_core::kube::cluster_link::{FRAME_BYTES_MAX, PODS_MAX};
+use serde_json::{Value, json};
+
+use super::*;
+
+struct Scene {
+    dir: tempfile::TempDir,
+    link: Option<ClusterLink>,
+    events: ClusterEvents,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (link, events, unsettled) = start(dir.path());
+        assert!(unsettled.is_empty());
+        let link = Some(link);
+        Self { dir, link, events }
+    }
+
+    fn counts(&self) -> [u64; 4] {
+        self.link.as_ref().unwrap().counts().read()
+    }
+
+    fn client(&self) -> Client {
+        Client(UnixStream::connect(self.dir.path().join("cluster.sock")).unwrap())
+    }
+
+    /// A client that has introduced itself, and what it was told.
+    fn introduced(&mut self) -> (Client, Vec<Value>) {
+        let mut client = self.client();
+        client.say(&json!({"type": "hello", "protocol": PROTOCOL, "node": "n1"}));
+        let connected = self.next();
+        let node = "n1".to_owned();
+        assert_eq!(connected, ClusterEvent::Connected { node });
+        let mut heard = Vec::new();
+        loop {
+            heard.push(client.hear());
+            if heard.last().unwrap()["type"] == "conditions" {
+                return (client, heard);
+            }
+        }
+    }
+
+    fn next(&mut self) -> ClusterEvent {
+        self.events.blocking_recv().unwrap()
+    }
+
+    fn change(&mut self) -> ClusterChange {
+        match self.next() {
+            ClusterEvent::Change(change) => change,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Until the thread has counted so many refused frames.
+    fn refused(&self, frames: u64) {
+        while self.counts()[2] < frames {
+            std::thread::yield_now();
+        }
+        assert_eq!(self.counts()[2], frames);
+    }
+}
+
+fn start(dir: &Path) -> (ClusterLink, ClusterEvents, BTreeSet<PodUid>) {
+    let settings = ClusterSettings {
+        socket: dir.join("cluster.sock"),
+        user: rustix::process::geteuid().as_raw(),
+        state_dir: dir.to_owned(),
+    };
+    ClusterLink::start(&settings).unwrap()
+}
+
+struct Client(UnixStream);
+
+impl Client {
+    fn say(&mut self, message: &Value) {
+        self.say_bytes(message.to_string().as_bytes());
+    }
+
+    fn say_bytes(&mut self, bytes: &[u8]) {
+        let length = u32::try_from(bytes.len()).unwrap().to_le_bytes();
+        self.0.write_all(&[&length, bytes].concat()).unwrap();
+    }
+
+    fn hear(&mut self) -> Value {
+        let mut length = [0; 4];
+        self.0.read_exact(&mut length).unwrap();
+        let mut frame = vec![0; u32::from_le_bytes(length) as usize];
+        self.0.read_exact(&mut frame).unwrap();
+        serde_json::from_slice(&frame).unwrap()
+    }
+
+    fn is_sent_away(&mut self) -> bool {
+        let mut rest = Vec::new();
+        // Reset where it had not read all.
+        self.0.read_to_end(&mut rest).ok();
+        true
+    }
+}
+
+fn pod(uid: &str) -> Value {
+    json!({"type": "pod", "pod": {"metadata": {"name": "web", "namespace": "default", "uid": uid}, "spec": {"containers": [{"name": "app"}]}}})
+}
+
+fn uids(change: &ClusterChange) -> Vec<String> {
+    change
+        .pods
+        .iter()
+        .map(|pod| pod.pod.uid().to_string())
+        .collect()
+}
+
+fn intent(uid: &str) -> EvictionIntent {
+    EvictionIntent {
+        uid: uid.into(),
+        namespace: "default".to_owned(),
+        name: "web".to_owned(),
+        decided_unix_ms: 7,
+        signal: "memory.available".to_owned(),
+        message: "The node was low on resource: memory. ".to_owned(),
+        rank: 1,
+        ranked: 1,
+        journal: None,
+        grace_s: 0,
+        is_held: true,
+        starved_resource: "memory".to_owned(),
+        offending_containers: String::new(),
+        offending_containers_usage: String::new(),
+    }
+}
+
+#[test]
+fn a_list_replaces_what_was_known_and_a_mirror_has_the_uid_of_its_cgroup() {
+    let mut scene = Scene::new();
+    let (mut client, _) = scene.introduced();
+    client.say(&json!({"type": "list"}));
+    client.say(&pod("a"));
+    let mut mirror = pod("of-the-api");
+    mirror["pod"]["metadata"]["annotations"] = json!({
+        "kubernetes.io/config.mirror": "0123", "kubernetes.io/config.hash": "0123", "plimsoll.dev/unnamed": ""});
+    client.say(&mirror);
+    client.say(&json!({"type": "listed"}));
+    let change = scene.change();
+    assert_eq!(
+        (uids(&change), change.is_list),
+        (vec!["a".to_owned(), "0123".to_owned()], true)
+    );
+    assert!(!change.pods[1].pod.is_unnamed());
+    client.say(&json!({"type": "pod_gone", "uid": "of-the-api"}));
+    assert_eq!(scene.change().gone, [PodUid::from("0123")]);
+    client.say(&pod("b"));
+    assert_eq!(uids(&scene.change()), ["b"]);
+    // A list that is cut off says nothing.
+    client.say(&json!({"type": "list"}));
+    drop(client);
+    assert!(matches!(scene.next(), ClusterEvent::Lost { .. }));
+    let (mut client, _) = scene.introduced();
+    client.say(&json!({"type": "list"}));
+    client.say(&pod("b"));
+    client.say(&json!({"type": "listed"}));
+    let change = scene.change();
+    assert_eq!(
+        (uids(&change), change.gone),
+        (vec!["b".to_owned()], vec!["a".into()])
+    );
+}
+
+#[test]
+fn hostile_frames_are_refused_counted_and_change_nothing() {
+    let mut scene = Scene::new();
+    let (mut client, _) = scene.introduced();
+    let hostile = [
+        b"{".to_vec(),
+        b"\xff\xfe".to_vec(),
+        json!({"type": "reboot"}).to_string().into_bytes(),
+        json!({"type": "listed"}).to_string().into_bytes(),
+        json!({"type": "pod_gone", "uid": "never-heard-of"})
+            .to_string()
+            .into_bytes(),
+        json!({"type": "settled", "uid": "never-heard-of", "how": "gone"})
+            .to_string()
+            .into_bytes(),
+        json!({"type": "reported", "uid": "never-heard-of"})
+            .to_string()
+            .into_bytes(),
+        json!({"type": "hello", "protocol": PROTOCOL, "node": "again"})
+            .to_string()
+            .into_bytes(),
+        pod("../../etc").to_string().into_bytes(),
+        pod("").to_string().into_bytes(),
+        // Deeper than any parser goes, and more values than a pod has.
+        [b"[".repeat(20_000), b"]".repeat(20_000)].concat(),
+        format!(
+            "{{\"type\":\"pod\",\"pod\":{{\"spec\":{{\"containers\":[{}{{}}]}}}}}}",
+            "{},".repeat(300_000)
+        )
+        .into_bytes(),
+    ];
+    let count = hostile.len() as u64;
+    for frame in &hostile {
+        assert!(frame.len() <= FRAME_BYTES_MAX);
+        client.say_bytes(frame);
+    }
+    // The first is said; then only what is right is heard of.
+    assert!(matches!(scene.next(), ClusterEvent::Warning(_)));
+    client.say(&pod("a"));
+    assert_eq!(uids(&scene.change()), ["a"]);
+    scene.refused(count);
+}
+
+#[test]
+fn two_thousand_pods_are_taken_up_to_the_bound() {
+    let mut scene = Scene::new();
+    let (mut client, _) = scene.introduced();
+    client.say(&json!({"type": "list"}));
+    for number in 0..2000 {
+        client.say(&pod(&format!("u{number}")));
+    }
+    client.say(&json!({"type": "listed"}));
+    assert!(matches!(scene.next(), ClusterEvent::Warning(_)));
+    let change = scene.change();
+    assert_eq!(change.pods.len(), PODS_MAX);
+    scene.refused(2000 - PODS_MAX as u64);
+}
+
+#[test]
+fn a_frame_that_is_too_long_or_cut_off_costs_the_connection() {
+    let mut scene = Scene::new();
+    let (mut client, _) = scene.introduced();
+    let length = u32::try_from(FRAME_BYTES_MAX + 1).unwrap();
+    client.0.write_all(&length.to_le_bytes()).unwrap();
+    assert!(client.is_sent_away());
+    let ClusterEvent::Lost { why } = scene.next() else {
+        panic!("not lost");
+    };
+    assert!(why.contains("1048577"), "{why}");
+    let (mut client, _) = scene.introduced();
+    client.0.write_all(&100_u32.to_le_bytes()).unwrap();
+    client.0.write_all(b"{\"type\":").unwrap();
+    drop(client);
+    assert!(matches!(scene.next(), ClusterEvent::Lost { .. }));
+    // Before Hello nothing is believed.
+    let mut client = scene.client();
+    client.say(&pod("a"));
+    client.say(&json!({"type": "hello", "protocol": 99, "node": "n"}));
+    assert!(client.is_sent_away());
+    for word in ["not Hello", "protocol 99"] {
+        let ClusterEvent::Warning(text) = scene.next() else {
+            panic!("no warning");
+        };
+        assert!(text.contains(word), "{text}");
+    }
+    let (mut client, _) = scene.introduced();
+    client.say(&pod("b"));
+    assert_eq!(uids(&scene.change()), ["b"]);
+}
+
+#[test]
+fn one_client_at_a_time() {
+    let mut scene = Scene::new();
+    let (mut first, _) = scene.introduced();
+    let mut second = scene.client();
+    assert!(second.is_sent_away());
+    assert_eq!(scene.counts()[3], 1);
+    first.say(&json!({"type": "api", "is_reachable": false}));
+    assert_eq!(
+        scene.next(),
+        ClusterEvent::Api {
+            is_reachable: false
+        }
+    );
+}
+
+#[test]
+fn an_eviction_is_sent_again_after_each_connection_until_it_is_settled() {
+    let mut scene = Scene::new();
+    // Nobody is there: it waits on the disk.
+    assert!(scene.link.as_ref().unwrap().evicted(intent("a")));
+    assert!(scene.link.as_ref().unwrap().evicted(intent("a")));
+    while scene.counts()[0] == 0 {
+        std::thread::yield_now();
+    }
+    for _ in 0..2 {
+        let (client, heard) = scene.introduced();
+        let evicted: Vec<&Value> = heard
+            .iter()
+            .filter(|one| one["type"] == "evicted")
+            .collect();
+        assert_eq!(evicted.len(), 1);
+        assert_eq!(evicted[0]["intent"]["uid"], "a");
+        drop(client);
+        assert!(matches!(scene.next(), ClusterEvent::Lost { .. }));
+    }
+    assert_eq!(scene.counts()[0], 1);
+    // The agent is replaced.
+    scene.link = None;
+    let (link, events, unsettled) = start(scene.dir.path());
+    assert_eq!(unsettled, [PodUid::from("a")].into());
+    (scene.link, scene.events) = (Some(link), events);
+    let (mut client, heard) = scene.introduced();
+    assert_eq!(heard[0]["type"], "hello");
+    assert_eq!(heard[1]["intent"]["decidedUnixMs"], 7);
+    assert!(scene.link.as_ref().unwrap().evicted(intent("b")));
+    assert_eq!(client.hear()["intent"]["uid"], "b");
+    client.say(&json!({"type": "reported", "uid": "b"}));
+    assert_eq!(scene.next(), ClusterEvent::Reported { uid: "b".into() });
+    client.say(&json!({"type": "settled", "uid": "a", "how": "shown"}));
+    let settled = ClusterEvent::Settled {
+        uid: "a".into(),
+        how: Settled::Shown,
+    };
+    assert_eq!(scene.next(), settled);
+    scene.link = None;
+    let (_link, _events, unsettled) = start(scene.dir.path());
+    assert_eq!(unsettled, [PodUid::from("b")].into());
+}

@@ -1,0 +1,546 @@
+//! `plimsoll-agent --kubernetes`, the real binary on real cgroups: a kubelet's tree of this test's own making, and a stand-in for `plimsoll-cluster`.
+//!
+//! Needs root and writable cgroups, v2 or hybrid. Everything is below a cgroup of its own, which is gone afterwards.
+
+#![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
+
+mod notes;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use plimsoll::host::HostRoot;
+use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller};
+use plimsoll::pods::kill::HOLD_FILE;
+use plimsoll::pods::names::{Driver, KubeletTree};
+use plimsoll_core::kube::qos::QosClass;
+use plimsoll_core::model::units::PodUid;
+use serde_json::{Value, json};
+
+const LEAKY: &str = "1b2c9a00-0000-4000-8000-00000000000a";
+const CRITICAL: &str = "1b2c9a00-0000-4000-8000-00000000000b";
+const STATIC: &str = "0123456789abcdef0123456789abcdef";
+const UNNAMED: &str = "1b2c9a00-0000-4000-8000-00000000000c";
+/// A threshold that is met on every machine; 100% would mean none.
+const MET: &str = "memory.available<99%";
+const LOOK: Duration = Duration::from_millis(20);
+
+/// One scene at a time: each is on the whole machine's memory.
+static SCENE: Mutex<()> = Mutex::new(());
+
+fn id(digit: char) -> String {
+    std::iter::repeat_n(digit, 64).collect()
+}
+
+/// A kubelet's tree.
+struct Tree {
+    mounts: CgroupMounts,
+    root: CgroupPath,
+    driver: Driver,
+    processes: Vec<Child>,
+}
+
+impl Tree {
+    /// `None`, and a line, where cgroups cannot be made.
+    fn new(driver: Driver) -> Option<Self> {
+        let mounts = match HostRoot::live().cgroup_mounts() {
+            Ok(mounts) => mounts,
+            Err(error) => {
+                notes::left_out(error);
+                return None;
+            }
+        };
+        let name = format!(
+            "plimsoll-test-kubelet-{}-{}",
+            driver.name(),
+            std::process::id()
+        );
+        let tree = Self {
+            mounts,
+            root: CgroupPath::new(&name).unwrap(),
+            driver,
+            processes: Vec::new(),
+        };
+        if tree.mounts.unified().is_none() {
+            notes::left_out("no cgroup v2 here: nothing can be held");
+            return None;
+        }
+        let kubepods = match driver {
+            Driver::Cgroupfs => "kubepods",
+            Driver::Systemd => "kubepods.slice",
+        };
+        for dir in tree.dirs(&tree.root.join(kubepods).unwrap()) {
+            if let Err(error) = fs::create_dir_all(dir) {
+                notes::left_out(format!("cgroups cannot be made: {error}"));
+                return None;
+            }
+        }
+        Some(tree)
+    }
+
+    /// In the hierarchy of memory and in the unified one.
+    fn dirs(&self, path: &CgroupPath) -> Vec<PathBuf> {
+        let memory = self.mounts.hierarchy_of(Controller::Memory).unwrap();
+        let mut dirs = vec![memory.dir(path)];
+        dirs.push(self.mounts.unified().unwrap().dir(path));
+        dirs.dedup();
+        dirs
+    }
+
+    fn found(&self) -> KubeletTree {
+        let tree = KubeletTree::find(&self.mounts, &self.root).unwrap();
+        assert_eq!(tree.driver(), self.driver);
+        tree
+    }
+
+    fn pod(&self, uid: &str) -> CgroupPath {
+        self.found()
+            .pod(QosClass::BestEffort, &PodUid::from(uid))
+            .unwrap()
+    }
+
+    fn container(&self, uid: &str, digit: char) -> CgroupPath {
+        let name = match self.driver {
+            Driver::Cgroupfs => id(digit),
+            Driver::Systemd => format!("cri-containerd-{}.scope", id(digit)),
+        };
+        self.pod(uid).join(&name).unwrap()
+    }
+
+    fn make(&self, uid: &str, digits: &str) {
+        for digit in digits.chars() {
+            for dir in self.dirs(&self.container(uid, digit)) {
+                fs::create_dir_all(dir).unwrap();
+            }
+        }
+    }
+
+    /// Starts a process in a container, as a runtime does. Returns its place.
+    fn start(&mut self, uid: &str, digit: char) -> usize {
+        let process = Command::new("sleep").arg("600").spawn().unwrap();
+        for dir in self.dirs(&self.container(uid, digit)) {
+            fs::write(dir.join("cgroup.procs"), process.id().to_string()).unwrap();
+        }
+        self.processes.push(process);
+        self.processes.len() - 1
+    }
+
+    fn runs(&mut self, process: usize) -> bool {
+        self.processes[process].try_wait().unwrap().is_none()
+    }
+
+    fn hold_file(&self, uid: &str) -> PathBuf {
+        let unified = self.mounts.unified().unwrap();
+        unified.dir(&self.pod(uid)).join(HOLD_FILE)
+    }
+
+    /// Every cgroup and every setting of the tree, but for holds and what moves by itself.
+    fn settings(&self) -> BTreeMap<PathBuf, String> {
+        let mut found = BTreeMap::new();
+        for dir in self.dirs(&self.root) {
+            walk(&dir, &mut |dir| {
+                found.insert(dir.to_owned(), String::new());
+                for entry in fs::read_dir(dir).unwrap().flatten() {
+                    let name = entry.file_name().into_string().unwrap();
+                    let is_setting = [
+                        "limit_in_bytes",
+                        ".max",
+                        ".high",
+                        ".low",
+                        ".min",
+                        ".weight",
+                        ".depth",
+                        "subtree_control",
+                        "oom.group",
+                    ];
+                    if is_setting.iter().any(|end| name.ends_with(end)) {
+                        let text = fs::read_to_string(entry.path()).unwrap_or_default();
+                        found.insert(entry.path(), text);
+                    }
+                }
+            });
+        }
+        found
+    }
+}
+
+fn walk(dir: &Path, each: &mut dyn FnMut(&Path)) {
+    each(dir);
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            walk(&entry.path(), each);
+        }
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            process.kill().ok();
+            process.wait().ok();
+        }
+        for dir in self.dirs(&self.root) {
+            let mut dirs = Vec::new();
+            walk(&dir, &mut |dir| dirs.push(dir.to_owned()));
+            for dir in dirs.iter().rev() {
+                // The kernel may still be at the last process.
+                for _ in 0..100 {
+                    match fs::remove_dir(dir) {
+                        Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
+                            std::thread::sleep(LOOK);
+                        }
+                        _ => break,
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `plimsoll-agent`, until it is dropped.
+struct Agent(Child, BufReader<std::process::ChildStdout>);
+
+impl Agent {
+    fn start(dir: &Path, tree: &Tree, options: &[&str]) -> Self {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_plimsoll-agent"))
+            .args([
+                "--kubernetes",
+                "--output",
+                "json",
+                "--without",
+                "bpf",
+                "--cluster-uid",
+                "0",
+            ])
+            .arg("--cgroup-root")
+            .arg(tree.root.to_string())
+            .arg("--cluster-socket")
+            .arg(dir.join("cluster.sock"))
+            .arg("--state-dir")
+            .arg(dir.join("state"))
+            .arg("--kubelet-dir")
+            .arg(dir.join("kubelet"))
+            .args(options)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        let mut agent = Self(process, output);
+        agent.wait_for("started");
+        agent
+    }
+
+    fn wait_for(&mut self, event: &str) -> Value {
+        loop {
+            let mut line = String::new();
+            assert_ne!(
+                self.1.read_line(&mut line).unwrap(),
+                0,
+                "the agent has ended"
+            );
+            let line: Value = serde_json::from_str(&line).unwrap();
+            if line["event"] == event {
+                return line;
+            }
+        }
+    }
+
+    fn stop(mut self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        // What it says until its end.
+        std::io::copy(&mut self.1, &mut std::io::sink()).unwrap();
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// A stand-in for `plimsoll-cluster`.
+struct Cluster(UnixStream);
+
+impl Cluster {
+    fn connect(dir: &Path) -> Self {
+        let mut cluster = Self(UnixStream::connect(dir.join("cluster.sock")).unwrap());
+        cluster.say(&json!({"type": "hello", "protocol": 1, "node": "n1"}));
+        cluster
+    }
+
+    fn say(&mut self, message: &Value) {
+        let bytes = message.to_string().into_bytes();
+        let length = u32::try_from(bytes.len()).unwrap().to_le_bytes();
+        self.0.write_all(&[&length, &bytes[..]].concat()).unwrap();
+    }
+
+    fn list(&mut self, pods: &[Value]) {
+        self.say(&json!({"type": "list"}));
+        for pod in pods {
+            self.say(&json!({"type": "pod", "pod": pod}));
+        }
+        self.say(&json!({"type": "listed"}));
+    }
+
+    fn hear(&mut self, kind: &str) -> Value {
+        loop {
+            let mut length = [0; 4];
+            self.0.read_exact(&mut length).unwrap();
+            let mut frame = vec![0; u32::from_le_bytes(length) as usize];
+            self.0.read_exact(&mut frame).unwrap();
+            let message: Value = serde_json::from_slice(&frame).unwrap();
+            if message["type"] == kind {
+                return message;
+            }
+        }
+    }
+}
+
+fn pod(name: &str, uid: &str, digit: char, spec: &Value) -> Value {
+    let mut pod = json!({
+        "metadata": {"name": name, "namespace": "default", "uid": uid},
+        "spec": {"containers": [{"name": "app"}]},
+        "status": {"qosClass": "BestEffort", "containerStatuses": [
+            {"name": "app", "containerID": format!("containerd://{}", id(digit)), "state": {"running": {}}},
+        ]},
+    });
+    for (key, value) in spec.as_object().unwrap() {
+        pod["spec"][key] = value.clone();
+    }
+    pod
+}
+
+/// Until the agent knows a pod by its name.
+fn wait_until_named(dir: &Path, name: &str) {
+    loop {
+        let top = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .args(["top", "--once", "--output", "json", "--state-dir"])
+            .arg(dir.join("state"))
+            .output()
+            .unwrap();
+        if String::from_utf8_lossy(&top.stdout).contains(name) {
+            return;
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn wait_until(mut is_so: impl FnMut() -> bool) {
+    while !is_so() {
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn hard_eviction(driver: Driver) {
+    let _scene = SCENE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(mut tree) = Tree::new(driver) else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    // The sandbox is 0, the container 1.
+    for (uid, digits) in [(LEAKY, "01"), (CRITICAL, "23"), (STATIC, "45")] {
+        tree.make(uid, digits);
+    }
+    let agent = Agent::start(dir.path(), &tree, &["--eviction-hard", MET]);
+    let mut cluster = Cluster::connect(dir.path());
+    let critical = json!({"priority": 2_000_001_000, "priorityClassName": "system-node-critical"});
+    cluster.list(&[
+        pod("leaky", LEAKY, '1', &json!({})),
+        pod("critical", CRITICAL, '3', &critical),
+    ]);
+    wait_until_named(dir.path(), "default/leaky");
+    wait_until_named(dir.path(), "default/critical");
+    let before = tree.settings();
+
+    // The others run first, so that one of them would be taken if it could be.
+    let others = [
+        tree.start(CRITICAL, '2'),
+        tree.start(CRITICAL, '3'),
+        tree.start(STATIC, '4'),
+        tree.start(STATIC, '5'),
+    ];
+    let sandbox = tree.start(LEAKY, '0');
+    let app = tree.start(LEAKY, '1');
+    let status = tree.processes[app].wait().unwrap();
+    assert_eq!(status.signal(), Some(9), "no SIGTERM at a hard threshold");
+    let held = fs::read_to_string(tree.hold_file(LEAKY)).unwrap();
+    assert_eq!(held.trim(), "0");
+    let again = tree
+        .mounts
+        .unified()
+        .unwrap()
+        .dir(&tree.container(LEAKY, '9'));
+    let refused = fs::create_dir(again).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(11), "EAGAIN: {refused}");
+
+    let intent = cluster.hear("evicted")["intent"].clone();
+    assert_eq!(
+        (&intent["uid"], &intent["name"]),
+        (&json!(LEAKY), &json!("leaky"))
+    );
+    assert_eq!(
+        (&intent["isHeld"], &intent["graceS"]),
+        (&json!(true), &json!(0))
+    );
+    let message = intent["message"].as_str().unwrap();
+    let sentence = "The node was low on resource: memory. Threshold quantity: ";
+    assert!(
+        message.starts_with(sentence) && message.contains("Ranked "),
+        "{message}"
+    );
+    let file = dir.path().join("state/intents.jsonl");
+    assert!(fs::read_to_string(&file).unwrap().contains(LEAKY));
+    let ledger = dir.path().join("state/holds.jsonl");
+    assert!(fs::read_to_string(&ledger).unwrap().contains(HOLD_FILE));
+
+    // The agent is replaced: the pod stays held, and its eviction is sent again.
+    drop(cluster);
+    agent.stop();
+    assert!(tree.runs(sandbox), "the sandbox was ended");
+    assert_eq!(
+        fs::read_to_string(tree.hold_file(LEAKY)).unwrap().trim(),
+        "0"
+    );
+    let mut agent = Agent::start(dir.path(), &tree, &["--eviction-hard", MET]);
+    let mut cluster = Cluster::connect(dir.path());
+    assert_eq!(cluster.hear("evicted")["intent"], intent);
+    assert_eq!(
+        fs::read_to_string(tree.hold_file(LEAKY)).unwrap().trim(),
+        "0"
+    );
+    cluster.list(&[
+        pod("leaky", LEAKY, '1', &json!({})),
+        pod("critical", CRITICAL, '3', &critical),
+    ]);
+    agent.wait_for("decision");
+    cluster.say(&json!({"type": "settled", "uid": LEAKY, "how": "shown"}));
+    wait_until(|| {
+        let text = fs::read_to_string(&file).unwrap();
+        text.is_empty() || text.contains("struck")
+    });
+    for other in others {
+        assert!(tree.runs(other), "a critical or static pod was ended");
+    }
+    assert_eq!(
+        tree.settings(),
+        before,
+        "a setting or a directory of the kubelet's was changed"
+    );
+
+    // It has gone from the API: nothing holds it any more.
+    cluster.say(&json!({"type": "pod_gone", "uid": LEAKY}));
+    let hold_file = tree.hold_file(LEAKY);
+    wait_until(|| fs::read_to_string(&hold_file).unwrap().trim() == "max");
+    agent.stop();
+}
+
+#[test]
+fn a_hard_threshold_holds_kills_the_container_and_reports_with_cgroupfs() {
+    hard_eviction(Driver::Cgroupfs);
+}
+
+#[test]
+fn a_hard_threshold_holds_kills_the_container_and_reports_with_systemd() {
+    hard_eviction(Driver::Systemd);
+}
+
+#[test]
+fn a_soft_threshold_reports_first_and_ends_the_pod_itself_when_nothing_acknowledges() {
+    let _scene = SCENE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(mut tree) = Tree::new(Driver::Systemd) else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    tree.make(LEAKY, "01");
+    let options = [
+        "--eviction-hard",
+        "memory.available<1Ki",
+        "--eviction-soft",
+        MET,
+        "--eviction-soft-grace-period",
+        "memory.available=100ms",
+        "--eviction-max-pod-grace-period",
+        "600",
+    ];
+    let agent = Agent::start(dir.path(), &tree, &options);
+    let mut cluster = Cluster::connect(dir.path());
+    let grace = json!({"terminationGracePeriodSeconds": 300});
+    cluster.list(&[pod("leaky", LEAKY, '1', &grace)]);
+    wait_until_named(dir.path(), "default/leaky");
+    let sandbox = tree.start(LEAKY, '0');
+    let app = tree.start(LEAKY, '1');
+    let intent = cluster.hear("evicted")["intent"].clone();
+    assert_eq!(
+        (&intent["graceS"], &intent["isHeld"]),
+        (&json!(300), &json!(false))
+    );
+    // Said before anything is done: the kubelet runs the hooks. It does not, here.
+    let status = tree.processes[app].wait().unwrap();
+    assert_eq!(status.signal(), Some(15));
+    assert_eq!(
+        fs::read_to_string(tree.hold_file(LEAKY)).unwrap().trim(),
+        "0"
+    );
+    agent.stop();
+    assert!(tree.runs(sandbox), "the sandbox was ended");
+}
+
+#[test]
+fn without_the_api_pods_are_known_by_their_cgroups_and_a_second_tree_is_an_error() {
+    let _scene = SCENE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(mut tree) = Tree::new(Driver::Systemd) else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    tree.make(UNNAMED, "01");
+    tree.make(STATIC, "45");
+    let others = [tree.start(STATIC, '4'), tree.start(STATIC, '5')];
+    let agent = Agent::start(
+        dir.path(),
+        &tree,
+        &["--eviction-hard", "memory.available<1Ki"],
+    );
+    wait_until_named(dir.path(), UNNAMED);
+    agent.stop();
+    let before = tree.settings();
+    let mut agent = Agent::start(dir.path(), &tree, &["--eviction-hard", MET]);
+    let app = tree.start(UNNAMED, '1');
+    let sandbox = tree.start(UNNAMED, '0');
+    // Which of both is the sandbox is not known: the pod goes as a whole.
+    for process in [app, sandbox] {
+        assert_eq!(tree.processes[process].wait().unwrap().signal(), Some(9));
+    }
+    let decision = agent.wait_for("eviction_finished");
+    assert_eq!(decision["uid"], UNNAMED);
+    for other in others {
+        assert!(tree.runs(other), "a static pod was ended");
+    }
+    assert_eq!(tree.settings(), before);
+    agent.stop();
+
+    for dir in tree.dirs(&tree.root.join(&format!("kubepods/pod{LEAKY}")).unwrap()) {
+        fs::create_dir_all(dir).unwrap();
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_plimsoll-agent"))
+        .args(["--kubernetes", "--cgroup-root", &tree.root.to_string()])
+        .arg("--state-dir")
+        .arg(dir.path().join("state"))
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(
+        error.contains("kubepods.slice and ") || error.contains("kubepods and "),
+        "{error}"
+    );
+}
