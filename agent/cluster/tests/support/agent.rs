@@ -191,7 +191,7 @@ impl Agent {
     pub(crate) async fn until(&mut self, what: &str, is_so: impl Fn(&Known) -> bool) {
         while !is_so(&self.known) {
             let heard =
-                tokio::time::timeout(std::time::Duration::from_secs(120), self.hear()).await;
+                tokio::time::timeout(std::time::Duration::from_secs(600), self.hear()).await;
             assert!(
                 heard.is_ok(),
                 "nothing comes of waiting for: {what}; known: {:?}",

@@ -24,9 +24,9 @@ pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
     RUNTIME.block_on(test)
 }
 
-/// Waits for progress, which always comes or the test is wrong: what waits longer than a minute says what it waited for.
+/// Waits for progress, which always comes or the test is wrong: what waits for ten minutes says what it waited for.
 pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    for _ in 0..6_000 {
+    for _ in 0..30_000 {
         if let Some(found) = look().await {
             return found;
         }
