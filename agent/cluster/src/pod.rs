@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use plimsoll_core::kube::cluster_link::{FRAME_BYTES_MAX, ToAgent};
 use plimsoll_core::kube::pod::{
-    CONFIG_MIRROR_ANNOTATION, CONFIG_SOURCE_ANNOTATION, LATENCY_CRITICAL_ANNOTATION, Metadata,
-    PRESSURE_SIGNAL_ANNOTATION, Pod, PodSpec, PodStatus,
+    CONFIG_MIRROR_ANNOTATION, CONFIG_SOURCE_ANNOTATION, ContainerStatus,
+    LATENCY_CRITICAL_ANNOTATION, Metadata, PRESSURE_SIGNAL_ANNOTATION, Pod, PodSpec, PodStatus,
 };
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
@@ -138,12 +138,14 @@ struct ApiStatus {
     qos_class: Option<String>,
     container_statuses: Option<Vec<ApiContainerStatus>>,
     init_container_statuses: Option<Vec<ApiContainerStatus>>,
+    ephemeral_container_statuses: Option<Vec<ApiContainerStatus>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct ApiContainerStatus {
-    name: String,
+    #[serde(flatten)]
+    kept: ContainerStatus,
     allocated_resources: Option<ResourceList>,
 }
 
@@ -180,11 +182,20 @@ impl SeenPod {
         let is_deleting = deletion_timestamp.is_some();
         let namespace = Arc::from(metadata.namespace.as_deref().unwrap_or_default());
         let name = Box::from(metadata.name.as_str());
+        let spec = reduced(api.spec.kept, &status);
+        // By their ids the agent tells containers from the sandbox.
+        let kept = |statuses: Option<Vec<ApiContainerStatus>>| {
+            let statuses = statuses.unwrap_or_default();
+            statuses.into_iter().map(|status| status.kept).collect()
+        };
         let pod = Pod {
             metadata,
-            spec: reduced(api.spec.kept, &status),
+            spec,
             status: PodStatus {
                 qos_class: status.qos_class.as_deref().and_then(QosClass::from_name),
+                container_statuses: kept(status.container_statuses),
+                init_container_statuses: kept(status.init_container_statuses),
+                ephemeral_container_statuses: kept(status.ephemeral_container_statuses),
             },
         };
         let frame = ToAgent::Pod {
@@ -234,7 +245,9 @@ fn reduced(mut spec: PodSpec, status: &ApiStatus) -> PodSpec {
     ] {
         let Some(statuses) = statuses else { continue };
         for container in containers {
-            let status = statuses.iter().find(|status| status.name == container.name);
+            let status = statuses
+                .iter()
+                .find(|status| status.kept.name == container.name);
             let allocated = status.and_then(|status| status.allocated_resources.as_ref());
             for (name, quantity) in allocated.into_iter().flatten() {
                 container
@@ -281,7 +294,8 @@ pub(crate) mod tests {
                     "volumeMounts": [{"name": "scratch", "mountPath": "/s"}, {"name": "token", "mountPath": "/t"}]}],
                 "volumes": [{"name": "scratch", "emptyDir": {}}, {"name": "token", "projected": {}}],
             },
-            "status": {"phase": "Running", "qosClass": "Burstable", "containerStatuses": [{"name": "app", "allocatedResources": {"memory": "2Gi"}}]},
+            "status": {"phase": "Running", "qosClass": "Burstable", "containerStatuses": [{"name": "app", "allocatedResources": {"memory": "2Gi"},
+                "containerID": "containerd://c1", "image": "i", "state": {"running": {"startedAt": "2026-11-22T10:00:00Z"}}, "lastState": {}}]},
         })
     }
 
@@ -313,6 +327,9 @@ pub(crate) mod tests {
             panic!("{text}")
         };
         assert!(!is_leaving);
+        let containers: Vec<_> = pod.status.containers().collect();
+        assert_eq!(containers[0].id(), Some("c1"));
+        assert!(containers[0].state.running.is_some());
         // What the kubelet has allocated, not what the specification asks for.
         assert_eq!(
             pod.spec.containers[0].resources.requests["memory"].value(),
