@@ -79,3 +79,39 @@ fn without_anybody_there_it_waits_and_ends_when_asked_to() {
     assert!(ended.success());
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
+
+/// All arguments are read before `--help` is answered, and one that is wrong is told instead.
+#[test]
+fn the_arguments_in_deploy_are_its_own() {
+    let deploy = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/");
+    let read = |path: &str| {
+        let path = format!("{deploy}{path}");
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+    };
+    let daemonset = read("base/daemonset.yaml");
+    let container = daemonset
+        .split("- name: cluster")
+        .nth(1)
+        .unwrap_or_default();
+    let lines = container.lines().map(str::trim);
+    let mut arguments: Vec<String> = lines
+        .filter_map(|line| line.strip_prefix("- --"))
+        .map(|argument| format!("--{argument}"))
+        .collect();
+    assert!(!arguments.is_empty());
+    for component in ["budgets", "delete-evicted", "eviction-api", "taint"] {
+        let text = read(&format!("components/{component}/kustomization.yaml"));
+        let added = text.split("value: ").nth(1).unwrap_or_default();
+        let added = added.lines().next().unwrap_or_default();
+        let added = added.trim_end_matches('}').trim_matches('"');
+        assert!(added.starts_with("--"), "{component}: {added}");
+        arguments.push(added.to_owned());
+    }
+    let mut accepted = program();
+    accepted
+        .env("NODE_NAME", "n")
+        .args(&arguments)
+        .arg("--help");
+    let output = accepted.output().expect("it is built");
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {output:?}");
+}
