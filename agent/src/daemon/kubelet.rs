@@ -32,6 +32,9 @@ use crate::source::cluster::{ClusterChange, ClusterEvent, ClusterLink};
 const ACKNOWLEDGE_NS: u64 = 2_000_000_000;
 /// How long a pod is held without a word from the API server.
 const HOLD_MAX_NS: u64 = 600_000_000_000;
+/// After the start the API server has so long to name the pods that are there. Until then the engine knows no pod of which only the cgroup is known: it
+/// may be critical, and no pod is to go because its agent was started anew (k/k#70618).
+const NAMES_WITHIN_NS: u64 = 10_000_000_000;
 /// Pods that one sample can have killed.
 const HELD_AT_ONCE: usize = 64;
 /// Pods that are known at one time: those of the API, and as many that it has not named.
@@ -486,11 +489,17 @@ impl Agent {
         }
     }
 
+    /// Whether the API server has named the pods that are there, or has had its time.
+    fn has_names(&self) -> bool {
+        self.tally.pods_listed || now_ns() >= self.started_ns.saturating_add(NAMES_WITHIN_NS)
+    }
+
     /// Takes in the pods that have come to the kubelet's tree, and forgets those of no name that have gone.
     pub(super) fn follow_kubelet_tree(&mut self) {
         if self.kubelet.is_none() {
             return;
         }
+        let has_names = self.has_names();
         let found = match self.pods.in_kubelet_tree() {
             Ok(found) => found,
             Err(error) => return self.warn(format!("the kubelet's pods: {error}")),
@@ -518,6 +527,9 @@ impl Agent {
                 continue;
             }
             let is_static = names::is_static(&pod.uid);
+            if !has_names && !is_static {
+                continue;
+            }
             let unnamed = Pod::unnamed(pod.uid, pod.class, is_static);
             self.apply(Arc::new(unnamed), "");
         }
@@ -736,6 +748,19 @@ mod tests {
                 event(&uid)
             );
         }
+    }
+
+    #[test]
+    fn a_pod_without_a_name_is_not_known_before_names_had_their_time() {
+        let mut node = Node::with(Cgroup::V2, true);
+        node.agent.tally.pods_listed = false;
+        node.agent.started_ns = now_ns();
+        assert!(!node.agent.has_names());
+        node.agent.started_ns -= NAMES_WITHIN_NS;
+        assert!(node.agent.has_names(), "the API server is silent");
+        node.agent.started_ns = now_ns();
+        node.agent.tally.pods_listed = true;
+        assert!(node.agent.has_names());
     }
 
     #[test]

@@ -27,6 +27,10 @@ use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 pub(crate) const PAGES: &[(&str, &str)] = &[
     ("README.md", include_str!("../../../README.md")),
     (
+        "docs/guide/cluster.md",
+        include_str!("../../../docs/guide/cluster.md"),
+    ),
+    (
         "docs/guide/first-run.md",
         include_str!("../../../docs/guide/first-run.md"),
     ),
