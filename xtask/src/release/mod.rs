@@ -22,8 +22,20 @@ use crate::{ebpf, paths, remap, setup};
 
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-pub(crate) const PROGRAMS: [&str; 3] = ["plimsoll", "plimsoll-agent", "plimsoll-trace"];
-const PACKAGES: [&str; 4] = ["--package", "plimsoll", "--package", "plimsoll-trace"];
+pub(crate) const PROGRAMS: [&str; 4] = [
+    "plimsoll",
+    "plimsoll-agent",
+    "plimsoll-cluster",
+    "plimsoll-trace",
+];
+const PACKAGES: [&str; 6] = [
+    "--package",
+    "plimsoll",
+    "--package",
+    "plimsoll-cluster",
+    "--package",
+    "plimsoll-trace",
+];
 /// What belongs to every copy.
 const TEXTS: [&str; 6] = [
     "README.md",
