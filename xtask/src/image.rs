@@ -5,16 +5,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use crate::interrupt::Folder;
-use crate::paths;
-use crate::process::output_of;
 use crate::progress::{self, say};
-use crate::release::{self, VERSION};
+use crate::release::{self, VERSION, sha256};
 
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
@@ -42,14 +39,8 @@ pub(crate) struct ImageArgs {
 
 /// Makes the image.
 pub(crate) fn run(args: &ImageArgs) -> Result<()> {
-    let out = match &args.out {
-        Some(out) => std::path::absolute(out).context("cannot resolve --out")?,
-        None => paths::target("image"),
-    };
-    let programs = match &args.programs {
-        Some(folder) => release::PROGRAMS.map(|name| folder.join(name)).into(),
-        None => release::build()?,
-    };
+    let out = release::out_folder(args.out.as_deref(), "image")?;
+    let programs = release::programs(args.programs.as_deref())?;
     let digest = write_layout(&programs, &out)?;
     let archive = out.with_extension("tar");
     let entries = ["blobs", "index.json", "oci-layout"].map(str::to_owned);
@@ -157,15 +148,12 @@ fn blob(blobs: &Path, kind: &str, file: &Path) -> Result<Value> {
     Ok(json!({"mediaType": kind, "digest": format!("sha256:{digest}"), "size": size}))
 }
 
-fn sha256(file: &Path) -> Result<String> {
-    let said = output_of(Command::new("sha256sum").arg(file), "coreutils are missing")?;
-    let digest = said.split(' ').next().unwrap_or_default();
-    Ok(digest.trim_start_matches('\\').to_owned())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
+    use crate::process::output_of;
 
     fn made() -> (tempfile::TempDir, PathBuf, String) {
         let dir = tempfile::tempdir().unwrap();

@@ -57,14 +57,8 @@ pub(crate) struct PackageArgs {
 
 /// Makes the package.
 pub(crate) fn run(args: &PackageArgs) -> Result<()> {
-    let out = match &args.out {
-        Some(out) => std::path::absolute(out).context("cannot resolve --out")?,
-        None => paths::target("package"),
-    };
-    let programs = match &args.programs {
-        Some(folder) => release::PROGRAMS.map(|name| folder.join(name)).into(),
-        None => release::build()?,
-    };
+    let out = release::out_folder(args.out.as_deref(), "package")?;
+    let programs = release::programs(args.programs.as_deref())?;
     let package = write(&programs, &out)?;
     say(
         "package",

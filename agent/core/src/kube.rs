@@ -11,3 +11,4 @@ pub mod pod_uid;
 pub mod qos;
 pub mod quantity;
 pub mod resources;
+pub mod time;

@@ -113,7 +113,7 @@ impl From<Vec<ManifestError>> for AdmitError {
 }
 
 /// Refuses `-` twice.
-pub(crate) fn check_stdin(files: &[PathBuf]) -> Result<(), AdmitError> {
+fn check_stdin(files: &[PathBuf]) -> Result<(), AdmitError> {
     let times = files
         .iter()
         .filter(|path| path.as_os_str() == STDIN)
@@ -130,7 +130,6 @@ pub(crate) fn check_stdin(files: &[PathBuf]) -> Result<(), AdmitError> {
 /// # Errors
 /// [`AdmitError`].
 pub fn run(args: &AdmitArgs) -> Result<ExitCode, AdmitError> {
-    check_stdin(&args.files)?;
     let namespace = args.namespace.as_deref();
     let answer = ask(
         &args.files,

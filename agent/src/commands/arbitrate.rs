@@ -8,7 +8,6 @@ mod what_if;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use plimsoll_core::arbitration::amounts::TooManyResources;
@@ -16,6 +15,7 @@ use plimsoll_core::arbitration::arbitrate;
 use plimsoll_core::arbitration::named::{Objects, Resolved};
 
 use crate::commands::exit_status::{self, CommandError};
+use crate::host::clock::wall;
 use crate::host::output::{Drawing, OutputArgs, Style};
 use crate::host::shown::page;
 use crate::input::manifests::STDIN;
@@ -99,10 +99,8 @@ impl CommandError for ArbitrateError {
 pub fn run(args: &ArbitrateArgs) -> Result<ExitCode, ArbitrateError> {
     let mut stdout = io::stdout().lock();
     let style = Style::of(&stdout);
-    let clock = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
-    let (text, left_out) = answer(args, io::stdin().lock(), args.now.unwrap_or(clock), style)?;
+    let now = args.now.unwrap_or_else(|| wall().as_secs());
+    let (text, left_out) = answer(args, io::stdin().lock(), now, style)?;
     if !left_out.is_empty() {
         eprint!(
             "{}",

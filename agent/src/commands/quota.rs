@@ -11,7 +11,7 @@ use plimsoll_core::kube::resources::ResourceList;
 use serde_json::{Value, json};
 
 use crate::commands::admit::objects::{Row, Verdict, ask};
-use crate::commands::admit::{AdmitError, Defects, Form, check_stdin, document, row};
+use crate::commands::admit::{AdmitError, Defects, Form, document, row};
 use crate::commands::exit_status;
 use crate::host::output::{OutputArgs, Style};
 use crate::host::shown::page;
@@ -55,7 +55,6 @@ struct Standing<'a> {
 /// # Errors
 /// [`AdmitError`].
 pub fn run(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
-    check_stdin(&args.files)?;
     let namespace = args.namespace.as_deref();
     let answer = ask(
         &args.files,

@@ -10,7 +10,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use plimsoll_core::explain::{ContainerUse, RunnerUp, StatusMessage};
@@ -25,6 +24,7 @@ use plimsoll_core::model::units::PodUid;
 
 use super::{Agent, now_ns};
 use crate::act::holds::Holds;
+use crate::host::clock::wall;
 use crate::pods::names;
 use crate::source::cluster::{ClusterChange, ClusterEvent, ClusterLink};
 
@@ -126,10 +126,7 @@ impl KubeletWork {
 
 /// For times that people read. Not for the hot path.
 fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| {
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-    })
+    u64::try_from(wall().as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Agent {
@@ -491,7 +488,7 @@ impl Agent {
 
     /// Whether the API server has named the pods that are there, or has had its time.
     fn has_names(&self) -> bool {
-        self.tally.pods_listed || now_ns() >= self.started_ns.saturating_add(NAMES_WITHIN_NS)
+        now_ns() >= self.listed_by_ns(NAMES_WITHIN_NS)
     }
 
     /// Takes in the pods that have come to the kubelet's tree, and forgets those of no name that have gone.

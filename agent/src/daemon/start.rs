@@ -176,16 +176,14 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         let _in_runtime = runtime.enter();
         StopSignals::catch().context("SIGINT and SIGTERM cannot be caught")?
     };
-    let room = plan.no_room.is_some();
-    let room = room
-        .then(|| RoomWatch::start(&args.state_dir))
-        .transpose()?;
-    let mut signals = None;
-    if let Some(room) = &room {
+    let room = if plan.no_room.is_some() {
+        let room = RoomWatch::start(&args.state_dir)?;
         stop = stop.or_when(room.notify());
         let _in_runtime = runtime.enter();
-        signals = Some(StopSignals::catch()?);
-    }
+        Some((room, StopSignals::catch()?))
+    } else {
+        None
+    };
     let mut start = Start {
         plan,
         reporter,
@@ -210,7 +208,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     {
         tracing::error!(%error, "pinned BPF programs stay; the next start, or `plimsoll uninstall`, removes them");
     }
-    let result = match room.zip(signals) {
+    let result = match room {
         Some((room, signals)) => runtime.block_on(room.start_anew(result, signals)),
         None => result,
     };

@@ -87,10 +87,15 @@ impl Agent {
 
     /// From when on it is known which pod a cgroup belongs to: an agent that has just started has not read the manifests.
     pub(super) fn listed_at_ns(&self) -> u64 {
+        self.listed_by_ns(LISTED_WITHIN_NS)
+    }
+
+    /// From when on a list of pods is not waited for: at once if it has come, else so long after the start.
+    pub(super) fn listed_by_ns(&self, within_ns: u64) -> u64 {
         if self.tally.pods_listed {
             0
         } else {
-            self.started_ns.saturating_add(LISTED_WITHIN_NS)
+            self.started_ns.saturating_add(within_ns)
         }
     }
 

@@ -1,6 +1,6 @@
-//! The one clock: CLOCK_MONOTONIC, by which the kernel stamps its records and the engine reckons.
+//! The clock that decides: CLOCK_MONOTONIC, by which the kernel stamps its records and the engine reckons. And what others show.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -22,6 +22,13 @@ pub fn reading_ns(clock: ClockId) -> u64 {
 #[must_use]
 pub fn cpu_time() -> Duration {
     Duration::from_nanos(reading_ns(ClockId::ProcessCPUTime))
+}
+
+/// Time since 1970 by the machine's clock, for people to read and for the API. A clock before 1970 has no figure: zero.
+#[must_use]
+pub fn wall() -> Duration {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default()
 }
 
 /// Rest after a piece of work, as a multiple of what it took.

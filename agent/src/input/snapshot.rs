@@ -14,6 +14,7 @@ use plimsoll_core::kube::budget::DisruptionBudget;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::resources::{Scope, pod_requests};
+use plimsoll_core::kube::time::Time;
 
 use super::manifests::{Bounds, ManifestError, read_or_stdin};
 use super::yaml::{self, Limits, Node, Value};
@@ -445,23 +446,8 @@ fn canonical(name: &str, quantity: &Quantity, rounding: Rounding) -> u64 {
 
 /// Of a time stamp as the API server writes it, such as `2026-11-23T02:39:40Z`; fractions of a second are dropped.
 pub(crate) fn seconds_since_1970(stamp: &str) -> Option<u64> {
-    let number = |from: usize, length: usize| -> Option<u64> {
-        let digits = stamp.get(from..from + length)?;
-        digits
-            .bytes()
-            .all(|byte| byte.is_ascii_digit())
-            .then(|| digits.parse().ok())?
-    };
-    let (year, month, day) = (number(0, 4)?, number(5, 2)?, number(8, 2)?);
-    let (hour, minute, second) = (number(11, 2)?, number(14, 2)?, number(17, 2)?);
-    if !stamp.ends_with('Z') || !(1..=12).contains(&month) || year < 1970 {
-        return None;
-    }
-    // Days by the civil calendar, with years that begin in March (H. Hinnant, "chrono-compatible low-level date algorithms").
-    let year = if month <= 2 { year - 1 } else { year };
-    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day.checked_sub(1)?;
-    let days = year * 365 + year / 4 - year / 100 + year / 400 + day_of_year;
-    Some((days.checked_sub(719_468)? * 24 + hour) * 3600 + minute * 60 + second)
+    let time = Time::parse(stamp.ends_with('Z').then_some(stamp)?).ok()?;
+    u64::try_from(time.seconds).ok()
 }
 
 #[cfg(test)]

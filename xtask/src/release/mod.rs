@@ -66,10 +66,7 @@ pub(crate) struct ReleaseArgs {
 
 /// Makes a release; 1 when the second build is another one.
 pub(crate) fn run(args: &ReleaseArgs) -> Result<u8> {
-    let out = match &args.out {
-        Some(out) => std::path::absolute(out).context("cannot resolve --out")?,
-        None => paths::target("dist"),
-    };
+    let out = out_folder(args.out.as_deref(), "dist")?;
     make(&out)?;
     if args.verify {
         return again::same(&out);
@@ -77,8 +74,24 @@ pub(crate) fn run(args: &ReleaseArgs) -> Result<u8> {
     Ok(0)
 }
 
+/// Where `--out` says, else a folder of `target`.
+pub(crate) fn out_folder(given: Option<&Path>, name: &str) -> Result<PathBuf> {
+    match given {
+        Some(out) => std::path::absolute(out).context("cannot resolve --out"),
+        None => Ok(paths::target(name)),
+    }
+}
+
+/// The programs in the folder that `--programs` names, else they are built.
+pub(crate) fn programs(folder: Option<&Path>) -> Result<Vec<PathBuf>> {
+    match folder {
+        Some(folder) => Ok(PROGRAMS.map(|name| folder.join(name)).into()),
+        None => build(),
+    }
+}
+
 /// Builds the programs for everybody's machine, with the BPF objects in them; their paths.
-pub(crate) fn build() -> Result<Vec<PathBuf>> {
+fn build() -> Result<Vec<PathBuf>> {
     for folder in [".", "ebpf"] {
         let step = Step::begin("release", format_args!("dependencies of {folder}"));
         let mut fetch = process::cargo();
@@ -211,12 +224,10 @@ fn bill_of_materials(objects: &[PathBuf]) -> Result<String> {
     }
     let mut embedded = Vec::new();
     for object in objects {
-        let (folder, name) = (object.parent(), object.file_name());
-        let name = name.and_then(|name| name.to_str()).context("an odd name")?;
-        let sums = sums_of(folder.context("no folder")?, &[name.to_owned()])?;
+        let name = object.file_name().and_then(|name| name.to_str());
         embedded.push(Embedded {
-            name: name.to_owned(),
-            sha256: sums.split(' ').next().unwrap_or_default().to_owned(),
+            name: name.context("an odd name")?.to_owned(),
+            sha256: sha256(object)?,
         });
     }
     materials.document(VERSION, &embedded, &compilers(&nightly)?)
@@ -285,6 +296,14 @@ fn contents(folder: &Path, name: &str) -> Result<Vec<String>> {
         .collect();
     files.sort();
     Ok(files)
+}
+
+/// The SHA-256 of one file, in hexadecimal digits.
+pub(crate) fn sha256(file: &Path) -> Result<String> {
+    let (folder, name) = (file.parent(), file.file_name());
+    let name = name.and_then(|name| name.to_str()).context("an odd name")?;
+    let sums = sums_of(folder.context("no folder")?, &[name.to_owned()])?;
+    Ok(sums.split(' ').next().unwrap_or_default().to_owned())
 }
 
 /// Lines as `sha256sum --check` reads them.

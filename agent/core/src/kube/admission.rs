@@ -28,7 +28,6 @@ pub mod priority;
 pub mod request;
 pub mod resource_quota;
 pub mod resource_rules;
-pub mod time;
 
 /// Whether the API server's known defects are kept.
 ///

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use plimsoll_core::kube::admission::Admission;
 use plimsoll_core::kube::admission::chain::{Admitted, World};
@@ -12,10 +11,11 @@ use plimsoll_core::kube::admission::request::Refusal;
 use plimsoll_core::kube::admission::resource_quota::claims::DeviceClasses;
 use plimsoll_core::kube::admission::resource_quota::configuration::Configuration;
 use plimsoll_core::kube::admission::resource_quota::evaluator::Cluster;
-use plimsoll_core::kube::admission::time::Time;
+use plimsoll_core::kube::time::Time;
 
+use super::{AdmitError, check_stdin};
+use crate::host::clock::wall;
 use crate::host::shown::Show as _;
-use crate::input::manifests::ManifestError;
 use crate::input::manifests::objects::{self, Item, Source};
 use crate::show::admission::{Line, Outcome};
 
@@ -50,9 +50,7 @@ pub(crate) struct Answer {
 
 /// The time by the host's clock.
 fn now() -> Time {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    let since = wall();
     Time {
         seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
         nanos: since.subsec_nanos(),
@@ -62,16 +60,17 @@ fn now() -> Time {
 /// Reads the files and asks about each object.
 ///
 /// # Errors
-/// What is wrong in the files; then nothing is asked.
+/// [`AdmitError`]: what is wrong in the files; then nothing is asked.
 pub(crate) fn ask(
     files: &[PathBuf],
     namespace: Option<&str>,
     admission: Admission,
     stdin: impl io::Read,
-) -> Result<Answer, Vec<ManifestError>> {
+) -> Result<Answer, AdmitError> {
+    check_stdin(files)?;
     let read = objects::read(files, namespace, stdin);
     if !read.errors.is_empty() {
-        return Err(read.errors);
+        return Err(read.errors.into());
     }
     let mut world = World::new(admission, Configuration::default(), cluster(&read.items));
     let mut verdicts: Vec<Option<Verdict>> = read.items.iter().map(|_| None).collect();

@@ -63,14 +63,12 @@ impl Recorded {
     pub(super) fn open(path: &Path) -> Result<Self, WebError> {
         let mut recording = Recording::open(path)?;
         let end = recording.position();
+        recording.seek(Seek::Begin)?;
         let mut points = Vec::new();
         for point in 0..=POINTS_MAX.min(end.steps) {
             // In the order of steps, so that none is taken twice.
             let step = point * end.steps / POINTS_MAX.min(end.steps).max(1);
             let by = step.saturating_sub(recording.position().step);
-            if point == 0 {
-                recording.seek(Seek::Begin)?;
-            }
             recording.seek(Seek::Steps(isize::try_from(by).unwrap_or(isize::MAX)))?;
             points.push(Point::of(
                 recording.position().at_ns,

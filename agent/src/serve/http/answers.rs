@@ -1,11 +1,12 @@
 //! What is answered at which path.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use hyper::{Method, StatusCode};
 
 use super::server::{Asked, Pages};
+use crate::host::clock::wall;
 use crate::host::processes::process_cost;
 use crate::kernel::stats::RunMeter;
 use crate::serve::control::{NoSnapshot, Snapshots};
@@ -119,10 +120,7 @@ impl Answers {
             statistics,
             programs: Vec::new(),
             pods_in_metrics: false,
-            // A clock before 1970 has no figure.
-            started: SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .unwrap_or_default(),
+            started: wall(),
             loop_bound: LOOP_BOUND,
         }
     }

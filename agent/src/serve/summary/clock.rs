@@ -1,11 +1,12 @@
 //! Times as the Kubernetes API writes them: RFC 3339, UTC, whole seconds.
 
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
+use plimsoll_core::kube::time;
 use serde::{Serialize, Serializer};
 
-use crate::host::clock::now_ns;
+use crate::host::clock::{now_ns, wall};
 
 /// A time since 1970. Zero is a time that is not known, and `null`, as a `metav1.Time` is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -30,10 +31,8 @@ pub(super) struct Clock {
 
 impl Clock {
     pub(super) fn now() -> Self {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
-            // A clock before 1970 has no figure.
-            wall: wall.unwrap_or_default(),
+            wall: wall(),
             monotonic: Duration::from_nanos(now_ns()),
         }
     }
@@ -59,27 +58,8 @@ impl Clock {
 
 /// Seconds since 1970 as `2026-11-22T03:45:45Z`.
 fn text_of_seconds(seconds: u64) -> String {
-    let (days, of_day) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = date(days);
-    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
-/// The date so many days after 1970-01-01, in the proleptic Gregorian calendar: years begin in March, so that the leap day is the last.
-fn date(days: u64) -> (u64, u64, u64) {
-    // 0000-03-01 is 719468 days before 1970; 400 years have 146097 days.
-    let days = days + 719_468;
-    let (era, of_era) = (days / 146_097, days % 146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let from_march = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 {
-        from_march + 3
-    } else {
-        from_march - 9
-    };
-    (year + era * 400 + u64::from(month <= 2), month, day)
+    let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+    time::Time { seconds, nanos: 0 }.to_string()
 }
 
 #[cfg(test)]

@@ -15,10 +15,10 @@ use plimsoll_core::kube::admission::resource_quota::configuration::{
 };
 use plimsoll_core::kube::admission::resource_quota::evaluator::{Cluster, Evaluator};
 use plimsoll_core::kube::admission::resource_quota::recalculate::{self, Counted};
-use plimsoll_core::kube::admission::time::Time;
 use plimsoll_core::kube::pod::Container;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::kube::resources::{ResourceList, validate};
+use plimsoll_core::kube::time::Time;
 use serde_json::{Map, Value, json};
 
 use super::{Verdict, list, object, pod, read, text};

@@ -10,8 +10,8 @@ use plimsoll_core::kube::admission::resource_quota::evaluator::{Cluster, Evaluat
 use plimsoll_core::kube::admission::resource_quota::{
     self, Conflict, Plugin, QuotaStore, validate,
 };
-use plimsoll_core::kube::admission::time::Time;
 use plimsoll_core::kube::resources::ResourceList;
+use plimsoll_core::kube::time::Time;
 use serde_json::{Map, Value, json};
 
 use super::{Verdict, errors_json, judge, list, pod, read, request_of, text, verdict_json};

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::field::{FieldError, json_text, quoted};
 use super::names;
-use super::time::Time;
+use crate::kube::time::Time;
 
 /// Reads `null` as the type's default.
 pub(super) fn null_as_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(

@@ -13,12 +13,12 @@ use crate::kube::admission::object::{
 };
 use crate::kube::admission::pod_object::PodObject;
 use crate::kube::admission::request::{Operation, Request};
-use crate::kube::admission::time::Time;
 use crate::kube::pod::Container;
 use crate::kube::quantity::{Format, Quantity};
 use crate::kube::resources::{
     self, CPU, EPHEMERAL_STORAGE, MEMORY, ResourceList, Scope, is_huge_pages,
 };
+use crate::kube::time::Time;
 
 /// What else is in the cluster.
 #[derive(Debug, Clone, Default)]

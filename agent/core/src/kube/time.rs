@@ -1,4 +1,4 @@
-//! Times of the API (RFC 3339), as far as they are compared.
+//! Times as the Kubernetes API writes them (RFC 3339, UTC).
 
 use std::fmt;
 
