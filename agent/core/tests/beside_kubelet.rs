@@ -141,3 +141,62 @@ fn a_pod_without_a_name_is_the_last_to_go_and_a_static_one_never_goes() {
     }
     assert_eq!(order, ["c", "b", "a", "unnamed"]);
 }
+
+fn withdrawn(decisions: &[Decision]) -> Vec<&str> {
+    let withdrawn = decisions.iter().filter_map(|decision| match decision {
+        Decision::Withdraw { uid } => Some(uid.as_str()),
+        _ => None,
+    });
+    withdrawn.collect()
+}
+
+/// Kubernetes' Eviction API answers 429 while a budget has no disruption left.
+#[test]
+fn when_a_budget_refuses_a_soft_victim_the_next_one_goes() {
+    let mut node = beside(vec![soft(300 * MI)]);
+    node.sample(&SHORT, Sample::default());
+    assert_eq!(names(&node.sample(&SHORT, Sample::default())), ["a"]);
+    let refused = |uid: &str| EventKind::EvictionRefused { uid: uid.into() };
+    assert_eq!(withdrawn(&node.step(refused("a"))), ["a"]);
+    let state = &node.engine.state().pods[&PodUid::from("a")];
+    assert_eq!((state.leaving, state.evictions), (None, 0));
+    assert_eq!(names(&node.sample(&SHORT, Sample::default())), ["b"]);
+    assert_eq!(withdrawn(&node.step(refused("b"))), ["b"]);
+    // The last one stays chosen, and is killed when its grace period of 20 s is over.
+    assert_eq!(names(&node.sample(&SHORT, Sample::default())), ["c"]);
+    assert_eq!(withdrawn(&node.step(refused("c"))), [""; 0]);
+    let mut killed = Vec::new();
+    for _ in 0..3 {
+        let decisions = node.sample_after(10 * S, &SHORT, Sample::default());
+        killed.extend(kills(&decisions).into_iter().map(|(uid, _)| uid.to_owned()));
+    }
+    assert_eq!(killed, ["c"]);
+}
+
+#[test]
+fn a_refusal_is_for_one_grace_period_and_spares_nobody_at_a_hard_threshold() {
+    let mut node = beside(vec![
+        soft(300 * MI),
+        hard(Signal::MemoryAvailable, 100 * MI),
+    ]);
+    node.sample(&SHORT, Sample::default());
+    assert_eq!(names(&node.sample(&SHORT, Sample::default())), ["a"]);
+    let refused = EventKind::EvictionRefused { uid: "a".into() };
+    assert_eq!(withdrawn(&node.step(refused.clone())), ["a"]);
+    let shorter = [("a", 620, 0, 0), ("b", 300, 0, 0), ("c", 1, 0, 0)];
+    let decisions = node.sample(&shorter, Sample::default());
+    assert_eq!(names(&decisions), ["a"]);
+    assert_eq!(kills(&decisions), [("a", KillReason::NoGrace)]);
+    // What was killed is not taken back.
+    assert_eq!(withdrawn(&node.step(refused)), [""; 0]);
+
+    let mut node = beside(vec![soft(300 * MI)]);
+    node.sample(&SHORT, Sample::default());
+    node.sample(&SHORT, Sample::default());
+    let refused = EventKind::EvictionRefused { uid: "a".into() };
+    assert_eq!(withdrawn(&node.step(refused)), ["a"]);
+    let plenty = [("a", 1, 0, 0), ("b", 1, 0, 0), ("c", 1, 0, 0)];
+    node.sample_after(21 * S, &plenty, Sample::default());
+    node.sample(&SHORT, Sample::default());
+    assert_eq!(names(&node.sample(&SHORT, Sample::default())), ["a"]);
+}

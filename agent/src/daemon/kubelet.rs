@@ -124,6 +124,15 @@ impl KubeletWork {
     }
 }
 
+/// What the node's condition says of what is lost: the first loss, and where the others stand. A condition has one line in `kubectl describe`.
+fn losses_in_short(lost: &[String]) -> Option<String> {
+    let (first, others) = lost.split_first()?;
+    Some(match others.len() {
+        0 => first.clone(),
+        more => format!("{first} (and {more} more: kubectl plimsoll check NODE)"),
+    })
+}
+
 /// For times that people read. Not for the hot path.
 fn unix_ms() -> u64 {
     u64::try_from(wall().as_millis()).unwrap_or(u64::MAX)
@@ -163,6 +172,7 @@ impl Agent {
                 grace_s,
                 reason,
             } => self.report_eviction(uid, *grace_s, reason, event.at_ns),
+            Decision::Withdraw { uid } => self.withdraw(uid),
             Decision::Kill { uid, why } => self.report_kill(uid, *why),
             Decision::Condition {
                 condition: NodeCondition::MemoryPressure,
@@ -206,6 +216,17 @@ impl Agent {
             ..Evicted::default()
         };
         self.send_intent(&pod, evicted, signal, text, (rank, ranked), grace_s);
+    }
+
+    /// Another pod goes: the report of this one's eviction has not been taken, and is not wanted any more.
+    fn withdraw(&mut self, uid: &PodUid) {
+        let Some(work) = &mut self.kubelet else {
+            return;
+        };
+        work.evicted.remove(uid);
+        if let Some(link) = &work.link {
+            link.withdrawn(uid.clone());
+        }
     }
 
     /// A pod that the last line in the kernel has taken was not chosen by the engine: its report begins with the kill.
@@ -323,12 +344,11 @@ impl Agent {
     /// The loop begins: what is known of the node is said.
     pub(super) fn begin_kubelet(&mut self) {
         let Some(work) = &self.kubelet else { return };
-        let lost = work.lost.join("; ");
-        let is_degraded = !lost.is_empty();
-        let (reason, message) = match is_degraded {
-            true => ("MechanismsLost", lost),
-            false => ("NothingLost", "every mechanism is there".to_owned()),
+        let (reason, message) = match losses_in_short(&work.lost) {
+            Some(lost) => ("MechanismsLost", lost),
+            None => ("NothingLost", "every mechanism is there".to_owned()),
         };
+        let is_degraded = !work.lost.is_empty();
         let calm = "no memory threshold is met";
         self.set_condition(
             PlimsollCondition::MemoryPressure,
@@ -582,9 +602,12 @@ impl Agent {
                 tracing::info!(kubelet_version, "the kubelet of this node");
             }
             ClusterEvent::Reported { uid } => self.acknowledged(&uid),
-            // It is reported all the same when its grace period is over.
             ClusterEvent::Refused { uid } => {
-                tracing::info!(%uid, "a disruption budget refuses the report of an eviction");
+                tracing::info!(%uid, "a disruption budget refuses an eviction");
+                // Heard, and not to be begun by a SIGTERM of ours: it is reported all the same when its grace period is over.
+                self.acknowledged(&uid);
+                self.take_in(EventKind::EvictionRefused { uid });
+                self.hurry = true;
             }
             ClusterEvent::Settled { uid, how } => {
                 self.acknowledged(&uid);
@@ -745,6 +768,44 @@ mod tests {
                 event(&uid)
             );
         }
+    }
+
+    /// A SIGTERM after two seconds would be an eviction that the budget has just refused.
+    #[test]
+    fn a_refused_eviction_is_not_begun_for_want_of_an_answer() {
+        let (mut node, uid, _) = held();
+        let by_ns = now_ns() + ACKNOWLEDGE_NS;
+        let evicted = work(&mut node).evicted.entry(uid.clone()).or_default();
+        evicted.acknowledge_by_ns = Some(by_ns);
+        let refused = ClusterEvent::Refused { uid: uid.clone() };
+        node.agent.cluster_event(refused).unwrap();
+        assert_eq!(work(&mut node).evicted[&uid].acknowledge_by_ns, None);
+        assert!(node.agent.hurry, "another pod may have to go");
+    }
+
+    #[test]
+    fn a_withdrawn_eviction_is_forgotten() {
+        let (mut node, uid, _) = held();
+        let decision = Decision::Withdraw { uid: uid.clone() };
+        let event = Event {
+            at_ns: now_ns(),
+            kind: EventKind::EvictionRefused { uid: uid.clone() },
+        };
+        node.agent.report_decision(&event, &decision);
+        assert!(!work(&mut node).evicted.contains_key(&uid));
+    }
+
+    #[test]
+    fn a_condition_names_the_first_loss_and_counts_the_others() {
+        let lost = ["a".to_owned(), "b".to_owned(), "c".to_owned()];
+        assert_eq!(losses_in_short(&[]), None);
+        assert_eq!(losses_in_short(&lost[..1]).as_deref(), Some("a"));
+        let others = " more: kubectl plimsoll check NODE)";
+        assert_eq!(
+            losses_in_short(&lost[..2]),
+            Some(format!("a (and 1{others}"))
+        );
+        assert_eq!(losses_in_short(&lost), Some(format!("a (and 2{others}")));
     }
 
     #[test]

@@ -458,6 +458,7 @@ impl Agent {
                     self.terminate(uid);
                 }
             }
+            Decision::Withdraw { uid } => self.timelines.withdrawn(uid),
             Decision::End { uid, .. } => self.terminate(uid),
             Decision::Kill { uid, .. } => {
                 // Before the kill: nothing is started in its place.

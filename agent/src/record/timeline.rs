@@ -103,6 +103,11 @@ impl Timelines {
         });
     }
 
+    /// The eviction was taken back.
+    pub fn withdrawn(&mut self, uid: &PodUid) {
+        self.current.retain(|timeline| timeline.uid != *uid);
+    }
+
     /// SIGTERM was sent.
     pub fn signalled(&mut self, uid: &PodUid, at_ns: u64) {
         self.of(uid, |timeline| timeline.signalled_ns = Some(at_ns));

@@ -111,7 +111,7 @@ fn threshold(random: &mut Random) -> Threshold {
 
 pub(super) fn event(random: &mut Random, now_ns: &mut u64) -> Event {
     *now_ns += *random.pick(&[0, 1, MS, 20 * MS, 100 * MS, 1000 * MS, 31_000 * MS]);
-    let kind = match random.below(27) {
+    let kind = match random.below(29) {
         20 => budget(random),
         21 => EventKind::BudgetRemoved {
             budget: Arc::from("default/budget"),
@@ -137,6 +137,8 @@ pub(super) fn event(random: &mut Random, now_ns: &mut u64) -> Event {
             knob: *random.pick(&[CpuKnob::Quota, CpuKnob::Burst]),
             error: "refused".to_owned(),
         },
+        27 => EventKind::EvictionRefused { uid: any(random) },
+        28 => EventKind::PodEnding { uid: any(random) },
         0..3 => pod(random),
         3..6 => EventKind::PodRunning { uid: any(random) },
         6 => EventKind::PodEmpty { uid: any(random) },

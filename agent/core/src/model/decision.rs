@@ -47,6 +47,11 @@ pub enum Decision {
         /// Why, and why this one.
         reason: Reason,
     },
+    /// Take back an eviction for a soft threshold that a disruption budget refused: another pod can go.
+    Withdraw {
+        /// Which pod stays.
+        uid: PodUid,
+    },
     /// End a pod whose manifest was removed: SIGTERM now.
     End {
         /// Which pod.
@@ -563,6 +568,10 @@ impl fmt::Display for Decision {
                 grace_s,
                 reason,
             } => write!(f, "evict {uid} (grace {grace_s} s): {reason}"),
+            Self::Withdraw { uid } => write!(
+                f,
+                "{uid} stays: a disruption budget refuses its eviction, and another pod can go"
+            ),
             Self::End { uid, grace_ms } => {
                 write!(f, "end {uid} (grace {grace_ms} ms): its manifest is gone")
             }

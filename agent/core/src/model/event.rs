@@ -75,6 +75,11 @@ pub enum EventKind {
         /// Which pod.
         uid: PodUid,
     },
+    /// The API server refuses the eviction of a pod for now: a disruption budget has no disruption left. Nothing if it was killed already.
+    EvictionRefused {
+        /// Which pod.
+        uid: PodUid,
+    },
     /// A container's cgroup has lost its last process, and its pod has others.
     ContainerEnded {
         /// Which pod.

@@ -123,6 +123,9 @@ pub struct PodState {
     /// How often it was evicted.
     #[serde(default)]
     pub evictions: u32,
+    /// Until when other pods are evicted in its place at a soft threshold, because a disruption budget refused its eviction, nanoseconds.
+    #[serde(default)]
+    pub refused_until_ns: Option<u64>,
     /// The signal that its processes asked for when memory is short.
     #[serde(default)]
     pub pressure_signal: Option<PressureSignal>,
@@ -322,6 +325,7 @@ impl NodeState {
             // What it means for the pod is in `policy::leaving`.
             | EventKind::LastLineKill { .. }
             | EventKind::PodEnding { .. }
+            | EventKind::EvictionRefused { .. }
             | EventKind::PlacementStarted(_)
             | EventKind::PodsListed
             | EventKind::ContainerEnded { .. }
@@ -362,6 +366,7 @@ impl NodeState {
                 stuck: known.is_some_and(|old| old.stuck),
                 stuck_since_ns: known.map_or(0, |old| old.stuck_since_ns),
                 evictions: known.map_or(0, |old| old.evictions),
+                refused_until_ns: known.and_then(|old| old.refused_until_ns),
                 // An unknown signal name is reported where manifests are read.
                 pressure_signal: pod.pressure_signal().unwrap_or_default(),
                 remedied_ns: known.map_or([None; Stage::ALL.len()], |old| old.remedied_ns),

@@ -43,6 +43,7 @@ impl Decision {
             Self::Arm { .. } => ("arm", "", None, None),
             Self::SampleBy { .. } => ("sample_by", "", None, None),
             Self::Evict { uid, reason, .. } => ("evict", reason.name(), Some(uid), Some(Critical)),
+            Self::Withdraw { uid } => ("withdraw", "", Some(uid), Some(Info)),
             Self::End { uid, .. } => ("end", "", Some(uid), Some(Info)),
             Self::Kill { uid, why } => ("kill", why.name(), Some(uid), Some(Critical)),
             Self::ReleaseMemory { uid } => ("release_memory", "", Some(uid), None),

@@ -156,6 +156,7 @@ pub(crate) fn decide(
         EventKind::ContainerEnded { uid, container } => container_ended(state, uid, container),
         EventKind::Sample(_)
         | EventKind::PodEnding { .. }
+        | EventKind::EvictionRefused { .. }
         | EventKind::BudgetApplied { .. }
         | EventKind::BudgetRemoved { .. }
         | EventKind::NodeReclaimed { .. }

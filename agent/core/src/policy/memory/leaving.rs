@@ -15,6 +15,7 @@ use crate::model::event::{Event, EventKind, LastLineKill};
 use crate::model::signal::{Observations, Resource, Signal};
 use crate::model::state::{Leaving, NodeState, PodState};
 use crate::model::units::PodUid;
+use crate::policy::memory::view::View;
 use crate::policy::memory::{breaker, remedies};
 
 /// A killed process frees its memory by itself as soon as it runs. After this time it evidently does not: it is throttled, frozen
@@ -57,7 +58,9 @@ pub(crate) fn decide(
         // Its kubelet ends it.
         EventKind::PodRemoved { uid } if config.beside_kubelet && is_running(state, uid) => {}
         EventKind::PodRemoved { uid } => end(state, uid, decisions),
+        EventKind::PodEnding { uid } if config.exempt_uids.contains(uid) => {}
         EventKind::PodEnding { uid } => ends_elsewhere(state, uid),
+        EventKind::EvictionRefused { uid } => refused(config, state, uid, decisions),
         EventKind::LastLineKill { uid, .. } if config.exempt_uids.contains(uid) => {}
         EventKind::LastLineKill { uid, kill } => finish(state, uid, kill, decisions),
         EventKind::PodEmpty { uid } => forget_if_removed(state, uid),
@@ -151,6 +154,44 @@ fn ends_elsewhere(state: &mut NodeState, uid: &PodUid) {
         available_bytes,
     );
     pod.leaving = Some(leaving);
+}
+
+/// A disruption budget refuses an eviction for a soft threshold. Another pod goes, if there is one; else this one when its grace period is over,
+/// as it does when it is refused a second time.
+fn refused(
+    config: &EngineConfig,
+    state: &mut NodeState,
+    uid: &PodUid,
+    decisions: &mut Vec<Decision>,
+) {
+    let now_ns = state.now_ns;
+    let view = View::now(config, state);
+    let can_go = |other: &PodState| {
+        let is_spared = other.row.exempt || view.is_refused(other);
+        other.leaving.is_none() && !is_spared && view.is_candidate(other)
+    };
+    let has_other = state.pods.values().any(can_go);
+    let Some(pod) = state.pods.get_mut(uid) else {
+        return;
+    };
+    let is_first = pod
+        .refused_until_ns
+        .is_none_or(|until_ns| until_ns <= now_ns);
+    let Some(leaving) = pod.leaving.filter(|leaving| {
+        let has_begun = leaving.killed_at_ns.is_some() || leaving.empty_at_ns.is_some();
+        leaving.evicted_for.is_some() && !has_begun
+    }) else {
+        return;
+    };
+    if !is_first || leaving.kill_at_ns <= now_ns {
+        return;
+    }
+    pod.refused_until_ns = Some(leaving.kill_at_ns);
+    if has_other {
+        pod.leaving = None;
+        pod.evictions = pod.evictions.saturating_sub(1);
+        decisions.push(Decision::Withdraw { uid: uid.clone() });
+    }
 }
 
 /// A pod that was not ended when its manifest was removed has ended now.

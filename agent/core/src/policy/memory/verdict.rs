@@ -163,6 +163,9 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
     ranking.rank(rows, places);
     chosen.clear();
     chosen.extend((0..rows.len()).filter(|&at| !rows[at].exempt));
+    if !met.threshold.is_hard() {
+        pass_over_refused(view, rows, chosen);
+    }
     let all = rows.len();
     let first = chosen.first().map_or(0, |at| at + 1);
     let need = met.threshold.shortfall(met.observation, true);
@@ -200,5 +203,17 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
     Victims {
         rests_on,
         need: need.filter(|_| several || preference != Preference::None),
+    }
+}
+
+/// Keeps the pods whose eviction no disruption budget has refused, if there are any.
+fn pass_over_refused(view: &View<'_>, rows: &[RankRow], chosen: &mut Vec<usize>) {
+    let pods = &view.state.pods;
+    let is_refused = |at: &usize| {
+        pods.get(&rows[*at].uid)
+            .is_some_and(|pod| view.is_refused(pod))
+    };
+    if !chosen.iter().all(is_refused) {
+        chosen.retain(|at| !is_refused(at));
     }
 }

@@ -123,6 +123,12 @@ impl<'a> View<'a> {
         pod.running && goes
     }
 
+    /// Whether a disruption budget has refused its eviction, and others are to go in its place.
+    pub(crate) fn is_refused(&self, pod: &PodState) -> bool {
+        let until_ns = pod.refused_until_ns;
+        until_ns.is_some_and(|until_ns| self.now_ns < until_ns)
+    }
+
     /// Whether an eviction is under way, so that none for `resource` may begin. Memory does not wait for a pod that still has
     /// time to leave for another reason.
     pub(crate) fn eviction_under_way(&self, resource: Resource) -> bool {
