@@ -16,8 +16,10 @@ use super::harness::Test;
 /// A machine on which tests run, for their declarations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machine {
-    /// Kernel 6.1, cgroup v2.
+    /// Kernel 6.1, cgroup v2, one CPU: with more it does not boot where time counts instructions.
     V6_1,
+    /// Kernel 6.1, cgroup v2, four CPUs and the host's clock: for what needs the speed of a disk or of several CPUs.
+    V6_1Smp,
     /// Kernel 6.12, cgroup v2.
     V6_12,
     /// Kernel 7.2, cgroup v2.
@@ -70,6 +72,8 @@ impl On {
 enum Kind {
     /// One NUMA node, nothing special.
     Flat,
+    /// One CPU.
+    OneCpu,
     /// Two NUMA nodes.
     Numa2,
     /// Eight NUMA nodes.
@@ -81,7 +85,8 @@ enum Kind {
 impl Machine {
     fn kind(self) -> Option<Kind> {
         Some(match self {
-            Self::V6_1 | Self::V6_12 | Self::V7_2 | Self::Hybrid => Kind::Flat,
+            Self::V6_1 => Kind::OneCpu,
+            Self::V6_1Smp | Self::V6_12 | Self::V7_2 | Self::Hybrid => Kind::Flat,
             Self::Numa2 | Self::Numa2Hybrid => Kind::Numa2,
             Self::Numa8 => Kind::Numa8,
             Self::Confidential | Self::IntegrityNoPsi => Kind::Booted,
@@ -133,6 +138,7 @@ impl Row {
     pub fn name(&self) -> String {
         let kind = match self.kind {
             Kind::Flat | Kind::Booted => "",
+            Kind::OneCpu => "-cpu1",
             Kind::Numa2 => "-numa2",
             Kind::Numa8 => "-numa8",
         };
@@ -152,6 +158,7 @@ impl Row {
     fn topology(&self) -> &'static str {
         match self.kind {
             Kind::Flat | Kind::Booted => "flat:4",
+            Kind::OneCpu => "flat:1",
             Kind::Numa2 => "numa2:1",
             Kind::Numa8 => "numa8",
         }
@@ -162,7 +169,7 @@ impl Row {
             // Each node has room for its pods.
             Kind::Numa8 => 4096,
             // A node with pods and a hog.
-            Kind::Flat | Kind::Numa2 | Kind::Booted => 2048,
+            Kind::Flat | Kind::OneCpu | Kind::Numa2 | Kind::Booted => 2048,
         }
     }
 
@@ -184,7 +191,8 @@ impl Row {
 
 /// The machines. Those that are no [`Machine::More`] are started by every `cargo xtask test`, the others with `--all` only.
 pub const MACHINES: &[Row] = &[
-    Row::flat(Machine::V6_1, "6.1", "cgroup2"),
+    Row::of(Machine::V6_1, Kind::OneCpu, "6.1", "cgroup2", ""),
+    Row::flat(Machine::V6_1Smp, "6.1", "cgroup2"),
     Row::flat(Machine::V6_12, "6.12", "cgroup2"),
     Row::flat(Machine::V7_2, "7.2", "cgroup2"),
     Row::flat(Machine::Hybrid, "6.1", "hybrid"),
@@ -314,7 +322,9 @@ mod tests {
             guest.map(|guest| guest.tests)
         };
         let some = |names: &[&str]| Some(names.iter().map(|&name| name.to_owned()).collect());
-        assert_eq!(of("6.1", false), some(&["each"]));
+        assert_eq!(of("6.1-cpu1", false), some(&["each"]));
+        assert_eq!(of("6.1-cpu1", true), some(&["each"]));
+        assert_eq!(of("6.1", false), some(&[]));
         assert_eq!(of("6.1", true), some(&["once", "each"]));
         assert_eq!(of("6.1-hybrid", false), some(&[]));
         assert_eq!(of("6.1-hybrid", true), some(&["once", "each"]));
