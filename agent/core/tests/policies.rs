@@ -12,7 +12,7 @@ use plimsoll_core::model::options::{Availability, EvictionOptions, Victims};
 use plimsoll_core::model::reading::{
     NumaMemory, NumaPods, PodLoad, PodLoads, PodOnNode, PressureReading, StallReading, StallShares,
 };
-use plimsoll_core::model::signal::Signal;
+use plimsoll_core::model::signal::{NodeCondition, Signal};
 use plimsoll_core::model::threshold::Threshold;
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::Stale;
@@ -168,6 +168,9 @@ fn disk_stalls_evict_the_pod_that_reads_and_writes_most() {
     let decisions = node.sample(&IDLE, more);
     assert_eq!(names(&decisions), ["hungry"]);
     assert_eq!(evicted(&decisions)[0].1.usage, 90 * MI);
+    let condition = NodeCondition::Stalled;
+    let status = true;
+    assert!(decisions.contains(&Decision::Condition { condition, status }));
 }
 
 #[test]

@@ -174,15 +174,18 @@ impl Agent {
             } => self.report_eviction(uid, *grace_s, reason, event.at_ns),
             Decision::Withdraw { uid } => self.withdraw(uid),
             Decision::Kill { uid, why } => self.report_kill(uid, *why),
-            Decision::Condition {
-                condition: NodeCondition::MemoryPressure,
-                status,
-            } => {
+            Decision::Condition { condition, status } => {
+                let condition = match condition {
+                    NodeCondition::MemoryPressure => PlimsollCondition::MemoryPressure,
+                    NodeCondition::Stalled => PlimsollCondition::Stalled,
+                    // The kubelet's own thresholds speak of these.
+                    NodeCondition::DiskPressure | NodeCondition::PidPressure => return,
+                };
                 let reason = match *status {
                     true => "ThresholdMet",
                     false => "ThresholdsNotMet",
                 };
-                self.set_condition(PlimsollCondition::MemoryPressure, *status, reason, decision);
+                self.set_condition(condition, *status, reason, decision);
             }
             _ => {}
         }
@@ -349,13 +352,19 @@ impl Agent {
             None => ("NothingLost", "every mechanism is there".to_owned()),
         };
         let is_degraded = !work.lost.is_empty();
-        let calm = "no memory threshold is met";
-        self.set_condition(
-            PlimsollCondition::MemoryPressure,
-            false,
-            "ThresholdsNotMet",
-            &calm,
-        );
+        let calm = [
+            (
+                PlimsollCondition::MemoryPressure,
+                "no memory threshold is met",
+            ),
+            (
+                PlimsollCondition::Stalled,
+                "no threshold on waits for disk or CPU is met",
+            ),
+        ];
+        for (condition, message) in calm {
+            self.set_condition(condition, false, "ThresholdsNotMet", &message);
+        }
         self.set_condition(PlimsollCondition::Degraded, is_degraded, reason, &message);
     }
 
@@ -793,6 +802,29 @@ mod tests {
         };
         node.agent.report_decision(&event, &decision);
         assert!(!work(&mut node).evicted.contains_key(&uid));
+    }
+
+    #[test]
+    fn conditions_of_the_engine_are_reported_and_the_kubelets_are_not() {
+        let mut node = Node::with(Cgroup::V2, true);
+        node.agent.begin_kubelet();
+        let event = Event {
+            at_ns: now_ns(),
+            kind: EventKind::PodsListed,
+        };
+        for condition in NodeCondition::ALL {
+            let status = true;
+            let decision = Decision::Condition { condition, status };
+            node.agent.report_decision(&event, &decision);
+        }
+        let shown = work(&mut node).conditions.iter();
+        let shown: Vec<_> = shown.map(|one| (one.condition, one.status)).collect();
+        let expected = [
+            (PlimsollCondition::MemoryPressure, true),
+            (PlimsollCondition::Stalled, true),
+            (PlimsollCondition::Degraded, false),
+        ];
+        assert_eq!(shown, expected);
     }
 
     #[test]

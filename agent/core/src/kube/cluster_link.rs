@@ -195,9 +195,9 @@ pub struct NodeConditionReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PlimsollCondition {
-    /// A memory threshold is met.
+    /// A memory threshold is met, one on waits for memory among them.
     MemoryPressure,
-    /// Processes of the node wait for memory, disk or CPU beyond a limit.
+    /// A threshold on waits for disk or CPU is met.
     Stalled,
     /// A mechanism is lost, or evictions are not reported.
     Degraded,

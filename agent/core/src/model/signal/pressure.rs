@@ -25,13 +25,13 @@ const MEMORY: SignalRow = SignalRow {
     observe: |_| Seen::NotRead,
 };
 const IO: SignalRow = SignalRow {
-    condition: None,
+    condition: Some(NodeCondition::Stalled),
     resource: Resource::Io,
     meaning: "share of time in which tasks waited for the disk",
     ..MEMORY
 };
 const CPU: SignalRow = SignalRow {
-    condition: None,
+    condition: Some(NodeCondition::Stalled),
     resource: Resource::Cpu,
     meaning: "share of time in which tasks waited for a CPU",
     ..MEMORY

@@ -82,7 +82,7 @@ pub enum Signal {
 /// How many signals there are.
 pub const COUNT: usize = Signal::CpuSome300 as usize + 1;
 
-/// A condition on the node's status. Names as in the Kubernetes API.
+/// A condition on the node's status. Names as in the Kubernetes API, but for [`Self::Stalled`], which the kubelet does not have.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum NodeCondition {
     /// The node is short of memory.
@@ -92,11 +92,18 @@ pub enum NodeCondition {
     /// The node is short of processes.
     #[serde(rename = "PIDPressure")]
     PidPressure,
+    /// Processes wait for a disk or a CPU.
+    Stalled,
 }
 
 impl NodeCondition {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::MemoryPressure, Self::DiskPressure, Self::PidPressure];
+    pub const ALL: [Self; 4] = [
+        Self::MemoryPressure,
+        Self::DiskPressure,
+        Self::PidPressure,
+        Self::Stalled,
+    ];
 
     /// The name in the API.
     pub const fn as_str(self) -> &'static str {
@@ -104,6 +111,7 @@ impl NodeCondition {
             Self::MemoryPressure => "MemoryPressure",
             Self::DiskPressure => "DiskPressure",
             Self::PidPressure => "PIDPressure",
+            Self::Stalled => "Stalled",
         }
     }
 }
