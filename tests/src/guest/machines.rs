@@ -24,11 +24,11 @@ pub enum Machine {
     V6_12,
     /// Kernel 7.2, cgroup v2.
     V7_2,
-    /// Kernel 6.1, memory controller on cgroup v1: the one kernel of the three that has it.
+    /// Kernel 6.1, memory controller on cgroup v1, one CPU: the one kernel of the three that has it.
     Hybrid,
     /// Two NUMA nodes.
     Numa2,
-    /// Two NUMA nodes, memory controller on cgroup v1.
+    /// Two NUMA nodes, four CPUs, memory controller on cgroup v1.
     Numa2Hybrid,
     /// Eight NUMA nodes, threads and split caches.
     Numa8,
@@ -85,8 +85,8 @@ enum Kind {
 impl Machine {
     fn kind(self) -> Option<Kind> {
         Some(match self {
-            Self::V6_1 => Kind::OneCpu,
-            Self::V6_1Smp | Self::V6_12 | Self::V7_2 | Self::Hybrid => Kind::Flat,
+            Self::V6_1 | Self::Hybrid => Kind::OneCpu,
+            Self::V6_1Smp | Self::V6_12 | Self::V7_2 => Kind::Flat,
             Self::Numa2 | Self::Numa2Hybrid => Kind::Numa2,
             Self::Numa8 => Kind::Numa8,
             Self::Confidential | Self::IntegrityNoPsi => Kind::Booted,
@@ -159,7 +159,7 @@ impl Row {
         match self.kind {
             Kind::Flat | Kind::Booted => "flat:4",
             Kind::OneCpu => "flat:1",
-            Kind::Numa2 => "numa2:1",
+            Kind::Numa2 => "numa2:2",
             Kind::Numa8 => "numa8",
         }
     }
@@ -195,12 +195,13 @@ pub const MACHINES: &[Row] = &[
     Row::flat(Machine::V6_1Smp, "6.1", "cgroup2"),
     Row::flat(Machine::V6_12, "6.12", "cgroup2"),
     Row::flat(Machine::V7_2, "7.2", "cgroup2"),
-    Row::flat(Machine::Hybrid, "6.1", "hybrid"),
+    Row::of(Machine::Hybrid, Kind::OneCpu, "6.1", "hybrid", ""),
     Row::of(Machine::Numa8, Kind::Numa8, "7.2", "cgroup2", ""),
     Row::of(Machine::Numa2, Kind::Numa2, "7.2", "cgroup2", ""),
     Row::of(Machine::Numa2Hybrid, Kind::Numa2, "6.1", "hybrid", ""),
     booted(Machine::Confidential, "6.12", "lockdown=confidentiality"),
     booted(Machine::IntegrityNoPsi, "7.2", "lockdown=integrity psi=0"),
+    Row::flat(Machine::More, "6.1", "hybrid"),
     Row::flat(Machine::More, "6.1", "cgroup1"),
     Row::of(Machine::More, Kind::Numa8, "6.1", "cgroup2", ""),
     Row::of(Machine::More, Kind::Numa8, "6.12", "cgroup2", ""),
@@ -326,7 +327,8 @@ mod tests {
         assert_eq!(of("6.1-cpu1", true), some(&["each"]));
         assert_eq!(of("6.1", false), some(&[]));
         assert_eq!(of("6.1", true), some(&["once", "each"]));
-        assert_eq!(of("6.1-hybrid", false), some(&[]));
+        assert_eq!(of("6.1-hybrid-cpu1", false), some(&[]));
+        assert_eq!(of("6.1-hybrid", false), None);
         assert_eq!(of("6.1-hybrid", true), some(&["once", "each"]));
         assert_eq!(of("6.1-cgroup1", false), None);
         assert_eq!(of("6.12-numa2", true), some(&["numa"]));

@@ -26,7 +26,7 @@ use super::explain::{explain, json};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "placement::a_container_is_alone_on_its_cpus_also_after_a_restart",
-        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
+        on: On::These(&[Machine::V6_12, Machine::Numa2Hybrid]),
         run: alone,
     },
     Test {
