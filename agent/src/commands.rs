@@ -14,6 +14,7 @@ pub mod manual;
 pub mod place;
 pub mod quota;
 pub mod rank;
+pub mod rehearse;
 pub mod replay;
 pub mod run;
 pub mod top;

@@ -6,6 +6,7 @@ pub mod check;
 pub mod explain;
 pub mod place;
 pub mod rank;
+pub(crate) mod rehearse;
 pub mod table;
 pub mod top;
 pub mod topology;

@@ -18,6 +18,7 @@ pub mod fill;
 pub mod groups;
 pub mod named;
 pub mod plan;
+pub mod rehearsal;
 
 use amounts::ResourceSet;
 use census::Census;

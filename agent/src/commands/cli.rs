@@ -17,6 +17,7 @@ use crate::commands::manual::{CompletionsArgs, ManArgs};
 use crate::commands::place::PlaceArgs;
 use crate::commands::quota::QuotaArgs;
 use crate::commands::rank::RankArgs;
+use crate::commands::rehearse::RehearseArgs;
 use crate::commands::replay::ReplayArgs;
 use crate::commands::top::TopArgs;
 use crate::commands::topology::TopologyArgs;
@@ -40,6 +41,7 @@ Examples:
   plimsoll rank -f ./pods --usage usage.yaml        which pod would be evicted first, and why; needs no agent
   plimsoll place -f ./pods --machine machine.json   which CPUs and NUMA nodes pods would get
   plimsoll arbitrate -f cluster.yaml                who may have how much of a cluster, and who gives it back
+  plimsoll rehearse -f cluster.yaml --load load.yaml   what that does over days, beside quotas and priorities
   plimsoll admit -f ./team-a --why                  whether a namespace would take these pods, and with which requests
   plimsoll explain eviction                         the same from a running agent, and what would make a pod safe
   plimsoll top                                      the same live, on a screen
@@ -68,6 +70,7 @@ enum Command {
     Rank(RankArgs),
     Place(PlaceArgs),
     Arbitrate(ArbitrateArgs),
+    Rehearse(RehearseArgs),
     Admit(AdmitArgs),
     Quota(QuotaArgs),
     Config(ConfigArgs),
@@ -106,6 +109,7 @@ pub fn main() -> ExitCode {
         Command::Config(args) => ended(crate::commands::config::run(&args)),
         Command::Place(args) => ended(crate::commands::place::run(&args)),
         Command::Arbitrate(args) => ended(crate::commands::arbitrate::run(&args)),
+        Command::Rehearse(args) => ended(crate::commands::rehearse::run(&args)),
         Command::Admit(args) => ended(crate::commands::admit::run(&args)),
         Command::Quota(args) => ended(crate::commands::quota::run(&args)),
         Command::Rank(args) => ended(crate::commands::rank::run(&args)),

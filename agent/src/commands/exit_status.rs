@@ -37,7 +37,7 @@ impl CommandError for crate::host::program::NotStarted {}
 pub type Meaning = (Option<u8>, &'static str);
 
 /// What each command's statuses mean, beside [`WRONG_USAGE`]. No status stands for that of another program.
-pub const TABLE: [(&str, &[Meaning]); 21] = [
+pub const TABLE: [(&str, &[Meaning]); 22] = [
     (
         "run",
         &[
@@ -176,6 +176,17 @@ pub const TABLE: [(&str, &[Meaning]); 21] = [
                 Some(REFUSED),
                 "--why or --what-if names a Consumer or namespace that is not there",
             ),
+        ],
+    ),
+    (
+        "rehearse",
+        &[
+            (Some(DONE), "rehearsed, whatever the policies did"),
+            (
+                Some(FAILED),
+                "a file cannot be read or is wrong; each message names file, line and field",
+            ),
+            (Some(REFUSED), "the load makes more than 100000 pods"),
         ],
     ),
     (

@@ -88,7 +88,7 @@ impl Resources {
 }
 
 /// A row of values, one for each resource, for each of many things: in one piece of memory.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Table<T> {
     width: usize,
     cells: Vec<T>,
@@ -113,13 +113,17 @@ impl<T: Copy> Table<T> {
         &mut self.cells[at * self.width..][..self.width]
     }
 
-    /// Has so many rows from now on; what is in them does not matter.
-    pub(super) fn resize(&mut self, rows: usize, width: usize)
+    /// Has so many rows from now on; new ones are nothing.
+    pub(super) fn resize(&mut self, rows: usize)
     where
         T: Default,
     {
-        self.width = width;
-        self.cells.resize(rows * width, T::default());
+        self.cells.resize(rows * self.width, T::default());
+    }
+
+    /// How many values a row has.
+    pub(super) fn width(&self) -> usize {
+        self.width
     }
 
     /// Copies a row over another.
@@ -140,6 +144,14 @@ impl ResourceSet {
         let places = amounts.iter().enumerate();
         let needed = places.filter(|(_, amount)| **amount > 0);
         Self(needed.fold(0, |set, (place, _)| set | 1 << place))
+    }
+
+    /// Those of which one side has more than the other.
+    #[must_use]
+    pub fn greater(amounts: &[u64], than: &[u64]) -> Self {
+        let places = amounts.iter().zip(than).enumerate();
+        let greater = places.filter(|(_, (amount, than))| amount > than);
+        Self(greater.fold(0, |set, (place, _)| set | 1 << place))
     }
 
     /// One resource.
@@ -164,6 +176,12 @@ impl ResourceSet {
     #[must_use]
     pub fn meets(self, other: Self) -> bool {
         self.0 & other.0 != 0
+    }
+
+    /// The resources that both have.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
     }
 
     /// Adds a resource.

@@ -2,9 +2,9 @@
 
 use std::cmp::Reverse;
 
-use super::amounts::{AMOUNT_LIMIT, Amounts, Bounds, ResourceSet};
+use super::amounts::{AMOUNT_LIMIT, Amounts, Bounds, ResourceSet, Table};
 use super::cluster::{Cluster, Node, NodeState, Pod};
-use super::demand::Counting;
+use super::demand::{Counting, Demand};
 use super::groups::Ask;
 
 /// What a pod counts as.
@@ -29,8 +29,8 @@ pub struct Census {
     pub capacity: Bounds,
     /// What each pod counts as.
     pub standings: Vec<Standing>,
-    /// The pods of each Consumer, in the order in which they count.
-    pub pods: Vec<Vec<usize>>,
+    /// The pending pods of each Consumer, in the order in which they count.
+    pub pending: Vec<Vec<usize>>,
     /// What each Consumer's pods come to.
     pub asks: Vec<Ask>,
 }
@@ -41,29 +41,146 @@ impl Census {
     pub fn of(cluster: &Cluster) -> Self {
         let capacity = capacity(cluster);
         let shapes = Shapes::of(cluster, &capacity);
-        let standings: Vec<Standing> = cluster
-            .pods
-            .iter()
-            .map(|pod| standing(cluster, &shapes, pod))
-            .collect();
-        let mut places: Vec<Vec<_>> = cluster.consumers.iter().map(|_| Vec::new()).collect();
-        for (at, pod) in cluster.pods.iter().enumerate() {
-            places[pod.namespace].push((place(pod, standings[at]), at));
-        }
-        let pods: Vec<Vec<usize>> = places
-            .into_iter()
-            .map(|places| in_order(cluster, places))
-            .collect();
-        let rows = cluster.consumers.iter().zip(&pods);
-        let asks =
-            rows.map(|(consumer, pods)| ask(cluster, &standings, pods, &consumer.hard, &capacity));
-        Self {
-            asks: asks.collect(),
+        let mut census = Self {
+            standings: Vec::with_capacity(cluster.pods.len()),
+            pending: vec![Vec::new(); cluster.consumers.len()],
+            asks: Vec::new(),
             capacity,
-            standings,
-            pods,
+        };
+        let mut tally = Tally::new(cluster.consumers.len(), cluster.resources.len());
+        for (at, pod) in cluster.pods.iter().enumerate() {
+            let standing = standing(cluster, &shapes, pod);
+            census.standings.push(standing);
+            tally.add(pod, standing);
+            if standing == Standing::Pending {
+                census.pending[pod.namespace].push(at);
+            }
+        }
+        census.asks = tally.asks();
+        for pending in &mut census.pending {
+            in_order(cluster, &census.standings, pending);
+        }
+        census.keep_bounds(cluster);
+        census
+    }
+
+    /// Only where all pods together pass a bound it matters in which order they count.
+    fn keep_bounds(&mut self, cluster: &Cluster) {
+        let asks = self.asks.iter().zip(&cluster.consumers);
+        let passes = asks.map(|(ask, consumer)| passes(ask, &consumer.hard, &self.capacity));
+        let passes: Vec<bool> = passes.collect();
+        if !passes.contains(&true) {
+            return;
+        }
+        let mut pods: Vec<Vec<usize>> = vec![Vec::new(); passes.len()];
+        for (at, pod) in cluster.pods.iter().enumerate() {
+            if passes[pod.namespace] && self.standings[at].is_asked_for() {
+                pods[pod.namespace].push(at);
+            }
+        }
+        for (namespace, mut pods) in pods.into_iter().enumerate() {
+            if passes[namespace] {
+                in_order(cluster, &self.standings, &mut pods);
+                let hard = &cluster.consumers[namespace].hard;
+                let mut counting = Counting::new(hard, &self.capacity);
+                for at in pods {
+                    counting.add(&cluster.pods[at].requests, 1);
+                }
+                let ask = &mut self.asks[namespace];
+                (ask.demand, ask.passed_over) = counting.finish();
+            }
         }
     }
+}
+
+impl Standing {
+    /// Whether such a pod is asked for.
+    fn is_asked_for(self) -> bool {
+        match self {
+            Self::Running | Self::Returning | Self::Pending => true,
+            Self::NeverFits | Self::Leaving => false,
+        }
+    }
+}
+
+/// What pods come to, whatever the bounds. In few pieces of memory, as each pod goes to another namespace's sums than the one before.
+struct Tally {
+    used: Table<u64>,
+    /// The last class of each namespace.
+    last: Vec<Option<usize>>,
+    /// What the pods of each class request, and the class of the same namespace before it.
+    classes: Vec<(ResourceSet, Option<usize>)>,
+    /// What each class asks for.
+    asked: Table<u64>,
+}
+
+impl Tally {
+    fn new(namespaces: usize, resources: usize) -> Self {
+        Self {
+            used: Table::new(namespaces, resources, 0),
+            last: vec![None; namespaces],
+            classes: Vec::with_capacity(namespaces),
+            asked: Table::new(0, resources, 0),
+        }
+    }
+
+    fn add(&mut self, pod: &Pod, standing: Standing) {
+        if standing == Standing::Running {
+            add(self.used.row_mut(pod.namespace), &pod.requests);
+        }
+        let needs = ResourceSet::needed(&pod.requests);
+        if !standing.is_asked_for() || needs.is_empty() {
+            return;
+        }
+        let mut class = self.last[pod.namespace];
+        while let Some(at) = class
+            && self.classes[at].0 != needs
+        {
+            class = self.classes[at].1;
+        }
+        let class = class.unwrap_or_else(|| {
+            let class = self.classes.len();
+            self.classes.push((needs, self.last[pod.namespace]));
+            self.last[pod.namespace] = Some(class);
+            self.asked.resize(class + 1);
+            class
+        });
+        add(self.asked.row_mut(class), &pod.requests);
+    }
+
+    fn asks(self) -> Vec<Ask> {
+        let resources = self.used.width();
+        let namespaces = self.last.iter().enumerate();
+        let ask = |(namespace, last): (usize, &Option<usize>)| {
+            let mut demand = Demand::nothing(resources);
+            let mut class = *last;
+            while let Some(at) = class {
+                let (needs, before) = self.classes[at];
+                let asked = self.asked.row(at);
+                demand.add(needs, |resource| asked[resource]);
+                class = before;
+            }
+            Ask {
+                demand,
+                used: self.used.row(namespace).into(),
+                passed_over: 0,
+            }
+        };
+        namespaces.map(ask).collect()
+    }
+}
+
+/// Whether all that is asked for is more than can count.
+fn passes(ask: &Ask, hard: &Bounds, capacity: &Bounds) -> bool {
+    let bounds = hard.iter().zip(capacity);
+    ask.demand
+        .total
+        .iter()
+        .zip(bounds)
+        .any(|(total, (hard, capacity))| {
+            let bound = capacity.unwrap_or(AMOUNT_LIMIT - 1);
+            *total > bound.min(hard.unwrap_or(bound))
+        })
 }
 
 /// A pod's place in the order in which pods count: running ones first, then higher priority, those that return before pending ones, older; then the lesser UID.
@@ -76,40 +193,17 @@ fn place(pod: &Pod, standing: Standing) -> impl Ord + use<> {
     )
 }
 
-/// Pods by their places, of the same place the lesser UID first.
-fn in_order(cluster: &Cluster, mut places: Vec<(impl Ord, usize)>) -> Vec<usize> {
-    let uid = |at: usize| &cluster.pods[at].uid;
-    places.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| uid(a.1).cmp(uid(b.1))));
-    places.into_iter().map(|(_, at)| at).collect()
+/// Sorts pods by their places, of the same place the lesser UID first.
+fn in_order(cluster: &Cluster, standings: &[Standing], pods: &mut [usize]) {
+    pods.sort_unstable_by(|a, b| {
+        let (one, other) = (&cluster.pods[*a], &cluster.pods[*b]);
+        place(one, standings[*a])
+            .cmp(&place(other, standings[*b]))
+            .then_with(|| one.uid.cmp(&other.uid))
+    });
 }
 
-fn ask(
-    cluster: &Cluster,
-    standings: &[Standing],
-    pods: &[usize],
-    hard: &Bounds,
-    capacity: &Bounds,
-) -> Ask {
-    let mut used = cluster.resources.none();
-    let mut counting = Counting::new(hard, capacity);
-    for at in pods {
-        let requests = &cluster.pods[*at].requests;
-        match standings[*at] {
-            Standing::Running => add(&mut used, requests),
-            Standing::Returning | Standing::Pending => {}
-            Standing::NeverFits | Standing::Leaving => continue,
-        }
-        counting.add(requests, 1);
-    }
-    let (demand, passed_over) = counting.finish();
-    Ask {
-        demand,
-        used,
-        passed_over,
-    }
-}
-
-fn add(sum: &mut Amounts, amounts: &Amounts) {
+fn add(sum: &mut [u64], amounts: &[u64]) {
     for (sum, amount) in sum.iter_mut().zip(amounts) {
         *sum = sum.saturating_add(*amount);
     }
@@ -118,12 +212,10 @@ fn add(sum: &mut Amounts, amounts: &Amounts) {
 /// What there is: of a node that is ready what it offers, of a cordoned one the lesser of that and what its pods request
 /// that do not leave.
 fn capacity(cluster: &Cluster) -> Bounds {
+    let is_cordoned = |node: &usize| cluster.nodes[*node].state == NodeState::Cordoned;
     let mut requested = vec![cluster.resources.none(); cluster.nodes.len()];
     for pod in cluster.pods.iter().filter(|pod| !pod.leaving) {
-        if let Some(node) = pod
-            .node
-            .filter(|node| cluster.nodes[*node].state == NodeState::Cordoned)
-        {
+        if let Some(node) = pod.node.filter(is_cordoned) {
             add(&mut requested[node], &pod.requests);
         }
     }

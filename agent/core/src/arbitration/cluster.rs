@@ -65,6 +65,12 @@ pub struct Pod {
 }
 
 impl Pod {
+    /// Whether it may use the node.
+    pub(super) fn may_use(&self, node: usize) -> bool {
+        let nodes = self.nodes.as_ref();
+        nodes.is_none_or(|nodes| nodes.binary_search(&node).is_ok())
+    }
+
     /// For how long it has been what it is: bound or pending.
     pub(super) fn seniority(&self) -> u64 {
         if self.node.is_some() {

@@ -55,8 +55,9 @@ impl Demand {
         });
         for resource in needs.iter() {
             let amount = amounts(resource);
-            self.classes[at].amounts[resource] += amount;
-            self.total[resource] += amount;
+            let class = &mut self.classes[at].amounts[resource];
+            *class = class.saturating_add(amount);
+            self.total[resource] = self.total[resource].saturating_add(amount);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use super::amounts::{Amounts, ResourceSet};
-use super::census::{Census, Standing};
+use super::census::Census;
 use super::cluster::Cluster;
 use super::groups::{Ask, Consumer, Deserved};
 
@@ -17,12 +17,7 @@ pub fn overused(
 ) -> Vec<(usize, ResourceSet)> {
     let mut all = Vec::new();
     for (at, consumer) in consumers.iter().enumerate() {
-        let mut over = ResourceSet::default();
-        for (resource, used) in asks[at].used.iter().enumerate() {
-            if *used > deserved.amounts[at][resource] {
-                over.insert(resource);
-            }
-        }
+        let over = ResourceSet::greater(&asks[at].used, &deserved.amounts[at]);
         if !over.is_empty() && !consumer.unlimited {
             all.push((at, over));
         }
@@ -46,24 +41,24 @@ pub struct Entitled {
 #[must_use]
 pub fn entitled(cluster: &Cluster, census: &Census, deserved: &Deserved) -> Vec<Entitled> {
     let mut all = Vec::new();
-    for (namespace, pods) in census.pods.iter().enumerate() {
+    for (namespace, pods) in census.pending.iter().enumerate() {
+        if pods.is_empty() {
+            continue;
+        }
         let mut used = census.asks[namespace].used.clone();
         let consumer = &cluster.consumers[namespace];
-        for pod in pods
-            .iter()
-            .filter(|pod| census.standings[**pod] == Standing::Pending)
-        {
+        for pod in pods {
             let requests = &cluster.pods[*pod].requests;
             let within = |bounds: &Amounts| {
-                let mut needed = ResourceSet::needed(requests).iter();
-                needed.all(|resource| {
-                    used[resource].saturating_add(requests[resource]) <= bounds[resource]
+                let amounts = used.iter().zip(requests).zip(bounds);
+                amounts.into_iter().all(|((used, request), bound)| {
+                    *request == 0 || used.saturating_add(*request) <= *bound
                 })
             };
             if !within(&deserved.amounts[namespace]) {
                 continue;
             }
-            let share = share(&used, census, consumer.weight);
+            let share = share(&used, &census.capacity, consumer.weight);
             let entitled = Entitled {
                 pod: *pod,
                 within_reserved: within(&consumer.reserved),
@@ -81,13 +76,18 @@ pub fn entitled(cluster: &Cluster, census: &Census, deserved: &Deserved) -> Vec<
 }
 
 /// The greatest share that these amounts are of the cluster, by weight, in 2⁻⁴⁸.
-fn share(amounts: &Amounts, census: &Census, weight: u64) -> u128 {
-    let shares = amounts
-        .iter()
-        .zip(&census.capacity)
-        .filter_map(|(amount, capacity)| {
-            let whole = u128::from((*capacity)?) * u128::from(weight);
-            (u128::from(*amount) << 48).checked_div(whole)
-        });
-    shares.max().unwrap_or(0)
+fn share(amounts: &[u64], capacity: &[Option<u64>], weight: u64) -> u128 {
+    let parts = amounts.iter().zip(capacity);
+    let parts = parts.filter_map(|(amount, capacity)| {
+        Some((*amount, capacity.filter(|capacity| *capacity > 0)?))
+    });
+    let greatest = parts.reduce(|greatest, part| {
+        let is_greater = u128::from(part.0) * u128::from(greatest.1)
+            > u128::from(greatest.0) * u128::from(part.1);
+        if is_greater { part } else { greatest }
+    });
+    let (amount, capacity) = greatest.unwrap_or((0, 1));
+    (u128::from(amount) << 48)
+        .checked_div(u128::from(capacity) * u128::from(weight))
+        .unwrap_or(0)
 }

@@ -18,7 +18,7 @@ pub(super) mod round;
 mod search;
 mod shortage;
 
-use super::amounts::{Amounts, Table};
+use super::amounts::{Amounts, ResourceSet, Table};
 use super::demand::Demand;
 use path::Paths;
 pub use shortage::scale_down;
@@ -101,8 +101,12 @@ struct Filling<'a> {
     caps: Table<Fixed>,
     /// The fraction that each claimant has of its open classes.
     x: Vec<Fixed>,
-    /// The first class of each claimant in `ends`, and where the last one's classes end.
+    /// The first class of each claimant in `needs`, `sums` and `ends`, and where the last one's classes end.
     first_class: Vec<usize>,
+    /// What the pods of each class request.
+    needs: Vec<ResourceSet>,
+    /// Their sums.
+    sums: Table<u64>,
     /// The classes of all claimants; an open one has no end.
     ends: Vec<Option<ClassEnd>>,
     /// Claimants with open classes, ascending.
@@ -122,6 +126,15 @@ impl<'a> Filling<'a> {
             classes += claimant.demand.classes.len();
             first_class.push(classes);
         }
+        let mut sums = Table::new(classes, resources, 0);
+        let mut needs = Vec::with_capacity(classes);
+        for class in claimants
+            .iter()
+            .flat_map(|claimant| &claimant.demand.classes)
+        {
+            sums.row_mut(needs.len()).copy_from_slice(&class.amounts);
+            needs.push(class.needs);
+        }
         // A group's `hard` can bound what no node has: then shares of it are measured against that, so that it is shared as well.
         let measures = room.whole.iter().zip(room.given);
         let measures = measures.map(|(whole, given)| whole.filter(|whole| *whole > 0).or(*given));
@@ -136,6 +149,8 @@ impl<'a> Filling<'a> {
             caps: Table::new(claimants.len(), resources, NO_CAP),
             x: vec![0; claimants.len()],
             first_class,
+            needs,
+            sums,
             ends: vec![None; classes],
             growing: Vec::with_capacity(claimants.len()),
             settled: vec![0; resources].into(),
@@ -215,11 +230,10 @@ impl<'a> Filling<'a> {
     /// What a claimant has of each resource, fixed, when its open classes are at `x` and a class ends at `end`: the sum over its classes, or its floor.
     fn held(&self, claimant: usize, x: Fixed, end: impl Fn(usize) -> ClassEnd, had: &mut [Fixed]) {
         had.fill(0);
-        let classes = &self.claimants[claimant].demand.classes;
-        for (class, at) in classes.iter().zip(self.classes(claimant)) {
-            let fraction = x.min(end(at).fraction);
-            for resource in class.needs.iter() {
-                had[resource] += Fixed::from(class.amounts[resource]) * fraction;
+        for class in self.classes(claimant) {
+            let fraction = x.min(end(class).fraction);
+            for (had, sum) in had.iter_mut().zip(self.sums.row(class)) {
+                *had += times(*sum, fraction);
             }
         }
         for (had, floor) in had.iter_mut().zip(self.floors.row(claimant)) {
@@ -256,4 +270,9 @@ impl<'a> Filling<'a> {
 /// An amount, fixed.
 fn fixed(amount: u64) -> Fixed {
     Fixed::from(amount) << 64
+}
+
+/// A part of an amount, fixed.
+fn times(amount: u64, fraction: Fixed) -> Fixed {
+    Fixed::from(amount) * fraction
 }

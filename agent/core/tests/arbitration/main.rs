@@ -8,6 +8,7 @@
 mod exact;
 mod generate;
 mod plain;
+mod rehearsed;
 mod rules;
 
 use generate::{Bounded, Case, FLAT, PLAIN, TREE, cases, clusters};

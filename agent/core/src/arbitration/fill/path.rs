@@ -4,9 +4,8 @@
 //! greatest share, and its share grows at the rate of the weight. A segment ends where `x` is whole, or where a resource with a cap is at its cap: the
 //! classes that need it close there, and the next segment begins.
 
-use super::{ClassEnd, Filling, Fixed, NO_CAP, ONE};
+use super::{ClassEnd, Filling, Fixed, NO_CAP, ONE, times};
 use crate::arbitration::amounts::ResourceSet;
-use crate::arbitration::demand::Class;
 
 /// A straight part of a path.
 #[derive(Debug, Clone, Copy)]
@@ -58,23 +57,28 @@ impl Paths {
             open: vec![0; resources].into(),
             closed: vec![0; resources].into(),
         };
+        let mut open = Vec::new();
         for claimant in &filling.growing {
-            paths.add(filling, *claimant, &mut totals);
+            paths.add(filling, *claimant, &mut totals, &mut open);
         }
         paths
     }
 
     /// Adds the path of a claimant: segment by segment until all its classes are closed.
-    fn add(&mut self, filling: &Filling<'_>, claimant: usize, totals: &mut Totals) {
-        let demand = &filling.claimants[claimant].demand.classes;
-        let first = filling.first_class[claimant];
+    fn add(
+        &mut self,
+        filling: &Filling<'_>,
+        claimant: usize,
+        totals: &mut Totals,
+        open: &mut Vec<usize>,
+    ) {
         let weight = Fixed::from(filling.claimants[claimant].weight);
-        let mut open: Vec<usize> = (0..demand.len())
-            .filter(|at| filling.ends[first + at].is_none())
-            .collect();
+        let classes = filling.classes(claimant);
+        open.clear();
+        open.extend(classes.filter(|class| filling.ends[*class].is_none()));
         let (mut level, mut x) = (0, filling.x[claimant]);
         while !open.is_empty() {
-            totals.add_up(demand, &open, &self.ends[first..]);
+            totals.add_up(filling, claimant, open, &self.ends);
             let (next, at_cap) = totals.next(filling.caps.row(claimant), x);
             let mut segment = Segment {
                 start: level,
@@ -90,15 +94,14 @@ impl Paths {
                 segment.end = level.saturating_add(((next - x) * total).div_ceil(segment.rate));
             }
             self.segments.push(segment);
-            open.retain(|at| {
-                let ended_by = demand[*at]
-                    .needs
+            open.retain(|class| {
+                let ended_by = filling.needs[*class]
                     .iter()
                     .find(|resource| at_cap.contains(*resource));
                 if next < ONE && ended_by.is_none() {
                     return true;
                 }
-                self.ends[first + at] = ClassEnd {
+                self.ends[*class] = ClassEnd {
                     fraction: next,
                     ended_by: ended_by.filter(|_| next < ONE),
                 };
@@ -143,16 +146,24 @@ struct Totals {
 }
 
 impl Totals {
-    fn add_up(&mut self, demand: &[Class], open: &[usize], ends: &[ClassEnd]) {
+    fn add_up(
+        &mut self,
+        filling: &Filling<'_>,
+        claimant: usize,
+        open: &[usize],
+        ends: &[ClassEnd],
+    ) {
         self.open.fill(0);
         self.closed.fill(0);
-        for (at, class) in demand.iter().enumerate() {
-            for resource in class.needs.iter() {
-                let amount = Fixed::from(class.amounts[resource]);
-                if open.contains(&at) {
-                    self.open[resource] += amount;
-                } else {
-                    self.closed[resource] += amount * ends[at].fraction;
+        for class in filling.classes(claimant) {
+            let sums = filling.sums.row(class);
+            if open.contains(&class) {
+                for (open, sum) in self.open.iter_mut().zip(sums) {
+                    *open += Fixed::from(*sum);
+                }
+            } else {
+                for (closed, sum) in self.closed.iter_mut().zip(sums) {
+                    *closed += times(*sum, ends[class].fraction);
                 }
             }
         }

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use super::{Filling, Fixed};
-use crate::arbitration::amounts::{Amounts, Table};
+use crate::arbitration::amounts::Amounts;
 
 /// A unit is counted in so many parts, as a power of two: finer than that nothing is told apart.
 const PART_BITS: u32 = 16;
@@ -15,63 +15,69 @@ pub(in crate::arbitration) const UNIT: u128 = 1 << PART_BITS;
 pub(super) fn whole_units(filling: &Filling<'_>) -> Vec<Amounts> {
     let resources = filling.given.len();
     let claimants = filling.claimants.len();
-    let mut parts = Table::new(claimants, resources, 0);
+    let mut had = vec![0; resources];
+    let mut amounts: Vec<Amounts> = Vec::with_capacity(claimants);
+    let mut in_part: Vec<Vec<Claim>> = vec![Vec::with_capacity(claimants); resources];
     for claimant in 0..claimants {
-        let row = parts.row_mut(claimant);
-        filling.held_at_end(claimant, row);
-        for had in row {
-            *had = in_parts(*had);
-        }
+        filling.held_at_end(claimant, &mut had);
+        let whole = had.iter().zip(&mut in_part).enumerate();
+        let whole = whole.map(|(resource, (had, in_part))| {
+            let parts = in_parts(*had);
+            let amount = units(parts >> PART_BITS);
+            // Less than a unit.
+            let part = u16::try_from(parts % UNIT).unwrap_or(0);
+            if part > 0 {
+                let uses_it = filling.claimants[claimant].used[resource] > amount;
+                in_part.push((Reverse((part, uses_it)), claimant));
+            }
+            amount
+        });
+        amounts.push(whole.collect());
     }
-    let none: Amounts = vec![0; resources].into();
-    let mut amounts = vec![none; claimants];
-    for (resource, given) in filling.given.iter().enumerate() {
-        let column: Vec<u128> = (0..claimants)
-            .map(|claimant| parts.row(claimant)[resource])
-            .collect();
-        let column = match *given {
-            None => column
+    for (resource, in_part) in in_part.into_iter().enumerate() {
+        match filling.given[resource] {
+            None => in_part
                 .iter()
-                .map(|parts| units(parts.div_ceil(UNIT)))
-                .collect(),
-            Some(given) => shared_out(filling, resource, &column, given),
-        };
-        for (amounts, amount) in amounts.iter_mut().zip(column) {
-            amounts[resource] = amount;
+                .for_each(|(_, claimant)| amounts[*claimant][resource] += 1),
+            Some(given) => share_out(filling, resource, in_part, &mut amounts, given),
         }
     }
     amounts
 }
 
-/// One resource: the units that all have whole, then one each of those left over to those that have a part of one. The greatest part is first, of equal ones
+/// The part of a unit that a claimant has, whether it uses the unit already, and its name's place: the least has the best claim to a whole unit.
+type Claim = (Reverse<(u16, bool)>, usize);
+
+/// One resource: the units left over go one each to those that have a part of one. The greatest part is first, of equal ones
 /// that of a claimant that uses the unit already, then the lesser name. Only of a resource that is used up more than one round can be left.
-fn shared_out(filling: &Filling<'_>, resource: usize, parts: &[u128], given: u64) -> Vec<u64> {
-    let mut column: Vec<u64> = parts.iter().map(|parts| units(parts / UNIT)).collect();
-    let sum = column
+fn share_out(
+    filling: &Filling<'_>,
+    resource: usize,
+    mut claims: Vec<Claim>,
+    amounts: &mut [Amounts],
+    given: u64,
+) {
+    let sum = amounts
         .iter()
-        .fold(0, |sum: u64, units| sum.saturating_add(*units));
-    let mut left = given.saturating_sub(sum);
-    let in_part = (0..column.len()).filter(|at| !parts[*at].is_multiple_of(UNIT));
-    let mut order: Vec<_> = in_part
-        .map(|at| {
-            let uses_it = filling.claimants[at].used[resource] > column[at];
-            (Reverse(parts[at] % UNIT), Reverse(uses_it), at)
-        })
-        .collect();
-    order.sort_unstable();
-    while left > 0 && !order.is_empty() {
-        for (_, _, at) in &order {
-            if left > 0 {
-                column[*at] += 1;
-                left -= 1;
-            }
+        .fold(0, |sum: u64, amounts| sum.saturating_add(amounts[resource]));
+    let mut left = usize::try_from(given.saturating_sub(sum)).unwrap_or(usize::MAX);
+    while left > 0 && !claims.is_empty() {
+        // Who are the first matters, not their order: each gets one unit.
+        if left < claims.len() {
+            claims.select_nth_unstable(left);
+            claims.truncate(left);
         }
-        order.retain(|(_, _, at)| column[*at] < filling.claimants[*at].demand.total[resource]);
+        for (_, claimant) in &claims {
+            amounts[*claimant][resource] += 1;
+        }
+        left -= claims.len();
         if !filling.used_up[resource] {
             break;
         }
+        claims.retain(|(_, claimant)| {
+            amounts[*claimant][resource] < filling.claimants[*claimant].demand.total[resource]
+        });
     }
-    column
 }
 
 /// To the nearest part of a unit.

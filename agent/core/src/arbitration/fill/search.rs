@@ -103,8 +103,8 @@ impl<'a> Search<'a> {
 
     /// What is had at a level: exact.
     fn side(&mut self, level: Fixed) -> Side {
-        let mut had = std::mem::replace(&mut self.spare, Table::new(0, 0, 0));
-        had.resize(self.active.len(), self.given.len());
+        let mut had = std::mem::replace(&mut self.spare, Table::new(0, self.given.len(), 0));
+        had.resize(self.active.len());
         let mut side = Side {
             level,
             sums: self.constant.clone(),

@@ -24,11 +24,21 @@ pub(super) struct Victims {
     pub(super) pods: Vec<usize>,
 }
 
+/// What is missing on a node, by resource; only what is.
+type Need = Vec<(usize, u64)>;
+
+/// The resources of which something is missing.
+fn missing(need: &Need) -> ResourceSet {
+    let mut missing = ResourceSet::default();
+    need.iter()
+        .for_each(|(resource, _)| missing.insert(*resource));
+    missing
+}
+
 /// A node on which pods could leave.
 struct Site {
     node: usize,
-    /// What is missing there, by resource; only what is.
-    need: Vec<(usize, u64)>,
+    need: Need,
     /// The pods that could leave, each for itself.
     candidates: Vec<usize>,
     /// Fewer than so many cannot make enough room.
@@ -86,13 +96,29 @@ impl Planner<'_> {
             best: None,
             is_close: false,
         };
-        let sites = nodes.iter().filter_map(|node| self.site(entitled, *node));
-        if self.evictions_left == 0 {
-            sites
-                .map(|site| self.try_all(&[site], &mut found))
-                .find(|is_found| *is_found);
-        } else {
-            self.try_all(&sites.collect::<Vec<_>>(), &mut found);
+        let any_will_do = self.evictions_left == 0;
+        let mut needs = Vec::new();
+        for node in nodes {
+            let Some(need) = self.need(entitled, *node) else {
+                continue;
+            };
+            self.try_singles(entitled, *node, &need, &mut found);
+            if any_will_do && found.best.is_some() {
+                break;
+            }
+            needs.push((*node, need));
+        }
+        if found.best.is_none() {
+            let sites = needs
+                .into_iter()
+                .filter_map(|(node, need)| self.site(entitled, node, need));
+            if any_will_do {
+                sites
+                    .map(|site| self.try_all(&[site], &mut found))
+                    .find(|is_found| *is_found);
+            } else {
+                self.try_all(&sites.collect::<Vec<_>>(), &mut found);
+            }
         }
         Search {
             best: found.best.map(|(_, rank, victims)| (rank.1, victims)),
@@ -100,9 +126,29 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether there is a set on these sites; the best one is kept.
+    /// Tries each candidate that alone makes enough room.
+    fn try_singles<'a>(
+        &'a self,
+        entitled: &Entitled,
+        node: usize,
+        need: &Need,
+        found: &mut Found<'a>,
+    ) {
+        let missing = missing(need);
+        for at in self.candidates.on(node) {
+            let requests = self.candidates.requests(at);
+            let is_enough = need
+                .iter()
+                .all(|(resource, need)| requests[*resource] >= *need);
+            if is_enough && self.may_leave(entitled, at, need, missing) {
+                self.keep_better(node, need, &[self.candidates.get(at).pod], found);
+            }
+        }
+    }
+
+    /// Whether there is a set of more than one on these sites; the best one is kept.
     fn try_all<'a>(&'a self, sites: &[Site], found: &mut Found<'a>) -> bool {
-        for count in 1..=EXACT_MAX {
+        for count in 2..=EXACT_MAX {
             for site in sites.iter().filter(|site| site.fewest <= count) {
                 self.try_sets(site, count, 0, &mut Vec::new(), found);
             }
@@ -123,25 +169,23 @@ impl Planner<'_> {
         };
         is_affordable
             && (urgent || !enough.urgent)
-            && !self.changed[enough.seen..].contains(&enough.node)
+            && !self.changes.has_since(enough.seen, enough.node)
     }
 
     /// Whether a pod may be a victim of any other (used amounts only fall, so what may not be now never will).
     pub(super) fn may_be_victim(&self, at: usize) -> bool {
         let pod = &self.cluster.pods[at];
-        let used = self.used.row(pod.namespace);
-        let deserved = &self.deserved.amounts[pod.namespace];
         !self.cluster.consumers[pod.namespace].unlimited
             && !pod.daemon
             && pod.priority < CRITICAL_PRIORITY
             // The Eviction API refuses a pod that several budgets select.
             && pod.budgets.len() <= 1
-            && ResourceSet::needed(&pod.requests).iter().any(|resource| used[resource] > deserved[resource])
+            && self.over[pod.namespace].meets(ResourceSet::needed(&pod.requests))
     }
 
-    /// What is missing on a node, and who could leave. Nothing if that cannot be enough.
-    fn site(&self, entitled: &Entitled, node: usize) -> Option<Site> {
-        if self.candidates[node].is_empty() {
+    /// What is missing on a node. Nothing if pods that leave cannot be enough.
+    fn need(&self, entitled: &Entitled, node: usize) -> Option<Need> {
+        if self.candidates.on(node).is_empty() {
             return None;
         }
         let requests = &self.cluster.pods[entitled.pod].requests;
@@ -163,21 +207,27 @@ impl Planner<'_> {
                 .ok()
                 .filter(|missing| *missing > 0)
         };
-        let need: Vec<(usize, u64)> = needed()
-            .filter_map(|resource| Some((resource, amount(resource)?)))
-            .collect();
-        let candidates = self.candidates[node].iter().copied();
-        let candidates: Vec<usize> = candidates
-            .filter(|victim| self.may_leave(entitled, *victim, &need))
+        let need = needed().filter_map(|resource| Some((resource, amount(resource)?)));
+        Some(need.collect())
+    }
+
+    /// Who could leave on a node. Nothing if that cannot be enough.
+    fn site(&self, entitled: &Entitled, node: usize, need: Need) -> Option<Site> {
+        let missing = missing(&need);
+        let candidates: Vec<usize> = self
+            .candidates
+            .on(node)
+            .filter(|at| self.may_leave(entitled, *at, &need, missing))
             .collect();
         let fewest = need
             .iter()
             .map(|need| self.fewest(&candidates, *need))
             .try_fold(1, |most, fewest| Some(most.max(fewest?)))?;
+        let pods = candidates.iter().map(|at| self.candidates.get(*at).pod);
         Some(Site {
             node,
             need,
-            candidates,
+            candidates: pods.collect(),
             fewest,
         })
     }
@@ -186,7 +236,7 @@ impl Planner<'_> {
     fn fewest(&self, candidates: &[usize], (resource, need): (usize, u64)) -> Option<usize> {
         let mut amounts: Vec<u64> = candidates
             .iter()
-            .map(|pod| self.cluster.pods[*pod].requests[resource])
+            .map(|at| self.candidates.requests(*at)[resource])
             .collect();
         amounts.sort_unstable_by_key(|amount| Reverse(*amount));
         let mut sum = 0_u64;
@@ -197,18 +247,21 @@ impl Planner<'_> {
         enough.map(|last| last + 1)
     }
 
-    /// Whether a pod could leave, if it were the only one.
-    fn may_leave(&self, entitled: &Entitled, victim: usize, need: &[(usize, u64)]) -> bool {
+    /// Whether a candidate could leave, if it were the only one.
+    fn may_leave(&self, entitled: &Entitled, at: usize, need: &Need, missing: ResourceSet) -> bool {
+        let candidate = self.candidates.get(at);
+        if !self.over[candidate.namespace].meets(candidate.needs.and(missing)) {
+            return false;
+        }
         let claimer = &self.cluster.pods[entitled.pod];
-        let pod = &self.cluster.pods[victim];
         let minimum_run_time = if self.is_urgent(entitled) {
             0
         } else {
             self.cluster.options.minimum_run_time
         };
-        pod.namespace != claimer.namespace
-            && pod.age >= minimum_run_time
-            && self.keeps_rules(&[victim], need)
+        candidate.namespace != claimer.namespace
+            && self.cluster.pods[candidate.pod].age >= minimum_run_time
+            && self.keeps_rules(&[candidate.pod], need)
     }
 
     /// Whether the pod is served at any loss: it is within what is reserved, or of an unlimited namespace.
@@ -232,24 +285,30 @@ impl Planner<'_> {
                 let leaving: u64 = siblings().map(|sibling| sibling.requests[resource]).sum();
                 used[resource].saturating_sub(leaving)
             };
-            let is_over = need.iter().any(|(resource, _)| {
-                let request = pod.requests[*resource];
-                request > 0
-                    && rest(*resource) + request > self.deserved.amounts[pod.namespace][*resource]
-            });
-            let mut needed = ResourceSet::needed(&pod.requests).iter();
-            let keeps_reserved = needed.all(|resource| {
-                let reserved = consumer.reserved[resource];
-                reserved == 0 || rest(resource) >= reserved
-            });
-            let in_budget = pod.budgets.iter().all(|budget| {
-                let taken = set
-                    .iter()
-                    .filter(|other| self.cluster.pods[**other].budgets.contains(budget))
-                    .count();
-                u64::try_from(taken).is_ok_and(|taken| taken <= self.budgets[*budget])
-            });
-            is_over && keeps_reserved && in_budget
+            let is_over = || {
+                need.iter().any(|(resource, _)| {
+                    let request = pod.requests[*resource];
+                    request > 0
+                        && rest(*resource) + request
+                            > self.deserved.amounts[pod.namespace][*resource]
+                })
+            };
+            let keeps_reserved = || {
+                let requests = pod.requests.iter().zip(&consumer.reserved).enumerate();
+                requests.into_iter().all(|(resource, (request, reserved))| {
+                    *request == 0 || *reserved == 0 || rest(resource) >= *reserved
+                })
+            };
+            let is_in_budget = || {
+                pod.budgets.iter().all(|budget| {
+                    let taken = set
+                        .iter()
+                        .filter(|other| self.cluster.pods[**other].budgets.contains(budget))
+                        .count();
+                    u64::try_from(taken).is_ok_and(|taken| taken <= self.budgets[*budget])
+                })
+            };
+            is_over() && keeps_reserved() && is_in_budget()
         })
     }
 
@@ -276,7 +335,7 @@ impl Planner<'_> {
         for at in from..site.candidates.len() {
             set.push(site.candidates[at]);
             if is_last {
-                self.keep_better(site, set, found);
+                self.keep_better(site.node, &site.need, set, found);
             } else if self.keeps_rules(set, &site.need) && found.affords(self.loss(set)) {
                 self.try_sets(site, count, at + 1, set, found);
             }
@@ -285,8 +344,8 @@ impl Planner<'_> {
     }
 
     /// Keeps the set as the best one, if it may leave, is enough, and is better.
-    fn keep_better<'a>(&'a self, site: &Site, set: &[usize], found: &mut Found<'a>) {
-        if !self.covers(set, &site.need) || !self.keeps_rules(set, &site.need) {
+    fn keep_better<'a>(&'a self, node: usize, need: &Need, set: &[usize], found: &mut Found<'a>) {
+        if !self.covers(set, need) || !self.keeps_rules(set, need) {
             return;
         }
         let loss = self.loss(set);
@@ -305,7 +364,7 @@ impl Planner<'_> {
             loss,
             Reverse(self.least_excess(set)),
             pods.map(|pod| pod.age).max().unwrap_or(0),
-            site.node,
+            node,
             uids,
         );
         let is_better = found
@@ -315,14 +374,7 @@ impl Planner<'_> {
         if is_better {
             let mut pods = set.to_vec();
             pods.sort_unstable_by(|a, b| self.eviction_order(*a).cmp(&self.eviction_order(*b)));
-            found.best = Some((
-                set.len(),
-                rank,
-                Victims {
-                    node: site.node,
-                    pods,
-                },
-            ));
+            found.best = Some((set.len(), rank, Victims { node, pods }));
         }
     }
 
@@ -412,7 +464,7 @@ impl Planner<'_> {
             by_room.sort_by_cached_key(|victim| Reverse(self.room_made(*victim, &site.need)));
             for order in [in_order, by_room] {
                 if let Some(set) = self.enough_of(&order, &site.need) {
-                    self.keep_better(site, &set, found);
+                    self.keep_better(site.node, &site.need, &set, found);
                 }
             }
         }

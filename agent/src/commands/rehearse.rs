@@ -1,0 +1,186 @@
+//! `plimsoll rehearse`: what a policy does to a cluster over days of virtual time, beside static quotas and plain priorities. From files: no cluster, no agent, no root.
+//!
+//! The word is that of the theatre: the same play with the same people, before it counts. `simulate` is the name of a tool of this repository that runs the agent against a model of a machine.
+
+use std::collections::BTreeSet;
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use plimsoll_core::arbitration::amounts::TooManyResources;
+use plimsoll_core::arbitration::named::{NamedPod, Objects, Resolved};
+use plimsoll_core::arbitration::rehearsal::load::{DAY_S, Stream, arrivals};
+use plimsoll_core::arbitration::rehearsal::{Policy, Rehearsal, Terms};
+
+use crate::commands::exit_status::{self, CommandError};
+use crate::host::clock::wall;
+use crate::host::output::{Drawing, OutputArgs, Style};
+use crate::host::shown::page;
+use crate::input::load::{self, Load};
+use crate::input::manifests::{ManifestError, STDIN};
+use crate::input::snapshot;
+use crate::show::rehearse::{Run, Shown, svg};
+
+/// Pods that come, at most.
+const PODS_MAX: usize = 100_000;
+
+/// Show what shares, quotas and priorities would do to a cluster over days of virtual time, from files
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  plimsoll rehearse -f cluster.yaml --load load.yaml                     shares, quotas and priorities, side by side
+  plimsoll rehearse -f cluster.yaml -f consumers.yaml --load load.yaml   with Consumers: before they are used
+  plimsoll rehearse -f cluster.yaml --load load.yaml --seed 7            the same load with other times
+  plimsoll rehearse -f cluster.yaml --load load.yaml --output svg > days.svg
+
+A load has days (1), turn (30s), seed (1) and pods, a list. Of each entry every (mean time between arrivals), runs (mean run time), requests
+and namespace are needed; count (1), priority (0), from and to (hours of the day) and spread (Random, or Even) are not:
+
+  days: 2
+  pods:
+  - {namespace: batch, every: 20m, count: 4, runs: 2h, requests: {cpu: 1, memory: 2Gi}}
+  - {namespace: web, every: 5m, runs: 1h, requests: {cpu: 500m, memory: 1Gi}, priority: 100, from: 8h, to: 20h}
+
+Pods of the snapshot run until they are evicted. Who is evicted comes back as a pending pod and starts over. Nothing is changed anywhere.")]
+pub struct RehearseArgs {
+    /// Objects as kubectl prints them, YAML or JSON: a file, or - for standard input; may be repeated
+    #[arg(short, long = "file", value_name = "PATH", required = true)]
+    pub files: Vec<PathBuf>,
+    /// What comes: a file, or - for standard input
+    #[arg(long, value_name = "PATH")]
+    pub load: PathBuf,
+    /// Instead of the load's seed
+    #[arg(long, value_name = "NUMBER")]
+    pub seed: Option<u64>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs<Drawing>,
+}
+
+/// Why nothing is shown.
+#[derive(Debug, thiserror::Error)]
+pub enum RehearseError {
+    /// Files that are wrong; all messages, one a line.
+    #[error("nothing is rehearsed, because the input is invalid:\n{0}")]
+    Input(String),
+    /// Standard input twice.
+    #[error("standard input can be read once only; give - once")]
+    StdinTwice,
+    /// More resources than can be computed with.
+    #[error(transparent)]
+    Resources(#[from] TooManyResources),
+    /// More pods than can be rehearsed in a bearable time.
+    #[error("the load makes more than {PODS_MAX} pods; lengthen every, or take fewer days")]
+    TooManyPods,
+    /// Standard output.
+    #[error("standard output: {0}")]
+    Output(#[from] io::Error),
+}
+
+impl CommandError for RehearseError {
+    fn exit_status(&self) -> u8 {
+        match self {
+            Self::StdinTwice => exit_status::WRONG_USAGE,
+            Self::TooManyPods => exit_status::REFUSED,
+            Self::Input(_) | Self::Resources(_) | Self::Output(_) => exit_status::FAILED,
+        }
+    }
+}
+
+/// `plimsoll rehearse`.
+///
+/// # Errors
+/// [`RehearseError`].
+pub fn run(args: &RehearseArgs) -> Result<ExitCode, RehearseError> {
+    let mut stdout = io::stdout().lock();
+    let style = Style::of(&stdout);
+    let text = answer(args, io::stdin().lock(), wall().as_secs(), style)?;
+    stdout.write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn invalid(errors: &[ManifestError]) -> RehearseError {
+    let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    RehearseError::Input(lines.join("\n"))
+}
+
+/// The text to be printed.
+fn answer(
+    args: &RehearseArgs,
+    mut stdin: impl Read,
+    now_s: u64,
+    style: Style,
+) -> Result<String, RehearseError> {
+    let paths = args.files.iter().chain([&args.load]);
+    if paths.filter(|path| path.as_os_str() == STDIN).count() > 1 {
+        return Err(RehearseError::StdinTwice);
+    }
+    let load = load::read(&args.load, &mut stdin).map_err(|errors| invalid(&errors))?;
+    let snapshot = snapshot::read(&args.files, stdin, now_s).map_err(|errors| invalid(&errors))?;
+    let (resolved, streams) = resolve(snapshot.objects, &load)?;
+    let seed = args.seed.unwrap_or(load.seed);
+    let terms = Terms {
+        seconds: load.days * DAY_S,
+        turn: load.turn_s,
+    };
+    let (arrivals, is_cut) = arrivals(&streams, seed, terms.seconds, PODS_MAX);
+    if is_cut {
+        return Err(RehearseError::TooManyPods);
+    }
+    let runs = [Policy::Shares, Policy::Quotas, Policy::Priorities].map(|policy| Run {
+        policy,
+        outcome: Rehearsal::new(&resolved.cluster, &streams, &arrivals, policy, terms).run(),
+    });
+    let shown = Shown {
+        cluster: &resolved.cluster,
+        conditions: &resolved.conditions,
+        runs: &runs,
+        days: load.days,
+        seed,
+    };
+    match args.output.format {
+        Drawing::Text => Ok(page(&shown.text(style)).to_string()),
+        Drawing::Json => {
+            let text = serde_json::to_string_pretty(&shown.json()).map_err(io::Error::from)?;
+            Ok(text + "\n")
+        }
+        Drawing::Svg => Ok(svg::draw(&shown)),
+    }
+}
+
+/// Looks up the names of a cluster and of a load together.
+fn resolve(mut objects: Objects, load: &Load) -> Result<(Resolved, Vec<Stream>), TooManyResources> {
+    let of_the_snapshot = objects.pods.len();
+    for (at, stream) in load.streams.iter().enumerate() {
+        objects.namespaces.insert(stream.namespace.clone());
+        // A colon is in no pod's name.
+        objects.pods.push(NamedPod {
+            uid: format!("load:{at}"),
+            namespace: stream.namespace.clone(),
+            name: format!("load:{at}"),
+            node: None,
+            requests: stream.requests.clone(),
+            priority: stream.priority,
+            age: 0,
+            waiting: 0,
+            leaving: false,
+            daemon: false,
+            nodes: None,
+            budgets: BTreeSet::new(),
+        });
+    }
+    let mut resolved = objects.resolve()?;
+    let pods = resolved.cluster.pods.split_off(of_the_snapshot);
+    let streams = load.streams.iter().zip(pods).map(|(stream, pod)| Stream {
+        pod,
+        every: stream.every_s,
+        at_once: stream.count,
+        runs: stream.runs_s,
+        spread: stream.spread,
+        between: stream.between,
+    });
+    Ok((resolved, streams.collect()))
+}
+
+#[cfg(test)]
+mod tests;
