@@ -13,6 +13,7 @@ pub mod pod_meters;
 pub mod sampler;
 pub mod start;
 
+mod admission;
 mod cpu;
 mod deadlines;
 mod features;
@@ -64,6 +65,7 @@ use crate::record::snapshot::Snapshot;
 use crate::record::tally::Tally;
 use crate::record::timeline::Timelines;
 
+use admission::AdmissionWork;
 use deadlines::Deadlines;
 pub use kubelet::KubeletWork;
 pub use last_line::LastLine;
@@ -105,6 +107,7 @@ pub struct Agent {
     /// The time for reading figures anew was over.
     freshen_was_cut: bool,
     limits: Limits,
+    admission: AdmissionWork,
     oom_kills: OomKills,
     /// `None`: the scores of processes are left as they are.
     oom_scores: Option<OomScores>,
@@ -175,6 +178,7 @@ impl Agent {
             unanswered_storage: None,
             freshen_was_cut: false,
             limits,
+            admission: AdmissionWork::default(),
             oom_kills: OomKills::default(),
             oom_scores: None,
             oom_order: None,
@@ -308,6 +312,8 @@ impl Agent {
                 config: self.engine.config().clone(),
                 state: self.engine.state().clone(),
                 limits: limits.map(|(uid, totals)| (uid.clone(), totals)).collect(),
+                refused: Arc::clone(&self.admission.refused),
+                quotas: Arc::clone(&self.admission.quotas),
                 recent_lines: self.reporter.newest(),
                 oom_plan: self.oom_order.as_ref().and_then(OomOrdering::plan).cloned(),
                 records: self

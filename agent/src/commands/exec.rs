@@ -11,6 +11,9 @@
 //! Where CPUs or memory are placed ([`crate::act::placement`]), the container starts in the cpuset that its pod was given, and a pod that could not be
 //! placed is refused.
 //!
+//! Where a LimitRange, ResourceQuota or PriorityClass decides about the pod, it starts as the agent has admitted it, and is refused if it was
+//! ([`crate::input::manifests::admission`]).
+//!
 //! The pod's emptyDir volumes are directories in the kubelet's layout, and with `--log` so is the container's log ([`volumes`]).
 #![forbid(unsafe_code)]
 
@@ -42,6 +45,7 @@ use crate::host::knobs::{KnobError, Ledger, PODS_LEDGER};
 use crate::host::shown::{Show as _, line};
 use crate::host::state_dir::{self, StateError};
 use crate::input::config::{Config, ConfigError, ConfigFile, EvictionFlags};
+use crate::input::manifests::admission::{NotAdmitted, admitted};
 use crate::input::manifests::{ManifestError, ManifestPod, read_file};
 use crate::pods;
 use crate::pods::cgroup::{ApplyError, CreateError};
@@ -141,6 +145,9 @@ pub enum ExecError {
     /// The cgroups cannot be made.
     #[error(transparent)]
     Create(#[from] KnobError),
+    /// What its namespace has decided about the pod.
+    #[error(transparent)]
+    NotAdmitted(#[from] NotAdmitted),
     /// Where the container is to run cannot be found out or written, or its pod was refused.
     #[error(transparent)]
     Placement(#[from] PlacementError),
@@ -229,8 +236,8 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
         settings.pod_pids_limit = pids_limit(limit)?;
     }
     let (pods, errors) = read_file(&args.file);
-    let pod = select_pod(&args.file, &pods, errors, args.pod.as_deref())?;
-    let container = select_container(pod, args.container.as_deref())?;
+    let given = select_pod(&args.file, &pods, errors, args.pod.as_deref())?;
+    select_container(given, args.container.as_deref())?;
     let (program, arguments) = args
         .command
         .split_first()
@@ -243,6 +250,9 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
     let mounts = host.cgroup_mounts()?;
     let cgroup_root = CgroupPath::new(&args.cgroup_root)?;
     state_dir::prepare(&args.state_dir)?;
+    let of_agent = admitted(&args.state_dir, given)?;
+    let pod = of_agent.as_deref().unwrap_or(given);
+    let container = select_container(pod, args.container.as_deref())?;
     let mut ledger = Ledger::open(&host, args.state_dir.join(PODS_LEDGER))?;
     let node = kubepods::capacity(&host, &mounts, &config)?;
     let adj = oom_score_adj(
@@ -266,6 +276,8 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
             (&settings, &node, &admission),
             &mut ledger,
         )?;
+        // Its manifest may be gone by now. If not, the agent sees this process when it goes.
+        admitted(&args.state_dir, given)?;
         // Not if this process was stopped for long, and the agent has placed the pods meanwhile.
         is_admitted = admission.is_current()?;
         if is_admitted {
@@ -564,6 +576,7 @@ mod tests {
         json.iter()
             .map(|json| ManifestPod {
                 pod: Arc::new(pod(json)),
+                document: Arc::default(),
                 file: Arc::from(Path::new("f")),
                 line: 1,
             })

@@ -30,7 +30,8 @@ use crate::host::knobs::{AGENT_LEDGER, Change, Ledger, Outcome, PODS_LEDGER};
 use crate::host::lock::{LOCK_FILE, LockError, StateLock};
 use crate::host::output::{Output, OutputArgs};
 use crate::host::shown::{Show as _, line};
-use crate::host::state_dir::{INTENTS_FILE, ROOM_FILE};
+use crate::host::state_dir::{DAMAGED, INTENTS_FILE, ROOM_FILE};
+use crate::input::manifests::admission::ADMITTED;
 use crate::kernel::PinOwner;
 use crate::serve::control::{SOCKET_FILE, STATE_DIR, group_dir, remove_group_dir};
 
@@ -415,12 +416,14 @@ fn is_agent_file(name: &str) -> bool {
         CHECKPOINT,
         PLACEMENT_LOCK,
         PLACEMENT_TURN,
+        ADMITTED,
         INTENTS_FILE,
     ]
     .contains(&name)
-        || name
-            .strip_prefix(CHECKPOINT)
-            .is_some_and(|rest| rest.starts_with(".damaged-"))
+        || [CHECKPOINT, ADMITTED].iter().any(|file| {
+            let rest = name.strip_prefix(file);
+            rest.is_some_and(|rest| rest.starts_with(DAMAGED))
+        })
         // The successor of a file, of an agent that was killed before it took its place; the second is how earlier versions called it.
         || name
             .strip_suffix(".new")
@@ -465,7 +468,12 @@ mod tests {
         let mut ledger = Ledger::open(&host, state.join(AGENT_LEDGER)).unwrap();
         ledger.write(&knob, "new").unwrap();
         drop(ledger);
-        for name in ["run.journal", CHECKPOINT, "placement.json.damaged-3"] {
+        for name in [
+            "run.journal",
+            CHECKPOINT,
+            "placement.json.damaged-3",
+            "admitted.json.damaged-1",
+        ] {
             std::fs::write(state.join(name), "x").unwrap();
         }
 

@@ -1,6 +1,6 @@
 //! The optional parts of the agent, all in one shape.
 //!
-//! **Problem.** Nine parts may be absent, and each has something to do at several moments of the loop. **Approach.** A moment is a column, a part is
+//! **Problem.** Ten parts may be absent, and each has something to do at several moments of the loop. **Approach.** A moment is a column, a part is
 //! a row, and the loop calls a column for all rows. A part that is absent does nothing at any moment. What a part does for one decision is in
 //! [`Agent::act`](super::turn), what its thread reports is a [`Wake`](super::wake::Wake).
 
@@ -39,7 +39,13 @@ const NOTHING: Feature = Feature {
 };
 
 /// All of them, in the order in which they have their turn.
-const FEATURES: [Feature; 10] = [
+const FEATURES: [Feature; 11] = [
+    // Which pods may run.
+    Feature {
+        begin: Agent::begin_admission,
+        follow_up: Agent::report_departures,
+        ..NOTHING
+    },
     // The cgroups above the pods.
     Feature {
         rescan: Agent::keep_kubepods,

@@ -19,12 +19,18 @@ impl Agent {
             removed,
             budgets,
             budgets_removed,
+            refused,
+            quotas,
             errors,
         } = change;
         for error in errors {
             self.warn(error.to_string());
         }
-        for ManifestPod { pod, file, line } in added.into_iter().chain(changed) {
+        self.admission_decided(refused, quotas);
+        for ManifestPod {
+            pod, file, line, ..
+        } in added.into_iter().chain(changed)
+        {
             // Whether it runs by now decides what may change.
             self.rescan_pod(&pod.uid());
             if self.may_resize(&pod) {
@@ -33,11 +39,14 @@ impl Agent {
         }
         for uid in removed {
             self.forget_resize(&uid);
+            // What was started just now has to be ended too.
+            self.rescan_pod(&uid);
             if let Some(storage) = &mut self.storage {
                 storage.has_ended(&uid);
             }
             self.pods.remove(&uid);
-            self.take_in(EventKind::PodRemoved { uid });
+            self.take_in(EventKind::PodRemoved { uid: uid.clone() });
+            self.follow_departure(uid);
         }
         self.keep_kubepods();
         self.tally.pods_listed = true;

@@ -30,6 +30,7 @@ use crate::act::oom_order::OomOrdering;
 use crate::act::oom_scores::OomScores;
 use crate::act::release::MemoryRelease;
 use crate::act::remedies::{self, REMEDIES_LEDGER, Remedies};
+use crate::daemon::admission::is_running;
 use crate::daemon::beside::{KubeletArgs, conflicts, kubelet_config};
 use crate::daemon::limits::{Limits, Origins};
 use crate::daemon::observer::{NodeObserver, Wanted};
@@ -52,6 +53,7 @@ use crate::host::stop::StopSignals;
 use crate::host::syscall::fill_allocations;
 use crate::input::config::{Config, ConfigFile, Effective, EvictionFlags};
 use crate::input::devices;
+use crate::input::manifests::admission::Ground;
 use crate::kernel::load::{Programs, load_pinned};
 use crate::kernel::{Bpf, PinOwner};
 use crate::pods;
@@ -91,7 +93,8 @@ Stops on SIGINT and SIGTERM. Pods keep running, and every kernel setting that wa
 Exit status: 0 stopped by a signal; 1 it could not start or continue (the message says why and what to do); 2 wrong usage;
 70 its loop hung for a minute (the message says where).")]
 pub struct RunArgs {
-    /// Directory of Kubernetes Pod manifests (YAML or JSON); a pod whose manifest is removed is ended
+    /// Directory of Kubernetes manifests (YAML or JSON): pods, and the LimitRanges, ResourceQuotas and PriorityClasses that decide about them; a pod whose
+    /// manifest is removed is ended
     #[arg(long, value_name = "DIR", default_value = "/etc/plimsoll/pods")]
     pub manifests: PathBuf,
     /// Configuration file: a KubeletConfiguration, YAML or JSON; see `plimsoll config check`
@@ -469,7 +472,12 @@ impl Start<'_> {
     fn pod_source(&mut self, sources: &mut Sources) -> Result<Option<KubeletWork>> {
         let Plan { args, kubelet, .. } = &self.plan;
         let Some(tree) = kubelet else {
-            sources.watch_manifests(&args.manifests)?;
+            let (mounts, root) = (self.plan.mounts.clone(), self.plan.cgroup_root.clone());
+            let ground = Ground {
+                state_dir: args.state_dir.clone(),
+                is_running: Box::new(move |pod| is_running(&mounts, &root, pod)),
+            };
+            sources.watch_manifests(&args.manifests, ground)?;
             return Ok(None);
         };
         let conflicts = match &args.kubelet.kubelet_config {

@@ -230,6 +230,7 @@ impl Node {
             added: (0..PODS)
                 .map(|index| ManifestPod {
                     pod: Arc::new(pod(index)),
+                    document: Arc::default(),
                     file: Arc::from(dir.path()),
                     line: 1,
                 })

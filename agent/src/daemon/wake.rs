@@ -24,7 +24,8 @@ use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::clock::now_ns;
 use crate::host::stop::StopSignals;
 use crate::host::syscall::watch;
-use crate::input::manifests::{ManifestChange, ManifestWatch};
+use crate::input::manifests::admission::Ground;
+use crate::input::manifests::{Departures, ManifestChange, ManifestWatch};
 use crate::kernel::Bpf;
 use crate::probe::ladder::{LADDER, LadderSignal, Mechanism};
 use crate::probe::report::Report;
@@ -217,7 +218,7 @@ pub struct Sources {
     lifecycle: Source,
     cgroups: Source,
     manifests: Option<mpsc::Receiver<ManifestChange>>,
-    _manifest_watch: Option<ManifestWatch>,
+    manifest_watch: Option<ManifestWatch>,
     cluster: Option<ClusterEvents>,
     storage: Option<mpsc::Receiver<StorageEvent>>,
     pub(super) remedies: Option<remedies::Reports>,
@@ -372,7 +373,7 @@ impl Sources {
             cgroups: Source::absent(SourceName::CgroupWatch),
             manifests: None,
             cluster: None,
-            _manifest_watch: None,
+            manifest_watch: None,
             storage: None,
             remedies: None,
             placement: None,
@@ -588,13 +589,19 @@ impl Sources {
     ///
     /// # Errors
     /// When it cannot be watched.
-    pub fn watch_manifests(&mut self, dir: &Path) -> Result<()> {
+    pub fn watch_manifests(&mut self, dir: &Path, ground: Ground) -> Result<()> {
         let (sender, manifests) = mpsc::channel(MANIFEST_CHANGES);
         self.manifests = Some(manifests);
-        self._manifest_watch = Some(ManifestWatch::spawn(dir, move |change| {
+        let watch = ManifestWatch::spawn(dir, Some(ground), move |change| {
             sender.blocking_send(change).is_ok()
-        })?);
+        });
+        self.manifest_watch = Some(watch?);
         Ok(())
+    }
+
+    /// Where the thread that follows manifests is told which pods have left.
+    pub(super) fn take_departures(&mut self) -> Option<Departures> {
+        self.manifest_watch.as_mut()?.take_departures()
     }
 
     /// Listens to the thread for `plimsoll-cluster` too.

@@ -39,6 +39,10 @@ pub const ROOM_FILE: &str = "room";
 const ROOM_BYTES: usize = 64 << 10;
 /// The file of evictions that are to be reported to the API server.
 pub const INTENTS_FILE: &str = "intents.jsonl";
+/// Damaged files that are kept of each file, at most.
+pub const DAMAGED_MAX: u32 = 1000;
+/// What follows the name of a file that was set aside, before its number.
+pub const DAMAGED: &str = ".damaged-";
 /// Ends of the names of files that are locked: ledgers, and the locks themselves.
 const LOCKED: [&str; 3] = [".jsonl", ".lock", ".turn"];
 
@@ -330,6 +334,51 @@ pub(crate) fn new_beside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     PathBuf::from(name)
+}
+
+/// Replaces a file as a whole: with mode 0600, and never half written.
+///
+/// # Errors
+/// The system's; the old file is still there.
+pub fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
+    let new = new_beside(path);
+    let mut file = create_new(&new)?;
+    file.write_all(text)?;
+    // Where the state directory is on a disk, the name must not be there before the text.
+    file.sync_all()?;
+    std::fs::rename(&new, path)
+}
+
+/// Renames a file that cannot be used to `NAME.damaged-N`, and returns its new path.
+///
+/// # Errors
+/// The system's, or that there are [`DAMAGED_MAX`] already; `why` says what is wrong with this one.
+pub fn set_aside(path: &Path, why: &str) -> io::Result<PathBuf> {
+    for number in 1..=DAMAGED_MAX {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!("{DAMAGED}{number}"));
+        let to = PathBuf::from(name);
+        // A link, because a rename would replace what is there.
+        match std::fs::hard_link(path, &to) {
+            Ok(()) => {
+                std::fs::remove_file(path)?;
+                return Ok(to);
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::other(format!(
+        "{why}, and there are {DAMAGED_MAX} damaged ones already: delete some"
+    )))
+}
+
+/// FNV-1a, 64 bits: against accidents, not against an attacker, who could write cgroups as well.
+pub fn checksum(text: &str) -> String {
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("{hash:016x}")
 }
 
 /// Whether the open file is the one at this path now.

@@ -10,35 +10,38 @@
 //! takes all that do not start with a dot, editors' backups included).
 #![forbid(unsafe_code)]
 
+pub mod admission;
 mod budgets;
 mod gather;
+mod limits;
 pub(crate) mod objects;
 mod pods;
 mod schema;
+mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod};
 use plimsoll_core::kube::budget::DisruptionBudget;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::model::units::PodUid;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::inotify;
 use rustix::io::Errno;
 
 use crate::host::boundary;
 use crate::host::shown::Show as _;
 use crate::input::yaml::Limits;
+use admission::{Admission, Decided, Ground, Wanted};
+use limits::ManifestLimit;
 use pods::{Parsed, parse};
 
 pub use budgets::ManifestBudget;
 pub(crate) use gather::read_or_stdin;
 pub use gather::{STDIN, gather};
+pub use watch::{Departures, ManifestWatch, WatchError};
 
 /// Size of one manifest file, at most.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -86,16 +89,19 @@ impl Bounds {
     };
 }
 
+/// LimitRanges, quotas and priority classes of all files, at most.
+pub const LIMITS_MAX: usize = 2048;
+
 /// How long a file must stay the same before it is believed.
 pub const SETTLE_MS: u64 = 100;
-/// How often a directory that has gone away is looked for.
-const RETRY_MS: u64 = 1000;
 
 /// A pod and where its manifest stands.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ManifestPod {
     /// The pod, with the API server's defaults.
     pub pod: Arc<Pod>,
+    /// The document, without its status.
+    pub document: Arc<serde_json::Value>,
     /// Its file.
     pub file: Arc<Path>,
     /// The line in the file at which its document starts.
@@ -151,8 +157,18 @@ pub enum ManifestError {
         /// The line of the one that is used.
         first_line: u64,
     },
-    /// A file that had pods now has none.
-    #[error("{file}: has no documents any more; its pods stay until the file is removed", file = file.shown())]
+    /// The API server would not take a change of a pod that is admitted.
+    #[error("{file}:{line}: {message}; the pod stays as it was admitted: remove its manifest and add it again when it has left", file = file.shown())]
+    NotChanged {
+        /// Which file.
+        file: Arc<Path>,
+        /// The line at which the pod's document starts.
+        line: u64,
+        /// What the API server would say.
+        message: String,
+    },
+    /// A file that had pods, or what decides about pods, has nothing any more.
+    #[error("{file}: has no documents any more; what it had stays until the file is removed", file = file.shown())]
     Emptied {
         /// Which file.
         file: Arc<Path>,
@@ -180,6 +196,10 @@ pub struct ManifestChange {
     pub budgets: Vec<Arc<DisruptionBudget>>,
     /// Disruption budgets that no manifest has any more, by `namespace/name`.
     pub budgets_removed: Vec<Arc<str>>,
+    /// All pods that are refused now, in the order in which they are asked about.
+    pub refused: Vec<RefusedPod>,
+    /// All quotas that are in force now.
+    pub quotas: Vec<QuotaUse>,
     /// All errors that there are now, old and new, in the order of files and lines.
     pub errors: Vec<ManifestError>,
 }
@@ -283,6 +303,7 @@ struct FileState {
     /// The pods of the last read that gave them, in the file's order.
     pods: Vec<ManifestPod>,
     budgets: Vec<ManifestBudget>,
+    limits: Vec<ManifestLimit>,
     errors: Vec<ManifestError>,
 }
 
@@ -293,8 +314,15 @@ pub struct ManifestDir {
     files: BTreeMap<Arc<Path>, FileState>,
     current: BTreeMap<PodUid, ManifestPod>,
     budgets: BTreeMap<Arc<str>, ManifestBudget>,
+    admission: Admission,
+    /// As of the newest change.
+    refused: Vec<RefusedPod>,
+    quotas: Vec<QuotaUse>,
+    admission_errors: Vec<ManifestError>,
     errors: Vec<ManifestError>,
     is_first: bool,
+    /// Something has changed since the newest decision, or it could not be written down.
+    is_undecided: bool,
 }
 
 impl ManifestDir {
@@ -306,9 +334,31 @@ impl ManifestDir {
             files: BTreeMap::new(),
             current: BTreeMap::new(),
             budgets: BTreeMap::new(),
+            admission: Admission::default(),
+            refused: Vec::new(),
+            quotas: Vec::new(),
+            admission_errors: Vec::new(),
             errors: Vec::new(),
             is_first: true,
+            is_undecided: true,
         }
+    }
+
+    /// Takes up what an earlier agent has admitted, and keeps what this one admits.
+    #[must_use]
+    pub fn with_admission(mut self, ground: Ground) -> Self {
+        self.admission = Admission::on(ground);
+        self
+    }
+
+    /// A pod that was removed has left. The next look admits those that have waited for its room.
+    pub fn has_left(&mut self, uid: &PodUid) {
+        self.is_undecided |= self.admission.has_left(uid);
+    }
+
+    /// Whether the newest decision could not be written down: then look again soon.
+    pub fn is_undecided(&self) -> bool {
+        self.is_undecided
     }
 
     /// Looks at the directory at the time `now` (of any clock that does not go back). The first look believes all files at once.
@@ -337,8 +387,13 @@ impl ManifestDir {
                 || !change.budgets.is_empty()
                 || !change.budgets_removed.is_empty()
         };
+        let refused_before = std::mem::replace(&mut self.refused, change.refused.clone());
+        let quotas_before = std::mem::replace(&mut self.quotas, change.quotas.clone());
         let errors_before = std::mem::replace(&mut self.errors, change.errors.clone());
-        let news = (is_news(&change) || errors_before != change.errors).then_some(change);
+        let is_other = refused_before != change.refused
+            || quotas_before != change.quotas
+            || errors_before != change.errors;
+        let news = (is_news(&change) || is_other).then_some(change);
         (news, is_settling)
     }
 
@@ -356,6 +411,7 @@ impl ManifestDir {
             state.unsettled = Some((stamp, since));
             return;
         }
+        self.is_undecided = true;
         let Some(stamp) = stamp else {
             self.files.remove(file);
             return;
@@ -365,9 +421,18 @@ impl ManifestDir {
         let Parsed {
             pods,
             mut budgets,
+            mut limits,
             errors,
         } = read_all(file);
         state.errors = errors;
+        // An editor may have cut it off. One that has something that decides about pods was not.
+        let is_empty = pods.is_empty() && limits.is_empty();
+        let had_something = !state.pods.is_empty() || !state.limits.is_empty();
+        if state.errors.is_empty() && is_empty && had_something {
+            state.errors.push(ManifestError::Emptied {
+                file: Arc::clone(file),
+            });
+        }
         if !state.errors.is_empty() {
             let known = std::mem::take(&mut state.budgets);
             let is_known = |old: &ManifestBudget| {
@@ -377,13 +442,11 @@ impl ManifestDir {
             };
             let kept: Vec<_> = known.into_iter().filter(|old| !is_known(old)).collect();
             budgets.extend(kept);
+            let known = std::mem::take(&mut state.limits);
+            limits::keep_known(&mut limits, known);
         }
         state.budgets = budgets;
-        if state.errors.is_empty() && pods.is_empty() && !state.pods.is_empty() {
-            state.errors.push(ManifestError::Emptied {
-                file: Arc::clone(file),
-            });
-        }
+        state.limits = limits;
         let kept = if state.errors.is_empty() {
             Vec::new()
         } else {
@@ -445,7 +508,32 @@ impl ManifestDir {
         Ok(stamps)
     }
 
-    /// Merges the files' pods, and compares with what was there.
+    /// What admission makes of the wanted pods; what it made of them before, if nothing has changed.
+    fn decide(&mut self, wanted: &BTreeMap<PodUid, ManifestPod>) -> Decided {
+        if !self.is_undecided {
+            return Decided {
+                pods: self.current.clone(),
+                refused: self.refused.clone(),
+                quotas: self.quotas.clone(),
+                errors: self.admission_errors.clone(),
+                ..Decided::default()
+            };
+        }
+        let files = self.files.iter();
+        let limits = self.files.values().flat_map(|state| &state.limits);
+        let decided = self.admission.decide(&Wanted {
+            pods: wanted,
+            limits: limits.take(LIMITS_MAX).collect(),
+            files: files
+                .map(|(file, state)| (&**file, !state.errors.is_empty()))
+                .collect(),
+        });
+        self.is_undecided = decided.is_unwritten;
+        self.admission_errors.clone_from(&decided.errors);
+        decided
+    }
+
+    /// Merges the files' pods, has them admitted, and compares with what was there.
     fn change(&mut self, dir_errors: Vec<ManifestError>) -> ManifestChange {
         let mut change = ManifestChange {
             errors: dir_errors,
@@ -494,6 +582,22 @@ impl ManifestDir {
                 .values()
                 .flat_map(|state| state.errors.iter().cloned()),
         );
+        let limits: usize = self.files.values().map(|state| state.limits.len()).sum();
+        if limits > LIMITS_MAX {
+            let what = format!(
+                "more than {LIMITS_MAX} LimitRanges, quotas and priority classes; {} are not used; remove some",
+                limits - LIMITS_MAX
+            );
+            change.errors.push(ManifestError::TooMuch {
+                file: Arc::clone(&self.dir),
+                what,
+            });
+        }
+        let decided = self.decide(&merged);
+        let merged = decided.pods;
+        change.errors.extend(decided.errors);
+        change.refused = decided.refused;
+        change.quotas = decided.quotas;
         for (uid, pod) in &merged {
             match self.current.get(uid) {
                 None => change.added.push(pod.clone()),
@@ -507,6 +611,11 @@ impl ManifestDir {
             .filter(|uid| !merged.contains_key(*uid))
             .cloned()
             .collect();
+        // They have to be known before they can be ended.
+        for orphan in decided.orphans {
+            change.removed.push(orphan.pod.uid());
+            change.added.push(orphan);
+        }
         self.current = merged;
         self.change_budgets(&mut change);
         change
@@ -554,153 +663,6 @@ impl ManifestDir {
         change.budgets_removed = gone.cloned().collect();
         self.budgets = merged;
     }
-}
-
-/// Why the directory cannot be watched.
-#[derive(Debug, thiserror::Error)]
-pub enum WatchError {
-    /// It cannot be read.
-    #[error("{dir}: the manifests directory cannot be read: {source}; create it or name another one with --manifests", dir = dir.shown())]
-    Directory {
-        /// Which directory.
-        dir: PathBuf,
-        /// The kernel's answer.
-        #[source]
-        source: Errno,
-    },
-    /// The kernel gives no inotify instance, descriptor or thread.
-    #[error(
-        "the manifests directory cannot be watched: {what}: {source}; see fs.inotify.max_user_instances and max_user_watches"
-    )]
-    Kernel {
-        /// Which call.
-        what: &'static str,
-        /// The kernel's answer.
-        #[source]
-        source: Errno,
-    },
-}
-
-/// A running watch. Dropping it ends its thread.
-#[derive(Debug)]
-pub struct ManifestWatch {
-    stop: Arc<OwnedFd>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl ManifestWatch {
-    /// Starts watching on an ordinary thread. `send` gets the first state, which may have no pods, and then each change; it may block (a
-    /// bounded channel), and ends the watch by returning `false`.
-    ///
-    /// # Errors
-    /// [`WatchError`] when the directory is not there or the kernel refuses the watch.
-    pub fn spawn(
-        dir: impl Into<PathBuf>,
-        send: impl FnMut(ManifestChange) -> bool + Send + 'static,
-    ) -> Result<Self, WatchError> {
-        let dir = dir.into();
-        let kernel = |what| move |source| WatchError::Kernel { what, source };
-        let events = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)
-            .map_err(kernel("inotify_init1"))?;
-        add_watch(&events, &dir).map_err(|source| WatchError::Directory {
-            dir: dir.clone(),
-            source,
-        })?;
-        let stop = Arc::new(
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(kernel("eventfd"))?,
-        );
-        let stop_of_thread = Arc::clone(&stop);
-        let thread = std::thread::Builder::new()
-            .name("manifests".to_owned())
-            .spawn(move || watch(&dir, &events, &stop_of_thread, send))
-            .map_err(|error| WatchError::Kernel {
-                what: "clone",
-                source: Errno::from_io_error(&error).unwrap_or(Errno::IO),
-            })?;
-        Ok(Self {
-            stop,
-            thread: Some(thread),
-        })
-    }
-}
-
-impl Drop for ManifestWatch {
-    fn drop(&mut self) {
-        rustix::io::write(&*self.stop, &1_u64.to_ne_bytes()).ok();
-        // Not joined: the thread may be waiting in `send` for a loop that has ended.
-        drop(self.thread.take());
-    }
-}
-
-fn add_watch(events: &OwnedFd, dir: &Path) -> Result<i32, Errno> {
-    use inotify::WatchFlags;
-    let wanted = WatchFlags::CLOSE_WRITE
-        | WatchFlags::CREATE
-        | WatchFlags::DELETE
-        | WatchFlags::MOVED_FROM
-        | WatchFlags::MOVED_TO
-        | WatchFlags::DELETE_SELF
-        | WatchFlags::MOVE_SELF
-        | WatchFlags::ATTRIB
-        | WatchFlags::ONLYDIR;
-    inotify::add_watch(events, dir, wanted)
-}
-
-fn watch(
-    dir: &Path,
-    events: &OwnedFd,
-    stop: &OwnedFd,
-    mut send: impl FnMut(ManifestChange) -> bool,
-) {
-    let start = Instant::now();
-    let mut manifests = ManifestDir::new(dir);
-    let mut is_watched = true;
-    loop {
-        let (change, is_settling) = manifests.look(start.elapsed());
-        if change.is_some_and(|change| !send(change)) {
-            return;
-        }
-        let timeout_ms = match (is_settling, is_watched) {
-            (true, _) => Some(SETTLE_MS),
-            (false, false) => Some(RETRY_MS),
-            (false, true) => None,
-        };
-        let timeout = timeout_ms.map(|ms| Timespec {
-            tv_sec: (ms / 1000).cast_signed(),
-            tv_nsec: (ms % 1000 * 1_000_000).cast_signed(),
-        });
-        let mut fds = [
-            PollFd::new(events, PollFlags::IN),
-            PollFd::new(stop, PollFlags::IN),
-        ];
-        match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(_) => std::thread::sleep(Duration::from_millis(RETRY_MS)), // ENOMEM: try again, slowly
-        }
-        if !fds[1].revents().is_empty() {
-            return;
-        }
-        // A directory that was moved away or deleted, and one that came back under its name, look the same: watch the name anew.
-        let is_gone = drain(events);
-        if is_gone || !is_watched {
-            is_watched = add_watch(events, dir).is_ok();
-        }
-    }
-}
-
-/// Takes all events; true when the directory itself went away.
-fn drain(events: &OwnedFd) -> bool {
-    use inotify::ReadFlags;
-    let mut is_gone = false;
-    let mut buffer = [MaybeUninit::uninit(); 4096];
-    let mut reader = inotify::Reader::new(events.as_fd(), &mut buffer);
-    while let Ok(event) = reader.next() {
-        is_gone |= event.events().intersects(
-            ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT,
-        );
-    }
-    is_gone
 }
 
 #[cfg(test)]

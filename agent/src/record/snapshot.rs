@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
+use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod};
 use plimsoll_core::model::state::NodeState;
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::order::OomPlan;
@@ -28,6 +29,10 @@ pub struct Snapshot {
     pub tally: Tally,
     /// What limits have cost the pods.
     pub limits: BTreeMap<PodUid, LimitTotals>,
+    /// Pods that have a manifest and may not run.
+    pub refused: Arc<[RefusedPod]>,
+    /// What is in use of the quotas.
+    pub quotas: Arc<[QuotaUse]>,
     /// The newest of what was said, the oldest first.
     pub recent_lines: Vec<Arc<RecentLine>>,
 }
@@ -42,6 +47,8 @@ impl Snapshot {
             records: None,
             tally: Tally::default(),
             limits: BTreeMap::new(),
+            refused: Arc::default(),
+            quotas: Arc::default(),
             recent_lines: Vec::new(),
         }
     }

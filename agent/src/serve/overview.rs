@@ -11,6 +11,7 @@ use plimsoll_core::explain::{
     EvictionExplanation, ExplainError, ExplainedCondition, ExplainedSignal, PodPlacement,
     SignalChoice, Standing, placement,
 };
+use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod};
 use plimsoll_core::kube::cgroup_config::{NodeCapacity, QosSettings, pod_config};
 use plimsoll_core::kube::pod::{Exemption, Pod};
 use plimsoll_core::kube::qos::QosClass;
@@ -54,6 +55,12 @@ pub struct Overview {
     pub victims: Vec<String>,
     /// The pods, by their identity.
     pub pods: Vec<PodOverview>,
+    /// Pods that have a manifest and may not run, in the order in which they are asked about.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<RefusedPod>,
+    /// What is in use of the quotas.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quotas: Vec<QuotaUse>,
     /// What was said last, the oldest first.
     pub recent_lines: Vec<RecentLine>,
 }
@@ -264,6 +271,8 @@ impl Overview {
             now_ns: state.now_ns,
             node: node(state, figures.node.as_ref()),
             pods: pods.collect(),
+            refused: snapshot.refused.to_vec(),
+            quotas: snapshot.quotas.to_vec(),
             signals: explained.signals,
             conditions: explained.conditions,
             signal: explained.signal,

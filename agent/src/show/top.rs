@@ -16,6 +16,7 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 
+use crate::host::shown::line;
 use crate::record::limit_counts::LimitCounts;
 use crate::serve::overview::{Overview, PodOverview, PodStatus};
 use crate::show::table::{amount, bytes, span};
@@ -427,10 +428,14 @@ fn unusual(screen: &mut Screen<'_, '_>, model: &Model, overview: &Overview) {
     let raised: Vec<&str> = raised
         .map(|condition| condition.condition.as_str())
         .collect();
-    if raised.is_empty() {
-        screen.line(Look::Plain, "");
-    } else {
-        screen.line(Look::Critical, &raised.join(", "));
+    match (raised.as_slice(), overview.refused.as_slice()) {
+        ([], []) => screen.line(Look::Plain, ""),
+        ([], [first, ..]) => {
+            let (pods, message) = (overview.refused.len(), line(&first.message));
+            let text = format!("NOT ADMITTED: {pods}; {}: {message}", first.pod);
+            screen.line(Look::Warning, &text);
+        }
+        (raised, _) => screen.line(Look::Critical, &raised.join(", ")),
     }
 }
 

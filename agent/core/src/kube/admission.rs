@@ -28,6 +28,7 @@ pub mod priority;
 pub mod request;
 pub mod resource_quota;
 pub mod resource_rules;
+pub mod standing;
 
 /// Whether the API server's known defects are kept.
 ///

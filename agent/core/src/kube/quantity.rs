@@ -181,9 +181,9 @@ impl Amount {
                 exponent: y,
             },
         ) = (self, other)
-            && x == y
+            && let Some(order) = small_cmp((*a, *x), (*b, *y))
         {
-            return a.cmp(b);
+            return order;
         }
         match self.sign().cmp(&other.sign()) {
             Ordering::Equal if self.sign() == 0 => Ordering::Equal,
@@ -259,6 +259,28 @@ fn round_up(mantissa: &BigInt, places: u32) -> BigInt {
     } else {
         quotient + mantissa.signum()
     }
+}
+
+/// Compares `a × 10^x` with `b × 10^y` where that needs no big integer.
+fn small_cmp((a, x): (i64, i32), (b, y): (i64, i32)) -> Option<Ordering> {
+    let to = x.min(y);
+    // An `i64` times 10^18 fits.
+    let at = |mantissa: i64, exponent: i32| {
+        let places = u32::try_from(i64::from(exponent) - i64::from(to)).ok()?;
+        let factor = (places <= 18).then(|| 10i128.pow(places))?;
+        Some(i128::from(mantissa) * factor)
+    };
+    Some(at(a, x)?.cmp(&at(b, y)?))
+}
+
+/// Divides by `factor` while it divides; `value` is not zero.
+fn strip_small(mut value: i64, factor: i64) -> (i64, i32) {
+    let mut times = 0;
+    while value % factor == 0 {
+        value /= factor;
+        times += 1;
+    }
+    (value, times)
 }
 
 /// Divides by `factor` while it divides; `value` is not zero.
@@ -409,6 +431,9 @@ impl Quantity {
         if self.is_zero() {
             return "0".to_owned();
         }
+        if let Some(text) = self.canonical_small() {
+            return text;
+        }
         if self.format == Format::BinarySI
             && let Some(text) = self.canonical_binary()
         {
@@ -428,6 +453,34 @@ impl Quantity {
             _ => parse::decimal_suffix(multiple).to_owned(),
         };
         format!("{mantissa}{suffix}")
+    }
+
+    /// The same without big integers, where that is possible; the amount is not zero.
+    fn canonical_small(&self) -> Option<String> {
+        let Amount::Small { mantissa, exponent } = self.amount else {
+            return None;
+        };
+        if self.format == Format::BinarySI {
+            // Below a whole unit it may be exact or not.
+            let whole = (exponent >= 0).then(|| self.amount.small_integer_at(0))??;
+            if whole.unsigned_abs() >= 1024 {
+                let (mantissa, steps) = strip_small(whole, 1024);
+                return Some(format!("{mantissa}{}", parse::binary_suffix(steps)));
+            }
+        }
+        let (mantissa, stripped) = strip_small(mantissa, 10);
+        let exponent = exponent.checked_add(stripped)?;
+        let mut multiple = exponent - exponent.rem_euclid(3);
+        if self.format != Format::DecimalExponent {
+            multiple = multiple.min(18);
+        }
+        let factor = 10i64.checked_pow((exponent - multiple).unsigned_abs())?;
+        let mantissa = mantissa.checked_mul(factor)?;
+        Some(match (self.format, multiple) {
+            (_, 0) => mantissa.to_string(),
+            (Format::DecimalExponent, _) => format!("{mantissa}e{multiple}"),
+            _ => format!("{mantissa}{}", parse::decimal_suffix(multiple)),
+        })
     }
 
     fn canonical_binary(&self) -> Option<String> {

@@ -17,7 +17,7 @@
 //! A file that is cut off, edited or of another version is renamed to `placement.json.damaged-N`, and said; there is none then.
 
 use std::fs::File;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -42,8 +42,6 @@ pub const TURN: &str = "placement.turn";
 const VERSION: u32 = 1;
 /// A file above this is none of ours: a thousand containers take 100 KB.
 const BYTES_MAX: u64 = 16 << 20;
-/// Damaged files that are kept, at most.
-const DAMAGED_MAX: u32 = 1000;
 /// How long who moves containers and who starts them wait for each other. On cgroup v1 a process enters each hierarchy only after all CPUs have
 /// passed through the scheduler (an RCU grace period): seconds, on a busy node.
 pub const LOCK_PATIENCE: Duration = Duration::from_secs(60);
@@ -268,21 +266,16 @@ impl Checkpoint {
     /// [`CheckpointError::Io`]; the old one is still there.
     pub fn write(&self, _lock: &PlacementLock, state_dir: &Path) -> Result<(), CheckpointError> {
         let path = state_dir.join(CHECKPOINT);
-        let new = state_dir::new_beside(&path);
         let write = || {
             let placement = serde_json::value::to_raw_value(self)?;
             let written = Written {
                 version: VERSION,
-                checksum: checksum(placement.get()),
+                checksum: state_dir::checksum(placement.get()),
                 placement: &placement,
             };
             let mut text = serde_json::to_vec(&written)?;
             text.push(b'\n');
-            let mut file = state_dir::create_new(&new)?;
-            file.write_all(&text)?;
-            // Where the state directory is on a disk, the name must not be there before the text.
-            file.sync_all()?;
-            std::fs::rename(&new, &path)
+            state_dir::replace(&path, &text)
         };
         write().map_err(|source| CheckpointError::Io {
             path: path.clone(),
@@ -347,7 +340,7 @@ fn parse(text: &[u8]) -> Result<Checkpoint, String> {
             "version {version}, but this plimsoll reads version {VERSION}"
         ));
     }
-    let actual = checksum(written.placement.get());
+    let actual = state_dir::checksum(written.placement.get());
     if actual != written.checksum {
         let stated = written.checksum;
         return Err(format!(
@@ -381,33 +374,8 @@ fn contradiction(assignments: &Assignments) -> Option<String> {
     None
 }
 
-/// FNV-1a, 64 bits: against accidents, not against an attacker, who could write cgroups as well.
-fn checksum(text: &str) -> String {
-    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    format!("{hash:016x}")
-}
-
 fn set_aside(path: PathBuf, why: String) -> Result<SetAside, CheckpointError> {
-    let move_away = || {
-        for number in 1..=DAMAGED_MAX {
-            let to = path.with_file_name(format!("{CHECKPOINT}.damaged-{number}"));
-            // A link, because a rename would replace what is there.
-            match std::fs::hard_link(&path, &to) {
-                Ok(()) => {
-                    std::fs::remove_file(&path)?;
-                    return Ok(to);
-                }
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Err(std::io::Error::other(format!(
-            "{why}, and there are {DAMAGED_MAX} damaged ones already: delete some"
-        )))
-    };
-    match move_away() {
+    match state_dir::set_aside(&path, &why) {
         Ok(to) => Ok(SetAside { path, to, why }),
         Err(source) => Err(CheckpointError::Io { path, source }),
     }
@@ -476,7 +444,7 @@ mod tests {
         let lock = PlacementLock::exclusive(dir.path(), LOCK_PATIENCE).unwrap();
         let path = dir.path().join(CHECKPOINT);
         let sum = |placement: &str| {
-            let sum = checksum(placement);
+            let sum = state_dir::checksum(placement);
             format!(r#"{{"version":1,"checksum":"{sum}","placement":{placement}}}"#)
         };
         checkpoint().write(&lock, dir.path()).unwrap();

@@ -40,9 +40,19 @@ pub fn gather(paths: &[PathBuf], mut stdin: impl Read) -> (Vec<ManifestPod>, Vec
     let mut take = |file: &Arc<Path>, text: Result<String, ManifestError>| match text {
         Ok(text) => {
             // Commands that only look know no state in which a budget could be used up.
-            let Parsed { pods, errors, .. } = parse(file, &text, bounds);
+            let Parsed {
+                pods,
+                limits,
+                errors,
+                ..
+            } = parse(file, &text, bounds);
             all.pods.extend(pods);
             all.errors.extend(errors);
+            // Without an error they would seem to count.
+            all.errors.extend(limits.iter().filter(|limit| limit.object.is_some()).map(|limit| {
+                let what = format!("{} does not count here; ask `plimsoll admit`, which prints pods with what it sets (--output yaml)", limit.key);
+                limit.error("kind", what)
+            }));
         }
         Err(error) => all.errors.push(error),
     };

@@ -26,6 +26,11 @@ use super::{Bounds, ManifestError, read_text};
 use crate::input::yaml::{Node, Value, documents};
 use kinds::{Form, KINDS, OWNERS, fields_of};
 
+/// Whether a controller makes pods for objects of this kind.
+pub(super) fn is_owner(kind: &str) -> bool {
+    OWNERS.contains(&kind)
+}
+
 /// Where an object stands.
 #[derive(Debug, Clone)]
 pub(crate) struct Source {
@@ -38,6 +43,15 @@ pub(crate) struct Source {
 }
 
 impl Source {
+    /// A document of that kind.
+    pub(super) fn new(file: &Arc<Path>, kind: &str, node: Node) -> Self {
+        Self {
+            file: Arc::clone(file),
+            kind: kind.to_owned(),
+            node,
+        }
+    }
+
     /// The line at which its document starts.
     pub(crate) fn line(&self) -> u64 {
         self.node.line
@@ -81,7 +95,7 @@ impl Source {
 }
 
 /// An object that decides about others, or that is decided about.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Item {
     /// A LimitRange.
     LimitRange(Box<LimitRange>),
@@ -228,7 +242,12 @@ fn with_kind_of_list(mut item: Node, list: &str) -> Node {
 }
 
 /// What a document is.
-fn item(document: &Node, kind: &str, path: &str, namespace: &str) -> Result<Item, Vec<Finding>> {
+pub(super) fn item(
+    document: &Node,
+    kind: &str,
+    path: &str,
+    namespace: &str,
+) -> Result<Item, Vec<Finding>> {
     let finding = |node: &Node, field: &str, what: String| {
         vec![Finding {
             line: node.line,
@@ -288,7 +307,7 @@ fn item(document: &Node, kind: &str, path: &str, namespace: &str) -> Result<Item
         findings.sort_by_key(|finding| finding.line);
         return Err(findings);
     }
-    of_kind(document, *read, resource, namespace, OWNERS.contains(&kind))
+    of_kind(document, *read, resource, namespace, is_owner(kind))
         .map_err(|what| finding(document, "", what))
 }
 
@@ -346,7 +365,7 @@ fn of_kind(
 }
 
 fn parsed<T: DeserializeOwned>(json: &serde_json::Value) -> Result<T, String> {
-    serde_json::from_value(json.clone()).map_err(|error| error.to_string())
+    T::deserialize(json).map_err(|error| error.to_string())
 }
 
 /// Checks that every quantity is one. Its sign and name are the API server's business.

@@ -12,8 +12,11 @@ use plimsoll_core::kube::pod::{
 };
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::resources;
+use serde::Deserialize as _;
 
 use super::budgets::{ManifestBudget, budget_of};
+use super::limits::{self, ManifestLimit};
+use super::objects::is_owner;
 use super::schema::{self, Finding, join};
 use super::{Bounds, ManifestError, ManifestPod};
 use crate::input::yaml::{Node, Value, documents};
@@ -33,6 +36,7 @@ const UID_BYTES_MAX: usize = 252;
 pub(super) struct Parsed {
     pub(super) pods: Vec<ManifestPod>,
     pub(super) budgets: Vec<ManifestBudget>,
+    pub(super) limits: Vec<ManifestLimit>,
     pub(super) errors: Vec<ManifestError>,
 }
 
@@ -104,9 +108,15 @@ fn read_document(
                 }),
                 Err(found) => findings.extend(found),
             },
+            Ok(kind) if limits::is_kind(kind) => {
+                let (limit, found) = limits::limit_of(file, document, kind, path);
+                parsed.limits.extend(limit);
+                findings.extend(found);
+            }
             Ok(_) => match pod_of(document, path) {
-                Ok(pod) => parsed.pods.push(ManifestPod {
+                Ok((pod, document_json)) => parsed.pods.push(ManifestPod {
                     pod: Arc::new(pod),
+                    document: Arc::new(document_json),
                     file: Arc::clone(file),
                     line: document.line,
                 }),
@@ -126,9 +136,9 @@ fn read_document(
 
 const BUDGET: &str = "PodDisruptionBudget";
 
-/// `Pod`, `List` or [`BUDGET`].
+/// `Pod`, `List`, [`BUDGET`] or one of [`limits::KINDS`].
 fn kind_of<'document>(document: &'document Node, path: &str) -> Result<&'document str, Finding> {
-    const ACCEPTED: &str = "accepted are kind: Pod and kind: List, both apiVersion: v1, and kind: PodDisruptionBudget of policy/v1";
+    const ACCEPTED: &str = "accepted are kind: Pod and kind: List, both apiVersion: v1, kind: PodDisruptionBudget of policy/v1, and Namespace, LimitRange, ResourceQuota and PriorityClass";
     let finding = |node: &Node, name: &str, what: String| {
         Err(Finding {
             line: node.line,
@@ -149,6 +159,14 @@ fn kind_of<'document>(document: &'document Node, path: &str) -> Result<&'documen
             Some("Pod") => "Pod",
             Some("List" | "PodList" | "PodDisruptionBudgetList") => "List",
             Some(BUDGET) => BUDGET,
+            // Their version is checked with the rest.
+            Some(kind) if limits::is_kind(kind) => return Ok(kind),
+            Some(kind) if is_owner(kind) => {
+                let what = format!(
+                    "a controller makes the pods of a {kind}, and one machine has no such controller; write each of its pods as kind: Pod"
+                );
+                return finding(node, "kind", what);
+            }
             _ => {
                 return finding(
                     node,
@@ -182,7 +200,8 @@ pub(super) fn check_metadata(document: &Node, path: &str, findings: &mut Vec<Fin
     *findings = check.findings;
 }
 
-fn pod_of(document: &Node, path: &str) -> Result<Pod, Vec<Finding>> {
+/// The pod, and the document without its status.
+fn pod_of(document: &Node, path: &str) -> Result<(Pod, serde_json::Value), Vec<Finding>> {
     let mut check = Check {
         findings: Vec::new(),
     };
@@ -197,17 +216,14 @@ fn pod_of(document: &Node, path: &str) -> Result<Pod, Vec<Finding>> {
     if let Some(object) = json.as_object_mut() {
         object.remove("status"); // what `kubectl get -o yaml` adds; the API server ignores it on creation too
     }
-    let mut pod: Pod = serde_json::from_value(json).map_err(|error| {
+    let mut pod = Pod::deserialize(&json).map_err(|error| {
         vec![Finding {
             line: document.line,
             field: path.to_owned(),
             what: error.to_string(),
         }]
     })?;
-    pod.metadata.namespace = Some(pod.namespace().to_owned());
-    pod.spec
-        .termination_grace_period_seconds
-        .get_or_insert(GRACE_PERIOD_S);
+    set_namespace_and_grace(&mut pod);
     if let Some(priority) = pod
         .spec
         .priority_class_name
@@ -217,7 +233,15 @@ fn pod_of(document: &Node, path: &str) -> Result<Pod, Vec<Finding>> {
         pod.spec.priority = Some(priority);
     }
     pod.set_defaults();
-    Ok(pod)
+    Ok((pod, json))
+}
+
+/// Sets what the API sets by itself and no plugin asks about.
+pub(super) fn set_namespace_and_grace(pod: &mut Pod) {
+    pod.metadata.namespace = Some(pod.namespace().to_owned());
+    pod.spec
+        .termination_grace_period_seconds
+        .get_or_insert(GRACE_PERIOD_S);
 }
 
 fn system_priority(class: &str) -> Option<i32> {
@@ -590,237 +614,4 @@ fn is_dns_subdomain(name: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::DOCUMENTS_PER_FILE_MAX;
-    use super::*;
-
-    fn parse_text(text: &str) -> Parsed {
-        parse(&Arc::from(Path::new("pods.yaml")), text, Bounds::MANIFEST)
-    }
-
-    const GOOD: &str = "\
-apiVersion: v1
-kind: Pod
-metadata:
-  name: web
-spec:
-  priorityClassName: system-cluster-critical
-  containers:
-  - name: app
-    image: nginx
-    livenessProbe: {httpGet: {path: /, port: 80}}
-    resources:
-      limits: {cpu: 1, memory: 1Gi}
-      requests:
-        cpu: 0.5
-";
-
-    #[test]
-    fn defaults_are_those_of_the_api_server() {
-        let parsed = parse_text(GOOD);
-        assert!(parsed.errors.is_empty(), "{:?}", parsed.errors);
-        let pod = &parsed.pods[0].pod;
-        assert_eq!(
-            (pod.uid().as_str(), pod.metadata.namespace.as_deref()),
-            ("default_web", Some("default"))
-        );
-        assert_eq!(
-            (pod.priority(), pod.spec.termination_grace_period_seconds),
-            (2_000_000_000, Some(30))
-        );
-        let resources = &pod.spec.containers[0].resources;
-        assert_eq!(
-            (
-                resources.request("cpu").to_string(),
-                resources.request("memory").to_string()
-            ),
-            ("500m".into(), "1Gi".into())
-        );
-    }
-
-    #[test]
-    fn every_error_names_file_line_and_field() {
-        // What is replaced in GOOD, by what, and what the error has to say.
-        let cases = [
-            (
-                "resources:",
-                "resorces:",
-                "pods.yaml:11: spec.containers[0].resorces: unknown field; did you mean resources?",
-            ),
-            (
-                "memory: 1Gi",
-                "memory: 12Qi",
-                "pods.yaml:12: spec.containers[0].resources.limits.memory: \"12Qi\" is not a quantity",
-            ),
-            (
-                "memory: 1Gi",
-                "memory: -1",
-                "pods.yaml:12: spec.containers[0].resources.limits.memory: -1 must be greater",
-            ),
-            (
-                "memory: 1Gi",
-                "memory: [1]",
-                "pods.yaml:12: spec.containers[0].resources.limits.memory: expected a quantity",
-            ),
-            (
-                "memory: 1Gi",
-                "memroy: 1Gi",
-                "pods.yaml:12: spec.containers[0].resources.limits.memroy: unknown resource",
-            ),
-            (
-                "cpu: 0.5",
-                "cpu: 2",
-                "pods.yaml:14: spec.containers[0].resources.requests.cpu: 2 must be less than or equal to cpu limit of 1",
-            ),
-            (
-                "cpu: 0.5",
-                "hugepages-2Mi: 4Mi",
-                "pods.yaml:14: spec.containers[0].resources.requests.hugepages-2Mi: limits.hugepages-2Mi must be set",
-            ),
-            (
-                "memory: 1Gi",
-                "example.com/gpu: 0.5",
-                "pods.yaml:12: spec.containers[0].resources.limits.example.com/gpu: 0.5 must be a whole",
-            ),
-            (
-                "kind: Pod",
-                "kind: Deployment",
-                "pods.yaml:2: kind: the text \"Deployment\" is not accepted here; accepted are kind: Pod",
-            ),
-            (
-                "apiVersion: v1",
-                "apiVersion: v2",
-                "pods.yaml:1: apiVersion: the text \"v2\" is unknown",
-            ),
-            ("apiVersion: v1\n", "", "apiVersion: missing"),
-            (
-                "name: web",
-                "name: Web",
-                "pods.yaml:4: metadata.name: \"Web\" is not a name",
-            ),
-            ("name: web", "namespace: n", "metadata.name: missing"),
-            (
-                "name: web",
-                "name: web\n  uid: ../x",
-                "pods.yaml:5: metadata.uid: \"../x\" cannot name a cgroup",
-            ),
-            (
-                "name: web",
-                "name: 7",
-                "pods.yaml:4: metadata.name: expected text (put it in quotes), found the number 7",
-            ),
-            (
-                "name: app",
-                "name: app\n  - name: app",
-                "pods.yaml:9: spec.containers[1].name: \"app\" is already the container of line 8",
-            ),
-            (
-                "  priorityClassName: system-cluster-critical",
-                "  priority: 2000000000",
-                "pods.yaml:6: spec.priority: 2000000000 is out of range",
-            ),
-            (
-                "critical\n",
-                "critical\n  priority: 5\n",
-                "pods.yaml:7: spec.priority: 5 differs from 2000000000",
-            ),
-            (
-                "critical\n",
-                "critical\n  terminationGracePeriodSeconds: -1\n",
-                "pods.yaml:7: spec.terminationGracePeriodSeconds: must not",
-            ),
-            ("image: nginx", "image: nginx\n   bad", "pods.yaml:"),
-            (
-                "  containers:",
-                "  volumes: [{name: ../etc, emptyDir: {}}]\n  containers:",
-                "pods.yaml:7: spec.volumes[0].name: \"../etc\" is not a volume's name",
-            ),
-            (
-                "  containers:",
-                "  volumes: [{name: a}, {emptyDir: {}}, {name: a}]\n  containers:",
-                "pods.yaml:7: spec.volumes[2].name: \"a\" is already the volume of line 7",
-            ),
-            (
-                "  containers:",
-                "  volumes: [{emptyDir: {}}]\n  containers:",
-                "pods.yaml:7: spec.volumes[0].name: missing",
-            ),
-            (
-                "  containers:",
-                "  volumes: [{name: a, emptyDir: {sizeLimit: -1Gi}}]\n  containers:",
-                "pods.yaml:7: spec.volumes[0].emptyDir.sizeLimit: -1Gi must be greater",
-            ),
-            (
-                "    image: nginx",
-                "    volumeMounts: [{name: a, mountPath: /a}]",
-                "pods.yaml:9: spec.containers[0].volumeMounts[0].name: \"a\" is no volume of this pod",
-            ),
-            (
-                "    image: nginx",
-                "    volumeMounts: [{name: a}]",
-                "pods.yaml:9: spec.containers[0].volumeMounts[0].mountPath: missing",
-            ),
-        ];
-        for (old, new, wanted) in cases {
-            assert!(GOOD.contains(old), "{old}");
-            let parsed = parse_text(&GOOD.replacen(old, new, 1));
-            assert!(parsed.pods.is_empty(), "{new}");
-            let errors: Vec<_> = parsed.errors.iter().map(ToString::to_string).collect();
-            assert!(
-                errors.iter().any(|error| error.contains(wanted)),
-                "{new}: {errors:#?}"
-            );
-        }
-    }
-
-    #[test]
-    fn one_bad_document_does_not_take_the_others() {
-        let bad = GOOD
-            .replace("name: web", "name: bad")
-            .replace("1Gi", "12Qi");
-        let third = GOOD.replace("name: web", "name: third");
-        let parsed = parse_text(&format!("{GOOD}---\n{bad}---\n# nothing\n---\n{third}"));
-        let names: Vec<_> = parsed
-            .pods
-            .iter()
-            .map(|pod| pod.pod.metadata.name.as_str())
-            .collect();
-        assert_eq!(
-            (names, parsed.errors.len()),
-            (vec!["web", "third"], 1),
-            "{:?}",
-            parsed.errors
-        );
-    }
-
-    #[test]
-    fn lists_and_json() {
-        let pod = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"NAME"},"spec":{"containers":[{"name":"c"}]},"status":{"qosClass":"Guaranteed"}}"#;
-        let text = format!(
-            r#"{{"apiVersion":"v1","kind":"List","metadata":{{}},"items":[{},{},{{"apiVersion":"apps/v1","kind":"Job"}}]}}"#,
-            pod.replace("NAME", "a"),
-            pod.replace("NAME", "b")
-        );
-        let parsed = parse_text(&text);
-        assert_eq!(parsed.pods.len(), 2, "{:?}", parsed.errors);
-        assert!(
-            parsed.pods[0].pod.status.qos_class.is_none(),
-            "a manifest's status is not believed"
-        );
-        assert!(
-            parsed.errors[0].to_string().contains("items[2].kind"),
-            "{}",
-            parsed.errors[0]
-        );
-    }
-
-    #[test]
-    fn too_many_documents_are_one_error() {
-        let text = GOOD.to_owned() + "---\n";
-        let parsed = parse_text(&text.repeat(DOCUMENTS_PER_FILE_MAX + 5));
-        assert_eq!(
-            (parsed.pods.len(), parsed.errors.len()),
-            (DOCUMENTS_PER_FILE_MAX - 1, 1)
-        );
-    }
-}
+mod tests;

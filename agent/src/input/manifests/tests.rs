@@ -243,7 +243,7 @@ fn the_thread_reports_what_inotify_sees() {
     let dir = tempfile::tempdir().unwrap();
     let (sender, receiver) = std::sync::mpsc::sync_channel(4);
     let watch =
-        ManifestWatch::spawn(dir.path(), move |change| sender.send(change).is_ok()).unwrap();
+        ManifestWatch::spawn(dir.path(), None, move |change| sender.send(change).is_ok()).unwrap();
     let next = || receiver.recv().unwrap();
     assert_eq!(next(), ManifestChange::default());
     std::fs::write(dir.path().join("a.yaml"), pod("a")).unwrap();
@@ -264,7 +264,7 @@ fn the_thread_reports_what_inotify_sees() {
 
 #[test]
 fn a_missing_directory_is_refused_at_once() {
-    let error = ManifestWatch::spawn("/nonexistent/manifests", |_| true).unwrap_err();
+    let error = ManifestWatch::spawn("/nonexistent/manifests", None, |_| true).unwrap_err();
     assert!(error.to_string().contains("--manifests"), "{error}");
 }
 

@@ -13,6 +13,7 @@ use plimsoll_core::explain::{
     EvictionExplanation, ExplainError, NoSuchPod, OomError, OomExplanation, PlacementNotExplained,
     placement_of,
 };
+use plimsoll_core::kube::admission::standing::RefusedPod;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
@@ -202,7 +203,9 @@ async fn reply_to(request: Request, shared: &Shared) -> Reply {
         return overview.await.map(Answer::Overview).into();
     }
     match shared.snapshots().await {
-        Ok(snapshot) => answer(&request, &snapshot).into(),
+        Ok(snapshot) => answer(&request, &snapshot)
+            .map_err(|refusal| why_unknown(&request, &snapshot, refusal))
+            .into(),
         Err(refusal) => Reply::Error(refusal),
     }
 }
@@ -304,6 +307,37 @@ fn kind_of(error: &NoSuchPod) -> RefusalKind {
     match error {
         NoSuchPod::Unknown { .. } => RefusalKind::UnknownPod,
         NoSuchPod::Ambiguous { .. } => RefusalKind::AmbiguousPod,
+    }
+}
+
+/// A pod that may not run is unknown to the engine; the client is told why.
+fn why_unknown(request: &Request, snapshot: &Snapshot, refusal: Refusal) -> Refusal {
+    let asked = match request {
+        Request::ExplainEviction { pod, .. }
+        | Request::ExplainOom { pod }
+        | Request::ExplainThrottling { pod }
+        | Request::ExplainMemory { pod }
+        | Request::ExplainPlacement { pod } => pod.as_deref(),
+        Request::Health | Request::Records | Request::Overview => None,
+    };
+    let (Some(asked), RefusalKind::UnknownPod) = (asked, refusal.kind) else {
+        return refusal;
+    };
+    let is_asked = |it: &&RefusedPod| {
+        let name = it.pod.split_once('/').map(|(_, name)| name);
+        it.pod == asked || it.uid.as_str() == asked || name == Some(asked)
+    };
+    match snapshot.refused.iter().find(is_asked) {
+        Some(RefusedPod {
+            pod,
+            place,
+            message,
+            ..
+        }) => Refusal::new(
+            refusal.kind,
+            format!("pod {pod} ({place}) does not run, because it was refused: {message}"),
+        ),
+        None => refusal,
     }
 }
 

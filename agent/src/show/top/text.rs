@@ -56,6 +56,37 @@ pub(crate) fn table(overview: &Overview, style: Style) -> String {
         let rank = pod.place.map_or(0, |place| place.rank);
         text += &format!("  {rank} {}: {}\n", pod.pod, reason(overview, pod));
     }
+    text + &admission(overview, style)
+}
+
+/// The pods that may not run, and what is in use of the quotas; nothing where nothing decides about pods.
+fn admission(overview: &Overview, style: Style) -> String {
+    let mut text = String::new();
+    if !overview.refused.is_empty() {
+        text += "\nNot admitted:\n";
+        for refused in &overview.refused {
+            text += &format!("  {}: {}\n", refused.pod, line(&refused.message));
+        }
+    }
+    if !overview.quotas.is_empty() {
+        text.push('\n');
+        let mut table = Table::new(&["QUOTA", "RESOURCE", "USED", "HARD"], &[2, 3]);
+        for quota in &overview.quotas {
+            for (name, hard) in &quota.hard {
+                let used = quota.used.get(name);
+                let tone = match used.is_some_and(|used| used > hard) {
+                    true => Tone::Marked,
+                    false => Tone::Plain,
+                };
+                let used = used.map_or_else(|| "?".to_owned(), ToString::to_string);
+                table.row(
+                    tone,
+                    vec![quota.quota.clone(), name.clone(), used, hard.to_string()],
+                );
+            }
+        }
+        text += &table.render(style);
+    }
     text
 }
 

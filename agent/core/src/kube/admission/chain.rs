@@ -11,12 +11,12 @@ use serde::Serialize;
 use super::field::quoted;
 use super::limit_range::{self, Origin};
 use super::object::{GroupResource, LimitRange, Object, PriorityClass, ResourceQuota};
-use super::pod_object::{MoreStatus, PodObject};
+use super::pod_object::MoreStatus;
 use super::priority::{self, CLASS_KIND, Gates};
 use super::request::{Phase, Refusal, Request};
 use super::resource_quota::configuration::Configuration;
 use super::resource_quota::evaluator::Cluster;
-use super::resource_quota::recalculate::{self, Counted};
+use super::resource_quota::recalculate::{self, Counted, Counts};
 use super::resource_quota::{Charge, Conflict, Plugin, QuotaStore};
 use super::{Admission, claim_rules, limit_range::validate as range_rules, pod_rules};
 use crate::kube::pod::{PodStatus, Resources};
@@ -213,9 +213,10 @@ impl World {
 
     /// Counts what the objects added so far use of the quotas without status, and makes these enforce what they want.
     pub fn count(&mut self) {
+        let counts = Counts::of(&self.objects, &self.cluster);
         for quota in self.quotas.values_mut().flatten() {
             if quota.status.hard.is_empty() {
-                quota.status.used = recalculate::used(quota, &self.objects, &self.cluster);
+                quota.status.used = counts.used(quota);
                 quota.status.hard = quota.spec.hard.clone();
             }
         }
@@ -382,15 +383,43 @@ fn range_source(raw: &LimitRange, field: &str) -> Source {
     }
 }
 
-/// A pod as it was before a step; nothing else gets defaults that are noted.
-struct Before(Option<Box<PodObject>>);
+/// The names of the resources of one list.
+type Names = Vec<String>;
+
+/// What a pod has, as far as steps add to it; nothing else gets defaults that are noted.
+struct Before(Option<Has>);
+
+/// What a pod has.
+#[derive(Default)]
+struct Has {
+    /// Requests and limits of each container, then of each init container.
+    containers: Vec<[Names; 2]>,
+    /// The same of the pod as a whole.
+    level: [Names; 2],
+    class: String,
+    priority: bool,
+    policy: bool,
+}
 
 impl Before {
     fn of(object: &Object) -> Self {
-        match object {
-            Object::Pod(pod) => Self(Some(pod.clone())),
-            _ => Self(None),
-        }
+        let Object::Pod(pod) = object else {
+            return Self(None);
+        };
+        let names = |list: &ResourceList| list.keys().cloned().collect();
+        let both = |resources: &Resources| [names(&resources.requests), names(&resources.limits)];
+        let spec = &pod.pod.spec;
+        Self(Some(Has {
+            containers: pod
+                .pod
+                .all_containers()
+                .map(|container| both(&container.resources))
+                .collect(),
+            level: spec.resources.as_ref().map(both).unwrap_or_default(),
+            class: pod.priority_class_name().to_owned(),
+            priority: spec.priority.is_some(),
+            policy: pod.more.spec.preemption_policy.is_some(),
+        }))
     }
 
     /// Notes what is new.
@@ -400,10 +429,9 @@ impl Before {
         defaults: &mut Vec<Defaulted>,
         source: impl Fn(&str) -> Source,
     ) {
-        let (Some(before), Object::Pod(pod)) = (&self.0, object) else {
+        let (Some(has), Object::Pod(pod)) = (&mut self.0, object) else {
             return;
         };
-        let noted = defaults.len();
         let mut add = |field: String, value: String| {
             let source = source(&field);
             defaults.push(Defaulted {
@@ -412,54 +440,52 @@ impl Before {
                 source,
             });
         };
-        let mut lists = |path: &dyn Fn() -> String, old: Option<&Resources>, new: &Resources| {
-            for (name, old, new) in [
-                ("requests", old.map(|old| &old.requests), &new.requests),
-                ("limits", old.map(|old| &old.limits), &new.limits),
+        let mut lists = |path: &dyn Fn() -> String, has: &mut [Names; 2], now: &Resources| {
+            let [requests, limits] = has;
+            for (name, has, now) in [
+                ("requests", requests, &now.requests),
+                ("limits", limits, &now.limits),
             ] {
                 // A step only adds.
-                if old.map_or(0, ResourceList::len) == new.len() {
+                if has.len() == now.len() {
                     continue;
                 }
-                for (resource, amount) in new {
-                    if !old.is_some_and(|old| old.contains_key(resource)) {
+                for (resource, amount) in now {
+                    if !has.contains(resource) {
                         add(format!("{}.{name}[{resource}]", path()), amount.to_string());
+                        has.push(resource.clone());
                     }
                 }
             }
         };
-        let (old, new) = (&before.pod.spec, &pod.pod.spec);
-        for (list, old, new) in [
-            ("containers", &old.containers, &new.containers),
-            ("initContainers", &old.init_containers, &new.init_containers),
-        ] {
-            for (at, (old, new)) in old.iter().zip(new).enumerate() {
-                let path = || format!("spec.{list}[{at}].resources");
-                lists(&path, Some(&old.resources), &new.resources);
-            }
+        let spec = &pod.pod.spec;
+        let all = [
+            ("containers", &spec.containers),
+            ("initContainers", &spec.init_containers),
+        ];
+        let numbered = all.into_iter().flat_map(|(list, containers)| {
+            let containers = containers.iter().enumerate();
+            containers.map(move |(at, container)| (list, at, container))
+        });
+        for ((list, at, container), has) in numbered.zip(&mut has.containers) {
+            let path = || format!("spec.{list}[{at}].resources");
+            lists(&path, has, &container.resources);
         }
-        if let Some(level) = &new.resources {
-            lists(
-                &|| "spec.resources".to_owned(),
-                old.resources.as_ref(),
-                level,
-            );
+        if let Some(level) = &spec.resources {
+            lists(&|| "spec.resources".to_owned(), &mut has.level, level);
         }
-        if before.priority_class_name() != pod.priority_class_name() {
-            add(
-                "spec.priorityClassName".to_owned(),
-                pod.priority_class_name().to_owned(),
-            );
+        let class = pod.priority_class_name();
+        if has.class != class {
+            add("spec.priorityClassName".to_owned(), class.to_owned());
+            class.clone_into(&mut has.class);
         }
-        if let (None, Some(priority)) = (old.priority, new.priority) {
+        if let (false, Some(priority)) = (has.priority, spec.priority) {
             add("spec.priority".to_owned(), priority.to_string());
+            has.priority = true;
         }
-        let policy = |pod: &PodObject| pod.more.spec.preemption_policy.clone();
-        if let (None, Some(policy)) = (policy(before), policy(pod)) {
-            add("spec.preemptionPolicy".to_owned(), policy);
-        }
-        if defaults.len() > noted {
-            self.0 = Some(pod.clone());
+        if let (false, Some(policy)) = (has.policy, &pod.more.spec.preemption_policy) {
+            add("spec.preemptionPolicy".to_owned(), policy.clone());
+            has.policy = true;
         }
     }
 }

@@ -116,9 +116,11 @@ pub fn admit(
     match (&request.object, request.operation) {
         (Object::Pod(pod), Operation::Create) if request.resource.is("pods") => {
             let resolved = resolve(request, pod.priority_class_name(), classes)?;
-            let mut pod = pod.clone();
-            set(request, &mut pod, resolved)?;
-            request.object = Object::Pod(pod);
+            let set = match &mut request.object {
+                Object::Pod(pod) => set(pod, resolved),
+                _ => Ok(()),
+            };
+            set.map_err(|why| request.forbidden(Phase::Mutate, &why))?;
         }
         (Object::PodGroup(group), Operation::Create)
             if request.resource.is(GROUP_RESOURCE) && gates.workload_aware_preemption =>
@@ -153,7 +155,9 @@ pub fn admit(
     Ok(())
 }
 
-fn set(request: &Request, pod: &mut PodObject, resolved: Resolved) -> Result<(), Refusal> {
+/// # Errors
+/// Why the pod may not say what it says.
+fn set(pod: &mut PodObject, resolved: Resolved) -> Result<(), String> {
     let Resolved {
         class,
         value,
@@ -162,19 +166,17 @@ fn set(request: &Request, pod: &mut PodObject, resolved: Resolved) -> Result<(),
     let spec = &mut pod.pod.spec;
     spec.priority_class_name = Some(class).filter(|class| !class.is_empty());
     if let Some(preset) = spec.priority.filter(|preset| *preset != value) {
-        let why = format!(
+        return Err(format!(
             "the integer value of priority ({preset}) must not be provided in pod spec; priority admission controller computed {value} from the given PriorityClass name"
-        );
-        return Err(request.forbidden(Phase::Mutate, &why));
+        ));
     }
     spec.priority = Some(value);
     if let Some(policy) = policy {
         let preset = pod.more.spec.preemption_policy.as_ref();
         if let Some(preset) = preset.filter(|preset| **preset != policy) {
-            let why = format!(
+            return Err(format!(
                 "the string value of PreemptionPolicy ({preset}) must not be provided in pod spec; priority admission controller computed {policy} from the given PriorityClass name"
-            );
-            return Err(request.forbidden(Phase::Mutate, &why));
+            ));
         }
         pod.more.spec.preemption_policy = Some(policy);
     }

@@ -3,6 +3,7 @@
 //! Source: `pkg/apis/core/validation/validation.go` of 1.36 (`ValidateContainerResourceRequirements` and what it calls).
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use super::field::{FieldError, json_text, quoted};
 use super::names;
@@ -30,22 +31,21 @@ pub struct Options<'a> {
 }
 
 /// What is wrong with a resource's name.
-pub fn name_errors(name: &str, path: &str, errors: &mut Vec<FieldError>) {
-    let value = json_text(name);
+pub fn name_errors(name: &str, path: impl fmt::Display + Copy, errors: &mut Vec<FieldError>) {
+    let error = |what: &str| FieldError::invalid(path.to_string(), &json_text(name), what);
     let malformed = names::qualified_name_errors(name);
     if malformed.is_empty() && !name.contains('/') && !names::is_standard(name) {
-        let what = "must be a standard resource type or fully qualified";
-        errors.push(FieldError::invalid(path, &value, what));
+        errors.push(error("must be a standard resource type or fully qualified"));
     }
-    errors.extend(
-        malformed
-            .iter()
-            .map(|what| FieldError::invalid(path, &value, what)),
-    );
+    errors.extend(malformed.iter().map(|what| error(what)));
 }
 
 /// What is wrong with the name of a container's resource.
-pub fn container_name_errors(name: &str, path: &str, errors: &mut Vec<FieldError>) {
+pub fn container_name_errors(
+    name: &str,
+    path: impl fmt::Display + Copy,
+    errors: &mut Vec<FieldError>,
+) {
     name_errors(name, path, errors);
     let what = if !name.contains('/') {
         (!names::is_standard_for_container(name))
@@ -54,17 +54,17 @@ pub fn container_name_errors(name: &str, path: &str, errors: &mut Vec<FieldError
         (!names::is_native(name) && !names::is_extended(name))
             .then_some("doesn't follow extended resource name standard")
     };
-    errors.extend(what.map(|what| FieldError::invalid(path, &json_text(name), what)));
+    errors.extend(what.map(|what| FieldError::invalid(path.to_string(), &json_text(name), what)));
 }
 
 /// What is wrong with the name of a pod-level resource.
-fn pod_name_errors(name: &str, path: &str, errors: &mut Vec<FieldError>) {
+fn pod_name_errors(name: &str, path: impl fmt::Display + Copy, errors: &mut Vec<FieldError>) {
     let before = errors.len();
     name_errors(name, path, errors);
     if errors.len() == before && !is_pod_level_resource(name) {
         let supported = [CPU, "hugepages-", MEMORY];
         errors.push(FieldError::not_supported(
-            path,
+            path.to_string(),
             &json_text(name),
             &supported,
         ));
@@ -72,26 +72,32 @@ fn pod_name_errors(name: &str, path: &str, errors: &mut Vec<FieldError>) {
 }
 
 /// What is wrong with the name of a quota's resource.
-pub fn quota_name_errors(name: &str, path: &str, errors: &mut Vec<FieldError>) {
+pub fn quota_name_errors(name: &str, path: impl fmt::Display + Copy, errors: &mut Vec<FieldError>) {
     name_errors(name, path, errors);
     if !name.contains('/') && !names::is_standard_for_quota(name) {
         let what = "must be a standard resource for quota";
-        errors.push(FieldError::invalid(path, &json_text(name), what));
+        errors.push(FieldError::invalid(
+            path.to_string(),
+            &json_text(name),
+            what,
+        ));
     }
 }
 
 /// What is wrong with an amount.
-pub fn amount_errors(name: &str, amount: &Quantity, path: &str, errors: &mut Vec<FieldError>) {
-    let value = quoted(&amount.to_string());
+pub fn amount_errors(
+    name: &str,
+    amount: &Quantity,
+    path: impl fmt::Display + Copy,
+    errors: &mut Vec<FieldError>,
+) {
+    let error =
+        |what: &str| FieldError::invalid(path.to_string(), &quoted(&amount.to_string()), what);
     if amount.sign() < 0 {
-        errors.push(FieldError::invalid(
-            path,
-            &value,
-            "must be greater than or equal to 0",
-        ));
+        errors.push(error("must be greater than or equal to 0"));
     }
     if names::is_whole(name) && !is_whole(amount) {
-        errors.push(FieldError::invalid(path, &value, "must be an integer"));
+        errors.push(error("must be an integer"));
     }
 }
 
@@ -115,17 +121,18 @@ pub fn requirement_errors(
 ) {
     let mut list_errors = |field: &str, list: &ResourceList| {
         for (name, amount) in list {
-            let path = format!("{path}.{field}[{name}]");
+            // A text only where something is wrong.
+            let path = format_args!("{path}.{field}[{name}]");
             match owner {
-                Owner::Container => container_name_errors(name, &path, errors),
-                Owner::Pod => pod_name_errors(name, &path, errors),
+                Owner::Container => container_name_errors(name, path, errors),
+                Owner::Pod => pod_name_errors(name, path, errors),
             }
-            amount_errors(name, amount, &path, errors);
+            amount_errors(name, amount, path, errors);
             let is_part = is_huge_pages(name) && !names::is_multiple_of_page(name, amount);
             if is_part && !options.parts_of_huge_pages {
                 let what = format!("{amount} is not positive integer multiple of {name}");
                 errors.push(FieldError::invalid(
-                    &path,
+                    path.to_string(),
                     &quoted(&amount.to_string()),
                     &what,
                 ));
@@ -150,12 +157,10 @@ pub fn requirement_errors(
             "HugePages require cpu or memory",
         ));
     }
-    claim_errors(
-        claims,
-        options.pod_claims,
-        &format!("{path}.claims"),
-        errors,
-    );
+    if !claims.is_empty() {
+        let path = format!("{path}.claims");
+        claim_errors(claims, options.pod_claims, &path, errors);
+    }
 }
 
 fn against_limit(

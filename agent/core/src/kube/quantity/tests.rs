@@ -200,3 +200,48 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_needs_no_big_integer_is_written_and_compared_as_with_one() {
+    let mantissas = [
+        1,
+        -5,
+        10,
+        1000,
+        1024,
+        1536,
+        -(1 << 20),
+        1 << 60,
+        123_456_789,
+        1_000_000_000_000_000_000,
+        i64::MAX,
+        i64::MIN,
+    ];
+    let formats = [Format::DecimalExponent, Format::BinarySI, Format::DecimalSI];
+    let mut all = Vec::new();
+    for mantissa in mantissas {
+        for exponent in -9..=24 {
+            for format in formats {
+                let of = |amount| Quantity {
+                    amount,
+                    format,
+                    text: None,
+                };
+                let small = of(Amount::Small { mantissa, exponent });
+                let big = of(Amount::Big {
+                    mantissa: mantissa.into(),
+                    exponent,
+                });
+                assert_eq!(small.canonical(), big.canonical(), "{mantissa}e{exponent}");
+                if format == Format::DecimalSI {
+                    all.push((small, big));
+                }
+            }
+        }
+    }
+    for (small, big) in &all {
+        for (other, other_big) in &all {
+            assert_eq!(small.cmp(other), big.cmp(other_big), "{small} and {other}");
+        }
+    }
+}

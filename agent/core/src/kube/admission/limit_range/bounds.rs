@@ -136,14 +136,14 @@ fn below_min(
     request: Option<&Quantity>,
     limit: Option<&Quantity>,
 ) -> Option<String> {
-    let what = format!("minimum {name} usage per {kind} is {bound}");
+    let what = || format!("minimum {name} usage per {kind} is {bound}");
     let Some(asked) = request else {
-        return Some(format!("{what}.  No request is specified"));
+        return Some(format!("{}.  No request is specified", what()));
     };
-    let [request, limited, bound] = comparable([request, limit, Some(bound)]);
+    let [requested, limited, least] = comparable([request, limit, Some(bound)]);
     match limit {
-        _ if request < bound => Some(format!("{what}, but request is {asked}")),
-        Some(limit) if limited < bound => Some(format!("{what}, but limit is {limit}")),
+        _ if requested < least => Some(format!("{}, but request is {asked}", what())),
+        Some(limit) if limited < least => Some(format!("{}, but limit is {limit}", what())),
         _ => None,
     }
 }
@@ -155,14 +155,14 @@ fn above_max(
     request: Option<&Quantity>,
     limit: Option<&Quantity>,
 ) -> Option<String> {
-    let what = format!("maximum {name} usage per {kind} is {bound}");
+    let what = || format!("maximum {name} usage per {kind} is {bound}");
     let Some(limited) = limit else {
-        return Some(format!("{what}.  No limit is specified"));
+        return Some(format!("{}.  No limit is specified", what()));
     };
-    let [requested, limit, bound] = comparable([request, limit, Some(bound)]);
+    let [requested, limited_to, most] = comparable([request, limit, Some(bound)]);
     match request {
-        _ if limit > bound => Some(format!("{what}, but limit is {limited}")),
-        Some(request) if requested > bound => Some(format!("{what}, but request is {request}")),
+        _ if limited_to > most => Some(format!("{}, but limit is {limited}", what())),
+        Some(request) if requested > most => Some(format!("{}, but request is {request}", what())),
         _ => None,
     }
 }
@@ -175,16 +175,20 @@ fn above_ratio(
     limit: Option<&Quantity>,
     admission: Admission,
 ) -> Option<String> {
-    let what = format!("{name} max limit to request ratio per {kind} is {bound}");
+    let what = || format!("{name} max limit to request ratio per {kind} is {bound}");
     // The bound decides about the precision, too.
     let [requested, limited, _] = comparable([request, limit, Some(bound)]);
     if requested == 0 {
         return Some(format!(
-            "{what}, but no request is specified or request is 0"
+            "{}, but no request is specified or request is 0",
+            what()
         ));
     }
     if limited == 0 {
-        return Some(format!("{what}, but no limit is specified or limit is 0"));
+        return Some(format!(
+            "{}, but no limit is specified or limit is 0",
+            what()
+        ));
     }
     #[expect(
         clippy::cast_precision_loss,
@@ -204,7 +208,7 @@ fn above_ratio(
         Admission::Upstream => ratio > float_bound,
         Admission::Corrected => is_above_exactly(request?, limit?, bound),
     };
-    is_above.then(|| format!("{what}, but provided ratio is {}", float_text(ratio)))
+    is_above.then(|| format!("{}, but provided ratio is {}", what(), float_text(ratio)))
 }
 
 /// Whether `limit / request` is above `bound`, without rounding. The request is not zero.

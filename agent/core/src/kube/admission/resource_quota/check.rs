@@ -52,7 +52,16 @@ impl Plugin<'_> {
             );
             return Err(request.forbidden(Phase::Validate, &why));
         }
-        let additions = self.additions(request, quotas, &covered.applying, &evaluator, &usage)?;
+        let old = self.usage_before(request, &evaluator)?;
+        let grown = old.map(|(old, used)| (old, without_zeros(&increase(&usage, &used))));
+        let usage = without_zeros(&usage);
+        let additions = self.additions(
+            quotas,
+            &covered.applying,
+            &evaluator,
+            grown.as_ref(),
+            &usage,
+        )?;
         let Some(additions) = additions else {
             return Ok(Vec::new());
         };
@@ -65,7 +74,7 @@ impl Plugin<'_> {
         let mut changes = Vec::new();
         for (at, added) in covered.applying.into_iter().zip(additions) {
             if let Some(quota) = quotas.get(at) {
-                changes.extend(charged(request, quota, &added)?);
+                changes.extend(charged(request, quota, added)?);
             }
         }
         Ok(changes)
@@ -113,8 +122,14 @@ impl Plugin<'_> {
         let has_scopes = matches!(request.object, Object::Pod(_) | Object::Claim(_));
         for (at, quota) in quotas.iter().enumerate() {
             let name = &quota.metadata.name;
+            let scopes = if has_scopes {
+                quota.scopes()
+            } else {
+                Vec::new()
+            };
+            let all = scopes.len();
             let mut matching = Vec::new();
-            for scope in quota.scopes().into_iter().filter(|_| has_scopes) {
+            for scope in scopes {
                 let matches = scope::matches(&scope, &request.object).map_err(|error| {
                     Refusal::plain_error(format!(
                         "error matching scopes of quota {name}, err: error on matching scope {scope}: {error}"
@@ -125,17 +140,21 @@ impl Plugin<'_> {
                     matching.push(scope);
                 }
             }
+            let is_matched = matching.len() == all;
             if self.admission.is_upstream() {
                 covered.scopes.append(&mut matching);
             }
-            let applies = evaluator
-                .applies(quota, &request.object, self.cluster)
-                .map_err(|error| Refusal::plain_error(error.to_string()).by(name))?;
-            if !applies {
+            // As `Evaluator::applies`, whose scopes have been read by now.
+            let applies = is_matched
+                && (has_scopes
+                    || evaluator
+                        .applies(quota, &request.object, self.cluster)
+                        .map_err(|error| Refusal::plain_error(error.to_string()).by(name))?);
+            let counted = evaluator.counted(&quota.status.hard, self.cluster);
+            if !applies || counted.is_empty() {
                 continue;
             }
             covered.scopes.append(&mut matching);
-            let counted = evaluator.counted(&quota.status.hard, self.cluster);
             let missing = evaluator.missing(&counted, &request.object);
             if !missing.is_empty() {
                 let why = format!("failed quota: {name}: must specify {}", missing.join("; "));
@@ -152,35 +171,44 @@ impl Plugin<'_> {
                 return Err(request.forbidden(Phase::Validate, &why).by(name));
             }
             covered.applying.push(at);
-            covered.names.extend(counted);
+            if !self.configuration.limited_resources.is_empty() {
+                covered.names.extend(counted);
+            }
         }
         Ok(covered)
     }
 
-    /// What the object counts for each applying quota, under all names; none if nothing changes anywhere.
-    fn additions(
+    /// The object as it was and what it counted, where it is changed.
+    fn usage_before<'a>(
         &self,
-        request: &Request,
+        request: &'a Request,
+        evaluator: &Evaluator,
+    ) -> Result<Option<(&'a Object, ResourceList)>, Refusal> {
+        if request.operation != Operation::Update {
+            return Ok(None);
+        }
+        let Some(old) = &request.old_object else {
+            let why = "unable to get previous usage since prior version of object was not found";
+            return Err(request.forbidden(Phase::Validate, why));
+        };
+        // Without a version, this may be a creation by update: the whole usage counts.
+        let has_version = !old.meta().resource_version.is_empty();
+        Ok(has_version.then(|| (old, evaluator.usage(old, self.cluster))))
+    }
+
+    /// What the object adds to each applying quota, under all names; none if nothing changes anywhere. `grown`: the object as it was, and by how much it counts
+    /// more.
+    fn additions<'a>(
+        &self,
         quotas: &[&ResourceQuota],
         applying: &[usize],
         evaluator: &Evaluator,
-        usage: &ResourceList,
-    ) -> Result<Option<Vec<ResourceList>>, Refusal> {
-        let mut grown = None;
-        if request.operation == Operation::Update {
-            let Some(old) = &request.old_object else {
-                let why =
-                    "unable to get previous usage since prior version of object was not found";
-                return Err(request.forbidden(Phase::Validate, why));
-            };
-            // Without a version, this may be a creation by update: the whole usage counts.
-            if !old.meta().resource_version.is_empty() {
-                grown = Some((old, increase(usage, &evaluator.usage(old, self.cluster))));
-            }
-        }
+        grown: Option<&'a (&Object, ResourceList)>,
+        usage: &'a ResourceList,
+    ) -> Result<Option<Vec<&'a ResourceList>>, Refusal> {
         let mut changes = Vec::with_capacity(applying.len());
         for quota in applying.iter().filter_map(|at| quotas.get(*at)) {
-            let change = match &grown {
+            let change = match grown {
                 Some((old, grown)) => {
                     let applied = evaluator
                         .applies(quota, old, self.cluster)
@@ -191,11 +219,11 @@ impl Plugin<'_> {
                 }
                 None => usage,
             };
-            changes.push(without_zeros(change));
+            changes.push(change);
         }
         let any_change = if applying.is_empty() {
-            let change = grown.as_ref().map_or(usage, |(_, grown)| grown);
-            !without_zeros(change).is_empty()
+            let change = grown.map_or(usage, |(_, grown)| grown);
+            !change.is_empty()
         } else {
             changes.iter().any(|change| !change.is_empty())
         };
@@ -247,7 +275,14 @@ fn charged(
 ) -> Result<Option<Change>, Refusal> {
     let status = &quota.status;
     let name = &quota.metadata.name;
-    let added = masked(added, &status.hard);
+    // A quota has few names, and an object counts under many.
+    let counted = status
+        .hard
+        .keys()
+        .filter_map(|name| added.get_key_value(name));
+    let added: ResourceList = counted
+        .map(|(name, amount)| (name.clone(), amount.clone()))
+        .collect();
     if added.is_empty() {
         return Ok(None);
     }

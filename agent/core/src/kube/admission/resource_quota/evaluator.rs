@@ -91,15 +91,18 @@ pub(super) fn is_extended_request(name: &str) -> bool {
 impl Evaluator {
     /// The evaluator of a resource.
     pub fn of(resource: &GroupResource) -> Self {
-        match resource.to_string().as_str() {
-            "pods" => Self::Pods,
-            "persistentvolumeclaims" => Self::Claims,
-            "services" => Self::Services,
-            "resourceclaims.resource.k8s.io" => Self::ResourceClaims,
-            name => Self::Count {
-                count: resource.count_name(),
-                alias: ALIASED.contains(&name).then(|| name.to_owned()),
-            },
+        match (resource.group.as_str(), resource.resource.as_str()) {
+            ("", "pods") => Self::Pods,
+            ("", "persistentvolumeclaims") => Self::Claims,
+            ("", "services") => Self::Services,
+            ("resource.k8s.io", "resourceclaims") => Self::ResourceClaims,
+            _ => {
+                let name = resource.to_string();
+                Self::Count {
+                    count: resource.count_name(),
+                    alias: ALIASED.contains(&name.as_str()).then_some(name),
+                }
+            }
         }
     }
 

@@ -1,0 +1,70 @@
+//! Admission in the loop: which pods were refused, what quotas have in use, and which removed pods have left.
+//!
+//! The decision is made where manifests are read ([`crate::input::manifests::admission`]). The loop shows it, and tells that thread when a removed pod has left, so
+//! that another can have its room.
+
+use std::sync::Arc;
+
+use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod};
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::units::PodUid;
+
+use super::Agent;
+use super::wake::Sources;
+use crate::host::cgroup::{CgroupMounts, CgroupPath};
+use crate::input::manifests::Departures;
+use crate::pods;
+
+/// What the loop knows of admission.
+#[derive(Debug, Default)]
+pub(super) struct AdmissionWork {
+    departures: Option<Departures>,
+    /// Removed pods of which the thread does not know yet that they have left.
+    leaving: Vec<PodUid>,
+    pub(super) refused: Arc<[RefusedPod]>,
+    pub(super) quotas: Arc<[QuotaUse]>,
+}
+
+impl Agent {
+    pub(super) fn begin_admission(&mut self, sources: &mut Sources) {
+        self.admission.departures = sources.take_departures();
+    }
+
+    /// What was decided. A refusal is said when it is new.
+    pub(super) fn admission_decided(&mut self, refused: Vec<RefusedPod>, quotas: Vec<QuotaUse>) {
+        for pod in &refused {
+            if !self.admission.refused.contains(pod) {
+                self.warn(format!("{}: {}", pod.place, pod.message));
+            }
+        }
+        self.admission.refused = refused.into();
+        self.admission.quotas = quotas.into();
+    }
+
+    /// The thread is to know when this pod has left.
+    pub(super) fn follow_departure(&mut self, uid: PodUid) {
+        if !self.admission.leaving.contains(&uid) {
+            self.admission.leaving.push(uid);
+        }
+    }
+
+    /// Which pods have left since the last time. One that is wanted again does not leave.
+    pub(super) fn report_departures(&mut self) {
+        let Some(departures) = &self.admission.departures else {
+            return;
+        };
+        let pods = &self.pods;
+        self.admission
+            .leaving
+            .retain(|uid| match pods.contains(uid) {
+                true => pods.is_removed(uid),
+                false => !departures.send(uid),
+            });
+    }
+}
+
+/// Whether a pod that follows its manifest has processes. One whose cgroup cannot be read counts as running: nothing that runs is to be refused.
+pub(super) fn is_running(mounts: &CgroupMounts, cgroup_root: &CgroupPath, pod: &Pod) -> bool {
+    let path = pods::cgroup::pod_path(cgroup_root, pod);
+    path.is_ok_and(|path| pods::cgroup::is_populated(mounts, &path).unwrap_or(true))
+}
