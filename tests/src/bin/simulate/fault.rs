@@ -55,6 +55,7 @@ pub(crate) struct Plan {
     pub(crate) slow_one_in: u64,
     /// Once in so many operations one fails; 0: never.
     pub(crate) fail_one_in: u64,
+    pub(crate) clock_readings: u64,
     /// Operations so far.
     pub(crate) count: u64,
     /// Of the first run, for those that enumerate.

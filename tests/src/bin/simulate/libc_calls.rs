@@ -32,6 +32,8 @@ const PROCS_NS: u64 = 13_000;
 const PROCESS_NS: u64 = 200;
 const CALL_NS: u64 = 1_000;
 const CLOCK_NS: u64 = 40;
+/// More than there are in a day that is simulated.
+const CLOCK_READINGS_MAX: u64 = 200_000_000;
 /// The write of `cgroup.kill`, and making and removing a cgroup, median (FAULTS.md C3).
 const CGROUP_NS: u64 = 24_000;
 

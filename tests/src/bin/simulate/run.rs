@@ -170,12 +170,19 @@ pub(crate) fn start_agent(world: &mut World) {
             world::adopt(id + 1);
             kernel::wait_for(&baton);
         }
-        let result = ARGUMENTS.get().map(run);
+        let result = std::panic::catch_unwind(|| ARGUMENTS.get().map(run));
         let _inside = world::stay_inside();
         let world = self::world();
         let result = match result {
-            Some(Err(error)) => format!("{error:#}"),
-            _ => String::new(),
+            Ok(Some(Err(error))) => format!("{error:#}"),
+            Ok(_) => String::new(),
+            Err(_) => {
+                let now_ns = world.now_ns;
+                world
+                    .checks
+                    .broken("panic", "the loop panicked".to_owned(), now_ns);
+                "it panicked".to_owned()
+            }
         };
         let is_asked = world.now_ns >= world.machine.stop_ns;
         world.checks.ended(&result, is_asked, world.now_ns);

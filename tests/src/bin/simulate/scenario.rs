@@ -145,6 +145,7 @@ fn hog(name: &str) -> NewPod {
 pub(crate) fn standard() -> Scenario {
     let mut it = Scenario::new("standard");
     it.stop_ns = 45 * SECOND;
+    it.is_oom_ruled_out = true;
     it.expects.extend([CROSSED, EVICTED]);
     it.start(
         SECOND,
@@ -156,21 +157,21 @@ pub(crate) fn standard() -> Scenario {
     )
 }
 
-/// The scenario whose every operation is made to fail: one eviction, in five seconds, on a small machine.
+/// The scenario whose every operation is made to fail: one eviction, in two seconds, on a small machine.
 pub(crate) fn brief() -> Scenario {
     let mut it = Scenario::new("brief");
     it.happenings.clear();
     it.total_bytes = 4 * GIB;
-    it.stop_ns = 5 * SECOND;
+    it.stop_ns = 2 * SECOND;
     it.is_oom_ruled_out = true;
     it.expects.extend([CROSSED, EVICTED]);
     it.start(0, pod("calm", 200 * MIB)).start(
         0,
         NewPod {
-            bytes: GIB,
+            bytes: 1500 * MIB,
             bytes_per_s: 800 * MIB,
-            up_to_bytes: 3 * GIB,
-            grows_after_ns: SECOND,
+            up_to_bytes: 4 * GIB,
+            grows_after_ns: 500 * MS,
             ..hog("hog")
         },
     )
@@ -179,7 +180,7 @@ pub(crate) fn brief() -> Scenario {
 /// The same with everything that writes a ledger, a checkpoint or a setting: for `kill -9` at each step.
 pub(crate) fn ledgers() -> Scenario {
     let mut it = brief().named("ledgers");
-    it.stop_ns = 12 * SECOND;
+    it.stop_ns = 4 * SECOND;
     it.config = Some(
         "evictionHard: {memory.available: 1Gi}\ncpuManagerPolicy: static\nreservedSystemCPUs: '0'\ncpuManagerReconcilePeriod: 1s\n\
          plimsoll:\n  remedies: {reclaim: 100ms, throttle: 200ms, notify: 100ms}\n  cpuBurst: {enabled: true}\n  podOOMGroup: true\n"
@@ -311,6 +312,8 @@ pub(crate) fn hostile() -> Vec<Scenario> {
     list
 }
 
+const HOUR_NS: i64 = 3_600_000_000_000;
+
 /// An agent without its BPF object is not told of crossings: then this proves little.
 const CROSSED: Expected = (
     "a crossing woke the loop (cargo xtask build-ebpf)",
@@ -388,11 +391,12 @@ fn elsewhere() -> Vec<Scenario> {
                     pod: Some("restless"),
                 },
             ),
+        // An hour on, back by a day, on by a year, and to 1970.
         evicting("clock")
-            .then(2 * SECOND, Happening::Clock(-86_400_000_000_000))
-            .then(8 * SECOND, Happening::Clock(3_600_000_000_000))
-            .then(12 * SECOND, Happening::Clock(400 * 86_400_000_000_000))
-            .then(20 * SECOND, Happening::Clock(-1_650_000_000_000_000_000)),
+            .then(2 * SECOND, Happening::Clock(HOUR_NS))
+            .then(8 * SECOND, Happening::Clock(-24 * HOUR_NS))
+            .then(12 * SECOND, Happening::Clock(8760 * HOUR_NS))
+            .then(20 * SECOND, Happening::Clock(-470_000 * HOUR_NS)),
     ]
 }
 
