@@ -42,6 +42,8 @@ pub(crate) struct Broken {
 #[derive(Debug, Clone, Default)]
 struct Victim {
     signalled_ns: Option<u64>,
+    /// By this agent or one before it.
+    was_signalled: bool,
     held_bytes: u64,
     is_killed: bool,
     ended_ns: Option<u64>,
@@ -113,7 +115,7 @@ impl Checks {
         let victims = self.victims.values();
         victims
             .into_iter()
-            .any(|it| it.signalled_ns.is_some() && it.ended_ns.is_some())
+            .any(|it| it.was_signalled && it.ended_ns.is_some())
     }
 
     pub(crate) fn is_serving(&self) -> bool {
@@ -328,6 +330,7 @@ impl World {
             return;
         }
         victim.signalled_ns = Some(now_ns);
+        victim.was_signalled = true;
         let held_bytes = self.machine.used(pod, now_ns);
         victim.held_bytes = held_bytes;
         self.checks.evictions += 1;

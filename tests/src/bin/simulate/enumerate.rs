@@ -74,11 +74,13 @@ pub(crate) fn faults(args: &Args, scenario: &Scenario, rotate: bool, tally: &mut
     }
 }
 
-/// Each operation takes 20 seconds. Where it is the loop's, that is the loop's time, and all else must hold.
-pub(crate) fn blocked(args: &Args, scenario: &Scenario, tally: &mut Tally) {
-    for (number, _) in operations(args, scenario) {
-        let how = format!("slow={}", BLOCKED_NS / 1_000_000);
-        run(scenario, number, Fault::Slow(BLOCKED_NS), &how, tally);
+/// Each operation takes 20 seconds. Where it is the loop's, that is the loop's time, and all else must hold; with `others` only what is not the loop's.
+pub(crate) fn blocked(args: &Args, scenario: &Scenario, others: bool, tally: &mut Tally) {
+    let how = format!("slow={}", BLOCKED_NS / 1_000_000);
+    for (number, call) in operations(args, scenario) {
+        if !(others && call.is_loop) {
+            run(scenario, number, Fault::Slow(BLOCKED_NS), &how, tally);
+        }
     }
 }
 

@@ -176,7 +176,7 @@ fn main() -> ExitCode {
     }
     if args.blocked {
         let scenario = named.clone().unwrap_or_else(brief);
-        enumerate::blocked(&args, &scenario, &mut tally);
+        enumerate::blocked(&args, &scenario, false, &mut tally);
     }
     if args.kills {
         let scenario = named.unwrap_or_else(ledgers);
@@ -385,6 +385,6 @@ fn everything(args: &Args, tally: &mut Tally) {
         one_seed(args, seed, tally);
     }
     enumerate::faults(args, &brief(), true, tally);
-    enumerate::blocked(args, &brief(), tally);
+    enumerate::blocked(args, &brief(), true, tally);
     enumerate::kills(args, &ledgers(), false, tally);
 }

@@ -157,21 +157,21 @@ pub(crate) fn standard() -> Scenario {
     )
 }
 
-/// The scenario whose every operation is made to fail: one eviction, in two seconds, on a small machine.
+/// The scenario whose every operation is made to fail: one eviction, in less than a second, on a small machine.
 pub(crate) fn brief() -> Scenario {
     let mut it = Scenario::new("brief");
     it.happenings.clear();
-    it.total_bytes = 4 * GIB;
-    it.stop_ns = 2 * SECOND;
+    (it.total_bytes, it.threshold_bytes) = (1640 * MIB, 256 * MIB);
+    it.stop_ns = 700 * MS;
     it.is_oom_ruled_out = true;
     it.expects.extend([CROSSED, EVICTED]);
-    it.start(0, pod("calm", 200 * MIB)).start(
+    it.start(0, pod("calm", 50 * MIB)).start(
         0,
         NewPod {
-            bytes: 1500 * MIB,
-            bytes_per_s: 800 * MIB,
-            up_to_bytes: 4 * GIB,
-            grows_after_ns: 500 * MS,
+            bytes: 290 * MIB,
+            bytes_per_s: 100 * MIB,
+            up_to_bytes: GIB,
+            grows_after_ns: 50 * MS,
             ..hog("hog")
         },
     )
@@ -180,20 +180,23 @@ pub(crate) fn brief() -> Scenario {
 /// The same with everything that writes a ledger, a checkpoint or a setting: for `kill -9` at each step.
 pub(crate) fn ledgers() -> Scenario {
     let mut it = brief().named("ledgers");
-    it.stop_ns = 4 * SECOND;
+    it.stop_ns = 1500 * MS;
     it.config = Some(
-        "evictionHard: {memory.available: 1Gi}\ncpuManagerPolicy: static\nreservedSystemCPUs: '0'\ncpuManagerReconcilePeriod: 1s\n\
+        "evictionHard: {memory.available: 256Mi}\ncpuManagerPolicy: static\nreservedSystemCPUs: '0'\ncpuManagerReconcilePeriod: 1s\n\
          plimsoll:\n  remedies: {reclaim: 100ms, throttle: 200ms, notify: 100ms}\n  cpuBurst: {enabled: true}\n  podOOMGroup: true\n"
             .to_owned(),
     );
     it.start(
-        SECOND,
+        100 * MS,
         NewPod {
             is_guaranteed: true,
             request_millicpu: 1000,
-            ..pod("alone", 100 * MIB)
+            ..pod("alone", 20 * MIB)
         },
     )
+    .expecting(("a placement was written", |world| {
+        world.root.join("state/placement.json").exists()
+    }))
 }
 
 /// One for each fault.
@@ -349,6 +352,7 @@ fn elsewhere() -> Vec<Scenario> {
             ..evicting("flock")
         }
         .then(0, Happening::UserLocks),
+        evicting("flock-later").then(SECOND, Happening::UserLocks),
         evicting("stopped-exec")
             .then(
                 3 * SECOND,

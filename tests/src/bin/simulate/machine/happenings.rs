@@ -288,6 +288,13 @@ impl World {
                 }
                 *text = now.into_iter().collect::<Vec<_>>().join(" ");
             }
+            // A quota without a period keeps the one that it has.
+            "cpu.max" if !value.contains(' ') => {
+                let values = &mut self.machine.cgroups[index].values;
+                let before = values.get(file).cloned().unwrap_or_default();
+                let period = before.rsplit(' ').next().unwrap_or("100000");
+                values.insert(file.to_owned(), format!("{value} {period}"));
+            }
             "memory.reclaim" => return Err(libc::EAGAIN),
             "cgroup.event_control" => {
                 let fds = &self.fds;
@@ -364,7 +371,7 @@ impl World {
         let pid = pod.and_then(|pod| pod.processes.first().copied());
         let path = pod.map(|pod| self.machine.hierarchies[0].place(&pod.path));
         if let (Some(pid), Some(path)) = (pid, path) {
-            let target = if left % 2 == 0 {
+            let target = if left.is_multiple_of(2) {
                 path.clone()
             } else {
                 format!("{path}/app")
