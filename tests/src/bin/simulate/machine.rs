@@ -377,14 +377,6 @@ impl Machine {
         }
     }
 
-    /// Lines before all others in the list of mounts.
-    pub(crate) fn mount_first(&self, lines: &[u8]) {
-        let path = self.root.join("proc/self/mounts");
-        let mut text = lines.to_vec();
-        text.extend(std::fs::read(&path).unwrap_or_default());
-        std::fs::write(path, text).ok();
-    }
-
     // Time.
 
     pub(crate) fn at(&mut self, at_ns: u64, happening: Happening) {

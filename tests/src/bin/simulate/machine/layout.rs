@@ -217,6 +217,14 @@ impl Hierarchy {
 }
 
 impl Machine {
+    /// Lines before all others in the list of mounts.
+    pub(crate) fn mount_first(&self, lines: &[u8]) {
+        let path = self.root.join("proc/self/mounts");
+        let mut text = lines.to_vec();
+        text.extend(std::fs::read(&path).unwrap_or_default());
+        std::fs::write(path, text).ok();
+    }
+
     /// Of which hierarchy a cgroup is, and its name there.
     pub(super) fn hierarchy<'a>(&self, path: &'a str) -> Option<(usize, &'a str)> {
         if self.hierarchies[0].dir.is_empty() {
