@@ -461,6 +461,44 @@ fn rooms() -> Vec<Scenario> {
 }
 
 impl Scenario {
+    /// Which cgroups there are, and what disks, clocks and others do now and then.
+    fn others_by_seed(mut self, random: &mut Random) -> Self {
+        self.layout = match random.below(4) {
+            0 => Layout::V1,
+            1 => Layout::Hybrid,
+            _ => Layout::V2,
+        };
+        self.has_earlier_state = random.one_in(4);
+        self = self.then(random.between(0, 2) * SECOND, Happening::UserLocks);
+        let mut at_ns = random.between(10, 300) * SECOND;
+        while at_ns + 200 * SECOND < self.stop_ns {
+            let for_ns = random.between(1, 120) * SECOND;
+            let lacks = [Lacks::Bytes, Lacks::Inodes, Lacks::Writes];
+            let lacks = lacks[usize::try_from(random.below(3)).unwrap_or(0)];
+            self = match random.below(4) {
+                0 => self.then(
+                    at_ns,
+                    Happening::RootLocks {
+                        file: "knobs.jsonl",
+                        for_ns,
+                    },
+                ),
+                1 => {
+                    let hours = i64::try_from(random.between(1, 10_000)).unwrap_or(1);
+                    self.then(at_ns, Happening::Clock(hours * HOUR_NS))
+                        .then(at_ns + for_ns, Happening::Clock(-hours * HOUR_NS))
+                }
+                place => {
+                    let place = if place == 2 { "state" } else { "journal" };
+                    self.then(at_ns, Happening::Disk(place, Some(lacks)))
+                        .then(at_ns + for_ns, Happening::Disk(place, None))
+                }
+            };
+            at_ns += for_ns + random.between(60, 1200) * SECOND;
+        }
+        self
+    }
+
     /// Something that must have happened by the end, lest the run prove nothing.
     fn expecting(mut self, expected: Expected) -> Self {
         self.expects.push(expected);
@@ -545,5 +583,5 @@ pub(crate) fn by_seed(seed: u64, hours: f64) -> Scenario {
         }
         at_ns += random.between(1, 240) * SECOND * pace;
     }
-    it
+    it.others_by_seed(random)
 }

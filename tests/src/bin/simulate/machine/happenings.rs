@@ -472,7 +472,7 @@ impl World {
                 self.root_locks(file);
                 self.machine.at(self.now_ns + for_ns, Happening::Unlock);
             }
-            Happening::Unlock => self.unlock_all(),
+            Happening::Unlock => self.root_unlocks(),
             Happening::Disk(place, lacks) => {
                 let place = self.root.join(place);
                 let now_ns = self.now_ns;

@@ -15,10 +15,12 @@ pub(crate) struct Locked {
     fd: usize,
     path: PathBuf,
     ino: u64,
+    /// The user's, and not root's.
+    is_users: bool,
 }
 
 /// Opens a file and locks it; `None` when another has the lock.
-fn lock(path: PathBuf) -> Option<Locked> {
+fn lock(path: PathBuf, is_users: bool) -> Option<Locked> {
     let name = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
     // SAFETY: the name lives for the call.
@@ -40,7 +42,12 @@ fn lock(path: PathBuf) -> Option<Locked> {
     let how = (libc::LOCK_EX | libc::LOCK_NB) as usize;
     // SAFETY: no pointers.
     if unsafe { raw(libc::SYS_flock, [fd, how, 0, 0, 0, 0]) } == 0 {
-        return Some(Locked { fd, path, ino });
+        return Some(Locked {
+            fd,
+            path,
+            ino,
+            is_users,
+        });
     }
     // SAFETY: it is ours.
     unsafe { raw(libc::SYS_close, [fd, 0, 0, 0, 0, 0]) };
@@ -58,12 +65,12 @@ impl World {
             for path in files.map(|entry| entry.path()) {
                 let is_known = self.machine.locked.iter().any(|it| it.path == path);
                 if !is_known && path.is_file() && mode(&path) & OTHERS_READ != 0 {
-                    self.machine.locked.extend(lock(path));
+                    self.machine.locked.extend(lock(path, true));
                 }
             }
         }
         // A file that was replaced is nobody's any more.
-        let held = self.machine.locked.iter();
+        let held = self.machine.locked.iter().filter(|it| it.is_users);
         let held = held.filter(|it| it.path.metadata().is_ok_and(|now| now.ino() == it.ino));
         let text: Vec<String> = held
             .map(|it| it.path.to_string_lossy().into_owned())
@@ -76,13 +83,14 @@ impl World {
 
     /// A process of root's takes the lock of a file in the state directory, and keeps it.
     pub(crate) fn root_locks(&mut self, name: &str) {
-        let locked = lock(self.root.join("state").join(name));
+        let locked = lock(self.root.join("state").join(name), false);
         self.machine.has_locked |= locked.is_some();
         self.machine.locked.extend(locked);
     }
 
-    pub(crate) fn unlock_all(&mut self) {
-        for it in self.machine.locked.drain(..) {
+    /// Root's processes go on.
+    pub(crate) fn root_unlocks(&mut self) {
+        for it in self.machine.locked.extract_if(.., |it| !it.is_users) {
             // SAFETY: it is ours.
             unsafe { raw(libc::SYS_close, [it.fd, 0, 0, 0, 0, 0]) };
         }
