@@ -25,7 +25,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<u8> {
     Ok(u8::from(!status.success()))
 }
 
-/// Some minutes of it, bounded by what is simulated and not by the clock: every scenario, some seeds, and some of the faults and kills.
+/// Some minutes of it, bounded by what is simulated and not by the clock: every scenario, some seeds, and every call that fails once or is the last.
 pub(crate) fn little_of_everything(step: &Step) -> Result<()> {
     let mut clippy = process::cargo();
     clippy

@@ -22,6 +22,34 @@ const STACK_BYTES: usize = 512 << 10;
 /// After an `accept` that failed, for instance because all descriptors are in use.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// What a serving thread runs. Where the kernel gives no thread it is dropped by the agent's start, which runs inside an event loop itself: tokio panics when
+/// a runtime that may have to wait is dropped there.
+struct EventLoop(Option<tokio::runtime::Runtime>);
+
+impl EventLoop {
+    fn new() -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()?;
+        Ok(Self(Some(runtime)))
+    }
+
+    fn run(&self, serving: impl Future<Output = ()>) {
+        if let Some(runtime) = &self.0 {
+            runtime.block_on(serving);
+        }
+    }
+}
+
+impl Drop for EventLoop {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
 /// A thread that serves. Dropping it ends the thread, and cuts off the clients that are being served.
 #[derive(Debug)]
 pub(crate) struct ServingThread {
@@ -42,16 +70,13 @@ impl ServingThread {
     where
         F: Future<Output = io::Result<()>>,
     {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .enable_time()
-            .build()?;
+        let event_loop = EventLoop::new()?;
         let (stop, stopped) = oneshot::channel();
         // Its jobs are its clients, who come by themselves.
         let thread = WorkerThread::start(name, STACK_BYTES, 0, move |_jobs| {
             // A client's task that panics ends alone: the runtime catches it. Anything else here ends the listener, not the agent.
             let served = boundary::guard(|| {
-                runtime.block_on(async {
+                event_loop.run(async {
                     tokio::select! {
                         biased;
                         _ = stopped => {}
@@ -64,7 +89,6 @@ impl ServingThread {
             if let Err(error) = served {
                 tracing::error!(%error, "{name} is no longer served");
             }
-            runtime.shutdown_background();
         })?;
         Ok(Self {
             _stop: stop,
@@ -313,6 +337,13 @@ mod tests {
         let present = clients.present();
         let clients = present.clients.iter();
         clients.map(|it| (it.number, it.state)).collect()
+    }
+
+    /// As where the kernel gives no thread while the agent starts. Found by `cargo xtask simulate --faults`.
+    #[test]
+    fn what_no_thread_runs_is_dropped_inside_another_event_loop() {
+        let (outer, inner) = (EventLoop::new().unwrap(), EventLoop::new().unwrap());
+        outer.run(async { drop(inner) });
     }
 
     #[test]

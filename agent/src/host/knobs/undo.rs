@@ -34,8 +34,11 @@ pub(super) fn below_in_use(change: &Change, lines: &[Line]) -> Option<String> {
 
 /// Whether a v2 cgroup or one below it has processes; only there are controllers enabled.
 fn is_populated(cgroup: &Path) -> bool {
-    let events = read_text(cgroup.join("cgroup.events"));
-    events.is_ok_and(|events| events.lines().any(|line| line == "populated 1"))
+    match read_text(cgroup.join("cgroup.events")) {
+        Ok(events) => events.lines().any(|line| line == "populated 1"),
+        // One that cannot be read now may be.
+        Err(error) => !error.is_vanished(),
+    }
 }
 
 /// Whether a file has a value that an earlier change of ours found or wrote there: a restore was killed after it had undone this one.
@@ -59,8 +62,7 @@ pub(super) fn undo(host: &HostRoot, change: &Change, earlier: &[Line]) -> Outcom
                 return Outcome::NothingToDo;
             }
             match read_text(path) {
-                Err(error) if error.is_vanished() => Outcome::NothingToDo,
-                Err(error) => Outcome::Left(error.to_string()),
+                Err(error) => refused(&error),
                 Ok(now) if now.trim_end() == old => Outcome::NothingToDo,
                 Ok(now) if now.trim_end() == new => written(path, old),
                 Ok(now) if is_of_earlier(earlier, path, now.trim_end()) => Outcome::NothingToDo,
@@ -73,8 +75,7 @@ pub(super) fn undo(host: &HostRoot, change: &Change, earlier: &[Line]) -> Outcom
         Change::Enable { cgroup, controller } => {
             let control = cgroup.join("cgroup.subtree_control");
             match is_enabled(&control, controller) {
-                Err(error) if error.is_vanished() => Outcome::NothingToDo,
-                Err(error) => Outcome::Left(error.to_string()),
+                Err(error) => refused(&error),
                 Ok(false) => Outcome::NothingToDo,
                 Ok(true) => written(&control, &format!("-{controller}")),
             }
@@ -86,13 +87,16 @@ pub(super) fn undo(host: &HostRoot, change: &Change, earlier: &[Line]) -> Outcom
                 Errno::BUSY | Errno::NOTEMPTY => {
                     Outcome::Busy("it has processes or cgroups inside".to_owned())
                 }
+                errno if may_pass(errno) => Outcome::Busy(errno.to_string()),
                 errno => Outcome::Left(errno.to_string()),
             },
         },
         Change::Move { process, from, to } => {
             let pid = process.pid.to_string();
-            let is_there = read_text(to.join("cgroup.procs"))
-                .is_ok_and(|procs| procs.lines().any(|line| line == pid));
+            let is_there = match read_text(to.join("cgroup.procs")) {
+                Ok(procs) => procs.lines().any(|line| line == pid),
+                Err(error) => return refused(&error),
+            };
             if !is_there || !process.is_running(host) {
                 return Outcome::NothingToDo;
             }
@@ -104,11 +108,74 @@ pub(super) fn undo(host: &HostRoot, change: &Change, earlier: &[Line]) -> Outcom
 fn written(path: &Path, value: &str) -> Outcome {
     match write_text(path, value) {
         Ok(()) => Outcome::Restored,
-        Err(error) if error.is_vanished() => Outcome::NothingToDo,
         Err(FileError::Unwritable {
             source: Errno::BUSY,
             ..
         }) => Outcome::Busy("it is in use".to_owned()),
-        Err(error) => Outcome::Left(error.to_string()),
+        Err(error) => refused(&error),
+    }
+}
+
+/// What becomes of a change whose file cannot be read or written: it stays in the ledger if that can be otherwise the next time.
+fn refused(error: &FileError) -> Outcome {
+    match error {
+        error if error.is_vanished() => Outcome::NothingToDo,
+        FileError::Unreadable { source, .. } | FileError::Unwritable { source, .. }
+            if may_pass(*source) =>
+        {
+            Outcome::Busy(error.to_string())
+        }
+        error => Outcome::Left(error.to_string()),
+    }
+}
+
+/// Whether the kernel refuses for what this process or the machine lacks at the moment, and not for what it was asked.
+fn may_pass(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::IO
+            | Errno::NOMEM
+            | Errno::AGAIN
+            | Errno::INTR
+            | Errno::MFILE
+            | Errno::NFILE
+            | Errno::NOSPC
+            | Errno::ROFS
+            | Errno::ACCESS
+            | Errno::PERM
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// A change that is forgotten is never undone: only what can never work is.
+    #[test]
+    fn what_the_kernel_lacks_at_the_moment_is_tried_again() {
+        let path: Arc<Path> = Arc::from(Path::new("/sys/fs/cgroup/kubepods/memory.max"));
+        for (source, stays) in [
+            (Errno::IO, true),
+            (Errno::NOMEM, true),
+            (Errno::AGAIN, true),
+            (Errno::MFILE, true),
+            (Errno::ROFS, true),
+            (Errno::PERM, true),
+            (Errno::INVAL, false),
+            (Errno::OPNOTSUPP, false),
+        ] {
+            let path = Arc::clone(&path);
+            let unwritable = FileError::Unwritable {
+                path: Arc::clone(&path),
+                source,
+            };
+            for error in [unwritable, FileError::Unreadable { path, source }] {
+                let outcome = refused(&error);
+                assert_eq!(matches!(outcome, Outcome::Busy(_)), stays, "{outcome:?}");
+            }
+        }
+        assert_eq!(refused(&FileError::Vanished { path }), Outcome::NothingToDo);
     }
 }

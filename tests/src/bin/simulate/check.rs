@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::machine::{CGROUPS, MIB, MS, SECOND};
 use crate::world::{self, World};
 
+pub(crate) mod journal;
+
 /// From one wait of the loop to the next, at most.
 pub(crate) const TURN_NS: u64 = 100 * MS;
 /// From a record of a crossing to the sample that answers it, at most.
@@ -20,6 +22,8 @@ const CASCADE_NS: u64 = 10 * SECOND;
 const CASCADE_VICTIMS: usize = 2;
 /// A victim is dying for so long before the next may be taken.
 const PASS_NS: u64 = 2 * SECOND;
+/// Of the loop's time, what a flood of others' attaches may take, percent.
+const SHARE_MAX: u64 = 30;
 /// Open files: of the agent itself, and of each pod.
 const DESCRIPTORS: usize = 128;
 const DESCRIPTORS_PER_POD: usize = 600;
@@ -38,6 +42,8 @@ pub(crate) struct Broken {
 #[derive(Debug, Clone, Default)]
 struct Victim {
     signalled_ns: Option<u64>,
+    /// By this agent or one before it.
+    was_signalled: bool,
     held_bytes: u64,
     is_killed: bool,
     ended_ns: Option<u64>,
@@ -77,6 +83,18 @@ pub(crate) struct Checks {
     unledgered: BTreeSet<String>,
     /// Some operation was made to fail.
     pub(crate) has_failed: bool,
+    /// The loop has waited for the end of another thread: it ends.
+    pub(crate) is_ending: bool,
+    /// Of this turn, what the loop was held up for in a call that was made to block.
+    pub(crate) held_up_ns: u64,
+    /// A kernel setting was changed, at any time.
+    pub(crate) has_changed_knobs: bool,
+    /// What the loop has worked so far.
+    pub(crate) worked_ns: u64,
+    /// The loop has waited for the first time, in this or an earlier agent.
+    pub(crate) has_served: bool,
+    /// The largest part of the loop's time that a flood has taken, percent.
+    pub(crate) largest_share: u64,
 }
 
 impl Checks {
@@ -91,6 +109,13 @@ impl Checks {
                 at_ms,
             });
         }
+    }
+
+    pub(crate) fn has_ended_victim(&self) -> bool {
+        let victims = self.victims.values();
+        victims
+            .into_iter()
+            .any(|it| it.was_signalled && it.ended_ns.is_some())
     }
 
     pub(crate) fn is_serving(&self) -> bool {
@@ -127,12 +152,15 @@ impl Checks {
     /// The loop waits.
     pub(crate) fn turn_ended(&mut self, now_ns: u64) {
         self.is_serving = true;
+        self.has_served = true;
         if let Some(began_ns) = self.turn_began_ns.take() {
-            let took_ns = now_ns - began_ns;
+            let held_up_ns = std::mem::take(&mut self.held_up_ns);
+            let took_ns = (now_ns - began_ns).saturating_sub(held_up_ns);
             self.turns += 1;
+            self.worked_ns += took_ns;
             self.longest_turn_ns = self.longest_turn_ns.max(took_ns);
             self.most_operations = self.most_operations.max(self.turn_operations);
-            if took_ns > TURN_NS {
+            if took_ns > TURN_NS && !self.is_ending {
                 let text = format!(
                     "a turn took {} ms and {} operations",
                     took_ns / MS,
@@ -149,6 +177,29 @@ impl Checks {
         self.turn_operations = 0;
         self.costs.clear();
         self.allocations = (!self.pending.is_empty()).then(world::allocations);
+    }
+
+    /// A flood of what the agent need not follow is over: it took so much of the loop's time.
+    pub(crate) fn flooded(&mut self, lasted_ns: u64, worked_ns: u64, now_ns: u64) {
+        let share = worked_ns * 100 / lasted_ns.max(1);
+        self.largest_share = self.largest_share.max(share);
+        if share > SHARE_MAX {
+            let text = format!(
+                "a flood of attaches took {share} % of the loop's time for {} ms",
+                lasted_ns / MS
+            );
+            self.broken("share", text, now_ns);
+        }
+    }
+
+    /// The agent has ended. It ends when it is asked to, or when something that it cannot start without could not be had.
+    pub(crate) fn ended(&mut self, result: &str, is_asked: bool, now_ns: u64) {
+        let is_start_refused = self.has_failed && !self.has_served;
+        let is_well = result.is_empty() || self.has_failed;
+        if !(is_asked || is_start_refused) || !is_well {
+            let text = format!("the agent ended: {result:?}");
+            self.broken("ended", text, now_ns);
+        }
     }
 
     pub(crate) fn crossed(&mut self, now_ns: u64) {
@@ -204,6 +255,7 @@ impl Checks {
             }
         }
         self.is_serving = false;
+        self.is_ending = false;
         self.turn_began_ns = None;
         self.pending.clear();
         self.allocations = None;
@@ -278,6 +330,7 @@ impl World {
             return;
         }
         victim.signalled_ns = Some(now_ns);
+        victim.was_signalled = true;
         let held_bytes = self.machine.used(pod, now_ns);
         victim.held_bytes = held_bytes;
         self.checks.evictions += 1;
@@ -416,7 +469,10 @@ impl World {
     /// The agent is about to write a control file. Of those that outlive it, the ledger must know.
     pub(crate) fn check_knob(&mut self, cgroup: usize, file: &str, path: &str, value: &str) {
         let it = &self.machine.cgroups[cgroup];
-        if matches!(file, "cgroup.kill" | "cgroup.procs" | "memory.reclaim") {
+        if matches!(
+            file,
+            "cgroup.kill" | "cgroup.procs" | "memory.reclaim" | "cgroup.event_control"
+        ) {
             return;
         }
         let is_of_pod = it.pod.is_some();
@@ -438,6 +494,7 @@ impl World {
                 .entry((cgroup, file.to_owned()))
                 .or_insert(before);
         }
+        self.checks.has_changed_knobs = true;
         let is_written =
             self.is_in_ledger(searched) || (it.is_agents && self.is_in_ledger(&it.path));
         if !is_written && self.checks.unledgered.insert(path.to_owned()) {
@@ -473,6 +530,9 @@ impl World {
                 let text = format!("{}/{file} was {before:?} and is {now:?}", it.path);
                 self.checks.broken("restored", text, now_ns);
             }
+        }
+        if !self.checks.has_failed {
+            self.check_journal();
         }
         // Programs that cannot be had, or not be taken away, are the agent's to say.
         let accounts = if self.checks.has_failed {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::run::{OPERATIONS_MAX, OPERATIONS_PER_SECOND_MAX};
 use crate::threads::{State, advance, switch};
 use crate::world::world;
 
@@ -14,6 +15,35 @@ pub(crate) enum Fault {
     Slow(u64),
     /// `kill -9` before it.
     Kill,
+    /// `kill -9` in the middle of it: a write that is half done.
+    Tear,
+}
+
+/// An operation that was.
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Call {
+    pub(crate) name: String,
+    pub(crate) path: String,
+    /// By the loop itself.
+    pub(crate) is_loop: bool,
+}
+
+impl Call {
+    /// Whether it changes something that outlives the agent: `kill -9` before and after it leave different things.
+    pub(crate) fn changes(&self) -> bool {
+        matches!(
+            self.name.as_str(),
+            "create"
+                | "write"
+                | "mkdir"
+                | "rename"
+                | "rmdir"
+                | "unlink"
+                | "fsync"
+                | "ftruncate"
+                | "exec"
+        )
+    }
 }
 
 /// Which operations of a run are not as usual.
@@ -25,23 +55,45 @@ pub(crate) struct Plan {
     pub(crate) slow_one_in: u64,
     /// Once in so many operations one fails; 0: never.
     pub(crate) fail_one_in: u64,
+    pub(crate) clock_readings: u64,
     /// Operations so far.
     pub(crate) count: u64,
-    /// Of the first run: each call by name, for those that enumerate.
-    pub(crate) calls: Vec<&'static str>,
+    /// Of the first run, for those that enumerate.
+    pub(crate) calls: Vec<Call>,
     pub(crate) notes_calls: bool,
     /// FNV-1a of all calls, paths and times: equal runs have equal ones.
     pub(crate) trace: u64,
     pub(crate) prints: bool,
+    /// The write that is under way is the last one, and half of it is done.
+    pub(crate) tears: bool,
 }
 
 /// Errors that a call can have on any machine.
 pub(crate) fn errnos(call: &str) -> &'static [i32] {
     match call {
         "open" | "opendir" => &[libc::EMFILE, libc::ENOMEM, libc::EIO, libc::EINTR],
-        "read" => &[libc::EIO, libc::ENOMEM, libc::EINTR],
-        "write" => &[libc::EIO, libc::ENOSPC, libc::ENOMEM, libc::EINTR],
-        "mkdir" | "rename" => &[libc::ENOSPC, libc::ENOMEM, libc::EROFS],
+        "create" => &[
+            libc::ENOSPC,
+            libc::EMFILE,
+            libc::ENOMEM,
+            libc::EIO,
+            libc::EINTR,
+        ],
+        "read" => &[libc::EIO, libc::ENOMEM, libc::EINTR, libc::EAGAIN],
+        "write" => &[
+            libc::ENOSPC,
+            libc::EIO,
+            libc::ENOMEM,
+            libc::EINTR,
+            libc::EAGAIN,
+        ],
+        "mkdir" | "rename" => &[libc::ENOSPC, libc::ENOMEM, libc::EIO, libc::EROFS],
+        "thread" => &[libc::EAGAIN],
+        "socket" | "eventfd" | "dup" => &[libc::EMFILE, libc::ENOMEM],
+        "epoll" => &[libc::ENOMEM, libc::ENOSPC],
+        "mmap" => &[libc::ENOMEM, libc::EAGAIN],
+        "mlockall" => &[libc::ENOMEM, libc::EPERM],
+        "scheduler" => &[libc::EPERM],
         "rmdir" | "unlink" => &[libc::EBUSY, libc::EROFS],
         "stat" => &[libc::ENOMEM, libc::EIO],
         "fsync" | "ftruncate" => &[libc::EIO, libc::ENOSPC],
@@ -61,7 +113,12 @@ pub(crate) fn operation(call: &'static str, path: &str, cost_ns: u64) -> Result<
     it.plan.count += 1;
     let number = it.plan.count;
     if it.plan.notes_calls {
-        it.plan.calls.push(call);
+        let is_loop = it.threads[it.current].is_loop;
+        it.plan.calls.push(Call {
+            name: call.to_owned(),
+            path: path.to_owned(),
+            is_loop,
+        });
     }
     let thread = &it.threads[it.current];
     it.checks.operation(thread.is_loop);
@@ -75,7 +132,8 @@ pub(crate) fn operation(call: &'static str, path: &str, cost_ns: u64) -> Result<
     for byte in call.bytes().chain(it.now_ns.to_le_bytes()) {
         it.plan.trace = (it.plan.trace ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     }
-    if number > crate::run::OPERATIONS_MAX {
+    let seconds = (it.now_ns - crate::world::EPOCH_NS) / crate::machine::SECOND;
+    if number > OPERATIONS_MAX + seconds * OPERATIONS_PER_SECOND_MAX {
         it.give_up("the agent does not come to rest");
     }
     let is_loop = it.threads[it.current].is_loop;
@@ -89,11 +147,16 @@ pub(crate) fn operation(call: &'static str, path: &str, cost_ns: u64) -> Result<
         Some(Fault::Slow(ns)) => {
             if is_loop {
                 it.checks.spent("slow", ns);
+                it.checks.held_up_ns += ns;
             }
             advance(cost_ns + ns);
             Ok(())
         }
         Some(Fault::Kill) => kill(),
+        Some(Fault::Tear) => {
+            it.plan.tears = true;
+            Ok(())
+        }
         None => {
             if is_loop {
                 it.checks.spent(call, cost_ns);

@@ -27,8 +27,13 @@ const WRITE_NS: u64 = 5_000;
 const ENTRY_NS: u64 = 250;
 /// 103 ms for 20,000 of them (FAULTS.md B4).
 const CGROUP_ENTRY_NS: u64 = 5_000;
+/// A list of processes: 6.6 ms for 255 of them (FAULTS.md C4), and what each name in it takes.
+const PROCS_NS: u64 = 13_000;
+const PROCESS_NS: u64 = 200;
 const CALL_NS: u64 = 1_000;
 const CLOCK_NS: u64 = 40;
+/// More than there are in a day that is simulated.
+const CLOCK_READINGS_MAX: u64 = 200_000_000;
 /// The write of `cgroup.kill`, and making and removing a cgroup, median (FAULTS.md C3).
 const CGROUP_NS: u64 = 24_000;
 

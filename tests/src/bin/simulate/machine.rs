@@ -1,4 +1,4 @@
-//! The machine: memory, cgroups (v2), processes, and the BPF programs' side of it. It changes by events in virtual time and by what the agent does.
+//! The machine: memory, cgroups, processes, and the BPF programs' side of it. It changes by events in virtual time and by what the agent does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -13,9 +13,16 @@ use crate::files::{Fd, Kind};
 use crate::world::{AGENT_PID, World};
 
 mod content;
+mod disk;
 mod happenings;
+mod layout;
+mod user;
 
+pub(crate) use disk::{Disks, Lacks};
 pub(crate) use happenings::{agent_killed, armed, count_charges, step};
+pub(crate) use layout::Layout;
+use layout::{Bell, Hierarchy};
+use user::Locked;
 
 pub(crate) const CGROUPS: &str = "/sys/fs/cgroup";
 pub(crate) const MIB: u64 = 1 << 20;
@@ -34,44 +41,6 @@ const EXHAUSTED_BYTES: u64 = 32 * MIB;
 /// Below this tasks stall.
 const PRESSED_BYTES: u64 = 256 * MIB;
 
-/// Files of each cgroup, and what they say at first; those without are made when they are read.
-const FILES: [(&str, &str); 34] = [
-    ("cgroup.controllers", "cpuset cpu io memory pids"),
-    ("cgroup.events", ""),
-    ("cgroup.freeze", "0"),
-    ("cgroup.kill", ""),
-    ("cgroup.procs", ""),
-    ("cgroup.subtree_control", ""),
-    ("cgroup.threads", ""),
-    ("cgroup.type", "domain"),
-    ("cpu.idle", "0"),
-    ("cpu.max", "max 100000"),
-    ("cpu.max.burst", "0"),
-    ("cpu.pressure", ""),
-    ("cpu.stat", ""),
-    ("cpu.weight", "100"),
-    ("cpuset.cpus", ""),
-    ("cpuset.cpus.effective", "0-3"),
-    ("cpuset.mems", ""),
-    ("cpuset.mems.effective", "0"),
-    ("io.pressure", ""),
-    ("io.stat", ""),
-    ("memory.current", ""),
-    ("memory.events", ""),
-    ("memory.high", "max"),
-    ("memory.low", "0"),
-    ("memory.max", "max"),
-    ("memory.min", "0"),
-    ("memory.oom.group", "0"),
-    ("memory.pressure", ""),
-    ("memory.reclaim", ""),
-    ("memory.stat", ""),
-    ("memory.swap.current", "0"),
-    ("memory.swap.max", "max"),
-    ("pids.current", ""),
-    ("pids.max", "max"),
-];
-
 /// What a process makes of SIGTERM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnTerm {
@@ -85,12 +54,15 @@ pub(crate) enum OnTerm {
 pub(crate) struct Process {
     pub(crate) started: u64,
     pub(crate) comm: Vec<u8>,
-    pub(crate) cgroup: usize,
+    /// One for each hierarchy.
+    pub(crate) cgroups: Vec<usize>,
     pub(crate) on_term: OnTerm,
     /// Uninterruptible: no signal ends it until then.
     pub(crate) stuck_until_ns: u64,
     /// It gets the CPU when no other process wants it.
     pub(crate) is_starved: bool,
+    /// SIGKILL waits for a thaw (v1).
+    is_kill_pending: bool,
     pub(crate) killed_ns: Option<u64>,
     pub(crate) ends_ns: Option<u64>,
     pub(crate) oom_score_adj: i32,
@@ -98,7 +70,11 @@ pub(crate) struct Process {
 
 #[derive(Debug, Clone)]
 pub(crate) struct Cgroup {
+    /// Below the mount of cgroups.
     pub(crate) path: String,
+    /// Which hierarchy, and the name there.
+    hierarchy: usize,
+    pub(crate) name: String,
     pub(crate) id: u64,
     pub(crate) is_there: bool,
     pub(crate) is_threaded: bool,
@@ -158,6 +134,8 @@ pub(crate) struct NewPod {
     pub(crate) request_bytes: u64,
     pub(crate) priority: i32,
     pub(crate) is_exempt: bool,
+    /// Its limits are its requests.
+    pub(crate) is_guaranteed: bool,
     pub(crate) bytes: u64,
     pub(crate) bytes_per_s: u64,
     pub(crate) up_to_bytes: u64,
@@ -171,6 +149,12 @@ pub(crate) struct NewPod {
     pub(crate) is_restarted: bool,
     pub(crate) comm: Vec<u8>,
     pub(crate) shape: Shape,
+    /// How many processes it has; the others sleep, and hold nothing.
+    pub(crate) processes: u32,
+    /// The agent hears of it when it starts, and not from its own start on.
+    pub(crate) is_manifest_late: bool,
+    /// Of CPU, in thousandths: what the weight of its tier follows.
+    pub(crate) request_millicpu: u32,
 }
 
 /// Where in its cgroup a pod's processes are.
@@ -193,6 +177,7 @@ impl Default for NewPod {
             request_bytes: 64 * MIB,
             priority: 0,
             is_exempt: false,
+            is_guaranteed: false,
             bytes: 100 * MIB,
             bytes_per_s: 0,
             up_to_bytes: 0,
@@ -206,6 +191,9 @@ impl Default for NewPod {
             is_restarted: false,
             comm: b"app".to_vec(),
             shape: Shape::Plain,
+            processes: 1,
+            is_manifest_late: false,
+            request_millicpu: 0,
         }
     }
 }
@@ -217,10 +205,11 @@ pub(crate) enum Happening {
     /// A pod is as hostile as this from now on.
     Grow(usize, Ramp),
     MemoryBack(usize),
-    /// So many attaches in cgroups of no pod, so far apart, by a process without privileges.
+    /// So many attaches, so far apart, by a process without privileges: in cgroups of no pod, or to and fro in a pod of that name.
     Attaches {
         left: u32,
         every_ns: u64,
+        pod: Option<&'static str>,
     },
     /// A thread of the agent other than the loop stands still for so long.
     Hold {
@@ -228,6 +217,20 @@ pub(crate) enum Happening {
     },
     /// A container meets its own limit, and the kernel takes its process.
     LimitMet(String),
+    /// A user without privileges locks what he can open, again and again.
+    UserLocks,
+    /// A stopped process of root's has the lock of a file in the state directory, for so long.
+    RootLocks {
+        file: &'static str,
+        for_ns: u64,
+    },
+    Unlock,
+    /// A place below the run's directory lacks something, or `None` any more.
+    Disk(&'static str, Option<Lacks>),
+    /// CLOCK_REALTIME jumps by so many nanoseconds.
+    Clock(i64),
+    /// The freezer of v1 holds a pod's processes.
+    Freeze(String),
     StartAgent,
     StopAgent,
     /// The run is over, whatever the agent does.
@@ -236,6 +239,8 @@ pub(crate) enum Happening {
 
 pub(crate) struct Machine {
     root: PathBuf,
+    hierarchies: &'static [Hierarchy],
+    bells: Vec<Bell>,
     pub(crate) total_bytes: u64,
     pub(crate) now_ns: u64,
     pub(crate) cgroups: Vec<Cgroup>,
@@ -256,13 +261,26 @@ pub(crate) struct Machine {
     pub(crate) stop_ns: u64,
     /// How long `cgroup_mutex` is held by others.
     pub(crate) mutex_ns: u64,
+    /// With each crossing a pod makes a cgroup, and a thread of low priority has the heap's lock for so long.
+    pub(crate) heap_ns: u64,
+    pub(crate) heap_held_until_ns: u64,
+    pub(crate) disks: Disks,
+    pub(crate) locked: Vec<Locked>,
+    /// A process of root's has had a lock.
+    pub(crate) has_locked: bool,
+    /// What CLOCK_REALTIME has jumped by so far.
+    pub(crate) clock_ns: i64,
+    /// When a flood began, and what the loop had worked by then.
+    flood: Option<(u64, u64)>,
 }
 
 impl Machine {
     /// A node with nothing on it.
-    pub(crate) fn new(root: PathBuf, total_bytes: u64, now_ns: u64) -> Self {
+    pub(crate) fn new(root: PathBuf, layout: Layout, total_bytes: u64, now_ns: u64) -> Self {
         let mut it = Self {
             root,
+            hierarchies: layout.hierarchies(),
+            bells: Vec::new(),
             total_bytes,
             now_ns,
             cgroups: Vec::new(),
@@ -280,19 +298,35 @@ impl Machine {
             stalled_since_ns: None,
             stop_ns: u64::MAX,
             mutex_ns: 0,
+            heap_ns: 0,
+            heap_held_until_ns: 0,
+            disks: Disks::default(),
+            locked: Vec::new(),
+            has_locked: false,
+            clock_ns: 0,
+            flood: None,
         };
-        it.make_files();
-        it.mkdir("", false).ok();
-        it.cgroups[0].values.insert(
-            "cgroup.subtree_control".to_owned(),
-            "cpuset cpu io memory pids".to_owned(),
-        );
-        it.mkdir("system.slice", false).ok();
-        it.add_process(AGENT_PID, 1, b"plimsoll-agent".to_vec());
+        it.make_files(layout);
+        for hierarchy in it.hierarchies {
+            let root = it.mkdir(hierarchy.dir, false).unwrap_or(0);
+            let controllers = hierarchy
+                .files
+                .iter()
+                .find(|(file, _)| *file == "cgroup.controllers");
+            if let Some((_, controllers)) = controllers {
+                let values = &mut it.cgroups[root].values;
+                values.insert(
+                    "cgroup.subtree_control".to_owned(),
+                    (*controllers).to_owned(),
+                );
+            }
+            it.mkdir(&hierarchy.place("system.slice"), false).ok();
+        }
+        it.add_process(AGENT_PID, "system.slice", b"plimsoll-agent".to_vec());
         it
     }
 
-    fn make_files(&self) {
+    fn make_files(&self, layout: Layout) {
         let write = |path: &str, text: &str| {
             let path = self.root.join(path);
             if let Some(dir) = path.parent() {
@@ -303,7 +337,7 @@ impl Machine {
         write("proc/placeholder", "");
         write(
             "proc/self/mounts",
-            "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\nbpf /sys/fs/bpf bpf rw,mode=700 0 0\n",
+            &format!("{}bpf /sys/fs/bpf bpf rw,mode=700 0 0\n", layout.mounts()),
         );
         write(
             "proc/self/mountinfo",
@@ -331,6 +365,12 @@ impl Machine {
         write("proc/sys/fs/nr_open", "1048576\n");
         write("sys/devices/system/cpu/online", "0-3\n");
         write("sys/devices/system/cpu/possible", "0-3\n");
+        write("sys/devices/system/cpu/present", "0-3\n");
+        for cpu in 0..4 {
+            let dir = format!("sys/devices/system/cpu/cpu{cpu}/topology");
+            write(&format!("{dir}/core_cpus_list"), &format!("{cpu}\n"));
+            write(&format!("{dir}/physical_package_id"), "0\n");
+        }
         write("sys/kernel/btf/vmlinux", "");
         for dir in ["sys/fs/bpf", "sys/fs/cgroup", "proc/pressure"] {
             std::fs::create_dir_all(self.root.join(dir)).ok();
@@ -385,6 +425,12 @@ impl Machine {
             })
         {
             next_ns = next_ns.min(at_ns);
+        }
+        for bell in &self.bells {
+            let crossed = self.when(horizon_ns.min(next_ns), |it, at_ns| {
+                (it.used_bytes(at_ns) >= bell.at_bytes) != bell.is_over
+            });
+            next_ns = next_ns.min(crossed.unwrap_or(u64::MAX));
         }
         self.next_ns = Some(next_ns);
         next_ns
@@ -481,24 +527,25 @@ impl Machine {
         let (dir, file) = World::cgroup_path(path)?
             .rsplit_once('/')
             .or(Some(("", World::cgroup_path(path)?)))?;
-        FILES
-            .iter()
-            .any(|(name, _)| *name == file)
-            .then(|| self.find(dir))?
+        let index = self.find(dir)?;
+        let files = self.hierarchies[self.cgroups[index].hierarchy].files;
+        files.iter().any(|(name, _)| *name == file).then_some(index)
     }
 
     pub(crate) fn mkdir(&mut self, path: &str, is_agents: bool) -> Result<usize, i32> {
         if self.by_path.contains_key(path) {
             return Err(libc::EEXIST);
         }
+        let (hierarchy, name) = self.hierarchy(path).ok_or(libc::EPERM)?;
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
-        if !path.is_empty() && !self.by_path.contains_key(parent) {
+        if !name.is_empty() && !self.by_path.contains_key(parent) {
             return Err(libc::ENOENT);
         }
+        let files = self.hierarchies[hierarchy].files;
         let dir = self.root.join("sys/fs/cgroup").join(path);
         std::fs::create_dir_all(&dir).map_err(|_| libc::EIO)?;
-        let is_nested = path.matches('/').count() > 3;
-        for (file, _) in FILES {
+        let is_nested = name.matches('/').count() > 3;
+        for (file, _) in files {
             // A hostile tree has tens of thousands of these.
             if !is_nested || file.starts_with("cgroup.") {
                 std::fs::File::create(dir.join(file)).map_err(|_| libc::EIO)?;
@@ -508,9 +555,11 @@ impl Machine {
         let pod = self
             .find(parent)
             .and_then(|parent| self.cgroups[parent].pod);
-        let values = FILES.iter().filter(|(_, value)| !value.is_empty());
+        let values = files.iter().filter(|(_, value)| !value.is_empty());
         self.cgroups.push(Cgroup {
             path: path.to_owned(),
+            hierarchy,
+            name: name.to_owned(),
             id,
             is_there: true,
             is_threaded: false,
@@ -527,16 +576,13 @@ impl Machine {
         Ok(index)
     }
 
-    pub(crate) fn mkdir_all(&mut self, path: &str) -> usize {
-        let mut made = 0;
-        for (end, _) in path.match_indices('/').chain([(path.len(), "")]) {
-            let part = &path[..end];
-            made = match self.find(part) {
-                Some(index) => index,
-                None => self.mkdir(part, false).unwrap_or(0),
-            };
+    /// In each hierarchy.
+    pub(crate) fn mkdir_all(&mut self, name: &str) {
+        for hierarchy in self.hierarchies {
+            for (end, _) in name.match_indices('/').chain([(name.len(), "")]) {
+                self.mkdir(&hierarchy.place(&name[..end]), false).ok();
+            }
         }
-        made
     }
 
     fn has_children(&self, path: &str) -> bool {
@@ -547,7 +593,7 @@ impl Machine {
             .is_some_and(|(path, _)| path.starts_with(&below))
     }
 
-    pub(crate) fn rmdir(&mut self, path: &str) -> Result<u64, i32> {
+    pub(crate) fn rmdir(&mut self, path: &str) -> Result<usize, i32> {
         let index = self.find(path).ok_or(libc::ENOENT)?;
         if self.has_children(path) || !self.cgroups[index].processes.is_empty() {
             return Err(libc::EBUSY);
@@ -556,7 +602,7 @@ impl Machine {
             .map_err(|_| libc::EIO)?;
         self.by_path.remove(path);
         self.cgroups[index].is_there = false;
-        Ok(self.cgroups[index].id)
+        Ok(index)
     }
 
     /// Cgroups at and below a path.
@@ -581,21 +627,32 @@ impl Machine {
 
     // Processes.
 
-    fn add_process(&mut self, pid: i32, cgroup: usize, comm: Vec<u8>) {
+    fn add_process(&mut self, pid: i32, name: &str, comm: Vec<u8>) {
         let started = self.now_ns / 10_000_000;
+        let places = self.hierarchies.iter().map(|it| it.place(name));
+        let cgroups: Vec<usize> = places.map(|path| self.find(&path).unwrap_or(0)).collect();
+        for cgroup in &cgroups {
+            self.cgroups[*cgroup].processes.insert(pid);
+        }
         let process = Process {
             started,
             comm,
-            cgroup,
+            cgroups,
             on_term: OnTerm::Ends,
             stuck_until_ns: 0,
             is_starved: false,
+            is_kill_pending: false,
             killed_ns: None,
             ends_ns: None,
             oom_score_adj: 0,
         };
         self.processes.insert(pid, process);
-        self.cgroups[cgroup].processes.insert(pid);
+    }
+
+    /// Whose a process is.
+    pub(crate) fn pod_of(&self, pid: i32) -> Option<usize> {
+        let process = self.processes.get(&pid)?;
+        self.cgroups[process.cgroups[0]].pod
     }
 
     /// How long a process takes to end, with its pod's memory.
@@ -603,8 +660,8 @@ impl Machine {
         let Some(process) = self.processes.get(&pid) else {
             return 0;
         };
-        let bytes = self.cgroups[process.cgroup]
-            .pod
+        let bytes = self
+            .pod_of(pid)
             .map_or(0, |pod| self.used(pod, self.now_ns));
         let unmap_ns =
             u64::try_from(u128::from(bytes) * u128::from(UNMAP_NS_PER_GIB) / u128::from(GIB))
@@ -621,9 +678,14 @@ impl Machine {
     pub(crate) fn signal(&mut self, pid: i32, signal: i32) -> bool {
         let ends_in_ns = self.end_ns(pid);
         let now_ns = self.now_ns;
+        let is_frozen = self.is_frozen(pid);
         let Some(process) = self.processes.get_mut(&pid) else {
             return false;
         };
+        if is_frozen {
+            process.is_kill_pending |= signal == libc::SIGKILL;
+            return true;
+        }
         let after_ns = match (signal, process.on_term) {
             (libc::SIGKILL, _) | (libc::SIGTERM, OnTerm::Ends) => {
                 process.killed_ns.get_or_insert(now_ns);
@@ -641,12 +703,7 @@ impl Machine {
         self.next_ns = None;
         if is_killed && !is_stuck {
             self.unmaps(pid, after_ns);
-        } else if is_killed
-            && let Some(pod) = self
-                .processes
-                .get(&pid)
-                .and_then(|process| self.cgroups[process.cgroup].pod)
-        {
+        } else if is_killed && let Some(pod) = self.pod_of(pid) {
             // It holds what it has, and asks for no more.
             let bytes = self.used(pod, now_ns);
             self.set_bytes(pod, bytes);
@@ -656,11 +713,7 @@ impl Machine {
 
     /// A dying process gives its pod's memory back, in this time, but for what stays.
     fn unmaps(&mut self, pid: i32, within_ns: u64) {
-        let Some(pod) = self
-            .processes
-            .get(&pid)
-            .and_then(|process| self.cgroups[process.cgroup].pod)
-        else {
+        let Some(pod) = self.pod_of(pid) else {
             return;
         };
         let bytes = self.used(pod, self.now_ns);

@@ -15,6 +15,7 @@
 
 mod bpf;
 mod check;
+mod enumerate;
 mod fault;
 mod files;
 mod kernel;
@@ -32,9 +33,10 @@ use std::time::Instant;
 
 use clap::Parser;
 
-use crate::fault::{Fault, Plan, errnos};
+use crate::fault::{Fault, Plan};
+use crate::machine::Happening;
 use crate::run::{Order, Report, run_apart};
-use crate::scenario::{Scenario, by_seed, hostile, standard};
+use crate::scenario::{Scenario, brief, by_seed, hostile, ledgers};
 
 #[global_allocator]
 static ALLOCATOR: world::Counting = world::Counting;
@@ -47,7 +49,8 @@ Examples:
   cargo xtask simulate --seed 100 --seeds 50 --hours 0.5
   cargo xtask simulate --scenario stays --print what the agent says
   cargo xtask simulate --faults                 each operation of one eviction fails, with each error
-  cargo xtask simulate --kills                  kill -9 before each operation of it, and a restart
+  cargo xtask simulate --blocked                each operation of it takes 20 s
+  cargo xtask simulate --kills                  kill -9 before each operation of a run with all ledgers, and a restart
   cargo xtask simulate                          a little of everything: what `cargo xtask test` runs
 
 Exit status: 0 every rule held, or was broken by a known fault only; 1 otherwise (the message has the command that shows it again).")]
@@ -64,16 +67,19 @@ struct Args {
     /// One scenario by name
     #[arg(long)]
     scenario: Option<String>,
-    /// Make each operation of the standard scenario fail
+    /// Make each operation of a scenario (or of a short one) fail, with each error that it can have
     #[arg(long)]
     faults: bool,
-    /// kill -9 before each operation of the standard scenario
+    /// Make each operation of a scenario block
+    #[arg(long)]
+    blocked: bool,
+    /// kill -9 before each operation of a scenario
     #[arg(long)]
     kills: bool,
-    /// With --faults and --kills: only every so manyth operation
+    /// With --faults, --blocked and --kills: only every so manyth operation
     #[arg(long, default_value_t = 1)]
     every: u64,
-    /// One operation by number, with `errno=N`, `slow=MS` or `kill`, e.g. 812:kill
+    /// One operation by number, with `errno=N`, `slow=MS`, `kill` or `tear`, e.g. 812:kill
     #[arg(long)]
     fault: Vec<String>,
     /// Print the agent's output
@@ -142,16 +148,19 @@ fn main() -> ExitCode {
     }
     let began = Instant::now();
     let mut tally = Tally::default();
-    let is_all = args.seed.is_none() && args.scenario.is_none() && !args.faults && !args.kills;
+    let enumerates = args.faults || args.blocked || args.kills;
+    let is_all = args.seed.is_none() && args.scenario.is_none() && !enumerates;
+    let mut named = None;
     if let Some(name) = &args.scenario {
-        let Some(scenario) = hostile()
-            .into_iter()
-            .find(|scenario| scenario.name == *name)
-        else {
+        named = hostile().into_iter().find(|it| it.name == *name);
+        if named.is_none() {
             eprintln!("no such scenario; there are {}", names());
             return ExitCode::from(2);
-        };
-        one(&args, &scenario, &format!("--scenario {name}"), &mut tally);
+        }
+    }
+    if let (Some(scenario), false) = (&named, enumerates) {
+        let again = format!("--scenario {}", scenario.name);
+        one(&args, scenario, &again, &mut tally);
     }
     if let Some(first) = args.seed {
         for seed in first..first + args.seeds {
@@ -162,10 +171,16 @@ fn main() -> ExitCode {
         everything(&args, &mut tally);
     }
     if args.faults {
-        faults(&args, &mut tally);
+        let scenario = named.clone().unwrap_or_else(brief);
+        enumerate::faults(&args, &scenario, false, &mut tally);
+    }
+    if args.blocked {
+        let scenario = named.clone().unwrap_or_else(brief);
+        enumerate::blocked(&args, &scenario, false, &mut tally);
     }
     if args.kills {
-        kills(&args, &mut tally);
+        let scenario = named.unwrap_or_else(ledgers);
+        enumerate::kills(&args, &scenario, true, &mut tally);
     }
     let took = began.elapsed();
     let hours = tally.virtual_ns as f64 / 3.6e12;
@@ -212,6 +227,7 @@ fn plan_of(args: &Args) -> Plan {
         let fault = match (value("errno="), value("slow=")) {
             (Some(errno), _) => Fault::Errno(i32::try_from(errno).unwrap_or(libc::EIO)),
             (_, Some(ms)) => Fault::Slow(ms * 1_000_000),
+            _ if what == "tear" => Fault::Tear,
             _ => Fault::Kill,
         };
         if let Ok(number) = number.parse() {
@@ -226,12 +242,35 @@ fn one(args: &Args, scenario: &Scenario, again: &str, tally: &mut Tally) {
         seed: 1,
         plan: plan_of(args),
         prints: args.print || args.trace,
+        ..Order::default()
     };
-    let report = run_apart(scenario, order);
+    let report = run_apart(scenario, order.clone());
     if args.print {
         println!("{report:#?}");
     }
     tally.take(scenario, &report, again);
+    let has_jumps = scenario
+        .happenings
+        .iter()
+        .any(|(_, it)| matches!(it, Happening::Clock(_)));
+    if has_jumps
+        && run_apart(
+            scenario,
+            Order {
+                without_clock: true,
+                prints: false,
+                ..order
+            },
+        )
+        .trace
+            != report.trace
+    {
+        tally.failed += 1;
+        println!(
+            "{}: clock: the agent does something else when CLOCK_REALTIME jumps\n  again: cargo xtask simulate {again}",
+            scenario.name
+        );
+    }
 }
 
 fn one_seed(args: &Args, seed: u64, tally: &mut Tally) {
@@ -244,6 +283,7 @@ fn one_seed(args: &Args, seed: u64, tally: &mut Tally) {
         seed,
         plan,
         prints: args.print,
+        ..Order::default()
     };
     let report = run_apart(&scenario, order.clone());
     let again = format!("--seed {seed} --hours {}", args.hours);
@@ -300,7 +340,7 @@ fn shrink(scenario: &mut Scenario, order: &Order, report: &Report) {
 
 /// What a test run has time for.
 fn everything(args: &Args, tally: &mut Tally) {
-    if record().trace != record().trace {
+    if enumerate::record(&brief()).trace != enumerate::record(&brief()).trace {
         tally.failed += 1;
         println!("two runs of one seed differ: something reads what is not the model's");
     }
@@ -339,71 +379,12 @@ fn everything(args: &Args, tally: &mut Tally) {
     }
     let args = &Args {
         hours: 0.1,
-        every: 251,
         ..args.clone()
     };
     for seed in 0..8 {
         one_seed(args, seed, tally);
     }
-    faults(args, tally);
-    kills(args, tally);
-}
-
-fn record() -> Report {
-    let plan = Plan {
-        notes_calls: true,
-        ..Plan::default()
-    };
-    run_apart(
-        &standard(),
-        Order {
-            seed: 1,
-            plan,
-            prints: false,
-        },
-    )
-}
-
-fn with(number: u64, fault: Fault) -> Order {
-    Order {
-        seed: 1,
-        plan: Plan {
-            at: [(number, fault)].into(),
-            ..Plan::default()
-        },
-        prints: false,
-    }
-}
-
-/// Each operation of the standard scenario fails, with each error that it can have.
-fn faults(args: &Args, tally: &mut Tally) {
-    let calls = record().calls;
-    let scenario = standard();
-    for (number, call) in (1..).zip(&calls) {
-        if number % args.every != 0 {
-            continue;
-        }
-        for errno in errnos(call) {
-            let report = run_apart(&scenario, with(number, Fault::Errno(*errno)));
-            tally.take(
-                &scenario,
-                &report,
-                &format!("--scenario standard --fault {number}:errno={errno}"),
-            );
-        }
-    }
-}
-
-/// kill -9 before each operation of the standard scenario; the agent that follows finds what it left.
-fn kills(args: &Args, tally: &mut Tally) {
-    let calls = record().calls;
-    let scenario = standard();
-    for number in (1..=calls.len() as u64).filter(|number| number % args.every == 0) {
-        let report = run_apart(&scenario, with(number, Fault::Kill));
-        tally.take(
-            &scenario,
-            &report,
-            &format!("--scenario standard --fault {number}:kill"),
-        );
-    }
+    enumerate::faults(args, &brief(), true, tally);
+    enumerate::blocked(args, &brief(), true, tally);
+    enumerate::kills(args, &ledgers(), false, tally);
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bpf::Bpf;
 use crate::check::{Broken, Checks};
-use crate::fault::Plan;
+use crate::fault::{Call, Plan};
 use crate::kernel;
 use crate::machine::{Happening, Machine, SECOND};
 use crate::random::Random;
@@ -17,11 +17,12 @@ use crate::scenario::Scenario;
 use crate::threads::Thread;
 use crate::world::{self, EPOCH_NS, World, world};
 
-/// More than any run needs: an agent that never rests.
-pub(crate) const OPERATIONS_MAX: u64 = 50_000_000;
+/// More than any run needs, at once and in each second: beyond, the agent never rests.
+pub(crate) const OPERATIONS_MAX: u64 = 2_000_000;
+pub(crate) const OPERATIONS_PER_SECOND_MAX: u64 = 20_000;
 
 /// Below a run's directory.
-const MANIFESTS: &str = "manifests";
+pub(crate) const MANIFESTS: &str = "manifests";
 
 /// What became of a run.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -39,8 +40,10 @@ pub(crate) struct Report {
     pub(crate) oom_kills: u64,
     pub(crate) lines: u64,
     pub(crate) result: String,
-    pub(crate) calls: Vec<String>,
+    pub(crate) calls: Vec<Call>,
     pub(crate) restarts: u32,
+    /// Of the loop's time, what a flood has taken at most, percent.
+    pub(crate) largest_share: u64,
 }
 
 /// How a run is to be.
@@ -49,6 +52,8 @@ pub(crate) struct Order {
     pub(crate) seed: u64,
     pub(crate) plan: Plan,
     pub(crate) prints: bool,
+    /// As if the clock did not jump.
+    pub(crate) without_clock: bool,
 }
 
 #[derive(Debug, Parser)]
@@ -75,6 +80,9 @@ pub(crate) fn run_here(scenario: &Scenario, order: Order, root: PathBuf, report:
     add("kubelet-dir", place("kubelet"));
     add("logs-dir", place("logs"));
     add("output", scenario.output.to_owned());
+    if let Some(listed) = scenario.without {
+        add("without", listed.to_owned());
+    }
     if let Some(config) = &scenario.config {
         std::fs::write(root.join("config.yaml"), config).ok();
         add("config", place("config.yaml"));
@@ -91,16 +99,24 @@ pub(crate) fn run_here(scenario: &Scenario, order: Order, root: PathBuf, report:
             std::process::exit(2);
         }
     };
-    let mut machine = Machine::new(root.clone(), scenario.total_bytes, EPOCH_NS);
+    prepare(scenario, &root);
+    let has_faults = !order.plan.at.is_empty();
+    let mut machine = Machine::new(
+        root.clone(),
+        scenario.layout,
+        scenario.total_bytes,
+        EPOCH_NS,
+    );
     machine.mutex_ns = scenario.mutex_ns;
+    machine.heap_ns = scenario.heap_ns;
+    machine.mount_first(scenario.mounts);
     for (at_ns, happening) in &scenario.happenings {
-        if let Happening::Start(new) = happening {
-            let manifest = new.manifest();
-            std::fs::write(
-                root.join(MANIFESTS).join(format!("{}.json", new.name)),
-                manifest,
-            )
-            .ok();
+        let is_late = matches!(happening, Happening::Start(new) if new.is_manifest_late);
+        if let (Happening::Clock(_), true) = (happening, order.without_clock) {
+            continue;
+        }
+        if let (Happening::Start(new), false) = (happening, is_late) {
+            new.write_manifest(&root);
         }
         machine.at(EPOCH_NS + at_ns, happening.clone());
     }
@@ -130,6 +146,13 @@ pub(crate) fn run_here(scenario: &Scenario, order: Order, root: PathBuf, report:
         incarnation: 0,
         cgroup_dirs: std::collections::BTreeSet::new(),
         priority: std::collections::BTreeSet::new(),
+        // A call that fails, and an agent that is killed, may miss what a run is for.
+        expects: if has_faults {
+            Vec::new()
+        } else {
+            scenario.expects.clone()
+        },
+        is_oom_ruled_out: scenario.is_oom_ruled_out,
     });
     start_agent(world());
     kernel::wake(&std::sync::Arc::clone(&world().threads[0].baton));
@@ -153,14 +176,25 @@ pub(crate) fn start_agent(world: &mut World) {
             world::adopt(id + 1);
             kernel::wait_for(&baton);
         }
-        let result = ARGUMENTS.get().map(run);
+        let result = std::panic::catch_unwind(|| ARGUMENTS.get().map(run));
         let _inside = world::stay_inside();
         let world = self::world();
-        world.checks.result = Some(match result {
-            Some(Err(error)) => format!("{error:#}"),
-            _ => String::new(),
-        });
+        let result = match result {
+            Ok(Some(Err(error))) => format!("{error:#}"),
+            Ok(_) => String::new(),
+            Err(_) => {
+                let now_ns = world.now_ns;
+                world
+                    .checks
+                    .broken("panic", "the loop panicked".to_owned(), now_ns);
+                "it panicked".to_owned()
+            }
+        };
+        let is_asked = world.now_ns >= world.machine.stop_ns;
+        world.checks.ended(&result, is_asked, world.now_ns);
+        world.checks.result = Some(result);
         world.check_end();
+        world.check_expected();
         report_and_exit(world);
     };
     let spawned = std::thread::Builder::new()
@@ -169,6 +203,35 @@ pub(crate) fn start_agent(world: &mut World) {
         .spawn(body);
     if spawned.is_err() {
         world.give_up("no thread for the agent");
+    }
+}
+
+/// What an agent of an earlier version has left: anybody could open it.
+fn prepare(scenario: &Scenario, root: &std::path::Path) {
+    if !scenario.has_earlier_state {
+        return;
+    }
+    use std::os::unix::fs::PermissionsExt as _;
+    for file in ["agent.lock", "knobs.jsonl", "pods.jsonl"] {
+        let path = root.join("state").join(file);
+        std::fs::write(&path, "").ok();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644)).ok();
+    }
+}
+
+impl World {
+    /// A run in which that has not happened for which it was made proves nothing.
+    fn check_expected(&mut self) {
+        for (what, has_happened) in std::mem::take(&mut self.expects) {
+            if !self.checks.has_failed && !has_happened(self) {
+                let text = format!("it did not happen that {what}");
+                self.checks.broken("expected", text, self.now_ns);
+            }
+        }
+        if self.is_oom_ruled_out && self.checks.has_served && self.checks.oom_kills > 0 {
+            let text = "the kernel's OOM killer was faster than the agent".to_owned();
+            self.checks.broken("oom", text, self.now_ns);
+        }
     }
 }
 
@@ -205,13 +268,9 @@ pub(crate) fn report_and_exit(world: &mut World) -> ! {
             .result
             .clone()
             .unwrap_or_else(|| "it did not end".to_owned()),
-        calls: world
-            .plan
-            .calls
-            .iter()
-            .map(|call| (*call).to_owned())
-            .collect(),
+        calls: world.plan.calls.clone(),
         restarts: world.incarnation,
+        largest_share: checks.largest_share,
     };
     let text = serde_json::to_vec(&report).unwrap_or_default();
     let fd = REPORT_FD.get().copied().unwrap_or(2);

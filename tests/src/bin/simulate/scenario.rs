@@ -1,7 +1,10 @@
 //! What happens to the agent: the standard day, one hostile pod for each fault that is known, and days by seed.
 
-use crate::machine::{GIB, Happening, MIB, MS, NewPod, OnTerm, SECOND, Shape};
+use crate::check::journal;
+use crate::machine::{GIB, Happening, Lacks, Layout, MIB, MS, NewPod, OnTerm, SECOND, Shape};
 use crate::random::Random;
+use crate::run::MANIFESTS;
+use crate::world::Expected;
 
 /// A fault of FAULTS.md that is not mended yet, and the rules that it breaks in a scenario. A row goes when its mend lands.
 #[derive(Debug, Clone, Copy)]
@@ -21,16 +24,40 @@ pub(crate) struct Scenario {
     pub(crate) happenings: Vec<(u64, Happening)>,
     pub(crate) stop_ns: u64,
     pub(crate) mutex_ns: u64,
+    /// See [`Machine::heap_ns`](crate::machine::Machine).
+    pub(crate) heap_ns: u64,
+    pub(crate) layout: Layout,
+    /// Lines of `/proc/self/mounts` before those of cgroups.
+    pub(crate) mounts: &'static [u8],
+    /// The state directory is one of an earlier version, which others can read.
+    pub(crate) has_earlier_state: bool,
+    /// For `--without`.
+    pub(crate) without: Option<&'static str>,
+    pub(crate) expects: Vec<Expected>,
+    /// The kernel never needs to kill, whatever call fails, once the agent has started.
+    pub(crate) is_oom_ruled_out: bool,
     pub(crate) known: Vec<Known>,
 }
 
 impl NewPod {
+    /// The agent is to have this pod.
+    pub(crate) fn write_manifest(&self, root: &std::path::Path) {
+        let path = root.join(MANIFESTS).join(format!("{}.json", self.name));
+        std::fs::write(path, self.manifest()).ok();
+    }
+
     /// Its manifest.
     pub(crate) fn manifest(&self) -> String {
-        let requests = match self.request_bytes {
-            0 => serde_json::json!({}),
-            bytes => serde_json::json!({"requests": {"memory": format!("{}Mi", bytes >> 20)}}),
-        };
+        let mut requests = serde_json::json!({});
+        if self.request_bytes > 0 {
+            requests["requests"]["memory"] = format!("{}Mi", self.request_bytes >> 20).into();
+        }
+        if self.request_millicpu > 0 {
+            requests["requests"]["cpu"] = format!("{}m", self.request_millicpu).into();
+        }
+        if self.is_guaranteed {
+            requests["limits"] = requests["requests"].clone();
+        }
         let class = self.is_exempt.then_some("system-node-critical");
         let priority = (!self.is_exempt).then_some(self.priority);
         serde_json::json!({
@@ -68,6 +95,13 @@ impl Scenario {
             happenings: Vec::new(),
             stop_ns: 60 * SECOND,
             mutex_ns: 0,
+            heap_ns: 0,
+            layout: Layout::V2,
+            mounts: b"",
+            has_earlier_state: false,
+            without: None,
+            expects: Vec::new(),
+            is_oom_ruled_out: false,
             known: Vec::new(),
         };
         for index in 0..4_u64 {
@@ -107,10 +141,12 @@ fn hog(name: &str) -> NewPod {
     }
 }
 
-/// The scenario whose every operation is made to fail, and to be the last: one eviction, as it should be.
+/// One eviction, as it should be.
 pub(crate) fn standard() -> Scenario {
     let mut it = Scenario::new("standard");
     it.stop_ns = 45 * SECOND;
+    it.is_oom_ruled_out = true;
+    it.expects.extend([CROSSED, EVICTED]);
     it.start(
         SECOND,
         NewPod {
@@ -119,6 +155,48 @@ pub(crate) fn standard() -> Scenario {
             ..hog("hog")
         },
     )
+}
+
+/// The scenario whose every operation is made to fail: one eviction, in less than a second, on a small machine.
+pub(crate) fn brief() -> Scenario {
+    let mut it = Scenario::new("brief");
+    it.happenings.clear();
+    (it.total_bytes, it.threshold_bytes) = (1640 * MIB, 256 * MIB);
+    it.stop_ns = 700 * MS;
+    it.is_oom_ruled_out = true;
+    it.expects.extend([CROSSED, EVICTED]);
+    it.start(0, pod("calm", 50 * MIB)).start(
+        0,
+        NewPod {
+            bytes: 290 * MIB,
+            bytes_per_s: 100 * MIB,
+            up_to_bytes: GIB,
+            grows_after_ns: 50 * MS,
+            ..hog("hog")
+        },
+    )
+}
+
+/// The same with everything that writes a ledger, a checkpoint or a setting: for `kill -9` at each step.
+pub(crate) fn ledgers() -> Scenario {
+    let mut it = brief().named("ledgers");
+    it.stop_ns = 1500 * MS;
+    it.config = Some(
+        "evictionHard: {memory.available: 256Mi}\ncpuManagerPolicy: static\nreservedSystemCPUs: '0'\ncpuManagerReconcilePeriod: 1s\n\
+         plimsoll:\n  remedies: {reclaim: 100ms, throttle: 200ms, notify: 100ms}\n  cpuBurst: {enabled: true}\n  podOOMGroup: true\n"
+            .to_owned(),
+    );
+    it.start(
+        100 * MS,
+        NewPod {
+            is_guaranteed: true,
+            request_millicpu: 1000,
+            ..pod("alone", 20 * MIB)
+        },
+    )
+    .expecting(("a placement was written", |world| {
+        world.root.join("state/placement.json").exists()
+    }))
 }
 
 /// One for each fault.
@@ -132,9 +210,11 @@ pub(crate) fn hostile() -> Vec<Scenario> {
             },
         )
     };
-    vec![
+    let mut list = vec![
         Scenario::new("calm"),
         standard(),
+        brief(),
+        ledgers(),
         Scenario {
             has_bpf: false,
             ..standard()
@@ -206,17 +286,19 @@ pub(crate) fn hostile() -> Vec<Scenario> {
         }
         .named("cgroup-mutex")
         .knows("C3", &["turn/write", "late/write"]),
-        // What C4 costs is computation, which is free here.
         Scenario::new("attaches")
             .with_small_pods(100, 20 * MIB)
             .start(SECOND, hog("hog"))
+            .expecting(CROSSED)
             .then(
                 4 * SECOND,
                 Happening::Attaches {
-                    left: 4_000,
+                    left: 8_000,
                     every_ns: SECOND / 8000,
+                    pod: None,
                 },
-            ),
+            )
+            .expecting(EVICTED),
         Scenario::new("names")
             .start(
                 SECOND,
@@ -227,10 +309,202 @@ pub(crate) fn hostile() -> Vec<Scenario> {
             )
             .then(10 * SECOND, Happening::LimitMet("odd".to_owned()))
             .text(),
+    ];
+    list.extend(elsewhere());
+    list.extend(rooms());
+    list
+}
+
+const HOUR_NS: i64 = 3_600_000_000_000;
+
+/// An agent without its BPF object is not told of crossings: then this proves little.
+const CROSSED: Expected = (
+    "a crossing woke the loop (cargo xtask build-ebpf)",
+    |world| !world.bpf.is_wanted || world.checks.crossings > 0,
+);
+const EVICTED: Expected = ("a pod was evicted and ended", |world| {
+    world.checks.evictions > 0 && world.checks.has_ended_victim()
+});
+
+/// Other machines, and others on them.
+fn elsewhere() -> Vec<Scenario> {
+    let evicting = |name: &str| standard().named(name);
+    let v1 = |name: &str, layout| Scenario {
+        layout,
+        ..evicting(name)
+    };
+    vec![
+        v1("v1", Layout::V1),
+        v1("hybrid", Layout::Hybrid),
+        Scenario {
+            has_bpf: false,
+            ..v1("v1-without-bpf", Layout::V1)
+        },
+        v1("v1-frozen", Layout::V1).then(10 * SECOND, Happening::Freeze("hog".to_owned())),
+        v1("hybrid-frozen", Layout::Hybrid).then(10 * SECOND, Happening::Freeze("hog".to_owned())),
+        // Other users' mounts come first: a name of theirs is no text, and a hierarchy that cannot be read.
+        Scenario {
+            mounts: b"fuse /home/x/\xff\xfe fuse rw,user_id=1000 0 0\ncgroup2 /plimsoll/not/there cgroup2 rw 0 0\n",
+            ..evicting("mounts")
+        },
+        Scenario {
+            has_earlier_state: true,
+            ..evicting("flock")
+        }
+        .then(0, Happening::UserLocks),
+        evicting("flock-later").then(SECOND, Happening::UserLocks),
+        evicting("stopped-exec")
+            .then(
+                3 * SECOND,
+                Happening::RootLocks {
+                    file: "knobs.jsonl",
+                    for_ns: 20 * SECOND,
+                },
+            )
+            .start(
+                4 * SECOND,
+                NewPod {
+                    request_millicpu: 1500,
+                    is_manifest_late: true,
+                    ..pod("weighty", 100 * MIB)
+                },
+            )
+            .expecting(("a stopped process of root's had the ledger's lock", |world| {
+                world.machine.has_locked
+            })),
+        Scenario {
+            heap_ns: 80 * MS,
+            ..evicting("heap")
+        }
+        .expecting(("a crossing came while the heap's lock was held", |world| {
+            world.machine.heap_held_until_ns > 0
+        })),
+        evicting("attaches-to-and-fro")
+            .start(
+                0,
+                NewPod {
+                    processes: 2_000,
+                    ..pod("restless", 100 * MIB)
+                },
+            )
+            .then(
+                4 * SECOND,
+                Happening::Attaches {
+                    left: 8_000,
+                    every_ns: SECOND / 8000,
+                    pod: Some("restless"),
+                },
+            ),
+        // An hour on, back by a day, on by a year, and to 1970.
+        evicting("clock")
+            .then(2 * SECOND, Happening::Clock(HOUR_NS))
+            .then(8 * SECOND, Happening::Clock(-24 * HOUR_NS))
+            .then(12 * SECOND, Happening::Clock(8760 * HOUR_NS))
+            .then(20 * SECOND, Happening::Clock(-470_000 * HOUR_NS)),
     ]
 }
 
+/// Disks without room, at the start or later.
+fn rooms() -> Vec<Scenario> {
+    let begun_anew: Expected = ("the agent began anew when there was room", |world| {
+        world.incarnation > 0
+    });
+    let protected: Expected = ("settings were changed when there was room", |world| {
+        world.checks.has_changed_knobs
+    });
+    let journal: Expected = ("the journal goes on when there is room", |world| {
+        let newest_ns = journal::newest_ns(&world.root);
+        newest_ns.is_some_and(|at_ns| {
+            world
+                .machine
+                .disks
+                .had_room_ns
+                .is_some_and(|room_ns| at_ns > room_ns + journal::AGAIN_NS)
+        })
+    });
+    let two = |name: &str, place: &'static str, lacks, from_ns: u64| {
+        let mut it = standard().named(name);
+        it.stop_ns = 200 * SECOND;
+        it.start(
+            40 * SECOND,
+            NewPod {
+                bytes: 4 * GIB,
+                ..hog("second")
+            },
+        )
+        .then(from_ns, Happening::Disk(place, Some(lacks)))
+        .then(60 * SECOND, Happening::Disk(place, None))
+        .expecting(("there were two evictions", |world| {
+            world.checks.evictions > 1
+        }))
+        .expecting(journal)
+    };
+    let mut list = Vec::new();
+    for (name, place, lacks) in [
+        ("state-full", "state", Lacks::Bytes),
+        ("state-without-inodes", "state", Lacks::Inodes),
+        ("state-read-only", "state", Lacks::Writes),
+    ] {
+        let start = two(&format!("{name}-at-start"), place, lacks, 0);
+        list.push(start.expecting(begun_anew).expecting(protected));
+        list.push(two(name, place, lacks, 8 * SECOND));
+    }
+    for (name, lacks) in [
+        ("journal-full", Lacks::Bytes),
+        ("journal-without-inodes", Lacks::Inodes),
+        ("journal-read-only", Lacks::Writes),
+    ] {
+        list.push(two(&format!("{name}-at-start"), "journal", lacks, 0));
+        list.push(two(name, "journal", lacks, 8 * SECOND));
+    }
+    list
+}
+
 impl Scenario {
+    /// Which cgroups there are, and what disks, clocks and others do now and then.
+    fn others_by_seed(mut self, random: &mut Random) -> Self {
+        self.layout = match random.below(4) {
+            0 => Layout::V1,
+            1 => Layout::Hybrid,
+            _ => Layout::V2,
+        };
+        self.has_earlier_state = random.one_in(4);
+        self = self.then(random.between(0, 2) * SECOND, Happening::UserLocks);
+        let mut at_ns = random.between(10, 300) * SECOND;
+        while at_ns + 200 * SECOND < self.stop_ns {
+            let for_ns = random.between(1, 120) * SECOND;
+            let lacks = [Lacks::Bytes, Lacks::Inodes, Lacks::Writes];
+            let lacks = lacks[usize::try_from(random.below(3)).unwrap_or(0)];
+            self = match random.below(4) {
+                0 => self.then(
+                    at_ns,
+                    Happening::RootLocks {
+                        file: "knobs.jsonl",
+                        for_ns,
+                    },
+                ),
+                1 => {
+                    let hours = i64::try_from(random.between(1, 10_000)).unwrap_or(1);
+                    self.then(at_ns, Happening::Clock(hours * HOUR_NS))
+                        .then(at_ns + for_ns, Happening::Clock(-hours * HOUR_NS))
+                }
+                place => {
+                    let place = if place == 2 { "state" } else { "journal" };
+                    self.then(at_ns, Happening::Disk(place, Some(lacks)))
+                        .then(at_ns + for_ns, Happening::Disk(place, None))
+                }
+            };
+            at_ns += for_ns + random.between(60, 1200) * SECOND;
+        }
+        self
+    }
+
+    /// Something that must have happened by the end, lest the run prove nothing.
+    fn expecting(mut self, expected: Expected) -> Self {
+        self.expects.push(expected);
+        self
+    }
+
     fn named(mut self, name: &str) -> Self {
         name.clone_into(&mut self.name);
         self
@@ -309,5 +583,5 @@ pub(crate) fn by_seed(seed: u64, hours: f64) -> Scenario {
         }
         at_ns += random.between(1, 240) * SECOND * pace;
     }
-    it
+    it.others_by_seed(random)
 }

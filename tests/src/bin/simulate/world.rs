@@ -20,6 +20,11 @@ use crate::threads::Thread;
 pub(crate) const AGENT_PID: i32 = 4242;
 /// CLOCK_MONOTONIC at the start.
 pub(crate) const EPOCH_NS: u64 = 1_000_000_000_000;
+/// CLOCK_REALTIME when CLOCK_MONOTONIC was zero, before it jumps.
+const REALTIME_NS: u64 = 1_700_000_000_000_000_000;
+
+/// Something that is to have happened by the end of a run.
+pub(crate) type Expected = (&'static str, fn(&World) -> bool);
 
 pub(crate) struct World {
     /// Where the model's files are.
@@ -39,8 +44,19 @@ pub(crate) struct World {
     pub(crate) incarnation: u32,
     /// Listings of cgroups that the agent has open.
     pub(crate) cgroup_dirs: BTreeSet<usize>,
+    /// The kernel never needs to kill, whatever call fails, once the agent has started.
+    pub(crate) is_oom_ruled_out: bool,
+    /// What the run is for, by name: it has failed if it has not happened.
+    pub(crate) expects: Vec<Expected>,
     /// PSI triggers in epoll sets: by the set and its word.
     pub(crate) priority: BTreeSet<(i32, u64)>,
+}
+
+impl World {
+    /// What CLOCK_REALTIME is ahead of CLOCK_MONOTONIC.
+    pub(crate) fn since_1970_ns(&self) -> u64 {
+        REALTIME_NS.saturating_add_signed(self.machine.clock_ns)
+    }
 }
 
 struct Place(UnsafeCell<Option<Box<World>>>);
@@ -114,6 +130,33 @@ pub(crate) fn allocations() -> u64 {
     ALLOCATIONS.get()
 }
 
+/// Somebody may have the heap's lock.
+static IS_HEAP_HELD: AtomicBool = AtomicBool::new(false);
+
+/// A thread of low priority has the heap's lock, and does not run before then.
+pub(crate) fn hold_heap(until_ns: u64) {
+    world().machine.heap_held_until_ns = until_ns;
+    IS_HEAP_HELD.store(true, Ordering::Relaxed);
+}
+
+/// A thread of the agent that allocates or frees takes the heap's lock: it waits for the one that has it.
+fn wait_for_heap() {
+    if !IS_HEAP_HELD.load(Ordering::Relaxed) {
+        return;
+    }
+    let Some(_inside) = enter() else { return };
+    let it = world();
+    let left_ns = it.machine.heap_held_until_ns.saturating_sub(it.now_ns);
+    if left_ns == 0 {
+        IS_HEAP_HELD.store(false, Ordering::Relaxed);
+        return;
+    }
+    if it.threads[it.current].is_loop {
+        it.checks.spent("heap", left_ns);
+    }
+    crate::threads::advance(left_ns);
+}
+
 /// The system's allocator, counted for each thread.
 pub(crate) struct Counting;
 
@@ -122,12 +165,14 @@ unsafe impl std::alloc::GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
         if !INSIDE.get() {
             ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+            wait_for_heap();
         }
         // SAFETY: the caller's.
         unsafe { std::alloc::System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: std::alloc::Layout) {
+        wait_for_heap();
         // SAFETY: the caller's.
         unsafe { std::alloc::System.dealloc(at, layout) }
     }
@@ -135,6 +180,7 @@ unsafe impl std::alloc::GlobalAlloc for Counting {
     unsafe fn realloc(&self, at: *mut u8, layout: std::alloc::Layout, size: usize) -> *mut u8 {
         if !INSIDE.get() {
             ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+            wait_for_heap();
         }
         // SAFETY: the caller's.
         unsafe { std::alloc::System.realloc(at, layout, size) }

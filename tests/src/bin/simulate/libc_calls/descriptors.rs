@@ -21,7 +21,14 @@ fn read_at(fd: c_int, to: *mut c_void, length: usize, offset: Option<i64>) -> is
         advance(CALL_NS);
         return call();
     };
-    operation!("read", &open.path, READ_NS);
+    let cost_ns = match &open.kind {
+        Kind::Control { cgroup } if open.path.ends_with("/cgroup.procs") => {
+            let processes = world().machine.cgroups[*cgroup].processes.len() as u64;
+            PROCS_NS + processes * PROCESS_NS
+        }
+        _ => READ_NS,
+    };
+    operation!("read", &open.path, cost_ns);
     let it = world();
     let now_ns = it.now_ns;
     if open.path == "/proc/meminfo" && it.threads[it.current].is_loop {
@@ -106,6 +113,17 @@ fn write_at(fd: c_int, from: *const c_void, length: usize, offset: Option<i64>) 
         cost_ns += world().machine.mutex_ns;
     }
     operation!("write", &open.path, cost_ns);
+    if std::mem::take(&mut world().plan.tears) {
+        if open.kind == Kind::Plain {
+            unsafe {
+                raw(
+                    libc::SYS_write,
+                    [fd as usize, from as usize, length / 2, 0, 0, 0],
+                )
+            };
+        }
+        crate::fault::kill();
+    }
     let text = String::from_utf8_lossy(bytes);
     let it = world();
     match open.kind {
@@ -136,6 +154,27 @@ fn write_at(fd: c_int, from: *const c_void, length: usize, offset: Option<i64>) 
             }
         }
         Kind::PsiTrigger => length.cast_signed(),
+        Kind::Plain => match it.machine.disks.write(&open.path, length) {
+            Ok(written) if written == length => call(),
+            Ok(0) => 0,
+            Ok(written) => {
+                let arguments = [
+                    fd as usize,
+                    from as usize,
+                    written,
+                    offset.unwrap_or(0) as usize,
+                    0,
+                    0,
+                ];
+                let number = if offset.is_some() {
+                    libc::SYS_pwrite64
+                } else {
+                    libc::SYS_write
+                };
+                answer(unsafe { raw(number, arguments) })
+            }
+            Err(errno) => refuse(errno),
+        },
         _ => call(),
     }
 }
@@ -258,6 +297,7 @@ unsafe extern "C" fn flock(fd: c_int, how: c_int) -> c_int {
 unsafe extern "C" fn close(fd: c_int) -> c_int {
     if let Some(_inside) = enter() {
         world().fds.remove(&fd);
+        world().machine.forget_bells(|bell| bell == fd);
         world().poked = true;
         advance(CALL_NS);
     }
@@ -274,9 +314,14 @@ fn fcntl_any(fd: c_int, command: c_int, argument: usize) -> c_int {
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC)
         && result >= 0
         && let Some(_inside) = enter()
-        && let Some(open) = world().fds.get(&fd).cloned()
     {
-        world().fds.insert(result, open);
+        if let Err(errno) = operation("dup", "", CALL_NS) {
+            small(unsafe { raw(libc::SYS_close, [result as usize, 0, 0, 0, 0, 0]) });
+            return small(-(errno as isize));
+        }
+        if let Some(open) = world().fds.get(&fd).cloned() {
+            world().fds.insert(result, open);
+        }
     }
     result
 }
@@ -293,16 +338,36 @@ unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_in
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    let result = unsafe {
+    let call = || unsafe {
         raw(
             libc::SYS_socket,
             [domain as usize, kind as usize, protocol as usize, 0, 0, 0],
         )
     };
-    if let Some(_inside) = enter() {
-        world().add(result, Kind::Plain, "socket".to_owned());
-    }
+    let Some(_inside) = enter() else {
+        return small(call());
+    };
+    operation!("socket", "", CALL_NS);
+    let result = call();
+    world().add(result, Kind::Plain, "socket".to_owned());
     small(result)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn eventfd(count: c_uint, flags: c_int) -> c_int {
+    let call = || {
+        small(unsafe {
+            raw(
+                libc::SYS_eventfd2,
+                [count as usize, flags as usize, 0, 0, 0, 0],
+            )
+        })
+    };
+    let Some(_inside) = enter() else {
+        return call();
+    };
+    operation!("eventfd", "", CALL_NS);
+    call()
 }
 
 fn map(
@@ -316,9 +381,14 @@ fn map(
     let mut fd = fd as usize;
     if fd != usize::MAX
         && let Some(_inside) = enter()
-        && let Some(memory) = world().mapped(i32::try_from(fd).unwrap_or(-1))
     {
-        fd = memory;
+        if let Err(errno) = operation("mmap", "", CALL_NS) {
+            refuse(errno);
+            return libc::MAP_FAILED;
+        }
+        if let Some(memory) = world().mapped(i32::try_from(fd).unwrap_or(-1)) {
+            fd = memory;
+        }
     }
     let arguments = [
         at as usize,

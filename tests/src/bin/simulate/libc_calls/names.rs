@@ -15,7 +15,14 @@ fn open_at(dirfd: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_i
         return small(unsafe { raw(libc::SYS_openat, arguments) });
     };
     let path = path_of(dirfd, path);
-    operation!("open", &path, OPEN_NS);
+    if flags & (libc::O_CREAT | libc::O_TRUNC) != 0 {
+        operation!("create", &path, OPEN_NS);
+    } else {
+        operation!("open", &path, OPEN_NS);
+    }
+    if let Err(errno) = world().machine.disks.open(&path, flags) {
+        return small(-(errno as isize));
+    }
     small(world().open(path, flags, mode))
 }
 
@@ -240,7 +247,22 @@ unsafe extern "C" fn opendir(path: *const c_char) -> *mut libc::DIR {
     } else {
         world().cgroup_dirs.remove(&(dir as usize));
     }
+    if !dir.is_null() {
+        // Names are looked up from it.
+        let fd = unsafe { libc::dirfd(dir) };
+        world().add(fd as isize, Kind::Plain, path);
+    }
     dir
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn closedir(dir: *mut libc::DIR) -> c_int {
+    let real: unsafe extern "C" fn(*mut libc::DIR) -> c_int =
+        unsafe { std::mem::transmute(next(c"closedir")) };
+    if let Some(_inside) = enter() {
+        world().fds.remove(&unsafe { libc::dirfd(dir) });
+    }
+    unsafe { real(dir) }
 }
 
 #[unsafe(no_mangle)]
@@ -284,6 +306,9 @@ unsafe extern "C" fn mkdirat(dirfd: c_int, path: *const c_char, mode: c_uint) ->
             Err(errno) => small(-(errno as isize)),
         };
     }
+    if let Err(errno) = world().machine.disks.name(&path, true) {
+        return small(-(errno as isize));
+    }
     call(libc::AT_FDCWD, world().place_of(&path).as_ptr())
 }
 
@@ -318,6 +343,9 @@ unsafe extern "C" fn unlinkat(dirfd: c_int, path: *const c_char, flags: c_int) -
     } else {
         operation!("unlink", &path, CALL_NS);
     }
+    if let Err(errno) = world().machine.disks.name(&path, false) {
+        return small(-(errno as isize));
+    }
     call(libc::AT_FDCWD, world().place_of(&path).as_ptr())
 }
 
@@ -341,6 +369,9 @@ unsafe extern "C" fn rename(from: *const c_char, to: *const c_char) -> c_int {
     };
     let (from, to) = (path_of(libc::AT_FDCWD, from), path_of(libc::AT_FDCWD, to));
     operation!("rename", &to, CALL_NS);
+    if let Err(errno) = world().machine.disks.name(&to, false) {
+        return small(-(errno as isize));
+    }
     call(
         world().place_of(&from).as_ptr(),
         world().place_of(&to).as_ptr(),

@@ -48,7 +48,7 @@ fn send_signal(fd: c_int, signal: c_int) -> isize {
     let Some(process) = process else {
         return refuse(libc::ESRCH);
     };
-    let pod = it.machine.cgroups[process.cgroup].pod;
+    let pod = it.machine.cgroups[process.cgroups[0]].pod;
     it.check_signal(pod, signal);
     it.machine.signal(pid, signal);
     0
@@ -125,10 +125,15 @@ unsafe extern "C" fn syscall(
         }
         libc::SYS_pidfd_send_signal => send_signal(a as c_int, b as c_int),
         libc::SYS_process_mrelease => release(a as c_int),
-        libc::SYS_sched_setscheduler | libc::SYS_mlock | libc::SYS_ioprio_set => 0,
+        libc::SYS_sched_setscheduler => {
+            operation!("scheduler", "", CALL_NS);
+            0
+        }
+        libc::SYS_mlock | libc::SYS_ioprio_set => 0,
         libc::SYS_openat2 => {
             let path = path_of(a as c_int, b as *const c_char);
             operation!("open", &path, OPEN_NS);
+            world().offer_pins(&path);
             let fd = call();
             world().add(fd, Kind::Plain, path)
         }
@@ -183,6 +188,18 @@ unsafe extern "C" fn getrandom(to: *mut c_void, length: usize, flags: c_uint) ->
     fill_random(to.cast(), length)
 }
 
+/// The agent begins anew as the same process: its threads end, and its descriptors are closed.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn execvp(file: *const c_char, arguments: *const *const c_char) -> c_int {
+    let real: unsafe extern "C" fn(*const c_char, *const *const c_char) -> c_int =
+        unsafe { std::mem::transmute(next(c"execvp")) };
+    let Some(_inside) = enter() else {
+        return unsafe { real(file, arguments) };
+    };
+    operation!("exec", "", CALL_NS);
+    crate::fault::kill()
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getpid() -> c_int {
     let Some(_inside) = enter() else {
@@ -196,5 +213,6 @@ unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     let Some(_inside) = enter() else {
         return small(unsafe { raw(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0]) });
     };
+    operation!("mlockall", "", MS);
     0
 }

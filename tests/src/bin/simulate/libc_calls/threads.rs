@@ -77,6 +77,8 @@ unsafe extern "C" fn pthread_join(thread: libc::pthread_t, result: *mut *mut c_v
         if let Some(id) = id
             && !matches!(world().threads[id].state, State::Ended)
         {
+            let it = world();
+            it.checks.is_ending |= it.threads[it.current].is_loop;
             wait(State::Join(id), None);
         }
     }

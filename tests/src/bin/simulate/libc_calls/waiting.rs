@@ -77,14 +77,17 @@ unsafe extern "C" fn epoll_ctl(
 ) -> c_int {
     if let Some(_inside) = enter()
         && operation == libc::EPOLL_CTL_ADD
-        && world()
+    {
+        operation!("epoll", "", CALL_NS);
+        let is_trigger = world()
             .fds
             .get(&of)
-            .is_some_and(|open| open.kind == Kind::PsiTrigger)
-    {
-        let event = unsafe { &mut *event };
-        event.events = event.events & !(libc::EPOLLPRI as u32) | libc::EPOLLIN as u32;
-        world().priority.insert((fd, event.u64));
+            .is_some_and(|open| open.kind == Kind::PsiTrigger);
+        if is_trigger {
+            let event = unsafe { &mut *event };
+            event.events = event.events & !(libc::EPOLLPRI as u32) | libc::EPOLLIN as u32;
+            world().priority.insert((fd, event.u64));
+        }
     }
     small(unsafe {
         raw(
@@ -218,8 +221,13 @@ unsafe extern "C" fn clock_gettime(clock: c_int, to: *mut libc::timespec) -> c_i
         });
     };
     advance(CLOCK_NS);
+    let it = world();
+    it.plan.clock_readings += 1;
+    if it.plan.clock_readings > CLOCK_READINGS_MAX {
+        it.give_up("the agent reads the clock again and again");
+    }
     let base_ns = if clock == libc::CLOCK_REALTIME {
-        1_700_000_000_000_000_000
+        world().since_1970_ns()
     } else {
         0
     };

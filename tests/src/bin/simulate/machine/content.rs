@@ -79,7 +79,12 @@ impl Machine {
                 text.push(b'\n');
                 return Some(text);
             }
-            "cgroup" => format!("0::/{}\n", self.cgroups[process.cgroup].path),
+            "cgroup" => {
+                let lines = self.hierarchies.iter().zip(&process.cgroups);
+                lines
+                    .map(|(it, cgroup)| it.line(&self.cgroups[*cgroup].name))
+                    .collect()
+            }
             "oom_score_adj" => format!("{}\n", process.oom_score_adj),
             "status" => "Name:\tapp\n".to_owned(),
             _ => return None,
@@ -119,14 +124,14 @@ impl Machine {
     fn bytes_of(&self, index: usize, now_ns: u64) -> (u64, u64) {
         if let Some(pod) = self.cgroups[index].pod {
             // The pod's own cgroup and its first container have all of it.
-            let depth = self.cgroups[index].path.matches('/').count();
+            let depth = self.cgroups[index].name.matches('/').count();
             return if depth <= 3 {
                 (self.used(pod, now_ns), self.inactive_bytes(pod, now_ns))
             } else {
                 (0, 0)
             };
         }
-        let path = &self.cgroups[index].path;
+        let path = &self.cgroups[index].name;
         let below =
             (0..self.pods.len()).filter(|pod| self.pods[*pod].path.starts_with(path.as_str()));
         below.fold((0, 0), |(used, inactive), pod| {
@@ -144,7 +149,7 @@ impl Machine {
         }
         let (used, inactive) = self.bytes_of(index, now_ns);
         Ok(match file {
-            "cgroup.procs" | "cgroup.threads" => {
+            "cgroup.procs" | "cgroup.threads" | "tasks" => {
                 if cgroup.is_threaded && file == "cgroup.procs" {
                     return Err(libc::EOPNOTSUPP);
                 }
@@ -154,7 +159,13 @@ impl Machine {
                 })
             }
             "cgroup.events" => format!("populated {}\nfrozen 0\n", u8::from(self.is_populated(index))),
-            "memory.current" => format!("{used}\n"),
+            "memory.usage_in_bytes" if cgroup.name.is_empty() => format!("{}\n", self.used_bytes(now_ns)),
+            "memory.current" | "memory.usage_in_bytes" => format!("{used}\n"),
+            "memory.stat" if self.hierarchies[cgroup.hierarchy].is_v1 => format!(
+                "cache {inactive}\nrss {0}\nmapped_file 0\ninactive_file {inactive}\nactive_file 0\ntotal_cache {inactive}\ntotal_rss {0}\ntotal_inactive_anon 0\ntotal_active_anon {0}\ntotal_inactive_file {inactive}\ntotal_active_file 0\ntotal_unevictable 0\n",
+                used - inactive
+            ),
+            "memory.oom_control" => format!("oom_kill_disable 0\nunder_oom 0\noom_kill {}\n", cgroup.oom_kills),
             "memory.stat" => format!(
                 "anon {}\nfile {inactive}\nkernel 0\nshmem 0\ninactive_anon 0\nactive_anon {}\ninactive_file {inactive}\nactive_file 0\nunevictable 0\n",
                 used - inactive,
@@ -162,6 +173,7 @@ impl Machine {
             ),
             "memory.events" => format!("low 0\nhigh 0\nmax 0\noom {0}\noom_kill {0}\noom_group_kill 0\n", cgroup.oom_kills),
             "memory.pressure" | "cpu.pressure" | "io.pressure" => pressure(),
+            "cpu.stat" if self.hierarchies[cgroup.hierarchy].is_v1 => "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n".to_owned(),
             "cpu.stat" => "usage_usec 1000\nuser_usec 500\nsystem_usec 500\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\nnr_bursts 0\nburst_usec 0\n".to_owned(),
             "pids.current" => {
                 let below = self.below(&cgroup.path);

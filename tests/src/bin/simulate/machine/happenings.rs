@@ -1,6 +1,7 @@
 //! What happens on the machine, by itself and by what the agent does; with the BPF programs' part of it.
 
 use super::*;
+use crate::threads::{State, Thread};
 
 fn header(kind: abi::Kind, cgroup_id: u64, now_ns: u64) -> abi::Header {
     abi::Header {
@@ -24,19 +25,20 @@ impl World {
     /// `mkdir` of a cgroup, by the agent or another.
     pub(crate) fn make_cgroup(&mut self, path: &str, is_agents: bool) -> Result<usize, i32> {
         let index = self.machine.mkdir(path, is_agents)?;
+        let (hierarchy_id, name) = self.machine.numbered(index);
         let mut record = abi::CgroupMkdir {
             header: header(
                 abi::Kind::CgroupMkdir,
                 self.machine.cgroups[index].id,
                 self.now_ns,
             ),
-            level: u32::try_from(path.matches('/').count() + 1).unwrap_or(0),
-            hierarchy_id: 0,
+            level: u32::try_from(name.matches('/').count() + 1).unwrap_or(0),
+            hierarchy_id,
             path_len: 0,
             pad: 0,
             path: [0; abi::PATH_BYTES],
         };
-        let text = format!("/{path}");
+        let text = format!("/{name}");
         let length = text.len().min(abi::PATH_BYTES - 1);
         record.path[..length].copy_from_slice(&text.as_bytes()[..length]);
         record.path_len = u32::try_from(length).unwrap_or(0);
@@ -45,11 +47,13 @@ impl World {
     }
 
     pub(crate) fn remove_cgroup(&mut self, path: &str) -> Result<(), i32> {
-        let id = self.machine.rmdir(path)?;
+        let index = self.machine.rmdir(path)?;
+        let (hierarchy_id, name) = self.machine.numbered(index);
+        let id = self.machine.cgroups[index].id;
         let record = abi::CgroupRmdir {
             header: header(abi::Kind::CgroupRmdir, id, self.now_ns),
-            level: u32::try_from(path.matches('/').count() + 1).unwrap_or(0),
-            hierarchy_id: 0,
+            level: u32::try_from(name.matches('/').count() + 1).unwrap_or(0),
+            hierarchy_id,
         };
         self.lifecycle(abi::Kind::CgroupRmdir, record.as_bytes());
         Ok(())
@@ -64,7 +68,7 @@ impl World {
                 self.now_ns,
             ),
             populated: u32::from(is_populated),
-            hierarchy_id: 0,
+            hierarchy_id: self.machine.numbered(index).0,
         };
         self.lifecycle(abi::Kind::CgroupPopulated, record.as_bytes());
         let path = self.machine.cgroups[index].path.clone();
@@ -79,7 +83,8 @@ impl World {
         let Some(process) = self.machine.processes.get_mut(&pid) else {
             return Err(libc::ESRCH);
         };
-        let from = std::mem::replace(&mut process.cgroup, to);
+        let hierarchy = self.machine.cgroups[to].hierarchy;
+        let from = std::mem::replace(&mut process.cgroups[hierarchy], to);
         self.machine.cgroups[from].processes.remove(&pid);
         self.machine.cgroups[to].processes.insert(pid);
         let record = abi::CgroupAttach {
@@ -89,7 +94,7 @@ impl World {
                 self.now_ns,
             ),
             tgid: pid.unsigned_abs(),
-            hierarchy_id: 0,
+            hierarchy_id: self.machine.numbered(to).0,
         };
         self.lifecycle(abi::Kind::CgroupAttach, record.as_bytes());
         Ok(())
@@ -97,13 +102,13 @@ impl World {
 
     /// A pod begins: its cgroups, its process, its memory.
     pub(crate) fn start_pod(&mut self, new: &NewPod) {
-        let tier = if new.request_bytes > 0 {
-            "burstable"
-        } else {
-            "besteffort"
+        let tier = match (new.is_guaranteed, new.request_bytes) {
+            (true, _) => "kubepods",
+            (false, 1..) => "kubepods/burstable",
+            (false, 0) => "kubepods/besteffort",
         };
-        let path = format!("kubepods/{tier}/pod{}", new.name);
-        self.machine.mkdir_all(&format!("kubepods/{tier}"));
+        let path = format!("{tier}/pod{}", new.name);
+        self.machine.mkdir_all(tier);
         let pod = self.machine.pods.iter().position(|pod| pod.uid == new.name);
         let pod = pod.unwrap_or_else(|| {
             self.machine.pods.push(Pod {
@@ -120,50 +125,24 @@ impl World {
             });
             self.machine.pods.len() - 1
         });
-        let mut container = path.clone();
-        for part in ["", "/app"] {
-            container = format!("{path}{part}");
-            let index = match self.machine.find(&container) {
-                Some(index) => index,
-                None => self.make_cgroup(&container, false).unwrap_or(0),
-            };
-            self.machine.cgroups[index].pod = Some(pod);
-        }
-        let mut home = container.clone();
-        match new.shape {
-            Shape::Plain => {}
-            Shape::Deep(levels) => {
-                for level in 0..levels {
-                    home = format!("{home}/d{level}");
-                    self.make_cgroup(&home, false).ok();
-                }
-            }
-            Shape::Many(count) => {
-                for child in 0..count {
-                    home = format!("{container}/n{child:06}");
-                    self.make_cgroup(&home, false).ok();
-                }
-            }
-            Shape::Threaded => {
-                if let Ok(index) = self.make_cgroup(&format!("{container}/t"), false) {
-                    self.machine.cgroups[index].is_threaded = true;
-                }
+        let container = format!("{path}/app");
+        for hierarchy in self.machine.hierarchies {
+            for name in [&path, &container] {
+                let place = hierarchy.place(name);
+                let index = match self.machine.find(&place) {
+                    Some(index) => index,
+                    None => self.make_cgroup(&place, false).unwrap_or(0),
+                };
+                self.machine.cgroups[index].pod = Some(pod);
             }
         }
-        let pid = self.machine.next_pid;
-        self.machine.next_pid += 1;
-        self.machine.add_process(pid, 0, new.comm.clone());
-        if let Some(process) = self.machine.processes.get_mut(&pid) {
-            process.on_term = new.on_term;
-            process.is_starved = new.is_starved;
-            if new.stuck_for_ns > 0 {
-                process.stuck_until_ns = self.now_ns + new.stuck_for_ns;
-            }
+        let home = self.shape(&container, new.shape);
+        if new.is_manifest_late {
+            new.write_manifest(&self.root);
         }
-        self.machine.pods[pod].processes.insert(pid);
-        let home = self.machine.find(&home).unwrap_or(0);
-        self.move_process(pid, home).ok();
-        self.tell_populated(home);
+        for _ in 0..new.processes {
+            self.start_process(new, pod, &home);
+        }
         self.machine.now_ns = self.now_ns;
         self.machine.set_bytes(pod, new.bytes);
         if new.bytes_per_s > 0 {
@@ -179,11 +158,63 @@ impl World {
         self.checks.pod_started(pod, self.now_ns);
     }
 
+    fn start_process(&mut self, new: &NewPod, pod: usize, home: &str) {
+        let pid = self.machine.next_pid;
+        self.machine.next_pid += 1;
+        self.machine.add_process(pid, "", new.comm.clone());
+        if let Some(process) = self.machine.processes.get_mut(&pid) {
+            process.on_term = new.on_term;
+            process.is_starved = new.is_starved;
+            if new.stuck_for_ns > 0 {
+                process.stuck_until_ns = self.now_ns + new.stuck_for_ns;
+            }
+        }
+        self.machine.pods[pod].processes.insert(pid);
+        for hierarchy in self.machine.hierarchies {
+            let home = self.machine.find(&hierarchy.place(home)).unwrap_or(0);
+            self.move_process(pid, home).ok();
+            self.tell_populated(home);
+        }
+    }
+
+    /// The cgroups below a container; returns the one that its process is in.
+    fn shape(&mut self, container: &str, shape: Shape) -> String {
+        let mut home = container.to_owned();
+        let names: Vec<String> = match shape {
+            Shape::Plain => Vec::new(),
+            Shape::Deep(levels) => (0..levels)
+                .map(|level| {
+                    home = format!("{home}/d{level}");
+                    home.clone()
+                })
+                .collect(),
+            Shape::Many(count) => {
+                home = format!("{container}/n{:06}", count - 1);
+                (0..count)
+                    .map(|child| format!("{container}/n{child:06}"))
+                    .collect()
+            }
+            Shape::Threaded => vec![format!("{container}/t")],
+        };
+        for hierarchy in self.machine.hierarchies {
+            for name in &names {
+                let Ok(index) = self.make_cgroup(&hierarchy.place(name), false) else {
+                    continue;
+                };
+                self.machine.cgroups[index].is_threaded =
+                    shape == Shape::Threaded && !hierarchy.is_v1;
+            }
+        }
+        home
+    }
+
     fn process_ended(&mut self, pid: i32) {
         let Some(process) = self.machine.processes.remove(&pid) else {
             return;
         };
-        self.machine.cgroups[process.cgroup].processes.remove(&pid);
+        for cgroup in &process.cgroups {
+            self.machine.cgroups[*cgroup].processes.remove(&pid);
+        }
         self.machine.next_ns = None;
         let pod = self
             .machine
@@ -211,7 +242,9 @@ impl World {
                 }
             }
         }
-        self.tell_populated(process.cgroup);
+        for cgroup in process.cgroups {
+            self.tell_populated(cgroup);
+        }
     }
 
     /// A control file is written.
@@ -255,11 +288,26 @@ impl World {
                 }
                 *text = now.into_iter().collect::<Vec<_>>().join(" ");
             }
+            // A quota without a period keeps the one that it has.
+            "cpu.max" if !value.contains(' ') => {
+                let values = &mut self.machine.cgroups[index].values;
+                let before = values.get(file).cloned().unwrap_or_default();
+                let period = before.rsplit(' ').next().unwrap_or("100000");
+                values.insert(file.to_owned(), format!("{value} {period}"));
+            }
             "memory.reclaim" => return Err(libc::EAGAIN),
+            "cgroup.event_control" => {
+                let fds = &self.fds;
+                let path_of = |fd: i32| fds.get(&fd).map(|open| open.path.clone());
+                self.machine.register(value, path_of)?;
+            }
             _ => {
                 self.machine.cgroups[index]
                     .values
                     .insert(file.to_owned(), value.to_owned());
+                if file == "freezer.state" {
+                    self.machine.thawed();
+                }
             }
         }
         Ok(())
@@ -274,7 +322,7 @@ impl World {
             .iter()
             .filter(|(pid, process)| **pid != AGENT_PID && process.killed_ns.is_none());
         let largest = victims.max_by_key(|(_, process)| {
-            let pod = self.machine.cgroups[process.cgroup].pod;
+            let pod = self.machine.cgroups[process.cgroups[0]].pod;
             pod.map_or(0, |pod| self.machine.used(pod, now_ns))
         });
         if let Some(pid) = largest.map(|(pid, _)| *pid) {
@@ -288,18 +336,15 @@ impl World {
         let Some(process) = self.machine.processes.get(&pid).cloned() else {
             return;
         };
-        self.machine.cgroups[process.cgroup].oom_kills += 1;
-        let pod = self.machine.cgroups[process.cgroup].pod;
+        let memory = process.cgroups[0];
+        self.machine.cgroups[memory].oom_kills += 1;
+        let pod = self.machine.cgroups[memory].pod;
         self.checks.kernel_oom_kill(pod, now_ns);
         let mut comm = [0; abi::COMM_BYTES];
         let length = process.comm.len().min(abi::COMM_BYTES - 1);
         comm[..length].copy_from_slice(&process.comm[..length]);
         let record = abi::OomKill {
-            header: header(
-                abi::Kind::OomKill,
-                self.machine.cgroups[process.cgroup].id,
-                now_ns,
-            ),
+            header: header(abi::Kind::OomKill, self.machine.cgroups[memory].id, now_ns),
             limit_cgroup_id: abi::NODE_OOM,
             points: 1000,
             total_pages: 1000,
@@ -318,6 +363,41 @@ impl World {
             self.ring_bell("CRITICAL");
         }
         self.process_ended(pid);
+    }
+
+    /// A pod moves a process of its own to and fro.
+    fn attach_in_pod(&mut self, left: u32, every_ns: u64, name: &'static str) {
+        let pod = self.machine.pods.iter().find(|pod| pod.uid == name);
+        let pid = pod.and_then(|pod| pod.processes.first().copied());
+        let path = pod.map(|pod| self.machine.hierarchies[0].place(&pod.path));
+        if let (Some(pid), Some(path)) = (pid, path) {
+            let target = if left.is_multiple_of(2) {
+                path.clone()
+            } else {
+                format!("{path}/app")
+            };
+            if let Some(to) = self.machine.find(&target) {
+                self.move_process(pid, to).ok();
+            }
+        }
+        self.next_attach(left, every_ns, Some(name));
+    }
+
+    fn next_attach(&mut self, left: u32, every_ns: u64, pod: Option<&'static str>) {
+        let (now_ns, worked_ns) = (self.now_ns, self.checks.worked_ns);
+        let (began_ns, worked_before_ns) = *self.machine.flood.get_or_insert((now_ns, worked_ns));
+        if left > 1 {
+            let next = Happening::Attaches {
+                left: left - 1,
+                every_ns,
+                pod,
+            };
+            self.machine.at(now_ns + every_ns, next);
+            return;
+        }
+        self.machine.flood = None;
+        self.checks
+            .flooded(now_ns - began_ns, worked_ns - worked_before_ns, now_ns);
     }
 
     fn happen(&mut self, happening: Happening) {
@@ -341,7 +421,16 @@ impl World {
                     self.machine.set_bytes(pod, 0);
                 }
             }
-            Happening::Attaches { left, every_ns } => {
+            Happening::Attaches {
+                left,
+                every_ns,
+                pod: Some(pod),
+            } => self.attach_in_pod(left, every_ns, pod),
+            Happening::Attaches {
+                left,
+                every_ns,
+                pod: None,
+            } => {
                 let record = abi::CgroupAttach {
                     header: header(
                         abi::Kind::CgroupAttach,
@@ -349,18 +438,10 @@ impl World {
                         self.now_ns,
                     ),
                     tgid: 1 << 21,
-                    hierarchy_id: 0,
+                    hierarchy_id: self.machine.hierarchies[0].id,
                 };
                 self.lifecycle(abi::Kind::CgroupAttach, record.as_bytes());
-                if left > 1 {
-                    self.machine.at(
-                        self.now_ns + every_ns,
-                        Happening::Attaches {
-                            left: left - 1,
-                            every_ns,
-                        },
-                    );
-                }
+                self.next_attach(left, every_ns, None);
             }
             Happening::Hold { ns } => {
                 let incarnation = self.incarnation;
@@ -380,6 +461,36 @@ impl World {
                 let pid = found.and_then(|pod| pod.processes.first().copied());
                 if let Some(pid) = pid {
                     self.oom_kill_process(pid);
+                }
+            }
+            Happening::UserLocks => {
+                self.user_locks();
+                self.machine
+                    .at(self.now_ns + 100 * MS, Happening::UserLocks);
+            }
+            Happening::RootLocks { file, for_ns } => {
+                self.root_locks(file);
+                self.machine.at(self.now_ns + for_ns, Happening::Unlock);
+            }
+            Happening::Unlock => self.root_unlocks(),
+            Happening::Disk(place, lacks) => {
+                let place = self.root.join(place);
+                let now_ns = self.now_ns;
+                match lacks {
+                    Some(lacks) => self.machine.disks.fill(place, lacks),
+                    None => self.machine.disks.empty(&place, now_ns),
+                }
+            }
+            Happening::Clock(by_ns) => self.machine.clock_ns += by_ns,
+            Happening::Freeze(name) => {
+                let pod = self.machine.pods.iter().position(|pod| pod.uid == name);
+                let of_pod = self.machine.cgroups.iter_mut();
+                for cgroup in
+                    of_pod.filter(|it| it.pod == pod && it.values.contains_key("freezer.state"))
+                {
+                    cgroup
+                        .values
+                        .insert("freezer.state".to_owned(), "FROZEN".to_owned());
                 }
             }
             Happening::StartAgent => crate::run::start_agent(self),
@@ -421,6 +532,9 @@ pub(crate) fn step(world: &mut World) {
         let happening = entry.remove();
         world.happen(happening);
     }
+    for bell in world.machine.crossed_bells() {
+        ring_eventfd(bell);
+    }
     let free = world.machine.free(now_ns);
     if free < EXHAUSTED_BYTES {
         world.oom_kill();
@@ -461,6 +575,15 @@ pub(crate) fn count_charges(world: &mut World) {
 fn cross(world: &mut World) {
     world.machine.armed_bytes = None;
     world.machine.next_ns = None;
+    let is_heap_held = world.machine.heap_held_until_ns > world.now_ns;
+    // A loop that is at work may be at any of its allocations, and finishes what it does first.
+    let waits = |thread: &Thread| thread.is_loop && matches!(thread.state, State::Poll(_));
+    if world.machine.heap_ns > 0 && !is_heap_held && world.threads.iter().any(waits) {
+        let name = format!("kubepods/burstable/podcalm0/app/c{}", world.now_ns);
+        let path = world.machine.hierarchies[0].place(&name);
+        world.make_cgroup(&path, false).ok();
+        crate::world::hold_heap(world.now_ns + world.machine.heap_ns);
+    }
     count_charges(world);
     world
         .bpf
@@ -480,12 +603,16 @@ fn cross(world: &mut World) {
         usize::MAX,
     );
     world.ring_bell("CRITICAL");
-    world.checks.crossed(world.now_ns);
+    // What the loop does after an answer takes the heap's lock, and the next crossing waits for that.
+    if !is_heap_held {
+        world.checks.crossed(world.now_ns);
+    }
 }
 
 /// `kill -9` of the agent: its process has gone, another comes.
 pub(crate) fn agent_killed(world: &mut World) {
     world.machine.now_ns = world.now_ns;
+    world.machine.forget_bells(|_| true);
     world
         .machine
         .at(world.now_ns + 200 * MS, Happening::StartAgent);
