@@ -4,6 +4,7 @@
 //! `plimsoll-cluster` alone (agent/cluster/tests/support/server.rs): `up` runs one of them that does nothing but stay.
 
 mod build;
+pub(crate) mod node;
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;
@@ -27,8 +28,10 @@ pub(crate) const ELSEWHERE: &str = "elsewhere";
 const UP_VARIABLE: &str = "PLIMSOLL_KUBERNETES_UP";
 /// Of the sources in Debian.
 const VERSION: &str = "1.20.2";
-/// What a folder of binaries has.
-const PROGRAMS: [&str; 2] = ["etcd", "kube-apiserver"];
+/// What the tests with an API server need of a folder of binaries.
+const PROGRAMS: &[&str] = &["etcd", "kube-apiserver"];
+/// What those with a node need.
+const PROGRAMS_OF_NODE: &[&str] = &["etcd", "kube-apiserver", "kubelet"];
 
 /// What to do with the servers.
 #[derive(Debug, Subcommand)]
@@ -37,14 +40,17 @@ pub(crate) enum KubernetesCommand {
     Up(Binaries),
     /// Run the tests of plimsoll-cluster against a server of their own
     Test(Binaries),
+    /// Boot a machine with containerd, a kubelet and the two programs beside it, and run the tests there (no root, no emulator; some minutes)
+    Node(node::NodeArgs),
     /// End what `up` started
     Down,
 }
 
 /// Where etcd and kube-apiserver are.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Binaries {
-    /// A folder with etcd and kube-apiserver of any version from 1.20 on [default: the cache; built from Debian's source 1.20.2 the first time, some 14 CPU minutes]
+    /// A folder with etcd, kube-apiserver and (for `node`) kubelet of one version from 1.20 on [default: the cache; built from Debian's source 1.20.2 the first time, some
+    /// 14 CPU minutes each]
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
 }
@@ -53,6 +59,7 @@ pub(crate) struct Binaries {
 pub(crate) fn run(command: &KubernetesCommand) -> Result<u8> {
     match command {
         KubernetesCommand::Up(binaries) => up(&found(binaries.binaries.as_deref())?)?,
+        KubernetesCommand::Node(args) => return node::run(args),
         KubernetesCommand::Test(binaries) => {
             let binaries = found(binaries.binaries.as_deref())?;
             // Its output as it comes: names of tests are on one stream, what they say on the other.
@@ -64,23 +71,30 @@ pub(crate) fn run(command: &KubernetesCommand) -> Result<u8> {
     Ok(0)
 }
 
-fn missing(folder: &Path) -> Option<&'static str> {
-    let mut missing = PROGRAMS.iter();
-    missing.find(|name| !folder.join(name).is_file()).copied()
+fn missing(folder: &Path, programs: &[&'static str]) -> Vec<&'static str> {
+    let mut missing = programs.to_vec();
+    missing.retain(|name| !folder.join(name).is_file());
+    missing
 }
 
 /// Whether the cache has the binaries.
 pub(crate) fn is_built() -> Result<bool> {
-    Ok(missing(&paths::cache()?.join("kubernetes").join(VERSION)).is_none())
+    let folder = paths::cache()?.join("kubernetes").join(VERSION);
+    Ok(missing(&folder, PROGRAMS).is_empty())
 }
 
-/// The folder with the binaries, which are built when there are none.
+/// The folder with etcd and kube-apiserver, which are built when there are none.
 pub(crate) fn found(given: Option<&Path>) -> Result<PathBuf> {
+    found_with(given, PROGRAMS)
+}
+
+fn found_with(given: Option<&Path>, programs: &[&'static str]) -> Result<PathBuf> {
     if let Some(folder) = given {
-        if let Some(name) = missing(folder) {
+        if let Some(name) = missing(folder, programs).first() {
             bail!(
-                "{} has no {name}: --binaries takes a folder with etcd and kube-apiserver",
-                folder.display()
+                "{} has no {name}: --binaries takes a folder with {}",
+                folder.display(),
+                programs.join(", ")
             );
         }
         return folder
@@ -89,11 +103,12 @@ pub(crate) fn found(given: Option<&Path>) -> Result<PathBuf> {
     }
     let cache = paths::cache()?.join("kubernetes");
     let folder = cache.join(VERSION);
-    if missing(&folder).is_some() {
+    if !missing(&folder, programs).is_empty() {
         let _lock = Lock::take(&cache)?;
         // Another one may have built them meanwhile.
-        if missing(&folder).is_some() {
-            build::into(&cache, &folder)?;
+        let missing = missing(&folder, programs);
+        if !missing.is_empty() {
+            build::into(&cache, &folder, &missing)?;
         }
     }
     Ok(folder)

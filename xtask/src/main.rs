@@ -47,6 +47,7 @@ Examples:
   cargo xtask bench signals --kernel 7.2              what each signal costs, and how soon it is seen
   cargo xtask test                                    each behaviour once, and on three kernels what depends on the kernel
   cargo xtask test --all                              every test on every machine
+  cargo xtask test --cluster                          beside containerd and a kubelet, on a node of their own
   cargo xtask conformance tests/vectors/quantity.jsonl
   cargo xtask fuzz --seconds 600                      random histories against the decision engine
   cargo xtask fuzz-parsers --seconds 60 mounts btf    foreign bytes against what reads them, guided by coverage
@@ -56,7 +57,7 @@ Examples:
   cargo xtask image                                   the container image, an OCI layout
   cargo xtask package                                 a Debian package
   cargo xtask release --verify                        archive, bill of materials, checksums; built twice and compared
-  cargo xtask kubernetes up                           etcd and kube-apiserver on loopback (test, down; --binaries DIR)
+  cargo xtask kubernetes up                           etcd and kube-apiserver on loopback (test, node, down; --binaries DIR)
   cargo xtask simulate --seed 7 --hours 24            the whole agent against a model of the machine
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
@@ -102,6 +103,9 @@ enum Command {
         /// target, Miri, dependencies; hours
         #[arg(long, conflicts_with = "quick")]
         all: bool,
+        /// Only those on a node with containerd and a kubelet (1.20.2, built from Debian's source the first time), in a machine of their own; no root, no emulator
+        #[arg(long, conflicts_with_all = ["quick", "all"])]
+        cluster: bool,
     },
     /// Check golden vector files (names: see tests/vectors); exit status 2 for a file that it does not know
     Conformance {
@@ -175,7 +179,8 @@ fn run(command: Command) -> Result<u8> {
         Command::Vm(args) => return vm::run(*args),
         Command::Demo(args) => return demo::run(&args),
         Command::Bench(command) => return bench::run(&command),
-        Command::Test { quick, all } => return test::run(quick, all),
+        Command::Test { cluster: true, .. } => return test::run_cluster(),
+        Command::Test { quick, all, .. } => return test::run(quick, all),
         Command::Conformance { files } => return conformance::run(&files),
         Command::Deny => return deny::run(),
         Command::DeployCheck => deploy::check(&deploy::Tools::get()?)?,

@@ -93,6 +93,26 @@ impl Archive {
         Ok(())
     }
 
+    /// Writes all of it below the folder `root`, which is made.
+    pub(crate) fn write_below(&self, root: &Path) -> Result<()> {
+        use std::os::unix::fs::{PermissionsExt as _, symlink};
+        fs::create_dir_all(root).with_context(|| format!("cannot create {}", root.display()))?;
+        // A folder comes before what is in it.
+        for (path, entry) in &self.entries {
+            let to = root.join(path);
+            let text = String::from_utf8_lossy(&entry.content);
+            let written = match entry.mode {
+                FOLDER => fs::create_dir(&to),
+                LINK => symlink(&*text, &to),
+                mode => fs::write(&to, &entry.content).and_then(|()| {
+                    fs::set_permissions(&to, fs::Permissions::from_mode(mode & 0o777))
+                }),
+            };
+            written.with_context(|| format!("cannot write {}", to.display()))?;
+        }
+        Ok(())
+    }
+
     /// The archive's bytes.
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         let mut bytes = Vec::new();

@@ -23,6 +23,7 @@ mod packages;
 mod programs;
 mod qemu;
 mod topology;
+mod uml;
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -44,9 +45,12 @@ use crate::setup;
 
 use self::console::{Lines, status_in};
 use self::cpio::Archive;
-pub(crate) use self::programs::{OF_DEMO, OF_TESTS, build as build_programs, released};
+pub(crate) use self::programs::{
+    OF_DEMO, OF_NODE, OF_TESTS, build as build_programs, cluster_tests, released,
+};
 use self::qemu::Running;
 pub(crate) use self::topology::Topology;
+pub(crate) use self::uml::UmlGuest;
 
 /// What comes through the second serial port, in the run's folder.
 const FILES: &str = "files.tar.gz";
@@ -307,7 +311,7 @@ impl Guest {
         let mut qemu = self.qemu(&boot.image, &initramfs, work, false)?;
         // Ctrl-C on the terminal is for this process alone: see `interrupt`.
         qemu.process_group(0);
-        let exit = self.follow(qemu, work, &mut on_line)?;
+        let exit = self.follow("QEMU", qemu, work, &mut on_line)?;
         self.collect(&work.join(FILES))?;
         Ok(exit)
     }
@@ -315,13 +319,14 @@ impl Guest {
     /// Starts the emulator and follows its console to the end.
     fn follow(
         &self,
-        qemu: Command,
+        name: &'static str,
+        command: Command,
         work: &Path,
         on_line: &mut dyn FnMut(&str),
     ) -> Result<GuestExit> {
         let started = Instant::now();
         let deadline = self.timeout.map(|timeout| started + timeout);
-        let mut qemu = Running::start(qemu, Stdio::null(), work)?;
+        let mut qemu = Running::start(name, command, Stdio::null(), work)?;
         let console = qemu.console()?;
         let mut quiet = Opportunity::of(qemu.pid());
         let mut looked = Instant::now();
@@ -404,6 +409,7 @@ impl Guest {
         let files = work.path().join(FILES);
         say("guest", "a shell; `exit` ends it, Ctrl-A X kills it");
         let mut qemu = Running::start(
+            "QEMU",
             self.qemu(&boot.image, &initramfs, work.path(), true)?,
             Stdio::inherit(),
             work.path(),
@@ -613,7 +619,7 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
         let started = Instant::now();
-        let exit = guest.follow(command, work.path(), &mut |_| {});
+        let exit = guest.follow("QEMU", command, work.path(), &mut |_| {});
         (exit, started.elapsed())
     }
 

@@ -41,6 +41,23 @@ pub(crate) const OF_TESTS: &[&str] = &[
 /// What the demo runs.
 pub(crate) const OF_DEMO: &[&str] = &["plimsoll", "plimsoll-agent", "hog", "sampler", "story"];
 
+/// What runs on a node beside a kubelet.
+pub(crate) const OF_NODE: &[&str] = &["plimsoll", "plimsoll-agent", "hog"];
+
+/// `plimsoll-cluster` and its tests on a node, which are a program.
+pub(crate) fn cluster_tests() -> Result<Vec<PathBuf>> {
+    let what = [
+        "--package",
+        "plimsoll-cluster",
+        "--test",
+        "node",
+        "--no-run",
+    ];
+    let mut programs = cargo("test", "plimsoll-cluster and its tests on a node", &what)?;
+    programs.retain(|program| program.is_file());
+    Ok(programs)
+}
+
 /// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside: these, or all of them.
 /// Once per xtask process, so that guests started later run the same build.
 pub(crate) fn build(only: Option<&'static [&'static str]>) -> Result<Vec<PathBuf>> {
@@ -74,10 +91,14 @@ pub(crate) fn released() -> Result<Vec<PathBuf>> {
 }
 
 fn cargo_build(name: &str, what: &[&str]) -> Result<Vec<PathBuf>> {
+    cargo("build", name, what)
+}
+
+fn cargo(verb: &str, name: &str, what: &[&str]) -> Result<Vec<PathBuf>> {
     let step = Step::begin("guest", format_args!("building {name}"));
     let mut command = process::cargo();
     command
-        .args(["build", "--locked"])
+        .args([verb, "--locked"])
         .args(what)
         .args(["--target", TARGET])
         .args(["--message-format", "json-render-diagnostics"])

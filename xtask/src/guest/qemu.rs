@@ -1,4 +1,4 @@
-//! The emulator's process: started, read from, and never left behind.
+//! The process that a guest runs on: started, read from, and never left behind.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -13,16 +13,22 @@ use crate::progress::say;
 /// Reads of the console that may wait for the caller; then the guest waits.
 const READS_QUEUED_MAX: usize = 64;
 
-/// QEMU while it runs; killed when dropped early.
+/// What a guest runs on, QEMU or user-mode Linux, while it runs; killed when dropped early.
 pub(super) struct Running {
+    name: &'static str,
     child: Child,
     errors: PathBuf,
 }
 
 impl Running {
-    /// Starts it; its errors go to a file in `work`.
-    pub(super) fn start(mut command: Command, stdin: Stdio, work: &Path) -> Result<Self> {
-        let errors = work.join("qemu.stderr");
+    /// Starts it, which people call `name`; its errors go to a file in `work`.
+    pub(super) fn start(
+        name: &'static str,
+        mut command: Command,
+        stdin: Stdio,
+        work: &Path,
+    ) -> Result<Self> {
+        let errors = work.join("machine.stderr");
         let log =
             File::create(&errors).with_context(|| format!("cannot create {}", errors.display()))?;
         let child = command
@@ -30,8 +36,12 @@ impl Running {
             .stdout(Stdio::piped())
             .stderr(log)
             .spawn()
-            .context("cannot start QEMU")?;
-        Ok(Self { child, errors })
+            .with_context(|| format!("cannot start {name}"))?;
+        Ok(Self {
+            name,
+            child,
+            errors,
+        })
     }
 
     /// Its process id: `setpriv` becomes QEMU.
@@ -39,13 +49,13 @@ impl Running {
         self.child.id()
     }
 
-    /// The console's bytes; disconnected when QEMU ends.
+    /// The console's bytes; disconnected when it ends.
     pub(super) fn console(&mut self) -> Result<mpsc::Receiver<Vec<u8>>> {
         let mut stdout = self
             .child
             .stdout
             .take()
-            .context("QEMU's console was taken before")?;
+            .with_context(|| format!("the console of {} was taken before", self.name))?;
         let (sender, receiver): (SyncSender<Vec<u8>>, _) = mpsc::sync_channel(READS_QUEUED_MAX);
         std::thread::spawn(move || {
             let mut buffer = [0; 8192];
@@ -58,12 +68,18 @@ impl Running {
         Ok(receiver)
     }
 
-    /// Waits for its end, or ends it with `kill`; fails when QEMU itself failed.
+    /// Waits for its end, or ends it with `kill`; fails when it failed itself.
     pub(super) fn finish(mut self, kill: bool) -> Result<()> {
+        let name = self.name;
         if kill {
-            self.child.kill().context("cannot stop QEMU")?;
+            self.child
+                .kill()
+                .with_context(|| format!("cannot stop {name}"))?;
         }
-        let status = self.child.wait().context("cannot wait for QEMU")?;
+        let status = self
+            .child
+            .wait()
+            .with_context(|| format!("cannot wait for {name}"))?;
         let errors = fs::read_to_string(&self.errors).unwrap_or_default();
         // Emulation lacks a few features of the named CPU models; that is expected and long.
         let told = errors
@@ -72,11 +88,11 @@ impl Running {
         let told: Vec<&str> = told.collect();
         ensure!(
             kill || status.success(),
-            "QEMU failed ({status}):\n{}",
+            "{name} failed ({status}):\n{}",
             told.join("\n")
         );
         for line in told {
-            say("qemu", line);
+            say("machine", line);
         }
         Ok(())
     }

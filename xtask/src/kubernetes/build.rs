@@ -1,8 +1,8 @@
-//! kube-apiserver from Debian's source of Kubernetes 1.20.2, and Debian's etcd: the newest *server* that Debian has, and the oldest that Plimsoll works with.
+//! kube-apiserver and kubelet from Debian's source of Kubernetes 1.20.2, and Debian's etcd: the newest *server* that Debian has, and the oldest that Plimsoll works with.
 //!
-//! Measured: 14 CPU minutes, 2 GB while it builds, 80 MB afterwards. Two repairs: the file with the OpenAPI definitions is generated, not
+//! Measured: 14 CPU minutes for each, 2 GB while it builds, 80 MB afterwards. Two repairs: the file with the OpenAPI definitions is generated, not
 //! shipped; and the vendored `reflect2` calls `reflect.mapiterinit` in the form before Go 1.18, so that every map that is written as JSON would crash at
-//! random. The tag `providerless` leaves out the clients of clouds. What was built when it is interrupted is built on.
+//! random. The tags `providerless` and `dockerless` leave out the clients of clouds and of docker. What was built when it is interrupted is built on.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -67,28 +67,28 @@ func mapiterinit(rtype unsafe.Pointer, m unsafe.Pointer) *hiter {
 }
 ";
 
-/// Builds into `folder`, with `cache` for what is needed meanwhile. The caller holds the cache's lock.
-pub(super) fn into(cache: &Path, folder: &Path) -> Result<()> {
+/// Builds these programs into `folder`, with `cache` for what is needed meanwhile. The caller holds the cache's lock.
+pub(super) fn into(cache: &Path, folder: &Path, programs: &[&str]) -> Result<()> {
     let work = Work(cache.join("building"));
     work.fetch(cache)?;
     work.repair_reflect2()?;
-    work.generate_openapi()?;
-    let package = format!("{MODULE}/cmd/kube-apiserver");
-    let built = work.0.join("kube-apiserver");
-    work.build("kube-apiserver", &package, &built)?;
-    // Whole or not there: renamed last.
-    let partial = cache.join("partial");
-    let _none = fs::remove_dir_all(&partial);
-    fs::create_dir_all(&partial).with_context(|| format!("cannot create {}", partial.display()))?;
-    for (from, name) in [
-        (built, "kube-apiserver"),
-        (work.0.join("etcd/usr/bin/etcd"), "etcd"),
-    ] {
-        fs::copy(&from, partial.join(name))
-            .with_context(|| format!("cannot copy {}", from.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    for &name in programs {
+        let mut built = work.0.join("etcd/usr/bin/etcd");
+        if name != "etcd" {
+            if name == "kube-apiserver" {
+                work.generate_openapi()?;
+            }
+            built = work.0.join(name);
+            work.build(name, &format!("{MODULE}/cmd/{name}"), &built)?;
+        }
+        // Whole or not there: renamed last.
+        let partial = cache.join("partial");
+        fs::copy(&built, &partial).with_context(|| format!("cannot copy {}", built.display()))?;
+        let whole = folder.join(name);
+        fs::rename(&partial, &whole)
+            .with_context(|| format!("cannot write {}", whole.display()))?;
     }
-    let _none = fs::remove_dir_all(folder);
-    fs::rename(&partial, folder).with_context(|| format!("cannot write {}", folder.display()))?;
     fs::remove_dir_all(&work.0).with_context(|| format!("cannot remove {}", work.0.display()))
 }
 
@@ -179,7 +179,7 @@ impl Work {
             "-v",
             "-trimpath",
             "-tags",
-            "providerless",
+            "providerless dockerless",
             "-ldflags",
             &version,
             "-o",

@@ -6,6 +6,7 @@
 //! (`crate::opportunity`). Nothing has a second chance: what fails at times is in a ledger ([`flaky`]) until somebody mends it.
 
 mod cargo;
+mod cluster;
 mod flaky;
 mod guests;
 mod report;
@@ -282,6 +283,18 @@ impl Told {
         self.failed_tests
             .extend(outcome.failed_tests.iter().cloned());
     }
+}
+
+/// The tests beside a kubelet alone, and their summary line; 1 on any failure.
+pub(crate) fn run_cluster() -> Result<u8> {
+    setup::nightly()?;
+    setup::bpf_linker()?;
+    let mut told = Told::default();
+    told.stage("beside a kubelet", || {
+        cluster::run(&Step::begin("test", "beside a kubelet"))
+    });
+    progress::print(&told.sum.to_string());
+    Ok(u8::from(told.sum.failed > 0))
 }
 
 /// Whether a command succeeds; its words when it does not.

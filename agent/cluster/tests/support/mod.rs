@@ -24,13 +24,16 @@ pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
     RUNTIME.block_on(test)
 }
 
-/// Waits for progress, which always comes or the test is wrong: what waits for ten minutes says what it waited for.
+/// Waits for progress, which always comes or the test is wrong: what waits for half an hour says what it waited for. It looks seldom after a while: on a node
+/// with one slow CPU looking is work.
 pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    for _ in 0..30_000 {
+    let mut pause = Duration::from_millis(20);
+    for _ in 0..6_000 {
         if let Some(found) = look().await {
             return found;
         }
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(pause).await;
+        pause = pause.mul_f32(1.1).min(Duration::from_millis(300));
     }
     panic!("nothing comes of waiting for: {what}");
 }

@@ -1,0 +1,542 @@
+//! A node: containerd, kubelet, API server, `plimsoll-agent` and `plimsoll-cluster`, all as they are installed, in a guest that is only there for this.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use plimsoll_cluster::call::{Answer, Call};
+use serde_json::{Value, json};
+
+use super::support::server::{Server, pod_path};
+use super::support::{notes, until};
+
+/// The node's name.
+pub(crate) const NODE: &str = "node-1";
+/// Of the pods' containers: the program `hog`.
+const IMAGE: &str = "docker.io/plimsoll/hog:1";
+/// Of the sandboxes.
+const SANDBOX_IMAGE: &str = "docker.io/plimsoll/sandbox:1";
+const CONTAINERD: &str = "/run/containerd/containerd.sock";
+const CGROUPS: &str = "/sys/fs/cgroup/kubepods";
+/// The node falls below the agent's threshold when pods have taken so much, MiB. Page faults are slow in a guest without an emulator.
+const HEADROOM_MIB: u64 = 200;
+
+/// A process that ends with it.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ended = (self.0.kill(), self.0.wait());
+    }
+}
+
+fn start(program: impl AsRef<Path>, arguments: &[&str], log: &Path) -> Process {
+    let program = program.as_ref();
+    let file = File::options().create(true).append(true).open(log).unwrap();
+    let mut command = Command::new(program);
+    command.args(arguments).env("NODE_NAME", NODE);
+    command
+        .stdin(Stdio::null())
+        .stderr(file.try_clone().unwrap());
+    let child = command.stdout(file).spawn();
+    Process(child.unwrap_or_else(|error| panic!("{program:?}: {error}")))
+}
+
+/// What a program says; it has to succeed.
+fn output(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {text}{errors}"
+    );
+    text
+}
+
+/// All that runs on the node.
+pub(crate) struct Machine {
+    kubelet: Option<Process>,
+    agent: Option<Process>,
+    cluster: Option<Process>,
+    pub(crate) server: Server,
+    folder: PathBuf,
+    /// The agent's threshold, MiB.
+    threshold_mib: u64,
+    started: Instant,
+    _containerd: Process,
+}
+
+impl Machine {
+    /// Starts everything. `None`: this is no guest for it, and that is noted.
+    pub(crate) async fn start() -> Option<Self> {
+        let Some(folder) = std::env::var_os("PLIMSOLL_NODE").map(PathBuf::from) else {
+            notes::left_out(
+                "needs a machine of its own with a kubelet: `cargo xtask test --cluster`",
+            );
+            return None;
+        };
+        let started = Instant::now();
+        let containerd = start_containerd(&folder).await;
+        say(started, "containerd is there");
+        let server = Server::start().await?;
+        say(started, "the API server is there");
+        let mut machine = Self {
+            kubelet: None,
+            agent: None,
+            cluster: None,
+            server,
+            folder,
+            threshold_mib: 0,
+            started,
+            _containerd: containerd,
+        };
+        machine.start_kubelet();
+        let node = format!("/api/v1/nodes/{NODE}");
+        until("the node to be ready", async || {
+            let node = machine.server.get(&node).await?;
+            let conditions = node["status"]["conditions"].as_array()?;
+            let is_ready = |one: &&Value| one["type"] == "Ready" && one["status"] == "True";
+            conditions.iter().find(is_ready).map(|_| ())
+        })
+        .await;
+        machine.say(&format!(
+            "the node is ready, kubelet {}",
+            machine.kubelet_version().await
+        ));
+        machine.threshold_mib = available_mib() - HEADROOM_MIB;
+        machine.start_agent();
+        machine.start_cluster();
+        Some(machine)
+    }
+
+    pub(crate) fn say(&self, what: &str) {
+        say(self.started, what);
+    }
+
+    /// As the node says it: `v1.20.2`.
+    pub(crate) async fn kubelet_version(&self) -> String {
+        let node = self
+            .server
+            .get(&format!("/api/v1/nodes/{NODE}"))
+            .await
+            .unwrap();
+        node["status"]["nodeInfo"]["kubeletVersion"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    }
+
+    /// Whether the kubelet ends a pod whose status says `Failed`.
+    pub(crate) async fn kubelet_heeds_status(&self) -> bool {
+        let version = self.kubelet_version().await;
+        let minor = version
+            .split('.')
+            .nth(1)
+            .and_then(|minor| minor.parse::<u32>().ok());
+        minor.unwrap() >= 22
+    }
+
+    pub(crate) fn start_kubelet(&mut self) {
+        let kubeconfig = self.server.path("admin.conf");
+        let config = self.server.path("kubelet.yaml");
+        fs::write(&config, KUBELET_CONFIG).unwrap();
+        let socket = format!("unix://{CONTAINERD}");
+        let mut arguments = vec![
+            "--kubeconfig".to_owned(),
+            kubeconfig.to_string_lossy().into_owned(),
+            format!("--config={}", config.to_string_lossy()),
+            format!("--container-runtime-endpoint={socket}"),
+            format!("--hostname-override={NODE}"),
+            "--node-ip=10.0.2.15".to_owned(),
+            "--v=2".to_owned(),
+        ];
+        let program = self.folder.join("kubelet");
+        // Before 1.24 the default is docker; later the option is not known.
+        if output(&program.to_string_lossy(), &["--version"]).contains(" v1.2") {
+            arguments.push("--container-runtime=remote".to_owned());
+        }
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        self.kubelet = Some(start(program, &arguments, Path::new("/out/kubelet.log")));
+    }
+
+    pub(crate) fn stop_kubelet(&mut self) {
+        self.kubelet = None;
+    }
+
+    pub(crate) fn start_agent(&mut self) {
+        let threshold = format!("memory.available<{}Mi", self.threshold_mib);
+        let arguments = [
+            "--kubernetes",
+            "--cluster-socket=/run/cluster.sock",
+            "--keep-on-exit",
+            "--output=json",
+            "--eviction-hard",
+            &threshold,
+        ];
+        self.agent = Some(start(
+            self.folder.join("plimsoll-agent"),
+            &arguments,
+            agent_log(),
+        ));
+    }
+
+    /// Kills it.
+    pub(crate) fn kill_agent(&mut self) {
+        self.agent = None;
+    }
+
+    pub(crate) fn start_cluster(&mut self) {
+        let kubeconfig = self.server.kubeconfig("cluster.conf");
+        let kubeconfig = kubeconfig.to_string_lossy();
+        let arguments = ["--socket=/run/cluster.sock", "--kubeconfig", &kubeconfig];
+        let program = env!("CARGO_BIN_EXE_plimsoll-cluster");
+        let program = self.folder.join(Path::new(program).file_name().unwrap());
+        self.cluster = Some(start(program, &arguments, Path::new("/out/cluster.log")));
+    }
+
+    pub(crate) fn kill_cluster(&mut self) {
+        self.cluster = None;
+    }
+
+    /// What `plimsoll top --once` shows.
+    pub(crate) fn top(&self) -> Option<String> {
+        let program = self.folder.join("plimsoll");
+        let output = Command::new(program)
+            .args(["top", "--once"])
+            .output()
+            .ok()?;
+        output
+            .status
+            .success()
+            .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Makes a pod, and waits until the API shows its containers running and the agent its name.
+    pub(crate) async fn pod(
+        &self,
+        name: &str,
+        command: &[&str],
+        resources: Value,
+        more: Value,
+    ) -> Pod {
+        let container = |name: &str, command: &[&str], resources: &Value| json!({"name": name, "image": IMAGE, "imagePullPolicy": "Never", "command": command, "resources": resources});
+        let mut spec = json!({"nodeName": NODE, "hostNetwork": true, "automountServiceAccountToken": false, "enableServiceLinks": false,
+            "tolerations": [{"operator": "Exists"}], "containers": [container("app", command, &resources)]});
+        if more["init"] == true {
+            spec["initContainers"] =
+                json!([container("init", &["/busybox", "sleep", "1"], &json!({}))]);
+        }
+        let pod = json!({"metadata": {"name": name, "labels": {"app": name}}, "spec": spec});
+        let pod = self
+            .server
+            .create("/api/v1/namespaces/shop/pods", &pod)
+            .await;
+        let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+        let containers = until(&format!("pod {name} to run"), async || {
+            let pod = self.server.get(&pod_path(name)).await?;
+            let status = &pod["status"];
+            let id = status["containerStatuses"][0]["containerID"].as_str()?;
+            (status["phase"] == "Running")
+                .then(|| id.rsplit('/').next().unwrap_or_default().to_owned())
+        })
+        .await;
+        let shown = format!("shop/{name} ");
+        until(&format!("pod {name} to be shown"), async || {
+            self.top().filter(|top| top.contains(&shown)).map(|_| ())
+        })
+        .await;
+        let cgroup = pod_cgroup(&uid);
+        self.say(&format!("pod {name} runs in {}", cgroup.display()));
+        Pod {
+            name: name.to_owned(),
+            uid,
+            cgroup,
+            container: containers,
+        }
+    }
+
+    /// A pod that takes memory as soon as it is asked to.
+    pub(crate) async fn leaky(&self, name: &str) -> Pod {
+        let command = ["/hog", "ramp", "--rate-mb-s", "25", "--wait-usr1"];
+        self.pod(
+            name,
+            &command,
+            json!({"requests": {"memory": "16Mi"}}),
+            json!({}),
+        )
+        .await
+    }
+
+    /// Lets it leak, and waits until the agent has decided about it and its processes have ended.
+    pub(crate) async fn leak(&self, pod: &Pod) {
+        let sandbox = pod.sandbox();
+        for pid in pod.processes() {
+            output("/bin/busybox", &["kill", "-USR1", &pid]);
+        }
+        self.say(&format!("pod {} leaks", pod.name));
+        until("the decision", async || {
+            said("\"evict\"", &pod.uid).then_some(())
+        })
+        .await;
+        until("the end of its processes", async || {
+            pod.processes().is_empty().then_some(())
+        })
+        .await;
+        self.say(&format!("pod {} was killed", pod.name));
+        // With containers' ids known from the API the sandbox stays, or the kubelet has ended it already.
+        let is_sandbox_there = !pids(&sandbox).is_empty();
+        self.say(&format!(
+            "its sandbox {}",
+            if is_sandbox_there {
+                "runs"
+            } else {
+                "has ended"
+            }
+        ));
+    }
+
+    /// Waits for what the pod's owner is to find in the end; nothing may run in the pod meanwhile.
+    pub(crate) async fn is_evicted(&self, pod: &Pod) {
+        let heeds_status = self.kubelet_heeds_status().await;
+        let mut seen = Value::Null;
+        until("the API to show the eviction", async || {
+            assert_eq!(pod.processes(), [""; 0], "a container was started again");
+            match self
+                .server
+                .admin
+                .call(&Call::get("test", pod_path(&pod.name)))
+                .await
+            {
+                Answer::Done(body) => seen = serde_json::from_slice(&body).unwrap(),
+                Answer::Refused(refusal) if refusal.code == 404 && !heeds_status => return Some(()),
+                _ => return None,
+            }
+            let is_shown =
+                seen["status"]["reason"] == "Evicted" && seen["status"]["phase"] == "Failed";
+            (heeds_status && is_shown && !pod.cgroup.exists()).then_some(())
+        })
+        .await;
+        self.say(&format!("the API shows it: {}", shown(&seen)));
+        let annotation = &seen["metadata"]["annotations"]["plimsoll.dev/evicted"];
+        assert!(
+            annotation
+                .as_str()
+                .is_some_and(|text| text.contains(" memory.available rank=1/")),
+            "{seen:#}"
+        );
+        until("the pod's cgroup to go", async || {
+            (!pod.cgroup.exists()).then_some(())
+        })
+        .await;
+        self.say("the kubelet has removed its cgroup");
+        let (ours, all) = until("the Event", async || {
+            let events = self.server.get("/api/v1/namespaces/shop/events").await?;
+            let about = |event: &&Value| event["involvedObject"]["uid"] == pod.uid.as_str();
+            let all: Vec<Value> = events["items"]
+                .as_array()?
+                .iter()
+                .filter(about)
+                .cloned()
+                .collect();
+            let is_ours = |event: &&Value| event["reason"] == "Evicted";
+            let ours: Vec<Value> = all.iter().filter(is_ours).cloned().collect();
+            (!ours.is_empty()).then_some((ours, all))
+        })
+        .await;
+        for event in &all {
+            self.say(&format!(
+                "Event {} ({}): {}",
+                event["reason"], event["count"], event["message"]
+            ));
+        }
+        assert_eq!(ours.len(), 1, "{ours:#?}");
+        let message = ours[0]["message"].as_str().unwrap();
+        assert!(
+            message.starts_with("The node was low on resource: memory."),
+            "{message}"
+        );
+        let restarts = &seen["status"]["containerStatuses"][0]["restartCount"];
+        self.say(&format!("{restarts} starts were refused or made"));
+    }
+}
+
+/// Phase, reason and conditions.
+fn shown(pod: &Value) -> String {
+    let status = &pod["status"];
+    let conditions = status["conditions"].as_array().into_iter().flatten();
+    let disrupted = conditions
+        .filter(|one| one["type"] == "DisruptionTarget")
+        .count();
+    format!(
+        "phase {}, reason {}, {disrupted} DisruptionTarget, {}",
+        status["phase"], status["reason"], pod["metadata"]["annotations"]
+    )
+}
+
+/// A pod on the node.
+pub(crate) struct Pod {
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    pub(crate) cgroup: PathBuf,
+    /// The id of its container.
+    container: String,
+}
+
+impl Pod {
+    /// The cgroups below it.
+    fn groups(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.cgroup).into_iter().flatten().flatten();
+        entries
+            .map(|entry| entry.path())
+            .filter(|path| path.is_dir())
+            .collect()
+    }
+
+    /// The cgroup that is no container's.
+    fn sandbox(&self) -> PathBuf {
+        let container = self.cgroup.join(&self.container);
+        let mut others = self
+            .groups()
+            .into_iter()
+            .filter(|group| *group != container);
+        others.next().unwrap()
+    }
+
+    /// The processes of `hog` in it.
+    pub(crate) fn processes(&self) -> Vec<String> {
+        let is_hog = |pid: &String| {
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "hog")
+        };
+        self.groups()
+            .iter()
+            .flat_map(|group| pids(group))
+            .filter(is_hog)
+            .collect()
+    }
+}
+
+fn pids(cgroup: &Path) -> Vec<String> {
+    let text = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
+/// The cgroup of a pod, by the kubelet's names.
+fn pod_cgroup(uid: &str) -> PathBuf {
+    let of_class = |class: &str| Path::new(CGROUPS).join(class).join(format!("pod{uid}"));
+    let mut all = ["", "burstable", "besteffort"].into_iter().map(of_class);
+    all.find(|path| path.is_dir()).unwrap()
+}
+
+pub(crate) fn agent_log() -> &'static Path {
+    Path::new("/out/agent.log")
+}
+
+/// Whether the agent has written a line with both words.
+pub(crate) fn said(word: &str, uid: &str) -> bool {
+    let log = fs::read_to_string(agent_log()).unwrap_or_default();
+    log.lines()
+        .any(|line| line.contains(word) && line.contains(uid))
+}
+
+fn say(started: Instant, what: &str) {
+    println!("{:7.1} s  {what}", started.elapsed().as_secs_f64());
+}
+
+fn available_mib() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .unwrap();
+    line.split_whitespace()
+        .next()
+        .unwrap()
+        .parse::<u64>()
+        .unwrap()
+        / 1024
+}
+
+/// Without eviction of its own: of 1.20 it works on cgroup v1 alone.
+const KUBELET_CONFIG: &str = "\
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+cgroupDriver: cgroupfs
+failSwapOn: false
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+evictionHard: {memory.available: 1Mi}
+";
+
+const CONTAINERD_CONFIG: &str = "\
+version = 2
+[plugins.\"io.containerd.grpc.v1.cri\"]
+  sandbox_image = \"docker.io/plimsoll/sandbox:1\"
+  [plugins.\"io.containerd.grpc.v1.cri\".cni]
+    bin_dir = \"/run\"
+    conf_dir = \"/run/cni\"
+";
+
+async fn start_containerd(folder: &Path) -> Process {
+    fs::create_dir_all("/run/cni").unwrap();
+    // Its presence makes the node ready. All pods here are on the node's network.
+    let network = json!({"cniVersion": "0.3.1", "name": "none", "plugins": [{"type": "loopback"}]});
+    fs::write("/run/cni/10-none.conflist", network.to_string()).unwrap();
+    fs::write("/run/containerd.toml", CONTAINERD_CONFIG).unwrap();
+    let process = start(
+        "/usr/bin/containerd",
+        &["--config", "/run/containerd.toml"],
+        Path::new("/out/containerd.log"),
+    );
+    until("containerd", async || {
+        let version = Command::new("/usr/bin/ctr").arg("version").output();
+        version
+            .is_ok_and(|output| output.status.success())
+            .then_some(())
+    })
+    .await;
+    import(folder, SANDBOX_IMAGE, &["/busybox", "sleep", "1000000"]);
+    import(folder, IMAGE, &["/hog"]);
+    process
+}
+
+/// Makes an image of `hog` and busybox, in the form that `docker save` writes.
+fn import(folder: &Path, name: &str, entrypoint: &[&str]) {
+    let work = Path::new("/run/image");
+    let root = work.join("root");
+    fs::create_dir_all(&root).unwrap();
+    fs::copy(folder.join("hog"), root.join("hog")).unwrap();
+    fs::copy("/bin/busybox", root.join("busybox")).unwrap();
+    let path = |name: &str| work.join(name).to_string_lossy().into_owned();
+    output(
+        "/bin/busybox",
+        &["tar", "-C", &path("root"), "-cf", &path("layer.tar"), "."],
+    );
+    let sum = output("/bin/busybox", &["sha256sum", &path("layer.tar")]);
+    let sum = sum.split_whitespace().next().unwrap();
+    let config = json!({"architecture": "amd64", "os": "linux", "config": {"Entrypoint": entrypoint},
+        "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{sum}")]}});
+    fs::write(work.join("config.json"), config.to_string()).unwrap();
+    let manifest = json!([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]);
+    fs::write(work.join("manifest.json"), manifest.to_string()).unwrap();
+    output(
+        "/bin/busybox",
+        &[
+            "tar",
+            "-C",
+            &path(""),
+            "-cf",
+            "/run/image.tar",
+            "manifest.json",
+            "config.json",
+            "layer.tar",
+        ],
+    );
+    output(
+        "/usr/bin/ctr",
+        &["-n", "k8s.io", "images", "import", "/run/image.tar"],
+    );
+    fs::remove_dir_all(work).unwrap();
+    fs::remove_file("/run/image.tar").unwrap();
+}
