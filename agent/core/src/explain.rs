@@ -5,6 +5,7 @@
 
 mod eviction;
 mod kubelet;
+mod limit_defaults;
 mod oom;
 mod placement;
 mod pod;
@@ -18,6 +19,7 @@ pub use eviction::{
     LeavingPod, NotRanked, NotRankedReason, OverLocalStorage, SignalChoice, headroom,
 };
 pub use kubelet::{Difference, KubeletAnswer};
+pub use limit_defaults::{LimitDefault, LimitDefaults, ScoreChange};
 pub use oom::{OomContainer, OomError, OomExplanation, PlannedScore};
 pub use placement::{
     AlignmentView, AlternativeView, ContainerPlacement, NodeMemoryLeft, OfferView,

@@ -332,6 +332,10 @@ fn one_pod(explained: &EvictionExplanation, pod: &ExplainedPod, style: Style) ->
     if pod.leaving {
         line("state", "terminating".to_owned());
     }
+    if let Some(defaults) = &pod.limit_defaults {
+        line("LimitRange set", limits::set(defaults));
+        line("without that", limits::without(defaults));
+    }
     text.push('\n');
     text += &verdict(explained, pod);
     text + &kubelet(explained)
@@ -493,6 +497,32 @@ The kubelet would choose the same.
             text.contains(
                 "Last line in the kernel: kills processes of default/web, default/batch when they allocate while less than 100Mi is available \
                  and plimsoll has not answered within 200 ms, or less than 25Mi is available; valid for 10 min after plimsoll's last sign of life\n"
+            ),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_a_limit_range_has_set() {
+        let mut snapshot = snapshot();
+        let web = snapshot
+            .state
+            .pods
+            .values_mut()
+            .find(|pod| pod.name == "default/web");
+        let web = &mut web.unwrap().pod;
+        let mut with = (**web).clone();
+        let note = "LimitRanger plugin set: memory request for container main";
+        let annotations = &mut with.metadata.annotations;
+        annotations.insert("kubernetes.io/limit-ranger".into(), note.into());
+        with.spec.containers[0].name = "main".into();
+        *web = std::sync::Arc::new(with);
+        let answer = answer(&eviction_of(Some("web")), &snapshot).unwrap();
+        let text = render(&answer, false, Style { color: false });
+        assert!(
+            text.contains(
+                "  LimitRange set  request memory=100Mi of main\n  \
+                 without that    BestEffort; request of memory 0 instead of 100Mi, so all of its usage counts for eviction; oom_score_adj 1000 instead of "
             ),
             "{text}"
         );

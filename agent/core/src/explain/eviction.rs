@@ -274,8 +274,11 @@ impl EvictionExplanation {
                 })
                 .collect()
         };
-        let pod =
-            pod.map(|pod| ExplainedPod::new(resource, pod, of(&pod.row.uid).cloned(), &ranked));
+        let capacity = state.node.as_ref().map(|node| node.memory.capacity_bytes);
+        let pod = pod.map(|pod| {
+            let candidate = of(&pod.row.uid).cloned();
+            ExplainedPod::new(resource, pod, candidate, &ranked, capacity)
+        });
         let ranking = ExplainedRanking::new(resource.ranking(), ranked);
         let victims = victims(config, state, signal);
         let kubelet = kubelet::answer(config, state, signal, &ranking, &victims);

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::explain::eviction::NotRankedReason;
+use crate::explain::limit_defaults::LimitDefaults;
 use crate::explain::{Candidate, ExplainedRanking, Place, Standing};
 use crate::kube::pod::Exemption;
 use crate::kube::qos::QosClass;
@@ -115,6 +116,9 @@ pub struct ExplainedPod {
     pub ways_out: Vec<WayOut>,
     /// The usage at which it would be the next victim; `None`: it is already, or usage alone never makes it so.
     pub next_at_usage: Option<u64>,
+    /// What LimitRanges have set in it, if they have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_defaults: Option<LimitDefaults>,
 }
 
 /// A pod beside another in a ranking.
@@ -160,6 +164,7 @@ impl ExplainedPod {
         pod: &PodState,
         candidate: Option<Candidate>,
         ranked: &[Candidate],
+        memory_capacity_bytes: Option<u64>,
     ) -> Self {
         let ranking = resource.ranking();
         let explained = ExplainedRanking::new(ranking, ranked.to_vec());
@@ -227,6 +232,7 @@ impl ExplainedPod {
             shielded_by,
             ways_out: ways,
             next_at_usage,
+            limit_defaults: LimitDefaults::of(&pod.pod, memory_capacity_bytes),
         }
     }
 }

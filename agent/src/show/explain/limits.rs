@@ -1,10 +1,58 @@
 //! What limits have cost pods, for people.
 
+use plimsoll_core::explain::LimitDefaults;
+
 use crate::host::output::Style;
 use crate::serve::explained::{ExplainedMemory, PodMemoryView, PodTotals};
 use crate::show::table::{Table, Tone, bytes, span};
 
 const NOTHING: &str = "What limits have cost is unknown: no pod has been read yet, or the journal has format 1, which does not record it.";
+
+/// What LimitRanges have set in a pod: `request memory=256Mi, limit cpu=1 of app`.
+pub(crate) fn set(defaults: &LimitDefaults) -> String {
+    let mut text = String::new();
+    for (at, set) in defaults.set.iter().enumerate() {
+        if at > 0 {
+            text.push_str(", ");
+        }
+        let list = if set.is_limit { "limit" } else { "request" };
+        text += &format!("{list} {}={}", set.resource, set.amount);
+        // Once for all that is in one container.
+        let next = defaults.set.get(at + 1);
+        if next.is_none_or(|next| next.container != set.container) {
+            text += &format!(" of {}", set.container);
+        }
+    }
+    text
+}
+
+/// What that means for evictions and for the kernel's OOM killer.
+pub(crate) fn without(defaults: &LimitDefaults) -> String {
+    let class = defaults.qos_class_without;
+    let request = defaults.memory_request_bytes;
+    let mut parts = vec![match defaults.memory_request_bytes_without {
+        0 if request > 0 => format!(
+            "{class}; request of memory 0 instead of {}, so all of its usage counts for eviction",
+            bytes(request.into())
+        ),
+        without if without != request => format!(
+            "{class}; request of memory {} instead of {}, so usage above that counts for eviction",
+            bytes(without.into()),
+            bytes(request.into())
+        ),
+        _ => format!("{class}; the same place for eviction"),
+    }];
+    for score in &defaults.scores {
+        if score.adj != score.adj_without {
+            let (adj, without) = (score.adj, score.adj_without);
+            parts.push(format!(
+                "oom_score_adj {without} instead of {adj} of {}",
+                score.container
+            ));
+        }
+    }
+    parts.join("; ")
+}
 
 /// A table of throttling.
 pub(crate) fn throttled(totals: Option<&[PodTotals]>, style: Style) -> String {
