@@ -19,6 +19,7 @@ use plimsoll_abi::{BY_CGROUP_AND_CAUSE_MAX, Kind, OOM_RECORDS_PER_WINDOW};
 use rustix::fs::{Advice, fadvise};
 
 use super::super::cgroup;
+use super::super::clock::wait_until;
 use super::super::harness::{Done, Outcome, Test};
 use super::super::machines::{Machine, On};
 use super::super::memory::mib;
@@ -352,21 +353,10 @@ impl Evicted {
         }
         // One page at a time from now on.
         fadvise(&file, 0, None, Advice::Random)?;
-        let stat = cgroup.join("memory.stat");
-        for _ in 0..100 {
-            if cgroup::keyed(&stat, "file")? == 0 {
-                return Ok(Self(file));
-            }
-            // EAGAIN when it could not free as much as that.
-            let _less = fs::write(
-                cgroup.join("memory.reclaim"),
-                (pages * PAGE_BYTES).to_string(),
-            );
-        }
-        anyhow::bail!(
-            "{} bytes of the page cache stay",
-            cgroup::keyed(&stat, "file")?
-        )
+        // Until it cannot free as much any more (EAGAIN).
+        let all = (pages * PAGE_BYTES).to_string();
+        while fs::write(cgroup.join("memory.reclaim"), &all).is_ok() {}
+        Ok(Self(file))
     }
 
     fn read(&self, page: u64) -> anyhow::Result<()> {
@@ -431,7 +421,12 @@ fn cgroup_flood() -> Outcome {
     let kernel =
         |group: &Path| cgroup::keyed(&group.join("memory.stat"), "workingset_refault_file");
     let seen = [pages_back(&bpf, &other)?, pages_back(&bpf, &greedy)?];
-    let wanted = [kernel(&other)?, kernel(&greedy)?];
+    let mut wanted = [0; 2];
+    // The kernel brings few changes up to date every two seconds.
+    wait_until(Duration::from_secs(30), Duration::from_millis(100), || {
+        wanted = [&other, &greedy].map(|group| kernel(group).unwrap_or(0));
+        wanted == seen
+    });
     let untracked = bpf.account()?.untracked();
     for index in 0..many {
         fs::remove_dir(nested(index))?;
