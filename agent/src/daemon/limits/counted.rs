@@ -21,9 +21,9 @@ impl Limits {
                 let cgroups = pod.cgroups.iter();
                 cgroups.filter(move |(_, watched)| is_wanted(watched) && !watched.is_gone)
             };
-            let own = those(|watched| watched.is_pods_own);
+            let of_pod = those(|watched| watched.is_pods_own);
             let containers = those(|watched| watched.is_container).take(CONTAINERS_MAX);
-            let both = own.chain(containers).enumerate();
+            let both = of_pod.chain(containers).enumerate();
             ranked.extend(both.map(|(rank, (id, watched))| (rank, *id, watched.cpu_id)));
         }
         // Ids only grow.
@@ -104,8 +104,8 @@ mod tests {
         node.turn();
         let counted = node.limits.counted();
         assert_eq!(counted.memory.len(), COUNTED_MAX as usize);
-        let own: Vec<String> = pods.iter().map(|uid| format!("pod{uid}")).collect();
-        let own = ids(&node, "", own.iter().map(String::as_str));
-        assert!(counted.memory.is_superset(&own));
+        let names: Vec<String> = pods.iter().map(|uid| format!("pod{uid}")).collect();
+        let of_pods = ids(&node, "", names.iter().map(String::as_str));
+        assert!(counted.memory.is_superset(&of_pods));
     }
 }
