@@ -58,6 +58,7 @@ use crate::host::HostRoot;
 use crate::host::clock::now_ns;
 use crate::host::stop::StopSignals;
 use crate::kernel::{AccountReport, Bpf};
+use crate::pods::kill::WriteTimes;
 use crate::pods::registry::Pods;
 use crate::record::journal::Journal;
 use crate::record::lines::Reporter;
@@ -323,6 +324,14 @@ impl Agent {
                     .map(|account| AccountReport::from(&account)),
                 tally: Tally {
                     cgroup_work_refused: self.pods.work_refused(),
+                    kill_writes: {
+                        let WriteTimes {
+                            count,
+                            sum_ns,
+                            max_ns,
+                        } = self.pods.kill_writes();
+                        (count, sum_ns, max_ns)
+                    },
                     releases_refused: self
                         .memory_release
                         .as_ref()

@@ -32,7 +32,7 @@ use plimsoll_abi::{
 
 use crate::{
     atomic,
-    layout::{frozen, load_u32, offset, probe_u64, task_memory_cgroup},
+    layout::{ancestor, frozen, load_u32, offset, probe_id, probe_u64, task_memory_cgroup},
     maps::{CHARGES, LAST_LINE, LAST_LINE_NEWEST, LAST_LINE_PODS, LAST_LINE_SEEN, SIGNALLED},
     record::{header, send_critical_unasked},
 };
@@ -273,15 +273,12 @@ fn pod_of_current(now_ns: u64) -> Option<(u64, Pod)> {
     let cgroup = unsafe { task_memory_cgroup(task) };
     // SAFETY: typed by the load that it comes from.
     let lowest = unsafe { load_u32(cgroup, offset!(cgroup_level)) };
-    // Not typed: no kernel walks an array of pointers that has no length.
-    let ancestors = (cgroup as u64).wrapping_add(offset!(cgroup_ancestors) as u64);
     for level in 1..=POD_LEVELS {
         if level > lowest {
             break;
         }
-        let ancestor = probe_u64(ancestors.wrapping_add(u64::from(level) * 8));
-        let kn = probe_u64(ancestor.wrapping_add(offset!(cgroup_kn) as u64));
-        let id = probe_u64(kn.wrapping_add(offset!(kn_id) as u64));
+        let ancestor = ancestor(cgroup, level);
+        let id = probe_id(ancestor);
         if let Some(pod) = LAST_LINE_PODS.get_ptr_mut(id) {
             note_usage(pod, ancestor, now_ns);
             return Some((id, pod));

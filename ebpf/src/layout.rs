@@ -19,6 +19,8 @@ pub(crate) static CONFIG: Config = Config {
     memory_hierarchy: 0,
     cpu_hierarchy: 0,
     psi_is_on: 0,
+    counts_pods_only: 0,
+    pad: 0,
 };
 
 const ZERO: Layout = {
@@ -77,6 +79,20 @@ pub(crate) fn probe_u64(address: u64) -> u64 {
     unsafe { bpf_probe_read_kernel(address as *const u64) }.unwrap_or(0)
 }
 
+/// The address of a cgroup's ancestor at this level: itself at its own level. Not typed: no kernel walks an array of pointers that has no length.
+#[inline(always)]
+pub(crate) fn ancestor(cgroup: *const u8, level: u32) -> u64 {
+    let ancestors = (cgroup as u64).wrapping_add(offset!(cgroup_ancestors) as u64);
+    probe_u64(ancestors.wrapping_add(u64::from(level) * 8))
+}
+
+/// The id of a cgroup whose address is not typed.
+#[inline(always)]
+pub(crate) fn probe_id(cgroup: u64) -> u64 {
+    let kn = probe_u64(cgroup.wrapping_add(offset!(cgroup_kn) as u64));
+    probe_u64(kn.wrapping_add(offset!(kn_id) as u64))
+}
+
 /// The id of a `struct cgroup`.
 ///
 /// # Safety
@@ -101,16 +117,24 @@ pub(crate) unsafe fn hierarchy_id(cgroup: *const u8) -> u32 {
     unsafe { load_u32(root, offset!(root_hierarchy_id)) }
 }
 
-/// The cgroup id of a css that is embedded at `css_offset` in a typed object.
+/// The cgroup of a css that is embedded at `css_offset` in a typed object.
 ///
 /// # Safety
 /// `object` is typed and has a `struct cgroup_subsys_state` at that offset.
 #[inline(always)]
-pub(crate) unsafe fn css_cgroup_id(object: *const u8, css_offset: usize) -> u64 {
+pub(crate) unsafe fn css_cgroup(object: *const u8, css_offset: usize) -> *const u8 {
     // SAFETY: the caller's promise.
-    let cgroup = unsafe { load_ptr(object, css_offset + offset!(css_cgroup)) };
-    // SAFETY: typed by the load above.
-    unsafe { cgroup_id(cgroup) }
+    unsafe { load_ptr(object, css_offset + offset!(css_cgroup)) }
+}
+
+/// The cgroup of a `struct mem_cgroup`.
+///
+/// # Safety
+/// `memcg` is typed.
+#[inline(always)]
+pub(crate) unsafe fn memcg_cgroup(memcg: *const u8) -> *const u8 {
+    // SAFETY: the caller's promise.
+    unsafe { css_cgroup(memcg, offset!(memcg_css)) }
 }
 
 /// The cgroup id of a `struct mem_cgroup`.
@@ -119,15 +143,22 @@ pub(crate) unsafe fn css_cgroup_id(object: *const u8, css_offset: usize) -> u64 
 /// `memcg` is typed.
 #[inline(always)]
 pub(crate) unsafe fn memcg_id(memcg: *const u8) -> u64 {
-    // SAFETY: the caller's promise.
-    unsafe { css_cgroup_id(memcg, offset!(memcg_css)) }
+    // SAFETY: the caller's promise, and typed by the load.
+    unsafe { cgroup_id(memcg_cgroup(memcg)) }
 }
 
-/// The id of the cgroup that the current task's memory is charged to.
+/// The cgroup that the current task's memory is charged to.
+#[inline(always)]
+pub(crate) fn current_memory_cgroup() -> *const u8 {
+    // SAFETY: the helper's pointer is typed.
+    unsafe { task_memory_cgroup(bpf_get_current_task_btf().cast()) }
+}
+
+/// The id of that cgroup.
 #[inline(always)]
 pub(crate) fn current_memory_cgroup_id() -> u64 {
-    // SAFETY: the helper's pointer is typed.
-    unsafe { task_memory_cgroup_id(bpf_get_current_task_btf().cast()) }
+    // SAFETY: typed.
+    unsafe { cgroup_id(current_memory_cgroup()) }
 }
 
 /// The id of the cgroup that a task's memory is charged to.

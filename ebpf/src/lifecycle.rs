@@ -15,7 +15,7 @@ use plimsoll_abi::{
 use crate::{
     layout::{cgroup_id, config, hierarchy_id, load_u32, offset},
     log::debug,
-    maps::{LAST_LINE_PODS, MEMORY, OOM_KILLS, PROCESSES, REFAULTS, STALLS, THROTTLE},
+    maps::{COUNTED, LAST_LINE_PODS, MEMORY, OOM_KILLS, PROCESSES, REFAULTS, STALLS, THROTTLE},
     record::{header, send_lifecycle},
 };
 
@@ -62,6 +62,7 @@ pub fn cgroup_rmdir(ctx: BtfTracePointContext) -> i32 {
             });
         }
     });
+    let _ = COUNTED.remove([u64::from(hierarchy), id]);
     // Its totals are of no more use, and their places are needed by the cgroups to come. Another hierarchy's cgroup may have the same id.
     if hierarchy == config!(cpu_hierarchy) {
         let _ = THROTTLE.remove(id);

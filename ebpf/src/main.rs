@@ -18,6 +18,7 @@
 mod atomic;
 mod canary;
 mod charges;
+mod counted;
 mod last_line;
 mod layout;
 mod lifecycle;

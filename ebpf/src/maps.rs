@@ -9,7 +9,7 @@ use aya_ebpf::{
     maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
 };
 use plimsoll_abi::{
-    COUNTERS, CRITICAL_BYTES, KIND_SLOTS, LIFECYCLE_BYTES, MANIFEST_BYTES, PRESSURE_BYTES, charges,
+    BY_CGROUP_AND_CAUSE_MAX, BY_CGROUP_MAX, COUNTED_MAX, COUNTERS, CRITICAL_BYTES, KIND_SLOTS, LIFECYCLE_BYTES, MANIFEST_BYTES, PRESSURE_BYTES, charges,
     last_line, memory_totals, oom_totals, process_totals, refault_totals, stall_totals, stalled,
     throttle_totals,
 };
@@ -63,6 +63,10 @@ pub(crate) static KILLS_REPORTED: HashMap<u64, u64> = HashMap::with_max_entries(
 #[map]
 pub(crate) static SIGNALLED: LruHashMap<u32, u64> = LruHashMap::with_max_entries(1024, 0);
 
+/// (Hierarchy, cgroup id) → 1: the cgroups of pods that have counts of their own in the maps below. The agent adds entries; those of removed cgroups go.
+#[map]
+pub(crate) static COUNTED: HashMap<[u64; 2], u64> = HashMap::with_max_entries(2 * COUNTED_MAX, 0);
+
 /// Since when the run queue that is being resumed on this CPU was throttled.
 #[map]
 pub(crate) static THROTTLED: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
@@ -70,17 +74,17 @@ pub(crate) static THROTTLED: PerCpuArray<u64> = PerCpuArray::with_max_entries(1,
 /// Cgroup id → `plimsoll_abi::throttle_totals`.
 #[map]
 pub(crate) static THROTTLE: HashMap<u64, [u64; throttle_totals::WORDS]> =
-    HashMap::with_max_entries(4096, 0);
+    HashMap::with_max_entries(BY_CGROUP_MAX, 0);
 
 /// (Cgroup id, event) → `plimsoll_abi::memory_totals`.
 #[map]
 pub(crate) static MEMORY: HashMap<[u64; 2], [u64; memory_totals::WORDS]> =
-    HashMap::with_max_entries(8192, 0);
+    HashMap::with_max_entries(BY_CGROUP_AND_CAUSE_MAX, 0);
 
-/// Cgroup id → `plimsoll_abi::oom_totals`.
+/// Cgroup id, or `plimsoll_abi::NO_POD` → `plimsoll_abi::oom_totals`.
 #[map]
 pub(crate) static OOM_KILLS: HashMap<u64, [u64; oom_totals::WORDS]> =
-    HashMap::with_max_entries(4096, 0);
+    HashMap::with_max_entries(BY_CGROUP_MAX, 0);
 
 /// What the agent has read, by CPU and kind. No program uses it: it is here so that it lives as long as the counts of the
 /// programs. The agent maps it, and gives it room for the CPUs there are.
@@ -106,12 +110,12 @@ pub(crate) static RECLAIMING: HashMap<u64, u64> = HashMap::with_max_entries(8192
 /// (Cgroup id, cause) → `plimsoll_abi::stall_totals`.
 #[map]
 pub(crate) static STALLS: HashMap<[u64; 2], [u64; stall_totals::WORDS]> =
-    HashMap::with_max_entries(8192, 0);
+    HashMap::with_max_entries(BY_CGROUP_AND_CAUSE_MAX, 0);
 
 /// (Cgroup id, what) → `plimsoll_abi::refault_totals`.
 #[map]
 pub(crate) static REFAULTS: HashMap<[u64; 2], [u64; refault_totals::WORDS]> =
-    HashMap::with_max_entries(8192, 0);
+    HashMap::with_max_entries(BY_CGROUP_AND_CAUSE_MAX, 0);
 
 /// Memory cgroup id → `plimsoll_abi::process_totals`. Only the agent adds entries: those are the cgroups that are followed.
 #[map]

@@ -16,7 +16,8 @@ use plimsoll_abi::{Kind, MemoryEvent, UNKNOWN_U64, memory_event, memory_totals};
 
 use crate::{
     atomic,
-    layout::{config, memcg_id, task_memory_cgroup_id},
+    counted::counted_id,
+    layout::{config, memcg_cgroup, task_memory_cgroup},
     maps::{MEMORY, NOT_A_CHARGE},
     record::{count_untracked, header, send_pressure},
 };
@@ -27,7 +28,7 @@ pub fn memcg_memory_event(ctx: FEntryContext) -> u32 {
     let event: u32 = ctx.arg(1);
     if event <= memory_event::OOM_GROUP_KILL {
         // SAFETY: a typed argument.
-        note(unsafe { memcg_id(ctx.arg(0)) }, event, None);
+        note(unsafe { owner(ctx.arg(0)) }, event, None);
     }
     0
 }
@@ -39,7 +40,7 @@ pub fn memcg_high(ctx: FEntryContext) -> u32 {
     let pages: u32 = ctx.arg(1);
     // SAFETY: a typed argument.
     note(
-        unsafe { memcg_id(ctx.arg(0)) },
+        unsafe { owner(ctx.arg(0)) },
         memory_event::HIGH,
         Some(u64::from(pages)),
     );
@@ -60,7 +61,7 @@ pub fn memcg_max(ctx: FEntryContext) -> u32 {
     if unsafe { NOT_A_CHARGE.get(bpf_get_current_pid_tgid()) }.is_none() {
         // SAFETY: a typed argument.
         note(
-            unsafe { memcg_id(ctx.arg(0)) },
+            unsafe { owner(ctx.arg(0)) },
             memory_event::MAX,
             Some(ctx.arg(1)),
         );
@@ -72,7 +73,7 @@ pub fn memcg_max(ctx: FEntryContext) -> u32 {
 #[fentry(function = "mem_cgroup_out_of_memory")]
 pub fn memcg_oom(ctx: FEntryContext) -> u32 {
     // SAFETY: a typed argument.
-    note(unsafe { memcg_id(ctx.arg(0)) }, memory_event::OOM, Some(0));
+    note(unsafe { owner(ctx.arg(0)) }, memory_event::OOM, Some(0));
     0
 }
 
@@ -80,7 +81,7 @@ pub fn memcg_oom(ctx: FEntryContext) -> u32 {
 #[fentry(function = "__oom_kill_process")]
 pub fn memcg_oom_kill(ctx: FEntryContext) -> u32 {
     // SAFETY: a typed argument.
-    let id = unsafe { task_memory_cgroup_id(ctx.arg(0)) };
+    let id = unsafe { counted_id(task_memory_cgroup(ctx.arg(0)), config!(memory_hierarchy)) };
     note(id, memory_event::OOM_KILL, Some(0));
     0
 }
@@ -93,7 +94,7 @@ pub fn memcg_oom_group_kill(ctx: FExitContext) -> u32 {
     if !memcg.is_null() {
         // SAFETY: typed.
         note(
-            unsafe { memcg_id(memcg) },
+            unsafe { owner(memcg) },
             memory_event::OOM_GROUP_KILL,
             Some(0),
         );
@@ -140,9 +141,22 @@ fn unmark() {
     let _ = NOT_A_CHARGE.remove(bpf_get_current_pid_tgid());
 }
 
+/// The cgroup for which the events of a `struct mem_cgroup` are counted.
+///
+/// # Safety
+/// `memcg` is typed.
+#[inline(always)]
+unsafe fn owner(memcg: *const u8) -> Option<u64> {
+    // SAFETY: the caller's promise, and typed by the load.
+    unsafe { counted_id(memcg_cgroup(memcg), config!(memory_hierarchy)) }
+}
+
 /// Adds to the totals of this cgroup and event, and sends them if the window allows.
 #[inline(always)]
-fn note(cgroup_id: u64, event: u32, pages: Option<u64>) {
+fn note(cgroup_id: Option<u64>, event: u32, pages: Option<u64>) {
+    let Some(cgroup_id) = cgroup_id else {
+        return;
+    };
     let key = [cgroup_id, u64::from(event)];
     let totals = match MEMORY.get_ptr_mut(key) {
         Some(totals) => totals,

@@ -11,13 +11,14 @@ use aya_ebpf::{
     macros::{btf_tracepoint, fentry},
     programs::{BtfTracePointContext, FEntryContext},
 };
-use plimsoll_abi::{Kind, NODE_OOM, OOM_RECORDS_PER_WINDOW, OomKill, UNKNOWN_U64, oom_totals};
+use plimsoll_abi::{Kind, NO_POD, NODE_OOM, OOM_RECORDS_PER_WINDOW, OomKill, UNKNOWN_U64, oom_totals};
 
 use crate::{
     atomic,
+    counted::counted_id,
     layout::{
-        config, load_i16, load_ptr, load_u32, load_u64, memcg_id, offset, probe_u64,
-        task_memory_cgroup_id,
+        cgroup_id, config, load_i16, load_ptr, load_u32, load_u64, memcg_id, offset, probe_u64,
+        task_memory_cgroup,
     },
     log::debug,
     maps::OOM_KILLS,
@@ -38,12 +39,13 @@ pub fn oom_kill_process(ctx: FEntryContext) -> u32 {
         };
         let points = load_u64(oc, offset!(oc_chosen_points)) as i64;
         let victim = load_ptr(oc, offset!(oc_chosen));
-        let cgroup_id = task_memory_cgroup_id(victim);
+        let cgroup = task_memory_cgroup(victim);
+        let cgroup_id = cgroup_id(cgroup);
         debug!(
             &ctx,
             "OOM: chose a process of cgroup {} for the limit of {}", cgroup_id, limit_cgroup_id
         );
-        if may_send(cgroup_id, oom_totals::CHOICES) {
+        if may_send(counted(cgroup), oom_totals::CHOICES) {
             send_victim(victim, cgroup_id, limit_cgroup_id, points);
         }
     }
@@ -56,13 +58,24 @@ pub fn mark_victim(ctx: BtfTracePointContext) -> i32 {
     // SAFETY: a typed argument.
     unsafe {
         let victim = ctx.arg(0);
-        let cgroup_id = task_memory_cgroup_id(victim);
+        let cgroup = task_memory_cgroup(victim);
+        let cgroup_id = cgroup_id(cgroup);
         debug!(&ctx, "OOM: marked a process of cgroup {}", cgroup_id);
-        if may_send(cgroup_id, oom_totals::VICTIMS) {
+        if may_send(counted(cgroup), oom_totals::VICTIMS) {
             send_victim(victim, cgroup_id, UNKNOWN_U64, i64::MAX);
         }
     }
     0
+}
+
+/// The cgroup for which a kill is counted. The others share one place: a kill outside of pods is reported too.
+///
+/// # Safety
+/// `cgroup` is typed.
+#[inline(always)]
+unsafe fn counted(cgroup: *const u8) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { counted_id(cgroup, config!(memory_hierarchy)) }.unwrap_or(NO_POD)
 }
 
 /// Whether a kill in this cgroup gets a record. If not, it is counted in the word `folded` of the cgroup's totals.

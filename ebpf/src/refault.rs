@@ -13,7 +13,8 @@ use plimsoll_abi::{Kind, Refault, refault, refault_totals};
 
 use crate::{
     atomic,
-    layout::{config, current_memory_cgroup_id, load_u32, load_u64, offset},
+    counted::current_counted_id,
+    layout::{config, load_u32, load_u64, offset},
     maps::REFAULTS,
     record::{count_folded, count_untracked, header, send_pressure},
 };
@@ -68,10 +69,12 @@ unsafe fn pages(folio: *const u8, flags: u64) -> u64 {
     }
 }
 
-/// Adds to the totals of the current task's cgroup, and sends them if the window allows.
+/// Adds to the totals of the current task's pod or cgroup, and sends them if the window allows.
 #[inline(always)]
 fn note(what: u32, pages: u64) {
-    let cgroup_id = current_memory_cgroup_id();
+    let Some(cgroup_id) = current_counted_id() else {
+        return;
+    };
     let key = [cgroup_id, u64::from(what)];
     let totals = match REFAULTS.get_ptr_mut(key) {
         Some(totals) => totals,

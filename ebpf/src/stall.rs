@@ -19,7 +19,8 @@ use plimsoll_abi::{Kind, MemoryStall, UNKNOWN_U64, stall_cause, stall_totals, st
 
 use crate::{
     atomic,
-    layout::{config, current_memory_cgroup_id, load_u8, memcg_id, offset},
+    counted::{counted_id, current_counted_id},
+    layout::{config, current_memory_cgroup_id, load_u8, memcg_cgroup, offset},
     maps::{RECLAIMING, STALLED, STALLS},
     record::{count_folded, count_untracked, header, send_pressure},
 };
@@ -73,8 +74,7 @@ pub fn stall_leave(_ctx: FEntryContext) -> u32 {
         (*entry)[stalled::SINCE_NS]
     };
     let _ = STALLED.remove(thread);
-    let id = current_memory_cgroup_id();
-    note(id, id, stall_cause::MEMORY, since_ns, None);
+    note(current_counted_id(), stall_cause::MEMORY, since_ns, None);
     0
 }
 
@@ -101,8 +101,7 @@ pub fn high_sleep_end(_ctx: FExitContext) -> u32 {
         since_ns
     };
     if since_ns != 0 {
-        let id = current_memory_cgroup_id();
-        note(id, id, stall_cause::HIGH, since_ns, None);
+        note(current_counted_id(), stall_cause::HIGH, since_ns, None);
     }
     0
 }
@@ -120,14 +119,8 @@ pub fn limit_reclaim_end(ctx: FExitContext) -> u32 {
     let pages = ctx.ret::<u64>().unwrap_or(0);
     if let Some(since_ns) = end_reclaim() {
         // SAFETY: a typed argument.
-        let owner = unsafe { memcg_id(ctx.arg(0)) };
-        note(
-            owner,
-            current_memory_cgroup_id(),
-            stall_cause::LIMIT,
-            since_ns,
-            Some(pages),
-        );
+        let owner = unsafe { counted_id(memcg_cgroup(ctx.arg(0)), config!(memory_hierarchy)) };
+        note(owner, stall_cause::LIMIT, since_ns, Some(pages));
     }
     0
 }
@@ -163,8 +156,7 @@ pub fn node_reclaim_end(ctx: BtfTracePointContext) -> i32 {
 #[inline(always)]
 fn end_of(cause: u32, pages: u64) {
     if let Some(since_ns) = end_reclaim() {
-        let id = current_memory_cgroup_id();
-        note(id, id, cause, since_ns, Some(pages));
+        note(current_counted_id(), cause, since_ns, Some(pages));
     }
 }
 
@@ -192,7 +184,10 @@ fn end_reclaim() -> Option<u64> {
 
 /// Adds a wait that ends now to the totals of this cgroup and cause, and sends them if the window allows.
 #[inline(always)]
-fn note(cgroup_id: u64, actor_cgroup_id: u64, cause: u32, since_ns: u64, pages: Option<u64>) {
+fn note(cgroup_id: Option<u64>, cause: u32, since_ns: u64, pages: Option<u64>) {
+    let Some(cgroup_id) = cgroup_id else {
+        return;
+    };
     let key = [cgroup_id, u64::from(cause)];
     let totals = match STALLS.get_ptr_mut(key) {
         Some(totals) => totals,
@@ -226,7 +221,7 @@ fn note(cgroup_id: u64, actor_cgroup_id: u64, cause: u32, since_ns: u64, pages: 
         send_pressure(Kind::MemoryStall, |record: *mut MemoryStall| {
             record.write(MemoryStall {
                 header: header(Kind::MemoryStall, cgroup_id),
-                actor_cgroup_id,
+                actor_cgroup_id: current_memory_cgroup_id(),
                 count: (*totals)[stall_totals::COUNT],
                 sum_ns: (*totals)[stall_totals::SUM_NS],
                 max_ns: (*totals)[stall_totals::MAX_NS],

@@ -18,7 +18,8 @@ use plimsoll_abi::{Kind, Throttle, throttle_phase, throttle_totals};
 
 use crate::{
     atomic,
-    layout::{config, css_cgroup_id, load_ptr, load_u64, offset},
+    counted::counted_id,
+    layout::{config, css_cgroup, load_ptr, load_u64, offset},
     maps::{THROTTLE, THROTTLED},
     record::{count_untracked, header, send_pressure},
 };
@@ -33,8 +34,7 @@ pub fn throttle_start(ctx: FExitContext) -> u32 {
     // SAFETY: a helper without arguments.
     let now_ns = unsafe { bpf_ktime_get_ns() };
     // SAFETY: a typed argument.
-    let cgroup_id = unsafe { owner(ctx.arg(0)) };
-    let Some(totals) = totals(cgroup_id) else {
+    let Some((cgroup_id, totals)) = (unsafe { owner(ctx.arg(0)) }).and_then(totals) else {
         return 0;
     };
     // SAFETY: a map value of `throttle_totals::WORDS` words.
@@ -87,8 +87,7 @@ pub fn throttle_stop(ctx: FExitContext) -> u32 {
     // SAFETY: a helper without arguments.
     let now_ns = unsafe { bpf_ktime_get_ns() };
     // SAFETY: a typed argument.
-    let cgroup_id = unsafe { owner(cfs_rq) };
-    let Some(totals) = totals(cgroup_id) else {
+    let Some((cgroup_id, totals)) = (unsafe { owner(cfs_rq) }).and_then(totals) else {
         return 0;
     };
     // SAFETY: a map value of `throttle_totals::WORDS` words, throughout.
@@ -107,30 +106,33 @@ pub fn throttle_stop(ctx: FExitContext) -> u32 {
     0
 }
 
-/// The cgroup that a run queue belongs to.
+/// The cgroup for which a run queue's throttling is counted.
 ///
 /// # Safety
 /// `cfs_rq` is typed.
 #[inline(always)]
-unsafe fn owner(cfs_rq: *const u8) -> u64 {
+unsafe fn owner(cfs_rq: *const u8) -> Option<u64> {
     // SAFETY: typed members of a typed pointer.
     let group = unsafe { load_ptr(cfs_rq, offset!(cfs_rq_tg)) };
-    // SAFETY: as above.
-    unsafe { css_cgroup_id(group, offset!(tg_css)) }
+    // SAFETY: as above, and typed by the load.
+    unsafe { counted_id(css_cgroup(group, offset!(tg_css)), config!(cpu_hierarchy)) }
 }
 
+/// Its totals.
 #[inline(always)]
-fn totals(cgroup_id: u64) -> Option<*mut [u64; throttle_totals::WORDS]> {
+fn totals(cgroup_id: u64) -> Option<(u64, *mut [u64; throttle_totals::WORDS])> {
     if let Some(totals) = THROTTLE.get_ptr_mut(cgroup_id) {
-        return Some(totals);
+        return Some((cgroup_id, totals));
     }
     // Another CPU may be first: either way the entry is there afterwards, unless the map is full.
     let _ = THROTTLE.insert(cgroup_id, [0; throttle_totals::WORDS], 1);
-    let totals = THROTTLE.get_ptr_mut(cgroup_id);
-    if totals.is_none() {
-        count_untracked();
+    match THROTTLE.get_ptr_mut(cgroup_id) {
+        Some(totals) => Some((cgroup_id, totals)),
+        None => {
+            count_untracked();
+            None
+        }
     }
-    totals
 }
 
 /// # Safety

@@ -22,7 +22,7 @@ use crate::host::output::Output;
 use crate::host::stop::StopSignals;
 use crate::host::{CgroupError, FileError, HostRoot};
 use crate::kernel::object::{ObjectMissing, object};
-use crate::kernel::{AtEnd, Bpf, BpfError, BpfOptions, Family, HookSet};
+use crate::kernel::{AtEnd, Bpf, BpfError, BpfOptions, Counts, Family, HookSet};
 
 /// The rings are looked at this often even if nothing wakes us: the aggregated one never does.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -135,6 +135,7 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
             hooks: HookSet::ALL.without(Family::LastLine),
             without: &[],
             window: Duration::from_millis(args.window_ms),
+            counts: Counts::EachCgroup,
         },
     )?;
     let mut out = io::BufWriter::new(io::stdout().lock());

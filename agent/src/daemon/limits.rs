@@ -9,6 +9,8 @@
 //! Terms: *totals* only grow. Of a pod that is already there when the agent first sees it, what was counted before does not
 //! count; of a cgroup that appears later everything does.
 
+mod counted;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -178,6 +180,8 @@ impl Due {
 struct Watched {
     /// It is the pod's, not a container's.
     is_pods_own: bool,
+    /// It is right below the pod's.
+    is_container: bool,
     /// Its directory in the hierarchy that accounts memory.
     dir: PathBuf,
     /// Its directory and its id in the hierarchy of the cpu controller.
@@ -265,10 +269,14 @@ impl Limits {
         for (uid, cgroups) in pods.cgroups() {
             let is_first_look = !self.pods.contains_key(uid);
             let known = self.pods.entry(uid.clone()).or_default();
-            for (index, (dir, id)) in cgroups.enumerate() {
+            let mut pod_dir = None;
+            for (dir, id) in cgroups {
+                // The first is the pod's.
+                let pod_dir = *pod_dir.get_or_insert(dir);
                 let watched = known.cgroups.entry(id).or_insert_with(|| {
                     Box::new(Watched {
-                        is_pods_own: index == 0,
+                        is_pods_own: dir == pod_dir,
+                        is_container: dir.parent() == Some(pod_dir),
                         dir: dir.to_owned(),
                         cpu_dir: cpu_dir(memory, self.cpu.as_ref(), dir),
                         cpu_id: None,

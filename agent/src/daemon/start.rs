@@ -57,6 +57,7 @@ use crate::input::manifests::admission::Ground;
 use crate::kernel::load::{Programs, load_pinned};
 use crate::kernel::{Bpf, PinOwner};
 use crate::pods;
+use crate::pods::kill::KillThread;
 use crate::pods::names::{KubeletTree, POD_UID_VARIABLE, is_pod_hidden, pods_of_this_process};
 use crate::pods::registry::Pods;
 use crate::pods::removal::CgroupWorker;
@@ -799,6 +800,7 @@ impl Start<'_> {
 
     fn pods(&mut self, capacity: NodeCapacity) -> Pods {
         let worker = self.without("removal of the cgroups of pods", CgroupWorker::start());
+        let kill_thread = self.without("kills that no tenant can hold up", KillThread::start());
         let Plan {
             config,
             host,
@@ -810,6 +812,10 @@ impl Start<'_> {
             .with_settings(config.cgroups.qos, capacity);
         let pods = match worker {
             Some(worker) => pods.with_worker(worker),
+            None => pods,
+        };
+        let pods = match kill_thread {
+            Some(thread) => pods.with_kill_thread(thread),
             None => pods,
         };
         let pods = match &self.plan.kubelet {

@@ -210,6 +210,9 @@ impl Agent {
         self.limits
             .follow(&self.pods, |failure| failures.push(failure));
         if let Some(bpf) = &mut self.bpf {
+            if let Err(error) = bpf.count_only(&self.limits.counted()) {
+                failures.push(error.to_string());
+            }
             bpf.drain_pressure(RING_RECORDS_MAX, |record| self.limits.record(&record));
             // Totals that no record has reported yet: within a window the kernel sends one.
             if self.limits.takes_from_kernel()

@@ -35,7 +35,7 @@ use crate::input::config::{Config, ConfigFile, EvictionFlags};
 use crate::input::manifests::{ManifestChange, ManifestPod};
 use crate::kernel::Generation;
 use crate::kernel::decode::decode;
-use crate::pods::kill::HOLD_FILE;
+use crate::pods::kill::{HOLD_FILE, KillThread};
 use crate::pods::names::KubeletTree;
 use crate::storage::reclaim::Reclaimed;
 use crate::storage::{Storage, StorageEvent, StorageSettings};
@@ -183,8 +183,9 @@ impl Node {
             ..Origins::of(&[], false)
         };
         let limits = Limits::new(&mounts, origins).unwrap();
-        let pods =
-            Pods::new(host.clone(), mounts.clone(), CgroupPath::default()).with_stage_files();
+        let pods = Pods::new(host.clone(), mounts.clone(), CgroupPath::default())
+            .with_kill_thread(KillThread::start().unwrap())
+            .with_stage_files();
         let tree = || KubeletTree::find(&mounts, &CgroupPath::default()).unwrap();
         let (pods, kubelet) = match is_kubelets {
             false => (pods, None),
@@ -281,6 +282,13 @@ impl Node {
         let mut found = Found::default();
         found.by(Cause::Timer);
         self.turn_for(found, &[])
+    }
+
+    /// Until the thread has written a `cgroup.kill`.
+    fn wait_for_kill(&self) {
+        while self.agent.pods.kill_writes().count == 0 {
+            std::thread::yield_now();
+        }
     }
 
     fn cgroup_id(&self, index: usize) -> u64 {
@@ -456,6 +464,7 @@ fn nothing_is_allocated(cgroup: Cgroup) {
             assert_eq!(status.signal(), Some(9));
         }
         Cgroup::V2 => {
+            node.wait_for_kill();
             let written = fs::read_to_string(victim_dir.join("cgroup.kill")).unwrap();
             assert_eq!(written, "1");
         }
@@ -506,6 +515,7 @@ fn beside_a_kubelet_the_hold_and_the_kill_allocate_nothing_and_spare_the_sandbox
     set_available(&host, 90 * MIB);
     let signal = node.cross_until_ended(VICTIM, "crossing, remedies, hold, kill");
     assert_eq!(signal, 9, "no SIGTERM at a hard threshold");
+    node.wait_for_kill();
     // A plain file keeps what is longer.
     assert_eq!(read(HOLD_FILE), "0ax\n");
     let kill = |digit| read(&format!("{}/cgroup.kill", container_id(digit)));

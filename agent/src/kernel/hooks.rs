@@ -147,6 +147,8 @@ const TASK_CGROUPS: &[&str] = &[
     "cgroup.level",
     "cgroup.ancestors",
 ];
+/// What the pod of a cgroup is found by, under which it is counted.
+const ABOVE: &[&str] = &["cgroup.level", "cgroup.ancestors"];
 const TASK_MEMORY_ID: &[&str] = &[
     "task_struct.cgroups",
     "css_set.dfl_cgrp",
@@ -243,6 +245,7 @@ pub(super) const HOOKS: &[Hook] = &[
     hook(Oom, "oom_kill_process", Fentry, "oom_kill_process").needs(&[
         MEMCG_ID,
         VICTIM,
+        ABOVE,
         &[
             "oom_control.memcg",
             "oom_control.chosen",
@@ -250,7 +253,7 @@ pub(super) const HOOKS: &[Hook] = &[
         ],
     ]),
     // Beside the former: of a cgroup that is killed as a whole that one names the first victim, this one each.
-    hook(Oom, "mark_victim", TpBtf, "mark_victim").needs(&[CSS_ID, VICTIM]),
+    hook(Oom, "mark_victim", TpBtf, "mark_victim").needs(&[CSS_ID, VICTIM, ABOVE]),
     hook(Reclaim, "kswapd_wake", TpBtf, "mm_vmscan_kswapd_wake"),
     hook(
         Reclaim,
@@ -259,11 +262,11 @@ pub(super) const HOOKS: &[Hook] = &[
         "mm_vmscan_direct_reclaim_begin",
     )
     .needs(&[&["mm_vmscan_direct_reclaim_begin(order)"]]),
-    hook(Memcg, ALL_EVENTS, Fentry, "__memcg_memory_event").needs(&[MEMCG_ID]),
+    hook(Memcg, ALL_EVENTS, Fentry, "__memcg_memory_event").needs(&[MEMCG_ID, ABOVE]),
     // The end of a mark before its begin, so that no mark stays behind.
     hook(Memcg, "memcg_high_end", Fexit, "reclaim_high").unless(ALL_EVENTS),
     hook(Memcg, "memcg_high", Fentry, "reclaim_high")
-        .needs(&[MEMCG_ID])
+        .needs(&[MEMCG_ID, ABOVE])
         .unless(ALL_EVENTS)
         .only_with(&["memcg_high_end"]),
     hook(Memcg, "memcg_reclaim_end", Fexit, "memory_reclaim").unless(ALL_EVENTS),
@@ -279,14 +282,14 @@ pub(super) const HOOKS: &[Hook] = &[
         .unless(ALL_EVENTS)
         .only_with(&["memcg_max_write_end"]),
     hook(Memcg, "memcg_max", Fentry, "try_to_free_mem_cgroup_pages")
-        .needs(&[MEMCG_ID])
+        .needs(&[MEMCG_ID, ABOVE])
         .unless(ALL_EVENTS)
         .only_with(&["memcg_high"]),
     hook(Memcg, "memcg_oom", Fentry, "mem_cgroup_out_of_memory")
-        .needs(&[MEMCG_ID])
+        .needs(&[MEMCG_ID, ABOVE])
         .unless(ALL_EVENTS),
     hook(Memcg, "memcg_oom_kill", Fentry, "__oom_kill_process")
-        .needs(&[CSS_ID, TASK_MEMORY_ID])
+        .needs(&[CSS_ID, TASK_MEMORY_ID, ABOVE])
         .unless(ALL_EVENTS),
     hook(
         Memcg,
@@ -294,19 +297,20 @@ pub(super) const HOOKS: &[Hook] = &[
         Fexit,
         "mem_cgroup_get_oom_group",
     )
-    .needs(&[MEMCG_ID])
+    .needs(&[MEMCG_ID, ABOVE])
     .unless(ALL_EVENTS),
     // The end before the begin, so that no start is sent whose end would be missed.
     hook(Throttle, "throttle_stop", Fexit, "unthrottle_cfs_rq").needs(&[
         CSS_ID,
         THROTTLED_GROUP,
         THROTTLED_CLOCKS,
+        ABOVE,
     ]),
     hook(Throttle, "throttle_stop_begin", Fentry, "unthrottle_cfs_rq")
         .needs(&[THROTTLED_CLOCKS])
         .only_with(&["throttle_stop"]),
     hook(Throttle, "throttle_start", Fexit, "throttle_cfs_rq")
-        .needs(&[CSS_ID, THROTTLED_GROUP])
+        .needs(&[CSS_ID, THROTTLED_GROUP, ABOVE])
         .only_with(&["throttle_stop_begin"]),
     hook(
         LastLine,
@@ -327,12 +331,16 @@ pub(super) const HOOKS: &[Hook] = &[
     .with_counters(),
     hook(LastLine, "last_line_retry", TpBtf, "reclaim_retry_zone").needs(&[CSS_ID, TASK_CGROUPS]),
     // Each end before its begin, so that no begin stays behind.
-    hook(Stall, "stall_leave", Fentry, "psi_memstall_leave").needs(&[CSS_ID, TASK_MEMORY_ID]),
+    hook(Stall, "stall_leave", Fentry, "psi_memstall_leave").needs(&[
+        CSS_ID,
+        TASK_MEMORY_ID,
+        ABOVE,
+    ]),
     hook(Stall, "stall_enter", Fentry, "psi_memstall_enter")
         .needs(&[&["task_struct.in_memstall"]])
         .only_with(&["stall_leave"]),
     hook(Stall, "high_sleep_end", Fexit, "schedule_timeout_killable")
-        .needs(&[CSS_ID, TASK_MEMORY_ID])
+        .needs(&[CSS_ID, TASK_MEMORY_ID, ABOVE])
         .only_with(&["stall_enter"]),
     hook(Stall, "high_sleep", Fentry, "schedule_timeout_killable").only_with(&["high_sleep_end"]),
     hook(
@@ -341,7 +349,7 @@ pub(super) const HOOKS: &[Hook] = &[
         Fexit,
         "try_to_free_mem_cgroup_pages",
     )
-    .needs(&[MEMCG_ID, TASK_MEMORY_ID]),
+    .needs(&[MEMCG_ID, TASK_MEMORY_ID, ABOVE]),
     hook(
         Stall,
         "limit_reclaim",
@@ -355,7 +363,7 @@ pub(super) const HOOKS: &[Hook] = &[
         TpBtf,
         "mm_vmscan_memcg_reclaim_end",
     )
-    .needs(&[CSS_ID, TASK_MEMORY_ID])
+    .needs(&[CSS_ID, TASK_MEMORY_ID, ABOVE])
     .unless("limit_reclaim"),
     hook(
         Stall,
@@ -371,7 +379,7 @@ pub(super) const HOOKS: &[Hook] = &[
         TpBtf,
         "mm_vmscan_direct_reclaim_end",
     )
-    .needs(&[CSS_ID, TASK_MEMORY_ID]),
+    .needs(&[CSS_ID, TASK_MEMORY_ID, ABOVE]),
     hook(
         Stall,
         "node_reclaim",
@@ -382,16 +390,18 @@ pub(super) const HOOKS: &[Hook] = &[
     hook(Refault, "refault_page", Fentry, "workingset_refault").needs(&[
         CSS_ID,
         TASK_MEMORY_ID,
+        ABOVE,
         FOLIO_PAGES,
         &["PG_swapbacked"],
     ]),
     hook(Refault, "swap_in_folio", Fentry, "swap_read_folio").needs(&[
         CSS_ID,
         TASK_MEMORY_ID,
+        ABOVE,
         FOLIO_PAGES,
     ]),
     hook(Refault, "swap_in_page", Fentry, "swap_readpage")
-        .needs(&[CSS_ID, TASK_MEMORY_ID])
+        .needs(&[CSS_ID, TASK_MEMORY_ID, ABOVE])
         .unless("swap_in_folio"),
     hook(Processes, "process_fork", TpBtf, "sched_process_fork").needs(&[
         CSS_ID,

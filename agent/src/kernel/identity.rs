@@ -3,7 +3,7 @@
 use plimsoll_abi::ABI_VERSION;
 
 use super::loader::Hierarchies;
-use super::{BpfOptions, Family};
+use super::{BpfOptions, Counts, Family};
 
 /// What must be equal for programs to be taken over: the object, what is in its frozen data, and what was asked for. The kernel is the same
 /// by nature: pins do not survive a boot.
@@ -19,6 +19,7 @@ pub(super) fn identity(
         hooks,
         without,
         window,
+        counts,
     } = options;
     // Names and numbers of our own choice: how Rust prints a value for debugging may change with any compiler.
     for family in Family::ALL.iter().filter(|family| hooks.contains(**family)) {
@@ -35,7 +36,8 @@ pub(super) fn identity(
         memory,
         cpu,
     } = hierarchies;
-    hash.write(format!("{window_ns} {memory_is_v1} {memory} {cpu} {cpus}").as_bytes());
+    let pods_only = *counts == Counts::PodsOnly;
+    hash.write(format!("{window_ns} {memory_is_v1} {memory} {cpu} {cpus} {pods_only}").as_bytes());
     format!("abi{ABI_VERSION}-{:016x}", hash.0)
 }
 
@@ -68,6 +70,7 @@ mod tests {
             hooks: HookSet::ALL,
             without: &[],
             window: Duration::from_millis(100),
+            counts: Counts::PodsOnly,
         }
     }
 
@@ -86,7 +89,7 @@ mod tests {
             ..options()
         };
         let name = identity(b"object", &options, UNIFIED, 4);
-        assert_eq!(name.split_once('-').unwrap().1, "f3d4e1986e93bcaf");
+        assert_eq!(name.split_once('-').unwrap().1, "644cf813892b183d");
     }
 
     #[test]
@@ -102,6 +105,15 @@ mod tests {
                 b"object",
                 BpfOptions {
                     window: Duration::from_millis(1),
+                    ..options()
+                },
+                UNIFIED,
+                4,
+            ),
+            (
+                b"object",
+                BpfOptions {
+                    counts: Counts::EachCgroup,
                     ..options()
                 },
                 UNIFIED,

@@ -91,7 +91,7 @@ impl Bpf {
         let loaded = loader::load(object, options, &machine)?;
         give_memory_back();
         let mut ebpf = loaded.ebpf;
-        let mut bpf = Self::of_maps(machine.cpus, loaded.hooks, |name| take_map(&mut ebpf, name))?;
+        let mut bpf = Self::of_maps(&machine, loaded.hooks, |name| take_map(&mut ebpf, name))?;
         bpf.log = ProgramLog::of(&mut ebpf);
         bpf.hold = Hold::Process {
             ebpf,
@@ -146,7 +146,7 @@ impl Bpf {
         give_memory_back();
         let mut ebpf = loaded.ebpf;
         let mut pinned = set.begin();
-        let mut bpf = Self::of_maps(machine.cpus, loaded.hooks, |name| {
+        let mut bpf = Self::of_maps(&machine, loaded.hooks, |name| {
             let map = take_map(&mut ebpf, name)?;
             if pinned.is_ok() {
                 pinned = set.pin_map(name, &map);
@@ -212,7 +212,7 @@ impl Bpf {
             })?;
         let hooks = set.hooks(&manifest, options.without)?;
         let mut missing = None;
-        let bpf = Self::of_maps(machine.cpus, hooks, |name| {
+        let bpf = Self::of_maps(machine, hooks, |name| {
             set.map(name).map_err(|error| {
                 let reason = error.to_string();
                 missing = Some(error);
@@ -228,7 +228,7 @@ impl Bpf {
     }
 
     fn of_maps(
-        cpus: usize,
+        machine: &Machine,
         hooks: Vec<HookReport>,
         mut take: impl FnMut(&'static str) -> Result<Map, BpfError>,
     ) -> Result<Bpf, BpfError> {
@@ -240,7 +240,7 @@ impl Bpf {
         Ok(Bpf {
             hold: Hold::Nothing,
             log: None,
-            consumed: Consumed::map(take("CONSUMED")?, cpus)?,
+            consumed: Consumed::map(take("CONSUMED")?, machine.cpus)?,
             manifest: map!("MANIFEST"),
             critical: Ring::new(map!("CRITICAL")),
             lifecycle: Ring::new(map!("LIFECYCLE")),
@@ -255,7 +255,11 @@ impl Bpf {
                 refaults: map!("REFAULTS"),
                 processes: map!("PROCESSES"),
                 followed: BTreeSet::new(),
-            },
+                counted: map!("COUNTED"),
+                counted_now: BTreeSet::new(),
+                hierarchies: machine.hierarchies,
+            }
+            .with_counted()?,
             last_line: LastLineMaps::new(
                 map!("LAST_LINE"),
                 map!("LAST_LINE_NEWEST"),

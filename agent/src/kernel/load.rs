@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::object::{ObjectMissing, object};
-use super::{Bpf, BpfError, BpfOptions, Family, HookKind, HookSet, PinOwner, Pinning};
+use super::{Bpf, BpfError, BpfOptions, Counts, Family, HookKind, HookSet, PinOwner, Pinning};
 
 /// Which programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,5 +61,6 @@ fn options(programs: Programs) -> BpfOptions {
         hooks,
         without: programs.without,
         window: programs.window,
+        counts: Counts::PodsOnly,
     }
 }

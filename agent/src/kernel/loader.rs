@@ -14,7 +14,8 @@ use super::error::reason;
 use super::hooks::{HOOKS, Hook};
 use super::layout::{self, Resolved};
 use super::{
-    BpfError, BpfOptions, Family, HookKind, HookReport, HookState, Unavailable, consumed, policy,
+    BpfError, BpfOptions, Counts, Family, HookKind, HookReport, HookState, Unavailable, consumed,
+    policy,
 };
 use crate::host::cgroup_paths::hierarchy_number;
 use crate::host::file::read_text;
@@ -95,6 +96,8 @@ pub(super) fn load(
         cpu_hierarchy: machine.hierarchies.cpu,
         // The file is there without PSI, too, and then cannot be read.
         psi_is_on: u32::from(fs::read(PRESSURE).is_ok()),
+        counts_pods_only: u32::from(options.counts == Counts::PodsOnly),
+        pad: 0,
     };
     // A long list: read only if a program needs it.
     let counters = if options.hooks.contains(Family::LastLine) {

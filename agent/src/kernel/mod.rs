@@ -51,7 +51,7 @@ pub use hooks::{Family, HookKind, HookSet};
 pub use lifetime::AtEnd;
 pub use pins::{PinError, PinOwner, PinSet, Pinning};
 pub use totals::{
-    MemoryTotals, OomTotals, ProcessTotals, RefaultTotals, StallTotals, ThrottleTotals,
+    Counted, MemoryTotals, OomTotals, ProcessTotals, RefaultTotals, StallTotals, ThrottleTotals,
 };
 
 use self::log::ProgramLog;
@@ -63,6 +63,15 @@ use lifetime::Hold;
 use ring::Ring;
 use totals::Totals;
 
+/// Whose events are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counts {
+    /// Each cgroup's, under its id. Whoever may make cgroups can fill the maps: for a look at the machine, and for tests.
+    EachCgroup,
+    /// Those of the cgroups that [`Bpf::count_only`] names, and of all below them. Nothing that a pod does takes the room of another.
+    PodsOnly,
+}
+
 /// What to load, and the numbers that are fixed at load time.
 #[derive(Clone, Copy, Debug)]
 pub struct BpfOptions {
@@ -72,6 +81,8 @@ pub struct BpfOptions {
     pub without: &'static [HookKind],
     /// Of the records that come in floods, at most one per cgroup is sent in this time.
     pub window: Duration,
+    /// Whose events are counted.
+    pub counts: Counts,
 }
 
 /// The loaded programs. Dropping it detaches and unloads them, unless they are pinned: then they stay, as they do when the process

@@ -14,6 +14,7 @@ use super::decode::{
     MemoryLimitEvent, RefaultKind, StallCause, memory_limit_event, refault_kind, stall_cause_of,
 };
 use super::error::map_error;
+use super::loader::Hierarchies;
 use super::{Bpf, BpfError};
 
 /// How long tasks were held up for want of memory, for one cause.
@@ -102,6 +103,30 @@ pub(super) struct Totals {
     pub(super) processes: HashMap<MapData, u64, [u64; process_totals::WORDS]>,
     /// The keys of `processes` that this agent has added, but for those that were removed with their cgroup.
     pub(super) followed: BTreeSet<u64>,
+    /// (Hierarchy, cgroup id): what has counts of its own.
+    pub(super) counted: HashMap<MapData, [u64; 2], u64>,
+    /// The keys of `counted`, but for those that were removed with their cgroup.
+    pub(super) counted_now: BTreeSet<[u64; 2]>,
+    pub(super) hierarchies: Hierarchies,
+}
+
+/// Cgroups that have counts of their own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Their ids in the hierarchy that accounts memory.
+    pub memory: BTreeSet<u64>,
+    /// Their ids in the hierarchy of the cpu controller.
+    pub cpu: BTreeSet<u64>,
+}
+
+impl Totals {
+    /// As of now: an agent before may have named some.
+    pub(super) fn with_counted(mut self) -> Result<Self, BpfError> {
+        for key in self.counted.keys() {
+            self.counted_now.insert(key.map_err(map_error("COUNTED"))?);
+        }
+        Ok(self)
+    }
 }
 
 impl Bpf {
@@ -245,6 +270,51 @@ impl Bpf {
                 Err(error) => return Err(failed(error)),
             }
             self.totals.followed.insert(*id);
+        }
+        Ok(())
+    }
+}
+
+impl Bpf {
+    /// With [`Counts::PodsOnly`]: exactly these cgroups have counts of their own from now on. What happens in a cgroup below one of them is counted for
+    /// that, for the lower of two. What was counted stays. One map update for each.
+    ///
+    /// [`Counts::PodsOnly`]: super::Counts::PodsOnly
+    ///
+    /// # Errors
+    /// When the kernel refuses an update ([`plimsoll_abi::COUNTED_MAX`] cgroups of each hierarchy have room).
+    pub fn count_only(&mut self, cgroups: &Counted) -> Result<(), BpfError> {
+        let failed = map_error("COUNTED");
+        let Totals {
+            counted,
+            counted_now,
+            hierarchies,
+            ..
+        } = &mut self.totals;
+        let keys = |hierarchy: u32, ids: &BTreeSet<u64>| {
+            let key = |id: &u64| [u64::from(hierarchy), *id];
+            ids.iter().map(key).collect::<Vec<_>>()
+        };
+        let memory = keys(hierarchies.memory, &cgroups.memory);
+        let cpu = keys(hierarchies.cpu, &cgroups.cpu);
+        let wanted: BTreeSet<[u64; 2]> = memory.into_iter().chain(cpu).collect();
+        for key in counted_now.difference(&wanted) {
+            match counted.remove(key) {
+                // The program takes it away when the cgroup is removed.
+                Ok(()) | Err(MapError::KeyNotFound) => {}
+                Err(error) if is_absent(&error) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        counted_now.retain(|key| wanted.contains(key));
+        // Also those that were there: an entry that has gone missing would be missing for good.
+        for key in wanted {
+            match counted.insert(key, 1, NO_EXIST) {
+                Ok(()) => {}
+                Err(error) if is_present(&error) => {}
+                Err(error) => return Err(failed(error)),
+            }
+            counted_now.insert(key);
         }
         Ok(())
     }

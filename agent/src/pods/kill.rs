@@ -27,6 +27,7 @@ mod freezer;
 mod member;
 pub mod release;
 mod rest;
+mod thread;
 mod tree;
 
 use std::path::{Component, Path};
@@ -44,6 +45,7 @@ pub use containers::{HELD, HOLD_FILE};
 use freezer::Thaw;
 use member::{Leader, Member, SeenPids};
 pub use rest::{Rest, RestEnded, RestState};
+pub use thread::{KillThread, WriteTimes};
 use tree::{Node as _, Tree};
 
 /// Cgroups of one pod that are kept at most: containers and the cgroups that those make inside.
@@ -83,11 +85,14 @@ pub struct Killed {
     pub rounds: u32,
 }
 
+/// How `cgroup.kill` is written.
+type Write<'a> = &'a dyn Fn(&Arc<ControlFile>) -> Result<(), FileError>;
+
 /// Everything open that it takes to end one pod.
 #[derive(Debug)]
 pub struct PodKill {
     host: HostRoot,
-    cgroup_kill: Option<ControlFile>,
+    cgroup_kill: Option<Arc<ControlFile>>,
     /// `cgroup.events` of the pod's cgroup in the unified tree.
     events: Option<ControlFile>,
     /// `cgroup.kill` reaches every process: the tree that it belongs to is also the one that accounts memory.
@@ -126,7 +131,8 @@ impl PodKill {
         };
         let unified = mounts.unified().filter(|unified| unified.has(pod));
         let in_unified = |name: &str| unified.map(|unified| unified.dir(pod).join(name));
-        let cgroup_kill = if_there(in_unified("cgroup.kill").map(ControlFile::open_to_write))?; // since 5.14
+        let cgroup_kill = if_there(in_unified("cgroup.kill").map(ControlFile::open_to_write))? // since 5.14
+            .map(Arc::new);
         let events = if_there(in_unified("cgroup.events").map(ControlFile::open))?;
         let is_unified = unified == Some(hierarchy);
         let freezer = mounts
@@ -312,10 +318,22 @@ impl PodKill {
     /// [`FileError`] when neither `cgroup.kill` nor `cgroup.procs` could be used, or a frozen cgroup of v1 is not thawed. A cgroup that is gone
     /// is no error: nothing is left to kill.
     pub fn kill(&self) -> Result<Killed, FileError> {
+        self.kill_with(&|file| file.write(thread::KILL))
+    }
+
+    /// The same, but `cgroup.kill` is written by a thread, so that the caller does not wait for that either. What goes wrong there, the thread makes up for.
+    ///
+    /// # Errors
+    /// As for [`PodKill::kill`].
+    pub fn kill_by(&self, thread: &KillThread) -> Result<Killed, FileError> {
+        self.kill_with(&|file| thread.write(file))
+    }
+
+    fn kill_with(&self, write: Write<'_>) -> Result<Killed, FileError> {
         // What goes wrong here goes wrong again below, where it counts.
         self.kill_leaders().ok();
         let thawed = self.thaw();
-        let killed = self.kill_all()?;
+        let killed = self.kill_all(write)?;
         thawed.and(self.thaw())?;
         Ok(killed)
     }
@@ -324,13 +342,13 @@ impl PodKill {
         self.freezer.as_ref().map_or(Ok(()), freezer::thaw)
     }
 
-    fn kill_all(&self) -> Result<Killed, FileError> {
+    fn kill_all(&self, write: Write<'_>) -> Result<Killed, FileError> {
         let mut kill_error = None;
         let mut is_killed = false;
         let containers = self.beside.as_ref().filter(|one| one.is_by_container());
         let killed = match (containers, &self.cgroup_kill) {
-            (Some(containers), _) => containers.kill(),
-            (None, Some(file)) => file.write(b"1").map(|()| true),
+            (Some(containers), _) => containers.kill(write),
+            (None, Some(file)) => write(file).map(|()| true),
             (None, None) => Ok(false),
         };
         match killed {

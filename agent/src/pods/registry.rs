@@ -28,7 +28,7 @@ use crate::host::worker::NotTaken;
 use crate::pods;
 use crate::pods::cgroup::ApplyError;
 use crate::pods::directories::PodDirs;
-use crate::pods::kill::{PodKill, RestState};
+use crate::pods::kill::{KillThread, PodKill, RestState, WriteTimes};
 use crate::pods::names::{KubeletTree, PodCgroup, container_name};
 use crate::pods::removal::CgroupWorker;
 use crate::pods::sandbox::sandbox;
@@ -119,6 +119,8 @@ pub struct Pods {
     with_stage_files: bool,
     /// `None`: cgroups of pods that have left stay.
     worker: Option<CgroupWorker>,
+    /// `None`: the caller of a kill waits for it.
+    kill_thread: Option<KillThread>,
 }
 
 impl Pods {
@@ -140,6 +142,7 @@ impl Pods {
             generation: 0,
             with_stage_files: false,
             worker: None,
+            kill_thread: None,
         }
     }
 
@@ -150,14 +153,31 @@ impl Pods {
         Self { worker, ..self }
     }
 
+    /// With a thread that writes `cgroup.kill`.
+    #[must_use]
+    pub fn with_kill_thread(self, thread: KillThread) -> Self {
+        let kill_thread = Some(thread);
+        Self {
+            kill_thread,
+            ..self
+        }
+    }
+
+    /// How long its writes took so far.
+    pub fn kill_writes(&self) -> WriteTimes {
+        let thread = self.kill_thread.as_ref();
+        thread.map_or_else(WriteTimes::default, KillThread::times)
+    }
+
     /// That thread.
     pub fn worker(&mut self) -> Option<&mut CgroupWorker> {
         self.worker.as_mut()
     }
 
-    /// Work for that thread that found no room in its queue, so far.
+    /// Work for these threads that found no room in their queues, so far.
     pub fn work_refused(&self) -> u64 {
-        self.worker.as_ref().map_or(0, CgroupWorker::dropped)
+        let kills = self.kill_thread.as_ref().map_or(0, KillThread::refused);
+        self.worker.as_ref().map_or(0, CgroupWorker::dropped) + kills
     }
 
     /// Of pods that a kubelet runs: none of their limits is written, and none of their cgroups removed.
@@ -620,7 +640,7 @@ impl Pods {
         self.open(uid)?.stage_files.as_ref()
     }
 
-    /// Kills everything in a pod's cgroup. Allocates nothing.
+    /// Kills everything in a pod's cgroup. Allocates nothing, and with [`Pods::with_kill_thread`] waits for no lock of the kernel that a pod can hold.
     ///
     /// # Errors
     /// When neither `cgroup.kill` nor `cgroup.procs` could be used. A pod that is gone already is no error.
@@ -628,7 +648,10 @@ impl Pods {
         let Some(open) = self.open(uid) else {
             return Ok(());
         };
-        let killed = open.kill.kill();
+        let killed = match &self.kill_thread {
+            Some(thread) => open.kill.kill_by(thread),
+            None => open.kill.kill(),
+        };
         if let (Some(rest), Some(worker)) = (open.kill.rest(), &self.worker) {
             worker.end_rest(uid, rest);
         }

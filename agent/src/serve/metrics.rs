@@ -252,6 +252,26 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "",
         [([], Value::Count(tally.cgroup_work_refused))],
     )?;
+    let (kills, sum_ns, max_ns) = tally.kill_writes;
+    let seconds = |ns| Value::Float(Duration::from_nanos(ns).as_secs_f64());
+    page.counter(
+        "plimsoll_cgroup_kill_writes",
+        "Writes to cgroup.kill, by the thread that waits for them.",
+        "",
+        [([], Value::Count(kills))],
+    )?;
+    page.counter(
+        "plimsoll_cgroup_kill_write_time",
+        "Time that these writes took: the kernel makes them wait while others make and remove cgroups.",
+        "seconds",
+        [([], seconds(sum_ns))],
+    )?;
+    page.gauge(
+        "plimsoll_cgroup_kill_longest_write",
+        "The longest of these writes.",
+        "seconds",
+        [([], seconds(max_ns))],
+    )?;
     page.counter(
         "plimsoll_memory_releases_refused",
         "Killed pods whose memory was left to their processes, because the agent was freeing that of others.",

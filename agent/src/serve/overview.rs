@@ -39,6 +39,9 @@ pub struct Overview {
     pub pid: Option<u32>,
     /// The newest event that the engine has seen.
     pub now_ns: u64,
+    /// The longest turn of the agent's loop so far, in which it could react to nothing else, nanoseconds; `None`: from a journal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub longest_turn_ns: Option<u64>,
     /// The node.
     pub node: NodeOverview,
     /// Every signal that has a threshold or has been observed.
@@ -269,6 +272,7 @@ impl Overview {
             plimsoll: env!("CARGO_PKG_VERSION").to_owned(),
             pid: figures.pid,
             now_ns: state.now_ns,
+            longest_turn_ns: Some(snapshot.tally.turns.max_ns).filter(|ns| *ns > 0),
             node: node(state, figures.node.as_ref()),
             pods: pods.collect(),
             refused: snapshot.refused.to_vec(),

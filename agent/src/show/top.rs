@@ -192,7 +192,11 @@ impl Screen<'_, '_> {
         let ago = |since: std::time::Duration| model.now.saturating_sub(since).as_secs();
         let right = match (&model.feed, model.paused) {
             (_, Some(since)) => format!("PAUSED for {} s", ago(since)),
-            (Feed::Live { every, .. }, None) => format!("every {}", span_of(*every)),
+            (Feed::Live { every, .. }, None) => {
+                let longest = overview.and_then(|it| it.longest_turn_ns);
+                let longest = longest.map(|ns| format!("longest turn {}  ", span(ns)));
+                format!("{}every {}", longest.unwrap_or_default(), span_of(*every))
+            }
             (
                 Feed::Recorded {
                     position, plays_ns, ..

@@ -25,7 +25,7 @@ use plimsoll::kernel::decode::Record;
 use plimsoll::kernel::object::{object, sampling_object};
 use plimsoll::kernel::sampling::{Sampler, SamplingOptions};
 use plimsoll::kernel::{
-    AtEnd, Bpf, BpfOptions, Family, HookReport, HookSet, HookState, Unavailable,
+    AtEnd, Bpf, BpfOptions, Counts, Family, HookReport, HookSet, HookState, Unavailable,
 };
 
 /// The rings are looked at this often; nothing wakes us.
@@ -248,6 +248,7 @@ fn load_records(plan: &Plan, refused: &mut Vec<Refused>) -> Result<Option<Bpf>, 
             hooks,
             without: &[],
             window: plan.window,
+            counts: Counts::EachCgroup,
         },
     ) {
         Ok(bpf) => bpf,

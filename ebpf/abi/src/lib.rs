@@ -18,7 +18,7 @@ pub mod last_line;
 pub mod sampling;
 
 /// Version of every layout in this file. A change to any of them raises it, and the agent refuses other versions.
-pub const ABI_VERSION: u16 = 5;
+pub const ABI_VERSION: u16 = 6;
 
 /// "The program could not know this" in a 64-bit field.
 pub const UNKNOWN_U64: u64 = u64::MAX;
@@ -442,9 +442,32 @@ pub struct Config {
     pub cpu_hierarchy: u32,
     /// 1 when PSI counts, so that `task_struct.in_memstall` distinguishes an outer stall from one inside it.
     pub psi_is_on: u32,
+    /// 1 when only what happens in pods is counted, under the ids in the `COUNTED` map; 0: each cgroup by itself.
+    pub counts_pods_only: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
-const _: () = assert!(size_of::<Config>() == 24);
+const _: () = assert!(size_of::<Config>() == 32);
+
+/// Cgroups of one hierarchy that have counts of their own, when only pods are counted. So many have room in every map of totals, with all their
+/// events and causes.
+pub const COUNTED_MAX: u32 = 1024;
+
+/// Entries of the maps whose key is a cgroup id.
+pub const BY_CGROUP_MAX: u32 = 4096;
+
+/// Entries of the maps whose key is a cgroup id and an event or cause.
+pub const BY_CGROUP_AND_CAUSE_MAX: u32 = 8192;
+
+const _: () =
+    assert!(COUNTED_MAX as usize * memory_event::ALL.len() <= BY_CGROUP_AND_CAUSE_MAX as usize);
+const _: () =
+    assert!(COUNTED_MAX as usize * stall_cause::ALL.len() <= BY_CGROUP_AND_CAUSE_MAX as usize);
+const _: () =
+    assert!(COUNTED_MAX as usize * refault::ALL.len() <= BY_CGROUP_AND_CAUSE_MAX as usize);
+// One for NO_POD.
+const _: () = assert!(COUNTED_MAX < BY_CGROUP_MAX);
 
 macro_rules! layout {
     ($($(#[$doc:meta])+ $field:ident: $path:literal,)+) => {
@@ -573,7 +596,10 @@ pub const fn folded(kind: Kind) -> u32 {
     3 * kind.number() as u32 + 2
 }
 
-/// Value of the `OOM_KILLS` map (key: the victims' cgroup id), by field.
+/// Key of the `OOM_KILLS` map for kills in no pod, when only pods are counted.
+pub const NO_POD: u64 = 0;
+
+/// Value of the `OOM_KILLS` map (key: the victims' cgroup id, or [`NO_POD`]), by field.
 pub mod oom_totals {
     /// When the window began in which records are counted now.
     pub const WINDOW_NS: usize = 0;

@@ -547,3 +547,19 @@ fn json_is_read_back() {
     let json = serde_json::to_string(&seen).unwrap();
     assert_eq!(serde_json::from_str::<Overview>(&json).unwrap(), seen);
 }
+
+/// What the agent could not react in is a figure of the screen's head.
+#[test]
+fn the_longest_turn_of_the_loop_is_beside_the_period() {
+    let mut model = Model::new(live(), false);
+    let mut overview = overview(512);
+    overview.longest_turn_ns = Some(12_345_678);
+    let json = serde_json::to_value(&overview).unwrap();
+    assert_eq!(json["longestTurnNs"], 12_345_678);
+    model.update(Message::Answer(Box::new(overview)));
+    let text = screen(&model, 80, 24);
+    assert_eq!(
+        text.lines().next().unwrap(),
+        "plimsoll top  node-1  3 pods, by pressure          longest turn 12 ms  every 1 s"
+    );
+}

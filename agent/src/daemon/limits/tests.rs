@@ -19,7 +19,7 @@ const FILES: Origins = Origins {
     memory_events: false,
     event_control: false,
 };
-const KERNEL: Origins = Origins {
+pub(super) const KERNEL: Origins = Origins {
     memory: Origin::Kernel,
     oom_kills: Origin::Kernel,
     throttling: Origin::Kernel,
@@ -31,15 +31,15 @@ const KERNEL: Origins = Origins {
 };
 const SECOND: u64 = 1_000_000_000;
 
-struct Node {
+pub(super) struct Node {
     _dir: tempfile::TempDir,
     host: HostRoot,
     pods: Pods,
-    limits: Limits,
+    pub(super) limits: Limits,
     now_ns: u64,
 }
 
-fn v1(origins: Origins) -> Node {
+pub(super) fn v1(origins: Origins) -> Node {
     Node::new(
         &[
             ("cgroup", "/sys/fs/cgroup/cpu", "cpu,cpuacct"),
@@ -49,7 +49,7 @@ fn v1(origins: Origins) -> Node {
     )
 }
 
-fn v2(origins: Origins) -> Node {
+pub(super) fn v2(origins: Origins) -> Node {
     Node::new(&[("cgroup2", "/sys/fs/cgroup", "rw")], origins)
 }
 
@@ -72,7 +72,7 @@ impl Node {
         }
     }
 
-    fn dir(&self, hierarchy: &str, cgroup: &str) -> PathBuf {
+    pub(super) fn dir(&self, hierarchy: &str, cgroup: &str) -> PathBuf {
         self.host
             .path("/sys/fs/cgroup")
             .join(hierarchy)
@@ -80,7 +80,7 @@ impl Node {
             .join(cgroup)
     }
 
-    fn memory_v1(&self, cgroup: &str, failcnt: u64, oom_kill: u64) {
+    pub(super) fn memory_v1(&self, cgroup: &str, failcnt: u64, oom_kill: u64) {
         let dir = self.dir("memory", cgroup);
         fs::create_dir_all(&dir).unwrap();
         for (file, text) in [
@@ -101,7 +101,7 @@ impl Node {
         }
     }
 
-    fn memory_v2(&self, cgroup: &str, high: u64, max: u64, oom: u64, oom_kill: u64) {
+    pub(super) fn memory_v2(&self, cgroup: &str, high: u64, max: u64, oom: u64, oom_kill: u64) {
         let dir = self.dir("", cgroup);
         fs::create_dir_all(&dir).unwrap();
         for (file, text) in [
@@ -117,13 +117,13 @@ impl Node {
         }
     }
 
-    fn cpu(&self, hierarchy: &str, cgroup: &str, text: &str) {
+    pub(super) fn cpu(&self, hierarchy: &str, cgroup: &str, text: &str) {
         let dir = self.dir(hierarchy, cgroup);
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("cpu.stat"), text).unwrap();
     }
 
-    fn apply(&mut self, uid: &str) {
+    pub(super) fn apply(&mut self, uid: &str) {
         let pod: Pod = serde_json::from_value(serde_json::json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": uid, "namespace": "default", "uid": uid},
@@ -151,7 +151,7 @@ impl Node {
         told
     }
 
-    fn turn(&mut self) -> Vec<(String, LimitCounts)> {
+    pub(super) fn turn(&mut self) -> Vec<(String, LimitCounts)> {
         self.begin();
         self.end()
     }

@@ -7,10 +7,11 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::tree::Node as _;
-use super::{Member, if_there, read_populated};
+use super::{Member, Write, if_there, read_populated};
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::file::{ControlFile, FileError};
 
@@ -36,7 +37,7 @@ pub(super) struct Containers {
 struct Container {
     name: Box<OsStr>,
     id: u64,
-    kill: Option<ControlFile>,
+    kill: Option<Arc<ControlFile>>,
     events: Option<ControlFile>,
     usage: Option<ControlFile>,
     /// At the kill.
@@ -80,7 +81,8 @@ impl Containers {
                     Container {
                         name: name.into(),
                         id,
-                        kill: if_there(in_unified("cgroup.kill").map(ControlFile::open_to_write))?,
+                        kill: if_there(in_unified("cgroup.kill").map(ControlFile::open_to_write))?
+                            .map(Arc::new),
                         events: if_there(in_unified("cgroup.events").map(ControlFile::open))?,
                         usage: if_there(Some(ControlFile::open(dir.join(self.usage_file))))?,
                         usage_bytes: AtomicU64::new(0),
@@ -167,10 +169,10 @@ impl Containers {
     }
 
     /// `cgroup.kill` of each. Returns whether all were killed so; else their processes have to be signalled. Allocates nothing.
-    pub(super) fn kill(&self) -> Result<bool, FileError> {
+    pub(super) fn kill(&self, write: Write<'_>) -> Result<bool, FileError> {
         let (mut all, mut failure) = (true, None);
         for one in self.ending() {
-            match one.kill.as_ref().map(|file| file.write(b"1")) {
+            match one.kill.as_ref().map(write) {
                 Some(Ok(())) => {}
                 Some(Err(error)) if error.is_vanished() => {}
                 Some(Err(error)) => failure = failure.or(Some(error)),

@@ -1,5 +1,12 @@
+use std::os::unix::process::ExitStatusExt as _;
+use std::sync::mpsc::channel;
+
+use rustix::io::Errno;
+use rustix::process::Signal;
+
 use super::*;
 use crate::host::cgroup::tests::{fake_host, fake_v2};
+use crate::host::file::ControlFile;
 
 const POD: &str = "/sys/fs/cgroup/kubepods/besteffort/poda";
 
@@ -143,4 +150,74 @@ fn a_round_comes_to_every_pod_and_begins_again() {
     assert_eq!(turn(2), ["c", "d"]);
     assert_eq!(turn(2), ["e", "a"]);
     assert_eq!(turn(9), ["b", "c", "d", "e", "a"]);
+}
+
+/// A pod that was seen running, and a thread that writes `cgroup.kill` like this.
+fn with_kill_thread(
+    write: impl Fn(&ControlFile) -> Result<(), FileError> + Send + 'static,
+) -> (tempfile::TempDir, HostRoot, Pods) {
+    let (dir, host, mut pods) = one_pod("1");
+    assert_eq!(look(&mut pods), Some(true));
+    let pods = pods.with_kill_thread(KillThread::start_with(write).unwrap());
+    (dir, host, pods)
+}
+
+fn written(host: &HostRoot) -> String {
+    std::fs::read_to_string(host.path(POD).join("cgroup.kill")).unwrap()
+}
+
+/// Stands in for a kernel whose `cgroup_mutex` a tenant holds.
+#[test]
+fn a_kill_does_not_wait_until_the_kernel_takes_it() {
+    let (let_go, held) = channel::<()>();
+    let (_dir, host, pods) = with_kill_thread(move |file| {
+        held.recv().ok();
+        file.write(b"1")
+    });
+    pods.kill(&PodUid::new("a")).unwrap();
+    assert_eq!(
+        (written(&host), pods.kill_writes().count),
+        (String::new(), 0)
+    );
+    drop(let_go);
+    while pods.kill_writes().count == 0 {
+        std::thread::yield_now();
+    }
+    let times = pods.kill_writes();
+    assert_eq!((written(&host), times.count), ("1".to_owned(), 1));
+    assert!(times.max_ns > 0 && times.sum_ns == times.max_ns);
+}
+
+#[test]
+fn a_kill_that_finds_no_place_is_done_at_once() {
+    let (let_go, held) = channel::<()>();
+    let (_dir, host, pods) = with_kill_thread(move |_| {
+        held.recv().ok();
+        Ok(())
+    });
+    while pods.work_refused() == 0 {
+        assert_eq!(written(&host), "");
+        pods.kill(&PodUid::new("a")).unwrap();
+    }
+    assert_eq!(written(&host), "1");
+    drop(let_go);
+}
+
+#[test]
+fn what_the_kernel_does_not_kill_as_a_whole_is_signalled_by_the_thread() {
+    let (_dir, host, pods) = with_kill_thread(|file| {
+        Err(FileError::Unwritable {
+            path: Arc::clone(file.path()),
+            source: Errno::OPNOTSUPP,
+        })
+    });
+    let mut child = std::process::Command::new("sleep")
+        .arg("100000")
+        .spawn()
+        .unwrap();
+    let procs = host.path(POD).join("cgroup.procs");
+    std::fs::write(procs, format!("{}\n", child.id())).unwrap();
+    pods.kill(&PodUid::new("a")).unwrap();
+    let signal = child.wait().unwrap().signal();
+    assert_eq!(signal, Some(Signal::KILL.as_raw()));
 }

@@ -144,6 +144,7 @@ impl Bpf {
                 map(HASH, 8, words(abi::last_line::pods::WORDS), 256),
             ),
             ("KILLS_REPORTED", map(HASH, 8, 8, 256)),
+            ("COUNTED", map(HASH, 16, 8, 2 * abi::COUNTED_MAX as usize)),
             (
                 "THROTTLE",
                 map(HASH, 8, words(abi::throttle_totals::WORDS), 4096),

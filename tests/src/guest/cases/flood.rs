@@ -3,25 +3,30 @@
 //! `PLIMSOLL_FLOOD_RECORDS=1000000` makes the flood as large as that (minutes in an emulated guest); without it, it is as large
 //! as some seconds allow.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use plimsoll::kernel::decode::{Body, OomLimit};
+use plimsoll::kernel::decode::{Body, OomLimit, RefaultKind};
 use plimsoll::kernel::object::object;
-use plimsoll::kernel::{Account, AtEnd, Bpf, BpfOptions, HookSet};
-use plimsoll_abi::{Kind, OOM_RECORDS_PER_WINDOW};
+use plimsoll::kernel::{Account, AtEnd, Bpf, BpfOptions, Counted, Counts, Family, HookSet};
+use plimsoll_abi::{BY_CGROUP_AND_CAUSE_MAX, Kind, OOM_RECORDS_PER_WINDOW};
+use rustix::fs::{Advice, fadvise};
 
 use super::super::cgroup;
+use super::super::clock::wait_until;
 use super::super::harness::{Done, Outcome, Test};
-use super::super::machines::On;
+use super::super::machines::{Machine, On};
 use super::super::memory::mib;
 use super::super::process::{Guard, hog_in, program, shell_in};
+use super::disk::Disk;
 use super::needs_memory_v2;
+use super::records::{Scratch, id};
 
 pub(super) const TESTS: &[Test] = &[
     Test {
@@ -33,6 +38,12 @@ pub(super) const TESTS: &[Test] = &[
         name: "flood::kills_beyond_a_cgroup_s_share_are_counted",
         on: On::EachKernel,
         run: oom_flood,
+    },
+    Test {
+        name: "flood::a_pod_of_many_cgroups_leaves_the_counts_of_others_alone",
+        // The programs that count are the same on every kernel, and eight thousand cgroups take their time.
+        on: On::These(&[Machine::V7_2]),
+        run: cgroup_flood,
     },
 ];
 
@@ -65,6 +76,7 @@ fn load(window: Duration) -> anyhow::Result<Bpf> {
             hooks: HookSet::ALL,
             without: &[],
             window,
+            counts: Counts::EachCgroup,
         },
     )?)
 }
@@ -316,6 +328,122 @@ fn oom_flood() -> Outcome {
     ensure!(
         folded_choices == 0 && (kernel - 1..=kernel).contains(&named),
         "{named} victims named, memory.events {kernel}"
+    );
+    Ok(Done::Passed)
+}
+
+const PAGE_BYTES: u64 = 4096;
+/// Pages that stay in the page cache, and as many that need not: the kernel remembers evicted pages only while a cgroup has some cache left
+/// (mm/workingset.c `count_shadow_nodes`).
+const KEPT: u64 = 2048;
+
+/// A file whose pages a cgroup has had in the page cache, and has no more.
+struct Evicted(File);
+
+impl Evicted {
+    /// This process is in `cgroup` afterwards.
+    fn new(disk: &Disk, cgroup: &Path, pages: u64) -> anyhow::Result<Self> {
+        let name = cgroup.file_name().context("a cgroup has a name")?;
+        let path = disk.0.join(name);
+        let file = File::create_new(&path)?;
+        // A hole: to read it takes no disk.
+        let all = pages + KEPT + KEPT;
+        file.set_len(all * PAGE_BYTES)?;
+        let file = File::open(&path)?;
+        join(cgroup)?;
+        let mut page = [0; PAGE_BYTES as usize];
+        for index in 0..all {
+            file.read_exact_at(&mut page, index * PAGE_BYTES)?;
+        }
+        // One page at a time from now on.
+        fadvise(&file, 0, None, Advice::Random)?;
+        // The oldest go first. EAGAIN: it could not free as much.
+        let reclaim = ((pages + KEPT) * PAGE_BYTES).to_string();
+        let _less = fs::write(cgroup.join("memory.reclaim"), reclaim);
+        Ok(Self(file))
+    }
+
+    fn read(&self, page: u64) -> anyhow::Result<()> {
+        Ok(self.0.read_exact_at(&mut [0], page * PAGE_BYTES)?)
+    }
+}
+
+/// Moves this process.
+fn join(cgroup: &Path) -> anyhow::Result<()> {
+    fs::write(cgroup.join("cgroup.procs"), "0").with_context(|| cgroup.display().to_string())
+}
+
+fn pages_back(bpf: &Bpf, cgroup: &Path) -> anyhow::Result<u64> {
+    let (mut pages, wanted) = (0, id(cgroup)?);
+    bpf.drain_refaults(|totals| {
+        if (totals.cgroup_id, totals.what) == (wanted, RefaultKind::File) {
+            pages = totals.pages;
+        }
+    })?;
+    Ok(pages)
+}
+
+/// A process goes through more cgroups than a map has places, reads one page back in each, and all of them stay.
+fn cgroup_flood() -> Outcome {
+    /// Pages that the other pod reads back.
+    const OTHERS: u64 = 64;
+    if let Some(skipped) = needs_memory_v2() {
+        return Ok(skipped);
+    }
+    let places = u64::from(BY_CGROUP_AND_CAUSE_MAX);
+    let many = places + 64;
+    let disk = Disk::mount(64, 16384)?;
+    let scratch = Scratch::new("memory")?;
+    let (greedy, other) = (scratch.child("greedy")?, scratch.child("other")?);
+    let mut bpf = Bpf::load(
+        object()?,
+        &BpfOptions {
+            hooks: HookSet::NONE.with(Family::Refault),
+            without: &[],
+            window: Duration::from_millis(100),
+            counts: Counts::PodsOnly,
+        },
+    )?;
+    bpf.count_only(&Counted {
+        memory: [id(&greedy)?, id(&other)?].into(),
+        cpu: [].into(),
+    })?;
+    let others = Evicted::new(&disk, &other, OTHERS)?;
+    let pages = Evicted::new(&disk, &greedy, many)?;
+    let nested = |index| greedy.join(format!("n{index}"));
+    let begin = Instant::now();
+    for index in 0..many {
+        fs::create_dir(nested(index))?;
+        join(&nested(index))?;
+        pages.read(index)?;
+    }
+    let made = begin.elapsed();
+    join(&other)?;
+    for index in 0..OTHERS {
+        others.read(index)?;
+    }
+    join(&cgroup::memory_root())?;
+    let kernel =
+        |group: &Path| cgroup::keyed(&group.join("memory.stat"), "workingset_refault_file");
+    let seen = [pages_back(&bpf, &other)?, pages_back(&bpf, &greedy)?];
+    let mut wanted = [0; 2];
+    // The kernel brings few changes up to date every two seconds.
+    wait_until(Duration::from_secs(30), Duration::from_millis(100), || {
+        wanted = [&other, &greedy].map(|group| kernel(group).unwrap_or(0));
+        wanted == seen
+    });
+    let untracked = bpf.account()?.untracked();
+    for index in 0..many {
+        fs::remove_dir(nested(index))?;
+    }
+    eprintln!(
+        "{many} cgroups in {made:?}, removed after {:?}; pages back {seen:?}, memory.stat {wanted:?}, untracked {untracked}",
+        begin.elapsed()
+    );
+    // Blocks of the file system come back with them.
+    ensure!(
+        seen == wanted && wanted[0] >= OTHERS && wanted[1] > places && untracked == 0,
+        "pages back: {seen:?}, memory.stat {wanted:?}; {untracked} found no place"
     );
     Ok(Done::Passed)
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use plimsoll::kernel::decode::{Body, MemoryLimitEvent, OomLimit, Record};
 use plimsoll::kernel::object::object;
-use plimsoll::kernel::{Bpf, BpfOptions, Family, HookSet, HookState, Unavailable};
+use plimsoll::kernel::{Bpf, BpfOptions, Counts, Family, HookSet, HookState, Unavailable};
 use plimsoll_abi::Kind;
 
 use super::super::cgroup;
@@ -137,6 +137,7 @@ pub(super) fn load(families: &[Family], window: Duration) -> anyhow::Result<Bpf>
             hooks,
             without: &[],
             window,
+            counts: Counts::EachCgroup,
         },
     )?)
 }
@@ -169,6 +170,7 @@ fn every_family_attaches() -> Outcome {
             hooks: HookSet::ALL,
             without: &[],
             window: Duration::from_millis(10),
+            counts: Counts::EachCgroup,
         },
     )?;
     for family in Family::ALL {

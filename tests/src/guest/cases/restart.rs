@@ -10,7 +10,9 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use plimsoll::kernel::decode::{Body, Record};
 use plimsoll::kernel::object::object;
-use plimsoll::kernel::{AtEnd, Bpf, BpfOptions, HookReport, HookSet, HookState, PinOwner, Pinning};
+use plimsoll::kernel::{
+    AtEnd, Bpf, BpfOptions, Counts, HookReport, HookSet, HookState, PinOwner, Pinning,
+};
 use plimsoll_abi::Kind;
 
 use super::super::agent::Options;
@@ -57,6 +59,7 @@ fn options(window_ms: u64) -> BpfOptions {
         hooks: HookSet::ALL,
         without: &[],
         window: Duration::from_millis(window_ms),
+        counts: Counts::EachCgroup,
     }
 }
 

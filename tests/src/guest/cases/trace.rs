@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use plimsoll::kernel::object::object;
-use plimsoll::kernel::{AtEnd, Bpf, BpfOptions, Family, HookSet, PinOwner};
+use plimsoll::kernel::{AtEnd, Bpf, BpfOptions, Counts, Family, HookSet, PinOwner};
 use plimsoll_trace::perfetto::read;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -293,6 +293,7 @@ fn an_agents_programs_are_left_alone() -> Outcome {
             hooks: HookSet::NONE.with(Family::Lifecycle).with(Family::Reclaim),
             without: &[],
             window: Duration::from_millis(100),
+            counts: Counts::EachCgroup,
         },
         &owner,
         |line| eprintln!("{line}"),

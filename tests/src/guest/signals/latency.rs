@@ -18,7 +18,7 @@ use aya::{Btf, Ebpf};
 use plimsoll::host::syscall::sched_fifo_reset_on_fork;
 use plimsoll::kernel::object::object;
 use plimsoll::kernel::stats::count_runs;
-use plimsoll::kernel::{Bpf, BpfOptions, HookSet, KindCount};
+use plimsoll::kernel::{Bpf, BpfOptions, Counts, HookSet, KindCount};
 use plimsoll_abi::KINDS;
 use rustix::event::{PollFd, PollFlags, poll};
 use serde::Serialize;
@@ -102,6 +102,7 @@ pub(super) fn run(rows: &mut Rows) -> anyhow::Result<()> {
             hooks: HookSet::ALL,
             without: &[],
             window: WINDOW,
+            counts: Counts::EachCgroup,
         },
     )?;
     let mut listener = Listener {

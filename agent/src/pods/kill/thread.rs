@@ -1,0 +1,178 @@
+//! Writes `cgroup.kill` on a thread of its own.
+//!
+//! **Problem.** The write waits for `cgroup_mutex`, which every mkdir and rmdir of a cgroup takes: beside one process that does nothing else it took 88 ms
+//! (p99), and 197 ms at most. The loop must not wait for what a tenant can hold. **Approach.** The loop kills the containers' first processes by itself,
+//! through pidfds, and hands the open file to a thread that is there before it is needed, at a real-time priority below the loop's. A file for which there is
+//! no place the loop writes itself. Where the kernel refuses the write (a threaded cgroup), the thread signals each process below the cgroup instead.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::rest::Rest;
+use crate::host::file::{ControlFile, FileError};
+use crate::host::handover::Handover;
+use crate::host::protect::RELEASE_PRIORITY;
+use crate::host::syscall::sched_rr_reset_on_fork;
+use crate::host::worker::WorkerThread;
+
+/// What is written.
+pub(super) const KILL: &[u8] = b"1";
+/// Files that may wait: one for a pod, or one for each of its containers beside a kubelet.
+const FILES_MAX: usize = 64;
+/// Between two walks that signal.
+const WALK_PAUSE: Duration = Duration::from_millis(10);
+/// The signals to the processes of one cgroup may take so long; other pods wait meanwhile.
+const SIGNALS_WITHIN: Duration = Duration::from_secs(5);
+/// How long the end of the agent waits for the thread, which the kernel may hold up.
+const END_PATIENCE: Duration = Duration::from_secs(1);
+const STACK_BYTES: usize = 128 << 10;
+
+/// How long the kernel held up the writes so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WriteTimes {
+    /// Writes that are over.
+    pub count: u64,
+    /// Their time, nanoseconds.
+    pub sum_ns: u64,
+    /// The longest, nanoseconds.
+    pub max_ns: u64,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    files: Handover<Arc<ControlFile>, FILES_MAX>,
+    is_over: AtomicBool,
+    refused: AtomicU64,
+    count: AtomicU64,
+    sum_ns: AtomicU64,
+    max_ns: AtomicU64,
+}
+
+/// The loop's side.
+#[derive(Debug)]
+pub struct KillThread {
+    shared: Arc<Shared>,
+    thread: WorkerThread<()>,
+}
+
+impl KillThread {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the kernel gives none.
+    pub fn start() -> std::io::Result<Self> {
+        Self::start_with(|file| file.write(KILL))
+    }
+
+    /// With another way to write, for tests.
+    pub(in crate::pods) fn start_with(
+        write: impl Fn(&ControlFile) -> Result<(), FileError> + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let of_thread = Arc::clone(&shared);
+        let thread = WorkerThread::start("pod-kill", STACK_BYTES, 1, move |_jobs| {
+            // Refused where the loop's SCHED_FIFO is, which the agent has warned of.
+            if let Err(error) = sched_rr_reset_on_fork(None, RELEASE_PRIORITY) {
+                tracing::debug!(%error, "the thread that kills pods has an ordinary priority");
+            }
+            work(&of_thread, write);
+        })?;
+        Ok(Self { shared, thread })
+    }
+
+    /// Has `cgroup.kill` written. Waits only if the thread has no place for it. Allocates nothing.
+    ///
+    /// # Errors
+    /// As for [`ControlFile::write`], if it is written here.
+    pub(super) fn write(&self, file: &Arc<ControlFile>) -> Result<(), FileError> {
+        let is_taken = self.shared.files.put(Arc::clone(file));
+        if let Some(thread) = self.thread.thread() {
+            thread.unpark();
+        }
+        if is_taken {
+            return Ok(());
+        }
+        self.shared.refused.fetch_add(1, Ordering::Relaxed);
+        file.write(KILL)
+    }
+
+    /// Files that the loop had to write itself.
+    pub fn refused(&self) -> u64 {
+        self.shared.refused.load(Ordering::Relaxed)
+    }
+
+    /// How long the thread's writes took.
+    pub fn times(&self) -> WriteTimes {
+        let Shared {
+            count,
+            sum_ns,
+            max_ns,
+            ..
+        } = &*self.shared;
+        WriteTimes {
+            count: count.load(Ordering::Relaxed),
+            sum_ns: sum_ns.load(Ordering::Relaxed),
+            max_ns: max_ns.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for KillThread {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::SeqCst);
+        if !self.thread.end_by(Instant::now() + END_PATIENCE) {
+            tracing::warn!(
+                "a write to cgroup.kill is still held up; the first process of each container was killed before it"
+            );
+        }
+    }
+}
+
+fn work(shared: &Shared, write: impl Fn(&ControlFile) -> Result<(), FileError>) {
+    loop {
+        // Read first: what was handed over before the end is still written.
+        let is_over = shared.is_over.load(Ordering::SeqCst);
+        while let Some(file) = shared.files.take() {
+            let began = Instant::now();
+            let written = write(&file);
+            let took_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            shared.count.fetch_add(1, Ordering::Relaxed);
+            shared.sum_ns.fetch_add(took_ns, Ordering::Relaxed);
+            shared.max_ns.fetch_max(took_ns, Ordering::Relaxed);
+            match written {
+                Err(error) if !error.is_vanished() => signal_instead(shared, &file, &error),
+                _ => {}
+            }
+        }
+        if is_over {
+            return;
+        }
+        // A file, or the end, that comes in between has left its token: then this returns at once.
+        std::thread::park();
+    }
+}
+
+/// The kernel does not kill this cgroup as a whole.
+fn signal_instead(shared: &Shared, file: &ControlFile, error: &FileError) {
+    tracing::debug!(%error, "the processes of a pod are killed one by one");
+    let Some(dir) = file.path().parent() else {
+        return;
+    };
+    let until = Instant::now() + SIGNALS_WITHIN;
+    let ended = Rest::of(dir, None).end(&mut |is_walk_over| {
+        if is_walk_over {
+            std::thread::sleep(WALK_PAUSE);
+        }
+        !shared.is_over.load(Ordering::SeqCst) && Instant::now() < until
+    });
+    match ended {
+        Ok(ended) if ended.is_empty => {}
+        Ok(ended) => tracing::warn!(
+            "{error}; after {} SIGKILLs in {} walks processes are left there",
+            ended.signals,
+            ended.walks
+        ),
+        Err(second) => tracing::warn!("{error}; {second}"),
+    }
+}
