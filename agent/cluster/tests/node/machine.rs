@@ -248,7 +248,7 @@ impl Machine {
         })
         .await;
         let cgroup = pod_cgroup(&uid);
-        self.say(&format!("pod {name} runs in {}", cgroup.display()));
+        self.say(&format!("pod {name} runs in {}", cgroup.to_string_lossy()));
         Pod {
             name: name.to_owned(),
             uid,
