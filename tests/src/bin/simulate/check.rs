@@ -85,6 +85,8 @@ pub(crate) struct Checks {
     pub(crate) has_failed: bool,
     /// The loop has waited for the end of another thread: it ends.
     pub(crate) is_ending: bool,
+    /// The loop was held up in a call that was made to block.
+    pub(crate) was_held_up: bool,
     /// Of this turn, what the loop was held up for in a call that was made to block.
     pub(crate) held_up_ns: u64,
     /// A kernel setting was changed, at any time.

@@ -148,6 +148,7 @@ pub(crate) fn operation(call: &'static str, path: &str, cost_ns: u64) -> Result<
             if is_loop {
                 it.checks.spent("slow", ns);
                 it.checks.held_up_ns += ns;
+                it.checks.was_held_up = true;
             }
             advance(cost_ns + ns);
             Ok(())

@@ -228,7 +228,8 @@ impl World {
                 self.checks.broken("expected", text, self.now_ns);
             }
         }
-        if self.is_oom_ruled_out && self.checks.has_served && self.checks.oom_kills > 0 {
+        let is_ruled_out = self.is_oom_ruled_out && !self.checks.was_held_up;
+        if is_ruled_out && self.checks.has_served && self.checks.oom_kills > 0 {
             let text = "the kernel's OOM killer was faster than the agent".to_owned();
             self.checks.broken("oom", text, self.now_ns);
         }

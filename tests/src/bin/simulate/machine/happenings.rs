@@ -494,6 +494,10 @@ impl World {
                 }
             }
             Happening::StartAgent => crate::run::start_agent(self),
+            // Before it catches signals it would just end; nothing is changed by then.
+            Happening::StopAgent if !self.checks.is_serving() => {
+                self.machine.at(self.now_ns + SECOND, Happening::StopAgent);
+            }
             Happening::StopAgent => crate::run::stop_agent(self),
             Happening::End => {
                 let now_ns = self.now_ns;
