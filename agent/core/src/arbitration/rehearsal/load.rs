@@ -174,7 +174,7 @@ mod tests {
             spread: Spread::Even,
             between: (9 * 3600, 17 * 3600),
         };
-        let (all, is_cut) = arrivals(&[stream.clone()], 1, 2 * DAY_S, 1000);
+        let (all, is_cut) = arrivals(std::slice::from_ref(&stream), 1, 2 * DAY_S, 1000);
         assert!(!is_cut);
         assert!(
             all.iter()
