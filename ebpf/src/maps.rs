@@ -9,9 +9,9 @@ use aya_ebpf::{
     maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
 };
 use plimsoll_abi::{
-    BY_CGROUP_AND_CAUSE_MAX, BY_CGROUP_MAX, COUNTED_MAX, COUNTERS, CRITICAL_BYTES, KIND_SLOTS, LIFECYCLE_BYTES, MANIFEST_BYTES, PRESSURE_BYTES, charges,
-    last_line, memory_totals, oom_totals, process_totals, refault_totals, stall_totals, stalled,
-    throttle_totals,
+    BY_CGROUP_AND_CAUSE_MAX, BY_CGROUP_MAX, COUNTED_MAX, COUNTERS, CRITICAL_BYTES, KIND_SLOTS,
+    LIFECYCLE_BYTES, MANIFEST_BYTES, PRESSURE_BYTES, charges, last_line, memory_totals, oom_totals,
+    process_totals, refault_totals, stall_totals, stalled, throttle_totals,
 };
 
 /// What leads to a decision at once: each record wakes the agent. No flood can fill it: a part of it takes only the record that the

@@ -11,7 +11,9 @@ use aya_ebpf::{
     macros::{btf_tracepoint, fentry},
     programs::{BtfTracePointContext, FEntryContext},
 };
-use plimsoll_abi::{Kind, NO_POD, NODE_OOM, OOM_RECORDS_PER_WINDOW, OomKill, UNKNOWN_U64, oom_totals};
+use plimsoll_abi::{
+    Kind, NO_POD, NODE_OOM, OOM_RECORDS_PER_WINDOW, OomKill, UNKNOWN_U64, oom_totals,
+};
 
 use crate::{
     atomic,

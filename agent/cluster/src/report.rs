@@ -191,16 +191,20 @@ impl Reporter {
     /// A frame of the agent that is no greeting.
     pub fn from_agent(&mut self, frame: ToCluster, now: Now) {
         match frame {
-            ToCluster::Hello { unreported, .. } => self.unreported(unreported, now),
+            ToCluster::Hello { unreported, .. } => {
+                // Those that are wanted follow; one may have been withdrawn while nothing was connected.
+                self.drop_withdrawn();
+                for eviction in self.evictions.values_mut() {
+                    eviction.withdraw();
+                }
+                self.unreported(unreported, now);
+            }
             ToCluster::Evicted { intent } => self.evicted(*intent, now),
             ToCluster::Withdrawn { uid } => {
-                if self
-                    .evictions
-                    .get(&uid)
-                    .is_some_and(Eviction::is_unreported)
-                {
-                    self.evictions.remove(&uid);
+                if let Some(eviction) = self.evictions.get_mut(&uid) {
+                    eviction.withdraw();
                 }
+                self.drop_withdrawn();
             }
             ToCluster::CgroupGone { uid } => {
                 if let Some(eviction) = self.evictions.get_mut(&uid) {
@@ -224,7 +228,8 @@ impl Reporter {
     fn evicted(&mut self, intent: EvictionIntent, now: Now) {
         let uid = intent.uid.clone();
         // Sent again after each connection: what is known goes on where it is.
-        if self.evictions.contains_key(&uid) {
+        if let Some(known) = self.evictions.get_mut(&uid) {
+            known.keep();
             return;
         }
         if self.evictions.len() >= INTENTS_MAX {
@@ -233,6 +238,11 @@ impl Reporter {
         }
         let seed = self.seed ^ u64::try_from(self.evictions.len()).unwrap_or(0) << 32;
         self.evictions.insert(uid, Eviction::new(intent, now, seed));
+    }
+
+    /// Forgets what was withdrawn, unless the API server has taken it, or is being asked.
+    fn drop_withdrawn(&mut self) {
+        self.evictions.retain(|_, eviction| !eviction.is_dropped());
     }
 
     fn unreported(&mut self, count: u64, now: Now) {
@@ -487,6 +497,7 @@ impl Reporter {
             }
             Effect::RefusedByBudget => self.outgoing.push(ToAgent::Refused { uid: uid.clone() }),
         }
+        self.drop_withdrawn();
     }
 
     /// What is to be sent to the agent since the last time.

@@ -200,3 +200,16 @@ fn a_refusal_is_for_one_grace_period_and_spares_nobody_at_a_hard_threshold() {
     node.sample(&SHORT, Sample::default());
     assert_eq!(names(&node.sample(&SHORT, Sample::default())), ["a"]);
 }
+
+/// Else pods that budgets protect could take turns, and none would go.
+#[test]
+fn a_pod_is_taken_back_once_while_its_threshold_is_met() {
+    let mut node = beside(vec![soft(300 * MI)]);
+    node.sample(&SHORT, Sample::default());
+    node.sample(&SHORT, Sample::default());
+    let refused = EventKind::EvictionRefused { uid: "a".into() };
+    assert_eq!(withdrawn(&node.step(refused.clone())), ["a"]);
+    let decisions = node.sample_after(21 * S, &SHORT, Sample::default());
+    assert_eq!(names(&decisions), ["a"], "its time is over");
+    assert_eq!(withdrawn(&node.step(refused)), [""; 0]);
+}

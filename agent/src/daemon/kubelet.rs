@@ -51,6 +51,15 @@ struct Evicted {
     is_killed: bool,
     /// That it was started again has been said.
     is_said: bool,
+    /// It got SIGTERM from plimsoll, because nothing had acknowledged its report.
+    is_terminated: bool,
+}
+
+impl Evicted {
+    /// Whether something was done to the pod already, so that it cannot just stay.
+    fn is_begun(&self) -> bool {
+        self.is_terminated || self.is_killed || self.held_ns.is_some()
+    }
 }
 
 /// What it takes beside a kubelet.
@@ -403,6 +412,11 @@ impl Agent {
         for uid in due {
             self.hold(&uid);
             self.terminate(&uid);
+            if let Some(work) = &mut self.kubelet
+                && let Some(evicted) = work.evicted.get_mut(&uid)
+            {
+                evicted.is_terminated = true;
+            }
             let name = self.pods.name(&uid);
             self.warn(format!(
                 "pod {name}: its eviction was not acknowledged within {} s: it got SIGTERM from plimsoll, without hooks",
@@ -615,8 +629,14 @@ impl Agent {
                 tracing::info!(%uid, "a disruption budget refuses an eviction");
                 // Heard, and not to be begun by a SIGTERM of ours: it is reported all the same when its grace period is over.
                 self.acknowledged(&uid);
-                self.take_in(EventKind::EvictionRefused { uid });
-                self.hurry = true;
+                let evicted = self
+                    .kubelet
+                    .as_ref()
+                    .and_then(|work| work.evicted.get(&uid));
+                if evicted.is_some_and(|evicted| !evicted.is_begun()) {
+                    self.take_in(EventKind::EvictionRefused { uid });
+                    self.hurry = true;
+                }
             }
             ClusterEvent::Settled { uid, how } => {
                 self.acknowledged(&uid);
@@ -787,9 +807,32 @@ mod tests {
         let evicted = work(&mut node).evicted.entry(uid.clone()).or_default();
         evicted.acknowledge_by_ns = Some(by_ns);
         let refused = ClusterEvent::Refused { uid: uid.clone() };
-        node.agent.cluster_event(refused).unwrap();
+        node.agent.hurry = false;
+        node.agent.cluster_event(refused.clone()).unwrap();
         assert_eq!(work(&mut node).evicted[&uid].acknowledge_by_ns, None);
+        assert!(!node.agent.hurry, "it is held: too late to take back");
+        work(&mut node)
+            .evicted
+            .insert(uid.clone(), Evicted::default());
+        node.agent.cluster_event(refused).unwrap();
         assert!(node.agent.hurry, "another pod may have to go");
+    }
+
+    #[test]
+    fn after_a_sigterm_of_ours_a_refusal_comes_too_late() {
+        let mut node = Node::with(Cgroup::V2, true);
+        node.timer();
+        node.rest();
+        let uid = PodUid::new(format!("uid-{VICTIM}"));
+        let by_ns = now_ns();
+        let evicted = Evicted {
+            acknowledge_by_ns: Some(by_ns),
+            ..Evicted::default()
+        };
+        assert!(!evicted.is_begun());
+        work(&mut node).evicted.insert(uid.clone(), evicted);
+        node.agent.end_unacknowledged(by_ns);
+        assert!(work(&mut node).evicted[&uid].is_begun());
     }
 
     #[test]

@@ -92,6 +92,8 @@ pub struct Eviction {
     deleted_ms: Option<u64>,
     cgroup_gone_ms: Option<u64>,
     is_in_flight: bool,
+    /// The agent does not want it any more.
+    is_withdrawn: bool,
     must_read: bool,
     is_gone: bool,
     no_eviction_api: bool,
@@ -117,6 +119,7 @@ impl Eviction {
             deleted_ms: None,
             cgroup_gone_ms: None,
             is_in_flight: false,
+            is_withdrawn: false,
             must_read: false,
             is_gone: false,
             no_eviction_api: false,
@@ -133,10 +136,20 @@ impl Eviction {
         self.cgroup_gone_ms.get_or_insert(now.mono_ms);
     }
 
-    /// Whether the API server has heard nothing of it, so that it can be withdrawn.
+    /// The agent does not want it any more, unless it says so again.
+    pub const fn withdraw(&mut self) {
+        self.is_withdrawn = true;
+    }
+
+    /// The agent wants it all the same.
+    pub const fn keep(&mut self) {
+        self.is_withdrawn = false;
+    }
+
+    /// Whether it can be forgotten: it is withdrawn, and the API server has not taken it and is not being asked.
     #[must_use]
-    pub const fn is_unreported(&self) -> bool {
-        self.reports == 0 && self.deleted_ms.is_none() && !self.is_in_flight
+    pub const fn is_dropped(&self) -> bool {
+        self.is_withdrawn && !self.is_reported() && !self.is_in_flight
     }
 
     /// Whether the API server has taken it.
@@ -195,7 +208,7 @@ impl Eviction {
     /// What to do next. `pod`: as last seen, `None` where the API has none of this UID.
     #[must_use]
     pub fn next(&self, pod: Option<&SeenPod>, view: View<'_>, now: Now) -> Step {
-        if self.is_in_flight || !view.is_listed {
+        if self.is_in_flight || !view.is_listed || self.is_dropped() {
             return Step::Wait(None);
         }
         let Some(pod) = pod.filter(|_| !self.is_gone) else {

@@ -260,6 +260,42 @@ fn withdrawn_sent_again_and_gone() {
 }
 
 #[test]
+fn a_withdrawal_is_not_lost_while_the_api_server_is_asked_or_nothing_is_connected() {
+    let hello = ToCluster::Hello {
+        protocol: plimsoll_core::kube::cluster_link::PROTOCOL,
+        unreported: 0,
+    };
+    let withdrawn = ToCluster::Withdrawn { uid: "u0".into() };
+    let evicted = ToCluster::Evicted {
+        intent: Box::new(intent("u0")),
+    };
+    let budget = Answer::Refused(Refusal {
+        code: 503,
+        ..Refusal::default()
+    });
+    let (mut reporter, mut pods) = (reporter(Policy::default()), store(1));
+    reporter.from_agent(evicted.clone(), now(0));
+    let (target, _) = reporter.next(&pods, now(1)).unwrap();
+    reporter.from_agent(withdrawn, now(2));
+    assert_eq!(
+        reporter.figures(now(2)).unsettled,
+        1,
+        "the answer is on its way"
+    );
+    reporter.answered(&target, &budget, &mut pods, now(3));
+    assert_eq!(reporter.figures(now(3)).unsettled, 0);
+
+    // The agent has struck it from its list meanwhile.
+    reporter.from_agent(evicted.clone(), now(10));
+    reporter.from_agent(hello.clone(), now(11));
+    assert!(reporter.next(&pods, now(30_000)).is_none());
+    // And here it has not.
+    reporter.from_agent(hello, now(30_001));
+    reporter.from_agent(evicted, now(30_002));
+    assert!(reporter.next(&pods, now(30_003)).is_some());
+}
+
+#[test]
 fn kept_pods_are_deleted_when_their_time_is_over() {
     let policy = Policy {
         evicted_pods: policy::EvictedPods::KeepSome {

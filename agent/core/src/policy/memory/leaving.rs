@@ -156,8 +156,8 @@ fn ends_elsewhere(state: &mut NodeState, uid: &PodUid) {
     pod.leaving = Some(leaving);
 }
 
-/// A disruption budget refuses an eviction for a soft threshold. Another pod goes, if there is one; else this one when its grace period is over,
-/// as it does when it is refused a second time.
+/// A disruption budget refuses an eviction for a soft threshold. Another pod goes, if there is one; else this one goes when its grace period is
+/// over. A pod is taken back once while its threshold is met, so that pods cannot take turns for ever.
 fn refused(
     config: &EngineConfig,
     state: &mut NodeState,
@@ -171,12 +171,14 @@ fn refused(
         other.leaving.is_none() && !is_spared && view.is_candidate(other)
     };
     let has_other = state.pods.values().any(can_go);
+    let known = state.thresholds.iter();
+    let met_since_ns = known.filter_map(|known| known.first_observed_ns).min();
     let Some(pod) = state.pods.get_mut(uid) else {
         return;
     };
     let is_first = pod
         .refused_until_ns
-        .is_none_or(|until_ns| until_ns <= now_ns);
+        .is_none_or(|until_ns| met_since_ns.is_some_and(|since_ns| until_ns < since_ns));
     let Some(leaving) = pod.leaving.filter(|leaving| {
         let has_begun = leaving.killed_at_ns.is_some() || leaving.empty_at_ns.is_some();
         leaving.evicted_for.is_some() && !has_begun
