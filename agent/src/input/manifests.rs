@@ -307,6 +307,13 @@ struct FileState {
     errors: Vec<ManifestError>,
 }
 
+impl FileState {
+    /// Whether it has no pod, and nothing that decides about pods.
+    fn is_empty(&self) -> bool {
+        self.pods.is_empty() && self.limits.is_empty()
+    }
+}
+
 /// A manifests directory and what was found in it. Knows no clock: the caller gives the time.
 #[derive(Debug)]
 pub struct ManifestDir {
@@ -509,7 +516,7 @@ impl ManifestDir {
     }
 
     /// What admission makes of the wanted pods; what it made of them before, if nothing has changed.
-    fn decide(&mut self, wanted: &BTreeMap<PodUid, ManifestPod>) -> Decided {
+    fn decide(&mut self, wanted: &BTreeMap<PodUid, ManifestPod>, is_complete: bool) -> Decided {
         if !self.is_undecided {
             return Decided {
                 pods: self.current.clone(),
@@ -525,16 +532,19 @@ impl ManifestDir {
             pods: wanted,
             limits: limits.take(LIMITS_MAX).collect(),
             files: files
-                .map(|(file, state)| (&**file, !state.errors.is_empty()))
+                .map(|(file, state)| (&**file, !state.errors.is_empty() || state.is_empty()))
                 .collect(),
+            is_complete,
+            has_errors: self.files.values().any(|state| !state.errors.is_empty()),
         });
-        self.is_undecided = decided.is_unwritten;
+        self.is_undecided = decided.is_passing;
         self.admission_errors.clone_from(&decided.errors);
         decided
     }
 
     /// Merges the files' pods, has them admitted, and compares with what was there.
     fn change(&mut self, dir_errors: Vec<ManifestError>) -> ManifestChange {
+        let is_dir_read = dir_errors.is_empty();
         let mut change = ManifestChange {
             errors: dir_errors,
             ..ManifestChange::default()
@@ -593,7 +603,8 @@ impl ManifestDir {
                 what,
             });
         }
-        let decided = self.decide(&merged);
+        let is_complete = not_used == 0 && is_dir_read;
+        let decided = self.decide(&merged, is_complete);
         let merged = decided.pods;
         change.errors.extend(decided.errors);
         change.refused = decided.refused;
@@ -611,11 +622,6 @@ impl ManifestDir {
             .filter(|uid| !merged.contains_key(*uid))
             .cloned()
             .collect();
-        // They have to be known before they can be ended.
-        for orphan in decided.orphans {
-            change.removed.push(orphan.pod.uid());
-            change.added.push(orphan);
-        }
         self.current = merged;
         self.change_budgets(&mut change);
         change

@@ -76,8 +76,12 @@ impl fmt::Debug for Ground {
 pub(super) struct Wanted<'a> {
     pub(super) pods: &'a BTreeMap<PodUid, ManifestPod>,
     pub(super) limits: Vec<&'a ManifestLimit>,
-    /// The manifest files, and whether each has errors.
+    /// The manifest files, and whether each has errors, or nothing in it.
     pub(super) files: BTreeMap<&'a Path, bool>,
+    /// Everything in the directory was read.
+    pub(super) is_complete: bool,
+    /// A file has errors.
+    pub(super) has_errors: bool,
 }
 
 /// What was decided.
@@ -85,15 +89,13 @@ pub(super) struct Wanted<'a> {
 pub(super) struct Decided {
     /// The pods that may run, as they were admitted.
     pub(super) pods: BTreeMap<PodUid, ManifestPod>,
-    /// Pods of an earlier agent that run, and whose manifests are gone.
-    pub(super) orphans: Vec<ManifestPod>,
     /// Those that may not, in their order.
     pub(super) refused: Vec<RefusedPod>,
     /// What is in use.
     pub(super) quotas: Vec<QuotaUse>,
     pub(super) errors: Vec<ManifestError>,
-    /// The decision could not be written down: it is to be made again soon.
-    pub(super) is_unwritten: bool,
+    /// It could not be written down, or rests upon what has only been seen once: it is to be made again soon.
+    pub(super) is_passing: bool,
 }
 
 /// A pod that was admitted.
@@ -121,6 +123,8 @@ pub(super) struct Admission {
     /// Namespaces of objects that have errors and no good version, and why none of their pods is admitted.
     withheld: BTreeMap<String, String>,
     rules: Rules,
+    /// What decided when an earlier agent ended, until all files could be read.
+    earlier: Rules,
     entries: BTreeMap<PodUid, Entry>,
     /// What the file has.
     written: Option<AdmittedPods>,
@@ -133,12 +137,19 @@ impl Admission {
     /// Takes up what an earlier agent has admitted.
     pub(super) fn on(ground: Ground) -> Self {
         let mut this = Self::default();
-        match AdmittedPods::read(&ground.state_dir) {
-            Ok(Some(mut earlier)) => {
-                this.next_file = earlier.next_file;
-                this.files.clone_from(&earlier.files);
-                this.rules.clone_from(&earlier.rules);
-                for known in &mut earlier.pods {
+        this.take_up(&ground.state_dir);
+        this.ground = Some(ground);
+        this
+    }
+
+    fn take_up(&mut self, state_dir: &Path) {
+        self.file_error = None;
+        match AdmittedPods::read(state_dir) {
+            Ok(Some(earlier)) => {
+                self.next_file = earlier.next_file;
+                self.files.clone_from(&earlier.files);
+                self.earlier.clone_from(&earlier.rules);
+                for known in &earlier.pods {
                     let pod = ManifestPod {
                         pod: Arc::clone(&known.pod),
                         document: Arc::clone(&known.document),
@@ -148,9 +159,9 @@ impl Admission {
                     let mut entry = Entry::new(pod);
                     entry.is_ruled = true;
                     entry.leaving = known.leaving;
-                    this.entries.insert(known.pod.uid(), entry);
+                    self.entries.insert(known.pod.uid(), entry);
                 }
-                this.written = Some(earlier);
+                self.written = Some(earlier);
             }
             Ok(None) => {}
             Err(error) => {
@@ -158,11 +169,9 @@ impl Admission {
                     // If that fails, the next write fails as well, and says so.
                     state_dir::set_aside(path, why).ok();
                 }
-                this.file_error = Some(error);
+                self.file_error = Some(error);
             }
         }
-        this.ground = Some(ground);
-        this
     }
 
     /// A pod whose manifest was gone has left. Returns whether that changes anything.
@@ -177,6 +186,10 @@ impl Admission {
     /// Decides about all pods.
     pub(super) fn decide(&mut self, wanted: &Wanted<'_>) -> Decided {
         let mut decided = Decided::default();
+        if let (Some(StateFileError::Io { .. }), Some(ground)) = (&self.file_error, &self.ground) {
+            let state_dir = ground.state_dir.clone();
+            self.take_up(&state_dir);
+        }
         if let Some(error) = &self.file_error {
             decided.errors.push(self.unwritten(error));
         }
@@ -186,13 +199,13 @@ impl Admission {
             Configuration::default(),
             Cluster::default(),
         );
-        self.put_in_force(&mut world, &wanted.limits, &mut decided.errors);
+        self.put_in_force(&mut world, wanted, &mut decided.errors);
         self.end_unwanted(wanted, &mut decided);
         self.count(&mut world, &mut decided.errors);
         let asked = self.ask(&mut world, wanted, &mut decided);
         if let Err(error) = self.write(&decided) {
             decided.errors.push(self.unwritten(&error));
-            decided.is_unwritten = true;
+            decided.is_passing = true;
             self.take_back(&asked, &error, &mut decided);
         }
         decided.quotas = world
@@ -224,22 +237,22 @@ impl Admission {
     fn put_in_force(
         &mut self,
         world: &mut World,
-        limits: &[&ManifestLimit],
+        wanted: &Wanted<'_>,
         errors: &mut Vec<ManifestError>,
     ) {
-        let mut wanted: BTreeMap<&LimitKey, &ManifestLimit> = BTreeMap::new();
-        for limit in limits {
-            if let Some(first) = wanted.get(&limit.key) {
+        let mut limits: BTreeMap<&LimitKey, &ManifestLimit> = BTreeMap::new();
+        for limit in &wanted.limits {
+            if let Some(first) = limits.get(&limit.key) {
                 let (key, place) = (&limit.key, first.place());
                 let what = format!("{key} is already defined at {place}, which is used");
                 errors.push(limit.error("metadata.name", what));
             } else {
-                wanted.insert(&limit.key, limit);
+                limits.insert(&limit.key, limit);
             }
         }
         let mut before = std::mem::take(&mut self.in_force);
         self.withheld.clear();
-        let mut order: Vec<(u8, &ManifestLimit, Option<ManifestLimit>)> = wanted
+        let mut order: Vec<(u8, &ManifestLimit, Option<ManifestLimit>)> = limits
             .into_values()
             .map(|limit| {
                 let known = before.remove(&limit.key);
@@ -290,6 +303,7 @@ impl Admission {
                 None => {}
             }
         }
+        self.withhold_by_earlier(wanted);
         let system = priority::system_classes();
         let is_system = |name: &str| system.iter().any(|class| class.metadata.name == name);
         let keys = self.in_force.keys();
@@ -303,14 +317,33 @@ impl Admission {
         };
     }
 
-    /// Admitted pods whose manifests are gone have to leave. At the first look, pods of an earlier agent that do not run any more have left, and pods that run
-    /// and were admitted by nobody stay as they are.
+    /// What decided about a namespace when an earlier agent ended may stand in a file that cannot be read now.
+    fn withhold_by_earlier(&mut self, wanted: &Wanted<'_>) {
+        if wanted.is_complete && !wanted.has_errors {
+            self.earlier = Rules::default();
+        }
+        let namespaces = self.earlier.namespaces.iter();
+        for namespace in namespaces {
+            let decides = |key: &LimitKey| key.namespace == *namespace;
+            if !self.in_force.keys().any(decides) {
+                self.withheld.entry(namespace.clone()).or_insert_with(|| {
+                    "a manifest file has errors, and may have the LimitRange or ResourceQuota that decided about this namespace before: mend the file".to_owned()
+                });
+            }
+        }
+    }
+
+    /// Admitted pods whose manifests are gone have to leave. The first look ends none: a file may be half written, or away for a moment, and what an earlier
+    /// agent has admitted is all that it knows. At that look pods that do not run any more have left, and pods that run and were admitted by nobody stay
+    /// as they are.
     fn end_unwanted(&mut self, wanted: &Wanted<'_>, decided: &mut Decided) {
-        let is_first = !std::mem::replace(&mut self.has_looked, true);
+        let is_first = !self.has_looked;
+        self.has_looked |= wanted.is_complete;
         let ground = self.ground.as_ref();
         let is_running = |pod: &Pod| ground.is_some_and(|ground| (ground.is_running)(pod));
         self.entries.retain(|uid, entry| {
-            if wanted.pods.contains_key(uid) {
+            let is_wanted = wanted.pods.contains_key(uid);
+            if is_wanted && !(is_first && entry.leaving) {
                 return true;
             }
             // A file that is wrong for a moment ends no pod, even if this agent has never seen it right.
@@ -322,15 +355,22 @@ impl Admission {
                 decided.pods.insert(uid.clone(), entry.pod.clone());
                 return true;
             }
-            entry.leaving = true;
-            if is_first {
-                if !is_running(&entry.pod.pod) {
-                    return false;
-                }
-                decided.orphans.push(entry.pod.clone());
+            if !is_first {
+                entry.leaving = true;
+                return true;
+            }
+            if !is_running(&entry.pod.pod) {
+                return !wanted.is_complete;
+            }
+            // The next look ends it, or its manifest is there again.
+            entry.leaving = false;
+            if !is_wanted {
+                decided.pods.insert(uid.clone(), entry.pod.clone());
+                decided.is_passing = true;
             }
             true
         });
+        decided.is_passing |= !self.has_looked;
         if !is_first {
             return;
         }
@@ -443,6 +483,13 @@ impl Admission {
             return Ok(());
         };
         let state_dir = &ground.state_dir;
+        if let Some(StateFileError::Io { path, source }) = &self.file_error {
+            // It would be replaced unread.
+            return Err(StateFileError::Io {
+                path: path.clone(),
+                source: std::io::Error::new(source.kind(), source.to_string()),
+            });
+        }
         let entries = self.entries.values();
         let kept = entries
             .filter(|entry| entry.is_ruled || self.rules.decide_about(entry.pod.pod.namespace()));

@@ -31,7 +31,7 @@ const BYTES_MAX: u64 = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum StateFileError {
     /// It cannot be read or written.
-    #[error("{path}: {source}; make room there, or choose another --state-dir", path = path.shown())]
+    #[error("{path} cannot be read or written: {source}; it is tried again", path = path.shown())]
     Io {
         /// The file.
         path: PathBuf,
@@ -40,7 +40,7 @@ pub enum StateFileError {
         source: std::io::Error,
     },
     /// It is damaged.
-    #[error("{path}: {why}; start `plimsoll run`, which sets it aside", path = path.shown())]
+    #[error("{path}: {why}; `plimsoll run` sets it aside when it starts", path = path.shown())]
     Damaged {
         /// The file.
         path: PathBuf,

@@ -695,7 +695,12 @@ fn manifests_that_went_while_no_agent_ran() {
         (node.added(), node.used()),
         (vec!["b"], vec!["pods=1".to_owned()])
     );
+    // The file may have been away for a moment.
+    assert_eq!(node.change.removed, []);
+    assert!(node.manifests.is_undecided());
+    node.look();
     assert_eq!(node.change.removed, [uid("b")]);
+    assert_eq!(node.used(), ["pods=1"]);
     node.left("b");
     assert_eq!(node.used(), ["pods=0"]);
 }
@@ -720,4 +725,78 @@ fn what_cannot_be_written_down_is_not_admitted() {
         (vec!["a"], Vec::new(), Vec::new())
     );
     assert!(!node.manifests.is_undecided());
+}
+
+#[test]
+fn what_is_missing_for_a_moment_ends_no_pod_of_an_earlier_agent() {
+    let mut node = Node::new(&[("q.yaml", &quota("q", "pods: 2")), ("a.yaml", &pod("a"))]);
+    *node.runs.lock().unwrap() = vec!["a"];
+    let pods = node.dir.path().join("pods");
+    // Cut off, as by an editor.
+    node.write("a.yaml", "");
+    node.restart();
+    node.look();
+    assert_eq!((node.added(), node.change.removed.len()), (vec![], 0));
+    // Away, and there again.
+    std::fs::remove_file(pods.join("a.yaml")).unwrap();
+    node.restart();
+    assert_eq!((node.added(), node.change.removed.len()), (vec!["a"], 0));
+    node.update("a.yaml", &pod("a"));
+    assert_eq!(node.change.removed, []);
+    // The directory cannot be read.
+    std::fs::rename(&pods, node.dir.path().join("away")).unwrap();
+    node.restart();
+    node.look();
+    assert_eq!(node.change.removed, []);
+    assert_eq!(node.refused(), Vec::<String>::new());
+    assert!(node.manifests.is_undecided());
+    std::fs::rename(node.dir.path().join("away"), &pods).unwrap();
+    node.look();
+    assert_eq!(
+        (node.change.removed.len(), node.used()),
+        (0, vec!["pods=1".to_owned()])
+    );
+}
+
+#[test]
+fn a_pod_whose_manifest_comes_back_while_no_agent_runs_is_not_leaving_for_ever() {
+    for runs in [false, true] {
+        let mut node = Node::new(&[("q.yaml", &quota("q", "pods: 1")), ("a.yaml", &pod("a"))]);
+        node.remove("a.yaml");
+        assert_eq!(node.used(), ["pods=1"], "it has not left yet");
+        node.write("a.yaml", &pod("a"));
+        if runs {
+            *node.runs.lock().unwrap() = vec!["a"];
+        }
+        node.restart();
+        assert_eq!(
+            (node.added(), node.used()),
+            (vec!["a"], vec!["pods=1".to_owned()]),
+            "{runs}"
+        );
+        assert_eq!(node.refused(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_quota_that_an_earlier_agent_had_is_not_forgotten_while_its_file_is_wrong() {
+    let mut node = Node::new(&[("q.yaml", &quota("q", "pods: 1")), ("a.yaml", &pod("a"))]);
+    node.update("b.yaml", &pod("b"));
+    assert_eq!(node.refused().len(), 1);
+    node.write("q.yaml", "kind: [");
+    node.restart();
+    assert_eq!(node.added(), ["a"]);
+    assert!(node.change.refused[0].message.contains("mend the file"));
+    node.update("q.yaml", &quota("q", "pods: 2"));
+    assert_eq!(
+        (node.added(), node.used()),
+        (vec!["b"], vec!["pods=2".to_owned()])
+    );
+    // One whose file was removed is; and a file without pods is no error.
+    node.update("c.yaml", &pod("c"));
+    assert_eq!(node.refused().len(), 1);
+    node.write("empty.yaml", "");
+    std::fs::remove_file(node.dir.path().join("pods/q.yaml")).unwrap();
+    node.restart();
+    assert_eq!((node.added().len(), node.refused().len()), (3, 0));
 }
