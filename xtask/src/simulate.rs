@@ -25,7 +25,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<u8> {
     Ok(u8::from(!status.success()))
 }
 
-/// Some minutes of it, bounded by what is simulated and not by the clock: every scenario, some seeds, and every call that fails once or is the last.
+/// Some minutes of it, bounded by what is simulated and not by the clock: every scenario, some seeds, and calls that fail, block or are the last.
 pub(crate) fn little_of_everything(step: &Step) -> Result<()> {
     let mut clippy = process::cargo();
     clippy
@@ -34,7 +34,17 @@ pub(crate) fn little_of_everything(step: &Step) -> Result<()> {
         .args(["--", "-D", "warnings"]);
     let ended = process::run_cargo(&mut clippy, step)?;
     process::success(&clippy, &ended, "run it yourself: `cargo xtask simulate`")?;
+    holds(&[])
+}
+
+/// Every call of a short run fails with each error that it can have, blocks, and is the last.
+pub(crate) fn every_call() -> Result<()> {
+    holds(&["--faults", "--blocked", "--kills"])
+}
+
+fn holds(arguments: &[&str]) -> Result<()> {
     let mut program = program();
+    program.args(arguments);
     let ended = process::run(&mut program)?;
     process::success(
         &program,

@@ -234,6 +234,9 @@ fn weekly(ended: &mpsc::Sender<Ended>) {
     stage(ended, "fuzzing, a minute of each target", &|_| {
         fuzz_parsers::a_minute_of_each().into()
     });
+    stage(ended, "simulation, every call", &|_| {
+        simulate::every_call().into()
+    });
     stage(ended, "Miri", &|_| miri::run().into());
     stage(ended, "dependencies", &|_| deny::passes().into());
 }

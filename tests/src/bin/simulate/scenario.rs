@@ -1,17 +1,10 @@
-//! What happens to the agent: the standard day, one hostile pod for each fault that is known, and days by seed.
+//! What happens to the agent: the standard day, one hostile pod for each fault of FAULTS.md, and days by seed.
 
 use crate::check::journal;
 use crate::machine::{GIB, Happening, Lacks, Layout, MIB, MS, NewPod, OnTerm, SECOND, Shape};
 use crate::random::Random;
 use crate::run::MANIFESTS;
 use crate::world::Expected;
-
-/// A fault of FAULTS.md that is not mended yet, and the rules that it breaks in a scenario. A row goes when its mend lands.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Known {
-    pub(crate) fault: &'static str,
-    pub(crate) rules: &'static [&'static str],
-}
 
 #[derive(Debug, Clone)]
 pub(crate) struct Scenario {
@@ -36,7 +29,6 @@ pub(crate) struct Scenario {
     pub(crate) expects: Vec<Expected>,
     /// The kernel never needs to kill, whatever call fails, once the agent has started.
     pub(crate) is_oom_ruled_out: bool,
-    pub(crate) known: Vec<Known>,
 }
 
 impl NewPod {
@@ -102,7 +94,6 @@ impl Scenario {
             without: None,
             expects: Vec::new(),
             is_oom_ruled_out: false,
-            known: Vec::new(),
         };
         for index in 0..4_u64 {
             let mut innocent = pod(&format!("calm{index}"), (300 + 100 * index) * MIB);
@@ -117,11 +108,6 @@ impl Scenario {
     fn start(mut self, at_ns: u64, new: NewPod) -> Self {
         self.happenings
             .push((at_ns, Happening::Start(Box::new(new))));
-        self
-    }
-
-    fn knows(mut self, fault: &'static str, rules: &'static [&'static str]) -> Self {
-        self.known.push(Known { fault, rules });
         self
     }
 
@@ -284,8 +270,7 @@ pub(crate) fn hostile() -> Vec<Scenario> {
             mutex_ns: 197 * MS,
             ..standard()
         }
-        .named("cgroup-mutex")
-        .knows("C3", &["turn/write", "late/write"]),
+        .named("cgroup-mutex"),
         Scenario::new("attaches")
             .with_small_pods(100, 20 * MIB)
             .start(SECOND, hog("hog"))
