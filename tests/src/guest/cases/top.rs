@@ -20,7 +20,7 @@ pub(super) const TESTS: &[Test] = &[Test {
     run: who_is_throttled_killed_and_next_is_seen,
 }];
 
-fn top(arguments: &[&str]) -> anyhow::Result<String> {
+pub(super) fn top(arguments: &[&str]) -> anyhow::Result<String> {
     let output = Command::new(program("plimsoll"))
         .arg("top")
         .args(arguments)
