@@ -3,6 +3,7 @@
 //! The decision is made where manifests are read ([`crate::input::manifests::admission`]). The loop shows it, and tells that thread when a removed pod has left, so
 //! that another can have its room.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod};
@@ -14,6 +15,9 @@ use super::wake::Sources;
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
 use crate::input::manifests::Departures;
 use crate::pods;
+
+/// Refused pods that one decision names.
+const SAID_MAX: usize = 16;
 
 /// What the loop knows of admission.
 #[derive(Debug, Default)]
@@ -30,12 +34,24 @@ impl Agent {
         self.admission.departures = sources.take_departures();
     }
 
-    /// What was decided. A refusal is said when it is new.
+    /// What was decided. A pod that is refused is said once, however its message goes on to change: that has the quota's use.
     pub(super) fn admission_decided(&mut self, refused: Vec<RefusedPod>, quotas: Vec<QuotaUse>) {
-        for pod in &refused {
-            if !self.admission.refused.contains(pod) {
-                self.warn(format!("{}: {}", pod.place, pod.message));
-            }
+        let said: BTreeSet<&PodUid> = self.admission.refused.iter().map(|pod| &pod.uid).collect();
+        let is_new = |pod: &&RefusedPod| !said.contains(&pod.uid);
+        let new: Vec<&RefusedPod> = refused.iter().filter(is_new).collect();
+        let mut lines: Vec<String> = new
+            .iter()
+            .take(SAID_MAX)
+            .map(|pod| format!("{}: {}", pod.place, pod.message))
+            .collect();
+        if new.len() > SAID_MAX {
+            let more = new.len() - SAID_MAX;
+            lines.push(format!(
+                "{more} more pods are refused: `plimsoll top --once` lists them"
+            ));
+        }
+        for line in lines {
+            self.warn(line);
         }
         self.admission.refused = refused.into();
         self.admission.quotas = quotas.into();

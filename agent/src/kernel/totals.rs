@@ -37,7 +37,7 @@ pub struct StallTotals {
 /// Pages that were read back into a cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefaultTotals {
-    /// The memory cgroup of the tasks that needed them.
+    /// The memory cgroup of the tasks that needed them; for the agent the pod or container that it is in.
     pub cgroup_id: u64,
     /// What they are.
     pub what: RefaultKind,
@@ -61,7 +61,7 @@ pub struct ProcessTotals {
 /// How often a cgroup met one of its memory limits since the programs were attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryTotals {
-    /// The cgroup that owns the limit.
+    /// The cgroup that owns the limit; for the agent the pod or container that it is in.
     pub cgroup_id: u64,
     /// Which limit.
     pub event: MemoryLimitEvent,
@@ -83,7 +83,7 @@ pub struct OomTotals {
 /// Running totals of a cgroup's CPU throttling since the programs were attached, each CPU's run queue by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThrottleTotals {
-    /// The cgroup with the quota.
+    /// The cgroup with the quota; for the agent the pod or container that it is in.
     pub cgroup_id: u64,
     /// Finished throttles.
     pub count: u64,
