@@ -6,6 +6,7 @@
 
 #[path = "fixtures/agent.rs"]
 mod agent;
+mod cgroups;
 mod notes;
 
 use std::path::{Path, PathBuf};
@@ -13,8 +14,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use agent::Agent;
-use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
-use plimsoll::host::{HostRoot, Ledger};
+use plimsoll::host::HostRoot;
+use plimsoll::host::cgroup::{CgroupPath, Controller, Version};
 use plimsoll::pods;
 use plimsoll::serve::control::client::{AskError, ask, ask_overview};
 use plimsoll::serve::control::{Request, SOCKET_FILE};
@@ -54,7 +55,7 @@ fn start(dir: &Path, cgroup_root: &str) -> Agent {
 impl Node {
     fn new(name: &str, files: &[(&str, &str)]) -> Option<Self> {
         let cgroup_root = format!("plimsoll-test-{name}-{}", std::process::id());
-        writable_cgroups(&cgroup_root)?;
+        cgroups::writable(&cgroup_root)?;
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("pods")).unwrap();
         for (name, text) in files {
@@ -263,26 +264,4 @@ fn check_cgroups(cgroup_root: &str, name: &str) {
     if let (Version::V1, shares) = control(Controller::Cpu, "cpu.shares", "cpu.weight") {
         assert_eq!(shares, "256");
     }
-}
-
-/// `None`, and a line, where cgroups cannot be made or do not account memory and CPU.
-fn writable_cgroups(path: &str) -> Option<CgroupMounts> {
-    let host = HostRoot::live();
-    let dir = tempfile::tempdir().unwrap();
-    let path = CgroupPath::new(path).unwrap();
-    let mut ledger = Ledger::open(&host, dir.path().join("ledger")).unwrap();
-    let probe = host.cgroup_mounts().map_err(|error| error.to_string());
-    let probe = probe.and_then(|mounts| {
-        for controller in [Controller::Memory, Controller::Cpu] {
-            let hierarchy = mounts
-                .hierarchy_of(controller)
-                .map_err(|error| error.to_string())?;
-            ledger
-                .create_cgroup(hierarchy, &path, &[controller])
-                .map_err(|error| error.to_string())?;
-        }
-        Ok(mounts)
-    });
-    ledger.restore().unwrap();
-    probe.map_err(notes::left_out).ok()
 }

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
+mod cgroups;
 mod notes;
 
 use std::io::{BufRead, BufReader};
@@ -13,8 +14,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use plimsoll::host::CgroupMounts;
 use plimsoll::host::cgroup::{CgroupPath, Controller, Version};
-use plimsoll::host::{CgroupMounts, HostRoot, Ledger};
 use serde_json::Value;
 
 const PODS: &str = "\
@@ -106,23 +107,7 @@ impl Node {
         std::fs::create_dir(dir.path().join("pods")).unwrap();
         std::fs::write(dir.path().join("pods/pods.yaml"), PODS).unwrap();
         let cgroup_root = format!("plimsoll-test-cpu-{name}-{}", std::process::id());
-        let host = HostRoot::live();
-        let path = CgroupPath::new(&cgroup_root).unwrap();
-        let mut ledger = Ledger::open(&host, dir.path().join("ledger")).unwrap();
-        let probe = host.cgroup_mounts().map_err(|error| error.to_string());
-        let probe = probe.and_then(|mounts| {
-            for controller in [Controller::Memory, Controller::Cpu] {
-                let hierarchy = mounts
-                    .hierarchy_of(controller)
-                    .map_err(|error| error.to_string())?;
-                ledger
-                    .create_cgroup(hierarchy, &path, &[controller])
-                    .map_err(|error| error.to_string())?;
-            }
-            Ok(mounts)
-        });
-        ledger.restore().unwrap();
-        let mounts = probe.map_err(notes::left_out).ok()?;
+        let mounts = cgroups::writable(&cgroup_root)?;
         Some(Self {
             dir,
             cgroup_root,

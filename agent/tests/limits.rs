@@ -7,13 +7,13 @@
 
 #[path = "fixtures/agent.rs"]
 mod agent;
+mod cgroups;
 mod notes;
 
 use std::process::{Command, Stdio};
 
 use agent::Agent;
 use plimsoll::host::cgroup::{CgroupPath, Controller};
-use plimsoll::host::{HostRoot, Ledger};
 use plimsoll::pods;
 use serde_json::Value;
 
@@ -43,8 +43,8 @@ fn sum(lines: &[Value], field: &str) -> u64 {
 
 #[test]
 fn limits_are_told_by_every_mechanism() {
-    let host = HostRoot::live();
-    let Some(mounts) = writable_cgroups(&host) else {
+    let probed = format!("plimsoll-test-limits-{}", std::process::id());
+    let Some(mounts) = cgroups::writable(&probed) else {
         return;
     };
     for (case, without) in ["", "bpf", "bpf,memory-events,event-control"]
@@ -104,25 +104,4 @@ fn limits_are_told_by_every_mechanism() {
             memory.dir(&kubepods).to_str().unwrap()
         );
     }
-}
-
-/// `None`, and a line, where cgroups cannot be made or do not account memory and CPU.
-fn writable_cgroups(host: &HostRoot) -> Option<plimsoll::host::CgroupMounts> {
-    let dir = tempfile::tempdir().unwrap();
-    let path = CgroupPath::new(&format!("plimsoll-test-limits-{}", std::process::id())).unwrap();
-    let mut ledger = Ledger::open(host, dir.path().join("ledger")).unwrap();
-    let probe = host.cgroup_mounts().map_err(|error| error.to_string());
-    let probe = probe.and_then(|mounts| {
-        for controller in [Controller::Memory, Controller::Cpu] {
-            let hierarchy = mounts
-                .hierarchy_of(controller)
-                .map_err(|error| error.to_string())?;
-            ledger
-                .create_cgroup(hierarchy, &path, &[controller])
-                .map_err(|error| error.to_string())?;
-        }
-        Ok(mounts)
-    });
-    ledger.restore().unwrap();
-    probe.map_err(notes::left_out).ok()
 }

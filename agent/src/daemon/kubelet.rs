@@ -588,12 +588,7 @@ impl Agent {
 
     /// A pod is in no list any more.
     fn forget_pod(&mut self, uid: &PodUid) {
-        self.rescan_pod(uid);
-        if let Some(storage) = &mut self.storage {
-            storage.has_ended(uid);
-        }
-        self.pods.remove(uid);
-        self.take_in(EventKind::PodRemoved { uid: uid.clone() });
+        self.remove_pod(uid);
         self.keep_hold(uid);
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::model::event::EventKind;
+use plimsoll_core::model::units::PodUid;
 
 use super::{Agent, now_ns};
 use crate::host::shown::Show as _;
@@ -39,13 +40,7 @@ impl Agent {
         }
         for uid in removed {
             self.forget_resize(&uid);
-            // What was started just now has to be ended too.
-            self.rescan_pod(&uid);
-            if let Some(storage) = &mut self.storage {
-                storage.has_ended(&uid);
-            }
-            self.pods.remove(&uid);
-            self.take_in(EventKind::PodRemoved { uid: uid.clone() });
+            self.remove_pod(&uid);
             self.follow_departure(uid);
         }
         self.keep_kubepods();
@@ -65,6 +60,16 @@ impl Agent {
         self.report_limits();
         self.make_room();
         self.hurry = true;
+    }
+
+    /// A pod's source has it no more. What was started just now has to be ended too.
+    pub(super) fn remove_pod(&mut self, uid: &PodUid) {
+        self.rescan_pod(uid);
+        if let Some(storage) = &mut self.storage {
+            storage.has_ended(uid);
+        }
+        self.pods.remove(uid);
+        self.take_in(EventKind::PodRemoved { uid: uid.clone() });
     }
 
     /// For all pods, so that no sample has to make any.

@@ -373,6 +373,43 @@ pub fn set_aside(path: &Path, why: &str) -> io::Result<PathBuf> {
     )))
 }
 
+/// What a state file of at most `bytes_max` has, or why it is none of ours; `None`: there is no file.
+///
+/// # Errors
+/// The system's.
+pub fn read(path: &Path, bytes_max: u64) -> io::Result<Option<Result<Vec<u8>, String>>> {
+    let read = std::fs::metadata(path).and_then(|metadata| {
+        if metadata.len() > bytes_max {
+            return Ok(Err(format!("larger than {bytes_max} bytes")));
+        }
+        std::fs::read(path).map(Ok)
+    });
+    match read {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether what a state file has is of the version that is read, and has the checksum that the file states.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn verify((stated, read): (u32, u32), text: &str, stated_checksum: &str) -> Result<(), String> {
+    if stated != read {
+        return Err(format!(
+            "version {stated}, but this plimsoll reads version {read}"
+        ));
+    }
+    let actual = checksum(text);
+    if actual != stated_checksum {
+        return Err(format!(
+            "its checksum is {stated_checksum:?} and should be {actual:?}: it is damaged, or was edited"
+        ));
+    }
+    Ok(())
+}
+
 /// FNV-1a, 64 bits: against accidents, not against an attacker, who could write cgroups as well.
 pub fn checksum(text: &str) -> String {
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use plimsoll_core::arbitration::named::Named;
 use plimsoll_core::arbitration::rehearsal::load::{DAY_S, Spread};
 use plimsoll_core::kube::duration;
-use plimsoll_core::kube::quantity::Quantity;
 
 use super::manifests::{ManifestError, read_or_stdin};
-use super::snapshot::in_canonical_units;
+use super::snapshot::{in_canonical_units, quantities};
 use super::yaml::{self, Limits, Node, Value};
 
 /// Bytes of the file.
@@ -102,11 +101,7 @@ impl Reader {
         let documents = match yaml::documents(text, limits) {
             Ok(documents) => documents,
             Err(error) => {
-                self.errors.push(ManifestError::Syntax {
-                    file: Arc::clone(&self.file),
-                    line: error.line,
-                    what: error.what,
-                });
+                self.errors.push(ManifestError::syntax(&self.file, error));
                 return load;
             }
         };
@@ -254,34 +249,11 @@ impl Reader {
     /// What a pod requests, in canonical units; one of `pods` in any case.
     fn amounts(&mut self, list: &Node, field: &str) -> Named {
         let mut amounts = Named::new();
-        if !matches!(list.value, Value::Map(_)) {
-            self.wrong(
-                list.line,
-                field,
-                format!("expected amounts by resource, not {}", list.kind()),
-            );
-        }
-        for (key, value) in list.fields() {
-            let text = match &value.value {
-                Value::Text(text) => text.clone(),
-                Value::Number(number) => number.to_string(),
-                _ => String::new(),
-            };
-            match Quantity::parse(&text) {
-                Ok(quantity) if quantity.sign() >= 0 => {
-                    amounts.insert(key.name.clone(), in_canonical_units(&key.name, &quantity));
-                }
-                Ok(_) => self.wrong(
-                    value.line,
-                    &format!("{field}.{}", key.name),
-                    "is below 0; give an amount from 0",
-                ),
-                Err(error) => self.wrong(
-                    value.line,
-                    &format!("{field}.{}", key.name),
-                    error.to_string(),
-                ),
-            }
+        let given = quantities(list, field, |line, field, what| {
+            self.wrong(line, field, what);
+        });
+        for (name, quantity) in given {
+            amounts.insert(name.to_owned(), in_canonical_units(name, &quantity));
         }
         amounts.insert("pods".to_owned(), 1);
         amounts

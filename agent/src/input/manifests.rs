@@ -33,7 +33,7 @@ use rustix::io::Errno;
 
 use crate::host::boundary;
 use crate::host::shown::Show as _;
-use crate::input::yaml::Limits;
+use crate::input::yaml::{Limits, SyntaxError};
 use admission::{Admission, Decided, Ground, Wanted};
 use limits::ManifestLimit;
 use pods::{Parsed, parse};
@@ -181,6 +181,15 @@ pub enum ManifestError {
         /// Which limit, and what to do.
         what: String,
     },
+}
+
+impl ManifestError {
+    /// What the parser says of a file.
+    pub(crate) fn syntax(file: &Arc<Path>, error: SyntaxError) -> Self {
+        let SyntaxError { line, what } = error;
+        let file = Arc::clone(file);
+        Self::Syntax { file, line, what }
+    }
 }
 
 /// What has changed since the last time.

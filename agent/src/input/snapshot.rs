@@ -89,11 +89,7 @@ impl Reader {
         };
         match yaml::documents(text, limits) {
             Ok(documents) => documents.iter().for_each(|document| self.object(document)),
-            Err(error) => self.errors.push(ManifestError::Syntax {
-                file: Arc::clone(&self.file),
-                line: error.line,
-                what: error.what,
-            }),
+            Err(error) => self.errors.push(ManifestError::syntax(&self.file, error)),
         }
     }
 
@@ -264,36 +260,13 @@ impl Reader {
 
     /// Amounts by resource, in canonical units.
     fn amounts(&mut self, list: &Node, field: &str, rounding: Rounding) -> Named {
-        if !matches!(list.value, Value::Map(_)) {
-            self.wrong(
-                list.line,
-                field,
-                format!("expected amounts by resource, not {}", list.kind()),
-            );
-        }
         let mut amounts = Named::new();
-        for (key, value) in list.fields() {
-            let text = match &value.value {
-                Value::Text(text) => text.clone(),
-                Value::Number(number) => number.to_string(),
-                _ => String::new(),
-            };
-            match Quantity::parse(&text) {
-                Ok(quantity) if quantity.sign() >= 0 => {
-                    let name = canonical_name(&key.name);
-                    amounts.insert(name.to_owned(), canonical(name, &quantity, rounding));
-                }
-                Ok(_) => self.wrong(
-                    value.line,
-                    &format!("{field}.{}", key.name),
-                    "is below 0; give an amount from 0",
-                ),
-                Err(error) => self.wrong(
-                    value.line,
-                    &format!("{field}.{}", key.name),
-                    error.to_string(),
-                ),
-            }
+        let given = quantities(list, field, |line, field, what| {
+            self.wrong(line, field, what);
+        });
+        for (name, quantity) in given {
+            let name = canonical_name(name);
+            amounts.insert(name.to_owned(), canonical(name, &quantity, rounding));
         }
         amounts
     }
@@ -423,6 +396,37 @@ enum Rounding {
 /// `requests.cpu` is the same as `cpu`.
 fn canonical_name(name: &str) -> &str {
     name.strip_prefix("requests.").unwrap_or(name)
+}
+
+/// The quantities of a map by resource, from 0. `wrong` gets line, field and text of each error.
+pub(super) fn quantities<'list>(
+    list: &'list Node,
+    field: &str,
+    mut wrong: impl FnMut(u64, &str, String),
+) -> Vec<(&'list str, Quantity)> {
+    if !matches!(list.value, Value::Map(_)) {
+        let what = format!("expected amounts by resource, not {}", list.kind());
+        wrong(list.line, field, what);
+    }
+    let mut quantities = Vec::new();
+    for (key, value) in list.fields() {
+        let text = match &value.value {
+            Value::Text(text) => text.clone(),
+            Value::Number(number) => number.to_string(),
+            _ => String::new(),
+        };
+        let field = format!("{field}.{}", key.name);
+        match Quantity::parse(&text) {
+            Ok(quantity) if quantity.sign() >= 0 => quantities.push((&*key.name, quantity)),
+            Ok(_) => wrong(
+                value.line,
+                &field,
+                "is below 0; give an amount from 0".to_owned(),
+            ),
+            Err(error) => wrong(value.line, &field, error.to_string()),
+        }
+    }
+    quantities
 }
 
 /// In thousandths for CPU, else in whole units; from 0.

@@ -242,20 +242,12 @@ impl Checkpoint {
     /// [`CheckpointError::Io`] when it cannot be read, or neither read nor set aside.
     pub fn read(_lock: &PlacementLock, state_dir: &Path) -> Result<Found, CheckpointError> {
         let path = state_dir.join(CHECKPOINT);
-        let text = match std::fs::metadata(&path) {
-            Ok(metadata) if metadata.len() > BYTES_MAX => {
-                let why = format!("larger than {BYTES_MAX} bytes");
-                return set_aside(path, why).map(Found::Damaged);
-            }
-            Ok(_) => std::fs::read(&path),
-            Err(error) => Err(error),
-        };
-        match text {
-            Ok(text) => match parse(&text) {
+        match state_dir::read(&path, BYTES_MAX) {
+            Ok(None) => Ok(Found::Nothing),
+            Ok(Some(text)) => match text.and_then(|text| parse(&text)) {
                 Ok(checkpoint) => Ok(Found::Checkpoint(Box::new(checkpoint))),
                 Err(why) => set_aside(path, why).map(Found::Damaged),
             },
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Found::Nothing),
             Err(source) => Err(CheckpointError::Io { path, source }),
         }
     }
@@ -334,19 +326,11 @@ impl Checkpoint {
 fn parse(text: &[u8]) -> Result<Checkpoint, String> {
     let written: Written<'_> =
         serde_json::from_slice(text).map_err(|error| format!("not a checkpoint: {error}"))?;
-    if written.version != VERSION {
-        let version = written.version;
-        return Err(format!(
-            "version {version}, but this plimsoll reads version {VERSION}"
-        ));
-    }
-    let actual = state_dir::checksum(written.placement.get());
-    if actual != written.checksum {
-        let stated = written.checksum;
-        return Err(format!(
-            "its checksum is {stated:?} and should be {actual:?}: it is damaged, or was edited"
-        ));
-    }
+    state_dir::verify(
+        (written.version, VERSION),
+        written.placement.get(),
+        &written.checksum,
+    )?;
     let checkpoint: Checkpoint = serde_json::from_str(written.placement.get())
         .map_err(|error| format!("not a placement: {error}"))?;
     // Before is several placements in one, where an agent has died twice.

@@ -159,11 +159,7 @@ impl Objects {
                     self.document(file, document, "", namespace);
                 }
             }
-            Err(error) => self.errors.push(ManifestError::Syntax {
-                file: Arc::clone(file),
-                line: error.line,
-                what: error.what,
-            }),
+            Err(error) => self.errors.push(ManifestError::syntax(file, error)),
         }
     }
 

@@ -46,11 +46,7 @@ pub(super) fn parse(file: &Arc<Path>, text: &str, bounds: Bounds) -> Parsed {
     let documents = match documents(text, bounds.limits()) {
         Ok(documents) => documents,
         Err(error) => {
-            parsed.errors.push(ManifestError::Syntax {
-                file: Arc::clone(file),
-                line: error.line,
-                what: error.what,
-            });
+            parsed.errors.push(ManifestError::syntax(file, error));
             return parsed;
         }
     };

@@ -130,16 +130,12 @@ impl AdmittedPods {
     /// Reads the file, if there is one.
     pub(super) fn read(state_dir: &Path) -> Result<Option<Self>, StateFileError> {
         let path = state_dir.join(ADMITTED);
-        let read = std::fs::metadata(&path).and_then(|metadata| {
-            if metadata.len() > BYTES_MAX {
-                return Ok(Err(format!("larger than {BYTES_MAX} bytes")));
-            }
-            std::fs::read(&path).map(|text| parse(&text))
-        });
-        match read {
-            Ok(Ok(admitted)) => Ok(Some(admitted)),
-            Ok(Err(why)) => Err(StateFileError::Damaged { path, why }),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        match state_dir::read(&path, BYTES_MAX) {
+            Ok(None) => Ok(None),
+            Ok(Some(text)) => match text.and_then(|text| parse(&text)) {
+                Ok(admitted) => Ok(Some(admitted)),
+                Err(why) => Err(StateFileError::Damaged { path, why }),
+            },
             Err(source) => Err(StateFileError::Io { path, source }),
         }
     }
@@ -182,19 +178,11 @@ impl AdmittedPods {
 fn parse(text: &[u8]) -> Result<AdmittedPods, String> {
     let written: Written<'_> = serde_json::from_slice(text)
         .map_err(|error| format!("not a file of admitted pods: {error}"))?;
-    if written.version != VERSION {
-        let version = written.version;
-        return Err(format!(
-            "version {version}, but this plimsoll reads version {VERSION}"
-        ));
-    }
-    let actual = state_dir::checksum(written.admitted.get());
-    if actual != written.checksum {
-        let stated = written.checksum;
-        return Err(format!(
-            "its checksum is {stated:?} and should be {actual:?}: it is damaged, or was edited"
-        ));
-    }
+    state_dir::verify(
+        (written.version, VERSION),
+        written.admitted.get(),
+        &written.checksum,
+    )?;
     serde_json::from_str(written.admitted.get())
         .map_err(|error| format!("not a file of admitted pods: {error}"))
 }
