@@ -277,7 +277,7 @@ impl Bpf {
 
 impl Bpf {
     /// With [`Counts::PodsOnly`]: exactly these cgroups have counts of their own from now on. What happens in a cgroup below one of them is counted for
-    /// that, for the lower of two. What was counted stays. One map update for each.
+    /// that, for the lower of two. What was counted stays. One map update for each that comes or goes.
     ///
     /// [`Counts::PodsOnly`]: super::Counts::PodsOnly
     ///
@@ -307,8 +307,8 @@ impl Bpf {
             }
         }
         counted_now.retain(|key| wanted.contains(key));
-        // Also those that were there: an entry that has gone missing would be missing for good.
-        for key in wanted {
+        let new: Vec<[u64; 2]> = wanted.difference(counted_now).copied().collect();
+        for key in new {
             match counted.insert(key, 1, NO_EXIST) {
                 Ok(()) => {}
                 Err(error) if is_present(&error) => {}
