@@ -9,7 +9,7 @@ use std::collections::BinaryHeap;
 use super::Changes;
 
 /// Nodes that a scan keeps.
-const KEPT: usize = 512;
+const KEPT: usize = 1024;
 
 /// How much of the cluster a pod leaves free on a node, and which; the least is the best.
 pub(super) type Fit = (u64, usize);
