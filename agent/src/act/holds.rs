@@ -62,6 +62,7 @@ impl Holds {
                 && is_held(&path)
             {
                 held.push(uid.clone());
+                files.insert(uid.clone(), (path, NO_CGROUP));
             } else if ledger.restore_file(&path)?.busy().is_some()
                 && let Some(uid) = uid
             {
@@ -250,5 +251,11 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "max");
         assert!(holds.to_lift().is_empty() && open().changes().unwrap().is_empty());
         assert_eq!(holds.lift_later(&uid), Ok(()), "nothing is held");
+        // Held by an agent before, and let go before this one has looked at the pod.
+        holds.record(&uid, file.clone(), 7).unwrap();
+        std::fs::write(&file, HELD).unwrap();
+        let (mut holds, _) = Holds::take_up(open(), &[uid.clone()].into()).unwrap();
+        assert_eq!(holds.lift(&uid), Ok(true));
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "max");
     }
 }
