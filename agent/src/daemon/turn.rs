@@ -453,15 +453,17 @@ impl Agent {
                 };
                 self.timelines
                     .decided(uid, reason.signal(), cause, event.at_ns, decided_ns);
-                // Its kubelet does, or a kill follows.
-                if self.kubelet.is_none() {
-                    self.terminate(uid);
+                match self.kubelet {
+                    None => self.terminate(uid),
+                    // Its kubelet does, or a kill follows. The report says what each container uses.
+                    Some(_) => self.pods.note_usage(uid),
                 }
             }
             Decision::Withdraw { uid } => self.timelines.withdrawn(uid),
             Decision::End { uid, .. } => self.terminate(uid),
             Decision::Kill { uid, .. } => {
-                // Before the kill: nothing is started in its place.
+                // First what waits for no lock. The hold and the rest of the kill do, and the hold comes first: nothing is started in its place.
+                self.pods.kill_leaders(uid);
                 self.hold(uid);
                 match self.pods.kill(uid) {
                     Ok(()) => self.timelines.killed(uid, now_ns()),

@@ -658,7 +658,24 @@ impl Pods {
         killed.map(|_| ())
     }
 
-    /// Lets nothing new start in a pod's cgroup, and keeps what its containers use now. Returns whether it is held. Allocates nothing.
+    /// Sends SIGKILL to each container's first process, if it is known: what comes before [`Pods::hold`] and [`Pods::kill`], because it waits for no lock
+    /// of the kernel. Allocates nothing.
+    pub fn kill_leaders(&self, uid: &PodUid) {
+        if let Some(open) = self.open(uid) {
+            // What goes wrong here goes wrong again in the kill, where it counts.
+            open.kill.kill_leaders().ok();
+        }
+    }
+
+    /// Keeps what a pod's containers use now, for [`Pods::container_usages`]. Allocates nothing.
+    pub fn note_usage(&self, uid: &PodUid) {
+        if let Some(open) = self.open(uid) {
+            open.kill.note_usage();
+        }
+    }
+
+    /// Lets nothing new start in a pod's cgroup. Returns whether it is held; with [`Pods::with_kill_thread`] it is as soon as the kernel takes it, and
+    /// nothing waits for that. Allocates nothing.
     ///
     /// # Errors
     /// As for [`PodKill::hold`]. A pod that is gone already is no error.
@@ -666,11 +683,15 @@ impl Pods {
         let Some(open) = self.open(uid) else {
             return Ok(false);
         };
-        open.kill.note_usage();
-        match open.kill.hold() {
+        match open.kill.hold(self.kill_thread.as_ref()) {
             Err(error) if error.is_vanished() => Ok(false),
             held => held,
         }
+    }
+
+    /// Whether no hold is on its way to the kernel: before that none can be lifted.
+    pub fn are_holds_written(&self) -> bool {
+        self.kill_thread.as_ref().is_none_or(KillThread::is_idle)
     }
 
     /// The file by which a pod can be held, and the id of its cgroup. `None`: it has no cgroup, or v1, or no kubelet runs it.
@@ -701,7 +722,7 @@ impl Pods {
             .is_some_and(|open| open.kill.spared().is_some())
     }
 
-    /// What each container of a pod used when it was held, by its name in the pod.
+    /// What each container of a pod used at [`Pods::note_usage`], by its name in the pod.
     pub fn container_usages(&self, uid: &PodUid) -> Vec<(&str, u64)> {
         let Some((entry, open)) = self
             .entries
@@ -772,12 +793,12 @@ struct Wants {
 
 /// The sandbox may be known now, or another one. Returns whether the pod has processes besides.
 fn spare_sandbox(kill: &mut PodKill, pod: &Pod) -> Result<bool, FileError> {
-    let names: Vec<&str> = kill
-        .container_names()
-        .filter_map(|name| name.to_str())
+    let cgroups: Vec<(&str, u64)> = kill
+        .container_cgroups()
+        .filter_map(|(name, id)| Some((name.to_str()?, id)))
         .collect();
     let known = kill.spared().and_then(|name| name.to_str());
-    let found = sandbox(pod, &names, known).map(str::to_owned);
+    let found = sandbox(pod, &cgroups, known).map(str::to_owned);
     kill.spare(found.as_deref().map(std::ffi::OsStr::new));
     kill.is_populated()
 }
