@@ -19,6 +19,7 @@ pub mod groups;
 pub mod named;
 pub mod plan;
 pub mod rehearsal;
+pub mod units;
 
 use amounts::ResourceSet;
 use census::Census;
