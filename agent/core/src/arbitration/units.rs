@@ -37,7 +37,7 @@ pub fn canonical(name: &str, quantity: &Quantity, rounding: Rounding) -> u64 {
     u64::try_from(amount).unwrap_or(u64::MAX)
 }
 
-/// An amount as a quantity. What is not a whole number of MiB but more than 64 of them is rounded down to one, since nobody reads bytes.
+/// An amount as a quantity. What is not a whole number of MiB but more than 64 of them is rounded down to one: more digits help no reader.
 #[must_use]
 pub fn quantity_of(name: &str, amount: u64) -> String {
     const KIB: u64 = 1 << 10;
