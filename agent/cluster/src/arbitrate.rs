@@ -105,7 +105,7 @@ pub struct Arbiter {
     /// What is counted.
     pub figures: Figures,
     is_changed: bool,
-    acted: bool,
+    held: bool,
     next_cycle_ms: u64,
     idle_cycle_ms: u64,
     /// What the clock on the wall said at the beginning; later jumps of it mean nothing.
@@ -146,7 +146,7 @@ impl Arbiter {
             broken: None,
             figures: Figures::default(),
             is_changed: false,
-            acted: false,
+            held: false,
             next_cycle_ms: 0,
             idle_cycle_ms: 0,
             unix_at_zero_ms: now.unix_ms.saturating_sub(now.mono_ms),
@@ -193,15 +193,15 @@ impl Arbiter {
         self.is_changed || !self.reclaims.notices.is_empty() || !self.events.is_idle()
     }
 
-    /// A cycle, if one is due. `acts`: this is the leader. Returns whether there was one.
-    pub fn turn(&mut self, now: Now, acts: bool) -> bool {
+    /// A cycle, if one is due. `holds`: this has the Lease, also where it is late with a write. Returns whether there was one.
+    pub fn turn(&mut self, now: Now, holds: bool) -> bool {
         let ms = now.mono_ms;
-        if !acts {
+        if !holds {
             self.reclaims.stop();
             self.queue.clear();
         }
-        self.is_changed |= acts && !self.acted;
-        self.acted = acts;
+        self.is_changed |= holds && !self.held;
+        self.held = holds;
         self.held_back = self.doubt(ms);
         let waits = !self.reclaims.notices.is_empty() || ms >= self.idle_cycle_ms;
         if ms < self.next_cycle_ms || !(self.is_changed || waits) || self.store.stale().is_some() {
@@ -211,7 +211,7 @@ impl Arbiter {
         self.next_cycle_ms = ms + self.settings.cycle_ms;
         self.next_queue_ms = ms;
         self.idle_cycle_ms = ms + IDLE_CYCLE_MS;
-        self.cycle(now, acts);
+        self.cycle(now, holds);
         true
     }
 
@@ -236,7 +236,7 @@ impl Arbiter {
         ))
     }
 
-    fn cycle(&mut self, now: Now, acts: bool) {
+    fn cycle(&mut self, now: Now, holds: bool) {
         let ms = now.mono_ms;
         let pods = &self.store.pods;
         let leaves = |uid: &str| pods.get(uid).is_none_or(|pod| pod.is_leaving);
@@ -276,7 +276,7 @@ impl Arbiter {
             .map(|row| (row.name.clone(), row.clone()))
             .collect();
         self.note_unreadable();
-        if acts {
+        if holds {
             let grace = self.graces(times.grace_period_ms);
             let begun = self.reclaims.plan(judgement.reclaims.clone(), ms, |uid| {
                 grace.get(uid).copied().unwrap_or(times.grace_period_ms)
@@ -460,10 +460,8 @@ impl Arbiter {
         self.on_their_way.remove(target);
         match target {
             Target::Evict(victim) => {
-                let for_pod = self.reclaims.notices.get(victim);
-                let for_pod = for_pod.map(|notice| notice.pod.clone()).unwrap_or_default();
                 let dry = self.settings.is_dry;
-                let outcome = self.reclaims.answered(victim, answer, dry, now.mono_ms);
+                let (outcome, for_pod) = self.reclaims.answered(victim, answer, dry, now.mono_ms);
                 *self.figures.evictions.entry(outcome).or_default() += 1;
                 self.say_outcome(victim, &for_pod, outcome, now);
                 self.is_changed = true;

@@ -90,6 +90,12 @@ impl Election {
             .is_some_and(|held| now.mono_ms < held + ACTS_MS)
     }
 
+    /// Whether it had the Lease and has not heard of another one since. It may be late with a write: then it does not act, and forgets nothing.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.held_ms.is_some()
+    }
+
     /// Who has the Lease, as far as is known.
     #[must_use]
     pub fn holder(&self) -> Option<&str> {
@@ -180,7 +186,8 @@ impl Election {
         let Some((sent_ms, writes)) = self.sent.take() else {
             return;
         };
-        self.next_ms = now.mono_ms + RETRY_MS;
+        // From when it was sent: a server that is slow is asked as often.
+        self.next_ms = sent_ms.saturating_add(RETRY_MS).max(now.mono_ms);
         self.trouble = None;
         match answer {
             Answer::Done(body) => match serde_json::from_slice::<ApiLease>(body) {

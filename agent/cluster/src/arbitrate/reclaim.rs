@@ -156,7 +156,8 @@ impl Reclaims {
         self.asked.retain(|uid, asked| {
             let was_not_done =
                 !asked.is_done && !asked.is_on_its_way && mono_ms >= asked.at_ms + UNCLEAR_MS;
-            !(leaves(uid) || was_not_done)
+            // Its answer may come after the watch has shown what came of it.
+            asked.is_on_its_way || !(leaves(uid) || was_not_done)
         });
         self.alone
             .retain(|uid, alone| !leaves(uid) && mono_ms < alone.until_ms + ALONE_MAX_MS);
@@ -247,24 +248,22 @@ impl Reclaims {
         self.asked.insert(victim.to_owned(), asked);
     }
 
-    /// What came of it. `is_dry`: nothing was stored.
+    /// What came of it, and for which pod it was. `is_dry`: nothing was stored.
     pub fn answered(
         &mut self,
         victim: &str,
         answer: &Answer,
         is_dry: bool,
         mono_ms: u64,
-    ) -> Outcome {
+    ) -> (Outcome, String) {
         let outcome = outcome(answer);
-        let for_pod = match self.asked.get_mut(victim) {
-            Some(asked) => {
-                asked.is_on_its_way = false;
-                asked.is_done = outcome == Outcome::Evicted;
-                asked.at_ms = mono_ms;
-                asked.for_pod.clone()
-            }
-            None => return outcome,
+        let Some(asked) = self.asked.get_mut(victim) else {
+            return (outcome, String::new());
         };
+        asked.is_on_its_way = false;
+        asked.is_done = outcome == Outcome::Evicted;
+        asked.at_ms = mono_ms;
+        let for_pod = asked.for_pod.clone();
         match outcome {
             Outcome::Evicted if is_dry => {
                 self.asked.remove(victim);
@@ -272,7 +271,7 @@ impl Reclaims {
             }
             Outcome::Evicted => {
                 self.backoff.reset();
-                let claim = self.claims.entry(for_pod).or_default();
+                let claim = self.claims.entry(for_pod.clone()).or_default();
                 claim.made_ms = mono_ms;
                 claim.is_open = true;
             }
@@ -297,7 +296,7 @@ impl Reclaims {
                 self.leave_alone(victim, mono_ms);
             }
         }
-        outcome
+        (outcome, for_pod)
     }
 
     fn leave_alone(&mut self, victim: &str, mono_ms: u64) {
@@ -401,7 +400,7 @@ mod tests {
         assert_eq!(due(&mut reclaims, &plan, 30_001), None, "it is on its way");
         let outcome =
             reclaims.answered("v", &refused(429, Some("DisruptionBudget")), false, 30_100);
-        assert_eq!(outcome, Outcome::Budget);
+        assert_eq!(outcome, (Outcome::Budget, "p".to_owned()));
         assert_eq!(reclaims.left_alone(30_101), ["v".to_owned()].into());
         assert_eq!(due(&mut reclaims, &plan, 31_000), None);
         // A minute, then two, up to 16.
@@ -454,7 +453,7 @@ mod tests {
             reclaims.sent("v", "p", at);
             assert_eq!(
                 reclaims.answered("v", &refused(code, None), false, at),
-                Outcome::Later
+                (Outcome::Later, "p".to_owned())
             );
             assert_eq!(due(&mut reclaims, &plan, at + 700), None);
             at += 60_000;

@@ -26,7 +26,7 @@ pub struct Condition {
     pub is_true: bool,
     /// One word.
     pub reason: String,
-    /// A sentence.
+    /// A sentence. Never empty: a server-side apply of 1.20 makes null of an empty text, and the resource refuses that.
     pub message: String,
 }
 
@@ -75,14 +75,24 @@ impl Status {
             message: cut(&message, MESSAGE_BYTES_MAX).to_owned(),
         };
         let mut conditions = vec![match row.wrong.first() {
-            None => condition("Accepted", true, "Accepted", String::new()),
+            None => condition(
+                "Accepted",
+                true,
+                "Accepted",
+                "nothing is wrong with it".to_owned(),
+            ),
             Some((reason, _)) => {
                 let texts: Vec<&str> = row.wrong.iter().map(|(_, text)| text.as_str()).collect();
                 condition("Accepted", false, reason, texts.join("; "))
             }
         }];
         conditions.push(match row.over.keys().next() {
-            None => condition("Overused", false, "WithinDeserved", String::new()),
+            None => condition(
+                "Overused",
+                false,
+                "WithinDeserved",
+                "within what it deserves".to_owned(),
+            ),
             // The API takes no slash and the like in a reason.
             Some(_) => condition(
                 "Overused",
@@ -92,7 +102,7 @@ impl Status {
             ),
         });
         conditions.push(match (row.waiting, row.blocked) {
-            (0, _) => condition("Underserved", false, "NoneWaits", String::new()),
+            (0, _) => condition("Underserved", false, "NoneWaits", "no entitled pod waits for room".to_owned()),
             (waiting, 0) => condition("Underserved", true, "Waiting", format!("{waiting} entitled pods wait for room")),
             (waiting, blocked) => condition(
                 "Underserved",
@@ -102,7 +112,12 @@ impl Status {
             ),
         });
         conditions.push(if row.short.is_empty() {
-            condition("OverReserved", false, "Covered", String::new())
+            condition(
+                "OverReserved",
+                false,
+                "Covered",
+                "what is reserved is there".to_owned(),
+            )
         } else {
             condition(
                 "OverReserved",
@@ -115,7 +130,12 @@ impl Status {
             )
         });
         conditions.push(match asked_for {
-            [] => condition("ReclaimPending", false, "None", String::new()),
+            [] => condition(
+                "ReclaimPending",
+                false,
+                "None",
+                "no pod has notice".to_owned(),
+            ),
             asked_for => {
                 let hold = held_back
                     .map(|why| format!("; held back: {why}"))
@@ -311,6 +331,11 @@ mod tests {
         let first = Status::of(&row(4000), 1, &[], None).body(&Value::Null, 1_795_341_600_000);
         let later = Status::of(&row(4000), 1, &["a/x for b/y".into()], Some("dry run"))
             .body(&first, 1_795_341_700_000);
+        let conditions = first["conditions"].as_array().unwrap();
+        assert!(
+            conditions.iter().all(|it| it["message"] != ""),
+            "an empty one is refused"
+        );
         let time = |status: &Value, kind| find(status, kind).unwrap()["lastTransitionTime"].clone();
         assert_eq!(time(&later, "Overused"), time(&first, "Overused"));
         assert_ne!(

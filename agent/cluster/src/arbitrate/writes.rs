@@ -21,6 +21,8 @@ const OVERUSED_EVERY_MS: u64 = 25_000;
 const QUEUE_EVERY_MS: u64 = 1_000;
 /// Writes that are due at once; the others are found the next time.
 const QUEUE_MAX: usize = 500;
+/// How long after its wait the failures of a write are remembered.
+const FORGOTTEN_MS: u64 = 120_000;
 /// Namespaces in it.
 const OVERUSED_MAX: usize = 256;
 
@@ -81,6 +83,10 @@ impl Arbiter {
     pub(super) fn next_write(&mut self, now: Now) -> Option<(Target, Call)> {
         if self.queue.is_empty() && now.mono_ms >= self.next_queue_ms {
             self.next_queue_ms = now.mono_ms + QUEUE_EVERY_MS;
+            // What is over is forgotten.
+            let ms = now.mono_ms;
+            self.not_before
+                .retain(|_, (until, _)| ms < until.saturating_add(FORGOTTEN_MS));
             let mut due = self.due_notices(now);
             due.extend(self.due_statuses(now));
             due.extend(self.due_overused(now));

@@ -286,7 +286,7 @@ impl Loop {
         }
         let held_back = self.arbiter.held_back.clone();
         let began = Instant::now();
-        if self.arbiter.turn(now, acts) {
+        if self.arbiter.turn(now, self.election.holds()) {
             let took = began.elapsed().as_micros();
             self.arbiter.figures.cycle_us = u64::try_from(took).unwrap_or(u64::MAX);
             self.arbitration.set(&self.arbiter);
