@@ -23,6 +23,8 @@ pub(crate) const CLUSTER: &str = "cluster-token";
 /// What kube-apiserver says when a hook of its start takes too long, and how often that is believed.
 const GIVES_UP: &str = "PostStartHook";
 const STARTS_MAX: u32 = 20;
+/// That of the arbitrator.
+const ARBITRATOR: &str = "arbitrator-token";
 
 /// Where `cargo xtask kubernetes` puts the binaries; `None`: not there.
 fn binaries() -> Option<PathBuf> {
@@ -115,7 +117,7 @@ pub(crate) async fn shared() -> Option<Arc<Server>> {
     Some(server)
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -154,7 +156,9 @@ impl Server {
         let service = KeyPair::generate().unwrap();
         write("service.key", &service.serialize_pem());
         write("service.pub", &service.public_key_pem());
-        let tokens = format!("{ADMIN},admin,1,system:masters\n{CLUSTER},cluster,2,\n");
+        let tokens = format!(
+            "{ADMIN},admin,1,system:masters\n{CLUSTER},cluster,2,\n{ARBITRATOR},arbitrator,3,\n"
+        );
         write("tokens.csv", &tokens);
         write("token", CLUSTER);
         let (etcd_port, peer_port, port) = (free_port(), free_port(), free_port());
@@ -380,6 +384,37 @@ impl Server {
             "subjects": [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "cluster"}]});
         self.create(&format!("{path}/clusterrolebindings"), &binding)
             .await;
+    }
+
+    /// A kubeconfig with this token.
+    pub(crate) fn kubeconfig_of(&self, name: &str, token: &str) -> PathBuf {
+        let path = self.path(name);
+        write_kubeconfig(
+            &path,
+            self.port,
+            &format!("token: {token}"),
+            &self.path("ca.crt"),
+        );
+        path
+    }
+
+    /// A merge patch.
+    pub(crate) async fn merge(&self, path: &str, body: &Value) -> Value {
+        self.must(&Call::write(
+            Verb::Patch,
+            "test",
+            path,
+            Content::Merge,
+            body,
+            false,
+        ))
+        .await
+    }
+
+    /// Deletes what has no grace.
+    pub(crate) async fn delete_plain(&self, path: &str) {
+        let call = Call::write(Verb::Delete, "test", path, Content::Json, &json!({}), false);
+        self.must(&call).await;
     }
 
     /// A kubeconfig for the program under test.
