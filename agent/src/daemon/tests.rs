@@ -120,10 +120,15 @@ impl Node {
 
     /// `is_kubelets`: a kubelet runs the pods.
     pub(super) fn with(cgroup: Cgroup, is_kubelets: bool) -> Self {
-        Self::with_thread(cgroup, is_kubelets, KillThread::start().unwrap())
+        Self::built(cgroup, is_kubelets, true, KillThread::start().unwrap())
     }
 
-    fn with_thread(cgroup: Cgroup, is_kubelets: bool, kill_thread: KillThread) -> Self {
+    fn built(
+        cgroup: Cgroup,
+        is_kubelets: bool,
+        has_remedies: bool,
+        kill_thread: KillThread,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let host = HostRoot::new(dir.path());
         let mount = host.path(cgroup.mount());
@@ -177,7 +182,7 @@ impl Node {
         let mut config = Config::new(file, &EvictionFlags::default()).unwrap();
         config.engine.beside_kubelet = is_kubelets;
         let options = &mut config.engine.options;
-        options.remedies = Some(options::Remedies {
+        options.remedies = has_remedies.then_some(options::Remedies {
             reclaim_budget_ns: 1,
             throttle_budget_ns: 1,
             notify_budget_ns: 1,
@@ -509,6 +514,43 @@ fn nothing_is_allocated_between_record_and_kill_on_v1() {
 }
 
 #[test]
+fn only_the_leader_is_read_and_nothing_is_allocated_for_it() {
+    let mut node = Node::built(Cgroup::V2, false, false, KillThread::start().unwrap());
+    let (host, victim_dir) = (node.host.clone(), pod_dir(&node.host, Cgroup::V2, VICTIM));
+    Cgroup::V2.set_usage(&victim_dir, GIB);
+    node.timer();
+    node.rest();
+    node.timer();
+    Cgroup::V2.set_usage(&victim_dir, 2 * GIB);
+    let kubepods = host.path(Cgroup::V2.mount()).join("kubepods");
+    Cgroup::V2.set_usage(&kubepods, 2 * GIB + 512 * MIB);
+    set_available(&host, 90 * MIB);
+    for what in ["it goes", "it leaves"] {
+        assert_eq!(node.turn(&[crossing(ARMING)]), 0, "{what}");
+        let sample = &node.agent.sample;
+        let read: Vec<_> = sample
+            .pods
+            .iter()
+            .map(|memory| memory.uid.as_str())
+            .collect();
+        assert!(sample.leaders_only, "{what}");
+        assert_eq!(read, [format!("uid-{VICTIM}")], "{what}");
+        assert_eq!(sample.pods[0].usage_bytes, 2 * GIB, "{what}");
+    }
+    assert_eq!(
+        node.cross_until_ended(VICTIM, "crossing, decision, SIGTERM"),
+        15
+    );
+    // What could not be told by what is left of the kubepods cgroup is read of all pods.
+    Cgroup::V2.set_usage(&kubepods, 4 * GIB);
+    fs::write(victim_dir.join("c/cgroup.procs"), "").unwrap();
+    Cgroup::V2.set_usage(&victim_dir, 0);
+    let next = VICTIM + 1;
+    Cgroup::V2.set_usage(&pod_dir(&host, Cgroup::V2, next), GIB);
+    assert_eq!(node.cross_until_ended(next, "the next victim"), 15);
+}
+
+#[test]
 fn beside_a_kubelet_the_hold_and_the_kill_allocate_nothing_and_spare_the_sandbox() {
     let mut node = Node::with(Cgroup::V2, true);
     let (host, victim_dir) = (node.host.clone(), pod_dir(&node.host, Cgroup::V2, VICTIM));
@@ -549,7 +591,7 @@ fn beside_a_kubelet_the_signals_wait_for_nothing_and_the_hold_is_written_before_
         of_thread.lock().unwrap().push(what);
         file.write(what.text())
     });
-    let mut node = Node::with_thread(Cgroup::V2, true, thread.unwrap());
+    let mut node = Node::built(Cgroup::V2, true, true, thread.unwrap());
     let victim_dir = pod_dir(&node.host, Cgroup::V2, VICTIM);
     let hold = || fs::read_to_string(victim_dir.join(HOLD_FILE)).unwrap();
     node.timer();

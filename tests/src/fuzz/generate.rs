@@ -307,6 +307,7 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
             })
             .collect(),
         node_only: false,
+        leaders_only: false,
         storage: some(random).then(|| Arc::new(storage(random, now_ns))),
         processes: some(random).then(|| Arc::new(processes(random, now_ns))),
         pressure: some(random).then(|| pressure(random, now_ns)),

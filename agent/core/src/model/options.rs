@@ -113,6 +113,16 @@ pub enum Availability {
     Reclaimable,
 }
 
+impl Availability {
+    /// What of so much page cache does not count as used, bytes.
+    pub(crate) fn cache_bytes(self, inactive_file_bytes: u64, active_file_bytes: u64) -> u64 {
+        match self {
+            Self::Kubelet => inactive_file_bytes,
+            Self::Reclaimable => inactive_file_bytes.saturating_add(active_file_bytes),
+        }
+    }
+}
+
 /// Evicting before the kernel's OOM killer has to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Foresight {

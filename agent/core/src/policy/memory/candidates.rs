@@ -32,10 +32,19 @@ pub(crate) fn rows(view: &View<'_>, resource: Resource, rows: &mut Vec<RankRow>)
         .pods
         .values()
         .filter(|pod| view.is_candidate(pod) && (!by_load || load(state, pod).is_some()));
-    rows.extend(pods.map(|pod| row(config, state, pod, resource)));
-    if resource == Resource::Memory {
-        view.apply_sample(rows);
+    if resource != Resource::Memory {
+        rows.extend(pods.map(|pod| row(config, state, pod, resource)));
+        return;
     }
+    let unread = view.unread();
+    rows.extend(pods.map(|pod| {
+        let mut row = pod.row.clone();
+        if let (Some(unread), Some(known)) = (&unread, &pod.memory) {
+            row.usage = unread.most_bytes(known);
+        }
+        row
+    }));
+    view.apply_sample(rows);
 }
 
 /// A pod's row in the ranking of `resource`.

@@ -132,6 +132,17 @@ impl Ranking {
         places::sort(self, rows, places);
     }
 
+    /// Ranks as many rows as it takes to know the first that is `wanted` and the one behind it: O(n) if that is one of the first. The rows after
+    /// these are in no order. Allocates as [`Ranking::rank`].
+    pub(crate) fn lead(
+        self,
+        rows: &mut [RankRow],
+        places: &mut Vec<Place>,
+        wanted: impl Fn(&RankRow) -> bool,
+    ) {
+        places::lead(self, rows, places, wanted);
+    }
+
     /// The comparator that sets two rows apart; [`Comparator::Uid`] where no other does.
     pub fn deciding_comparator(self, a: &RankRow, b: &RankRow) -> Comparator {
         self.order()
@@ -392,6 +403,20 @@ mod tests {
             let mut keyed = rows;
             ranking.rank(&mut keyed, &mut Vec::new());
             prop_assert_eq!(keyed, compared);
+        }
+
+        #[test]
+        fn the_lead_is_the_beginning_of_the_whole_order(ranking in any_ranking(), rows in any_rows(), exempt in prop::collection::vec(0..3u8, 40)) {
+            let mut sorted = rows;
+            for (row, exempt) in sorted.iter_mut().zip(exempt) {
+                row.exempt = exempt > 0;
+            }
+            let mut led = sorted.clone();
+            ranking.rank(&mut sorted, &mut Vec::new());
+            ranking.lead(&mut led, &mut Vec::new(), |row| !row.exempt);
+            let first = sorted.iter().position(|row| !row.exempt);
+            let known = first.map_or(sorted.len(), |first| (first + 2).min(sorted.len()));
+            prop_assert_eq!(&led[..known], &sorted[..known]);
         }
 
         #[test]
