@@ -8,6 +8,7 @@ use crate::model::reading::PodLoad;
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
 use crate::policy::memory::rank::{DiskScope, RankRow, Ranking};
+use crate::policy::memory::share;
 use crate::policy::memory::view::View;
 
 impl Resource {
@@ -36,6 +37,7 @@ pub(crate) fn rows(view: &View<'_>, resource: Resource, rows: &mut Vec<RankRow>)
     if resource == Resource::Memory {
         view.apply_sample(rows);
     }
+    share::mark(config, state, resource, rows);
 }
 
 /// A pod's row in the ranking of `resource`.
