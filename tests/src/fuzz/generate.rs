@@ -83,6 +83,7 @@ pub(super) fn config(random: &mut Random) -> EngineConfig {
                 budget_ns: *random.pick(&[0, 60_000 * MS, u64::MAX]),
             }),
         },
+        namespace_shares: Vec::new(),
         beside_kubelet: random.one_in(4),
         exempt_uids: UIDS
             .iter()

@@ -230,7 +230,7 @@ fn kept(resource: &str, object: &Value) -> Value {
 }
 
 fn ours(resource: &str, admitted: &Admitted) -> Value {
-    let object = match &admitted.object {
+    let object = match &*admitted.object {
         Object::Pod(pod) => {
             let mut value =
                 json!({"spec": pod.pod.spec, "metadata": {"annotations": pod.meta().annotations}});

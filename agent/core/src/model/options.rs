@@ -90,6 +90,21 @@ impl Default for CpuSuppress {
     }
 }
 
+/// What the pods of a namespace may use of this node together before they go first among equals
+/// ([`share`](crate::policy::memory::share)).
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NamespaceShare {
+    /// The namespace.
+    pub namespace: String,
+    /// Their working sets, bytes; `None`: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Their CPU time, thousandths of a CPU; `None`: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_milli: Option<u64>,
+}
+
 /// How many pods one pass may evict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -1,6 +1,6 @@
 //! The objects: those by hand, and with them those of [`chance`].
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::chance;
 use super::versions::Newer;

@@ -33,6 +33,7 @@ impl Comparator {
             Self::MissingStats => missing_stats(a, b),
             Self::ExceedsRequest => exceeds_request(a, b),
             Self::Priority => priority(a, b),
+            Self::OverShare => b.over_share.cmp(&a.over_share),
             Self::UsageOverRequest => usage_over_request(a, b),
             Self::Uid => uid(a, b),
         }
@@ -45,6 +46,7 @@ impl Comparator {
             Self::MissingStats => "missingStats",
             Self::ExceedsRequest => "exceedsRequest",
             Self::Priority => "priority",
+            Self::OverShare => "overShare",
             Self::UsageOverRequest => "usageOverRequest",
             Self::Uid => "uid",
         }
@@ -93,9 +95,20 @@ pub enum Ranking {
 impl Ranking {
     /// The comparators, the most important first.
     pub const fn order(self) -> &'static [Comparator] {
-        use Comparator::{ExceedsRequest, MissingStats, Priority, Uid, Unnamed, UsageOverRequest};
+        use Comparator::{
+            ExceedsRequest, MissingStats, OverShare, Priority, Uid, Unnamed, UsageOverRequest,
+        };
         match self {
-            Self::Memory | Self::Disk | Self::Cpu => &[
+            Self::Memory | Self::Cpu => &[
+                Unnamed,
+                MissingStats,
+                ExceedsRequest,
+                Priority,
+                OverShare,
+                UsageOverRequest,
+                Uid,
+            ],
+            Self::Disk => &[
                 Unnamed,
                 MissingStats,
                 ExceedsRequest,
@@ -240,6 +253,7 @@ mod tests {
             unnamed: 0,
             exempt: false,
             priority,
+            over_share: 0,
             usage,
             allowance: request,
             request,
@@ -341,12 +355,14 @@ mod tests {
             stats_known: bool,
             unnamed in 0u8..4,
             priority in prop_oneof![4 => -2i32..3, 1 => any::<i32>()],
+            over_share in prop_oneof![4 => 0u16..3, 1 => any::<u16>()],
             usage in prop_oneof![4 => 0u64..5, 1 => any::<u64>()],
             allowance in any_amount(),
             request in any_amount(),
         ) -> RankRow {
             RankRow {
                 unnamed,
+                over_share,
                 allowance: Nanos(allowance),
                 request: Nanos(request),
                 ..row(&uid, stats_known, priority, usage, 0)

@@ -145,6 +145,8 @@ pub(crate) fn takes_the_first(config: &EngineConfig, met: &Met) -> bool {
         && options.victims == options::Victims::One
         && !options.disruption_budgets
         && options.remedies.is_none()
+        // What a namespace uses is the sum over its pods.
+        && config.namespace_shares.is_empty()
 }
 
 /// Which pods go: rows of [`Scratch::chosen`].
@@ -215,6 +217,12 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
     } else {
         Preference::None
     };
+    // What a namespace uses decides, too: any of its pods may.
+    let first = if view.config.namespace_shares.is_empty() {
+        first
+    } else {
+        all
+    };
     let mut rests_on = match preference {
         Preference::None => first,
         Preference::Suffices { last } => last + 1,
@@ -230,7 +238,8 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
         // If all together do not suffice, all go: also if they use less.
         let last = last.map_or(0, |last| last + 1);
         rests_on = match preference {
-            Preference::None => last,
+            Preference::None if view.config.namespace_shares.is_empty() => last,
+            Preference::None => all,
             Preference::Suffices { .. } | Preference::Falls => rests_on.max(last),
         };
     } else {
