@@ -8,6 +8,7 @@
 mod exact;
 mod generate;
 mod kept;
+mod literal;
 mod plain;
 mod rehearsed;
 mod rules;

@@ -60,7 +60,8 @@ impl Holes {
         fit: impl Fn(usize) -> Option<Fit>,
     ) {
         let bound = |node| Some((at_least(node)?, node));
-        let mut bounds: Vec<(u64, usize)> = nodes.filter_map(bound).collect();
+        let mut bounds: Vec<(u64, usize)> = Vec::with_capacity(nodes.size_hint().1.unwrap_or(0));
+        bounds.extend(nodes.filter_map(bound));
         self.others = None;
         if bounds.len() > KEPT {
             let (_, (other, _), _) = bounds.select_nth_unstable(KEPT);
