@@ -215,6 +215,13 @@ impl Arbiter {
         true
     }
 
+    /// How long the cycle took that has just ended. The next one waits at least twice as long: between them the Lease is renewed and the plan carried out.
+    pub fn took(&mut self, us: u64, now: Now) {
+        self.figures.cycle_us = us;
+        let rest_ms = self.settings.cycle_ms.max(us / 500);
+        self.next_cycle_ms = now.mono_ms + rest_ms;
+    }
+
     /// Why nothing may be evicted.
     fn doubt(&self, ms: u64) -> Option<String> {
         if let Some((kind, why)) = self.store.stale() {

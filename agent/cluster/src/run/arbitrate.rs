@@ -288,7 +288,9 @@ impl Loop {
         let began = Instant::now();
         if self.arbiter.turn(now, self.election.holds()) {
             let took = began.elapsed().as_micros();
-            self.arbiter.figures.cycle_us = u64::try_from(took).unwrap_or(u64::MAX);
+            let now = self.now();
+            self.arbiter
+                .took(u64::try_from(took).unwrap_or(u64::MAX), now);
             self.arbitration.set(&self.arbiter);
         }
         if let Some(why) = self
