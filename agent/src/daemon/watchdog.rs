@@ -296,11 +296,11 @@ mod tests {
 
     const SECOND_NS: u64 = 1_000_000_000;
     /// Something is said long before.
-    const LOOKS_MAX: u64 = 600;
+    const SECONDS_MAX: u64 = 600;
 
     /// Looks each second, as long as it `Turns`; then what is said, and after how many seconds.
     fn first_word(seen: &mut Seen, heartbeat: &Heartbeat, from_s: u64) -> (u64, Health) {
-        (0..LOOKS_MAX)
+        (0..SECONDS_MAX)
             .map(|seconds| {
                 let now_ns = (from_s + seconds) * SECOND_NS;
                 (seconds, seen.look(heartbeat.beat(), now_ns))
@@ -310,7 +310,7 @@ mod tests {
     }
 
     fn after_naming(seen: &mut Seen, heartbeat: &Heartbeat, from_s: u64) -> u64 {
-        (from_s..from_s + LOOKS_MAX)
+        (from_s..from_s + SECONDS_MAX)
             .find(
                 |now_s| match seen.look(heartbeat.beat(), now_s * SECOND_NS) {
                     Health::Long { is_new, .. } => {

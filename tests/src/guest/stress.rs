@@ -14,7 +14,6 @@ use anyhow::{Context as _, ensure};
 
 use super::agent::{Agent, Options};
 use super::cgroup;
-use super::clock::wait_until;
 use super::kernel_oom::{KernelLog, vmstat_oom_kill};
 use super::memory::{self, mib};
 use super::node::{Node, Running};
@@ -145,7 +144,12 @@ fn stress(
         .wait_gone(Duration::from_secs(seconds) + PATIENCE);
     // What it left behind goes with its pod.
     for hierarchy in cgroup::hierarchies() {
-        cgroup::remove(&hierarchy.join(pod.cgroup()));
+        let directory = hierarchy.join(pod.cgroup());
+        ensure!(
+            cgroup::remove(&directory),
+            "{} cannot be removed",
+            directory.display()
+        );
     }
     let status = running.process.0.try_wait()?;
     fs::remove_file(node.manifest(&pod))?;

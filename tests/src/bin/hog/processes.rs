@@ -51,10 +51,10 @@ pub(crate) fn sleep_while_the_parent_lives() -> anyhow::Result<()> {
 
 /// Starts one process after the other that does the same: at a limit of processes, one takes each place that falls free.
 pub(crate) fn spawn_for_ever() -> anyhow::Result<()> {
-    let own = std::env::current_exe()?;
+    let program = std::env::current_exe()?;
     loop {
         // Refused at the limit: then again.
-        let _refused = Command::new(&own)
+        let _refused = Command::new(&program)
             .arg("spawn")
             .stdin(Stdio::null())
             .stdout(Stdio::null())

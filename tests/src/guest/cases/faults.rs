@@ -162,12 +162,12 @@ fn frozen_loop() -> Outcome {
     ensure!(hear()? == "READY=1", "the first message is another one");
     ensure!(hear()? == "WATCHDOG=1", "no sign of life");
     // The loop is the main thread.
-    let own = fs::read_to_string(format!("/proc/{}/cgroup", agent.pid()))?;
-    let own = own
+    let cgroups = fs::read_to_string(format!("/proc/{}/cgroup", agent.pid()))?;
+    let cgroup = cgroups
         .lines()
         .find_map(|line| line.strip_prefix("0::/"))
         .context("the agent has no cgroup")?;
-    let threads = cgroup::memory_root().join(own).join("frozen");
+    let threads = cgroup::memory_root().join(cgroup).join("frozen");
     fs::create_dir(&threads)?;
     fs::write(threads.join("cgroup.type"), "threaded")?;
     fs::write(threads.join("cgroup.threads"), agent.pid().to_string())?;

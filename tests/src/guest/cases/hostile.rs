@@ -368,14 +368,15 @@ fn cache_becomes_memory() -> Outcome {
     let disk = Disk::mount(192, 16384)?;
     let node = Node::new()?;
     let hog = Pod::burstable("hog", "16Mi").limit("memory", "136Mi");
+    // Less beyond its request than the hog has by the time of the crossing, and more than the hog has without its new memory.
     let innocent = Pod::burstable("innocent", "16Mi");
-    let mut spared = node.hog(&innocent, "hold --mb 64")?;
+    let mut spared = node.hog(&innocent, "hold --mb 32")?;
     let file = disk.0.join("cache");
     let mut turning = node.hog(
         &hog,
         &format!("cache-then-memory --mb 112 --path {}", file.display()),
     )?;
-    let mut agent = node.agent(&Options::hard(&threshold_below_now(56)?))?;
+    let mut agent = node.agent(&Options::hard(&threshold_below_now(80)?))?;
     agent.after_samples(2)?;
     go(&turning)?;
     let finished = agent.eviction(EVICTION_TIMEOUT)?;
