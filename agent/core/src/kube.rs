@@ -11,4 +11,5 @@ pub mod pod_uid;
 pub mod qos;
 pub mod quantity;
 pub mod resources;
+pub mod runtime_link;
 pub mod time;

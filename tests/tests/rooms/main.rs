@@ -31,11 +31,22 @@ const CLUSTER: Crate = Crate {
     with_tests: false,
 };
 
+/// `plimsoll-runtime`.
+const RUNTIME: Crate = Crate {
+    source: "agent/runtime/src",
+    name: "plimsoll_runtime",
+    with_tests: false,
+};
+
 /// Rooms and what each may import.
 type Table = [(&'static str, &'static [&'static str])];
 
 /// Crates with a table.
-const TABLES: [(&Crate, &Table); 2] = [(&AGENT, &ROOMS), (&CLUSTER, &CLUSTER_ROOMS)];
+const TABLES: [(&Crate, &Table); 3] = [
+    (&AGENT, &ROOMS),
+    (&CLUSTER, &CLUSTER_ROOMS),
+    (&RUNTIME, &RUNTIME_ROOMS),
+];
 
 /// From the top to the bottom: a room, and the rooms that it may import.
 const ROOMS: [(&str, &[&str]); 14] = [
@@ -99,6 +110,31 @@ const CLUSTER_ROOMS: [(&str, &[&str]); 14] = [
     ("backoff", &[]),
 ];
 
+/// Of `plimsoll-runtime`, as [`ROOMS`].
+const RUNTIME_ROOMS: [(&str, &[&str]); 11] = [
+    ("main", &[]),
+    (
+        "cli",
+        &[
+            "serve",
+            "show",
+            "cri",
+            "pod_resources",
+            "connection",
+            "limits",
+        ],
+    ),
+    ("serve", &["cri", "connection", "frames"]),
+    ("show", &["cri", "pod_resources", "shown"]),
+    ("cri", &["connection", "interface"]),
+    ("pod_resources", &["connection", "interface"]),
+    ("connection", &["shown"]),
+    ("shown", &[]),
+    ("frames", &[]),
+    ("interface", &[]),
+    ("limits", &[]),
+];
+
 /// Of the core, from the top to the bottom.
 const CORE_ROOMS: [&str; 7] = [
     "engine",
@@ -111,9 +147,14 @@ const CORE_ROOMS: [&str; 7] = [
 ];
 
 /// Crates that only these rooms may use.
-const CRATES: [(&Crate, &str, &[&str]); 3] = [
+const CRATES: [(&Crate, &str, &[&str]); 4] = [
     (&AGENT, "aya", &["kernel"]),
     (&CLUSTER, "kube", &["api"]),
+    (
+        &RUNTIME,
+        "tonic",
+        &["connection", "cri", "interface", "pod_resources"],
+    ),
     (&CLUSTER, "tokio", &["cli", "run", "serve", "link", "api"]),
 ];
 

@@ -22,17 +22,20 @@ use crate::{ebpf, paths, remap, setup};
 
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-pub(crate) const PROGRAMS: [&str; 4] = [
+pub(crate) const PROGRAMS: [&str; 5] = [
     "plimsoll",
     "plimsoll-agent",
     "plimsoll-cluster",
+    "plimsoll-runtime",
     "plimsoll-trace",
 ];
-const PACKAGES: [&str; 6] = [
+const PACKAGES: [&str; 8] = [
     "--package",
     "plimsoll",
     "--package",
     "plimsoll-cluster",
+    "--package",
+    "plimsoll-runtime",
     "--package",
     "plimsoll-trace",
 ];

@@ -3,10 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 /// How images, container layers and the kubelet's own directory are spread over file systems.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageFsLayout {
     /// All on one.
+    #[default]
     Shared,
     /// Images and layers together on a second one.
     Dedicated,

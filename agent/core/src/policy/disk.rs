@@ -2,3 +2,4 @@
 
 pub mod local_storage;
 pub mod node_reclaim;
+pub mod unused;

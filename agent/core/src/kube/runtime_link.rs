@@ -1,0 +1,197 @@
+//! What the agent and `plimsoll-runtime` say to each other, and what a container runtime has on a node.
+//!
+//! **Problem.** The runtime's answers come from a large program over a socket: late, cut off, too large or not at all. The agent must stay small, locked in
+//! memory, and wait for none of it. **Approach.** `plimsoll-runtime` alone speaks gRPC. It sends what it has read in frames of bounded length: four bytes
+//! (little endian) for the length, then so many bytes of JSON. It decides nothing and remembers nothing: it may die at any time, and the next one is asked again.
+
+use serde::{Deserialize, Serialize};
+
+/// The version of this protocol. A peer with another one is sent away.
+pub const PROTOCOL: u32 = 1;
+/// Bytes of one frame at most, its length not counted.
+pub const FRAME_BYTES_MAX: usize = 64 << 10;
+/// Containers of one list: 110 pods with eight each, several times.
+pub const CONTAINERS_MAX: usize = 8192;
+/// Images of one list.
+pub const IMAGES_MAX: usize = 4096;
+/// Bytes of one text (a name, an id): more than any reference of an image has (`distribution/reference`: 255 for the name, and a digest).
+pub const TEXT_BYTES_MAX: usize = 1024;
+/// Names of one image.
+pub const NAMES_MAX: usize = 32;
+
+/// A frame from the agent to `plimsoll-runtime`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ToRuntime {
+    /// Asks for all containers and images; [`FromRuntime::Listed`] or [`FromRuntime::Failed`] ends the answer.
+    List {
+        /// Comes back with the answer.
+        number: u64,
+    },
+    /// Removes something; [`FromRuntime::Removed`] or [`FromRuntime::Failed`] answers.
+    Remove {
+        /// Comes back with the answer.
+        number: u64,
+        /// What.
+        removal: Removal,
+    },
+}
+
+/// A frame from `plimsoll-runtime` to the agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum FromRuntime {
+    /// The first frame.
+    Hello {
+        /// [`PROTOCOL`].
+        protocol: u32,
+    },
+    /// A container of the list that is under way.
+    Container {
+        /// The container.
+        container: Box<RuntimeContainer>,
+    },
+    /// An image of the list that is under way.
+    Image {
+        /// The image.
+        image: Box<RuntimeImage>,
+    },
+    /// The list is complete.
+    Listed {
+        /// Of the request.
+        number: u64,
+        /// The wall clock when it was read, nanoseconds since 1970.
+        unix_ns: u64,
+        /// Entries that are missing: too many, without an id, or with a text that is too long.
+        left_out: u64,
+    },
+    /// It has been removed, or was gone already.
+    Removed {
+        /// Of the request.
+        number: u64,
+    },
+    /// The request could not be carried out.
+    Failed {
+        /// Of the request.
+        number: u64,
+        /// Why, for people.
+        why: String,
+    },
+}
+
+/// Something that can be removed without ending a pod.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Removal {
+    /// A container that has ended, by its id.
+    Container(String),
+    /// An image that no container uses, by its id.
+    Image(String),
+}
+
+/// What a container does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ContainerState {
+    /// Made, not started.
+    Created,
+    /// Runs.
+    Running,
+    /// Has ended.
+    Exited,
+    /// The runtime does not know.
+    Unknown,
+}
+
+impl ContainerState {
+    /// In one word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Running => "running",
+            Self::Exited => "exited",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// A container of a pod, as the runtime has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuntimeContainer {
+    /// Its id.
+    pub id: String,
+    /// The container's name in its pod (`metadata.name`).
+    pub name: String,
+    /// Of the pod.
+    pub pod: String,
+    /// Of the pod.
+    pub namespace: String,
+    /// Of the pod.
+    pub pod_uid: String,
+    /// Id of the sandbox that it is in.
+    pub sandbox: String,
+    /// Whether that sandbox runs (`SANDBOX_READY`).
+    pub is_sandbox_ready: bool,
+    /// What it does.
+    pub state: ContainerState,
+    /// When it was made, nanoseconds since 1970.
+    pub created_unix_ns: u64,
+    /// When it ended, nanoseconds since 1970; `None` if it has not, or the runtime does not say.
+    pub finished_unix_ns: Option<u64>,
+    /// Every way in which it names its image: ids, tags, digests.
+    pub images: Vec<String>,
+    /// Its writable layer, by the runtime's own figures.
+    pub writable_layer: Option<LayerUse>,
+}
+
+/// What a writable layer takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct LayerUse {
+    /// Bytes.
+    pub bytes: Option<u64>,
+    /// Inodes.
+    pub inodes: Option<u64>,
+}
+
+/// An image on the node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuntimeImage {
+    /// Its id.
+    pub id: String,
+    /// Tags and digests, as the runtime writes them.
+    pub names: Vec<String>,
+    /// What the runtime says that it takes, bytes. Layers that images share count for each.
+    pub bytes: u64,
+    /// The runtime wants it to stay, or makes sandboxes of it.
+    pub is_pinned: bool,
+}
+
+impl RuntimeImage {
+    /// Whether a container that names its image so has this one.
+    pub fn is_named(&self, reference: &str) -> bool {
+        bare(&self.id) == bare(reference) || self.names.iter().any(|name| name == reference)
+    }
+
+    /// What people call it.
+    pub fn name(&self) -> &str {
+        self.names.first().unwrap_or(&self.id)
+    }
+}
+
+/// An id without the name of its digest: runtimes give both forms.
+fn bare(id: &str) -> &str {
+    id.strip_prefix("sha256:").unwrap_or(id)
+}
+
+/// What the runtime has, at one time.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Inventory {
+    /// All containers of pods, without sandboxes.
+    pub containers: Vec<RuntimeContainer>,
+    /// All images.
+    pub images: Vec<RuntimeImage>,
+    /// The wall clock when it was read, nanoseconds since 1970.
+    pub unix_ns: u64,
+    /// Entries that are missing.
+    pub left_out: u64,
+}

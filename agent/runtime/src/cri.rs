@@ -1,0 +1,437 @@
+//! The container runtime: what it has, and the removal of what is not needed.
+//!
+//! **Approach.** Each question is a handful of calls, each with a bound on its time and on the length of its answer. What cannot be read whole is said to be left out, and the agent
+//! removes nothing then. v1alpha2 has the same messages under another name, as far as they are read here; it is tried where v1 is not known.
+//! **Sources.** CRI v1 of Kubernetes 1.36 (`proto/`); labels of pods: pkg/kubelet/types/labels.go.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::uri::PathAndQuery;
+use http::{Request, Uri};
+use plimsoll_core::kube::runtime_link::{
+    CONTAINERS_MAX, ContainerState, IMAGES_MAX, Inventory, LayerUse, NAMES_MAX, Removal,
+    RuntimeContainer, RuntimeImage, TEXT_BYTES_MAX,
+};
+use serde::Serialize;
+use tonic::Code;
+use tonic::body::Body;
+use tonic::transport::Channel;
+use tower::Service;
+
+use crate::connection::{ANSWER_BYTES_MAX, CallError, call, connect};
+use crate::interface::cri::image_service_client::ImageServiceClient;
+use crate::interface::cri::runtime_service_client::RuntimeServiceClient;
+use crate::interface::cri::{
+    self as messages, ContainerStatusRequest, FilesystemUsage, ImageFsInfoRequest, ImageSpec,
+    ListContainerStatsRequest, ListContainersRequest, ListImagesRequest, ListPodSandboxRequest,
+    PodSandboxState, RemoveContainerRequest, RemoveImageRequest, StatusRequest, VersionRequest,
+};
+
+/// Where runtimes listen, in the order in which they are looked for.
+pub const SOCKETS: [&str; 3] = [
+    "/run/containerd/containerd.sock",
+    "/run/crio/crio.sock",
+    "/run/cri-dockerd.sock",
+];
+/// For a list.
+const LIST_WITHIN: Duration = Duration::from_secs(10);
+/// For a removal: the runtime deletes the files before it answers.
+const REMOVE_WITHIN: Duration = Duration::from_secs(20);
+/// Containers that have ended of which it is asked when; those beyond are not removed this time.
+const ENDED_MAX: usize = 512;
+/// Of the runtime's own configuration, in which it names the sandboxes' image.
+const CONFIG_BYTES_MAX: usize = 1 << 20;
+
+/// Which runtime it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Version {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// `v1` or `v1alpha2`.
+    pub api: &'static str,
+}
+
+/// A file system of the runtime.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FileSystem {
+    /// What it is for: `images` or `containers`.
+    pub of: &'static str,
+    /// A directory on it.
+    pub directory: String,
+    /// What the runtime has there, bytes.
+    pub used_bytes: Option<u64>,
+    /// What the runtime has there, inodes.
+    pub used_inodes: Option<u64>,
+}
+
+/// Sends each call to the version of the interface that the runtime has.
+#[derive(Debug, Clone)]
+struct Versioned {
+    channel: Channel,
+    is_alpha: bool,
+}
+
+impl Service<Request<Body>> for Versioned {
+    type Response = <Channel as Service<Request<Body>>>::Response;
+    type Error = <Channel as Service<Request<Body>>>::Error;
+    type Future = <Channel as Service<Request<Body>>>::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Service::poll_ready(&mut self.channel, context)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        if self.is_alpha
+            && let Some(uri) = alpha(request.uri())
+        {
+            *request.uri_mut() = uri;
+        }
+        self.channel.call(request)
+    }
+}
+
+/// The same call of v1alpha2.
+fn alpha(uri: &Uri) -> Option<Uri> {
+    let path = uri.path().strip_prefix("/runtime.v1.")?;
+    let path = PathAndQuery::try_from(format!("/runtime.v1alpha2.{path}")).ok()?;
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(path);
+    Uri::from_parts(parts).ok()
+}
+
+/// A container runtime.
+#[derive(Debug, Clone)]
+pub struct Runtime {
+    service: Versioned,
+    version: Version,
+}
+
+impl Runtime {
+    /// Connects, and asks which runtime it is.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn open(socket: &Path) -> Result<Self, CallError> {
+        let mut service = Versioned {
+            channel: connect(socket).await?,
+            is_alpha: false,
+        };
+        let mut answer = version(&service).await;
+        if answer
+            .as_ref()
+            .is_err_and(|error| error.is(Code::Unimplemented))
+        {
+            service.is_alpha = true;
+            answer = version(&service).await;
+        }
+        let answer = answer?;
+        let api = if service.is_alpha { "v1alpha2" } else { "v1" };
+        let version = Version {
+            name: answer.runtime_name,
+            version: answer.runtime_version,
+            api,
+        };
+        Ok(Self { service, version })
+    }
+
+    /// Which runtime it is.
+    pub fn version(&self) -> &Version {
+        &self.version
+    }
+
+    fn containers(&self) -> RuntimeServiceClient<Versioned> {
+        RuntimeServiceClient::new(self.service.clone()).max_decoding_message_size(ANSWER_BYTES_MAX)
+    }
+
+    fn images(&self) -> ImageServiceClient<Versioned> {
+        ImageServiceClient::new(self.service.clone()).max_decoding_message_size(ANSWER_BYTES_MAX)
+    }
+
+    /// All containers and images.
+    ///
+    /// # Errors
+    /// [`CallError`] of the first call that failed. Without figures of writable layers, or the name of the sandboxes' image, it goes on.
+    pub async fn inventory(&self) -> Result<Inventory, CallError> {
+        let mut client = self.containers();
+        let sandboxes = client.list_pod_sandbox(ListPodSandboxRequest::default());
+        let sandboxes = call("ListPodSandbox", LIST_WITHIN, sandboxes).await?;
+        let listed = client.list_containers(ListContainersRequest::default());
+        let listed = call("ListContainers", LIST_WITHIN, listed).await?;
+        let listed_images = self.list_images().await?;
+        let sandbox_image = self.sandbox_image().await;
+        let layers = self.layers().await;
+
+        let ready: BTreeSet<&str> = sandboxes
+            .items
+            .iter()
+            .filter(|sandbox| sandbox.state == PodSandboxState::SandboxReady as i32)
+            .map(|sandbox| &*sandbox.id)
+            .collect();
+        let mut inventory = Inventory::default();
+        let mut asked = 0;
+        for container in listed.containers {
+            let Some(mut container) = read_container(container, &ready, &layers) else {
+                inventory.left_out += 1;
+                continue;
+            };
+            if inventory.containers.len() == CONTAINERS_MAX {
+                inventory.left_out += 1;
+                continue;
+            }
+            if container.state == ContainerState::Exited && asked < ENDED_MAX {
+                asked += 1;
+                container.finished_unix_ns = self.finished(&container.id).await?;
+            }
+            inventory.containers.push(container);
+        }
+        for image in listed_images {
+            match read_image(image, sandbox_image.as_deref()) {
+                Some(image) if inventory.images.len() < IMAGES_MAX => inventory.images.push(image),
+                _ => inventory.left_out += 1,
+            }
+        }
+        inventory.unix_ns = unix_ns();
+        Ok(inventory)
+    }
+
+    async fn list_images(&self) -> Result<Vec<messages::Image>, CallError> {
+        let mut client = self.images();
+        let images = client.list_images(ListImagesRequest::default());
+        Ok(call("ListImages", LIST_WITHIN, images).await?.images)
+    }
+
+    /// What containers have written, by id. Nothing where the runtime does not say: then it is not known.
+    async fn layers(&self) -> BTreeMap<String, LayerUse> {
+        let mut client = self.containers();
+        let stats = client.list_container_stats(ListContainerStatsRequest::default());
+        let Ok(stats) = call("ListContainerStats", LIST_WITHIN, stats).await else {
+            return BTreeMap::new();
+        };
+        let layers = stats.stats.into_iter().filter_map(|stats| {
+            let layer = stats.writable_layer?;
+            let used = LayerUse {
+                bytes: layer.used_bytes.map(|bytes| bytes.value),
+                inodes: layer.inodes_used.map(|inodes| inodes.value),
+            };
+            Some((stats.attributes?.id, used))
+        });
+        layers.collect()
+    }
+
+    /// The image of sandboxes, which no container names. containerd before 1.7 does not pin it, and has its name in its configuration.
+    async fn sandbox_image(&self) -> Option<String> {
+        let request = StatusRequest { verbose: true };
+        let mut client = self.containers();
+        let status = call("Status", LIST_WITHIN, client.status(request))
+            .await
+            .ok()?;
+        let config = status.info.get("config")?;
+        if config.len() > CONFIG_BYTES_MAX {
+            return None;
+        }
+        let config: serde_json::Value = serde_json::from_str(config).ok()?;
+        Some(config.get("sandboxImage")?.as_str()?.to_owned())
+    }
+
+    /// When a container ended, nanoseconds since 1970.
+    async fn finished(&self, id: &str) -> Result<Option<u64>, CallError> {
+        match self.status(id).await {
+            Ok(status) => Ok(u64::try_from(status.finished_at).ok().filter(|ns| *ns > 0)),
+            // It has gone since.
+            Err(error) if error.is(Code::NotFound) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn status(&self, id: &str) -> Result<messages::ContainerStatus, CallError> {
+        const CALL: &str = "ContainerStatus";
+        let request = ContainerStatusRequest {
+            container_id: id.to_owned(),
+            verbose: false,
+        };
+        let mut client = self.containers();
+        let answer = call(CALL, LIST_WITHIN, client.container_status(request)).await?;
+        answer.status.ok_or_else(|| CallError::Nonsense {
+            call: CALL,
+            why: "an answer without a status".to_owned(),
+        })
+    }
+
+    /// Removes something. What is gone already is no error.
+    ///
+    /// # Errors
+    /// [`CallError`]; also when a container has not ended: the runtime would end it.
+    pub async fn remove(&self, removal: &Removal) -> Result<(), CallError> {
+        let removed = match removal {
+            Removal::Container(id) => self.remove_container(id).await,
+            Removal::Image(id) => {
+                let image = ImageSpec {
+                    image: id.clone(),
+                    ..ImageSpec::default()
+                };
+                let request = RemoveImageRequest { image: Some(image) };
+                let mut client = self.images();
+                let removed = client.remove_image(request);
+                call("RemoveImage", REMOVE_WITHIN, removed)
+                    .await
+                    .map(|_| ())
+            }
+        };
+        match removed {
+            Err(error) if error.is(Code::NotFound) => Ok(()),
+            removed => removed,
+        }
+    }
+
+    async fn remove_container(&self, id: &str) -> Result<(), CallError> {
+        const CALL: &str = "RemoveContainer";
+        let status = self.status(id).await?;
+        if state(status.state) != ContainerState::Exited {
+            return Err(CallError::Nonsense {
+                call: CALL,
+                why: "the container has not ended, and is left alone".to_owned(),
+            });
+        }
+        let request = RemoveContainerRequest {
+            container_id: id.to_owned(),
+        };
+        let mut client = self.containers();
+        call(CALL, REMOVE_WITHIN, client.remove_container(request)).await?;
+        Ok(())
+    }
+
+    /// Its file systems.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn file_systems(&self) -> Result<Vec<FileSystem>, CallError> {
+        let mut client = self.images();
+        let answer = client.image_fs_info(ImageFsInfoRequest {});
+        let answer = call("ImageFsInfo", LIST_WITHIN, answer).await?;
+        let read = |of: &'static str, usage: Vec<FilesystemUsage>| {
+            usage.into_iter().map(move |usage| FileSystem {
+                of,
+                directory: usage.fs_id.map(|id| id.mountpoint).unwrap_or_default(),
+                used_bytes: usage.used_bytes.map(|bytes| bytes.value),
+                used_inodes: usage.inodes_used.map(|inodes| inodes.value),
+            })
+        };
+        Ok(read("images", answer.image_filesystems)
+            .chain(read("containers", answer.container_filesystems))
+            .collect())
+    }
+}
+
+async fn version(service: &Versioned) -> Result<messages::VersionResponse, CallError> {
+    let mut client = RuntimeServiceClient::new(service.clone());
+    call(
+        "Version",
+        LIST_WITHIN,
+        client.version(VersionRequest::default()),
+    )
+    .await
+}
+
+fn unix_ns() -> u64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn state(state: i32) -> ContainerState {
+    match messages::ContainerState::try_from(state) {
+        Ok(messages::ContainerState::ContainerCreated) => ContainerState::Created,
+        Ok(messages::ContainerState::ContainerRunning) => ContainerState::Running,
+        Ok(messages::ContainerState::ContainerExited) => ContainerState::Exited,
+        Ok(messages::ContainerState::ContainerUnknown) | Err(_) => ContainerState::Unknown,
+    }
+}
+
+/// `None`: it has no id, or a text that is too long.
+fn read_container(
+    container: messages::Container,
+    ready: &BTreeSet<&str>,
+    layers: &BTreeMap<String, LayerUse>,
+) -> Option<RuntimeContainer> {
+    let label = |name: &str| container.labels.get(name).cloned().unwrap_or_default();
+    let images = [
+        container.image_id.clone(),
+        container.image_ref.clone(),
+        container.image.clone().unwrap_or_default().image,
+        container
+            .image
+            .clone()
+            .unwrap_or_default()
+            .user_specified_image,
+    ];
+    let read = RuntimeContainer {
+        name: container.metadata.clone().unwrap_or_default().name,
+        pod: label("io.kubernetes.pod.name"),
+        namespace: label("io.kubernetes.pod.namespace"),
+        pod_uid: label("io.kubernetes.pod.uid"),
+        is_sandbox_ready: ready.contains(&*container.pod_sandbox_id),
+        state: state(container.state),
+        created_unix_ns: u64::try_from(container.created_at).unwrap_or(0),
+        finished_unix_ns: None,
+        images: images
+            .into_iter()
+            .filter(|image| !image.is_empty())
+            .collect(),
+        writable_layer: layers.get(&container.id).copied(),
+        sandbox: container.pod_sandbox_id,
+        id: container.id,
+    };
+    let texts = [
+        &read.id,
+        &read.name,
+        &read.pod,
+        &read.namespace,
+        &read.pod_uid,
+        &read.sandbox,
+    ];
+    let is_sound = !read.id.is_empty()
+        && !read.images.is_empty()
+        && texts
+            .into_iter()
+            .chain(&read.images)
+            .all(|text| is_short(text));
+    is_sound.then_some(read)
+}
+
+fn read_image(image: messages::Image, sandbox_image: Option<&str>) -> Option<RuntimeImage> {
+    let mut read = RuntimeImage {
+        id: image.id,
+        names: [image.repo_tags, image.repo_digests].concat(),
+        bytes: image.size,
+        is_pinned: image.pinned,
+    };
+    read.is_pinned |= sandbox_image.is_some_and(|name| read.is_named(name));
+    read.is_pinned |= read.names.iter().any(|name| is_pause(name));
+    let is_sound = !read.id.is_empty()
+        && read.names.len() <= NAMES_MAX
+        && is_short(&read.id)
+        && read.names.iter().all(|text| is_short(text));
+    is_sound.then_some(read)
+}
+
+/// Sandboxes are made of an image of this name, wherever it comes from.
+fn is_pause(name: &str) -> bool {
+    let repository = name.rsplit('/').next().unwrap_or(name);
+    let end = repository.find([':', '@']).unwrap_or(repository.len());
+    repository[..end] == *"pause"
+}
+
+fn is_short(text: &str) -> bool {
+    text.len() <= TEXT_BYTES_MAX
+}
+
+#[cfg(test)]
+mod tests;

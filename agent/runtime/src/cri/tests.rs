@@ -1,0 +1,165 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::tests::stand_in::{Answer, StandIn, container, image, node, sound};
+
+#[tokio::test]
+async fn containers_and_images_are_read_with_what_pins_and_names_them() {
+    let stand_in = StandIn::start(|path, _| node(path));
+    let runtime = Runtime::open(stand_in.socket()).await.unwrap();
+    assert_eq!(runtime.version().api, "v1");
+    let inventory = runtime.inventory().await.unwrap();
+    assert_eq!(inventory.left_out, 0);
+    let [running, dead] = &inventory.containers[..] else {
+        panic!("{inventory:?}");
+    };
+    assert_eq!(
+        (
+            &*running.namespace,
+            &*running.pod,
+            &*running.name,
+            running.state
+        ),
+        ("default", "web", "app", ContainerState::Running)
+    );
+    assert!(running.is_sandbox_ready);
+    assert_eq!(running.writable_layer.unwrap().bytes, Some(4096));
+    assert_eq!(
+        (dead.state, dead.finished_unix_ns),
+        (ContainerState::Exited, Some(7_000_000_000))
+    );
+    let pinned: Vec<bool> = inventory
+        .images
+        .iter()
+        .map(|image| image.is_pinned)
+        .collect();
+    assert_eq!(pinned, [false, false, true]);
+}
+
+#[tokio::test]
+async fn an_older_runtime_is_asked_by_the_older_name() {
+    let stand_in = StandIn::start(|path, _| match path.starts_with("/runtime.v1alpha2.") {
+        true => node(path),
+        false => Answer::Refuses(12),
+    });
+    let runtime = Runtime::open(stand_in.socket()).await.unwrap();
+    assert_eq!(runtime.version().api, "v1alpha2");
+    assert_eq!(runtime.inventory().await.unwrap().containers.len(), 2);
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_said_and_nothing_is_made_of_it() {
+    let answers: [(Answer, &str); 4] = [
+        (Answer::Refuses(13), "ListContainers: Internal"),
+        (Answer::Nonsense, "ListContainers: "),
+        (Answer::CutOff, "ListContainers: "),
+        (
+            Answer::Huge(ANSWER_BYTES_MAX + 1),
+            "ListContainers: OutOfRange",
+        ),
+    ];
+    for (answer, expected) in answers {
+        let stand_in = StandIn::start(move |path, _| match path.ends_with("/ListContainers") {
+            true => answer.clone(),
+            false => node(path),
+        });
+        let runtime = Runtime::open(stand_in.socket()).await.unwrap();
+        let error = runtime.inventory().await.unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+    let none = Runtime::open(Path::new("/nowhere/x.sock"))
+        .await
+        .unwrap_err();
+    assert!(none.to_string().contains("No such file"), "{none}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_hangs_is_waited_for_ten_seconds() {
+    let stand_in = StandIn::start(|path, _| match path.ends_with("/ListImages") {
+        true => Answer::Hangs,
+        false => node(path),
+    });
+    let runtime = Runtime::open(stand_in.socket()).await.unwrap();
+    let error = runtime.inventory().await.unwrap_err();
+    assert_eq!(
+        error,
+        CallError::Late {
+            call: "ListImages",
+            seconds: 10
+        }
+    );
+}
+
+#[tokio::test]
+async fn entries_that_cannot_be_read_are_counted() {
+    let stand_in = StandIn::start(|path, _| match path.rsplit('/').next().unwrap() {
+        "ListContainers" => {
+            let mut nameless = container("", 1);
+            nameless.id.clear();
+            let mut long = container("3", 1);
+            long.image_ref = "x".repeat(TEXT_BYTES_MAX + 1);
+            sound(&messages::ListContainersResponse {
+                containers: vec![nameless, long, container("4", 1)],
+            })
+        }
+        "ListImages" => {
+            let mut many = image("a", "x");
+            many.repo_digests = vec!["y".to_owned(); NAMES_MAX];
+            sound(&messages::ListImagesResponse { images: vec![many] })
+        }
+        _ => node(path),
+    });
+    let runtime = Runtime::open(stand_in.socket()).await.unwrap();
+    let inventory = runtime.inventory().await.unwrap();
+    assert_eq!((inventory.containers.len(), inventory.images.len()), (1, 0));
+    assert_eq!(inventory.left_out, 3);
+}
+
+#[tokio::test]
+async fn only_a_container_that_has_ended_is_removed_and_what_is_gone_is_no_error() {
+    let removed = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&removed);
+    let state = Arc::new(AtomicUsize::new(1));
+    let now = Arc::clone(&state);
+    let stand_in = StandIn::start(move |path, _| match path.rsplit('/').next().unwrap() {
+        "ContainerStatus" => sound(&messages::ContainerStatusResponse {
+            status: Some(messages::ContainerStatus {
+                state: i32::try_from(now.load(Ordering::Relaxed)).unwrap(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        "RemoveContainer" => {
+            count.fetch_add(1, Ordering::Relaxed);
+            node(path)
+        }
+        "RemoveImage" => Answer::Refuses(5),
+        _ => node(path),
+    });
+    let runtime = Runtime::open(stand_in.socket()).await.unwrap();
+    let dead = Removal::Container("1".to_owned());
+    let error = runtime.remove(&dead).await.unwrap_err().to_string();
+    assert!(error.contains("has not ended"), "{error}");
+    assert_eq!(removed.load(Ordering::Relaxed), 0);
+    state.store(2, Ordering::Relaxed);
+    runtime.remove(&dead).await.unwrap();
+    assert_eq!(removed.load(Ordering::Relaxed), 1);
+    runtime
+        .remove(&Removal::Image("gone".to_owned()))
+        .await
+        .unwrap();
+}
+
+#[test]
+fn an_image_for_sandboxes_is_known_by_its_name_too() {
+    for (name, is) in [
+        ("registry.k8s.io/pause:3.9", true),
+        ("pause@sha256:aa", true),
+        ("pause", true),
+        ("example.com/pause/app:1", false),
+        ("example.com:5000/pauser:1", false),
+    ] {
+        assert_eq!(is_pause(name), is, "{name}");
+    }
+}

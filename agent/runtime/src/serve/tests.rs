@@ -1,0 +1,81 @@
+use plimsoll_core::kube::runtime_link::FRAME_BYTES_MAX;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::*;
+use crate::tests::stand_in::{Answer, StandIn, node};
+
+async fn ask_it(agent: &mut UnixStream, question: &ToRuntime) {
+    let json = serde_json::to_vec(question).unwrap();
+    agent
+        .write_u32_le(u32::try_from(json.len()).unwrap())
+        .await
+        .unwrap();
+    agent.write_all(&json).await.unwrap();
+}
+
+async fn hear(agent: &mut UnixStream) -> FromRuntime {
+    let length = usize::try_from(agent.read_u32_le().await.unwrap()).unwrap();
+    assert!(length <= FRAME_BYTES_MAX);
+    let mut frame = vec![0; length];
+    agent.read_exact(&mut frame).await.unwrap();
+    serde_json::from_slice(&frame).unwrap()
+}
+
+#[tokio::test]
+async fn questions_are_answered_until_the_agent_ends() {
+    let stand_in = StandIn::start(|path, _| node(path));
+    let (mut agent, theirs) = UnixStream::pair().unwrap();
+    let socket = stand_in.socket().to_owned();
+    let served = tokio::spawn(async move { run(&socket, theirs).await });
+    assert_eq!(
+        hear(&mut agent).await,
+        FromRuntime::Hello { protocol: PROTOCOL }
+    );
+    ask_it(&mut agent, &ToRuntime::List { number: 1 }).await;
+    let mut heard = Vec::new();
+    while !matches!(heard.last(), Some(FromRuntime::Listed { .. })) {
+        heard.push(hear(&mut agent).await);
+    }
+    assert_eq!(heard.len(), 2 + 3 + 1);
+    let removal = Removal::Image("sha256:b".to_owned());
+    ask_it(&mut agent, &ToRuntime::Remove { number: 2, removal }).await;
+    assert_eq!(hear(&mut agent).await, FromRuntime::Removed { number: 2 });
+    drop(agent);
+    served.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_runtime_that_is_away_is_an_answer_and_it_is_asked_anew() {
+    let (mut agent, theirs) = UnixStream::pair().unwrap();
+    tokio::spawn(async move { run(Path::new("/nowhere/x.sock"), theirs).await });
+    hear(&mut agent).await;
+    for number in [1, 2] {
+        ask_it(&mut agent, &ToRuntime::List { number }).await;
+        let FromRuntime::Failed { number: of, why } = hear(&mut agent).await else {
+            panic!("an answer without a runtime");
+        };
+        assert_eq!(of, number);
+        assert!(why.contains("is it running"), "{why}");
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_the_agent_ends_an_answer_that_is_under_way() {
+    let stand_in = StandIn::start(|_, _| Answer::Hangs);
+    let (mut agent, theirs) = UnixStream::pair().unwrap();
+    let socket = stand_in.socket().to_owned();
+    let served = tokio::spawn(async move { run(&socket, theirs).await });
+    hear(&mut agent).await;
+    ask_it(&mut agent, &ToRuntime::List { number: 1 }).await;
+    drop(agent);
+    served.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_frame_that_is_too_long_ends_it() {
+    let (mut agent, theirs) = UnixStream::pair().unwrap();
+    let served = tokio::spawn(async move { run(Path::new("/nowhere/x.sock"), theirs).await });
+    hear(&mut agent).await;
+    agent.write_u32_le(u32::MAX).await.unwrap();
+    assert!(served.await.unwrap().is_err());
+}
