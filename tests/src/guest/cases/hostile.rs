@@ -456,7 +456,11 @@ fn names() -> Outcome {
             fs::read(&output).is_ok_and(|text| String::from_utf8_lossy(&text).contains(word))
         })
     };
-    ensure!(says("memory.available"), "it does not start");
+    ensure!(
+        says(" runs (pid "),
+        "it does not start: {:?}",
+        fs::read_to_string(&output)
+    );
     let command = node.directory.join("\u{1b}c\u{1b}[8m\nfake");
     std::os::unix::fs::symlink(program("hog"), &command)?;
     let mut running = node.exec(&odd, &[&command.to_string_lossy(), "hold", "--mb", "48"])?;
