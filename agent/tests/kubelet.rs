@@ -516,12 +516,11 @@ fn without_the_api_pods_are_known_by_their_cgroups_and_a_second_tree_is_an_error
     let mut agent = Agent::start(dir.path(), &tree, &["--eviction-hard", MET]);
     let app = tree.start(UNNAMED, '1');
     let sandbox = tree.start(UNNAMED, '0');
-    // Which of both is the sandbox is not known: the pod goes as a whole.
-    for process in [app, sandbox] {
-        assert_eq!(tree.processes[process].wait().unwrap().signal(), Some(9));
-    }
+    assert_eq!(tree.processes[app].wait().unwrap().signal(), Some(9));
     let decision = agent.wait_for("eviction_finished");
     assert_eq!(decision["uid"], UNNAMED);
+    // Of the pod's cgroups the runtime has made that of the sandbox first.
+    assert!(tree.runs(sandbox), "the sandbox was ended");
     for other in others {
         assert!(tree.runs(other), "a static pod was ended");
     }
