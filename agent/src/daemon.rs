@@ -64,7 +64,7 @@ use crate::record::journal::Journal;
 use crate::record::lines::Reporter;
 use crate::record::snapshot::Snapshot;
 use crate::record::tally::Tally;
-use crate::record::timeline::Timelines;
+use crate::record::timeline::{Hops, Timelines};
 
 use admission::AdmissionWork;
 use deadlines::Deadlines;
@@ -95,6 +95,8 @@ pub struct Agent {
     timelines: Timelines,
     /// Reused for every sample.
     sample: Sample,
+    /// How the newest reaction went.
+    hops: Hops,
     /// What has been done and not been written down yet, and the decisions of all these steps.
     steps: Vec<Step>,
     decisions: Vec<Decision>,
@@ -170,6 +172,7 @@ impl Agent {
             reporter,
             timelines: Timelines::default(),
             sample: Sample::default(),
+            hops: Hops::default(),
             steps: Vec::with_capacity(DECISIONS),
             decisions: Vec::with_capacity(DECISIONS),
             failures: Vec::with_capacity(DECISIONS),

@@ -7,6 +7,7 @@ pub mod explain;
 pub mod place;
 pub mod rank;
 pub(crate) mod rehearse;
+pub(crate) mod svg;
 pub mod table;
 pub mod top;
 pub mod topology;

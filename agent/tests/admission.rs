@@ -18,7 +18,7 @@ use plimsoll::host::HostRoot;
 use plimsoll::host::cgroup::{CgroupPath, Controller, Version};
 use plimsoll::pods;
 use plimsoll::serve::control::client::{AskError, ask, ask_overview};
-use plimsoll::serve::control::{Request, SOCKET_FILE};
+use plimsoll::serve::control::{Answer, Request, SOCKET_FILE};
 use plimsoll::serve::overview::{Overview, PodStatus};
 use plimsoll_core::kube::qos::QosClass;
 
@@ -188,6 +188,15 @@ fn a_quota_of_one_machine() {
     };
     assert!(why.message.contains(sentence), "{why}");
     check_cgroups(&node.cgroup_root, "a");
+    let asked = Request::ExplainEviction {
+        signal: None,
+        pod: Some("team/a".to_owned()),
+    };
+    let Answer::Eviction(explained) = ask(&node.socket(), &asked).unwrap() else {
+        panic!("another answer");
+    };
+    let near: Vec<_> = explained.quotas[0].nearly_used_up().collect();
+    assert_eq!(near[0].0, "pods", "{:?}", explained.quotas);
 
     // Nothing is counted twice, and nothing is lost.
     node.crash();

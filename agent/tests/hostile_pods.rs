@@ -207,6 +207,55 @@ fn a_threaded_cgroup_neither_blocks_nor_hides() {
     node.end();
 }
 
+/// Waits until a line of `/proc/PID/status` begins like this.
+fn wait_for_status(pid: u32, begins: &str) {
+    let path = format!("/proc/{pid}/status");
+    let holds = || {
+        let status = fs::read_to_string(&path).unwrap();
+        status.lines().any(|line| line.starts_with(begins))
+    };
+    while !holds() {
+        std::thread::yield_now();
+    }
+}
+
+fn signal(child: &Child, signal: rustix::process::Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
+}
+
+/// A sibling stops the pod's process, traces it, and never looks at what becomes of it. With `PTRACE_O_TRACEEXIT`, which strace sets, the kernel holds it
+/// on its way out for as long; it has its SIGKILL, and ends with the tracer.
+#[test]
+fn a_process_that_a_sibling_stops_and_traces_ends_with_the_tracer() {
+    use rustix::process::Signal;
+    let Some(mut node) = V2::new("traced") else {
+        return;
+    };
+    if Command::new("strace").arg("-V").output().is_err() {
+        return notes::left_out("strace is no program of this machine");
+    }
+    node.start_in("");
+    let pod = node.open();
+    let pid = node.children[0].id();
+    signal(&node.children[0], Signal::STOP);
+    wait_for_status(pid, "State:\tT");
+    assert!(pod.is_populated().unwrap());
+    let mut tracer = Command::new("strace")
+        .args(["-qq", "-o", "/dev/null", "-p", &pid.to_string()])
+        .spawn()
+        .unwrap();
+    wait_for_status(pid, &format!("TracerPid:\t{}", tracer.id()));
+    signal(&tracer, Signal::STOP);
+    wait_for_status(tracer.id(), "State:\tT");
+    pod.kill().unwrap();
+    tracer.kill().unwrap();
+    tracer.wait().unwrap();
+    node.end();
+    while pod.is_populated().unwrap() {
+        std::thread::yield_now();
+    }
+}
+
 /// Trees from a seed: whatever they are like, the kernel is believed.
 #[test]
 fn what_runs_is_what_the_kernel_says() {

@@ -17,6 +17,7 @@ use plimsoll_core::arbitration::arbitrate;
 use plimsoll_core::arbitration::census::Census;
 use plimsoll_core::arbitration::cluster::{Cluster, Node, NodeState, Options, Pod};
 use plimsoll_core::arbitration::groups::{Consumer, deserve};
+use plimsoll_core::arbitration::kept::Kept;
 
 /// The time for which this thread had a CPU, so that what else the machine does is not in the figures.
 struct CpuTime;
@@ -203,9 +204,47 @@ fn sizes(criterion: &mut Criterion<CpuTime>) {
     }
 }
 
+/// One pod changes what it requests: the change itself and the counting of its namespace; what all deserve after it; and all of a cycle after it.
+fn changes(criterion: &mut Criterion<CpuTime>) {
+    let mut group = criterion.benchmark_group("arbitration_one_pod_changes");
+    group.sample_size(10);
+    for namespaces in [100, 1_000, 10_000, 100_000] {
+        let cluster = cluster(namespaces, true);
+        let pods = cluster.pods.clone();
+        let mut kept = Kept::new(cluster);
+        kept.deserved();
+        let mut turn = 0;
+        let mut change = |kept: &mut Kept| {
+            turn += 1;
+            let mut pod = pods[turn * 7919 % pods.len()].clone();
+            pod.requests[0] += 250 * (turn as u64 % 3);
+            kept.put(pod);
+        };
+        group.bench_function(BenchmarkId::new("counted", namespaces), |bencher| {
+            bencher.iter(|| {
+                change(&mut kept);
+                black_box(kept.census());
+            });
+        });
+        group.bench_function(BenchmarkId::new("deserved", namespaces), |bencher| {
+            bencher.iter(|| {
+                change(&mut kept);
+                black_box(kept.deserved());
+            });
+        });
+        group.bench_function(BenchmarkId::new("planned", namespaces), |bencher| {
+            bencher.iter(|| {
+                change(&mut kept);
+                kept.steps()
+            });
+        });
+    }
+    group.finish();
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default().with_measurement(CpuTime);
-    targets = sizes
+    targets = sizes, changes
 }
 criterion_main!(benches);

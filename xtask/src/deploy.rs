@@ -23,7 +23,8 @@ use crate::process::output_of;
 use crate::progress::say;
 
 /// Each component of Kustomize, and the values of the chart that mean the same.
-const COMPONENTS: [(&str, &str); 8] = [
+const COMPONENTS: [(&str, &str); 9] = [
+    ("arbitrator", "arbitrator.enabled=true"),
     ("budgets", "budgets=true"),
     ("delete-evicted", "deleteEvicted.enabled=true"),
     ("eviction-api", "evictionAPI=true"),

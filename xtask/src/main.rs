@@ -26,6 +26,7 @@ mod release;
 mod remap;
 mod setup;
 mod simulate;
+mod stress;
 mod test;
 mod vm;
 mod watched;
@@ -59,6 +60,7 @@ Examples:
   cargo xtask release --verify                        archive, bill of materials, checksums; built twice and compared
   cargo xtask kubernetes up                           etcd and kube-apiserver on loopback (test, node, down; --binaries DIR)
   cargo xtask simulate --seed 7 --hours 24            the whole agent against a model of the machine
+  cargo xtask stress --seconds 5                      memory stressors of stress-ng as pods, 5 s of guest time each
 
 Exit status: 0 success, 1 failure, 2 wrong usage. `vm` ends with the guest command's status, 124 when
 its time was up, 125 when the guest ended without one.
@@ -135,6 +137,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Every memory stressor of stress-ng as a pod, beside pods that mean no harm; exit status 1 when the kernel killed or an innocent pod died
+    Stress(stress::StressArgs),
     /// Random and hostile histories against the decision engine (arguments: cargo xtask fuzz -- --help)
     Fuzz {
         /// For the program, such as --seconds 600
@@ -190,6 +194,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Package(args) => package::run(&args)?,
         Command::Kubernetes(command) => return kubernetes::run(&command),
         Command::Simulate { arguments } => return simulate::run(&arguments),
+        Command::Stress(args) => return stress::run(&args),
         Command::Fuzz { arguments } => return fuzz::run(&arguments),
         Command::FuzzParsers {
             seconds,

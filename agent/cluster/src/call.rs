@@ -14,6 +14,8 @@ pub enum Verb {
     Get,
     /// Create.
     Post,
+    /// Replace.
+    Put,
     /// Change a part.
     Patch,
     /// Delete.
@@ -27,6 +29,7 @@ impl Verb {
         match self {
             Self::Get => "GET",
             Self::Post => "POST",
+            Self::Put => "PUT",
             Self::Patch => "PATCH",
             Self::Delete => "DELETE",
         }
@@ -42,6 +45,8 @@ pub enum Content {
     StrategicMerge,
     /// A patch that replaces lists.
     Merge,
+    /// Server-side apply: all that this manager sets, and nothing else of its own; it creates what is not there.
+    Apply,
 }
 
 impl Content {
@@ -52,6 +57,8 @@ impl Content {
             Self::Json => "application/json",
             Self::StrategicMerge => "application/strategic-merge-patch+json",
             Self::Merge => "application/merge-patch+json",
+            // JSON is YAML.
+            Self::Apply => "application/apply-patch+yaml",
         }
     }
 }
@@ -98,6 +105,9 @@ impl Call {
         // DELETE knows no field manager.
         if verb != Verb::Delete {
             path.push_str("?fieldManager=plimsoll");
+        }
+        if content == Content::Apply {
+            path.push_str("&force=true");
         }
         if dry_run {
             path.push(if path.contains('?') { '&' } else { '?' });

@@ -1,9 +1,11 @@
 //! The command line.
 
+mod arbitrate;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Args, Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::api::Source;
@@ -18,6 +20,7 @@ Examples:
   plimsoll-cluster --node worker-3 --evicted-pods keepPerOwner=3,keepFor=1h
   plimsoll-cluster --node worker-3 --evict-by EvictionAPI --respect-disruption-budgets
   plimsoll-cluster --node worker-3 --clean-up                 takes conditions and taint off the node
+  plimsoll-cluster arbitrate --help                           once a cluster: namespaces share it
   curl --unix-socket /run/plimsoll/cluster-metrics.sock http://localhost/metrics
 
 Exit status: 0 ended by SIGTERM or SIGINT, or the node is clean; 1 the configuration cannot be used, or the node could not be cleaned; 2 wrong usage.
@@ -27,8 +30,28 @@ Rights: docs/reference/cluster.md has each call and the right that it needs.";
 
 /// Tells the Kubernetes API what plimsoll-agent did on its node, and the agent which pods the API has there
 #[derive(Debug, Parser)]
-#[command(name = "plimsoll-cluster", version, after_help = AFTER_HELP)]
+#[command(
+    name = "plimsoll-cluster",
+    version,
+    after_help = AFTER_HELP,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
 pub struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    node: Option<Node>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Arbitrate(arbitrate::Arbitrate),
+}
+
+/// The program beside the agent.
+#[derive(Debug, Args)]
+struct Node {
     /// Name of this node in the API
     #[arg(long, env = "NODE_NAME", value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     node: String,
@@ -65,7 +88,7 @@ pub struct Cli {
     clean_up: bool,
 }
 
-impl Cli {
+impl Node {
     fn settings(self) -> Settings {
         Settings {
             node: self.node,
@@ -88,31 +111,17 @@ impl Cli {
 /// Reads the arguments, runs, prints the error.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let cleans_up = cli.clean_up;
-    let settings = cli.settings();
-    // One thread: nothing here is worth a second stack.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    let result = runtime
-        .map_err(|error| error.to_string())
-        .and_then(|runtime| {
-            let ended = runtime.block_on(async {
-                if cleans_up {
-                    return run::clean_up(&settings)
-                        .await
-                        .map_err(|error| error.to_string());
-                }
-                let stop = stop().map_err(|error| format!("cannot wait for signals: {error}"))?;
-                run::run(settings, stop)
-                    .await
-                    .map_err(|error| error.to_string())
-            });
-            // Calls that are on their way are told again by the next process.
-            runtime.shutdown_background();
-            ended
-        });
+    let result = match Cli::parse() {
+        Cli {
+            command: Some(Command::Arbitrate(arguments)),
+            ..
+        } => arbitrate(arguments),
+        Cli {
+            node: Some(arguments),
+            ..
+        } => beside_the_agent(arguments),
+        Cli { .. } => Err("give --node NAME, or the command arbitrate; see --help".to_owned()),
+    };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -122,10 +131,51 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// One thread: nothing here is worth a second stack.
+fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| error.to_string())?;
+    let ended = runtime.block_on(work);
+    // Calls that are on their way are told again by the next process.
+    runtime.shutdown_background();
+    ended
+}
+
+fn beside_the_agent(arguments: Node) -> Result<(), String> {
+    let cleans_up = arguments.clean_up;
+    let settings = arguments.settings();
+    block_on(async {
+        if cleans_up {
+            let cleaned = run::clean_up(&settings).await;
+            return cleaned.map_err(|error| error.to_string());
+        }
+        let ended = run::run(settings, stop()?).await;
+        ended.map_err(|error| error.to_string())
+    })
+}
+
+fn arbitrate(arguments: arbitrate::Arbitrate) -> Result<(), String> {
+    let once = arguments.once();
+    let settings = arguments.settings();
+    block_on(async {
+        if let Some(output) = once {
+            let found = run::arbitrate::once(settings).await;
+            let found = found.map_err(|error| error.to_string())?;
+            print!("{}", arbitrate::printed(&found, output));
+            return Ok(());
+        }
+        let ended = run::arbitrate::run(settings, stop()?).await;
+        ended.map_err(|error| error.to_string())
+    })
+}
+
 /// Completes with SIGTERM or SIGINT.
-fn stop() -> std::io::Result<impl Future<Output = ()>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+fn stop() -> Result<impl Future<Output = ()>, String> {
+    let wrong = |error| format!("cannot wait for signals: {error}");
+    let mut terminate = signal(SignalKind::terminate()).map_err(wrong)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(wrong)?;
     Ok(async move {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -152,7 +202,7 @@ mod tests {
             "--evict-by",
             "EvictionAPI",
         ]);
-        let settings = cli.settings();
+        let settings = cli.node.unwrap().settings();
         assert_eq!(settings.policy.evict_by, EvictBy::EvictionApi);
         assert_eq!(
             settings.policy.evicted_pods,
@@ -163,5 +213,29 @@ mod tests {
         );
         assert!(Cli::try_parse_from(["x", "--node", "n", "--metrics", "0.0.0.0:1"]).is_err());
         assert!(Cli::try_parse_from(["x", "--node", ""]).is_err());
+        assert!(Cli::try_parse_from(["x"]).is_err());
+    }
+
+    #[test]
+    fn the_arguments_of_the_arbitrator() {
+        let cli = Cli::parse_from(["x", "arbitrate", "--grace-period", "2m", "--dry-run"]);
+        let Some(Command::Arbitrate(arguments)) = cli.command else {
+            panic!("no command")
+        };
+        assert_eq!(arguments.once(), None);
+        let settings = arguments.settings();
+        assert_eq!(settings.rules.times.grace_period_ms, 120_000);
+        assert_eq!(settings.rules.times.minimum_run_time_ms, 60_000);
+        assert!(settings.rules.is_dry);
+        for wrong in [
+            &["--cycle", "0s"][..],
+            &["--grace-period", "soon"],
+            &["--output", "json"],
+            &["--node", "n"],
+            &["--max-evictions-per-cycle", "0"],
+        ] {
+            let arguments = ["x", "arbitrate"].iter().chain(wrong);
+            assert!(Cli::try_parse_from(arguments).is_err(), "{wrong:?}");
+        }
     }
 }

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod arbitrate;
 pub mod backoff;
 pub mod call;
 pub mod cli;

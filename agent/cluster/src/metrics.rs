@@ -1,5 +1,9 @@
 //! What is counted, in the text format of Prometheus.
 
+mod arbitration;
+
+pub use arbitration::Arbitration;
+
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicU64;
@@ -40,6 +44,8 @@ pub struct Metrics {
     oldest: Gauge<f64, AtomicU64>,
     is_reachable: Gauge,
     is_agent_connected: Gauge,
+    /// Of the arbitrator.
+    is_ready: Gauge,
     /// A word that is said once and not with each repetition.
     last_said: Mutex<String>,
 }
@@ -122,8 +128,39 @@ impl Metrics {
             oldest,
             is_reachable,
             is_agent_connected,
+            is_ready: Gauge::default(),
             last_said: Mutex::default(),
         }
+    }
+
+    /// Those of the arbitrator in place of those of a node.
+    #[must_use]
+    pub fn of_arbitrator() -> (Self, Arbitration) {
+        let mut registry = Registry::with_prefix("plimsoll_arbitrator");
+        let mut metrics = Self::new();
+        registry.register(
+            "api_calls",
+            "Calls of the API server by verb, resource and status code; 0 where no answer came",
+            metrics.calls.clone(),
+        );
+        registry.register(
+            "watch_restarts",
+            "Watches that began with a new list, by resource",
+            metrics.restarts.clone(),
+        );
+        registry.register(
+            "ready",
+            "Whether all objects were listed",
+            metrics.is_ready.clone(),
+        );
+        let arbitration = Arbitration::new(&mut registry);
+        metrics.registry = registry;
+        (metrics, arbitration)
+    }
+
+    /// All objects were listed.
+    pub fn set_ready(&self, is_ready: bool) {
+        self.is_ready.set(i64::from(is_ready));
     }
 
     /// A call was answered; `code` 0: it was not.
@@ -176,10 +213,10 @@ impl Metrics {
         self.is_agent_connected.set(i64::from(is_agent_connected));
     }
 
-    /// Whether the agent is connected: what readiness asks.
+    /// What readiness asks: whether the agent is connected; of the arbitrator, whether it knows the cluster.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.is_agent_connected.get() != 0
+        self.is_agent_connected.get() != 0 || self.is_ready.get() != 0
     }
 
     /// The text.

@@ -1,5 +1,7 @@
 //! The loop: hears the API server and the agent, asks `report` what to do, and does it.
 
+pub mod arbitrate;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,6 +60,11 @@ pub enum RunError {
     /// The address for metrics.
     #[error("cannot serve metrics at {0:?}: {1}; choose another --metrics")]
     Metrics(Address, std::io::Error),
+    /// What `arbitrate --once` needs could not be read.
+    #[error(
+        "the cluster cannot be judged: {0}; check the rights (docs/reference/cluster.md), and that the resources of deploy/components/arbitrator are installed"
+    )]
+    Once(String),
     /// The node could not be cleaned.
     #[error(
         "cannot take conditions and taint off node {node}: {why}; it needs `patch` of nodes and nodes/status"

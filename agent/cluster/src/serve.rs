@@ -31,8 +31,8 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 pub enum Address {
     /// A Unix socket.
     Unix(PathBuf),
-    /// A port of loopback.
-    Loopback(SocketAddr),
+    /// A port.
+    Tcp(SocketAddr),
 }
 
 impl FromStr for Address {
@@ -49,7 +49,7 @@ impl FromStr for Address {
         };
         let address: SocketAddr = text.parse().map_err(|_| wrong())?;
         if address.ip().is_loopback() {
-            Ok(Self::Loopback(address))
+            Ok(Self::Tcp(address))
         } else {
             Err(format!(
                 "{address} is no address of loopback: metrics are served without authentication, so use 127.0.0.1 or unix:PATH and let a proxy with TLS ask"
@@ -74,7 +74,7 @@ impl Listener {
     /// Those of `bind`.
     pub async fn open(address: &Address) -> std::io::Result<Self> {
         match address {
-            Address::Loopback(address) => TcpListener::bind(address).await.map(Self::Tcp),
+            Address::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp),
             Address::Unix(path) => {
                 let is_left = std::os::unix::net::UnixStream::connect(path)
                     .is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused);
@@ -140,7 +140,8 @@ fn answer(path: &str, metrics: &Metrics) -> Response<Full<Bytes>> {
         "/readyz" if metrics.is_ready() => (StatusCode::OK, "ok\n".to_owned()),
         "/readyz" => (
             StatusCode::SERVICE_UNAVAILABLE,
-            "plimsoll-agent is not connected\n".to_owned(),
+            "not ready: plimsoll-agent is not connected, or not all objects are listed\n"
+                .to_owned(),
         ),
         _ => (
             StatusCode::NOT_FOUND,
@@ -159,8 +160,8 @@ mod tests {
     #[test]
     fn addresses() {
         assert_eq!("unix:/a/b".parse(), Ok(Address::Unix("/a/b".into())));
-        assert!(matches!("127.0.0.1:9100".parse(), Ok(Address::Loopback(_))));
-        assert!(matches!("[::1]:9100".parse(), Ok(Address::Loopback(_))));
+        assert!(matches!("127.0.0.1:9100".parse(), Ok(Address::Tcp(_))));
+        assert!(matches!("[::1]:9100".parse(), Ok(Address::Tcp(_))));
         for wrong in ["0.0.0.0:9100", "192.0.2.1:80", "unix:", "9100", ""] {
             assert!(wrong.parse::<Address>().is_err(), "{wrong}");
         }

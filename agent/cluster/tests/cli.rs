@@ -18,7 +18,14 @@ fn program() -> Command {
 
 #[test]
 fn statuses_and_what_to_do() {
-    let cases: [(&[&str], i32, &str); 6] = [
+    let cases: [(&[&str], i32, &str); 9] = [
+        (&["arbitrate", "--cycle", "0s"], 2, "100ms"),
+        (&["arbitrate", "--node", "n"], 2, "--node"),
+        (
+            &["arbitrate", "--once", "--kubeconfig", "/nowhere"],
+            1,
+            "/nowhere",
+        ),
         (&[], 2, "--node"),
         (
             &["--node", "n", "--evicted-pods", "keepPerOwner=3"],
@@ -114,4 +121,18 @@ fn the_arguments_in_deploy_are_its_own() {
         .arg("--help");
     let output = accepted.output().expect("it is built");
     assert_eq!(output.status.code(), Some(0), "{arguments:?}: {output:?}");
+    let deployment = read("components/arbitrator/deployment.yaml");
+    let lines = deployment.lines().map(str::trim);
+    let arguments = lines.filter_map(|line| line.strip_prefix("- --"));
+    let arguments: Vec<String> = arguments.map(|argument| format!("--{argument}")).collect();
+    assert!(!arguments.is_empty());
+    let mut accepted = program();
+    accepted.arg("arbitrate").args(&arguments).arg("--help");
+    let output = accepted.output().expect("it is built");
+    let help = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {output:?}");
+    assert!(
+        help.contains("Examples:") && help.contains("Exit status: 0"),
+        "{help}"
+    );
 }

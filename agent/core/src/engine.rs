@@ -14,7 +14,7 @@ use crate::model::event::{Cause, Event, EventKind, Sample};
 use crate::model::signal::{Observations, Readings};
 use crate::model::state::NodeState;
 use crate::policy::memory::eviction;
-use crate::policy::memory::freshness::{self, Stale};
+use crate::policy::memory::freshness::{self, Stale, Wanted};
 use crate::policy::memory::swap;
 use crate::policy::memory::verdict::Scratch;
 use crate::policy::memory::view::View;
@@ -63,6 +63,18 @@ impl Engine {
     pub fn needs_pods(&self, sample: &Sample, at_ns: u64) -> bool {
         let view = View::ahead(&self.config, &self.state, sample, at_ns);
         freshness::pods_needed(&view, sample)
+    }
+
+    /// Which pods a decision about an urgent sample may depend on, of which only the node has been read. Unlike [`Engine::needs_pods`] it does
+    /// not ask for pods because what is known of them is old: see [`Engine::has_old_pods`]. Changes nothing; allocates nothing.
+    pub fn wanted(&self, sample: &Sample, at_ns: u64) -> Wanted {
+        let view = View::ahead(&self.config, &self.state, sample, at_ns);
+        freshness::wanted(&view, sample)
+    }
+
+    /// Whether a pod that runs was not read for [`PODS_AGE_MAX_NS`](freshness::PODS_AGE_MAX_NS).
+    pub fn has_old_pods(&self, at_ns: u64) -> bool {
+        freshness::has_old_pods(&self.state, at_ns)
     }
 
     /// The first figure of a sample that is too old for the decision that would hang on it; `None` when the sample can be given to

@@ -19,3 +19,4 @@ pub mod swap;
 pub mod telling;
 pub mod threshold;
 pub mod units;
+pub mod unread;

@@ -161,7 +161,7 @@ proptest! {
         let mut second = world(&ranges, &[]);
         for value in &pods {
             let Ok(admitted) = first.admit("pods", Object::Pod(Box::new(pod(value)))) else { continue };
-            let again = second.admit("pods", admitted.object.clone()).unwrap();
+            let again = second.admit("pods", (*admitted.object).clone()).unwrap();
             prop_assert_eq!(&again.object, &admitted.object);
             prop_assert_eq!(again.defaults, vec![]);
         }
@@ -211,7 +211,7 @@ fn each_default_names_where_it_comes_from() {
     };
     let source = |field: &str| {
         let defaults = admitted.defaults.iter();
-        let found = defaults.filter(|default| default.field.ends_with(field));
+        let found = defaults.filter(|default| default.field.to_string().ends_with(field));
         found
             .map(|default| default.source.clone())
             .collect::<Vec<_>>()

@@ -623,10 +623,13 @@ fn stale(pods: [(&'static str, u64, u64, u64, u64); 2]) -> Option<&'static str> 
         });
     }
     sample.node.capacity_bytes = 1000 * MI;
+    // As much as may be a pod's.
+    (sample.node.file_bytes, sample.node.inactive_file_bytes) = (700 * MI, 700 * MI);
     match node.engine.stale(&sample, 2 * S) {
         Some(Stale::Pod(index)) => Some(pods[index].0),
         Some(Stale::Kubepods) => Some("kubepods"),
         Some(Stale::NumaPods(_)) => Some("NUMA"),
+        Some(Stale::Unread(_)) => Some("unread"),
         None => None,
     }
 }

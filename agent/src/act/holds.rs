@@ -3,7 +3,8 @@
 //! **Problem.** A kubelet starts again what was killed, and the report of an eviction may take as long as the API server is away. The hold that keeps
 //! the node's memory free meanwhile is a file that outlives the agent. **Approach.** Each pod's file is in a ledger of its own before it can be
 //! written ([`Ledger::record_ahead`]), because the write is the first step of a kill. Holds stay when the agent ends: an upgrade is no reason to
-//! start an evicted pod again. They are lifted by [`Holds::lift`], at the start for pods whose eviction is settled, and by `plimsoll uninstall`.
+//! start an evicted pod again. They are lifted by [`Holds::lift`], at the start for pods whose eviction is settled, and by `plimsoll uninstall`. One that
+//! cannot be lifted now (no file descriptor is left, another process has the ledger) is in [`Holds::to_lift`], and is to be lifted again.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +21,8 @@ use crate::pods::names::pods_of;
 pub const HOLDS_LEDGER: &str = "holds.jsonl";
 /// So many pods add a line each to the ledger; then the lines of those that have gone are taken out.
 const FORGET_EVERY: u32 = 128;
+/// The id of no cgroup.
+const NO_CGROUP: u64 = 0;
 
 /// The files of all pods that may be held.
 #[derive(Debug)]
@@ -27,7 +30,16 @@ pub struct Holds {
     ledger: Ledger,
     /// The file, and the id of the pod's cgroup.
     files: BTreeMap<PodUid, (PathBuf, u64)>,
+    /// Those that are to run again, and could not be let go.
+    to_lift: BTreeSet<PodUid>,
     lines: u32,
+}
+
+/// A pod that is still held: it is in [`Holds::to_lift`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotLifted {
+    /// Why, the first time.
+    pub first: Option<String>,
 }
 
 impl Holds {
@@ -39,23 +51,29 @@ impl Holds {
         mut ledger: Ledger,
         unsettled: &BTreeSet<PodUid>,
     ) -> Result<(Self, Vec<PodUid>), KnobError> {
-        let mut held = Vec::new();
+        let (mut held, mut files, mut to_lift) = (Vec::new(), BTreeMap::new(), BTreeSet::new());
         for change in ledger.changes()? {
             let Change::Write { path, .. } = change else {
                 continue;
             };
             let uid = path.parent().and_then(|dir| pods_of(dir).pop());
-            match uid.filter(|uid| unsettled.contains(uid) && is_held(&path)) {
-                Some(uid) => held.push(uid),
-                None => {
-                    ledger.restore_file(&path)?;
-                }
+            if let Some(uid) = &uid
+                && unsettled.contains(uid)
+                && is_held(&path)
+            {
+                held.push(uid.clone());
+                files.insert(uid.clone(), (path, NO_CGROUP));
+            } else if ledger.restore_file(&path)?.busy().is_some()
+                && let Some(uid) = uid
+            {
+                to_lift.insert(uid.clone());
+                files.insert(uid, (path, NO_CGROUP));
             }
         }
-        let files = BTreeMap::new();
         let holds = Self {
             ledger,
             files,
+            to_lift,
             lines: 0,
         };
         Ok((holds, held))
@@ -91,18 +109,56 @@ impl Holds {
     /// Lets a pod go. Whether it had been held.
     ///
     /// # Errors
-    /// [`KnobError`]; it is tried again at the next start.
-    pub fn lift(&mut self, uid: &PodUid) -> Result<bool, KnobError> {
-        let Some((file, _)) = self.files.remove(uid) else {
+    /// [`NotLifted`].
+    pub fn lift(&mut self, uid: &PodUid) -> Result<bool, NotLifted> {
+        let Some((file, _)) = self.files.get(uid) else {
+            self.to_lift.remove(uid);
             return Ok(false);
         };
-        let restoration = self.ledger.restore_file(&file)?;
-        Ok(restoration.restored() > 0)
+        let why = match self.ledger.restore_file(file) {
+            Err(error) => error.to_string(),
+            Ok(restoration) => match restoration.busy() {
+                Some(why) => why.to_owned(),
+                None => {
+                    self.files.remove(uid);
+                    self.to_lift.remove(uid);
+                    return Ok(restoration.restored() > 0);
+                }
+            },
+        };
+        let is_first = self.to_lift.insert(uid.clone());
+        Err(NotLifted {
+            first: is_first.then_some(why),
+        })
     }
 
-    /// The pod's cgroup has gone, and its file with it.
+    /// As [`Holds::lift`], but not now.
+    ///
+    /// # Errors
+    /// [`NotLifted`], without a reason; not for a pod that is not held.
+    pub fn lift_later(&mut self, uid: &PodUid) -> Result<(), NotLifted> {
+        if !self.files.contains_key(uid) {
+            return Ok(());
+        }
+        self.to_lift.insert(uid.clone());
+        Err(NotLifted { first: None })
+    }
+
+    /// Those that are still to be let go.
+    pub fn to_lift(&self) -> &BTreeSet<PodUid> {
+        &self.to_lift
+    }
+
+    /// The pod was evicted again: it stays held.
+    pub fn keep(&mut self, uid: &PodUid) {
+        self.to_lift.remove(uid);
+    }
+
+    /// The pod's cgroup has gone, and its file with it; or it is in no list any more. One that is to be lifted is lifted all the same.
     pub fn forget(&mut self, uid: &PodUid) {
-        self.files.remove(uid);
+        if !self.to_lift.contains(uid) {
+            self.files.remove(uid);
+        }
     }
 }
 
@@ -152,5 +208,54 @@ mod tests {
         assert!(holds.lift(&"a".into()).unwrap());
         assert_eq!(read("a"), "max");
         assert!(open().changes().unwrap().is_empty());
+    }
+    /// Without a file descriptor a file cannot be read; one that the kernel refuses to read stands in for that.
+    #[test]
+    fn what_could_not_be_lifted_is_lifted_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        let open = || Ledger::open(&host, dir.path().join("state").join(HOLDS_LEDGER)).unwrap();
+        let (pod, uid) = (dir.path().join("kubepods/poda"), PodUid::from("a"));
+        let (file, away) = (pod.join("hold"), pod.join("away"));
+        std::fs::create_dir_all(&pod).unwrap();
+        std::fs::write(&file, "max").unwrap();
+        let (mut holds, _) = Holds::take_up(open(), &BTreeSet::new()).unwrap();
+        holds.record(&uid, file.clone(), 7).unwrap();
+        std::fs::write(&file, HELD).unwrap();
+        let put_away = || {
+            std::fs::rename(&file, &away).unwrap();
+            std::os::unix::fs::symlink("/proc/self/mem", &file).unwrap();
+        };
+        let put_back = || {
+            std::fs::remove_file(&file).unwrap();
+            std::fs::rename(&away, &file).unwrap();
+        };
+        put_away();
+        assert!(holds.lift(&uid).unwrap_err().first.is_some());
+        assert_eq!(holds.lift(&uid).unwrap_err().first, None, "said once");
+        assert_eq!(holds.to_lift().len(), 1);
+        // Another agent goes on with it.
+        drop(holds);
+        let (mut holds, held) = Holds::take_up(open(), &BTreeSet::new()).unwrap();
+        assert!(held.is_empty());
+        assert_eq!(holds.to_lift().len(), 1);
+        put_back();
+        // In no list any more, and held all the same.
+        holds.forget(&uid);
+        assert_eq!(holds.to_lift().len(), 1);
+        // Evicted again meanwhile: not to be let go.
+        holds.keep(&uid);
+        assert!(holds.to_lift().is_empty());
+        assert!(holds.lift_later(&uid).is_err());
+        assert_eq!(holds.lift(&uid), Ok(true));
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "max");
+        assert!(holds.to_lift().is_empty() && open().changes().unwrap().is_empty());
+        assert_eq!(holds.lift_later(&uid), Ok(()), "nothing is held");
+        // Held by an agent before, and let go before this one has looked at the pod.
+        holds.record(&uid, file.clone(), 7).unwrap();
+        std::fs::write(&file, HELD).unwrap();
+        let (mut holds, _) = Holds::take_up(open(), &[uid.clone()].into()).unwrap();
+        assert_eq!(holds.lift(&uid), Ok(true));
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "max");
     }
 }

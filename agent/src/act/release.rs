@@ -63,7 +63,8 @@ impl MemoryRelease {
 
     /// Has the thread free the memory of a pod whose processes have been killed; `pod_dir` is its cgroup. Does not wait, allocates nothing.
     pub fn add(&self, pod_dir: &Arc<Path>) {
-        if !self.shared.pods.put(Arc::clone(pod_dir)) {
+        let pods = &self.shared.pods;
+        if !pods.put_once(Arc::clone(pod_dir), |one, other| one == other) {
             self.shared.refused.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(thread) = self.thread.thread() {

@@ -245,7 +245,7 @@ fn kept(row: &Row, admitted: &Admitted) -> Value {
     let meta = admitted.object.meta();
     document["metadata"]["name"] = json!(meta.name);
     document["metadata"]["namespace"] = json!(meta.namespace);
-    if let Object::Pod(pod) = &admitted.object {
+    if let Object::Pod(pod) = &*admitted.object {
         set_pod(&mut document, pod);
     }
     document

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use plimsoll_core::kube::admission::chain::World;
-use plimsoll_core::kube::admission::object::{ResourceQuota, ScopeRequirement};
+use plimsoll_core::kube::admission::object::{ResourceQuota, Scope};
 use plimsoll_core::kube::resources::ResourceList;
 use serde_json::{Value, json};
 
@@ -161,16 +161,15 @@ impl<'a> Standing<'a> {
 
     /// `Terminating`, `PriorityClass In high,low`.
     fn scopes(&self) -> Vec<String> {
-        let shown =
-            |scope: &ScopeRequirement| match (scope.operator.as_str(), scope.values.as_deref()) {
-                ("Exists", _) => scope.scope_name.clone(),
-                (operator, values) => format!(
-                    "{} {operator} {}",
-                    scope.scope_name,
-                    values.unwrap_or_default().join(",")
-                ),
-            };
-        self.quota.scopes().iter().map(shown).collect()
+        let shown = |scope: Scope<'_>| match (scope.operator, scope.values) {
+            ("Exists", _) => scope.scope_name.to_owned(),
+            (operator, values) => format!(
+                "{} {operator} {}",
+                scope.scope_name,
+                values.unwrap_or_default().join(",")
+            ),
+        };
+        self.quota.scopes().map(shown).collect()
     }
 
     fn lines(&self) -> QuotaLines {
@@ -205,10 +204,21 @@ impl<'a> Standing<'a> {
             .iter()
             .map(|(label, takes)| json!({"object": label, "amounts": takes}))
             .collect();
+        let scopes: Vec<Value> = self
+            .quota
+            .scopes()
+            .map(|scope| {
+                let mut value = json!({"scopeName": scope.scope_name, "operator": scope.operator});
+                if let Some(values) = scope.values {
+                    value["values"] = json!(values);
+                }
+                value
+            })
+            .collect();
         json!({
             "namespace": meta.namespace,
             "name": meta.name,
-            "scopes": self.quota.scopes(),
+            "scopes": scopes,
             "resources": rows,
             "takenBy": takers,
             "others": self.others,

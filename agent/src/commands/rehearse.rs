@@ -10,20 +10,27 @@ use std::process::ExitCode;
 use clap::Args;
 use plimsoll_core::arbitration::amounts::TooManyResources;
 use plimsoll_core::arbitration::named::{NamedPod, Objects, Resolved};
+use plimsoll_core::arbitration::rehearsal::figures::Outcome;
 use plimsoll_core::arbitration::rehearsal::load::{DAY_S, Stream, arrivals};
-use plimsoll_core::arbitration::rehearsal::{Policy, Rehearsal, Terms};
+use plimsoll_core::arbitration::rehearsal::{Policy, Rehearsal, Terms, pod_turns};
 
 use crate::commands::exit_status::{self, CommandError};
-use crate::host::clock::wall;
+use crate::host::clock::{now_ns, wall};
 use crate::host::output::{Drawing, OutputArgs, Style};
 use crate::host::shown::page;
 use crate::input::load::{self, Load};
 use crate::input::manifests::{ManifestError, STDIN};
 use crate::input::snapshot;
-use crate::show::rehearse::{Run, Shown, svg};
+use crate::show::rehearse::{Run, Shown, name, svg};
 
 /// Pods that come, at most.
 const PODS_MAX: usize = 100_000;
+
+/// Pods that are there, summed over all turns, at most: each policy takes from a microsecond for one, so it is some ten minutes, and more where many wait.
+const POD_TURNS_MAX: u64 = 200_000_000;
+
+/// How often a rehearsal that takes long says how far it is.
+const SAY_EVERY_NS: u64 = 10_000_000_000;
 
 /// Show what shares, quotas and priorities would do to a cluster over days of virtual time, from files
 #[derive(Debug, Clone, Args)]
@@ -72,6 +79,19 @@ pub enum RehearseError {
     /// More pods than can be rehearsed in a bearable time.
     #[error("the load makes more than {PODS_MAX} pods; lengthen every, or take fewer days")]
     TooManyPods,
+    /// More to decide than can be rehearsed in a bearable time.
+    #[error(
+        "nothing is rehearsed: {pods} pods over {turns} turns, with those of the snapshot, are {pod_turns} decisions or more for each policy, at most {POD_TURNS_MAX} are possible; \
+         lengthen turn or every, shorten runs, take fewer days or a part of the snapshot"
+    )]
+    TooMuchWork {
+        /// That come.
+        pods: usize,
+        /// Of the whole length.
+        turns: u64,
+        /// Pods that are there, summed over all turns.
+        pod_turns: u64,
+    },
     /// Standard output.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
@@ -81,7 +101,7 @@ impl CommandError for RehearseError {
     fn exit_status(&self) -> u8 {
         match self {
             Self::StdinTwice => exit_status::WRONG_USAGE,
-            Self::TooManyPods => exit_status::REFUSED,
+            Self::TooManyPods | Self::TooMuchWork { .. } => exit_status::REFUSED,
             Self::Input(_) | Self::Resources(_) | Self::Output(_) => exit_status::FAILED,
         }
     }
@@ -94,7 +114,16 @@ impl CommandError for RehearseError {
 pub fn run(args: &RehearseArgs) -> Result<ExitCode, RehearseError> {
     let mut stdout = io::stdout().lock();
     let style = Style::of(&stdout);
-    let text = answer(args, io::stdin().lock(), wall().as_secs(), style)?;
+    let mut say = |text: &str| eprint!("{text}");
+    let mut clock = now_ns;
+    let mut progress = Progress::new(&mut clock, &mut say);
+    let text = answer(
+        args,
+        io::stdin().lock(),
+        wall().as_secs(),
+        style,
+        &mut progress,
+    )?;
     stdout.write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -110,6 +139,7 @@ fn answer(
     mut stdin: impl Read,
     now_s: u64,
     style: Style,
+    progress: &mut Progress<'_>,
 ) -> Result<String, RehearseError> {
     let paths = args.files.iter().chain([&args.load]);
     if paths.filter(|path| path.as_os_str() == STDIN).count() > 1 {
@@ -127,9 +157,27 @@ fn answer(
     if is_cut {
         return Err(RehearseError::TooManyPods);
     }
-    let runs = [Policy::Shares, Policy::Quotas, Policy::Priorities].map(|policy| Run {
-        policy,
-        outcome: Rehearsal::new(&resolved.cluster, &streams, &arrivals, policy, terms).run(),
+    let pod_turns = pod_turns(resolved.cluster.pods.len(), &arrivals, terms);
+    if pod_turns > POD_TURNS_MAX {
+        return Err(RehearseError::TooMuchWork {
+            pods: arrivals.len(),
+            turns: terms.seconds.div_ceil(terms.turn),
+            pod_turns,
+        });
+    }
+    let runs = POLICIES.map(|policy| {
+        let rehearsal = Rehearsal::new(&resolved.cluster, &streams, &arrivals, policy, terms);
+        let outcome = play(rehearsal, progress, |now| {
+            format!(
+                "plimsoll: rehearsing {}, {} of {}: day {} of {}; nothing is shown before the end, Ctrl-C gives it up\n",
+                name(policy),
+                POLICIES.iter().position(|other| *other == policy).map_or(0, |at| at + 1),
+                POLICIES.len(),
+                now / DAY_S + 1,
+                load.days
+            )
+        });
+        Run { policy, outcome }
     });
     let shown = Shown {
         cluster: &resolved.cluster,
@@ -146,6 +194,43 @@ fn answer(
         }
         Drawing::Svg => Ok(svg::draw(&shown)),
     }
+}
+
+const POLICIES: [Policy; 3] = [Policy::Shares, Policy::Quotas, Policy::Priorities];
+
+/// Says how far a rehearsal is, every ten seconds.
+struct Progress<'a> {
+    /// Monotonic time.
+    now_ns: &'a mut dyn FnMut() -> u64,
+    say: &'a mut dyn FnMut(&str),
+    said_ns: u64,
+}
+
+impl<'a> Progress<'a> {
+    fn new(now_ns: &'a mut dyn FnMut() -> u64, say: &'a mut dyn FnMut(&str)) -> Self {
+        let said_ns = now_ns();
+        Self {
+            now_ns,
+            say,
+            said_ns,
+        }
+    }
+}
+
+/// Goes through all turns.
+fn play(
+    mut rehearsal: Rehearsal<'_>,
+    progress: &mut Progress<'_>,
+    text: impl Fn(u64) -> String,
+) -> Outcome {
+    while rehearsal.turn() {
+        let now_ns = (progress.now_ns)();
+        if now_ns >= progress.said_ns + SAY_EVERY_NS {
+            progress.said_ns = now_ns;
+            (progress.say)(&text(rehearsal.now()));
+        }
+    }
+    rehearsal.finish()
 }
 
 /// Looks up the names of a cluster and of a load together.

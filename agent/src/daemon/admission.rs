@@ -39,6 +39,7 @@ impl Agent {
         let said: BTreeSet<&PodUid> = self.admission.refused.iter().map(|pod| &pod.uid).collect();
         let is_new = |pod: &&RefusedPod| !said.contains(&pod.uid);
         let new: Vec<&RefusedPod> = refused.iter().filter(is_new).collect();
+        self.tally.admissions[1] += new.len() as u64;
         let mut lines: Vec<String> = new
             .iter()
             .take(SAID_MAX)

@@ -27,6 +27,7 @@ impl Agent {
         for error in errors {
             self.warn(error.to_string());
         }
+        self.tally.admissions[0] += added.len() as u64;
         self.admission_decided(refused, quotas);
         for ManifestPod {
             pod, file, line, ..

@@ -2,20 +2,32 @@
 
 use plimsoll_core::model::event::{Cause, CgroupMemory, NodeMemory, Sample};
 use plimsoll_core::model::units::PodUid;
-use plimsoll_core::policy::memory::freshness::Stale;
+use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
 use plimsoll_core::policy::memory::swap::CompressedSwap;
 
 use crate::daemon::observer::NodeObserver;
 use crate::daemon::pod_meters::PodMeters;
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, PodMemoryFiles};
+use crate::host::clock::now_ns;
 use crate::host::file::FileError;
 use crate::host::meminfo::MeminfoFile;
 use crate::host::swap::SwapFiles;
 use crate::pods::registry::Pods;
+use crate::record::timeline::Hops;
 
-/// So few pods are read with every sample.
+/// So few pods are read with every sample that is not urgent.
 const FEW_PODS: usize = 8;
+/// Leaders that are read one by one. To find each takes a look at what is known of all pods; from this number on it is less work to read them all.
+const LEADERS_MAX: usize = 4;
+
+/// Whether an answer to it cannot wait.
+pub(super) const fn is_urgent(cause: Cause) -> bool {
+    matches!(
+        cause,
+        Cause::ChargeThreshold { .. } | Cause::DirectReclaim { .. }
+    )
+}
 
 /// The files that every sample reads.
 #[derive(Debug)]
@@ -67,10 +79,11 @@ impl Sampler {
         self
     }
 
-    /// Takes a sample: the node first, and pods only if `needs_pods` says, from what the node shows, that a decision may depend on them. Where
-    /// pods are few they are read at once: that costs less than reading the node twice.
+    /// Takes a sample: the node first, and pods only if `wanted` says, from what the node shows, that a decision may depend on them. The leaders are
+    /// not read here but one by one, by [`Sampler::freshen`]. Where pods are few and nothing is urgent they are read at once: that costs
+    /// less than reading the node twice.
     ///
-    /// Pods are read before the node whose figures count, so that those are never older than a victim's.
+    /// Where all pods are read they are read before the node whose figures count, so that those are never older than a victim's.
     ///
     /// # Errors
     /// When the node's own file cannot be read; then there is no sample. A pod or the kubepods cgroup that cannot be read is
@@ -82,17 +95,15 @@ impl Sampler {
     pub fn take(
         &mut self,
         cause: Cause,
-        now_ns: u64,
+        at_ns: u64,
         charged_bytes: Option<u64>,
         pods: &mut Pods,
         sample: &mut Sample,
-        needs_pods: impl FnOnce(&Sample) -> bool,
+        hops: &mut Hops,
+        wanted: impl FnOnce(&Sample) -> Wanted,
         mut failed: impl FnMut(Option<&PodUid>, &FileError),
     ) -> Result<(), FileError> {
-        let urgent = matches!(
-            cause,
-            Cause::ChargeThreshold { .. } | Cause::DirectReclaim { .. }
-        );
+        let urgent = is_urgent(cause);
         sample.cause = cause;
         sample.charged_bytes = charged_bytes;
         sample.processes = None;
@@ -102,25 +113,34 @@ impl Sampler {
         sample.loads = None;
         if !urgent {
             self.observer
-                .observe(now_ns, pods, sample, |uid, error| failed(uid, error));
+                .observe(at_ns, pods, sample, |uid, error| failed(uid, error));
             if let Some(meters) = &mut self.meters {
                 meters.follow(pods, |uid, error| failed(Some(uid), error));
-                sample.loads = meters.loads(now_ns, |uid, error| failed(Some(uid), error));
+                sample.loads = meters.loads(at_ns, |uid, error| failed(Some(uid), error));
             }
         }
         sample.pods.clear();
-        sample.node_only = pods.len() > FEW_PODS;
+        sample.leaders_only = false;
+        sample.node_only = urgent || pods.len() > FEW_PODS;
         if sample.node_only {
             self.read_node(urgent, sample, &mut failed)?;
-            if !needs_pods(sample) {
-                return Ok(());
+            hops.node_read_ns = Some(now_ns());
+            match wanted(sample) {
+                Wanted::Nothing => return Ok(()),
+                Wanted::Leaders => {
+                    (sample.node_only, sample.leaders_only) = (false, true);
+                    return Ok(());
+                }
+                Wanted::All => sample.node_only = false,
             }
-            sample.node_only = false;
         }
-        pods.read(&mut sample.pods, now_ns, urgent, |uid, error| {
+        pods.read(&mut sample.pods, at_ns, urgent, |uid, error| {
             failed(Some(uid), error)
         });
-        self.read_node(urgent, sample, failed)
+        hops.pods_read_ns = Some(now_ns());
+        self.read_node(urgent, sample, failed)?;
+        hops.node_read_ns = Some(now_ns());
+        Ok(())
     }
 
     /// Reads the kubepods cgroup and the node.
@@ -195,6 +215,7 @@ impl Sampler {
         sample: &mut Sample,
     ) -> Result<(), FileError> {
         match stale {
+            Stale::Unread(uid) => self.read_leader(&uid, now_ns, pods, sample)?,
             Stale::Kubepods => sample.kubepods = Some(self.read_kubepods(false)?),
             Stale::NumaPods(node) => {
                 let mut first = Ok(());
@@ -218,6 +239,40 @@ impl Sampler {
             }
         }
         Ok(())
+    }
+
+    /// Reads a pod into a sample of leaders: all pods instead where its cgroup is gone, which only a sample of all can show, or where many are
+    /// asked for.
+    fn read_leader(
+        &mut self,
+        uid: &PodUid,
+        now_ns: u64,
+        pods: &mut Pods,
+        sample: &mut Sample,
+    ) -> Result<(), FileError> {
+        let mut first = Ok(());
+        let mut failed = |error: &FileError| {
+            if first.is_ok() {
+                first = Err(error.clone());
+            }
+        };
+        let is_leader = sample.pods.len() < LEADERS_MAX
+            && pods.read_one(uid, &mut sample.pods, now_ns, &mut failed);
+        if !is_leader {
+            sample.leaders_only = false;
+            pods.read(&mut sample.pods, now_ns, true, |_, error| failed(error));
+            self.read_node(true, sample, |_, error| failed(error))?;
+        } else if let Some(kubepods) = &mut sample.kubepods {
+            // After the pod: what is left of it is the most that the others have.
+            match self.kubepods.read_usage_bytes() {
+                Ok(usage_bytes) => kubepods.usage_bytes = usage_bytes,
+                Err(error) => {
+                    sample.kubepods = None;
+                    failed(&error);
+                }
+            }
+        }
+        first
     }
 
     fn read_kubepods(&mut self, urgent: bool) -> Result<CgroupMemory, FileError> {

@@ -10,7 +10,7 @@ use std::num::NonZeroU64;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use plimsoll_abi::{self as abi, ABI_VERSION, Header, Kind, UNKNOWN_U64};
 use plimsoll_core::kube::pod::Pod;
@@ -18,6 +18,7 @@ use plimsoll_core::model::decision::ReclaimSource;
 use plimsoll_core::model::event::{Cause, EventKind, PlacementStart};
 use plimsoll_core::model::options;
 use plimsoll_core::model::reading::{FileSystemReading, StorageReading};
+use plimsoll_core::model::units::PodUid;
 use zerocopy::IntoBytes as _;
 
 use super::turn::{Found, note_record};
@@ -35,8 +36,9 @@ use crate::input::config::{Config, ConfigFile, EvictionFlags};
 use crate::input::manifests::{ManifestChange, ManifestPod};
 use crate::kernel::Generation;
 use crate::kernel::decode::decode;
-use crate::pods::kill::{HOLD_FILE, KillThread};
+use crate::pods::kill::{HOLD_FILE, KillThread, What};
 use crate::pods::names::KubeletTree;
+use crate::source::cluster::{ClusterChange, ClusterEvent};
 use crate::storage::reclaim::Reclaimed;
 use crate::storage::{Storage, StorageEvent, StorageSettings};
 
@@ -118,6 +120,15 @@ impl Node {
 
     /// `is_kubelets`: a kubelet runs the pods.
     pub(super) fn with(cgroup: Cgroup, is_kubelets: bool) -> Self {
+        Self::built(cgroup, is_kubelets, true, KillThread::start().unwrap())
+    }
+
+    fn built(
+        cgroup: Cgroup,
+        is_kubelets: bool,
+        has_remedies: bool,
+        kill_thread: KillThread,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let host = HostRoot::new(dir.path());
         let mount = host.path(cgroup.mount());
@@ -171,7 +182,7 @@ impl Node {
         let mut config = Config::new(file, &EvictionFlags::default()).unwrap();
         config.engine.beside_kubelet = is_kubelets;
         let options = &mut config.engine.options;
-        options.remedies = Some(options::Remedies {
+        options.remedies = has_remedies.then_some(options::Remedies {
             reclaim_budget_ns: 1,
             throttle_budget_ns: 1,
             notify_budget_ns: 1,
@@ -184,7 +195,7 @@ impl Node {
         };
         let limits = Limits::new(&mounts, origins).unwrap();
         let pods = Pods::new(host.clone(), mounts.clone(), CgroupPath::default())
-            .with_kill_thread(KillThread::start().unwrap())
+            .with_kill_thread(kill_thread)
             .with_stage_files();
         let tree = || KubeletTree::find(&mounts, &CgroupPath::default()).unwrap();
         let (pods, kubelet) = match is_kubelets {
@@ -284,9 +295,10 @@ impl Node {
         self.turn_for(found, &[])
     }
 
-    /// Until the thread has written a `cgroup.kill`.
-    fn wait_for_kill(&self) {
-        while self.agent.pods.kill_writes().count == 0 {
+    /// Until the thread has written what it was given: a hold, and each `cgroup.kill`.
+    pub(super) fn wait_for_kill(&self) {
+        let pods = &self.agent.pods;
+        while pods.kill_writes().count == 0 || !pods.are_holds_written() {
             std::thread::yield_now();
         }
     }
@@ -502,6 +514,43 @@ fn nothing_is_allocated_between_record_and_kill_on_v1() {
 }
 
 #[test]
+fn only_the_leader_is_read_and_nothing_is_allocated_for_it() {
+    let mut node = Node::built(Cgroup::V2, false, false, KillThread::start().unwrap());
+    let (host, victim_dir) = (node.host.clone(), pod_dir(&node.host, Cgroup::V2, VICTIM));
+    Cgroup::V2.set_usage(&victim_dir, GIB);
+    node.timer();
+    node.rest();
+    node.timer();
+    Cgroup::V2.set_usage(&victim_dir, 2 * GIB);
+    let kubepods = host.path(Cgroup::V2.mount()).join("kubepods");
+    Cgroup::V2.set_usage(&kubepods, 2 * GIB + 512 * MIB);
+    set_available(&host, 90 * MIB);
+    for what in ["it goes", "it leaves"] {
+        assert_eq!(node.turn(&[crossing(ARMING)]), 0, "{what}");
+        let sample = &node.agent.sample;
+        let read: Vec<_> = sample
+            .pods
+            .iter()
+            .map(|memory| memory.uid.as_str())
+            .collect();
+        assert!(sample.leaders_only, "{what}");
+        assert_eq!(read, [format!("uid-{VICTIM}")], "{what}");
+        assert_eq!(sample.pods[0].usage_bytes, 2 * GIB, "{what}");
+    }
+    assert_eq!(
+        node.cross_until_ended(VICTIM, "crossing, decision, SIGTERM"),
+        15
+    );
+    // What could not be told by what is left of the kubepods cgroup is read of all pods.
+    Cgroup::V2.set_usage(&kubepods, 4 * GIB);
+    fs::write(victim_dir.join("c/cgroup.procs"), "").unwrap();
+    Cgroup::V2.set_usage(&victim_dir, 0);
+    let next = VICTIM + 1;
+    Cgroup::V2.set_usage(&pod_dir(&host, Cgroup::V2, next), GIB);
+    assert_eq!(node.cross_until_ended(next, "the next victim"), 15);
+}
+
+#[test]
 fn beside_a_kubelet_the_hold_and_the_kill_allocate_nothing_and_spare_the_sandbox() {
     let mut node = Node::with(Cgroup::V2, true);
     let (host, victim_dir) = (node.host.clone(), pod_dir(&node.host, Cgroup::V2, VICTIM));
@@ -523,9 +572,57 @@ fn beside_a_kubelet_the_hold_and_the_kill_allocate_nothing_and_spare_the_sandbox
         (kill('1'), kill('0'), read("cgroup.kill")),
         ("1".into(), "".into(), "".into())
     );
+    // What the report says was read before.
+    let uid = PodUid::new(format!("uid-{VICTIM}"));
+    assert_eq!(node.agent.pods.container_usages(&uid), [("c", 4096)]);
     // Other pods are not held.
     let other = pod_dir(&host, Cgroup::V2, VICTIM + 1).join(HOLD_FILE);
     assert_eq!(fs::read_to_string(other).unwrap(), "max\n");
+}
+
+/// A tenant holds the lock that the kernel takes for either write.
+#[test]
+fn beside_a_kubelet_the_signals_wait_for_nothing_and_the_hold_is_written_before_the_kill() {
+    let (let_go, held_up) = std::sync::mpsc::channel::<()>();
+    let written = Arc::new(Mutex::new(Vec::new()));
+    let of_thread = Arc::clone(&written);
+    let thread = KillThread::start_with(move |file, what| {
+        held_up.recv().ok();
+        of_thread.lock().unwrap().push(what);
+        file.write(what.text())
+    });
+    let mut node = Node::built(Cgroup::V2, true, true, thread.unwrap());
+    let victim_dir = pod_dir(&node.host, Cgroup::V2, VICTIM);
+    let hold = || fs::read_to_string(victim_dir.join(HOLD_FILE)).unwrap();
+    node.timer();
+    node.rest();
+    Cgroup::V2.set_usage(&victim_dir, 2 * GIB);
+    set_available(&node.host, 90 * MIB);
+    let signal = node.cross_until_ended(VICTIM, "crossing, remedies, kill, hold");
+    assert_eq!((signal, hold()), (9, "max\n".to_owned()));
+    // Its line in the ledger stays until it is written, and can be taken back.
+    let uid = PodUid::new(format!("uid-{VICTIM}"));
+    let gone = ClusterChange {
+        gone: vec![uid],
+        ..ClusterChange::default()
+    };
+    node.agent
+        .cluster_event(ClusterEvent::Change(gone))
+        .unwrap();
+    let ledger = || fs::read_to_string(node._dir.path().join(HOLDS_LEDGER)).unwrap();
+    let file = victim_dir.to_string_lossy().into_owned();
+    assert!(ledger().contains(&file));
+    drop(let_go);
+    node.wait_for_kill();
+    assert_eq!(*written.lock().unwrap(), [What::Hold, What::Kill]);
+    assert_eq!(hold(), "0ax\n");
+    fs::write(victim_dir.join(HOLD_FILE), "0").unwrap();
+    while hold() != "max" {
+        let due_ns = node.agent.kubelet.as_ref().unwrap().at_ns().unwrap();
+        node.agent.lift_again(due_ns);
+    }
+    let ledger = fs::read_to_string(node._dir.path().join(HOLDS_LEDGER)).unwrap();
+    assert!(!ledger.contains(&file));
 }
 
 #[tokio::test]

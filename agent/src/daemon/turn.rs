@@ -3,8 +3,8 @@
 //! From a record of the kernel to the signal, in order:
 //! 1. [`Sources::next`] returns because the ring buffer is readable; [`Agent::turn`] is called.
 //! 2. [`Agent::attend`] drains the ring: [`note_record`] says what each record means and keeps the most telling cause.
-//! 3. [`Agent::react`] reads the node, and the pods only if `Engine::needs_pods` says that a decision may depend on them (`Sampler::take`);
-//!    asks for the figures that are too old for the decision, one by one (`Engine::stale`); has the engine decide (`Engine::step`).
+//! 3. [`Agent::react`] reads the node (`Sampler::take`), and all pods only if `Engine::wanted` says that a decision may depend on each;
+//!    asks for the pods that may be the first to go, and for figures that are too old, one by one (`Engine::stale`); has the engine decide (`Engine::step`).
 //! 4. [`Agent::act`] carries out each decision at once: SIGTERM is `Pods::terminate`.
 //!
 //! On this path nothing is allocated or formatted, and no lock is taken that a thread of lower priority could hold: the event, its
@@ -17,11 +17,12 @@ use anyhow::{Context, Result};
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Action, Cause, Event, EventKind, Sample};
 use plimsoll_core::model::units::PodUid;
-use plimsoll_core::policy::memory::freshness::Stale;
+use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
 
 use super::deadlines::Deadlines;
 use super::last_line::LastLine;
 use super::oom_kills::OomKills;
+use super::sampler::is_urgent;
 use super::storage::StorageWork;
 use super::wake::{Sources, Wake};
 use super::watchdog::Part;
@@ -30,6 +31,7 @@ use crate::act::cpu_time::Change;
 use crate::host::file::FileError;
 use crate::kernel::decode::{Body, OomLimit, ReclaimPhase, Record};
 use crate::kernel::{Bpf, Generation};
+use crate::record::timeline::Hops;
 
 /// Records taken in one go; then the loop looks at its other sources.
 const RECORDS_PER_TURN: usize = 512;
@@ -204,8 +206,12 @@ impl Agent {
             self.after_sample();
             self.settle();
         }
-        // That sample has answered one question only.
-        self.hurry |= matches!(responded, Ok(Some(Cause::NodeReclaimed)));
+        if let Ok(Some(cause)) = responded {
+            // Another sample, which waits for what is urgent: this one has answered one question only, or has left out pods.
+            let is_one_question = cause == Cause::NodeReclaimed;
+            let left_out = is_urgent(cause) && self.engine.has_old_pods(now_ns());
+            self.hurry |= is_one_question || left_out;
+        }
         self.heartbeat.enter(part);
         responded.map(|cause| cause.is_some())
     }
@@ -250,6 +256,7 @@ impl Agent {
     /// When the node's memory could not be read several times.
     pub fn react(&mut self, cause: Cause, charged_bytes: Option<u64>) -> Result<()> {
         let received_ns = now_ns();
+        self.hops = Hops::default();
         self.find_empty_pods(received_ns);
         let counts_charges = self.bpf.as_ref().filter(|_| !self.has_lost_records);
         let charged_bytes = charged_bytes.or_else(|| counts_charges.and_then(Bpf::charged_bytes));
@@ -264,7 +271,12 @@ impl Agent {
             charged_bytes,
             &mut self.pods,
             &mut sample,
-            |sample| engine.needs_pods(sample, received_ns),
+            &mut self.hops,
+            |sample| match is_urgent(cause) {
+                true => engine.wanted(sample, received_ns),
+                false if engine.needs_pods(sample, received_ns) => Wanted::All,
+                false => Wanted::Nothing,
+            },
             |uid, error| {
                 // Told after the decision; one of several is enough to go and look.
                 failure.get_or_insert_with(|| match uid {
@@ -289,6 +301,7 @@ impl Agent {
         }
         if !sample.node_only {
             self.freshen(received_ns, &mut sample);
+            self.hops.freshened_ns = Some(now_ns());
         }
         self.step(received_ns, EventKind::Sample(sample));
         self.outcomes();
@@ -298,12 +311,13 @@ impl Agent {
     /// Reads anew what is too old for the decision about a sample.
     fn freshen(&mut self, received_ns: u64, sample: &mut Sample) {
         let until_ns = now_ns().saturating_add(FRESHEN_FOR_NS);
-        // Each pod once, the kubepods cgroup and a NUMA node.
-        let figures = sample.pods.len() + 2;
+        // Each pod twice, its usage and its page cache, the kubepods cgroup and a NUMA node.
+        let figures = 2 * self.pods.len() + 2;
         for _ in 0..figures {
             let Some(stale) = self.engine.stale(sample, received_ns) else {
                 return;
             };
+            let is_of_all = matches!(stale, Stale::Kubepods | Stale::NumaPods(_));
             if now_ns() >= until_ns {
                 self.freshen_was_cut = true;
                 return;
@@ -314,7 +328,7 @@ impl Agent {
             if let Err(error) = freshened {
                 // The older figure has to do. Those of other pods can still be read.
                 self.sample_failure.get_or_insert_with(|| error.to_string());
-                if !matches!(stale, Stale::Pod(_)) {
+                if is_of_all {
                     return;
                 }
             }
@@ -451,17 +465,25 @@ impl Agent {
                 } else {
                     Cause::Timer
                 };
-                self.timelines
-                    .decided(uid, reason.signal(), cause, event.at_ns, decided_ns);
-                // Its kubelet does, or a kill follows.
-                if self.kubelet.is_none() {
-                    self.terminate(uid);
+                self.timelines.decided(
+                    uid,
+                    reason.signal(),
+                    cause,
+                    event.at_ns,
+                    self.hops,
+                    decided_ns,
+                );
+                match self.kubelet {
+                    None => self.terminate(uid),
+                    // Its kubelet does, or a kill follows. The report says what each container uses.
+                    Some(_) => self.pods.note_usage(uid),
                 }
             }
             Decision::Withdraw { uid } => self.timelines.withdrawn(uid),
             Decision::End { uid, .. } => self.terminate(uid),
             Decision::Kill { uid, .. } => {
-                // Before the kill: nothing is started in its place.
+                // First what waits for no lock. The hold and the rest of the kill do, and the hold comes first: nothing is started in its place.
+                self.pods.kill_leaders(uid);
                 self.hold(uid);
                 match self.pods.kill(uid) {
                     Ok(()) => self.timelines.killed(uid, now_ns()),

@@ -1,9 +1,12 @@
 //! Sees from another thread whether the loop still turns.
 //!
 //! **Problem.** A loop that waits for a slow file, a lock or a device protects nothing, and cannot say so. **Approach.** The loop writes down when a turn
-//! begins and which part of it runs ([`Heartbeat`], three words in memory). A thread reads that each second. It names a turn that takes long, once, with the
-//! part and with what the kernel says the loop waits for. A turn that does not end ends the process: its supervisor starts another, and what the last line
+//! begins and ends and which part of it runs ([`Heartbeat`], three words in memory). A thread reads that each second. It names a turn that takes long, once, with
+//! the part and with what the kernel says the loop waits for; and so a rest between turns that is longer than the loop ever means to wait: its thread is
+//! frozen, traced, or never gets a CPU. What does not end ends the process: its supervisor starts another, and what the last line
 //! in the kernel holds stays. As long as the loop turns, the thread tells the supervisor that the agent is alive.
+//!
+//! Time counts as the thread sees it pass, look by look: of a process that was stopped as a whole (SIGSTOP, a frozen cgroup) the loop has not hung.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -18,17 +21,21 @@ use crate::host::worker::WorkerThread;
 
 /// Between two reads of the heartbeat.
 const PERIOD: Duration = Duration::from_secs(1);
-/// A turn that takes longer is named.
+/// A turn that takes longer is named, and so is a rest that is so much longer than the longest.
 pub const LONG_TURN_NS: u64 = 5_000_000_000;
 /// A turn that takes longer never ends. Half of what a supervisor usually waits before it kills.
 pub const HUNG_TURN_NS: u64 = 60_000_000_000;
+/// The longest that the loop rests: pods are rescanned at least so often ([`super::wake`]).
+const REST_MAX_NS: u64 = 5_000_000_000;
+/// What one look counts at most: several periods of a busy machine.
+const LOOK_MAX_NS: u64 = 4_000_000_000;
 /// The exit status of an agent whose loop hangs.
 pub const EXIT_HUNG: u8 = 70;
 const STACK_BYTES: usize = 128 << 10;
 /// How long a message may take.
 const SAY_WITHIN: Duration = Duration::from_secs(1);
-/// Not within a turn.
-const WAITING: u64 = 0;
+/// What the loop does between turns.
+const RESTING: &str = "kept from its turns";
 
 /// The parts of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,8 +79,10 @@ impl Part {
 /// Where the loop is. Written by the loop, read by the watchdog.
 #[derive(Debug, Default)]
 pub(super) struct Heartbeat {
-    /// When the turn began; [`WAITING`] outside of one.
+    /// When the newest turn began.
     began_ns: AtomicU64,
+    /// When the newest one that is over ended: before the other means that a turn runs.
+    ended_ns: AtomicU64,
     part: AtomicU8,
 }
 
@@ -90,40 +99,81 @@ impl Heartbeat {
 
     /// It is over. Returns how long it took, in nanoseconds.
     pub(super) fn end(&self, now_ns: u64) -> u64 {
-        now_ns.saturating_sub(self.began_ns.swap(WAITING, Ordering::Relaxed))
+        self.ended_ns.store(now_ns, Ordering::Relaxed);
+        now_ns.saturating_sub(self.began_ns.load(Ordering::Relaxed))
     }
 
-    /// The turn that the loop is in: when it began, and the part.
-    fn turn(&self) -> Option<(u64, Part)> {
+    /// What the loop is at.
+    fn beat(&self) -> Beat {
         let began_ns = self.began_ns.load(Ordering::Relaxed);
+        let ended_ns = self.ended_ns.load(Ordering::Relaxed);
         let part = Part::of(self.part.load(Ordering::Relaxed));
-        (began_ns != WAITING).then_some((began_ns, part))
+        Beat {
+            since_ns: began_ns.max(ended_ns),
+            part: (began_ns > ended_ns).then_some(part),
+        }
+    }
+}
+
+/// A turn, or a rest between two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Beat {
+    since_ns: u64,
+    /// `None` for a rest.
+    part: Option<Part>,
+}
+
+impl Beat {
+    fn is_same(&self, other: &Self) -> bool {
+        self.since_ns == other.since_ns && self.part.is_some() == other.part.is_some()
+    }
+
+    fn doing(&self) -> &'static str {
+        self.part.map_or(RESTING, Part::name)
     }
 }
 
 /// What a look at the heartbeat says.
 #[derive(Debug, PartialEq, Eq)]
 enum Health {
-    /// The loop waits, or its turn is young.
+    /// The turn is young, or the rest no longer than it may be.
     Turns,
-    /// The turn takes long; `is_new`: this has not been said of it.
-    Long { ns: u64, part: Part, is_new: bool },
-    /// The turn does not end.
-    Hangs { ns: u64, part: Part },
+    /// It takes so long; `is_new`: this has not been said of it.
+    Long { ns: u64, is_new: bool },
+    /// It does not end.
+    Hangs { ns: u64 },
 }
 
-fn health(turn: Option<(u64, Part)>, named_ns: Option<u64>, now_ns: u64) -> Health {
-    let Some((began_ns, part)) = turn else {
-        return Health::Turns;
-    };
-    match now_ns.saturating_sub(began_ns) {
-        ns if ns >= HUNG_TURN_NS => Health::Hangs { ns, part },
-        ns if ns >= LONG_TURN_NS => Health::Long {
-            ns,
-            part,
-            is_new: named_ns != Some(began_ns),
-        },
-        _ => Health::Turns,
+/// What the watchdog has seen so far.
+#[derive(Debug, Default)]
+struct Seen {
+    beat: Beat,
+    /// For how long it has been the same.
+    for_ns: u64,
+    looked_ns: u64,
+    is_named: bool,
+}
+
+impl Seen {
+    fn look(&mut self, beat: Beat, now_ns: u64) -> Health {
+        let passed_ns = now_ns.saturating_sub(self.looked_ns).min(LOOK_MAX_NS);
+        self.looked_ns = now_ns;
+        if !beat.is_same(&self.beat) {
+            (self.for_ns, self.is_named) = (0, false);
+        } else {
+            self.for_ns = self.for_ns.saturating_add(passed_ns);
+        }
+        self.beat = beat;
+        let ns = self.for_ns;
+        let rest_ns = if beat.part.is_none() { REST_MAX_NS } else { 0 };
+        match ns.saturating_sub(rest_ns) {
+            beyond_ns if beyond_ns >= HUNG_TURN_NS => Health::Hangs { ns },
+            beyond_ns if beyond_ns >= LONG_TURN_NS => Health::Long {
+                ns,
+                is_new: !std::mem::replace(&mut self.is_named, true),
+            },
+            _ => Health::Turns,
+        }
     }
 }
 
@@ -145,6 +195,8 @@ impl Watchdog {
             None
         });
         let is_over = Arc::new(AtomicBool::new(false));
+        // What comes before the first turn counts as a rest.
+        heartbeat.end(now_ns());
         let watch = Watch {
             host: host.clone(),
             loop_thread: rustix::thread::gettid(),
@@ -177,20 +229,19 @@ impl Watch {
         self.tell(Message::Ready);
         let wanted = self.supervisor.as_ref().and_then(|it| it.watchdog);
         let period = wanted.map_or(PERIOD, |wanted| PERIOD.min(wanted / 2));
-        let mut named_ns = None;
+        let mut seen = Seen::default();
         while !self.is_over.load(Ordering::SeqCst) {
-            let turn = self.heartbeat.turn();
-            match health(turn, named_ns, now_ns()) {
+            let beat = self.heartbeat.beat();
+            match seen.look(beat, now_ns()) {
                 Health::Turns => self.tell(Message::Alive),
-                Health::Long { ns, part, is_new } => {
+                Health::Long { ns, is_new } => {
                     self.tell(Message::Alive);
-                    named_ns = turn.map(|(began_ns, _)| began_ns);
                     if is_new {
-                        say(self.describe(ns, part));
+                        say(self.describe(ns, beat));
                     }
                 }
-                Health::Hangs { ns, part } => {
-                    let what = self.describe(ns, part);
+                Health::Hangs { ns } => {
+                    let what = self.describe(ns, beat);
                     say(format!(
                         "{what}; the agent ends with status {EXIT_HUNG}, so that its supervisor starts another"
                     ));
@@ -210,7 +261,7 @@ impl Watch {
     }
 
     /// What the loop has been doing for so long, and what it waits for.
-    fn describe(&self, ns: u64, part: Part) -> String {
+    fn describe(&self, ns: u64, beat: Beat) -> String {
         let thread = self.loop_thread.as_raw_nonzero();
         let read = |file: &str| {
             let path = self.host.procfs(format!("self/task/{thread}/{file}"));
@@ -220,7 +271,7 @@ impl Watch {
                 .collect::<Vec<_>>()
                 .join(" ")
         };
-        let (seconds, what) = (ns / 1_000_000_000, part.name());
+        let (seconds, what) = (ns / 1_000_000_000, beat.doing());
         let (wchan, stack) = (read("wchan"), read("stack"));
         format!(
             "the loop has been {what} for {seconds} s and protects no pod meanwhile; it waits in {wchan}; kernel stack: {stack}"
@@ -244,30 +295,72 @@ mod tests {
     use super::*;
 
     const SECOND_NS: u64 = 1_000_000_000;
+    /// Something is said long before.
+    const SECONDS_MAX: u64 = 600;
+
+    /// Looks each second, as long as it `Turns`; then what is said, and after how many seconds.
+    fn first_word(seen: &mut Seen, heartbeat: &Heartbeat, from_s: u64) -> (u64, Health) {
+        (0..SECONDS_MAX)
+            .map(|seconds| {
+                let now_ns = (from_s + seconds) * SECOND_NS;
+                (seconds, seen.look(heartbeat.beat(), now_ns))
+            })
+            .find(|(_, health)| *health != Health::Turns)
+            .unwrap()
+    }
+
+    fn after_naming(seen: &mut Seen, heartbeat: &Heartbeat, from_s: u64) -> u64 {
+        (from_s..from_s + SECONDS_MAX)
+            .find(
+                |now_s| match seen.look(heartbeat.beat(), now_s * SECOND_NS) {
+                    Health::Long { is_new, .. } => {
+                        assert!(!is_new, "named twice");
+                        false
+                    }
+                    health => matches!(health, Health::Hangs { .. }),
+                },
+            )
+            .unwrap()
+    }
 
     #[test]
     fn a_turn_is_named_once_and_then_ends_the_process() {
-        let heartbeat = Heartbeat::default();
-        let at = |seconds| 7 + seconds * SECOND_NS;
-        assert_eq!(health(heartbeat.turn(), None, at(900)), Health::Turns);
-        heartbeat.begin(at(0));
+        let (heartbeat, mut seen) = (Heartbeat::default(), Seen::default());
+        heartbeat.begin(1000 * SECOND_NS);
         heartbeat.enter(Part::Rescan);
-        let part = Part::Rescan;
-        assert_eq!(health(heartbeat.turn(), None, at(4)), Health::Turns);
-        let long = |is_new| Health::Long {
-            ns: 5 * SECOND_NS,
-            part,
-            is_new,
-        };
-        assert_eq!(health(heartbeat.turn(), None, at(5)), long(true));
-        assert_eq!(health(heartbeat.turn(), Some(at(0)), at(5)), long(false));
-        let ns = HUNG_TURN_NS;
-        assert_eq!(
-            health(heartbeat.turn(), Some(at(0)), at(60)),
-            Health::Hangs { ns, part }
-        );
-        assert_eq!(heartbeat.end(at(61)), 61 * SECOND_NS);
-        assert_eq!(health(heartbeat.turn(), None, at(900)), Health::Turns);
+        let named = first_word(&mut seen, &heartbeat, 1000);
+        let ns = LONG_TURN_NS;
+        assert_eq!(named, (5, Health::Long { ns, is_new: true }));
+        assert_eq!(heartbeat.beat().doing(), "rescanning pods");
+        assert_eq!(after_naming(&mut seen, &heartbeat, 1006), 1060);
+        assert_eq!(heartbeat.end(1061 * SECOND_NS), 61 * SECOND_NS);
+        assert_eq!(seen.look(heartbeat.beat(), 1061 * SECOND_NS), Health::Turns);
+    }
+
+    /// A thread that is frozen in its wait begins no turn.
+    #[test]
+    fn a_rest_that_is_too_long_is_named_and_ends_the_process() {
+        let (heartbeat, mut seen) = (Heartbeat::default(), Seen::default());
+        heartbeat.begin(999 * SECOND_NS);
+        heartbeat.end(1000 * SECOND_NS);
+        let (seconds, named) = first_word(&mut seen, &heartbeat, 1000);
+        let ns = REST_MAX_NS + LONG_TURN_NS;
+        assert_eq!((seconds, named), (10, Health::Long { ns, is_new: true }));
+        assert_eq!(after_naming(&mut seen, &heartbeat, 1011), 1065);
+        // A rest after a rest is another one.
+        heartbeat.begin(1066 * SECOND_NS);
+        heartbeat.end(1066 * SECOND_NS);
+        assert_eq!(seen.look(heartbeat.beat(), 1066 * SECOND_NS), Health::Turns);
+    }
+
+    #[test]
+    fn a_process_that_was_stopped_has_not_hung() {
+        let (heartbeat, mut seen) = (Heartbeat::default(), Seen::default());
+        heartbeat.begin(1000 * SECOND_NS);
+        assert_eq!(seen.look(heartbeat.beat(), 1000 * SECOND_NS), Health::Turns);
+        // SIGSTOP in the middle of the turn, SIGCONT an hour later.
+        let health = seen.look(heartbeat.beat(), 4600 * SECOND_NS);
+        assert_eq!(health, Health::Turns);
     }
 
     #[test]
@@ -286,7 +379,11 @@ mod tests {
             supervisor: None,
             is_over: Arc::default(),
         };
-        let text = watch.describe(6 * SECOND_NS, Part::OomScores);
+        let beat = Beat {
+            since_ns: 0,
+            part: Some(Part::OomScores),
+        };
+        let text = watch.describe(6 * SECOND_NS, beat);
         assert!(
             text.starts_with("the loop has been setting OOM scores for 6 s"),
             "{text}"

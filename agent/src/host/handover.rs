@@ -41,8 +41,18 @@ impl<T, const PLACES: usize> Handover<T, PLACES> {
         false
     }
 
-    /// Whether no job waits.
-    #[cfg(test)]
+    /// As [`Handover::put`], unless a job that is the `same` waits already: that one does for both. Returns whether one of them waits.
+    ///
+    /// A job that the thread has taken does not wait any more, and one in a place that is just locked is not seen: then the new one is put beside it.
+    pub fn put_once(&self, job: T, same: impl Fn(&T, &T) -> bool) -> bool {
+        let waits = |place: &Mutex<Option<(u64, T)>>| match place.try_lock() {
+            Ok(place) => place.as_ref().is_some_and(|(_, one)| same(one, &job)),
+            Err(TryLockError::Poisoned(_) | TryLockError::WouldBlock) => false,
+        };
+        self.places.iter().any(waits) || self.put(job)
+    }
+
+    /// Whether no job waits. May wait for the thread, for the time of a move.
     pub(crate) fn is_empty(&self) -> bool {
         let lock = |place: &Mutex<Option<(u64, T)>>| {
             let place = place.lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,6 +88,19 @@ mod tests {
         assert_eq!(jobs.take(), Some("first"));
         assert!(jobs.put("third"), "in the place of the first");
         assert_eq!([jobs.take(), jobs.take()], [Some("second"), Some("third")]);
+        assert_eq!(jobs.take(), None);
+    }
+
+    #[test]
+    fn the_same_job_waits_once() {
+        let jobs = Handover::<&str, 2>::default();
+        let put = |job| jobs.put_once(job, |one, other| one == other);
+        assert!(put("a") && put("a") && put("b"));
+        assert!(put("a") && put("b"), "both wait");
+        assert!(!put("c"), "no place");
+        assert_eq!(jobs.take(), Some("a"));
+        assert!(put("a"), "it was taken, and is wanted again");
+        assert_eq!([jobs.take(), jobs.take()], [Some("b"), Some("a")]);
         assert_eq!(jobs.take(), None);
     }
 

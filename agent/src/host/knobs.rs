@@ -247,6 +247,16 @@ impl Restoration {
             .count()
     }
 
+    /// Why the first change that is busy is.
+    pub fn busy(&self) -> Option<&str> {
+        self.changes
+            .iter()
+            .find_map(|undone| match &undone.outcome {
+                Outcome::Busy(why) => Some(why.as_str()),
+                _ => None,
+            })
+    }
+
     /// One line for each change that was left alone or is busy, and for each line that could not be read.
     pub fn remarks(&self) -> Vec<String> {
         let of_change = |undone: &Undone| match &undone.outcome {

@@ -36,6 +36,7 @@ pub mod swap;
 #[expect(unsafe_code, reason = "the system calls that rustix does not wrap")]
 pub mod syscall;
 pub mod topology;
+mod unwind_tables;
 pub mod worker;
 
 use std::path::{Path, PathBuf};

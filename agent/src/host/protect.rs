@@ -4,7 +4,11 @@
 //! `oom_score_adj` of -999, all pages locked in memory, the stack touched in advance, and SCHED_FIFO at a low priority. What
 //! cannot be had is returned as one line each. All that outlives the process goes through the ledger and is undone on exit.
 
+use std::ops::Range;
+use std::path::Path;
+
 use rustix::mm::{MlockAllFlags, mlockall};
+use rustix::param::page_size;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::HostRoot;
@@ -13,6 +17,7 @@ use super::file::{parse_u64, read_text};
 use super::knobs::{KnobError, Ledger};
 use super::meminfo::MeminfoFile;
 use super::syscall::{mlock, sched_fifo_reset_on_fork};
+use super::unwind_tables::{unwind_tables, without};
 
 use crate::host::shown::Show as _;
 
@@ -159,31 +164,53 @@ pub fn raise_open_files(host: &HostRoot) -> rustix::io::Result<()> {
 
 /// Locks what is in memory now, and every page of code, data and stacks that is mapped. What comes later is locked as it is touched, so that a large
 /// reservation (a thread's stack, an allocator's arena) does not become resident as a whole. Nor does the heap: what start-up freed in
-/// it stays away, and what it holds has been written to ([`fill_allocations`]).
+/// it stays away, and what it holds has been written to ([`fill_allocations`]). Nor do the tables that only a panic reads
+/// ([`unwind_tables`](super::unwind_tables)).
 fn lock_memory(host: &HostRoot) -> Result<(), String> {
     let advice = "needs CAP_IPC_LOCK or a larger RLIMIT_MEMLOCK (ulimit -l)";
     mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
         .map_err(|errno| format!("mlockall: {errno}; {advice}"))?;
     let maps = read_text(host.procfs(format!("{}/maps", std::process::id())))
         .map_err(|error| error.to_string())?;
-    for (start, end) in maps.lines().filter_map(whole_mapping) {
-        mlock(start, end).map_err(|error| format!("{error}; {advice}"))?;
+    let program = Path::new("/proc/self/exe");
+    let name = std::fs::read_link(program).unwrap_or_default();
+    let tables = unwind_tables(program);
+    for mapping in maps.lines().filter_map(whole_mapping) {
+        let is_program = Path::new(mapping.name) == name;
+        let tables = if is_program { &tables[..] } else { &[] };
+        for part in without(mapping.range, mapping.offset, tables, page_size()) {
+            mlock(part.start, part.end).map_err(|error| format!("{error}; {advice}"))?;
+        }
     }
     Ok(())
 }
 
-/// The range of a line of `/proc/PID/maps`, if all of it is to be in memory.
-fn whole_mapping(line: &str) -> Option<(usize, usize)> {
+/// A line of `/proc/PID/maps`.
+#[derive(Debug, PartialEq, Eq)]
+struct Mapping<'line> {
+    range: Range<usize>,
+    /// Where that is in its file.
+    offset: u64,
+    name: &'line str,
+}
+
+/// What a line maps, if it is to be in memory.
+fn whole_mapping(line: &str) -> Option<Mapping<'_>> {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
     let is_readable = fields.next()?.starts_with('r');
-    // Offset, device and inode.
-    let name = fields.nth(3).unwrap_or_default();
+    let offset = u64::from_str_radix(fields.next()?, 16).ok()?;
+    // Device and inode.
+    let name = fields.nth(2).unwrap_or_default();
     if !is_readable || name == "[heap]" || name.starts_with("[v") {
         return None;
     }
     let address = |text| usize::from_str_radix(text, 16).ok();
-    Some((address(start)?, address(end)?))
+    Some(Mapping {
+        range: address(start)?..address(end)?,
+        offset,
+        name,
+    })
 }
 
 /// Makes the stack of this thread resident as deep as the kill path can go.
@@ -213,9 +240,8 @@ mod tests {
 
     #[test]
     fn code_data_and_stacks_are_locked_whole_and_the_heap_is_not() {
-        let range = Some((0x5500_0000, 0x5500_1000));
         for (rest, locked) in [
-            ("r-xp 00000000 fe:00 1234 /usr/bin/plimsoll-agent", true),
+            ("r-xp 00002000 fe:00 1234 /usr/bin/plimsoll-agent", true),
             ("rw-p 00000000 00:00 0", true),
             ("rw-p 00000000 00:00 0 [stack]", true),
             ("rw-p 00000000 00:00 0 [heap]", false),
@@ -224,8 +250,15 @@ mod tests {
             ("r-xp 00000000 00:00 0 [vdso]", false),
         ] {
             let line = format!("55000000-55001000 {rest}");
-            assert_eq!(whole_mapping(&line), range.filter(|_| locked), "{line}");
+            let range = whole_mapping(&line).map(|mapping| mapping.range);
+            assert_eq!(range, locked.then_some(0x5500_0000..0x5500_1000), "{line}");
         }
+        let line = "55000000-55001000 r--p 00002000 fe:00 1234 /usr/bin/plimsoll-agent";
+        let mapping = whole_mapping(line).unwrap();
+        assert_eq!(
+            (mapping.offset, mapping.name),
+            (0x2000, "/usr/bin/plimsoll-agent")
+        );
         assert_eq!(whole_mapping("nonsense"), None);
     }
 

@@ -167,7 +167,7 @@ pub enum ManifestError {
         /// What the API server would say.
         message: String,
     },
-    /// A file that had pods, or what decides about pods, has nothing any more.
+    /// A file that had documents has none any more.
     #[error("{file}: has no documents any more; what it had stays until the file is removed", file = file.shown())]
     Emptied {
         /// Which file.
@@ -317,9 +317,9 @@ struct FileState {
 }
 
 impl FileState {
-    /// Whether it has no pod, and nothing that decides about pods.
+    /// Whether it has no documents that count.
     fn is_empty(&self) -> bool {
-        self.pods.is_empty() && self.limits.is_empty()
+        self.pods.is_empty() && self.limits.is_empty() && self.budgets.is_empty()
     }
 }
 
@@ -441,9 +441,9 @@ impl ManifestDir {
             errors,
         } = read_all(file);
         state.errors = errors;
-        // An editor may have cut it off. One that has something that decides about pods was not.
-        let is_empty = pods.is_empty() && limits.is_empty();
-        let had_something = !state.pods.is_empty() || !state.limits.is_empty();
+        // An editor may have cut it off. One that still has a document was not.
+        let is_empty = pods.is_empty() && limits.is_empty() && budgets.is_empty();
+        let had_something = !state.is_empty();
         if state.errors.is_empty() && is_empty && had_something {
             state.errors.push(ManifestError::Emptied {
                 file: Arc::clone(file),

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use plimsoll_core::arbitration::cluster::NodeState;
 use plimsoll_core::arbitration::named::{Named, NamedConsumer, NamedNode, NamedPod, Objects};
+use plimsoll_core::arbitration::units::{Rounding, canonical, canonical_name};
 use plimsoll_core::kube::budget::DisruptionBudget;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::quantity::Quantity;
@@ -387,17 +388,6 @@ fn texts(map: Option<&Node>) -> BTreeMap<String, String> {
         .collect()
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Rounding {
-    Up,
-    Down,
-}
-
-/// `requests.cpu` is the same as `cpu`.
-fn canonical_name(name: &str) -> &str {
-    name.strip_prefix("requests.").unwrap_or(name)
-}
-
 /// The quantities of a map by resource, from 0. `wrong` gets line, field and text of each error.
 pub(super) fn quantities<'list>(
     list: &'list Node,
@@ -432,20 +422,6 @@ pub(super) fn quantities<'list>(
 /// In thousandths for CPU, else in whole units; from 0.
 pub(crate) fn in_canonical_units(name: &str, quantity: &Quantity) -> u64 {
     canonical(name, quantity, Rounding::Up)
-}
-
-fn canonical(name: &str, quantity: &Quantity, rounding: Rounding) -> u64 {
-    let unit: u128 = if name == "cpu" || name == "limits.cpu" {
-        1_000_000
-    } else {
-        1_000_000_000
-    };
-    let nanos = u128::try_from(quantity.nanos()).unwrap_or(0);
-    let amount = match rounding {
-        Rounding::Up => nanos.div_ceil(unit),
-        Rounding::Down => nanos / unit,
-    };
-    u64::try_from(amount).unwrap_or(u64::MAX)
 }
 
 /// Of a time stamp as the API server writes it, such as `2026-11-23T02:39:40Z`; fractions of a second are dropped.

@@ -45,6 +45,7 @@ pub use containers::{HELD, HOLD_FILE};
 use freezer::Thaw;
 use member::{Leader, Member, SeenPids};
 pub use rest::{Rest, RestEnded, RestState};
+pub(crate) use thread::What;
 pub use thread::{KillThread, WriteTimes};
 use tree::{Node as _, Tree};
 
@@ -85,8 +86,8 @@ pub struct Killed {
     pub rounds: u32,
 }
 
-/// How `cgroup.kill` is written.
-type Write<'a> = &'a dyn Fn(&Arc<ControlFile>) -> Result<(), FileError>;
+/// How `cgroup.kill` and the file of a hold are written.
+type Write<'a> = &'a dyn Fn(&Arc<ControlFile>, What) -> Result<(), FileError>;
 
 /// Everything open that it takes to end one pod.
 #[derive(Debug)]
@@ -318,7 +319,7 @@ impl PodKill {
     /// [`FileError`] when neither `cgroup.kill` nor `cgroup.procs` could be used, or a frozen cgroup of v1 is not thawed. A cgroup that is gone
     /// is no error: nothing is left to kill.
     pub fn kill(&self) -> Result<Killed, FileError> {
-        self.kill_with(&|file| file.write(thread::KILL))
+        self.kill_with(&|file, what| file.write(what.text()))
     }
 
     /// The same, but `cgroup.kill` is written by a thread, so that the caller does not wait for that either. What goes wrong there, the thread makes up for.
@@ -326,7 +327,7 @@ impl PodKill {
     /// # Errors
     /// As for [`PodKill::kill`].
     pub fn kill_by(&self, thread: &KillThread) -> Result<Killed, FileError> {
-        self.kill_with(&|file| thread.write(file))
+        self.kill_with(&|file, what| thread.write(file, what))
     }
 
     fn kill_with(&self, write: Write<'_>) -> Result<Killed, FileError> {
@@ -348,7 +349,7 @@ impl PodKill {
         let containers = self.beside.as_ref().filter(|one| one.is_by_container());
         let killed = match (containers, &self.cgroup_kill) {
             (Some(containers), _) => containers.kill(write),
-            (None, Some(file)) => write(file).map(|()| true),
+            (None, Some(file)) => write(file, What::Kill).map(|()| true),
             (None, None) => Ok(false),
         };
         match killed {

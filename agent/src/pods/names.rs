@@ -30,6 +30,8 @@ use crate::pods::cgroup::{KUBEPODS, children, tier};
 pub const POD_UID_VARIABLE: &str = "PLIMSOLL_POD_UID";
 /// Below a scope of systemd, crun has the processes of the container here.
 pub const CRUN_CONTAINER: &str = "container";
+/// CRI-O's containers begin with it, with either driver.
+pub const CRIO: &str = "crio-";
 /// Digits of a container's id: what containerd, CRI-O and Docker make.
 const ID_DIGITS: usize = 64;
 /// Digits of the UID of a static pod: a hash, without dashes (`applyDefaults` in pkg/kubelet/config/common.go).
@@ -110,7 +112,7 @@ fn of_slice(name: &[u8]) -> Option<(Vec<u8>, QosClass)> {
 pub fn container_id(name: &str) -> Option<&str> {
     let id = match name.strip_suffix(".scope") {
         Some(unit) => unit.rsplit_once('-')?.1,
-        None => name.strip_prefix("crio-").unwrap_or(name),
+        None => name.strip_prefix(CRIO).unwrap_or(name),
     };
     let is_monitor = name.starts_with("crio-conmon-");
     let is_id = id.len() == ID_DIGITS && is_hex(id);

@@ -2,8 +2,9 @@
 //!
 //! Problem: between a record and a kill nothing may be opened or allocated. Approach: everything is opened when a pod's cgroup
 //! appears ([`Pods::refresh`], off the hot path) and only read or written later ([`Pods::read`], [`Pods::terminate`],
-//! [`Pods::kill`]). Usage is read for every pod in every sample, one system call each. `memory.stat`, much dearer, is read again
-//! where usage has moved since; at an urgent sample only where the engine asks for it ([`Pods::freshen`]).
+//! [`Pods::kill`]). What pods use is in [`memory`].
+
+mod memory;
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -13,14 +14,12 @@ use std::sync::Arc;
 
 use plimsoll_core::kube::cgroup_config::{NodeCapacity, QosSettings, container_config, pod_config};
 use plimsoll_core::kube::pod::{Pod, PressureSignal};
-use plimsoll_core::model::event::PodMemory;
-use plimsoll_core::model::reading::PodProcesses;
 use plimsoll_core::model::units::PodUid;
-use plimsoll_core::policy::memory::freshness::STALE_BYTES;
 
+use self::memory::Stat;
 use crate::host::HostRoot;
 use crate::host::cgroup::{
-    CgroupError, CgroupMounts, CgroupPath, Controller, PageCache, PodMemoryFiles, Version,
+    CgroupError, CgroupMounts, CgroupPath, Controller, PodMemoryFiles, Version,
 };
 use crate::host::cgroup_paths::hierarchy_number;
 use crate::host::file::{FileError, read_text};
@@ -33,10 +32,6 @@ use crate::pods::names::{KubeletTree, PodCgroup, container_name};
 use crate::pods::removal::CgroupWorker;
 use crate::pods::sandbox::sandbox;
 use crate::pods::stage_files::StageFiles;
-
-/// Without urgency it is read again after this time, even if usage stood still. A decision that hangs on it has it read anyway
-/// ([`plimsoll_core::policy::memory::freshness`]), and to produce its fifty lines is most of what a pod at rest costs.
-const STAT_AGE_MAX_NS: u64 = 60_000_000_000;
 
 /// A wanted pod.
 #[derive(Debug)]
@@ -66,26 +61,6 @@ struct Open {
     /// The newest usage; `None`: it was never read.
     usage_bytes: Option<u64>,
     stage_files: Option<Arc<StageFiles>>,
-}
-
-/// The newest reading of `memory.stat`.
-#[derive(Debug, Clone, Copy, Default)]
-struct Stat {
-    cache: PageCache,
-    /// The usage then.
-    usage_bytes: u64,
-    /// When; `None`: never.
-    read_ns: Option<u64>,
-}
-
-impl Stat {
-    /// How long ago it was read, milliseconds.
-    fn age_ms(&self, now_ns: u64) -> u32 {
-        let age_ns = self.read_ns.map(|at_ns| now_ns.saturating_sub(at_ns));
-        age_ns.map_or(u32::MAX, |ns| {
-            u32::try_from(ns / 1_000_000).unwrap_or(u32::MAX)
-        })
-    }
 }
 
 /// A pod got its first process, or lost its last one.
@@ -534,82 +509,6 @@ impl Pods {
             .flat_map(|open| open.kill.cgroups())
     }
 
-    /// Reads the memory of every pod with a cgroup into `into`. Allocates nothing if `into` has room for all pods.
-    ///
-    /// A cgroup that has vanished is left out; any other error is passed to `failed`, and the pod has the figures of its newest reading: one without
-    /// any would be the first to go.
-    pub fn read(
-        &mut self,
-        into: &mut Vec<PodMemory>,
-        now_ns: u64,
-        urgent: bool,
-        mut failed: impl FnMut(&PodUid, &FileError),
-    ) {
-        into.clear();
-        for (uid, entry) in &mut self.entries {
-            let Some(open) = &mut entry.open else {
-                continue;
-            };
-            match open.read(now_ns, urgent) {
-                Ok(usage_bytes) => open.usage_bytes = Some(usage_bytes),
-                Err(error) if error.is_vanished() => continue,
-                Err(error) => failed(uid, &error),
-            }
-            if let Some(usage_bytes) = open.usage_bytes {
-                into.push(PodMemory {
-                    uid: uid.clone(),
-                    usage_bytes,
-                    inactive_file_bytes: open.stat.cache.inactive_file_bytes,
-                    usage_at_stat_bytes: open.stat.usage_bytes,
-                    active_file_bytes: open.stat.cache.active_file_bytes,
-                    stat_age_ms: open.stat.age_ms(now_ns),
-                });
-            }
-        }
-    }
-
-    /// Reads one pod's memory in full, into its place in a sample. Allocates nothing.
-    ///
-    /// # Errors
-    /// When its files cannot be read; the sample keeps the older figures.
-    pub fn freshen(&mut self, memory: &mut PodMemory, now_ns: u64) -> Result<(), FileError> {
-        let Some(open) = self
-            .entries
-            .get_mut(&memory.uid)
-            .and_then(|entry| entry.open.as_mut())
-        else {
-            return Ok(());
-        };
-        memory.usage_bytes = open.memory.read_usage_bytes()?;
-        open.read_stat(memory.usage_bytes, now_ns)?;
-        memory.inactive_file_bytes = open.stat.cache.inactive_file_bytes;
-        memory.active_file_bytes = open.stat.cache.active_file_bytes;
-        memory.usage_at_stat_bytes = open.stat.usage_bytes;
-        memory.stat_age_ms = 0;
-        Ok(())
-    }
-
-    /// Counts the processes of every pod with a cgroup into `into`, by ascending UID. Allocates nothing if `into` has room.
-    ///
-    /// A pod that cannot be counted is passed to `failed` and missing.
-    pub fn count_processes(
-        &self,
-        into: &mut Vec<PodProcesses>,
-        mut failed: impl FnMut(&PodUid, &FileError),
-    ) {
-        into.clear();
-        for (uid, entry) in &self.entries {
-            let Some(open) = &entry.open else { continue };
-            match open.kill.count_processes() {
-                Ok(processes) => into.push(PodProcesses {
-                    uid: uid.clone(),
-                    processes,
-                }),
-                Err(error) => failed(uid, &error),
-            }
-        }
-    }
-
     /// Sends SIGTERM to a pod's containers. Allocates nothing.
     ///
     /// # Errors
@@ -658,7 +557,24 @@ impl Pods {
         killed.map(|_| ())
     }
 
-    /// Lets nothing new start in a pod's cgroup, and keeps what its containers use now. Returns whether it is held. Allocates nothing.
+    /// Sends SIGKILL to each container's first process, if it is known: what comes before [`Pods::hold`] and [`Pods::kill`], because it waits for no lock
+    /// of the kernel. Allocates nothing.
+    pub fn kill_leaders(&self, uid: &PodUid) {
+        if let Some(open) = self.open(uid) {
+            // What goes wrong here goes wrong again in the kill, where it counts.
+            open.kill.kill_leaders().ok();
+        }
+    }
+
+    /// Keeps what a pod's containers use now, for [`Pods::container_usages`]. Allocates nothing.
+    pub fn note_usage(&self, uid: &PodUid) {
+        if let Some(open) = self.open(uid) {
+            open.kill.note_usage();
+        }
+    }
+
+    /// Lets nothing new start in a pod's cgroup. Returns whether it is held; with [`Pods::with_kill_thread`] it is as soon as the kernel takes it, and
+    /// nothing waits for that. Allocates nothing.
     ///
     /// # Errors
     /// As for [`PodKill::hold`]. A pod that is gone already is no error.
@@ -666,11 +582,15 @@ impl Pods {
         let Some(open) = self.open(uid) else {
             return Ok(false);
         };
-        open.kill.note_usage();
-        match open.kill.hold() {
+        match open.kill.hold(self.kill_thread.as_ref()) {
             Err(error) if error.is_vanished() => Ok(false),
             held => held,
         }
+    }
+
+    /// Whether no hold is on its way to the kernel: before that none can be lifted.
+    pub fn are_holds_written(&self) -> bool {
+        self.kill_thread.as_ref().is_none_or(KillThread::is_idle)
     }
 
     /// The file by which a pod can be held, and the id of its cgroup. `None`: it has no cgroup, or v1, or no kubelet runs it.
@@ -701,7 +621,7 @@ impl Pods {
             .is_some_and(|open| open.kill.spared().is_some())
     }
 
-    /// What each container of a pod used when it was held, by its name in the pod.
+    /// What each container of a pod used at [`Pods::note_usage`], by its name in the pod.
     pub fn container_usages(&self, uid: &PodUid) -> Vec<(&str, u64)> {
         let Some((entry, open)) = self
             .entries
@@ -772,12 +692,12 @@ struct Wants {
 
 /// The sandbox may be known now, or another one. Returns whether the pod has processes besides.
 fn spare_sandbox(kill: &mut PodKill, pod: &Pod) -> Result<bool, FileError> {
-    let names: Vec<&str> = kill
-        .container_names()
-        .filter_map(|name| name.to_str())
+    let cgroups: Vec<(&str, u64)> = kill
+        .container_cgroups()
+        .filter_map(|(name, id)| Some((name.to_str()?, id)))
         .collect();
     let known = kill.spared().and_then(|name| name.to_str());
-    let found = sandbox(pod, &names, known).map(str::to_owned);
+    let found = sandbox(pod, &cgroups, known).map(str::to_owned);
     kill.spare(found.as_deref().map(std::ffi::OsStr::new));
     kill.is_populated()
 }
@@ -841,34 +761,6 @@ fn stage_files(mounts: &CgroupMounts, path: &CgroupPath) -> Result<StageFiles, C
         Version::V1 => StageFiles::default(),
         Version::V2 => StageFiles::open(&memory.dir(path))?,
     })
-}
-
-impl Open {
-    /// Returns the usage; brings the inactive file pages up to date where that is worth a read.
-    fn read(&mut self, now_ns: u64, urgent: bool) -> Result<u64, FileError> {
-        let usage_bytes = self.memory.read_usage_bytes()?;
-        let stale = match self.stat.read_ns {
-            None => true,
-            Some(_) if urgent => false,
-            Some(at_ns) => {
-                usage_bytes.abs_diff(self.stat.usage_bytes) >= STALE_BYTES
-                    || now_ns.saturating_sub(at_ns) >= STAT_AGE_MAX_NS
-            }
-        };
-        if stale {
-            self.read_stat(usage_bytes, now_ns)?;
-        }
-        Ok(usage_bytes)
-    }
-
-    fn read_stat(&mut self, usage_bytes: u64, now_ns: u64) -> Result<(), FileError> {
-        self.stat = Stat {
-            cache: self.memory.read_cache()?,
-            usage_bytes,
-            read_ns: Some(now_ns),
-        };
-        Ok(())
-    }
 }
 
 #[cfg(test)]

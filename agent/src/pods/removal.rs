@@ -220,7 +220,8 @@ impl CgroupWorker {
     /// Has the processes ended that a kill has not reached. Without a place for them they live on, and are counted. Does not wait or allocate.
     pub(super) fn end_rest(&self, uid: &PodUid, rest: &Rest) {
         let (uid, rest) = (uid.clone(), rest.clone());
-        self.handed_over(self.ends.put(Unreached { uid, rest }));
+        let job = Unreached { uid, rest };
+        self.handed_over(self.ends.put_once(job, |one, other| one.uid == other.uid));
     }
 
     fn handed_over(&self, is_taken: bool) {

@@ -132,6 +132,8 @@ pub struct Tally {
     pub cgroup_work_refused: u64,
     /// Killed pods whose memory the agent did not free, because it was at those of others.
     pub releases_refused: u64,
+    /// Pods of manifests that were admitted, and those that were refused: each once, however often it asks again.
+    pub admissions: [u64; 2],
     /// How often the kill thread wrote `cgroup.kill`, how long that took in all, and the longest of them, nanoseconds.
     pub kill_writes: (u64, u64, u64),
     /// Optional sources that failed while the agent ran.

@@ -22,6 +22,9 @@ pub struct Timeline {
     pub crossed_ns: Option<u64>,
     /// When the agent had it in hand.
     pub received_ns: u64,
+    /// The steps from there to the decision.
+    #[serde(flatten)]
+    pub hops: Hops,
     /// When the engine had decided.
     pub decided_ns: u64,
     /// When SIGTERM had been sent.
@@ -30,6 +33,17 @@ pub struct Timeline {
     pub killed_ns: Option<u64>,
     /// When its last process was gone.
     pub gone_ns: Option<u64>,
+}
+
+/// When the steps between a record and the decision about it were over: where the time of a reaction goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Hops {
+    /// The node's figures were read. Where pods are few, they were read before.
+    pub node_read_ns: Option<u64>,
+    /// The pods' figures were read.
+    pub pods_read_ns: Option<u64>,
+    /// Figures that were too old for the decision were read anew.
+    pub freshened_ns: Option<u64>,
 }
 
 /// The evictions under way.
@@ -86,6 +100,7 @@ impl Timelines {
         signal: Option<Signal>,
         cause: Cause,
         received_ns: u64,
+        hops: Hops,
         decided_ns: u64,
     ) {
         if self.current.len() == TIMELINES_MAX {
@@ -96,6 +111,7 @@ impl Timelines {
             signal,
             crossed_ns: crossed_ns(cause),
             received_ns,
+            hops,
             decided_ns,
             signalled_ns: None,
             killed_ns: None,

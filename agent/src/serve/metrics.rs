@@ -278,6 +278,20 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "",
         [([], Value::Count(tally.releases_refused))],
     )?;
+    let [admitted, refused] = tally.admissions;
+    page.counter(
+        "plimsoll_admissions",
+        "Pods of manifests, by what LimitRanges, quotas and priority classes made of them; each refused pod once, however often it asks.",
+        "",
+        [("admitted", admitted), ("refused", refused)]
+            .map(|(verdict, count)| ([("verdict", verdict)], Value::Count(count))),
+    )?;
+    page.gauge(
+        "plimsoll_pods_refused",
+        "Pods of manifests that may not run at the moment.",
+        "",
+        [([], Value::Count(snapshot.refused.len() as u64))],
+    )?;
     page.counter(
         "plimsoll_sources_lost",
         "Optional sources that failed while the agent ran.",

@@ -6,7 +6,8 @@ use plimsoll_core::kube::admission::chain::{Admitted, Defaulted, Source};
 use plimsoll_core::kube::admission::object::Object;
 use plimsoll_core::kube::admission::resource_quota::Charge;
 use plimsoll_core::kube::qos::QosClass;
-use plimsoll_core::kube::resources::{self, ResourceList, Scope};
+use plimsoll_core::kube::quantity::Quantity;
+use plimsoll_core::kube::resources::{self, Scope};
 
 use crate::host::output::Style;
 use crate::show::table::{Table, Tone};
@@ -41,14 +42,14 @@ pub(crate) enum Outcome<'a> {
 }
 
 /// `cpu=1,memory=1Gi`; `-` for nothing.
-pub(crate) fn amounts(list: &ResourceList) -> String {
-    if list.is_empty() {
-        return "-".to_owned();
-    }
+pub(crate) fn amounts<'a>(list: impl IntoIterator<Item = (&'a String, &'a Quantity)>) -> String {
     let parts: Vec<String> = list
-        .iter()
+        .into_iter()
         .map(|(name, amount)| format!("{name}={amount}"))
         .collect();
+    if parts.is_empty() {
+        return "-".to_owned();
+    }
     parts.join(",")
 }
 
@@ -85,7 +86,8 @@ pub(crate) fn answer(lines: &[Line<'_>], why: bool, style: Style) -> String {
                 writeln!(text, "  {}", because(default)).ok();
             }
             for Charge { quota, added } in &admitted.charges {
-                writeln!(text, "  ResourceQuota {quota} counts {}", amounts(added)).ok();
+                let added = amounts(added.iter().map(|(name, amount)| (name, amount)));
+                writeln!(text, "  ResourceQuota {quota} counts {added}").ok();
             }
             true
         });
@@ -136,29 +138,34 @@ fn table(lines: &[&Line<'_>]) -> Table {
         };
         let mut cells = vec![line.label.clone(), verdict.to_owned()];
         match &line.outcome {
-            Outcome::Admitted(Admitted {
-                object: Object::Pod(pod),
-                ..
-            }) => cells.extend([
-                pod.pod.priority().to_string(),
-                QosClass::of(&pod.pod).to_string(),
-                amounts(&resources::pod_requests(&pod.pod, Scope::ALL)),
-                amounts(&resources::pod_limits(&pod.pod, Scope::ALL)),
-            ]),
-            Outcome::Admitted(Admitted {
-                object: Object::Claim(claim),
-                ..
-            }) => cells.extend([
-                "-".to_owned(),
-                "-".to_owned(),
-                amounts(&claim.spec.resources.requests),
-                amounts(&claim.spec.resources.limits),
-            ]),
-            _ => cells.extend(std::iter::repeat_n("-".to_owned(), 4)),
+            Outcome::Admitted(admitted) => cells.extend(admitted_cells(&admitted.object)),
+            _ => cells.extend(NOTHING.map(str::to_owned)),
         }
         table.row(tone, cells);
     }
     table
+}
+
+/// Cells that have nothing to say.
+const NOTHING: [&str; 4] = ["-"; 4];
+
+/// Priority, QoS class, requests and limits.
+fn admitted_cells(object: &Object) -> [String; 4] {
+    match object {
+        Object::Pod(pod) => [
+            pod.pod.priority().to_string(),
+            QosClass::of(&pod.pod).to_string(),
+            amounts(&resources::pod_requests(&pod.pod, Scope::ALL)),
+            amounts(&resources::pod_limits(&pod.pod, Scope::ALL)),
+        ],
+        Object::Claim(claim) => [
+            "-".to_owned(),
+            "-".to_owned(),
+            amounts(&claim.spec.resources.requests),
+            amounts(&claim.spec.resources.limits),
+        ],
+        _ => NOTHING.map(str::to_owned),
+    }
 }
 
 fn because(default: &Defaulted) -> String {

@@ -4,6 +4,7 @@ pub(crate) mod svg;
 
 use plimsoll_core::arbitration::Cycle;
 use plimsoll_core::arbitration::amounts::Amounts;
+use plimsoll_core::arbitration::census::Standing;
 use plimsoll_core::arbitration::cluster::Cluster;
 use plimsoll_core::arbitration::fill::ONE;
 use plimsoll_core::arbitration::named::{Condition, NamedPod};
@@ -133,11 +134,11 @@ impl<'a> Answer<'a> {
         let mut text = self.shares(style);
         text += "\n";
         text += &self.plan();
-        let shortages = self.shortages();
-        if !self.conditions.is_empty() || !shortages.is_empty() {
+        let found = self.found();
+        if !self.conditions.is_empty() || !found.is_empty() {
             text += "\nConditions:\n";
         }
-        for condition in self.conditions.iter().chain(&shortages) {
+        for condition in self.conditions.iter().chain(&found) {
             text += &format!(
                 "  {}: {}: {}\n",
                 condition.object, condition.reason, condition.message
@@ -249,10 +250,19 @@ impl<'a> Answer<'a> {
         text
     }
 
-    /// Where more is reserved than there is.
-    fn shortages(&self) -> Vec<Condition> {
+    /// What shows only when all is computed: where more is reserved than there is, and pods that could never run.
+    fn found(&self) -> Vec<Condition> {
         let names = self.names();
         let mut conditions = Vec::new();
+        for (at, standing) in self.cycle.census.standings.iter().enumerate() {
+            if *standing == Standing::NeverFits {
+                conditions.push(Condition {
+                    object: format!("Pod {}", self.pod(at)),
+                    reason: "NeverFits",
+                    message: "no node that is ready and that it may use could hold it, even an empty one; it is not asked for. Lower its requests, or add such a node".to_owned(),
+                });
+            }
+        }
         for (at, shortage) in self.cycle.deserved.shortages.iter().enumerate() {
             let group = self.cluster.names.get(at);
             let object =
@@ -376,8 +386,8 @@ impl<'a> Answer<'a> {
             .into_iter()
             .map(|(at, _)| self.consumer_json(at))
             .collect();
-        let shortages = self.shortages();
-        let conditions = self.conditions.iter().chain(&shortages).map(|condition| json!({"object": condition.object, "reason": condition.reason, "message": condition.message}));
+        let found = self.found();
+        let conditions = self.conditions.iter().chain(&found).map(|condition| json!({"object": condition.object, "reason": condition.reason, "message": condition.message}));
         let capacity = self
             .names()
             .into_iter()

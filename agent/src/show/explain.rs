@@ -5,8 +5,8 @@ pub mod oom;
 pub mod throttling;
 
 use plimsoll_core::explain::{
-    EvictionExplanation, ExplainedPod, ExplainedSignal, ExplainedThreshold, LeavingPod,
-    SignalChoice, Standing, WayOut,
+    EvictionExplanation, ExplainedPod, ExplainedShare, ExplainedSignal, ExplainedThreshold,
+    LeavingPod, SignalChoice, Standing, WayOut,
 };
 use plimsoll_core::model::signal::Unit;
 use plimsoll_core::model::threshold::Operator;
@@ -72,9 +72,41 @@ fn eviction(explained: &EvictionExplanation, style: Style) -> String {
         text += &style.dim(&format!("not ranked: {} ({})", not.pod, not.why));
         text.push('\n');
     }
+    for share in share_lines(explained, "") {
+        text += &format!("share: {share}\n");
+    }
     text += &next(explained, style);
     text += &last_line(explained);
     text + &kubelet(explained)
+}
+
+/// What namespaces use of their shares; with a pod, `namespace/name`, of its namespace alone.
+fn share_lines<'a>(
+    explained: &'a EvictionExplanation,
+    pod: &'a str,
+) -> impl Iterator<Item = String> + 'a {
+    let namespace = pod.split_once('/').map(|(namespace, _)| namespace);
+    let shares = explained.namespace_shares.iter();
+    let asked = shares.filter(move |it| namespace.is_none_or(|asked| asked == it.namespace));
+    asked.map(
+        move |ExplainedShare {
+                  namespace,
+                  used,
+                  share,
+              }| {
+            let figure = |figure: u64| amount(figure.into(), explained.usage_unit);
+            let what = if used > share {
+                "above it: its pods go first among those of equal priority"
+            } else {
+                "within it"
+            };
+            format!(
+                "{namespace} uses {} of {}, {what}",
+                figure(*used),
+                figure(*share)
+            )
+        },
+    )
 }
 
 fn last_line(explained: &EvictionExplanation) -> String {
@@ -336,6 +368,18 @@ fn one_pod(explained: &EvictionExplanation, pod: &ExplainedPod, style: Style) ->
         line("LimitRange set", limits::set(defaults));
         line("without that", limits::without(defaults));
     }
+    for share in share_lines(explained, &pod.pod) {
+        line("share", share);
+    }
+    for quota in &explained.quotas {
+        for (name, used, hard) in quota.nearly_used_up() {
+            let text = format!(
+                "{}: {name} {used} of {hard} in use; this changes no eviction",
+                quota.quota
+            );
+            line("quota", text);
+        }
+    }
     text.push('\n');
     text += &verdict(explained, pod);
     text + &kubelet(explained)
@@ -409,8 +453,11 @@ fn verdict(explained: &EvictionExplanation, pod: &ExplainedPod) -> String {
 #[cfg(test)]
 mod tests {
     use plimsoll_core::engine::EngineConfig;
+    use plimsoll_core::kube::admission::standing::QuotaUse;
+    use plimsoll_core::model::options::NamespaceShare;
     use plimsoll_core::model::signal::Signal;
     use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
+    use plimsoll_core::policy::memory::rank::Comparator;
 
     use super::*;
     use crate::record::limit_counts::{LimitCounts, LimitTotals};
@@ -420,6 +467,10 @@ mod tests {
     use crate::testkit::{self, MIB};
 
     fn snapshot() -> Snapshot {
+        snapshot_with(Vec::new())
+    }
+
+    fn snapshot_with(namespace_shares: Vec<NamespaceShare>) -> Snapshot {
         let threshold = |mib, grace_ns| Threshold {
             signal: Signal::MemoryAvailable,
             operator: Operator::LessThan,
@@ -430,6 +481,7 @@ mod tests {
         };
         let config = EngineConfig {
             thresholds: vec![threshold(100, 0), threshold(600, 30_000_000_000)],
+            namespace_shares,
             ..EngineConfig::default()
         };
         let pods = [
@@ -463,6 +515,55 @@ mod tests {
             signal: None,
             pod: pod.map(ToOwned::to_owned),
         }
+    }
+
+    #[test]
+    fn shares_and_quotas() {
+        let share = NamespaceShare {
+            namespace: "default".into(),
+            memory_bytes: Some(200 * MIB),
+            cpu_milli: None,
+        };
+        let list = |text: &str| serde_json::from_str(text).unwrap();
+        let quota = |name: &str, used: &str| QuotaUse {
+            quota: name.into(),
+            hard: list(r#"{"pods": "10", "requests.cpu": "1"}"#),
+            used: list(used),
+        };
+        let mut snapshot = snapshot_with(vec![share]);
+        snapshot.quotas = [
+            quota(
+                "default/compute",
+                r#"{"pods": "9", "requests.cpu": "100m"}"#,
+            ),
+            quota("other/compute", r#"{"pods": "10", "requests.cpu": "1"}"#),
+        ]
+        .into();
+        let shown = |pod| {
+            let answer = answer(&eviction_of(pod), &snapshot).unwrap();
+            render(&answer, false, Style { color: false })
+        };
+        let Ok(Answer::Eviction(explained)) = answer(&eviction_of(None), &snapshot) else {
+            panic!("another answer");
+        };
+        let ranking = &explained.ranking;
+        assert!(ranking.places.iter().all(|place| place.over_share == 800));
+        assert!(ranking.comparators.contains(&Comparator::OverShare));
+        let used = "default uses 360Mi of 200Mi, above it: its pods go first among those of equal priority\n";
+        let all = shown(None);
+        assert!(all.contains(&format!("share: {used}")), "{all}");
+        let pod = shown(Some("web"));
+        assert!(pod.contains(&format!("  share           {used}")), "{pod}");
+        assert!(
+            pod.contains(
+                "  quota           default/compute: pods 9 of 10 in use; this changes no eviction\n"
+            ),
+            "{pod}"
+        );
+        assert!(
+            !pod.contains("requests.cpu") && !pod.contains("other"),
+            "{pod}"
+        );
     }
 
     #[test]

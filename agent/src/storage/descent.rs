@@ -11,8 +11,12 @@ use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Mode, OFlags, RawDir, SeekFrom, Statx, StatxFlags, openat, seek, statx};
+use rustix::fs::{
+    AtFlags, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, Statx, StatxFlags, openat, openat2,
+    seek, statx,
+};
 use rustix::io::Errno;
+use rustix::path::Arg;
 
 /// Deepest directories that stay open.
 pub(super) const OPEN_MAX: usize = 32;
@@ -62,13 +66,23 @@ pub(super) fn status_of(fd: BorrowedFd<'_>) -> Result<Statx, Errno> {
     statx(fd, c"", AtFlags::EMPTY_PATH, STATUS)
 }
 
-/// Status of what `name` is in a directory, itself and not what it points to.
-pub(super) fn status_at(dir: BorrowedFd<'_>, name: &CStr) -> Result<Statx, Errno> {
-    statx(
+/// Status of what `name` is in a directory, itself and not what it points to. Where a file system of a server is mounted on it, that server is not
+/// asked: it may never answer.
+pub(super) fn status_at(dir: BorrowedFd<'_>, name: impl Arg) -> Result<Statx, Errno> {
+    const FLAGS: AtFlags = AtFlags::SYMLINK_NOFOLLOW
+        .union(AtFlags::NO_AUTOMOUNT)
+        .union(AtFlags::STATX_DONT_SYNC);
+    statx(dir, name, FLAGS, STATUS)
+}
+
+/// Opens a directory in a directory, unless something is mounted on it (EXDEV).
+pub(super) fn open_on_this_mount(dir: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+    openat2(
         dir,
         name,
-        AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT,
-        STATUS,
+        OPEN_DIRECTORY,
+        Mode::empty(),
+        ResolveFlags::NO_XDEV,
     )
 }
 

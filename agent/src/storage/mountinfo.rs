@@ -83,6 +83,35 @@ pub fn root_mount(mountinfo: &[u8]) -> Option<RootMount> {
     })
 }
 
+/// File systems that ask a server, by their names in `mountinfo`, without what follows a dot (`fuse.sshfs`).
+const SERVED: [&str; 13] = [
+    "9p", "afs", "autofs", "ceph", "cifs", "coda", "fuse", "fuseblk", "lustre", "nfs", "nfs4",
+    "smb3", "virtiofs",
+];
+
+/// The mounts of a process by their numbers, and of those that ask a server the kind.
+#[derive(Debug, Default)]
+pub struct MountKinds(BTreeMap<u64, Option<&'static str>>);
+
+impl MountKinds {
+    /// From its mountinfo.
+    pub fn of(mountinfo: &[u8]) -> Self {
+        let kind = |mount: &Mount<'_>| {
+            let name = mount.kind.split(|byte| *byte == b'.').next();
+            let served = SERVED.iter().find(|served| Some(served.as_bytes()) == name);
+            served.copied()
+        };
+        let number = |id: &[u8]| std::str::from_utf8(id).ok()?.parse().ok();
+        let kinds = mounts(mountinfo).filter_map(|mount| Some((number(mount.id)?, kind(&mount))));
+        Self(kinds.collect())
+    }
+
+    /// The kind of a mount if it asks a server, else `Some(None)`; `None` if the list does not have the mount.
+    pub fn served(&self, mount_id: u64) -> Option<Option<&'static str>> {
+        self.0.get(&mount_id).copied()
+    }
+}
+
 /// Whether anything is mounted on `directory` or below it. `directory` has no links in it.
 pub fn has_mount_at_or_below(mountinfo: &[u8], directory: &Path) -> bool {
     mounts(mountinfo).any(|mount| path(mount.point).starts_with(directory))

@@ -23,11 +23,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use plimsoll_core::kube::runtime_link::RuntimeContainer;
 use plimsoll_core::model::reading::{ContainerStorage, PodStorage, Used, VolumeStorage};
 use plimsoll_core::model::units::PodUid;
-use rustix::fs::{CWD, Mode, openat};
+use rustix::fs::{CWD, Mode, StatxAttributes, openat};
 use rustix::io::Errno;
 
-use super::descent::OPEN_DIRECTORY;
+use super::descent::{OPEN_DIRECTORY, status_at};
 use super::layer::{Layer, LayerUnknown, RuntimePath, container_layer, host_layer};
+use super::mountinfo::MountKinds;
 use super::walk::{Walk, Walked};
 use crate::host::HostRoot;
 use crate::host::cgroup::CgroupMounts;
@@ -142,6 +143,8 @@ pub enum Way {
     Runtime,
     /// Nobody knows where it is.
     Unknown(LayerUnknown),
+    /// A file system of this kind is mounted on it, whose server may never answer. What is there is not on the node's disks.
+    Served(&'static str),
 }
 
 /// One directory, measured.
@@ -178,6 +181,10 @@ impl DirectoryReport {
                 links = walked.links_untracked,
             )),
             Way::Failed(error) => Some(format!("{}: {error}; not counted", self.path.shown())),
+            Way::Served(kind) => Some(format!(
+                "{}: {kind} is mounted there, a file system whose server may never answer; not counted",
+                self.path.shown()
+            )),
             Way::Unknown(why) => Some(format!(
                 "{}: how much this container has written is unknown, and not counted: {why}",
                 self.path.shown()
@@ -225,11 +232,16 @@ impl Place {
         }
     }
 
-    fn open(&self, places: &Places) -> Result<OwnedFd, Errno> {
+    /// Opens it, unless that would ask a server.
+    fn open(&self, places: &Places, kinds: &mut MountKinds) -> Result<OwnedFd, Way> {
         match self {
-            Self::Path(path) => openat(CWD, path, OPEN_DIRECTORY, Mode::empty()),
-            Self::Layer(layer) => layer.open(places),
-            Self::Runtime(..) | Self::Unknown(..) => Err(Errno::NOENT),
+            Self::Path(path) => match served(places, kinds, path) {
+                Some(kind) => Err(Way::Served(kind)),
+                None => openat(CWD, path, OPEN_DIRECTORY, Mode::empty()).map_err(Way::Failed),
+            },
+            Self::Layer(layer) => layer.open(places).map_err(Way::Failed),
+            Self::Runtime(..) => Err(Way::Runtime),
+            Self::Unknown(_, why) => Err(Way::Unknown(*why)),
         }
     }
 
@@ -237,6 +249,20 @@ impl Place {
     fn is_out_of_reach(&self) -> bool {
         matches!(self, Self::Runtime(..) | Self::Unknown(..))
     }
+}
+
+/// The kind of file system that is mounted on a directory, if it is one that asks a server for everything. The server is not asked for this.
+fn served(places: &Places, kinds: &mut MountKinds, path: &Path) -> Option<&'static str> {
+    let status = status_at(CWD, path).ok()?;
+    let is_mount = status.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
+    if !is_mount {
+        return None;
+    }
+    if kinds.served(status.stx_mnt_id).is_none() {
+        // Made since the list was read.
+        *kinds = MountKinds::of(&mountinfo(places, "self")?);
+    }
+    kinds.served(status.stx_mnt_id)?
 }
 
 /// A survey under way.
@@ -253,6 +279,8 @@ pub struct Survey {
     walk: Option<Walk>,
     /// The writable layer of the machine's own root, once it was looked for.
     host_layer: Option<Option<PathBuf>>,
+    /// Of the agent's mount namespace, once a mount was met.
+    mount_kinds: MountKinds,
 }
 
 impl Survey {
@@ -266,6 +294,7 @@ impl Survey {
             reports: Vec::new(),
             walk: None,
             host_layer: None,
+            mount_kinds: MountKinds::default(),
         }
     }
 
@@ -285,7 +314,8 @@ impl Survey {
                 return false;
             }
             let host_layer = self.host_layer.get_or_insert_with(|| host_layer(places));
-            let plan = plan(places, mounts, pod, host_layer.as_deref());
+            let kinds = &mut self.mount_kinds;
+            let plan = plan(places, mounts, pod, host_layer.as_deref(), kinds);
             left = left.saturating_sub(1 + u32::try_from(plan.len()).unwrap_or(u32::MAX));
             for directory in &plan {
                 if let Some(key) = directory.project {
@@ -331,17 +361,17 @@ impl Survey {
                 let alone = planned
                     .project
                     .filter(|key| self.projects.get(key) == Some(&1));
-                let opened = match planned.place {
-                    Place::Runtime(_, used) => Err((Way::Runtime, used)),
-                    Place::Unknown(_, why) => Err((Way::Unknown(why), Used::default())),
-                    _ => {
-                        let opened = planned.place.open(places);
-                        opened.map_err(|error| (Way::Failed(error), Used::default()))
-                    }
+                let reported = match planned.place {
+                    Place::Runtime(_, used) => used,
+                    _ => Used::default(),
                 };
                 let by_quota = |fd: &OwnedFd| alone.and_then(|key| by_quota(fd, key));
-                match opened.map(|fd| (by_quota(&fd), fd)) {
-                    Err(unopened) => unopened,
+                match planned
+                    .place
+                    .open(places, &mut self.mount_kinds)
+                    .map(|fd| (by_quota(&fd), fd))
+                {
+                    Err(way) => (way, reported),
                     Ok((Some(measured), _)) => measured,
                     Ok((None, fd)) => match Walk::start_at(fd.as_fd()) {
                         Ok(mut walk) => match walk.advance(*left) {
@@ -386,15 +416,16 @@ fn plan(
     mounts: &CgroupMounts,
     pod: &PodDirs,
     host_layer: Option<&Path>,
+    kinds: &mut MountKinds,
 ) -> Vec<Planned> {
     let mut plan = Vec::new();
-    let mut add = |part, place: Place| match place.open(places) {
+    let mut add = |part, place: Place| match place.open(places, kinds) {
         Ok(fd) => plan.push(Planned {
             part,
             project: project_rooted_at(&fd),
             place,
         }),
-        Err(Errno::NOENT) if !place.is_out_of_reach() => {}
+        Err(Way::Failed(Errno::NOENT)) => {}
         // What cannot be read is said when it is measured.
         Err(_) => plan.push(Planned {
             part,

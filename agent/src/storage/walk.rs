@@ -18,8 +18,8 @@ use rustix::fs::{CWD, FileType, Mode, Statx, openat};
 use rustix::io::Errno;
 
 use super::descent::{
-    BUFFER_BYTES, DEPTH_MAX, Descent, Entry, GivenUp, Identity, OPEN_DIRECTORY, status_at,
-    status_of,
+    BUFFER_BYTES, DEPTH_MAX, Descent, Entry, GivenUp, Identity, OPEN_DIRECTORY, open_on_this_mount,
+    status_at, status_of,
 };
 
 /// Files with several names that one walk remembers.
@@ -122,8 +122,7 @@ impl Walk {
         let Some((dir, _)) = self.descent.top() else {
             return;
         };
-        let opened = openat(dir, name.as_c_str(), OPEN_DIRECTORY, Mode::empty())
-            .and_then(|fd| Ok((status_of(fd.as_fd())?, fd)));
+        let opened = open_on_this_mount(dir, &name).and_then(|fd| Ok((status_of(fd.as_fd())?, fd)));
         match opened {
             Ok((status, fd)) => {
                 let identity = Identity::of(&status);
@@ -137,8 +136,8 @@ impl Walk {
                     self.descent.push(fd, identity, name, Entry::default());
                 }
             }
-            // Gone, or something else by now.
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+            // Gone, something else by now, or something is mounted there.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => {}
             Err(_) => {
                 self.walked.unreadable += 1;
                 if let Ok(status) = status_at(dir, &name)
@@ -208,4 +207,4 @@ fn is_new(links: &mut HashSet<u64>, inode: u64, walked: &mut Walked) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

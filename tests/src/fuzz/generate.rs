@@ -83,6 +83,7 @@ pub(super) fn config(random: &mut Random) -> EngineConfig {
                 budget_ns: *random.pick(&[0, 60_000 * MS, u64::MAX]),
             }),
         },
+        namespace_shares: Vec::new(),
         beside_kubelet: random.one_in(4),
         exempt_uids: UIDS
             .iter()
@@ -307,6 +308,7 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
             })
             .collect(),
         node_only: false,
+        leaders_only: false,
         storage: some(random).then(|| Arc::new(storage(random, now_ns))),
         processes: some(random).then(|| Arc::new(processes(random, now_ns))),
         pressure: some(random).then(|| pressure(random, now_ns)),

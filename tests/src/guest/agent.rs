@@ -126,6 +126,12 @@ pub struct EvictionFinished {
     pub crossed_ns: Option<u64>,
     /// The agent had it.
     pub received_ns: Option<u64>,
+    /// The node's figures had been read.
+    pub node_read_ns: Option<u64>,
+    /// Those of the pods.
+    pub pods_read_ns: Option<u64>,
+    /// Figures that were too old had been read anew.
+    pub freshened_ns: Option<u64>,
     /// The engine had decided.
     pub decided_ns: Option<u64>,
     /// SIGTERM sent.

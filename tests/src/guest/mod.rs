@@ -23,5 +23,6 @@ pub mod reaction;
 pub mod sampler;
 pub mod signals;
 pub mod story;
+pub mod stress;
 pub mod swap;
 pub mod table;

@@ -146,6 +146,10 @@ pub fn run(plan: &Plan) -> anyhow::Result<()> {
         }
     }
     println!("\n{}", summary(plan, &rows));
+    let hops = hop_table(&rows);
+    if !hops.is_empty() {
+        println!("{hops}");
+    }
     if !idles.is_empty() {
         println!("{}", idle_table(&idles));
     }
@@ -484,6 +488,32 @@ fn summary(plan: &Plan, rows: &[Row]) -> String {
         }
     }
     aligned(&table)
+}
+
+/// When each step of a reaction was over, after its crossing: where the time goes.
+fn hop_table(rows: &[Row]) -> String {
+    type Hop = fn(&EvictionFinished) -> Option<u64>;
+    let hops: [(&str, Hop); 6] = [
+        ("record", |it| it.received_ns),
+        ("node read", |it| it.node_read_ns),
+        ("pods read", |it| it.pods_read_ns),
+        ("read anew", |it| it.freshened_ns),
+        ("decision", |it| it.decided_ns),
+        ("SIGTERM", |it| it.signalled_ns),
+    ];
+    let evictions = rows.iter().filter_map(|row| row.eviction.as_ref());
+    let crossed: Vec<_> = evictions.filter(|it| it.crossed_ns.is_some()).collect();
+    if crossed.is_empty() {
+        return String::new();
+    }
+    let heading = hops.map(|(name, _)| name.to_owned()).to_vec();
+    let figures = hops.map(|(_, hop)| {
+        let after = crossed
+            .iter()
+            .filter_map(|it| since(hop(it), it.crossed_ns));
+        times(after)
+    });
+    aligned(&[heading, figures.to_vec()])
 }
 
 fn idle_table(idles: &[Idle]) -> String {

@@ -78,20 +78,30 @@ const ROOMS: [(&str, &[&str]); 14] = [
     ("host", &[]),
 ];
 
-/// Of `plimsoll-cluster`, as [`ROOMS`]. What decides (`report` and below) knows no connection.
-const CLUSTER_ROOMS: [(&str, &[&str]); 13] = [
+/// Of `plimsoll-cluster`, as [`ROOMS`]. What decides (`arbitrate` and below) knows no connection.
+const CLUSTER_ROOMS: [(&str, &[&str]); 14] = [
     ("main", &[]),
-    ("cli", &["run", "serve", "api", "report"]),
+    ("cli", &["run", "serve", "api", "arbitrate", "report"]),
     (
         "run",
         &[
-            "serve", "link", "api", "metrics", "report", "store", "pod", "call", "clock",
+            "serve",
+            "link",
+            "api",
+            "metrics",
+            "arbitrate",
+            "report",
+            "store",
+            "pod",
+            "call",
+            "clock",
         ],
     ),
     ("serve", &["metrics"]),
     ("link", &["backoff"]),
     ("api", &["metrics", "report", "call", "backoff"]),
-    ("metrics", &["report", "store"]),
+    ("metrics", &["arbitrate", "report", "store"]),
+    ("arbitrate", &["report", "call", "clock", "backoff"]),
     ("report", &["store", "pod", "call", "clock", "backoff"]),
     ("store", &["pod"]),
     ("pod", &["clock"]),

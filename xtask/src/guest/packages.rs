@@ -21,6 +21,8 @@ use crate::paths;
 /// The peers were measured as in this release.
 const SUITE: &str = "bookworm";
 const LOADER: &str = "ld-linux-x86-64.so.2";
+/// Packages of another suite, under names of the guest: the name, Debian's name, the suite. Their libraries are bookworm's all the same.
+const OF_OTHER_SUITES: [(&str, &str, &str); 1] = [("containerd-2", "containerd", "sid")];
 /// Where Debian's loader looks first.
 const LIBRARY_FOLDER: &str = "lib/x86_64-linux-gnu";
 /// Parts of a package that no program needs.
@@ -97,14 +99,15 @@ impl Store {
             return Ok(folder);
         }
         let purpose = format!("package-{package}");
+        let (name, suite) = in_debian(package);
         if apt::pinned(&purpose).is_empty() {
             self.fetch(&[package.to_owned()])?;
             return Ok(folder);
         }
         let partial = self.partial()?;
         let root = partial.path().join(package);
-        apt::unpack_pinned(&self.cache, SUITE, &purpose, &root, |_| {
-            Ok(vec![package.to_owned()])
+        apt::unpack_pinned(&self.cache, suite, &purpose, &root, |_| {
+            Ok(vec![name.to_owned()])
         })?;
         fs::rename(&root, &folder).with_context(|| format!("cannot write {}", folder.display()))?;
         Ok(folder)
@@ -143,11 +146,19 @@ impl Store {
         if let Ok(text) = fs::read_to_string(&known) {
             return Ok(text.lines().map(str::to_owned).collect());
         }
-        let names = Suite::open(&self.cache, SUITE)?.libraries(package)?;
+        let (name, _) = in_debian(package);
+        let names = Suite::open(&self.cache, SUITE)?.libraries(name)?;
         fs::write(&known, names.join("\n"))
             .with_context(|| format!("cannot write {}", known.display()))?;
         Ok(names)
     }
+}
+
+/// Debian's name of a package, and its suite.
+fn in_debian(package: &str) -> (&str, &str) {
+    let mut others = OF_OTHER_SUITES.iter();
+    let other = others.find(|(name, _, _)| *name == package);
+    other.map_or((package, SUITE), |(_, name, suite)| (name, suite))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
@@ -253,6 +264,16 @@ mod tests {
             "{needed:?}"
         );
         assert_eq!(needed_in(b"#!/bin/sh"), None);
+    }
+
+    #[test]
+    fn packages_of_other_suites_are_pinned() {
+        for (package, name, _) in OF_OTHER_SUITES {
+            let pinned = apt::pinned(&format!("package-{package}"));
+            let names: Vec<&str> = pinned.iter().map(|one| one.package.as_str()).collect();
+            assert_eq!(names, [name]);
+        }
+        assert_eq!(in_debian("runc"), ("runc", SUITE));
     }
 
     #[test]

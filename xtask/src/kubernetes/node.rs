@@ -1,11 +1,12 @@
 //! `cargo xtask kubernetes node`, and `cargo xtask test --cluster`: a node with containerd, a kubelet and an API server, and beside them `plimsoll-agent` and
 //! `plimsoll-cluster`.
 //!
-//! The tests are agent/cluster/tests/node: they start all of it themselves, in a guest that this boots and that is gone with them. containerd and runc are
-//! Debian bookworm's: the last that a kubelet of 1.20 talks to.
+//! The tests are agent/cluster/tests/node: they start all of it themselves, in a guest that this boots and that is gone with them. runc is Debian
+//! bookworm's, and containerd too (1.6) for a kubelet that is as old; one of 1.26 or later talks to containerd 2, which comes from Debian sid.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -16,6 +17,7 @@ use anyhow::{Context as _, Result, ensure};
 use super::{Binaries, PROGRAMS_OF_NODE, found_with};
 use crate::guest::{GuestExit, OF_NODE, UmlGuest, build_programs, cluster_tests};
 use crate::paths;
+use crate::process::output_of;
 use crate::progress::{minutes, print, say};
 
 /// What runs on the node.
@@ -23,15 +25,23 @@ use crate::progress::{minutes, print, say};
 pub(crate) struct NodeArgs {
     #[command(flatten)]
     binaries: Binaries,
+    /// Only tests whose names contain this
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
     /// Take plimsoll, plimsoll-agent and hog from this folder instead of building them
     #[arg(long, value_name = "DIR")]
     programs: Option<PathBuf>,
+    /// Where the programs on the node write: a folder that is empty or made [default: target/cluster-logs, which is emptied]
+    #[arg(long, value_name = "DIR")]
+    logs: Option<PathBuf>,
 }
 
 /// The tests' program, in the guest.
 const TESTS: &str = "node";
 /// A test waits ten minutes at most, and says so.
 const PATIENCE: Duration = Duration::from_secs(20 * 60);
+/// From this minor version of 1 on a kubelet speaks CRI v1 alone.
+const CRI_V1_FROM: u32 = 26;
 const SAID_EVERY: Duration = Duration::from_secs(10);
 
 /// Boots the guest and shows what the tests say; their exit status.
@@ -42,15 +52,18 @@ pub(super) fn run(args: &NodeArgs) -> Result<u8> {
         format_args!(
             "took {}; logs are in {}",
             minutes(exit.took),
-            logs().display()
+            args.logs().display()
         ),
     );
     Ok(exit.code())
 }
 
-/// Where the programs on the node write.
-pub(crate) fn logs() -> PathBuf {
-    paths::target("cluster-logs")
+impl NodeArgs {
+    /// Where the programs on the node write.
+    pub(crate) fn logs(&self) -> PathBuf {
+        let given = self.logs.clone();
+        given.unwrap_or_else(|| paths::target("cluster-logs"))
+    }
 }
 
 /// Boots the guest; every ten seconds a line says which test runs.
@@ -70,14 +83,30 @@ pub(crate) fn boot(args: &NodeArgs, on_line: &mut dyn FnMut(&str)) -> Result<Gue
         let is_tests = name.starts_with(&format!("{TESTS}-"));
         payload.push((if is_tests { TESTS.to_owned() } else { name }, program));
     }
-    let out = logs();
-    let _none = fs::remove_dir_all(&out);
+    let containerd = match minor_version(&binaries.join("kubelet"))? {
+        CRI_V1_FROM.. => "containerd-2",
+        _ => "containerd",
+    };
+    let only = args.only.as_deref().unwrap_or_default();
+    let out = args.logs();
+    if args.logs.is_none() {
+        let _none = fs::remove_dir_all(&out);
+    }
     fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
+    let is_empty = fs::read_dir(&out).is_ok_and(|mut entries| entries.next().is_none());
+    ensure!(
+        is_empty,
+        "{} is not empty: --logs takes a folder of its own",
+        out.display()
+    );
+    let out = out
+        .canonicalize()
+        .with_context(|| format!("cannot resolve {}", out.display()))?;
     let guest = UmlGuest {
-        packages: vec!["containerd", "runc"],
+        packages: vec![containerd, "runc"],
         payload,
         command: format!(
-            "PLIMSOLL_NODE=/payload PLIMSOLL_KUBERNETES=/payload PLIMSOLL_TEST_NOTES=/out/notes {TESTS} --test-threads 1 --nocapture"
+            "PLIMSOLL_NODE=/payload PLIMSOLL_KUBERNETES=/payload PLIMSOLL_TEST_NOTES=/out/notes {TESTS} --test-threads 1 --nocapture {only}"
         ),
         memory_mb: 3072,
         out,
@@ -99,6 +128,17 @@ pub(crate) fn boot(args: &NodeArgs, on_line: &mut dyn FnMut(&str)) -> Result<Gue
         ended.store(true, Ordering::Relaxed);
         exit
     })
+}
+
+/// 36 of a kubelet that says `Kubernetes v1.36.2`.
+fn minor_version(kubelet: &Path) -> Result<u32> {
+    let next = "--binaries takes programs for this machine";
+    let said = output_of(Command::new(kubelet).arg("--version"), next)?;
+    minor_in(&said).with_context(|| format!("{} says no version: {said}", kubelet.display()))
+}
+
+fn minor_in(said: &str) -> Option<u32> {
+    said.split_once("v1.")?.1.split('.').next()?.parse().ok()
 }
 
 fn programs(given: Option<&Path>) -> Result<Vec<PathBuf>> {
@@ -131,5 +171,17 @@ fn say_now_and_then(last: &Mutex<String>, ended: &AtomicBool) {
                 format_args!("{}: {last}", minutes(started.elapsed())),
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_minor_version_of_a_kubelet() {
+        assert_eq!(minor_in("Kubernetes v1.36.2\n"), Some(36));
+        assert_eq!(minor_in("Kubernetes v1.20.2-dirty\n"), Some(20));
+        assert_eq!(minor_in("no"), None);
     }
 }

@@ -19,7 +19,8 @@ pub(super) fn run(step: &Step) -> Outcome {
 
 fn try_run(step: &Step) -> Result<Outcome> {
     let mut done = 0;
-    let exit = node::boot(&NodeArgs::default(), &mut |line| {
+    let args = NodeArgs::default();
+    let exit = node::boot(&args, &mut |line| {
         done += u64::from(line.starts_with("test "));
         step.at(Progress {
             done,
@@ -30,7 +31,7 @@ fn try_run(step: &Step) -> Result<Outcome> {
     })?;
     let log = exit.lines.join("\n");
     let mut counts = report::of_cargo_test(&log, exit.code() == 0);
-    let notes = fs::read_to_string(node::logs().join("notes")).unwrap_or_default();
+    let notes = fs::read_to_string(args.logs().join("notes")).unwrap_or_default();
     let notes = report::notes(&notes);
     // What is left out is part of a test that passes.
     counts.skipped += notes.left_out;

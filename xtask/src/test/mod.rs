@@ -23,7 +23,9 @@ use self::report::Counts;
 use crate::guest::{OF_DEMO, OF_TESTS, build_programs};
 use crate::kernel::Kernel;
 use crate::progress::{self, Step, minutes, say};
-use crate::{demo, deny, deploy, ebpf, fuzz_parsers, kubernetes, miri, process, setup, simulate};
+use crate::{
+    demo, deny, deploy, ebpf, fuzz_parsers, kubernetes, miri, process, setup, simulate, stress,
+};
 
 /// Jobs at a time: what a small machine has CPUs for.
 const JOBS_AT_ONCE: usize = 2;
@@ -236,6 +238,9 @@ fn weekly(ended: &mpsc::Sender<Ended>) {
     });
     stage(ended, "simulation, every call", &|_| {
         simulate::every_call().into()
+    });
+    stage(ended, "memory stressors", &|_| {
+        stress::a_little_of_each().into()
     });
     stage(ended, "Miri", &|_| miri::run().into());
     stage(ended, "dependencies", &|_| deny::passes().into());

@@ -28,9 +28,9 @@ const NOTE_BYTES_MAX: usize = 1024;
 /// What an Event is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Regarding {
-    /// `Pod` or `Node`.
+    /// `Pod`, `Node` or `Consumer`.
     pub kind: &'static str,
-    /// Empty for a node.
+    /// Empty for what is in no namespace.
     pub namespace: String,
     /// Its name.
     pub name: String,
@@ -74,11 +74,14 @@ struct Entry {
     backoff: Backoff,
 }
 
-/// All Events of this node.
+/// All Events of this program.
 #[derive(Debug)]
 pub struct Events {
-    /// `metadata.name` of the node.
-    node: String,
+    /// Who says it, as a kind of program.
+    controller: &'static str,
+    /// The node, or the process.
+    instance: String,
+    remembered_max: usize,
     entries: BTreeMap<EventKey, Entry>,
     bucket: Bucket,
     seed: u64,
@@ -87,15 +90,28 @@ pub struct Events {
 }
 
 impl Events {
-    /// None so far.
+    /// None so far, about a node and its pods.
     #[must_use]
     pub fn new(node: &str, seed: u64) -> Self {
         Self {
-            node: node.to_owned(),
+            controller: "plimsoll.dev/agent",
+            instance: node.to_owned(),
+            remembered_max: REMEMBERED_MAX,
             entries: BTreeMap::new(),
             bucket: Bucket::new(BURST, EVERY_MS),
             seed,
             dropped: 0,
+        }
+    }
+
+    /// None so far, about a whole cluster: 200 in a burst, then ten a second.
+    #[must_use]
+    pub fn of_arbitrator(instance: &str, seed: u64) -> Self {
+        Self {
+            controller: "plimsoll.dev/arbitrator",
+            remembered_max: 16 * REMEMBERED_MAX,
+            bucket: Bucket::new(200, 100),
+            ..Self::new(instance, seed)
         }
     }
 
@@ -112,7 +128,7 @@ impl Events {
             entry.last_said_ms = now.mono_ms;
             return;
         }
-        if self.entries.len() >= REMEMBERED_MAX || !self.bucket.take(now.mono_ms) {
+        if self.entries.len() >= self.remembered_max || !self.bucket.take(now.mono_ms) {
             self.dropped += 1;
             return;
         }
@@ -161,7 +177,7 @@ impl Events {
         let entry = self.entries.get_mut(key)?;
         entry.is_in_flight = true;
         let said = &entry.said;
-        // 1.20 takes an Event about a node there and nowhere else, later versions there too.
+        // 1.20 takes an Event about what is in no namespace there and nowhere else, later versions there too.
         let namespace = match said.regarding.namespace.as_str() {
             "" => "kube-system",
             namespace => namespace,
@@ -183,7 +199,7 @@ impl Events {
             ));
         }
         let mut regarding = json!({
-            "kind": said.regarding.kind, "apiVersion": "v1", "name": said.regarding.name, "uid": said.regarding.uid,
+            "kind": said.regarding.kind, "apiVersion": if said.regarding.kind == "Consumer" { "plimsoll.dev/v1alpha1" } else { "v1" }, "name": said.regarding.name, "uid": said.regarding.uid,
         });
         if !said.regarding.namespace.is_empty() {
             regarding["namespace"] = json!(said.regarding.namespace);
@@ -195,8 +211,8 @@ impl Events {
             "kind": "Event",
             "metadata": {"name": entry.name, "namespace": namespace, "annotations": said.annotations},
             "eventTime": rfc3339_us(said.unix_ms),
-            "reportingController": "plimsoll.dev/agent",
-            "reportingInstance": cut(&self.node, 128),
+            "reportingController": self.controller,
+            "reportingInstance": cut(&self.instance, 128),
             "action": said.action,
             "reason": said.reason,
             "type": "Warning",

@@ -1,6 +1,8 @@
 //! Against a real API server on loopback (ring 1): numbers are those of the scenarios in the test plan.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
+mod admission;
+mod arbitrator;
 mod evictions;
 mod node;
 #[path = "../support/mod.rs"]

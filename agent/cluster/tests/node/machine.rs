@@ -17,6 +17,10 @@ pub(crate) const NODE: &str = "node-1";
 const IMAGE: &str = "docker.io/plimsoll/hog:1";
 /// Of the sandboxes.
 const SANDBOX_IMAGE: &str = "docker.io/plimsoll/sandbox:1";
+/// The end of the sandbox's command line.
+const SANDBOX_SLEEP: &[u8] = b"sleep\x001000000\0";
+/// Where the kubelet finds the manifests of static pods.
+pub(crate) const STATIC_PODS: &str = "/run/manifests";
 const CONTAINERD: &str = "/run/containerd/containerd.sock";
 const CGROUPS: &str = "/sys/fs/cgroup/kubepods";
 /// The node falls below the agent's threshold when pods have taken so much, MiB. Page faults are slow in a guest without an emulator.
@@ -65,6 +69,8 @@ pub(crate) struct Machine {
     /// The agent's threshold, MiB.
     threshold_mib: u64,
     started: Instant,
+    /// Of the kubelet: what is added to [`KUBELET_CONFIG`].
+    pub(crate) kubelet_eviction: String,
     _containerd: Process,
 }
 
@@ -90,17 +96,12 @@ impl Machine {
             folder,
             threshold_mib: 0,
             started,
+            kubelet_eviction: "memory.available: 1Mi".to_owned(),
             _containerd: containerd,
         };
+        fs::create_dir_all(STATIC_PODS).unwrap();
         machine.start_kubelet();
-        let node = format!("/api/v1/nodes/{NODE}");
-        until("the node to be ready", async || {
-            let node = machine.server.get(&node).await?;
-            let conditions = node["status"]["conditions"].as_array()?;
-            let is_ready = |one: &&Value| one["type"] == "Ready" && one["status"] == "True";
-            conditions.iter().find(is_ready).map(|_| ())
-        })
-        .await;
+        machine.is_ready().await;
         machine.say(&format!(
             "the node is ready, kubelet {}",
             machine.kubelet_version().await
@@ -109,6 +110,22 @@ impl Machine {
         machine.start_agent();
         machine.start_cluster();
         Some(machine)
+    }
+
+    /// Waits until the kubelet says so.
+    pub(crate) async fn is_ready(&self) {
+        let node = format!("/api/v1/nodes/{NODE}");
+        until("the node to be ready", async || {
+            let node = self.server.get(&node).await?;
+            let conditions = node["status"]["conditions"].as_array()?;
+            let is_ready = |one: &&Value| one["type"] == "Ready" && one["status"] == "True";
+            conditions.iter().find(is_ready).map(|_| ())
+        })
+        .await;
+    }
+
+    pub(crate) fn threshold_mib(&self) -> u64 {
+        self.threshold_mib
     }
 
     pub(crate) fn say(&self, what: &str) {
@@ -130,18 +147,16 @@ impl Machine {
 
     /// Whether the kubelet ends a pod whose status says `Failed`.
     pub(crate) async fn kubelet_heeds_status(&self) -> bool {
-        let version = self.kubelet_version().await;
-        let minor = version
-            .split('.')
-            .nth(1)
-            .and_then(|minor| minor.parse::<u32>().ok());
-        minor.unwrap() >= 22
+        minor(&self.kubelet_version().await) >= 22
     }
 
     pub(crate) fn start_kubelet(&mut self) {
         let kubeconfig = self.server.path("admin.conf");
         let config = self.server.path("kubelet.yaml");
-        fs::write(&config, KUBELET_CONFIG).unwrap();
+        let eviction = &self.kubelet_eviction;
+        let text =
+            format!("{KUBELET_CONFIG}evictionHard: {{{eviction}}}\nstaticPodPath: {STATIC_PODS}\n");
+        fs::write(&config, text).unwrap();
         let socket = format!("unix://{CONTAINERD}");
         let mut arguments = vec![
             "--kubeconfig".to_owned(),
@@ -153,8 +168,8 @@ impl Machine {
             "--v=2".to_owned(),
         ];
         let program = self.folder.join("kubelet");
-        // Before 1.24 the default is docker; later the option is not known.
-        if output(&program.to_string_lossy(), &["--version"]).contains(" v1.2") {
+        // Before 1.24 the default is docker; from 1.27 on the option is not known.
+        if minor(&output(&program.to_string_lossy(), &["--version"])) < 24 {
             arguments.push("--container-runtime=remote".to_owned());
         }
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -167,14 +182,17 @@ impl Machine {
 
     pub(crate) fn start_agent(&mut self) {
         let threshold = format!("memory.available<{}Mi", self.threshold_mib);
-        let arguments = [
+        self.start_agent_with(&["--eviction-hard", &threshold]);
+    }
+
+    pub(crate) fn start_agent_with(&mut self, thresholds: &[&str]) {
+        let always = [
             "--kubernetes",
             "--cluster-socket=/run/cluster.sock",
             "--keep-on-exit",
             "--output=json",
-            "--eviction-hard",
-            &threshold,
         ];
+        let arguments = [&always, thresholds].concat();
         self.agent = Some(start(
             self.folder.join("plimsoll-agent"),
             &arguments,
@@ -213,7 +231,13 @@ impl Machine {
             .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Makes a pod, and waits until the API shows its containers running and the agent its name.
+    /// What `plimsoll explain` shows.
+    pub(crate) fn explain(&self) -> String {
+        let program = self.folder.join("plimsoll");
+        output(&program.to_string_lossy(), &["explain"])
+    }
+
+    /// Makes a pod of one container, `app`; `more` is put into its spec. Waits as [`Machine::runs`] does.
     pub(crate) async fn pod(
         &self,
         name: &str,
@@ -221,25 +245,39 @@ impl Machine {
         resources: Value,
         more: Value,
     ) -> Pod {
-        let container = |name: &str, command: &[&str], resources: &Value| json!({"name": name, "image": IMAGE, "imagePullPolicy": "Never", "command": command, "resources": resources});
-        let mut spec = json!({"nodeName": NODE, "hostNetwork": true, "automountServiceAccountToken": false, "enableServiceLinks": false,
-            "tolerations": [{"operator": "Exists"}], "containers": [container("app", command, &resources)]});
-        if more["init"] == true {
-            spec["initContainers"] =
-                json!([container("init", &["/busybox", "sleep", "1"], &json!({}))]);
+        let mut app = container("app", command);
+        app["resources"] = resources;
+        let mut spec = json!({"containers": [app]});
+        if let (Some(spec), Some(more)) = (spec.as_object_mut(), more.as_object()) {
+            spec.extend(more.clone());
+        }
+        let uid = self.create(name, spec).await;
+        self.runs(name, &uid, "app").await
+    }
+
+    /// Makes a pod with this spec and what all of them have. Returns its UID.
+    pub(crate) async fn create(&self, name: &str, mut spec: Value) -> String {
+        drop_page_cache();
+        let always = json!({"nodeName": NODE, "hostNetwork": true, "automountServiceAccountToken": false, "enableServiceLinks": false,
+            "tolerations": [{"operator": "Exists"}]});
+        if let (Some(spec), Some(always)) = (spec.as_object_mut(), always.as_object()) {
+            spec.extend(always.clone());
         }
         let pod = json!({"metadata": {"name": name, "labels": {"app": name}}, "spec": spec});
-        let pod = self
-            .server
-            .create("/api/v1/namespaces/shop/pods", &pod)
-            .await;
-        let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
-        let containers = until(&format!("pod {name} to run"), async || {
+        let pods = "/api/v1/namespaces/shop/pods";
+        let pod = self.server.create(pods, &pod).await;
+        pod["metadata"]["uid"].as_str().unwrap().to_owned()
+    }
+
+    /// Waits until the API shows this container of a pod running, and the agent the pod's name.
+    pub(crate) async fn runs(&self, name: &str, uid: &str, container: &str) -> Pod {
+        until(&format!("{container} of pod {name} to run"), async || {
             let pod = self.server.get(&pod_path(name)).await?;
-            let status = &pod["status"];
-            let id = status["containerStatuses"][0]["containerID"].as_str()?;
-            (status["phase"] == "Running")
-                .then(|| id.rsplit('/').next().unwrap_or_default().to_owned())
+            let of = |key: &str| pod["status"][key].as_array().cloned().unwrap_or_default();
+            let all = [of("containerStatuses"), of("initContainerStatuses")].concat();
+            let is_running =
+                |one: &&Value| one["name"] == container && one["state"]["running"].is_object();
+            all.iter().find(is_running).map(|_| ())
         })
         .await;
         let shown = format!("shop/{name} ");
@@ -247,13 +285,12 @@ impl Machine {
             self.top().filter(|top| top.contains(&shown)).map(|_| ())
         })
         .await;
-        let cgroup = pod_cgroup(&uid);
+        let cgroup = pod_cgroup(uid);
         self.say(&format!("pod {name} runs in {}", cgroup.to_string_lossy()));
         Pod {
             name: name.to_owned(),
-            uid,
+            uid: uid.to_owned(),
             cgroup,
-            container: containers,
         }
     }
 
@@ -269,13 +306,18 @@ impl Machine {
         .await
     }
 
-    /// Lets it leak, and waits until the agent has decided about it and its processes have ended.
-    pub(crate) async fn leak(&self, pod: &Pod) {
-        let sandbox = pod.sandbox();
+    /// Asks its `hog` to leak.
+    pub(crate) fn begin_leak(&self, pod: &Pod) {
         for pid in pod.processes() {
             output("/bin/busybox", &["kill", "-USR1", &pid]);
         }
         self.say(&format!("pod {} leaks", pod.name));
+    }
+
+    /// Lets it leak, and waits until the agent has decided about it and its processes have ended.
+    pub(crate) async fn leak(&self, pod: &Pod) {
+        let sandbox = pod.sandbox();
+        self.begin_leak(pod);
         until("the decision", async || {
             said("\"evict\"", &pod.uid).then_some(())
         })
@@ -285,16 +327,10 @@ impl Machine {
         })
         .await;
         self.say(&format!("pod {} was killed", pod.name));
-        // With containers' ids known from the API the sandbox stays, or the kubelet has ended it already.
-        let is_sandbox_there = !pids(&sandbox).is_empty();
-        self.say(&format!(
-            "its sandbox {}",
-            if is_sandbox_there {
-                "runs"
-            } else {
-                "has ended"
-            }
-        ));
+        // By its age or by the ids of containers the agent knows it; its kubelet may have ended it already.
+        let is_there = !pids(&sandbox).is_empty();
+        let state = if is_there { "runs" } else { "has ended" };
+        self.say(&format!("its sandbox {state}"));
     }
 
     /// Waits for what the pod's owner is to find in the end; nothing may run in the pod meanwhile.
@@ -375,12 +411,11 @@ fn shown(pod: &Value) -> String {
 }
 
 /// A pod on the node.
+#[derive(Debug)]
 pub(crate) struct Pod {
     pub(crate) name: String,
     pub(crate) uid: String,
     pub(crate) cgroup: PathBuf,
-    /// The id of its container.
-    container: String,
 }
 
 impl Pod {
@@ -393,14 +428,16 @@ impl Pod {
             .collect()
     }
 
-    /// The cgroup that is no container's.
-    fn sandbox(&self) -> PathBuf {
-        let container = self.cgroup.join(&self.container);
-        let mut others = self
-            .groups()
-            .into_iter()
-            .filter(|group| *group != container);
-        others.next().unwrap()
+    /// The cgroup of its sandbox, by what runs in it.
+    pub(crate) fn sandbox(&self) -> PathBuf {
+        let is_sandbox = |pid: &String| {
+            let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            command.ends_with(SANDBOX_SLEEP)
+        };
+        let mut groups = self.groups().into_iter();
+        groups
+            .find(|group| pids(group).iter().any(is_sandbox))
+            .unwrap()
     }
 
     /// The processes of `hog` in it.
@@ -416,7 +453,18 @@ impl Pod {
     }
 }
 
-fn pids(cgroup: &Path) -> Vec<String> {
+/// A container of a pod; what it runs is in the image.
+pub(crate) fn container(name: &str, command: &[&str]) -> Value {
+    json!({"name": name, "image": IMAGE, "imagePullPolicy": "Never", "command": command})
+}
+
+/// 36 of `v1.36.2`, with whatever is before it.
+fn minor(version: &str) -> u32 {
+    let minor = version.split_once("v1.").unwrap().1.split('.').next();
+    minor.unwrap().parse().unwrap()
+}
+
+pub(crate) fn pids(cgroup: &Path) -> Vec<String> {
     let text = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
     text.lines().map(str::to_owned).collect()
 }
@@ -443,21 +491,24 @@ fn say(started: Instant, what: &str) {
     println!("{:7.1} s  {what}", started.elapsed().as_secs_f64());
 }
 
+/// What the kubelet and the agent call available, with an empty page cache: capacity minus working set.
 fn available_mib() -> u64 {
+    drop_page_cache();
     let text = fs::read_to_string("/proc/meminfo").unwrap();
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .unwrap();
-    line.split_whitespace()
-        .next()
-        .unwrap()
-        .parse::<u64>()
-        .unwrap()
-        / 1024
+    let kib = |name: &str| -> u64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let number = line.unwrap().split_whitespace().next();
+        number.unwrap().parse().unwrap()
+    };
+    (kib("MemFree:") + kib("Inactive(file):")) / 1024
 }
 
-/// Without eviction of its own: of 1.20 it works on cgroup v1 alone.
+/// What programs are read from counts as used; it is not to cross a threshold by itself.
+fn drop_page_cache() {
+    fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
+}
+
+/// Its own eviction is set apart: of 1.20 it works on cgroup v1 alone.
 const KUBELET_CONFIG: &str = "\
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -465,7 +516,6 @@ cgroupDriver: cgroupfs
 failSwapOn: false
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
-evictionHard: {memory.available: 1Mi}
 ";
 
 const CONTAINERD_CONFIG: &str = "\

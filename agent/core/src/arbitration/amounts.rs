@@ -113,6 +113,16 @@ impl<T: Copy> Table<T> {
         &mut self.cells[at * self.width..][..self.width]
     }
 
+    /// One value of each thing.
+    pub(super) fn column(&self, place: usize) -> impl Iterator<Item = T> {
+        self.cells.iter().skip(place).step_by(self.width).copied()
+    }
+
+    /// All rows; of a table with values.
+    pub(super) fn rows(&self) -> impl Iterator<Item = &[T]> {
+        self.cells.chunks_exact(self.width.max(1))
+    }
+
     /// Has so many rows from now on; new ones are nothing.
     pub(super) fn resize(&mut self, rows: usize)
     where

@@ -49,7 +49,7 @@ impl Census {
         };
         let mut tally = Tally::new(cluster.consumers.len(), cluster.resources.len());
         for (at, pod) in cluster.pods.iter().enumerate() {
-            let standing = standing(cluster, &shapes, pod);
+            let standing = standing(cluster, pod, || shapes.could_hold(cluster, pod));
             census.standings.push(standing);
             tally.add(pod, standing);
             if standing == Standing::Pending {
@@ -80,16 +80,62 @@ impl Census {
         }
         for (namespace, mut pods) in pods.into_iter().enumerate() {
             if passes[namespace] {
-                in_order(cluster, &self.standings, &mut pods);
-                let hard = &cluster.consumers[namespace].hard;
-                let mut counting = Counting::new(hard, &self.capacity);
-                for at in pods {
-                    counting.add(&cluster.pods[at].requests, 1);
-                }
-                let ask = &mut self.asks[namespace];
-                (ask.demand, ask.passed_over) = counting.finish();
+                self.count_in_order(cluster, namespace, &mut pods);
             }
         }
+    }
+
+    /// Counts the pods that a namespace asks for in their order, up to its bounds.
+    fn count_in_order(&mut self, cluster: &Cluster, namespace: usize, pods: &mut [usize]) {
+        in_order(cluster, &self.standings, pods);
+        let hard = &cluster.consumers[namespace].hard;
+        let mut counting = Counting::new(hard, &self.capacity);
+        for at in pods {
+            counting.add(&cluster.pods[*at].requests, 1);
+        }
+        let ask = &mut self.asks[namespace];
+        (ask.demand, ask.passed_over) = counting.finish();
+    }
+
+    /// Counts one namespace anew, whose pods these are. What there is has not changed.
+    pub(super) fn recount(&mut self, cluster: &Cluster, namespace: usize, pods: &[usize]) {
+        let resources = cluster.resources.len();
+        let mut ask = Ask {
+            demand: Demand::nothing(resources),
+            used: cluster.resources.none(),
+            passed_over: 0,
+        };
+        let mut asked_for = Vec::new();
+        let pending = &mut self.pending[namespace];
+        pending.clear();
+        for at in pods {
+            let (requests, standing) = (&cluster.pods[*at].requests, self.standings[*at]);
+            match standing {
+                Standing::Running => add(&mut ask.used, requests),
+                Standing::Pending => pending.push(*at),
+                _ => {}
+            }
+            if standing.is_asked_for() {
+                let needs = ResourceSet::needed(requests);
+                ask.demand.add(needs, |resource| requests[resource]);
+                asked_for.push(*at);
+            }
+        }
+        in_order(cluster, &self.standings, pending);
+        let is_beyond = passes(&ask, &cluster.consumers[namespace].hard, &self.capacity);
+        self.asks[namespace] = ask;
+        if is_beyond {
+            self.count_in_order(cluster, namespace, &mut asked_for);
+        }
+    }
+
+    /// What one pod counts as.
+    pub(super) fn standing(&self, cluster: &Cluster, pod: &Pod) -> Standing {
+        let counted = counted(&self.capacity);
+        standing(cluster, pod, || {
+            let mut nodes = cluster.nodes.iter().enumerate();
+            nodes.any(|(at, node)| pod.may_use(at) && could_hold(node, counted, &pod.requests))
+        })
     }
 }
 
@@ -214,9 +260,11 @@ fn add(sum: &mut [u64], amounts: &[u64]) {
 fn capacity(cluster: &Cluster) -> Bounds {
     let is_cordoned = |node: &usize| cluster.nodes[*node].state == NodeState::Cordoned;
     let mut requested = vec![cluster.resources.none(); cluster.nodes.len()];
-    for pod in cluster.pods.iter().filter(|pod| !pod.leaving) {
-        if let Some(node) = pod.node.filter(is_cordoned) {
-            add(&mut requested[node], &pod.requests);
+    if (0..cluster.nodes.len()).any(|node| is_cordoned(&node)) {
+        for pod in cluster.pods.iter().filter(|pod| !pod.leaving) {
+            if let Some(node) = pod.node.filter(is_cordoned) {
+                add(&mut requested[node], &pod.requests);
+            }
         }
     }
     let of_node = |node: &Node, requested: &Amounts, resource: usize| match node.state {
@@ -235,14 +283,14 @@ fn capacity(cluster: &Cluster) -> Bounds {
     (0..cluster.resources.len()).map(sum).collect()
 }
 
-fn standing(cluster: &Cluster, shapes: &Shapes<'_>, pod: &Pod) -> Standing {
+fn standing(cluster: &Cluster, pod: &Pod, could_be_held: impl Fn() -> bool) -> Standing {
     if pod.leaving {
         return Standing::Leaving;
     }
     match pod.node.map(|node| cluster.nodes[node].state) {
         Some(NodeState::Ready | NodeState::Cordoned) => Standing::Running,
         Some(NodeState::NotReady) => Standing::Returning,
-        None if shapes.could_hold(cluster, pod) => Standing::Pending,
+        None if could_be_held() => Standing::Pending,
         None => Standing::NeverFits,
     }
 }

@@ -126,10 +126,3 @@ impl<'a> Counting<'a> {
         (self.demand, self.passed_over)
     }
 }
-
-/// What a namespace has for sure of what it asks for (`g`): the lesser of both.
-#[must_use]
-pub fn floor(reserved: &[u64], asked: &[u64]) -> Amounts {
-    let both = reserved.iter().zip(asked);
-    both.map(|(reserved, asked)| *reserved.min(asked)).collect()
-}

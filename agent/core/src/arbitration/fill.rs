@@ -21,7 +21,7 @@ mod shortage;
 use super::amounts::{Amounts, ResourceSet, Table};
 use super::demand::Demand;
 use path::Paths;
-pub use shortage::scale_down;
+pub(super) use shortage::scale_down;
 
 /// An amount, or a share, times [`ONE`].
 pub type Fixed = u128;
@@ -34,26 +34,26 @@ const NO_CAP: Fixed = Fixed::MAX;
 
 /// Who takes part in a filling.
 #[derive(Debug, Clone, Copy)]
-pub struct Claimant<'a> {
+pub(super) struct Claimant<'a> {
     /// 1 to 1000000.
-    pub weight: u64,
+    pub(super) weight: u64,
     /// What it asks for.
-    pub demand: &'a Demand,
+    pub(super) demand: &'a Demand,
     /// What it has for sure (`g`): at most what it asks for.
-    pub floor: &'a [u64],
+    pub(super) floor: &'a [u64],
     /// What it does not pass, beside what it asks for; empty: nothing.
-    pub caps: &'a [Option<u64>],
+    pub(super) caps: &'a [Option<u64>],
     /// What it uses now: of two with the same claim to a unit, the one that uses it keeps it.
-    pub used: &'a [u64],
+    pub(super) used: &'a [u64],
 }
 
 /// What is shared.
 #[derive(Debug, Clone, Copy)]
-pub struct Room<'a> {
+pub(super) struct Room<'a> {
     /// What shares are measured against (`T`); of uncounted resources nothing.
-    pub whole: &'a [Option<u64>],
+    pub(super) whole: &'a [Option<u64>],
     /// What there is to give (`B`); of what nothing bounds, nothing.
-    pub given: &'a [Option<u64>],
+    pub(super) given: &'a [Option<u64>],
 }
 
 /// How the filling of a class ended.
@@ -66,21 +66,29 @@ pub struct ClassEnd {
 }
 
 /// What a filling came to; claimants as they were given.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Filled {
+#[derive(Debug)]
+pub(super) struct Filled {
     /// What each claimant gets, in whole units.
-    pub amounts: Vec<Amounts>,
+    pub(super) amounts: Table<u64>,
     /// What each has for sure: its floor, or its part of what there is for floors.
-    pub floors: Vec<Amounts>,
+    pub(super) floors: Table<u64>,
     /// By how much the floors together pass what there is.
-    pub shortage: Amounts,
+    pub(super) shortage: Amounts,
     /// How each class of each claimant's demand ended.
-    pub ends: Vec<Vec<ClassEnd>>,
+    ends: Vec<ClassEnd>,
+    /// The first class of each claimant in `ends`, and where the last one's end.
+    first_class: Vec<usize>,
+}
+
+impl Filled {
+    /// How each class of a claimant's demand ended.
+    pub(super) fn ends(&self, claimant: usize) -> &[ClassEnd] {
+        &self.ends[self.first_class[claimant]..self.first_class[claimant + 1]]
+    }
 }
 
 /// Shares the room.
-#[must_use]
-pub fn fill(claimants: &[Claimant<'_>], room: Room<'_>) -> Filled {
+pub(super) fn fill(claimants: &[Claimant<'_>], room: Room<'_>) -> Filled {
     let mut filling = Filling::new(claimants, room);
     while !filling.growing.is_empty() {
         filling.run_phase();
@@ -254,15 +262,12 @@ impl<'a> Filling<'a> {
     }
 
     fn finish(self) -> Filled {
-        let amounts = round::whole_units(&self);
-        let rows = 0..self.claimants.len();
         Filled {
-            amounts,
-            floors: rows.clone().map(|at| self.floors.row(at).into()).collect(),
-            ends: rows
-                .map(|at| self.classes(at).map(|class| self.end(class)).collect())
-                .collect(),
+            amounts: round::whole_units(&self),
+            ends: (0..self.ends.len()).map(|class| self.end(class)).collect(),
+            floors: self.floors,
             shortage: self.shortage,
+            first_class: self.first_class,
         }
     }
 }

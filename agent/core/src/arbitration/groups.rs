@@ -15,8 +15,8 @@ mod shares;
 
 use std::borrow::Cow;
 
-use super::amounts::{Amounts, Bounds};
-use super::demand::{self, Demand};
+use super::amounts::{Amounts, Bounds, Table};
+use super::demand::Demand;
 use super::fill::{self, ClassEnd};
 
 /// A namespace or a group: what is decided about it.
@@ -65,7 +65,7 @@ pub fn deserve(consumers: &[Consumer], asks: &[Ask], capacity: &[Option<u64>]) -
     tree.serve_unlimited(capacity);
     tree.ask();
     tree.share();
-    if tree.has_groups() {
+    if tree.has_groups {
         tree.fill_leaves();
     }
     tree.finish()
@@ -75,13 +75,14 @@ pub fn deserve(consumers: &[Consumer], asks: &[Ask], capacity: &[Option<u64>]) -
 struct Tree<'a> {
     consumers: &'a [Consumer],
     children: Vec<Vec<usize>>,
+    has_groups: bool,
     /// Every Consumer after its parent.
     from_the_root: Vec<usize>,
     /// What shares are measured against (`T`): what unlimited Consumers leave.
     whole: Bounds,
     /// What each asks for: of a group what its members would deserve.
     demands: Vec<Cow<'a, Demand>>,
-    floors: Vec<Amounts>,
+    floors: Table<u64>,
     used: Vec<Amounts>,
     amounts: Vec<Amounts>,
     ends: Vec<Vec<ClassEnd>>,
@@ -103,19 +104,25 @@ impl<'a> Tree<'a> {
             next += 1;
         }
         let none: Amounts = vec![0; capacity.len()].into();
-        let floors = consumers
-            .iter()
-            .zip(asks)
-            .map(|(consumer, ask)| demand::floor(&consumer.reserved, &ask.demand.total));
+        let mut floors = Table::new(cluster, capacity.len(), 0);
+        for (at, (consumer, ask)) in consumers.iter().zip(asks).enumerate() {
+            let amounts = consumer.reserved.iter().zip(&ask.demand.total);
+            for (floor, (reserved, asked)) in floors.row_mut(at).iter_mut().zip(amounts) {
+                *floor = *reserved.min(asked);
+            }
+        }
         let mut used: Vec<Amounts> = asks.iter().map(|ask| ask.used.clone()).collect();
         add_to_groups(consumers, &from_the_root, &mut used);
         Self {
             consumers,
+            has_groups: children[..cluster]
+                .iter()
+                .any(|children| !children.is_empty()),
             children,
             from_the_root,
             whole: capacity.into(),
             demands: asks.iter().map(|ask| Cow::Borrowed(&ask.demand)).collect(),
-            floors: floors.collect(),
+            floors,
             used,
             amounts: vec![none; cluster],
             ends: vec![Vec::new(); cluster],
@@ -125,12 +132,6 @@ impl<'a> Tree<'a> {
 
     fn cluster(&self) -> usize {
         self.consumers.len()
-    }
-
-    fn has_groups(&self) -> bool {
-        self.children[..self.cluster()]
-            .iter()
-            .any(|children| !children.is_empty())
     }
 
     fn is_group(&self, consumer: usize) -> bool {

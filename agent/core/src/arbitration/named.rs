@@ -402,6 +402,13 @@ impl<'a> Resolver<'a> {
                 "unlimited is only for Consumers without a parent; it is ignored",
             );
         }
+        if row.unlimited && row.namespace.is_none() {
+            self.note(
+                object.clone(),
+                "UnlimitedGroup",
+                "unlimited is only for Consumers with a namespace; it is ignored. Set it for the members instead, without spec.parent",
+            );
+        }
         let hard = self.bounds(&object, &row.hard);
         let mut reserved = self.amounts(&object, &row.reserved);
         let names: Vec<String> = self.resources.names().map(str::to_owned).collect();
@@ -421,7 +428,7 @@ impl<'a> Resolver<'a> {
         }
         Consumer {
             weight: weight.clamp(1, WEIGHT_MAX),
-            unlimited: row.unlimited && parent.is_none(),
+            unlimited: row.unlimited && parent.is_none() && row.namespace.is_some(),
             parent,
             hard,
             reserved,
@@ -589,6 +596,23 @@ mod tests {
             ),
             (1, 10)
         );
+    }
+
+    /// What a group asks for depends on what unlimited Consumers leave: so it cannot be one.
+    #[test]
+    fn a_group_is_not_unlimited() {
+        let objects = Objects {
+            consumers: vec![NamedConsumer {
+                unlimited: true,
+                ..consumer("group", None)
+            }],
+            ..Objects::default()
+        };
+        assert_eq!(
+            reasons(&objects),
+            [("Consumer group".to_owned(), "UnlimitedGroup")]
+        );
+        assert!(!objects.resolve().unwrap().cluster.consumers[0].unlimited);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! makes ([`victims`]). Later pods see the claims of earlier ones, and what was planned for them.
 
 mod candidates;
+mod free;
 mod holes;
 mod victims;
 
@@ -12,9 +13,10 @@ use std::collections::BTreeMap;
 use super::amounts::{ResourceSet, Table};
 use super::census::{self, Census};
 use super::cluster::{Cluster, NodeState};
-use super::entitled::Entitled;
+use super::entitled::{self, Entitled};
 use super::groups::Deserved;
 use candidates::Candidates;
+use free::{Free, Parts};
 use holes::{Fit, Holes};
 use victims::Victims;
 
@@ -77,23 +79,22 @@ pub fn plan(
 struct Planner<'a> {
     cluster: &'a Cluster,
     census: &'a Census,
-    deserved: &'a Deserved,
+    /// What each namespace deserves, and what is reserved for it.
+    deserved: Table<u64>,
+    reserved: Table<u64>,
     counted: ResourceSet,
     /// By resource.
     parts: Vec<Parts>,
     /// What each node has free now, less what is claimed; below 0 where more is requested than there is. It only falls.
-    free: Table<i128>,
+    free: Free,
     /// The same, once all leaving pods have left.
-    free_later: Table<i128>,
-    /// How much of the cluster `free` and `free_later` are, in 2⁻³², rounded down.
-    part_free: Table<u64>,
-    part_free_later: Table<u64>,
+    free_later: Free,
     candidates: Candidates,
     /// What they request together.
     potential: Table<u64>,
     /// What each namespace uses, as the plan goes on.
     used: Table<u64>,
-    /// Of what each uses more than it deserves.
+    /// Of what each uses more than it deserves; an unlimited one of nothing.
     over: Vec<ResourceSet>,
     budgets: Vec<u64>,
     evictions_left: usize,
@@ -179,28 +180,51 @@ impl<'a> Planner<'a> {
                 *free = i128::from(node.offered(resource));
             }
         }
-        let mut used = Table::new(cluster.consumers.len(), resources, 0);
-        let mut over = Vec::with_capacity(census.asks.len());
+        let none = Table::new(cluster.consumers.len(), resources, 0);
+        let (mut used, mut deserves, mut reserved) = (none.clone(), none.clone(), none);
         for (at, ask) in census.asks.iter().enumerate() {
             used.row_mut(at).copy_from_slice(&ask.used);
-            over.push(ResourceSet::greater(&ask.used, &deserved.amounts[at]));
+            deserves.row_mut(at).copy_from_slice(&deserved.amounts[at]);
+            reserved
+                .row_mut(at)
+                .copy_from_slice(&cluster.consumers[at].reserved);
         }
-        let mut planner = Self {
+        let mut over = vec![ResourceSet::default(); cluster.consumers.len()];
+        for (at, set) in entitled::overused(&cluster.consumers, &census.asks, deserved) {
+            over[at] = set;
+        }
+        let (mut candidates, mut leaving) = (Vec::new(), Vec::new());
+        let mut potential = Table::new(nodes, resources, 0);
+        for (at, pod) in cluster.pods.iter().enumerate() {
+            let Some(node) = pod.node else { continue };
+            subtract(free.row_mut(node), &pod.requests);
+            if pod.leaving {
+                leaving.push((at, node));
+            } else if victims::may_be_victim(pod, &over) {
+                candidates.push((at, node));
+                let sums = potential.row_mut(node).iter_mut();
+                for (sum, request) in sums.zip(&pod.requests) {
+                    *sum = u64::saturating_add(*sum, *request);
+                }
+            }
+        }
+        let mut free_later = free.clone();
+        for (at, node) in leaving {
+            add(free_later.row_mut(node), &cluster.pods[at].requests);
+        }
+        let capacity = census.capacity.iter().copied();
+        let parts: Vec<Parts> = capacity.map(Parts::of).collect();
+        Self {
             cluster,
             census,
-            deserved,
+            deserved: deserves,
+            reserved,
             counted: census::counted(&census.capacity),
-            parts: census
-                .capacity
-                .iter()
-                .map(|capacity| Parts::of(*capacity))
-                .collect(),
-            free_later: free.clone(),
-            part_free: Table::new(nodes, resources, 0),
-            part_free_later: Table::new(nodes, resources, 0),
-            free,
-            candidates: Candidates::default(),
-            potential: Table::new(nodes, resources, 0),
+            free: Free::new(free, nodes, &parts),
+            free_later: Free::new(free_later, nodes, &parts),
+            parts,
+            candidates: Candidates::new(cluster, &candidates),
+            potential,
             used,
             over,
             budgets: cluster.budgets.clone(),
@@ -209,28 +233,7 @@ impl<'a> Planner<'a> {
             changes: Changes::new(nodes),
             known: Vec::new(),
             alike: BTreeMap::new(),
-        };
-        let mut candidates = Vec::new();
-        for (at, pod) in cluster.pods.iter().enumerate() {
-            let Some(node) = pod.node else { continue };
-            subtract(planner.free.row_mut(node), &pod.requests);
-            if pod.leaving {
-                continue;
-            }
-            subtract(planner.free_later.row_mut(node), &pod.requests);
-            if planner.may_be_victim(at) {
-                candidates.push((at, node));
-                let sums = planner.potential.row_mut(node).iter_mut();
-                for (sum, request) in sums.zip(&pod.requests) {
-                    *sum = sum.saturating_add(*request);
-                }
-            }
         }
-        for node in 0..nodes {
-            planner.count_free(node);
-        }
-        planner.candidates = Candidates::new(cluster, &candidates);
-        planner
     }
 
     fn serve(&mut self, entitled: &Entitled) -> Action {
@@ -270,14 +273,12 @@ impl<'a> Planner<'a> {
 
     /// Points 1 and 2: a node that has room, or will have it.
     fn find_room(&mut self, pod: usize, known: &mut Known) -> Option<Action> {
-        let action =
-            if let Some(node) = self.best_fit(pod, &mut known.now, &self.free, &self.part_free) {
-                Action::Fits { node }
-            } else {
-                let (free, part) = (&self.free_later, &self.part_free_later);
-                let node = self.best_fit(pod, &mut known.later, free, part)?;
-                Action::Leaving { node }
-            };
+        let action = if let Some(node) = self.best_fit(pod, &mut known.now, &self.free) {
+            Action::Fits { node }
+        } else {
+            let node = self.best_fit(pod, &mut known.later, &self.free_later)?;
+            Action::Leaving { node }
+        };
         if let Action::Fits { node } | Action::Leaving { node } = action {
             self.claim(node, pod);
         }
@@ -335,44 +336,51 @@ impl<'a> Planner<'a> {
     }
 
     /// Of the nodes with room for the pod the one that it leaves least of, of equals the lesser name.
-    fn best_fit(
-        &self,
-        pod: usize,
-        holes: &mut Holes,
-        free: &Table<i128>,
-        part_free: &Table<u64>,
-    ) -> Option<usize> {
+    fn best_fit(&self, pod: usize, holes: &mut Holes, free: &Free) -> Option<usize> {
         let pod = &self.cluster.pods[pod];
-        let needed = ResourceSet::needed(&pod.requests);
-        let needed: Vec<(usize, i128)> = needed
+        // Of what no node has nothing is asked of a node.
+        let requests: Vec<u64> = pod
+            .requests
             .iter()
-            .filter(|resource| self.counted.contains(*resource))
-            .map(|resource| (resource, i128::from(pod.requests[resource])))
+            .enumerate()
+            .map(|(resource, request)| {
+                if self.counted.contains(resource) {
+                    *request
+                } else {
+                    0
+                }
+            })
             .collect();
         // What is rounded down twice can be one less.
-        let requested = needed
+        let requested: u64 = requests
             .iter()
-            .map(|(resource, request)| self.parts[*resource].part(*request) + 1)
-            .sum::<u64>();
+            .zip(&self.parts)
+            .filter(|(request, _)| **request > 0)
+            .map(|(request, parts)| parts.part(*request) + 1)
+            .sum();
         let has_room = |node: usize| {
-            let free = free.row(node);
-            needed
-                .iter()
-                .all(|(resource, request)| free[*resource] >= *request)
+            let room = free.room(node).iter().zip(&requests);
+            room.fold(true, |all, (room, request)| all & (room >= request))
                 && self.cluster.nodes[node].state == NodeState::Ready
                 && pod.may_use(node)
         };
         let at_least = |node: usize| {
-            let parts = part_free.row(node);
-            let parts = needed.iter().map(|(resource, _)| parts[*resource]);
-            has_room(node).then(|| parts.sum::<u64>().saturating_sub(requested))
+            let parts = || free.parts(node).iter().zip(&requests);
+            let of_needed = |(part, request): (&u64, &u64)| if *request > 0 { *part } else { 0 };
+            has_room(node).then(|| {
+                parts()
+                    .map(of_needed)
+                    .sum::<u64>()
+                    .saturating_sub(requested)
+            })
         };
         let fit = |node: usize| -> Option<Fit> {
-            let free = free.row(node);
-            let rest = needed
-                .iter()
-                .map(|(resource, request)| self.parts[*resource].part(free[*resource] - request));
-            has_room(node).then(|| (rest.sum(), node))
+            let rest = || {
+                let rows = free.room(node).iter().zip(&requests).zip(&self.parts);
+                let needed = rows.filter(|((_, request), _)| **request > 0);
+                needed.map(|((room, request), parts)| parts.part(room - request))
+            };
+            has_room(node).then(|| (rest().sum(), node))
         };
         match &pod.nodes {
             None => holes.best(&self.changes, 0..self.cluster.nodes.len(), at_least, fit),
@@ -380,30 +388,12 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Counts anew how much of the cluster is free on a node.
-    fn count_free(&mut self, node: usize) {
-        let of = [
-            (&self.free, &mut self.part_free),
-            (&self.free_later, &mut self.part_free_later),
-        ];
-        for (free, parts) in of {
-            let rows = free.row(node).iter().zip(parts.row_mut(node));
-            for ((free, part), parts) in rows.zip(&self.parts) {
-                *part = parts.part(*free);
-            }
-        }
-    }
-
-    fn note_change(&mut self, node: usize) {
-        self.count_free(node);
-        self.changes.note(node);
-    }
-
     fn claim(&mut self, node: usize, pod: usize) {
-        let pod = &self.cluster.pods[pod];
-        subtract(self.free.row_mut(node), &pod.requests);
-        subtract(self.free_later.row_mut(node), &pod.requests);
-        self.note_change(node);
+        let requests = &self.cluster.pods[pod].requests;
+        self.free.change(node, subtract, requests, &self.parts);
+        self.free_later
+            .change(node, subtract, requests, &self.parts);
+        self.changes.note(node);
     }
 
     /// From now on the pods are leaving.
@@ -412,9 +402,8 @@ impl<'a> Planner<'a> {
         self.evictions_left -= pods.len();
         for pod in pods {
             let pod = &self.cluster.pods[*pod];
-            for (free, request) in self.free_later.row_mut(node).iter_mut().zip(&pod.requests) {
-                *free += i128::from(*request);
-            }
+            self.free_later
+                .change(node, add, &pod.requests, &self.parts);
             for (used, request) in self
                 .used
                 .row_mut(pod.namespace)
@@ -425,7 +414,7 @@ impl<'a> Planner<'a> {
             }
             self.over[pod.namespace] = ResourceSet::greater(
                 self.used.row(pod.namespace),
-                &self.deserved.amounts[pod.namespace],
+                self.deserved.row(pod.namespace),
             );
             for (sum, request) in self.potential.row_mut(node).iter_mut().zip(&pod.requests) {
                 *sum = sum.saturating_sub(*request);
@@ -434,7 +423,13 @@ impl<'a> Planner<'a> {
                 self.budgets[*budget] -= 1;
             }
         }
-        self.note_change(node);
+        self.changes.note(node);
+    }
+}
+
+fn add(row: &mut [i128], requests: &[u64]) {
+    for (left, request) in row.iter_mut().zip(requests) {
+        *left += i128::from(*request);
     }
 }
 
@@ -444,71 +439,9 @@ fn subtract(row: &mut [i128], requests: &[u64]) {
     }
 }
 
-/// The capacity of a resource, to tell what part of it an amount is, in 2⁻³². By a multiplication: a plan asks for millions of them.
-struct Parts {
-    capacity: u128,
-    /// 2⁹² divided by the capacity.
-    reciprocal: u128,
-}
-
-impl Parts {
-    fn of(capacity: Option<u64>) -> Self {
-        let capacity = u128::from(capacity.unwrap_or(0));
-        Self {
-            capacity,
-            reciprocal: (1_u128 << 92).checked_div(capacity).unwrap_or(0),
-        }
-    }
-
-    /// Rounded down: of less than nothing 0, of more than there is the whole; no ready node has more.
-    fn part(&self, amount: i128) -> u64 {
-        let amount = amount.max(0).unsigned_abs().min(self.capacity);
-        // The reciprocal is rounded down by less than one, and the amount is below 2⁶⁰: the product can be short of one.
-        let low = (amount * self.reciprocal) >> 60;
-        let is_short = (low + 1) * self.capacity <= amount << 32 && self.capacity > 0;
-        u64::try_from(low + u128::from(is_short)).unwrap_or(u64::MAX)
-    }
-}
-
 /// An amount as a part of the capacity, in 2 to the power of `-bits`; 0 of what there is nothing of.
 fn part_of(amount: i128, capacity: Option<u64>, bits: u32) -> i128 {
     (amount << bits)
         .checked_div(i128::from(capacity.unwrap_or(0)))
         .unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_part_is_what_a_division_says() {
-        let amounts = [
-            0,
-            1,
-            2,
-            3,
-            999,
-            1000,
-            4095,
-            1 << 31,
-            (1 << 36) + 7,
-            (1 << 48) - 1,
-            (1 << 60) - 1,
-        ];
-        for capacity in amounts {
-            let parts = Parts::of(Some(capacity));
-            for amount in amounts.into_iter().filter(|amount| *amount <= capacity) {
-                let amount = i128::from(amount);
-                let exact = part_of(amount, Some(capacity), 32);
-                assert_eq!(
-                    i128::from(parts.part(amount)),
-                    exact,
-                    "{amount} of {capacity}"
-                );
-            }
-        }
-        assert_eq!(Parts::of(None).part(5), 0);
-        assert_eq!(Parts::of(Some(5)).part(-1), 0);
-    }
 }

@@ -203,6 +203,12 @@ impl<'a> Rehearsal<'a> {
         true
     }
 
+    /// How many seconds have been played.
+    #[must_use]
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
     /// The cluster as it is.
     #[must_use]
     pub fn cluster(&self) -> &Cluster {
@@ -491,6 +497,21 @@ impl<'a> Rehearsal<'a> {
         }
         self.outcome
     }
+}
+
+/// How much there is to decide, at the least: the pods that are there, summed over all turns, if each of them started at once and ended in time. A policy that makes pods wait has more.
+#[must_use]
+pub fn pod_turns(of_the_snapshot: usize, arrivals: &[Arrival], terms: Terms) -> u64 {
+    let turns = |seconds: u64| seconds.div_ceil(terms.turn.max(1));
+    let of_the_snapshot = u64::try_from(of_the_snapshot).unwrap_or(u64::MAX);
+    let come = arrivals.iter().map(|arrival| {
+        let left = terms.seconds.saturating_sub(arrival.at);
+        turns(arrival.runs.min(left))
+    });
+    come.fold(
+        of_the_snapshot.saturating_mul(turns(terms.seconds)),
+        u64::saturating_add,
+    )
 }
 
 /// The lesser of two bounds.

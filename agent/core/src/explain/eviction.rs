@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::explain::kubelet::{self, KubeletAnswer};
 use crate::explain::pod::{ExplainedPod, find};
 use crate::explain::{Candidate, ExplainedRanking, NoSuchPod};
+use crate::kube::admission::standing::QuotaUse;
 use crate::model::config::EngineConfig;
 use crate::model::decision::LocalStorageReason;
 use crate::model::options::EvictionOptions;
@@ -16,8 +17,10 @@ use crate::model::state::{NodeState, PodState, ThresholdState};
 use crate::model::threshold::{Operator, Passes, Threshold};
 use crate::model::units::PodUid;
 use crate::policy::disk::local_storage;
+use crate::policy::memory::candidates;
 use crate::policy::memory::foresight;
 use crate::policy::memory::rank::RankRow;
+use crate::policy::memory::share;
 use crate::policy::memory::thresholds::{self, Met};
 use crate::policy::memory::verdict::{self, Scratch};
 use crate::policy::memory::view::View;
@@ -47,6 +50,12 @@ pub struct EvictionExplanation {
     pub usage_unit: Unit,
     /// The ranking.
     pub ranking: ExplainedRanking,
+    /// What the namespaces with a share use of it: option `namespaceShares`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub namespace_shares: Vec<ExplainedShare>,
+    /// Quotas of the namespace of [`Self::pod`], as far as whoever asks knows them: the engine has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quotas: Vec<QuotaUse>,
     /// The pods that would be evicted if the signal met a threshold now: `namespace/name`.
     pub victims: Vec<String>,
     /// Pods that are not ranked.
@@ -180,6 +189,18 @@ pub struct ExplainedLastLine {
     pub order: Vec<String>,
 }
 
+/// What a namespace uses of its share, in the unit that pods' usage is counted in.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExplainedShare {
+    /// The namespace.
+    pub namespace: String,
+    /// What its ranked pods use together.
+    pub used: u64,
+    /// Above this its pods go first among equals.
+    pub share: u64,
+}
+
 /// A pod that is not ranked.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -257,6 +278,16 @@ impl EvictionExplanation {
         let resource = signal.row().resource;
         let mut rows = Vec::new();
         verdict::candidates(&View::now(config, state), signal, &mut rows);
+        let mut everywhere = Vec::new();
+        candidates::rows(&View::now(config, state), resource, &mut everywhere);
+        let shares = share::standing(config, state, resource, &everywhere).into_iter();
+        let namespace_shares = shares
+            .map(|(namespace, used, share)| ExplainedShare {
+                namespace: namespace.to_owned(),
+                used,
+                share,
+            })
+            .collect();
         let ranked: Vec<Candidate> = rows
             .into_iter()
             .filter_map(|row| Some(candidate(state.pods.get(&row.uid)?, row)))
@@ -293,6 +324,8 @@ impl EvictionExplanation {
             signal_because,
             usage_unit: signal.row().usage_unit(),
             ranking,
+            namespace_shares,
+            quotas: Vec::new(),
             victims,
             not_ranked,
             last_line: last_line(config, state),

@@ -74,8 +74,17 @@ pub(crate) fn answer(
         .filter(|_| row.kubelet);
     let ours = ranking.next().map(|place| &place.pod);
     if let Some(first) = first.filter(|candidate| row.kubelet && Some(&candidate.pod) != ours) {
+        let runs = state
+            .pods
+            .get(&first.row.uid)
+            .is_some_and(|pod| pod.running);
+        let has_shares = !config.namespace_shares.is_empty();
+        let why = match runs && has_shares {
+            true => "namespaceShares",
+            false => "pods without processes are not candidates",
+        };
         differ(
-            "pods without processes are not candidates",
+            why,
             format!("would evict {}", first.pod),
             ours.map_or_else(
                 || "would evict nobody".to_owned(),

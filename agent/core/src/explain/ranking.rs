@@ -58,8 +58,16 @@ pub struct Place {
     pub usage_over_request: Option<i64>,
     /// Whether it uses more than it requested.
     pub exceeds_request: bool,
+    /// What its namespace uses beyond its share, in thousandths of the share; 0 without one.
+    #[serde(default, skip_serializing_if = "is_none_over")]
+    pub over_share: u16,
     /// What puts it ahead of the next pod; `None` for the last.
     pub ahead_of_next_by: Option<Comparator>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_none_over(thousandths: &u16) -> bool {
+    *thousandths == 0
 }
 
 /// A ranking with its reasons.
@@ -83,6 +91,9 @@ impl ExplainedRanking {
             .windows(2)
             .map(|pair| ranking.deciding_comparator(&pair[0].row, &pair[1].row))
             .collect();
+        let is_over = candidates
+            .iter()
+            .any(|candidate| candidate.row.over_share > 0);
         let places = candidates
             .into_iter()
             .enumerate()
@@ -96,7 +107,12 @@ impl ExplainedRanking {
             })
             .collect();
         Self {
-            comparators: ranking.order().to_vec(),
+            comparators: ranking
+                .order()
+                .iter()
+                .copied()
+                .filter(|step| is_over || *step != Comparator::OverShare)
+                .collect(),
             places,
         }
     }
@@ -133,6 +149,7 @@ impl Place {
             request: row.request.units_up(),
             usage_over_request: row.stats_known.then(|| row.excess().units_down()),
             exceeds_request: row.exceeds_request(),
+            over_share: row.over_share,
             ahead_of_next_by,
             uid: row.uid,
         }

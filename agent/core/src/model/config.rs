@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::model::file_system::ImageFsLayout;
-use crate::model::options::{CpuOptions, EvictionOptions};
+use crate::model::options::{CpuOptions, EvictionOptions, NamespaceShare};
 use crate::model::swap::PodSwap;
 use crate::model::threshold::Threshold;
 use crate::model::units::PodUid;
@@ -35,6 +35,10 @@ pub struct EngineConfig {
     /// Pods that no decision may end, hold back or put in an order of kills, whatever their manifests say: the agent's.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub exempt_uids: BTreeSet<PodUid>,
+    /// What namespaces may use of the node: option `namespaceShares`. Sorted by namespace, which each has once;
+    /// [`NAMESPACE_SHARES_MAX`](crate::policy::memory::share::NAMESPACE_SHARES_MAX) at most.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub namespace_shares: Vec<NamespaceShare>,
     /// A kubelet runs the pods: it starts again what ends, it ends what the API server says, and a hard threshold leaves no grace period.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub beside_kubelet: bool,
@@ -53,6 +57,7 @@ impl Default for EngineConfig {
             pod_swap: PodSwap::default(),
             cpu: CpuOptions::default(),
             exempt_uids: BTreeSet::new(),
+            namespace_shares: Vec::new(),
             beside_kubelet: false,
         }
     }

@@ -286,6 +286,10 @@ pub struct Sample {
     /// empty, and what is known of pods stands.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub node_only: bool,
+    /// Of the pods only the leaders were read: those on whose memory the decision about this sample rests
+    /// ([`Engine::stale`](crate::engine::Engine::stale) named each). What is known of the others stands.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaders_only: bool,
     /// File systems, if they have been read since the last sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage: Option<Arc<StorageReading>>,
@@ -370,6 +374,10 @@ impl CgroupMemory {
     }
 }
 
+/// The node's figures of page cache may be behind those of a pod by so much: each CPU counts up to 125 pages (`MAX_THRESHOLD` of the
+/// kernel's mm/vmstat.c) before it adds them to what `/proc/meminfo` shows.
+pub const CACHE_NOISE_BYTES: u64 = 4 << 20;
+
 /// Memory of one pod's cgroup, all bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PodMemory {
@@ -408,11 +416,17 @@ impl PodMemory {
 
     /// The page cache that does not count as used.
     pub(crate) fn cache_bytes(&self, availability: Availability) -> u64 {
-        match availability {
-            Availability::Kubelet => self.inactive_file_bytes,
-            Availability::Reclaimable => self
-                .inactive_file_bytes
-                .saturating_add(self.active_file_bytes),
+        availability.cache_bytes(self.inactive_file_bytes, self.active_file_bytes)
+    }
+
+    /// Without what cannot be: a pod has no more page cache than the node, whose figures are of this moment. Those of the pod
+    /// may be of an earlier reading.
+    pub(crate) fn limited(&self, node: &NodeMemory) -> Self {
+        let most = |bytes: u64, all: u64| bytes.min(all.saturating_add(CACHE_NOISE_BYTES));
+        Self {
+            inactive_file_bytes: most(self.inactive_file_bytes, node.inactive_file_bytes),
+            active_file_bytes: most(self.active_file_bytes, node.active_file_bytes),
+            ..self.clone()
         }
     }
 }

@@ -90,6 +90,21 @@ impl Default for CpuSuppress {
     }
 }
 
+/// What the pods of a namespace may use of this node together before they go first among equals
+/// ([`share`](crate::policy::memory::share)).
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NamespaceShare {
+    /// The namespace.
+    pub namespace: String,
+    /// Their working sets, bytes; `None`: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Their CPU time, thousandths of a CPU; `None`: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_milli: Option<u64>,
+}
+
 /// How many pods one pass may evict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -111,6 +126,16 @@ pub enum Availability {
     /// What the kernel could hand out: page cache that can go counts as available, and so does free swap for what can move there
     /// (kubernetes#43916, #138372, enhancements#5433).
     Reclaimable,
+}
+
+impl Availability {
+    /// What of so much page cache does not count as used, bytes.
+    pub(crate) fn cache_bytes(self, inactive_file_bytes: u64, active_file_bytes: u64) -> u64 {
+        match self {
+            Self::Kubelet => inactive_file_bytes,
+            Self::Reclaimable => inactive_file_bytes.saturating_add(active_file_bytes),
+        }
+    }
 }
 
 /// Evicting before the kernel's OOM killer has to.

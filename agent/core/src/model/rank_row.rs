@@ -74,6 +74,9 @@ pub struct RankRow {
     pub exempt: bool,
     /// The pod's priority, 0 if it has none.
     pub priority: i32,
+    /// What its namespace uses beyond its share, in thousandths of the share: [`share`](crate::policy::memory::share). 0 without one.
+    #[serde(default, skip_serializing_if = "is_none_over")]
+    pub over_share: u16,
     /// What the pod uses, in the signal's unit: bytes, inodes or processes.
     pub usage: u64,
     /// Usage above this exceeds the pod's request.
@@ -88,6 +91,11 @@ pub struct RankRow {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
 fn is_zero(number: &u8) -> bool {
     *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_none_over(thousandths: &u16) -> bool {
+    *thousandths == 0
 }
 
 impl RankRow {
@@ -138,6 +146,7 @@ impl RankRow {
             },
             exempt: pod.is_critical(),
             priority: pod.priority(),
+            over_share: 0,
             usage: usage.unwrap_or(0),
             allowance,
             request,
@@ -167,6 +176,8 @@ pub enum Comparator {
     ExceedsRequest,
     /// The lower priority is evicted first.
     Priority,
+    /// The namespace that is further above its share goes first: option `namespaceShares`. The kubelet does not have this.
+    OverShare,
     /// The larger usage minus request is evicted first.
     UsageOverRequest,
     /// The smaller UID is evicted first. The kubelet defines no order for such pods.
@@ -180,6 +191,7 @@ impl fmt::Display for Comparator {
             Self::MissingStats => "having no statistics",
             Self::ExceedsRequest => "exceeding its request",
             Self::Priority => "lower priority",
+            Self::OverShare => "its namespace being further above its share",
             Self::UsageOverRequest => "more usage over request",
             Self::Uid => "UID only",
         })

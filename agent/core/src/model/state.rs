@@ -18,6 +18,7 @@ use crate::model::reading::{NumaPods, PodLoads, ProcessReading, StorageReading};
 use crate::model::remedy::{RemedyState, Stage};
 use crate::model::signal::{NodeCondition, Observations, Resource, Signal};
 use crate::model::units::PodUid;
+use crate::model::unread::Unread;
 use crate::placement::node::NodePlacement;
 
 /// `terminationGracePeriodSeconds` of a pod that sets none (`DefaultTerminationGracePeriodSeconds` of the Kubernetes API).
@@ -172,6 +173,9 @@ pub struct PodReading {
     /// Active file pages.
     #[serde(default)]
     pub active_file_bytes: u64,
+    /// [`Sample::charged_bytes`] then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub charged_bytes: Option<u64>,
 }
 
 /// A pod on its way out.
@@ -413,15 +417,27 @@ impl NodeState {
         }
         for memory in &sample.pods {
             if let Some(pod) = self.pods.get_mut(&memory.uid) {
+                let memory = memory.limited(&sample.node);
                 pod.memory = Some(PodReading {
                     at_ns: now_ns,
                     usage_bytes: memory.usage_bytes,
                     working_set_bytes: memory.working_set_bytes(),
                     active_file_bytes: memory.active_file_bytes,
+                    charged_bytes: sample.charged_bytes,
                 });
                 pod.row.stats_known = true;
                 pod.row.usage = memory.used_bytes(availability);
             }
+        }
+        if sample.leaders_only {
+            let unread = Unread::of(sample);
+            for pod in self.pods.values_mut() {
+                // So that no pod is ahead of a leader with what it has no more.
+                if let Some(known) = pod.memory.filter(|memory| memory.at_ns != now_ns) {
+                    pod.row.usage = pod.row.usage.min(unread.most_bytes(&known));
+                }
+            }
+            return;
         }
         for pod in self.pods.values_mut() {
             // Not in this sample: its cgroup was removed.

@@ -11,6 +11,7 @@ pub mod on_node;
 pub mod rank;
 pub mod remedies;
 pub mod sampling;
+pub mod share;
 pub mod stall;
 pub mod swap;
 pub mod target;

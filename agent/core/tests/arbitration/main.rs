@@ -7,6 +7,8 @@
 
 mod exact;
 mod generate;
+mod kept;
+mod literal;
 mod plain;
 mod rehearsed;
 mod rules;
@@ -295,5 +297,10 @@ proptest! {
     #[test]
     fn cycles_come_to_rest(cluster in clusters()) {
         rules::check_rest(cluster)?;
+    }
+
+    #[test]
+    fn what_is_kept_is_what_is_computed_from_scratch(cluster in clusters(), other in clusters(), changes in kept::changes(), each_time in any::<bool>()) {
+        kept::check(&cluster, &other, &changes, each_time)?;
     }
 }

@@ -86,6 +86,10 @@ fn what_would_be_otherwise() {
         "node=cpu",
         "namespace=",
         "weight=a,many",
+        "weight=a,0",
+        "weight=a,1000001",
+        "node=cpu=-1",
+        "namespace=a,pods=1,cpu=1,cpu=2",
         "pod=x",
     ] {
         assert!(wrong.parse::<Change>().is_err(), "{wrong}");
@@ -106,6 +110,44 @@ fn json_and_svg() {
     );
     // CPU, memory and pods of a.
     assert_eq!(picture.matches("class=\"over\"").count(), 3, "{picture}");
+}
+
+/// The faults that files can have, each a condition of the object that says what is done and what to do; the rest is arbitrated.
+#[test]
+fn every_fault_of_a_snapshot_is_a_condition() {
+    let faults = "
+{kind: Consumer, metadata: {name: cycle-a}, spec: {parent: cycle-b}}
+---
+{kind: Consumer, metadata: {name: cycle-b}, spec: {parent: cycle-a}}
+---
+{kind: Consumer, metadata: {name: group}, spec: {unlimited: true}}
+---
+{kind: Consumer, metadata: {name: m}, spec: {namespace: m, reserved: {cpu: 50, nvidia.com/gpu: 1}, hard: {memory: 9E}}}
+---
+kind: Pod
+metadata: {name: giant, namespace: m}
+spec: {containers: [{name: c, resources: {requests: {cpu: 99}}}]}
+---
+kind: Pod
+metadata: {name: many, namespace: m}
+spec: {containers: [{name: c, resources: {requests: {cpu: 10}}}, {name: d, resources: {requests: {cpu: 0}}}]}
+---
+kind: Pod
+metadata: {name: lost, namespace: m}
+spec: {nodeName: gone, containers: [{name: c, resources: {requests: {cpu: 1}}}]}
+";
+    let text = ask(&[], &format!("{WORKED}---{faults}")).unwrap();
+    for condition in [
+        "Consumer cycle-a: Cycle: it is among its parents itself; counted as without a parent. Correct spec.parent",
+        "Consumer group: UnlimitedGroup:",
+        "Consumer m: UnknownResource: nvidia.com/gpu is reserved, and no node has it",
+        "Consumer m: AmountTooLarge:",
+        "Pod m/lost: UnknownNode: runs on node gone",
+        "Pod m/giant: NeverFits: no node that is ready and that it may use could hold it",
+    ] {
+        assert!(text.contains(condition), "{condition}\n{text}");
+    }
+    assert!(!text.contains("m/giant is"), "{text}");
 }
 
 #[test]

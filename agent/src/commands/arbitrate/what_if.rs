@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
 use plimsoll_core::arbitration::cluster::NodeState;
-use plimsoll_core::arbitration::named::{Named, NamedConsumer, NamedNode, NamedPod, Objects};
+use plimsoll_core::arbitration::named::{
+    Named, NamedConsumer, NamedNode, NamedPod, Objects, WEIGHT_MAX,
+};
 use plimsoll_core::kube::quantity::Quantity;
 
 use crate::input::snapshot::in_canonical_units;
@@ -83,7 +85,9 @@ impl FromStr for Change {
                 let (name, weight) = rest.rsplit_once(',').ok_or(form)?;
                 let weight = weight
                     .parse()
-                    .map_err(|_| "the weight is a whole number from 1 to 1000000")?;
+                    .ok()
+                    .filter(|weight| (1..=WEIGHT_MAX).contains(weight))
+                    .ok_or("the weight is a whole number from 1 to 1000000")?;
                 let name = name.to_owned();
                 Ok(Self::Weight { name, weight })
             }
@@ -99,7 +103,13 @@ fn amounts<'a>(parts: impl Iterator<Item = &'a str>) -> Result<Named, String> {
             .split_once('=')
             .ok_or_else(|| format!("{part:?} is no RESOURCE=AMOUNT"))?;
         let quantity = Quantity::parse(amount).map_err(|error| error.to_string())?;
-        amounts.insert(name.to_owned(), in_canonical_units(name, &quantity));
+        if amount.starts_with('-') {
+            return Err(format!("{part:?}: an amount is not negative"));
+        }
+        let before = amounts.insert(name.to_owned(), in_canonical_units(name, &quantity));
+        if before.is_some() {
+            return Err(format!("{name} is given twice; give it once"));
+        }
     }
     Ok(amounts)
 }

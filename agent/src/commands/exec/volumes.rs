@@ -15,7 +15,7 @@ use plimsoll_core::kube::pod::{Container, Pod};
 
 use crate::host::shown::Show as _;
 use crate::pods::directories::VolumePlugin;
-use crate::storage::usage::Places;
+use crate::storage::usage::{Places, RuntimeLayers};
 
 /// What the name of a volume's variable starts with.
 pub const VARIABLE_PREFIX: &str = "PLIMSOLL_VOLUME_";
@@ -167,6 +167,7 @@ mod tests {
             kubelet_dir: PathBuf::from("/kubelet"),
             logs_dir: PathBuf::from("/logs"),
             layer_roots: Vec::new(),
+            runtime_layers: RuntimeLayers::default(),
         }
     }
 

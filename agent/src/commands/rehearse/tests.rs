@@ -26,12 +26,30 @@ pods:
 ";
 
 fn rehearse(load: &str, arguments: &[&str]) -> Result<String, RehearseError> {
+    rehearse_saying(load, arguments, 0).map(|(text, _)| text)
+}
+
+/// The text, and what was said on the way, when each turn takes so long.
+fn rehearse_saying(
+    load: &str,
+    arguments: &[&str],
+    turn_ns: u64,
+) -> Result<(String, Vec<String>), RehearseError> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("load.yaml");
     std::fs::write(&path, load).unwrap();
     let line = ["rehearse", "-f", "-", "--load", path.to_str().unwrap()];
     let Line { args } = Line::try_parse_from(line.iter().chain(arguments)).unwrap();
-    answer(&args, CLUSTER.as_bytes(), 1_000_000, Style { color: false })
+    let (mut time_ns, mut said) = (0, Vec::new());
+    let mut now_ns = || {
+        time_ns += turn_ns;
+        time_ns
+    };
+    let mut say = |text: &str| said.push(text.to_owned());
+    let mut progress = Progress::new(&mut now_ns, &mut say);
+    let style = Style { color: false };
+    let text = answer(&args, CLUSTER.as_bytes(), 1_000_000, style, &mut progress)?;
+    Ok((text, said))
 }
 
 #[test]
@@ -74,6 +92,34 @@ fn the_same_seed_is_the_same_play() {
         "{svg}"
     );
     assert!(svg.contains("web"), "{svg}");
+}
+
+#[test]
+fn a_long_rehearsal_says_how_far_it_is() {
+    // 1440 turns of 50 ms for each of three policies: 216 s.
+    let (_, said) = rehearse_saying(LOAD, &[], 50_000_000).unwrap();
+    assert_eq!(said.len(), 21, "{said:?}");
+    assert!(
+        said[0].starts_with("plimsoll: rehearsing shares, 1 of 3: day 1 of 1;"),
+        "{said:?}"
+    );
+    let (_, said) = rehearse_saying(LOAD, &[], 1).unwrap();
+    assert!(said.is_empty(), "{said:?}");
+}
+
+/// 26,000 pods that each run for all of a month, looked at every ten seconds: hours of work.
+#[test]
+fn what_would_take_hours_is_refused_at_once() {
+    let much = "days: 31\nturn: 10s\npods:\n- {namespace: a, every: 100s, runs: 744h, requests: {cpu: 1}, spread: Even}\n";
+    let error = rehearse(much, &[]).unwrap_err();
+    assert_eq!(error.exit_status(), exit_status::REFUSED);
+    for part in [
+        "26783 pods over 267840 turns",
+        "at most 200000000",
+        "lengthen turn",
+    ] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
 }
 
 #[test]

@@ -3,15 +3,19 @@
 //! Their defaults are [`EvictionOptions::default`], in one place ([`PlimsollOptions::default`]); the table has none.
 
 use plimsoll_core::kube::duration;
+use plimsoll_core::kube::quantity::Quantity;
+use plimsoll_core::kube::resources::{CPU, MEMORY};
 use plimsoll_core::model::options::{
     Availability, Breaker, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, LastLine,
-    OomOrder, Remedies, Victims,
+    NamespaceShare, OomOrder, Remedies, Victims,
 };
 use plimsoll_core::policy::memory::remedies::THROTTLE_MAX_NS;
+use plimsoll_core::policy::memory::share::NAMESPACE_SHARES_MAX;
 
 use super::document::{Entry, Node, Origin, Value};
 use super::problem::Problem;
 use super::schema::{Class::Used, Field, Shape, field, int};
+use super::tree::Tree;
 
 /// `apiVersion` of our own file.
 pub const API_VERSION: &str = "plimsoll.dev/v1alpha1";
@@ -38,6 +42,8 @@ pub const FIELDS: &[Field] = &[
     ]), "evict slowly while the memory of an evicted pod does not come back and other pods do not have what is missing"),
     field("respectDisruptionBudgets", Used, Shape::Bool,
         "skip a pod whose disruption budget is exhausted, if evicting other pods is enough").pointer(),
+    field("namespaceShares", Used, Shape::Map(&Shape::Map(&Shape::Quantity)),
+        "by namespace, the memory and cpu of this node above which its pods are evicted first among equals").pointer(),
     field("oomScoreOrder", Used, Shape::OneOf(&["Kubelet", "Dynamic"]),
         "oom_score_adj by QoS class and request (Kubelet), or following the eviction ranking (Dynamic)"),
     field("podOOMGroup", Used, Shape::Bool,
@@ -123,6 +129,63 @@ fn number(node: Option<&Node>) -> Option<u32> {
     match node?.value {
         Value::Integer(value) => u32::try_from(value).ok(),
         _ => None,
+    }
+}
+
+/// The shares of namespaces, sorted by name.
+pub(super) fn namespace_shares(section: Option<&Node>) -> Vec<NamespaceShare> {
+    let of = |entry: &Entry| {
+        let amount = |name: &str, of: fn(&Quantity) -> i64| {
+            let quantity = Tree(&entry.node).quantity(name);
+            quantity.map(|quantity| u64::try_from(of(&quantity)).unwrap_or(0))
+        };
+        NamespaceShare {
+            namespace: entry.key.clone(),
+            memory_bytes: amount(MEMORY, Quantity::value),
+            cpu_milli: amount(CPU, Quantity::milli_value),
+        }
+    };
+    let mut shares: Vec<NamespaceShare> = entries(section).iter().map(of).collect();
+    shares.sort_by(|a, b| a.namespace.cmp(&b.namespace));
+    shares
+}
+
+/// What `namespaceShares` has.
+fn entries(section: Option<&Node>) -> &[Entry] {
+    match section.and_then(|section| section.get("namespaceShares")) {
+        Some(Node {
+            value: Value::Map(entries),
+            ..
+        }) => entries,
+        _ => &[],
+    }
+}
+
+/// What is wrong with `namespaceShares`: too many, resources without shares, negative amounts.
+pub(super) fn check_namespace_shares(section: Option<&Node>, problems: &mut Vec<Problem>) {
+    let all = entries(section);
+    if let Some(beyond) = all.get(NAMESPACE_SHARES_MAX) {
+        problems.push(Problem::new(
+            beyond.origin,
+            "plimsoll.namespaceShares",
+            format!("at most {NAMESPACE_SHARES_MAX} namespaces: leave some out"),
+        ));
+    }
+    for entry in all {
+        let Value::Map(amounts) = &entry.node.value else {
+            continue;
+        };
+        for amount in amounts {
+            let field = format!("plimsoll.namespaceShares.{}.{}", entry.key, amount.key);
+            let quantity = Tree(&entry.node).quantity(&amount.key);
+            if ![MEMORY, CPU].contains(&amount.key.as_str()) {
+                let what = format!("no shares of it: write {MEMORY} or {CPU}");
+                problems.push(Problem::new(amount.origin, field, what));
+            } else if quantity.is_some_and(|quantity| quantity.sign() < 0) {
+                let what = "must not be negative";
+                problems.push(Problem::new(amount.origin, field, what.to_owned()));
+            }
+        }
     }
 }
 
@@ -239,7 +302,7 @@ impl PlimsollOptions {
     }
 
     /// The options as they would be written.
-    fn entries(&self) -> [(&'static str, Value); 11] {
+    fn entries(&self) -> [(&'static str, Value); 12] {
         let eviction = &self.eviction;
         let durations = |pairs: &[(&str, u64)]| {
             Value::Map(
@@ -280,6 +343,7 @@ impl PlimsollOptions {
                 "respectDisruptionBudgets",
                 Value::Bool(eviction.disruption_budgets),
             ),
+            ("namespaceShares", Value::Map(Vec::new())),
             ("oomScoreOrder", name_of(&OOM_ORDER, &eviction.oom_order)),
             ("podOOMGroup", Value::Bool(eviction.pod_oom_group)),
             ("lastLine", last_line(eviction.last_line)),

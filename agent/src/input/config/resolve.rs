@@ -54,6 +54,7 @@ impl Effective {
 
         let tree = Tree(&root);
         rules::check(tree, &mut problems);
+        plimsoll::check_namespace_shares(root.get("plimsoll"), &mut problems);
         let thresholds = thresholds(tree, &mut problems);
         let statements = statements(tree);
         if !problems.is_empty() {

@@ -14,7 +14,7 @@ use plimsoll_core::policy::memory::rank::ImageFsLayout;
 use super::document::Value;
 use super::flags::EvictionFlags;
 use super::placement::placement;
-use super::plimsoll::PlimsollOptions;
+use super::plimsoll::{PlimsollOptions, namespace_shares};
 use super::resolve::Effective;
 use super::rules;
 use super::tree::Tree;
@@ -159,6 +159,7 @@ pub(super) fn config(
             local_storage_limits: flag("localStorageCapacityIsolation"),
             options: options.eviction,
             cpu: options.cpu,
+            namespace_shares: namespace_shares(tree.0.get("plimsoll")),
             ..EngineConfig::default()
         },
         placement: placement(tree, &node),

@@ -8,7 +8,7 @@ use super::*;
 use plimsoll_core::kube::cgroup_config::{MemoryReservationPolicy, SwapBehavior};
 use plimsoll_core::model::options::{
     Availability, Breaker, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, LastLine,
-    OomOrder, Remedies, Victims,
+    NamespaceShare, OomOrder, Remedies, Victims,
 };
 use plimsoll_core::model::threshold::Amount;
 
@@ -215,6 +215,50 @@ fn what_may_not_be_meant_is_hinted_at() {
     assert_eq!(
         hints(&format!("{few}mergeDefaultEvictionSettings: true\n")),
         ["evictionHard: containerfs.available"]
+    );
+}
+
+#[test]
+fn shares_of_namespaces_are_read_and_checked() {
+    let shares = |text: &str| of(text).map(|config| config.engine.namespace_shares);
+    let share = |namespace: &str, memory_bytes, cpu_milli| NamespaceShare {
+        namespace: namespace.into(),
+        memory_bytes,
+        cpu_milli,
+    };
+    assert_eq!(shares("").unwrap(), []);
+    assert_eq!(
+        shares("plimsoll: {namespaceShares: {team-b: {cpu: 1500m}, team-a: {memory: 4Gi, cpu: 2}, c: {}}}\n").unwrap(),
+        [
+            share("c", None, None),
+            share("team-a", Some(4 << 30), Some(2000)),
+            share("team-b", None, Some(1500)),
+        ]
+    );
+    for (text, wanted) in [
+        (
+            "{a: {storage: 1Gi}}",
+            "plimsoll.namespaceShares.a.storage: no shares of it: write memory or cpu",
+        ),
+        (
+            "{a: {memory: -1}}",
+            "plimsoll.namespaceShares.a.memory: must not be negative",
+        ),
+        ("{a: {memory: lots}}", "plimsoll.namespaceShares.a.memory"),
+        ("{a: 1Gi}", "plimsoll.namespaceShares.a"),
+    ] {
+        let error = shares(&format!("plimsoll: {{namespaceShares: {text}}}\n")).unwrap_err();
+        assert!(error.to_string().contains(wanted), "{text}: {error}");
+    }
+    let many: Vec<String> = (0..65).map(|at| format!("n{at}: {{cpu: 1}}")).collect();
+    let error = shares(&format!(
+        "plimsoll: {{namespaceShares: {{{}}}}}\n",
+        many.join(", ")
+    ))
+    .unwrap_err();
+    assert!(
+        error.to_string().contains("at most 64 namespaces"),
+        "{error}"
     );
 }
 

@@ -459,7 +459,7 @@ impl Admission {
         let admitted = world
             .admit(PODS, Object::Pod(Box::new(given)))
             .map_err(|refusal| refusal.message)?;
-        let Object::Pod(object) = admitted.object else {
+        let Object::Pod(object) = &*admitted.object else {
             return Err("the object is no pod".to_owned());
         };
         let mut kept = object.pod.clone();
@@ -473,7 +473,7 @@ impl Admission {
             ..pod.clone()
         });
         entry.is_ruled = true;
-        entry.object.set(*object).ok();
+        entry.object.set((**object).clone()).ok();
         Ok(entry)
     }
 

@@ -1,8 +1,8 @@
 //! Ending a pod's containers one by one, and nothing new in its cgroup: for pods that a kubelet runs.
 //!
 //! **Problem.** What ends in such a pod is started again, and a sandbox that is killed costs more than it frees ([`crate::pods::sandbox`]).
-//! **Approach.** `cgroup.max.descendants` of the pod's cgroup, written before the kill: what is there stays, and no container's cgroup can be
-//! made. Then `cgroup.kill` of each container. All files are opened when the cgroups appear. v1 has neither file: there the processes are
+//! **Approach.** `cgroup.max.descendants` of the pod's cgroup: what is there stays, and no container's cgroup can be made. Each container's first process is
+//! killed before that ([`super::thread`] says why), and `cgroup.kill` of each container follows. All files are opened when the cgroups appear. v1 has neither file: there the processes are
 //! signalled, and what comes later has to be killed again.
 
 use std::ffi::OsStr;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::tree::Node as _;
-use super::{Member, Write, if_there, read_populated};
+use super::{KillThread, Member, What, Write, if_there, read_populated};
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::file::{ControlFile, FileError};
 
@@ -30,7 +30,7 @@ pub(super) struct Containers {
     usage_file: &'static str,
     open: Vec<Container>,
     spared: Option<Box<OsStr>>,
-    hold: Option<ControlFile>,
+    hold: Option<Arc<ControlFile>>,
 }
 
 #[derive(Debug)]
@@ -94,8 +94,10 @@ impl Containers {
         Ok(())
     }
 
-    pub(super) fn names(&self) -> impl Iterator<Item = &OsStr> {
-        self.open.iter().map(|container| &*container.name)
+    pub(super) fn cgroups(&self) -> impl Iterator<Item = (&OsStr, u64)> {
+        self.open
+            .iter()
+            .map(|container| (&*container.name, container.id))
     }
 
     /// This one is the sandbox's, and is left alone.
@@ -133,7 +135,7 @@ impl Containers {
             return Ok(());
         }
         let file = self.unified.as_ref().map(|dir| dir.join(HOLD_FILE));
-        self.hold = if_there(file.map(ControlFile::open_to_write))?;
+        self.hold = if_there(file.map(ControlFile::open_to_write))?.map(Arc::new);
         Ok(())
     }
 
@@ -141,11 +143,11 @@ impl Containers {
         self.hold = None;
     }
 
-    /// Whether it is held now. Allocates nothing.
-    pub(super) fn hold(&self) -> Result<bool, FileError> {
+    /// Whether it is held, once that is written. Allocates nothing.
+    pub(super) fn hold(&self, write: Write<'_>) -> Result<bool, FileError> {
         match &self.hold {
             None => Ok(false),
-            Some(file) => file.write(HELD.as_bytes()).map(|()| true),
+            Some(file) => write(file, What::Hold).map(|()| true),
         }
     }
 
@@ -172,7 +174,7 @@ impl Containers {
     pub(super) fn kill(&self, write: Write<'_>) -> Result<bool, FileError> {
         let (mut all, mut failure) = (true, None);
         for one in self.ending() {
-            match one.kill.as_ref().map(write) {
+            match one.kill.as_ref().map(|file| write(file, What::Kill)) {
                 Some(Ok(())) => {}
                 Some(Err(error)) if error.is_vanished() => {}
                 Some(Err(error)) => failure = failure.or(Some(error)),
@@ -220,9 +222,9 @@ impl super::PodKill {
         containers.refresh(dirs.map(|place| (&*place.path, place.id)))
     }
 
-    /// Names of the directories in the pod's cgroup, as of the last refresh; none for a pod that no kubelet runs.
-    pub fn container_names(&self) -> impl Iterator<Item = &OsStr> {
-        self.beside.iter().flat_map(Containers::names)
+    /// The cgroups in the pod's, as of the last refresh: name and id; none for a pod that no kubelet runs.
+    pub fn container_cgroups(&self) -> impl Iterator<Item = (&OsStr, u64)> {
+        self.beside.iter().flat_map(Containers::cgroups)
     }
 
     /// The sandbox's cgroup is left alone; `None`: it is not known, and the pod is killed as a whole.
@@ -257,12 +259,19 @@ impl super::PodKill {
         }
     }
 
-    /// Lets nothing new start in the pod's cgroup. Returns whether it is held: not on v1, nor before [`super::PodKill::arm_hold`]. Allocates nothing.
+    /// Lets nothing new start in the pod's cgroup. Returns whether it is held: not on v1, nor before [`super::PodKill::arm_hold`]. With a thread it is
+    /// once that has written the file. Allocates nothing.
     ///
     /// # Errors
-    /// The kernel's.
-    pub fn hold(&self) -> Result<bool, FileError> {
-        self.beside.as_ref().map_or(Ok(false), Containers::hold)
+    /// The kernel's, of what is written here.
+    pub fn hold(&self, thread: Option<&KillThread>) -> Result<bool, FileError> {
+        let Some(containers) = &self.beside else {
+            return Ok(false);
+        };
+        match thread {
+            Some(thread) => containers.hold(&|file, what| thread.write(file, what)),
+            None => containers.hold(&|file, what| file.write(what.text())),
+        }
     }
 
     /// Keeps what each container uses now. Allocates nothing.

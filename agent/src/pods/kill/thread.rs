@@ -1,14 +1,19 @@
-//! Writes `cgroup.kill` on a thread of its own.
+//! Writes `cgroup.kill`, and what holds a pod, on a thread of its own.
 //!
-//! **Problem.** The write waits for `cgroup_mutex`, which every mkdir and rmdir of a cgroup takes: beside one process that does nothing else it took 88 ms
+//! **Problem.** Either write waits for `cgroup_mutex`, which every mkdir and rmdir of a cgroup takes: beside one process that does nothing else it took 88 ms
 //! (p99), and 197 ms at most. The loop must not wait for what a tenant can hold. **Approach.** The loop kills the containers' first processes by itself,
 //! through pidfds, and hands the open file to a thread that is there before it is needed, at a real-time priority below the loop's. A file for which there is
-//! no place the loop writes itself. Where the kernel refuses the write (a threaded cgroup), the thread signals each process below the cgroup instead.
+//! no place the loop writes itself. Where the kernel refuses the kill (a threaded cgroup), the thread signals each process below the cgroup instead.
+//!
+//! **The hold.** `cgroup.max.descendants` waits for the same lock, and is written before the kill and after the signals to first processes. What it is to
+//! refuse, the `mkdir` of a new container, waits for that lock too, and a kubelet asks for it a second after the end of the old one at the earliest: the
+//! write is ahead of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::containers::HELD;
 use super::rest::Rest;
 use crate::host::file::{ControlFile, FileError};
 use crate::host::handover::Handover;
@@ -16,9 +21,7 @@ use crate::host::protect::RELEASE_PRIORITY;
 use crate::host::syscall::sched_rr_reset_on_fork;
 use crate::host::worker::WorkerThread;
 
-/// What is written.
-pub(super) const KILL: &[u8] = b"1";
-/// Files that may wait: one for a pod, or one for each of its containers beside a kubelet.
+/// Files that may wait: one for a pod; beside a kubelet one for each of its containers, and one that holds it.
 const FILES_MAX: usize = 64;
 /// Between two walks that signal.
 const WALK_PAUSE: Duration = Duration::from_millis(10);
@@ -27,6 +30,27 @@ const SIGNALS_WITHIN: Duration = Duration::from_secs(5);
 /// How long the end of the agent waits for the thread, which the kernel may hold up.
 const END_PATIENCE: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 128 << 10;
+
+/// What is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum What {
+    /// To `cgroup.kill`: every process below ends.
+    Kill,
+    /// To `cgroup.max.descendants`: nothing new starts below.
+    Hold,
+}
+
+impl What {
+    pub(crate) const fn text(self) -> &'static [u8] {
+        match self {
+            Self::Kill => b"1",
+            Self::Hold => HELD.as_bytes(),
+        }
+    }
+}
+
+/// A file, and what is written to it.
+type Job = (Arc<ControlFile>, What);
 
 /// How long the kernel held up the writes so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,7 +65,9 @@ pub struct WriteTimes {
 
 #[derive(Debug, Default)]
 struct Shared {
-    files: Handover<Arc<ControlFile>, FILES_MAX>,
+    files: Handover<Job, FILES_MAX>,
+    /// The thread takes a job, or works on it.
+    is_busy: AtomicBool,
     is_over: AtomicBool,
     refused: AtomicU64,
     count: AtomicU64,
@@ -62,12 +88,12 @@ impl KillThread {
     /// # Errors
     /// When the kernel gives none.
     pub fn start() -> std::io::Result<Self> {
-        Self::start_with(|file| file.write(KILL))
+        Self::start_with(|file, what| file.write(what.text()))
     }
 
     /// With another way to write, for tests.
-    pub(in crate::pods) fn start_with(
-        write: impl Fn(&ControlFile) -> Result<(), FileError> + Send + 'static,
+    pub(crate) fn start_with(
+        write: impl Fn(&ControlFile, What) -> Result<(), FileError> + Send + 'static,
     ) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let of_thread = Arc::clone(&shared);
@@ -81,12 +107,14 @@ impl KillThread {
         Ok(Self { shared, thread })
     }
 
-    /// Has `cgroup.kill` written. Waits only if the thread has no place for it. Allocates nothing.
+    /// Has a file written. Waits only if the thread has no place for it. Allocates nothing.
     ///
     /// # Errors
     /// As for [`ControlFile::write`], if it is written here.
-    pub(super) fn write(&self, file: &Arc<ControlFile>) -> Result<(), FileError> {
-        let is_taken = self.shared.files.put(Arc::clone(file));
+    pub(super) fn write(&self, file: &Arc<ControlFile>, what: What) -> Result<(), FileError> {
+        let job = (Arc::clone(file), what);
+        let same = |one: &Job, other: &Job| Arc::ptr_eq(&one.0, &other.0);
+        let is_taken = self.shared.files.put_once(job, same);
         if let Some(thread) = self.thread.thread() {
             thread.unpark();
         }
@@ -94,7 +122,13 @@ impl KillThread {
             return Ok(());
         }
         self.shared.refused.fetch_add(1, Ordering::Relaxed);
-        file.write(KILL)
+        file.write(what.text())
+    }
+
+    /// Whether all that was handed over is written.
+    pub fn is_idle(&self) -> bool {
+        // In this order: the thread is busy before it takes.
+        self.shared.files.is_empty() && !self.shared.is_busy.load(Ordering::SeqCst)
     }
 
     /// Files that the loop had to write itself.
@@ -129,22 +163,28 @@ impl Drop for KillThread {
     }
 }
 
-fn work(shared: &Shared, write: impl Fn(&ControlFile) -> Result<(), FileError>) {
+fn work(shared: &Shared, write: impl Fn(&ControlFile, What) -> Result<(), FileError>) {
     loop {
         // Read first: what was handed over before the end is still written.
         let is_over = shared.is_over.load(Ordering::SeqCst);
-        while let Some(file) = shared.files.take() {
+        shared.is_busy.store(true, Ordering::SeqCst);
+        while let Some((file, what)) = shared.files.take() {
             let began = Instant::now();
-            let written = write(&file);
+            let written = write(&file, what);
             let took_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
             shared.count.fetch_add(1, Ordering::Relaxed);
             shared.sum_ns.fetch_add(took_ns, Ordering::Relaxed);
             shared.max_ns.fetch_max(took_ns, Ordering::Relaxed);
             match written {
-                Err(error) if !error.is_vanished() => signal_instead(shared, &file, &error),
-                _ => {}
+                Err(error) if error.is_vanished() => {}
+                Err(error) if what == What::Kill => signal_instead(shared, &file, &error),
+                Err(error) => tracing::warn!(
+                    "{error}; the pod is not held: what its kubelet starts in it again is killed again"
+                ),
+                Ok(()) => {}
             }
         }
+        shared.is_busy.store(false, Ordering::SeqCst);
         if is_over {
             return;
         }

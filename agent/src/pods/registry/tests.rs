@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use super::*;
 use crate::host::cgroup::tests::{fake_host, fake_v2};
 use crate::host::file::ControlFile;
+use crate::pods::kill::What;
 
 const POD: &str = "/sys/fs/cgroup/kubepods/besteffort/poda";
 
@@ -33,21 +34,29 @@ fn pod(name: &str) -> Arc<Pod> {
 }
 
 fn make_cgroup(host: &HostRoot, populated: &str) {
-    std::fs::create_dir_all(host.path(POD)).unwrap();
+    make_cgroup_in(&host.path(POD), populated);
+}
+
+fn make_cgroup_in(dir: &Path, populated: &str) {
+    std::fs::create_dir_all(dir).unwrap();
     for (name, text) in [
         ("cgroup.procs", ""),
         ("cgroup.kill", ""),
         ("memory.current", "1\n"),
         ("memory.stat", "inactive_file 0\nactive_file 0\n"),
     ] {
-        std::fs::write(host.path(POD).join(name), text).unwrap();
+        std::fs::write(dir.join(name), text).unwrap();
     }
-    set_populated(host, populated);
+    set_populated_in(dir, populated);
 }
 
 fn set_populated(host: &HostRoot, populated: &str) {
+    set_populated_in(&host.path(POD), populated);
+}
+
+fn set_populated_in(dir: &Path, populated: &str) {
     let text = format!("populated {populated}\nfrozen 0\n");
-    std::fs::write(host.path(POD).join("cgroup.events"), text).unwrap();
+    std::fs::write(dir.join("cgroup.events"), text).unwrap();
 }
 
 /// What a look finds, as far as it says anything.
@@ -154,7 +163,7 @@ fn a_round_comes_to_every_pod_and_begins_again() {
 
 /// A pod that was seen running, and a thread that writes `cgroup.kill` like this.
 fn with_kill_thread(
-    write: impl Fn(&ControlFile) -> Result<(), FileError> + Send + 'static,
+    write: impl Fn(&ControlFile, What) -> Result<(), FileError> + Send + 'static,
 ) -> (tempfile::TempDir, HostRoot, Pods) {
     let (dir, host, mut pods) = one_pod("1");
     assert_eq!(look(&mut pods), Some(true));
@@ -170,11 +179,12 @@ fn written(host: &HostRoot) -> String {
 #[test]
 fn a_kill_does_not_wait_until_the_kernel_takes_it() {
     let (let_go, held) = channel::<()>();
-    let (_dir, host, pods) = with_kill_thread(move |file| {
+    let (_dir, host, pods) = with_kill_thread(move |file, what| {
         held.recv().ok();
-        file.write(b"1")
+        file.write(what.text())
     });
     pods.kill(&PodUid::new("a")).unwrap();
+    assert!(!pods.are_holds_written());
     assert_eq!(
         (written(&host), pods.kill_writes().count),
         (String::new(), 0)
@@ -191,21 +201,51 @@ fn a_kill_does_not_wait_until_the_kernel_takes_it() {
 #[test]
 fn a_kill_that_finds_no_place_is_done_at_once() {
     let (let_go, held) = channel::<()>();
-    let (_dir, host, pods) = with_kill_thread(move |_| {
+    let (_dir, host, mut pods) = with_kill_thread(move |_, _| {
         held.recv().ok();
         Ok(())
     });
+    // Pods beside it take all places; one file is in the thread's hands.
+    let mut number = 0;
     while pods.work_refused() == 0 {
-        assert_eq!(written(&host), "");
-        pods.kill(&PodUid::new("a")).unwrap();
+        let name = format!("b{number}");
+        let dir = host.path(POD).with_file_name(format!("pod{name}"));
+        make_cgroup_in(&dir, "1");
+        pods.apply(pod(&name)).unwrap();
+        let uid = PodUid::new(name);
+        pods.refresh(&uid).unwrap();
+        pods.kill(&uid).unwrap();
+        number += 1;
     }
+    assert_eq!(written(&host), "");
+    pods.kill(&PodUid::new("a")).unwrap();
     assert_eq!(written(&host), "1");
     drop(let_go);
 }
 
 #[test]
+fn a_pod_that_is_killed_again_waits_once() {
+    let (let_go, held) = channel::<()>();
+    let (_dir, host, pods) = with_kill_thread(move |file, what| {
+        held.recv().ok();
+        file.write(what.text())
+    });
+    for _ in 0..1000 {
+        pods.kill(&PodUid::new("a")).unwrap();
+    }
+    assert_eq!((pods.work_refused(), written(&host)), (0, String::new()));
+    drop(let_go);
+    while !pods.are_holds_written() {
+        std::thread::yield_now();
+    }
+    // One that was in the thread's hands already, and one that waited.
+    assert!(pods.kill_writes().count <= 2, "{:?}", pods.kill_writes());
+    assert_eq!(written(&host), "1");
+}
+
+#[test]
 fn what_the_kernel_does_not_kill_as_a_whole_is_signalled_by_the_thread() {
-    let (_dir, host, pods) = with_kill_thread(|file| {
+    let (_dir, host, pods) = with_kill_thread(|file, _| {
         Err(FileError::Unwritable {
             path: Arc::clone(file.path()),
             source: Errno::OPNOTSUPP,

@@ -117,8 +117,8 @@ fn each_end_is_reported_or_counted() {
     let worker = CgroupWorker::start().unwrap();
     let rest = Rest::of(&dir.path().join("gone"), None);
     let asked = ENDS_MAX as u64 * 4;
-    for _ in 0..asked {
-        worker.end_rest(&PodUid::new("x"), &rest);
+    for number in 0..asked {
+        worker.end_rest(&PodUid::new(number.to_string()), &rest);
     }
     let taken = usize::try_from(asked - worker.dropped()).unwrap();
     assert!(taken >= ENDS_MAX);

@@ -1,7 +1,9 @@
 use std::collections::BTreeSet;
 
 use plimsoll_core::engine::EngineConfig;
+use plimsoll_core::kube::admission::standing::RefusedPod;
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
 
 use super::*;
@@ -45,6 +47,7 @@ fn snapshot(pods: u64) -> Snapshot {
         decisions.iter().for_each(|it| tally.decided(it));
     });
     tally.oom_kills.add(true, 3);
+    tally.admissions = [4, 2];
     tally.reactions.kswapd_wake.add(70_000);
     let mut records = AccountReport::from(&Account::default());
     let charges = records
@@ -60,6 +63,12 @@ fn snapshot(pods: u64) -> Snapshot {
     };
     Snapshot {
         records: Some(records),
+        refused: Arc::from([RefusedPod {
+            pod: "team/web".into(),
+            uid: PodUid::from("w"),
+            place: "web.yaml:1".into(),
+            message: "exceeded quota".into(),
+        }]),
         tally,
         ..Snapshot::of(&engine)
     }
@@ -170,6 +179,9 @@ fn figures_are_those_of_the_snapshot() {
         "plimsoll_records_folded_total{kind=\"charges-reached\"} 2",
         "plimsoll_kernel_oom_kills_total{victim=\"pod\"} 3",
         "plimsoll_journal_steps_lost_total 2",
+        "plimsoll_admissions_total{verdict=\"admitted\"} 4",
+        "plimsoll_admissions_total{verdict=\"refused\"} 2",
+        "plimsoll_pods_refused 1",
         "plimsoll_reaction_seconds_bucket{le=\"0.00005\",cause=\"kswapd_wake\"} 0",
         "plimsoll_reaction_seconds_bucket{le=\"0.0001\",cause=\"kswapd_wake\"} 1",
         "plimsoll_reaction_seconds_bucket{le=\"+Inf\",cause=\"kswapd_wake\"} 1",

@@ -3,11 +3,19 @@
 //! A bar is as wide as what there is of the resource. Filled: what is used, red where that is more than deserved. Framed: what is deserved. A line below: what is
 //! reserved. A mark: `hard`.
 
-use std::fmt::Write as _;
-
 use super::{Answer, amount};
-use crate::show::topology::svg::escaped;
+use crate::show::svg::{Svg, escaped};
 
+const STYLE: &str = "\
+text { font: 12px sans-serif; fill: #222 }
+.h { font-weight: bold }
+.all { fill: #f3f4f6 }
+.used { fill: #77aadd }
+.over { fill: #ee8866 }
+.deserved { fill: none; stroke: #222; stroke-width: 1.5 }
+.reserved { fill: #44bb99 }
+.hard { fill: #aa3377 }
+";
 const MARGIN: u64 = 24;
 const NAME_WIDE: u64 = 240;
 const INDENT: u64 = 16;
@@ -30,25 +38,10 @@ pub(crate) fn draw(answer: &Answer<'_>) -> String {
         column(counted.len()) + MARGIN,
         HEAD_HIGH + rows.len() as u64 * ROW_HIGH + 2 * MARGIN,
     );
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{wide}\" height=\"{high}\" viewBox=\"0 0 {wide} {high}\" role=\"img\">\n\
-         <title>Reserved, deserved, used and hard of each Consumer</title>\n\
-         <style>text{{font:12px sans-serif;fill:#222}}.h{{font-weight:bold}}.all{{fill:#f3f4f6}}.used{{fill:#77aadd}}.over{{fill:#ee8866}}\
-         .deserved{{fill:none;stroke:#222;stroke-width:1.5}}.reserved{{fill:#44bb99}}.hard{{fill:#aa3377}}</style>\n\
-         <rect width=\"{wide}\" height=\"{high}\" fill=\"#ffffff\"/>\n"
-    );
-    let mut text = |x: u64, y: u64, class: &str, text: &str| {
-        // Writing to a String cannot fail.
-        writeln!(
-            svg,
-            "<text x=\"{x}\" y=\"{y}\" class=\"{class}\">{}</text>",
-            escaped(text)
-        )
-        .ok();
-    };
-    text(
-        MARGIN,
-        MARGIN,
+    let description = "Reserved, deserved, used and hard of each Consumer";
+    let mut svg = Svg::new((wide, high), description, STYLE, "");
+    svg.text(
+        (MARGIN, MARGIN),
         "h",
         "frame: deserved · blue: used · red: used beyond deserved · green: reserved · purple: hard",
     );
@@ -58,14 +51,13 @@ pub(crate) fn draw(answer: &Answer<'_>) -> String {
             names[*resource],
             amount(names[*resource], capacity[*resource].unwrap_or(0))
         );
-        text(column(at), HEAD_HIGH - 8, "h", &heading);
+        svg.text((column(at), HEAD_HIGH - 8), "h", &heading);
     }
     for (row, (consumer, level)) in rows.iter().enumerate() {
         let top = HEAD_HIGH + row as u64 * ROW_HIGH;
         let class = if answer.is_group[*consumer] { "h" } else { "" };
-        text(
-            MARGIN + *level as u64 * INDENT,
-            top + 13,
+        svg.text(
+            (MARGIN + *level as u64 * INDENT, top + 13),
             class,
             &answer.cluster.names[*consumer],
         );
@@ -76,11 +68,11 @@ pub(crate) fn draw(answer: &Answer<'_>) -> String {
             bar(&mut svg, answer, *consumer, *resource, (column(at), top));
         }
     }
-    svg + "</svg>\n"
+    svg.end()
 }
 
 fn bar(
-    svg: &mut String,
+    svg: &mut Svg,
     answer: &Answer<'_>,
     consumer: usize,
     resource: usize,
@@ -98,36 +90,19 @@ fn bar(
         answer.cycle.deserved.used[consumer][resource],
     );
     let reserved = bounds.reserved[resource];
-    let mut rect = |class: &str, x: u64, y: u64, wide: u64, high: u64| {
-        writeln!(
-            svg,
-            "<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{wide}\" height=\"{high}\"/>"
-        )
-        .ok();
-    };
-    rect("all", left, top, BAR_WIDE, BAR_HIGH);
-    rect("used", left, top, wide(used.min(deserved)), BAR_HIGH);
+    svg.rect("all", (left, top), (BAR_WIDE, BAR_HIGH));
+    svg.rect("used", (left, top), (wide(used.min(deserved)), BAR_HIGH));
     if used > deserved {
-        rect(
-            "over",
-            left + wide(deserved),
-            top,
-            wide(used) - wide(deserved),
-            BAR_HIGH,
-        );
+        let beyond = wide(used) - wide(deserved);
+        svg.rect("over", (left + wide(deserved), top), (beyond, BAR_HIGH));
     }
-    rect("deserved", left, top, wide(deserved), BAR_HIGH);
+    svg.rect("deserved", (left, top), (wide(deserved), BAR_HIGH));
     if reserved > 0 {
-        rect(
-            "reserved",
-            left,
-            top + BAR_HIGH + 2,
-            wide(reserved).max(1),
-            3,
-        );
+        let below = top + BAR_HIGH + 2;
+        svg.rect("reserved", (left, below), (wide(reserved).max(1), 3));
     }
     if let Some(hard) = bounds.hard[resource] {
-        rect("hard", left + wide(hard), top - 2, 2, BAR_HIGH + 7);
+        svg.rect("hard", (left + wide(hard), top - 2), (2, BAR_HIGH + 7));
     }
     let shown = |value: u64| amount(name, value);
     let hard = bounds.hard[resource].map_or_else(|| "none".to_owned(), shown);
@@ -138,10 +113,8 @@ fn bar(
         shown(deserved),
         shown(used)
     );
-    writeln!(
-        svg,
-        "<rect x=\"{left}\" y=\"{top}\" width=\"{BAR_WIDE}\" height=\"{BAR_HIGH}\" fill-opacity=\"0\"><title>{}</title></rect>",
+    svg.write(format_args!(
+        "<rect x=\"{left}\" y=\"{top}\" width=\"{BAR_WIDE}\" height=\"{BAR_HIGH}\" fill-opacity=\"0\"><title>{}</title></rect>\n",
         escaped(&tip)
-    )
-    .ok();
+    ));
 }

@@ -1,13 +1,18 @@
 //! A rehearsal as a picture: a row for each namespace, a column for each policy. In each field time goes to the right, and the share of the cluster used upwards. The numbers below: how many pods were evicted,
 //! and how long 95 of 100 waited at most.
 
-use std::fmt::Write as _;
-
 use plimsoll_core::arbitration::rehearsal::figures::{Figures, PARTS};
 
 use super::{Shown, name, time};
-use crate::show::topology::svg::escaped;
+use crate::show::svg::Svg;
 
+const STYLE: &str = "\
+text { font: 12px sans-serif; fill: #222 }
+.h { font-weight: bold }
+.all { fill: #f3f4f6 }
+.used { fill: #77aadd }
+.over { fill: #bb3311 }
+";
 const MARGIN: u64 = 24;
 const NAME_WIDE: u64 = 160;
 const FIELD_HIGH: u64 = 48;
@@ -26,35 +31,20 @@ pub(crate) fn draw(shown: &Shown<'_>) -> String {
         column(shown.runs.len()) + MARGIN - GAP,
         HEAD_HIGH + namespaces.len() as u64 * ROW_HIGH + MARGIN,
     );
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{wide}\" height=\"{high}\" viewBox=\"0 0 {wide} {high}\" role=\"img\">\n\
-         <title>Shares of namespaces over {} days, by policy</title>\n\
-         <style>text{{font:12px sans-serif;fill:#222}}.h{{font-weight:bold}}.all{{fill:#f3f4f6}}.used{{fill:#77aadd}}.over{{fill:#bb3311}}</style>\n\
-         <rect width=\"{wide}\" height=\"{high}\" fill=\"#ffffff\"/>\n",
-        shown.days
-    );
-    let mut text = |x: u64, y: u64, class: &str, text: &str| {
-        // Writing to a String cannot fail.
-        writeln!(
-            svg,
-            "<text x=\"{x}\" y=\"{y}\" class=\"{class}\">{}</text>",
-            escaped(text)
-        )
-        .ok();
-    };
+    let description = format!("Shares of namespaces over {} days, by policy", shown.days);
+    let mut svg = Svg::new((wide, high), &description, STYLE, "");
     let title = format!(
         "share of the cluster used, over {} days, seed {}",
         shown.days, shown.seed
     );
-    text(MARGIN, MARGIN, "h", &title);
+    svg.text((MARGIN, MARGIN), "h", &title);
     for (at, run) in shown.runs.iter().enumerate() {
-        text(column(at), HEAD_HIGH - 8, "h", name(run.policy));
+        svg.text((column(at), HEAD_HIGH - 8), "h", name(run.policy));
     }
     for (row, namespace) in namespaces.iter().enumerate() {
         let top = HEAD_HIGH + row as u64 * ROW_HIGH;
-        text(
-            MARGIN,
-            top + FIELD_HIGH / 2,
+        svg.text(
+            (MARGIN, top + FIELD_HIGH / 2),
             "",
             &shown.cluster.names[*namespace],
         );
@@ -70,7 +60,7 @@ pub(crate) fn draw(shown: &Shown<'_>) -> String {
             } else {
                 ""
             };
-            text(column(at), top + FIELD_HIGH + 16, class, &below);
+            svg.text((column(at), top + FIELD_HIGH + 16), class, &below);
         }
     }
     for (row, namespace) in namespaces.iter().enumerate() {
@@ -83,17 +73,17 @@ pub(crate) fn draw(shown: &Shown<'_>) -> String {
             );
         }
     }
-    svg + "</svg>\n"
+    svg.end()
 }
 
 /// One namespace under one policy.
-fn area(svg: &mut String, figures: &Figures, (left, top): (u64, u64)) {
+fn area(svg: &mut Svg, figures: &Figures, (left, top): (u64, u64)) {
     let bottom = top + FIELD_HIGH;
-    writeln!(svg, "<rect class=\"all\" x=\"{left}\" y=\"{top}\" width=\"{FIELD_WIDE}\" height=\"{FIELD_HIGH}\"/>").ok();
-    write!(svg, "<path class=\"used\" d=\"M{left} {bottom}").ok();
+    svg.rect("all", (left, top), (FIELD_WIDE, FIELD_HIGH));
+    svg.write(format_args!("<path class=\"used\" d=\"M{left} {bottom}"));
     for (part, share) in (0..).zip(&figures.parts) {
         let y = bottom - (*share).min(1000) * FIELD_HIGH / 1000;
-        write!(svg, "V{y}H{}", left + (part + 1) * PART_WIDE).ok();
+        svg.write(format_args!("V{y}H{}", left + (part + 1) * PART_WIDE));
     }
-    writeln!(svg, "V{bottom}Z\"/>").ok();
+    svg.write(format_args!("V{bottom}Z\"/>\n"));
 }

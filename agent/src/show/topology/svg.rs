@@ -6,8 +6,6 @@
 mod place;
 mod write;
 
-pub(crate) use write::escaped;
-
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::{Core, Machine, NumaNode};
 
@@ -16,7 +14,6 @@ use crate::show::topology::holders::{Claim, Holders};
 use crate::show::topology::layout::{Layout, Level, Part};
 use crate::show::topology::{hugepages, summary};
 use place::{Area, Placed, Size};
-use write::Svg;
 
 /// A CPU's cell, and the frame around the cells of a core.
 const CELL: Size = Size { wide: 34, high: 22 };
@@ -70,11 +67,11 @@ pub(crate) fn draw(machine: &Machine, holders: Option<&Holders>) -> String {
     let text_wide = text_wide(&summary).max(text_wide(&title) * 13 / 8);
     let wide = placed.iter().map(|(_, block)| block.size.wide);
     let wide = wide.max().unwrap_or(0).max(text_wide) + 2 * MARGIN;
-    let mut svg = Svg::new(Size { wide, high }, &format!("{title}: {summary}"));
+    let mut svg = write::empty(Size { wide, high }, &format!("{title}: {summary}"));
     svg.text((MARGIN, MARGIN + 14), "title", &title);
     svg.text((MARGIN, MARGIN + 36), "summary", &summary);
     for (top, block) in &placed {
-        svg.area((MARGIN, *top), block);
+        write::area(&mut svg, (MARGIN, *top), block);
     }
     svg.end()
 }

@@ -13,7 +13,7 @@ use plimsoll_core::kube::runtime_link::{
 
 use super::RuntimeSettings;
 use crate::host::boundary;
-use crate::host::shown::Show as _;
+use crate::host::program::NotStarted;
 
 /// Of one list, all frames together, bytes: what is read is locked in memory.
 const LIST_BYTES_MAX: usize = 8 << 20;
@@ -166,11 +166,11 @@ fn started(settings: &RuntimeSettings) -> io::Result<Connection> {
         .stdin(OwnedFd::from(theirs))
         .stdout(Stdio::null())
         .spawn();
-    let process = process.map_err(|error| {
-        let program = settings.program.shown();
-        io::Error::other(format!(
-            "{program}: {error}; the programs of one release are installed in one directory"
-        ))
+    let process = process.map_err(|source| {
+        io::Error::other(NotStarted {
+            program: settings.program.clone(),
+            source,
+        })
     })?;
     Ok(Connection {
         stream,

@@ -423,7 +423,8 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
                 Way::Walked(_) => None,
                 Way::Failed(error) => panic!("{name}: {error}"),
                 Way::Unknown(why) => panic!("{name}: {why}"),
-                Way::Runtime => panic!("{name}"),
+                Way::Runtime => panic!("{name}: by the runtime"),
+                Way::Served(kind) => panic!("{name}: {kind}"),
             };
             (name.as_str(), project, report.used.inodes)
         })
@@ -440,4 +441,43 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
     );
     let bytes = |index: usize| surveyed[0].directories[index].used.bytes.unwrap();
     assert_eq!(bytes(0), bytes(1) + (1 << 20));
+}
+
+#[test]
+fn a_volume_of_a_dead_fuse_server_is_said_and_the_rest_is_measured() {
+    use crate::storage::walk::tests::{mount_silent_fuse, without_asking};
+    use rustix::mount::{UnmountFlags, unmount};
+    let machine = Machine::new();
+    let volumes = "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~empty-dir";
+    machine.write(&format!("{volumes}/good/f"), 4096);
+    let bad = machine.places.host.path(format!("{volumes}/bad"));
+    std::fs::create_dir(&bad).unwrap();
+    let Some(server) = mount_silent_fuse(&bad) else {
+        return;
+    };
+    let mounts = std::fs::read("/proc/self/mountinfo").unwrap();
+    std::fs::write(machine.places.host.procfs("self/mountinfo"), mounts).unwrap();
+    let pods = vec![pod(
+        r#"{"metadata":{"name":"p","namespace":"d","uid":"u1"},"spec":{"containers":[{"name":"c"}],
+            "volumes":[{"name":"bad","emptyDir":{}},{"name":"good","emptyDir":{}}]}}"#,
+    )];
+    let surveyed = without_asking(server, move || (machine.survey(pods, 100), machine));
+    unmount(&bad, UnmountFlags::DETACH).unwrap();
+    let (surveyed, _machine) = surveyed.expect("the survey waits for the server");
+    let directories = &surveyed[0].directories;
+    let of = |name: &str| {
+        let part = Part::Volume(name.to_owned());
+        directories.iter().find(|it| it.part == part).unwrap()
+    };
+    assert_eq!(
+        (of("bad").way, of("bad").used),
+        (Way::Served("fuse"), Used::default())
+    );
+    assert!(
+        of("bad")
+            .shortfall()
+            .unwrap()
+            .contains("fuse is mounted there")
+    );
+    assert!(of("good").used.bytes >= Some(4096), "{directories:?}");
 }

@@ -273,6 +273,60 @@ fn mounts_below_are_not_entered_not_even_of_the_same_file_system() {
     assert!(walked.bytes < 100_000);
 }
 
+/// A FUSE file system whose server never says a word: what asks it waits until the server's end of it is closed.
+pub(in crate::storage) fn mount_silent_fuse(on: &Path) -> Option<OwnedFd> {
+    use rustix::mount::{MountFlags, mount};
+    let server = open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    let mounted = server.and_then(|server| {
+        let number = std::os::fd::AsRawFd::as_raw_fd(&server);
+        let options = format!("fd={number},rootmode=40000,user_id=0,group_id=0");
+        let options = CString::new(options).unwrap();
+        mount(
+            "silent",
+            on,
+            "fuse",
+            MountFlags::empty(),
+            options.as_c_str(),
+        )
+        .map(|()| server)
+    });
+    mounted
+        .inspect_err(|error| eprintln!("left out: FUSE: {error}"))
+        .ok()
+}
+
+/// What `work` returns, which another thread does; `None` if it does not end, as where it asks `server`, whose end of it is closed then.
+pub(in crate::storage) fn without_asking<T: Send + 'static>(
+    server: OwnedFd,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (sender, done) = std::sync::mpsc::channel();
+    let worker = std::thread::spawn(move || sender.send(work()));
+    // It takes microseconds, or for ever.
+    let result = done.recv_timeout(std::time::Duration::from_secs(30));
+    drop(server);
+    worker.join().unwrap().ok();
+    result.ok()
+}
+
+#[test]
+fn a_dead_fuse_server_is_not_asked() {
+    use rustix::mount::{UnmountFlags, unmount};
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["tree", "tree/fuse", "tree/file"] {
+        std::fs::create_dir(at(name)).unwrap();
+    }
+    let Some(server) = mount_silent_fuse(&at("tree/fuse")) else {
+        return;
+    };
+    let tree = at("tree");
+    let walked = without_asking(server, move || walk(&tree));
+    unmount(at("tree/fuse"), UnmountFlags::DETACH).unwrap();
+    let walked = walked.expect("the walk waits for the server");
+    assert_eq!((walked.inodes, walked.is_complete()), (2, true));
+}
+
 /// `cargo test --release -p plimsoll --lib walk_cost -- --ignored --nocapture`
 #[test]
 #[ignore = "a measurement, for people"]

@@ -57,3 +57,17 @@
 {{- end -}}
 {{- $_ := set $agent "args" (concat $args $values.extraArgs.agent) -}}
 {{- end -}}
+
+{{- define "plimsoll.arbitrator" -}}
+{{- $values := .root.Values -}}
+{{- $pod := .object.spec.template.spec -}}
+{{- $container := index $pod.containers 0 -}}
+{{- $_ := set $container "image" (printf "%s:%s" $values.image.repository (default .root.Chart.AppVersion $values.image.tag)) -}}
+{{- with $values.image.pullPolicy }}{{ $_ := set $container "imagePullPolicy" . }}{{ end -}}
+{{- with $values.imagePullSecrets }}{{ $_ := set $pod "imagePullSecrets" . }}{{ end -}}
+{{- with $values.resources.arbitrator }}{{ $_ := set $container "resources" . }}{{ end -}}
+{{- $_ := set .object.spec "replicas" (int $values.arbitrator.replicas) -}}
+{{- $args := $container.args -}}
+{{- if $values.arbitrator.dryRun }}{{ $args = append $args "--dry-run" }}{{ end -}}
+{{- $_ := set $container "args" (concat $args $values.extraArgs.arbitrator) -}}
+{{- end -}}

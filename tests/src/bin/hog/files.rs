@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use rustix::fs::{OFlags, SeekFrom, seek};
+use rustix::fs::{MemfdFlags, OFlags, SeekFrom, memfd_create, seek};
 
 use super::{Go, Growth, Log, sleep_for_ever};
 
@@ -32,6 +32,16 @@ pub(crate) fn write(path: &Path, mb: usize) -> anyhow::Result<()> {
     }
     file.sync_all()?;
     Ok(())
+}
+
+/// A file of `mb` MiB that is in memory alone, under no name: it lives as long as somebody has it open.
+pub(crate) fn memfd(mb: usize) -> anyhow::Result<File> {
+    let mut file = File::from(memfd_create("hog", MemfdFlags::CLOEXEC).context("memfd_create")?);
+    let block = vec![1_u8; MIB];
+    for _ in 0..mb {
+        file.write_all(&block).context("writing a memfd")?;
+    }
+    Ok(file)
 }
 
 /// Reads a file to its end again and again. The amount in the log is the round.

@@ -32,6 +32,8 @@ use self::memory::Memory;
 /// Between two steps of what grows at a rate.
 const STEP: Duration = Duration::from_millis(10);
 const SHELL_STATUS_OF_SIGTERM: i32 = 143;
+/// How fast memory grows beside a storm.
+const STORM_MB_S: u64 = 64;
 
 #[derive(Parser)]
 struct Arguments {
@@ -114,6 +116,30 @@ enum Mode {
         #[arg(long)]
         path: PathBuf,
     },
+    /// Writes a memfd, which stays open, and sleeps.
+    Memfd {
+        /// Size.
+        #[arg(long)]
+        mb: usize,
+    },
+    /// Writes a file, so that its pages are clean page cache, and on SIGUSR1 takes as much anonymous memory.
+    CacheThenMemory {
+        /// Size of each.
+        #[arg(long)]
+        mb: usize,
+        /// The file.
+        #[arg(long)]
+        path: PathBuf,
+    },
+    /// On SIGUSR1, starts processes that start processes, as fast as the kernel lets them and for ever, and takes memory.
+    Storm {
+        /// Size.
+        #[arg(long)]
+        mb: usize,
+    },
+    /// What `storm` starts.
+    #[command(hide = true)]
+    Spawn,
     /// Starts processes that hold memory each, and sleeps.
     Fork {
         /// How many.
@@ -303,8 +329,10 @@ impl Log {
 
 fn main() -> anyhow::Result<()> {
     let Arguments { manners, mode } = Arguments::parse();
-    if let Mode::Sleep = mode {
-        return processes::sleep_while_the_parent_lives();
+    match mode {
+        Mode::Sleep => return processes::sleep_while_the_parent_lives(),
+        Mode::Spawn => return processes::spawn_for_ever(),
+        _ => {}
     }
     if let Some(node) = manners.numa_node {
         memory::run_on_numa_node(node)?;
@@ -431,8 +459,30 @@ fn main() -> anyhow::Result<()> {
             processes::pids(&growth, &go, &log)?;
             sleep_for_ever();
         }
+        Mode::Memfd { mb } => {
+            let _file = files::memfd(mb)?;
+            log.event("ready", mb as u64);
+            sleep_for_ever();
+        }
+        Mode::CacheThenMemory { mb, path } => {
+            files::write(&path, mb)?;
+            log.event("ready", mb as u64);
+            go.wait();
+            let mut memory = Memory::default();
+            memory.grow_to(mb << 20);
+            log.goal(memory.touched_mb());
+            sleep_for_ever();
+        }
+        Mode::Storm { mb } => {
+            log.event("ready", 0);
+            go.wait();
+            thread::spawn(processes::spawn_for_ever);
+            let mut memory = Memory::default();
+            memory::ramp(&mut memory, STORM_MB_S, Some(mb << 20), &log);
+            sleep_for_ever();
+        }
         // Done above.
-        Mode::Sleep => Ok(()),
+        Mode::Sleep | Mode::Spawn => Ok(()),
         Mode::Faults { rounds } => {
             loops::faults(rounds);
             Ok(())

@@ -1,11 +1,16 @@
 //! Processes: with memory, or only with a PID.
 
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use super::{Go, Growth, Log, sleep_for_ever};
+
+/// Between two attempts of one process of a storm: all of them share the guest's one emulated CPU with the agent.
+const BETWEEN_SPAWNS: Duration = Duration::from_millis(2);
 
 /// `n` processes that hold `mb` MiB each.
 pub(crate) fn fork(n: usize, mb: usize) -> anyhow::Result<()> {
@@ -42,4 +47,19 @@ pub(crate) fn sleep_while_the_parent_lives() -> anyhow::Result<()> {
         return Ok(());
     }
     sleep_for_ever()
+}
+
+/// Starts one process after the other that does the same: at a limit of processes, one takes each place that falls free.
+pub(crate) fn spawn_for_ever() -> anyhow::Result<()> {
+    let program = std::env::current_exe()?;
+    loop {
+        // Refused at the limit: then again.
+        let _refused = Command::new(&program)
+            .arg("spawn")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        thread::sleep(BETWEEN_SPAWNS);
+    }
 }

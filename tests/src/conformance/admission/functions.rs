@@ -3,18 +3,20 @@
 //! Objects have the API's defaults but are not rounded to thousandths. Texts are compared, too.
 
 use plimsoll_core::kube::admission::Admission;
+use std::sync::Arc;
+
 use plimsoll_core::kube::admission::limit_range::{self, ANNOTATION};
 use plimsoll_core::kube::admission::object::{
     GroupResource, LimitRange, LimitRangeItem, Object, ResourceQuota,
 };
 use plimsoll_core::kube::admission::pod_object::PodObject;
 use plimsoll_core::kube::admission::request::{Operation, Request};
-use plimsoll_core::kube::admission::resource_quota::Plugin;
 use plimsoll_core::kube::admission::resource_quota::configuration::{
     Configuration, LimitedResource,
 };
 use plimsoll_core::kube::admission::resource_quota::evaluator::{Cluster, Evaluator};
 use plimsoll_core::kube::admission::resource_quota::recalculate::{self, Counted};
+use plimsoll_core::kube::admission::resource_quota::{Plugin, add_to};
 use plimsoll_core::kube::pod::Container;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::kube::resources::{ResourceList, validate};
@@ -212,7 +214,10 @@ fn usage(vector: &Value) -> Result<(), String> {
         if let Object::Pod(pod) = &mut object {
             pod.pod.set_defaults();
         }
-        objects.push(Counted { resource, object });
+        objects.push(Counted {
+            resource,
+            object: Arc::new(object),
+        });
     }
     let cluster = Cluster {
         now: Time::parse(text(&vector["now"])).map_err(|error| error.to_string())?,
@@ -271,16 +276,19 @@ fn pod_create(vector: &Value, admission: Admission) -> Result<(), String> {
     };
     let borrowed: Vec<&ResourceQuota> = quotas.iter().collect();
     match plugin.check(&request, &borrowed) {
-        Ok(changes) => {
+        Ok(charges) => {
             same("admit", &true, &(vector["admit"] == true))?;
             let expected = vector["new_used"].as_array().map_or(&[][..], Vec::as_slice);
             same("number of quotas", &quotas.len(), &expected.len())?;
             for (quota, expected) in quotas.iter().zip(expected) {
-                let change = changes
-                    .iter()
-                    .find(|change| change.charge.quota == quota.metadata.name);
-                let used = change.map_or(&quota.status.used, |change| &change.used);
-                same_list("new_used", used, expected)?;
+                let mut charges = charges.iter();
+                let charge = charges.find(|charge| charge.quota == quota.metadata.name);
+                let mut used = quota.status.used.clone();
+                add_to(
+                    &mut used,
+                    charge.map_or(&[], |charge| charge.added.as_slice()),
+                );
+                same_list("new_used", &used, expected)?;
             }
             Ok(())
         }

@@ -10,6 +10,7 @@ use plimsoll_core::kube::admission::resource_quota::evaluator::{Cluster, Evaluat
 use plimsoll_core::kube::admission::resource_quota::{
     self, Conflict, Plugin, QuotaStore, validate,
 };
+use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::resources::ResourceList;
 use plimsoll_core::kube::time::Time;
 use serde_json::{Map, Value, json};
@@ -70,7 +71,12 @@ impl QuotaStore for Store {
         &self.quotas
     }
 
-    fn write_used(&mut self, _: &str, name: &str, used: ResourceList) -> Result<(), Conflict> {
+    fn add_used(
+        &mut self,
+        _: &str,
+        name: &str,
+        added: &[(String, Quantity)],
+    ) -> Result<(), Conflict> {
         self.writes += 1;
         if self.conflicts > 0 {
             self.conflicts -= 1;
@@ -80,7 +86,7 @@ impl QuotaStore for Store {
             .quotas
             .iter_mut()
             .find(|quota| quota.metadata.name == name);
-        own.ok_or(Conflict)?.status.used = used;
+        resource_quota::add_to(&mut own.ok_or(Conflict)?.status.used, added);
         Ok(())
     }
 }

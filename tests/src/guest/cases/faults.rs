@@ -1,9 +1,11 @@
 //! Two agents, a killed agent: what stays behind, and who notices.
 
 use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 
 use super::super::agent::{Agent, Options};
 use super::super::cgroup;
@@ -34,6 +36,11 @@ pub(super) const TESTS: &[Test] = &[
         name: "faults::pods_that_come_and_go_at_once",
         on: On::Once(Machine::V6_12),
         run: pods_come_and_go,
+    },
+    Test {
+        name: "faults::a_loop_that_stands_still_is_named_and_ended",
+        on: On::Once(Machine::V7_2),
+        run: frozen_loop,
     },
     Test {
         name: "faults::a_flood_of_records_is_accounted_for",
@@ -133,6 +140,53 @@ fn pods_come_and_go() -> Outcome {
         fs::remove_file(node.manifest(&pod))?;
     }
     evicts_and_adds_up(agent, &hog, &leaky)?;
+    Ok(Done::Passed)
+}
+
+/// The kernel freezes the loop's thread alone, in a threaded cgroup: it stands still wherever it is, and the rest of the agent goes on.
+fn frozen_loop() -> Outcome {
+    const EXIT_HUNG: i32 = 70;
+    let node = Node::new()?;
+    let name = node.directory.join("supervisor.sock");
+    let supervisor = UnixDatagram::bind(&name)?;
+    supervisor.set_read_timeout(Some(Duration::from_secs(90)))?;
+    let (mut command, errors) = Agent::command(&node, &Options::hard("memory.available<1Mi"))?;
+    command.env("NOTIFY_SOCKET", &name);
+    command.stdout(Stdio::null());
+    let mut agent = Guard(command.spawn()?);
+    let hear = || -> anyhow::Result<String> {
+        let mut message = [0; 64];
+        let length = supervisor.recv(&mut message)?;
+        Ok(String::from_utf8_lossy(&message[..length]).into_owned())
+    };
+    ensure!(hear()? == "READY=1", "the first message is another one");
+    ensure!(hear()? == "WATCHDOG=1", "no sign of life");
+    // The loop is the main thread.
+    let cgroups = fs::read_to_string(format!("/proc/{}/cgroup", agent.pid()))?;
+    let cgroup = cgroups
+        .lines()
+        .find_map(|line| line.strip_prefix("0::/"))
+        .context("the agent has no cgroup")?;
+    let threads = cgroup::memory_root().join(cgroup).join("frozen");
+    fs::create_dir(&threads)?;
+    fs::write(threads.join("cgroup.type"), "threaded")?;
+    fs::write(threads.join("cgroup.threads"), agent.pid().to_string())?;
+    fs::write(threads.join("cgroup.freeze"), "1")?;
+    let status = agent.0.wait()?;
+    let said = fs::read_to_string(errors)?;
+    fs::remove_dir(&threads)?;
+    ensure!(status.code() == Some(EXIT_HUNG), "{status}: {said}");
+    ensure!(
+        said.contains("the loop has been kept from its turns for")
+            || said.contains("protects no pod meanwhile"),
+        "what hangs is not named: {said}"
+    );
+    ensure!(
+        said.contains("so that its supervisor starts another"),
+        "{said}"
+    );
+    // Nothing of it is in the way of the next one.
+    node.agent(&Options::hard("memory.available<1Mi"))?.stop()?;
     Ok(Done::Passed)
 }
 

@@ -1,18 +1,24 @@
 //! Pods that resist, hide, or leave their memory behind: the right one still goes, soon, and no innocent one with it.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use rustix::process::Signal;
 
 use super::super::agent::Options;
+use super::super::cgroup;
+use super::super::clock::wait_until;
 use super::super::harness::{Done, Lacks, Outcome, Test};
 use super::super::machines::{Machine, On};
 use super::super::memory::mib;
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
+use super::super::process::{Guard, program, run_program, wait_log};
 use super::super::table::since;
+use super::disk::Disk;
 use super::{EVICTION_TIMEOUT, available_bytes, go, leak, needs_memory_v2, threshold_below_now};
 
 pub(super) const TESTS: &[Test] = &[
@@ -40,6 +46,32 @@ pub(super) const TESTS: &[Test] = &[
         name: "hostile::memory_that_outlives_its_pod_costs_two_pods_at_most",
         on: On::Once(Machine::V6_12),
         run: outliving,
+    },
+    Test {
+        name: "hostile::memory_in_another_pod_s_hands_costs_two_pods_at_most",
+        on: On::Once(Machine::V6_12),
+        run: handed_over,
+    },
+    Test {
+        name: "hostile::a_pod_that_waits_for_a_dead_disk_holds_nobody_up",
+        // Uninterruptible sleep, and what the kernel frees meanwhile.
+        on: On::These(&[Machine::V6_1, Machine::V7_2]),
+        run: uninterruptible,
+    },
+    Test {
+        name: "hostile::page_cache_that_becomes_memory_at_the_limit_counts",
+        on: On::Once(Machine::V7_2),
+        run: cache_becomes_memory,
+    },
+    Test {
+        name: "hostile::a_storm_of_forks_at_the_pid_limit_ends",
+        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
+        run: storm,
+    },
+    Test {
+        name: "hostile::names_with_escapes_stay_on_their_line",
+        on: On::Once(Machine::V6_12),
+        run: names,
     },
 ];
 
@@ -172,17 +204,43 @@ fn threaded() -> Outcome {
 
 /// A file on a tmpfs stays charged to the pod that wrote it, after the pod.
 fn outliving() -> Outcome {
+    left_behind(|node, hog| {
+        let file = node.directory.join("outlives");
+        Ok((
+            node.hog(hog, &format!("file --mb 256 --path {}", file.display()))?,
+            None,
+        ))
+    })
+}
+
+/// So does a memfd that another process has open, as after SCM_RIGHTS; and so are pages that a pipe or an io_uring of another process holds.
+fn handed_over() -> Outcome {
+    left_behind(|node, hog| {
+        let running = node.hog(hog, "memfd --mb 256")?;
+        let is_memfd = |path: &PathBuf| {
+            fs::read_link(path).is_ok_and(|link| link.to_string_lossy().contains("memfd:"))
+        };
+        let files = fs::read_dir(format!("/proc/{}/fd", running.process.pid()))?;
+        let memfd = files.flatten().map(|file| file.path()).find(is_memfd);
+        let held = File::open(memfd.context("the hog has no memfd")?)?;
+        Ok((running, Some(held)))
+    })
+}
+
+/// Memory of a pod's that `start` takes is there when the pod is gone.
+fn left_behind(
+    start: impl FnOnce(&Node, &Pod) -> anyhow::Result<(Running, Option<File>)>,
+) -> Outcome {
     const OTHERS: usize = 4;
     let node = Node::new()?;
-    let file = node.directory.join("outlives");
     let hog = Pod::burstable("hog", "16Mi");
     let mut others = Vec::new();
     for index in 0..OTHERS {
         let pod = Pod::burstable(&format!("other-{index}"), "16Mi");
         others.push(node.hog(&pod, "hold --mb 40")?);
     }
-    let _hog = node.hog(&hog, &format!("file --mb 256 --path {}", file.display()))?;
-    // Met as it stands, and not met without what the file holds.
+    let _hog = start(&node, &hog)?;
+    // Met as it stands, and not met without what the pod left.
     let wanted = (available_bytes()? + mib(64)) >> 10;
     let mut agent = node.agent(&Options::hard(&format!("memory.available<{wanted}Ki")))?;
     let finished = agent.eviction(EVICTION_TIMEOUT)?;
@@ -193,12 +251,238 @@ fn outliving() -> Outcome {
         .map(|other| other.process.is_running())
         .collect::<Result<Vec<_>, _>>()?;
     let left = left.into_iter().filter(|runs| *runs).count();
-    fs::remove_file(&file)?;
     ensure!(
         left + 1 >= OTHERS,
         "{left} of {OTHERS} other pods are left: {:?}",
         agent.events
     );
     agent.stop()?;
+    Ok(Done::Passed)
+}
+
+/// A file system that nobody can write to, until it is dropped: who tries waits, and no signal ends that.
+struct Frozen<'disk>(&'disk Disk);
+
+impl<'disk> Frozen<'disk> {
+    fn new(disk: &'disk Disk) -> anyhow::Result<Self> {
+        run_program("fsfreeze", &["--freeze", &disk.0.to_string_lossy()])?;
+        Ok(Self(disk))
+    }
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = run_program("fsfreeze", &["--unfreeze", &self.0.0.to_string_lossy()]) {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+/// Uninterruptible sleep.
+fn is_in_d_state(pid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task"));
+    threads.into_iter().flatten().flatten().any(|thread| {
+        fs::read_to_string(thread.path().join("status"))
+            .is_ok_and(|status| status.contains("State:\tD"))
+    })
+}
+
+/// It cannot die, but its memory comes back and the next leak has its own victim, at once.
+fn uninterruptible() -> Outcome {
+    let disk = Disk::mount(16, 16384)?;
+    let node = Node::new()?;
+    let stuck = Pod::burstable("stuck", "16Mi").grace_s(1);
+    let next = Pod::burstable("next", "16Mi");
+    let innocent = Pod::burstable("innocent", "16Mi");
+    let mut spared = node.hog(&innocent, "hold --mb 32")?;
+    node.write(&stuck)?;
+    let log = disk.0.join("log");
+    let (hog, log_text) = (program("hog"), log.to_string_lossy());
+    let words = [
+        &hog.to_string_lossy(),
+        "--log",
+        &log_text,
+        "--on-term",
+        "log",
+        "hold",
+        "--mb",
+        "192",
+    ];
+    let mut held = node.exec(&stuck, &words)?;
+    ensure!(
+        wait_log(&log, "ready", EVICTION_TIMEOUT).is_some(),
+        "the pod does not come up: {}",
+        node.output(&stuck)
+    );
+    let mut leaking = leak(&node, &next, 160, "")?;
+    let mut agent = node.agent(&Options::hard(&threshold_below_now(64)?))?;
+    let frozen = Frozen::new(&disk)?;
+    // It is to write what it does about it.
+    held.process.signal(Signal::TERM)?;
+    let pid = held.process.pid();
+    ensure!(
+        wait_until(EVICTION_TIMEOUT, Duration::from_millis(10), || {
+            is_in_d_state(pid)
+        }),
+        "it does not wait for its disk"
+    );
+    go(&leaking)?;
+    let first = agent.eviction(EVICTION_TIMEOUT)?;
+    ensure!(
+        first.pod == stuck.full_name() && first.outcome == "stuck",
+        "{first:?}"
+    );
+    ensure!(is_in_d_state(pid), "it has died after all");
+    ensure!(
+        first.freed_bytes > mib(128),
+        "its memory is still there: {first:?}"
+    );
+    // The next one is not the same once more.
+    let wanted = available_bytes()?.saturating_sub(mib(64)) >> 10;
+    ensure!(
+        leaking.process.is_running()?,
+        "two pods went for one: {:?}",
+        agent.events
+    );
+    agent.stop()?;
+    let mut agent = node.agent(&Options::hard(&format!("memory.available<{wanted}Ki")))?;
+    let third = Pod::burstable("third", "16Mi");
+    let third_hog = leak(&node, &third, 192, "")?;
+    go(&third_hog)?;
+    let second = agent.eviction(EVICTION_TIMEOUT)?;
+    ensure!(
+        second.pod != innocent.full_name() && spared.process.is_running()?,
+        "{second:?}"
+    );
+    drop(frozen);
+    ensure!(
+        held.process.wait_gone(EVICTION_TIMEOUT),
+        "it lives, though its disk answers again"
+    );
+    agent.stop()?;
+    Ok(Done::Passed)
+}
+
+/// What a pod uses stands still at its limit, and what was clean page cache in it is memory by now.
+fn cache_becomes_memory() -> Outcome {
+    let disk = Disk::mount(192, 16384)?;
+    let node = Node::new()?;
+    let hog = Pod::burstable("hog", "16Mi").limit("memory", "136Mi");
+    // Less beyond its request than the hog has by the time of the crossing, and more than the hog has without its new memory.
+    let innocent = Pod::burstable("innocent", "16Mi");
+    let mut spared = node.hog(&innocent, "hold --mb 32")?;
+    let file = disk.0.join("cache");
+    let mut turning = node.hog(
+        &hog,
+        &format!("cache-then-memory --mb 112 --path {}", file.display()),
+    )?;
+    let mut agent = node.agent(&Options::hard(&threshold_below_now(80)?))?;
+    agent.after_samples(2)?;
+    go(&turning)?;
+    let finished = agent.eviction(EVICTION_TIMEOUT)?;
+    ensure!(
+        finished.pod == hog.full_name() && finished.outcome == "freed",
+        "{finished:?}"
+    );
+    ensure!(
+        turning.process.wait_gone(Duration::from_secs(5)) && spared.process.is_running()?,
+        "the wrong pod is gone"
+    );
+    agent.stop()?;
+    Ok(Done::Passed)
+}
+
+/// Each process that is killed leaves a place that the others fill at once.
+fn storm() -> Outcome {
+    const PIDS: &str = "48";
+    let node = Node::new()?;
+    let hog = Pod::burstable("hog", "16Mi").grace_s(1);
+    let innocent = Pod::burstable("innocent", "16Mi");
+    let mut spared = node.hog(&innocent, "hold --mb 32")?;
+    let mut storming = node.hog(&hog, "storm --mb 256")?;
+    let limited = cgroup::hierarchies().into_iter().find_map(|hierarchy| {
+        let file = hierarchy.join(hog.cgroup()).join("pids.max");
+        fs::write(&file, PIDS).ok().map(|()| file)
+    });
+    let limited = limited.context("no hierarchy limits processes")?;
+    let mut agent = node.agent(&Options::hard(&threshold_below_now(160)?))?;
+    go(&storming)?;
+    let current = limited.with_file_name("pids.current");
+    ensure!(
+        wait_until(EVICTION_TIMEOUT, Duration::from_millis(10), || {
+            fs::read_to_string(&current).is_ok_and(|count| count.trim() == PIDS)
+        }),
+        "no storm"
+    );
+    let finished = agent.eviction(EVICTION_TIMEOUT)?;
+    ensure!(
+        finished.pod == hog.full_name() && finished.outcome == "freed",
+        "{finished:?}"
+    );
+    ensure!(
+        storming.process.wait_gone(Duration::from_secs(5)) && spared.process.is_running()?,
+        "the wrong pod is gone"
+    );
+    agent.stop()?;
+    Ok(Done::Passed)
+}
+
+/// A command whose name clears the screen and begins a line is killed by the kernel, in a cgroup whose name does the same.
+fn names() -> Outcome {
+    let node = Node::new()?;
+    let odd = Pod::burstable("odd", "8Mi").limit("memory", "24Mi");
+    node.write(&odd)?;
+    let output = node.directory.join("log/agent.out");
+    let file = File::create(&output)?;
+    let mut agent = Command::new(program("plimsoll"));
+    agent
+        .args([
+            "run",
+            "--output",
+            "text",
+            "--eviction-hard",
+            "memory.available<1Mi",
+        ])
+        .arg("--manifests")
+        .arg(node.manifests())
+        .arg("--state-dir")
+        .arg(node.directory.join("state"))
+        .stdin(Stdio::null())
+        .stderr(file.try_clone()?)
+        .stdout(file);
+    let mut agent = Guard(agent.spawn()?);
+    let says = |word: &str| {
+        wait_until(EVICTION_TIMEOUT, Duration::from_millis(50), || {
+            fs::read(&output).is_ok_and(|text| String::from_utf8_lossy(&text).contains(word))
+        })
+    };
+    ensure!(
+        says(" runs (pid "),
+        "it does not start: {:?}",
+        fs::read_to_string(&output)
+    );
+    let command = node.directory.join("\u{1b}c\u{1b}[8m\nfake");
+    std::os::unix::fs::symlink(program("hog"), &command)?;
+    let mut running = node.exec(&odd, &[&command.to_string_lossy(), "hold", "--mb", "48"])?;
+    let odd_cgroup = container(&node, &odd).join("\u{1b}[2J\r\u{9b}8m");
+    fs::create_dir_all(&odd_cgroup)?;
+    ensure!(
+        running.process.wait_gone(EVICTION_TIMEOUT),
+        "its limit is not met"
+    );
+    ensure!(
+        says("OOM"),
+        "the kill is not said: {:?}",
+        fs::read_to_string(&output)
+    );
+    agent.signal(Signal::TERM)?;
+    ensure!(agent.wait_gone(EVICTION_TIMEOUT), "it does not end");
+    let said = fs::read_to_string(&output)?;
+    let control = said.chars().find(|one| *one != '\n' && one.is_control());
+    ensure!(control.is_none(), "{control:?} in {said:?}");
+    ensure!(
+        said.lines().all(|line| !line.starts_with("fake")),
+        "a name begins a line: {said:?}"
+    );
     Ok(Done::Passed)
 }

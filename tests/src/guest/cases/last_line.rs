@@ -84,15 +84,18 @@ struct Scene {
 
 impl Scene {
     fn new() -> anyhow::Result<Self> {
-        Self::with_hog("ramp --wait-usr1 --pre-mb 32 --rate-mb-s 100")
+        Self::with_hog(100, "100")
     }
 
-    fn with_hog(hog: &str) -> anyhow::Result<Self> {
+    /// The hog grows by so many MB/s, and the exempt pod allocates 20 MB in each of these periods.
+    fn with_hog(mb_s: u64, exempt_ms: &str) -> anyhow::Result<Self> {
         let node = Node::new()?;
         let exempt = Pod::best_effort("exempt").critical();
-        let exempt = node.hog(&exempt, "flap --low-mb 400 --high-mb 420 --period-ms 100")?;
+        let flap = format!("flap --low-mb 400 --high-mb 420 --period-ms {exempt_ms}");
+        let exempt = node.hog(&exempt, &flap)?;
         let innocent = node.hog(&Pod::burstable("innocent", "100Mi"), "hold --mb 64")?;
-        let hog = node.hog(&Pod::best_effort("hog"), hog)?;
+        let ramp = format!("ramp --wait-usr1 --pre-mb 32 --rate-mb-s {mb_s}");
+        let hog = node.hog(&Pod::best_effort("hog"), &ramp)?;
         // So little that the hog does not need long.
         let ballast = Ballast::leaving(LINE_MB + 250)?;
         // Nobody stops the kernel's killer at the hog: of huge pages, none is free until the last is unmapped, and meanwhile it looks for others.
@@ -291,7 +294,8 @@ const LEAK_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Nobody renews the order, by the default of how long it holds. Meanwhile one pod comes that no order knows, and one ends.
 fn slow_leak(signal: Signal) -> Outcome {
-    let mut scene = Scene::with_hog("ramp --wait-usr1 --pre-mb 32 --rate-mb-s 5")?;
+    // Minutes of a guest cost what its pods do in them: the exempt one allocates four times as fast as the hog, and no faster.
+    let mut scene = Scene::with_hog(5, "1000")?;
     // First in the ranking, and gone before memory is short: nobody waits for it.
     let mut gone = scene.node.hog(&Pod::best_effort("gone"), "hold --mb 48")?;
     let options = last_line(&scene.node, "{enabled: true, acknowledgeWithin: 100ms}")?;
@@ -308,7 +312,7 @@ fn slow_leak(signal: Signal) -> Outcome {
     ensure!(gone.process.wait_gone(TIMEOUT), "a pod does not end");
     let mut newcomer = scene.node.hog(
         &Pod::best_effort("newcomer"),
-        "flap --low-mb 40 --high-mb 60 --period-ms 100",
+        "flap --low-mb 40 --high-mb 60 --period-ms 1000",
     )?;
     sleep(UNATTENDED);
     go(&scene.hog)?;
@@ -400,7 +404,11 @@ fn churn() -> Outcome {
     let mut scene = Scene::new()?;
     let node = &scene.node;
     let file = disk.0.join("read");
-    let reader = format!("reread --mb 64 --pause-ms 0 --path {}", file.display());
+    // Both loads begin when the agent is there: beside them its start takes a minute of the emulator.
+    let reader = format!(
+        "reread --wait-usr1 --mb 64 --pause-ms 0 --path {}",
+        file.display()
+    );
     let mut reading = node.hog(&Pod::best_effort("reading"), &reader)?;
     let flap = "flap --wait-usr1 --low-mb 4 --high-mb 84 --period-ms 400";
     let mut churning = node.hog(&Pod::best_effort("churning"), flap)?;
@@ -409,7 +417,9 @@ fn churn() -> Outcome {
     let mut agent = started(node, &options)?;
     agent.signal(Signal::STOP)?;
     let stopped_ns = now_ns();
-    go(&churning)?;
+    for load in [&reading, &churning] {
+        go(load)?;
+    }
     let mut least_bytes = u64::MAX;
     for round in 0..200 {
         if round % 20 == 0 {

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use super::{Filling, Fixed};
-use crate::arbitration::amounts::Amounts;
+use crate::arbitration::amounts::Table;
 
 /// A unit is counted in so many parts, as a power of two: finer than that nothing is told apart.
 const PART_BITS: u32 = 16;
@@ -12,33 +12,31 @@ const PART_BITS: u32 = 16;
 pub(in crate::arbitration) const UNIT: u128 = 1 << PART_BITS;
 
 /// What each claimant gets, in whole units.
-pub(super) fn whole_units(filling: &Filling<'_>) -> Vec<Amounts> {
+pub(super) fn whole_units(filling: &Filling<'_>) -> Table<u64> {
     let resources = filling.given.len();
     let claimants = filling.claimants.len();
     let mut had = vec![0; resources];
-    let mut amounts: Vec<Amounts> = Vec::with_capacity(claimants);
+    let mut amounts = Table::new(claimants, resources, 0);
     let mut in_part: Vec<Vec<Claim>> = vec![Vec::with_capacity(claimants); resources];
     for claimant in 0..claimants {
         filling.held_at_end(claimant, &mut had);
-        let whole = had.iter().zip(&mut in_part).enumerate();
-        let whole = whole.map(|(resource, (had, in_part))| {
+        let rows = had.iter().zip(&mut in_part).zip(amounts.row_mut(claimant));
+        for (resource, ((had, in_part), amount)) in rows.enumerate() {
             let parts = in_parts(*had);
-            let amount = units(parts >> PART_BITS);
+            *amount = units(parts >> PART_BITS);
             // Less than a unit.
             let part = u16::try_from(parts % UNIT).unwrap_or(0);
             if part > 0 {
-                let uses_it = filling.claimants[claimant].used[resource] > amount;
+                let uses_it = filling.claimants[claimant].used[resource] > *amount;
                 in_part.push((Reverse((part, uses_it)), claimant));
             }
-            amount
-        });
-        amounts.push(whole.collect());
+        }
     }
     for (resource, in_part) in in_part.into_iter().enumerate() {
         match filling.given[resource] {
             None => in_part
                 .iter()
-                .for_each(|(_, claimant)| amounts[*claimant][resource] += 1),
+                .for_each(|(_, claimant)| amounts.row_mut(*claimant)[resource] += 1),
             Some(given) => share_out(filling, resource, in_part, &mut amounts, given),
         }
     }
@@ -54,12 +52,10 @@ fn share_out(
     filling: &Filling<'_>,
     resource: usize,
     mut claims: Vec<Claim>,
-    amounts: &mut [Amounts],
+    amounts: &mut Table<u64>,
     given: u64,
 ) {
-    let sum = amounts
-        .iter()
-        .fold(0, |sum: u64, amounts| sum.saturating_add(amounts[resource]));
+    let sum = amounts.column(resource).fold(0, u64::saturating_add);
     let mut left = usize::try_from(given.saturating_sub(sum)).unwrap_or(usize::MAX);
     while left > 0 && !claims.is_empty() {
         // Who are the first matters, not their order: each gets one unit.
@@ -68,14 +64,14 @@ fn share_out(
             claims.truncate(left);
         }
         for (_, claimant) in &claims {
-            amounts[*claimant][resource] += 1;
+            amounts.row_mut(*claimant)[resource] += 1;
         }
         left -= claims.len();
         if !filling.used_up[resource] {
             break;
         }
         claims.retain(|(_, claimant)| {
-            amounts[*claimant][resource] < filling.claimants[*claimant].demand.total[resource]
+            amounts.row(*claimant)[resource] < filling.claimants[*claimant].demand.total[resource]
         });
     }
 }

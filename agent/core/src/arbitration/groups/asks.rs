@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::Tree;
-use crate::arbitration::amounts::{Bounds, ResourceSet};
+use crate::arbitration::amounts::{Amounts, Bounds, ResourceSet};
 use crate::arbitration::demand::{Class, Demand};
 use crate::arbitration::fill::round::{UNIT, in_parts};
 use crate::arbitration::fill::{Claimant, Filled, Room, fill};
@@ -34,13 +34,14 @@ impl Tree<'_> {
         let consumer = &self.consumers[group];
         let floor = (0..room.len()).map(|resource| {
             let of_members = members.iter().fold(0, |sum: u64, member| {
-                sum.saturating_add(self.floors[*member][resource])
+                sum.saturating_add(self.floors.row(*member)[resource])
             });
             consumer.reserved[resource]
                 .max(of_members)
                 .min(demand.total[resource])
         });
-        self.floors[group] = floor.collect();
+        let floor: Amounts = floor.collect();
+        self.floors.row_mut(group).copy_from_slice(&floor);
         self.demands[group] = Cow::Owned(demand);
     }
 
@@ -60,7 +61,7 @@ impl Tree<'_> {
         let claimant = |at: &usize| Claimant {
             weight: self.consumers[*at].weight,
             demand: &self.demands[*at],
-            floor: &self.floors[*at],
+            floor: self.floors.row(*at),
             caps: &[],
             used: &self.used[*at],
         };
@@ -72,8 +73,8 @@ impl Tree<'_> {
 fn joint_demand(members: &[Claimant<'_>], filled: &Filled, room: &Bounds) -> Demand {
     let resources = room.len();
     let mut sum = Demand::nothing(resources);
-    for (member, ends) in members.iter().zip(&filled.ends) {
-        for (class, end) in member.demand.classes.iter().zip(ends) {
+    for (at, member) in members.iter().enumerate() {
+        for (class, end) in member.demand.classes.iter().zip(filled.ends(at)) {
             sum.add(class.needs, |resource| {
                 let had = u128::from(class.amounts[resource]) * end.fraction;
                 u64::try_from(in_parts(had).div_ceil(UNIT)).unwrap_or(u64::MAX)
@@ -94,10 +95,7 @@ fn joint_demand(members: &[Claimant<'_>], filled: &Filled, room: &Bounds) -> Dem
         demand.add(ResourceSet::needed(amounts), |resource| amounts[resource]);
     }
     for resource in 0..resources {
-        let floors = filled
-            .floors
-            .iter()
-            .fold(0, |sum: u64, floor| sum.saturating_add(floor[resource]));
+        let floors = filled.floors.column(resource).fold(0, u64::saturating_add);
         let beyond = floors.saturating_sub(demand.total[resource]);
         if beyond > 0 {
             demand.add(ResourceSet::of(resource), |_| beyond);

@@ -1,8 +1,8 @@
 //! What the children of a node get (ARBITRATOR.md, sections 4.2 and 4.3).
 
 use super::Tree;
-use crate::arbitration::amounts::{Amounts, Bounds};
-use crate::arbitration::fill::{Claimant, Room, fill};
+use crate::arbitration::amounts::{Amounts, Bounds, Table};
+use crate::arbitration::fill::{Claimant, ClassEnd, Room, fill};
 
 /// The weight of the whole cluster in the last filling, of which each leaf has its part.
 const WHOLE_WEIGHT: u64 = 1_000_000;
@@ -26,32 +26,39 @@ impl Tree<'_> {
             },
         );
         if filled.shortage.iter().any(|short| *short > 0) {
-            self.shortages[node] = Some(filled.shortage);
+            self.shortages[node] = Some(filled.shortage.clone());
         }
         let mut left: Bounds = given.clone();
-        for amounts in &filled.amounts {
+        for amounts in filled.amounts.rows() {
             for (left, amount) in left.iter_mut().zip(amounts) {
                 *left = left.map(|left| left.saturating_sub(*amount));
             }
         }
         let mut sum: Amounts = vec![0; given.len()].into();
-        for ((child, amounts), ends) in children.iter().zip(filled.amounts).zip(filled.ends) {
-            let got = if self.is_group(*child) {
-                self.divide_group(*child, &amounts, &mut left)
+        for (at, child) in children.into_iter().enumerate() {
+            let amounts = filled.amounts.row(at);
+            if self.is_group(child) {
+                self.amounts[child] = self.divide_group(child, amounts, &mut left);
             } else {
-                self.ends[*child] = ends;
-                amounts
-            };
-            for (sum, got) in sum.iter_mut().zip(&got) {
+                self.give(child, amounts, filled.ends(at));
+            }
+            for (sum, got) in sum.iter_mut().zip(&self.amounts[child]) {
                 *sum = sum.saturating_add(*got);
             }
-            self.amounts[*child] = got;
         }
         sum
     }
 
+    /// What a leaf gets. If there are groups, how it ended shows only in the last filling.
+    fn give(&mut self, leaf: usize, amounts: &[u64], ends: &[ClassEnd]) {
+        self.amounts[leaf].copy_from_slice(amounts);
+        if !self.has_groups {
+            self.ends[leaf] = ends.to_vec();
+        }
+    }
+
     /// Divides what a group got, and what it may take of what is left over at its level; the rest goes back.
-    fn divide_group(&mut self, group: usize, amounts: &Amounts, left: &mut Bounds) -> Amounts {
+    fn divide_group(&mut self, group: usize, amounts: &[u64], left: &mut Bounds) -> Amounts {
         let given: Bounds = (0..left.len())
             .map(|resource| {
                 let amount = amounts[resource];
@@ -72,7 +79,7 @@ impl Tree<'_> {
 
     /// How much more of a resource a group may take: up to the same share of the whole as it has of its dominant resource, within its `hard`. That costs no sibling
     /// a share, and lets members run whose mix is not the group's.
-    fn may_take(&self, group: usize, amounts: &Amounts, resource: usize) -> u64 {
+    fn may_take(&self, group: usize, amounts: &[u64], resource: usize) -> u64 {
         let Some(whole) = self.whole[resource] else {
             return 0;
         };
@@ -97,15 +104,18 @@ impl Tree<'_> {
         let leaves: Vec<usize> = (0..self.cluster())
             .filter(|at| !self.is_group(*at) && !self.consumers[*at].unlimited)
             .collect();
-        let caps: Vec<Bounds> = leaves.iter().map(|leaf| self.caps_of(*leaf)).collect();
+        let mut caps = Table::new(leaves.len(), self.whole.len(), None);
+        for (at, leaf) in leaves.iter().enumerate() {
+            self.cap(*leaf, caps.row_mut(at));
+        }
         let claimants: Vec<Claimant<'_>> = leaves
             .iter()
-            .zip(&caps)
-            .map(|(leaf, caps)| Claimant {
+            .enumerate()
+            .map(|(at, leaf)| Claimant {
                 weight: weights[*leaf],
                 demand: &self.demands[*leaf],
                 floor: &self.amounts[*leaf],
-                caps,
+                caps: caps.row(at),
                 used: &self.used[*leaf],
             })
             .collect();
@@ -116,15 +126,14 @@ impl Tree<'_> {
                 given: &self.whole,
             },
         );
-        for ((leaf, amounts), ends) in leaves.iter().zip(filled.amounts).zip(filled.ends) {
-            self.amounts[*leaf] = amounts;
-            self.ends[*leaf] = ends;
+        for (at, leaf) in leaves.into_iter().enumerate() {
+            self.amounts[leaf].copy_from_slice(filled.amounts.row(at));
+            self.ends[leaf] = filled.ends(at).to_vec();
         }
     }
 
-    /// What a leaf has, of resources where a group above it has a `hard`.
-    fn caps_of(&self, leaf: usize) -> Bounds {
-        let mut caps: Bounds = vec![None; self.whole.len()].into();
+    /// The caps of a leaf: what it has, of resources where a group above it has a `hard`.
+    fn cap(&self, leaf: usize, caps: &mut [Option<u64>]) {
         let mut above = self.consumers[leaf].parent;
         while let Some(group) = above {
             for (resource, cap) in caps.iter_mut().enumerate() {
@@ -134,7 +143,6 @@ impl Tree<'_> {
             }
             above = self.consumers[group].parent;
         }
-        caps
     }
 
     /// Each Consumer's part of its parent's weight, by its weight among the siblings that ask for anything.

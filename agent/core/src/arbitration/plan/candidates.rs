@@ -16,13 +16,17 @@ pub(super) struct Candidates {
     requests: Table<u64>,
 }
 
-/// A pod that may be a victim.
+/// A pod that may be a victim: what a search asks of it, without a look at the pod.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Candidate {
     pub(super) pod: usize,
     pub(super) namespace: usize,
     /// What it requests.
     pub(super) needs: ResourceSet,
+    pub(super) priority: i64,
+    pub(super) age: u64,
+    /// The budget that selects it.
+    pub(super) budget: Option<usize>,
 }
 
 impl Candidates {
@@ -48,15 +52,19 @@ impl Candidates {
         };
         for (pod, node) in all {
             let at = candidates.on(*node).end;
-            let (row, requests) = (
-                candidates.requests.row_mut(at),
-                &cluster.pods[*pod].requests,
-            );
-            row.copy_from_slice(requests);
+            let place = *pod;
+            let pod = &cluster.pods[place];
+            candidates
+                .requests
+                .row_mut(at)
+                .copy_from_slice(&pod.requests);
             candidates.all[at] = Candidate {
-                pod: *pod,
-                namespace: cluster.pods[*pod].namespace,
-                needs: ResourceSet::needed(requests),
+                pod: place,
+                namespace: pod.namespace,
+                needs: ResourceSet::needed(&pod.requests),
+                priority: pod.priority,
+                age: pod.age,
+                budget: pod.budgets.first().copied(),
             };
             candidates.left[*node] += 1;
         }

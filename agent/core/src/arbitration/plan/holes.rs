@@ -9,7 +9,7 @@ use std::collections::BinaryHeap;
 use super::Changes;
 
 /// Nodes that a scan keeps.
-const KEPT: usize = 512;
+const KEPT: usize = 1024;
 
 /// How much of the cluster a pod leaves free on a node, and which; the least is the best.
 pub(super) type Fit = (u64, usize);
@@ -60,7 +60,8 @@ impl Holes {
         fit: impl Fn(usize) -> Option<Fit>,
     ) {
         let bound = |node| Some((at_least(node)?, node));
-        let mut bounds: Vec<(u64, usize)> = nodes.filter_map(bound).collect();
+        let mut bounds: Vec<(u64, usize)> = Vec::with_capacity(nodes.size_hint().1.unwrap_or(0));
+        bounds.extend(nodes.filter_map(bound));
         self.others = None;
         if bounds.len() > KEPT {
             let (_, (other, _), _) = bounds.select_nth_unstable(KEPT);

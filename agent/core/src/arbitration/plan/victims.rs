@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 
 use super::{Enough, Planner, part_of};
 use crate::arbitration::amounts::ResourceSet;
+use crate::arbitration::cluster::Pod;
 use crate::arbitration::entitled::Entitled;
 
 /// Pods of this priority and above are critical to the system and never evicted.
@@ -39,7 +40,7 @@ fn missing(need: &Need) -> ResourceSet {
 struct Site {
     node: usize,
     need: Need,
-    /// The pods that could leave, each for itself.
+    /// Those who could leave, each for itself.
     candidates: Vec<usize>,
     /// Fewer than so many cannot make enough room.
     fewest: usize,
@@ -86,6 +87,15 @@ enum Price {
         /// The most that any namespace gains by such a pod: gains of pods with the same requests differ by rounding.
         most: i128,
     },
+}
+
+/// Whether a pod may be a victim of any other (used amounts only fall, so what may not be now never will), where namespaces use too much of these resources.
+pub(super) fn may_be_victim(pod: &Pod, over: &[ResourceSet]) -> bool {
+    over[pod.namespace].meets(ResourceSet::needed(&pod.requests))
+        && !pod.daemon
+        && pod.priority < CRITICAL_PRIORITY
+        // The Eviction API refuses a pod that several budgets select.
+        && pod.budgets.len() <= 1
 }
 
 impl Planner<'_> {
@@ -136,12 +146,12 @@ impl Planner<'_> {
     ) {
         let missing = missing(need);
         for at in self.candidates.on(node) {
-            let requests = self.candidates.requests(at);
-            let is_enough = need
-                .iter()
-                .all(|(resource, need)| requests[*resource] >= *need);
-            if is_enough && self.may_leave(entitled, at, need, missing) {
-                self.keep_better(node, need, &[self.candidates.get(at).pod], found);
+            let best = found.best.as_ref();
+            let is_worse =
+                best.is_some_and(|(_, rank, _)| self.candidates.get(at).priority > rank.0);
+            if !is_worse && self.covers(&[at], need) && self.may_leave(entitled, at, need, missing)
+            {
+                self.keep_better(node, need, &[at], found);
             }
         }
     }
@@ -172,30 +182,15 @@ impl Planner<'_> {
             && !self.changes.has_since(enough.seen, enough.node)
     }
 
-    /// Whether a pod may be a victim of any other (used amounts only fall, so what may not be now never will).
-    pub(super) fn may_be_victim(&self, at: usize) -> bool {
-        let pod = &self.cluster.pods[at];
-        !self.cluster.consumers[pod.namespace].unlimited
-            && !pod.daemon
-            && pod.priority < CRITICAL_PRIORITY
-            // The Eviction API refuses a pod that several budgets select.
-            && pod.budgets.len() <= 1
-            && self.over[pod.namespace].meets(ResourceSet::needed(&pod.requests))
-    }
-
     /// What is missing on a node. Nothing if pods that leave cannot be enough.
     fn need(&self, entitled: &Entitled, node: usize) -> Option<Need> {
         if self.candidates.on(node).is_empty() {
             return None;
         }
         let requests = &self.cluster.pods[entitled.pod].requests;
-        let free = self.free_later.row(node);
+        let free = self.free_later.exact(node);
         let potential = self.potential.row(node);
-        let needed = || {
-            ResourceSet::needed(requests)
-                .iter()
-                .filter(|resource| self.counted.contains(*resource))
-        };
+        let needed = || ResourceSet::needed(requests).and(self.counted).iter();
         let missing = |resource: usize| i128::from(requests[resource]) - free[resource];
         if needed().any(|resource| missing(resource) > i128::from(potential[resource]))
             || !self.is_usable(entitled.pod, node)
@@ -223,11 +218,10 @@ impl Planner<'_> {
             .iter()
             .map(|need| self.fewest(&candidates, *need))
             .try_fold(1, |most, fewest| Some(most.max(fewest?)))?;
-        let pods = candidates.iter().map(|at| self.candidates.get(*at).pod);
         Some(Site {
             node,
             need,
-            candidates: pods.collect(),
+            candidates,
             fewest,
         })
     }
@@ -260,8 +254,8 @@ impl Planner<'_> {
             self.cluster.options.minimum_run_time
         };
         candidate.namespace != claimer.namespace
-            && self.cluster.pods[candidate.pod].age >= minimum_run_time
-            && self.keeps_rules(&[candidate.pod], need)
+            && candidate.age >= minimum_run_time
+            && self.keeps_rules(&[at], need)
     }
 
     /// Whether the pod is served at any loss: it is within what is reserved, or of an unlimited namespace.
@@ -270,46 +264,37 @@ impl Planner<'_> {
         entitled.within_reserved || self.cluster.consumers[namespace].unlimited
     }
 
-    /// Whether the set, as a whole, keeps budgets, reservations and the rule that only namespaces with too much give back.
+    /// Whether the set of candidates, as a whole, keeps budgets, reservations and the rule that only namespaces with too much give back.
     fn keeps_rules(&self, set: &[usize], need: &[(usize, u64)]) -> bool {
-        set.iter().all(|victim| {
-            let pod = &self.cluster.pods[*victim];
-            let consumer = &self.cluster.consumers[pod.namespace];
-            let used = self.used.row(pod.namespace);
-            let siblings = || {
-                set.iter()
-                    .map(|other| &self.cluster.pods[*other])
-                    .filter(|other| other.namespace == pod.namespace)
-            };
-            let rest = |resource: usize| {
-                let leaving: u64 = siblings().map(|sibling| sibling.requests[resource]).sum();
-                used[resource].saturating_sub(leaving)
-            };
-            let is_over = || {
-                need.iter().any(|(resource, _)| {
-                    let request = pod.requests[*resource];
-                    request > 0
-                        && rest(*resource) + request
-                            > self.deserved.amounts[pod.namespace][*resource]
+        set.iter().all(|at| {
+            let candidate = self.candidates.get(*at);
+            let requests = self.candidates.requests(*at);
+            let deserved = self.deserved.row(candidate.namespace);
+            let reserved = self.reserved.row(candidate.namespace);
+            let rest = |resource: usize| self.rest(set, candidate.namespace, resource);
+            let is_over = need.iter().any(|(resource, _)| {
+                let request = requests[*resource];
+                request > 0 && rest(*resource) + request > deserved[*resource]
+            });
+            let mut needed = candidate.needs.iter();
+            is_over
+                && needed
+                    .all(|resource| reserved[resource] == 0 || rest(resource) >= reserved[resource])
+                && candidate.budget.is_none_or(|budget| {
+                    let taken = set.iter().map(|other| self.candidates.get(*other).budget);
+                    let taken = taken.filter(|other| *other == Some(budget)).count();
+                    u64::try_from(taken).is_ok_and(|taken| taken <= self.budgets[budget])
                 })
-            };
-            let keeps_reserved = || {
-                let requests = pod.requests.iter().zip(&consumer.reserved).enumerate();
-                requests.into_iter().all(|(resource, (request, reserved))| {
-                    *request == 0 || *reserved == 0 || rest(resource) >= *reserved
-                })
-            };
-            let is_in_budget = || {
-                pod.budgets.iter().all(|budget| {
-                    let taken = set
-                        .iter()
-                        .filter(|other| self.cluster.pods[**other].budgets.contains(budget))
-                        .count();
-                    u64::try_from(taken).is_ok_and(|taken| taken <= self.budgets[*budget])
-                })
-            };
-            is_over() && keeps_reserved() && is_in_budget()
         })
+    }
+
+    /// What a namespace uses of a resource without those of the set that are its pods.
+    fn rest(&self, set: &[usize], namespace: usize, resource: usize) -> u64 {
+        let leaving = set
+            .iter()
+            .filter(|at| self.candidates.get(**at).namespace == namespace)
+            .map(|at| self.candidates.requests(*at)[resource]);
+        self.used.row(namespace)[resource].saturating_sub(leaving.sum())
     }
 
     /// Whether the set makes enough room.
@@ -317,7 +302,7 @@ impl Planner<'_> {
         need.iter().all(|(resource, need)| {
             let freed = set
                 .iter()
-                .map(|victim| self.cluster.pods[*victim].requests[*resource]);
+                .map(|at| self.candidates.requests(*at)[*resource]);
             freed.fold(0, u64::saturating_add) >= *need
         })
     }
@@ -356,26 +341,34 @@ impl Planner<'_> {
             found.is_close = true;
             return;
         }
-        let pods = set.iter().map(|victim| &self.cluster.pods[*victim]);
-        let mut uids: Vec<&str> = pods.clone().map(|pod| pod.uid.as_str()).collect();
+        let victims = set.iter().map(|at| self.candidates.get(*at));
+        let highest = victims.clone().map(|victim| victim.priority).max();
+        let highest = highest.unwrap_or(0);
+        let best = found.best.as_ref();
+        if best
+            .is_some_and(|(count, best, _)| (*count, best.0, best.1) < (set.len(), highest, loss))
+        {
+            return;
+        }
+        let mut pods: Vec<usize> = victims.clone().map(|victim| victim.pod).collect();
+        let mut uids: Vec<&str> = pods.iter().map(|pod| self.uid(*pod)).collect();
         uids.sort_unstable();
         let rank = (
-            pods.clone().map(|pod| pod.priority).max().unwrap_or(0),
+            highest,
             loss,
             Reverse(self.least_excess(set)),
-            pods.map(|pod| pod.age).max().unwrap_or(0),
+            victims.map(|victim| victim.age).max().unwrap_or(0),
             node,
             uids,
         );
-        let is_better = found
-            .best
-            .as_ref()
-            .is_none_or(|(count, least, _)| (set.len(), &rank) < (*count, least));
-        if is_better {
-            let mut pods = set.to_vec();
+        if best.is_none_or(|(count, least, _)| (set.len(), &rank) < (*count, least)) {
             pods.sort_unstable_by(|a, b| self.eviction_order(*a).cmp(&self.eviction_order(*b)));
             found.best = Some((set.len(), rank, Victims { node, pods }));
         }
+    }
+
+    fn uid(&self, pod: usize) -> &str {
+        &self.cluster.pods[pod].uid
     }
 
     /// Lower priority goes first, then the younger pod, then the lesser UID.
@@ -391,30 +384,43 @@ impl Planner<'_> {
         }
         let pod = &self.cluster.pods[entitled.pod];
         let with_it = |resource: usize| entitled.before[resource] + pod.requests[resource];
-        let before = self.served(pod.namespace, |resource| entitled.before[resource]);
+        let before = |resource: usize| entitled.before[resource];
         let requests = pod.requests.iter().zip(&self.census.capacity);
         let rounded_up = |(request, capacity): (&u64, &Option<u64>)| {
             part_of(i128::from(*request), *capacity, 40) + 1
         };
         Price::Below {
-            gain: self.served(pod.namespace, with_it) - before,
+            gain: self.served(pod.namespace, with_it, before),
             most: requests.map(rounded_up).sum(),
         }
     }
 
-    /// How much of the cluster a namespace has of what it deserves, if it uses so much: the sum of its shares in 2⁻⁴⁰.
-    fn served(&self, namespace: usize, used: impl Fn(usize) -> u64) -> i128 {
-        let deserved = self.deserved.amounts[namespace].iter().enumerate();
+    /// How much more of the cluster a namespace has of what it deserves, if it uses so much instead of so much: the difference of the sums of its shares, in 2⁻⁴⁰.
+    fn served(
+        &self,
+        namespace: usize,
+        more: impl Fn(usize) -> u64,
+        instead_of: impl Fn(usize) -> u64,
+    ) -> i128 {
+        let deserved = self.deserved.row(namespace).iter().enumerate();
         let shares = deserved.map(|(resource, deserved)| {
-            let served = used(resource).min(*deserved);
-            part_of(i128::from(served), self.census.capacity[resource], 40)
+            let (more, less) = (
+                more(resource).min(*deserved),
+                instead_of(resource).min(*deserved),
+            );
+            if more == less {
+                return 0;
+            }
+            let share =
+                |amount: u64| part_of(i128::from(amount), self.census.capacity[resource], 40);
+            share(more) - share(less)
         });
         shares.sum()
     }
 
     /// The namespaces of a set, each once.
     fn namespaces(&self, set: &[usize]) -> impl Iterator<Item = usize> {
-        let namespace = |at: usize| self.cluster.pods[set[at]].namespace;
+        let namespace = |at: usize| self.candidates.get(set[at]).namespace;
         (0..set.len())
             .filter(move |at| (0..*at).all(|before| namespace(before) != namespace(*at)))
             .map(namespace)
@@ -424,14 +430,8 @@ impl Planner<'_> {
     fn loss(&self, set: &[usize]) -> i128 {
         let loss = |namespace: usize| {
             let used = self.used.row(namespace);
-            let rest = |resource: usize| {
-                let leaving = set
-                    .iter()
-                    .map(|victim| &self.cluster.pods[*victim])
-                    .filter(|victim| victim.namespace == namespace);
-                used[resource].saturating_sub(leaving.map(|victim| victim.requests[resource]).sum())
-            };
-            self.served(namespace, |resource| used[resource]) - self.served(namespace, rest)
+            let rest = |resource: usize| self.rest(set, namespace, resource);
+            self.served(namespace, |resource| used[resource], rest)
         };
         self.namespaces(set).map(loss).sum()
     }
@@ -439,14 +439,10 @@ impl Planner<'_> {
     /// The least excess of the namespaces of a set: of each by how much of the cluster it uses more than it deserves, in the resource where that is most, in 2⁻⁴⁸.
     fn least_excess(&self, set: &[usize]) -> i128 {
         let excess = |namespace: usize| {
-            let deserved = self.deserved.amounts[namespace].iter();
-            let rows = self
-                .used
-                .row(namespace)
-                .iter()
-                .zip(deserved)
-                .zip(&self.census.capacity);
-            let excess = rows.map(|((used, deserved), capacity)| {
+            let deserved = self.deserved.row(namespace);
+            let rows = self.used.row(namespace).iter().zip(deserved);
+            let excess = rows.zip(&self.census.capacity);
+            let excess = excess.map(|((used, deserved), capacity)| {
                 part_of(i128::from(*used) - i128::from(*deserved), *capacity, 48)
             });
             excess.max().unwrap_or(0)
@@ -459,7 +455,11 @@ impl Planner<'_> {
     fn try_many<'a>(&'a self, sites: &[Site], found: &mut Found<'a>) {
         for site in sites {
             let mut in_order = site.candidates.clone();
-            in_order.sort_unstable_by(|a, b| self.eviction_order(*a).cmp(&self.eviction_order(*b)));
+            let pod = |at: &usize| self.candidates.get(*at).pod;
+            in_order.sort_unstable_by(|a, b| {
+                self.eviction_order(pod(a))
+                    .cmp(&self.eviction_order(pod(b)))
+            });
             let mut by_room = in_order.clone();
             by_room.sort_by_cached_key(|victim| Reverse(self.room_made(*victim, &site.need)));
             for order in [in_order, by_room] {
@@ -472,7 +472,7 @@ impl Planner<'_> {
 
     /// How much of what is missing a pod would give back, summed over resources, in 2⁻³².
     fn room_made(&self, victim: usize, need: &[(usize, u64)]) -> i128 {
-        let requests = &self.cluster.pods[victim].requests;
+        let requests = self.candidates.requests(victim);
         let parts = need.iter().map(|(resource, need)| {
             part_of(i128::from(requests[*resource].min(*need)), Some(*need), 32)
         });

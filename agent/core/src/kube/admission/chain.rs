@@ -5,8 +5,10 @@
 //! exist already. A refused object changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::field::quoted;
 use super::limit_range::{self, Origin};
@@ -17,9 +19,10 @@ use super::request::{Phase, Refusal, Request};
 use super::resource_quota::configuration::Configuration;
 use super::resource_quota::evaluator::Cluster;
 use super::resource_quota::recalculate::{self, Counted, Counts};
-use super::resource_quota::{Charge, Conflict, Plugin, QuotaStore};
+use super::resource_quota::{Charge, Conflict, Plugin, QuotaStore, add_to};
 use super::{Admission, claim_rules, limit_range::validate as range_rules, pod_rules};
 use crate::kube::pod::{PodStatus, Resources};
+use crate::kube::quantity::Quantity;
 use crate::kube::resources::ResourceList;
 
 /// Where a value comes from that its object did not have.
@@ -48,23 +51,105 @@ pub enum Source {
     },
 }
 
+/// A field of a pod that defaults set.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DefaultedField {
+    /// An amount of a container.
+    Container {
+        /// Whether it is an init container.
+        is_init: bool,
+        /// Its place in its list, from 0.
+        at: usize,
+        /// Whether it is a request; else a limit.
+        is_request: bool,
+        /// Of which resource.
+        resource: String,
+    },
+    /// A field of `spec`.
+    Spec(&'static str),
+    /// An amount of the pod as a whole.
+    Pod {
+        /// Whether it is a request; else a limit.
+        is_request: bool,
+        /// Of which resource.
+        resource: String,
+    },
+}
+
+impl fmt::Display for DefaultedField {
+    /// `spec.containers[0].resources.requests[cpu]`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |is_request| if is_request { "requests" } else { "limits" };
+        match self {
+            Self::Container {
+                is_init,
+                at,
+                is_request,
+                resource,
+            } => {
+                let containers = if *is_init {
+                    "initContainers"
+                } else {
+                    "containers"
+                };
+                let list = list(*is_request);
+                write!(f, "spec.{containers}[{at}].resources.{list}[{resource}]")
+            }
+            Self::Spec(field) => write!(f, "spec.{field}"),
+            Self::Pod {
+                is_request,
+                resource,
+            } => {
+                write!(f, "spec.resources.{}[{resource}]", list(*is_request))
+            }
+        }
+    }
+}
+
+/// What a field was set to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DefaultedValue {
+    /// An amount.
+    Amount(Quantity),
+    /// A priority.
+    Number(i32),
+    /// A name.
+    Text(String),
+}
+
+impl fmt::Display for DefaultedValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Amount(amount) => amount.fmt(f),
+            Self::Number(number) => number.fmt(f),
+            Self::Text(text) => text.fmt(f),
+        }
+    }
+}
+
 /// A value that an object did not have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Defaulted {
-    /// The field, such as `spec.containers[0].resources.requests[cpu]`.
-    pub field: String,
+    /// The field.
+    #[serde(serialize_with = "as_text")]
+    pub field: DefaultedField,
     /// Its value.
-    pub value: String,
+    #[serde(serialize_with = "as_text")]
+    pub value: DefaultedValue,
     /// Where it comes from.
     #[serde(flatten)]
     pub source: Source,
+}
+
+fn as_text<S: Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
 }
 
 /// An object that was let in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Admitted {
     /// The object with every default.
-    pub object: Object,
+    pub object: Arc<Object>,
     /// What was added to it, in the order of the fields.
     pub defaults: Vec<Defaulted>,
     /// What the quotas count for it.
@@ -78,12 +163,23 @@ pub struct World {
     configuration: Configuration,
     cluster: Cluster,
     classes: Vec<PriorityClass>,
-    /// As they were given, for the origin of a default, and with defaults; by namespace, then by name.
-    ranges: BTreeMap<String, BTreeMap<String, (LimitRange, LimitRange)>>,
+    /// By namespace, then by name.
+    ranges: BTreeMap<String, BTreeMap<String, Range>>,
     /// By namespace, sorted by name.
     quotas: BTreeMap<String, Vec<ResourceQuota>>,
     names: BTreeSet<(GroupResource, String, String)>,
     objects: Vec<Counted>,
+}
+
+/// A LimitRange in force.
+#[derive(Debug, Clone)]
+struct Range {
+    /// As it was given, for the origin of a default.
+    given: LimitRange,
+    /// With the API's defaults.
+    range: LimitRange,
+    /// What containers without get.
+    defaults: Resources,
 }
 
 struct Store<'a>(&'a mut BTreeMap<String, Vec<ResourceQuota>>);
@@ -93,15 +189,16 @@ impl QuotaStore for Store<'_> {
         self.0.get(namespace).map_or(&[], Vec::as_slice)
     }
 
-    fn write_used(
+    fn add_used(
         &mut self,
         namespace: &str,
         name: &str,
-        used: ResourceList,
+        added: &[(String, Quantity)],
     ) -> Result<(), Conflict> {
-        let mut all = self.0.get_mut(namespace).into_iter().flatten();
-        let own = all.find(|quota| quota.metadata.name == name);
-        own.ok_or(Conflict)?.status.used = used;
+        let quotas = self.0.get_mut(namespace).ok_or(Conflict)?;
+        let at = quotas.binary_search_by(|quota| quota.metadata.name.as_str().cmp(name));
+        let quota = at.ok().and_then(|at| quotas.get_mut(at));
+        add_to(&mut quota.ok_or(Conflict)?.status.used, added);
         Ok(())
     }
 }
@@ -153,8 +250,8 @@ impl World {
     ///
     /// # Errors
     /// If the API server would refuse it.
-    pub fn add_range(&mut self, raw: LimitRange) -> Result<(), Refusal> {
-        let mut range = raw.clone();
+    pub fn add_range(&mut self, given: LimitRange) -> Result<(), Refusal> {
+        let mut range = given.clone();
         range.set_defaults();
         let meta = range.metadata.clone();
         let request = self.request("limitranges", Object::Other(Box::new(meta.clone())));
@@ -164,10 +261,15 @@ impl World {
         }
         self.take_name(&request)?;
         self.add_object(request);
+        let range = Range {
+            defaults: range.container_defaults(),
+            given,
+            range,
+        };
         self.ranges
             .entry(meta.namespace)
             .or_default()
-            .insert(meta.name, (raw, range));
+            .insert(meta.name, range);
         Ok(())
     }
 
@@ -204,11 +306,13 @@ impl World {
         Ok(())
     }
 
-    fn add_object(&mut self, request: Request) {
-        let Request {
-            resource, object, ..
-        } = request;
-        self.objects.push(Counted { resource, object });
+    fn add_object(&mut self, request: Request) -> Arc<Object> {
+        let object = Arc::new(request.object);
+        self.objects.push(Counted {
+            resource: request.resource,
+            object: Arc::clone(&object),
+        });
+        object
     }
 
     /// Counts what the objects added so far use of the quotas without status, and makes these enforce what they want.
@@ -258,11 +362,11 @@ impl World {
             .get(&request.namespace)
             .into_iter()
             .flat_map(BTreeMap::values);
-        let ranges: Vec<&(LimitRange, LimitRange)> = namespaced.collect();
-        for (raw, range) in &ranges {
-            limit_range::admit(&mut request, std::slice::from_ref(range));
+        let ranges: Vec<&Range> = namespaced.collect();
+        for range in &ranges {
+            limit_range::fill_request(&mut request, &range.defaults);
             before.note(&request.object, &mut defaults, |field| {
-                range_source(raw, field)
+                range_source(&range.given, field)
             });
         }
         priority::admit(&mut request, &self.classes, Gates::default())?;
@@ -284,7 +388,7 @@ impl World {
         {
             return Err(request.invalid(kind, errors));
         }
-        let defaulted = ranges.iter().map(|(_, range)| range);
+        let defaulted = ranges.iter().map(|range| &range.range);
         limit_range::validate(&request, defaulted, self.admission)?;
         let key = (
             request.resource.clone(),
@@ -303,10 +407,8 @@ impl World {
         let charges = plugin.validate(&request, &mut Store(&mut self.quotas))?;
         self.names.insert(key);
         defaults.sort_by(|a, b| a.field.cmp(&b.field));
-        let object = request.object.clone();
-        self.add_object(request);
         Ok(Admitted {
-            object,
+            object: self.add_object(request),
             defaults,
             charges,
         })
@@ -369,15 +471,18 @@ fn class_of(object: &Object) -> String {
 }
 
 /// The source of a field that a LimitRange has set.
-fn range_source(raw: &LimitRange, field: &str) -> Source {
-    let resource = field
-        .rsplit_once('[')
-        .map_or("", |(_, rest)| rest.trim_end_matches(']'));
-    let is_request = field.contains(".requests[");
-    let Origin { item, field } =
-        limit_range::origin(raw, is_request, resource).unwrap_or(Origin { item: 0, field: "" });
+fn range_source(given: &LimitRange, field: &DefaultedField) -> Source {
+    let origin = match field {
+        DefaultedField::Container {
+            is_request,
+            resource,
+            ..
+        } => limit_range::origin(given, *is_request, resource),
+        _ => None,
+    };
+    let Origin { item, field } = origin.unwrap_or(Origin { item: 0, field: "" });
     Source::LimitRange {
-        name: raw.metadata.name.clone(),
+        name: given.metadata.name.clone(),
         item,
         field,
     }
@@ -427,12 +532,12 @@ impl Before {
         &mut self,
         object: &Object,
         defaults: &mut Vec<Defaulted>,
-        source: impl Fn(&str) -> Source,
+        source: impl Fn(&DefaultedField) -> Source,
     ) {
         let (Some(has), Object::Pod(pod)) = (&mut self.0, object) else {
             return;
         };
-        let mut add = |field: String, value: String| {
+        let mut add = |field: DefaultedField, value: DefaultedValue| {
             let source = source(&field);
             defaults.push(Defaulted {
                 field,
@@ -440,11 +545,13 @@ impl Before {
                 source,
             });
         };
-        let mut lists = |path: &dyn Fn() -> String, has: &mut [Names; 2], now: &Resources| {
+        let mut lists = |field: &dyn Fn(bool, String) -> DefaultedField,
+                         has: &mut [Names; 2],
+                         now: &Resources| {
             let [requests, limits] = has;
-            for (name, has, now) in [
-                ("requests", requests, &now.requests),
-                ("limits", limits, &now.limits),
+            for (is_request, has, now) in [
+                (true, requests, &now.requests),
+                (false, limits, &now.limits),
             ] {
                 // A step only adds.
                 if has.len() == now.len() {
@@ -452,39 +559,49 @@ impl Before {
                 }
                 for (resource, amount) in now {
                     if !has.contains(resource) {
-                        add(format!("{}.{name}[{resource}]", path()), amount.to_string());
+                        let field = field(is_request, resource.clone());
+                        add(field, DefaultedValue::Amount(amount.clone()));
                         has.push(resource.clone());
                     }
                 }
             }
         };
         let spec = &pod.pod.spec;
-        let all = [
-            ("containers", &spec.containers),
-            ("initContainers", &spec.init_containers),
-        ];
-        let numbered = all.into_iter().flat_map(|(list, containers)| {
+        let all = [(false, &spec.containers), (true, &spec.init_containers)];
+        let numbered = all.into_iter().flat_map(|(is_init, containers)| {
             let containers = containers.iter().enumerate();
-            containers.map(move |(at, container)| (list, at, container))
+            containers.map(move |(at, container)| (is_init, at, container))
         });
-        for ((list, at, container), has) in numbered.zip(&mut has.containers) {
-            let path = || format!("spec.{list}[{at}].resources");
-            lists(&path, has, &container.resources);
+        for ((is_init, at, container), has) in numbered.zip(&mut has.containers) {
+            let field = |is_request, resource| DefaultedField::Container {
+                is_init,
+                at,
+                is_request,
+                resource,
+            };
+            lists(&field, has, &container.resources);
         }
         if let Some(level) = &spec.resources {
-            lists(&|| "spec.resources".to_owned(), &mut has.level, level);
+            let field = |is_request, resource| DefaultedField::Pod {
+                is_request,
+                resource,
+            };
+            lists(&field, &mut has.level, level);
         }
         let class = pod.priority_class_name();
         if has.class != class {
-            add("spec.priorityClassName".to_owned(), class.to_owned());
+            let value = DefaultedValue::Text(class.to_owned());
+            add(DefaultedField::Spec("priorityClassName"), value);
             class.clone_into(&mut has.class);
         }
         if let (false, Some(priority)) = (has.priority, spec.priority) {
-            add("spec.priority".to_owned(), priority.to_string());
+            let value = DefaultedValue::Number(priority);
+            add(DefaultedField::Spec("priority"), value);
             has.priority = true;
         }
         if let (false, Some(policy)) = (has.policy, &pod.more.spec.preemption_policy) {
-            add("spec.preemptionPolicy".to_owned(), policy.clone());
+            let value = DefaultedValue::Text(policy.clone());
+            add(DefaultedField::Spec("preemptionPolicy"), value);
             has.policy = true;
         }
     }

@@ -6,7 +6,6 @@
 use super::field::{FieldError, quoted};
 use super::object::{PersistentVolumeClaim, STORAGE};
 use super::object_meta::Scope;
-use super::resource_rules;
 
 /// Everything wrong with a new claim that has its defaults and its name.
 pub fn create_errors(claim: &PersistentVolumeClaim) -> Vec<FieldError> {
@@ -20,17 +19,15 @@ pub fn create_errors(claim: &PersistentVolumeClaim) -> Vec<FieldError> {
     let path = "spec.resources[storage]";
     match claim.spec.resources.requests.get(STORAGE) {
         None => errors.push(FieldError::required(path, "")),
-        Some(storage) => {
-            resource_rules::amount_errors(STORAGE, storage, path, &mut errors);
-            if storage.sign() <= 0 {
-                let value = quoted(&storage.to_string());
-                errors.push(FieldError::invalid(
-                    path,
-                    &value,
-                    "must be greater than zero",
-                ));
-            }
+        Some(storage) if storage.sign() <= 0 => {
+            let value = quoted(&storage.to_string());
+            errors.push(FieldError::invalid(
+                path,
+                &value,
+                "must be greater than zero",
+            ));
         }
+        Some(_) => {}
     }
     errors
 }

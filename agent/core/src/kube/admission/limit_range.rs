@@ -5,8 +5,6 @@
 pub mod bounds;
 pub mod validate;
 
-use std::collections::BTreeMap;
-
 use super::Admission;
 use super::field::aggregate;
 use super::object::{LimitRange, LimitRangeItem, Object};
@@ -64,7 +62,7 @@ impl LimitRange {
     }
 
     /// What containers without get: the last item that names a resource decides.
-    fn container_defaults(&self) -> Resources {
+    pub fn container_defaults(&self) -> Resources {
         let mut defaults = Resources::default();
         for item in self
             .spec
@@ -119,9 +117,22 @@ pub fn admit<'a>(request: &mut Request, ranges: impl IntoIterator<Item = &'a Lim
     }
 }
 
+/// The same with the defaults of one LimitRange, made before.
+pub fn fill_request(request: &mut Request, defaults: &Resources) {
+    if !handles(request) || is_leaving(request) {
+        return;
+    }
+    if let Object::Pod(pod) = &mut request.object {
+        fill_pod(defaults, pod);
+    }
+}
+
 /// Sets what one LimitRange sets, and notes it in the pod's annotation (`PodMutateLimitFunc`).
 pub fn default_pod(range: &LimitRange, pod: &mut PodObject) {
-    let defaults = range.container_defaults();
+    fill_pod(&range.container_defaults(), pod);
+}
+
+fn fill_pod(defaults: &Resources, pod: &mut PodObject) {
     let mut notes = Vec::new();
     let spec = &mut pod.pod.spec;
     let containers = spec
@@ -207,11 +218,9 @@ pub fn causes(object: &Object, range: &LimitRange, admission: Admission) -> Vec<
 
 /// From which field of a LimitRange a container's default comes, in a chain such as `defaultRequest`, `default`, `max`.
 pub fn origin(raw: &LimitRange, is_request: bool, resource: &str) -> Option<Origin> {
-    let numbered = (0usize..).zip(&raw.spec.limits);
-    let items: BTreeMap<usize, &LimitRangeItem> = numbered
-        .filter(|(_, item)| item.kind == CONTAINER)
-        .collect();
-    items.iter().rev().find_map(|(at, item)| {
+    let items = raw.spec.limits.iter().enumerate().rev();
+    let mut items = items.filter(|(_, item)| item.kind == CONTAINER);
+    items.find_map(|(at, item)| {
         let limit = [("default", &item.default), ("max", &item.max)];
         let request = [
             ("defaultRequest", &item.default_request),
@@ -221,7 +230,7 @@ pub fn origin(raw: &LimitRange, is_request: bool, resource: &str) -> Option<Orig
         ];
         let fields = if is_request { &request[..] } else { &limit[..] };
         let field = fields.iter().find(|(_, list)| list.contains_key(resource));
-        field.map(|(field, _)| Origin { item: *at, field })
+        field.map(|(field, _)| Origin { item: at, field })
     })
 }
 

@@ -228,9 +228,37 @@ pub struct ScopeRequirement {
 }
 
 impl fmt::Display for ScopeRequirement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.borrowed().fmt(f)
+    }
+}
+
+impl ScopeRequirement {
+    /// The same, borrowed.
+    pub fn borrowed(&self) -> Scope<'_> {
+        Scope {
+            scope_name: &self.scope_name,
+            operator: &self.operator,
+            values: self.values.as_deref(),
+        }
+    }
+}
+
+/// One of a quota's scopes, as an expression.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scope<'a> {
+    /// The scope.
+    pub scope_name: &'a str,
+    /// `In`, `NotIn`, `Exists` or `DoesNotExist`.
+    pub operator: &'a str,
+    /// What the operator compares with.
+    pub values: Option<&'a [String]>,
+}
+
+impl fmt::Display for Scope<'_> {
     /// Go's `%v` of the struct.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let values = self.values.as_deref().unwrap_or_default().join(" ");
+        let values = self.values.unwrap_or_default().join(" ");
         write!(f, "{{{} {} [{values}]}}", self.scope_name, self.operator)
     }
 }
@@ -266,18 +294,18 @@ impl ResourceQuota {
     }
 
     /// The quota's scopes and the expressions of its selector, as expressions.
-    pub fn scopes(&self) -> Vec<ScopeRequirement> {
-        let exists = |scope: &String| ScopeRequirement {
-            scope_name: scope.clone(),
-            operator: "Exists".to_owned(),
+    pub fn scopes(&self) -> impl Iterator<Item = Scope<'_>> {
+        let exists = |scope_name| Scope {
+            scope_name,
+            operator: "Exists",
             values: None,
         };
-        let mut scopes: Vec<_> = self.spec.scopes.iter().flatten().map(exists).collect();
+        let named = self.spec.scopes.iter().flatten();
         let selector = self.spec.scope_selector.iter();
-        scopes.extend(
-            selector.flat_map(|selector| selector.match_expressions.iter().flatten().cloned()),
-        );
-        scopes
+        let selected = selector.flat_map(|selector| selector.match_expressions.iter().flatten());
+        named
+            .map(move |name| exists(name.as_str()))
+            .chain(selected.map(ScopeRequirement::borrowed))
     }
 }
 

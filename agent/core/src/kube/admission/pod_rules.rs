@@ -65,13 +65,12 @@ fn spec_errors(pod: &PodObject, parts_of_huge_pages: bool, errors: &mut Vec<Fiel
             let claims = claiming
                 .get(at)
                 .and_then(|container| container.resources.claims.as_deref());
-            let path = format!("spec.{list}[{at}].resources");
             let claims = claims.unwrap_or_default();
             resource_rules::requirement_errors(
                 &container.resources,
                 claims,
                 Owner::Container,
-                &path,
+                format_args!("spec.{list}[{at}].resources"),
                 options,
                 errors,
             );

@@ -11,7 +11,7 @@ pub mod recalculate;
 pub mod scope;
 pub mod validate;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::Admission;
 use super::object::ResourceQuota;
@@ -43,15 +43,15 @@ pub trait QuotaStore {
     /// The quotas of a namespace, as they are now.
     fn quotas(&mut self, namespace: &str) -> &[ResourceQuota];
 
-    /// Writes `status.used` of a quota.
+    /// Adds to `status.used` of a quota.
     ///
     /// # Errors
-    /// If the quota has changed since it was read; then the write is tried again with the quota as it is now.
-    fn write_used(
+    /// If the quota has changed since it was read; then it is tried again with the quota as it is now.
+    fn add_used(
         &mut self,
         namespace: &str,
         name: &str,
-        used: ResourceList,
+        added: &[(String, Quantity)],
     ) -> Result<(), Conflict>;
 }
 
@@ -60,8 +60,13 @@ pub trait QuotaStore {
 pub struct Charge {
     /// The quota.
     pub quota: String,
-    /// What was added to what is in use.
-    pub added: ResourceList,
+    /// What was added to what is in use, by name.
+    #[serde(serialize_with = "as_map")]
+    pub added: Vec<(String, Quantity)>,
+}
+
+fn as_map<S: Serializer>(list: &[(String, Quantity)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(list.iter().map(|(name, quantity)| (name, quantity)))
 }
 
 /// A quota that has changed since it was read.
@@ -119,8 +124,8 @@ impl Plugin<'_> {
                 break;
             }
             let mut failed_now = Vec::new();
-            for Change { charge, used } in changed {
-                match store.write_used(namespace, &charge.quota, used) {
+            for charge in changed {
+                match store.add_used(namespace, &charge.quota, &charge.added) {
                     Ok(()) => charges.push(charge),
                     Err(Conflict) => failed_now.push(charge.quota),
                 }
@@ -133,15 +138,6 @@ impl Plugin<'_> {
         }
         Ok(charges)
     }
-}
-
-/// A quota whose usage changes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
-    /// What is added.
-    pub charge: Charge,
-    /// What is in use afterwards.
-    pub used: ResourceList,
 }
 
 /// A refusal because the quotas cannot be listed.
@@ -165,18 +161,16 @@ fn conflict(name: &str) -> Refusal {
     }
 }
 
-/// Sums of two lists; what only one has is taken over.
-pub(crate) fn add(a: &ResourceList, b: &ResourceList) -> ResourceList {
-    let mut sum = a.clone();
-    for (name, quantity) in b {
-        match sum.get_mut(name) {
+/// Adds to a list of what is in use; what it lacks is taken over.
+pub fn add_to(used: &mut ResourceList, added: &[(String, Quantity)]) {
+    for (name, quantity) in added {
+        match used.get_mut(name) {
             Some(value) => *value += quantity,
             None => {
-                sum.insert(name.clone(), quantity.clone());
+                used.insert(name.clone(), quantity.clone());
             }
         }
     }
-    sum
 }
 
 /// `a - b`, and zero where that is negative or only `b` has the name.
@@ -192,17 +186,9 @@ pub(crate) fn increase(a: &ResourceList, b: &ResourceList) -> ResourceList {
     increase
 }
 
-/// The entries whose names the other list has.
-pub(crate) fn masked(list: &ResourceList, by: &ResourceList) -> ResourceList {
-    let kept = list.iter().filter(|(name, _)| by.contains_key(*name));
-    kept.map(|(name, quantity)| (name.clone(), quantity.clone()))
-        .collect()
-}
-
 /// `cpu=1,memory=1Gi`.
-pub(crate) fn shown(list: &ResourceList) -> String {
+fn shown<'a>(list: impl Iterator<Item = (&'a String, &'a Quantity)>) -> String {
     let parts: Vec<String> = list
-        .iter()
         .map(|(name, quantity)| format!("{name}={quantity}"))
         .collect();
     parts.join(",")

@@ -115,7 +115,7 @@ pub fn requirement_errors(
     resources: &Resources,
     claims: &[ClaimReference],
     owner: Owner,
-    path: &str,
+    path: impl fmt::Display + Copy,
     options: Options<'_>,
     errors: &mut Vec<FieldError>,
 ) {
@@ -153,7 +153,7 @@ pub fn requirement_errors(
     let has_huge_pages = names.clone().any(|name| is_huge_pages(name));
     if has_huge_pages && !names.any(|name| matches!(name.as_str(), CPU | MEMORY)) {
         errors.push(FieldError::forbidden(
-            path,
+            path.to_string(),
             "HugePages require cpu or memory",
         ));
     }
@@ -167,7 +167,7 @@ fn against_limit(
     name: &str,
     request: &Quantity,
     limit: Option<&Quantity>,
-    path: &str,
+    path: impl fmt::Display,
 ) -> Option<FieldError> {
     let error = |what: &str, limit: &Quantity| {
         let what = format!("must be {what} {name} limit of {limit}");

@@ -8,6 +8,7 @@ use crate::model::reading::PodLoad;
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
 use crate::policy::memory::rank::{DiskScope, RankRow, Ranking};
+use crate::policy::memory::share;
 use crate::policy::memory::view::View;
 
 impl Resource {
@@ -32,10 +33,20 @@ pub(crate) fn rows(view: &View<'_>, resource: Resource, rows: &mut Vec<RankRow>)
         .pods
         .values()
         .filter(|pod| view.is_candidate(pod) && (!by_load || load(state, pod).is_some()));
-    rows.extend(pods.map(|pod| row(config, state, pod, resource)));
     if resource == Resource::Memory {
+        let unread = view.unread();
+        rows.extend(pods.map(|pod| {
+            let mut row = pod.row.clone();
+            if let (Some(unread), Some(known)) = (&unread, &pod.memory) {
+                row.usage = unread.most_bytes(known);
+            }
+            row
+        }));
         view.apply_sample(rows);
+    } else {
+        rows.extend(pods.map(|pod| row(config, state, pod, resource)));
     }
+    share::mark(config, state, resource, rows);
 }
 
 /// A pod's row in the ranking of `resource`.

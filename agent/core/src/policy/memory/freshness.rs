@@ -8,7 +8,9 @@
 //! none: the pod that grew was ahead already.
 //!
 //! Before that comes a cheaper question ([`pods_needed`]): from the node's figures alone, is any pod's figure needed at all? Far from every
-//! threshold the answer is no, and a report costs three reads instead of one for each pod.
+//! threshold the answer is no, and a report costs three reads instead of one for each pod. Where nothing may be lost the question is
+//! [`wanted`]: to evict the first pod of the memory ranking, only pods that may be the first are read, one by one ([`Stale::Unread`]). Of the others
+//! there are bounds ([`unread`](crate::model::unread)).
 //!
 //! Bounds on what a pod uses. A reading of `memory.stat` is *recent* for [`STAT_AGE_MAX_MS`]. Then
 //!
@@ -16,12 +18,14 @@
 //! - recent, and usage has moved: all by which it moved may be inactive file pages, or none of it. So what the pod uses is
 //!   between the smaller and the larger usage of the two, minus the inactive file pages of then; and not above its usage;
 //! - older: anything up to its usage, though usage stood still. A cgroup at its limit replaces page cache by anonymous memory, or the reverse, and
-//!   its usage stays what it was.
+//!   its usage stays what it was;
+//! - in any case not less than its usage minus the page cache of the node, which is read with each sample.
 
-use crate::model::event::{PodMemory, Sample};
+use crate::model::event::{NodeMemory, PodMemory, Sample};
 use crate::model::options::Availability;
 use crate::model::signal::{Resource, Signal};
-use crate::model::state::PodState;
+use crate::model::state::{NodeState, PodState};
+use crate::model::units::PodUid;
 use crate::policy::memory::on_node;
 use crate::policy::memory::rank::{RankRow, Ranking};
 use crate::policy::memory::thresholds::Met;
@@ -38,9 +42,23 @@ pub const STAT_AGE_MAX_MS: u32 = 1000;
 /// rest on it.
 pub const PODS_AGE_MAX_NS: u64 = 250_000_000;
 
-/// A reading that is too old for what hangs on it.
+/// The pods that a decision about a sample rests on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// None.
+    Nothing,
+    /// Those that [`Engine::stale`](crate::engine::Engine::stale) names, in a sample with [`Sample::leaders_only`].
+    Leaders,
+    /// All that have a cgroup.
+    All,
+}
+
+/// A reading that is too old for what hangs on it, or was not made.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stale {
+    /// The memory of this pod, which [`Sample::pods`] lacks; and of the kubepods cgroup after it. Without a cgroup all
+    /// pods are to be read.
+    Unread(PodUid),
     /// The inactive file pages of the kubepods cgroup.
     Kubepods,
     /// What pods have on this NUMA node: [`Sample::numa_pods`].
@@ -56,12 +74,7 @@ pub enum Stale {
 /// storage), and every pod that runs was read not longer than [`PODS_AGE_MAX_NS`] ago.
 pub(crate) fn pods_needed(view: &View<'_>, sample: &Sample) -> bool {
     let state = view.state;
-    let is_due = |pod: &PodState| {
-        let is_old = pod
-            .memory
-            .is_none_or(|memory| view.now_ns.saturating_sub(memory.at_ns) >= PODS_AGE_MAX_NS);
-        pod.leaving.is_some() || pod.running && is_old
-    };
+    let is_due = |pod: &PodState| pod.leaving.is_some() || is_old(pod, view.now_ns);
     let under_way = state.remedies.episode.is_some() || state.node_reclaim.is_some();
     if under_way || sample.storage.is_some() || state.pods.values().any(is_due) {
         return true;
@@ -72,8 +85,45 @@ pub(crate) fn pods_needed(view: &View<'_>, sample: &Sample) -> bool {
     asked.met.is_some()
 }
 
+fn is_old(pod: &PodState, now_ns: u64) -> bool {
+    let is_old = |at_ns: u64| now_ns.saturating_sub(at_ns) >= PODS_AGE_MAX_NS;
+    pod.running && pod.memory.is_none_or(|memory| is_old(memory.at_ns))
+}
+
+/// Whether a pod that runs was not read for [`PODS_AGE_MAX_NS`].
+pub(crate) fn has_old_pods(state: &NodeState, now_ns: u64) -> bool {
+    state.pods.values().any(|pod| is_old(pod, now_ns))
+}
+
+/// Which pods a decision about `sample`, of which only the node has been read, may depend on, however old is what is known of them.
+///
+/// [`Wanted::Nothing`] and [`Wanted::Leaders`] promise that [`Engine::step`](crate::engine::Engine::step) decides the same as with all pods, but for
+/// the comparator that set the victim apart from the next ([`ThresholdReason::ahead_by`](crate::model::decision::ThresholdReason)): it goes by
+/// what is known. And a cgroup that is gone is not missed before its end is reported, unless its pod is asked for.
+pub(crate) fn wanted(view: &View<'_>, sample: &Sample) -> Wanted {
+    let View { config, state, .. } = *view;
+    let under_way = state.remedies.episode.is_some() || state.node_reclaim.is_some();
+    if under_way || sample.storage.is_some() {
+        return Wanted::All;
+    }
+    let (observations, swap_bytes) = view.observations();
+    let foreseen = view.foreseen(swap_bytes);
+    match verdict::asked(view, sample.cause, &observations, foreseen.as_ref()).met {
+        Some(met) if !verdict::takes_the_first(config, &met) => Wanted::All,
+        None if state.pods.values().all(|pod| pod.leaving.is_none()) => Wanted::Nothing,
+        _ => Wanted::Leaders,
+    }
+}
+
 /// The first figure of `sample`, the one that `view` has ahead, that is old and could change what the engine decides about it.
 pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) -> Option<Stale> {
+    if sample.leaders_only {
+        let mut pods = view.state.pods.values();
+        let unread = pods.find(|pod| pod.leaving.is_some() && view.is_unread(&pod.row.uid));
+        if let Some(pod) = unread {
+            return Some(Stale::Unread(pod.row.uid.clone()));
+        }
+    }
     if let Some(index) = stale_retained(view, sample) {
         return Some(Stale::Pod(index));
     }
@@ -98,7 +148,7 @@ pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) 
     {
         return Some(Stale::NumaPods(node));
     }
-    stale_pod(view, &met, sample, scratch).map(Stale::Pod)
+    stale_pod(view, &met, sample, scratch)
 }
 
 /// A pod that ends with this sample, and whose figure is old: what stays of its memory is not asked of others
@@ -122,9 +172,23 @@ fn index_of(pods: &[PodMemory], row: &RankRow) -> Option<usize> {
 }
 
 /// The first pod of the ranking whose figure is old and decides which pods are evicted.
-fn stale_pod(view: &View<'_>, met: &Met, sample: &Sample, scratch: &mut Scratch) -> Option<usize> {
+fn stale_pod(view: &View<'_>, met: &Met, sample: &Sample, scratch: &mut Scratch) -> Option<Stale> {
+    if sample.leaders_only
+        && sample.pods.iter().all(|memory| is_leaving(view, memory))
+        && let Some(row) = verdict::first_known(view, met, scratch)
+    {
+        // With this one most of what the others can have is accounted for.
+        return Some(Stale::Unread(row.uid.clone()));
+    }
     let victims = verdict::victims(view, met, scratch);
     let rows = &scratch.rows;
+    if sample.leaders_only {
+        // One that is not evicted and may be ahead counts too: for the rank of the victim.
+        let mut leaders = rows[..victims.rests_on].iter();
+        if let Some(row) = leaders.find(|row| view.is_unread(&row.uid)) {
+            return Some(Stale::Unread(row.uid.clone()));
+        }
+    }
     let mut candidates = rows[..victims.rests_on].iter().filter(|row| !row.exempt);
     let stale = candidates.find_map(|row| {
         let index = index_of(&sample.pods, row)?;
@@ -138,7 +202,11 @@ fn stale_pod(view: &View<'_>, met: &Met, sample: &Sample, scratch: &mut Scratch)
     let mut others = rows.iter().filter(|other| !other.exempt);
     if is_alone && whole_pods && others.next().is_some_and(|first| first.uid == row.uid) {
         let at_least = RankRow {
-            usage: least_used_bytes(&sample.pods[index], view.config.options.availability),
+            usage: least_used_bytes(
+                &sample.pods[index],
+                &sample.node,
+                view.config.options.availability,
+            ),
             ..row.clone()
         };
         let suffices = victims.need.is_none_or(|need| at_least.usage >= need);
@@ -149,7 +217,12 @@ fn stale_pod(view: &View<'_>, met: &Met, sample: &Sample, scratch: &mut Scratch)
             return None;
         }
     }
-    Some(index)
+    Some(Stale::Pod(index))
+}
+
+fn is_leaving(view: &View<'_>, memory: &PodMemory) -> bool {
+    let pod = view.state.pods.get(&memory.uid);
+    pod.is_some_and(|pod| pod.leaving.is_some())
 }
 
 fn is_stale(usage_bytes: u64, usage_at_stat_bytes: u64) -> bool {
@@ -165,14 +238,22 @@ fn is_stale_pod(memory: &PodMemory) -> bool {
 }
 
 /// What a pod uses at least, as far as its figures are old.
-fn least_used_bytes(memory: &PodMemory, availability: Availability) -> u64 {
+fn least_used_bytes(memory: &PodMemory, node: &NodeMemory, availability: Availability) -> u64 {
+    // Not more of its usage is page cache than the node has.
+    let all_cache = PodMemory {
+        inactive_file_bytes: u64::MAX,
+        active_file_bytes: u64::MAX,
+        ..memory.clone()
+    };
+    let by_node = all_cache.limited(node).used_bytes(availability);
     if !is_recent(memory) {
-        return 0;
+        return by_node;
     }
-    memory
+    let by_stat = memory
         .usage_bytes
         .min(memory.usage_at_stat_bytes)
-        .saturating_sub(memory.cache_bytes(availability))
+        .saturating_sub(memory.cache_bytes(availability));
+    by_stat.max(by_node)
 }
 
 /// What a pod uses at most, as far as its figures are old.

@@ -33,6 +33,7 @@ impl Comparator {
             Self::MissingStats => missing_stats(a, b),
             Self::ExceedsRequest => exceeds_request(a, b),
             Self::Priority => priority(a, b),
+            Self::OverShare => b.over_share.cmp(&a.over_share),
             Self::UsageOverRequest => usage_over_request(a, b),
             Self::Uid => uid(a, b),
         }
@@ -45,6 +46,7 @@ impl Comparator {
             Self::MissingStats => "missingStats",
             Self::ExceedsRequest => "exceedsRequest",
             Self::Priority => "priority",
+            Self::OverShare => "overShare",
             Self::UsageOverRequest => "usageOverRequest",
             Self::Uid => "uid",
         }
@@ -93,9 +95,20 @@ pub enum Ranking {
 impl Ranking {
     /// The comparators, the most important first.
     pub const fn order(self) -> &'static [Comparator] {
-        use Comparator::{ExceedsRequest, MissingStats, Priority, Uid, Unnamed, UsageOverRequest};
+        use Comparator::{
+            ExceedsRequest, MissingStats, OverShare, Priority, Uid, Unnamed, UsageOverRequest,
+        };
         match self {
-            Self::Memory | Self::Disk | Self::Cpu => &[
+            Self::Memory | Self::Cpu => &[
+                Unnamed,
+                MissingStats,
+                ExceedsRequest,
+                Priority,
+                OverShare,
+                UsageOverRequest,
+                Uid,
+            ],
+            Self::Disk => &[
                 Unnamed,
                 MissingStats,
                 ExceedsRequest,
@@ -130,6 +143,17 @@ impl Ranking {
     /// has no room for all.
     pub fn rank(self, rows: &mut [RankRow], places: &mut Vec<Place>) {
         places::sort(self, rows, places);
+    }
+
+    /// Ranks as many rows as it takes to know the first that is `wanted` and the one behind it: O(n) if that is one of the first. The rows after
+    /// these are in no order. Allocates as [`Ranking::rank`].
+    pub(crate) fn lead(
+        self,
+        rows: &mut [RankRow],
+        places: &mut Vec<Place>,
+        wanted: impl Fn(&RankRow) -> bool,
+    ) {
+        places::lead(self, rows, places, wanted);
     }
 
     /// The comparator that sets two rows apart; [`Comparator::Uid`] where no other does.
@@ -229,6 +253,7 @@ mod tests {
             unnamed: 0,
             exempt: false,
             priority,
+            over_share: 0,
             usage,
             allowance: request,
             request,
@@ -330,12 +355,14 @@ mod tests {
             stats_known: bool,
             unnamed in 0u8..4,
             priority in prop_oneof![4 => -2i32..3, 1 => any::<i32>()],
+            over_share in prop_oneof![4 => 0u16..3, 1 => any::<u16>()],
             usage in prop_oneof![4 => 0u64..5, 1 => any::<u64>()],
             allowance in any_amount(),
             request in any_amount(),
         ) -> RankRow {
             RankRow {
                 unnamed,
+                over_share,
                 allowance: Nanos(allowance),
                 request: Nanos(request),
                 ..row(&uid, stats_known, priority, usage, 0)
@@ -392,6 +419,20 @@ mod tests {
             let mut keyed = rows;
             ranking.rank(&mut keyed, &mut Vec::new());
             prop_assert_eq!(keyed, compared);
+        }
+
+        #[test]
+        fn the_lead_is_the_beginning_of_the_whole_order(ranking in any_ranking(), rows in any_rows(), exempt in prop::collection::vec(0..3u8, 40)) {
+            let mut sorted = rows;
+            for (row, exempt) in sorted.iter_mut().zip(exempt) {
+                row.exempt = exempt > 0;
+            }
+            let mut led = sorted.clone();
+            ranking.rank(&mut sorted, &mut Vec::new());
+            ranking.lead(&mut led, &mut Vec::new(), |row| !row.exempt);
+            let first = sorted.iter().position(|row| !row.exempt);
+            let known = first.map_or(sorted.len(), |first| (first + 2).min(sorted.len()));
+            prop_assert_eq!(&led[..known], &sorted[..known]);
         }
 
         #[test]

@@ -8,10 +8,11 @@
 //! 3. [`victims`]: which pods. Its [`Victims::rests_on`] says how far down the ranking figures matter: the pods ranked after that may use less than
 //!    is known, and the same pods go.
 
+use crate::model::config::EngineConfig;
 use crate::model::decision::ReclaimSource;
 use crate::model::event::Cause;
 use crate::model::options;
-use crate::model::signal::{Observations, Signal};
+use crate::model::signal::{Observations, Resource, Signal};
 use crate::model::state::NodeReclaim;
 use crate::model::threshold::Operator;
 use crate::policy::disk::node_reclaim;
@@ -135,6 +136,19 @@ pub(crate) fn next(view: &View<'_>, asked: &Asked, observations: &Observations) 
     }
 }
 
+/// Whether one pod goes for it: the first of the memory ranking that may. What else hangs on the figures of pods that are not ahead of it
+/// is [`ThresholdReason::ahead_by`](crate::model::decision::ThresholdReason).
+pub(crate) fn takes_the_first(config: &EngineConfig, met: &Met) -> bool {
+    let options = &config.options;
+    met.resource() == Resource::Memory
+        && met.threshold.signal != Signal::NumaMemoryAvailable
+        && options.victims == options::Victims::One
+        && !options.disruption_budgets
+        && options.remedies.is_none()
+        // What a namespace uses is the sum over its pods.
+        && config.namespace_shares.is_empty()
+}
+
 /// Which pods go: rows of [`Scratch::chosen`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Victims {
@@ -150,6 +164,24 @@ pub(crate) fn candidates(view: &View<'_>, signal: Signal, rows: &mut Vec<RankRow
     on_node::narrow(view, signal, rows);
 }
 
+/// The first in the ranking of what is known, up to the one that would go, which the sample ahead lacks.
+pub(crate) fn first_known<'scratch>(
+    view: &View<'_>,
+    met: &Met,
+    scratch: &'scratch mut Scratch,
+) -> Option<&'scratch RankRow> {
+    let Scratch { rows, places, .. } = scratch;
+    let pods = view.state.pods.values();
+    rows.clear();
+    let pods = pods.filter(|pod| view.is_candidate(pod));
+    rows.extend(pods.map(|pod| pod.row.clone()));
+    let ranking = met.resource().ranking();
+    ranking.lead(rows, places, |row| !row.exempt);
+    let first = rows.iter().position(|row| !row.exempt)?;
+    let mut leaders = rows[..=first].iter();
+    leaders.find(|row| view.is_unread(&row.uid))
+}
+
 /// Ranks the candidates and chooses the victims.
 pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Victims {
     let ranking = met.resource().ranking();
@@ -160,10 +192,16 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
         budgeting,
     } = scratch;
     candidates(view, met.threshold.signal, rows);
-    ranking.rank(rows, places);
+    let is_soft = !met.threshold.is_hard();
+    if takes_the_first(view.config, met) {
+        let goes = |row: &RankRow| !row.exempt && !(is_soft && is_refused(view, row));
+        ranking.lead(rows, places, goes);
+    } else {
+        ranking.rank(rows, places);
+    }
     chosen.clear();
     chosen.extend((0..rows.len()).filter(|&at| !rows[at].exempt));
-    if !met.threshold.is_hard() {
+    if is_soft {
         pass_over_refused(view, rows, chosen);
     }
     let all = rows.len();
@@ -178,6 +216,12 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
         budgeting.prefer(view, ranking, rows, chosen, need, several)
     } else {
         Preference::None
+    };
+    // What a namespace uses decides, too: any of its pods may.
+    let first = if view.config.namespace_shares.is_empty() {
+        first
+    } else {
+        all
     };
     let mut rests_on = match preference {
         Preference::None => first,
@@ -194,7 +238,8 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
         // If all together do not suffice, all go: also if they use less.
         let last = last.map_or(0, |last| last + 1);
         rests_on = match preference {
-            Preference::None => last,
+            Preference::None if view.config.namespace_shares.is_empty() => last,
+            Preference::None => all,
             Preference::Suffices { .. } | Preference::Falls => rests_on.max(last),
         };
     } else {
@@ -206,13 +251,14 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
     }
 }
 
+fn is_refused(view: &View<'_>, row: &RankRow) -> bool {
+    let pod = view.state.pods.get(&row.uid);
+    pod.is_some_and(|pod| view.is_refused(pod))
+}
+
 /// Keeps the pods whose eviction no disruption budget has refused, if there are any.
 fn pass_over_refused(view: &View<'_>, rows: &[RankRow], chosen: &mut Vec<usize>) {
-    let pods = &view.state.pods;
-    let is_refused = |at: &usize| {
-        pods.get(&rows[*at].uid)
-            .is_some_and(|pod| view.is_refused(pod))
-    };
+    let is_refused = |at: &usize| is_refused(view, &rows[*at]);
     if !chosen.iter().all(is_refused) {
         chosen.retain(|at| !is_refused(at));
     }

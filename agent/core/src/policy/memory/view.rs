@@ -13,6 +13,8 @@ use crate::model::event::{PodMemory, Sample};
 use crate::model::reading::{NumaPods, PodLoads};
 use crate::model::signal::{Observations, Readings, Resource};
 use crate::model::state::{Hold, Leaving, NodeState, PodState};
+use crate::model::units::PodUid;
+use crate::model::unread::Unread;
 use crate::policy::memory::freshness::most_used_bytes;
 use crate::policy::memory::rank::RankRow;
 use crate::policy::memory::{breaker, foresight, leaving, stall, swap};
@@ -74,9 +76,11 @@ impl<'a> View<'a> {
         Some(leaving::after(leaving, usage_bytes, self.now_ns))
     }
 
-    fn memory_ahead(&self, pod: &PodState) -> Option<&'a PodMemory> {
-        let mut pods = self.pods_ahead()?.iter();
-        pods.find(|memory| memory.uid == pod.row.uid)
+    fn memory_ahead(&self, pod: &PodState) -> Option<PodMemory> {
+        let sample = self.ahead.filter(|sample| !sample.node_only)?;
+        let mut pods = sample.pods.iter();
+        let memory = pods.find(|memory| memory.uid == pod.row.uid)?;
+        Some(memory.limited(&sample.node))
     }
 
     /// Whether it ends with the sample ahead, and memory stays.
@@ -167,17 +171,31 @@ impl<'a> View<'a> {
         ahead.or(self.state.numa_pods.as_deref())
     }
 
+    /// The bounds of what pods use which the sample ahead does not have; `None`: it has all.
+    pub(crate) fn unread(&self) -> Option<Unread> {
+        let sample = self.ahead.filter(|sample| sample.leaders_only)?;
+        Some(Unread::of(sample))
+    }
+
+    /// Whether the sample ahead lacks a pod, and others may not.
+    pub(crate) fn is_unread(&self, uid: &PodUid) -> bool {
+        let sample = self.ahead.filter(|sample| sample.leaders_only);
+        sample.is_some_and(|sample| sample.pods.iter().all(|memory| memory.uid != *uid))
+    }
+
     /// Puts what the sample ahead shows into rows of the memory ranking, which are in the order of UIDs.
     pub(crate) fn apply_sample(&self, rows: &mut [RankRow]) {
-        let Some(pods) = self.pods_ahead() else {
+        let Some(sample) = self.ahead.filter(|sample| !sample.node_only) else {
             return;
         };
-        for row in &mut *rows {
-            (row.stats_known, row.usage) = (false, 0);
+        if self.unread().is_none() {
+            for row in &mut *rows {
+                (row.stats_known, row.usage) = (false, 0);
+            }
         }
         // Most samples have the same order, and then nothing is searched.
         let mut next = 0;
-        for memory in pods {
+        for memory in &sample.pods {
             if rows.get(next).is_none_or(|row| row.uid != memory.uid) {
                 match rows.binary_search_by(|row| row.uid.cmp(&memory.uid)) {
                     Ok(at) => next = at,
@@ -185,7 +203,8 @@ impl<'a> View<'a> {
                 }
             }
             rows[next].stats_known = true;
-            rows[next].usage = most_used_bytes(memory, self.config.options.availability);
+            let memory = memory.limited(&sample.node);
+            rows[next].usage = most_used_bytes(&memory, self.config.options.availability);
             next += 1;
         }
     }

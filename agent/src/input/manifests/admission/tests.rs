@@ -507,6 +507,39 @@ fn an_emptied_file_takes_no_quota_away_and_a_quota_is_no_emptied_file() {
 }
 
 #[test]
+fn a_file_that_keeps_only_a_budget_gives_up_its_pods() {
+    let budget = "apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: web}\nspec: {minAvailable: 1, selector: {}}\n";
+    let both = format!("{budget}---\n{}", pod("a"));
+    let mut node = Node::new(&[("q.yaml", &quota("q", "pods: 1")), ("a.yaml", &both)]);
+    // It has a document, so no editor has cut it off.
+    node.update("a.yaml", budget);
+    assert_eq!(
+        (node.errors(), node.change.removed.clone()),
+        (Vec::<String>::new(), vec![uid("a")])
+    );
+    // Nor does it keep a pod of an earlier agent for longer than one look.
+    let mut node = Node::new(&[("q.yaml", &quota("q", "pods: 1")), ("a.yaml", &both)]);
+    node.runs.lock().unwrap().push("a");
+    node.write("a.yaml", budget);
+    node.restart();
+    assert_eq!(node.added(), vec!["a"]);
+    node.look();
+    assert_eq!(
+        (node.errors(), node.change.removed.clone()),
+        (Vec::<String>::new(), vec![uid("a")])
+    );
+    // One without any document keeps what it had.
+    let mut node = Node::new(&[("a.yaml", budget)]);
+    node.update("a.yaml", "");
+    assert!(
+        node.errors()[0].contains("a.yaml: has no documents any more"),
+        "{:?}",
+        node.errors()
+    );
+    assert_eq!(node.change.budgets_removed, []);
+}
+
+#[test]
 fn of_two_default_classes_the_one_in_force_stays() {
     let class = |name: &str, value: u32| {
         format!(

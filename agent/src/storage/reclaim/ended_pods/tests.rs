@@ -24,6 +24,7 @@ impl Machine {
             kubelet_dir: PathBuf::from("/var/lib/kubelet"),
             logs_dir: PathBuf::from("/var/log/pods"),
             layer_roots: Vec::new(),
+            runtime_layers: RuntimeLayers::default(),
         };
         write(
             &host.path("/proc/self/mounts"),

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use super::evaluator::Evaluator;
 use super::scope;
-use super::{Change, Charge, Plugin, add, increase, masked, shown};
-use crate::kube::admission::object::{Object, ResourceQuota, ScopeRequirement};
+use super::{Charge, Plugin, increase, shown};
+use crate::kube::admission::object::{Object, ResourceQuota, Scope, ScopeRequirement};
 use crate::kube::admission::request::{Operation, Phase, Refusal, Request};
 use crate::kube::resources::ResourceList;
 
@@ -17,7 +17,7 @@ struct Covered<'a> {
     /// Names that these count.
     names: BTreeSet<&'a str>,
     /// Scopes that match the object; in [`Admission::Upstream`](super::Admission) also those of quotas that do not apply.
-    scopes: Vec<ScopeRequirement>,
+    scopes: Vec<Scope<'a>>,
 }
 
 impl Plugin<'_> {
@@ -29,7 +29,7 @@ impl Plugin<'_> {
         &self,
         request: &Request,
         quotas: &[&ResourceQuota],
-    ) -> Result<Vec<Change>, Refusal> {
+    ) -> Result<Vec<Charge>, Refusal> {
         let evaluator = Evaluator::of(&request.resource);
         if !evaluator.handles(request, self.admission) {
             return Ok(Vec::new());
@@ -37,7 +37,7 @@ impl Plugin<'_> {
         let Some(limited_scopes) = self.limited_scopes(request)? else {
             return Ok(Vec::new());
         };
-        let usage = evaluator.usage(&request.object, self.cluster);
+        let mut usage = evaluator.usage(&request.object, self.cluster);
         let limited_names = self.limited_names(request, &usage);
         let covered = self.covered(request, quotas, &evaluator)?;
         let negative: Vec<&str> = usage
@@ -53,8 +53,12 @@ impl Plugin<'_> {
             return Err(request.forbidden(Phase::Validate, &why));
         }
         let old = self.usage_before(request, &evaluator)?;
-        let grown = old.map(|(old, used)| (old, without_zeros(&increase(&usage, &used))));
-        let usage = without_zeros(&usage);
+        let grown = old.map(|(old, used)| {
+            let mut grown = increase(&usage, &used);
+            grown.retain(|_, quantity| !quantity.is_zero());
+            (old, grown)
+        });
+        usage.retain(|_, quantity| !quantity.is_zero());
         let additions = self.additions(
             quotas,
             &covered.applying,
@@ -65,28 +69,33 @@ impl Plugin<'_> {
         let Some(additions) = additions else {
             return Ok(Vec::new());
         };
-        let uncovered: Vec<&str> = limited_names.difference(&covered.names).copied().collect();
+        let uncovered: Vec<&str> = limited_names
+            .iter()
+            .map(String::as_str)
+            .filter(|name| !covered.names.contains(name))
+            .collect();
         if !uncovered.is_empty() {
             let why = format!("insufficient quota to consume: {}", uncovered.join(","));
             return Err(request.forbidden(Phase::Validate, &why));
         }
         self.check_scopes(request, &limited_scopes, &covered.scopes)?;
-        let mut changes = Vec::new();
+        let mut charges = Vec::with_capacity(covered.applying.len());
         for (at, added) in covered.applying.into_iter().zip(additions) {
             if let Some(quota) = quotas.get(at) {
-                changes.extend(charged(request, quota, added)?);
+                charges.extend(charged(request, quota, added)?);
             }
         }
-        Ok(changes)
+        Ok(charges)
     }
 
     /// The limited scopes that match the object; none if the plugin is off for this request.
-    fn limited_scopes(&self, request: &Request) -> Result<Option<Vec<ScopeRequirement>>, Refusal> {
+    fn limited_scopes(&self, request: &Request) -> Result<Option<Vec<Scope<'_>>>, Refusal> {
         let limited = &self.configuration.limited_resources;
         let mut matching = Vec::new();
-        for scope in limited.iter().flat_map(|limited| &limited.match_scopes) {
+        let scopes = limited.iter().flat_map(|limited| &limited.match_scopes);
+        for scope in scopes.map(ScopeRequirement::borrowed) {
             match scope::matches(scope, &request.object) {
-                Ok(true) => matching.push(scope.clone()),
+                Ok(true) => matching.push(scope),
                 Ok(false) => {}
                 Err(_) if self.admission.is_upstream() => return Ok(None),
                 Err(error) => {
@@ -99,15 +108,16 @@ impl Plugin<'_> {
     }
 
     /// The names of the usage that are limited by default.
-    fn limited_names<'a>(&self, request: &Request, usage: &'a ResourceList) -> BTreeSet<&'a str> {
+    fn limited_names(&self, request: &Request, usage: &ResourceList) -> BTreeSet<String> {
         let limited = self.configuration.limited_resources.iter();
         let parts = limited
             .filter(|limited| limited.is_about(&request.resource))
             .flat_map(|limited| &limited.match_contains);
         let parts: Vec<&String> = parts.collect();
         let used = usage.iter().filter(|(_, quantity)| quantity.sign() > 0);
-        used.map(|(name, _)| name.as_str())
+        used.map(|(name, _)| name)
             .filter(|name| parts.iter().any(|part| name.contains(part.as_str())))
+            .cloned()
             .collect()
     }
 
@@ -120,29 +130,23 @@ impl Plugin<'_> {
     ) -> Result<Covered<'a>, Refusal> {
         let mut covered = Covered::default();
         let has_scopes = matches!(request.object, Object::Pod(_) | Object::Claim(_));
+        let has_limits = !self.configuration.limited_resources.is_empty();
+        let mut counted = Vec::new();
         for (at, quota) in quotas.iter().enumerate() {
             let name = &quota.metadata.name;
-            let scopes = if has_scopes {
-                quota.scopes()
-            } else {
-                Vec::new()
-            };
-            let all = scopes.len();
-            let mut matching = Vec::new();
-            for scope in scopes {
-                let matches = scope::matches(&scope, &request.object).map_err(|error| {
+            let mut is_matched = true;
+            let before = covered.scopes.len();
+            for scope in quota.scopes().filter(|_| has_scopes) {
+                let matches = scope::matches(scope, &request.object).map_err(|error| {
                     Refusal::plain_error(format!(
                         "error matching scopes of quota {name}, err: error on matching scope {scope}: {error}"
                     ))
                     .by(name)
                 })?;
-                if matches {
-                    matching.push(scope);
+                is_matched &= matches;
+                if matches && has_limits {
+                    covered.scopes.push(scope);
                 }
-            }
-            let is_matched = matching.len() == all;
-            if self.admission.is_upstream() {
-                covered.scopes.append(&mut matching);
             }
             // As `Evaluator::applies`, whose scopes have been read by now.
             let applies = is_matched
@@ -150,11 +154,16 @@ impl Plugin<'_> {
                     || evaluator
                         .applies(quota, &request.object, self.cluster)
                         .map_err(|error| Refusal::plain_error(error.to_string()).by(name))?);
-            let counted = evaluator.counted(&quota.status.hard, self.cluster);
-            if !applies || counted.is_empty() {
+            counted.clear();
+            if applies {
+                counted.extend(evaluator.counted(&quota.status.hard, self.cluster));
+            }
+            if counted.is_empty() {
+                if !self.admission.is_upstream() {
+                    covered.scopes.truncate(before);
+                }
                 continue;
             }
-            covered.scopes.append(&mut matching);
             let missing = evaluator.missing(&counted, &request.object);
             if !missing.is_empty() {
                 let why = format!("failed quota: {name}: must specify {}", missing.join("; "));
@@ -171,8 +180,8 @@ impl Plugin<'_> {
                 return Err(request.forbidden(Phase::Validate, &why).by(name));
             }
             covered.applying.push(at);
-            if !self.configuration.limited_resources.is_empty() {
-                covered.names.extend(counted);
+            if has_limits {
+                covered.names.extend(&counted);
             }
         }
         Ok(covered)
@@ -233,10 +242,10 @@ impl Plugin<'_> {
     fn check_scopes(
         &self,
         request: &Request,
-        limited: &[ScopeRequirement],
-        covered: &[ScopeRequirement],
+        limited: &[Scope<'_>],
+        covered: &[Scope<'_>],
     ) -> Result<(), Refusal> {
-        let is_covered = |scope: &ScopeRequirement| {
+        let is_covered = |scope: &Scope<'_>| {
             covered
                 .iter()
                 .any(|other| other.scope_name == scope.scope_name)
@@ -261,56 +270,49 @@ impl Plugin<'_> {
     }
 }
 
-fn without_zeros(list: &ResourceList) -> ResourceList {
-    let kept = list.iter().filter(|(_, quantity)| !quantity.is_zero());
-    kept.map(|(name, quantity)| (name.clone(), quantity.clone()))
-        .collect()
-}
-
-/// What is in use of one quota afterwards; none if that does not change.
+/// What is added to one quota; none if that does not change.
 fn charged(
     request: &Request,
     quota: &ResourceQuota,
-    added: &ResourceList,
-) -> Result<Option<Change>, Refusal> {
+    usage: &ResourceList,
+) -> Result<Option<Charge>, Refusal> {
     let status = &quota.status;
     let name = &quota.metadata.name;
     // A quota has few names, and an object counts under many.
     let counted = status
         .hard
-        .keys()
-        .filter_map(|name| added.get_key_value(name));
-    let added: ResourceList = counted
-        .map(|(name, amount)| (name.clone(), amount.clone()))
-        .collect();
-    if added.is_empty() {
-        return Ok(None);
-    }
-    let used = add(&status.used, &added);
+        .iter()
+        .filter_map(|(name, hard)| Some((name, usage.get(name)?, hard)));
     // What has been allocated is a fact, whatever the quota says.
-    if request.subresource != "status" {
-        let exceeds = |name: &String| {
-            status
-                .hard
-                .get(name)
-                .zip(used.get(name))
-                .is_some_and(|(hard, used)| used > hard)
-        };
-        if added.keys().any(exceeds) {
-            let mut exceeded = added;
-            exceeded.retain(|name, _| exceeds(name));
-            let why = format!(
-                "exceeded quota: {name}, requested: {}, used: {}, limited: {}",
-                shown(&exceeded),
-                shown(&masked(&status.used, &exceeded)),
-                shown(&masked(&status.hard, &exceeded)),
-            );
-            return Err(request.forbidden(Phase::Validate, &why).by(name));
+    let is_enforced = request.subresource != "status";
+    let mut added = Vec::with_capacity(status.hard.len());
+    let mut exceeded = Vec::new();
+    for (name, amount, hard) in counted {
+        let mut sum = amount.clone();
+        if let Some(used) = status.used.get(name) {
+            sum += used;
         }
+        if is_enforced && sum > *hard {
+            exceeded.push((name, amount));
+        }
+        added.push((name.clone(), amount.clone()));
+    }
+    if !exceeded.is_empty() {
+        let of = |list: &ResourceList| {
+            let list = list.iter();
+            shown(list.filter(|(name, _)| exceeded.iter().any(|(other, _)| other == name)))
+        };
+        let why = format!(
+            "exceeded quota: {name}, requested: {}, used: {}, limited: {}",
+            shown(exceeded.iter().copied()),
+            of(&status.used),
+            of(&status.hard),
+        );
+        return Err(request.forbidden(Phase::Validate, &why).by(name));
     }
     let charge = Charge {
         quota: name.clone(),
         added,
     };
-    Ok(Some(Change { charge, used }))
+    Ok(Some(charge).filter(|charge| !charge.added.is_empty()))
 }

@@ -172,9 +172,13 @@ impl Evaluator {
     }
 
     /// The names of a list that this counts, sorted.
-    pub fn counted<'a>(&self, list: &'a ResourceList, cluster: &Cluster) -> Vec<&'a str> {
+    pub fn counted<'a>(
+        &self,
+        list: &'a ResourceList,
+        cluster: &Cluster,
+    ) -> impl Iterator<Item = &'a str> {
         let names = list.keys().map(String::as_str);
-        names.filter(|name| self.counts(name, cluster)).collect()
+        names.filter(|name| self.counts(name, cluster))
     }
 
     /// Whether a quota is about an object: it counts a name of its kind, and every scope matches.
@@ -193,7 +197,7 @@ impl Evaluator {
             .keys()
             .any(|name| self.counts(name, cluster));
         for scope in quota.scopes() {
-            applies &= scope::matches(&scope, object)?;
+            applies &= scope::matches(scope, object)?;
         }
         Ok(applies)
     }

@@ -1,6 +1,7 @@
 //! What is in use of a quota, counted anew from the objects of its namespace (`CalculateUsage`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::evaluator::{Cluster, Evaluator};
 use super::scope;
@@ -52,7 +53,7 @@ pub struct Counted {
     /// The resource.
     pub resource: GroupResource,
     /// The object, with the API's defaults.
-    pub object: Object,
+    pub object: Arc<Object>,
 }
 
 /// Objects by resource, each with what it counts: made once for all quotas.
@@ -97,11 +98,10 @@ impl<'a> Counts<'a> {
     /// left out, and so are names of resources that no API server serves and no object has.
     pub fn used(&self, quota: &ResourceQuota) -> ResourceList {
         let hard = &quota.spec.hard;
-        let scopes = quota.scopes();
         let mut used = ResourceList::new();
         let mut counted = BTreeSet::new();
         for OfResource { evaluator, objects } in self.resources.values() {
-            let names = evaluator.counted(hard, self.cluster);
+            let names: Vec<&str> = evaluator.counted(hard, self.cluster).collect();
             if names.is_empty() {
                 continue;
             }
@@ -114,8 +114,8 @@ impl<'a> Counts<'a> {
                 .filter(|(object, _)| object.meta().namespace == quota.metadata.namespace);
             for (object, usage) in of_namespace {
                 // A scope that cannot be read matches nothing.
-                let matches = scopes
-                    .iter()
+                let matches = quota
+                    .scopes()
                     .all(|scope| scope::matches(scope, object).unwrap_or(false));
                 if !matches {
                     continue;

@@ -2,7 +2,7 @@
 
 use crate::kube::admission::field::{FieldError, aggregate, json_list, quoted};
 use crate::kube::admission::names;
-use crate::kube::admission::object::{Object, PersistentVolumeClaim, ScopeRequirement};
+use crate::kube::admission::object::{Object, PersistentVolumeClaim, Scope};
 use crate::kube::admission::pod_object::PodObject;
 use crate::kube::qos::QosClass;
 
@@ -28,7 +28,7 @@ pub struct SelectorError {
 ///
 /// # Errors
 /// If the expression cannot be read.
-pub fn matches(scope: &ScopeRequirement, object: &Object) -> Result<bool, SelectorError> {
+pub fn matches(scope: Scope<'_>, object: &Object) -> Result<bool, SelectorError> {
     match object {
         Object::Pod(pod) => matches_pod(scope, pod),
         Object::Claim(claim) => matches_claim(scope, claim),
@@ -36,9 +36,9 @@ pub fn matches(scope: &ScopeRequirement, object: &Object) -> Result<bool, Select
     }
 }
 
-fn matches_pod(scope: &ScopeRequirement, pod: &PodObject) -> Result<bool, SelectorError> {
+fn matches_pod(scope: Scope<'_>, pod: &PodObject) -> Result<bool, SelectorError> {
     let is_best_effort = || pod.pod.qos_class() == QosClass::BestEffort;
-    Ok(match scope.scope_name.as_str() {
+    Ok(match scope.scope_name {
         TERMINATING => pod.is_terminating(),
         NOT_TERMINATING => !pod.is_terminating(),
         BEST_EFFORT => is_best_effort(),
@@ -46,7 +46,7 @@ fn matches_pod(scope: &ScopeRequirement, pod: &PodObject) -> Result<bool, Select
         CROSS_NAMESPACE => pod.crosses_namespaces(),
         PRIORITY_CLASS => {
             let class = Some(pod.priority_class_name()).filter(|class| !class.is_empty());
-            match scope.operator.as_str() {
+            match scope.operator {
                 // Upstream does not read the rest of the expression.
                 "Exists" => class.is_some(),
                 _ => Operator::read(scope)?.holds(class, scope),
@@ -56,10 +56,7 @@ fn matches_pod(scope: &ScopeRequirement, pod: &PodObject) -> Result<bool, Select
     })
 }
 
-fn matches_claim(
-    scope: &ScopeRequirement,
-    claim: &PersistentVolumeClaim,
-) -> Result<bool, SelectorError> {
+fn matches_claim(scope: Scope<'_>, claim: &PersistentVolumeClaim) -> Result<bool, SelectorError> {
     if scope.scope_name != VOLUME_ATTRIBUTES_CLASS {
         return Ok(false);
     }
@@ -86,8 +83,8 @@ enum Operator {
 
 impl Operator {
     /// Reads an expression as a label selector (`ScopedResourceSelectorRequirementsAsSelector`).
-    fn read(scope: &ScopeRequirement) -> Result<Self, SelectorError> {
-        let operator = match scope.operator.as_str() {
+    fn read(scope: Scope<'_>) -> Result<Self, SelectorError> {
+        let operator = match scope.operator {
             "In" => Self::In,
             "NotIn" => Self::NotIn,
             "Exists" => Self::Exists,
@@ -97,7 +94,7 @@ impl Operator {
                 return Err(SelectorError { what });
             }
         };
-        let values = scope.values.as_deref().unwrap_or_default();
+        let values = scope.values.unwrap_or_default();
         let mut errors = Vec::new();
         let takes_values = matches!(operator, Self::In | Self::NotIn);
         if takes_values == values.is_empty() {
@@ -108,7 +105,7 @@ impl Operator {
             };
             errors.push(FieldError::invalid(
                 "values",
-                &json_list(scope.values.as_deref()),
+                &json_list(scope.values),
                 what,
             ));
         }
@@ -130,8 +127,14 @@ impl Operator {
         Err(SelectorError { what })
     }
 
-    fn holds(self, class: Option<&str>, scope: &ScopeRequirement) -> bool {
-        let listed = |class: &str| scope.values.iter().flatten().any(|value| value == class);
+    fn holds(self, class: Option<&str>, scope: Scope<'_>) -> bool {
+        let listed = |class: &str| {
+            scope
+                .values
+                .into_iter()
+                .flatten()
+                .any(|value| value == class)
+        };
         match self {
             Self::In => class.is_some_and(listed),
             Self::NotIn => !class.is_some_and(listed),

@@ -5,13 +5,13 @@
 //! comparators from the highest bit down. Keys are sorted with the rows' places, and then each row is moved once.
 //!
 //! Why the order is the comparators' own: a key never contradicts them. Flags and priorities fit as they are; of the amount
-//! the key has what fits (±2⁹¹ nanos, 2 EiB), cut off monotonically. Rows with equal keys are compared by
+//! the key has what fits (±2⁷⁵ nanos, 32 TiB), cut off monotonically. Rows with equal keys are compared by
 //! the comparators themselves.
 
 use super::{Comparator, Nanos, RankRow, Ranking};
 
-/// Bits of a key that an amount gets: what flags and priority leave.
-const AMOUNT_BITS: u32 = 92;
+/// Bits of a key that an amount gets: what flags, priority and share leave.
+const AMOUNT_BITS: u32 = 76;
 
 /// Where a row is, and its key.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +30,7 @@ fn key(ranking: Ranking, row: &RankRow) -> u128 {
         Comparator::Priority => {
             key << 32 | u128::from(row.priority.cast_unsigned() ^ i32::MIN.cast_unsigned())
         }
+        Comparator::OverShare => key << 16 | u128::from(u16::MAX - row.over_share),
         Comparator::UsageOverRequest => key << AMOUNT_BITS | amount(row),
         Comparator::Uid => key,
     })
@@ -46,13 +47,52 @@ fn amount(row: &RankRow) -> u128 {
     (MOST - excess.clamp(LEAST, MOST)).unsigned_abs()
 }
 
-/// Sorts `rows`, the first to be evicted at index 0. Allocates only if `places` has no room for all.
-pub(super) fn sort(ranking: Ranking, rows: &mut [RankRow], places: &mut Vec<Place>) {
+/// So many rows are looked for one by one before all are sorted.
+const LEAD_MAX: usize = 8;
+
+fn fill(ranking: Ranking, rows: &[RankRow], places: &mut Vec<Place>) {
     places.clear();
     places.extend(rows.iter().enumerate().map(|(at, row)| Place {
         key: key(ranking, row),
         at,
     }));
+}
+
+/// Puts the rows up to the one behind the first that is `wanted` where sorting puts them; those after it are in no order. Allocates as
+/// [`sort`].
+pub(super) fn lead(
+    ranking: Ranking,
+    rows: &mut [RankRow],
+    places: &mut Vec<Place>,
+    wanted: impl Fn(&RankRow) -> bool,
+) {
+    fill(ranking, rows, places);
+    let mut is_last = false;
+    for to in 0..rows.len().min(LEAD_MAX) {
+        let mut least = to;
+        for at in to + 1..rows.len() {
+            let order = places[at].key.cmp(&places[least].key);
+            if order
+                .then_with(|| ranking.compare(&rows[at], &rows[least]))
+                .is_lt()
+            {
+                least = at;
+            }
+        }
+        // The place of each row stays beside it.
+        rows.swap(to, least);
+        places.swap(to, least);
+        if is_last {
+            return;
+        }
+        is_last = wanted(&rows[to]);
+    }
+    sort(ranking, rows, places);
+}
+
+/// Sorts `rows`, the first to be evicted at index 0. Allocates only if `places` has no room for all.
+pub(super) fn sort(ranking: Ranking, rows: &mut [RankRow], places: &mut Vec<Place>) {
+    fill(ranking, rows, places);
     places.sort_unstable_by(|a, b| {
         a.key
             .cmp(&b.key)

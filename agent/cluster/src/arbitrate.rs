@@ -1,0 +1,540 @@
+//! The arbitrator in a cluster: what is decided, and which calls follow. Pure: objects, answers and the time go in, calls come out; the loop with its connection is
+//! `run::arbitrate`.
+//!
+//! Problem: the core says what should be ([`plimsoll_core::arbitration`]); a cluster changes meanwhile, answers late or not at all, and its owners want a word before a pod goes.
+//!
+//! Approach: watches fill a [`store`]; a cycle [`judge`]s all of it; the plan becomes notices and then evictions ([`reclaim`]); [`status`] is written where it differs.
+//! Whatever is in doubt holds evictions back, and nothing else: shares are shown as they are known.
+//!
+//! Source: the specification ARBITRATOR.md, sections 6.1 and 8 to 10; in plain words docs/reference/arbitrator.md.
+
+pub mod judge;
+pub mod lease;
+pub mod placement;
+pub mod reclaim;
+pub mod seen;
+pub mod status;
+pub mod store;
+mod writes;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::backoff::{Backoff, Pace};
+use crate::call::{Answer, Call};
+use crate::clock::{Now, rfc3339_s};
+use crate::report::event::{EventKey, Events, Regarding, Said};
+use judge::{Judgement, Memory, Row, Times};
+use reclaim::{Outcome, Reclaims};
+use seen::SeenPod;
+use store::{Heard, Kind, Store};
+
+/// Writes in any second, Events counted.
+const WRITES_PER_SECOND: usize = 50;
+/// Calls on their way at once.
+const CALLS_MAX: usize = 8;
+/// Without a change a cycle is made this often: pods grow older.
+const IDLE_CYCLE_MS: u64 = 10_000;
+/// What was written is seen by then, or it is written again.
+const SEEN_AFTER_MS: u64 = 5_000;
+
+/// The options.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where a Consumer names none.
+    pub times: Times,
+    /// Between two cycles at least, milliseconds.
+    pub cycle_ms: u64,
+    /// Evictions in a cycle's time at most.
+    pub evictions_per_cycle: usize,
+    /// No pod is evicted and none is annotated: evictions are sent as dry runs.
+    pub is_dry: bool,
+    /// The name in Events.
+    pub identity: String,
+}
+
+/// What a call is for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Target {
+    /// The eviction of a pod, by UID.
+    Evict(String),
+    /// The notice on a pod, by UID.
+    Notice(String),
+    /// The status of a Consumer.
+    Consumer(String),
+    /// An Allocation that is not there, by namespace and name.
+    Allocation(String, String),
+    /// The status of an Allocation.
+    AllocationStatus(String, String),
+    /// The list of overused namespaces on a node.
+    Overused(String),
+    /// An Event.
+    Event(EventKey),
+}
+
+/// What is counted.
+#[derive(Debug, Clone, Default)]
+pub struct Figures {
+    /// Cycles that were computed.
+    pub cycles: u64,
+    /// How long the last one took, microseconds.
+    pub cycle_us: u64,
+    /// Evictions by what came of them.
+    pub evictions: BTreeMap<Outcome, u64>,
+    /// Notices that began.
+    pub notices: u64,
+    /// Writes that were refused for good.
+    pub refused: u64,
+}
+
+/// The arbitrator.
+#[derive(Debug)]
+pub struct Arbiter {
+    settings: Settings,
+    /// What is known.
+    pub store: Store,
+    memory: Memory,
+    reclaims: Reclaims,
+    events: Events,
+    /// What the last cycle came to.
+    pub judgement: Judgement,
+    rows: BTreeMap<String, Row>,
+    /// Why no pod is evicted now.
+    pub held_back: Option<String>,
+    /// Why the last cycle came to nothing.
+    broken: Option<String>,
+    /// What is counted.
+    pub figures: Figures,
+    is_changed: bool,
+    held: bool,
+    next_cycle_ms: u64,
+    idle_cycle_ms: u64,
+    /// What the clock on the wall said at the beginning; later jumps of it mean nothing.
+    unix_at_zero_ms: u64,
+    evictions: Pace,
+    writes: Pace,
+    /// Since when a status differs by little.
+    little_since: BTreeMap<Target, u64>,
+    /// Not written again before this, with how long to wait after the next failure.
+    not_before: BTreeMap<Target, (u64, Backoff)>,
+    on_their_way: BTreeSet<Target>,
+    /// Consumers with what was already said about them.
+    said: BTreeSet<(String, &'static str)>,
+    overused_at: BTreeMap<String, u64>,
+    /// Writes that are due, but for evictions and Events.
+    queue: VecDeque<(Target, Call)>,
+    /// It is made anew then.
+    next_queue_ms: u64,
+    /// Group and version that `pods/eviction` takes; nothing: not known yet.
+    pub eviction_version: Option<String>,
+    seed: u64,
+}
+
+impl Arbiter {
+    /// Knows nothing.
+    #[must_use]
+    pub fn new(settings: Settings, now: Now, seed: u64) -> Self {
+        Self {
+            events: Events::of_arbitrator(&settings.identity, seed),
+            reclaims: Reclaims::new(seed),
+            evictions: Pace::new(settings.evictions_per_cycle),
+            settings,
+            store: Store::default(),
+            memory: Memory::default(),
+            judgement: Judgement::default(),
+            rows: BTreeMap::new(),
+            held_back: None,
+            broken: None,
+            figures: Figures::default(),
+            is_changed: false,
+            held: false,
+            next_cycle_ms: 0,
+            idle_cycle_ms: 0,
+            unix_at_zero_ms: now.unix_ms.saturating_sub(now.mono_ms),
+            writes: Pace::new(WRITES_PER_SECOND),
+            little_since: BTreeMap::new(),
+            not_before: BTreeMap::new(),
+            on_their_way: BTreeSet::new(),
+            said: BTreeSet::new(),
+            overused_at: BTreeMap::new(),
+            queue: VecDeque::new(),
+            next_queue_ms: 0,
+            eviction_version: None,
+            seed,
+        }
+    }
+
+    /// By the clock that never jumps.
+    fn unix_ms(&self, now: Now) -> u64 {
+        self.unix_at_zero_ms.saturating_add(now.mono_ms)
+    }
+
+    /// Takes what a watch said.
+    pub fn hear(&mut self, kind: Kind, heard: Heard) {
+        self.is_changed |= self.store.hear(kind, heard);
+    }
+
+    /// Whether everything was listed.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        Kind::ALL
+            .into_iter()
+            .all(|kind| self.store.watch(kind).is_listed)
+    }
+
+    /// Pods that have notice now.
+    #[must_use]
+    pub fn notices(&self) -> usize {
+        self.reclaims.notices.len()
+    }
+
+    /// What waits for time to pass.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.is_changed || !self.reclaims.notices.is_empty() || !self.events.is_idle()
+    }
+
+    /// A cycle, if one is due. `holds`: this has the Lease, also where it is late with a write. Returns whether there was one.
+    pub fn turn(&mut self, now: Now, holds: bool) -> bool {
+        let ms = now.mono_ms;
+        if !holds {
+            self.reclaims.stop();
+            self.queue.clear();
+        }
+        self.is_changed |= holds && !self.held;
+        self.held = holds;
+        self.held_back = self.doubt(ms);
+        let waits = !self.reclaims.notices.is_empty() || ms >= self.idle_cycle_ms;
+        if ms < self.next_cycle_ms || !(self.is_changed || waits) || self.store.stale().is_some() {
+            return false;
+        }
+        self.is_changed = false;
+        self.next_cycle_ms = ms + self.settings.cycle_ms;
+        self.next_queue_ms = ms;
+        self.idle_cycle_ms = ms + IDLE_CYCLE_MS;
+        self.cycle(now, holds);
+        true
+    }
+
+    /// How long the cycle took that has just ended. The next one waits at least twice as long: between them the Lease is renewed and the plan carried out.
+    pub fn took(&mut self, us: u64, now: Now) {
+        self.figures.cycle_us = us;
+        let rest_ms = self.settings.cycle_ms.max(us / 500);
+        self.next_cycle_ms = now.mono_ms + rest_ms;
+    }
+
+    /// Why nothing may be evicted.
+    fn doubt(&self, ms: u64) -> Option<String> {
+        if let Some((kind, why)) = self.store.stale() {
+            return Some(format!(
+                "{} are not known as they are: {why}",
+                kind.resource()
+            ));
+        }
+        let mut consumers = self.store.consumers.iter();
+        if let Some((name, _)) = consumers.find(|(_, consumer)| consumer.spec.is_err()) {
+            return Some(format!("Consumer {name} cannot be read"));
+        }
+        if self.broken.is_some() {
+            return self.broken.clone();
+        }
+        let overdue = self.reclaims.overdue(ms)?;
+        Some(format!(
+            "pod {overdue} was evicted and is not seen to leave: the watch is behind"
+        ))
+    }
+
+    fn cycle(&mut self, now: Now, holds: bool) {
+        let ms = now.mono_ms;
+        let pods = &self.store.pods;
+        let leaves = |uid: &str| pods.get(uid).is_none_or(|pod| pod.is_leaving);
+        let pending = |uid: &str| {
+            let pod = pods.get(uid);
+            pod.is_some_and(|pod| pod.node.is_none() && !pod.is_leaving)
+        };
+        self.reclaims.look(ms, leaves, pending);
+        self.memory.evicted = self.reclaims.evicted();
+        self.memory.left_alone = self.reclaims.left_alone(ms);
+        self.memory.unserved = self.reclaims.unserved(ms);
+        let unix_ms = self.unix_ms(now);
+        let times = self.settings.times;
+        let judged = judge::judge(&self.store, &mut self.memory, times, ms, unix_ms);
+        self.figures.cycles += 1;
+        let judgement = match judged {
+            Ok(judgement) => judgement,
+            Err(error) => {
+                self.reclaims.stop();
+                self.held_back = Some(error.to_string());
+                self.broken = Some(error.to_string());
+                return;
+            }
+        };
+        self.broken = None;
+        let entitled: BTreeSet<&String> = judgement.entitled.iter().collect();
+        self.memory
+            .entitled_since
+            .retain(|uid, _| entitled.contains(uid));
+        for uid in entitled {
+            let since = &mut self.memory.entitled_since;
+            since.entry(uid.clone()).or_insert(ms);
+        }
+        self.rows = judgement
+            .rows
+            .iter()
+            .map(|row| (row.name.clone(), row.clone()))
+            .collect();
+        self.note_unreadable();
+        if holds {
+            let grace = self.graces(times.grace_period_ms);
+            let begun = self.reclaims.plan(judgement.reclaims.clone(), ms, |uid| {
+                grace.get(uid).copied().unwrap_or(times.grace_period_ms)
+            });
+            for victim in begun {
+                self.figures.notices += 1;
+                self.say_notice(&victim, now);
+            }
+            self.say_wrong(now);
+        }
+        self.judgement = judgement;
+    }
+
+    /// A Consumer that cannot be read says so itself.
+    fn note_unreadable(&mut self) {
+        for (name, consumer) in self.store.consumers.iter() {
+            if let Err(why) = &consumer.spec {
+                let text = format!(
+                    "its spec cannot be read, so no pod of the cluster is evicted until it is mended: {why}"
+                );
+                let row = Row {
+                    name: name.clone(),
+                    wrong: vec![("Unreadable", text)],
+                    ..Row::default()
+                };
+                self.rows.insert(name.clone(), row);
+            }
+        }
+    }
+
+    /// Grace periods of pods whose Consumer names one.
+    fn graces(&self, usual_ms: u64) -> BTreeMap<String, u64> {
+        let mut by_namespace = BTreeMap::new();
+        for (_, consumer) in self.store.consumers.iter() {
+            if let Ok(spec) = &consumer.spec
+                && let (Some(namespace), Some(ms)) = (&spec.namespace, spec.grace_period_ms)
+                && ms != usual_ms
+            {
+                by_namespace.entry(namespace.as_str()).or_insert(ms);
+            }
+        }
+        if by_namespace.is_empty() {
+            return BTreeMap::new();
+        }
+        let pods = self.store.pods.iter();
+        pods.filter_map(|(uid, pod)| {
+            let ms = by_namespace.get(pod.namespace.as_str())?;
+            Some((uid.clone(), *ms))
+        })
+        .collect()
+    }
+
+    fn shown(&self, uid: &str) -> String {
+        let pod = self.store.pods.get(uid);
+        pod.map_or_else(
+            || format!("pod {uid}"),
+            |pod| format!("{}/{}", pod.namespace, pod.name),
+        )
+    }
+
+    fn say(&mut self, uid: &str, reason: &'static str, note: String, now: Now) {
+        let Some(pod) = self.store.pods.get(uid) else {
+            return;
+        };
+        let said = Said {
+            regarding: Regarding {
+                kind: "Pod",
+                namespace: pod.namespace.clone(),
+                name: pod.name.clone(),
+                uid: uid.to_owned(),
+            },
+            reason,
+            action: "Reclaim",
+            note,
+            ending: "",
+            unix_ms: self.unix_ms(now),
+            annotations: BTreeMap::new(),
+        };
+        self.events.say(said, now);
+    }
+
+    /// On both sides.
+    fn say_notice(&mut self, victim: &str, now: Now) {
+        let Some(notice) = self.reclaims.notices.get(victim).cloned() else {
+            return;
+        };
+        let unix_ms = self.unix_ms(now) + notice.due_ms.saturating_sub(now.mono_ms);
+        let at = rfc3339_s(unix_ms);
+        let (one, other) = (self.shown(victim), self.shown(&notice.pod));
+        let dry = if self.settings.is_dry {
+            " (dry run)"
+        } else {
+            ""
+        };
+        let note = format!(
+            "{other} is entitled to what this namespace uses above what it deserves; evicted after {at} unless there is room before{dry}"
+        );
+        self.say(victim, "ReclaimNotice", note, now);
+        let note = format!(
+            "there is no room; {one} is evicted for it after {at} unless there is room before{dry}"
+        );
+        self.say(&notice.pod, "ReclaimPlanned", note, now);
+    }
+
+    fn say_outcome(&mut self, victim: &str, for_pod: &str, outcome: Outcome, now: Now) {
+        let (one, other) = (self.shown(victim), self.shown(for_pod));
+        let dry = if self.settings.is_dry {
+            " (dry run: it stays)"
+        } else {
+            ""
+        };
+        match outcome {
+            Outcome::Evicted => {
+                self.say(
+                    victim,
+                    "Reclaimed",
+                    format!("evicted to make room for {other}{dry}"),
+                    now,
+                );
+                self.say(
+                    for_pod,
+                    "RoomMade",
+                    format!("{one} is evicted for it{dry}"),
+                    now,
+                );
+            }
+            Outcome::Budget => {
+                let note =
+                    format!("{one} stays for now: its disruption budget forbids the eviction");
+                self.say(for_pod, "ReclaimRefused", note, now);
+            }
+            Outcome::Refused => {
+                let note = format!("{one} stays for now: the API server refuses the eviction");
+                self.say(for_pod, "ReclaimRefused", note, now);
+            }
+            Outcome::Changed | Outcome::Later | Outcome::Unclear => {}
+        }
+    }
+
+    /// Each thing that is wrong with a Consumer once, until it is mended.
+    fn say_wrong(&mut self, now: Now) {
+        let rows = self.rows.values();
+        let wrong = rows.flat_map(|row| {
+            row.wrong
+                .iter()
+                .map(|wrong| (row.name.clone(), wrong.clone()))
+        });
+        let wrong: Vec<(String, (&'static str, String))> = wrong.collect();
+        let known: BTreeSet<(String, &'static str)> = wrong
+            .iter()
+            .map(|(name, (reason, _))| (name.clone(), *reason))
+            .collect();
+        for (name, (reason, text)) in wrong {
+            let Some(consumer) = self.store.consumers.get(&name) else {
+                continue;
+            };
+            if self.said.contains(&(name.clone(), reason)) {
+                continue;
+            }
+            let said = Said {
+                regarding: Regarding {
+                    kind: "Consumer",
+                    namespace: String::new(),
+                    uid: consumer.uid.clone(),
+                    name,
+                },
+                reason,
+                action: "Arbitrate",
+                note: text,
+                ending: "",
+                unix_ms: self.unix_ms(now),
+                annotations: BTreeMap::new(),
+            };
+            self.events.say(said, now);
+        }
+        self.said = known;
+    }
+
+    /// What came of a call.
+    pub fn answered(&mut self, target: &Target, answer: &Answer, now: Now) {
+        self.on_their_way.remove(target);
+        match target {
+            Target::Evict(victim) => {
+                let dry = self.settings.is_dry;
+                let (outcome, for_pod) = self.reclaims.answered(victim, answer, dry, now.mono_ms);
+                *self.figures.evictions.entry(outcome).or_default() += 1;
+                self.say_outcome(victim, &for_pod, outcome, now);
+                self.is_changed = true;
+            }
+            Target::Event(key) => self.events.answered(key, answer, now),
+            _ => self.wait(target.clone(), answer, now),
+        }
+    }
+
+    /// When a write may be tried again, if the watch does not show it by then.
+    fn wait(&mut self, target: Target, answer: &Answer, now: Now) {
+        let seed = self.seed ^ now.mono_ms;
+        let (until, backoff) = self
+            .not_before
+            .entry(target)
+            .or_insert_with(|| (0, Backoff::new(seed)));
+        let wait_ms = match answer {
+            Answer::Done(_) => {
+                backoff.reset();
+                SEEN_AFTER_MS
+            }
+            Answer::Refused(refusal) if refusal.is_passing() => {
+                refusal.retry_after_ms.unwrap_or(0).max(backoff.wait_ms())
+            }
+            Answer::Refused(_) => {
+                self.figures.refused += 1;
+                backoff.wait_ms().max(SEEN_AFTER_MS)
+            }
+            Answer::Lost(_) => backoff.wait_ms(),
+        };
+        *until = now.mono_ms + wait_ms;
+    }
+
+    /// The next call that may be made now. `acts`: this is the leader, and will be until the call has ended.
+    pub fn next(&mut self, now: Now, acts: bool) -> Option<(Target, Call)> {
+        let ms = now.mono_ms;
+        if !acts || self.on_their_way.len() >= CALLS_MAX || !self.writes.allows(ms) {
+            return None;
+        }
+        let (target, call) = self
+            .next_eviction(ms)
+            .or_else(|| self.next_write(now))
+            .or_else(|| {
+                let key = self.events.next(now)?;
+                let call = self.events.send(&key, false)?;
+                Some((Target::Event(key), call))
+            })?;
+        self.writes.count(ms);
+        self.on_their_way.insert(target.clone());
+        Some((target, call))
+    }
+
+    fn next_eviction(&mut self, ms: u64) -> Option<(Target, Call)> {
+        // A plan is as new as the cycle: what has changed since is judged first.
+        if self.held_back.is_some() || self.is_changed || !self.evictions.allows(ms) {
+            return None;
+        }
+        let (victim, for_pod) = self.reclaims.next(ms)?;
+        let pod: &SeenPod = self.store.pods.get(&victim)?;
+        let version = self.eviction_version.as_deref()?;
+        let call = writes::eviction(&victim, pod, version, self.settings.is_dry);
+        self.evictions.count(ms);
+        self.reclaims.sent(&victim, &for_pod, ms);
+        Some((Target::Evict(victim), call))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,360 @@
+//! On which nodes a pending pod may start: `nodeSelector`, required node affinity, taints. What else binds it to nodes (volumes, other pods, host ports,
+//! topology spread) is not known here: for such a pod no other is evicted, since it might not start in the hole.
+//!
+//! Source: `k8s.io/component-helpers/scheduling/corev1/nodeaffinity` and `helpers.go` of 1.36.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::seen::SeenNode;
+
+type Texts = BTreeMap<String, String>;
+
+/// A taint of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct Taint {
+    key: String,
+    value: Option<String>,
+    effect: String,
+}
+
+impl Taint {
+    /// Whether pods that do not tolerate it cannot start there.
+    #[must_use]
+    pub fn keeps_away(&self) -> bool {
+        matches!(self.effect.as_str(), "NoSchedule" | "NoExecute")
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Deserialize)]
+#[serde(default)]
+struct Toleration {
+    key: Option<String>,
+    operator: Option<String>,
+    value: Option<String>,
+    effect: Option<String>,
+}
+
+impl Toleration {
+    fn tolerates(&self, taint: &Taint) -> bool {
+        let is_empty = |text: &Option<String>| text.as_deref().is_none_or(str::is_empty);
+        let has_effect = is_empty(&self.effect) || self.effect.as_ref() == Some(&taint.effect);
+        let has_key = is_empty(&self.key) || self.key.as_ref() == Some(&taint.key);
+        let value = |text: &Option<String>| text.clone().unwrap_or_default();
+        let has_value = match self.operator.as_deref() {
+            Some("Exists") => true,
+            None | Some("" | "Equal") => value(&self.value) == value(&taint.value),
+            Some(_) => false,
+        };
+        has_effect && has_key && has_value
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Term {
+    match_expressions: Vec<Expression>,
+    match_fields: Vec<Expression>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Deserialize)]
+#[serde(default)]
+struct Expression {
+    key: String,
+    operator: String,
+    values: Vec<String>,
+}
+
+impl Expression {
+    fn holds(&self, value: Option<&str>) -> bool {
+        let is_listed = |value: &str| self.values.iter().any(|it| it == value);
+        let number = |text: Option<&str>| text.and_then(|text| text.parse::<i64>().ok());
+        let than = number(self.values.first().map(String::as_str));
+        match self.operator.as_str() {
+            "In" => value.is_some_and(is_listed),
+            "NotIn" => !value.is_some_and(is_listed),
+            "Exists" => value.is_some(),
+            "DoesNotExist" => value.is_none(),
+            "Gt" => number(value)
+                .zip(than)
+                .is_some_and(|(value, than)| value > than),
+            "Lt" => number(value)
+                .zip(than)
+                .is_some_and(|(value, than)| value < than),
+            _ => false,
+        }
+    }
+}
+
+/// Where a pod may start.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Placement {
+    selector: Texts,
+    /// One of these has to hold; none: there is no such rule.
+    terms: Option<Vec<Term>>,
+    tolerations: Vec<Toleration>,
+    /// What else binds it to nodes, in words.
+    pub unknown: Option<&'static str>,
+}
+
+/// The fields of a pod's `spec`.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ApiPlacement {
+    node_selector: Option<Texts>,
+    affinity: Option<Affinity>,
+    tolerations: Option<Vec<Toleration>>,
+    topology_spread_constraints: Option<Vec<Spread>>,
+    volumes: Option<Vec<Volume>>,
+    resource_claims: Option<Vec<Value>>,
+    containers: Option<Vec<Container>>,
+    scheduler_name: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Affinity {
+    node_affinity: Option<NodeAffinity>,
+    pod_affinity: Option<PodAffinity>,
+    pod_anti_affinity: Option<PodAffinity>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct NodeAffinity {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    required: Option<NodeSelector>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct NodeSelector {
+    node_selector_terms: Vec<Term>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct PodAffinity {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    required: Option<Vec<Value>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Spread {
+    when_unsatisfiable: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Volume {
+    persistent_volume_claim: Option<Value>,
+    ephemeral: Option<Value>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Container {
+    ports: Option<Vec<Port>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Port {
+    host_port: Option<u32>,
+}
+
+impl ApiPlacement {
+    /// What binds the pod to nodes and is not computed with here.
+    fn unknown(&self) -> Option<&'static str> {
+        let is_required = |affinity: &Option<PodAffinity>| {
+            let required = affinity.as_ref().and_then(|it| it.required.as_ref());
+            required.is_some_and(|terms| !terms.is_empty())
+        };
+        let affinity = self.affinity.as_ref();
+        let needs_pods = affinity.is_some_and(|affinity| {
+            is_required(&affinity.pod_affinity) || is_required(&affinity.pod_anti_affinity)
+        });
+        let mut spreads = self.topology_spread_constraints.iter().flatten();
+        let mut volumes = self.volumes.iter().flatten();
+        let mut ports = self.containers.iter().flatten();
+        let mut ports = ports.by_ref().flat_map(|it| it.ports.iter().flatten());
+        let scheduler = self.scheduler_name.as_deref();
+        if needs_pods {
+            Some("required affinity to pods")
+        } else if spreads.any(|it| it.when_unsatisfiable != "ScheduleAnyway") {
+            Some("a required topology spread")
+        } else if volumes.any(|it| it.persistent_volume_claim.is_some() || it.ephemeral.is_some()) {
+            Some("a persistent volume")
+        } else if self
+            .resource_claims
+            .as_ref()
+            .is_some_and(|it| !it.is_empty())
+        {
+            Some("a resource claim")
+        } else if ports.any(|port| port.host_port.is_some_and(|port| port > 0)) {
+            Some("a host port")
+        } else if scheduler.is_some_and(|name| !matches!(name, "" | "default-scheduler")) {
+            Some("a scheduler of its own")
+        } else {
+            None
+        }
+    }
+}
+
+impl Placement {
+    /// Of a pod's `spec`.
+    #[must_use]
+    pub fn of(spec: ApiPlacement) -> Self {
+        let unknown = spec.unknown();
+        let required = spec
+            .affinity
+            .and_then(|affinity| affinity.node_affinity?.required);
+        Self {
+            selector: spec.node_selector.unwrap_or_default(),
+            terms: required.map(|required| required.node_selector_terms),
+            tolerations: spec.tolerations.unwrap_or_default(),
+            unknown,
+        }
+    }
+
+    /// Whether the pod may start on this node.
+    #[must_use]
+    pub fn allows(&self, name: &str, node: &SeenNode) -> bool {
+        let label = |key: &str| node.labels.get(key).map(String::as_str);
+        let field = |key: &str| (key == "metadata.name").then_some(name);
+        // An empty term selects nothing.
+        let holds = |term: &Term| {
+            !(term.match_expressions.is_empty() && term.match_fields.is_empty())
+                && term
+                    .match_expressions
+                    .iter()
+                    .all(|it| it.holds(label(&it.key)))
+                && term.match_fields.iter().all(|it| it.holds(field(&it.key)))
+        };
+        let is_tolerated = |taint: &Taint| self.tolerations.iter().any(|it| it.tolerates(taint));
+        self.selector
+            .iter()
+            .all(|(key, value)| label(key) == Some(value))
+            && self
+                .terms
+                .as_ref()
+                .is_none_or(|terms| terms.iter().any(holds))
+            && node.taints.iter().all(is_tolerated)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn placement(spec: Value) -> Placement {
+        Placement::of(serde_json::from_value(spec).unwrap())
+    }
+
+    fn node(labels: Value, taints: Value) -> SeenNode {
+        let taints: Vec<Taint> = serde_json::from_value(taints).unwrap();
+        SeenNode {
+            labels: serde_json::from_value(labels).unwrap(),
+            taints: taints.into_iter().filter(Taint::keeps_away).collect(),
+            ..SeenNode::default()
+        }
+    }
+
+    #[test]
+    fn selectors_affinity_and_taints() {
+        let required = |terms: Value| json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}});
+        let ssd = node(json!({"disk": "ssd", "cores": "8"}), json!([]));
+        let taints = json!([{"key": "team", "value": "a", "effect": "NoSchedule"}, {"key": "soft", "effect": "PreferNoSchedule"}]);
+        let tainted = node(json!({}), taints);
+        let in_disk = |operator: &str, values: Value| {
+            required(
+                json!([{"matchExpressions": [{"key": "disk", "operator": operator, "values": values}]}]),
+            )
+        };
+        let cases = [
+            (json!({}), &ssd, true),
+            (json!({"nodeSelector": {"disk": "ssd"}}), &ssd, true),
+            (json!({"nodeSelector": {"disk": "hdd"}}), &ssd, false),
+            (in_disk("In", json!(["ssd", "nvme"])), &ssd, true),
+            (in_disk("NotIn", json!(["ssd"])), &ssd, false),
+            (in_disk("NotIn", json!(["ssd"])), &tainted, false),
+            (
+                required(
+                    json!([{"matchExpressions": [{"key": "cores", "operator": "Gt", "values": ["4"]}]}]),
+                ),
+                &ssd,
+                true,
+            ),
+            (
+                required(
+                    json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}]),
+                ),
+                &ssd,
+                true,
+            ),
+            (required(json!([{}])), &ssd, false),
+            (json!({}), &tainted, false),
+            (
+                json!({"tolerations": [{"key": "team", "value": "a"}]}),
+                &tainted,
+                true,
+            ),
+            (
+                json!({"tolerations": [{"key": "team", "value": "b"}]}),
+                &tainted,
+                false,
+            ),
+            (
+                json!({"tolerations": [{"operator": "Exists"}]}),
+                &tainted,
+                true,
+            ),
+            (
+                json!({"tolerations": [{"key": "team", "operator": "Exists", "effect": "NoExecute"}]}),
+                &tainted,
+                false,
+            ),
+        ];
+        for (spec, node, allowed) in cases {
+            assert_eq!(placement(spec.clone()).allows("n", node), allowed, "{spec}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_computed_with_is_said() {
+        let cases = [
+            (
+                json!({"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}}),
+                "required affinity to pods",
+            ),
+            (
+                json!({"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}),
+                "a required topology spread",
+            ),
+            (
+                json!({"volumes": [{"persistentVolumeClaim": {"claimName": "x"}}]}),
+                "a persistent volume",
+            ),
+            (
+                json!({"containers": [{"ports": [{"hostPort": 80}]}]}),
+                "a host port",
+            ),
+            (
+                json!({"schedulerName": "volcano"}),
+                "a scheduler of its own",
+            ),
+        ];
+        for (spec, unknown) in cases {
+            assert_eq!(placement(spec).unknown, Some(unknown));
+        }
+        let plain = json!({"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}], "volumes": [{"emptyDir": {}}],
+            "containers": [{"ports": [{"containerPort": 80}]}], "schedulerName": "default-scheduler"});
+        assert_eq!(placement(plain).unknown, None);
+    }
+}

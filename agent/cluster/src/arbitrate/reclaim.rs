@@ -1,0 +1,481 @@
+//! From plan to eviction (ARBITRATOR.md, section 6.1): notices, evictions, and what is left alone.
+//!
+//! Each cycle brings a plan. A victim that it names has notice from then on, as long as each further plan names it. When all victims of a hole have had their notice, they are
+//! evicted, one after the other: a refusal of the first must not have cost the second. What an answer leaves open counts as done until it is clear that it was not.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::judge::Reclaim;
+use crate::backoff::Backoff;
+use crate::call::Answer;
+
+/// A refused pod is left alone for a minute first.
+const ALONE_MS: u64 = 60_000;
+/// And for 16 at most.
+const ALONE_MAX_MS: u64 = 16 * ALONE_MS;
+/// What an eviction's answer leaves open is clear by then, or it was not done.
+const UNCLEAR_MS: u64 = 15_000;
+/// A claim on a hole ends after that.
+const CLAIM_MS: u64 = 60_000;
+/// So often a pod may miss its hole.
+const MISSES_MAX: u32 = 2;
+
+/// Notice of an eviction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    /// For which pod.
+    pub pod: String,
+    /// Since when, by the clock that never jumps.
+    pub since_ms: u64,
+    /// When it is evicted.
+    pub due_ms: u64,
+}
+
+/// An eviction that was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Asked {
+    for_pod: String,
+    at_ms: u64,
+    /// The API server said yes; else it is not clear.
+    is_done: bool,
+    is_on_its_way: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Alone {
+    until_ms: u64,
+    wait_ms: u64,
+}
+
+/// A hole that was made for a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Claim {
+    made_ms: u64,
+    is_open: bool,
+    misses: u32,
+    unserved_until_ms: u64,
+}
+
+/// What came of an eviction, for metrics and Events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// It leaves.
+    Evicted,
+    /// A budget forbids it now.
+    Budget,
+    /// It changed since it was seen, or is gone.
+    Changed,
+    /// The server asks for patience, or has trouble.
+    Later,
+    /// Refused for another reason.
+    Refused,
+    /// No answer.
+    Unclear,
+}
+
+impl Outcome {
+    /// A metric's label.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Evicted => "evicted",
+            Self::Budget => "budget",
+            Self::Changed => "changed",
+            Self::Later => "later",
+            Self::Refused => "refused",
+            Self::Unclear => "unclear",
+        }
+    }
+}
+
+/// What was begun.
+#[derive(Debug)]
+pub struct Reclaims {
+    /// By the victim's UID.
+    pub notices: BTreeMap<String, Notice>,
+    /// Holes of the last plan.
+    plan: Vec<Reclaim>,
+    asked: BTreeMap<String, Asked>,
+    alone: BTreeMap<String, Alone>,
+    claims: BTreeMap<String, Claim>,
+    pause_until_ms: u64,
+    backoff: Backoff,
+}
+
+impl Reclaims {
+    /// Nothing.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self {
+            notices: BTreeMap::new(),
+            plan: Vec::new(),
+            asked: BTreeMap::new(),
+            alone: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            pause_until_ms: 0,
+            backoff: Backoff::new(seed),
+        }
+    }
+
+    /// Pods that leave as far as is known.
+    #[must_use]
+    pub fn evicted(&self) -> BTreeSet<String> {
+        self.asked.keys().cloned().collect()
+    }
+
+    /// Pods that are left alone now.
+    #[must_use]
+    pub fn left_alone(&self, mono_ms: u64) -> BTreeSet<String> {
+        let alone = self.alone.iter().filter(|(_, it)| it.until_ms > mono_ms);
+        alone.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// Pods for which no room is made now: they did not start where it was made.
+    #[must_use]
+    pub fn unserved(&self, mono_ms: u64) -> BTreeSet<String> {
+        let unserved = self.claims.iter();
+        let unserved = unserved.filter(|(_, claim)| claim.unserved_until_ms > mono_ms);
+        unserved.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// A victim that should have left by now and was not seen to: what is known is old.
+    #[must_use]
+    pub fn overdue(&self, mono_ms: u64) -> Option<&str> {
+        let late = |asked: &Asked| asked.is_done && mono_ms >= asked.at_ms + UNCLEAR_MS;
+        let overdue = self.asked.iter().find(|(_, asked)| late(asked));
+        overdue.map(|(uid, _)| uid.as_str())
+    }
+
+    /// Looks at what was seen: `leaves` of pods that leave or are gone, `pending` of pods that still wait.
+    pub fn look(
+        &mut self,
+        mono_ms: u64,
+        leaves: impl Fn(&str) -> bool,
+        pending: impl Fn(&str) -> bool,
+    ) {
+        self.asked.retain(|uid, asked| {
+            let was_not_done =
+                !asked.is_done && !asked.is_on_its_way && mono_ms >= asked.at_ms + UNCLEAR_MS;
+            // Its answer may come after the watch has shown what came of it.
+            asked.is_on_its_way || !(leaves(uid) || was_not_done)
+        });
+        self.alone
+            .retain(|uid, alone| !leaves(uid) && mono_ms < alone.until_ms + ALONE_MAX_MS);
+        self.claims.retain(|uid, claim| {
+            if claim.is_open && mono_ms >= claim.made_ms + CLAIM_MS {
+                claim.is_open = false;
+                claim.misses += 1;
+                if claim.misses >= MISSES_MAX {
+                    let doublings = (claim.misses - MISSES_MAX).min(4);
+                    claim.unserved_until_ms = mono_ms + (ALONE_MS << doublings);
+                }
+            }
+            pending(uid)
+        });
+    }
+
+    /// Takes a plan; returns victims that have notice from now on. `grace_ms` of a victim's namespace.
+    pub fn plan(
+        &mut self,
+        plan: Vec<Reclaim>,
+        mono_ms: u64,
+        grace_ms: impl Fn(&str) -> u64,
+    ) -> Vec<String> {
+        let mut begun = Vec::new();
+        let mut notices = BTreeMap::new();
+        for reclaim in &plan {
+            for victim in &reclaim.victims {
+                let known = self.notices.remove(victim);
+                if known.is_none() {
+                    begun.push(victim.clone());
+                }
+                let since_ms = known.map_or(mono_ms, |notice| notice.since_ms);
+                let grace_ms = if reclaim.is_urgent {
+                    0
+                } else {
+                    grace_ms(victim)
+                };
+                let notice = Notice {
+                    pod: reclaim.pod.clone(),
+                    since_ms,
+                    due_ms: since_ms + grace_ms,
+                };
+                notices.insert(victim.clone(), notice);
+            }
+        }
+        self.notices = notices;
+        self.plan = plan;
+        begun
+    }
+
+    /// The next victim to be evicted, and for which pod.
+    #[must_use]
+    pub fn next(&self, mono_ms: u64) -> Option<(String, String)> {
+        if mono_ms < self.pause_until_ms {
+            return None;
+        }
+        let is_due = |victim: &String| {
+            let notice = self.notices.get(victim);
+            notice.is_some_and(|notice| notice.due_ms <= mono_ms)
+        };
+        let is_open = |reclaim: &&Reclaim| {
+            // One at a time for each hole, and only while the plan still is what was last computed.
+            let is_busy = self
+                .asked
+                .values()
+                .any(|it| it.for_pod == reclaim.pod && it.is_on_its_way);
+            let is_touched = reclaim.victims.iter().any(|victim| {
+                self.asked.contains_key(victim)
+                    || self
+                        .alone
+                        .get(victim)
+                        .is_some_and(|it| it.until_ms > mono_ms)
+            });
+            !is_busy && !is_touched && reclaim.victims.iter().all(is_due)
+        };
+        let reclaim = self.plan.iter().find(is_open)?;
+        Some((reclaim.victims.first()?.clone(), reclaim.pod.clone()))
+    }
+
+    /// The call is on its way.
+    pub fn sent(&mut self, victim: &str, for_pod: &str, mono_ms: u64) {
+        let asked = Asked {
+            for_pod: for_pod.to_owned(),
+            at_ms: mono_ms,
+            is_done: false,
+            is_on_its_way: true,
+        };
+        self.asked.insert(victim.to_owned(), asked);
+    }
+
+    /// What came of it, and for which pod it was. `is_dry`: nothing was stored.
+    pub fn answered(
+        &mut self,
+        victim: &str,
+        answer: &Answer,
+        is_dry: bool,
+        mono_ms: u64,
+    ) -> (Outcome, String) {
+        let outcome = outcome(answer);
+        let Some(asked) = self.asked.get_mut(victim) else {
+            return (outcome, String::new());
+        };
+        asked.is_on_its_way = false;
+        asked.is_done = outcome == Outcome::Evicted;
+        asked.at_ms = mono_ms;
+        let for_pod = asked.for_pod.clone();
+        match outcome {
+            Outcome::Evicted if is_dry => {
+                self.asked.remove(victim);
+                self.leave_alone(victim, mono_ms);
+            }
+            Outcome::Evicted => {
+                self.backoff.reset();
+                let claim = self.claims.entry(for_pod.clone()).or_default();
+                claim.made_ms = mono_ms;
+                claim.is_open = true;
+            }
+            Outcome::Unclear => {
+                self.pause_until_ms = mono_ms + self.backoff.wait_ms();
+            }
+            Outcome::Later => {
+                self.asked.remove(victim);
+                let asks_ms = match answer {
+                    Answer::Refused(refusal) => refusal.retry_after_ms.unwrap_or(0),
+                    _ => 0,
+                };
+                self.pause_until_ms = mono_ms + asks_ms.max(self.backoff.wait_ms());
+            }
+            // Seen anew by the watch before it is planned again.
+            Outcome::Changed => {
+                self.asked.remove(victim);
+                self.pause_until_ms = mono_ms + 1_000;
+            }
+            Outcome::Budget | Outcome::Refused => {
+                self.asked.remove(victim);
+                self.leave_alone(victim, mono_ms);
+            }
+        }
+        (outcome, for_pod)
+    }
+
+    fn leave_alone(&mut self, victim: &str, mono_ms: u64) {
+        let wait_ms = self
+            .alone
+            .get(victim)
+            .map_or(ALONE_MS, |alone| (alone.wait_ms * 2).min(ALONE_MAX_MS));
+        let alone = Alone {
+            until_ms: mono_ms + wait_ms,
+            wait_ms,
+        };
+        self.alone.insert(victim.to_owned(), alone);
+    }
+
+    /// Forgets the plan and its notices: another one has the Lease. What is left alone stays so.
+    pub fn stop(&mut self) {
+        self.plan.clear();
+        self.notices.clear();
+    }
+}
+
+fn outcome(answer: &Answer) -> Outcome {
+    match answer {
+        Answer::Done(_) => Outcome::Evicted,
+        Answer::Lost(_) => Outcome::Unclear,
+        Answer::Refused(refusal) => match refusal.code {
+            404 | 409 => Outcome::Changed,
+            429 if refusal.has_cause("DisruptionBudget") => Outcome::Budget,
+            // Two budgets select it.
+            500 if refusal.message.contains("PodDisruptionBudget") => Outcome::Budget,
+            _ if refusal.is_passing() => Outcome::Later,
+            _ => Outcome::Refused,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::Refusal;
+
+    fn reclaim(pod: &str, victims: &[&str]) -> Reclaim {
+        Reclaim {
+            pod: pod.into(),
+            node: "n".into(),
+            victims: victims.iter().map(|&victim| victim.to_owned()).collect(),
+            is_urgent: false,
+        }
+    }
+
+    fn refused(code: u16, cause: Option<&str>) -> Answer {
+        Answer::Refused(Refusal {
+            code,
+            causes: cause
+                .map(|cause| (cause.to_owned(), String::new()))
+                .into_iter()
+                .collect(),
+            ..Refusal::default()
+        })
+    }
+
+    fn due(reclaims: &mut Reclaims, plan: &[Reclaim], at: u64) -> Option<String> {
+        reclaims.plan(plan.to_vec(), at, |_| 30_000);
+        reclaims.next(at).map(|(victim, _)| victim)
+    }
+
+    #[test]
+    fn a_victim_has_notice_and_one_that_the_plan_drops_keeps_its_place() {
+        let mut reclaims = Reclaims::new(1);
+        assert_eq!(due(&mut reclaims, &[reclaim("p", &["v", "w"])], 0), None);
+        // Another one joins late: neither goes before both have had their notice.
+        assert_eq!(
+            due(&mut reclaims, &[reclaim("p", &["v", "x"])], 29_000),
+            None
+        );
+        assert_eq!(
+            due(&mut reclaims, &[reclaim("p", &["v", "x"])], 58_999),
+            None
+        );
+        assert_eq!(
+            due(&mut reclaims, &[reclaim("p", &["v", "x"])], 59_000).as_deref(),
+            Some("v")
+        );
+        // Its owner chose another pod, and the hole is there: the notice ends.
+        assert_eq!(due(&mut reclaims, &[], 59_500), None);
+        assert!(reclaims.notices.is_empty());
+        assert_eq!(
+            due(&mut reclaims, &[reclaim("p", &["v"])], 60_000),
+            None,
+            "it begins anew"
+        );
+    }
+
+    #[test]
+    fn victims_of_a_hole_go_one_after_the_other_and_a_refusal_ends_it() {
+        let mut reclaims = Reclaims::new(1);
+        let plan = [reclaim("p", &["v", "w"])];
+        due(&mut reclaims, &plan, 0);
+        assert_eq!(due(&mut reclaims, &plan, 30_000).as_deref(), Some("v"));
+        reclaims.sent("v", "p", 30_000);
+        assert_eq!(due(&mut reclaims, &plan, 30_001), None, "it is on its way");
+        let outcome =
+            reclaims.answered("v", &refused(429, Some("DisruptionBudget")), false, 30_100);
+        assert_eq!(outcome, (Outcome::Budget, "p".to_owned()));
+        assert_eq!(reclaims.left_alone(30_101), ["v".to_owned()].into());
+        assert_eq!(due(&mut reclaims, &plan, 31_000), None);
+        // A minute, then two, up to 16.
+        let mut at = 30_100;
+        for minutes in [1, 2, 4, 8, 16, 16] {
+            assert!(
+                reclaims.left_alone(at + minutes * 60_000 - 1).contains("v"),
+                "{minutes}"
+            );
+            at += minutes * 60_000;
+            assert!(reclaims.left_alone(at).is_empty(), "{minutes}");
+            reclaims.sent("v", "p", at);
+            reclaims.answered("v", &refused(429, Some("DisruptionBudget")), false, at);
+        }
+    }
+
+    #[test]
+    fn what_is_unclear_counts_as_done_until_it_is_clear_that_it_was_not() {
+        let mut reclaims = Reclaims::new(1);
+        let plan = [reclaim("p", &["v"])];
+        due(&mut reclaims, &plan, 0);
+        due(&mut reclaims, &plan, 30_000);
+        reclaims.sent("v", "p", 30_000);
+        reclaims.answered("v", &Answer::Lost("away".into()), false, 40_000);
+        reclaims.look(54_999, |_| false, |_| true);
+        assert_eq!(reclaims.evicted(), ["v".to_owned()].into());
+        assert_eq!(reclaims.overdue(54_999), None);
+        reclaims.look(55_000, |_| false, |_| true);
+        assert!(reclaims.evicted().is_empty());
+        // Done, and not seen: what is known is old.
+        reclaims.sent("v", "p", 60_000);
+        reclaims.answered("v", &Answer::Done(Vec::new()), false, 60_000);
+        reclaims.look(75_000, |_| false, |_| true);
+        assert_eq!(reclaims.overdue(75_000), Some("v"));
+        reclaims.look(75_001, |uid| uid == "v", |_| true);
+        assert_eq!(
+            (reclaims.overdue(75_001), reclaims.evicted().len()),
+            (None, 0)
+        );
+    }
+
+    #[test]
+    fn trouble_of_the_server_is_waited_out() {
+        let mut reclaims = Reclaims::new(1);
+        let plan = [reclaim("p", &["v"])];
+        due(&mut reclaims, &plan, 0);
+        let mut at = 30_000;
+        for code in [429, 500, 503] {
+            assert!(due(&mut reclaims, &plan, at).is_some(), "{code}");
+            reclaims.sent("v", "p", at);
+            assert_eq!(
+                reclaims.answered("v", &refused(code, None), false, at),
+                (Outcome::Later, "p".to_owned())
+            );
+            assert_eq!(due(&mut reclaims, &plan, at + 700), None);
+            at += 60_000;
+        }
+        assert!(reclaims.left_alone(at).is_empty());
+    }
+
+    #[test]
+    fn a_pod_that_does_not_start_in_its_hole_twice_is_not_served_for_a_while() {
+        let mut reclaims = Reclaims::new(1);
+        let mut at = 0;
+        for minutes in [0, 1, 2, 4, 8, 16, 16] {
+            reclaims.sent("v", "p", at);
+            reclaims.answered("v", &Answer::Done(Vec::new()), false, at);
+            at += CLAIM_MS;
+            reclaims.look(at, |uid| uid == "v", |_| true);
+            assert_eq!(reclaims.unserved(at).len(), usize::from(minutes > 0));
+            at += minutes * 60_000;
+            assert!(reclaims.unserved(at).is_empty(), "{minutes}");
+        }
+        // It starts, and all is forgotten.
+        reclaims.look(at, |_| true, |_| false);
+        assert!(reclaims.claims.is_empty());
+    }
+}

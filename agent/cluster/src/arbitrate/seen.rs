@@ -1,0 +1,581 @@
+//! Objects of the API, reduced to what the arbitrator reads of them. Each is read once, from its bytes; what cannot be read is an error with a reason.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use plimsoll_core::arbitration::cluster::NodeState;
+use plimsoll_core::arbitration::named::Named;
+use plimsoll_core::arbitration::units::{Rounding, canonical, canonical_name};
+use plimsoll_core::kube::budget::{DisruptionBudget, LabelSelector};
+use plimsoll_core::kube::duration;
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::quantity::Quantity;
+use plimsoll_core::kube::resources::{Scope, pod_requests};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::placement::{Placement, Taint};
+use crate::clock::unix_ms_of;
+
+/// The notice on a pod: when it is evicted if nothing changes.
+pub const EVICT_AFTER: &str = "plimsoll.dev/evict-after";
+/// On a node under pressure: which namespaces are overused.
+pub const OVERUSED: &str = "plimsoll.dev/overused";
+/// On a node: what cannot be had of it without passing a pressure threshold.
+const WITHHELD: &str = "plimsoll.dev/withheld";
+/// Conditions with which a node takes no further pod: the kubelet's, and those of Plimsoll.
+const PRESSURE: [&str; 4] = [
+    "MemoryPressure",
+    "DiskPressure",
+    "PIDPressure",
+    "plimsoll.dev/MemoryPressure",
+];
+
+type Texts = BTreeMap<String, String>;
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Meta {
+    name: String,
+    namespace: Option<String>,
+    uid: String,
+    resource_version: String,
+    generation: i64,
+    labels: Option<Texts>,
+    annotations: Option<Texts>,
+    creation_timestamp: Option<String>,
+    deletion_timestamp: Option<String>,
+    owner_references: Option<Vec<Owner>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Owner {
+    kind: String,
+}
+
+fn read<'a, T: Deserialize<'a>>(object: &'a [u8]) -> Result<T, String> {
+    serde_json::from_slice(object).map_err(|error| error.to_string())
+}
+
+/// Amounts by resource; those that cannot be read are left out, as the API server has checked them.
+fn amounts(quantities: Option<BTreeMap<String, Value>>, rounding: Rounding) -> Named {
+    let mut amounts = Named::new();
+    for (name, quantity) in quantities.into_iter().flatten() {
+        let text = match quantity {
+            Value::String(text) => text,
+            Value::Number(number) => number.to_string(),
+            _ => continue,
+        };
+        if let Ok(quantity) = Quantity::parse(&text) {
+            let name = canonical_name(&name);
+            amounts.insert(name.to_owned(), canonical(name, &quantity, rounding));
+        }
+    }
+    amounts
+}
+
+/// A node.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SeenNode {
+    /// UID.
+    pub uid: String,
+    /// For pods.
+    pub allocatable: Named,
+    /// What of that cannot be had under pressure.
+    pub withheld: Named,
+    /// `Ready` is true.
+    pub is_ready: bool,
+    /// `spec.unschedulable`.
+    pub is_cordoned: bool,
+    /// It says that it is short of something.
+    pub has_pressure: bool,
+    /// Labels.
+    pub labels: Texts,
+    /// Taints that keep pods away.
+    pub taints: Vec<Taint>,
+    /// The value of [`OVERUSED`].
+    pub overused: Option<String>,
+}
+
+impl SeenNode {
+    /// Whether pods can start there. Under pressure none is planned there, and what it has is what runs there.
+    #[must_use]
+    pub fn state(&self) -> NodeState {
+        match (self.is_ready, self.is_cordoned || self.has_pressure) {
+            (false, _) => NodeState::NotReady,
+            (true, true) => NodeState::Cordoned,
+            (true, false) => NodeState::Ready,
+        }
+    }
+
+    /// Reads one, with its name.
+    ///
+    /// # Errors
+    /// What serde says.
+    pub fn read(object: &[u8]) -> Result<(String, Self), String> {
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct ApiNode {
+            metadata: Meta,
+            spec: Spec,
+            status: Status,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct Spec {
+            unschedulable: bool,
+            taints: Option<Vec<Taint>>,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct Status {
+            allocatable: Option<BTreeMap<String, Value>>,
+            conditions: Option<Vec<NodeCondition>>,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct NodeCondition {
+            r#type: String,
+            status: String,
+        }
+        let node: ApiNode = read(object)?;
+        let conditions = node.status.conditions.unwrap_or_default();
+        let is_true = |names: &[&str]| {
+            conditions.iter().any(|condition| {
+                names.contains(&condition.r#type.as_str()) && condition.status == "True"
+            })
+        };
+        let mut annotations = node.metadata.annotations.unwrap_or_default();
+        let withheld = annotations
+            .get(WITHHELD)
+            .and_then(|text| serde_json::from_str(text).ok());
+        let taints = node.spec.taints.unwrap_or_default();
+        let seen = Self {
+            uid: node.metadata.uid,
+            allocatable: amounts(node.status.allocatable, Rounding::Down),
+            withheld: amounts(withheld, Rounding::Up),
+            is_ready: is_true(&["Ready"]),
+            is_cordoned: node.spec.unschedulable,
+            has_pressure: is_true(&PRESSURE),
+            labels: node.metadata.labels.unwrap_or_default(),
+            taints: taints.into_iter().filter(Taint::keeps_away).collect(),
+            overused: annotations.remove(OVERUSED),
+        };
+        Ok((node.metadata.name, seen))
+    }
+}
+
+/// A namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SeenNamespace {
+    /// It is being deleted.
+    pub is_terminating: bool,
+}
+
+impl SeenNamespace {
+    /// Reads one, with its name.
+    ///
+    /// # Errors
+    /// What serde says.
+    pub fn read(object: &[u8]) -> Result<(String, Self), String> {
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct ApiNamespace {
+            metadata: Meta,
+        }
+        let namespace: ApiNamespace = read(object)?;
+        let seen = Self {
+            is_terminating: namespace.metadata.deletion_timestamp.is_some(),
+        };
+        Ok((namespace.metadata.name, seen))
+    }
+}
+
+/// A pod that has not ended.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SeenPod {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// Opaque.
+    pub resource_version: String,
+    /// Where it runs.
+    pub node: Option<String>,
+    /// What it requests, with one of `pods`.
+    pub requests: Named,
+    /// Greater is more important.
+    pub priority: i64,
+    /// When it started, or came to its node: milliseconds since 1970.
+    pub started_unix_ms: Option<u64>,
+    /// It is being deleted.
+    pub is_leaving: bool,
+    /// Of a DaemonSet, a mirror or a static pod.
+    pub is_daemon: bool,
+    /// Labels, by which budgets select it.
+    pub labels: Texts,
+    /// Where a pending pod may go.
+    pub placement: Placement,
+    /// The value of [`EVICT_AFTER`].
+    pub evict_after: Option<String>,
+}
+
+/// What came of reading a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodRead {
+    /// It counts.
+    Counts(String, Box<SeenPod>),
+    /// It has ended, or a gate holds it back: it asks for nothing.
+    Idle(String),
+}
+
+impl SeenPod {
+    /// Reads one, with its UID.
+    ///
+    /// # Errors
+    /// What serde says.
+    pub fn read(object: &[u8]) -> Result<PodRead, String> {
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct ApiPod {
+            metadata: Meta,
+            spec: Spec,
+            status: Status,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Spec {
+            node_name: Option<String>,
+            scheduling_gates: Option<Vec<Value>>,
+            #[serde(flatten)]
+            placement: super::placement::ApiPlacement,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Status {
+            phase: Option<String>,
+            start_time: Option<String>,
+        }
+        let ApiPod {
+            metadata,
+            spec,
+            status,
+        } = read(object)?;
+        if metadata.uid.is_empty() || metadata.name.is_empty() {
+            return Err("it has no UID or no name".to_owned());
+        }
+        let has_ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+        let node = spec.node_name.filter(|node| !node.is_empty());
+        let is_gated = node.is_none() && spec.scheduling_gates.is_some_and(|it| !it.is_empty());
+        if has_ended || is_gated {
+            return Ok(PodRead::Idle(metadata.uid));
+        }
+        let core: Pod = read(object)?;
+        let mut requests: Named = pod_requests(&core, Scope::ALL)
+            .into_iter()
+            .map(|(name, quantity)| {
+                let amount = canonical(&name, &quantity, Rounding::Up);
+                (name, amount)
+            })
+            .collect();
+        requests.insert("pods".to_owned(), 1);
+        let owners = metadata.owner_references.unwrap_or_default();
+        let is_daemon = core.is_static()
+            || core.is_mirror()
+            || owners
+                .iter()
+                .any(|owner| matches!(owner.kind.as_str(), "DaemonSet" | "Node"));
+        let started = status.start_time.or(metadata.creation_timestamp);
+        let placement = if node.is_none() {
+            Placement::of(spec.placement)
+        } else {
+            Placement::default()
+        };
+        let seen = Self {
+            namespace: metadata.namespace.unwrap_or_default(),
+            name: metadata.name,
+            resource_version: metadata.resource_version,
+            requests,
+            priority: core.spec.priority.unwrap_or(0).into(),
+            started_unix_ms: started.and_then(|stamp| unix_ms_of(&stamp)),
+            is_leaving: metadata.deletion_timestamp.is_some(),
+            is_daemon,
+            labels: core.metadata.labels,
+            placement,
+            evict_after: metadata.annotations.unwrap_or_default().remove(EVICT_AFTER),
+            node,
+        };
+        Ok(PodRead::Counts(metadata.uid, Box::new(seen)))
+    }
+}
+
+/// A disruption budget.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SeenBudget {
+    /// Which pods; none: no pod.
+    pub selector: Option<LabelSelector>,
+    /// How many more may go. What the disruption controller has not looked at since the last change allows none.
+    pub allowed: u64,
+}
+
+impl SeenBudget {
+    /// Reads one, with its namespace and name.
+    ///
+    /// # Errors
+    /// What serde says.
+    pub fn read(object: &[u8]) -> Result<((String, String), Self), String> {
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct Judged {
+            metadata: Meta,
+            status: Status,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Status {
+            observed_generation: i64,
+        }
+        let budget: DisruptionBudget = read(object)?;
+        let judged: Judged = read(object)?;
+        let allowed = budget.status.and_then(|status| status.disruptions_allowed);
+        let is_judged = judged.status.observed_generation >= judged.metadata.generation;
+        let seen = Self {
+            selector: budget.spec.selector,
+            allowed: allowed.filter(|_| is_judged).unwrap_or(0).into(),
+        };
+        let namespace = budget.metadata.namespace.unwrap_or_default();
+        Ok(((namespace, budget.metadata.name), seen))
+    }
+}
+
+/// A ResourceQuota: its `hard` for what the arbitrator counts. One with scopes is for some pods only, and bounds no namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SeenQuota {
+    /// By resource.
+    pub hard: Named,
+}
+
+impl SeenQuota {
+    /// Reads one, with its namespace and name.
+    ///
+    /// # Errors
+    /// What serde says.
+    pub fn read(object: &[u8]) -> Result<((String, String), Self), String> {
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct ApiQuota {
+            metadata: Meta,
+            spec: Spec,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Spec {
+            hard: Option<BTreeMap<String, Value>>,
+            scopes: Option<Vec<String>>,
+            scope_selector: Option<Value>,
+        }
+        let quota: ApiQuota = read(object)?;
+        let has_scopes = quota.spec.scopes.is_some_and(|scopes| !scopes.is_empty())
+            || quota.spec.scope_selector.is_some();
+        let mut hard = quota.spec.hard.unwrap_or_default();
+        hard.retain(|name, _| !has_scopes && counts_requests(name));
+        let key = (
+            quota.metadata.namespace.unwrap_or_default(),
+            quota.metadata.name,
+        );
+        let hard = amounts(Some(hard), Rounding::Down);
+        Ok((key, Self { hard }))
+    }
+}
+
+/// Whether a row of a quota bounds what pods request, and not storage, objects or limits.
+fn counts_requests(name: &str) -> bool {
+    let resource = canonical_name(name);
+    matches!(resource, "cpu" | "memory" | "ephemeral-storage" | "pods")
+        || resource.starts_with("hugepages-")
+        || (name.starts_with("requests.") && resource.contains('/'))
+}
+
+/// A Consumer's `spec`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ConsumerSpec {
+    /// Its namespace; none: a group.
+    pub namespace: Option<String>,
+    /// The group that it is in.
+    pub parent: Option<String>,
+    /// None: 1.
+    pub weight: Option<u64>,
+    /// Gets what it asks for before all others.
+    pub unlimited: bool,
+    /// What it never passes.
+    pub hard: Named,
+    /// What it has for sure.
+    pub reserved: Named,
+    /// How long before its eviction a pod has notice, milliseconds.
+    pub grace_period_ms: Option<u64>,
+    /// How long a pod runs before it can be evicted, milliseconds.
+    pub minimum_run_time_ms: Option<u64>,
+}
+
+/// A Consumer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SeenConsumer {
+    /// UID.
+    pub uid: String,
+    /// `metadata.generation`.
+    pub generation: i64,
+    /// What was asked for, or why it cannot be read.
+    pub spec: Result<ConsumerSpec, String>,
+    /// `status` as it is there.
+    pub status: Value,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct ApiConsumer {
+    metadata: Meta,
+    spec: Value,
+    status: Value,
+}
+
+/// Strict: a field that is not known here is of a later version, and what it means cannot be left out.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+struct ApiConsumerSpec {
+    namespace: Option<String>,
+    parent: Option<String>,
+    weight: Option<u64>,
+    unlimited: Option<bool>,
+    hard: Option<BTreeMap<String, Value>>,
+    reserved: Option<BTreeMap<String, Value>>,
+    reclaim: Option<Reclaim>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+struct Reclaim {
+    grace_period: Option<String>,
+    minimum_run_time: Option<String>,
+}
+
+impl SeenConsumer {
+    /// Reads one, with its name. A `spec` that cannot be read is a part of what was seen.
+    ///
+    /// # Errors
+    /// What serde says, where even the name cannot be read.
+    pub fn read(object: &[u8]) -> Result<(String, Self), String> {
+        let consumer: ApiConsumer = read(object)?;
+        if consumer.metadata.name.is_empty() {
+            return Err("it has no name".to_owned());
+        }
+        let seen = Self {
+            uid: consumer.metadata.uid,
+            generation: consumer.metadata.generation,
+            spec: consumer_spec(consumer.spec),
+            status: consumer.status,
+        };
+        Ok((consumer.metadata.name, seen))
+    }
+}
+
+fn consumer_spec(spec: Value) -> Result<ConsumerSpec, String> {
+    let spec = if spec.is_null() {
+        Value::Object(serde_json::Map::new())
+    } else {
+        spec
+    };
+    let spec: ApiConsumerSpec = serde_json::from_value(spec).map_err(|error| error.to_string())?;
+    let reclaim = spec.reclaim.unwrap_or_default();
+    Ok(ConsumerSpec {
+        namespace: spec.namespace,
+        parent: spec.parent,
+        weight: spec.weight,
+        unlimited: spec.unlimited.unwrap_or(false),
+        hard: checked(spec.hard, "hard", Rounding::Down)?,
+        reserved: checked(spec.reserved, "reserved", Rounding::Up)?,
+        grace_period_ms: milliseconds(reclaim.grace_period, "reclaim.gracePeriod")?,
+        minimum_run_time_ms: milliseconds(reclaim.minimum_run_time, "reclaim.minimumRunTime")?,
+    })
+}
+
+/// Amounts that people wrote: all must be readable.
+fn checked(
+    quantities: Option<BTreeMap<String, Value>>,
+    field: &str,
+    rounding: Rounding,
+) -> Result<Named, String> {
+    let names: Vec<String> = quantities
+        .iter()
+        .flat_map(BTreeMap::keys)
+        .cloned()
+        .collect();
+    let amounts = amounts(quantities, rounding);
+    match names
+        .iter()
+        .find(|name| !amounts.contains_key(canonical_name(name)))
+    {
+        Some(name) => Err(format!("spec.{field}.{name} is no quantity")),
+        None => Ok(amounts),
+    }
+}
+
+fn milliseconds(text: Option<String>, field: &str) -> Result<Option<u64>, String> {
+    let Some(text) = text else { return Ok(None) };
+    let ns = duration::parse_ns(&text).ok();
+    let ns = ns.and_then(|ns| u64::try_from(ns).ok());
+    ns.map(|ns| Some(ns / 1_000_000))
+        .ok_or_else(|| format!("spec.{field} {text:?} is no time such as 30s"))
+}
+
+/// An Allocation: its `status` as it is there.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SeenAllocation {
+    /// `status`.
+    pub status: Value,
+}
+
+impl SeenAllocation {
+    /// Reads one, with its namespace and name.
+    ///
+    /// # Errors
+    /// What serde says.
+    pub fn read(object: &[u8]) -> Result<((String, String), Self), String> {
+        let allocation: ApiConsumer = read(object)?;
+        let key = (
+            allocation.metadata.namespace.unwrap_or_default(),
+            allocation.metadata.name,
+        );
+        Ok((
+            key,
+            Self {
+                status: allocation.status,
+            },
+        ))
+    }
+}
+
+/// UID of an object that is gone; the key of others.
+///
+/// # Errors
+/// What serde says.
+pub fn uid_of(object: &[u8]) -> Result<String, String> {
+    #[derive(Deserialize)]
+    struct Any {
+        metadata: Meta,
+    }
+    read::<Any>(object).map(|any| any.metadata.uid)
+}
+
+/// Names of budgets of the pod's namespace that select it.
+pub fn selecting<'a>(
+    budgets: impl Iterator<Item = (&'a (String, String), &'a SeenBudget)>,
+    labels: &Texts,
+) -> BTreeSet<String> {
+    budgets
+        .filter(|(_, budget)| {
+            let selector = budget.selector.as_ref();
+            selector.is_some_and(|selector| selector.matches(labels))
+        })
+        .map(|((_, name), _)| name.clone())
+        .collect()
+}

@@ -1,0 +1,278 @@
+//! What is written: bodies of calls, and which write is next.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::seen::{EVICT_AFTER, OVERUSED, SeenPod};
+use super::status::{Difference, Status};
+use super::{Arbiter, Target};
+use crate::call::{Call, Content, Verb};
+use crate::clock::{Now, rfc3339_s};
+use crate::report::body::{escaped, pod_path};
+
+const API: &str = "plimsoll.dev/v1alpha1";
+const PATH: &str = "/apis/plimsoll.dev/v1alpha1";
+/// A status that differs by little is written after this.
+const LITTLE_MS: u64 = 60_000;
+/// A list of overused namespaces is void after a minute: it is renewed before.
+const OVERUSED_EVERY_MS: u64 = 25_000;
+/// What is due is looked for so often where no cycle has changed it.
+const QUEUE_EVERY_MS: u64 = 1_000;
+/// Writes that are due at once; the others are found the next time.
+const QUEUE_MAX: usize = 500;
+/// How long after its wait the failures of a write are remembered.
+const FORGOTTEN_MS: u64 = 120_000;
+/// Namespaces in it.
+const OVERUSED_MAX: usize = 256;
+
+/// Of this pod as it was seen, and no other. `version`: group and version that the API server takes.
+pub(super) fn eviction(uid: &str, pod: &SeenPod, version: &str, is_dry: bool) -> Call {
+    let mut options =
+        json!({"preconditions": {"uid": uid, "resourceVersion": pod.resource_version}});
+    if is_dry {
+        options["dryRun"] = json!(["All"]);
+    }
+    let body = json!({
+        "apiVersion": version,
+        "kind": "Eviction",
+        "metadata": {"name": pod.name, "namespace": pod.namespace},
+        "deleteOptions": options,
+    });
+    let path = format!("{}/eviction", pod_path(&pod.namespace, &pod.name));
+    Call::write(
+        Verb::Post,
+        "pods/eviction",
+        &path,
+        Content::Json,
+        &body,
+        is_dry,
+    )
+}
+
+/// The notice on a pod; none takes it away. The status subresource lets annotations through, so that no right to change pods is needed.
+fn notice(uid: &str, pod: &SeenPod, value: Option<String>) -> Call {
+    let body = json!({"metadata": {"uid": uid, "annotations": {EVICT_AFTER: value}}});
+    let path = format!("{}/status", pod_path(&pod.namespace, &pod.name));
+    Call::write(
+        Verb::Patch,
+        "pods/status",
+        &path,
+        Content::Merge,
+        &body,
+        false,
+    )
+}
+
+fn allocation_path(namespace: &str, name: &str) -> String {
+    let (namespace, name) = (escaped(namespace), escaped(name));
+    format!("{PATH}/namespaces/{namespace}/allocations/{name}")
+}
+
+fn apply(resource: &'static str, path: &str, body: &Value) -> Call {
+    Call::write(Verb::Patch, resource, path, Content::Apply, body, false)
+}
+
+impl Arbiter {
+    fn may_write(&self, target: &Target, ms: u64) -> bool {
+        let until = self.not_before.get(target).map_or(0, |(until, _)| *until);
+        !self.on_their_way.contains(target) && ms >= until
+    }
+
+    /// The write that matters most: notices, then the greatest difference of a status, then lists for nodes.
+    pub(super) fn next_write(&mut self, now: Now) -> Option<(Target, Call)> {
+        if self.queue.is_empty() && now.mono_ms >= self.next_queue_ms {
+            self.next_queue_ms = now.mono_ms + QUEUE_EVERY_MS;
+            // What is over is forgotten.
+            let ms = now.mono_ms;
+            self.not_before
+                .retain(|_, (until, _)| ms < until.saturating_add(FORGOTTEN_MS));
+            let mut due = self.due_notices(now);
+            due.extend(self.due_statuses(now));
+            due.extend(self.due_overused(now));
+            due.truncate(QUEUE_MAX);
+            self.queue = due.into();
+        }
+        loop {
+            let (target, call) = self.queue.pop_front()?;
+            if self.may_write(&target, now.mono_ms) {
+                return Some((target, call));
+            }
+        }
+    }
+
+    fn due_notices(&self, now: Now) -> Vec<(Target, Call)> {
+        let ms = now.mono_ms;
+        let unix_ms = self.unix_ms(now);
+        let mut due = Vec::new();
+        for (uid, pod) in self.store.pods.iter() {
+            let notice_of = self.reclaims.notices.get(uid);
+            let notice_of = notice_of.filter(|_| !self.settings.is_dry);
+            // Those that an earlier leader or an earlier plan left go.
+            let value = match (notice_of, &pod.evict_after) {
+                (Some(notice_of), None) => {
+                    let left_ms = notice_of.due_ms.saturating_sub(ms);
+                    Some(rfc3339_s(unix_ms + left_ms))
+                }
+                (None, Some(_)) if !pod.is_leaving => None,
+                _ => continue,
+            };
+            let target = Target::Notice(uid.clone());
+            if self.may_write(&target, ms) {
+                due.push((target, notice(uid, pod, value)));
+            }
+        }
+        due
+    }
+
+    /// Pods of each namespace that have notice, in words.
+    fn noticed(&self) -> BTreeMap<&str, Vec<String>> {
+        let mut noticed: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for (uid, notice) in &self.reclaims.notices {
+            if let Some(pod) = self.store.pods.get(uid) {
+                let words = format!("{} for {}", pod.name, self.shown(&notice.pod));
+                noticed.entry(&pod.namespace).or_default().push(words);
+            }
+        }
+        noticed
+    }
+
+    fn due_statuses(&mut self, now: Now) -> Vec<(Target, Call)> {
+        let ms = now.mono_ms;
+        let mut due: Vec<(Difference, Target, Status)> = Vec::new();
+        let known = std::mem::take(&mut self.little_since);
+        let mut little = BTreeMap::new();
+        let noticed = self.noticed();
+        let none = Vec::new();
+        for (name, consumer) in self.store.consumers.iter() {
+            let Some(row) = self.rows.get(name) else {
+                continue;
+            };
+            let namespace = row.namespace.as_deref();
+            let asked_for = namespace.and_then(|it| noticed.get(it)).unwrap_or(&none);
+            let held_back = self.held_back.as_deref();
+            let status = Status::of(row, consumer.generation, asked_for, held_back);
+            let mut places = vec![(Target::Consumer(name.clone()), Some(&consumer.status))];
+            if let Some(namespace) = namespace.filter(|it| self.lives(it)) {
+                let key = (namespace.to_owned(), name.clone());
+                let seen = self.store.allocations.get(&key);
+                places.push(match seen {
+                    None => (Target::Allocation(key.0, key.1), None),
+                    Some(seen) => (Target::AllocationStatus(key.0, key.1), Some(&seen.status)),
+                });
+            }
+            for (target, there) in places {
+                let difference = there.map_or(Difference::Much(1000), |there| {
+                    status.difference(there, &self.judgement.capacity)
+                });
+                let is_due = match difference {
+                    Difference::None => false,
+                    Difference::Little => {
+                        let since = known.get(&target).copied().unwrap_or(ms);
+                        little.insert(target.clone(), since);
+                        ms >= since + LITTLE_MS
+                    }
+                    Difference::Much(_) => true,
+                };
+                if is_due && self.may_write(&target, ms) {
+                    due.push((difference, target, status.clone()));
+                }
+            }
+        }
+        self.little_since = little;
+        due.sort_by(|(one, ..), (other, ..)| other.cmp(one));
+        due.truncate(QUEUE_MAX);
+        let calls = due.into_iter().filter_map(|(_, target, status)| {
+            let call = self.status_call(&target, &status, now)?;
+            Some((target, call))
+        });
+        calls.collect()
+    }
+
+    fn lives(&self, namespace: &str) -> bool {
+        let namespace = self.store.namespaces.get(namespace);
+        namespace.is_some_and(|namespace| !namespace.is_terminating)
+    }
+
+    fn status_call(&self, target: &Target, status: &Status, now: Now) -> Option<Call> {
+        let unix_ms = self.unix_ms(now);
+        match target {
+            Target::Consumer(name) => {
+                let there = &self.store.consumers.get(name)?.status;
+                let body = json!({"apiVersion": API, "kind": "Consumer", "metadata": {"name": name}, "status": status.body(there, unix_ms)});
+                let path = format!("{PATH}/consumers/{}/status", escaped(name));
+                Some(apply("consumers/status", &path, &body))
+            }
+            Target::Allocation(namespace, name) => {
+                // It goes with its Consumer.
+                let uid = &self.store.consumers.get(name)?.uid;
+                let owner =
+                    json!([{"apiVersion": API, "kind": "Consumer", "name": name, "uid": uid}]);
+                let body = json!({"apiVersion": API, "kind": "Allocation",
+                    "metadata": {"name": name, "namespace": namespace, "ownerReferences": owner}});
+                Some(apply(
+                    "allocations",
+                    &allocation_path(namespace, name),
+                    &body,
+                ))
+            }
+            Target::AllocationStatus(namespace, name) => {
+                let there = &self
+                    .store
+                    .allocations
+                    .get(&(namespace.clone(), name.clone()))?
+                    .status;
+                let body = json!({"apiVersion": API, "kind": "Allocation",
+                    "metadata": {"name": name, "namespace": namespace}, "status": status.body(there, unix_ms)});
+                let path = format!("{}/status", allocation_path(namespace, name));
+                Some(apply("allocations/status", &path, &body))
+            }
+            Target::Evict(_) | Target::Notice(_) | Target::Overused(_) | Target::Event(_) => None,
+        }
+    }
+
+    /// Nodes under pressure hear which namespaces are overused, again and again, as the list is void after a minute.
+    fn due_overused(&mut self, now: Now) -> Vec<(Target, Call)> {
+        let ms = now.mono_ms;
+        let nodes = &self.store.nodes;
+        self.overused_at.retain(|node, _| {
+            let node = nodes.get(node.as_str());
+            node.is_some_and(|node| node.has_pressure)
+        });
+        let mut due = Vec::new();
+        if self.store.stale().is_none() {
+            let at = rfc3339_s(self.unix_ms(now));
+            for (name, namespaces) in &self.judgement.overused_on {
+                let target = Target::Overused(name.clone());
+                let last = self.overused_at.get(name);
+                let is_due = last.is_none_or(|last| ms >= last + OVERUSED_EVERY_MS);
+                if is_due && self.may_write(&target, ms) {
+                    let first: BTreeMap<&String, &u64> =
+                        namespaces.iter().take(OVERUSED_MAX).collect();
+                    let value = json!({"at": at, "namespaces": first}).to_string();
+                    self.overused_at.insert(name.clone(), ms);
+                    due.push((target, overused(name, Some(&value))));
+                }
+            }
+        }
+        // No pressure any more: no list.
+        let nodes = self.store.nodes.iter();
+        for (name, _) in nodes.filter(|(_, node)| node.overused.is_some() && !node.has_pressure) {
+            due.push((Target::Overused(name.clone()), overused(name, None)));
+        }
+        due
+    }
+}
+
+fn overused(node: &str, value: Option<&str>) -> Call {
+    let body = json!({"metadata": {"annotations": {OVERUSED: value}}});
+    let path = format!("/api/v1/nodes/{}/status", escaped(node));
+    Call::write(
+        Verb::Patch,
+        "nodes/status",
+        &path,
+        Content::Merge,
+        &body,
+        false,
+    )
+}

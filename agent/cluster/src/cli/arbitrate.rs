@@ -1,0 +1,205 @@
+//! `plimsoll-cluster arbitrate`.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use plimsoll_core::kube::duration;
+use serde_json::Value;
+
+use crate::api::Source;
+use crate::arbitrate::Settings as Rules;
+use crate::arbitrate::judge::Times;
+use crate::run::arbitrate::Settings;
+use crate::serve::Address;
+
+pub(super) const AFTER_HELP: &str = "\
+Examples:
+  plimsoll-cluster arbitrate --listen 0.0.0.0:9187                in a pod, with its service account
+  plimsoll-cluster arbitrate --kubeconfig admin.conf --once       says what it would do, and changes nothing
+  plimsoll-cluster arbitrate --kubeconfig admin.conf --once --output json
+  plimsoll-cluster arbitrate --dry-run                            shares, notices as Events, and no eviction
+  plimsoll-cluster arbitrate --grace-period 2m --minimum-run-time 10m
+
+Exit status: 0 ended by SIGTERM or SIGINT, or --once has said it; 1 the configuration cannot be used, or --once could not read the cluster; 2 wrong usage.
+
+Rights and rules: docs/reference/cluster.md, docs/reference/arbitrator.md.";
+
+/// Share the cluster between namespaces with a Consumer: shares, notices, evictions within budgets
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub(super) struct Arbitrate {
+    /// Address and credentials [default: the service account of the pod that this runs in]
+    #[arg(long, value_name = "PATH")]
+    kubeconfig: Option<PathBuf>,
+    /// Where the Lease plimsoll-arbitrator is, by which one of several processes leads
+    #[arg(long, value_name = "NAMESPACE", default_value = "plimsoll", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    lease_namespace: String,
+    /// The name of this process in the Lease and in Events; a number is added
+    #[arg(
+        long,
+        env = "POD_NAME",
+        value_name = "NAME",
+        default_value = "arbitrator"
+    )]
+    identity: String,
+    /// How long before its eviction a pod has notice, where its Consumer says nothing
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = milliseconds)]
+    grace_period: u64,
+    /// How long a pod runs before it can be evicted, where its Consumer says nothing
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = milliseconds)]
+    minimum_run_time: u64,
+    /// Time between two cycles at least
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = cycle)]
+    cycle: u64,
+    /// Evictions in a second at most
+    #[arg(long, value_name = "COUNT", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=100))]
+    max_evictions_per_cycle: u16,
+    /// Decide, write shares and Events, and evict no pod: evictions are sent as dry runs
+    #[arg(long)]
+    dry_run: bool,
+    /// Serve /metrics, /healthz and /readyz here
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Read the cluster, print shares and plan, and end
+    #[arg(long)]
+    once: bool,
+    /// How --once prints
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        value_enum,
+        default_value = "text",
+        requires = "once"
+    )]
+    output: Output,
+}
+
+/// How something is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Output {
+    /// For people.
+    Text,
+    /// One object.
+    Json,
+}
+
+fn milliseconds(text: &str) -> Result<u64, String> {
+    let ns = duration::parse_ns(text).map_err(|error| error.to_string())?;
+    let ms = u64::try_from(ns / 1_000_000).ok();
+    ms.filter(|ms| *ms <= 86_400_000)
+        .ok_or_else(|| "give a time from 0s to 24h".to_owned())
+}
+
+fn cycle(text: &str) -> Result<u64, String> {
+    milliseconds(text).and_then(|ms| {
+        let is_right = (100..=60_000).contains(&ms);
+        is_right
+            .then_some(ms)
+            .ok_or_else(|| "give a time from 100ms to 60s".to_owned())
+    })
+}
+
+impl Arbitrate {
+    /// With `--once`: how it prints.
+    pub(super) fn once(&self) -> Option<Output> {
+        self.once.then_some(self.output)
+    }
+
+    pub(super) fn settings(self) -> Settings {
+        Settings {
+            source: self
+                .kubeconfig
+                .map_or(Source::InCluster, Source::Kubeconfig),
+            rules: Rules {
+                times: Times {
+                    grace_period_ms: self.grace_period,
+                    minimum_run_time_ms: self.minimum_run_time,
+                },
+                cycle_ms: self.cycle,
+                evictions_per_cycle: self.max_evictions_per_cycle.into(),
+                is_dry: self.dry_run,
+                identity: self.identity,
+            },
+            lease_namespace: self.lease_namespace,
+            listen: self.listen.map(Address::Tcp),
+        }
+    }
+}
+
+/// What `--once` prints.
+pub(super) fn printed(found: &Value, output: Output) -> String {
+    if output == Output::Json {
+        return format!("{found:#}\n");
+    }
+    let empty = Vec::new();
+    let rows = found["consumers"].as_array().unwrap_or(&empty);
+    let word = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    let mut lines = vec![
+        [
+            "CONSUMER", "RESOURCE", "RESERVED", "DESERVED", "USED", "HARD", "STATE",
+        ]
+        .map(str::to_owned),
+    ];
+    for row in rows {
+        let deserved = row["deserved"].as_object();
+        for resource in deserved.into_iter().flat_map(|deserved| deserved.keys()) {
+            let over = row["over"][resource].as_str();
+            let state = over.map_or_else(|| "-".to_owned(), |over| format!("over by {over}"));
+            lines.push([
+                word(&row["name"]),
+                resource.clone(),
+                word(&row["reserved"][resource]),
+                word(&row["deserved"][resource]),
+                word(&row["used"][resource]),
+                word(&row["hard"][resource]),
+                state,
+            ]);
+        }
+    }
+    let mut text = String::new();
+    let width = |column: usize| {
+        lines
+            .iter()
+            .map(|line| line[column].len())
+            .max()
+            .unwrap_or(0)
+    };
+    for line in &lines {
+        let cells: Vec<String> = line
+            .iter()
+            .enumerate()
+            .map(|(column, cell)| format!("{cell:<width$}", width = width(column)))
+            .collect();
+        // Writing into a String does not fail.
+        let _never = writeln!(text, "{}", cells.join("  ").trim_end());
+    }
+    for row in rows {
+        for wrong in row["wrong"].as_array().unwrap_or(&empty) {
+            let _never = writeln!(
+                text,
+                "Consumer {}: {}: {}",
+                word(&row["name"]),
+                word(&wrong["reason"]),
+                word(&wrong["message"])
+            );
+        }
+    }
+    for reclaim in found["reclaims"].as_array().unwrap_or(&empty) {
+        let victims: Vec<String> = reclaim["evict"]
+            .as_array()
+            .unwrap_or(&empty)
+            .iter()
+            .map(word)
+            .collect();
+        let _never = writeln!(
+            text,
+            "{} gets room on {}: evict {}",
+            word(&reclaim["pod"]),
+            word(&reclaim["node"]),
+            victims.join(", ")
+        );
+    }
+    text
+}

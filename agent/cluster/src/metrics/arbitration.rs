@@ -1,0 +1,222 @@
+//! Metrics of the arbitrator.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::arbitrate::Arbiter;
+use crate::arbitrate::store::Kind;
+
+/// Consumers whose amounts are shown.
+const CONSUMERS_MAX: usize = 2_000;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Of {
+    of: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Resource {
+    resource: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Amount {
+    consumer: String,
+    resource: String,
+}
+
+/// What the arbitrator counts.
+#[derive(Debug)]
+pub struct Arbitration {
+    leader: Gauge,
+    held_back: Gauge,
+    cycles: Gauge,
+    cycle: Gauge<f64, AtomicU64>,
+    notices: Gauge,
+    notices_begun: Gauge,
+    refused: Gauge,
+    evictions: Family<Of, Gauge>,
+    entitled: Family<Of, Gauge>,
+    objects: Family<Of, Gauge>,
+    unreadable: Family<Of, Gauge>,
+    wrong: Family<Of, Gauge>,
+    capacity: Family<Resource, Gauge>,
+    deserved: Family<Amount, Gauge>,
+    used: Family<Amount, Gauge>,
+}
+
+impl Arbitration {
+    pub(super) fn new(registry: &mut Registry) -> Self {
+        let [leader, held_back, cycles, notices, notices_begun, refused] =
+            std::array::from_fn(|_| Gauge::default());
+        let cycle = Gauge::default();
+        let [evictions, entitled, objects, unreadable, wrong] =
+            std::array::from_fn(|_| Family::default());
+        let capacity = Family::default();
+        let [deserved, used] = std::array::from_fn(|_| Family::default());
+        let gauges: [(&str, &str, &Gauge); 6] = [
+            (
+                "leader",
+                "Whether this process has the Lease and acts",
+                &leader,
+            ),
+            (
+                "held_back",
+                "Whether something is in doubt, so that no pod is evicted",
+                &held_back,
+            ),
+            ("cycles", "Cycles computed", &cycles),
+            ("notices", "Pods that have notice of an eviction", &notices),
+            ("notices_begun", "Notices given so far", &notices_begun),
+            (
+                "refused_writes",
+                "Writes that the API server refused for a reason that no waiting mends",
+                &refused,
+            ),
+        ];
+        for (name, help, gauge) in gauges {
+            registry.register(name, help, gauge.clone());
+        }
+        registry.register_with_unit(
+            "last_cycle",
+            "How long the last cycle took",
+            Unit::Seconds,
+            cycle.clone(),
+        );
+        let families: [(&str, &str, &Family<Of, Gauge>); 5] = [
+            (
+                "evictions",
+                "Evictions that were asked for, by what came of them",
+                &evictions,
+            ),
+            (
+                "entitled_pods",
+                "Entitled pods, by what the plan says",
+                &entitled,
+            ),
+            ("objects", "Objects that are known, by resource", &objects),
+            (
+                "unreadable_objects",
+                "Objects that could not be read, by resource",
+                &unreadable,
+            ),
+            (
+                "wrong_objects",
+                "Objects with a fault that was put right, by reason",
+                &wrong,
+            ),
+        ];
+        for (name, help, family) in families {
+            registry.register(name, help, family.clone());
+        }
+        registry.register(
+            "capacity",
+            "What the cluster has for pods: CPU in thousandths",
+            capacity.clone(),
+        );
+        registry.register(
+            "deserved",
+            "What a Consumer may have: CPU in thousandths",
+            deserved.clone(),
+        );
+        registry.register(
+            "used",
+            "What a Consumer's pods request: CPU in thousandths",
+            used.clone(),
+        );
+        Self {
+            leader,
+            held_back,
+            cycles,
+            cycle,
+            notices,
+            notices_begun,
+            refused,
+            evictions,
+            entitled,
+            objects,
+            unreadable,
+            wrong,
+            capacity,
+            deserved,
+            used,
+        }
+    }
+
+    /// What changes with each turn.
+    pub fn set_state(&self, arbiter: &Arbiter, acts: bool) {
+        self.leader.set(i64::from(acts));
+        self.held_back.set(i64::from(arbiter.held_back.is_some()));
+        self.notices.set(signed(arbiter.notices()));
+        for (outcome, count) in &arbiter.figures.evictions {
+            let of = outcome.name();
+            self.evictions.get_or_create(&Of { of }).set(signed(*count));
+        }
+    }
+
+    /// What a cycle has found.
+    pub fn set(&self, arbiter: &Arbiter) {
+        let figures = &arbiter.figures;
+        self.cycles.set(signed(figures.cycles));
+        self.cycle
+            .set(std::time::Duration::from_micros(figures.cycle_us).as_secs_f64());
+        self.notices_begun.set(signed(figures.notices));
+        self.refused.set(signed(figures.refused));
+        let store = &arbiter.store;
+        for kind in Kind::ALL {
+            let of = kind.resource();
+            let count = match kind {
+                Kind::Pods => store.pods.len(),
+                Kind::Nodes => store.nodes.len(),
+                Kind::Namespaces => store.namespaces.len(),
+                Kind::Consumers => store.consumers.len(),
+                Kind::Budgets => store.budgets.len(),
+                Kind::Quotas => store.quotas.len(),
+                Kind::Allocations => store.allocations.len(),
+            };
+            self.objects.get_or_create(&Of { of }).set(signed(count));
+            let unreadable = store.watch(kind).unreadable;
+            self.unreadable
+                .get_or_create(&Of { of })
+                .set(signed(unreadable));
+        }
+        let judgement = &arbiter.judgement;
+        for (family, counts) in [
+            (&self.entitled, &judgement.actions),
+            (&self.wrong, &judgement.wrong_objects),
+        ] {
+            family.clear();
+            for (of, count) in counts {
+                family.get_or_create(&Of { of }).set(signed(*count));
+            }
+        }
+        self.capacity.clear();
+        for (resource, amount) in &judgement.capacity {
+            let resource = resource.clone();
+            self.capacity
+                .get_or_create(&Resource { resource })
+                .set(signed(*amount));
+        }
+        self.deserved.clear();
+        self.used.clear();
+        for row in judgement.rows.iter().take(CONSUMERS_MAX) {
+            for (family, amounts) in [(&self.deserved, &row.deserved), (&self.used, &row.used)] {
+                for (resource, amount) in amounts {
+                    let labels = Amount {
+                        consumer: row.name.clone(),
+                        resource: resource.clone(),
+                    };
+                    family.get_or_create(&labels).set(signed(*amount));
+                }
+            }
+        }
+    }
+}
+
+fn signed(count: impl TryInto<i64>) -> i64 {
+    count.try_into().unwrap_or(i64::MAX)
+}

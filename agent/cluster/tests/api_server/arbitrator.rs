@@ -1,0 +1,702 @@
+//! `plimsoll-cluster arbitrate` against a real API server. Nodes are objects; a stand-in binds pods where there is room, takes evicted ones away as a kubelet does, and makes
+//! another pod for each as an owner does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use plimsoll_cluster::call::{Answer, Call, Content, Verb};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+
+use super::support::server::{Server, free_port};
+use super::support::{run, until};
+
+const CONSUMERS: &str = "/apis/plimsoll.dev/v1alpha1/consumers";
+
+fn deploy(file: &str) -> Vec<Value> {
+    let path = format!(
+        "{}/../../deploy/components/arbitrator/{file}",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    serde_saphyr::from_multiple(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// A server with the resources and rights of `deploy/`, and a namespace for the Lease.
+async fn installed() -> Option<Server> {
+    let server = Server::start().await?;
+    for file in ["consumers.yaml", "allocations.yaml"] {
+        for object in deploy(file) {
+            let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+            server.create(path, &object).await;
+        }
+    }
+    namespace(&server, "plimsoll").await;
+    let rbac = "/apis/rbac.authorization.k8s.io/v1";
+    for mut object in deploy("rbac.yaml") {
+        let kind = object["kind"].as_str().unwrap().to_owned();
+        let path = match kind.as_str() {
+            "ClusterRole" => format!("{rbac}/clusterroles"),
+            "ClusterRoleBinding" => format!("{rbac}/clusterrolebindings"),
+            "Role" => format!("{rbac}/namespaces/plimsoll/roles"),
+            "RoleBinding" => format!("{rbac}/namespaces/plimsoll/rolebindings"),
+            _ => continue,
+        };
+        if kind.ends_with("Binding") {
+            object["subjects"] = json!([{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "arbitrator"}]);
+        }
+        server.create(&path, &object).await;
+    }
+    until("the resource to be served", async || {
+        server.get(CONSUMERS).await
+    })
+    .await;
+    let allocations = "/apis/plimsoll.dev/v1alpha1/allocations";
+    until("the resource to be served", async || {
+        server.get(allocations).await
+    })
+    .await;
+    Some(server)
+}
+
+async fn namespace(server: &Server, name: &str) {
+    server
+        .create("/api/v1/namespaces", &json!({"metadata": {"name": name}}))
+        .await;
+}
+
+async fn consumer(server: &Server, name: &str, spec: &Value) -> Value {
+    let body = json!({"apiVersion": "plimsoll.dev/v1alpha1", "kind": "Consumer", "metadata": {"name": name}, "spec": spec});
+    server.create(CONSUMERS, &body).await
+}
+
+async fn node(server: &Server, name: &str, cpus: u64) {
+    server
+        .create("/api/v1/nodes", &json!({"metadata": {"name": name}}))
+        .await;
+    let amounts = json!({"cpu": cpus.to_string(), "pods": "110"});
+    let status = json!({"status": {"capacity": amounts, "allocatable": amounts,
+        "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}});
+    server
+        .patch(&format!("/api/v1/nodes/{name}/status"), &status)
+        .await;
+    // The API server taints a new node until a controller has looked at it.
+    let call = Call::write(
+        Verb::Patch,
+        "test",
+        &format!("/api/v1/nodes/{name}"),
+        Content::Merge,
+        &json!({"spec": {"taints": null}}),
+        false,
+    );
+    server.must(&call).await;
+}
+
+fn pod_body(name: &str) -> Value {
+    json!({"metadata": {"name": name, "labels": {"app": "app"}}, "spec": {"terminationGracePeriodSeconds": 30,
+        "containers": [{"name": "app", "image": "i", "resources": {"requests": {"cpu": "1"}}}]}})
+}
+
+async fn pods(server: &Server, namespace: &str, names: std::ops::Range<u32>) {
+    for at in names {
+        let body = pod_body(&format!("{namespace}-{at}"));
+        server
+            .create(&format!("/api/v1/namespaces/{namespace}/pods"), &body)
+            .await;
+    }
+}
+
+/// The arbitrator, as it is installed.
+struct Arbitrator {
+    child: Child,
+    port: u16,
+}
+
+impl Drop for Arbitrator {
+    fn drop(&mut self) {
+        let _ended = (self.child.kill(), self.child.wait());
+    }
+}
+
+impl Arbitrator {
+    fn start(kubeconfig: &Path, name: &str) -> Self {
+        let port = free_port();
+        let child = Command::new(env!("CARGO_BIN_EXE_plimsoll-cluster"))
+            .args([
+                "arbitrate",
+                "--grace-period=2s",
+                "--minimum-run-time=1s",
+                "--cycle=200ms",
+            ])
+            .args(["--identity", name])
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .arg(format!("--listen=127.0.0.1:{port}"))
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self { child, port }
+    }
+
+    async fn page(&self, path: &str) -> String {
+        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)).await else {
+            return String::new();
+        };
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        text
+    }
+
+    async fn metric(&self, name: &str) -> f64 {
+        let name = format!("plimsoll_arbitrator_{name} ");
+        let text = self.page("/metrics").await;
+        let line = text.lines().find_map(|line| line.strip_prefix(&name));
+        line.map_or(0.0, |value| value.parse().unwrap())
+    }
+
+    async fn leads(&self) -> bool {
+        self.metric("leader").await > 0.0
+    }
+}
+
+/// What the stand-in has seen.
+#[derive(Default)]
+struct Seen {
+    evicted: BTreeSet<String>,
+    /// Running pods by namespace.
+    running: BTreeMap<String, usize>,
+}
+
+/// Scheduler, kubelets and owners.
+struct Cluster {
+    seen: Arc<Mutex<Seen>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Cluster {
+    fn start(server: &Arc<Server>, nodes: &[(&'static str, usize)]) -> Self {
+        let seen: Arc<Mutex<Seen>> = Arc::default();
+        let (server, into, nodes) = (server.clone(), seen.clone(), nodes.to_vec());
+        let task = tokio::spawn(async move {
+            loop {
+                let made = turn(&server, &into, &nodes).await;
+                tokio::time::sleep(Duration::from_millis(if made { 20 } else { 200 })).await;
+            }
+        });
+        Self { seen, task }
+    }
+
+    fn evicted(&self) -> usize {
+        self.seen.lock().unwrap().evicted.len()
+    }
+
+    async fn runs(&self, expected: &[(&str, usize)]) {
+        until(&format!("{expected:?} to run"), async || {
+            let seen = self.seen.lock().unwrap();
+            let is = expected.iter().all(|(namespace, count)| {
+                seen.running.get(*namespace).copied().unwrap_or(0) == *count
+            });
+            is.then_some(())
+        })
+        .await;
+    }
+}
+
+async fn turn(server: &Server, into: &Mutex<Seen>, nodes: &[(&'static str, usize)]) -> bool {
+    let Some(list) = server.get("/api/v1/pods").await else {
+        return false;
+    };
+    let mut free: BTreeMap<&str, usize> = nodes.iter().copied().collect();
+    let mut running: BTreeMap<String, usize> = BTreeMap::new();
+    let mut pending = Vec::new();
+    let mut changed = false;
+    for pod in list["items"].as_array().unwrap() {
+        let text = |path: &str| {
+            pod.pointer(path)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let (namespace, name, uid) = (
+            text("/metadata/namespace"),
+            text("/metadata/name"),
+            text("/metadata/uid"),
+        );
+        let node = text("/spec/nodeName");
+        if !text("/metadata/deletionTimestamp").is_empty() {
+            // As a kubelet that has ended it; its owner makes another one.
+            let body = json!({"gracePeriodSeconds": 0, "preconditions": {"uid": uid}});
+            let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+            let _gone = server
+                .admin
+                .call(&Call::write(
+                    Verb::Delete,
+                    "test",
+                    &path,
+                    Content::Json,
+                    &body,
+                    false,
+                ))
+                .await;
+            let is_new = into.lock().unwrap().evicted.insert(uid);
+            if is_new {
+                let name = format!("{name}x");
+                let path = format!("/api/v1/namespaces/{namespace}/pods");
+                let call = Call::write(
+                    Verb::Post,
+                    "test",
+                    &path,
+                    Content::Json,
+                    &pod_body(&name),
+                    false,
+                );
+                let _made = server.admin.call(&call).await;
+            }
+            changed = true;
+        } else if node.is_empty() {
+            pending.push((text("/metadata/creationTimestamp"), namespace, name));
+            continue;
+        } else {
+            *running.entry(namespace).or_default() += 1;
+        }
+        if let Some(free) = free.get_mut(node.as_str()) {
+            *free = free.saturating_sub(1);
+        }
+    }
+    // Those that wait longest first, as the scheduler's queue has it.
+    pending.sort();
+    for (_, namespace, name) in pending {
+        let Some((node, free)) = free.iter_mut().find(|(_, free)| **free > 0) else {
+            break;
+        };
+        let body = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": {"kind": "Node", "name": node}});
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/binding");
+        let call = Call::write(Verb::Post, "test", &path, Content::Json, &body, false);
+        if matches!(server.admin.call(&call).await, Answer::Done(_)) {
+            let status = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+            let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/status");
+            server.patch(&path, &status).await;
+            *free -= 1;
+            changed = true;
+        }
+    }
+    into.lock().unwrap().running = running;
+    changed
+}
+
+async fn condition(server: &Server, consumer: &str, kind: &str) -> Option<Value> {
+    let object = server.get(&format!("{CONSUMERS}/{consumer}")).await?;
+    let conditions = object["status"]["conditions"].as_array()?;
+    conditions
+        .iter()
+        .find(|condition| condition["type"] == kind)
+        .cloned()
+}
+
+async fn until_condition(
+    server: &Server,
+    consumer: &str,
+    kind: &str,
+    status: &str,
+    reason: &str,
+) -> Value {
+    until(
+        &format!("{consumer} {kind}={status} {reason}"),
+        async || {
+            let found = condition(server, consumer, kind).await?;
+            (found["status"] == status && found["reason"] == reason).then_some(found)
+        },
+    )
+    .await
+}
+
+/// Kubeconfig with the rights of `deploy/`.
+fn kubeconfig(server: &Server) -> PathBuf {
+    server.kubeconfig_of("arbitrator.conf", "arbitrator-token")
+}
+
+/// Two groups with weights 4 and 6 on ten CPUs; `four` has filled the cluster when `six` comes.
+async fn two_groups(server: &Server) {
+    node(server, "n1", 5).await;
+    node(server, "n2", 5).await;
+    for (group, weight, member) in [("big-four", 4, "four"), ("big-six", 6, "six")] {
+        consumer(server, group, &json!({"weight": weight})).await;
+        namespace(server, member).await;
+        consumer(
+            server,
+            member,
+            &json!({"namespace": member, "parent": group}),
+        )
+        .await;
+    }
+    pods(server, "four", 0..10).await;
+}
+
+#[test]
+fn two_groups_share_lend_and_take_back_within_budgets_whatever_happens() {
+    run(async {
+        let Some(server) = installed().await else {
+            return;
+        };
+        let server = Arc::new(server);
+        two_groups(&server).await;
+        let cluster = Cluster::start(&server, &[("n1", 5), ("n2", 5)]);
+        cluster.runs(&[("four", 10)]).await;
+        let arbitrator = Arbitrator::start(&kubeconfig(&server), "one");
+        // What is idle is lent.
+        until("the borrower's share", async || {
+            let four = server.get(&format!("{CONSUMERS}/four")).await?;
+            (four["status"]["deserved"]["cpu"] == "10").then_some(())
+        })
+        .await;
+        assert_eq!(cluster.evicted(), 0);
+
+        // A budget forbids all.
+        let budgets = "/apis/policy/v1beta1/namespaces/four/poddisruptionbudgets";
+        let budgets = if server.get(budgets).await.is_some() {
+            budgets
+        } else {
+            "/apis/policy/v1/namespaces/four/poddisruptionbudgets"
+        };
+        let version = budgets
+            .trim_start_matches("/apis/")
+            .split("/namespaces")
+            .next()
+            .unwrap();
+        let budget = json!({"apiVersion": version, "kind": "PodDisruptionBudget", "metadata": {"name": "all"},
+            "spec": {"minAvailable": 10, "selector": {"matchLabels": {"app": "app"}}}});
+        server.create(budgets, &budget).await;
+        allow(&server, budgets, 0).await;
+        pods(&server, "six", 0..8).await;
+        until_condition(&server, "six", "Underserved", "True", "Blocked").await;
+        assert_eq!(cluster.evicted(), 0);
+        // It allows one.
+        allow(&server, budgets, 1).await;
+        cluster.runs(&[("four", 9), ("six", 1)]).await;
+        until_condition(&server, "six", "Underserved", "True", "Blocked").await;
+        assert_eq!(cluster.evicted(), 1);
+
+        // Evictions are answered with 500: a webhook is down.
+        let hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
+        let hook = json!({"metadata": {"name": "down"}, "webhooks": [{"name": "down.example.com", "admissionReviewVersions": ["v1"], "sideEffects": "None",
+            "failurePolicy": "Fail", "timeoutSeconds": 1, "clientConfig": {"url": "https://127.0.0.1:1/x"},
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/eviction"]}]}]});
+        server.create(hooks, &hook).await;
+        server.delete_plain(&format!("{budgets}/all")).await;
+        until("an eviction that is answered with 500", async || {
+            let text = arbitrator.page("/metrics").await;
+            let is = |line: &&str| line.contains("pods/eviction") && line.contains("code=\"500\"");
+            text.lines().any(|line| is(&line)).then_some(())
+        })
+        .await;
+        assert_eq!(cluster.evicted(), 1);
+        server.delete_plain(&format!("{hooks}/down")).await;
+
+        // 40 to 60.
+        cluster.runs(&[("four", 4), ("six", 6)]).await;
+        assert_eq!(cluster.evicted(), 6, "as many as are needed");
+        for (name, amount) in [
+            ("four", "4"),
+            ("six", "6"),
+            ("big-four", "4"),
+            ("big-six", "6"),
+        ] {
+            until(&format!("the status of {name}"), async || {
+                let object = server.get(&format!("{CONSUMERS}/{name}")).await?;
+                (object["status"]["deserved"]["cpu"] == amount
+                    && object["status"]["used"]["cpu"] == amount)
+                    .then_some(())
+            })
+            .await;
+        }
+        let allocation = "/apis/plimsoll.dev/v1alpha1/namespaces/six/allocations/six";
+        until("the Allocation", async || {
+            let object = server.get(allocation).await?;
+            (object["status"]["dominant"] == json!({"resource": "cpu", "share": "0.60"}))
+                .then_some(())
+        })
+        .await;
+        said(&server).await;
+
+        // The borrower's pods go, the lender's come back: it is entitled to its own again.
+        until("the lender to have no pod", async || {
+            let list = server.get("/api/v1/namespaces/six/pods").await?;
+            let pods = list["items"].as_array()?.clone();
+            for pod in &pods {
+                let name = pod["metadata"]["name"].as_str()?;
+                let path = format!("/api/v1/namespaces/six/pods/{name}");
+                let body = json!({"gracePeriodSeconds": 0});
+                let call = Call::write(Verb::Delete, "test", &path, Content::Json, &body, false);
+                let _gone = server.admin.call(&call).await;
+            }
+            pods.is_empty().then_some(())
+        })
+        .await;
+        cluster.runs(&[("four", 10), ("six", 0)]).await;
+        // While they went one after the other, those that were left had rights.
+        let before = cluster.evicted();
+        pods(&server, "six", 20..26).await;
+        cluster.runs(&[("four", 4), ("six", 6)]).await;
+        assert_eq!(cluster.evicted(), before + 6);
+
+        // A quota below hard.
+        let path = format!("{CONSUMERS}/four");
+        server
+            .merge(&path, &json!({"spec": {"hard": {"cpu": "9"}}}))
+            .await;
+        let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"requests.cpu": "3"}}});
+        server
+            .create("/api/v1/namespaces/four/resourcequotas", &quota)
+            .await;
+        let wrong = until_condition(&server, "four", "Accepted", "False", "QuotaBelowHard").await;
+        assert!(wrong["message"].as_str().unwrap().contains("cpu"));
+        until("the lesser bound", async || {
+            let object = server.get(&path).await?;
+            (object["status"]["hard"]["cpu"] == "3" && object["status"]["deserved"]["cpu"] == "3")
+                .then_some(())
+        })
+        .await;
+        // `six` has no further pod: the fourth CPU is nobody's, and its pod stays.
+        assert_eq!(cluster.evicted(), before + 6);
+        assert!(arbitrator.page("/readyz").await.starts_with("HTTP/1.1 200"));
+    });
+}
+
+/// What the disruption controller would write.
+async fn allow(server: &Server, budgets: &str, allowed: u32) {
+    let seen = server.get(&format!("{budgets}/all")).await.unwrap();
+    let status = json!({"status": {"observedGeneration": seen["metadata"]["generation"], "disruptionsAllowed": allowed,
+        "currentHealthy": 10, "desiredHealthy": 10, "expectedPods": 10}});
+    server
+        .merge(&format!("{budgets}/all/status"), &status)
+        .await;
+}
+
+/// Events on both sides of a reclaim.
+async fn said(server: &Server) {
+    for (namespace, reason) in [
+        ("four", "ReclaimNotice"),
+        ("four", "Reclaimed"),
+        ("six", "ReclaimPlanned"),
+        ("six", "RoomMade"),
+    ] {
+        until(&format!("{reason} in {namespace}"), async || {
+            let events = server
+                .get(&format!(
+                    "/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+                ))
+                .await?;
+            let is = |event: &Value| {
+                event["reason"] == reason
+                    && event["reportingController"] == "plimsoll.dev/arbitrator"
+            };
+            events["items"].as_array()?.iter().any(is).then_some(())
+        })
+        .await;
+    }
+}
+
+#[test]
+fn a_leader_that_is_killed_in_the_middle_of_a_plan_is_followed_by_the_other_one() {
+    run(async {
+        let Some(server) = installed().await else {
+            return;
+        };
+        let server = Arc::new(server);
+        two_groups(&server).await;
+        let cluster = Cluster::start(&server, &[("n1", 5), ("n2", 5)]);
+        cluster.runs(&[("four", 10)]).await;
+        let config = kubeconfig(&server);
+        let mut pair = [
+            Arbitrator::start(&config, "one"),
+            Arbitrator::start(&config, "other"),
+        ];
+        until("a leader and a follower that knows all", async || {
+            let leaders = (pair[0].leads().await, pair[1].leads().await);
+            let ready = pair[0].metric("ready").await + pair[1].metric("ready").await;
+            ((leaders.0 != leaders.1) && ready == 2.0).then_some(())
+        })
+        .await;
+        pods(&server, "six", 0..6).await;
+        until("an eviction", async || {
+            (cluster.evicted() > 0).then_some(())
+        })
+        .await;
+        if pair[1].leads().await {
+            pair.swap(0, 1);
+        }
+        let [leader, follower] = pair;
+        drop(leader);
+        until("the other one to lead", async || {
+            follower.leads().await.then_some(())
+        })
+        .await;
+        cluster.runs(&[("four", 4), ("six", 6)]).await;
+        assert_eq!(cluster.evicted(), 6, "as many as one alone would have");
+        // No notice is left on a pod.
+        until("no annotation", async || {
+            let list = server.get("/api/v1/pods").await?;
+            let has = |pod: &Value| {
+                pod["metadata"]["annotations"]["plimsoll.dev/evict-after"].is_string()
+            };
+            (!list["items"].as_array()?.iter().any(has)).then_some(())
+        })
+        .await;
+    });
+}
+
+#[test]
+fn what_the_resource_refuses_and_what_slips_through() {
+    run(async {
+        let Some(server) = installed().await else {
+            return;
+        };
+        namespace(&server, "a").await;
+        node(&server, "n1", 5).await;
+        let made = consumer(
+            &server,
+            "a",
+            &json!({"namespace": "a", "reserved": {"cpu": 2}, "parent": "nowhere"}),
+        )
+        .await;
+        assert_eq!(
+            (&made["spec"]["weight"], &made["spec"]["unlimited"]),
+            (&json!(1), &json!(false))
+        );
+        for wrong in [
+            json!({"weight": 0}),
+            json!({"weight": 1_000_001}),
+            json!({"hard": {"cpu": "many"}}),
+            json!({"reclaim": {"gracePeriod": "soon"}}),
+            json!({"namespace": ""}),
+        ] {
+            let body = json!({"apiVersion": "plimsoll.dev/v1alpha1", "kind": "Consumer", "metadata": {"name": "wrong"}, "spec": wrong});
+            let call = Call::write(Verb::Post, "test", CONSUMERS, Content::Json, &body, false);
+            let answer = server.admin.call(&call).await;
+            assert!(
+                matches!(&answer, Answer::Refused(refusal) if refusal.code == 422),
+                "{wrong}: {answer:?}"
+            );
+        }
+        consumer(&server, "again", &json!({"namespace": "a"})).await;
+        let arbitrator = Arbitrator::start(&kubeconfig(&server), "one");
+        until_condition(&server, "a", "Accepted", "False", "NoParent").await;
+        until_condition(&server, "again", "Accepted", "False", "NamespaceTaken").await;
+        until("the Event", async || {
+            let events = server
+                .get("/apis/events.k8s.io/v1/namespaces/kube-system/events")
+                .await?;
+            let is = |event: &Value| {
+                event["reason"] == "NoParent" && event["regarding"]["kind"] == "Consumer"
+            };
+            events["items"].as_array()?.iter().any(is).then_some(())
+        })
+        .await;
+        // As `kubectl get csm` has it.
+        let once = |format: &str| {
+            let output = Command::new(env!("CARGO_BIN_EXE_plimsoll-cluster"))
+                .args(["arbitrate", "--once", "--output", format, "--kubeconfig"])
+                .arg(kubeconfig(&server))
+                .output()
+                .unwrap();
+            assert_eq!(output.status.code(), Some(0), "{output:?}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let found: Value = serde_json::from_str(&once("json")).unwrap();
+        assert_eq!(found["consumers"][0]["name"], "a");
+        assert_eq!(found["consumers"][0]["reserved"]["cpu"], "2");
+        assert!(once("text").contains("Consumer a: NoParent: its parent nowhere does not exist"));
+        drop(arbitrator);
+    });
+}
+
+/// Objects in parallel: creating thousands one after the other takes minutes.
+async fn all(server: &Arc<Server>, path: &'static str, bodies: Vec<Value>) {
+    let mut calls = tokio::task::JoinSet::new();
+    for body in bodies {
+        while calls.len() >= 16 {
+            calls.join_next().await;
+        }
+        let server = server.clone();
+        calls.spawn(async move { server.create(path, &body).await });
+    }
+    while let Some(made) = calls.join_next().await {
+        made.unwrap();
+    }
+}
+
+/// Nodes here have no kubelet at all: evicted pods stay, as leaving ones.
+#[test]
+#[ignore = "thousands of objects: minutes"]
+fn five_hundred_nodes_with_five_thousand_pods() {
+    run(async {
+        let Some(server) = installed().await else {
+            return;
+        };
+        let server = Arc::new(server);
+        for member in ["four", "six"] {
+            namespace(&server, member).await;
+            consumer(&server, member, &json!({"namespace": member})).await;
+        }
+        let amounts = json!({"cpu": "10", "pods": "110"});
+        let nodes = (0..500).map(|at| {
+            json!({"metadata": {"name": format!("n{at}")}, "status": {"capacity": amounts, "allocatable": amounts,
+                "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}})
+        });
+        all(&server, "/api/v1/nodes", nodes.collect()).await;
+        for at in 0..500 {
+            let path = format!("/api/v1/nodes/n{at}");
+            server
+                .merge(&path, &json!({"spec": {"taints": null}}))
+                .await;
+        }
+        let pods_of_four = (0..5_000).map(|at| {
+            let mut body = pod_body(&format!("four-{at}"));
+            body["spec"]["nodeName"] = json!(format!("n{}", at % 500));
+            body
+        });
+        let path = "/api/v1/namespaces/four/pods";
+        all(&server, path, pods_of_four.collect()).await;
+        let arbitrator = Arbitrator::start(&kubeconfig(&server), "one");
+        until("the whole cluster to be known", async || {
+            (arbitrator.metric("ready").await > 0.0).then_some(())
+        })
+        .await;
+        pods(&server, "six", 0..50).await;
+        let began = std::time::Instant::now();
+        until("fifty evictions", async || {
+            let text = arbitrator.page("/metrics").await;
+            let name = "plimsoll_arbitrator_evictions{of=\"evicted\"} ";
+            let count = text.lines().find_map(|line| line.strip_prefix(name));
+            (count == Some("50")).then_some(())
+        })
+        .await;
+        let took = began.elapsed().as_secs();
+        let cycle = arbitrator.metric("last_cycle_seconds").await;
+        let status = std::fs::read_to_string(format!("/proc/{}/status", arbitrator.child.id()));
+        let status = status.unwrap();
+        let memory = status.lines().find(|line| line.starts_with("VmHWM"));
+        super::support::notes::note(format_args!(
+            "500 nodes, 5,000 pods: fifty evictions in {took} s with 2 s of notice, a cycle in {cycle} s, {memory:?}"
+        ));
+        // No further one.
+        until("ten more cycles", async || {
+            (arbitrator.metric("cycles").await >= 10.0).then_some(())
+        })
+        .await;
+        let text = arbitrator.page("/metrics").await;
+        assert!(text.contains("plimsoll_arbitrator_evictions{of=\"evicted\"} 50\n"));
+    });
+}

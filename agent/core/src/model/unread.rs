@@ -1,0 +1,50 @@
+//! The most that a pod uses which was not read with a sample.
+//!
+//! **Problem.** To read the memory of each pod takes microseconds, and there may be a thousand; one of them is evicted. **Approach.** Two bounds that cost nothing
+//! to read. All that pods use together is the usage of the kubepods cgroup: a pod that was not read has at most what those that were read leave of
+//! it. And what a pod takes is charged: it has at most what it had, and what was charged to all cgroups since. A pod that cannot be the
+//! first of the ranking with that much need not be read.
+//!
+//! Both may be a little short of the truth: pods change while others are read, and the kernel charges some pages without asking. [`NOISE_BYTES`] is for that.
+
+use crate::model::event::Sample;
+use crate::model::state::PodReading;
+
+/// What the bounds may be short of.
+pub const NOISE_BYTES: u64 = 4 << 20;
+
+/// The bounds that a sample gives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unread {
+    charged_bytes: Option<u64>,
+    rest_bytes: Option<u64>,
+}
+
+impl Unread {
+    /// The kubepods cgroup must have been read after the pods that are in the sample.
+    pub(crate) fn of(sample: &Sample) -> Self {
+        let read = sample.pods.iter().map(|memory| memory.usage_bytes);
+        let read_bytes = read.fold(0, u64::saturating_add);
+        Self {
+            charged_bytes: sample.charged_bytes,
+            rest_bytes: sample.kubepods.map(|kubepods| {
+                let rest = kubepods.usage_bytes.saturating_sub(read_bytes);
+                rest.saturating_add(NOISE_BYTES)
+            }),
+        }
+    }
+
+    /// The most that a pod uses of which this was known.
+    pub(crate) fn most_bytes(&self, known: &PodReading) -> u64 {
+        let charged = self.charged_bytes.zip(known.charged_bytes);
+        // Less than before: the programs are others.
+        let since = charged.and_then(|(now, then)| now.checked_sub(then));
+        let grown = since.map_or(u64::MAX, |since| {
+            known
+                .usage_bytes
+                .saturating_add(since)
+                .saturating_add(NOISE_BYTES)
+        });
+        grown.min(self.rest_bytes.unwrap_or(u64::MAX))
+    }
+}

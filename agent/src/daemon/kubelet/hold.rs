@@ -1,0 +1,210 @@
+//! Pods that are held, from the kill until they may run again.
+
+use plimsoll_core::model::units::PodUid;
+
+use super::{ACKNOWLEDGE_NS, Evicted, HELD_AT_ONCE, HOLD_MAX_NS, LIFT_AGAIN_NS};
+use crate::daemon::{Agent, now_ns};
+
+impl Agent {
+    /// Lets nothing new start in a pod that is being ended. Allocates only when that fails.
+    pub(in crate::daemon) fn hold(&mut self, uid: &PodUid) {
+        let Some(work) = &mut self.kubelet else {
+            return;
+        };
+        match self.pods.hold(uid) {
+            Ok(true) if work.newly_held.len() < HELD_AT_ONCE => work.newly_held.push(uid.clone()),
+            Ok(_) => {}
+            Err(error) => {
+                self.sample_failure
+                    .get_or_insert_with(|| format!("pod {uid}: it is not held: {error}"));
+            }
+        }
+    }
+
+    /// What is due: reports that nobody acknowledged, holds whose time is over, pods that were started again.
+    pub(in crate::daemon) fn follow_up_kubelet(&mut self) {
+        let at_ns = now_ns();
+        let Some(work) = &mut self.kubelet else {
+            return;
+        };
+        while let Some(uid) = work.newly_held.pop() {
+            if let Some(holds) = &mut work.holds {
+                holds.keep(&uid);
+            }
+            work.evicted.entry(uid).or_default().held_ns = Some(at_ns);
+        }
+        let is_due = work.at_ns().is_some_and(|due_ns| due_ns <= at_ns);
+        if is_due {
+            self.end_unacknowledged(at_ns);
+            self.give_up_holds(at_ns);
+            self.lift_again(at_ns);
+        }
+        self.kill_again();
+    }
+
+    /// The API server has not taken the report of a soft eviction: SIGTERM, and nothing new in the pod.
+    pub(super) fn end_unacknowledged(&mut self, at_ns: u64) {
+        let Some(work) = &mut self.kubelet else {
+            return;
+        };
+        let mut due = Vec::new();
+        for (uid, pod) in &mut work.evicted {
+            if pod
+                .acknowledge_by_ns
+                .take_if(|by_ns| *by_ns <= at_ns)
+                .is_some()
+            {
+                due.push(uid.clone());
+            }
+        }
+        for uid in due {
+            self.terminate(&uid);
+            self.hold(&uid);
+            if let Some(work) = &mut self.kubelet
+                && let Some(evicted) = work.evicted.get_mut(&uid)
+            {
+                evicted.is_terminated = true;
+            }
+            let name = self.pods.name(&uid);
+            self.warn(format!(
+                "pod {name}: its eviction was not acknowledged within {} s: it got SIGTERM from plimsoll, without hooks",
+                ACKNOWLEDGE_NS / 1_000_000_000
+            ));
+        }
+    }
+
+    pub(super) fn give_up_holds(&mut self, at_ns: u64) {
+        let Some(work) = self.kubelet.as_ref().filter(|work| !work.is_api_reachable) else {
+            return;
+        };
+        let is_over = |pod: &Evicted| {
+            let since_ns = pod.held_ns.map(|at_ns| at_ns.max(work.api_answered_ns));
+            since_ns.is_some_and(|since_ns| since_ns.saturating_add(HOLD_MAX_NS) <= at_ns)
+        };
+        let over = work.evicted.iter().filter(|(_, pod)| is_over(pod));
+        let over: Vec<PodUid> = over.map(|(uid, _)| uid.clone()).collect();
+        for uid in over {
+            let name = self.pods.name(&uid);
+            self.lift(&uid);
+            self.warn(format!(
+                "pod {name}: it may start again: the API server has been silent for {} min after its eviction",
+                HOLD_MAX_NS / 60_000_000_000
+            ));
+        }
+    }
+
+    /// What was evicted and killed, and runs: v1 has no hold, and a container may have been about to start.
+    fn kill_again(&mut self) {
+        let Some(work) = &mut self.kubelet else {
+            return;
+        };
+        let pods = &self.engine.state().pods;
+        let mut again = Vec::new();
+        for (uid, evicted) in &mut work.evicted {
+            let pod = pods
+                .get(uid)
+                .filter(|pod| pod.running && pod.leaving.is_none());
+            // Of a pod that is held and whose sandbox is not known it may be the sandbox alone.
+            let is_container = evicted.held_ns.is_none() || self.pods.knows_sandbox(uid);
+            if evicted.is_killed && is_container && pod.is_some_and(|pod| !pod.stuck) {
+                again.push((uid.clone(), std::mem::replace(&mut evicted.is_said, true)));
+            }
+        }
+        for (uid, is_said) in again {
+            self.pods.kill_leaders(&uid);
+            self.hold(&uid);
+            if let Err(error) = self.pods.kill(&uid) {
+                self.warn(format!("pod {uid}: {error}"));
+            }
+            if !is_said {
+                let name = self.pods.name(&uid);
+                self.warn(format!(
+                    "pod {name}: a container of it was started again after its eviction, and killed (reported once)"
+                ));
+            }
+            self.rescans.note(&uid);
+        }
+    }
+
+    /// Lets a pod go that was evicted: it may run again.
+    pub(in crate::daemon) fn lift(&mut self, uid: &PodUid) {
+        let Some(work) = &mut self.kubelet else {
+            return;
+        };
+        work.evicted.remove(uid);
+        let lifted = match &mut work.holds {
+            None => Ok(()),
+            // It would be written after its line in the ledger has gone.
+            Some(holds) if !self.pods.are_holds_written() => holds.lift_later(uid),
+            Some(holds) => holds.lift(uid).map(|_| ()),
+        };
+        match lifted {
+            // Without its line in the ledger it must not be held. The next look writes one.
+            Ok(()) => {
+                self.pods.arm_hold(uid, false).ok();
+            }
+            Err(not_yet) => {
+                let again_ns = now_ns().saturating_add(LIFT_AGAIN_NS);
+                work.lift_again_ns.get_or_insert(again_ns);
+                if let Some(why) = not_yet.first {
+                    self.warn(format!(
+                        "pod {uid}: it is still held: {why}; it is tried again every second, and `plimsoll uninstall` lifts holds"
+                    ));
+                }
+            }
+        }
+        self.rescans.note(uid);
+    }
+
+    pub(in crate::daemon) fn lift_again(&mut self, at_ns: u64) {
+        let Some(work) = &mut self.kubelet else {
+            return;
+        };
+        if work
+            .lift_again_ns
+            .take_if(|by_ns| *by_ns <= at_ns)
+            .is_none()
+        {
+            return;
+        }
+        let to_lift = work.holds.as_ref().map(|holds| holds.to_lift().clone());
+        for uid in to_lift.into_iter().flatten() {
+            self.lift(&uid);
+        }
+    }
+
+    /// A pod has been looked at: from now on it can be held; or its cgroup has gone.
+    pub(in crate::daemon) fn keep_hold(&mut self, uid: &PodUid) {
+        let Some(work) = &mut self.kubelet else {
+            return;
+        };
+        if self.pods.cgroup(uid).is_none() {
+            if let Some(holds) = &mut work.holds {
+                holds.forget(uid);
+            }
+            if work.evicted.remove(uid).is_some()
+                && let Some(link) = &work.link
+            {
+                link.cgroup_gone(uid.clone());
+            }
+            return;
+        }
+        let (Some(holds), Some((file, id))) = (&mut work.holds, self.pods.hold_file(uid)) else {
+            return;
+        };
+        let armed = holds
+            .record(uid, file, id)
+            .map_err(|error| error.to_string());
+        let armed = armed.and_then(|_| {
+            let armed = self.pods.arm_hold(uid, true);
+            armed.map_err(|error| error.to_string())
+        });
+        if let Err(error) = armed
+            && !std::mem::replace(&mut work.is_unheld_said, true)
+        {
+            self.warn(format!(
+                "pod {uid}: it would not be held after an eviction, so that its kubelet starts it again: {error} (reported once)"
+            ));
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! What is said of an eviction and of the node: to `plimsoll-cluster`, which tells the API server.
+
+use plimsoll_core::explain::{ContainerUse, RunnerUp, StatusMessage};
+use plimsoll_core::kube::cluster_link::{EvictionIntent, NodeConditionReport, PlimsollCondition};
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::decision::{Decision, KillReason, Reason};
+use plimsoll_core::model::event::Event;
+use plimsoll_core::model::signal::{NodeCondition, Signal};
+use plimsoll_core::model::units::PodUid;
+
+use super::{ACKNOWLEDGE_NS, Evicted};
+use crate::daemon::Agent;
+use crate::host::clock::wall;
+
+/// What the node's condition says of what is lost: the first loss, and where the others stand. A condition has one line in `kubectl describe`.
+pub(super) fn losses_in_short(lost: &[String]) -> Option<String> {
+    let (first, others) = lost.split_first()?;
+    Some(match others.len() {
+        0 => first.clone(),
+        more => format!("{first} (and {more} more: kubectl plimsoll check NODE)"),
+    })
+}
+
+/// For times that people read. Not for the hot path.
+fn unix_ms() -> u64 {
+    u64::try_from(wall().as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Agent {
+    /// What follows for the report of a decision that has been carried out.
+    pub(in crate::daemon) fn report_decision(&mut self, event: &Event, decision: &Decision) {
+        if self.kubelet.is_none() {
+            return;
+        }
+        match decision {
+            Decision::Evict {
+                uid,
+                grace_s,
+                reason,
+            } => self.report_eviction(uid, *grace_s, reason, event.at_ns),
+            Decision::Withdraw { uid } => self.withdraw(uid),
+            Decision::Kill { uid, why } => self.report_kill(uid, *why),
+            Decision::Condition { condition, status } => {
+                let condition = match condition {
+                    NodeCondition::MemoryPressure => PlimsollCondition::MemoryPressure,
+                    NodeCondition::Stalled => PlimsollCondition::Stalled,
+                    // The kubelet's own thresholds speak of these.
+                    NodeCondition::DiskPressure | NodeCondition::PidPressure => return,
+                };
+                let reason = match *status {
+                    true => "ThresholdMet",
+                    false => "ThresholdsNotMet",
+                };
+                self.set_condition(condition, *status, reason, decision);
+            }
+            _ => {}
+        }
+    }
+
+    fn report_eviction(&mut self, uid: &PodUid, grace_s: i64, reason: &Reason, at_ns: u64) {
+        let (config, state) = (self.engine.config(), self.engine.state());
+        let next = reason
+            .signal()
+            .and_then(|signal| RunnerUp::of(config, state, signal, uid));
+        let Some(pod) = self.pods.pod(uid).cloned() else {
+            return;
+        };
+        let used = self.container_uses(uid, reason);
+        let used: Vec<ContainerUse<'_>> = used
+            .iter()
+            .map(|(name, usage_bytes)| ContainerUse {
+                name,
+                usage_bytes: *usage_bytes,
+            })
+            .collect();
+        let text = StatusMessage::new(&pod, reason, &used, next.as_ref());
+        let (rank, ranked) = match reason {
+            Reason::Threshold(reason) => (reason.rank, reason.ranked),
+            Reason::LocalStorage(_) => (1, 1),
+        };
+        let signal = reason.name();
+        let is_soft = grace_s > 0;
+        let evicted = Evicted {
+            acknowledge_by_ns: is_soft.then(|| at_ns.saturating_add(ACKNOWLEDGE_NS)),
+            ..Evicted::default()
+        };
+        self.send_intent(&pod, evicted, signal, text, (rank, ranked), grace_s);
+    }
+
+    /// Another pod goes: the report of this one's eviction has not been taken, and is not wanted any more.
+    fn withdraw(&mut self, uid: &PodUid) {
+        let Some(work) = &mut self.kubelet else {
+            return;
+        };
+        work.evicted.remove(uid);
+        if let Some(link) = &work.link {
+            link.withdrawn(uid.clone());
+        }
+    }
+
+    /// A pod that the last line in the kernel has taken was not chosen by the engine: its report begins with the kill.
+    fn report_kill(&mut self, uid: &PodUid, why: KillReason) {
+        let Some(work) = &mut self.kubelet else {
+            return;
+        };
+        if let Some(evicted) = work.evicted.get_mut(uid) {
+            evicted.is_killed = true;
+            return;
+        }
+        let Some(pod) = self.pods.pod(uid).cloned() else {
+            return;
+        };
+        let text = StatusMessage {
+            message: format!("The node was low on resource: memory. Killed now: {why}."),
+            starved_resource: "memory".to_owned(),
+            ..StatusMessage::default()
+        };
+        let ranked = u32::try_from(self.pods.len()).unwrap_or(u32::MAX);
+        let signal = Signal::KernelMemoryAvailable.row().name;
+        let evicted = Evicted {
+            is_killed: true,
+            ..Evicted::default()
+        };
+        self.send_intent(&pod, evicted, signal, text, (1, ranked), 0);
+    }
+
+    fn send_intent(
+        &mut self,
+        pod: &Pod,
+        evicted: Evicted,
+        signal: &str,
+        text: StatusMessage,
+        (rank, ranked): (u32, u32),
+        grace_s: i64,
+    ) {
+        let Some(work) = &mut self.kubelet else {
+            return;
+        };
+        let uid = pod.uid();
+        let intent = EvictionIntent {
+            uid: uid.clone(),
+            namespace: pod.namespace().to_owned(),
+            name: pod.metadata.name.clone(),
+            decided_unix_ms: unix_ms(),
+            signal: signal.to_owned(),
+            message: text.message,
+            rank,
+            ranked,
+            journal: None,
+            grace_s: u32::try_from(grace_s.max(0)).unwrap_or(u32::MAX),
+            is_held: work.newly_held.contains(&uid),
+            starved_resource: text.starved_resource,
+            offending_containers: text.offending_containers,
+            offending_containers_usage: text.offending_containers_usage,
+        };
+        work.evicted.insert(uid.clone(), evicted);
+        let is_sent = work.link.as_ref().is_none_or(|link| link.evicted(intent));
+        if !is_sent {
+            self.warn(format!(
+                "pod {uid}: its eviction will not be reported one by one: too many wait"
+            ));
+        }
+    }
+
+    /// Working sets of a pod's containers. Of a single one it is the pod's; of several what each was charged at the decision.
+    fn container_uses(&self, uid: &PodUid, reason: &Reason) -> Vec<(String, u64)> {
+        let Reason::Threshold(reason) = reason else {
+            return Vec::new();
+        };
+        let containers = self.pods.pod(uid).map(|pod| &pod.spec.containers);
+        if let Some([container]) = containers.map(|containers| &containers[..]) {
+            return vec![(container.name.clone(), reason.usage)];
+        }
+        let used = self.pods.container_usages(uid).into_iter();
+        used.map(|(name, bytes)| (name.to_owned(), bytes.min(reason.usage)))
+            .collect()
+    }
+
+    /// Sets a condition of this node; [`Agent::follow_up_kubelet`] sends what has changed.
+    fn set_condition(
+        &mut self,
+        condition: PlimsollCondition,
+        status: bool,
+        reason: &str,
+        message: &dyn std::fmt::Display,
+    ) {
+        let Some(work) = &mut self.kubelet else {
+            return;
+        };
+        let known = work
+            .conditions
+            .iter()
+            .position(|one| one.condition == condition);
+        if known.is_some_and(|at| work.conditions[at].status == status) {
+            return;
+        }
+        let report = NodeConditionReport {
+            condition,
+            status,
+            reason: reason.to_owned(),
+            message: message.to_string(),
+            since_unix_ms: unix_ms(),
+        };
+        match known {
+            Some(at) => work.conditions[at] = report,
+            None => work.conditions.push(report),
+        }
+        if let Some(link) = &work.link {
+            link.conditions(work.conditions.clone());
+        }
+    }
+
+    /// The loop begins: what is known of the node is said.
+    pub(in crate::daemon) fn begin_kubelet(&mut self) {
+        let Some(work) = &self.kubelet else { return };
+        let (reason, message) = match losses_in_short(&work.lost) {
+            Some(lost) => ("MechanismsLost", lost),
+            None => ("NothingLost", "every mechanism is there".to_owned()),
+        };
+        let is_degraded = !work.lost.is_empty();
+        let calm = [
+            (
+                PlimsollCondition::MemoryPressure,
+                "no memory threshold is met",
+            ),
+            (
+                PlimsollCondition::Stalled,
+                "no threshold on waits for disk or CPU is met",
+            ),
+        ];
+        for (condition, message) in calm {
+            self.set_condition(condition, false, "ThresholdsNotMet", &message);
+        }
+        self.set_condition(PlimsollCondition::Degraded, is_degraded, reason, &message);
+    }
+}

@@ -1,0 +1,213 @@
+use std::fs;
+
+use plimsoll_core::kube::cluster_link::{PlimsollCondition, Settled};
+use plimsoll_core::model::decision::Decision;
+use plimsoll_core::model::event::{Event, EventKind};
+use plimsoll_core::model::signal::NodeCondition;
+
+use super::report::losses_in_short;
+use super::*;
+use crate::daemon::tests::{Cgroup, Node, VICTIM, pod_dir};
+use crate::pods::kill::HOLD_FILE;
+use crate::source::cluster::{ClusterChange, ClusterEvent, ClusterPod};
+
+/// A node, a pod of it, and the file that holds the pod.
+fn held() -> (Node, PodUid, std::path::PathBuf) {
+    let mut node = Node::with(Cgroup::V2, true);
+    node.timer();
+    node.rest();
+    let file = pod_dir(&node.host, Cgroup::V2, VICTIM).join(HOLD_FILE);
+    let uid = PodUid::new(format!("uid-{VICTIM}"));
+    node.agent.hold(&uid);
+    node.agent.follow_up_kubelet();
+    node.wait_for_kill();
+    // A plain file keeps what is longer.
+    fs::write(&file, "0").unwrap();
+    (node, uid, file)
+}
+
+fn work(node: &mut Node) -> &mut KubeletWork {
+    node.agent.kubelet.as_mut().unwrap()
+}
+
+#[test]
+fn a_hold_ends_when_the_api_server_stays_silent() {
+    let (mut node, uid, file) = held();
+    let due_ns = work(&mut node).at_ns().unwrap();
+    let event = ClusterEvent::Api { is_reachable: true };
+    node.agent.cluster_event(event).unwrap();
+    node.agent.give_up_holds(due_ns);
+    assert_eq!(work(&mut node).at_ns(), None, "it answers");
+    let event = ClusterEvent::Api {
+        is_reachable: false,
+    };
+    node.agent.cluster_event(event).unwrap();
+    let due_ns = work(&mut node).at_ns().unwrap();
+    node.agent.give_up_holds(due_ns - 1);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "0");
+    node.agent.give_up_holds(due_ns);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "max");
+    assert!(work(&mut node).evicted.is_empty());
+    // It can be held again.
+    node.rest();
+    node.agent.hold(&uid);
+    node.wait_for_kill();
+    assert!(fs::read_to_string(&file).unwrap().starts_with('0'));
+}
+
+#[test]
+fn a_hold_ends_with_the_pod_in_the_api_and_when_its_report_is_given_up() {
+    let gone = |uid: &PodUid| {
+        ClusterEvent::Change(ClusterChange {
+            gone: vec![uid.clone()],
+            ..ClusterChange::default()
+        })
+    };
+    let settled = |how| {
+        move |uid: &PodUid| ClusterEvent::Settled {
+            uid: uid.clone(),
+            how,
+        }
+    };
+    type Say<'a> = &'a dyn Fn(&PodUid) -> ClusterEvent;
+    let cases: [(Say<'_>, &str); 4] = [
+        (&gone, "max"),
+        (&settled(Settled::Gone), "max"),
+        (&settled(Settled::GivenUp), "max"),
+        (&settled(Settled::Shown), "0"),
+    ];
+    for (event, expected) in cases {
+        let (mut node, uid, file) = held();
+        node.agent.cluster_event(event(&uid)).unwrap();
+        assert_eq!(
+            fs::read_to_string(&file).unwrap(),
+            expected,
+            "{:?}",
+            event(&uid)
+        );
+    }
+}
+
+/// A SIGTERM after two seconds would be an eviction that the budget has just refused.
+#[test]
+fn a_refused_eviction_is_not_begun_for_want_of_an_answer() {
+    let (mut node, uid, _) = held();
+    let by_ns = now_ns() + ACKNOWLEDGE_NS;
+    let evicted = work(&mut node).evicted.entry(uid.clone()).or_default();
+    evicted.acknowledge_by_ns = Some(by_ns);
+    let refused = ClusterEvent::Refused { uid: uid.clone() };
+    node.agent.hurry = false;
+    node.agent.cluster_event(refused.clone()).unwrap();
+    assert_eq!(work(&mut node).evicted[&uid].acknowledge_by_ns, None);
+    assert!(!node.agent.hurry, "it is held: too late to take back");
+    work(&mut node)
+        .evicted
+        .insert(uid.clone(), Evicted::default());
+    node.agent.cluster_event(refused).unwrap();
+    assert!(node.agent.hurry, "another pod may have to go");
+}
+
+#[test]
+fn after_a_sigterm_of_ours_a_refusal_comes_too_late() {
+    let mut node = Node::with(Cgroup::V2, true);
+    node.timer();
+    node.rest();
+    let uid = PodUid::new(format!("uid-{VICTIM}"));
+    let by_ns = now_ns();
+    let evicted = Evicted {
+        acknowledge_by_ns: Some(by_ns),
+        ..Evicted::default()
+    };
+    assert!(!evicted.is_begun());
+    work(&mut node).evicted.insert(uid.clone(), evicted);
+    node.agent.end_unacknowledged(by_ns);
+    assert!(work(&mut node).evicted[&uid].is_begun());
+}
+
+#[test]
+fn a_withdrawn_eviction_is_forgotten() {
+    let (mut node, uid, _) = held();
+    let decision = Decision::Withdraw { uid: uid.clone() };
+    let event = Event {
+        at_ns: now_ns(),
+        kind: EventKind::EvictionRefused { uid: uid.clone() },
+    };
+    node.agent.report_decision(&event, &decision);
+    assert!(!work(&mut node).evicted.contains_key(&uid));
+}
+
+#[test]
+fn conditions_of_the_engine_are_reported_and_the_kubelets_are_not() {
+    let mut node = Node::with(Cgroup::V2, true);
+    node.agent.begin_kubelet();
+    let event = Event {
+        at_ns: now_ns(),
+        kind: EventKind::PodsListed,
+    };
+    for condition in NodeCondition::ALL {
+        let status = true;
+        let decision = Decision::Condition { condition, status };
+        node.agent.report_decision(&event, &decision);
+    }
+    let shown = work(&mut node).conditions.iter();
+    let shown: Vec<_> = shown.map(|one| (one.condition, one.status)).collect();
+    let expected = [
+        (PlimsollCondition::MemoryPressure, true),
+        (PlimsollCondition::Stalled, true),
+        (PlimsollCondition::Degraded, false),
+    ];
+    assert_eq!(shown, expected);
+}
+
+#[test]
+fn a_condition_names_the_first_loss_and_counts_the_others() {
+    let lost = ["a".to_owned(), "b".to_owned(), "c".to_owned()];
+    assert_eq!(losses_in_short(&[]), None);
+    assert_eq!(losses_in_short(&lost[..1]).as_deref(), Some("a"));
+    let others = " more: kubectl plimsoll check NODE)";
+    assert_eq!(
+        losses_in_short(&lost[..2]),
+        Some(format!("a (and 1{others}"))
+    );
+    assert_eq!(losses_in_short(&lost), Some(format!("a (and 2{others}")));
+}
+
+#[test]
+fn a_pod_without_a_name_is_not_known_before_names_had_their_time() {
+    let mut node = Node::with(Cgroup::V2, true);
+    node.agent.tally.pods_listed = false;
+    node.agent.started_ns = now_ns();
+    assert!(!node.agent.has_names());
+    node.agent.started_ns -= NAMES_WITHIN_NS;
+    assert!(node.agent.has_names(), "the API server is silent");
+    node.agent.started_ns = now_ns();
+    node.agent.tally.pods_listed = true;
+    assert!(node.agent.has_names());
+}
+
+#[test]
+fn what_the_kubelet_ends_is_waited_for_and_a_soft_eviction_once() {
+    let mut node = Node::with(Cgroup::V2, true);
+    node.timer();
+    node.rest();
+    let uid = PodUid::new(format!("uid-{VICTIM}"));
+    let soft = Evicted {
+        acknowledge_by_ns: Some(7),
+        ..Evicted::default()
+    };
+    work(&mut node).evicted.insert(uid.clone(), soft);
+    assert_eq!(work(&mut node).at_ns(), Some(7));
+    let pod = node.agent.pods.pod(&uid).unwrap().clone();
+    let change = ClusterChange {
+        pods: vec![ClusterPod {
+            pod,
+            is_leaving: true,
+        }],
+        ..ClusterChange::default()
+    };
+    node.agent
+        .cluster_event(ClusterEvent::Change(change))
+        .unwrap();
+    assert!(node.agent.engine.state().pods[&uid].leaving.is_some());
+    assert_eq!(work(&mut node).at_ns(), None, "acknowledged: no SIGTERM");
+}
