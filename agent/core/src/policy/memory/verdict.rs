@@ -194,7 +194,7 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
     candidates(view, met.threshold.signal, rows);
     let is_soft = !met.threshold.is_hard();
     if takes_the_first(view.config, met) {
-        let goes = |row: &RankRow| !row.exempt && !(is_soft && is_refused(view, row));
+        let goes = |row: &RankRow| !(row.exempt || is_soft && is_refused(view, row));
         ranking.lead(rows, places, goes);
     } else {
         ranking.rank(rows, places);
