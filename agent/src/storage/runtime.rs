@@ -136,7 +136,7 @@ impl RuntimeSpace {
     fn say_failure(&mut self, failure: Option<String>) {
         if let Some(why) = failure.as_ref().filter(|_| failure != self.said) {
             let text = format!(
-                "the container runtime cannot be asked, so no image and no ended container is removed when a disk is short: {}",
+                "unused images and ended containers may stay although a disk is short: {}",
                 line(why)
             );
             if self.events.try_send(StorageEvent::Warning(text)).is_err() {
@@ -174,7 +174,13 @@ impl RuntimeSpace {
                 break;
             }
             // Anew each time: a kubelet removes images too.
-            let inventory = self.runtime.list(until)?;
+            let inventory = match self.runtime.list(until) {
+                Err(why) if self.runtime.restarts_by(until) => {
+                    failure = Some(why);
+                    continue;
+                }
+                listed => listed?,
+            };
             self.book.observe(&inventory, now_ns());
             let next = unused::next(&inventory, &self.book, &short_of, &passed_over, now_ns());
             let Some(removal) = next else { break };
@@ -185,6 +191,9 @@ impl RuntimeSpace {
                 }
                 // In use after all, or broken: another one.
                 Err(connection::Failure::Refused(why)) => failure = Some(why),
+                Err(connection::Failure::Lost(why)) if self.runtime.restarts_by(until) => {
+                    failure = Some(why);
+                }
                 Err(connection::Failure::Lost(why)) => return Err(why),
             }
             // One that is still listed after its removal is not removed again.

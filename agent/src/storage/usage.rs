@@ -244,11 +244,6 @@ impl Place {
             Self::Unknown(_, why) => Err(Way::Unknown(*why)),
         }
     }
-
-    /// Whether there is no path to it.
-    fn is_out_of_reach(&self) -> bool {
-        matches!(self, Self::Runtime(..) | Self::Unknown(..))
-    }
 }
 
 /// The kind of file system that is mounted on a directory, if it is one that asks a server for everything. The server is not asked for this.

@@ -101,6 +101,16 @@ impl Runtime {
         self.ask(&question, number, until).map(|_| ())
     }
 
+    /// After the first failure since an answer: waits until it may be started again. Whether that is before `until`. After further failures nothing waits.
+    pub(super) fn restarts_by(&self, until: Instant) -> bool {
+        let is_first = self.again == AGAIN_FIRST * 2;
+        let at = self.not_before.filter(|at| is_first && *at < until);
+        if let Some(at) = at {
+            std::thread::sleep(at.saturating_duration_since(Instant::now()));
+        }
+        at.is_some()
+    }
+
     fn next_number(&mut self) -> u64 {
         self.number += 1;
         self.number

@@ -140,7 +140,7 @@ fn a_program_that_is_not_there_is_said_with_its_place() {
 }
 
 /// A runtime whose images and containers are files of one size in a directory.
-fn serve_files(dir: &Path, keeps: &str, mut stream: UnixStream) {
+fn serve_files(dir: &Path, keeps: &str, mut questions: u32, mut stream: UnixStream) {
     let exists = |name: &str| dir.join(name).exists();
     let image = |id: &str| RuntimeImage {
         id: id.to_owned(),
@@ -163,7 +163,10 @@ fn serve_files(dir: &Path, keeps: &str, mut stream: UnixStream) {
         writable_layer: None,
     };
     send(&mut stream, &FromRuntime::Hello { protocol: PROTOCOL });
-    while let Some(question) = hear(&mut stream) {
+    while questions > 0
+        && let Some(question) = hear(&mut stream)
+    {
+        questions -= 1;
         match question {
             ToRuntime::List { number } => {
                 if exists("dead") {
@@ -217,6 +220,15 @@ fn targets(available: &str) -> Targets {
 
 /// Frees until so much is available on a file system of 16 MiB with seven files of 2 MiB; what is left, and what was said.
 fn freed(available: &str, keeps: &'static str) -> Option<(Vec<String>, Reclaimed, Option<String>)> {
+    freed_by(available, keeps, u32::MAX)
+}
+
+/// The same, and the first program ends after so many questions.
+fn freed_by(
+    available: &str,
+    keeps: &'static str,
+    questions: u32,
+) -> Option<(Vec<String>, Reclaimed, Option<String>)> {
     let dir = tempfile::tempdir().unwrap();
     match mount(
         "tmpfs",
@@ -235,7 +247,11 @@ fn freed(available: &str, keeps: &'static str) -> Option<(Vec<String>, Reclaimed
         std::fs::write(dir.path().join(name), vec![1; 2 << 20]).unwrap();
     }
     let served = dir.path().to_owned();
-    let (runtime, _) = served_by(move |stream| serve_files(&served, keeps, stream));
+    let lives = Mutex::new(vec![u32::MAX, questions]);
+    let (runtime, _) = served_by(move |stream| {
+        let questions = lives.lock().unwrap().pop().unwrap_or(0);
+        serve_files(&served, keeps, questions, stream);
+    });
     let file_systems = FileSystems {
         nodefs: dir.path().to_owned(),
         imagefs: dir.path().to_owned(),
@@ -294,6 +310,25 @@ fn what_the_runtime_does_not_remove_is_passed_over_and_said() {
     assert_eq!(left, ["a", "d", "other", "pinned"]);
     assert_eq!((reclaimed.containers, reclaimed.images), (1, 2));
     assert!(said.unwrap().contains("in use"));
+}
+
+#[test]
+fn a_program_that_ends_once_is_started_again_for_the_same_order() {
+    // It is asked for a list; for a list, and to remove the container; for a list, and to remove an image.
+    for questions in 1..6 {
+        let Some((left, _, said)) = freed_by("7Mi", "", questions) else {
+            return;
+        };
+        // What it was removing when it ended is not tried again at once.
+        let gone = ["dead", "a", "b", "c"];
+        let count = gone
+            .iter()
+            .filter(|name| !left.contains(&(**name).to_owned()))
+            .count();
+        assert_eq!((left.len(), count), (4, 3), "{questions}: {left:?}");
+        let said = said.is_some_and(|text| text.contains("has ended"));
+        assert!(said, "{questions}");
+    }
 }
 
 #[test]

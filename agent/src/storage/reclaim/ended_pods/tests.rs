@@ -5,6 +5,7 @@ use super::*;
 use crate::host::HostRoot;
 use crate::host::shown::Show as _;
 use crate::storage::reclaim::AGE_MIN;
+use crate::storage::usage::RuntimeLayers;
 
 /// A machine in a directory.
 struct Machine {
