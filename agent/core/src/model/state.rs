@@ -18,7 +18,7 @@ use crate::model::reading::{NumaPods, PodLoads, ProcessReading, StorageReading};
 use crate::model::remedy::{RemedyState, Stage};
 use crate::model::signal::{NodeCondition, Observations, Resource, Signal};
 use crate::model::units::PodUid;
-use crate::model::unread::Unread;
+use crate::model::unread::{PodReading, Unread};
 use crate::placement::node::NodePlacement;
 
 /// `terminationGracePeriodSeconds` of a pod that sets none (`DefaultTerminationGracePeriodSeconds` of the Kubernetes API).
@@ -159,23 +159,6 @@ impl PodState {
         let by_manifest = self.pod.exemption();
         by_manifest.or(self.row.exempt.then_some(Exemption::Agent))
     }
-}
-
-/// A reading of a pod's memory, bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct PodReading {
-    /// When.
-    pub at_ns: u64,
-    /// `memory.current`.
-    pub usage_bytes: u64,
-    /// Usage minus inactive file pages.
-    pub working_set_bytes: u64,
-    /// Active file pages.
-    #[serde(default)]
-    pub active_file_bytes: u64,
-    /// [`Sample::charged_bytes`] then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub charged_bytes: Option<u64>,
 }
 
 /// A pod on its way out.

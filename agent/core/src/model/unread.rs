@@ -7,8 +7,26 @@
 //!
 //! Both may be a little short of the truth: pods change while others are read, and the kernel charges some pages without asking. [`NOISE_BYTES`] is for that.
 
+use serde::{Deserialize, Serialize};
+
 use crate::model::event::Sample;
-use crate::model::state::PodReading;
+
+/// A reading of a pod's memory, bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PodReading {
+    /// When.
+    pub at_ns: u64,
+    /// `memory.current`.
+    pub usage_bytes: u64,
+    /// Usage minus inactive file pages.
+    pub working_set_bytes: u64,
+    /// Active file pages.
+    #[serde(default)]
+    pub active_file_bytes: u64,
+    /// [`Sample::charged_bytes`] then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub charged_bytes: Option<u64>,
+}
 
 /// What the bounds may be short of.
 pub const NOISE_BYTES: u64 = 4 << 20;
