@@ -23,7 +23,7 @@ use crate::process::output_of;
 use crate::progress::say;
 
 /// Each component of Kustomize, and the values of the chart that mean the same.
-const COMPONENTS: [(&str, &str); 8] = [
+const COMPONENTS: [(&str, &str); 9] = [
     ("arbitrator", "arbitrator.enabled=true"),
     ("budgets", "budgets=true"),
     ("delete-evicted", "deleteEvicted.enabled=true"),
@@ -31,6 +31,7 @@ const COMPONENTS: [(&str, &str); 8] = [
     ("grafana", "grafana=true"),
     ("least-privilege", "leastPrivilege=true"),
     ("prometheus", "prometheus=true"),
+    ("runtime", "runtime=true"),
     ("taint", "taintOnPressure=true"),
 ];
 /// The namespace of `deploy/base`.

@@ -15,6 +15,8 @@ Examples:
   plimsoll-runtime list images                      what is on the node, and what may be removed
   plimsoll-runtime list containers --output json
   plimsoll-runtime list devices                     CPUs, memory and devices that the kubelet has given to containers
+  plimsoll run --kubernetes --runtime-endpoint /run/containerd/containerd.sock
+                                                    the agent starts it by itself
 
 Exit status: 0 done, or the agent has ended; 1 the runtime or the kubelet does not answer; 2 wrong usage.";
 
@@ -111,7 +113,7 @@ async fn run(command: Command) -> Result<(), String> {
             }
             let agent = serve::agent();
             let agent = agent.map_err(|error| {
-                format!("standard input is not the agent's socket ({error}): this is for plimsoll-agent to start")
+                format!("standard input is not the agent's socket ({error}); `plimsoll run --runtime-endpoint` starts this")
             })?;
             serve::run(&runtime_endpoint, agent)
                 .await

@@ -5,12 +5,13 @@
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::act::placement::owner::running_kubelet;
+use crate::act::placement::owner::{kubelet, running_kubelet};
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Output, OutputArgs, Style};
 use crate::host::shown::page;
@@ -25,6 +26,7 @@ use crate::probe::report::{Report, Verdict};
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::{AgentArgs, Answer, Request};
 use crate::show;
+use crate::storage::KUBELET_DIR;
 
 /// Show which mechanism serves each signal on this machine, and why
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -106,6 +108,9 @@ struct Mode {
     /// How many pods have a cgroup there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pods: Option<usize>,
+    /// Why plimsoll places no container: the kubelet does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    placement: Option<String>,
     /// For people.
     text: String,
 }
@@ -126,23 +131,32 @@ impl Mode {
                 let pods = tree.pods(&mounts)?.len();
                 Ok((tree, pods))
             });
+        let placement = kubelet(host, Path::new(KUBELET_DIR)).map(|owner| owner.to_string());
+        let places = match &placement {
+            Some(owner) => format!("; {owner}"),
+            None => String::new(),
+        };
         match found {
             Ok((tree, pods)) => {
                 let (kubepods, driver) = (tree.kubepods().to_string(), tree.driver().name());
                 let text = format!(
-                    "a kubelet runs (pid {pid}): start with --kubernetes; {pods} pods below {kubepods}, {driver} driver"
+                    "a kubelet runs (pid {pid}): start with --kubernetes; {pods} pods below {kubepods}, {driver} driver{places}"
                 );
                 Self {
                     kubelet: Some(pid),
                     kubepods: Some(kubepods),
                     driver: Some(driver),
                     pods: Some(pods),
+                    placement,
                     text,
                 }
             }
             Err(error) => Self {
                 kubelet: Some(pid),
-                text: format!("a kubelet runs (pid {pid}), and --kubernetes cannot start: {error}"),
+                text: format!(
+                    "a kubelet runs (pid {pid}), and --kubernetes cannot start: {error}{places}"
+                ),
+                placement,
                 ..Self::default()
             },
         }
@@ -269,6 +283,15 @@ mod tests {
             (found.kubelet, found.driver, found.pods),
             (Some(77), Some("systemd"), Some(1))
         );
+        assert_eq!(found.placement, None);
+        // A kubelet that places keeps what it places.
+        std::fs::create_dir_all(host.path(KUBELET_DIR)).unwrap();
+        let state = host.path(KUBELET_DIR).join("cpu_manager_state");
+        std::fs::write(state, r#"{"policyName": "static"}"#).unwrap();
+        let owned = mode();
+        let why = owned.placement.unwrap();
+        assert!(why.contains("Set its cpuManagerPolicy: none"), "{why}");
+        assert!(owned.text.contains(&why), "{}", owned.text);
     }
 
     #[test]

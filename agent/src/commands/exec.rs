@@ -50,7 +50,7 @@ use crate::input::manifests::{ManifestError, ManifestPod, read_file};
 use crate::pods;
 use crate::pods::cgroup::{ApplyError, CreateError};
 use crate::serve::control::STATE_DIR;
-use crate::storage::usage::Places;
+use crate::storage::usage::{Places, RuntimeLayers};
 use crate::storage::{KUBELET_DIR, LOGS_DIR};
 use volumes::VolumeError;
 
@@ -293,6 +293,7 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
         kubelet_dir: absolute(args.kubelet_dir),
         logs_dir: absolute(args.logs_dir),
         layer_roots: Vec::new(),
+        runtime_layers: RuntimeLayers::default(),
     };
     let (volumes, notes) = volumes::make(&places, pod)?;
     for note in notes {

@@ -28,6 +28,7 @@ use crate::act::kubepods::{self, Kubepods};
 use crate::act::oom_group::OomGroups;
 use crate::act::oom_order::OomOrdering;
 use crate::act::oom_scores::OomScores;
+use crate::act::placement::owner;
 use crate::act::release::MemoryRelease;
 use crate::act::remedies::{self, REMEDIES_LEDGER, Remedies};
 use crate::daemon::admission::is_running;
@@ -73,6 +74,7 @@ use crate::serve::summary::Statistics;
 use crate::source::cluster::{ClusterLink, ClusterSettings};
 use crate::source::stall_triggers::stall_triggers;
 use crate::storage::reclaim::LeftToKubelet;
+use crate::storage::runtime::RuntimeSettings;
 use crate::storage::{KUBELET_DIR, Storage, StorageSettings};
 
 /// The program that this is, beside `plimsoll`.
@@ -140,6 +142,10 @@ pub struct RunArgs {
     /// A directory on containerfs, the file system of writable layers [default: as for images]
     #[arg(long, value_name = "DIR")]
     pub container_dir: Option<PathBuf>,
+    /// Socket of the container runtime (CRI): unused images and ended containers are removed when their disk is short, before any pod is evicted [default:
+    /// no runtime is asked]
+    #[arg(long, value_name = "PATH", value_parser = runtime_endpoint)]
+    pub runtime_endpoint: Option<PathBuf>,
     /// File of the devices that pods may request, with their NUMA nodes; `plimsoll place --help` shows the format
     #[arg(long, value_name = "FILE")]
     pub devices: Option<PathBuf>,
@@ -740,7 +746,13 @@ impl Start<'_> {
         }
         if config.placement != PlacementSettings::default() {
             let text = "placement of CPUs and memory: nothing is placed with --kubernetes; set cpuManagerPolicy and memoryManagerPolicy to none here";
-            self.lost.push(text.to_owned());
+            // Also where a later version places: two that write the same cpusets undo each other.
+            let owner = owner::kubelet(&self.plan.host, &self.plan.args.kubelet_dir);
+            let text = owner.map_or_else(
+                || text.to_owned(),
+                |owner| format!("placement of CPUs and memory: {owner}"),
+            );
+            self.lost.push(text);
         }
     }
 
@@ -932,10 +944,29 @@ fn disks(plan: &Plan<'_>) -> StorageSettings {
         logs_dir: logs_dir.unwrap_or(live.logs_dir),
         image_dir: args.image_dir.clone(),
         container_dir: args.container_dir.clone(),
+        runtime: runtime_settings(args),
         // 0 turns the kubelet's survey off; limits on local storage need one.
         cycle: if cycle.is_zero() { live.cycle } else { cycle },
         ..live
     }
+}
+
+/// As the kubelet's option of this name has it (`unix:///run/…`), or a path.
+fn runtime_endpoint(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text.strip_prefix("unix://").unwrap_or(text));
+    path.is_absolute().then_some(path).ok_or_else(|| {
+        "an absolute path is needed, such as /run/containerd/containerd.sock".to_owned()
+    })
+}
+
+/// The container runtime, and `plimsoll-runtime`, in the directory of this program.
+fn runtime_settings(args: &RunArgs) -> Option<RuntimeSettings> {
+    let socket = args.runtime_endpoint.clone()?;
+    let program = std::env::current_exe().unwrap_or_default();
+    Some(RuntimeSettings {
+        socket,
+        program: program.with_file_name("plimsoll-runtime"),
+    })
 }
 
 /// Undoes what a ledger says, as far as it can be now. Returns how many settings were put back.

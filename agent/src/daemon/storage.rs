@@ -12,13 +12,14 @@ use plimsoll_core::model::decision::ReclaimSource;
 use plimsoll_core::model::event::{Cause, EventKind};
 use plimsoll_core::model::reading::StorageReading;
 use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::disk::node_reclaim::Targets;
 
 use super::Agent;
 use super::turn::Found;
 use crate::host::shown::Show as _;
 use crate::record::lines::Line;
 use crate::storage::reclaim::{ReclaimRequest, Reclaimed};
-use crate::storage::{Busy, StorageEvent, StorageHandle};
+use crate::storage::{Busy, StorageEvent, StorageHandle, runtime};
 
 /// So many pods that have ended are remembered; of the others the directories stay until somebody else removes them.
 const ENDED_MAX: usize = 10_000;
@@ -59,6 +60,12 @@ pub struct StorageWork {
     /// Decided and not ordered yet.
     order: Option<Vec<ReclaimSource>>,
     freeing: Freeing,
+    /// What the runtime is to free after the directories of ended pods.
+    of_runtime: Vec<ReclaimSource>,
+    /// By then the order under way is answered.
+    answer_by: Option<Instant>,
+    /// What the order under way has freed so far.
+    so_far: Reclaimed,
     /// A survey is to be ordered.
     survey_due: bool,
     /// Not before this: what was deleted is to show in it.
@@ -78,6 +85,9 @@ impl StorageWork {
             ended: BTreeSet::new(),
             order: None,
             freeing: Freeing::Idle,
+            of_runtime: Vec::new(),
+            answer_by: None,
+            so_far: Reclaimed::default(),
             survey_due: false,
             survey_from: None,
             busy_reported: false,
@@ -141,9 +151,16 @@ impl Agent {
                     found.by(Cause::Storage);
                 }
             }
-            StorageEvent::Reclaimed { reclaimed, .. } => {
+            StorageEvent::Reclaimed {
+                provider,
+                reclaimed,
+                ..
+            } => {
                 if !reclaimed.more && storage.freeing == Freeing::Ordered {
-                    self.freed(reclaimed);
+                    storage.so_far.add(reclaimed);
+                    if provider == runtime::PROVIDER || !self.order_of_runtime() {
+                        self.freed();
+                    }
                 }
             }
             StorageEvent::Report(_) => {}
@@ -152,19 +169,27 @@ impl Agent {
     }
 
     /// Space has been freed, as far as it could be: the engine is told, and a survey shows what came of it.
-    fn freed(&mut self, reclaimed: Reclaimed) {
+    fn freed(&mut self) {
+        let Some(storage) = &mut self.storage else {
+            return;
+        };
         let Reclaimed {
             bytes,
             inodes,
             items,
+            containers,
+            images,
             kept,
             ..
-        } = reclaimed;
-        if items > 0 {
+        } = std::mem::take(&mut storage.so_far);
+        let has_freed = items + containers + images > 0;
+        if has_freed {
             self.reporter.say(&Line::NodeReclaimed {
                 bytes,
                 inodes,
                 items,
+                containers,
+                images,
             });
         }
         for kept in kept {
@@ -173,8 +198,8 @@ impl Agent {
         if let Some(storage) = &mut self.storage {
             storage.freeing = Freeing::Surveyed;
             storage.survey_due = true;
-            storage.survey_from = (items > 0).then(|| Instant::now() + SETTLE);
-            storage.free_not_before = (items == 0).then(|| Instant::now() + FREE_AGAIN);
+            storage.survey_from = has_freed.then(|| Instant::now() + SETTLE);
+            storage.free_not_before = (!has_freed).then(|| Instant::now() + FREE_AGAIN);
         }
         self.take_in(EventKind::NodeReclaimed {
             bytes,
@@ -200,9 +225,14 @@ impl Agent {
             .free_not_before
             .is_none_or(|from| Instant::now() >= from);
         if let Some(sources) = storage.order.take_if(|_| may_free) {
+            storage.so_far = Reclaimed::default();
+            storage.answer_by = Some(Instant::now() + runtime::ORDER_WITHIN);
+            storage.of_runtime.clone_from(&sources);
             if !sources.contains(&ReclaimSource::EndedPods) {
-                // Containers and images are a runtime's, and none is asked yet.
-                self.freed(Reclaimed::default());
+                if self.order_of_runtime() {
+                    return;
+                }
+                self.freed();
             } else if self.order_reclaim() {
                 return;
             } else {
@@ -231,6 +261,23 @@ impl Agent {
         if busy && !std::mem::replace(&mut storage.busy_reported, true) {
             self.warn(Busy.to_string());
         }
+    }
+
+    /// Has the runtime free what is its. Returns whether it does.
+    fn order_of_runtime(&mut self) -> bool {
+        let targets = Targets::of(self.engine.config());
+        let Some(storage) = &mut self.storage else {
+            return false;
+        };
+        let sources = std::mem::take(&mut storage.of_runtime);
+        // It still works on an order that the engine has given up: nothing more is freed for this one.
+        let until = storage.answer_by.unwrap_or_else(Instant::now);
+        let ordered = storage.handle.free_runtime(&sources, targets, until);
+        let is_ordered = matches!(ordered, Some(Ok(())));
+        if is_ordered {
+            storage.freeing = Freeing::Ordered;
+        }
+        is_ordered
     }
 
     /// Returns whether it could be ordered.

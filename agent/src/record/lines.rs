@@ -113,8 +113,12 @@ pub enum Line<'a> {
         bytes: u64,
         /// Inodes.
         inodes: u64,
-        /// Directories that are gone.
+        /// Directories of ended pods that are gone.
         items: u64,
+        /// Ended containers that are gone.
+        containers: u64,
+        /// Unused images that are gone.
+        images: u64,
     },
     /// The kernel's OOM killer struck.
     KernelOomKill(KernelOomKill<'a>),

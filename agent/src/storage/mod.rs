@@ -7,7 +7,8 @@
 //! idle I/O priority, resting [`REST`] times as long as it worked; [`StorageHandle::rank_now`] makes it finish a new survey of all pods
 //! at ordinary priority and without rest. It also frees what the node can do without ([`reclaim`]), when asked to.
 //! **Between the threads and the loop** are bounded queues and counters without locks: the walking thread may be kept from the CPU for
-//! long, and the loop must never wait for it. Reports that do not fit are told later or counted.
+//! long, and the loop must never wait for it. Reports that do not fit are told later or counted. A third thread, `storage-runtime`, asks a container
+//! runtime where there is one ([`runtime`]).
 //! **Terms.** *cycle*: one survey of all pods; a figure is at most one cycle old, a pod without one is surveyed next.
 #![deny(unsafe_code)]
 
@@ -18,6 +19,7 @@ pub mod mountinfo;
 mod observer;
 pub mod reclaim;
 pub mod remove;
+pub mod runtime;
 mod surveyor;
 #[cfg(test)]
 mod tests;
@@ -31,7 +33,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
+use plimsoll_core::model::decision::ReclaimSource;
 use plimsoll_core::model::reading::StorageReading;
+use plimsoll_core::policy::disk::node_reclaim::Targets;
 use rustix::io::Errno;
 use tokio::sync::mpsc;
 
@@ -41,6 +45,7 @@ use crate::host::worker::{NotTaken, WorkerThread};
 use crate::pods::directories::PodDirs;
 use filesystem::{FileSystems, LAYER_DIRS};
 use reclaim::{EndedPods, NodeReclaim, ReclaimRequest, Reclaimed};
+use runtime::{FreeOrder, RuntimeSettings, RuntimeSpace};
 use surveyor::Surveyor;
 use usage::{DirectoryReport, Places};
 
@@ -82,6 +87,8 @@ pub struct StorageSettings {
     pub interval: Duration,
     /// Time between the starts of two cycles.
     pub cycle: Duration,
+    /// The container runtime that may be asked to remove what is not needed.
+    pub runtime: Option<RuntimeSettings>,
 }
 
 impl StorageSettings {
@@ -96,6 +103,7 @@ impl StorageSettings {
             cgroup_root,
             interval: INTERVAL_MAX,
             cycle: CYCLE,
+            runtime: None,
         }
     }
 
@@ -215,8 +223,10 @@ impl Storage {
             events_dropped: AtomicU64::new(0),
         });
         let places = places(&settings);
+        let runtime_layers = places.runtime_layers.clone();
         let mounts = settings.host.cgroup_mounts()?;
         let file_systems = settings.file_systems();
+        let runtime_file_systems = file_systems.clone();
         let (events, receiver) = mpsc::channel(EVENTS_MAX);
         let (figures, observer_figures) = sync_channel(surveyor::FIGURES_MAX);
         let thread = |error: std::io::Error| StorageError::Kernel {
@@ -224,6 +234,7 @@ impl Storage {
             source: Errno::from_io_error(&error).unwrap_or(Errno::IO),
         };
         // If the second cannot be started, dropping the first ends it.
+        let runtime_events = events.clone();
         let observer = observer::Observer::new(
             file_systems,
             Arc::clone(&shared),
@@ -247,10 +258,19 @@ impl Storage {
                 Surveyor::new(means, surveyor_shared, orders, figures, events).run();
             })
             .map_err(thread)?;
+        let runtime = settings.runtime.map(|settings| {
+            let space = RuntimeSpace::new(settings, runtime_file_systems, runtime_events)
+                .with_layers(runtime_layers);
+            WorkerThread::start("storage-runtime", STACK_BYTES, 1, move |orders| {
+                space.run(&orders)
+            })
+        });
+        let runtime = runtime.transpose().map_err(thread)?;
         let handle = StorageHandle {
             shared,
             observer,
             surveyor,
+            runtime,
         };
         Ok((handle, receiver))
     }
@@ -268,6 +288,7 @@ fn places(settings: &StorageSettings) -> Places {
         kubelet_dir: settings.kubelet_dir.clone(),
         logs_dir: settings.logs_dir.clone(),
         layer_roots: layer_roots(settings),
+        runtime_layers: usage::RuntimeLayers::default(),
     }
 }
 
@@ -285,6 +306,7 @@ pub struct StorageHandle {
     /// It has no jobs: it is unparked.
     observer: WorkerThread<Infallible>,
     surveyor: WorkerThread<Order>,
+    runtime: Option<WorkerThread<FreeOrder>>,
 }
 
 impl StorageHandle {
@@ -324,6 +346,35 @@ impl StorageHandle {
         self.order(Order::Reclaim(request))
     }
 
+    /// Has the container runtime remove ended containers and unused images, of these sources, until the targets are reached, or `until`; [`StorageEvent::Reclaimed`] of
+    /// [`runtime::PROVIDER`] follows. `None`: there is none, or nothing of this is its.
+    ///
+    /// # Errors
+    /// [`Busy`]: ask again later.
+    pub fn free_runtime(
+        &self,
+        sources: &[ReclaimSource],
+        targets: Targets,
+        until: Instant,
+    ) -> Option<Result<(), Busy>> {
+        let runtime = self.runtime.as_ref()?;
+        let is_its = |source: &&ReclaimSource| **source != ReclaimSource::EndedPods;
+        let sources: Vec<ReclaimSource> = sources.iter().filter(is_its).copied().collect();
+        if sources.is_empty() {
+            return None;
+        }
+        let order = FreeOrder {
+            sources,
+            targets,
+            until,
+        };
+        Some(match runtime.send(order) {
+            Ok(()) => Ok(()),
+            // Its end is the end of the process.
+            Err(NotTaken::Ended | NotTaken::Full) => Err(Busy),
+        })
+    }
+
     /// Asks for every directory with its figures and how they were found; [`StorageEvent::Report`] follows.
     ///
     /// # Errors
@@ -354,8 +405,13 @@ impl StorageHandle {
     fn stop(&mut self) -> bool {
         let deadline = Instant::now() + SHUTDOWN;
         self.surveyor.close();
+        if let Some(runtime) = &mut self.runtime {
+            runtime.close();
+        }
         let has_ended = self.observer.end_by(deadline);
-        self.surveyor.end_by(deadline) && has_ended
+        let has_ended = self.surveyor.end_by(deadline) && has_ended;
+        let runtime = self.runtime.as_mut();
+        runtime.is_none_or(|runtime| runtime.end_by(deadline)) && has_ended
     }
 }
 

@@ -1,8 +1,8 @@
 //! Space that the node can free before any pod has to go.
 //!
 //! The kubelet deletes dead containers and unused images first, and evicts only if that was not enough (`reclaimNodeLevelResources` in
-//! `pkg/kubelet/eviction/eviction_manager.go`). Providers are pluggable ([`NodeReclaim`]); container runtimes are not asked yet. Here is
-//! one: [`EndedPods`].
+//! `pkg/kubelet/eviction/eviction_manager.go`). Here is what lies in directories of pods that have ended ([`EndedPods`]); what only a container
+//! runtime can remove is in [`super::runtime`].
 //!
 //! Each call is bounded and goes on where the last one stopped. Nothing is deleted unless the request says so ([`ReclaimRequest::dry`]).
 
@@ -101,6 +101,10 @@ pub struct Reclaimed {
     pub inodes: u64,
     /// Directories (volumes, logs of a pod) that are gone.
     pub items: u64,
+    /// Ended containers that are gone.
+    pub containers: u64,
+    /// Unused images that are gone.
+    pub images: u64,
     /// Whether there is more to do: call again.
     pub more: bool,
     /// What was left, [`KEPT_MAX`] at most.
@@ -115,6 +119,8 @@ impl Reclaimed {
         self.bytes = self.bytes.saturating_add(other.bytes);
         self.inodes += other.inodes;
         self.items += other.items;
+        self.containers += other.containers;
+        self.images += other.images;
         self.more = other.more;
         self.kept_more += other.kept_more;
         for kept in other.kept {

@@ -376,6 +376,7 @@ fn orders_beyond_the_queue_are_refused() {
         shared: Arc::clone(&handle.shared),
         observer: observer.unwrap(),
         surveyor: surveyor.unwrap(),
+        runtime: None,
     };
     assert_eq!(full.rank_now(), Ok(()));
     assert_eq!(full.rank_now(), Err(Busy));

@@ -18,8 +18,9 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use plimsoll_core::kube::runtime_link::RuntimeContainer;
 use plimsoll_core::model::reading::{ContainerStorage, PodStorage, Used, VolumeStorage};
 use plimsoll_core::model::units::PodUid;
 use rustix::fs::{CWD, Mode, StatxAttributes, openat};
@@ -50,6 +51,8 @@ pub struct Places {
     pub logs_dir: PathBuf,
     /// Below these container runtimes keep writable layers.
     pub layer_roots: Vec<PathBuf>,
+    /// What the container runtime says of layers.
+    pub runtime_layers: RuntimeLayers,
 }
 
 impl Places {
@@ -86,6 +89,33 @@ fn component(name: &str) -> Option<&str> {
     is_safe.then_some(name)
 }
 
+/// Writable layers by the container runtime's figures, which one thread writes and another reads.
+#[derive(Debug, Clone, Default)]
+pub struct RuntimeLayers(Arc<Mutex<BTreeMap<(String, String), Used>>>);
+
+impl RuntimeLayers {
+    /// Takes note of a list: of each container name in each pod the newest.
+    pub(super) fn set(&self, containers: &[RuntimeContainer]) {
+        let mut newest: Vec<&RuntimeContainer> = containers.iter().collect();
+        newest.sort_by_key(|container| container.created_unix_ns);
+        let layers = newest.into_iter().filter_map(|container| {
+            let layer = container.writable_layer?;
+            let used = Used {
+                bytes: layer.bytes,
+                inodes: layer.inodes,
+            };
+            Some(((container.pod_uid.clone(), container.name.clone()), used))
+        });
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = layers.collect();
+    }
+
+    fn of(&self, uid: &PodUid, container: &str) -> Option<Used> {
+        let key = (uid.as_str().to_owned(), container.to_owned());
+        let layers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        layers.get(&key).copied()
+    }
+}
+
 /// Which part of a pod a directory is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
@@ -109,6 +139,8 @@ pub enum Way {
     Walked(Walked),
     /// It could not be read.
     Failed(Errno),
+    /// The container runtime says so: the layer is not where it can be walked safely, or not known from here.
+    Runtime,
     /// Nobody knows where it is.
     Unknown(LayerUnknown),
     /// A file system of this kind is mounted on it, whose server may never answer. What is there is not on the node's disks.
@@ -136,7 +168,7 @@ impl DirectoryReport {
     /// Why the figures are less than what is there, if they are.
     pub fn shortfall(&self) -> Option<String> {
         match &self.way {
-            Way::Quota { .. } => None,
+            Way::Quota { .. } | Way::Runtime => None,
             Way::Walked(walked) if walked.is_complete() => None,
             // It ended in the meantime.
             Way::Failed(Errno::NOENT) => None,
@@ -186,6 +218,8 @@ enum Place {
     Path(PathBuf),
     /// A layer.
     Layer(RuntimePath),
+    /// A layer that the runtime has measured; the container's cgroup.
+    Runtime(PathBuf, Used),
     /// A layer that is somewhere; the container's cgroup.
     Unknown(PathBuf, LayerUnknown),
 }
@@ -193,7 +227,7 @@ enum Place {
 impl Place {
     fn path(&self, places: &Places) -> PathBuf {
         match self {
-            Self::Path(path) | Self::Unknown(path, _) => path.clone(),
+            Self::Path(path) | Self::Runtime(path, _) | Self::Unknown(path, _) => path.clone(),
             Self::Layer(layer) => layer.path(places),
         }
     }
@@ -206,6 +240,7 @@ impl Place {
                 None => openat(CWD, path, OPEN_DIRECTORY, Mode::empty()).map_err(Way::Failed),
             },
             Self::Layer(layer) => layer.open(places).map_err(Way::Failed),
+            Self::Runtime(..) => Err(Way::Runtime),
             Self::Unknown(_, why) => Err(Way::Unknown(*why)),
         }
     }
@@ -321,13 +356,17 @@ impl Survey {
                 let alone = planned
                     .project
                     .filter(|key| self.projects.get(key) == Some(&1));
+                let reported = match planned.place {
+                    Place::Runtime(_, used) => used,
+                    _ => Used::default(),
+                };
                 let by_quota = |fd: &OwnedFd| alone.and_then(|key| by_quota(fd, key));
                 match planned
                     .place
                     .open(places, &mut self.mount_kinds)
                     .map(|fd| (by_quota(&fd), fd))
                 {
-                    Err(way) => (way, Used::default()),
+                    Err(way) => (way, reported),
                     Ok((Some(measured), _)) => measured,
                     Ok((None, fd)) => match Walk::start_at(fd.as_fd()) {
                         Ok(mut walk) => match walk.advance(*left) {
@@ -391,13 +430,19 @@ fn plan(
     };
     for container in &pod.containers {
         let rootfs = Part::Rootfs(container.name.clone());
-        match container_layer(places, mounts, &container.cgroup, host_layer) {
-            Layer::Absent => {}
-            Layer::At(layer) => add(rootfs, Place::Layer(layer)),
-            Layer::Unknown(why) => {
-                let cgroup = container.cgroup.as_path().to_owned();
-                add(rootfs, Place::Unknown(cgroup, why));
+        let cgroup = || container.cgroup.as_path().to_owned();
+        let measured = places.runtime_layers.of(&pod.uid, &container.name);
+        match (
+            container_layer(places, mounts, &container.cgroup, host_layer),
+            measured,
+        ) {
+            (Layer::At(layer), _) => add(rootfs, Place::Layer(layer)),
+            // Beside a kubelet a container's cgroup has another name, and its processes are not found.
+            (Layer::Absent | Layer::Unknown(_), Some(used)) => {
+                add(rootfs, Place::Runtime(cgroup(), used));
             }
+            (Layer::Absent, None) => {}
+            (Layer::Unknown(why), None) => add(rootfs, Place::Unknown(cgroup(), why)),
         }
         let identity = (pod.namespace.as_str(), pod.name.as_str(), &pod.uid);
         if let Some(logs) = places.container_logs_dir(identity, &container.name) {

@@ -159,6 +159,7 @@ pub(super) fn open_log(
 mod tests {
     use super::*;
     use crate::host::HostRoot;
+    use crate::storage::usage::RuntimeLayers;
     use std::io::Write;
 
     fn places(root: &Path) -> Places {
@@ -167,6 +168,7 @@ mod tests {
             kubelet_dir: PathBuf::from("/kubelet"),
             logs_dir: PathBuf::from("/logs"),
             layer_roots: Vec::new(),
+            runtime_layers: RuntimeLayers::default(),
         }
     }
 

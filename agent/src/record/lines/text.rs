@@ -36,9 +36,18 @@ pub(super) fn text(line: &Line<'_>, color: bool) -> String {
             bytes,
             inodes,
             items,
+            containers,
+            images,
         } => {
             let (bytes, inodes) = (In(Unit::Bytes, *bytes), In(Unit::Inodes, *inodes));
-            format!("freed {bytes} and {inodes} of ended pods: {items} directories")
+            let what = [
+                (*items, "directories of ended pods"),
+                (*containers, "ended containers"),
+                (*images, "unused images"),
+            ];
+            let what = what.iter().filter(|(count, _)| *count > 0);
+            let what: Vec<String> = what.map(|(count, of)| format!("{count} {of}")).collect();
+            format!("freed {bytes} and {inodes}: {}", what.join(", "))
         }
         Line::KernelOomKill(line) => kernel_oom_kill(line, color),
         Line::LastLineKill(line) => last_line_kill(line, color),

@@ -1,5 +1,6 @@
 use super::*;
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::runtime_link::{ContainerState, LayerUse, RuntimeContainer};
 
 use crate::host::CgroupPath;
 
@@ -38,6 +39,7 @@ impl Machine {
                 kubelet_dir: PathBuf::from("/var/lib/kubelet"),
                 logs_dir: PathBuf::from("/var/log/pods"),
                 layer_roots: vec![PathBuf::from("/run/snapshots")],
+                runtime_layers: RuntimeLayers::default(),
             },
             mounts,
         }
@@ -178,6 +180,42 @@ fn a_command_in_the_root_of_the_machine_has_no_layer_of_its_own() {
     assert_eq!(layer(&machine), Some(2));
     machine.text("/proc/1/mountinfo", &overlay.replace("DEVICE", "0:5"));
     assert_eq!(layer(&machine), None);
+}
+
+#[test]
+fn where_a_layer_cannot_be_walked_the_runtimes_figure_counts() {
+    let container = |id: &str, made: u64, bytes: u64| RuntimeContainer {
+        id: id.to_owned(),
+        name: "app".to_owned(),
+        pod: "web".to_owned(),
+        namespace: "default".to_owned(),
+        pod_uid: "u".to_owned(),
+        sandbox: "s".to_owned(),
+        is_sandbox_ready: true,
+        state: ContainerState::Running,
+        created_unix_ns: made,
+        finished_unix_ns: None,
+        images: vec!["x".to_owned()],
+        writable_layer: Some(LayerUse {
+            bytes: Some(bytes),
+            inodes: Some(3),
+        }),
+    };
+    let machine = Machine::new();
+    let rootfs = || machine.survey(vec![pod(WEB)], 100)[0].storage.containers[0].rootfs;
+    // Without processes that are found here, as beside a kubelet.
+    assert_eq!(rootfs(), Used::default());
+    // Of two of one name the newer counts, whatever the order.
+    let layers = &machine.places.runtime_layers;
+    layers.set(&[container("b", 2, 4096), container("a", 1, 1 << 30)]);
+    assert_eq!((rootfs().bytes, rootfs().inodes), (Some(4096), Some(3)));
+    // A first process that may mount what it likes.
+    machine.text("/sys/fs/cgroup/kubepods/podu/app/cgroup.procs", "7\n");
+    let overlay = "1 0 DEVICE / / rw - overlay overlay rw,upperdir=/home/x\n";
+    machine.process(7, 50, "user:[4026533000]", overlay);
+    assert_eq!(rootfs().bytes, Some(4096));
+    layers.set(&[]);
+    assert_eq!(rootfs(), Used::default());
 }
 
 #[test]
@@ -385,6 +423,7 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
                 Way::Walked(_) => None,
                 Way::Failed(error) => panic!("{name}: {error}"),
                 Way::Unknown(why) => panic!("{name}: {why}"),
+                Way::Runtime => panic!("{name}: by the runtime"),
                 Way::Served(kind) => panic!("{name}: {kind}"),
             };
             (name.as_str(), project, report.used.inodes)

@@ -47,6 +47,14 @@
   {{- $_ := set $agent "env" (append $agent.env $host) -}}
   {{- $_ := set $agent "ports" (list (dict "name" "metrics" "containerPort" 9186)) -}}
 {{- end -}}
+{{- if $values.runtime -}}
+  {{- $args = append $args "--runtime-endpoint=/run/containerd/containerd.sock" -}}
+  {{- $mounts := list (dict "name" "runtime" "mountPath" "/run/containerd") (dict "name" "images" "mountPath" "/var/lib/containerd" "readOnly" true) -}}
+  {{- $_ := set $agent "volumeMounts" (concat $agent.volumeMounts $mounts) -}}
+  {{- $runtime := dict "name" "runtime" "hostPath" (dict "path" "/run/containerd" "type" "Directory") -}}
+  {{- $images := dict "name" "images" "hostPath" (dict "path" "/var/lib/containerd" "type" "Directory") -}}
+  {{- $_ := set $pod "volumes" (concat $pod.volumes (list $runtime $images)) -}}
+{{- end -}}
 {{- $_ := set $agent "args" (concat $args $values.extraArgs.agent) -}}
 {{- end -}}
 

@@ -5,6 +5,7 @@ use super::*;
 use crate::host::HostRoot;
 use crate::host::shown::Show as _;
 use crate::storage::reclaim::AGE_MIN;
+use crate::storage::usage::RuntimeLayers;
 
 /// A machine in a directory.
 struct Machine {
@@ -24,6 +25,7 @@ impl Machine {
             kubelet_dir: PathBuf::from("/var/lib/kubelet"),
             logs_dir: PathBuf::from("/var/log/pods"),
             layer_roots: Vec::new(),
+            runtime_layers: RuntimeLayers::default(),
         };
         write(
             &host.path("/proc/self/mounts"),

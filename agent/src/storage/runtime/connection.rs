@@ -1,0 +1,308 @@
+//! One `plimsoll-runtime` at a time: started when there is a question, killed when it does not answer, started again later.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use plimsoll_core::kube::runtime_link::{
+    CONTAINERS_MAX, FRAME_BYTES_MAX, FromRuntime, IMAGES_MAX, Inventory, PROTOCOL, Removal,
+    ToRuntime,
+};
+
+use super::RuntimeSettings;
+use crate::host::boundary;
+use crate::host::program::NotStarted;
+
+/// Of one list, all frames together, bytes: what is read is locked in memory.
+const LIST_BYTES_MAX: usize = 8 << 20;
+/// Values in one frame: many times those of the largest container. A value takes up to a hundred bytes of memory and three of a frame.
+const VALUES_MAX: usize = 2048;
+/// After a failure it is not started again before this, and twice that after each further one.
+const AGAIN_FIRST: Duration = Duration::from_secs(1);
+const AGAIN_MAX: Duration = Duration::from_secs(60);
+
+/// Why there is no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// It says that it cannot be done.
+    Refused(String),
+    /// Nothing sound came in time.
+    Lost(String),
+}
+
+impl From<Failure> for String {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Refused(why) | Failure::Lost(why) => why,
+        }
+    }
+}
+
+/// The other end.
+pub(super) struct Connection {
+    pub(super) stream: UnixStream,
+    /// Killed with the connection.
+    pub(super) process: Option<Child>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.process {
+            // One that has ended already is only waited for.
+            process.kill().ok();
+            process.wait().ok();
+        }
+    }
+}
+
+type Start = Box<dyn FnMut() -> io::Result<Connection> + Send>;
+
+/// The container runtime, by way of `plimsoll-runtime`.
+pub(super) struct Runtime {
+    start: Start,
+    connection: Option<Connection>,
+    number: u64,
+    /// Not before this, after failures; and how long after the next one.
+    not_before: Option<Instant>,
+    again: Duration,
+    why: String,
+}
+
+impl Runtime {
+    pub(super) fn new(settings: RuntimeSettings) -> Self {
+        Self::started_by(Box::new(move || started(&settings)))
+    }
+
+    pub(super) fn started_by(start: Start) -> Self {
+        Self {
+            start,
+            connection: None,
+            number: 0,
+            not_before: None,
+            again: AGAIN_FIRST,
+            why: String::new(),
+        }
+    }
+
+    /// All that the runtime has.
+    pub(super) fn list(&mut self, until: Instant) -> Result<Inventory, String> {
+        let number = self.next_number();
+        let question = ToRuntime::List { number };
+        Ok(self.ask(&question, number, until)?.unwrap_or_default())
+    }
+
+    /// Removes something.
+    pub(super) fn remove(&mut self, removal: &Removal, until: Instant) -> Result<(), Failure> {
+        let number = self.next_number();
+        let removal = removal.clone();
+        let question = ToRuntime::Remove { number, removal };
+        self.ask(&question, number, until).map(|_| ())
+    }
+
+    /// After the first failure since an answer: waits until it may be started again. Whether that is before `until`. After further failures nothing waits.
+    pub(super) fn restarts_by(&self, until: Instant) -> bool {
+        let is_first = self.again == AGAIN_FIRST * 2;
+        let at = self.not_before.filter(|at| is_first && *at < until);
+        if let Some(at) = at {
+            std::thread::sleep(at.saturating_duration_since(Instant::now()));
+        }
+        at.is_some()
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.number += 1;
+        self.number
+    }
+
+    fn ask(
+        &mut self,
+        question: &ToRuntime,
+        number: u64,
+        until: Instant,
+    ) -> Result<Option<Inventory>, Failure> {
+        let answered = self.exchange(question, number, until);
+        match &answered {
+            Err(Failure::Lost(why)) => {
+                // It may be anywhere in an answer.
+                self.connection = None;
+                if self
+                    .not_before
+                    .is_none_or(|not_before| not_before <= Instant::now())
+                {
+                    self.not_before = Some(Instant::now() + self.again);
+                    self.again = (self.again * 2).min(AGAIN_MAX);
+                    self.why.clone_from(why);
+                }
+            }
+            Ok(_) | Err(Failure::Refused(_)) => (self.not_before, self.again) = (None, AGAIN_FIRST),
+        }
+        answered
+    }
+
+    fn exchange(
+        &mut self,
+        question: &ToRuntime,
+        number: u64,
+        until: Instant,
+    ) -> Result<Option<Inventory>, Failure> {
+        if self
+            .not_before
+            .is_some_and(|not_before| Instant::now() < not_before)
+        {
+            return Err(Failure::Lost(self.why.clone()));
+        }
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            None => {
+                let started = (self.start)().map_err(|error| Failure::Lost(error.to_string()))?;
+                let connection = self.connection.insert(started);
+                connection.greet(until)?;
+                connection
+            }
+        };
+        connection.send(question, until)?;
+        connection.answer(number, until)
+    }
+}
+
+fn started(settings: &RuntimeSettings) -> io::Result<Connection> {
+    let (stream, theirs) = UnixStream::pair()?;
+    let process = Command::new(&settings.program)
+        .args(["serve", "--runtime-endpoint"])
+        .arg(&settings.socket)
+        .env_clear()
+        .stdin(OwnedFd::from(theirs))
+        .stdout(Stdio::null())
+        .spawn();
+    let process = process.map_err(|source| {
+        io::Error::other(NotStarted {
+            program: settings.program.clone(),
+            source,
+        })
+    })?;
+    Ok(Connection {
+        stream,
+        process: Some(process),
+    })
+}
+
+fn lost(error: &io::Error) -> Failure {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
+    Failure::Lost(match error.kind() {
+        WouldBlock | TimedOut => {
+            "plimsoll-runtime has not answered in time, and was ended".to_owned()
+        }
+        UnexpectedEof | BrokenPipe | ConnectionReset => {
+            "plimsoll-runtime has ended; its last line in the log of the agent says why".to_owned()
+        }
+        _ => format!("plimsoll-runtime: {error}"),
+    })
+}
+
+impl Connection {
+    fn greet(&mut self, until: Instant) -> Result<(), Failure> {
+        match self.read(until, &mut 0)? {
+            FromRuntime::Hello { protocol } if protocol == PROTOCOL => Ok(()),
+            FromRuntime::Hello { protocol } => Err(Failure::Lost(format!(
+                "plimsoll-runtime speaks protocol {protocol}, and this agent {PROTOCOL}; install programs of one release"
+            ))),
+            _ => Err(nonsense()),
+        }
+    }
+
+    fn send(&mut self, question: &ToRuntime, until: Instant) -> Result<(), Failure> {
+        let json = serde_json::to_vec(question).unwrap_or_default();
+        let length = u32::try_from(json.len()).unwrap_or(u32::MAX);
+        let frame = [&length.to_le_bytes(), &json[..]].concat();
+        let wait = left(until).map_err(|error| lost(&error))?;
+        self.stream
+            .set_write_timeout(Some(wait))
+            .and_then(|()| self.stream.write_all(&frame))
+            .map_err(|error| lost(&error))
+    }
+
+    /// The list, for a question of that kind.
+    fn answer(&mut self, number: u64, until: Instant) -> Result<Option<Inventory>, Failure> {
+        let mut inventory = Inventory::default();
+        let mut bytes = 0;
+        loop {
+            match self.read(until, &mut bytes)? {
+                FromRuntime::Container { container }
+                    if inventory.containers.len() < CONTAINERS_MAX =>
+                {
+                    inventory.containers.push(*container);
+                }
+                FromRuntime::Image { image } if inventory.images.len() < IMAGES_MAX => {
+                    inventory.images.push(*image);
+                }
+                FromRuntime::Listed {
+                    number: of,
+                    unix_ns,
+                    left_out,
+                } if of == number => {
+                    (inventory.unix_ns, inventory.left_out) = (unix_ns, left_out);
+                    return Ok(Some(inventory));
+                }
+                FromRuntime::Removed { number: of } if of == number => return Ok(None),
+                FromRuntime::Failed { number: of, why } if of == number => {
+                    return Err(Failure::Refused(why));
+                }
+                _ => return Err(nonsense()),
+            }
+        }
+    }
+
+    fn read(&mut self, until: Instant, bytes: &mut usize) -> Result<FromRuntime, Failure> {
+        let mut length = [0; 4];
+        self.fill(&mut length, until)?;
+        let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
+        *bytes = bytes.saturating_add(length);
+        if length > FRAME_BYTES_MAX || *bytes > LIST_BYTES_MAX {
+            return Err(Failure::Lost(format!(
+                "plimsoll-runtime announced {length} bytes, and may send {FRAME_BYTES_MAX} at a time and {LIST_BYTES_MAX} in one answer"
+            )));
+        }
+        let mut frame = vec![0; length];
+        self.fill(&mut frame, until)?;
+        let is_value = |byte: &&u8| matches!(byte, b',' | b'{' | b'[');
+        if frame.iter().filter(is_value).count() > VALUES_MAX {
+            return Err(nonsense());
+        }
+        boundary::guard(|| serde_json::from_slice(&frame))
+            .map_err(|panicked| Failure::Lost(panicked.to_string()))?
+            .map_err(|_| nonsense())
+    }
+
+    /// Reads so much, by then.
+    fn fill(&mut self, mut buffer: &mut [u8], until: Instant) -> Result<(), Failure> {
+        while !buffer.is_empty() {
+            let read = left(until)
+                .and_then(|wait| self.stream.set_read_timeout(Some(wait)))
+                .and_then(|()| self.stream.read(buffer));
+            match read {
+                Ok(0) => return Err(lost(&io::ErrorKind::UnexpectedEof.into())),
+                Ok(read) => buffer = &mut std::mem::take(&mut buffer)[read..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(lost(&error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn left(until: Instant) -> io::Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    match left.is_zero() {
+        true => Err(io::ErrorKind::TimedOut.into()),
+        false => Ok(left),
+    }
+}
+
+fn nonsense() -> Failure {
+    Failure::Lost(
+        "plimsoll-runtime sent what is no answer, and was ended; install programs of one release"
+            .to_owned(),
+    )
+}
