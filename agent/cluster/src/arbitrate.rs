@@ -34,7 +34,7 @@ const WRITES_PER_SECOND: usize = 50;
 const CALLS_MAX: usize = 8;
 /// Without a change a cycle is made this often: pods grow older.
 const IDLE_CYCLE_MS: u64 = 10_000;
-/// No pod is evicted for so long after something was not known as it is: what a watch has yet to say comes first.
+/// No pod is evicted for so long after something was not known as it is: what a watch has yet to say comes first. What is not known for longer ends all notices.
 const SETTLED_MS: u64 = 5_000;
 /// Where Events and other writes wait, every so-many-th write is an Event.
 const EVENT_EVERY: u32 = 10;
@@ -112,6 +112,7 @@ pub struct Arbiter {
     held: bool,
     /// Something was missed or listed anew since the last turn.
     was_stale: bool,
+    stale_since_ms: Option<u64>,
     /// No pod is evicted before.
     settled_ms: u64,
     next_cycle_ms: u64,
@@ -158,6 +159,7 @@ impl Arbiter {
             is_changed: false,
             held: false,
             was_stale: false,
+            stale_since_ms: None,
             settled_ms: 0,
             next_cycle_ms: 0,
             idle_cycle_ms: 0,
@@ -219,10 +221,15 @@ impl Arbiter {
         let ms = now.mono_ms;
         let is_stale = self.store.stale().is_some();
         if std::mem::take(&mut self.was_stale) || is_stale {
-            // A notice is a promise made on what was known; it begins anew.
-            self.reclaims.stop();
+            let since_ms = *self.stale_since_ms.get_or_insert(ms);
+            if ms >= since_ms + SETTLED_MS {
+                self.reclaims.stop();
+            }
             self.is_changed = true;
             self.settled_ms = ms + SETTLED_MS;
+        }
+        if !is_stale {
+            self.stale_since_ms = None;
         }
         if !holds {
             self.reclaims.stop();

@@ -15,13 +15,31 @@ fn row(world: &World, name: &str) -> Row {
 #[test]
 fn after_an_outage_all_notices_begin_anew() {
     let mut world = World::full(false);
-    world.run(29, true, |_| None);
-    // The watch comes back before its backlog does.
+    world.run(20, true, |_| None);
     let missed = Heard::Missed("away".into());
-    world.arbiter.hear(Kind::Pods, missed);
-    world.arbiter.hear(Kind::Pods, Heard::Word);
+    world.arbiter.hear(Kind::Budgets, missed);
+    assert!(evictions(&world.run(20, true, |_| None)).is_empty());
+    // The watch comes back before its backlog does.
+    world.arbiter.hear(Kind::Budgets, Heard::Word);
     assert!(evictions(&world.run(30, true, |_| None)).is_empty());
     assert_eq!(evictions(&world.run(2, true, |_| None)), ["a0"]);
+}
+
+#[test]
+fn a_moment_of_silence_holds_evictions_and_ends_no_notice() {
+    let mut world = World::full(false);
+    let mut evicted = Vec::new();
+    // Something on the way ends each connection after some seconds.
+    for _ in 0..3 {
+        evicted.extend(evictions(&world.run(8, true, |_| None)));
+        let missed = Heard::Missed("broke off".into());
+        world.arbiter.hear(Kind::Pods, missed);
+        world.arbiter.hear(Kind::Pods, Heard::Word);
+        let held = evictions(&world.run(5, true, |_| None));
+        assert!(held.is_empty(), "{held:?}");
+        assert!(world.held().contains("only just"));
+    }
+    assert_eq!(evicted, ["a0"]);
 }
 
 #[test]
