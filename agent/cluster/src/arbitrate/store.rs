@@ -387,7 +387,11 @@ mod tests {
         store.hear(Kind::Pods, Heard::List);
         assert!(store.stale().is_some(), "a list that has only begun");
         store.hear(Kind::Pods, pod("u2"));
-        assert!(store.stale().is_some(), "nor its first object");
+        assert_eq!(
+            store.stale(),
+            Some((Kind::Pods, "away".into())),
+            "nor its first object"
+        );
         assert_eq!(store.pods.len(), 2);
         assert!(store.hear(Kind::Pods, Heard::Listed));
         assert_eq!((store.pods.len(), store.stale()), (1, None));

@@ -254,3 +254,17 @@ fn a_list_of_the_overused_is_not_stamped_anew_where_nothing_was_judged() {
     world.consumer("a", &json!({"namespace": "a", "reserved": many}));
     assert_eq!(lists(&world.run(100, true, |_| None)), 0);
 }
+
+#[test]
+fn an_eviction_is_on_its_way_until_it_is_answered() {
+    let mut world = World::full(false);
+    world.run(30, true, |_| None);
+    let now = world.now();
+    world.arbiter.turn(now, true);
+    let (target, _) = world.arbiter.next(now, true).unwrap();
+    assert_eq!(target, Target::Evict("a0".into()));
+    assert!(world.arbiter.is_evicting());
+    let answer = Answer::Done(Vec::new());
+    world.arbiter.answered(&target, &answer, now);
+    assert!(!world.arbiter.is_evicting());
+}
