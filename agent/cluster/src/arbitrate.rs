@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::backoff::{Backoff, Pace};
 use crate::call::{Answer, Call};
-use crate::clock::{Now, rfc3339_s};
+use crate::clock::Now;
 use crate::report::event::{EventKey, Events, Regarding, Said};
 use judge::{Judgement, Memory, Row, Times};
 use reclaim::{Outcome, Reclaims};
@@ -34,6 +34,10 @@ const WRITES_PER_SECOND: usize = 50;
 const CALLS_MAX: usize = 8;
 /// Without a change a cycle is made this often: pods grow older.
 const IDLE_CYCLE_MS: u64 = 10_000;
+/// No pod is evicted for so long after something was not known as it is: what a watch has yet to say comes first. What is not known for longer ends all notices.
+const SETTLED_MS: u64 = 5_000;
+/// Where Events and other writes wait, every so-many-th write is an Event.
+const EVENT_EVERY: u32 = 10;
 /// What was written is seen by then, or it is written again.
 const SEEN_AFTER_MS: u64 = 5_000;
 
@@ -106,9 +110,14 @@ pub struct Arbiter {
     pub figures: Figures,
     is_changed: bool,
     held: bool,
+    /// Something was missed or listed anew since the last turn.
+    was_stale: bool,
+    stale_since_ms: Option<u64>,
+    /// No pod is evicted before.
+    settled_ms: u64,
     next_cycle_ms: u64,
     idle_cycle_ms: u64,
-    /// What the clock on the wall said at the beginning; later jumps of it mean nothing.
+    /// What the clock on the wall said at the beginning: ages are counted from it, and later jumps of it mean nothing to them.
     unix_at_zero_ms: u64,
     evictions: Pace,
     writes: Pace,
@@ -124,6 +133,8 @@ pub struct Arbiter {
     queue: VecDeque<(Target, Call)>,
     /// It is made anew then.
     next_queue_ms: u64,
+    /// Writes since the last one that was an Event.
+    since_event: u32,
     /// Group and version that `pods/eviction` takes; nothing: not known yet.
     pub eviction_version: Option<String>,
     seed: u64,
@@ -147,6 +158,9 @@ impl Arbiter {
             figures: Figures::default(),
             is_changed: false,
             held: false,
+            was_stale: false,
+            stale_since_ms: None,
+            settled_ms: 0,
             next_cycle_ms: 0,
             idle_cycle_ms: 0,
             unix_at_zero_ms: now.unix_ms.saturating_sub(now.mono_ms),
@@ -158,19 +172,28 @@ impl Arbiter {
             overused_at: BTreeMap::new(),
             queue: VecDeque::new(),
             next_queue_ms: 0,
+            since_event: 0,
             eviction_version: None,
             seed,
         }
     }
 
-    /// By the clock that never jumps.
-    fn unix_ms(&self, now: Now) -> u64 {
+    /// By the clock that never jumps: for ages, and for nothing that others compare.
+    fn steady_unix_ms(&self, now: Now) -> u64 {
         self.unix_at_zero_ms.saturating_add(now.mono_ms)
     }
 
     /// Takes what a watch said.
     pub fn hear(&mut self, kind: Kind, heard: Heard) {
+        self.was_stale |= matches!(heard, Heard::Missed(_) | Heard::List);
         self.is_changed |= self.store.hear(kind, heard);
+    }
+
+    /// Whether an eviction is on its way.
+    #[must_use]
+    pub fn is_evicting(&self) -> bool {
+        let mut targets = self.on_their_way.iter();
+        targets.any(|target| matches!(target, Target::Evict(_)))
     }
 
     /// Whether everything was listed.
@@ -178,7 +201,7 @@ impl Arbiter {
     pub fn is_ready(&self) -> bool {
         Kind::ALL
             .into_iter()
-            .all(|kind| self.store.watch(kind).is_listed)
+            .all(|kind| self.store.watch(kind).was_listed)
     }
 
     /// Pods that have notice now.
@@ -196,15 +219,27 @@ impl Arbiter {
     /// A cycle, if one is due. `holds`: this has the Lease, also where it is late with a write. Returns whether there was one.
     pub fn turn(&mut self, now: Now, holds: bool) -> bool {
         let ms = now.mono_ms;
+        let is_stale = self.store.stale().is_some();
+        if std::mem::take(&mut self.was_stale) || is_stale {
+            let since_ms = *self.stale_since_ms.get_or_insert(ms);
+            if ms >= since_ms + SETTLED_MS {
+                self.reclaims.stop();
+            }
+            self.is_changed = true;
+            self.settled_ms = ms + SETTLED_MS;
+        }
+        if !is_stale {
+            self.stale_since_ms = None;
+        }
         if !holds {
             self.reclaims.stop();
             self.queue.clear();
         }
         self.is_changed |= holds && !self.held;
         self.held = holds;
-        self.held_back = self.doubt(ms);
+        self.held_back = self.doubt(ms, holds);
         let waits = !self.reclaims.notices.is_empty() || ms >= self.idle_cycle_ms;
-        if ms < self.next_cycle_ms || !(self.is_changed || waits) || self.store.stale().is_some() {
+        if ms < self.next_cycle_ms || !(self.is_changed || waits) || is_stale {
             return false;
         }
         self.is_changed = false;
@@ -223,7 +258,7 @@ impl Arbiter {
     }
 
     /// Why nothing may be evicted.
-    fn doubt(&self, ms: u64) -> Option<String> {
+    fn doubt(&self, ms: u64, holds: bool) -> Option<String> {
         if let Some((kind, why)) = self.store.stale() {
             return Some(format!(
                 "{} are not known as they are: {why}",
@@ -237,10 +272,13 @@ impl Arbiter {
         if self.broken.is_some() {
             return self.broken.clone();
         }
-        let overdue = self.reclaims.overdue(ms)?;
-        Some(format!(
-            "pod {overdue} was evicted and is not seen to leave: the watch is behind"
-        ))
+        if let Some(overdue) = self.reclaims.overdue(ms) {
+            return Some(format!(
+                "pod {overdue} was evicted and is not seen to leave: the watch is behind"
+            ));
+        }
+        (holds && ms < self.settled_ms)
+            .then(|| "what is known has only just been listed or watched again".to_owned())
     }
 
     fn cycle(&mut self, now: Now, holds: bool) {
@@ -255,7 +293,8 @@ impl Arbiter {
         self.memory.evicted = self.reclaims.evicted();
         self.memory.left_alone = self.reclaims.left_alone(ms);
         self.memory.unserved = self.reclaims.unserved(ms);
-        let unix_ms = self.unix_ms(now);
+        self.memory.noticed = self.reclaims.noticed();
+        let unix_ms = self.steady_unix_ms(now);
         let times = self.settings.times;
         let judged = judge::judge(&self.store, &mut self.memory, times, ms, unix_ms);
         self.figures.cycles += 1;
@@ -285,7 +324,7 @@ impl Arbiter {
         self.note_unreadable();
         if holds {
             let grace = self.graces(times.grace_period_ms);
-            let begun = self.reclaims.plan(judgement.reclaims.clone(), ms, |uid| {
+            let begun = self.reclaims.plan(judgement.reclaims.clone(), now, |uid| {
                 grace.get(uid).copied().unwrap_or(times.grace_period_ms)
             });
             for victim in begun {
@@ -359,7 +398,7 @@ impl Arbiter {
             action: "Reclaim",
             note,
             ending: "",
-            unix_ms: self.unix_ms(now),
+            unix_ms: now.unix_ms,
             annotations: BTreeMap::new(),
         };
         self.events.say(said, now);
@@ -370,8 +409,7 @@ impl Arbiter {
         let Some(notice) = self.reclaims.notices.get(victim).cloned() else {
             return;
         };
-        let unix_ms = self.unix_ms(now) + notice.due_ms.saturating_sub(now.mono_ms);
-        let at = rfc3339_s(unix_ms);
+        let at = notice.value();
         let (one, other) = (self.shown(victim), self.shown(&notice.pod));
         let dry = if self.settings.is_dry {
             " (dry run)"
@@ -454,7 +492,7 @@ impl Arbiter {
                 action: "Arbitrate",
                 note: text,
                 ending: "",
-                unix_ms: self.unix_ms(now),
+                unix_ms: now.unix_ms,
                 annotations: BTreeMap::new(),
             };
             self.events.say(said, now);
@@ -474,7 +512,12 @@ impl Arbiter {
                 self.is_changed = true;
             }
             Target::Event(key) => self.events.answered(key, answer, now),
-            _ => self.wait(target.clone(), answer, now),
+            _ => {
+                if let (Target::Overused(node), Answer::Done(_)) = (target, answer) {
+                    self.overused_at.insert(node.clone(), now.mono_ms);
+                }
+                self.wait(target.clone(), answer, now);
+            }
         }
     }
 
@@ -508,17 +551,25 @@ impl Arbiter {
         if !acts || self.on_their_way.len() >= CALLS_MAX || !self.writes.allows(ms) {
             return None;
         }
+        let is_turn_of_events = self.since_event >= EVENT_EVERY;
         let (target, call) = self
             .next_eviction(ms)
+            .or_else(|| is_turn_of_events.then(|| self.next_event(now)).flatten())
             .or_else(|| self.next_write(now))
-            .or_else(|| {
-                let key = self.events.next(now)?;
-                let call = self.events.send(&key, false)?;
-                Some((Target::Event(key), call))
-            })?;
+            .or_else(|| self.next_event(now))?;
+        self.since_event = match target {
+            Target::Event(_) => 0,
+            _ => self.since_event.saturating_add(1),
+        };
         self.writes.count(ms);
         self.on_their_way.insert(target.clone());
         Some((target, call))
+    }
+
+    fn next_event(&mut self, now: Now) -> Option<(Target, Call)> {
+        let key = self.events.next(now)?;
+        let call = self.events.send(&key, false)?;
+        Some((Target::Event(key), call))
     }
 
     fn next_eviction(&mut self, ms: u64) -> Option<(Target, Call)> {
@@ -526,7 +577,12 @@ impl Arbiter {
         if self.held_back.is_some() || self.is_changed || !self.evictions.allows(ms) {
             return None;
         }
-        let (victim, for_pod) = self.reclaims.next(ms)?;
+        let (pods, is_dry) = (&self.store.pods, self.settings.is_dry);
+        let has_read = |uid: &str, notice: &reclaim::Notice| {
+            let shown = pods.get(uid).and_then(|pod| pod.evict_after.as_ref());
+            is_dry || shown.is_some_and(|shown| *shown == notice.value())
+        };
+        let (victim, for_pod) = self.reclaims.next(ms, has_read)?;
         let pod: &SeenPod = self.store.pods.get(&victim)?;
         let version = self.eviction_version.as_deref()?;
         let call = writes::eviction(&victim, pod, version, self.settings.is_dry);

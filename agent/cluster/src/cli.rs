@@ -131,9 +131,22 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// One thread: nothing here is worth a second stack.
+/// One thread beside an agent: nothing there is worth a second stack.
 fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    run_in(&mut tokio::runtime::Builder::new_current_thread(), work)
+}
+
+/// The work has a thread of its own: while it computes, what it spawned goes on, such as the Lease and the probes.
+fn block_on_apart<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let mut threads = tokio::runtime::Builder::new_multi_thread();
+    run_in(threads.worker_threads(1), work)
+}
+
+fn run_in<T>(
+    builder: &mut tokio::runtime::Builder,
+    work: impl Future<Output = Result<T, String>>,
+) -> Result<T, String> {
+    let runtime = builder
         .enable_all()
         .build()
         .map_err(|error| error.to_string())?;
@@ -159,7 +172,7 @@ fn beside_the_agent(arguments: Node) -> Result<(), String> {
 fn arbitrate(arguments: arbitrate::Arbitrate) -> Result<(), String> {
     let once = arguments.once();
     let settings = arguments.settings();
-    block_on(async {
+    block_on_apart(async {
         if let Some(output) = once {
             let found = run::arbitrate::once(settings).await;
             let found = found.map_err(|error| error.to_string())?;
@@ -189,6 +202,18 @@ mod tests {
     use clap::CommandFactory as _;
 
     use super::*;
+
+    #[test]
+    fn the_lease_goes_on_while_a_cycle_is_computed() {
+        let ended = block_on_apart(async {
+            let (renewed, renewals) = std::sync::mpsc::channel();
+            tokio::spawn(async move { renewed.send(()) });
+            // A cycle that takes long: it does not yield.
+            let limit = std::time::Duration::from_secs(60);
+            renewals.recv_timeout(limit).map_err(|it| it.to_string())
+        });
+        assert_eq!(ended, Ok(()));
+    }
 
     #[test]
     fn the_arguments_are_well_formed_and_read() {

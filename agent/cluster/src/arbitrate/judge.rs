@@ -3,7 +3,9 @@
 //!
 //! Only a namespace with a Consumer is arbitrated. Pods of the others count, as they use the cluster, but none of them is evicted and none is evicted for them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use plimsoll_core::arbitration::amounts::{Amounts, Bounds, TooManyResources};
 use plimsoll_core::arbitration::census::Census;
@@ -13,16 +15,27 @@ use plimsoll_core::arbitration::groups::{Deserved, deserve};
 use plimsoll_core::arbitration::named::{
     Condition, Named, NamedConsumer, NamedNode, NamedPod, Objects,
 };
-use plimsoll_core::arbitration::plan::{Action, plan};
+use plimsoll_core::arbitration::plan::{Action, Step, plan};
 
-use super::placement::Placement;
-use super::seen::{ConsumerSpec, SeenPod, selecting};
+use super::placement::{Placement, TOO_LARGE};
+use super::seen::{ConsumerSpec, SeenPod, TOO_MANY_RESOURCES, selecting};
 use super::store::Store;
 
 /// Evictions that can be noticed at once; of the plan the rest is *limited*.
 pub const NOTICES_MAX: usize = 100;
+/// Notices of one namespace whose Consumer gives a long grace. They do not count against the others.
+const LONG_NOTICES_MAX: usize = 20;
+/// All of them together.
+const ALL_LONG_NOTICES_MAX: usize = 900;
+/// A grace beyond this, and beyond the usual one, is long, milliseconds.
+const LONG_GRACE_MS: u64 = 60_000;
 /// Node numbers that the pending pods' choices may come to. A pod beyond has no room made for it in this cycle.
 const CHOICES_MAX: usize = 4_000_000;
+/// Comparisons of rules with nodes in a cycle, about: half a second of them.
+const WORK_MAX: usize = 50_000_000;
+/// Why no room is made for pods of these.
+const NO_SUCH_RESOURCE: &str = "a resource that no node has";
+const TOO_MUCH_WORK: &str = "rules for their nodes of which there are too many";
 
 /// Times that hold where a Consumer names none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +57,8 @@ pub struct Memory {
     pub evicted: BTreeSet<String>,
     /// Pods that are left alone for now: the Eviction API refused.
     pub left_alone: BTreeSet<String>,
+    /// Pods that have notice.
+    pub noticed: BTreeSet<String>,
     /// Pending pods for which no room is made for now.
     pub unserved: BTreeSet<String>,
     /// There was a cycle before: a pod that is seen for the first time has just started.
@@ -90,6 +105,8 @@ pub struct Row {
     pub waiting: u64,
     /// Of those.
     pub blocked: u64,
+    /// Pending pods that are refused, by what they have.
+    pub not_served: BTreeMap<&'static str, u64>,
     /// What is wrong with it: a word and a text.
     pub wrong: Vec<(&'static str, String)>,
 }
@@ -130,7 +147,7 @@ pub fn judge(
     let resolved = objects.resolve()?;
     let mut cluster = resolved.cluster;
     let pods: Vec<(&String, &SeenPod)> = store.pods.iter().collect();
-    let too_many = choose_nodes(store, &pods, &mut cluster);
+    let refused = choose_nodes(store, &pods, &mut cluster, WORK_MAX);
     let census = Census::of(&cluster);
     let deserved = deserve(&cluster.consumers, &census.asks, &census.capacity);
     let all = entitled(&cluster, &census, &deserved);
@@ -138,7 +155,7 @@ pub fn judge(
         let (uid, pod) = pods[entitled.pod];
         consumers.contains_key(&pod.namespace)
             && pod.placement.unknown.is_none()
-            && !too_many.contains(&entitled.pod)
+            && !refused.contains_key(&entitled.pod)
             && !memory.unserved.contains(uid)
             && is_living(store, &pod.namespace)
     };
@@ -154,25 +171,76 @@ pub fn judge(
     judgement
         .actions
         .insert("not_served", u64::try_from(not_served).unwrap_or(u64::MAX));
-    for step in &steps {
+    for (at, why) in &refused {
+        if let Some(row) = judgement.row_of(&cluster, *at) {
+            *row.not_served.entry(why).or_default() += 1;
+        }
+    }
+    let long = |pod: &SeenPod| {
+        let spec = consumers.get(&pod.namespace).map(|(_, spec)| *spec);
+        has_long_grace(spec, times)
+    };
+    note_steps(&mut judgement, &cluster, &pods, &steps, &consumers, |uid| {
+        let pod = store.pods.get(uid)?;
+        (long(pod) && !memory.noticed.contains(uid)).then_some(pod.namespace.as_str())
+    });
+    blame(&mut judgement, resolved.conditions);
+    judgement.overused_on = overused_on(store, &cluster, &census, &deserved, &consumers);
+    Ok(judgement)
+}
+
+impl Judgement {
+    /// The row of a pod's Consumer.
+    fn row_of(&mut self, cluster: &Cluster, pod: usize) -> Option<&mut Row> {
+        let name = &cluster.names[cluster.pods[pod].namespace];
+        let at = self.rows.binary_search_by(|row| row.name.cmp(name)).ok()?;
+        self.rows.get_mut(at)
+    }
+}
+
+/// Whether notices to its pods take longer than most.
+fn has_long_grace(spec: Option<&ConsumerSpec>, times: Times) -> bool {
+    let grace_ms = spec.and_then(|spec| spec.grace_period_ms);
+    grace_ms.is_some_and(|ms| ms > LONG_GRACE_MS.max(times.grace_period_ms))
+}
+
+/// Takes the steps of the plan. `begins_long`: the namespace of a victim with a long grace whose notice would begin now.
+fn note_steps<'a>(
+    judgement: &mut Judgement,
+    cluster: &Cluster,
+    pods: &[(&'a String, &'a SeenPod)],
+    steps: &[Step],
+    consumers: &BTreeMap<String, (&String, &ConsumerSpec)>,
+    begins_long: impl Fn(&str) -> Option<&'a str>,
+) {
+    let mut begun: BTreeMap<&str, usize> = BTreeMap::new();
+    for step in steps {
         let (uid, pod) = pods[step.pod];
         let word = match &step.action {
             Action::Fits { .. } => "fits",
             Action::Leaving { .. } => "leaving",
             Action::Grace => "grace",
-            Action::Preempt { .. } => "preempt",
+            Action::Preempt { evict, .. } => {
+                let long = evict.iter().filter_map(|at| begins_long(pods[*at].0));
+                let long: Vec<&str> = long.collect();
+                let is_beyond = long
+                    .iter()
+                    .any(|it| begun.get(it).copied().unwrap_or(0) >= LONG_NOTICES_MAX);
+                long.iter()
+                    .for_each(|it| *begun.entry(it).or_default() += 1);
+                if is_beyond { "limited" } else { "preempt" }
+            }
             Action::Blocked => "blocked",
             Action::Limited => "limited",
         };
         *judgement.actions.entry(word).or_default() += 1;
-        let namespace = cluster.pods[step.pod].namespace;
-        let name = &cluster.names[namespace];
-        let row = judgement.rows.binary_search_by(|row| row.name.cmp(name));
-        if let Ok(row) = row.map(|row| &mut judgement.rows[row]) {
+        if let Some(row) = judgement.row_of(cluster, step.pod) {
             row.waiting += u64::from(word != "fits");
             row.blocked += u64::from(word == "blocked");
         }
-        if let Action::Preempt { node, evict } = &step.action {
+        if let Action::Preempt { node, evict } = &step.action
+            && word == "preempt"
+        {
             judgement.reclaims.push(Reclaim {
                 pod: uid.clone(),
                 node: cluster.nodes[*node].name.clone(),
@@ -183,9 +251,6 @@ pub fn judge(
             });
         }
     }
-    blame(&mut judgement, resolved.conditions);
-    judgement.overused_on = overused_on(store, &cluster, &census, &deserved, &consumers);
-    Ok(judgement)
 }
 
 /// Consumers of namespaces, by namespace; of two for the same one the first by name.
@@ -243,9 +308,28 @@ fn objects(
         withheld: node.withheld.clone(),
         state: node.state(),
     });
+    // What only pods and quotas name bounds no pod that could run, and any tenant can make such names up.
+    let known = known_resources(store);
+    let keep = |mut amounts: Named| {
+        amounts.retain(|name, _| known.contains(name.as_str()));
+        amounts
+    };
+    let mut long: BTreeMap<&str, usize> = BTreeMap::new();
+    for pod in memory.noticed.iter().filter_map(|uid| store.pods.get(uid)) {
+        let spec = consumers.get(&pod.namespace).map(|(_, spec)| *spec);
+        if has_long_grace(spec, times) {
+            *long.entry(&pod.namespace).or_default() += 1;
+        }
+    }
     let pods = store.pods.iter().map(|(uid, pod)| {
         let spec = consumers.get(&pod.namespace).map(|(_, spec)| *spec);
-        named_pod(store, memory, (uid, pod), spec, times, mono_ms)
+        let mut named = named_pod(store, memory, (uid, pod), spec, times, mono_ms);
+        named.requests = keep(named.requests);
+        let has_enough = long
+            .get(pod.namespace.as_str())
+            .is_some_and(|notices| *notices >= LONG_NOTICES_MAX);
+        named.daemon |= has_enough && !memory.noticed.contains(uid);
+        named
     });
     let consumers = store.consumers.iter().filter_map(|(name, consumer)| {
         let spec = consumer.spec.as_ref().ok()?;
@@ -254,7 +338,7 @@ fn objects(
             namespace: spec.namespace.clone(),
             parent: spec.parent.clone(),
             weight: spec.weight,
-            hard: hard(store, spec).0,
+            hard: keep(hard(store, spec).0),
             reserved: spec.reserved.clone(),
             unlimited: spec.unlimited,
         })
@@ -276,10 +360,34 @@ fn objects(
         options: Options {
             // Notices take its place: the plan is made from the beginning, and what still stands at the end of the notice is done.
             reclaim_grace_period: 0,
-            minimum_run_time: times.minimum_run_time_ms / 1000,
-            max_evictions_per_cycle: NOTICES_MAX,
+            minimum_run_time: minimum_run_time_s(times),
+            max_evictions_per_cycle: NOTICES_MAX
+                + long.values().sum::<usize>().min(ALL_LONG_NOTICES_MAX),
         },
     }
+}
+
+/// As the core counts, in seconds. Never none: a Consumer may ask for more.
+fn minimum_run_time_s(times: Times) -> u64 {
+    times.minimum_run_time_ms.div_ceil(1000).max(1)
+}
+
+/// Resources that some node has.
+fn offered(store: &Store) -> BTreeSet<&str> {
+    let nodes = store.nodes.iter();
+    let names = nodes.flat_map(|(_, node)| node.allocatable.keys());
+    names.map(String::as_str).collect()
+}
+
+/// Resources that count: those that some node has, or that a Consumer names.
+fn known_resources(store: &Store) -> BTreeSet<&str> {
+    let specs = store.consumers.iter();
+    let specs = specs.filter_map(|(_, consumer)| consumer.spec.as_ref().ok());
+    let names = specs.flat_map(|spec| spec.hard.keys().chain(spec.reserved.keys()));
+    let mut known = offered(store);
+    known.extend(names.map(String::as_str));
+    known.insert("pods");
+    known
 }
 
 fn named_pod(
@@ -296,12 +404,14 @@ fn named_pod(
         .get(uid)
         .map_or(0, |(since, age)| mono_ms.saturating_sub(*since) + age);
     let least = spec.and_then(|spec| spec.minimum_run_time_ms);
-    let usual = times.minimum_run_time_ms;
-    let age = match least {
+    let least = least.unwrap_or(times.minimum_run_time_ms);
+    let usual = minimum_run_time_s(times);
+    let age = match age / 1000 {
         // The core knows one time for all: who may go by its own Consumer is as old as that at least, and who may not is younger.
-        Some(least) if age >= least => age.max(usual),
-        Some(_) => age.min(usual.saturating_sub(1000)),
-        None => age,
+        seconds if age < least => seconds.min(usual - 1),
+        // Of victims that are alike the youngest goes. That is one that has notice: a new pod would begin the grace anew.
+        _ if memory.noticed.contains(uid) => usual,
+        seconds => seconds.max(usual) + 1,
     };
     let in_namespace = (pod.namespace.clone(), String::new());
     let budgets = store
@@ -317,7 +427,7 @@ fn named_pod(
         node: pod.node.clone(),
         requests: pod.requests.clone(),
         priority: pod.priority,
-        age: age / 1000,
+        age,
         waiting: since(memory.entitled_since.get(uid).copied()),
         leaving: pod.is_leaving
             || memory.evicted.contains(uid)
@@ -349,41 +459,80 @@ fn hard(store: &Store, spec: &ConsumerSpec) -> (Named, Vec<String>) {
     (hard, lowered.into_iter().collect())
 }
 
-/// Writes into pending pods which nodes they may use; the places of those for which that would be too much to hold.
+/// Writes into pending pods which nodes they may use; returns those for which no room is made, and why. Each namespace in turn, and in it the pods in the order in which they are
+/// served, so that none can use up the work of all.
 fn choose_nodes(
     store: &Store,
     pods: &[(&String, &SeenPod)],
     cluster: &mut Cluster,
-) -> BTreeSet<usize> {
-    let mut known: BTreeMap<&Placement, Option<Vec<usize>>> = BTreeMap::new();
-    let mut left = CHOICES_MAX;
-    let mut too_many = BTreeSet::new();
+    mut work_left: usize,
+) -> BTreeMap<usize, &'static str> {
+    let offered = offered(store);
+    let mut refused = BTreeMap::new();
+    let mut lines: BTreeMap<usize, VecDeque<usize>> = BTreeMap::new();
     for (at, (_, pod)) in pods.iter().enumerate() {
         if pod.node.is_some() {
             continue;
         }
-        let choice = known
-            .entry(&pod.placement)
-            .or_insert_with(|| choice(store, &pod.placement, cluster));
-        let Some(nodes) = choice else { continue };
-        if nodes.len() > left {
-            too_many.insert(at);
+        let mut names = pod.requests.iter();
+        let unknown = pod.placement.unknown;
+        if let Some(why) = unknown.filter(|why| [TOO_LARGE, TOO_MANY_RESOURCES].contains(why)) {
+            refused.insert(at, why);
+        } else if names.any(|(name, amount)| *amount > 0 && !offered.contains(name.as_str())) {
+            refused.insert(at, NO_SUCH_RESOURCE);
+        } else {
+            let line = lines.entry(cluster.pods[at].namespace).or_default();
+            line.push_back(at);
             continue;
         }
-        left -= nodes.len();
-        cluster.pods[at].nodes = Some(nodes.clone());
+        // It can start nowhere, so that it asks for nothing.
+        cluster.pods[at].nodes = Some(Arc::default());
     }
-    too_many
+    let mut lines: Vec<VecDeque<usize>> = lines.into_values().collect();
+    for line in &mut lines {
+        let order = |at: &usize| {
+            let pod = &cluster.pods[*at];
+            (Reverse(pod.priority), Reverse(pod.waiting), *at)
+        };
+        line.make_contiguous().sort_by_key(order);
+    }
+    let mut known: BTreeMap<&Placement, Option<Choice>> = BTreeMap::new();
+    let mut choices_left = CHOICES_MAX;
+    while !lines.is_empty() {
+        lines.retain_mut(|line| {
+            let Some(at) = line.pop_front() else {
+                return false;
+            };
+            let placement = &pods[at].1.placement;
+            let choice = known.entry(placement).or_insert_with(|| {
+                work_left = work_left.checked_sub(cluster.nodes.len() * placement.work())?;
+                let choice = choice(store, placement, cluster);
+                choices_left =
+                    choices_left.checked_sub(choice.as_ref().map_or(0, |it| it.len()))?;
+                Some(choice)
+            });
+            match choice {
+                Some(choice) => cluster.pods[at].nodes.clone_from(choice),
+                None => {
+                    refused.insert(at, TOO_MUCH_WORK);
+                }
+            }
+            true
+        });
+    }
+    refused
 }
 
-/// Nothing: all nodes.
-fn choice(store: &Store, placement: &Placement, cluster: &Cluster) -> Option<Vec<usize>> {
+/// Nodes that a pod may use; nothing: all.
+type Choice = Option<Arc<[usize]>>;
+
+fn choice(store: &Store, placement: &Placement, cluster: &Cluster) -> Choice {
     let is_allowed = |name: &str| {
         let node = store.nodes.get(name);
         node.is_some_and(|node| placement.allows(name, node))
     };
     let nodes = cluster.nodes.iter().enumerate();
-    let nodes: Vec<usize> = nodes
+    let nodes: Arc<[usize]> = nodes
         .filter(|(_, node)| is_allowed(&node.name))
         .map(|(at, _)| at)
         .collect();
@@ -572,4 +721,18 @@ fn overused_on(
         }
     }
     on
+}
+
+/// Pods that are refused where a cycle may do so much work.
+#[cfg(test)]
+pub(super) fn refused_with(store: &Store, work: usize) -> BTreeSet<String> {
+    let times = Times {
+        grace_period_ms: 0,
+        minimum_run_time_ms: 0,
+    };
+    let objects = objects(store, &Memory::default(), &consumers(store), times, 0);
+    let mut cluster = objects.resolve().unwrap().cluster;
+    let pods: Vec<(&String, &SeenPod)> = store.pods.iter().collect();
+    let refused = choose_nodes(store, &pods, &mut cluster, work);
+    refused.keys().map(|at| pods[*at].0.clone()).collect()
 }

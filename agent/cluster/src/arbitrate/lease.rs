@@ -27,6 +27,8 @@ pub const NAME: &str = "plimsoll-arbitrator";
 struct Record {
     version: String,
     holder: String,
+    /// Since when the holder has it, as it says.
+    acquired: Option<String>,
     transitions: u64,
     duration_ms: u64,
 }
@@ -50,6 +52,7 @@ struct ApiSpec {
     holder_identity: Option<String>,
     lease_transitions: Option<u64>,
     lease_duration_seconds: Option<u64>,
+    acquire_time: Option<String>,
 }
 
 /// One of those that want the Lease.
@@ -64,6 +67,12 @@ pub struct Election {
     next_ms: u64,
     /// When the call that is on its way was sent, and whether it writes.
     sent: Option<(u64, bool)>,
+    /// This process has sent a write: a record with its identity, which has a number by chance, is its own.
+    has_written: bool,
+    /// A write met another version: who wrote it is read first.
+    is_contested: bool,
+    /// It wants the Lease no more.
+    has_ended: bool,
     /// The last answer that was no success, in words.
     pub trouble: Option<String>,
 }
@@ -79,6 +88,9 @@ impl Election {
             held_ms: None,
             next_ms: 0,
             sent: None,
+            has_written: false,
+            is_contested: false,
+            has_ended: false,
             trouble: None,
         }
     }
@@ -86,14 +98,17 @@ impl Election {
     /// Whether it acts: it has the Lease, and no other can get it while what is sent now is on its way.
     #[must_use]
     pub fn acts(&self, now: Now) -> bool {
-        self.held_ms
-            .is_some_and(|held| now.mono_ms < held + ACTS_MS)
+        !self.is_contested && self.is_within(now, ACTS_MS)
     }
 
-    /// Whether it had the Lease and has not heard of another one since. It may be late with a write: then it does not act, and forgets nothing.
+    /// Whether it had the Lease and no other one can have had it since. It may be late with a write: then it does not act, and forgets nothing.
     #[must_use]
-    pub fn holds(&self) -> bool {
-        self.held_ms.is_some()
+    pub fn holds(&self, now: Now) -> bool {
+        self.is_within(now, DURATION_MS)
+    }
+
+    fn is_within(&self, now: Now, ms: u64) -> bool {
+        self.held_ms.is_some_and(|held| now.mono_ms < held + ms)
     }
 
     /// Who has the Lease, as far as is known.
@@ -110,7 +125,7 @@ impl Election {
 
     /// The next call, if one is due.
     pub fn next(&mut self, now: Now) -> Option<Call> {
-        if self.sent.is_some() || now.mono_ms < self.next_ms {
+        if self.has_ended || self.sent.is_some() || now.mono_ms < self.next_ms {
             return None;
         }
         let (call, writes) = match &self.seen {
@@ -124,13 +139,20 @@ impl Election {
             }
         };
         self.sent = Some((now.mono_ms, writes));
+        self.has_written |= writes;
         Some(call)
+    }
+
+    /// Renews the Lease no more. Returns whether no call of it is on its way.
+    pub fn end(&mut self) -> bool {
+        self.has_ended = true;
+        self.sent.is_none()
     }
 
     fn may_take(&self, record: &Record, since: u64, now: Now) -> bool {
         if record.holder == self.identity {
-            // Read, and not written by this process: it was an earlier one of the same name.
-            return self.held_ms.is_some() || now.mono_ms >= since + DURATION_MS;
+            // Not written by this process: it was an earlier one of the same name.
+            return self.has_written || now.mono_ms >= since + DURATION_MS;
         }
         let duration = record.duration_ms.clamp(1_000, 4 * DURATION_MS);
         record.holder.is_empty() || now.mono_ms >= since + duration
@@ -139,7 +161,9 @@ impl Election {
     fn write(&self, now: Now, record: Option<Record>) -> Call {
         let time = rfc3339_us(now.unix_ms);
         let record_or_none = record.clone().unwrap_or_default();
-        let changes = u64::from(record.is_some() && record_or_none.holder != self.identity);
+        let is_new = record_or_none.holder != self.identity;
+        let changes = u64::from(record.is_some() && is_new);
+        let acquired = record_or_none.acquired.clone().filter(|_| !is_new);
         let body = json!({
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -147,7 +171,7 @@ impl Election {
             "spec": {
                 "holderIdentity": self.identity,
                 "leaseDurationSeconds": DURATION_MS / 1000,
-                "acquireTime": time,
+                "acquireTime": acquired.unwrap_or_else(|| time.clone()),
                 "renewTime": time,
                 "leaseTransitions": record_or_none.transitions + changes,
             },
@@ -199,9 +223,9 @@ impl Election {
                 self.seen = Some((Record::default(), now.mono_ms));
                 self.next_ms = now.mono_ms;
             }
-            // Another one was faster: what it wrote is read.
+            // Another one was faster, or the answer to a write of this one was lost: what is there is read.
             Answer::Refused(refusal) if refusal.code == 409 => {
-                self.held_ms = None;
+                self.is_contested = true;
                 self.seen = None;
                 self.next_ms = now.mono_ms;
             }
@@ -217,6 +241,7 @@ impl Election {
         let record = Record {
             version: lease.metadata.resource_version,
             holder: lease.spec.holder_identity.unwrap_or_default(),
+            acquired: lease.spec.acquire_time,
             transitions: lease.spec.lease_transitions.unwrap_or(0),
             duration_ms: lease
                 .spec
@@ -224,6 +249,7 @@ impl Election {
                 .unwrap_or(0)
                 .saturating_mul(1000),
         };
+        self.is_contested = false;
         if writes && record.holder == self.identity {
             self.held_ms = Some(sent_ms);
         } else if record.holder != self.identity {
@@ -369,6 +395,54 @@ mod tests {
         let answer = server.answer(&call);
         one.answered(&answer, at(9_000));
         assert!(!one.acts(at(9_000)));
+    }
+
+    #[test]
+    fn a_renewal_whose_answer_is_lost_is_its_own() {
+        let mut server = Server::default();
+        let mut one = Election::new("p", "one_1f");
+        turn(&mut one, &mut server, at(0));
+        let acquired = server.lease.as_ref().unwrap()["spec"]["acquireTime"].clone();
+        let call = one.next(at(2_000)).unwrap();
+        server.answer(&call);
+        one.answered(&Answer::Lost("away".into()), at(3_000));
+        // The next write meets its own last one.
+        turn(&mut one, &mut server, at(4_000));
+        assert!(one.acts(at(4_000)));
+        let spec = &server.lease.as_ref().unwrap()["spec"];
+        assert_eq!(
+            (&spec["acquireTime"], &spec["leaseTransitions"]),
+            (&acquired, &json!(0))
+        );
+        assert_ne!(spec["renewTime"], acquired);
+    }
+
+    #[test]
+    fn who_may_have_lost_it_holds_nothing() {
+        let mut server = Server::default();
+        let mut one = Election::new("p", "one");
+        turn(&mut one, &mut server, at(0));
+        assert!(one.holds(at(14_999)) && !one.holds(at(15_000)));
+        // While it is not known who wrote last it does not act, and has not lost it yet.
+        let call = one.next(at(2_000)).unwrap();
+        server.lease.as_mut().unwrap()["metadata"]["resourceVersion"] = json!("9");
+        let answer = server.answer(&call);
+        one.answered(&answer, at(2_000));
+        assert!(!one.acts(at(2_000)) && one.holds(at(2_000)));
+    }
+
+    #[test]
+    fn who_ends_writes_no_more() {
+        let mut server = Server::default();
+        let mut one = Election::new("p", "one");
+        turn(&mut one, &mut server, at(0));
+        let call = one.next(at(2_000)).unwrap();
+        assert!(!one.end(), "a renewal is on its way");
+        one.answered(&server.answer(&call), at(2_100));
+        assert!(one.end());
+        assert_eq!(one.next(at(10_000)), None);
+        let call = one.release(at(10_000)).unwrap();
+        assert!(matches!(server.answer(&call), Answer::Done(_)));
     }
 
     #[test]

@@ -12,6 +12,11 @@ use super::seen::SeenNode;
 
 type Texts = BTreeMap<String, String>;
 
+/// Bytes of what binds one pod to nodes; people write some hundred.
+const BYTES_MAX: usize = 4096;
+/// Why a pod with more has no room made for it.
+pub const TOO_LARGE: &str = "rules for its node of more than 4 KiB";
+
 /// A taint of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
@@ -213,12 +218,54 @@ impl Placement {
         let required = spec
             .affinity
             .and_then(|affinity| affinity.node_affinity?.required);
-        Self {
+        let placement = Self {
             selector: spec.node_selector.unwrap_or_default(),
             terms: required.map(|required| required.node_selector_terms),
             tolerations: spec.tolerations.unwrap_or_default(),
             unknown,
+        };
+        let (entries, bytes) = placement.size();
+        if bytes + 16 * entries > BYTES_MAX {
+            return Self {
+                unknown: Some(TOO_LARGE),
+                ..Self::default()
+            };
         }
+        placement
+    }
+
+    /// Entries, and the bytes of their texts.
+    fn size(&self) -> (usize, usize) {
+        let selector = self
+            .selector
+            .iter()
+            .map(|(key, value)| key.len() + value.len());
+        let terms = self.terms.iter().flatten();
+        let expressions = terms.clone().flat_map(|term| {
+            let all = term.match_expressions.iter().chain(&term.match_fields);
+            all.flat_map(|it| {
+                let values = it.values.iter().map(String::len);
+                values.chain([it.key.len() + it.operator.len()])
+            })
+        });
+        let length = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        let tolerations = self.tolerations.iter().map(|it| {
+            let texts = [&it.key, &it.operator, &it.value, &it.effect];
+            texts.into_iter().map(length).sum()
+        });
+        let all = selector
+            .chain(expressions)
+            .chain(tolerations)
+            .chain(terms.map(|_| 0));
+        all.fold((0, 0), |(entries, bytes), of_it: usize| {
+            (entries + 1, bytes + of_it)
+        })
+    }
+
+    /// How many comparisons one node costs, at most and about.
+    #[must_use]
+    pub fn work(&self) -> usize {
+        self.size().0 + 1
     }
 
     /// Whether the pod may start on this node.
@@ -353,6 +400,15 @@ mod tests {
         for (spec, unknown) in cases {
             assert_eq!(placement(spec).unknown, Some(unknown));
         }
+        let many: Vec<String> = (0..20_000).map(|at| format!("v{at}")).collect();
+        let large = placement(
+            json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "disk", "operator": "NotIn", "values": many}]}]}}}}),
+        );
+        assert_eq!((large.unknown, large.work()), (Some(TOO_LARGE), 1));
+        let tolerations: Vec<Value> = (0..500).map(|_| json!({"operator": "Exists"})).collect();
+        let large = placement(json!({"tolerations": tolerations}));
+        assert_eq!((large.unknown, large.work()), (Some(TOO_LARGE), 1));
         let plain = json!({"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}], "volumes": [{"emptyDir": {}}],
             "containers": [{"ports": [{"containerPort": 80}]}], "schedulerName": "default-scheduler"});
         assert_eq!(placement(plain).unknown, None);

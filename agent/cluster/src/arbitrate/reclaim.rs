@@ -1,13 +1,14 @@
 //! From plan to eviction (ARBITRATOR.md, section 6.1): notices, evictions, and what is left alone.
 //!
-//! Each cycle brings a plan. A victim that it names has notice from then on, as long as each further plan names it. When all victims of a hole have had their notice, they are
-//! evicted, one after the other: a refusal of the first must not have cost the second. What an answer leaves open counts as done until it is clear that it was not.
+//! Each cycle brings a plan. A victim that it names has notice from then on, as long as further plans name it; one that names others for a moment ends no notice. When all victims of a
+//! hole have had their notice, and its annotation was seen in the API, they are evicted, one after the other: a refusal of the first must not have cost the second. What an answer leaves open counts as done until it is clear that it was not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::judge::Reclaim;
 use crate::backoff::Backoff;
 use crate::call::Answer;
+use crate::clock::{Now, rfc3339_s};
 
 /// A refused pod is left alone for a minute first.
 const ALONE_MS: u64 = 60_000;
@@ -17,6 +18,10 @@ const ALONE_MAX_MS: u64 = 16 * ALONE_MS;
 const UNCLEAR_MS: u64 = 15_000;
 /// A claim on a hole ends after that.
 const CLAIM_MS: u64 = 60_000;
+/// A victim that no plan names for so long has no notice any more.
+const GAP_MS: u64 = 10_000;
+/// So often in a row an eviction may meet a pod that has changed: the API server counts each one against the budget first.
+const CONFLICTS_MAX: u32 = 3;
 /// So often a pod may miss its hole.
 const MISSES_MAX: u32 = 2;
 
@@ -29,6 +34,22 @@ pub struct Notice {
     pub since_ms: u64,
     /// When it is evicted.
     pub due_ms: u64,
+    /// The same by the clock on the wall when the notice began, milliseconds since 1970.
+    pub due_unix_ms: u64,
+}
+
+impl Notice {
+    /// The value of the annotation.
+    #[must_use]
+    pub fn value(&self) -> String {
+        rfc3339_s(self.due_unix_ms)
+    }
+
+    /// Whether the pod has a time of grace: without one there is nothing to wait for.
+    #[must_use]
+    pub const fn has_grace(&self) -> bool {
+        self.due_ms > self.since_ms
+    }
 }
 
 /// An eviction that was asked for.
@@ -93,6 +114,10 @@ impl Outcome {
 pub struct Reclaims {
     /// By the victim's UID.
     pub notices: BTreeMap<String, Notice>,
+    /// Notices that the newest plans do not name, and since when.
+    gaps: BTreeMap<String, (Notice, u64)>,
+    /// Conflicts in a row.
+    conflicts: BTreeMap<String, u32>,
     /// Holes of the last plan.
     plan: Vec<Reclaim>,
     asked: BTreeMap<String, Asked>,
@@ -108,6 +133,8 @@ impl Reclaims {
     pub fn new(seed: u64) -> Self {
         Self {
             notices: BTreeMap::new(),
+            gaps: BTreeMap::new(),
+            conflicts: BTreeMap::new(),
             plan: Vec::new(),
             asked: BTreeMap::new(),
             alone: BTreeMap::new(),
@@ -138,6 +165,18 @@ impl Reclaims {
         unserved.map(|(uid, _)| uid.clone()).collect()
     }
 
+    /// Whether the pod has notice, or had it a moment ago.
+    #[must_use]
+    pub fn is_noticed(&self, uid: &str) -> bool {
+        self.notices.contains_key(uid) || self.gaps.contains_key(uid)
+    }
+
+    /// Pods with notice.
+    #[must_use]
+    pub fn noticed(&self) -> BTreeSet<String> {
+        self.notices.keys().cloned().collect()
+    }
+
     /// A victim that should have left by now and was not seen to: what is known is old.
     #[must_use]
     pub fn overdue(&self, mono_ms: u64) -> Option<&str> {
@@ -159,6 +198,7 @@ impl Reclaims {
             // Its answer may come after the watch has shown what came of it.
             asked.is_on_its_way || !(leaves(uid) || was_not_done)
         });
+        self.conflicts.retain(|uid, _| !leaves(uid));
         self.alone
             .retain(|uid, alone| !leaves(uid) && mono_ms < alone.until_ms + ALONE_MAX_MS);
         self.claims.retain(|uid, claim| {
@@ -178,45 +218,65 @@ impl Reclaims {
     pub fn plan(
         &mut self,
         plan: Vec<Reclaim>,
-        mono_ms: u64,
+        now: Now,
         grace_ms: impl Fn(&str) -> u64,
     ) -> Vec<String> {
+        let mono_ms = now.mono_ms;
+        self.gaps
+            .retain(|_, (_, since_ms)| mono_ms < *since_ms + GAP_MS);
         let mut begun = Vec::new();
         let mut notices = BTreeMap::new();
         for reclaim in &plan {
             for victim in &reclaim.victims {
                 let known = self.notices.remove(victim);
+                let known = known.or_else(|| Some(self.gaps.remove(victim)?.0));
                 if known.is_none() {
                     begun.push(victim.clone());
                 }
-                let since_ms = known.map_or(mono_ms, |notice| notice.since_ms);
+                let since_ms = known.as_ref().map_or(mono_ms, |notice| notice.since_ms);
                 let grace_ms = if reclaim.is_urgent {
                     0
                 } else {
                     grace_ms(victim)
                 };
+                let due_ms = since_ms + grace_ms;
+                // The text stays as long as what it says: the clock on the wall may jump.
+                let known = known.filter(|notice| notice.due_ms == due_ms);
+                let due_unix_ms = known.map_or_else(
+                    || now.unix_ms + due_ms.saturating_sub(mono_ms),
+                    |notice| notice.due_unix_ms,
+                );
                 let notice = Notice {
                     pod: reclaim.pod.clone(),
                     since_ms,
-                    due_ms: since_ms + grace_ms,
+                    due_ms,
+                    due_unix_ms,
                 };
                 notices.insert(victim.clone(), notice);
             }
         }
-        self.notices = notices;
+        for (victim, notice) in std::mem::replace(&mut self.notices, notices) {
+            self.gaps.insert(victim, (notice, mono_ms));
+        }
         self.plan = plan;
         begun
     }
 
-    /// The next victim to be evicted, and for which pod.
+    /// The next victim to be evicted, and for which pod. `has_read`: whether the API shows this notice on the pod.
     #[must_use]
-    pub fn next(&self, mono_ms: u64) -> Option<(String, String)> {
+    pub fn next(
+        &self,
+        mono_ms: u64,
+        has_read: impl Fn(&str, &Notice) -> bool,
+    ) -> Option<(String, String)> {
         if mono_ms < self.pause_until_ms {
             return None;
         }
         let is_due = |victim: &String| {
             let notice = self.notices.get(victim);
-            notice.is_some_and(|notice| notice.due_ms <= mono_ms)
+            notice.is_some_and(|notice| {
+                notice.due_ms <= mono_ms && (!notice.has_grace() || has_read(victim, notice))
+            })
         };
         let is_open = |reclaim: &&Reclaim| {
             // One at a time for each hole, and only while the plan still is what was last computed.
@@ -264,6 +324,9 @@ impl Reclaims {
         asked.is_done = outcome == Outcome::Evicted;
         asked.at_ms = mono_ms;
         let for_pod = asked.for_pod.clone();
+        if outcome != Outcome::Changed {
+            self.conflicts.remove(victim);
+        }
         match outcome {
             Outcome::Evicted if is_dry => {
                 self.asked.remove(victim);
@@ -290,6 +353,12 @@ impl Reclaims {
             Outcome::Changed => {
                 self.asked.remove(victim);
                 self.pause_until_ms = mono_ms + 1_000;
+                let conflicts = self.conflicts.entry(victim.to_owned()).or_default();
+                *conflicts += 1;
+                if *conflicts >= CONFLICTS_MAX {
+                    self.conflicts.remove(victim);
+                    self.leave_alone(victim, mono_ms);
+                }
             }
             Outcome::Budget | Outcome::Refused => {
                 self.asked.remove(victim);
@@ -311,10 +380,15 @@ impl Reclaims {
         self.alone.insert(victim.to_owned(), alone);
     }
 
-    /// Forgets the plan and its notices: another one has the Lease. What is left alone stays so.
+    /// Forgets the plan, its notices and claims: another one has the Lease, or what is known is old. What is left alone stays so.
     pub fn stop(&mut self) {
         self.plan.clear();
         self.notices.clear();
+        self.gaps.clear();
+        for claim in self.claims.values_mut() {
+            // Whether the pod started in its hole was not seen: that is no miss.
+            claim.is_open = false;
+        }
     }
 }
 
@@ -327,6 +401,8 @@ fn outcome(answer: &Answer) -> Outcome {
             429 if refusal.has_cause("DisruptionBudget") => Outcome::Budget,
             // Two budgets select it.
             500 if refusal.message.contains("PodDisruptionBudget") => Outcome::Budget,
+            // Something on the way gave up: the server may have done it.
+            500 | 502 | 504 => Outcome::Unclear,
             _ if refusal.is_passing() => Outcome::Later,
             _ => Outcome::Refused,
         },
@@ -358,9 +434,16 @@ mod tests {
         })
     }
 
-    fn due(reclaims: &mut Reclaims, plan: &[Reclaim], at: u64) -> Option<String> {
-        reclaims.plan(plan.to_vec(), at, |_| 30_000);
-        reclaims.next(at).map(|(victim, _)| victim)
+    fn at(mono_ms: u64) -> Now {
+        Now {
+            mono_ms,
+            unix_ms: 1_795_341_600_000 + mono_ms,
+        }
+    }
+
+    fn due(reclaims: &mut Reclaims, plan: &[Reclaim], ms: u64) -> Option<String> {
+        reclaims.plan(plan.to_vec(), at(ms), |_| 30_000);
+        reclaims.next(ms, |_, _| true).map(|(victim, _)| victim)
     }
 
     #[test]
@@ -383,11 +466,68 @@ mod tests {
         // Its owner chose another pod, and the hole is there: the notice ends.
         assert_eq!(due(&mut reclaims, &[], 59_500), None);
         assert!(reclaims.notices.is_empty());
+        assert_eq!(due(&mut reclaims, &[], 69_500), None);
         assert_eq!(
-            due(&mut reclaims, &[reclaim("p", &["v"])], 60_000),
+            due(&mut reclaims, &[reclaim("p", &["v"])], 69_600),
             None,
             "it begins anew"
         );
+    }
+
+    #[test]
+    fn a_plan_that_names_another_pod_for_a_moment_ends_no_notice() {
+        let mut reclaims = Reclaims::new(1);
+        let plans = [[reclaim("p", &["v"])], [reclaim("p", &["young"])]];
+        // A new pod of the namespace is the better victim in every other plan.
+        for second in 0..30 {
+            let plan = &plans[usize::from(second % 5 == 1)];
+            assert_eq!(due(&mut reclaims, plan, second * 1_000), None, "{second}");
+        }
+        assert!(reclaims.is_noticed("young"));
+        assert_eq!(due(&mut reclaims, &plans[0], 30_000).as_deref(), Some("v"));
+    }
+
+    #[test]
+    fn no_pod_goes_before_its_notice_was_seen() {
+        let mut reclaims = Reclaims::new(1);
+        let mut plan = [reclaim("p", &["v"])];
+        due(&mut reclaims, &plan, 0);
+        due(&mut reclaims, &plan, 90_000);
+        assert_eq!(reclaims.next(90_000, |_, _| false), None);
+        assert_eq!(reclaims.notices["v"].value(), "2026-11-22T10:00:30Z");
+        assert!(reclaims.next(90_000, |_, _| true).is_some());
+        // There is no grace, so no notice to wait for.
+        plan[0].is_urgent = true;
+        due(&mut reclaims, &plan, 90_001);
+        assert!(reclaims.next(90_001, |_, _| false).is_some());
+    }
+
+    #[test]
+    fn a_pod_that_changes_again_and_again_is_left_alone() {
+        let mut reclaims = Reclaims::new(1);
+        let plan = [reclaim("p", &["v"])];
+        for second in 0..CONFLICTS_MAX {
+            let ms = u64::from(second) * 2_000;
+            due(&mut reclaims, &plan, ms);
+            assert!(reclaims.left_alone(ms).is_empty());
+            reclaims.sent("v", "p", ms);
+            let outcome = reclaims.answered("v", &refused(409, None), false, ms);
+            assert_eq!(outcome.0, Outcome::Changed);
+        }
+        assert_eq!(reclaims.left_alone(5_000), ["v".to_owned()].into());
+    }
+
+    #[test]
+    fn what_was_not_seen_is_no_miss() {
+        let mut reclaims = Reclaims::new(1);
+        for round in 0..3 {
+            let ms = round * 100_000;
+            reclaims.sent("v", "p", ms);
+            reclaims.answered("v", &Answer::Done(Vec::new()), false, ms);
+            reclaims.stop();
+            reclaims.look(ms + CLAIM_MS, |uid| uid == "v", |_| true);
+        }
+        assert!(reclaims.unserved(300_000).is_empty());
     }
 
     #[test]
@@ -448,7 +588,11 @@ mod tests {
         let plan = [reclaim("p", &["v"])];
         due(&mut reclaims, &plan, 0);
         let mut at = 30_000;
-        for code in [429, 500, 503] {
+        // Whether it was done is not known.
+        for code in [500, 502, 504] {
+            assert_eq!(outcome(&refused(code, None)), Outcome::Unclear, "{code}");
+        }
+        for code in [429, 503] {
             assert!(due(&mut reclaims, &plan, at).is_some(), "{code}");
             reclaims.sent("v", "p", at);
             assert_eq!(

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use plimsoll_core::arbitration::amounts::RESOURCES_MAX;
 use plimsoll_core::arbitration::cluster::NodeState;
 use plimsoll_core::arbitration::named::Named;
 use plimsoll_core::arbitration::units::{Rounding, canonical, canonical_name};
@@ -30,6 +31,13 @@ const PRESSURE: [&str; 4] = [
     "plimsoll.dev/MemoryPressure",
 ];
 
+/// Bytes of a pod's labels. Of a pod with more none is kept: the Eviction API still asks its budgets.
+const LABEL_BYTES_MAX: usize = 4096;
+/// Resources that a pod requests: more than a cluster can have.
+const REQUESTS_MAX: usize = RESOURCES_MAX;
+/// Why a pod with more has no room made for it.
+pub const TOO_MANY_RESOURCES: &str = "requests of more than 128 resources";
+
 type Texts = BTreeMap<String, String>;
 
 #[derive(Deserialize, Default)]
@@ -42,15 +50,27 @@ struct Meta {
     generation: i64,
     labels: Option<Texts>,
     annotations: Option<Texts>,
-    creation_timestamp: Option<String>,
     deletion_timestamp: Option<String>,
     owner_references: Option<Vec<Owner>>,
 }
 
 #[derive(Deserialize, Default)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 struct Owner {
+    api_version: String,
     kind: String,
+    controller: Option<bool>,
+}
+
+impl Owner {
+    /// It makes the pod anew on the same node, whatever is evicted. What a tenant can write on any pod is none.
+    fn is_of_the_node(&self) -> bool {
+        match self.kind.as_str() {
+            "Node" => self.api_version == "v1",
+            "DaemonSet" => self.api_version == "apps/v1" && self.controller == Some(true),
+            _ => false,
+        }
+    }
 }
 
 fn read<'a, T: Deserialize<'a>>(object: &'a [u8]) -> Result<T, String> {
@@ -206,7 +226,7 @@ pub struct SeenPod {
     pub requests: Named,
     /// Greater is more important.
     pub priority: i64,
-    /// When it started, or came to its node: milliseconds since 1970.
+    /// When the kubelet took it: milliseconds since 1970.
     pub started_unix_ms: Option<u64>,
     /// It is being deleted.
     pub is_leaving: bool,
@@ -280,27 +300,32 @@ impl SeenPod {
             .collect();
         requests.insert("pods".to_owned(), 1);
         let owners = metadata.owner_references.unwrap_or_default();
-        let is_daemon = core.is_static()
-            || core.is_mirror()
-            || owners
-                .iter()
-                .any(|owner| matches!(owner.kind.as_str(), "DaemonSet" | "Node"));
-        let started = status.start_time.or(metadata.creation_timestamp);
-        let placement = if node.is_none() {
+        let is_daemon = core.is_mirror() || owners.iter().any(Owner::is_of_the_node);
+        let mut placement = if node.is_none() {
             Placement::of(spec.placement)
         } else {
             Placement::default()
         };
+        if requests.len() > REQUESTS_MAX {
+            let usual = ["cpu", "memory", "ephemeral-storage", "pods"];
+            requests.retain(|name, _| usual.contains(&name.as_str()));
+            placement.unknown = Some(TOO_MANY_RESOURCES);
+        }
+        let mut labels = core.metadata.labels;
+        let bytes: usize = labels.iter().map(|(key, it)| key.len() + it.len()).sum();
+        if bytes > LABEL_BYTES_MAX {
+            labels.clear();
+        }
         let seen = Self {
             namespace: metadata.namespace.unwrap_or_default(),
             name: metadata.name,
             resource_version: metadata.resource_version,
             requests,
             priority: core.spec.priority.unwrap_or(0).into(),
-            started_unix_ms: started.and_then(|stamp| unix_ms_of(&stamp)),
+            started_unix_ms: status.start_time.and_then(|stamp| unix_ms_of(&stamp)),
             is_leaving: metadata.deletion_timestamp.is_some(),
             is_daemon,
-            labels: core.metadata.labels,
+            labels,
             placement,
             evict_after: metadata.annotations.unwrap_or_default().remove(EVICT_AFTER),
             node,
@@ -578,4 +603,96 @@ pub fn selecting<'a>(
         })
         .map(|((_, name), _)| name.clone())
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(metadata: &Value, more: &Value) -> SeenPod {
+        let mut object = json!({"metadata": {"name": "p", "namespace": "a", "uid": "u", "creationTimestamp": "2026-11-22T08:00:00Z"},
+            "spec": {"nodeName": "n", "containers": []}});
+        for (key, value) in metadata.as_object().unwrap() {
+            object["metadata"][key] = value.clone();
+        }
+        for (key, value) in more.as_object().unwrap() {
+            object[key] = value.clone();
+        }
+        match SeenPod::read(object.to_string().as_bytes()).unwrap() {
+            PodRead::Counts(_, pod) => *pod,
+            PodRead::Idle(uid) => panic!("{uid}"),
+        }
+    }
+
+    #[test]
+    fn one_time_of_a_consumer_sets_no_other() {
+        let file = include_str!("../../../../deploy/components/arbitrator/consumers.yaml");
+        let resources: Vec<Value> = serde_saphyr::from_multiple(file).unwrap();
+        let version = &resources[0]["spec"]["versions"][0];
+        let spec = &version["schema"]["openAPIV3Schema"]["properties"]["spec"];
+        let reclaim = spec["properties"]["reclaim"]["properties"]
+            .as_object()
+            .unwrap();
+        assert_eq!(reclaim.len(), 2);
+        assert!(reclaim.values().all(|field| field.get("default").is_none()));
+    }
+
+    #[test]
+    fn what_a_tenant_writes_makes_no_daemon() {
+        let owner = |version: &str, kind: &str, controller: Value| json!({"ownerReferences": [{"apiVersion": version, "kind": kind, "controller": controller}]});
+        let cases = [
+            (
+                json!({"annotations": {"kubernetes.io/config.source": "file"}}),
+                false,
+            ),
+            (
+                json!({"annotations": {"kubernetes.io/config.mirror": "x"}}),
+                true,
+            ),
+            (owner("v1", "Node", json!(true)), true),
+            (owner("apps/v1", "DaemonSet", json!(true)), true),
+            (owner("apps/v1", "DaemonSet", json!(false)), false),
+            (owner("apps/v1", "DaemonSet", Value::Null), false),
+            (owner("example.com/v1", "DaemonSet", json!(true)), false),
+        ];
+        for (metadata, is_daemon) in cases {
+            let seen = pod(&metadata, &json!({}));
+            assert_eq!(seen.is_daemon, is_daemon, "{metadata}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_has_not_started_has_no_age() {
+        assert_eq!(pod(&json!({}), &json!({})).started_unix_ms, None);
+        let status = json!({"status": {"startTime": "2026-11-22T10:00:00Z"}});
+        assert_eq!(
+            pod(&json!({}), &status).started_unix_ms,
+            Some(1_795_341_600_000)
+        );
+    }
+
+    #[test]
+    fn what_is_kept_of_a_pod_is_bounded() {
+        let labels: BTreeMap<String, String> = (0..100)
+            .map(|at| (format!("key-{at}"), "x".repeat(60)))
+            .collect();
+        assert!(
+            pod(&json!({"labels": labels}), &json!({}))
+                .labels
+                .is_empty()
+        );
+        let requests: BTreeMap<String, String> = (0..1_000)
+            .map(|at| (format!("example.com/r{at}"), "1".to_owned()))
+            .chain([("cpu".to_owned(), "1".to_owned())])
+            .collect();
+        let spec =
+            json!({"spec": {"containers": [{"name": "c", "resources": {"requests": requests}}]}});
+        let seen = pod(&json!({}), &spec);
+        assert_eq!(
+            (seen.requests.len(), seen.placement.unknown),
+            (2, Some(TOO_MANY_RESOURCES))
+        );
+    }
 }

@@ -102,6 +102,13 @@ impl Status {
             ),
         });
         conditions.push(match (row.waiting, row.blocked) {
+            (0, _) if !row.not_served.is_empty() => {
+                let words = row.not_served.iter();
+                let words: Vec<String> =
+                    words.map(|(why, pods)| format!("{pods} pods with {why}")).collect();
+                let message = format!("no room is made for {}", words.join(", "));
+                condition("Underserved", true, "NotServed", message)
+            }
             (0, _) => condition("Underserved", false, "NoneWaits", "no entitled pod waits for room".to_owned()),
             (waiting, 0) => condition("Underserved", true, "Waiting", format!("{waiting} entitled pods wait for room")),
             (waiting, blocked) => condition(
@@ -323,6 +330,25 @@ mod tests {
         assert_eq!(
             Status::of(&row(1), 1, &[], None).difference(&Value::Null, &capacity),
             Difference::Much(1000)
+        );
+    }
+
+    #[test]
+    fn pods_for_which_no_room_is_made_are_said() {
+        let mut row = row(0);
+        row.not_served = [("a resource that no node has", 2)].into();
+        let status = Status::of(&row, 1, &[], None);
+        let underserved = status.conditions.iter();
+        let underserved = underserved.filter(|it| it.kind == "Underserved");
+        let said: Vec<(&str, &str)> = underserved
+            .map(|it| (it.reason.as_str(), it.message.as_str()))
+            .collect();
+        assert_eq!(
+            said,
+            [(
+                "NotServed",
+                "no room is made for 2 pods with a resource that no node has"
+            )]
         );
     }
 

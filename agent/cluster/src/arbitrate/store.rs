@@ -148,8 +148,10 @@ impl<K: Ord + Clone, V: PartialEq> Kept<K, V> {
 /// How a kind's watch is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Watch {
-    /// There was a whole list.
+    /// The last list that began is whole: nothing that is gone is still here.
     pub is_listed: bool,
+    /// There was a whole list.
+    pub was_listed: bool,
     /// What was last said is a failure: why.
     pub missed: Option<String>,
     /// Objects that could not be read.
@@ -211,6 +213,7 @@ impl Store {
             let watch = self.watch(kind);
             match (watch.missed, watch.is_listed, watch.beyond) {
                 (Some(why), _, _) => Some((kind, why)),
+                (None, false, _) if watch.was_listed => Some((kind, "listed anew".to_owned())),
                 (None, false, _) => Some((kind, "not listed yet".to_owned())),
                 (None, true, 0) => None,
                 (None, true, beyond) => Some((kind, format!("{beyond} beyond the bound"))),
@@ -218,10 +221,27 @@ impl Store {
         })
     }
 
+    /// Whether a list would find objects that were beyond the bound and have room now.
+    #[must_use]
+    pub fn wants_list(&self, kind: Kind) -> bool {
+        let watch = self.watch(kind);
+        let known = match kind {
+            Kind::Pods => self.pods.len(),
+            Kind::Nodes => self.nodes.len(),
+            Kind::Namespaces => self.namespaces.len(),
+            Kind::Consumers => self.consumers.len(),
+            Kind::Budgets => self.budgets.len(),
+            Kind::Quotas => self.quotas.len(),
+            Kind::Allocations => self.allocations.len(),
+        };
+        watch.is_listed && watch.beyond > 0 && known < kind.most()
+    }
+
     /// Takes what was heard; whether anything that counts has changed.
     pub fn hear(&mut self, kind: Kind, heard: Heard) -> bool {
         let watch = self.watches.entry(kind).or_default();
-        if !matches!(heard, Heard::Missed(_) | Heard::List) {
+        // Within a list only its end says that all is known.
+        if watch.is_listed && !matches!(heard, Heard::Missed(_) | Heard::List) {
             watch.missed = None;
         }
         match heard {
@@ -236,11 +256,14 @@ impl Store {
             }
             Heard::List => {
                 watch.beyond = 0;
+                watch.is_listed = false;
                 self.list(kind);
                 false
             }
             Heard::Listed => {
-                let is_first = !std::mem::replace(&mut watch.is_listed, true);
+                watch.missed = None;
+                watch.is_listed = true;
+                let is_first = !std::mem::replace(&mut watch.was_listed, true);
                 self.listed(kind) | is_first
             }
             Heard::Object(object) => self.object(kind, &object),
@@ -364,9 +387,50 @@ mod tests {
         store.hear(Kind::Pods, Heard::List);
         assert!(store.stale().is_some(), "a list that has only begun");
         store.hear(Kind::Pods, pod("u2"));
+        assert_eq!(
+            store.stale(),
+            Some((Kind::Pods, "away".into())),
+            "nor its first object"
+        );
         assert_eq!(store.pods.len(), 2);
         assert!(store.hear(Kind::Pods, Heard::Listed));
         assert_eq!((store.pods.len(), store.stale()), (1, None));
+    }
+
+    #[test]
+    fn what_is_listed_anew_is_not_known_until_the_list_ends() {
+        let mut store = Store::default();
+        for kind in Kind::ALL {
+            store.hear(kind, Heard::List);
+            store.hear(kind, Heard::Listed);
+        }
+        // As after 410: nothing was missed in words.
+        store.hear(Kind::Pods, Heard::List);
+        assert_eq!(store.stale(), Some((Kind::Pods, "listed anew".into())));
+        store.hear(Kind::Pods, pod("u1"));
+        store.hear(Kind::Pods, Heard::Word);
+        assert!(store.stale().is_some());
+        assert!(store.watch(Kind::Pods).was_listed);
+        store.hear(Kind::Pods, Heard::Listed);
+        assert_eq!(store.stale(), None);
+    }
+
+    #[test]
+    fn what_was_beyond_the_bound_is_listed_when_there_is_room() {
+        let mut store = Store::default();
+        store.hear(Kind::Nodes, Heard::List);
+        let node = |at: usize| json!({"metadata": {"name": format!("n{at}")}});
+        for at in 0..=Kind::Nodes.most() {
+            store.hear(Kind::Nodes, object(&node(at)));
+        }
+        store.hear(Kind::Nodes, Heard::Listed);
+        assert_eq!(store.watch(Kind::Nodes).beyond, 1);
+        assert!(!store.wants_list(Kind::Nodes));
+        let gone = Heard::Gone(node(0).to_string().into_bytes());
+        store.hear(Kind::Nodes, gone);
+        assert!(store.wants_list(Kind::Nodes));
+        store.hear(Kind::Nodes, Heard::List);
+        assert!(!store.wants_list(Kind::Nodes), "it is on its way");
     }
 
     #[test]

@@ -11,6 +11,8 @@ struct World {
     ms: u64,
     /// Added to what the clock on the wall says.
     jump_ms: u64,
+    /// Pods as the API server has them.
+    pods: BTreeMap<String, Value>,
 }
 
 fn settings(is_dry: bool) -> Settings {
@@ -38,6 +40,7 @@ impl World {
             version: 1,
             ms: 0,
             jump_ms: 0,
+            pods: BTreeMap::new(),
         };
         world.arbiter.eviction_version = Some("policy/v1".into());
         for kind in Kind::ALL {
@@ -69,12 +72,37 @@ impl World {
         self.version += 1;
         json!({"metadata": {"name": name, "namespace": namespace, "uid": name, "resourceVersion": self.version.to_string(),
                 "creationTimestamp": "2026-11-22T08:00:00Z", "labels": {"app": namespace}},
-            "spec": {"nodeName": node, "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]}})
+            "spec": {"nodeName": node, "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]},
+            "status": {"startTime": node.map(|_| "2026-11-22T08:00:00Z")}})
     }
 
     fn pod(&mut self, namespace: &str, name: &str, node: Option<&str>) {
         let pod = self.pod_object(namespace, name, node);
+        self.see_pod(pod);
+    }
+
+    fn see_pod(&mut self, pod: Value) {
         self.see(Kind::Pods, &pod);
+        self.pods
+            .insert(pod["metadata"]["name"].as_str().unwrap().to_owned(), pod);
+    }
+
+    fn gone(&mut self, name: &str) {
+        let pod = self.pods.remove(name).unwrap();
+        let gone = Heard::Gone(pod.to_string().into_bytes());
+        self.arbiter.hear(Kind::Pods, gone);
+    }
+
+    /// What a patch of annotations does.
+    fn annotate(&mut self, name: &str, call: &Call) {
+        let Some(mut pod) = self.pods.remove(name) else {
+            return;
+        };
+        let body: Value = serde_json::from_slice(&call.body).unwrap();
+        self.version += 1;
+        pod["metadata"]["annotations"] = body["metadata"]["annotations"].clone();
+        pod["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        self.see_pod(pod);
     }
 
     /// `a` fills the node, and a pod of `b` waits.
@@ -107,6 +135,9 @@ impl World {
             self.arbiter.turn(now, acts);
             while let Some((target, call)) = self.arbiter.next(now, acts) {
                 let answer = answer(&target).unwrap_or(Answer::Done(Vec::new()));
+                if let (Target::Notice(name), Answer::Done(_)) = (&target, &answer) {
+                    self.annotate(&name.clone(), &call);
+                }
                 self.arbiter.answered(&target, &answer, now);
                 calls.push((target, call));
             }
@@ -175,7 +206,8 @@ fn a_notice_comes_first_then_the_eviction_and_both_sides_hear_of_it() {
     let body: Value = serde_json::from_slice(&call.body).unwrap();
     assert_eq!(
         body["deleteOptions"]["preconditions"],
-        json!({"uid": "a0", "resourceVersion": "2"})
+        json!({"uid": "a0", "resourceVersion": "13"}),
+        "with its notice"
     );
     let said = events(&calls);
     assert!(
@@ -184,10 +216,7 @@ fn a_notice_comes_first_then_the_eviction_and_both_sides_hear_of_it() {
         "{said:?}"
     );
     // It leaves, and starts anew where the other one was to be: that costs no second pod.
-    let gone = world.pod_object("a", "a0", Some("n"));
-    world
-        .arbiter
-        .hear(Kind::Pods, Heard::Gone(gone.to_string().into_bytes()));
+    world.gone("a0");
     world.pod("a", "again", None);
     world.pod("b", "b0", Some("n"));
     assert!(evictions(&world.run(300, true, |_| None)).is_empty());
@@ -213,6 +242,8 @@ fn what_comes_back_to_lend_no_more_is_given_by_its_share() {
         .unwrap();
     assert_eq!((row.deserved["cpu"], row.used["cpu"]), (4000, 4000));
 }
+
+mod doubts;
 
 #[test]
 fn without_a_consumer_all_is_as_before() {

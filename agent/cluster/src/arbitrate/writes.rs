@@ -1,6 +1,6 @@
 //! What is written: bodies of calls, and which write is next.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
@@ -11,6 +11,9 @@ use crate::call::{Call, Content, Verb};
 use crate::clock::{Now, rfc3339_s};
 use crate::report::body::{escaped, pod_path};
 
+/// A write that is due.
+type Due = (Target, Call);
+
 const API: &str = "plimsoll.dev/v1alpha1";
 const PATH: &str = "/apis/plimsoll.dev/v1alpha1";
 /// A status that differs by little is written after this.
@@ -19,8 +22,8 @@ const LITTLE_MS: u64 = 60_000;
 const OVERUSED_EVERY_MS: u64 = 25_000;
 /// What is due is looked for so often where no cycle has changed it.
 const QUEUE_EVERY_MS: u64 = 1_000;
-/// Writes that are due at once; the others are found the next time.
-const QUEUE_MAX: usize = 500;
+/// Writes of a class that are due at once; the others are found the next time.
+const OF_A_CLASS_MAX: usize = 200;
 /// How long after its wait the failures of a write are remembered.
 const FORGOTTEN_MS: u64 = 120_000;
 /// Namespaces in it.
@@ -79,19 +82,27 @@ impl Arbiter {
         !self.on_their_way.contains(target) && ms >= until
     }
 
-    /// The write that matters most: notices, then the greatest difference of a status, then lists for nodes.
+    /// The write that matters most: notices, then by turns the greatest difference of a status, lists for nodes, and notices that are over.
     pub(super) fn next_write(&mut self, now: Now) -> Option<(Target, Call)> {
-        if self.queue.is_empty() && now.mono_ms >= self.next_queue_ms {
+        if now.mono_ms >= self.next_queue_ms {
             self.next_queue_ms = now.mono_ms + QUEUE_EVERY_MS;
             // What is over is forgotten.
             let ms = now.mono_ms;
             self.not_before
                 .retain(|_, (until, _)| ms < until.saturating_add(FORGOTTEN_MS));
-            let mut due = self.due_notices(now);
-            due.extend(self.due_statuses(now));
-            due.extend(self.due_overused(now));
-            due.truncate(QUEUE_MAX);
-            self.queue = due.into();
+            let (notices, over) = self.due_notices(ms);
+            let classes = [self.due_statuses(now), self.due_overused(now), over];
+            let mut classes = classes.map(|class| {
+                class
+                    .into_iter()
+                    .take(OF_A_CLASS_MAX)
+                    .collect::<VecDeque<_>>()
+            });
+            self.queue = notices.into();
+            while classes.iter().any(|class| !class.is_empty()) {
+                let first = classes.iter_mut().filter_map(VecDeque::pop_front);
+                self.queue.extend(first);
+            }
         }
         loop {
             let (target, call) = self.queue.pop_front()?;
@@ -101,28 +112,26 @@ impl Arbiter {
         }
     }
 
-    fn due_notices(&self, now: Now) -> Vec<(Target, Call)> {
-        let ms = now.mono_ms;
-        let unix_ms = self.unix_ms(now);
-        let mut due = Vec::new();
-        for (uid, pod) in self.store.pods.iter() {
-            let notice_of = self.reclaims.notices.get(uid);
-            let notice_of = notice_of.filter(|_| !self.settings.is_dry);
-            // Those that an earlier leader or an earlier plan left go.
-            let value = match (notice_of, &pod.evict_after) {
-                (Some(notice_of), None) => {
-                    let left_ms = notice_of.due_ms.saturating_sub(ms);
-                    Some(rfc3339_s(unix_ms + left_ms))
-                }
-                (None, Some(_)) if !pod.is_leaving => None,
-                _ => continue,
-            };
+    /// Notices that are not shown as they are, and those on pods that have none: of an earlier leader, or an earlier plan.
+    fn due_notices(&self, ms: u64) -> (Vec<Due>, Vec<Due>) {
+        let is_dry = self.settings.is_dry;
+        let due = |uid: &String, pod: &SeenPod, value: Option<String>| {
             let target = Target::Notice(uid.clone());
-            if self.may_write(&target, ms) {
-                due.push((target, notice(uid, pod, value)));
-            }
-        }
-        due
+            self.may_write(&target, ms)
+                .then(|| (target, notice(uid, pod, value)))
+        };
+        let notices = self.reclaims.notices.iter().filter(|_| !is_dry);
+        let notices = notices.filter_map(|(uid, notice)| {
+            let pod = self.store.pods.get(uid)?;
+            let value = Some(notice.value());
+            (pod.evict_after != value).then(|| due(uid, pod, value))?
+        });
+        let over = self.store.pods.iter().filter(|(uid, pod)| {
+            let has_none = is_dry || !self.reclaims.is_noticed(uid);
+            pod.evict_after.is_some() && !pod.is_leaving && has_none
+        });
+        let over = over.filter_map(|(uid, pod)| due(uid, pod, None));
+        (notices.collect(), over.take(OF_A_CLASS_MAX).collect())
     }
 
     /// Pods of each namespace that have notice, in words.
@@ -137,7 +146,7 @@ impl Arbiter {
         noticed
     }
 
-    fn due_statuses(&mut self, now: Now) -> Vec<(Target, Call)> {
+    fn due_statuses(&mut self, now: Now) -> Vec<Due> {
         let ms = now.mono_ms;
         let mut due: Vec<(Difference, Target, Status)> = Vec::new();
         let known = std::mem::take(&mut self.little_since);
@@ -181,7 +190,7 @@ impl Arbiter {
         }
         self.little_since = little;
         due.sort_by(|(one, ..), (other, ..)| other.cmp(one));
-        due.truncate(QUEUE_MAX);
+        due.truncate(OF_A_CLASS_MAX);
         let calls = due.into_iter().filter_map(|(_, target, status)| {
             let call = self.status_call(&target, &status, now)?;
             Some((target, call))
@@ -195,7 +204,7 @@ impl Arbiter {
     }
 
     fn status_call(&self, target: &Target, status: &Status, now: Now) -> Option<Call> {
-        let unix_ms = self.unix_ms(now);
+        let unix_ms = now.unix_ms;
         match target {
             Target::Consumer(name) => {
                 let there = &self.store.consumers.get(name)?.status;
@@ -232,7 +241,7 @@ impl Arbiter {
     }
 
     /// Nodes under pressure hear which namespaces are overused, again and again, as the list is void after a minute.
-    fn due_overused(&mut self, now: Now) -> Vec<(Target, Call)> {
+    fn due_overused(&mut self, now: Now) -> Vec<Due> {
         let ms = now.mono_ms;
         let nodes = &self.store.nodes;
         self.overused_at.retain(|node, _| {
@@ -240,8 +249,9 @@ impl Arbiter {
             node.is_some_and(|node| node.has_pressure)
         });
         let mut due = Vec::new();
-        if self.store.stale().is_none() {
-            let at = rfc3339_s(self.unix_ms(now));
+        // What was judged before is not stamped as if it were new.
+        if self.store.stale().is_none() && self.broken.is_none() {
+            let at = rfc3339_s(now.unix_ms);
             for (name, namespaces) in &self.judgement.overused_on {
                 let target = Target::Overused(name.clone());
                 let last = self.overused_at.get(name);
@@ -250,7 +260,6 @@ impl Arbiter {
                     let first: BTreeMap<&String, &u64> =
                         namespaces.iter().take(OVERUSED_MAX).collect();
                     let value = json!({"at": at, "namespaces": first}).to_string();
-                    self.overused_at.insert(name.clone(), ms);
                     due.push((target, overused(name, Some(&value))));
                 }
             }

@@ -25,6 +25,9 @@ const TRIES_MAX: u32 = 8;
 /// `note` of the API has at most so many bytes.
 const NOTE_BYTES_MAX: usize = 1024;
 
+/// Reasons of what is good for the object.
+const NORMAL: [&str; 1] = ["RoomMade"];
+
 /// What an Event is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Regarding {
@@ -215,7 +218,7 @@ impl Events {
             "reportingInstance": cut(&self.instance, 128),
             "action": said.action,
             "reason": said.reason,
-            "type": "Warning",
+            "type": if NORMAL.contains(&said.reason) { "Normal" } else { "Warning" },
             "note": note.trim_end(),
             "regarding": regarding,
         });
@@ -316,6 +319,22 @@ mod tests {
             code,
             ..Refusal::default()
         })
+    }
+
+    #[test]
+    fn room_that_was_made_is_no_warning() {
+        for (reason, kind) in [("RoomMade", "Normal"), ("Reclaimed", "Warning")] {
+            let mut events = Events::of_arbitrator("one", 1);
+            events.say(
+                Said {
+                    reason,
+                    ..said("u1", 0)
+                },
+                now(0),
+            );
+            let key = events.next(now(0)).unwrap();
+            assert_eq!(body(&events.send(&key, false).unwrap())["type"], kind);
+        }
     }
 
     #[test]

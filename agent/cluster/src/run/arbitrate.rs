@@ -1,10 +1,12 @@
 //! The loop of the arbitrator: hears the API server, asks [`Arbiter`] what to do, and does it while it has the Lease.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use plimsoll_core::arbitration::units::quantity_of;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinSet;
 
@@ -28,6 +30,10 @@ const TAKEN_AT_ONCE: usize = 1_000;
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long the end waits for the Lease to be given back.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long it waits for evictions that are on their way: a call ends within 10 s.
+const EVICTIONS_TIMEOUT: Duration = Duration::from_secs(12);
+/// A kind is listed anew for what was beyond its bound at most so often.
+const LIST_EVERY: Duration = Duration::from_secs(60);
 
 /// The options.
 #[derive(Debug, Clone)]
@@ -48,9 +54,10 @@ struct Loop {
     arbitration: Arbitration,
     began: Instant,
     arbiter: Arbiter,
-    election: Election,
+    lease: Arc<Mutex<Election>>,
     calls: JoinSet<(Target, Answer)>,
-    lease: JoinSet<Answer>,
+    /// By kind: asks for a list, and when it last did.
+    lists: BTreeMap<Kind, (Arc<Notify>, Option<Instant>)>,
     discoveries: JoinSet<Option<Served>>,
     heard: Receiver<(Kind, Heard)>,
     to_heard: Sender<(Kind, Heard)>,
@@ -65,6 +72,8 @@ struct Loop {
 pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(), RunError> {
     let listen = settings.listen.clone();
     let mut state = Loop::start(settings).await?;
+    let (lease, api) = (state.lease.clone(), state.api.clone());
+    tokio::spawn(keep(lease, api, state.metrics.clone(), state.began));
     if let Some(address) = listen {
         let wrong = |error| RunError::Metrics(address.clone(), error);
         let listener = Listener::open(&address).await.map_err(wrong)?;
@@ -78,11 +87,33 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         }
         state.act();
     }
-    let now = state.now();
-    if let Some(call) = state.election.release(now) {
-        let _given_back = tokio::time::timeout(RELEASE_TIMEOUT, state.api.call(&call)).await;
-    }
+    state.end().await;
     Ok(())
+}
+
+/// One at a time; what a panic left is as it was.
+fn locked(lease: &Mutex<Election>) -> MutexGuard<'_, Election> {
+    lease.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps the Lease, whatever the loop is busy with: a cycle of a large cluster takes seconds.
+async fn keep(lease: Arc<Mutex<Election>>, api: Api, metrics: Arc<Metrics>, began: Instant) {
+    loop {
+        let call = locked(&lease).next(now(began));
+        let Some(call) = call else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        };
+        let answer = api.call(&call).await;
+        let trouble = {
+            let mut election = locked(&lease);
+            election.answered(&answer, now(began));
+            election.trouble.clone()
+        };
+        if let Some(trouble) = trouble {
+            metrics.say(&format!("the Lease: {trouble}"));
+        }
+    }
 }
 
 /// Reads the cluster once, and says what should be. Changes nothing and needs no Lease.
@@ -159,14 +190,17 @@ impl Loop {
         let identity = &mut settings.rules.identity;
         identity.push_str(&format!("_{seed:016x}"));
         let mut state = Self {
-            election: Election::new(&settings.lease_namespace, identity),
+            lease: Arc::new(Mutex::new(Election::new(
+                &settings.lease_namespace,
+                identity,
+            ))),
             arbiter: Arbiter::new(settings.rules.clone(), now(began), seed),
             api,
             metrics,
             arbitration,
             began,
             calls: JoinSet::new(),
-            lease: JoinSet::new(),
+            lists: BTreeMap::new(),
             discoveries: JoinSet::new(),
             heard,
             to_heard,
@@ -189,14 +223,16 @@ impl Loop {
     }
 
     /// All kinds are heard on one channel.
-    fn watch(&self, kind: Kind, path: &str) {
+    fn watch(&mut self, kind: Kind, path: &str) {
         let seed = self.seed ^ kind as u64;
+        let again: Arc<Notify> = Arc::default();
+        self.lists.insert(kind, (again.clone(), None));
         let mut of_kind = watched(
             &self.api,
             kind.resource(),
             path,
             String::new(),
-            Arc::default(),
+            again.clone(),
             seed,
         );
         let to_heard = self.to_heard.clone();
@@ -226,15 +262,6 @@ impl Loop {
             Some(ended) = self.calls.join_next(), if !self.calls.is_empty() => {
                 if let Ok((target, answer)) = ended {
                     self.answered(&target, &answer);
-                }
-            }
-            Some(ended) = self.lease.join_next(), if !self.lease.is_empty() => {
-                if let Ok(answer) = ended {
-                    let now = self.now();
-                    self.election.answered(&answer, now);
-                    if let Some(trouble) = &self.election.trouble {
-                        self.metrics.say(&format!("the Lease: {trouble}"));
-                    }
                 }
             }
             Some(ended) = self.discoveries.join_next(), if !self.discoveries.is_empty() => {
@@ -268,14 +295,53 @@ impl Loop {
         self.arbiter.answered(target, answer, now);
     }
 
+    /// Asks for lists of kinds of which objects were beyond the bound, and would not be now.
+    fn list_again(&mut self) {
+        for (kind, (again, asked)) in &mut self.lists {
+            let is_due = asked.is_none_or(|asked| asked.elapsed() >= LIST_EVERY);
+            if is_due && self.arbiter.store.wants_list(*kind) {
+                *asked = Some(Instant::now());
+                again.notify_one();
+            }
+        }
+    }
+
+    /// Gives the Lease back when no eviction is on its way any more: another process acts at once then.
+    async fn end(mut self) {
+        let evictions = async {
+            while self.arbiter.is_evicting()
+                && let Some(ended) = self.calls.join_next().await
+            {
+                if let Ok((target, answer)) = ended {
+                    self.answered(&target, &answer);
+                }
+            }
+            while !locked(&self.lease).end() {
+                tokio::time::sleep(PAUSE).await;
+            }
+        };
+        if tokio::time::timeout(EVICTIONS_TIMEOUT, evictions)
+            .await
+            .is_err()
+        {
+            self.metrics
+                .say("calls are on their way still: the Lease is not given back");
+            return;
+        }
+        let call = locked(&self.lease).release(self.now());
+        if let Some(call) = call {
+            let _given_back = tokio::time::timeout(RELEASE_TIMEOUT, self.api.call(&call)).await;
+        }
+    }
+
     /// What is due now.
     fn act(&mut self) {
         let now = self.now();
-        if let Some(call) = self.election.next(now) {
-            let api = self.api.clone();
-            self.lease.spawn(async move { api.call(&call).await });
-        }
-        let acts = self.election.acts(now);
+        let (acts, holds) = {
+            let election = locked(&self.lease);
+            (election.acts(now), election.holds(now))
+        };
+        self.list_again();
         if acts != self.acted {
             self.acted = acts;
             self.metrics.say(if acts {
@@ -286,7 +352,7 @@ impl Loop {
         }
         let held_back = self.arbiter.held_back.clone();
         let began = Instant::now();
-        if self.arbiter.turn(now, self.election.holds()) {
+        if self.arbiter.turn(now, holds) {
             let took = began.elapsed().as_micros();
             let now = self.now();
             self.arbiter
@@ -306,7 +372,7 @@ impl Loop {
         // A cycle can take long: the Lease is looked at once more before anything is sent.
         loop {
             let now = self.now();
-            let acts = self.election.acts(now);
+            let acts = locked(&self.lease).acts(now);
             let Some((target, call)) = self.arbiter.next(now, acts) else {
                 break;
             };

@@ -1,6 +1,8 @@
 //! What the arbitrator knows of a cluster (ARBITRATOR.md, section 2), with names looked up: nodes, Consumers and budgets are sorted by name and referred to by
 //! their places.
 
+use std::sync::Arc;
+
 use super::amounts::{Amounts, Bounds, Resources};
 use super::groups::Consumer;
 
@@ -58,8 +60,8 @@ pub struct Pod {
     pub leaving: bool,
     /// Of a DaemonSet, a mirror or a static pod: it would come back at the same place.
     pub daemon: bool,
-    /// The nodes that it may use, ascending; nothing: all.
-    pub nodes: Option<Vec<usize>>,
+    /// The nodes that it may use, ascending; nothing: all. Pods that are alike share them.
+    pub nodes: Option<Arc<[usize]>>,
     /// The disruption budgets that select it.
     pub budgets: Vec<usize>,
 }

@@ -322,7 +322,7 @@ fn cluster(
         waiting: row.node.map_or(row.seconds, |_| 0),
         leaving: row.leaving && row.node.is_some(),
         daemon: row.daemon,
-        nodes: row.only.map(|node| vec![node]),
+        nodes: row.only.map(|node| vec![node].into()),
         budgets: row.budget.into_iter().collect(),
     });
     Cluster {

@@ -1,0 +1,270 @@
+//! What keeps pods from eviction, and what a tenant cannot do.
+
+use super::*;
+
+fn actions(world: &World, word: &str) -> u64 {
+    let actions = &world.arbiter.judgement.actions;
+    actions.get(word).copied().unwrap_or(0)
+}
+
+fn row(world: &World, name: &str) -> Row {
+    let mut rows = world.arbiter.judgement.rows.iter();
+    rows.find(|row| row.name == name).unwrap().clone()
+}
+
+#[test]
+fn after_an_outage_all_notices_begin_anew() {
+    let mut world = World::full(false);
+    world.run(20, true, |_| None);
+    let missed = Heard::Missed("away".into());
+    world.arbiter.hear(Kind::Budgets, missed);
+    assert!(evictions(&world.run(20, true, |_| None)).is_empty());
+    // The watch comes back before its backlog does.
+    world.arbiter.hear(Kind::Budgets, Heard::Word);
+    assert!(evictions(&world.run(30, true, |_| None)).is_empty());
+    assert_eq!(evictions(&world.run(2, true, |_| None)), ["a0"]);
+}
+
+#[test]
+fn a_moment_of_silence_holds_evictions_and_ends_no_notice() {
+    let mut world = World::full(false);
+    let mut evicted = Vec::new();
+    // Something on the way ends each connection after some seconds.
+    for _ in 0..3 {
+        evicted.extend(evictions(&world.run(8, true, |_| None)));
+        let missed = Heard::Missed("broke off".into());
+        world.arbiter.hear(Kind::Pods, missed);
+        world.arbiter.hear(Kind::Pods, Heard::Word);
+        let held = evictions(&world.run(5, true, |_| None));
+        assert!(held.is_empty(), "{held:?}");
+        assert!(world.held().contains("only just"));
+    }
+    assert_eq!(evicted, ["a0"]);
+}
+
+#[test]
+fn nothing_goes_at_once_after_an_outage_also_without_grace() {
+    let mut world = World::full(false);
+    world.consumer("b", &json!({"namespace": "b", "unlimited": true}));
+    assert!(evictions(&world.run(5, true, |_| None)).is_empty());
+    assert!(world.held().contains("only just"), "{}", world.held());
+    assert_eq!(evictions(&world.run(2, true, |_| None)), ["a0"]);
+}
+
+#[test]
+fn a_list_after_410_holds_evictions() {
+    let mut world = World::full(false);
+    world.run(29, true, |_| None);
+    world.arbiter.hear(Kind::Pods, Heard::List);
+    assert!(evictions(&world.run(60, true, |_| None)).is_empty());
+    assert!(world.held().contains("listed anew"), "{}", world.held());
+    assert!(world.arbiter.is_ready());
+}
+
+#[test]
+fn a_notice_that_is_not_written_evicts_no_pod() {
+    let mut world = World::full(false);
+    let refuse = |target: &Target| matches!(target, Target::Notice(_)).then(|| refused(403, ""));
+    assert!(evictions(&world.run(200, true, refuse)).is_empty());
+}
+
+#[test]
+fn a_text_that_an_earlier_leader_left_is_written_anew() {
+    let mut world = World::full(false);
+    let mut pod = world.pod_object("a", "a0", Some("n"));
+    pod["metadata"]["annotations"] = json!({"plimsoll.dev/evict-after": "2026-11-22T09:00:00Z"});
+    world.see_pod(pod);
+    let calls = world.run(3, true, |_| None);
+    let notices = calls
+        .iter()
+        .filter(|(target, _)| *target == Target::Notice("a0".into()));
+    let bodies: Vec<String> = notices
+        .map(|(_, call)| String::from_utf8_lossy(&call.body).into_owned())
+        .collect();
+    assert!(
+        bodies.len() == 1 && bodies[0].contains("2026-11-22T10:00:30Z"),
+        "{bodies:?}"
+    );
+}
+
+#[test]
+fn notices_come_before_what_others_left() {
+    let mut world = World::full(false);
+    for at in 0..400 {
+        let mut pod = world.pod_object("left", &format!("a-{at}"), Some("away"));
+        pod["metadata"]["annotations"] = json!({"plimsoll.dev/evict-after": "x"});
+        world.see(Kind::Pods, &pod);
+    }
+    let calls = world.run(1, true, |_| None);
+    let mut notices = calls
+        .iter()
+        .filter(|(target, _)| matches!(target, Target::Notice(_)));
+    assert_eq!(notices.next().unwrap().0, Target::Notice("a0".into()));
+    let is_status = |target: &Target| matches!(target, Target::Consumer(_));
+    assert!(
+        calls.iter().any(|(target, _)| is_status(target)),
+        "each class has its part"
+    );
+}
+
+#[test]
+fn pods_that_come_and_go_do_not_put_off_a_reclaim() {
+    let mut world = World::full(false);
+    // Each second a younger pod of the namespace that uses too much is old enough to go.
+    world.consumer(
+        "a",
+        &json!({"namespace": "a", "reclaim": {"minimumRunTime": "0s"}}),
+    );
+    let mut evicted = Vec::new();
+    for at in 0..40 {
+        world.gone(&format!("a{}", at + 1));
+        world.pod("a", &format!("a{}", at + 10), Some("n"));
+        evicted.extend(evictions(&world.run(1, true, |_| None)));
+        if !world.pods.contains_key(&format!("a{}", at + 2)) {
+            break;
+        }
+    }
+    assert_eq!(evicted, ["a0"]);
+}
+
+#[test]
+fn no_pod_goes_for_one_that_no_node_can_run() {
+    let mut world = World::full(false);
+    let mut pod = world.pod_object("b", "b0", None);
+    pod["spec"]["containers"][0]["resources"]["requests"]["example.com/gpu"] = json!("1");
+    world.see_pod(pod);
+    assert!(evictions(&world.run(100, true, |_| None)).is_empty());
+    assert_eq!(
+        row(&world, "b").not_served,
+        [("a resource that no node has", 1)].into()
+    );
+}
+
+#[test]
+fn names_that_a_tenant_makes_up_stop_no_other() {
+    let mut world = World::full(false);
+    for at in 0..4 {
+        let mut pod = world.pod_object("a", &format!("odd{at}"), None);
+        for name in 0..100 {
+            let name = format!("example.com/r{at}-{name}");
+            pod["spec"]["containers"][0]["resources"]["requests"][name] = json!("1");
+        }
+        world.see_pod(pod);
+    }
+    assert_eq!(evictions(&world.run(32, true, |_| None)), ["a0"]);
+}
+
+#[test]
+fn a_minimum_below_a_second_does_not_pass_over_a_consumers() {
+    let mut world = World::full(false);
+    world.arbiter.settings.times.minimum_run_time_ms = 500;
+    world.consumer(
+        "a",
+        &json!({"namespace": "a", "reclaim": {"minimumRunTime": "3h"}}),
+    );
+    assert!(evictions(&world.run(3_000, true, |_| None)).is_empty());
+}
+
+#[test]
+fn a_consumer_with_a_long_grace_does_not_take_all_notices() {
+    let mut world = World::new(false);
+    world.see(Kind::Nodes, &json!({"metadata": {"name": "n"}, "status": {
+        "allocatable": {"cpu": "200", "pods": "500"}, "conditions": [{"type": "Ready", "status": "True"}]}}));
+    world.consumer(
+        "a",
+        &json!({"namespace": "a", "reclaim": {"gracePeriod": "24h"}}),
+    );
+    world.see(Kind::Namespaces, &json!({"metadata": {"name": "c"}}));
+    world.consumer("c", &json!({"namespace": "c"}));
+    for at in 0..150 {
+        world.pod("a", &format!("a{at:03}"), Some("n"));
+        world.pod("b", &format!("b{at:03}"), None);
+    }
+    // The pods of `a` go first: they have the lesser priority.
+    for at in 0..50 {
+        let mut pod = world.pod_object("c", &format!("c{at:03}"), Some("n"));
+        pod["spec"]["priority"] = json!(1);
+        world.see_pod(pod);
+    }
+    world.consumer("b", &json!({"namespace": "b", "weight": 100}));
+    world.run(5, true, |_| None);
+    let notices = world.arbiter.reclaims.notices.keys();
+    let of = |namespace: char| {
+        notices
+            .clone()
+            .filter(|uid| uid.starts_with(namespace))
+            .count()
+    };
+    assert_eq!(of('a'), 20);
+    assert!(of('c') > 10, "{}", of('c'));
+}
+
+#[test]
+fn no_namespace_uses_up_the_work_of_all() {
+    let mut world = World::full(false);
+    for at in 0..50 {
+        let mut pod = world.pod_object("a", &format!("0odd{at:02}"), None);
+        pod["spec"]["nodeSelector"] = json!({"disk": format!("{at}")});
+        world.see_pod(pod);
+    }
+    world.run(1, true, |_| None);
+    let store = &world.arbiter.store;
+    let not_served = judge::refused_with(store, 20);
+    assert!(
+        not_served.contains("0odd40") && !not_served.contains("b0"),
+        "{not_served:?}"
+    );
+    assert!(!not_served.contains("0odd00"));
+    assert_eq!(actions(&world, "not_served"), 0);
+}
+
+#[test]
+fn what_others_compare_is_of_the_clock_on_the_wall() {
+    let mut world = World::full(false);
+    world.jump_ms = 3_600_000;
+    let calls = world.run(2, true, |_| None);
+    let notice = calls
+        .iter()
+        .find(|(target, _)| *target == Target::Notice("a0".into()));
+    let body = String::from_utf8_lossy(&notice.unwrap().1.body).into_owned();
+    assert!(body.contains("2026-11-22T11:00:30Z"), "{body}");
+}
+
+#[test]
+fn a_list_of_the_overused_is_not_stamped_anew_where_nothing_was_judged() {
+    let mut world = World::full(false);
+    let node = json!({"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "10", "pods": "110"},
+        "conditions": [{"type": "Ready", "status": "True"}, {"type": "MemoryPressure", "status": "True"}]}});
+    world.see(Kind::Nodes, &node);
+    let lists = |calls: &[(Target, Call)]| {
+        calls
+            .iter()
+            .filter(|(target, _)| *target == Target::Overused("n".into()))
+            .count()
+    };
+    // What is not done is not taken for done.
+    let calls = world.run(10, true, |target| {
+        matches!(target, Target::Overused(_)).then(|| refused(500, ""))
+    });
+    assert!(lists(&calls) > 1);
+    world.run(5, true, |_| None);
+    let many: serde_json::Map<String, Value> = (0..200)
+        .map(|at| (format!("example.com/r{at}"), json!("1")))
+        .collect();
+    world.consumer("a", &json!({"namespace": "a", "reserved": many}));
+    assert_eq!(lists(&world.run(100, true, |_| None)), 0);
+}
+
+#[test]
+fn an_eviction_is_on_its_way_until_it_is_answered() {
+    let mut world = World::full(false);
+    world.run(30, true, |_| None);
+    let now = world.now();
+    world.arbiter.turn(now, true);
+    let (target, _) = world.arbiter.next(now, true).unwrap();
+    assert_eq!(target, Target::Evict("a0".into()));
+    assert!(world.arbiter.is_evicting());
+    let answer = Answer::Done(Vec::new());
+    world.arbiter.answered(&target, &answer, now);
+    assert!(!world.arbiter.is_evicting());
+}
