@@ -59,7 +59,7 @@ pub(super) fn without(
 ) -> Vec<Range<usize>> {
     let address = |at: u64| {
         let after = usize::try_from(at.checked_sub(offset)?).ok()?;
-        mapping.start.checked_add(after)
+        Some(mapping.start.saturating_add(after))
     };
     let mut holes: Vec<Range<usize>> = tables
         .iter()

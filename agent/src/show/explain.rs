@@ -561,7 +561,7 @@ mod tests {
             "{pod}"
         );
         assert!(
-            !pod.contains("requests.cpu") && !pod.contains("other"),
+            !pod.contains("requests.cpu") && !pod.contains("other/compute"),
             "{pod}"
         );
     }

@@ -244,8 +244,11 @@ fn shares_of_namespaces_are_read_and_checked() {
             "{a: {memory: -1}}",
             "plimsoll.namespaceShares.a.memory: must not be negative",
         ),
-        ("{a: {memory: lots}}", "plimsoll.namespaceShares.a.memory"),
-        ("{a: 1Gi}", "plimsoll.namespaceShares.a"),
+        (
+            "{a: {memory: lots}}",
+            "plimsoll.namespaceShares: a: memory: quantity \"lots\" is malformed",
+        ),
+        ("{a: 1Gi}", "plimsoll.namespaceShares: a: "),
     ] {
         let error = shares(&format!("plimsoll: {{namespaceShares: {text}}}\n")).unwrap_err();
         assert!(error.to_string().contains(wanted), "{text}: {error}");
