@@ -7,15 +7,12 @@
 //! **What stops the start.** An argument or a setting that cannot be had: a wrong file, an address in use. What the node lacks costs that part
 //! and a line among the losses: a feature without a thread, a source without a descriptor.
 
-use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroU64;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::Args;
 use plimsoll_core::engine::Engine;
 use plimsoll_core::kube::cgroup_config::{NodeCapacity, SwapBehavior};
 use plimsoll_core::model::options::OomOrder;
@@ -32,7 +29,7 @@ use crate::act::placement::owner;
 use crate::act::release::MemoryRelease;
 use crate::act::remedies::{self, REMEDIES_LEDGER, Remedies};
 use crate::daemon::admission::is_running;
-use crate::daemon::beside::{KubeletArgs, conflicts, kubelet_config};
+use crate::daemon::beside::{conflicts, kubelet_config};
 use crate::daemon::limits::{Limits, Origins};
 use crate::daemon::observer::{NodeObserver, Wanted};
 use crate::daemon::pod_meters::PodMeters;
@@ -41,29 +38,20 @@ use crate::daemon::sampler::Sampler;
 use crate::daemon::{
     Agent, Ending, KubeletWork, LastLine, Placing, Sources, StorageWork, Surroundings,
 };
-use crate::host::HostRoot;
-use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
-use crate::host::knobs::{AGENT_LEDGER, KnobError, Ledger, PODS_LEDGER};
-use crate::host::lock::{LockError, StateLock};
+use crate::host::knobs::{AGENT_LEDGER, Ledger};
 use crate::host::meminfo::MeminfoFile;
-use crate::host::output::OutputArgs;
 use crate::host::protect::{protect, raise_open_files};
-use crate::host::shown::Show as _;
-use crate::host::state_dir::{has_no_room, try_room};
 use crate::host::stop::StopSignals;
 use crate::host::syscall::fill_allocations;
-use crate::input::config::{Config, ConfigFile, Effective, EvictionFlags};
 use crate::input::devices;
 use crate::input::manifests::admission::Ground;
 use crate::kernel::load::{Programs, load_pinned};
 use crate::kernel::{Bpf, PinOwner};
-use crate::pods;
 use crate::pods::kill::KillThread;
-use crate::pods::names::{KubeletTree, POD_UID_VARIABLE, is_pod_hidden, pods_of_this_process};
+use crate::pods::names::{POD_UID_VARIABLE, is_pod_hidden, pods_of_this_process};
 use crate::pods::registry::Pods;
 use crate::pods::removal::CgroupWorker;
 use crate::probe::facts::{Facts, hooks_of, kinds_without};
-use crate::probe::ladder::Without;
 use crate::probe::report::Report;
 use crate::record::journal::Journal;
 use crate::record::lines::{Line, Reporter};
@@ -74,98 +62,20 @@ use crate::serve::summary::Statistics;
 use crate::source::cluster::{ClusterLink, ClusterSettings};
 use crate::source::stall_triggers::stall_triggers;
 use crate::storage::reclaim::LeftToKubelet;
-use crate::storage::runtime::RuntimeSettings;
-use crate::storage::{KUBELET_DIR, Storage, StorageSettings};
+use crate::storage::{Storage, StorageSettings};
+
+mod args;
+mod ledgers;
+mod plan;
+
+pub use self::args::RunArgs;
+use self::ledgers::Ledgers;
+use self::plan::{Plan, disks};
 
 /// The program that this is, beside `plimsoll`.
 pub const PROGRAM: &str = "plimsoll-agent";
 /// In this time at most one record of a flood (throttling, reclaim) is sent per cgroup.
 pub const WINDOW: Duration = Duration::from_millis(100);
-
-/// Watch this node and evict pods before the kernel's OOM killer has to
-#[derive(Debug, Clone, Args)]
-#[command(after_help = "\
-Examples:
-  plimsoll run --manifests ./pods
-  plimsoll run --manifests ./pods --eviction-hard 'memory.available<1Gi' --journal /var/log/plimsoll.journal
-  plimsoll run --manifests ./pods --config kubelet-eviction.yaml --output json
-  plimsoll run --kubernetes --config eviction.yaml
-
-Stops on SIGINT and SIGTERM. Pods keep running, and every kernel setting that was changed is restored.
-
-Exit status: 0 stopped by a signal; 1 it could not start or continue (the message says why and what to do); 2 wrong usage;
-70 its loop hung for a minute (the message says where).")]
-pub struct RunArgs {
-    /// Directory of Kubernetes manifests (YAML or JSON): pods, and the LimitRanges, ResourceQuotas and PriorityClasses that decide about them; a pod whose
-    /// manifest is removed is ended
-    #[arg(long, value_name = "DIR", default_value = "/etc/plimsoll/pods")]
-    pub manifests: PathBuf,
-    /// Configuration file: a KubeletConfiguration, YAML or JSON; see `plimsoll config check`
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Cgroup that contains kubepods, relative to the cgroup mount [default: cgroupRoot of the configuration, or the mount itself]
-    #[arg(long, value_name = "CGROUP")]
-    pub cgroup_root: Option<String>,
-    /// Directory of the lock and of the record of changed kernel settings
-    #[arg(long, value_name = "DIR", default_value = "/run/plimsoll")]
-    pub state_dir: PathBuf,
-    /// Socket for `plimsoll explain` and `plimsoll top` [default: control.sock in the state directory, or in DIR-control with --control-group]
-    #[arg(long, value_name = "PATH")]
-    pub control_socket: Option<PathBuf>,
-    /// Group (name or number) that may use the socket, which is then in a directory of its own beside the state directory [default: root only]
-    #[arg(long, value_name = "GROUP")]
-    pub control_group: Option<String>,
-    /// Serve metrics, health and statistics over HTTP on this address, e.g. 127.0.0.1:9186 [default: off]. Warns if it is not loopback
-    #[arg(long, value_name = "ADDRESS:PORT", value_parser = http::address)]
-    pub listen: Option<SocketAddr>,
-    /// Export metrics for each pod, at most 1024 pods (with --listen)
-    #[arg(long, requires = "listen")]
-    pub metrics_per_pod: bool,
-    /// Write every event and decision to this file, for `plimsoll replay`
-    #[arg(long, value_name = "FILE")]
-    pub journal: Option<PathBuf>,
-    #[command(flatten)]
-    #[expect(missing_docs, reason = "its type says what it is")]
-    pub output: OutputArgs,
-    /// Do not use this mechanism, to see what plimsoll falls back to; may be repeated
-    #[arg(long, value_enum, value_name = "MECHANISM", value_delimiter = ',')]
-    pub without: Vec<Without>,
-    /// The kubelet's root directory, which contains the volumes; its file system is nodefs
-    #[arg(long, value_name = "DIR", default_value = KUBELET_DIR)]
-    pub kubelet_dir: PathBuf,
-    /// Directory of pods' logs [default: podLogsDir of the configuration, /var/log/pods]
-    #[arg(long, value_name = "DIR")]
-    pub logs_dir: Option<PathBuf>,
-    /// A directory on imagefs, the file system of images [default: the container runtime's, if there is one]
-    #[arg(long, value_name = "DIR")]
-    pub image_dir: Option<PathBuf>,
-    /// A directory on containerfs, the file system of writable layers [default: as for images]
-    #[arg(long, value_name = "DIR")]
-    pub container_dir: Option<PathBuf>,
-    /// Socket of the container runtime (CRI): unused images and ended containers are removed when their disk is short, before any pod is evicted [default:
-    /// no runtime is asked]
-    #[arg(long, value_name = "PATH", value_parser = runtime_endpoint)]
-    pub runtime_endpoint: Option<PathBuf>,
-    /// File of the devices that pods may request, with their NUMA nodes; `plimsoll place --help` shows the format
-    #[arg(long, value_name = "FILE")]
-    pub devices: Option<PathBuf>,
-    /// Keep the eviction order in the kernel, so that a BPF program kills when memory is short and plimsoll does not react
-    /// (plimsoll.lastLine of the configuration)
-    #[arg(long)]
-    pub last_line: bool,
-    /// Move interrupts off CPUs that are exclusive to a container (with cpuManagerPolicy static)
-    #[arg(long)]
-    pub move_interrupts: bool,
-    /// Leave the BPF programs pinned on exit for the next agent, so that an upgrade leaves no gap
-    #[arg(long)]
-    pub keep_on_exit: bool,
-    #[command(flatten)]
-    #[expect(missing_docs, reason = "its type says what it is")]
-    pub kubelet: KubeletArgs,
-    #[command(flatten)]
-    #[expect(missing_docs, reason = "its type says what it is")]
-    pub eviction: EvictionFlags,
-}
 
 /// Runs the agent until it receives SIGINT or SIGTERM.
 ///
@@ -223,138 +133,6 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         None => result,
     };
     result.map(|()| ExitCode::SUCCESS)
-}
-
-/// What the arguments, the configuration and the host say. Nothing has been changed yet.
-struct Plan<'a> {
-    args: &'a RunArgs,
-    config: Config,
-    remarks: Vec<String>,
-    host: HostRoot,
-    mounts: CgroupMounts,
-    cgroup_root: CgroupPath,
-    kubepods: CgroupPath,
-    /// `None`: no kubelet runs the pods.
-    kubelet: Option<KubeletTree>,
-    listener: Option<TcpListener>,
-    /// Why the state directory takes nothing. Then no kernel setting is changed.
-    no_room: Option<String>,
-}
-
-impl<'a> Plan<'a> {
-    fn check(args: &'a RunArgs) -> Result<Self> {
-        let file = args.config.as_deref().map(ConfigFile::read).transpose()?;
-        let effective = Effective::new(file.unwrap_or_default(), &args.eviction)?;
-        let remarks = effective.remarks();
-        let mut config = effective.config;
-        if args.last_line {
-            config
-                .engine
-                .options
-                .last_line
-                .get_or_insert_with(Default::default);
-        }
-        let cgroup_root = match &args.cgroup_root {
-            Some(path) => CgroupPath::new(path).context("--cgroup-root")?,
-            None => CgroupPath::new(&config.cgroups.root).context("cgroupRoot")?,
-        };
-        let host = HostRoot::live();
-        let mounts = host.cgroup_mounts()?;
-        anyhow::ensure!(
-            !config.fail_cgroup_v1
-                || mounts.hierarchy_of(Controller::Memory)?.version == Version::V2,
-            "failCgroupV1 is true, and memory is controlled by cgroup v1 here: boot with cgroup v2, or set failCgroupV1: false"
-        );
-        let tree = || KubeletTree::find(&mounts, &cgroup_root);
-        let kubelet = args.kubelet.kubernetes.then(tree).transpose()?;
-        config.engine.beside_kubelet = kubelet.is_some();
-        Ok(Self {
-            args,
-            config,
-            remarks: remarks
-                .iter()
-                .map(|remark| format!("{}: {}", remark.field, remark.text))
-                .collect(),
-            kubepods: match &kubelet {
-                Some(tree) => tree.kubepods().clone(),
-                None => pods::cgroup::kubepods_path(&cgroup_root)?,
-            },
-            kubelet,
-            host,
-            mounts,
-            cgroup_root,
-            listener: args.listen.map(http::bind).transpose()?,
-            no_room: None,
-        })
-    }
-
-    /// The lock of the state directory. `None` where that is full or read-only and has none from before.
-    fn lock(&mut self) -> Result<Option<StateLock>, LockError> {
-        let lock = match StateLock::acquire(&self.args.state_dir) {
-            Err(error) if error.is_no_room() => {
-                self.no_room = Some(error.to_string());
-                return Ok(None);
-            }
-            lock => lock?,
-        };
-        if let Err(error) = try_room(&self.args.state_dir)
-            && has_no_room(&error)
-        {
-            self.no_room = Some(format!("{}: {error}", self.args.state_dir.shown()));
-        }
-        Ok(Some(lock))
-    }
-
-    /// The ledger of this name, in the state directory.
-    fn ledger(&self, name: &str) -> Result<Ledger, KnobError> {
-        let path = self.args.state_dir.join(name);
-        match &self.no_room {
-            Some(why) => Ledger::closed(&self.host, path, why.clone()),
-            None => Ledger::open(&self.host, path),
-        }
-    }
-}
-
-/// The ledgers of settings that are undone when the agent ends.
-struct Ledgers {
-    agent: Ledger,
-    pods: Ledger,
-}
-
-impl Ledgers {
-    /// Puts back what is in any ledger, and returns how many settings that were.
-    fn put_back(plan: &Plan<'_>) -> Result<(Self, usize), KnobError> {
-        if plan.no_room.is_some() {
-            let agent = plan.ledger(AGENT_LEDGER)?;
-            let pods = plan.ledger(PODS_LEDGER)?;
-            return Ok((Self { agent, pods }, 0));
-        }
-        let mut restored = 0;
-        // Beside a kubelet, evicted pods stay held over a restart.
-        let holds = plan.kubelet.is_none().then_some(HOLDS_LEDGER);
-        for name in [REMEDIES_LEDGER, CPU_LEDGER].into_iter().chain(holds) {
-            restored += restore(&mut plan.ledger(name)?)?;
-        }
-        let mut ledgers = Self {
-            agent: plan.ledger(AGENT_LEDGER)?,
-            pods: plan.ledger(PODS_LEDGER)?,
-        };
-        // Pods first: their cgroups are inside the agent's.
-        restored += restore(&mut ledgers.pods)? + restore(&mut ledgers.agent)?;
-        Ok((ledgers, restored))
-    }
-
-    /// Undoes what is in them, as far as it can be now.
-    fn restore(&mut self) {
-        for ledger in [&mut self.pods, &mut self.agent] {
-            if ledger.is_closed() {
-                continue; // nothing was changed
-            }
-            if let Err(error) = restore(ledger) {
-                tracing::error!(%error, "kernel settings could not be put back; the next start tries again");
-            }
-        }
-    }
 }
 
 /// The BPF programs, if there are any, and what follows from what could be attached.
@@ -927,53 +705,4 @@ impl Features {
         }
         agent
     }
-}
-
-/// Where the node's disks are, and how often they are read.
-fn disks(plan: &Plan<'_>) -> StorageSettings {
-    let Plan { args, config, .. } = plan;
-    let live = StorageSettings::live(plan.cgroup_root.clone());
-    let logs_dir = args
-        .logs_dir
-        .clone()
-        .or_else(|| Some(config.storage.pod_logs_dir.clone()).filter(|dir| dir.is_absolute()));
-    let cycle = Duration::from_nanos(config.storage.volume_stats_period_ns);
-    StorageSettings {
-        host: plan.host.clone(),
-        kubelet_dir: args.kubelet_dir.clone(),
-        logs_dir: logs_dir.unwrap_or(live.logs_dir),
-        image_dir: args.image_dir.clone(),
-        container_dir: args.container_dir.clone(),
-        runtime: runtime_settings(args),
-        // 0 turns the kubelet's survey off; limits on local storage need one.
-        cycle: if cycle.is_zero() { live.cycle } else { cycle },
-        ..live
-    }
-}
-
-/// As the kubelet's option of this name has it (`unix:///run/…`), or a path.
-fn runtime_endpoint(text: &str) -> Result<PathBuf, String> {
-    let path = PathBuf::from(text.strip_prefix("unix://").unwrap_or(text));
-    path.is_absolute().then_some(path).ok_or_else(|| {
-        "an absolute path is needed, such as /run/containerd/containerd.sock".to_owned()
-    })
-}
-
-/// The container runtime, and `plimsoll-runtime`, in the directory of this program.
-fn runtime_settings(args: &RunArgs) -> Option<RuntimeSettings> {
-    let socket = args.runtime_endpoint.clone()?;
-    let program = std::env::current_exe().unwrap_or_default();
-    Some(RuntimeSettings {
-        socket,
-        program: program.with_file_name("plimsoll-runtime"),
-    })
-}
-
-/// Undoes what a ledger says, as far as it can be now. Returns how many settings were put back.
-fn restore(ledger: &mut Ledger) -> Result<usize, KnobError> {
-    let restoration = ledger.restore()?;
-    for remark in restoration.remarks() {
-        tracing::info!("{remark}");
-    }
-    Ok(restoration.restored())
 }

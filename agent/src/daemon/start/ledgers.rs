@@ -1,0 +1,61 @@
+//! The settings that an agent before has left are put back first, and those of this one last.
+
+use anyhow::Result;
+
+use crate::act::cpu_time::CPU_LEDGER;
+use crate::act::holds::HOLDS_LEDGER;
+use crate::act::remedies::REMEDIES_LEDGER;
+use crate::host::knobs::{AGENT_LEDGER, KnobError, Ledger, PODS_LEDGER};
+
+use super::plan::Plan;
+
+/// The ledgers of settings that are undone when the agent ends.
+pub(super) struct Ledgers {
+    pub(super) agent: Ledger,
+    pub(super) pods: Ledger,
+}
+
+impl Ledgers {
+    /// Puts back what is in any ledger, and returns how many settings that were.
+    pub(super) fn put_back(plan: &Plan<'_>) -> Result<(Self, usize), KnobError> {
+        if plan.no_room.is_some() {
+            let agent = plan.ledger(AGENT_LEDGER)?;
+            let pods = plan.ledger(PODS_LEDGER)?;
+            return Ok((Self { agent, pods }, 0));
+        }
+        let mut restored = 0;
+        // Beside a kubelet, evicted pods stay held over a restart.
+        let holds = plan.kubelet.is_none().then_some(HOLDS_LEDGER);
+        for name in [REMEDIES_LEDGER, CPU_LEDGER].into_iter().chain(holds) {
+            restored += restore(&mut plan.ledger(name)?)?;
+        }
+        let mut ledgers = Self {
+            agent: plan.ledger(AGENT_LEDGER)?,
+            pods: plan.ledger(PODS_LEDGER)?,
+        };
+        // Pods first: their cgroups are inside the agent's.
+        restored += restore(&mut ledgers.pods)? + restore(&mut ledgers.agent)?;
+        Ok((ledgers, restored))
+    }
+
+    /// Undoes what is in them, as far as it can be now.
+    pub(super) fn restore(&mut self) {
+        for ledger in [&mut self.pods, &mut self.agent] {
+            if ledger.is_closed() {
+                continue; // nothing was changed
+            }
+            if let Err(error) = restore(ledger) {
+                tracing::error!(%error, "kernel settings could not be put back; the next start tries again");
+            }
+        }
+    }
+}
+
+/// Undoes what a ledger says, as far as it can be now. Returns how many settings were put back.
+pub(super) fn restore(ledger: &mut Ledger) -> Result<usize, KnobError> {
+    let restoration = ledger.restore()?;
+    for remark in restoration.remarks() {
+        tracing::info!("{remark}");
+    }
+    Ok(restoration.restored())
+}

@@ -1,0 +1,143 @@
+//! What the agent is to do, as its arguments, its configuration and the host say, before it changes anything.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use crate::host::HostRoot;
+use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
+use crate::host::knobs::{KnobError, Ledger};
+use crate::host::lock::{LockError, StateLock};
+use crate::host::shown::Show as _;
+use crate::host::state_dir::{has_no_room, try_room};
+use crate::input::config::{Config, ConfigFile, Effective};
+use crate::pods;
+use crate::pods::names::KubeletTree;
+use crate::serve::http;
+use crate::storage::StorageSettings;
+use crate::storage::runtime::RuntimeSettings;
+
+use super::args::RunArgs;
+
+/// What the arguments, the configuration and the host say. Nothing has been changed yet.
+pub(super) struct Plan<'a> {
+    pub(super) args: &'a RunArgs,
+    pub(super) config: Config,
+    pub(super) remarks: Vec<String>,
+    pub(super) host: HostRoot,
+    pub(super) mounts: CgroupMounts,
+    pub(super) cgroup_root: CgroupPath,
+    pub(super) kubepods: CgroupPath,
+    /// `None`: no kubelet runs the pods.
+    pub(super) kubelet: Option<KubeletTree>,
+    pub(super) listener: Option<TcpListener>,
+    /// Why the state directory takes nothing. Then no kernel setting is changed.
+    pub(super) no_room: Option<String>,
+}
+
+impl<'a> Plan<'a> {
+    pub(super) fn check(args: &'a RunArgs) -> Result<Self> {
+        let file = args.config.as_deref().map(ConfigFile::read).transpose()?;
+        let effective = Effective::new(file.unwrap_or_default(), &args.eviction)?;
+        let remarks = effective.remarks();
+        let mut config = effective.config;
+        if args.last_line {
+            config
+                .engine
+                .options
+                .last_line
+                .get_or_insert_with(Default::default);
+        }
+        let cgroup_root = match &args.cgroup_root {
+            Some(path) => CgroupPath::new(path).context("--cgroup-root")?,
+            None => CgroupPath::new(&config.cgroups.root).context("cgroupRoot")?,
+        };
+        let host = HostRoot::live();
+        let mounts = host.cgroup_mounts()?;
+        anyhow::ensure!(
+            !config.fail_cgroup_v1
+                || mounts.hierarchy_of(Controller::Memory)?.version == Version::V2,
+            "failCgroupV1 is true, and memory is controlled by cgroup v1 here: boot with cgroup v2, or set failCgroupV1: false"
+        );
+        let tree = || KubeletTree::find(&mounts, &cgroup_root);
+        let kubelet = args.kubelet.kubernetes.then(tree).transpose()?;
+        config.engine.beside_kubelet = kubelet.is_some();
+        Ok(Self {
+            args,
+            config,
+            remarks: remarks
+                .iter()
+                .map(|remark| format!("{}: {}", remark.field, remark.text))
+                .collect(),
+            kubepods: match &kubelet {
+                Some(tree) => tree.kubepods().clone(),
+                None => pods::cgroup::kubepods_path(&cgroup_root)?,
+            },
+            kubelet,
+            host,
+            mounts,
+            cgroup_root,
+            listener: args.listen.map(http::bind).transpose()?,
+            no_room: None,
+        })
+    }
+
+    /// The lock of the state directory. `None` where that is full or read-only and has none from before.
+    pub(super) fn lock(&mut self) -> Result<Option<StateLock>, LockError> {
+        let lock = match StateLock::acquire(&self.args.state_dir) {
+            Err(error) if error.is_no_room() => {
+                self.no_room = Some(error.to_string());
+                return Ok(None);
+            }
+            lock => lock?,
+        };
+        if let Err(error) = try_room(&self.args.state_dir)
+            && has_no_room(&error)
+        {
+            self.no_room = Some(format!("{}: {error}", self.args.state_dir.shown()));
+        }
+        Ok(Some(lock))
+    }
+
+    /// The ledger of this name, in the state directory.
+    pub(super) fn ledger(&self, name: &str) -> Result<Ledger, KnobError> {
+        let path = self.args.state_dir.join(name);
+        match &self.no_room {
+            Some(why) => Ledger::closed(&self.host, path, why.clone()),
+            None => Ledger::open(&self.host, path),
+        }
+    }
+}
+
+/// Where the node's disks are, and how often they are read.
+pub(super) fn disks(plan: &Plan<'_>) -> StorageSettings {
+    let Plan { args, config, .. } = plan;
+    let live = StorageSettings::live(plan.cgroup_root.clone());
+    let logs_dir = args
+        .logs_dir
+        .clone()
+        .or_else(|| Some(config.storage.pod_logs_dir.clone()).filter(|dir| dir.is_absolute()));
+    let cycle = Duration::from_nanos(config.storage.volume_stats_period_ns);
+    StorageSettings {
+        host: plan.host.clone(),
+        kubelet_dir: args.kubelet_dir.clone(),
+        logs_dir: logs_dir.unwrap_or(live.logs_dir),
+        image_dir: args.image_dir.clone(),
+        container_dir: args.container_dir.clone(),
+        runtime: runtime_settings(args),
+        // 0 turns the kubelet's survey off; limits on local storage need one.
+        cycle: if cycle.is_zero() { live.cycle } else { cycle },
+        ..live
+    }
+}
+
+/// The container runtime, and `plimsoll-runtime`, in the directory of this program.
+pub(super) fn runtime_settings(args: &RunArgs) -> Option<RuntimeSettings> {
+    let socket = args.runtime_endpoint.clone()?;
+    let program = std::env::current_exe().unwrap_or_default();
+    Some(RuntimeSettings {
+        socket,
+        program: program.with_file_name("plimsoll-runtime"),
+    })
+}
