@@ -236,7 +236,7 @@ fn cluster(vector: &Vector) -> Result<Cluster, String> {
             waiting: pod.waiting,
             leaving: pod.leaving,
             daemon: pod.daemon,
-            nodes: nodes.transpose()?,
+            nodes: nodes.transpose()?.map(std::sync::Arc::from),
             budgets: pod
                 .budgets
                 .iter()

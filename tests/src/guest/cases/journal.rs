@@ -57,7 +57,10 @@ fn replay() -> Outcome {
     let line = text
         .lines()
         .rev()
-        .find(|line| line.contains("decision") && line.contains("leaky"))
+        .find(|line| {
+            let step: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+            step["decisions"].to_string().contains("leaky")
+        })
         .context("no decision in the journal")?;
     fs::write(
         &journal,
