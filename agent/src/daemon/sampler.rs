@@ -16,7 +16,7 @@ use crate::host::swap::SwapFiles;
 use crate::pods::registry::Pods;
 use crate::record::timeline::Hops;
 
-/// So few pods are read with every sample that is not urgent.
+/// So few pods are read with every sample: before an eviction of one of five, that takes 84.1 µs and one leader after the other 88.8 µs (`cargo xtask demo`).
 const FEW_PODS: usize = 8;
 /// Leaders that are read one by one. To find each takes a look at what is known of all pods; from this number on it is less work to read them all.
 const LEADERS_MAX: usize = 4;
@@ -80,8 +80,8 @@ impl Sampler {
     }
 
     /// Takes a sample: the node first, and pods only if `wanted` says, from what the node shows, that a decision may depend on them. The leaders are
-    /// not read here but one by one, by [`Sampler::freshen`]. Where pods are few and nothing is urgent they are read at once: that costs
-    /// less than reading the node twice.
+    /// not read here but one by one, by [`Sampler::freshen`]. Where pods are few they are read at once: that costs less than the questions, and than
+    /// reading the node twice.
     ///
     /// Where all pods are read they are read before the node whose figures count, so that those are never older than a victim's.
     ///
@@ -121,7 +121,7 @@ impl Sampler {
         }
         sample.pods.clear();
         sample.leaders_only = false;
-        sample.node_only = urgent || pods.len() > FEW_PODS;
+        sample.node_only = pods.len() > FEW_PODS;
         if sample.node_only {
             self.read_node(urgent, sample, &mut failed)?;
             hops.node_read_ns = Some(now_ns());
