@@ -22,11 +22,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::backoff::{Backoff, Pace};
 use crate::call::{Answer, Call};
 use crate::clock::Now;
+use crate::heard::Heard;
 use crate::report::event::{EventKey, Events, Regarding, Said};
 use judge::{Judgement, Memory, Row, Times};
 use reclaim::{Outcome, Reclaims};
 use seen::SeenPod;
-use store::{Heard, Kind, Store};
+use store::{Kind, Store};
 
 /// Writes in any second, Events counted.
 const WRITES_PER_SECOND: usize = 50;

@@ -10,6 +10,7 @@ pub mod backoff;
 pub mod call;
 pub mod cli;
 pub mod clock;
+pub mod heard;
 pub mod link;
 pub mod metrics;
 pub mod pod;

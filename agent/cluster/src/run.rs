@@ -13,10 +13,11 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinSet;
 
-use crate::api::watch::{self, Heard, Watched};
+use crate::api::watch::{self, Watched};
 use crate::api::{Api, ApiError, Source, discovery};
 use crate::call::{Answer, Call};
 use crate::clock::Now;
+use crate::heard::Heard;
 use crate::link::{self, Batch, Frame, FromAgent};
 use crate::metrics::Metrics;
 use crate::pod::NotTaken;
@@ -151,6 +152,16 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     }
 }
 
+/// The present, for a program that began then.
+fn now(began: Instant) -> Now {
+    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH);
+    Now {
+        mono_ms: ms(began.elapsed()),
+        unix_ms: ms(unix.unwrap_or_default()),
+    }
+}
+
 /// Different for each process, so that those of a cluster do not keep step.
 fn seed() -> u64 {
     let unix = SystemTime::now()
@@ -216,13 +227,7 @@ impl Loop {
     }
 
     fn now(&self) -> Now {
-        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        Now {
-            mono_ms: ms(self.began.elapsed()),
-            unix_ms: ms(SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .unwrap_or_default()),
-        }
+        now(self.began)
     }
 
     fn watch_budgets(&self, served: &Served, seed: u64) -> Receiver<Heard> {

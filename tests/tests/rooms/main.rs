@@ -79,7 +79,7 @@ const ROOMS: [(&str, &[&str]); 14] = [
 ];
 
 /// Of `plimsoll-cluster`, as [`ROOMS`]. What decides (`arbitrate` and below) knows no connection.
-const CLUSTER_ROOMS: [(&str, &[&str]); 14] = [
+const CLUSTER_ROOMS: [(&str, &[&str]); 15] = [
     ("main", &[]),
     ("cli", &["run", "serve", "api", "arbitrate", "report"]),
     (
@@ -94,18 +94,23 @@ const CLUSTER_ROOMS: [(&str, &[&str]); 14] = [
             "store",
             "pod",
             "call",
+            "heard",
             "clock",
         ],
     ),
     ("serve", &["metrics"]),
     ("link", &["backoff"]),
-    ("api", &["metrics", "report", "call", "backoff"]),
+    ("api", &["metrics", "report", "call", "heard", "backoff"]),
     ("metrics", &["arbitrate", "report", "store"]),
-    ("arbitrate", &["report", "call", "clock", "backoff"]),
+    (
+        "arbitrate",
+        &["report", "call", "heard", "clock", "backoff"],
+    ),
     ("report", &["store", "pod", "call", "clock", "backoff"]),
     ("store", &["pod"]),
     ("pod", &["clock"]),
     ("call", &[]),
+    ("heard", &[]),
     ("clock", &[]),
     ("backoff", &[]),
 ];

@@ -16,6 +16,7 @@ use crate::api::split::{Items, Lines, Piece};
 use crate::api::{Api, whole};
 use crate::backoff::Backoff;
 use crate::call::{Answer, Call};
+use crate::heard::Heard;
 
 /// How long a list may take as a whole.
 const LIST_TIMEOUT: Duration = Duration::from_secs(120);
@@ -28,25 +29,6 @@ const WATCH_S: u64 = 280;
 const WATCH_SPREAD_S: u64 = 20;
 /// A watch that ends sooner without a word is a failure.
 const SHORT_WATCH: Duration = Duration::from_secs(1);
-
-/// What was heard of a resource.
-#[derive(Debug)]
-pub enum Heard {
-    /// A list begins.
-    List,
-    /// An object, listed, added or changed.
-    Object(Vec<u8>),
-    /// An object that was deleted, as it was.
-    Gone(Vec<u8>),
-    /// The list is complete.
-    Listed,
-    /// The server said something.
-    Word,
-    /// An object longer than any can be was left out.
-    TooLarge,
-    /// No answer, or one that cannot be used. Why.
-    Missed(String),
-}
 
 /// What is watched.
 #[derive(Debug, Clone)]

@@ -6,6 +6,7 @@ use super::seen::{
     PodRead, SeenAllocation, SeenBudget, SeenConsumer, SeenNamespace, SeenNode, SeenPod, SeenQuota,
     uid_of,
 };
+use crate::heard::Heard;
 
 /// What is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -178,25 +179,6 @@ pub struct Store {
     /// By namespace and name.
     pub allocations: Kept<(String, String), SeenAllocation>,
     watches: BTreeMap<Kind, Watch>,
-}
-
-/// What was heard of a kind.
-#[derive(Debug)]
-pub enum Heard {
-    /// A list begins.
-    List,
-    /// An object, listed, added or changed.
-    Object(Vec<u8>),
-    /// An object that was deleted.
-    Gone(Vec<u8>),
-    /// The list is complete.
-    Listed,
-    /// The server said something.
-    Word,
-    /// An object that is too large to be read.
-    TooLarge,
-    /// No answer, or one that cannot be used.
-    Missed(String),
 }
 
 impl Store {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use plimsoll_core::arbitration::units::quantity_of;
 use serde_json::{Value, json};
@@ -10,14 +10,14 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinSet;
 
-use super::{RunError, discovered, seed, watched};
-use crate::api::watch::Heard as Watched;
+use super::{RunError, discovered, now, seed, watched};
 use crate::api::{Api, Source};
 use crate::arbitrate::lease::Election;
-use crate::arbitrate::store::{Heard, Kind};
+use crate::arbitrate::store::Kind;
 use crate::arbitrate::{Arbiter, Settings as Rules, Target};
 use crate::call::Answer;
 use crate::clock::Now;
+use crate::heard::Heard;
 use crate::metrics::{Arbitration, Metrics};
 use crate::report::Served;
 use crate::serve::{Address, Listener};
@@ -238,7 +238,7 @@ impl Loop {
         let to_heard = self.to_heard.clone();
         tokio::spawn(async move {
             while let Some(heard) = of_kind.recv().await {
-                if to_heard.send((kind, heard_of(heard))).await.is_err() {
+                if to_heard.send((kind, heard)).await.is_err() {
                     return;
                 }
             }
@@ -381,26 +381,5 @@ impl Loop {
                 .spawn(async move { (target, api.call(&call).await) });
         }
         self.arbitration.set_state(&self.arbiter, acts);
-    }
-}
-
-fn now(began: Instant) -> Now {
-    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let unix = SystemTime::now().duration_since(UNIX_EPOCH);
-    Now {
-        mono_ms: ms(began.elapsed()),
-        unix_ms: ms(unix.unwrap_or_default()),
-    }
-}
-
-fn heard_of(heard: Watched) -> Heard {
-    match heard {
-        Watched::List => Heard::List,
-        Watched::Object(object) => Heard::Object(object),
-        Watched::Gone(object) => Heard::Gone(object),
-        Watched::Listed => Heard::Listed,
-        Watched::Word => Heard::Word,
-        Watched::TooLarge => Heard::TooLarge,
-        Watched::Missed(why) => Heard::Missed(why),
     }
 }

@@ -1,0 +1,20 @@
+//! What a list and the watch after it say, without the connection that they came over.
+
+/// What was heard of a resource.
+#[derive(Debug)]
+pub enum Heard {
+    /// A list begins.
+    List,
+    /// An object, listed, added or changed.
+    Object(Vec<u8>),
+    /// An object that was deleted, as it was.
+    Gone(Vec<u8>),
+    /// The list is complete.
+    Listed,
+    /// The server said something.
+    Word,
+    /// An object longer than any can be was left out.
+    TooLarge,
+    /// No answer, or one that cannot be used. Why.
+    Missed(String),
+}
