@@ -145,8 +145,8 @@ impl Ranking {
         places::sort(self, rows, places);
     }
 
-    /// Ranks as many rows as it takes to know the first that is `wanted` and the one behind it: O(n) if that is one of the first. The rows after
-    /// these are in no order. Allocates as [`Ranking::rank`].
+    /// Ranks as many rows as it takes to know the first two that are `wanted`: O(n) if these are among the first. The rows after these are in no order.
+    /// Allocates as [`Ranking::rank`].
     pub(crate) fn lead(
         self,
         rows: &mut [RankRow],
@@ -430,8 +430,8 @@ mod tests {
             let mut led = sorted.clone();
             ranking.rank(&mut sorted, &mut Vec::new());
             ranking.lead(&mut led, &mut Vec::new(), |row| !row.exempt);
-            let first = sorted.iter().position(|row| !row.exempt);
-            let known = first.map_or(sorted.len(), |first| (first + 2).min(sorted.len()));
+            let wanted = sorted.iter().enumerate().filter(|(_, row)| !row.exempt);
+            let known = wanted.map(|(at, _)| at + 1).nth(1).unwrap_or(sorted.len());
             prop_assert_eq!(&led[..known], &sorted[..known]);
         }
 

@@ -58,8 +58,7 @@ fn fill(ranking: Ranking, rows: &[RankRow], places: &mut Vec<Place>) {
     }));
 }
 
-/// Puts the rows up to the one behind the first that is `wanted` where sorting puts them; those after it are in no order. Allocates as
-/// [`sort`].
+/// Puts the rows up to the second that is `wanted` where sorting puts them; those after it are in no order. Allocates as [`sort`].
 pub(super) fn lead(
     ranking: Ranking,
     rows: &mut [RankRow],
@@ -67,7 +66,7 @@ pub(super) fn lead(
     wanted: impl Fn(&RankRow) -> bool,
 ) {
     fill(ranking, rows, places);
-    let mut is_last = false;
+    let mut found = 0;
     for to in 0..rows.len().min(LEAD_MAX) {
         let mut least = to;
         for at in to + 1..rows.len() {
@@ -82,10 +81,10 @@ pub(super) fn lead(
         // The place of each row stays beside it.
         rows.swap(to, least);
         places.swap(to, least);
-        if is_last {
+        found += usize::from(wanted(&rows[to]));
+        if found == 2 {
             return;
         }
-        is_last = wanted(&rows[to]);
     }
     sort(ranking, rows, places);
 }
