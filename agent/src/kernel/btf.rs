@@ -9,8 +9,15 @@
 
 use std::collections::HashMap;
 
+use zerocopy::IntoBytes as _;
+
 /// Anonymous members, typedefs and qualifiers followed, at most. The deepest in a real kernel is below ten.
 const DEPTH_MAX: usize = 32;
+
+/// At the start, in the byte order of the machine.
+const MAGIC: u16 = 0xeb9f;
+/// Length of the header of version 1.
+const HEADER_BYTES: u32 = 24;
 
 /// Why the type information cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -104,6 +111,11 @@ fn u32_at(data: &[u8], at: usize, part: &'static str) -> Result<u32, BtfError> {
         .ok_or(BtfError::Truncated { part, at })
 }
 
+/// The typedef that stands for a tracepoint.
+pub(super) fn tracepoint(name: &str) -> String {
+    format!("btf_trace_{name}")
+}
+
 impl<'data> Btf<'data> {
     /// Reads the tables.
     ///
@@ -114,7 +126,7 @@ impl<'data> Btf<'data> {
         if data
             .first_chunk::<2>()
             .map(|magic| u16::from_ne_bytes(*magic))
-            != Some(0xeb9f)
+            != Some(MAGIC)
         {
             return Err(BtfError::Magic);
         }
@@ -178,6 +190,45 @@ impl<'data> Btf<'data> {
         Ok(btf)
     }
 
+    /// BTF in which these functions and typedefs have the numbers that they have here, and all other records are empty: a reader that needs only
+    /// these numbers has little to read. What the kernel does not have is left out.
+    #[must_use]
+    pub fn with_only<'names>(
+        &self,
+        functions: impl Iterator<Item = &'names str>,
+        typedefs: impl Iterator<Item = &'names str>,
+    ) -> Vec<u8> {
+        let functions = functions.map(|name| (kind::FUNC, name));
+        let wanted = functions.chain(typedefs.map(|name| (kind::TYPEDEF, name)));
+        // A declaration without a name has the shortest record there is.
+        let mut records = vec![[0, u32::from(kind::FWD) << 24, 0]; self.types.len() - 1];
+        let mut strings = vec![0];
+        for (kind, name) in wanted {
+            if let Some(&id) = self.names.get(&(kind, name.as_bytes())) {
+                // Shorter than the strings that the name is from.
+                records[id as usize - 1] = [strings.len() as u32, u32::from(kind) << 24, 0];
+                strings.extend_from_slice(name.as_bytes());
+                strings.push(0);
+            }
+        }
+        let types = records.as_bytes();
+        let mut bytes = MAGIC.to_ne_bytes().to_vec();
+        // The version, no flags.
+        bytes.extend_from_slice(&[1, 0]);
+        for number in [
+            HEADER_BYTES,
+            0,
+            types.len() as u32,
+            types.len() as u32,
+            strings.len() as u32,
+        ] {
+            bytes.extend_from_slice(&number.to_ne_bytes());
+        }
+        bytes.extend_from_slice(types);
+        bytes.extend_from_slice(&strings);
+        bytes
+    }
+
     /// Whether the kernel has this function (it may still not be traceable).
     #[must_use]
     pub fn has_function(&self, name: &str) -> bool {
@@ -187,8 +238,8 @@ impl<'data> Btf<'data> {
     /// Whether the kernel has this tracepoint.
     #[must_use]
     pub fn has_tracepoint(&self, name: &str) -> bool {
-        let name = format!("btf_trace_{name}");
-        self.names.contains_key(&(kind::TYPEDEF, name.as_bytes()))
+        self.names
+            .contains_key(&(kind::TYPEDEF, tracepoint(name).as_bytes()))
     }
 
     /// The position of a parameter of a function, counted from 0.

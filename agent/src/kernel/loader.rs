@@ -8,7 +8,7 @@ use aya::{Ebpf, EbpfLoader, Endianness};
 use plimsoll_abi::{Config, last_line::Counters};
 use zerocopy::IntoBytes;
 
-use super::btf::Btf;
+use super::btf::{self, Btf};
 use super::counters;
 use super::error::reason;
 use super::hooks::{HOOKS, Hook};
@@ -23,6 +23,12 @@ use crate::host::{Controller, HostRoot, Version};
 
 /// The running kernel's type information.
 pub(super) const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
+
+/// Programs that do nothing, their kinds, and functions of the kernel's self-tests: they show whether the host lets a program of this kind attach.
+const CANARIES: [(&str, HookKind, &str); 2] = [
+    ("canary_fentry", HookKind::Fentry, "bpf_fentry_test1"),
+    ("canary_tp_btf", HookKind::TpBtf, "bpf_test_finish"),
+];
 
 /// Says whether PSI counts.
 const PRESSURE: &str = "/proc/pressure/memory";
@@ -83,11 +89,7 @@ pub(super) fn load(
         path: VMLINUX,
         source,
     })?;
-    // aya finds attach targets by itself and has its own reader for them.
-    let aya_btf =
-        aya::Btf::parse(&bytes, Endianness::default()).map_err(|error| BpfError::Object {
-            reason: reason(&error),
-        })?;
+    let aya_btf = targets(&btf)?;
     let resolved = layout::resolve(&btf);
     let config = Config {
         window_ns: u64::try_from(options.window.as_nanos()).unwrap_or(u64::MAX),
@@ -128,16 +130,8 @@ pub(super) fn load(
         hooks: Vec::new(),
         links: Vec::new(),
     };
-    let refused = [
-        (
-            HookKind::Fentry,
-            attaching.canary("canary_fentry", HookKind::Fentry, "bpf_fentry_test1"),
-        ),
-        (
-            HookKind::TpBtf,
-            attaching.canary("canary_tp_btf", HookKind::TpBtf, "bpf_test_finish"),
-        ),
-    ];
+    let refused =
+        CANARIES.map(|(program, kind, target)| (kind, attaching.canary(program, kind, target)));
     for hook in HOOKS
         .iter()
         .filter(|hook| options.hooks.contains(hook.family))
@@ -166,6 +160,22 @@ pub(super) fn load(
         });
     }
     Ok(Loaded { ebpf, hooks, links })
+}
+
+/// What aya reads to find the number of each target. In the whole of the kernel's types it would compare 60,000 names for each program: that was a
+/// tenth of an agent's start.
+fn targets(btf: &Btf<'_>) -> Result<aya::Btf, BpfError> {
+    let targets = |at_tracepoint: bool| {
+        let hooks = HOOKS.iter().map(|hook| (hook.kind, hook.target));
+        let all = hooks.chain(CANARIES.map(|(_, kind, target)| (kind, target)));
+        all.filter(move |(kind, _)| (*kind == HookKind::TpBtf) == at_tracepoint)
+            .map(|(_, target)| target)
+    };
+    let tracepoints: Vec<String> = targets(true).map(btf::tracepoint).collect();
+    let bytes = btf.with_only(targets(false), tracepoints.iter().map(String::as_str));
+    aya::Btf::parse(&bytes, Endianness::default()).map_err(|error| BpfError::Object {
+        reason: reason(&error),
+    })
 }
 
 /// The running kernel's type information, as bytes.

@@ -205,6 +205,25 @@ fn members_are_found_through_anonymous_members_arrays_and_typedefs() {
 }
 
 #[test]
+fn what_is_left_of_it_has_the_same_numbers() {
+    let data = kernel();
+    let btf = Btf::parse(&data).expect("well-formed");
+    let function = "__traceiter_x";
+    let bytes = btf.with_only(
+        [function, "absent"].into_iter(),
+        [tracepoint("x")].iter().map(String::as_str),
+    );
+    assert!(aya::Btf::parse(&bytes, aya::Endianness::default()).is_ok());
+    let left = Btf::parse(&bytes).expect("well-formed");
+    assert_eq!(left.types.len(), btf.types.len());
+    assert_eq!(left.names.len(), 2);
+    for (key, id) in &left.names {
+        assert_eq!(btf.names.get(key), Some(id));
+    }
+    assert!(left.has_function(function) && left.has_tracepoint("x"));
+}
+
+#[test]
 fn what_is_wrong_is_said() {
     let data = kernel();
     assert_eq!(Btf::parse(b"").err(), Some(BtfError::Magic));
