@@ -7,10 +7,11 @@
 //!
 //! Every charge of memory passes `page_counter_try_charge` once per batch (64 pages, 512 for a huge page), so this runs a few
 //! thousand times a second on a busy node: one atomic add, one load. The function also serves swap and huge page counters;
-//! counting them makes records earlier, never later. Needs no offset of any kernel structure.
+//! counting them makes records earlier, never later.
 //!
 //! The record carries the total, so that the agent need not ask for it, and the number of the newest arming, by which the agent
-//! knows whether the record answers what it asked for last ([`charges::GENERATION`]).
+//! knows whether the record answers what it asked for last ([`charges::GENERATION`]). It carries the node's memory as well: `/proc/meminfo` takes as long as
+//! all else that there is to do before a decision.
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::fentry, programs::FEntryContext};
 use plimsoll_abi::{ChargesReached, Kind, charges, last_line::seen};
@@ -18,6 +19,7 @@ use plimsoll_abi::{ChargesReached, Kind, charges, last_line::seen};
 use crate::{
     atomic,
     maps::{CHARGES, LAST_LINE_SEEN},
+    node::node_pages,
     record::{header, send_critical},
 };
 
@@ -47,6 +49,7 @@ pub fn charges_count(ctx: FEntryContext) -> u32 {
         .get_ptr(charges::GENERATION)
         // SAFETY: a map value.
         .map_or(0, |word| unsafe { word.read_volatile() });
+    let node = node_pages();
     let sent = send_critical(Kind::ChargesReached, |record: *mut ChargesReached| {
         // SAFETY: reserved for this type.
         unsafe {
@@ -54,6 +57,7 @@ pub fn charges_count(ctx: FEntryContext) -> u32 {
                 header: header(Kind::ChargesReached, 0),
                 charged_pages,
                 generation,
+                node,
             });
         }
     });

@@ -20,7 +20,7 @@ pub(crate) static CONFIG: Config = Config {
     cpu_hierarchy: 0,
     psi_is_on: 0,
     counts_pods_only: 0,
-    pad: 0,
+    memory_nodes: 0,
 };
 
 const ZERO: Layout = {

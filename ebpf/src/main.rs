@@ -25,6 +25,7 @@ mod lifecycle;
 mod log;
 mod maps;
 mod memcg;
+mod node;
 mod oom;
 mod processes;
 mod reclaim;

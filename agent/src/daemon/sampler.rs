@@ -11,8 +11,9 @@ use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, PodMemoryFiles};
 use crate::host::clock::now_ns;
 use crate::host::file::FileError;
-use crate::host::meminfo::MeminfoFile;
+use crate::host::meminfo::{self, MeminfoFile};
 use crate::host::swap::SwapFiles;
+use crate::kernel::decode::NodeCounters;
 use crate::pods::registry::Pods;
 use crate::record::timeline::Hops;
 
@@ -33,6 +34,8 @@ pub(super) const fn is_urgent(cause: Cause) -> bool {
 #[derive(Debug)]
 pub struct Sampler {
     meminfo: MeminfoFile,
+    /// What it said last.
+    known: Option<meminfo::NodeMemory>,
     swap: SwapFiles,
     kubepods: PodMemoryFiles,
     /// Its newest full reading.
@@ -56,6 +59,7 @@ impl Sampler {
     ) -> Result<Self, CgroupError> {
         Ok(Self {
             meminfo: MeminfoFile::open(host)?,
+            known: None,
             swap: SwapFiles::open(host, mounts, kubepods),
             kubepods: PodMemoryFiles::open(mounts, kubepods)?,
             kubepods_memory: CgroupMemory {
@@ -83,20 +87,22 @@ impl Sampler {
     /// not read here but one by one, by [`Sampler::freshen`]. Where pods are few they are read at once: that costs less than the questions, and than
     /// reading the node twice.
     ///
-    /// Where all pods are read they are read before the node whose figures count, so that those are never older than a victim's.
+    /// Where all pods are read they are read before the node whose figures count, so that those are never older than a victim's; but with `counted`, which
+    /// a record of the crossing has brought along, nothing of the node is read where it has no swap.
     ///
     /// # Errors
     /// When the node's own file cannot be read; then there is no sample. A pod or the kubepods cgroup that cannot be read is
     /// passed to `failed` and missing from the sample.
     #[expect(
         clippy::too_many_arguments,
-        reason = "all of the sample, and two questions"
+        reason = "all of the sample, what is known of it, and two questions"
     )]
     pub fn take(
         &mut self,
         cause: Cause,
         at_ns: u64,
         charged_bytes: Option<u64>,
+        counted: Option<NodeCounters>,
         pods: &mut Pods,
         sample: &mut Sample,
         hops: &mut Hops,
@@ -123,7 +129,7 @@ impl Sampler {
         sample.leaders_only = false;
         sample.node_only = pods.len() > FEW_PODS;
         if sample.node_only {
-            self.read_node(urgent, sample, &mut failed)?;
+            self.read_node(urgent, counted, sample, &mut failed)?;
             hops.node_read_ns = Some(now_ns());
             match wanted(sample) {
                 Wanted::Nothing => return Ok(()),
@@ -138,7 +144,7 @@ impl Sampler {
             failed(Some(uid), error)
         });
         hops.pods_read_ns = Some(now_ns());
-        self.read_node(urgent, sample, failed)?;
+        self.read_node(urgent, counted, sample, failed)?;
         hops.node_read_ns = Some(now_ns());
         Ok(())
     }
@@ -147,6 +153,7 @@ impl Sampler {
     fn read_node(
         &mut self,
         urgent: bool,
+        counted: Option<NodeCounters>,
         sample: &mut Sample,
         mut failed: impl FnMut(Option<&PodUid>, &FileError),
     ) -> Result<(), FileError> {
@@ -157,7 +164,7 @@ impl Sampler {
                 None
             }
         };
-        let node = self.meminfo.read_or_reopen()?;
+        let node = self.node(counted)?;
         sample.node = NodeMemory {
             capacity_bytes: node.total,
             anon_bytes: node.anon,
@@ -174,6 +181,29 @@ impl Sampler {
             self.read_swap(urgent, sample, |error| failed(None, error));
         }
         Ok(())
+    }
+
+    /// The node's memory. The text of `/proc/meminfo` takes more time than all else before a decision, so what a record has brought along does; how much
+    /// memory there is comes from the last reading, and a node with swap is read.
+    fn node(&mut self, counted: Option<NodeCounters>) -> Result<meminfo::NodeMemory, FileError> {
+        if let Some(counted) = counted
+            && let Some(known) = self.known.filter(|known| known.swap_total == 0)
+        {
+            return Ok(meminfo::NodeMemory {
+                total: known.total,
+                free: counted.free_bytes,
+                available: counted.available_bytes,
+                anon: counted.anon_bytes,
+                // With the other two.
+                cached: counted.file_bytes,
+                inactive_file: counted.inactive_file_bytes,
+                active_file: counted.active_file_bytes,
+                ..meminfo::NodeMemory::default()
+            });
+        }
+        let read = self.meminfo.read_or_reopen()?;
+        self.known = Some(read);
+        Ok(read)
     }
 
     /// What there is to know of swap beside its size. What cannot be read counts as not there: as swap on a disk that pods do not use.
@@ -261,7 +291,7 @@ impl Sampler {
         if !is_leader {
             sample.leaders_only = false;
             pods.read(&mut sample.pods, now_ns, true, |_, error| failed(error));
-            self.read_node(true, sample, |_, error| failed(error))?;
+            self.read_node(true, None, sample, |_, error| failed(error))?;
         } else if let Some(kubepods) = &mut sample.kubepods {
             // After the pod: what is left of it is the most that the others have.
             match self.kubepods.read_usage_bytes() {

@@ -342,6 +342,7 @@ fn crossing(generation: u64) -> Vec<u8> {
         header: header(Kind::ChargesReached, 0),
         charged_pages: 1 << 20,
         generation,
+        node: abi::NodePages::UNKNOWN,
     };
     record.as_bytes().to_vec()
 }

@@ -29,12 +29,14 @@ use super::watchdog::Part;
 use super::{Agent, now_ns};
 use crate::act::cpu_time::Change;
 use crate::host::file::FileError;
-use crate::kernel::decode::{Body, OomLimit, ReclaimPhase, Record};
+use crate::kernel::decode::{Body, NodeCounters, OomLimit, ReclaimPhase, Record};
 use crate::kernel::{Bpf, Generation};
 use crate::record::timeline::Hops;
 
 /// Records taken in one go; then the loop looks at its other sources.
 const RECORDS_PER_TURN: usize = 512;
+/// What a record of a crossing says of the node's memory is used so long after it; then the node is read.
+const CROSSING_AGE_MAX_NS: u64 = 1_000_000;
 /// After the node's memory could not be read.
 const READ_AGAIN_NS: u64 = 10_000_000;
 /// How long figures are read anew before one decision, nanoseconds. Each could change it, so the bound is time and no number: it is for a
@@ -43,12 +45,23 @@ const FRESHEN_FOR_NS: u64 = 20_000_000;
 /// Outcomes of decisions are events themselves. Each is answered at most so often in one turn.
 const OUTCOME_ROUNDS: usize = 4;
 
+/// What the record of a crossing says.
+#[derive(Clone, Copy, Debug)]
+pub struct Crossing {
+    /// When it was, `CLOCK_MONOTONIC`.
+    pub at_ns: u64,
+    /// Charged to memory cgroups in total.
+    pub charged_bytes: u64,
+    /// The node's memory.
+    pub node: Option<NodeCounters>,
+}
+
 /// What a turn of the loop has found.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     cause: Option<Cause>,
-    /// What was charged in total when the newest threshold was crossed, if that is what woke the loop.
-    charged_bytes: Option<u64>,
+    /// The crossing of the newest threshold, if that is what woke the loop.
+    crossing: Option<Crossing>,
     /// A container may have come: a cgroup, or a process into one.
     pub(super) containers: bool,
 }
@@ -230,7 +243,7 @@ impl Agent {
             return Ok(None);
         };
         self.take_in_last_line_kills();
-        self.react(cause, found.charged_bytes.take())?;
+        self.react(cause, found.crossing.take())?;
         Ok(Some(cause))
     }
 
@@ -249,17 +262,20 @@ impl Agent {
     }
 
     /// Takes a sample, has the engine judge it, and does at once what it decides. Allocates nothing, unless something cannot
-    /// be read or done. [`Agent::settle`] is to follow. `charged_bytes`: what the record of a crossing says is charged in total;
-    /// the kernel is asked if there is no such record.
+    /// be read or done. [`Agent::settle`] is to follow. Without a `crossing` the kernel is asked for what one says.
     ///
     /// # Errors
     /// When the node's memory could not be read several times.
-    pub fn react(&mut self, cause: Cause, charged_bytes: Option<u64>) -> Result<()> {
+    pub fn react(&mut self, cause: Cause, crossing: Option<Crossing>) -> Result<()> {
         let received_ns = now_ns();
         self.hops = Hops::default();
         self.find_empty_pods(received_ns);
         let counts_charges = self.bpf.as_ref().filter(|_| !self.has_lost_records);
+        let charged_bytes = crossing.map(|crossing| crossing.charged_bytes);
         let charged_bytes = charged_bytes.or_else(|| counts_charges.and_then(Bpf::charged_bytes));
+        let is_new =
+            |crossing: &Crossing| received_ns.saturating_sub(crossing.at_ns) <= CROSSING_AGE_MAX_NS;
+        let counted = crossing.filter(is_new).and_then(|crossing| crossing.node);
         self.before_sample(received_ns, charged_bytes);
         let mut sample = std::mem::take(&mut self.sample);
         let reading = self.storage.as_mut().and_then(StorageWork::take_reading);
@@ -269,6 +285,7 @@ impl Agent {
             cause,
             received_ns,
             charged_bytes,
+            counted,
             &mut self.pods,
             &mut sample,
             &mut self.hops,
@@ -595,9 +612,14 @@ pub(super) fn note_record(
         Body::ChargesReached {
             charged_bytes,
             generation,
+            node,
         } => {
             if generation == newest {
-                found.charged_bytes = Some(charged_bytes);
+                found.crossing = Some(Crossing {
+                    at_ns: crossed_ns,
+                    charged_bytes,
+                    node,
+                });
                 found.by(Cause::ChargeThreshold { crossed_ns });
             }
         }

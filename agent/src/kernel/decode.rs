@@ -19,7 +19,8 @@ use zerocopy::FromBytes;
 
 use super::charges::{Generation, bytes_of_pages};
 pub use record::{
-    Body, MemoryLimitEvent, OomLimit, ReclaimPhase, Record, RefaultKind, StallCause, ThrottlePhase,
+    Body, MemoryLimitEvent, NodeCounters, OomLimit, ReclaimPhase, Record, RefaultKind, StallCause,
+    ThrottlePhase,
 };
 
 /// Why bytes are not a record.
@@ -79,6 +80,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Kind, Record<'_>), DecodeError> {
             Body::ChargesReached {
                 charged_bytes: bytes_of_pages(record.charged_pages),
                 generation: Generation(record.generation),
+                node: (record.node != abi::NodePages::UNKNOWN).then(|| node_counters(&record.node)),
             }
         }
         Kind::LastLineKill => {
@@ -235,6 +237,17 @@ pub fn decode(bytes: &[u8]) -> Result<(Kind, Record<'_>), DecodeError> {
         body,
     };
     Ok((kind, record))
+}
+
+fn node_counters(pages: &abi::NodePages) -> NodeCounters {
+    NodeCounters {
+        free_bytes: bytes_of_pages(pages.free),
+        available_bytes: bytes_of_pages(pages.available),
+        anon_bytes: bytes_of_pages(pages.anon),
+        file_bytes: bytes_of_pages(pages.file),
+        inactive_file_bytes: bytes_of_pages(pages.inactive_file),
+        active_file_bytes: bytes_of_pages(pages.active_file),
+    }
 }
 
 /// A number of `plimsoll_abi::last_line::reason`.

@@ -3,6 +3,8 @@
 //! A member that the running kernel does not have leaves its field unresolved; the hooks that need it are then not loaded,
 //! and say which member they miss.
 
+use std::borrow::Cow;
+
 use plimsoll_abi::Layout;
 
 use super::btf::Btf;
@@ -28,11 +30,6 @@ pub(super) fn resolve(btf: &Btf<'_>) -> Resolved {
 
 fn find(btf: &Btf<'_>, member: &str) -> Option<u32> {
     match member {
-        // The array's index is a constant of this kernel's configuration.
-        "css_set.subsys[memory_cgrp_id]" | "cgroup.subsys[memory_cgrp_id]" => {
-            let index = btf.enumerator("memory_cgrp_id")?;
-            btf.offset(&member.replace("memory_cgrp_id", &index.to_string()))
-        }
         // Atomic counters in a struct up to 6.1, an array of per-CPU counters since 6.2.
         "mm_struct.rss_stat[MM_ANONPAGES]" => {
             let index = btf.enumerator("MM_ANONPAGES")?;
@@ -51,6 +48,20 @@ fn find(btf: &Btf<'_>, member: &str) -> Option<u32> {
             .parameter("__traceiter_mm_vmscan_direct_reclaim_begin", "order")?
             .checked_sub(1)
             .filter(|position| *position < 2),
-        member => btf.offset(member),
+        member => btf.offset(&numbered(btf, member)?),
+    }
+}
+
+/// A path whose array's index is a number: a name there is a constant of this kernel's configuration.
+fn numbered<'path>(btf: &Btf<'_>, path: &'path str) -> Option<Cow<'path, str>> {
+    let index = path
+        .split_once('[')
+        .and_then(|(_, rest)| rest.split_once(']'));
+    match index {
+        Some((name, _)) if name.starts_with(|first: char| first.is_ascii_alphabetic()) => {
+            let number = btf.enumerator(name)?;
+            Some(path.replace(name, &number.to_string()).into())
+        }
+        _ => Some(path.into()),
     }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use aya::programs::links::FdLink;
 use aya::programs::{Program, ProgramError};
 use aya::{Ebpf, EbpfLoader, Endianness};
-use plimsoll_abi::{Config, last_line::Counters};
+use plimsoll_abi::{Config, MEMORY_NODES_MAX, last_line::Counters};
 use zerocopy::IntoBytes;
 
 use super::btf::{self, Btf};
@@ -30,6 +30,28 @@ const CANARIES: [(&str, HookKind, &str); 2] = [
     ("canary_tp_btf", HookKind::TpBtf, "bpf_test_finish"),
 ];
 
+/// Members without which the programs do not read the node's memory.
+const NODE_PAGES: [&str; 18] = [
+    "mem_cgroup.css",
+    "task_struct.cgroups",
+    "css_set.subsys[memory_cgrp_id]",
+    "mem_cgroup.nodeinfo",
+    "mem_cgroup_per_node.lruvec.pgdat",
+    "pglist_data.totalreserve_pages",
+    "pglist_data.vm_stat[NR_ANON_MAPPED]",
+    "pglist_data.vm_stat[NR_FILE_PAGES]",
+    "pglist_data.vm_stat[NR_INACTIVE_FILE]",
+    "pglist_data.vm_stat[NR_ACTIVE_FILE]",
+    "pglist_data.vm_stat[NR_SLAB_RECLAIMABLE_B]",
+    "pglist_data.vm_stat[NR_KERNEL_MISC_RECLAIMABLE]",
+    "pglist_data.node_zones[0]",
+    "pglist_data.node_zones[1]",
+    "pglist_data.nr_zones",
+    "zone.vm_stat[NR_FREE_PAGES]",
+    "zone._watermark[WMARK_LOW]",
+    "zone.watermark_boost",
+];
+
 /// Says whether PSI counts.
 const PRESSURE: &str = "/proc/pressure/memory";
 
@@ -45,6 +67,8 @@ pub(super) struct Machine {
     pub(super) hierarchies: Hierarchies,
     /// How many there can be.
     pub(super) cpus: usize,
+    /// [`Config::memory_nodes`].
+    pub(super) memory_nodes: u32,
 }
 
 /// The hierarchies of the controllers whose cgroups are counted.
@@ -74,6 +98,7 @@ impl Machine {
                 cpu: hierarchy_number(&numbers, Controller::Cpu),
             },
             cpus,
+            memory_nodes: memory_nodes(&host),
         })
     }
 }
@@ -99,7 +124,14 @@ pub(super) fn load(
         // The file is there without PSI, too, and then cannot be read.
         psi_is_on: u32::from(fs::read(PRESSURE).is_ok()),
         counts_pods_only: u32::from(options.counts == Counts::PodsOnly),
-        pad: 0,
+        memory_nodes: match resolved
+            .missing
+            .iter()
+            .any(|member| NODE_PAGES.contains(member))
+        {
+            true => 0,
+            false => machine.memory_nodes,
+        },
     };
     // A long list: read only if a program needs it.
     let counters = if options.hooks.contains(Family::LastLine) {
@@ -184,6 +216,18 @@ pub(super) fn kernel_types() -> Result<Vec<u8>, BpfError> {
         path: VMLINUX,
         source,
     })
+}
+
+/// How many NUMA nodes there can be; 0 for more than the programs can add up.
+fn memory_nodes(host: &HostRoot) -> u32 {
+    // Without the file there is no NUMA.
+    let last = read_text(host.sysfs("devices/system/node/possible"))
+        .ok()
+        .and_then(|text| text.trim().rsplit(['-', ',']).next()?.parse().ok())
+        .unwrap_or(0);
+    Some(last + 1)
+        .filter(|nodes| *nodes <= MEMORY_NODES_MAX)
+        .unwrap_or(0)
 }
 
 /// Whether the memory controller sits on a cgroup v1 hierarchy. Where that cannot be found out, v2: the kernel's default.

@@ -18,7 +18,7 @@ pub mod last_line;
 pub mod sampling;
 
 /// Version of every layout in this file. A change to any of them raises it, and the agent refuses other versions.
-pub const ABI_VERSION: u16 = 6;
+pub const ABI_VERSION: u16 = 7;
 
 /// "The program could not know this" in a 64-bit field.
 pub const UNKNOWN_U64: u64 = u64::MAX;
@@ -320,6 +320,60 @@ pub struct ChargesReached {
     pub charged_pages: u64,
     /// Which arming this answers: [`charges::GENERATION`] when the threshold was taken.
     pub generation: u64,
+    /// The node's memory then.
+    pub node: NodePages,
+}
+
+/// The node's pages by the kernel's own counters, those that `/proc/meminfo` shows; all [`UNKNOWN_U64`] where the program does not read them
+/// ([`Config::memory_nodes`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct NodePages {
+    /// `MemFree`.
+    pub free: u64,
+    /// `MemAvailable`.
+    pub available: u64,
+    /// `AnonPages`.
+    pub anon: u64,
+    /// `Cached`, `Buffers` and `SwapCached` together.
+    pub file: u64,
+    /// `Inactive(file)`.
+    pub inactive_file: u64,
+    /// `Active(file)`.
+    pub active_file: u64,
+}
+
+impl NodePages {
+    /// Not read.
+    pub const UNKNOWN: Self = Self {
+        free: UNKNOWN_U64,
+        available: UNKNOWN_U64,
+        anon: UNKNOWN_U64,
+        file: UNKNOWN_U64,
+        inactive_file: UNKNOWN_U64,
+        active_file: UNKNOWN_U64,
+    };
+}
+
+/// `MemAvailable` in pages, as the kernel reckons it (`si_mem_available` in `mm/show_mem.c`): of page cache and of what else can be reclaimed the half, or
+/// what the low watermarks ask for if that is less, counts as needed.
+#[must_use]
+pub const fn mem_available_pages(
+    free: u64,
+    reserve: u64,
+    file_lru: u64,
+    reclaimable: u64,
+    low_watermarks: u64,
+) -> u64 {
+    let cache = file_lru - lesser(file_lru / 2, low_watermarks);
+    let freed = reclaimable - lesser(reclaimable / 2, low_watermarks);
+    free.wrapping_add(cache)
+        .wrapping_add(freed)
+        .saturating_sub(reserve)
+}
+
+const fn lesser(a: u64, b: u64) -> u64 {
+    if a < b { a } else { b }
 }
 
 /// [`MemoryStall::cause`] numbers.
@@ -444,11 +498,15 @@ pub struct Config {
     pub psi_is_on: u32,
     /// 1 when only what happens in pods is counted, under the ids in the `COUNTED` map; 0: each cgroup by itself.
     pub counts_pods_only: u32,
-    /// Zero.
-    pub pad: u32,
+    /// NUMA nodes that there can be: the counters of so many make [`NodePages`]. At most [`MEMORY_NODES_MAX`]; 0 when there are more, or a member that they are
+    /// found by is missing.
+    pub memory_nodes: u32,
 }
 
 const _: () = assert!(size_of::<Config>() == 32);
+
+/// The most of [`Config::memory_nodes`]: a bound that the verifier can walk.
+pub const MEMORY_NODES_MAX: u32 = 8;
 
 /// Cgroups of one hierarchy that have counts of their own, when only pods are counted. So many have room in every map of totals, with all their
 /// events and causes.
@@ -503,6 +561,36 @@ layout! {
     cgroup_self: "cgroup.self",
     /// A memcg's page counter of all its memory.
     memcg_usage: "mem_cgroup.memory.usage",
+    /// What a memcg has on each NUMA node: pointers, by node.
+    memcg_nodes: "mem_cgroup.nodeinfo",
+    /// The NUMA node that such a part belongs to.
+    memcg_node_pgdat: "mem_cgroup_per_node.lruvec.pgdat",
+    /// Pages of a NUMA node that the kernel keeps for itself.
+    pgdat_reserve: "pglist_data.totalreserve_pages",
+    /// Its counters, each by its place.
+    pgdat_anon: "pglist_data.vm_stat[NR_ANON_MAPPED]",
+    /// As above.
+    pgdat_file: "pglist_data.vm_stat[NR_FILE_PAGES]",
+    /// As above.
+    pgdat_inactive_file: "pglist_data.vm_stat[NR_INACTIVE_FILE]",
+    /// As above.
+    pgdat_active_file: "pglist_data.vm_stat[NR_ACTIVE_FILE]",
+    /// As above.
+    pgdat_slab: "pglist_data.vm_stat[NR_SLAB_RECLAIMABLE_B]",
+    /// As above.
+    pgdat_misc: "pglist_data.vm_stat[NR_KERNEL_MISC_RECLAIMABLE]",
+    /// Its zones.
+    pgdat_zones: "pglist_data.node_zones[0]",
+    /// The second of them, for the length of one.
+    pgdat_second_zone: "pglist_data.node_zones[1]",
+    /// How many have memory, counted up to the last that has.
+    pgdat_zone_count: "pglist_data.nr_zones",
+    /// Free pages of a zone.
+    zone_free: "zone.vm_stat[NR_FREE_PAGES]",
+    /// Its low watermark.
+    zone_low: "zone._watermark[WMARK_LOW]",
+    /// What is added to its watermarks for a while.
+    zone_boost: "zone.watermark_boost",
     /// The cgroups above a cgroup, by level, and itself.
     cgroup_ancestors: "cgroup.ancestors",
     /// The memory controller's entry in `cgroup.subsys`.

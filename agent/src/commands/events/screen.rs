@@ -134,10 +134,21 @@ impl<'args> Screen<'args> {
             Body::ChargesReached {
                 charged_bytes,
                 generation: Generation(generation),
-            } => writeln!(
-                out,
-                "{charged_bytes} bytes charged in total, generation {generation}"
-            ),
+                node,
+            } => {
+                write!(
+                    out,
+                    "{charged_bytes} bytes charged in total, generation {generation}"
+                )?;
+                match node {
+                    Some(node) => writeln!(
+                        out,
+                        ", {} bytes free, {} available",
+                        node.free_bytes, node.available_bytes
+                    ),
+                    None => writeln!(out),
+                }
+            }
             Body::LastLineKill {
                 why,
                 tgid,
@@ -360,7 +371,19 @@ fn details(body: &Body<'_>) -> Value {
         Body::ChargesReached {
             charged_bytes,
             generation: Generation(generation),
-        } => json!({"charged_bytes": charged_bytes, "generation": generation}),
+            node,
+        } => json!({
+            "charged_bytes": charged_bytes,
+            "generation": generation,
+            "node": node.map(|node| json!({
+                "free_bytes": node.free_bytes,
+                "available_bytes": node.available_bytes,
+                "anon_bytes": node.anon_bytes,
+                "file_bytes": node.file_bytes,
+                "inactive_file_bytes": node.inactive_file_bytes,
+                "active_file_bytes": node.active_file_bytes,
+            })),
+        }),
         Body::LastLineKill {
             why,
             tgid,

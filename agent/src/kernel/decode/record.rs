@@ -18,6 +18,23 @@ pub struct Record<'bytes> {
     pub body: Body<'bytes>,
 }
 
+/// The node's memory as the kernel counts it, bytes: what `/proc/meminfo` shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeCounters {
+    /// `MemFree`.
+    pub free_bytes: u64,
+    /// `MemAvailable`.
+    pub available_bytes: u64,
+    /// `AnonPages`.
+    pub anon_bytes: u64,
+    /// `Cached`, `Buffers` and `SwapCached` together.
+    pub file_bytes: u64,
+    /// `Inactive(file)`.
+    pub inactive_file_bytes: u64,
+    /// `Active(file)`.
+    pub active_file_bytes: u64,
+}
+
 /// The part of a [`Record`] that depends on its kind. Sizes are in pages of the kernel; numbers called *so far* are totals
 /// since the programs were attached, so that a lost record loses nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +125,8 @@ pub enum Body<'bytes> {
         charged_bytes: u64,
         /// Which arming this answers.
         generation: Generation,
+        /// The node's memory then, where the program reads it.
+        node: Option<NodeCounters>,
     },
     /// A process of the condemned pod that has this cgroup was killed.
     LastLineKill {

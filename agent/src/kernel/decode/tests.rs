@@ -96,6 +96,14 @@ fn samples() -> Vec<Vec<u8>> {
             header: header(Kind::ChargesReached),
             charged_pages: 1000,
             generation: 12,
+            node: abi::NodePages {
+                free: 1,
+                available: 2,
+                anon: 3,
+                file: 4,
+                inactive_file: 5,
+                active_file: 6,
+            },
         }
         .as_bytes()
         .to_vec(),
@@ -197,6 +205,14 @@ fn every_kind_is_read_field_by_field() {
         Body::ChargesReached {
             charged_bytes: bytes_of_pages(1000),
             generation: Generation(12),
+            node: Some(NodeCounters {
+                free_bytes: bytes_of_pages(1),
+                available_bytes: bytes_of_pages(2),
+                anon_bytes: bytes_of_pages(3),
+                file_bytes: bytes_of_pages(4),
+                inactive_file_bytes: bytes_of_pages(5),
+                active_file_bytes: bytes_of_pages(6),
+            }),
         },
         Body::LastLineKill {
             why: LastLineReason::Exhausted,

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
-use plimsoll::kernel::decode::{Body, MemoryLimitEvent, OomLimit, Record};
+use anyhow::{Context as _, Result, ensure};
+use plimsoll::kernel::decode::{Body, MemoryLimitEvent, NodeCounters, OomLimit, Record};
 use plimsoll::kernel::object::object;
 use plimsoll::kernel::{Bpf, BpfOptions, Counts, Family, HookSet, HookState, Unavailable};
 use plimsoll_abi::Kind;
@@ -16,7 +16,7 @@ use super::super::cgroup;
 use super::super::clock::now_ns;
 use super::super::harness::{Done, Outcome, Test};
 use super::super::machines::On;
-use super::super::memory::mib;
+use super::super::memory::{Meminfo, MeminfoFile, mib};
 use super::super::process::{hog_in, wait_log};
 use super::needs_memory_v2;
 
@@ -211,6 +211,8 @@ fn one_crossing_per_arming() -> Outcome {
             "{armed:?} after {replaced:?}"
         );
         let before_ns = now_ns();
+        let before = MeminfoFile::open()?.read()?;
+        let mut counted = None;
         // A log that is not there yet is as good as one that was removed.
         let _not_there = fs::remove_file(log);
         hogs.push(hog_in(
@@ -226,9 +228,11 @@ fn one_crossing_per_arming() -> Outcome {
             if let Body::ChargesReached {
                 charged_bytes,
                 generation,
+                node,
             } = record.body
             {
                 records.push((record.cgroup_id, charged_bytes, generation, record.ts_ns));
+                counted = node;
             }
         });
         let &[(cgroup_id, charged_bytes, generation, at_ns)] = &records[..] else {
@@ -247,8 +251,54 @@ fn one_crossing_per_arming() -> Outcome {
             at_ns > before_ns && at_ns < now_ns(),
             "the record's time {at_ns} is not of CLOCK_MONOTONIC"
         );
+        let counted = counted.context("the record does not say what memory the node has")?;
+        are_between(&counted, &before, &MeminfoFile::open()?.read()?)?;
     }
     Ok(Done::Passed)
+}
+
+/// What a record says of the node is between what `/proc/meminfo` says before and after the hog has come, but for what else changes meanwhile.
+fn are_between(counted: &NodeCounters, before: &Meminfo, after: &Meminfo) -> Result<()> {
+    let figures = [
+        (
+            "free",
+            counted.free_bytes,
+            before.free_bytes,
+            after.free_bytes,
+        ),
+        (
+            "available",
+            counted.available_bytes,
+            before.available_bytes,
+            after.available_bytes,
+        ),
+        (
+            "anonymous",
+            counted.anon_bytes,
+            before.anon_bytes,
+            after.anon_bytes,
+        ),
+        (
+            "page cache",
+            counted.file_bytes,
+            before.file_bytes,
+            after.file_bytes,
+        ),
+        (
+            "inactive page cache",
+            counted.inactive_file_bytes,
+            before.inactive_file_bytes,
+            after.inactive_file_bytes,
+        ),
+    ];
+    for (what, counted, before, after) in figures {
+        let (least, most) = (before.min(after), before.max(after));
+        ensure!(
+            (least.saturating_sub(mib(8))..=most + mib(8)).contains(&counted),
+            "the record says {counted} bytes {what}, /proc/meminfo {before} before and {after} after"
+        );
+    }
+    Ok(())
 }
 
 fn a_cgroup_s_life() -> Outcome {

@@ -193,6 +193,7 @@ fn crossing_without_an_agent() -> Outcome {
         if let Body::ChargesReached {
             charged_bytes,
             generation,
+            ..
         } = record.body
         {
             charged.push((

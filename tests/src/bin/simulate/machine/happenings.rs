@@ -599,6 +599,8 @@ fn cross(world: &mut World) {
         header: header(abi::Kind::ChargesReached, 0, world.now_ns),
         charged_pages: world.bpf.word("CHARGES", abi::charges::TOTAL_PAGES),
         generation: world.bpf.word("CHARGES", abi::charges::GENERATION),
+        // As with more NUMA nodes than the program adds up: what the loop reads is where its sample is checked.
+        node: abi::NodePages::UNKNOWN,
     };
     world.bpf.send(
         "CRITICAL",
