@@ -6,7 +6,7 @@
 //!
 //! Terms: *urgent* work is what leads to a kill; a *rescan* brings what is known of pods up to date, when the loop has nothing urgent.
 
-mod beside;
+pub mod beside;
 pub mod limits;
 pub mod observer;
 pub mod pod_meters;
@@ -75,6 +75,7 @@ use oom_kills::OomKills;
 pub use placement::{Placing, Surroundings};
 use rescan::Rescans;
 pub use storage::StorageWork;
+use telling::Announcement;
 pub use telling::Ending;
 use turn::{Failure, Step};
 pub use wake::Sources;
@@ -150,6 +151,8 @@ pub struct Agent {
     /// The ring of urgent records is not waited for any more: charges are as good as not counted.
     has_lost_records: bool,
     heartbeat: Arc<Heartbeat>,
+    /// Not said yet: the manifests have not been read.
+    announcement: Option<Announcement>,
 }
 
 impl Agent {
@@ -208,6 +211,7 @@ impl Agent {
             keeps_programs: false,
             has_lost_records: false,
             heartbeat: Arc::default(),
+            announcement: None,
         }
     }
 
@@ -272,6 +276,10 @@ impl Agent {
             }
         };
         self.begin_features(&mut sources);
+        if !sources.has_manifests() {
+            // A kubelet's pods come from the network, for which nobody should have to wait.
+            self.ready();
+        }
         self.rescans = Rescans::new(sources.rescan_period);
         loop {
             let deadlines = self.deadlines();
@@ -305,6 +313,9 @@ impl Agent {
         self.rescans.set_period(sources.rescan_period);
         self.rescans.note_all();
         self.warn(lost.to_string());
+        if lost.name == wake::SourceName::Manifests {
+            self.ready();
+        }
     }
 
     /// A copy of what the engine knows, for a client on another thread.

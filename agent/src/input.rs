@@ -5,6 +5,6 @@ pub mod devices;
 pub(crate) mod load;
 pub mod machine;
 pub mod manifests;
-pub(crate) mod snapshot;
+pub mod snapshot;
 pub mod usage;
 pub mod yaml;

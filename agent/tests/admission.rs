@@ -160,6 +160,20 @@ fn used(overview: &Overview) -> String {
     used.join(",")
 }
 
+/// Who waits for `started` may remove a manifest then: the pod is known, and ends.
+#[test]
+fn it_has_started_when_the_manifests_are_read() {
+    let pods = [("web.yaml", pod("web")), ("db.yaml", pod("db"))];
+    let files: Vec<(&str, &str)> = pods.iter().map(|(name, text)| (*name, &text[..])).collect();
+    let Some(mut node) = Node::new("started", &files) else {
+        return;
+    };
+    let agent = node.agent.as_mut().unwrap();
+    assert_eq!(agent.said("started")[0]["pods"], 2);
+    assert_eq!(agent.said("started").len(), 1);
+    agent.stop();
+}
+
 #[test]
 fn a_quota_of_one_machine() {
     let Some(mut node) = Node::new(

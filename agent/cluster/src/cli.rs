@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use plimsoll_core::shown::line;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::api::Source;
@@ -125,7 +126,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("plimsoll-cluster: {error}");
+            eprintln!("plimsoll-cluster: {}", line(&error));
             ExitCode::FAILURE
         }
     }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use plimsoll_core::kube::cluster_link::{FRAME_BYTES_MAX, PROTOCOL, ToAgent, ToCluster};
+use plimsoll_core::kube::cluster_link::{FRAMING, PROTOCOL, ToAgent, ToCluster};
+use plimsoll_core::kube::framing::{FrameError, LENGTH_BYTES};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -23,7 +24,7 @@ const PAUSE_MAX_MS: u64 = 3_000;
 /// Batches that wait for the agent.
 const WAITING_MAX: usize = 64;
 
-/// A frame's bytes, without its length.
+/// A frame's bytes, with its length.
 pub type Frame = Arc<[u8]>;
 /// Frames that go together.
 pub type Batch = Vec<Frame>;
@@ -50,8 +51,8 @@ enum LinkError {
     Io(#[from] std::io::Error),
     #[error("the agent closed the connection")]
     Closed,
-    #[error("the agent's frame has {0} bytes, at most {FRAME_BYTES_MAX} are taken")]
-    TooLong(usize),
+    #[error("the agent sent {0}")]
+    Refused(#[from] FrameError),
     #[error("the agent's frame cannot be read: {0}")]
     Garbage(#[from] serde_json::Error),
     #[error("the agent speaks protocol {0}, this is {PROTOCOL}: use both of one release")]
@@ -65,8 +66,8 @@ enum LinkError {
 /// A frame's bytes. `None`: it is too long for the agent, which cannot happen to what this program makes.
 #[must_use]
 pub fn encode(frame: &ToAgent) -> Option<Frame> {
-    let bytes = serde_json::to_vec(frame).ok()?;
-    (bytes.len() <= FRAME_BYTES_MAX).then(|| bytes.into())
+    let json = serde_json::to_vec(frame).ok()?;
+    FRAMING.frame(&json).ok().map(Into::into)
 }
 
 /// Connects, again and again, until the receiver is gone.
@@ -148,29 +149,22 @@ async fn write_all(
 }
 
 async fn write(writer: &mut OwnedWriteHalf, frame: &[u8]) -> Result<(), LinkError> {
-    let length = u32::try_from(frame.len()).unwrap_or(u32::MAX).to_le_bytes();
-    let written = async {
-        writer.write_all(&length).await?;
-        writer.write_all(frame).await
-    };
-    timeout(WRITE_TIMEOUT, written)
+    timeout(WRITE_TIMEOUT, writer.write_all(frame))
         .await
         .map_err(|_| LinkError::Stalled)??;
     Ok(())
 }
 
 async fn read(reader: &mut OwnedReadHalf) -> Result<ToCluster, LinkError> {
-    let length = match reader.read_u32_le().await {
-        Ok(length) => usize::try_from(length).unwrap_or(usize::MAX),
+    let mut length = [0; LENGTH_BYTES];
+    match reader.read_exact(&mut length).await {
+        Ok(_) => {}
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
             return Err(LinkError::Closed);
         }
         Err(error) => return Err(error.into()),
-    };
-    if length > FRAME_BYTES_MAX {
-        return Err(LinkError::TooLong(length));
     }
-    let mut bytes = vec![0; length];
+    let mut bytes = vec![0; FRAMING.announced(length)?];
     reader.read_exact(&mut bytes).await?;
-    Ok(serde_json::from_slice(&bytes)?)
+    Ok(serde_json::from_slice(FRAMING.body(&bytes)?)?)
 }

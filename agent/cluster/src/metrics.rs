@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicU64;
 
+use plimsoll_core::shown::line;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -229,20 +230,14 @@ impl Metrics {
     }
 
     /// A line on standard error, not again while nothing else is said.
-    pub fn say(&self, line: &str) {
+    pub fn say(&self, text: &str) {
         let mut last = self
             .last_said
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if *last != line {
-            eprintln!(
-                "plimsoll-cluster: {}",
-                line.escape_debug()
-                    .to_string()
-                    .replace("\\\"", "\"")
-                    .replace("\\'", "'")
-            );
-            line.clone_into(&mut last);
+        if *last != text {
+            eprintln!("plimsoll-cluster: {}", line(text));
+            text.clone_into(&mut last);
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use plimsoll_core::kube::cluster_link::{FRAME_BYTES_MAX, ToAgent};
+use plimsoll_core::kube::cluster_link::{FRAMING, ToAgent};
 use plimsoll_core::kube::pod::{
     CONFIG_MIRROR_ANNOTATION, CONFIG_SOURCE_ANNOTATION, ContainerStatus,
     LATENCY_CRITICAL_ANNOTATION, Metadata, PRESSURE_SIGNAL_ANNOTATION, Pod, PodSpec, PodStatus,
@@ -202,10 +202,9 @@ impl SeenPod {
             pod: Box::new(pod),
             is_leaving: is_deleting || phase.is_terminal(),
         };
-        let frame = serde_json::to_vec(&frame).map_err(|_| NotTaken::Garbage)?;
-        if frame.len() > FRAME_BYTES_MAX {
-            return Err(NotTaken::TooLarge);
-        }
+        let json = serde_json::to_vec(&frame).map_err(|_| NotTaken::Garbage)?;
+        let body = FRAMING.body(&json).map_err(|_| NotTaken::TooLarge)?;
+        let frame = FRAMING.frame(body).map_err(|_| NotTaken::TooLarge)?;
         let owners = owner_references.unwrap_or_default();
         let owner = owners
             .into_iter()
@@ -273,6 +272,7 @@ fn reduced(mut spec: PodSpec, status: &ApiStatus) -> PodSpec {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use plimsoll_core::kube::framing::LENGTH_BYTES;
     use serde_json::{Value, json};
 
     use super::*;
@@ -311,7 +311,7 @@ pub(crate) mod tests {
             ("shop", "name-u1", "7")
         );
         assert_eq!(seen.owner.as_deref(), Some("rs-1"));
-        let text = String::from_utf8(seen.frame.to_vec()).unwrap();
+        let text = String::from_utf8(seen.frame[LENGTH_BYTES..].to_vec()).unwrap();
         for absent in [
             "managedFields",
             "last-applied",
@@ -365,7 +365,7 @@ pub(crate) mod tests {
         assert_eq!(change("/metadata/uid", json!("")), NotTaken::Garbage);
         assert_eq!(change("/metadata/name", json!(null)), NotTaken::Garbage);
         assert_eq!(change("/spec/containers", json!(7)), NotTaken::Garbage);
-        let long = "x".repeat(FRAME_BYTES_MAX);
+        let long = "x".repeat(FRAMING.bytes_max);
         assert_eq!(
             change("/spec/containers/0/name", json!(long)),
             NotTaken::TooLarge

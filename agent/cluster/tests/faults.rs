@@ -17,7 +17,7 @@ use hyper::body::{Frame, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use plimsoll_core::kube::cluster_link::{FRAME_BYTES_MAX, PODS_MAX, Settled, ToCluster};
+use plimsoll_core::kube::cluster_link::{FRAMING, PODS_MAX, Settled, ToCluster};
 use serde_json::{Value, json};
 use support::agent::{Agent, intent};
 use support::program::Program;
@@ -475,7 +475,7 @@ fn an_agent_that_sends_nonsense_is_left_and_called_again() {
     run(async {
         let fake = Fake::start().await;
         let (mut agent, program) = beside(&fake).await;
-        let too_long = u32::try_from(FRAME_BYTES_MAX + 1).unwrap().to_le_bytes();
+        let too_long = u32::try_from(FRAMING.bytes_max + 1).unwrap().to_le_bytes();
         let nonsense: [&[u8]; 5] = [
             &too_long,
             &u32::MAX.to_le_bytes(),

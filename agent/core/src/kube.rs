@@ -5,6 +5,7 @@ pub mod budget;
 pub mod cgroup_config;
 pub mod cluster_link;
 pub mod duration;
+pub mod framing;
 pub mod node_allocatable;
 pub mod pod;
 pub mod pod_uid;

@@ -12,3 +12,4 @@ pub mod kube;
 pub mod model;
 pub mod placement;
 pub mod policy;
+pub mod shown;

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use plimsoll_core::policy::disk::unused::{ImageBook, unused_images};
+use plimsoll_core::shown::line;
 use serde_json::json;
 
 use crate::cri::{Runtime, SOCKETS};
@@ -99,7 +100,7 @@ pub fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("plimsoll-runtime: {error}");
+            eprintln!("plimsoll-runtime: {}", line(&error));
             ExitCode::FAILURE
         }
     }

@@ -4,11 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use plimsoll_core::shown::Show as _;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
-
-use crate::shown::shown;
 
 /// To connect: the other end is on this node.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -19,7 +18,7 @@ pub const ANSWER_BYTES_MAX: usize = 16 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
     /// Nothing answers there.
-    #[error("{socket}: {why}; is it running, and is this the right socket?", socket = shown(&.socket.to_string_lossy()))]
+    #[error("{socket}: {why}; is it running, and is this the right socket?", socket = .socket.shown())]
     Connect {
         /// The socket.
         socket: PathBuf,
@@ -27,7 +26,7 @@ pub enum CallError {
         why: String,
     },
     /// It has answered with an error.
-    #[error("{call}: {code:?}: {message}", message = shown(.message))]
+    #[error("{call}: {code:?}: {message}", message = .message.shown())]
     Refused {
         /// Which call.
         call: &'static str,

@@ -1,15 +1,14 @@
-//! Frames to and from the agent: four bytes of length, then so many bytes of JSON (`plimsoll_core::kube::runtime_link`).
+//! Frames to and from the agent (`plimsoll_core::kube::runtime_link`).
 
 use std::io;
 
-use plimsoll_core::kube::runtime_link::{FRAME_BYTES_MAX, FromRuntime, ToRuntime};
+use plimsoll_core::kube::framing::{FrameError, LENGTH_BYTES};
+use plimsoll_core::kube::runtime_link::{FRAMING, FromRuntime, ToRuntime};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 /// A message as it goes over the socket; `None`: it is too long.
 pub fn encode(message: &FromRuntime) -> Option<Vec<u8>> {
-    let json = serde_json::to_vec(message).ok()?;
-    let length = u32::try_from(json.len()).ok()?;
-    (json.len() <= FRAME_BYTES_MAX).then(|| [&length.to_le_bytes(), &json[..]].concat())
+    FRAMING.frame(&serde_json::to_vec(message).ok()?).ok()
 }
 
 /// Writes a frame.
@@ -25,16 +24,20 @@ pub async fn write(writer: &mut (impl AsyncWrite + Unpin), frame: &[u8]) -> io::
 /// # Errors
 /// The system's, and what is no message of this protocol.
 pub async fn read(reader: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<ToRuntime>> {
-    let length = match reader.read_u32_le().await {
-        Ok(length) => usize::try_from(length).unwrap_or(usize::MAX),
+    let mut length = [0; LENGTH_BYTES];
+    match reader.read_exact(&mut length).await {
+        Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         Err(error) => return Err(error),
-    };
-    if length > FRAME_BYTES_MAX {
-        let text = format!("the agent announced a frame of {length} bytes");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
-    let mut bytes = vec![0; length];
+    let refused = |error: FrameError| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("the agent sent {error}"),
+        )
+    };
+    let mut bytes = vec![0; FRAMING.announced(length).map_err(refused)?];
     reader.read_exact(&mut bytes).await?;
-    Ok(Some(serde_json::from_slice(&bytes)?))
+    let body = FRAMING.body(&bytes).map_err(refused)?;
+    Ok(Some(serde_json::from_slice(body)?))
 }

@@ -13,6 +13,5 @@ pub mod limits;
 pub mod pod_resources;
 pub mod serve;
 pub mod show;
-pub mod shown;
 #[cfg(test)]
 mod tests;

@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use plimsoll_core::kube::runtime_link::{RuntimeContainer, RuntimeImage};
+use plimsoll_core::shown::Show as _;
 
 use crate::cri::FileSystem;
 use crate::pod_resources::{Given, NodeResources};
-use crate::shown::shown;
 
 /// Rows below their headings, in columns.
 fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
@@ -35,6 +35,11 @@ fn bytes(bytes: Option<u64>) -> String {
         || "-".to_owned(),
         |bytes| format!("{}.{} MiB", bytes / MIB, bytes % MIB * 10 / MIB),
     )
+}
+
+/// Text of others, fit for a terminal.
+fn shown(text: &str) -> String {
+    text.shown().to_string()
 }
 
 fn short(id: &str) -> String {

@@ -40,7 +40,7 @@ pub struct KubeletArgs {
 ///
 /// # Errors
 /// It cannot be read, or is neither.
-pub(super) fn kubelet_config(path: &Path) -> Result<EngineConfig, String> {
+pub fn kubelet_config(path: &Path) -> Result<EngineConfig, String> {
     let parsed = |text: &str| {
         let file = ConfigFile::parse(text, Some(path)).map_err(|error| error.to_string())?;
         let config = Config::new(file, &EvictionFlags::default());

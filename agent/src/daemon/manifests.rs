@@ -61,6 +61,7 @@ impl Agent {
         self.report_limits();
         self.make_room();
         self.hurry = true;
+        self.ready();
     }
 
     /// A pod's source has it no more. What was started just now has to be ended too.

@@ -35,6 +35,7 @@ use crate::daemon::observer::{NodeObserver, Wanted};
 use crate::daemon::pod_meters::PodMeters;
 use crate::daemon::room::RoomWatch;
 use crate::daemon::sampler::Sampler;
+use crate::daemon::telling::Announcement;
 use crate::daemon::{
     Agent, Ending, KubeletWork, LastLine, Placing, Sources, StorageWork, Surroundings,
 };
@@ -212,7 +213,11 @@ impl Start<'_> {
             agent = agent.with_storage(disk);
         }
         fill_allocations(false);
-        agent.started(&report.choices, &lost, pinned.as_deref());
+        agent.announcing(Announcement {
+            mechanisms: report.choices,
+            lost,
+            programs: pinned,
+        });
         Ok(agent.run(sources, stop).await)
     }
 

@@ -20,21 +20,40 @@ const LISTED_WITHIN_NS: u64 = 5_000_000_000;
 /// More than any ring holds.
 const RING_RECORDS_MAX: usize = 1 << 16;
 
+/// What an agent says of itself when it is ready.
+#[derive(Debug)]
+pub(super) struct Announcement {
+    /// What serves each signal.
+    pub(super) mechanisms: Vec<Choice>,
+    /// What this host does not allow, one line each.
+    pub(super) lost: Vec<String>,
+    /// What holds the BPF programs, if there are any.
+    pub(super) programs: Option<String>,
+}
+
 impl Agent {
-    /// Says that it is ready, on what it stands, and what holds the BPF programs, if there are any.
-    pub fn started(&mut self, mechanisms: &[Choice], lost: &[String], programs: Option<&str>) {
-        let pods = self.pods.len();
+    /// Says this when it is ready.
+    pub(super) fn announcing(&mut self, announcement: Announcement) {
         // What an agent before this one has lost, it has reported.
         if let Some(Ok(account)) = self.bpf.as_ref().map(Bpf::account) {
             self.lost_records_reported = account.lost() + account.unreadable;
         }
+        self.announcement = Some(announcement);
+    }
+
+    /// It is ready: says so, once. A manifest that is removed from now on ends its pod.
+    pub(super) fn ready(&mut self) {
+        let Some(announcement) = self.announcement.take() else {
+            return;
+        };
         self.reporter.say(&Line::Started(Started {
             pid: std::process::id(),
-            mechanisms,
-            lost,
-            pods,
-            programs,
+            mechanisms: &announcement.mechanisms,
+            lost: &announcement.lost,
+            pods: self.pods.len(),
+            programs: announcement.programs.as_deref(),
         }));
+        self.heartbeat.ready();
     }
 
     pub(super) fn tell(&mut self, event: &Event, decision: &Decision) {

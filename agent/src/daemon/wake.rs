@@ -599,6 +599,11 @@ impl Sources {
         Ok(())
     }
 
+    /// Whether pods come from manifests.
+    pub(super) fn has_manifests(&self) -> bool {
+        self.manifests.is_some()
+    }
+
     /// Where the thread that follows manifests is told which pods have left.
     pub(super) fn take_departures(&mut self) -> Option<Departures> {
         self.manifest_watch.as_mut()?.take_departures()

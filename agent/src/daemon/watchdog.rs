@@ -21,6 +21,8 @@ use crate::host::worker::WorkerThread;
 
 /// Between two reads of the heartbeat.
 const PERIOD: Duration = Duration::from_secs(1);
+/// And while the agent is not ready, which its supervisor waits for.
+const UNTIL_READY: Duration = Duration::from_millis(50);
 /// A turn that takes longer is named, and so is a rest that is so much longer than the longest.
 pub const LONG_TURN_NS: u64 = 5_000_000_000;
 /// A turn that takes longer never ends. Half of what a supervisor usually waits before it kills.
@@ -79,6 +81,8 @@ impl Part {
 /// Where the loop is. Written by the loop, read by the watchdog.
 #[derive(Debug, Default)]
 pub(super) struct Heartbeat {
+    /// The agent does what it is there for.
+    is_ready: AtomicBool,
     /// When the newest turn began.
     began_ns: AtomicU64,
     /// When the newest one that is over ended: before the other means that a turn runs.
@@ -87,6 +91,11 @@ pub(super) struct Heartbeat {
 }
 
 impl Heartbeat {
+    /// The agent is ready.
+    pub(super) fn ready(&self) {
+        self.is_ready.store(true, Ordering::Release);
+    }
+
     /// A turn begins.
     pub(super) fn begin(&self, now_ns: u64) {
         self.began_ns.store(now_ns, Ordering::Relaxed);
@@ -226,31 +235,38 @@ struct Watch {
 
 impl Watch {
     fn run(&self) {
-        self.tell(Message::Ready);
         let wanted = self.supervisor.as_ref().and_then(|it| it.watchdog);
         let period = wanted.map_or(PERIOD, |wanted| PERIOD.min(wanted / 2));
-        let mut seen = Seen::default();
+        let (mut seen, mut is_ready) = (Seen::default(), false);
         while !self.is_over.load(Ordering::SeqCst) {
-            let beat = self.heartbeat.beat();
-            match seen.look(beat, now_ns()) {
-                Health::Turns => self.tell(Message::Alive),
-                Health::Long { ns, is_new } => {
-                    self.tell(Message::Alive);
-                    if is_new {
-                        say(self.describe(ns, beat));
-                    }
-                }
-                Health::Hangs { ns } => {
-                    let what = self.describe(ns, beat);
-                    say(format!(
-                        "{what}; the agent ends with status {EXIT_HUNG}, so that its supervisor starts another"
-                    ));
-                    std::process::exit(EXIT_HUNG.into());
-                }
-            }
-            std::thread::park_timeout(period);
+            self.look(&mut seen, &mut is_ready);
+            std::thread::park_timeout(if is_ready { period } else { UNTIL_READY });
         }
         self.tell(Message::Stopping);
+    }
+
+    /// `is_ready`: the supervisor knows that the agent is. Before that it expects no sign of life.
+    fn look(&self, seen: &mut Seen, is_ready: &mut bool) {
+        if !*is_ready && self.heartbeat.is_ready.load(Ordering::Acquire) {
+            *is_ready = true;
+            self.tell(Message::Ready);
+        }
+        let beat = self.heartbeat.beat();
+        let health = seen.look(beat, now_ns());
+        if *is_ready && !matches!(health, Health::Hangs { .. }) {
+            self.tell(Message::Alive);
+        }
+        match health {
+            Health::Turns | Health::Long { is_new: false, .. } => {}
+            Health::Long { ns, is_new: true } => say(self.describe(ns, beat)),
+            Health::Hangs { ns } => {
+                let what = self.describe(ns, beat);
+                say(format!(
+                    "{what}; the agent ends with status {EXIT_HUNG}, so that its supervisor starts another"
+                ));
+                std::process::exit(EXIT_HUNG.into());
+            }
+        }
     }
 
     fn tell(&self, message: Message) {
@@ -389,5 +405,37 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains('\n'), "{text}");
+    }
+
+    #[test]
+    fn the_supervisor_hears_that_it_is_ready_when_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let received = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+        received.set_nonblocking(true).unwrap();
+        let heartbeat = Arc::new(Heartbeat::default());
+        let watch = Watch {
+            host: HostRoot::live(),
+            loop_thread: rustix::thread::gettid(),
+            heartbeat: Arc::clone(&heartbeat),
+            supervisor: Some(Supervisor::at(&path.into(), None).unwrap()),
+            is_over: Arc::default(),
+        };
+        let (mut seen, mut is_ready) = (Seen::default(), false);
+        let mut heard_after = || {
+            heartbeat.end(now_ns());
+            watch.look(&mut seen, &mut is_ready);
+            let mut buffer = [0; 64];
+            let hear = || {
+                let length = received.recv(&mut buffer).ok()?;
+                Some(buffer[..length].to_vec())
+            };
+            std::iter::from_fn(hear).collect::<Vec<_>>().join(&b' ')
+        };
+        assert_eq!(heard_after(), b"");
+        assert_eq!(heard_after(), b"");
+        heartbeat.ready();
+        assert_eq!(heard_after(), b"READY=1 WATCHDOG=1");
+        assert_eq!(heard_after(), b"WATCHDOG=1");
     }
 }

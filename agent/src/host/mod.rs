@@ -28,7 +28,6 @@ pub mod pressure;
 pub mod processes;
 pub mod program;
 pub mod protect;
-pub mod shown;
 pub mod state_dir;
 pub mod stop;
 pub mod supervisor;
@@ -36,7 +35,7 @@ pub mod swap;
 #[expect(unsafe_code, reason = "the system calls that rustix does not wrap")]
 pub mod syscall;
 pub mod topology;
-mod unwind_tables;
+pub mod unwind_tables;
 pub mod worker;
 
 use std::path::{Path, PathBuf};
@@ -47,6 +46,8 @@ pub use cgroup::{
 pub use file::{ControlFile, FileError};
 pub use knobs::Ledger;
 pub use meminfo::{MeminfoFile, NodeMemory};
+// Paths, names and texts of others; every program of a node prints them so.
+pub use plimsoll_core::shown;
 
 /// Where the host's file system starts: `/`, or a directory that looks like one.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -105,7 +105,7 @@ pub fn process_cost() -> (Duration, u64) {
 }
 
 /// When a process was started, in clock ticks since boot: field 22 of `/proc/PID/stat`. `None` when it is gone.
-pub(crate) fn start_ticks(host: &HostRoot, pid: Pid) -> Option<u64> {
+pub fn start_ticks(host: &HostRoot, pid: Pid) -> Option<u64> {
     let stat = std::fs::read(host.procfs(format!("{}/stat", pid.as_raw_nonzero()))).ok()?;
     // The command may contain anything, also bytes that are no text, so count from its closing parenthesis: state is field 3.
     let command_end = stat.iter().rposition(|byte| *byte == b')')?;

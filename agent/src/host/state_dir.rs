@@ -289,7 +289,7 @@ pub(super) fn open_to_lock(path: &Path) -> io::Result<File> {
     Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
-/// Opens a file for reading and appending, and makes it where it does not exist: mode 0600, no link, a regular file of this user.
+/// Opens a file for reading and appending, and makes it where it does not exist: mode 0600, no link, a regular file of this user, without another name.
 ///
 /// # Errors
 /// The system's, or what the file is instead.
@@ -308,6 +308,12 @@ pub fn open_private(path: &Path) -> io::Result<File> {
     if status.st_uid != rustix::process::geteuid().as_raw() {
         let text = format!("it belongs to user {}; remove it", status.st_uid);
         return Err(io::Error::other(text));
+    }
+    if status.st_nlink > 1 {
+        // Its mode would be another file's as well.
+        return Err(io::Error::other(
+            "it has another name (a hard link); remove it",
+        ));
     }
     if status.st_mode & OTHERS != 0 {
         rustix::fs::fchmod(&file, Mode::from_raw_mode(FILE_MODE))?;

@@ -18,7 +18,7 @@ const SECTIONS_MAX: usize = 512;
 const NAMES_BYTES_MAX: usize = 64 << 10;
 
 /// Where they are in a 64-bit ELF file of this machine's byte order, in bytes from its beginning; nowhere if the file does not say so.
-pub(super) fn unwind_tables(path: &Path) -> Vec<Range<u64>> {
+pub fn unwind_tables(path: &Path) -> Vec<Range<u64>> {
     File::open(path)
         .ok()
         .and_then(|file| in_file(&file))
@@ -51,7 +51,7 @@ fn in_file(file: &File) -> Option<Vec<Range<u64>>> {
 }
 
 /// What is left of a mapping of the file, addresses: without the pages that hold nothing but one of `tables`. `offset`: of the mapping in the file.
-pub(super) fn without(
+pub fn without(
     mapping: Range<usize>,
     offset: u64,
     tables: &[Range<u64>],
@@ -64,7 +64,7 @@ pub(super) fn without(
     let mut holes: Vec<Range<usize>> = tables
         .iter()
         .filter_map(|table| {
-            let start = address(table.start.max(offset))?.next_multiple_of(page_bytes);
+            let start = address(table.start.max(offset))?.checked_next_multiple_of(page_bytes)?;
             let end = address(table.end)?.min(mapping.end) / page_bytes * page_bytes;
             (start < end).then_some(start..end)
         })
@@ -150,6 +150,8 @@ mod tests {
         assert_eq!(parts(&[0..0x5000, 0x13000..u64::MAX]), [0x11000..0x1f000]);
         assert_eq!(parts(&[0..0x100, 0x20000..0x30000]), [0x10000..0x20000]);
         assert_eq!(parts(&[0x4000..0x14000]), []);
+        // Where no page can begin any more.
+        assert_eq!(parts(&[u64::MAX - 16..u64::MAX - 8]), [0x10000..0x20000]);
         // In any order, and one beside the other.
         assert_eq!(
             parts(&[0x6000..0x7000, 0x5000..0x6000]),

@@ -34,17 +34,18 @@ const WITHHELD: &str = "plimsoll.dev/withheld";
 
 /// What the files have.
 #[derive(Debug, Default)]
-pub(crate) struct Snapshot {
-    pub(crate) objects: Objects,
+pub struct Snapshot {
+    /// What the arbitrator judges.
+    pub objects: Objects,
     /// Objects of kinds that are not used, by kind.
-    pub(crate) left_out: BTreeMap<String, usize>,
+    pub left_out: BTreeMap<String, usize>,
 }
 
 /// Reads all files; [`STDIN`](super::manifests::STDIN) stands for `stdin`. Ages are counted up to `now_s`, in seconds since 1970.
 ///
 /// # Errors
 /// All errors of all files.
-pub(crate) fn read(
+pub fn read(
     paths: &[PathBuf],
     mut stdin: impl Read,
     now_s: u64,

@@ -104,7 +104,7 @@ impl Bpf {
     /// Every other set of this owner is removed; `said` gets a line for each. That pins cannot be made is no error: the
     /// programs then end with this process, and [`Pinning`] says why.
     ///
-    /// The caller holds the lock of the owner's state directory: the rings have one reader.
+    /// The rings have one reader: while another agent uses the owner's sets they stay as they are, and the programs of this one end with it.
     ///
     /// # Errors
     /// As [`Bpf::load`].
@@ -121,8 +121,14 @@ impl Bpf {
             machine.hierarchies,
             machine.cpus,
         ));
-        let sets = match owner.prepare().and_then(|()| owner.sets()) {
-            Ok(sets) => sets,
+        let prepared = owner
+            .prepare()
+            .and_then(|lock| owner.sets().map(|sets| (lock, sets)));
+        let (lock, sets) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error @ PinError::InUse { .. }) => {
+                return Ok((Self::load(object, options)?, Pinning::Not(error)));
+            }
             Err(error) => {
                 // What an earlier version has pinned there would go on running beside what is loaded now.
                 remove_others(&owner.sets().unwrap_or_default(), None, &mut said);
@@ -131,7 +137,8 @@ impl Bpf {
         };
         if set.exists() {
             match Self::take_over(&set, options, &machine) {
-                Ok(bpf) => {
+                Ok(mut bpf) => {
+                    bpf.pin_lock = Some(lock);
                     remove_others(&sets, Some(&set), &mut said);
                     let path = set.path().to_owned();
                     return Ok((bpf, Pinning::TakenOver { path }));
@@ -170,6 +177,7 @@ impl Bpf {
         match pin_all() {
             Ok(hold) => {
                 bpf.hold = hold;
+                bpf.pin_lock = Some(lock);
                 let path = set.path().to_owned();
                 Ok((bpf, Pinning::Made { path }))
             }
@@ -239,6 +247,7 @@ impl Bpf {
         }
         Ok(Bpf {
             hold: Hold::Nothing,
+            pin_lock: None,
             log: None,
             consumed: Consumed::map(take("CONSUMED")?, machine.cpus)?,
             manifest: map!("MANIFEST"),
@@ -288,6 +297,7 @@ impl Bpf {
         }
         if let Hold::Pins(set) = std::mem::replace(&mut self.hold, Hold::Nothing) {
             set.remove()?;
+            drop(self.pin_lock.take());
         }
         for _ in 0..SETTLE_ROUNDS {
             drain(self);

@@ -49,6 +49,7 @@ pub use error::BpfError;
 pub use hook_report::{HookReport, HookState, Unavailable};
 pub use hooks::{Family, HookKind, HookSet};
 pub use lifetime::AtEnd;
+use pins::PinLock;
 pub use pins::{PinError, PinOwner, PinSet, Pinning};
 pub use totals::{
     Counted, MemoryTotals, OomTotals, ProcessTotals, RefaultTotals, StallTotals, ThrottleTotals,
@@ -89,6 +90,8 @@ pub struct BpfOptions {
 /// is killed.
 pub struct Bpf {
     hold: Hold,
+    /// Of the pins, if that is what holds the programs.
+    pin_lock: Option<PinLock>,
     /// Lines of programs that log, if this process has loaded such.
     log: Option<ProgramLog>,
     consumed: Consumed,

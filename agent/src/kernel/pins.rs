@@ -11,11 +11,13 @@
 //! and files are unlinked relative to the directory that is open. What is in directories that only root can write is then found by its path.
 //!
 //! Layout: `/sys/fs/bpf/plimsoll/OWNER/IDENTITY/{maps,programs,links}/NAME`, and a directory `complete`, which is made last. One owner
-//! per state directory, whose lock keeps two agents from reading the same rings. `MANIFEST`, one of the maps, says what became
-//! of each hook.
+//! per state directory. `MANIFEST`, one of the maps, says what became of each hook.
+//!
+//! **One agent at a time.** Two readers of the same rings would each miss what the other has read. The owner's directory is locked (`flock(2)`) by whoever uses
+//! or removes its sets ([`PinLock`]). The lock of the state directory is no substitute: an agent without room for one starts all the same.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
@@ -24,7 +26,7 @@ use std::path::{Path, PathBuf};
 use aya::maps::{Map, MapData};
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{Program, ProgramInfo};
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, mkdirat, openat2, unlinkat};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, ResolveFlags, mkdirat, openat2, unlinkat};
 use rustix::io::Errno;
 
 use super::error::reason;
@@ -33,7 +35,9 @@ use super::identity::Fnv;
 use super::manifest::Manifest;
 use super::{HookKind, HookReport, HookState, Unavailable};
 
+use crate::host::lock::Holders;
 use crate::host::shown::Show as _;
+use crate::host::state_dir::is_at;
 
 /// Where the BPF file system is by convention; systemd mounts it there.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -47,6 +51,8 @@ const READABLE_MAX: usize = 64;
 const ENTRIES_MAX: usize = 4096;
 /// Of the directories that are made.
 const MODE: Mode = Mode::RWXU;
+/// How often a directory that another process removes is made anew.
+const MADE_ANEW_MAX: u32 = 8;
 /// Bits of a mode that let others write.
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
@@ -97,6 +103,14 @@ pub enum PinError {
         path: PathBuf,
         /// errno and its name.
         reason: String,
+    },
+    /// Another agent uses what is pinned.
+    #[error("{path} is in use by {holders}", path = path.shown())]
+    InUse {
+        /// The owner's directory.
+        path: PathBuf,
+        /// Who has it locked.
+        holders: Holders,
     },
     /// It was not finished, or something is missing.
     #[error("{path} is incomplete: {what}", path = path.shown())]
@@ -170,6 +184,10 @@ struct Dir {
     path: PathBuf,
     fd: OwnedFd,
 }
+
+/// The right to use and remove an owner's sets, as long as this lives. The kernel takes it back when the process ends, however it ends.
+#[derive(Debug)]
+pub(super) struct PinLock(File);
 
 /// Which root of a file system will do.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -278,6 +296,19 @@ impl Dir {
         self.remove(name, AtFlags::empty())
     }
 
+    /// Locks it, without waiting.
+    fn lock(self) -> Result<PinLock, PinError> {
+        let file = File::from(self.fd);
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(PinLock(file)),
+            Err(Errno::AGAIN) => Err(PinError::InUse {
+                path: self.path,
+                holders: Holders::of(&file),
+            }),
+            Err(errno) => Err(PinError::io(&self.path, errno)),
+        }
+    }
+
     /// Removes an empty directory in this one.
     fn remove_dir(&self, name: &str) -> Result<(), PinError> {
         self.remove(name, AtFlags::REMOVEDIR)
@@ -347,8 +378,8 @@ impl PinOwner {
         }
     }
 
-    /// Makes the owner's directory.
-    pub(super) fn prepare(&self) -> Result<(), PinError> {
+    /// Makes the owner's directory, and locks it.
+    pub(super) fn prepare(&self) -> Result<PinLock, PinError> {
         let no_bpffs = || PinError::NoBpffs {
             path: self.bpffs.clone(),
         };
@@ -359,7 +390,28 @@ impl PinOwner {
             return Err(no_bpffs());
         }
         let root = Dir::root(&self.bpffs, Root::Private)?.ok_or_else(no_bpffs)?;
-        root.make(DIRECTORY)?.make(&self.name).map(drop)
+        let mut rounds_left = MADE_ANEW_MAX;
+        loop {
+            let made = root
+                .make(DIRECTORY)
+                .and_then(|all| all.make(&self.name))
+                .and_then(Dir::lock);
+            // Another owner, or an agent before, may be removing either directory at this moment.
+            let is_gone = match &made {
+                Ok(PinLock(locked)) => {
+                    !is_at(locked, &self.dir).map_err(|source| PinError::Io {
+                        path: self.dir.clone(),
+                        source,
+                    })?
+                }
+                Err(PinError::Io { source, .. }) => source.kind() == io::ErrorKind::NotFound,
+                Err(_) => false,
+            };
+            if !is_gone || rounds_left == 0 {
+                return made;
+            }
+            rounds_left -= 1;
+        }
     }
 
     /// All sets that are there. None where there is no such directory.
@@ -376,9 +428,11 @@ impl PinOwner {
     /// Removes every set, which detaches its programs, and the owner's directory. Returns what was removed.
     ///
     /// # Errors
-    /// The first that cannot be removed, or is not to be.
+    /// The first that cannot be removed, or is not to be. [`PinError::InUse`]: an agent uses them, and nothing was removed.
     pub fn remove(&self) -> Result<Vec<PathBuf>, PinError> {
         let mut removed = Vec::new();
+        let owner = self.open()?.map(|(_, owner)| owner);
+        let _lock = owner.map(Dir::lock).transpose()?;
         for set in self.sets()? {
             set.remove()?;
             removed.push(set.path);
@@ -388,8 +442,19 @@ impl PinOwner {
         };
         if let Some(all) = root.sub(DIRECTORY)? {
             all.remove_dir(&self.name)?;
-            if all.names()?.is_empty() {
-                root.remove_dir(DIRECTORY)?;
+            let left = match all.names() {
+                // It is gone.
+                Err(PinError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                    return Ok(removed);
+                }
+                left => left?,
+            };
+            if left.is_empty() {
+                // Another owner may have come meanwhile.
+                match unlinkat(&root.fd, DIRECTORY, AtFlags::REMOVEDIR) {
+                    Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY) => {}
+                    Err(errno) => return Err(PinError::io(&all.path, errno)),
+                }
             }
         }
         Ok(removed)
@@ -688,7 +753,7 @@ mod tests {
 
         // The same of root's is no other user's doing, and yet no link is followed.
         run(0);
-        owner.prepare().unwrap();
+        drop(owner.prepare().unwrap());
         let error = owner.remove().unwrap_err();
         assert!(matches!(error, PinError::Stranger { .. }), "{error}");
         assert!(precious.join("file").exists());
@@ -709,11 +774,55 @@ mod tests {
         fs::create_dir_all(owner.dir().join("abi1-0/maps")).unwrap();
         assert_eq!(owner.remove().unwrap(), [owner.dir().join("abi1-0")]);
         bpffs.set_mode(0o700);
-        owner.prepare().unwrap();
+        let lock = owner.prepare().unwrap();
         owner.set("abi2-0").begin().unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         assert_eq!(mode(owner.dir()), 0o700);
         assert_eq!(mode(&owner.dir().join("abi2-0/maps")), 0o700);
+        drop(lock);
         owner.remove().unwrap();
+    }
+
+    /// As two agents without a state directory to lock start them at the same moment.
+    #[test]
+    fn what_one_agent_uses_no_other_takes_over_or_removes() {
+        let Some(bpffs) = Mounted::new() else { return };
+        bpffs.set_mode(0o700);
+        let owner = PinOwner::of_in(&bpffs.path(), Path::new("/run/nowhere"));
+        let lock = owner.prepare().unwrap();
+        owner.set("abi1-0").begin().unwrap();
+        let us = std::process::id().to_string();
+        for refused in [owner.prepare().map(drop), owner.remove().map(drop)] {
+            let error = refused.unwrap_err();
+            assert!(matches!(error, PinError::InUse { .. }), "{error}");
+            assert!(error.to_string().contains(&us), "{error}");
+        }
+        assert!(owner.set("abi1-0").exists());
+        // Another owner is not concerned.
+        let other = PinOwner::of_in(&bpffs.path(), Path::new("/run/elsewhere"));
+        drop(other.prepare().unwrap());
+        other.remove().unwrap();
+        drop(lock);
+        drop(owner.prepare().unwrap());
+        owner.remove().unwrap();
+    }
+
+    /// The directory of all owners goes with the last of them, which may be while another one comes.
+    #[test]
+    fn one_owner_comes_while_another_one_goes() {
+        let Some(bpffs) = Mounted::new() else { return };
+        bpffs.set_mode(0o700);
+        let comes_and_goes = |name: &str| {
+            let owner = PinOwner::of_in(&bpffs.path(), Path::new(name));
+            for _ in 0..500 {
+                drop(owner.prepare().unwrap());
+                owner.remove().unwrap();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| comes_and_goes("/run/a"));
+            scope.spawn(|| comes_and_goes("/run/b"));
+        });
+        assert!(!bpffs.path().join(DIRECTORY).exists());
     }
 }

@@ -451,7 +451,7 @@ impl Output {
     }
 }
 
-/// Renames the journal that is there to `NAME.1`.
+/// Renames the journal that is there to `NAME.1`. A file or link of that name is replaced, whoever made it and wherever it leads.
 fn set_aside(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(metadata) if !metadata.is_file() => {
@@ -463,7 +463,13 @@ fn set_aside(path: &Path) -> io::Result<()> {
             drop(state_dir::open_private(path));
             let mut old = path.as_os_str().to_owned();
             old.push(".1");
-            std::fs::rename(path, old)
+            std::fs::rename(path, &old).map_err(|error| {
+                let old = Path::new(&old).shown();
+                io::Error::new(
+                    error.kind(),
+                    format!("{old} cannot be replaced ({error}); remove it"),
+                )
+            })
         }
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
@@ -475,7 +481,7 @@ mod tests {
     use super::*;
     use plimsoll_core::model::event::EventKind;
     use plimsoll_core::model::units::PodUid;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
 
     fn engine() -> Engine {
         Engine::new(EngineConfig {
@@ -599,6 +605,66 @@ mod tests {
         std::os::unix::fs::symlink(&precious, &link).unwrap();
         let error = Journal::create(&link, &engine).unwrap_err();
         assert!(error.to_string().contains("regular file"), "{error}");
+        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "text");
+    }
+
+    #[test]
+    fn the_name_of_the_old_file_may_be_taken() {
+        let engine = engine();
+        let dir = tempfile::tempdir().unwrap();
+        let (path, old) = (dir.path().join("journal"), dir.path().join("journal.1"));
+        let start = || Journal::create(&path, &engine).map(|journal| journal.finish());
+        // A link is replaced, and what it leads to stays.
+        let precious = dir.path().join("precious");
+        std::fs::write(&precious, "text").unwrap();
+        std::os::unix::fs::symlink(&precious, &old).unwrap();
+        start().unwrap().unwrap();
+        start().unwrap().unwrap();
+        assert!(old.symlink_metadata().unwrap().is_file());
+        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "text");
+        // So is a file of another user.
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&old, Some(65534), None).unwrap();
+            start().unwrap().unwrap();
+            assert_eq!(old.metadata().unwrap().uid(), 0);
+        }
+        // A directory is named, and stays with the journal that there is.
+        std::fs::remove_file(&old).unwrap();
+        std::fs::create_dir(&old).unwrap();
+        let error = start().unwrap_err().to_string();
+        assert!(error.contains("journal.1 cannot be replaced"), "{error}");
+        assert!(old.is_dir() && path.is_file());
+        // While the agent runs as well; it goes on when the directory is gone.
+        std::fs::remove_dir(&old).unwrap();
+        let mut journal = Journal::with_file_bytes_max(&path, &engine, 1).unwrap();
+        std::fs::remove_file(&old).unwrap();
+        std::fs::create_dir(&old).unwrap();
+        journal.record(&event(1), &[]);
+        journal.next_file_if_full(&engine);
+        while !journal.shared.wants_file.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        let error = journal.take_error().unwrap().to_string();
+        assert!(error.contains("journal.1 cannot be replaced"), "{error}");
+        std::fs::remove_dir(&old).unwrap();
+        journal.next_file_if_full(&engine);
+        journal.finish().unwrap();
+        let steps = |path: &Path| std::fs::read_to_string(path).unwrap().lines().count();
+        assert_eq!((steps(&old), steps(&path)), (2, 1));
+    }
+
+    /// Where the journal's directory is open to others, a link to a file of root's could take its mode away.
+    #[test]
+    fn a_file_with_another_name_keeps_its_mode() {
+        let engine = engine();
+        let dir = tempfile::tempdir().unwrap();
+        let (path, precious) = (dir.path().join("journal"), dir.path().join("precious"));
+        std::fs::write(&precious, "text").unwrap();
+        std::fs::set_permissions(&precious, std::fs::Permissions::from_mode(0o644)).unwrap();
+        std::fs::hard_link(&precious, &path).unwrap();
+        Journal::create(&path, &engine).unwrap().finish().unwrap();
+        let mode = precious.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o644);
         assert_eq!(std::fs::read_to_string(&precious).unwrap(), "text");
     }
 

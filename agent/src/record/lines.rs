@@ -139,7 +139,7 @@ pub enum Line<'a> {
     Stopped(Stopped),
 }
 
-/// The agent is ready: pods and thresholds are known.
+/// The agent is ready: thresholds are known, and the pods that manifests have.
 #[derive(Debug, Serialize)]
 pub struct Started<'a> {
     /// Its process.

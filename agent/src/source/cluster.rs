@@ -445,7 +445,7 @@ impl Work {
     /// To the client, if there is one that has introduced itself.
     fn send(&mut self, message: &ToCluster) {
         if let Some(peer) = self.peer.as_mut().filter(|peer| peer.has_hello)
-            && let Err(why) = peer.queue(&frame(message))
+            && let Err(why) = frame(message).and_then(|frame| peer.queue(&frame))
         {
             self.lose(&why);
         }

@@ -82,6 +82,8 @@ pub struct Started {
     pub mechanisms: Vec<Mechanism>,
     /// What this host does not allow, a line each.
     pub lost: Vec<String>,
+    /// How many pods are wanted.
+    pub pods: usize,
     /// What holds the BPF programs.
     #[serde(default)]
     pub programs: Option<String>,

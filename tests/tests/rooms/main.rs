@@ -116,7 +116,7 @@ const CLUSTER_ROOMS: [(&str, &[&str]); 15] = [
 ];
 
 /// Of `plimsoll-runtime`, as [`ROOMS`].
-const RUNTIME_ROOMS: [(&str, &[&str]); 11] = [
+const RUNTIME_ROOMS: [(&str, &[&str]); 10] = [
     ("main", &[]),
     (
         "cli",
@@ -130,18 +130,17 @@ const RUNTIME_ROOMS: [(&str, &[&str]); 11] = [
         ],
     ),
     ("serve", &["cri", "connection", "frames"]),
-    ("show", &["cri", "pod_resources", "shown"]),
+    ("show", &["cri", "pod_resources"]),
     ("cri", &["connection", "interface"]),
     ("pod_resources", &["connection", "interface"]),
-    ("connection", &["shown"]),
-    ("shown", &[]),
+    ("connection", &[]),
     ("frames", &[]),
     ("interface", &[]),
     ("limits", &[]),
 ];
 
 /// Of the core, from the top to the bottom.
-const CORE_ROOMS: [&str; 7] = [
+const CORE_ROOMS: [&str; 8] = [
     "engine",
     "explain",
     "policy",
@@ -149,6 +148,7 @@ const CORE_ROOMS: [&str; 7] = [
     "placement",
     "arbitration",
     "kube",
+    "shown",
 ];
 
 /// Crates that only these rooms may use.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use plimsoll_core::kube::cluster_link::{
-    EvictionIntent, FRAME_BYTES_MAX, PROTOCOL, Settled, ToAgent, ToCluster,
+    EvictionIntent, FRAMING, PROTOCOL, Settled, ToAgent, ToCluster,
 };
 use plimsoll_core::kube::pod_uid::PodUid;
 use serde_json::json;
@@ -113,7 +113,7 @@ impl Agent {
         loop {
             if let Some((length, rest)) = self.bytes.split_first_chunk::<4>() {
                 let length = u32::from_le_bytes(*length) as usize;
-                assert!(length <= FRAME_BYTES_MAX);
+                assert!(length <= FRAMING.bytes_max);
                 if rest.len() >= length {
                     let frame = serde_json::from_slice(&rest[..length]);
                     let frame = frame.unwrap_or_else(|error| {

@@ -1,20 +1,24 @@
 //! What the agent and `plimsoll-cluster` say to each other over their socket.
 //!
 //! **Problem.** Only `plimsoll-cluster` holds a token and reads what a network sends; only the agent may touch the machine. Each must stay right if the other
-//! one lies, stalls or dies. **Approach.** Two kinds of frames, with bounds that the receiver checks before it reads: a length of four bytes (little endian), then so many bytes of JSON.
+//! one lies, stalls or dies. **Approach.** Two kinds of frames ([`framing`](crate::kube::framing)), with bounds that the receiver checks before it reads.
 //! The agent believes nothing that it can see for itself: a pod counts only if it has a cgroup here. `plimsoll-cluster` keeps no decision:
 //! an [`EvictionIntent`] is on the agent's disk until [`ToAgent::Settled`] says that the API shows it, and is sent again after each connection.
 
 use serde::{Deserialize, Serialize};
 
 use crate::kube::budget::DisruptionBudget;
+use crate::kube::framing::Framing;
 use crate::kube::pod::Pod;
 use crate::kube::pod_uid::PodUid;
 
 /// The version of this protocol. A peer with another one is refused with both numbers.
 pub const PROTOCOL: u32 = 1;
-/// Bytes of one frame at most, its length not counted.
-pub const FRAME_BYTES_MAX: usize = 1 << 20;
+/// Of all frames. The largest pod has a fraction of these values.
+pub const FRAMING: Framing = Framing {
+    bytes_max: 1 << 20,
+    values_max: 32_768,
+};
 /// Pods of one node that are taken from the cluster: four times what upstream supports (110), rounded up.
 pub const PODS_MAX: usize = 1024;
 /// Budgets that are taken from the cluster.

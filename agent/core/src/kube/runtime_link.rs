@@ -1,15 +1,20 @@
 //! What the agent and `plimsoll-runtime` say to each other, and what a container runtime has on a node.
 //!
 //! **Problem.** The runtime's answers come from a large program over a socket: late, cut off, too large or not at all. The agent must stay small, locked in
-//! memory, and wait for none of it. **Approach.** `plimsoll-runtime` alone speaks gRPC. It sends what it has read in frames of bounded length: four bytes
-//! (little endian) for the length, then so many bytes of JSON. It decides nothing and remembers nothing: it may die at any time, and the next one is asked again.
+//! memory, and wait for none of it. **Approach.** `plimsoll-runtime` alone speaks gRPC. It sends what it has read in frames of bounded length
+//! ([`framing`](crate::kube::framing)). It decides nothing and remembers nothing: it may die at any time, and the next one is asked again.
 
 use serde::{Deserialize, Serialize};
 
+use crate::kube::framing::Framing;
+
 /// The version of this protocol. A peer with another one is sent away.
 pub const PROTOCOL: u32 = 1;
-/// Bytes of one frame at most, its length not counted.
-pub const FRAME_BYTES_MAX: usize = 64 << 10;
+/// Of all frames. The largest container has a fraction of these values.
+pub const FRAMING: Framing = Framing {
+    bytes_max: 64 << 10,
+    values_max: 2048,
+};
 /// Containers of one list: 110 pods with eight each, several times.
 pub const CONTAINERS_MAX: usize = 8192;
 /// Images of one list.

@@ -1,4 +1,4 @@
-use plimsoll_core::kube::runtime_link::FRAME_BYTES_MAX;
+use plimsoll_core::kube::runtime_link::FRAMING;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::*;
@@ -15,7 +15,7 @@ async fn ask_it(agent: &mut UnixStream, question: &ToRuntime) {
 
 async fn hear(agent: &mut UnixStream) -> FromRuntime {
     let length = usize::try_from(agent.read_u32_le().await.unwrap()).unwrap();
-    assert!(length <= FRAME_BYTES_MAX);
+    assert!(length <= FRAMING.bytes_max);
     let mut frame = vec![0; length];
     agent.read_exact(&mut frame).await.unwrap();
     serde_json::from_slice(&frame).unwrap()

@@ -4,18 +4,15 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use plimsoll_core::kube::cluster_link::{FRAME_BYTES_MAX, ToAgent, ToCluster};
+use plimsoll_core::kube::cluster_link::{FRAMING, ToAgent, ToCluster};
+use plimsoll_core::kube::framing::LENGTH_BYTES;
 
 use crate::host::boundary;
 
-/// Of a frame's length.
-const LENGTH_BYTES: usize = 4;
 /// Read in one go.
 const CHUNK_BYTES: usize = 64 << 10;
 /// What waits for a client that does not read: all intents, several times.
 const OUTPUT_BYTES_MAX: usize = 8 << 20;
-/// Values in one frame: many times those of the largest pod. A value takes up to a hundred bytes of memory and three of a frame.
-const VALUES_MAX: usize = 32_768;
 /// Frames of one client that are refused before it is sent away.
 const REFUSED_MAX: u32 = 1024;
 /// For the first frame, and for a frame that has begun.
@@ -63,15 +60,13 @@ impl Peer {
         Some(self.until?.saturating_duration_since(now))
     }
 
-    /// The length of the frame that has begun.
-    fn length(&self) -> Option<usize> {
-        let bytes = self.input.first_chunk::<LENGTH_BYTES>()?;
-        usize::try_from(u32::from_le_bytes(*bytes)).ok()
+    /// The end of the first frame. One that is too long ends the connection when it is read.
+    fn frame_end(&self) -> Option<usize> {
+        FRAMING.first(&self.input).ok().flatten()
     }
 
     pub(super) fn has_whole_frame(&self) -> bool {
-        self.length()
-            .is_some_and(|length| self.input.len() >= LENGTH_BYTES + length)
+        self.frame_end().is_some()
     }
 
     pub(super) fn has_output(&self) -> bool {
@@ -84,7 +79,12 @@ impl Peer {
     /// Why it is to be sent away, or has gone.
     pub(super) fn read(&mut self, now: Instant) -> Result<(), String> {
         let mut chunk = [0; CHUNK_BYTES];
-        while !self.has_whole_frame() {
+        loop {
+            match FRAMING.first(&self.input) {
+                Ok(None) => {}
+                Ok(Some(_)) => return Ok(()),
+                Err(error) => return Err(format!("it announced {error}")),
+            }
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err("it has closed the connection".to_owned()),
                 Ok(read) => self.input.extend_from_slice(&chunk[..read]),
@@ -92,15 +92,6 @@ impl Peer {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error.to_string()),
             }
-            if self.length().is_some_and(|length| length > FRAME_BYTES_MAX) {
-                let length = self.length().unwrap_or_default();
-                return Err(format!(
-                    "it announced a frame of {length} bytes, more than {FRAME_BYTES_MAX}"
-                ));
-            }
-        }
-        if self.has_whole_frame() {
-            return Ok(());
         }
         if self.until.is_some_and(|until| until <= now) {
             let seconds = FRAME_WITHIN.as_secs();
@@ -114,8 +105,7 @@ impl Peer {
 
     /// The next whole frame.
     pub(super) fn take_frame(&mut self, now: Instant) -> Option<Vec<u8>> {
-        let length = self.length().filter(|_| self.has_whole_frame())?;
-        let rest = self.input.split_off(LENGTH_BYTES + length);
+        let rest = self.input.split_off(self.frame_end()?);
         let mut frame = std::mem::replace(&mut self.input, rest);
         frame.drain(..LENGTH_BYTES);
         self.until = (!self.input.is_empty()).then(|| now + FRAME_WITHIN);
@@ -166,11 +156,12 @@ impl Peer {
 }
 
 /// A message as it goes over the socket.
-pub(super) fn frame(message: &ToCluster) -> Vec<u8> {
-    // Plain data with text keys: it can always be written.
-    let json = serde_json::to_vec(message).unwrap_or_default();
-    let length = u32::try_from(json.len()).unwrap_or(u32::MAX);
-    [&length.to_le_bytes(), &json[..]].concat()
+///
+/// # Errors
+/// It is too long, which no message of ours is.
+pub(super) fn frame(message: &ToCluster) -> Result<Vec<u8>, String> {
+    let json = serde_json::to_vec(message).map_err(|error| error.to_string())?;
+    FRAMING.frame(&json).map_err(|error| error.to_string())
 }
 
 /// The message in a frame.
@@ -178,13 +169,8 @@ pub(super) fn frame(message: &ToCluster) -> Vec<u8> {
 /// # Errors
 /// It is none, or has more values than any that is right.
 pub(super) fn parse(frame: &[u8]) -> Result<ToAgent, String> {
-    let separators = frame
-        .iter()
-        .filter(|byte| matches!(byte, b',' | b'{' | b'['));
-    if separators.count() > VALUES_MAX {
-        return Err(format!("more than {VALUES_MAX} values"));
-    }
-    boundary::guard(|| serde_json::from_slice(frame))
+    let body = FRAMING.body(frame).map_err(|error| error.to_string())?;
+    boundary::guard(|| serde_json::from_slice(body))
         .map_err(|panicked| panicked.to_string())?
         .map_err(|error| error.to_string())
 }

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 
-use plimsoll_core::kube::cluster_link::{FRAME_BYTES_MAX, PODS_MAX};
+use plimsoll_core::kube::cluster_link::{FRAMING, PODS_MAX};
 use serde_json::{Value, json};
 
 use super::*;
@@ -203,7 +203,7 @@ fn hostile_frames_are_refused_counted_and_change_nothing() {
     ];
     let count = hostile.len() as u64;
     for frame in &hostile {
-        assert!(frame.len() <= FRAME_BYTES_MAX);
+        assert!(frame.len() <= FRAMING.bytes_max);
         client.say_bytes(frame);
     }
     // The first is said; then only what is right is heard of.
@@ -232,7 +232,7 @@ fn two_thousand_pods_are_taken_up_to_the_bound() {
 fn a_frame_that_is_too_long_or_cut_off_costs_the_connection() {
     let mut scene = Scene::new();
     let (mut client, _) = scene.introduced();
-    let length = u32::try_from(FRAME_BYTES_MAX + 1).unwrap();
+    let length = u32::try_from(FRAMING.bytes_max + 1).unwrap();
     client.0.write_all(&length.to_le_bytes()).unwrap();
     assert!(client.is_sent_away());
     let ClusterEvent::Lost { why } = scene.next() else {

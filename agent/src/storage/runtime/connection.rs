@@ -6,9 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use plimsoll_core::kube::framing::LENGTH_BYTES;
 use plimsoll_core::kube::runtime_link::{
-    CONTAINERS_MAX, FRAME_BYTES_MAX, FromRuntime, IMAGES_MAX, Inventory, PROTOCOL, Removal,
-    ToRuntime,
+    CONTAINERS_MAX, FRAMING, FromRuntime, IMAGES_MAX, Inventory, PROTOCOL, Removal, ToRuntime,
 };
 
 use super::RuntimeSettings;
@@ -17,8 +17,6 @@ use crate::host::program::NotStarted;
 
 /// Of one list, all frames together, bytes: what is read is locked in memory.
 const LIST_BYTES_MAX: usize = 8 << 20;
-/// Values in one frame: many times those of the largest container. A value takes up to a hundred bytes of memory and three of a frame.
-const VALUES_MAX: usize = 2048;
 /// After a failure it is not started again before this, and twice that after each further one.
 const AGAIN_FIRST: Duration = Duration::from_secs(1);
 const AGAIN_MAX: Duration = Duration::from_secs(60);
@@ -213,9 +211,11 @@ impl Connection {
     }
 
     fn send(&mut self, question: &ToRuntime, until: Instant) -> Result<(), Failure> {
-        let json = serde_json::to_vec(question).unwrap_or_default();
-        let length = u32::try_from(json.len()).unwrap_or(u32::MAX);
-        let frame = [&length.to_le_bytes(), &json[..]].concat();
+        let json =
+            serde_json::to_vec(question).map_err(|error| Failure::Lost(error.to_string()))?;
+        // A name in it came from the runtime, in a frame of the same bound.
+        let frame = FRAMING.frame(&json);
+        let frame = frame.map_err(|error| Failure::Refused(error.to_string()))?;
         let wait = left(until).map_err(|error| lost(&error))?;
         self.stream
             .set_write_timeout(Some(wait))
@@ -255,22 +255,20 @@ impl Connection {
     }
 
     fn read(&mut self, until: Instant, bytes: &mut usize) -> Result<FromRuntime, Failure> {
-        let mut length = [0; 4];
+        let mut length = [0; LENGTH_BYTES];
         self.fill(&mut length, until)?;
-        let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
+        let announced = |what: String| Failure::Lost(format!("plimsoll-runtime announced {what}"));
+        let length = FRAMING.announced(length);
+        let length = length.map_err(|error| announced(error.to_string()))?;
         *bytes = bytes.saturating_add(length);
-        if length > FRAME_BYTES_MAX || *bytes > LIST_BYTES_MAX {
-            return Err(Failure::Lost(format!(
-                "plimsoll-runtime announced {length} bytes, and may send {FRAME_BYTES_MAX} at a time and {LIST_BYTES_MAX} in one answer"
-            )));
+        if *bytes > LIST_BYTES_MAX {
+            let what = format!("{bytes} bytes in one answer, and {LIST_BYTES_MAX} are the most");
+            return Err(announced(what));
         }
         let mut frame = vec![0; length];
         self.fill(&mut frame, until)?;
-        let is_value = |byte: &&u8| matches!(byte, b',' | b'{' | b'[');
-        if frame.iter().filter(is_value).count() > VALUES_MAX {
-            return Err(nonsense());
-        }
-        boundary::guard(|| serde_json::from_slice(&frame))
+        let body = FRAMING.body(&frame).map_err(|_| nonsense())?;
+        boundary::guard(|| serde_json::from_slice(body))
             .map_err(|panicked| Failure::Lost(panicked.to_string()))?
             .map_err(|_| nonsense())
     }

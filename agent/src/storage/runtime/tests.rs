@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use plimsoll_core::kube::runtime_link::{
-    ContainerState, FRAME_BYTES_MAX, FromRuntime, PROTOCOL, RuntimeContainer, RuntimeImage,
-    ToRuntime,
+    ContainerState, FRAMING, FromRuntime, PROTOCOL, RuntimeContainer, RuntimeImage, ToRuntime,
 };
 use plimsoll_core::model::config::EngineConfig;
 use plimsoll_core::model::signal::{Operator, Signal};
@@ -100,7 +99,7 @@ fn an_answer_that_is_none_ends_the_program_and_it_is_not_started_again_at_once()
             Box::new(move |mut stream| {
                 hello(&mut stream);
                 hear(&mut stream);
-                let text = vec![b'['; FRAME_BYTES_MAX];
+                let text = vec![b'['; FRAMING.bytes_max];
                 let length = u32::try_from(text.len()).unwrap();
                 let _gone = stream.write_all(&[&length.to_le_bytes(), &text[..]].concat());
                 hear(&mut stream);

@@ -39,9 +39,9 @@ fn removed_manifest() -> Outcome {
     let (goes, stays) = (Pod::burstable("goes", "16Mi"), Pod::best_effort("stays"));
     let mut going = node.hog(&goes, "hold --mb 8")?;
     let mut staying = node.hog(&stays, "hold --mb 8")?;
-    let mut agent = node.agent(&Options::hard("memory.available<1Mi"))?;
-    // It says that it has started before its manifests are read, and knows no pod of which it has never read one.
-    agent.after_samples(2)?;
+    // It says that it has started when its manifests are read.
+    let agent = node.agent(&Options::hard("memory.available<1Mi"))?;
+    ensure!(agent.started.pods == 2, "{:?}", agent.started);
     fs::remove_file(node.manifest(&goes))?;
     ensure!(
         going.process.wait_gone(Duration::from_secs(60)),

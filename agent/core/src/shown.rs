@@ -3,8 +3,8 @@
 //! **Problem.** A process chooses its command (15 bytes, any but NUL) and the names of its cgroups (255 bytes, any but `/` and newline).
 //! Printed as they are, these bytes end a line and begin one that plimsoll never wrote, hide what follows, or command the terminal.
 //! **Approach.** What is foreign is printed through [`Show::shown`]: a control character, one that turns the direction of text, and a byte
-//! that is no UTF-8 are written as an escape, and what is too long is cut. `agent/clippy.toml` refuses `Path::display`, so that no path is
-//! printed otherwise. A text of several lines goes through [`page`] at last: newlines and our own colours stay. JSON escapes by its own
+//! that is no UTF-8 are written as an escape, and what is too long is cut. All programs of a node use this one; `agent/clippy.toml` refuses
+//! `Path::display`, so that no path is printed otherwise. A text of several lines goes through [`page`] at last: newlines and our own colours stay. JSON escapes by its own
 //! rules and keeps every character.
 //! **Terms.** *foreign*: chosen by a pod, a file or another program.
 
@@ -19,7 +19,7 @@ pub const NAME_CHARACTERS_MAX: usize = 1024;
 pub const LINE_CHARACTERS_MAX: usize = 4096;
 /// What stands where a text was cut.
 const CUT: char = '…';
-/// The colours of [`super::output::Style`] and of what `plimsoll run` prints. None hides text.
+/// The colours that programs of Plimsoll print. None hides text.
 const COLOURS: [&str; 6] = ["0", "1", "2", "31", "32", "33"];
 
 /// Foreign text, which [`Display`](fmt::Display) writes on one line, without control characters, and not longer than its bound.
@@ -165,8 +165,7 @@ pub fn page(text: &str) -> String {
 }
 
 /// Whether a text could do no more than be read: what tests ask of every line.
-#[cfg(test)]
-pub(crate) fn is_fit(text: &str) -> bool {
+pub fn is_fit(text: &str) -> bool {
     !text.chars().any(is_unfit)
 }
 
