@@ -226,3 +226,110 @@ fn wrong_files_admit_nothing_and_name_the_line() {
     let twice = plimsoll(dir.path(), &["admit", "-f", "-", "-f", "-"], "");
     assert_eq!(twice.status.code(), Some(2));
 }
+
+/// Each is refused with its file, line and field, and the rest is answered as if it were not there.
+#[test]
+fn bad_objects_are_refused_and_decide_nothing() {
+    let class = |name: &str, value: u32| {
+        format!(
+            "---\napiVersion: scheduling.k8s.io/v1\nkind: PriorityClass\nmetadata: {{name: {name}}}\nvalue: {value}\nglobalDefault: true\n"
+        )
+    };
+    let quota = |spec: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: ResourceQuota\nmetadata: {{name: q}}\nspec:\n  {spec}\n"
+        )
+    };
+    let web = pod("web", "{}");
+    let cases: [(String, &[&str]); 6] = [
+        (
+            class("a", 1) + &class("b", 2) + &web,
+            &[
+                "standard input:12: priorityclasses.scheduling.k8s.io \"b\" is forbidden: PriorityClass a is already marked as default",
+                "Pod default/web  admitted         1",
+            ],
+        ),
+        (
+            quota("hard: {pods: 0}\n  scopeSelector:\n    matchExpressions:\n    - {scopeName: PriorityClass, operator: In}") + &web,
+            &[
+                "  standard input:8: spec.scopeSelector.matchExpressions.values: Required value",
+                "Pod default/web          admitted",
+            ],
+        ),
+        (
+            quota("hard: {pods: -1}") + &web,
+            &[
+                "  standard input:6: spec.hard[pods]: Invalid value: \"-1\": must be greater than or equal to 0",
+                "Pod default/web          admitted",
+            ],
+        ),
+        (
+            pod("web", "{requests: {cpu: -1}}"),
+            &["  standard input:5: spec.containers[0].resources.requests[cpu]: Invalid value: \"-1\""],
+        ),
+        (
+            quota("hard: {requests.memory: 9999999999999999999Ei}")
+                + &pod("web", "{requests: {memory: 9999999999999999999Ei}}")
+                + &pod("more", "{requests: {memory: 1}}"),
+            &["Pod default/web          admitted", "standard input:13: pods \"more\" is forbidden: exceeded quota: q, requested: requests.memory=1,"],
+        ),
+        (
+            // A cluster has lowered it, and its pods are more than that.
+            "---\napiVersion: v1\nkind: ResourceQuota\nmetadata: {name: q, resourceVersion: '1'}\nspec: {hard: {pods: 1}}\nstatus: {hard: {pods: 1}, used: {pods: 3}}\n".to_owned() + &web,
+            &["pods \"web\" is forbidden: exceeded quota: q, requested: pods=1, used: pods=3, limited: pods=1"],
+        ),
+    ];
+    for (text_of, wanted) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let out = plimsoll(dir.path(), &["admit", "-f", "-"], &text_of);
+        let shown = text(&out.stdout);
+        assert_eq!(out.status.code(), Some(3), "{shown}{}", text(&out.stderr));
+        for line in wanted {
+            assert!(shown.contains(line), "no {line:?} in\n{shown}");
+        }
+    }
+}
+
+/// A quota without status is counted from the objects that are there.
+#[test]
+fn a_quota_without_status_is_counted() {
+    let list = "{apiVersion: v1, kind: List, items: [
+        {apiVersion: v1, kind: ResourceQuota, metadata: {name: q, resourceVersion: '5'}, spec: {hard: {pods: 1}}},
+        {apiVersion: v1, kind: Pod, metadata: {name: old, resourceVersion: '6'}, spec: {containers: [{name: c, resources: {requests: {cpu: 1}}}]}}]}";
+    let dir = tempfile::tempdir().unwrap();
+    let new = pod("old", "{requests: {cpu: 2}}") + &pod("new", "{}");
+    std::fs::write(dir.path().join("new.yaml"), new).unwrap();
+    let out = plimsoll(dir.path(), &["admit", "-f", "-", "-f", "new.yaml"], list);
+    let shown = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(3), "{shown}");
+    for line in [
+        "new.yaml:2: pods \"old\" already exists",
+        "new.yaml:7: pods \"new\" is forbidden: exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1",
+    ] {
+        assert!(shown.contains(line), "no {line:?} in\n{shown}");
+    }
+}
+
+#[test]
+fn a_thousand_quotas_and_as_many_pods() {
+    let quotas: String = (0..1000)
+        .map(|at| format!("---\napiVersion: v1\nkind: ResourceQuota\nmetadata: {{name: q{at:03}}}\nspec: {{hard: {{pods: 2}}}}\n"))
+        .collect();
+    let pods: String = (0..3).map(|at| pod(&format!("p{at}"), "{}")).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let out = plimsoll(
+        dir.path(),
+        &["quota", "-f", "-", "-o", "json"],
+        &(quotas + &pods),
+    );
+    assert_eq!(out.status.code(), Some(3), "{}", text(&out.stderr));
+    let answer: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let all = answer["quotas"].as_array().unwrap();
+    assert_eq!(all.len(), 1000);
+    assert!(all.iter().all(|quota| quota["resources"][0]["used"] == "2"));
+    let refused = answer["refused"].as_array().unwrap();
+    assert_eq!(
+        (refused.len(), &refused[0]["refusedBy"]),
+        (1, &Value::from("q000"))
+    );
+}

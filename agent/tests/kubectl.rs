@@ -14,6 +14,15 @@ const PLUGIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kubectl-pli
 fn kubectl(dir: &Path) {
     let text = format!(
         r#"#!/bin/sh
+case "$*" in
+"--namespace default get resourcequotas --output yaml")
+    echo 'apiVersion: v1
+kind: List
+items:
+- {{apiVersion: v1, kind: ResourceQuota, metadata: {{name: compute, namespace: default}}, status: {{hard: {{pods: 10}}, used: {{pods: 9}}}}}}'
+    exit ;;
+"--namespace other get resourcequotas --output yaml") echo "you may not" >&2; exit 1 ;;
+esac
 [ "$1 $2" = "--namespace plimsoll" ] || exit 9
 case "$3" in
 get)
@@ -86,6 +95,15 @@ fn one_table_over_all_nodes_and_one_node_s_reasons() {
     let why = plugin(dir.path(), &["explain", "b", "eviction", "default/x"]);
     assert_eq!(why.status.code(), Some(0), "{why:?}");
     assert!(text(&why.stdout).contains("default/x"), "{why:?}");
+    let near = "default/compute: pods 9 of 10 in use";
+    assert!(text(&why.stdout).contains(near), "{why:?}");
+    // Who may not list quotas is explained the rest; here there is no such pod.
+    let without = plugin(dir.path(), &["explain", "b", "eviction", "other/x"]);
+    let said = text(&without.stderr);
+    assert!(
+        said.contains("without quotas: you may not") && said.contains("other/x"),
+        "{without:?}"
+    );
 
     let nowhere = plugin(dir.path(), &["explain", "nowhere"]);
     assert_eq!(nowhere.status.code(), Some(1));

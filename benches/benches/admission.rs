@@ -1,4 +1,4 @@
-//! How long it takes to ask for a pod in a namespace with 20 quotas and a LimitRange.
+//! How long it takes to ask for a pod in a namespace with 20 quotas and a LimitRange, and to say who takes how much of each.
 
 use std::hint::black_box;
 
@@ -76,5 +76,30 @@ fn admit(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, admit);
+/// What `plimsoll quota` asks of the same namespace: who takes how much of each quota.
+fn takers(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("takers");
+    for count in [1_000, 10_000] {
+        let mut world = world();
+        for pod in pods(count) {
+            world.admit("pods", pod).expect("admitted");
+        }
+        group.throughput(Throughput::Elements(
+            u64::try_from(count).unwrap_or(u64::MAX),
+        ));
+        group.sample_size(10);
+        group.bench_function(BenchmarkId::from_parameter(count), |bencher| {
+            bencher.iter(|| {
+                let counts = world.counts();
+                let quotas = world.quotas();
+                quotas
+                    .map(|quota| counts.takers(black_box(quota)).len())
+                    .sum::<usize>()
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, admit, takers);
 criterion_main!(benches);

@@ -8,6 +8,7 @@ use plimsoll_core::kube::admission::Admission;
 use plimsoll_core::kube::admission::chain::{Source, World};
 use plimsoll_core::kube::admission::object::{LimitRange, Object, ResourceQuota};
 use plimsoll_core::kube::admission::pod_object::{MorePod, PodObject};
+use plimsoll_core::kube::admission::pod_rules;
 use plimsoll_core::kube::admission::resource_quota::configuration::Configuration;
 use plimsoll_core::kube::admission::resource_quota::evaluator::Cluster;
 use plimsoll_core::kube::pod::Pod;
@@ -180,7 +181,7 @@ proptest! {
         let quotas: Vec<ResourceQuota> = world.quotas().cloned().collect();
         for quota in quotas {
             let mut anew = ResourceList::new();
-            for (_, takes) in world.takers(&quota) {
+            for (_, takes) in world.counts().takers(&quota) {
                 for (name, quantity) in takes {
                     *anew.entry(name).or_default() += &quantity;
                 }
@@ -258,5 +259,83 @@ fn an_object_is_there_once() {
     assert_eq!(
         (refusal.code, refusal.message.as_str()),
         (409, "pods \"p\" already exists")
+    );
+}
+
+/// Each taker is one that the quota is about, in the order in which the objects came.
+#[test]
+fn takers_come_in_the_order_of_the_objects() {
+    let quota = json!({"metadata": {"name": "q", "namespace": "n"}, "spec": {"hard": {"pods": "9", "count/configmaps": "9"}}});
+    let mut world = world(&[], &[quota]);
+    let meta = |name: &str, namespace: &str| json!({"name": name, "namespace": namespace});
+    let pod_of = |name: &str, namespace: &str| {
+        let value =
+            json!({"metadata": meta(name, namespace), "spec": {"containers": [{"name": "c"}]}});
+        Object::Pod(Box::new(pod(&value)))
+    };
+    let other =
+        |name: &str| Object::Other(Box::new(serde_json::from_value(meta(name, "n")).unwrap()));
+    world.admit("pods", pod_of("b", "n")).unwrap();
+    world.admit("configmaps", other("settings")).unwrap();
+    world.admit("secrets", other("key")).unwrap();
+    world.admit("pods", pod_of("elsewhere", "m")).unwrap();
+    world.admit("pods", pod_of("a", "n")).unwrap();
+    let counts = world.counts();
+    let takers = counts.takers(world.quotas().next().unwrap());
+    let takers: Vec<String> = takers
+        .iter()
+        .map(|(counted, takes)| format!("{} {takes:?}", counted.object.meta().name))
+        .collect();
+    assert_eq!(
+        takers,
+        [
+            r#"b {"pods": Quantity(1)}"#,
+            r#"settings {"count/configmaps": Quantity(1)}"#,
+            r#"a {"pods": Quantity(1)}"#,
+        ]
+    );
+}
+
+/// What else than resources a resize brings along: metadata is dropped, restarts and claims may not differ.
+#[test]
+fn a_resize_changes_cpu_and_memory_alone() {
+    let value = json!({"metadata": {"name": "p", "namespace": "n", "resourceVersion": "1", "labels": {"a": "b"}}, "spec": {
+        "resourceClaims": [{"name": "gpu"}],
+        "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}, "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}]}]}});
+    let errors = |old: &Value, new: &Value| -> Vec<String> {
+        let errors = pod_rules::resize_errors(&pod(new), &pod(old)).into_iter();
+        errors.map(|error| error.to_string()).collect()
+    };
+    let only = "spec: Forbidden: only cpu and memory resources are mutable";
+    let changed = |pointer: &str, to: Value| {
+        let mut changed = value.clone();
+        *changed.pointer_mut(pointer).unwrap() = to;
+        changed
+    };
+    let container = "/spec/containers/0";
+    let cpu = changed(&format!("{container}/resources/requests/cpu"), json!("2"));
+    let label = changed("/metadata/labels", json!({"-bad": "-bad"}));
+    let policy = changed(
+        &format!("{container}/resizePolicy/0/restartPolicy"),
+        json!("RestartContainer"),
+    );
+    let claims = changed(
+        &format!("{container}/resources"),
+        json!({"requests": {"cpu": "1"}, "claims": [{"name": "gpu"}]}),
+    );
+    for (old, new, wanted) in [
+        (&value, &cpu, &[][..]),
+        (&value, &label, &[]),
+        (&value, &policy, &[only]),
+        (&claims, &claims, &[only]),
+    ] {
+        assert_eq!(errors(old, new), wanted, "{new}");
+    }
+    let mut node = value.clone();
+    node["status"] =
+        json!({"nodeAllocatableResourceClaimStatuses": [{"resourceClaimName": "gpu"}]});
+    assert_eq!(
+        errors(&node, &node),
+        ["spec: Forbidden: pods with node allocatable resource claims cannot be resized"]
     );
 }

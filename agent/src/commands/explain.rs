@@ -3,14 +3,16 @@
 //! The agent computes the explanation ([`plimsoll_core::explain`]) and sends it over its control socket; this module asks and shows.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
+use plimsoll_core::kube::admission::standing::QuotaUse;
 
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Output, OutputArgs, Style};
 use crate::host::shown::{Show as _, page};
+use crate::input::manifests::objects::{self, Item};
 use crate::record::steps::{JournalReadError, at_seconds, replay_until};
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::server::answer;
@@ -29,6 +31,7 @@ Examples:
   plimsoll explain throttling default/web            cost of its CPU limit, what plimsoll adds, and why no more
   plimsoll explain topology default/web              hints of each provider, the merged hint, rejected NUMA nodes
   plimsoll explain eviction --journal run.journal --at 1234.567   as it was at that time
+  kubectl get resourcequota -A -o yaml | plimsoll explain eviction team-a/web --quotas -   with the quotas of its namespace, beside a kubelet
 
 Only root may ask, unless the agent runs with --control-group. Read-only.")]
 pub struct ExplainArgs {
@@ -48,6 +51,9 @@ pub struct ExplainArgs {
     /// Time in the journal, in seconds as `plimsoll replay` prints it [default: the end]
     #[arg(long, value_name = "SECONDS", requires = "journal", value_parser = at_seconds)]
     pub at: Option<u64>,
+    /// ResourceQuotas with their status, for a pod of a cluster: a file, or - for standard input
+    #[arg(long, value_name = "PATH")]
+    pub quotas: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }
@@ -81,6 +87,12 @@ pub enum ExplainError {
     /// `--signal` with something else than `eviction`.
     #[error("--signal applies only to `explain eviction`")]
     Signal,
+    /// `--quotas` with something else than a pod of `eviction`.
+    #[error("--quotas applies only to `explain eviction POD`")]
+    QuotasOfNoPod,
+    /// The quotas that are given: all messages, one a line.
+    #[error("nothing is explained, because the quotas cannot be read:\n{0}")]
+    Quotas(String),
     /// Standard output.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
@@ -94,7 +106,7 @@ impl CommandError for ExplainError {
                     RefusalKind::UnknownPod | RefusalKind::AmbiguousPod | RefusalKind::UnknownSignal,
                 ..
             })) => exit_status::REFUSED,
-            Self::Signal => exit_status::WRONG_USAGE,
+            Self::Signal | Self::QuotasOfNoPod => exit_status::WRONG_USAGE,
             _ => exit_status::FAILED,
         }
     }
@@ -105,8 +117,18 @@ impl CommandError for ExplainError {
 /// # Errors
 /// [`ExplainError`].
 pub fn run(args: &ExplainArgs) -> Result<ExitCode, ExplainError> {
+    let quotas = match &args.quotas {
+        Some(_) if args.what != What::Eviction || args.pod.is_none() => {
+            return Err(ExplainError::QuotasOfNoPod);
+        }
+        Some(path) => quotas_of(path, io::stdin().lock())?,
+        None => Vec::new(),
+    };
     let mut stdout = io::stdout().lock();
-    let answer = answer_to(args)?;
+    let mut answer = answer_to(args)?;
+    if let Answer::Eviction(explained) = answer {
+        answer = Answer::Eviction(Box::new(explained.with_quotas(&quotas)));
+    }
     let text = match args.output.format {
         Output::Text => {
             let style = Style::of(&stdout);
@@ -124,6 +146,36 @@ pub fn run(args: &ExplainArgs) -> Result<ExitCode, ExplainError> {
         written => written?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is in use of the quotas of a file. One without status is named: nothing is known about it.
+fn quotas_of(path: &Path, stdin: impl io::Read) -> Result<Vec<QuotaUse>, ExplainError> {
+    let read = objects::read(&[path.to_owned()], None, stdin);
+    if !read.errors.is_empty() {
+        let lines: Vec<String> = read.errors.iter().map(ToString::to_string).collect();
+        return Err(ExplainError::Quotas(lines.join("\n")));
+    }
+    let mut quotas = Vec::new();
+    for (source, item) in read.items {
+        let Item::Quota(quota) = item else { continue };
+        let name = format!("{}/{}", quota.metadata.namespace, quota.metadata.name);
+        let status = quota.status;
+        if status.hard.is_empty() && !quota.spec.hard.is_empty() {
+            eprintln!(
+                "plimsoll: {}:{}: status: ResourceQuota {} has none, so what is in use of it is not known; give it as `kubectl get resourcequota -o yaml` prints it",
+                source.file.shown(),
+                source.line(),
+                name.shown()
+            );
+            continue;
+        }
+        quotas.push(QuotaUse {
+            quota: name,
+            hard: status.hard,
+            used: status.used,
+        });
+    }
+    Ok(quotas)
 }
 
 fn json(answer: &Answer) -> io::Result<String> {
@@ -171,6 +223,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn quotas_as_kubectl_prints_them() {
+        let quota = |name: &str, status: &str| {
+            format!(
+                "- {{apiVersion: v1, kind: ResourceQuota, metadata: {{name: {name}, namespace: team}}, spec: {{hard: {{pods: 10}}}}{status}}}\n"
+            )
+        };
+        let list = format!(
+            "apiVersion: v1\nkind: List\nitems:\n{}{}",
+            quota("compute", ", status: {hard: {pods: 10}, used: {pods: 9}}"),
+            quota("new", "")
+        );
+        let quotas = quotas_of(Path::new("-"), list.as_bytes()).unwrap();
+        let names: Vec<_> = quotas.iter().map(|quota| quota.quota.as_str()).collect();
+        assert_eq!(names, ["team/compute"], "one without status says nothing");
+        assert_eq!(quotas[0].nearly_used_up().count(), 1);
+        let wrong = quota("compute", ", status: {used: {pods: many}}");
+        let error = quotas_of(Path::new("-"), wrong.trim_start_matches("- ").as_bytes());
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("standard input:1: status.used[pods]: "),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn exit_statuses() {
         let refused = |kind| ExplainError::from(AskError::from(Refusal::new(kind, "")));
         assert_eq!(
@@ -181,6 +258,8 @@ mod tests {
             refused(RefusalKind::Busy).exit_status(),
             exit_status::FAILED
         );
-        assert_eq!(ExplainError::Signal.exit_status(), exit_status::WRONG_USAGE);
+        for usage in [ExplainError::Signal, ExplainError::QuotasOfNoPod] {
+            assert_eq!(usage.exit_status(), exit_status::WRONG_USAGE);
+        }
     }
 }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use plimsoll_core::kube::admission::chain::World;
 use plimsoll_core::kube::admission::object::{ResourceQuota, Scope};
+use plimsoll_core::kube::admission::resource_quota::recalculate::Counts;
 use plimsoll_core::kube::resources::ResourceList;
 use serde_json::{Value, json};
 
@@ -66,9 +66,8 @@ pub fn run(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
         namespace.is_none_or(|namespace| quota.metadata.namespace == namespace)
     };
     let quotas = answer.world.quotas().filter(is_shown);
-    let standings: Vec<Standing<'_>> = quotas
-        .map(|quota| Standing::of(&answer.world, quota))
-        .collect();
+    let counts = answer.world.counts();
+    let standings: Vec<Standing<'_>> = quotas.map(|quota| Standing::of(&counts, quota)).collect();
     let refused: Vec<&Row> = answer
         .rows
         .iter()
@@ -108,10 +107,10 @@ pub fn run(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
 }
 
 impl<'a> Standing<'a> {
-    fn of(world: &World, quota: &'a ResourceQuota) -> Self {
+    fn of(counts: &Counts<'_>, quota: &'a ResourceQuota) -> Self {
         let mut others = quota.status.used.clone();
         let mut takers = Vec::new();
-        for (counted, takes) in world.takers(quota) {
+        for (counted, takes) in counts.takers(quota) {
             for (name, amount) in &takes {
                 if let Some(rest) = others.get_mut(name) {
                     *rest -= amount;

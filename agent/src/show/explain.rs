@@ -550,6 +550,26 @@ mod tests {
         assert!(ranking.places.iter().all(|place| place.over_share == 800));
         assert!(ranking.comparators.contains(&Comparator::OverShare));
         let used = "default uses 360Mi of 200Mi, above it: its pods go first among those of equal priority\n";
+        let given = [
+            quota("default/compute", r#"{"pods": "1"}"#),
+            quota("default/more", r#"{"pods": "0", "requests.cpu": "1"}"#),
+            quota("other/more", r#"{"pods": "10"}"#),
+        ];
+        let of_namespace = |pod| -> Vec<String> {
+            let Ok(Answer::Eviction(explained)) = answer(&eviction_of(pod), &snapshot) else {
+                panic!("another answer");
+            };
+            let quotas = explained.with_quotas(&given).quotas.into_iter();
+            quotas
+                .map(|quota| format!("{}: {} pods", quota.quota, quota.used["pods"]))
+                .collect()
+        };
+        assert_eq!(of_namespace(None), Vec::<String>::new());
+        assert_eq!(
+            of_namespace(Some("web")),
+            ["default/compute: 9 pods", "default/more: 0 pods"],
+            "what the agent knows stays"
+        );
         let all = shown(None);
         assert!(all.contains(&format!("share: {used}")), "{all}");
         let pod = shown(Some("web"));

@@ -8,6 +8,7 @@
 
 mod cases;
 mod chance;
+mod updates;
 mod versions;
 
 use std::collections::BTreeSet;
@@ -16,7 +17,7 @@ use http::Request;
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use plimsoll_core::kube::admission::Admission;
-use plimsoll_core::kube::admission::chain::{Admitted, World};
+use plimsoll_core::kube::admission::chain::World;
 use plimsoll_core::kube::admission::field::FieldError;
 use plimsoll_core::kube::admission::object::{
     Object, PersistentVolumeClaim, PriorityClass, ResourceQuota, Service,
@@ -195,6 +196,7 @@ fn object(resource: &str, value: &Value) -> Object {
         }
         "persistentvolumeclaims" => Object::Claim(Box::new(read::<PersistentVolumeClaim>(value))),
         "services" => Object::Service(Box::new(read::<Service>(value))),
+        "priorityclasses.scheduling.k8s.io" => Object::PriorityClass(Box::new(read(value))),
         _ => Object::Other(Box::new(read::<ObjectMeta>(&value["metadata"]))),
     }
 }
@@ -229,8 +231,8 @@ fn kept(resource: &str, object: &Value) -> Value {
     }
 }
 
-fn ours(resource: &str, admitted: &Admitted) -> Value {
-    let object = match &*admitted.object {
+fn ours(resource: &str, object: &Object) -> Value {
+    let object = match object {
         Object::Pod(pod) => {
             let mut value =
                 json!({"spec": pod.pod.spec, "metadata": {"annotations": pod.meta().annotations}});
@@ -415,7 +417,9 @@ async fn ask(client: &Client, pair: &mut Pair<'_>, classes: &[PriorityClass], ta
         let others = alone(pair, classes, resource, &placed);
         let admitted = pair.world.admit(resource, object(resource, &placed));
         let what = format!("{name}/{}", given["metadata"]["name"].as_str().unwrap());
-        let ours = admitted.as_ref().map(|admitted| ours(resource, admitted));
+        let ours = admitted
+            .as_ref()
+            .map(|admitted| ours(resource, &admitted.object));
         tally.compare(
             &what,
             *newer,
@@ -494,12 +498,15 @@ fn admission_answers_as_a_real_api_server() {
             .unwrap();
         assert!(!probe(&client, "").await);
         let classes = add_classes(&client, &mut tally).await;
-        let cases = cases::all();
+        let mut cases = cases::all();
+        cases.extend(updates::all());
+        updates::storage_class(&client).await;
         let mut pairs = decide(&client, &cases, &classes, &mut tally).await;
         wait_for_caches(&client).await;
         for pair in &mut pairs {
             ask(&client, pair, &classes, &mut tally).await;
         }
+        updates::ask(&client, minor, &classes, &mut tally).await;
         let Tally {
             taken,
             refused,

@@ -258,6 +258,28 @@ pub enum ExplainError {
 }
 
 impl EvictionExplanation {
+    /// With those of these quotas that are of the namespace of [`Self::pod`]. One that is known already stays as it is.
+    #[must_use]
+    pub fn with_quotas(mut self, quotas: &[QuotaUse]) -> Self {
+        let namespace = |name: &str| {
+            name.split_once('/')
+                .map(|(namespace, _)| namespace.to_owned())
+        };
+        if let Some(pod) = &self.pod {
+            let of_pod = namespace(&pod.pod);
+            let known: BTreeSet<String> = self
+                .quotas
+                .iter()
+                .map(|known| known.quota.clone())
+                .collect();
+            let more = quotas
+                .iter()
+                .filter(|quota| namespace(&quota.quota) == of_pod && !known.contains(&quota.quota));
+            self.quotas.extend(more.cloned());
+        }
+        self
+    }
+
     /// Explains `state`; for `signal`, or else for the one that would act or is nearest to its threshold; and `pod` in particular.
     ///
     /// # Errors

@@ -170,19 +170,39 @@ impl Amount {
         )
     }
 
+    /// Thousandths, of an amount in whole units, thousands or thousandths, where they fit 64 bits.
+    fn whole_milli(&self) -> Option<i64> {
+        match *self {
+            Self::Small {
+                mantissa,
+                exponent: -3,
+            } => Some(mantissa),
+            Self::Small {
+                mantissa,
+                exponent: 0,
+            } => mantissa.checked_mul(1_000),
+            Self::Small {
+                mantissa,
+                exponent: 3,
+            } => mantissa.checked_mul(1_000_000),
+            Self::Big {
+                ref mantissa,
+                exponent: -3,
+            } => mantissa.to_i64(),
+            _ => None,
+        }
+    }
+
+    /// The mantissa, where 128 bits hold it.
+    fn mantissa_128(&self) -> Option<i128> {
+        match self {
+            Self::Small { mantissa, .. } => Some(i128::from(*mantissa)),
+            Self::Big { mantissa, .. } => mantissa.to_i128(),
+        }
+    }
+
     fn cmp(&self, other: &Self) -> Ordering {
-        if let (
-            Self::Small {
-                mantissa: a,
-                exponent: x,
-            },
-            Self::Small {
-                mantissa: b,
-                exponent: y,
-            },
-        ) = (self, other)
-            && let Some(order) = small_cmp((*a, *x), (*b, *y))
-        {
+        if let Some(order) = short_cmp(self, other) {
             return order;
         }
         match self.sign().cmp(&other.sign()) {
@@ -261,16 +281,22 @@ fn round_up(mantissa: &BigInt, places: u32) -> BigInt {
     }
 }
 
-/// Compares `a × 10^x` with `b × 10^y` where that needs no big integer.
-fn small_cmp((a, x): (i64, i32), (b, y): (i64, i32)) -> Option<Ordering> {
-    let to = x.min(y);
-    // An `i64` times 10^18 fits.
-    let at = |mantissa: i64, exponent: i32| {
-        let places = u32::try_from(i64::from(exponent) - i64::from(to)).ok()?;
-        let factor = (places <= 18).then(|| 10i128.pow(places))?;
-        Some(i128::from(mantissa) * factor)
+/// Compares where that needs no more than 128 bits.
+fn short_cmp(a: &Amount, b: &Amount) -> Option<Ordering> {
+    // As nearly all are.
+    if let (Some(a), Some(b)) = (a.whole_milli(), b.whole_milli()) {
+        return Some(a.cmp(&b));
+    }
+    let to = a.exponent().min(b.exponent());
+    let at = |amount: &Amount| {
+        let places = u32::try_from(i64::from(amount.exponent()) - i64::from(to)).ok()?;
+        let mantissa = amount.mantissa_128()?;
+        match places {
+            0 => Some(mantissa),
+            _ => mantissa.checked_mul(10i128.checked_pow(places)?),
+        }
     };
-    Some(at(a, x)?.cmp(&at(b, y)?))
+    Some(at(a)?.cmp(&at(b)?))
 }
 
 /// Divides by `factor` while it divides; `value` is not zero.

@@ -191,9 +191,20 @@ impl Row {
             },
             Verdict::LeftOut(why) => Outcome::LeftOut(why),
         };
+        // A second default class is refused without naming the field.
+        let field = match &self.verdict {
+            Verdict::Refused(refusal)
+                if self.source.kind == "PriorityClass"
+                    && refusal.errors.is_empty()
+                    && refusal.reason == "Forbidden" =>
+            {
+                "globalDefault"
+            }
+            _ => "",
+        };
         Line {
             label: self.label(),
-            place: self.place(""),
+            place: self.place(field),
             outcome,
         }
     }

@@ -13,7 +13,7 @@ use plimsoll_core::explain::{
     EvictionExplanation, ExplainError, NoSuchPod, OomError, OomExplanation, PlacementNotExplained,
     placement_of,
 };
-use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod};
+use plimsoll_core::kube::admission::standing::RefusedPod;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
@@ -263,7 +263,7 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
         })),
         Request::ExplainEviction { signal, pod } => {
             EvictionExplanation::new(config, state, signal.as_deref(), pod.as_deref())
-                .map(|it| Answer::Eviction(Box::new(with_quotas(it, &snapshot.quotas))))
+                .map(|it| Answer::Eviction(Box::new(it.with_quotas(&snapshot.quotas))))
                 .map_err(refused)
         }
         Request::ExplainOom { pod } => {
@@ -293,22 +293,6 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
                 Refusal::new(kind, error.to_string())
             }),
     }
-}
-
-/// With the quotas of the namespace of the pod that was asked about.
-fn with_quotas(mut explained: EvictionExplanation, quotas: &[QuotaUse]) -> EvictionExplanation {
-    let namespace = |name: &str| {
-        name.split_once('/')
-            .map(|(namespace, _)| namespace.to_owned())
-    };
-    if let Some(pod) = &explained.pod {
-        let of_pod = namespace(&pod.pod);
-        let quotas = quotas
-            .iter()
-            .filter(|quota| namespace(&quota.quota) == of_pod);
-        explained.quotas = quotas.cloned().collect();
-    }
-    explained
 }
 
 fn refused(error: ExplainError) -> Refusal {

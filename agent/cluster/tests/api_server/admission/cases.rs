@@ -57,7 +57,7 @@ pub(super) fn pod(name: &str, containers: Value) -> Value {
     json!({"metadata": {"name": name}, "spec": {"containers": named("c", &containers)}})
 }
 
-fn with(mut object: Value, field: &str, value: Value) -> Value {
+pub(super) fn with(mut object: Value, field: &str, value: Value) -> Value {
     object["spec"][field] = value;
     object
 }
@@ -70,15 +70,15 @@ pub(super) fn quota(name: &str, hard: Value) -> Value {
     json!({"kind": "ResourceQuota", "metadata": {"name": name, "namespace": ""}, "spec": {"hard": hard}})
 }
 
-fn requests(list: Value) -> Value {
+pub(super) fn requests(list: Value) -> Value {
     json!([{"resources": {"requests": list}}])
 }
 
-fn limits(list: Value) -> Value {
+pub(super) fn limits(list: Value) -> Value {
     json!([{"resources": {"limits": list}}])
 }
 
-fn claim(name: &str, storage: &str, class: Option<&str>) -> Value {
+pub(super) fn claim(name: &str, storage: &str, class: Option<&str>) -> Value {
     let spec =
         json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": storage}}});
     let claim = json!({"metadata": {"name": name}, "spec": spec});
@@ -87,7 +87,7 @@ fn claim(name: &str, storage: &str, class: Option<&str>) -> Value {
     })
 }
 
-fn service(name: &str, kind: &str, ports: u16) -> Value {
+pub(super) fn service(name: &str, kind: &str, ports: u16) -> Value {
     let ports: Vec<Value> = (0..ports)
         .map(|at| json!({"name": format!("p{at}"), "port": 80 + at}))
         .collect();

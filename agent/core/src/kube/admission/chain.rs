@@ -18,7 +18,7 @@ use super::priority::{self, CLASS_KIND, Gates};
 use super::request::{Phase, Refusal, Request};
 use super::resource_quota::configuration::Configuration;
 use super::resource_quota::evaluator::Cluster;
-use super::resource_quota::recalculate::{self, Counted, Counts};
+use super::resource_quota::recalculate::{Counted, Counts};
 use super::resource_quota::{Charge, Conflict, Plugin, QuotaStore, add_to};
 use super::{Admission, claim_rules, limit_range::validate as range_rules, pod_rules};
 use crate::kube::pod::{PodStatus, Resources};
@@ -167,7 +167,8 @@ pub struct World {
     ranges: BTreeMap<String, BTreeMap<String, Range>>,
     /// By namespace, sorted by name.
     quotas: BTreeMap<String, Vec<ResourceQuota>>,
-    names: BTreeSet<(GroupResource, String, String)>,
+    /// The names that are taken, by resource and namespace.
+    names: BTreeMap<GroupResource, BTreeMap<String, BTreeSet<String>>>,
     objects: Vec<Counted>,
 }
 
@@ -338,10 +339,18 @@ impl World {
         }
     }
 
+    /// Whether there is an object of that kind, namespace and name.
+    fn has_name(&self, request: &Request) -> bool {
+        let of_resource = self.names.get(&request.resource);
+        of_resource
+            .and_then(|all| all.get(&request.namespace))
+            .is_some_and(|names| names.contains(&request.object.meta().name))
+    }
+
     fn take_name(&mut self, request: &Request) -> Result<(), Refusal> {
-        let name = request.object.meta().name.clone();
-        let key = (request.resource.clone(), request.namespace.clone(), name);
-        if self.names.insert(key) {
+        let of_resource = self.names.entry(request.resource.clone()).or_default();
+        let names = of_resource.entry(request.namespace.clone()).or_default();
+        if names.insert(request.object.meta().name.clone()) {
             return Ok(());
         }
         Err(exists(request))
@@ -390,13 +399,8 @@ impl World {
         }
         let defaulted = ranges.iter().map(|range| &range.range);
         limit_range::validate(&request, defaulted, self.admission)?;
-        let key = (
-            request.resource.clone(),
-            request.namespace.clone(),
-            request.object.meta().name.clone(),
-        );
         // The object would be counted and then found to exist; the count is put right soon after.
-        if self.names.contains(&key) {
+        if self.has_name(&request) {
             return Err(exists(&request));
         }
         let plugin = Plugin {
@@ -405,7 +409,7 @@ impl World {
             admission: self.admission,
         };
         let charges = plugin.validate(&request, &mut Store(&mut self.quotas))?;
-        self.names.insert(key);
+        self.take_name(&request)?;
         defaults.sort_by(|a, b| a.field.cmp(&b.field));
         Ok(Admitted {
             object: self.add_object(request),
@@ -419,16 +423,9 @@ impl World {
         self.quotas.values().flatten()
     }
 
-    /// What each object counts of a quota, in the order in which they were added; those that count nothing are left out.
-    pub fn takers(&self, quota: &ResourceQuota) -> Vec<(&Counted, ResourceList)> {
-        let objects = self.objects.iter();
-        let takes = objects.map(|counted| {
-            let one = std::slice::from_ref(counted);
-            let mut takes = recalculate::used(quota, one, &self.cluster);
-            takes.retain(|_, quantity| !quantity.is_zero());
-            (counted, takes)
-        });
-        takes.filter(|(_, takes)| !takes.is_empty()).collect()
+    /// What each object counts: made once for all quotas.
+    pub fn counts(&self) -> Counts<'_> {
+        Counts::of(&self.objects, &self.cluster)
     }
 }
 

@@ -23,6 +23,9 @@ pub const CLAIM: &str = "PersistentVolumeClaim";
 /// Where the plugin notes what it has set.
 pub const ANNOTATION: &str = "kubernetes.io/limit-ranger";
 
+/// What the note begins with.
+const PREFIX: &str = "LimitRanger plugin set: ";
+
 /// Adds what `from` has and `to` lacks.
 fn fill(to: &mut ResourceList, from: &ResourceList) {
     for (name, quantity) in from {
@@ -133,7 +136,7 @@ pub fn default_pod(range: &LimitRange, pod: &mut PodObject) {
 }
 
 fn fill_pod(defaults: &Resources, pod: &mut PodObject) {
-    let mut notes = Vec::new();
+    let mut note = String::new();
     let spec = &mut pod.pod.spec;
     let containers = spec
         .containers
@@ -152,20 +155,24 @@ fn fill_pod(defaults: &Resources, pod: &mut PodObject) {
             ),
             ("limit", &mut container.resources.limits, &defaults.limits),
         ] {
-            let missing = default.keys().filter(|name| !own.contains_key(*name));
-            let missing: Vec<&str> = missing.map(String::as_str).collect();
-            if !missing.is_empty() {
-                notes.push(format!(
-                    "{} {list} for {what} {}",
-                    missing.join(", "),
-                    container.name
-                ));
+            let mut between = if note.is_empty() { PREFIX } else { "; " };
+            let before = note.len();
+            for (name, amount) in default {
+                if !own.contains_key(name) {
+                    own.insert(name.clone(), amount.clone());
+                    note.push_str(between);
+                    note.push_str(name);
+                    between = ", ";
+                }
             }
-            fill(own, default);
+            if note.len() > before {
+                for part in [" ", list, " for ", what, " ", &container.name] {
+                    note.push_str(part);
+                }
+            }
         }
     }
-    if !notes.is_empty() {
-        let note = format!("LimitRanger plugin set: {}", notes.join("; "));
+    if !note.is_empty() {
         pod.more
             .metadata
             .annotations

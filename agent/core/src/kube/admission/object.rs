@@ -34,8 +34,11 @@ impl GroupResource {
 
     /// Whether it is the one of that text.
     pub fn is(&self, text: &str) -> bool {
-        let (resource, group) = text.split_once('.').unwrap_or((text, ""));
-        self.resource == resource && self.group == group
+        match text.strip_prefix(self.resource.as_str()) {
+            Some("") => self.group.is_empty(),
+            Some(rest) => rest.strip_prefix('.') == Some(self.group.as_str()),
+            None => false,
+        }
     }
 
     /// The name under which a quota counts such objects.

@@ -153,11 +153,10 @@ impl ObjectMeta {
                 "name or generateName is required",
             ));
         } else {
-            let value = quoted(&self.name);
             let all = names::dns_subdomain_errors(&self.name);
             errors.extend(
                 all.iter()
-                    .map(|what| FieldError::invalid("metadata.name", &value, what)),
+                    .map(|what| FieldError::invalid("metadata.name", &quoted(&self.name), what)),
             );
         }
         match (scope, self.namespace.is_empty()) {
@@ -165,12 +164,10 @@ impl ObjectMeta {
                 errors.push(FieldError::required("metadata.namespace", ""))
             }
             (Scope::Namespaced, false) => {
-                let value = quoted(&self.namespace);
                 let all = names::dns_label_errors(&self.namespace);
-                errors.extend(
-                    all.iter()
-                        .map(|what| FieldError::invalid("metadata.namespace", &value, what)),
-                );
+                errors.extend(all.iter().map(|what| {
+                    FieldError::invalid("metadata.namespace", &quoted(&self.namespace), what)
+                }));
             }
             (Scope::Cluster, true) => {}
             (Scope::Cluster, false) => {

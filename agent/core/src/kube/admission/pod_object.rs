@@ -100,6 +100,9 @@ pub struct MoreContainer {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ResizePolicy {
+    /// Of which resource.
+    #[serde(deserialize_with = "null_as_default")]
+    pub resource_name: String,
     /// `NotRequired` or `RestartContainer`.
     #[serde(deserialize_with = "null_as_default")]
     pub restart_policy: String,
@@ -191,6 +194,9 @@ pub struct MoreStatus {
     pub conditions: Vec<Condition>,
     /// The claim that stands for the pod's extended resources.
     pub extended_resource_claim_status: Option<ExtendedResourceClaimStatus>,
+    /// Claims for devices that have some of the node's cpu or memory.
+    #[serde(deserialize_with = "null_as_default")]
+    pub node_allocatable_resource_claim_statuses: Vec<AnySource>,
 }
 
 /// One of `status.containerStatuses`.

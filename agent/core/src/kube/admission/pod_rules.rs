@@ -6,7 +6,9 @@
 use super::field::{FieldError, json_text, quoted};
 use super::names;
 use super::object_meta::Scope;
-use super::pod_object::{PodObject, WINDOWS};
+use super::pod_object::{
+    ClaimReference, MoreContainer, MoreSpec, PodObject, ResizePolicy, WINDOWS,
+};
 use super::resource_rules::{self, Options, Owner};
 use crate::kube::pod::{CONFIG_MIRROR_ANNOTATION, Container, Resources};
 use crate::kube::qos::QosClass;
@@ -279,6 +281,15 @@ pub fn resize_errors(pod: &PodObject, old: &PodObject) -> Vec<FieldError> {
         let what = "Pod running on node without support for resize";
         errors.push(FieldError::forbidden("spec", what));
     }
+    if !old
+        .more
+        .status
+        .node_allocatable_resource_claim_statuses
+        .is_empty()
+    {
+        let what = "pods with node allocatable resource claims cannot be resized";
+        errors.push(FieldError::forbidden("spec", what));
+    }
     pod_level_resize_errors(resized, old, &mut errors);
     let before = errors.len();
     let (new, was) = (&resized.pod.spec, &old.pod.spec);
@@ -305,41 +316,79 @@ pub fn resize_errors(pod: &PodObject, old: &PodObject) -> Vec<FieldError> {
             );
         }
     }
-    for (container, old) in new.containers.iter().zip(&was.containers) {
-        if others_differ(&container.resources, &old.resources) {
+    other_changes(resized, old, &mut errors);
+    errors
+}
+
+/// Changes of containers that a resize may not make. Both pods have the same containers.
+fn other_changes(resized: &PodObject, old: &PodObject, errors: &mut Vec<FieldError>) {
+    let (new, was) = (&resized.pod.spec, &old.pod.spec);
+    let (more, more_was) = (&resized.more.spec, &old.more.spec);
+    for at in 0..new.containers.len() {
+        let [new, was] = [
+            (&new.containers, &more.containers),
+            (&was.containers, &more_was.containers),
+        ]
+        .map(|(containers, more)| Resizable::at(containers, more, at));
+        if was.is_more_than_resized(&new) {
             errors.push(FieldError::forbidden(
                 "spec",
                 "only cpu and memory resources are mutable",
             ));
         }
     }
-    for (at, (container, old)) in new
-        .init_containers
-        .iter()
-        .zip(&was.init_containers)
-        .enumerate()
-    {
+    for (at, container) in new.init_containers.iter().enumerate() {
+        let [new, was] = [
+            (&new.init_containers, &more.init_containers),
+            (&was.init_containers, &more_was.init_containers),
+        ]
+        .map(|(containers, more)| Resizable::at(containers, more, at));
         let path = format!("spec.initContainers[{at}]");
-        if others_differ(&container.resources, &old.resources) {
+        if was.is_more_than_resized(&new) {
             let what = "only cpu and memory resources for init or sidecar containers are mutable";
             errors.push(FieldError::forbidden(&path, what));
         }
-        if container.resources != old.resources && !container.is_sidecar() {
-            let policies = resized
-                .more
-                .spec
-                .init_containers
-                .get(at)
-                .map(|more| more.resize_policy.as_slice());
-            let restarts = policies
-                .unwrap_or_default()
+        if new != was && !container.is_sidecar() {
+            let restarts = new
+                .policies
                 .iter()
                 .filter(|policy| policy.restart_policy == "RestartContainer");
             let what = "non-sidecar init containers with a resize policy of RestartContainer cannot be resized";
             errors.extend(restarts.map(|_| FieldError::forbidden(&path, what)));
         }
     }
-    errors
+}
+
+/// The part of a container that a resize brings along.
+#[derive(PartialEq)]
+struct Resizable<'a> {
+    resources: Option<&'a Resources>,
+    claims: &'a [ClaimReference],
+    policies: &'a [ResizePolicy],
+}
+
+impl<'a> Resizable<'a> {
+    fn at(containers: &'a [Container], more: &'a [MoreContainer], at: usize) -> Self {
+        let more = more.get(at);
+        let claims = more.and_then(|more| more.resources.claims.as_deref());
+        Self {
+            resources: containers.get(at).map(|container| &container.resources),
+            claims: claims.unwrap_or_default(),
+            policies: more
+                .map(|more| more.resize_policy.as_slice())
+                .unwrap_or_default(),
+        }
+    }
+
+    /// Whether anything but cpu and memory becomes different. A container that has claims for devices cannot be resized: upstream
+    /// compares it with one that has none.
+    fn is_more_than_resized(&self, new: &Self) -> bool {
+        let others_differ = match (new.resources, self.resources) {
+            (Some(new), Some(old)) => others_differ(new, old),
+            _ => false,
+        };
+        others_differ || !self.claims.is_empty() || self.policies != new.policies
+    }
 }
 
 /// The old pod with the new resources: all else of a resize is dropped, unless containers were moved.
@@ -356,12 +405,14 @@ fn without_other_changes(pod: &PodObject, old: &PodObject) -> PodObject {
     }
     resized.pod.spec = was.clone();
     resized.pod.spec.resources.clone_from(&new.resources);
-    resized.more.spec = old.more.spec.clone();
-    resized
-        .more
-        .spec
-        .init_containers
-        .clone_from(&pod.more.spec.init_containers);
+    let (meta, old_meta) = (&mut resized.more.metadata, old.meta());
+    meta.labels.clone_from(&old_meta.labels);
+    meta.annotations.clone_from(&old_meta.annotations);
+    resized.more.spec = MoreSpec {
+        containers: pod.more.spec.containers.clone(),
+        init_containers: pod.more.spec.init_containers.clone(),
+        ..old.more.spec.clone()
+    };
     for (resized, new, was) in [
         (
             &mut resized.pod.spec.containers,

@@ -132,6 +132,7 @@ impl Plugin<'_> {
         let has_scopes = matches!(request.object, Object::Pod(_) | Object::Claim(_));
         let has_limits = !self.configuration.limited_resources.is_empty();
         let mut counted = Vec::new();
+        let unset = evaluator.unset(&request.object);
         for (at, quota) in quotas.iter().enumerate() {
             let name = &quota.metadata.name;
             let mut is_matched = true;
@@ -164,8 +165,11 @@ impl Plugin<'_> {
                 }
                 continue;
             }
-            let missing = evaluator.missing(&counted, &request.object);
+            let mut missing: Vec<&str> = unset.clone();
+            missing.retain(|name| counted.contains(name));
             if !missing.is_empty() {
+                missing.sort_unstable();
+                let missing = Evaluator::missing(&missing, &request.object);
                 let why = format!("failed quota: {name}: must specify {}", missing.join("; "));
                 return Err(request.forbidden(Phase::Validate, &why).by(name));
             }

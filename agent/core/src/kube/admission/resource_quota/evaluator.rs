@@ -2,7 +2,7 @@
 //!
 //! Source: `pkg/quota/v1/evaluator/core` and `k8s.io/apiserver/pkg/quota/v1/generic` of 1.36.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::claims::{self, DeviceClasses};
 use super::scope::{self, SelectorError};
@@ -217,27 +217,28 @@ impl Evaluator {
         }
     }
 
-    /// Which of the counted names containers of the object fail to set: `name for: containers`.
-    pub(super) fn missing(&self, counted: &[&str], object: &Object) -> Vec<String> {
+    /// The names for which a quota asks every container of the object, and that a container does not set.
+    pub(super) fn unset(&self, object: &Object) -> Vec<&'static str> {
         let (Self::Pods, Object::Pod(pod)) = (self, object) else {
             return Vec::new();
         };
         if pod.pod.pod_level_resources().is_some() {
             return Vec::new();
         }
-        let mut missing: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        for name in REQUIRED.into_iter().filter(|name| counted.contains(name)) {
-            let without = pod
-                .pod
-                .all_containers()
-                .filter(|container| !sets(container, name));
-            for container in without {
-                missing.entry(name).or_default().insert(&container.name);
-            }
-        }
-        let shown = missing.into_iter().map(|(name, containers)| {
-            let containers: Vec<&str> = containers.into_iter().collect();
-            format!("{name} for: {}", containers.join(","))
+        let is_unset = |name: &&str| pod.pod.all_containers().any(|it| !sets(it, name));
+        REQUIRED.into_iter().filter(is_unset).collect()
+    }
+
+    /// Which containers do not set these names, which are sorted: `name for: containers`.
+    pub(super) fn missing(names: &[&str], object: &Object) -> Vec<String> {
+        let Object::Pod(pod) = object else {
+            return Vec::new();
+        };
+        let shown = names.iter().map(|name| {
+            let without = pod.pod.all_containers().filter(|it| !sets(it, name));
+            let without: BTreeSet<&str> = without.map(|it| it.name.as_str()).collect();
+            let without: Vec<&str> = without.into_iter().collect();
+            format!("{name} for: {}", without.join(","))
         });
         shown.collect()
     }

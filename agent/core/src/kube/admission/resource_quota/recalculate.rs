@@ -67,7 +67,16 @@ pub struct Counts<'a> {
 #[derive(Debug)]
 struct OfResource<'a> {
     evaluator: Evaluator,
-    objects: Vec<(&'a Object, ResourceList)>,
+    objects: Vec<One<'a>>,
+}
+
+/// An object.
+#[derive(Debug)]
+struct One<'a> {
+    /// Its place among all objects.
+    at: usize,
+    counted: &'a Counted,
+    usage: ResourceList,
 }
 
 impl<'a> Counts<'a> {
@@ -82,57 +91,84 @@ impl<'a> Counts<'a> {
         let mut resources: BTreeMap<_, OfResource<'_>> = known
             .map(|name| with_evaluator(GroupResource::parse(name)))
             .collect();
-        for Counted { resource, object } in objects {
+        for (at, counted) in objects.iter().enumerate() {
+            let resource = &counted.resource;
             if !resources.contains_key(resource) {
                 resources.extend([with_evaluator(resource.clone())]);
             }
             if let Some(of) = resources.get_mut(resource) {
-                let usage = of.evaluator.usage(object, cluster);
-                of.objects.push((object, usage));
+                let usage = of.evaluator.usage(&counted.object, cluster);
+                of.objects.push(One { at, counted, usage });
             }
         }
         Self { resources, cluster }
     }
 
+    /// The names of a quota that can be counted.
+    fn names<'q>(&self, quota: &'q ResourceQuota) -> BTreeSet<&'q str> {
+        let all = self.resources.values();
+        all.flat_map(|of| of.evaluator.counted(&quota.spec.hard, self.cluster))
+            .collect()
+    }
+
+    /// The objects that count under some of these names of a quota, which are all that can be counted.
+    fn of_quota<'q>(
+        &'q self,
+        quota: &'q ResourceQuota,
+        names: &'q BTreeSet<&str>,
+    ) -> impl Iterator<Item = &'q One<'a>> {
+        let hard = &quota.spec.hard;
+        let all = self.resources.values();
+        // An object may count under a name that no evaluator has for its own, and then only beside one that it has.
+        let counting = all.filter(|of| of.evaluator.counted(hard, self.cluster).next().is_some());
+        counting
+            .flat_map(|of| &of.objects)
+            .filter(|one| one.counted.object.meta().namespace == quota.metadata.namespace)
+            .filter(|one| one.usage.keys().any(|name| names.contains(name.as_str())))
+            .filter(|one| {
+                // A scope that cannot be read matches nothing.
+                let object = &one.counted.object;
+                quota
+                    .scopes()
+                    .all(|scope| scope::matches(scope, object).unwrap_or(false))
+            })
+    }
+
     /// What is in use of a quota: an entry for each name of `spec.hard` that can be counted. Objects of other namespaces are
     /// left out, and so are names of resources that no API server serves and no object has.
     pub fn used(&self, quota: &ResourceQuota) -> ResourceList {
-        let hard = &quota.spec.hard;
-        let mut used = ResourceList::new();
-        let mut counted = BTreeSet::new();
-        for OfResource { evaluator, objects } in self.resources.values() {
-            let names: Vec<&str> = evaluator.counted(hard, self.cluster).collect();
-            if names.is_empty() {
-                continue;
-            }
-            for name in &names {
-                *used.entry((*name).to_owned()).or_default() += &Quantity::default();
-            }
-            counted.extend(names);
-            let of_namespace = objects
-                .iter()
-                .filter(|(object, _)| object.meta().namespace == quota.metadata.namespace);
-            for (object, usage) in of_namespace {
-                // A scope that cannot be read matches nothing.
-                let matches = quota
-                    .scopes()
-                    .all(|scope| scope::matches(scope, object).unwrap_or(false));
-                if !matches {
-                    continue;
-                }
-                for (name, amount) in usage.iter().filter(|(name, _)| hard.contains_key(*name)) {
-                    match used.get_mut(name) {
-                        Some(sum) => *sum += amount,
-                        None => {
-                            used.insert(name.clone(), amount.clone());
-                        }
-                    }
+        let names = self.names(quota);
+        let zero = |name: &&str| ((*name).to_owned(), Quantity::default());
+        let mut used: ResourceList = names.iter().map(zero).collect();
+        for one in self.of_quota(quota, &names) {
+            for (name, sum) in &mut used {
+                if let Some(amount) = one.usage.get(name) {
+                    *sum += amount;
                 }
             }
         }
-        // An object may count under a name that no evaluator has for its own.
-        used.retain(|name, _| counted.contains(name.as_str()));
         used
+    }
+
+    /// What each object counts of a quota, in the order in which they were given; those that count nothing are left out.
+    pub fn takers(&self, quota: &ResourceQuota) -> Vec<(&'a Counted, ResourceList)> {
+        let names = self.names(quota);
+        let mut takers: Vec<(usize, &Counted, ResourceList)> =
+            self.of_quota(quota, &names)
+                .map(|one| {
+                    let takes = one.usage.iter().filter(|(name, amount)| {
+                        names.contains(name.as_str()) && !amount.is_zero()
+                    });
+                    let takes = takes.map(|(name, amount)| (name.clone(), amount.clone()));
+                    (one.at, one.counted, takes.collect())
+                })
+                .collect();
+        takers.retain(|(_, _, takes)| !takes.is_empty());
+        takers.sort_by_key(|(at, ..)| *at);
+        let ordered = takers.into_iter();
+        ordered
+            .map(|(_, counted, takes)| (counted, takes))
+            .collect()
     }
 }
 
