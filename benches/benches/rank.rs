@@ -25,6 +25,7 @@ fn rows(count: u64) -> Vec<RankRow> {
                 unnamed: 0,
                 exempt: false,
                 priority: [0, 0, 0, 1000, 2_000_000_000][next(5) as usize],
+                overused: 0,
                 over_share: 0,
                 usage: next(64) << 26,
                 allowance: request,

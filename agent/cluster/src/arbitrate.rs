@@ -297,7 +297,7 @@ impl Arbiter {
         self.memory.noticed = self.reclaims.noticed();
         let unix_ms = self.steady_unix_ms(now);
         let times = self.settings.times;
-        let judged = judge::judge(&self.store, &mut self.memory, times, ms, unix_ms);
+        let judged = judge::judge(&self.store, &mut self.memory, times, now, unix_ms);
         self.figures.cycles += 1;
         let judgement = match judged {
             Ok(judgement) => judgement,

@@ -6,6 +6,7 @@ pub mod event;
 pub mod eviction;
 pub mod node;
 pub mod policy;
+pub mod pressure;
 mod reach;
 pub mod retention;
 
@@ -23,6 +24,7 @@ use event::{EventKey, Events, Regarding, Said};
 use eviction::{Effect, Eviction, Purpose, Step, View};
 use node::{NodePurpose, NodeReports, SeenNode};
 use policy::Policy;
+use pressure::{OverusedList, valid_ms};
 use reach::Reach;
 
 /// Calls in any second.
@@ -136,7 +138,7 @@ impl Reporter {
     }
 
     /// The node as watched.
-    pub fn saw_node(&mut self, node: SeenNode) {
+    pub fn saw_node(&mut self, node: SeenNode, now: Now) {
         let version = &node.kubelet_version;
         if self
             .node
@@ -146,6 +148,10 @@ impl Reporter {
             self.outgoing.push(ToAgent::Node {
                 kubelet_version: version.clone(),
             });
+        }
+        let known = self.node.as_ref().and_then(|known| known.overused.as_ref());
+        if known != node.overused.as_ref() {
+            self.outgoing.push(overused(node.overused.as_ref(), now));
         }
         self.node = Some(node);
     }
@@ -176,7 +182,7 @@ impl Reporter {
 
     /// The agent is connected: what it has to know before the pods.
     #[must_use]
-    pub fn greeting(&self) -> Vec<ToAgent> {
+    pub fn greeting(&self, now: Now) -> Vec<ToAgent> {
         let mut frames = vec![ToAgent::Api {
             is_reachable: self.reach.is_reachable(),
         }];
@@ -184,6 +190,7 @@ impl Reporter {
             frames.push(ToAgent::Node {
                 kubelet_version: node.kubelet_version.clone(),
             });
+            frames.push(overused(node.overused.as_ref(), now));
         }
         frames
     }
@@ -192,6 +199,8 @@ impl Reporter {
     pub fn from_agent(&mut self, frame: ToCluster, now: Now) {
         match frame {
             ToCluster::Hello { unreported, .. } => {
+                // An agent that withholds something says so next.
+                self.reports.withhold(0);
                 // Those that are wanted follow; one may have been withdrawn while nothing was connected.
                 self.drop_withdrawn();
                 for eviction in self.evictions.values_mut() {
@@ -211,6 +220,7 @@ impl Reporter {
                     eviction.cgroup_gone(now);
                 }
             }
+            ToCluster::Withheld { memory_bytes } => self.reports.withhold(memory_bytes),
             ToCluster::Conditions { conditions } => {
                 let taints = self.policy.taint_on_pressure && !self.policy.dry_run;
                 for begun in self.reports.want(conditions, taints) {
@@ -449,7 +459,7 @@ impl Reporter {
             Target::Event(key) => self.events.answered(key, answer, now),
             Target::Node(purpose) => {
                 if let Some(node) = self.reports.answered(*purpose, answer, now) {
-                    self.saw_node(node);
+                    self.saw_node(node, now);
                 }
             }
             Target::Kept(uid) => {
@@ -528,6 +538,16 @@ impl Reporter {
             events_dropped: self.events.dropped,
             ..self.figures
         }
+    }
+}
+
+/// What the agent hears of overused namespaces: none where the list is void.
+fn overused(list: Option<&OverusedList>, now: Now) -> ToAgent {
+    let valid_ms = list.map_or(0, |list| valid_ms(list.at_unix_ms, now.unix_ms));
+    let list = list.filter(|_| valid_ms > 0);
+    ToAgent::Overused {
+        valid_ms,
+        namespaces: list.map(|list| list.namespaces.clone()).unwrap_or_default(),
     }
 }
 

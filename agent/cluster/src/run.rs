@@ -305,7 +305,7 @@ impl Loop {
 
     /// Everything, from the beginning.
     fn send_all(&mut self) {
-        let now_known = self.reporter.greeting();
+        let now_known = self.reporter.greeting(self.now());
         let mut batch: Batch = now_known.iter().filter_map(link::encode).collect();
         if self.pods.is_listed() {
             batch.extend(link::encode(&ToAgent::List));
@@ -364,7 +364,10 @@ impl Loop {
         match heard {
             Heard::Missed(why) => return self.missed(&why),
             Heard::Object(object) => match SeenNode::read(&object) {
-                Some(node) if node.name == self.settings.node => self.reporter.saw_node(node),
+                Some(node) if node.name == self.settings.node => {
+                    let now = self.now();
+                    self.reporter.saw_node(node, now);
+                }
                 Some(_) => self.pods.not_taken(NotTaken::OtherNode),
                 None => self.pods.not_taken(NotTaken::Garbage),
             },

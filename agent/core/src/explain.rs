@@ -15,9 +15,9 @@ mod throttling;
 mod usage;
 
 pub use eviction::{
-    EvictionExplanation, ExplainError, ExplainedCondition, ExplainedShare, ExplainedSignal,
-    ExplainedThreshold, LeavingPod, NotRanked, NotRankedReason, OverLocalStorage, SignalChoice,
-    headroom,
+    EvictionExplanation, ExplainError, ExplainedCondition, ExplainedOveruse, ExplainedShare,
+    ExplainedSignal, ExplainedThreshold, LeavingPod, NotRanked, NotRankedReason, OverLocalStorage,
+    SignalChoice, headroom,
 };
 pub use kubelet::{Difference, KubeletAnswer};
 pub use limit_defaults::{LimitDefault, LimitDefaults, ScoreChange};

@@ -4,11 +4,16 @@
 mod node;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use plimsoll_core::engine::Engine;
+use plimsoll_core::kube::cluster_link::OverusedNamespace;
+use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::model::decision::{Decision, Reason};
-use plimsoll_core::model::event::{Cause, CgroupMemory, EventKind, NodeMemory, PodMemory, Sample};
-use plimsoll_core::model::options::{Availability, Breaker, EvictionOptions};
+use plimsoll_core::model::event::{
+    Cause, CgroupMemory, EventKind, NodeMemory, Overused, PodMemory, Sample,
+};
+use plimsoll_core::model::options::{Availability, Breaker, EvictionOptions, OveruseRanking};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::Threshold;
 use plimsoll_core::model::units::PodUid;
@@ -286,6 +291,48 @@ fn threshold_of(signal: Signal, grace_ns: u64) -> Threshold {
     threshold(signal, grace_ns)
 }
 
+/// An option, when the list is void, and by how much each of three namespaces is over.
+type Overuse = (OveruseRanking, u64, [u16; 3]);
+
+fn overuse() -> impl Strategy<Value = Overuse> {
+    let ranking = prop_oneof![
+        Just(OveruseRanking::Ignore),
+        Just(OveruseRanking::AmongEquals),
+        Just(OveruseRanking::BeforePriority)
+    ];
+    (ranking, S..10 * S, [0..20u16, 0..20, 0..20])
+}
+
+/// Spreads the pods over three namespaces, which use too much.
+fn overused(node: &mut Node, (ranking, until_ns, excesses): Overuse) {
+    let mut config = node.engine.config().clone();
+    config.options.overuse_ranking = ranking;
+    node.engine = Engine::resume(config, node.engine.state().clone());
+    let pods: Vec<Pod> = node
+        .engine
+        .state()
+        .pods
+        .values()
+        .map(|it| (*it.pod).clone())
+        .collect();
+    for (at, mut pod) in pods.into_iter().enumerate() {
+        pod.metadata.namespace = Some(format!("n{}", at % 3));
+        node.step(EventKind::PodApplied { pod: Arc::new(pod) });
+    }
+    let namespaces = excesses
+        .iter()
+        .enumerate()
+        .map(|(at, excess)| OverusedNamespace {
+            namespace: format!("n{at}"),
+            excess: *excess,
+        });
+    let list = Overused {
+        until_ns,
+        namespaces: namespaces.collect(),
+    };
+    node.step(EventKind::Overused(Arc::new(list)));
+}
+
 fn gone(decisions: &[Decision]) -> BTreeSet<String> {
     names(decisions).into_iter().map(str::to_owned).collect()
 }
@@ -302,10 +349,12 @@ proptest! {
         history in prop::collection::vec(look(), 1..25),
         has_kubepods in prop::bool::weighted(0.8),
         has_charges in prop::bool::weighted(0.8),
+        overuse in overuse(),
     ) {
         let availability = if reclaimable { Availability::Reclaimable } else { Availability::Kubelet };
         let (mut always, mut machine) = scene(thresholds, availability, &pods);
         (machine.has_kubepods, machine.has_charges) = (has_kubepods, has_charges);
+        overused(&mut always, overuse);
         let mut lazy = always.clone();
         for look in history {
             always.now_ns += look.after_ns;

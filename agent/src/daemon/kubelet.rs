@@ -31,6 +31,8 @@ const HOLD_MAX_NS: u64 = 600_000_000_000;
 const NAMES_WITHIN_NS: u64 = 10_000_000_000;
 /// A hold that could not be lifted is lifted again after this time.
 const LIFT_AGAIN_NS: u64 = 1_000_000_000;
+/// What is withheld is said anew at most so often; its end is said at once.
+const WITHHELD_EVERY_NS: u64 = 10_000_000_000;
 /// Pods that one sample can have killed.
 const HELD_AT_ONCE: usize = 64;
 /// Pods that are known at one time: those of the API, and as many that it has not named.
@@ -72,6 +74,8 @@ pub struct KubeletWork {
     /// What the node lacks.
     lost: Vec<String>,
     conditions: Vec<NodeConditionReport>,
+    /// What was last said to be withheld, bytes, and when, nanoseconds.
+    withheld: (u64, u64),
     is_unheld_said: bool,
     is_tree_said: bool,
     /// When holds that could not be lifted are lifted again, nanoseconds; `None`: there are none.
@@ -109,6 +113,7 @@ impl KubeletWork {
             is_api_reachable: false,
             lost,
             conditions: Vec::new(),
+            withheld: (0, 0),
             is_unheld_said: false,
             is_tree_said: false,
         }

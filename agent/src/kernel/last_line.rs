@@ -322,6 +322,7 @@ mod tests {
             unnamed: 0,
             exempt: false,
             priority,
+            overused: 0,
             over_share: 0,
             usage: if stats_known { usage } else { 0 },
             allowance: Nanos::from_units(request),

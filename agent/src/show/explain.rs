@@ -8,6 +8,8 @@ use plimsoll_core::explain::{
     EvictionExplanation, ExplainedPod, ExplainedShare, ExplainedSignal, ExplainedThreshold,
     LeavingPod, SignalChoice, Standing, WayOut,
 };
+use plimsoll_core::kube::cluster_link::OverusedNamespace;
+use plimsoll_core::model::options::OveruseRanking;
 use plimsoll_core::model::signal::Unit;
 use plimsoll_core::model::threshold::Operator;
 
@@ -75,6 +77,9 @@ fn eviction(explained: &EvictionExplanation, style: Style) -> String {
     for share in share_lines(explained, "") {
         text += &format!("share: {share}\n");
     }
+    for overused in overuse_lines(explained, "") {
+        text += &format!("overused: {overused}\n");
+    }
     text += &next(explained, style);
     text += &last_line(explained);
     text + &kubelet(explained)
@@ -107,6 +112,30 @@ fn share_lines<'a>(
             )
         },
     )
+}
+
+/// Namespaces that use more of the cluster than they deserve; with a pod, `namespace/name`, its namespace alone.
+fn overuse_lines<'a>(
+    explained: &'a EvictionExplanation,
+    pod: &'a str,
+) -> impl Iterator<Item = String> + 'a {
+    let what = match explained.options.overuse_ranking {
+        OveruseRanking::Ignore => "which changes no eviction (overuseRanking: Ignore)",
+        OveruseRanking::AmongEquals => "its pods go first among those of equal priority",
+        OveruseRanking::BeforePriority => "its pods go first, whatever their priority",
+    };
+    let namespace = pod.split_once('/').map(|(namespace, _)| namespace);
+    let listed = explained.overuse.iter();
+    let listed = listed.flat_map(|list| list.namespaces.iter().map(|it| (list.valid_for_ns, it)));
+    let asked = listed.filter(move |(_, it)| namespace.is_none_or(|asked| asked == it.namespace));
+    asked.map(move |(valid_for_ns, OverusedNamespace { namespace, excess })| {
+        format!(
+            "{namespace} uses {}.{} % of the cluster more than it deserves, {what}; by the arbitrator, for another {}",
+            excess / 10,
+            excess % 10,
+            span(valid_for_ns)
+        )
+    })
 }
 
 fn last_line(explained: &EvictionExplanation) -> String {
@@ -368,6 +397,9 @@ fn one_pod(explained: &EvictionExplanation, pod: &ExplainedPod, style: Style) ->
         line("LimitRange set", limits::set(defaults));
         line("without that", limits::without(defaults));
     }
+    for overused in overuse_lines(explained, &pod.pod) {
+        line("overused", overused);
+    }
     for share in share_lines(explained, &pod.pod) {
         line("share", share);
     }
@@ -453,6 +485,7 @@ fn verdict(explained: &EvictionExplanation, pod: &ExplainedPod) -> String {
 #[cfg(test)]
 mod tests {
     use plimsoll_core::engine::EngineConfig;
+    use plimsoll_core::explain::ExplainedOveruse;
     use plimsoll_core::kube::admission::standing::QuotaUse;
     use plimsoll_core::model::options::NamespaceShare;
     use plimsoll_core::model::signal::Signal;
@@ -514,6 +547,42 @@ mod tests {
         Request::ExplainEviction {
             signal: None,
             pod: pod.map(ToOwned::to_owned),
+        }
+    }
+
+    #[test]
+    fn who_uses_too_much_of_the_cluster_and_what_that_means_here() {
+        let Ok(Answer::Eviction(mut explained)) = answer(&eviction_of(None), &snapshot()) else {
+            panic!("another answer");
+        };
+        explained.overuse = Some(ExplainedOveruse {
+            valid_for_ns: 40_000_000_000,
+            namespaces: vec![OverusedNamespace {
+                namespace: "default".into(),
+                excess: 12,
+            }],
+        });
+        for (ranking, words) in [
+            (
+                OveruseRanking::Ignore,
+                "which changes no eviction (overuseRanking: Ignore)",
+            ),
+            (
+                OveruseRanking::AmongEquals,
+                "its pods go first among those of equal priority",
+            ),
+            (
+                OveruseRanking::BeforePriority,
+                "its pods go first, whatever their priority",
+            ),
+        ] {
+            explained.options.overuse_ranking = ranking;
+            let answer = Answer::Eviction(explained.clone());
+            let text = render(&answer, false, Style { color: false });
+            let line = format!(
+                "overused: default uses 1.2 % of the cluster more than it deserves, {words}; by the arbitrator, for another 40 s\n"
+            );
+            assert!(text.contains(&line), "{text}");
         }
     }
 

@@ -29,12 +29,14 @@ use plimsoll_core::kube::cluster_link::{
     EvictionIntent, NodeConditionReport, PROTOCOL, Settled, ToAgent, ToCluster,
 };
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::event::Overused;
 use plimsoll_core::model::units::PodUid;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use tokio::sync::mpsc;
 
+use crate::host::clock::now_ns;
 use crate::host::shown::{Show as _, line};
 use crate::host::state_dir::INTENTS_FILE;
 use book::Book;
@@ -106,6 +108,8 @@ pub enum ClusterEvent {
         /// As it calls itself.
         kubelet_version: String,
     },
+    /// Which namespaces use more of the cluster than they deserve.
+    Overused(Arc<Overused>),
     /// An eviction was reported: the kubelet ends the pod.
     Reported {
         /// Which pod.
@@ -134,6 +138,7 @@ enum Report {
     Withdrawn(PodUid),
     CgroupGone(PodUid),
     Conditions(Vec<NodeConditionReport>),
+    Withheld(u64),
 }
 
 /// What the thread counts.
@@ -252,6 +257,7 @@ impl ClusterLink {
             book: Book::default(),
             intents,
             conditions: Vec::new(),
+            withheld_bytes: 0,
             counts: Arc::clone(&counts),
         };
         let thread = std::thread::Builder::new()
@@ -296,6 +302,11 @@ impl ClusterLink {
     /// The conditions of this node are these now.
     pub fn conditions(&self, conditions: Vec<NodeConditionReport>) -> bool {
         self.send(Report::Conditions(conditions))
+    }
+
+    /// So many bytes of this node's memory cannot be had without meeting a threshold.
+    pub fn withheld(&self, memory_bytes: u64) -> bool {
+        self.send(Report::Withheld(memory_bytes))
     }
 
     fn send(&self, report: Report) -> bool {
@@ -377,6 +388,7 @@ struct Work {
     book: Book,
     intents: Intents,
     conditions: Vec<NodeConditionReport>,
+    withheld_bytes: u64,
     counts: Arc<ClusterCounts>,
 }
 
@@ -433,6 +445,10 @@ impl Work {
                 Report::Conditions(conditions) => {
                     self.conditions.clone_from(&conditions);
                     ToCluster::Conditions { conditions }
+                }
+                Report::Withheld(memory_bytes) => {
+                    self.withheld_bytes = memory_bytes;
+                    ToCluster::Withheld { memory_bytes }
                 }
             };
             if let Some(error) = self.intents.take_error() {
@@ -603,6 +619,13 @@ impl Work {
             }
             ToAgent::Api { is_reachable } => Ok(Some(ClusterEvent::Api { is_reachable })),
             ToAgent::Node { kubelet_version } => Ok(Some(ClusterEvent::Node { kubelet_version })),
+            ToAgent::Overused {
+                valid_ms,
+                namespaces,
+            } => {
+                let list = book::overused(namespaces, valid_ms, now_ns())?;
+                Ok(Some(ClusterEvent::Overused(Arc::new(list))))
+            }
             other => Ok(self.book.take(other, bytes)?.map(ClusterEvent::Change)),
         }
     }
@@ -631,6 +654,11 @@ impl Work {
         for intent in waiting {
             let intent = Box::new(intent);
             self.send(&ToCluster::Evicted { intent });
+        }
+        // Nothing withheld is what it takes for granted.
+        let memory_bytes = self.withheld_bytes;
+        if memory_bytes > 0 {
+            self.send(&ToCluster::Withheld { memory_bytes });
         }
         let conditions = self.conditions.clone();
         self.send(&ToCluster::Conditions { conditions });

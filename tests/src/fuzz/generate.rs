@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use plimsoll_core::engine::EngineConfig;
+use plimsoll_core::kube::cluster_link::OverusedNamespace;
 use plimsoll_core::model::event::{
-    Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, PodMemory, Sample, StageReport,
+    Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, Overused, PodMemory, Sample,
+    StageReport,
 };
 use plimsoll_core::model::options::{
-    Availability, Breaker, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, Remedies,
-    Victims,
+    Availability, Breaker, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight,
+    OveruseRanking, Remedies, Victims,
 };
 use plimsoll_core::model::reading::{
     ContainerStorage, FileSystemReading, NumaMemory, NumaPods, PodLoad, PodLoads, PodOnNode,
@@ -63,6 +65,11 @@ pub(super) fn config(random: &mut Random) -> EngineConfig {
                 notify_budget_ns: *random.pick(&[0, 1000 * MS, u64::MAX]),
             }),
             disruption_budgets: random.one_in(2),
+            overuse_ranking: *random.pick(&[
+                OveruseRanking::Ignore,
+                OveruseRanking::AmongEquals,
+                OveruseRanking::BeforePriority,
+            ]),
             breaker: random.one_in(2).then(|| Breaker {
                 interval_ns: *random.pick(&[1, 10_000 * MS, u64::MAX]),
             }),
@@ -112,7 +119,7 @@ fn threshold(random: &mut Random) -> Threshold {
 
 pub(super) fn event(random: &mut Random, now_ns: &mut u64) -> Event {
     *now_ns += *random.pick(&[0, 1, MS, 20 * MS, 100 * MS, 1000 * MS, 31_000 * MS]);
-    let kind = match random.below(29) {
+    let kind = match random.below(30) {
         20 => budget(random),
         21 => EventKind::BudgetRemoved {
             budget: Arc::from("default/budget"),
@@ -140,6 +147,13 @@ pub(super) fn event(random: &mut Random, now_ns: &mut u64) -> Event {
         },
         27 => EventKind::EvictionRefused { uid: any(random) },
         28 => EventKind::PodEnding { uid: any(random) },
+        29 => EventKind::Overused(Arc::new(Overused {
+            until_ns: now_ns.saturating_add(random.below(60_000) * MS),
+            namespaces: vec![OverusedNamespace {
+                namespace: "default".to_owned(),
+                excess: *random.pick(&[0, 1, 1000, u16::MAX]),
+            }],
+        })),
         0..3 => pod(random),
         3..6 => EventKind::PodRunning { uid: any(random) },
         6 => EventKind::PodEmpty { uid: any(random) },

@@ -20,6 +20,8 @@ use plimsoll_core::arbitration::plan::{Action, Step, plan};
 use super::placement::{Placement, TOO_LARGE};
 use super::seen::{ConsumerSpec, SeenPod, TOO_MANY_RESOURCES, selecting};
 use super::store::Store;
+use crate::clock::Now;
+use crate::report::pressure::valid_ms;
 
 /// Evictions that can be noticed at once; of the plan the rest is *limited*.
 pub const NOTICES_MAX: usize = 100;
@@ -130,7 +132,7 @@ pub struct Judgement {
     pub overused_on: BTreeMap<String, BTreeMap<String, u64>>,
 }
 
-/// Judges. `mono_ms` and `unix_ms` are of the clock that never jumps.
+/// Judges. `unix_ms` is of the clock that never jumps; what nodes have stamped is compared with the one on the wall.
 ///
 /// # Errors
 /// More resources than can be computed with.
@@ -138,12 +140,12 @@ pub fn judge(
     store: &Store,
     memory: &mut Memory,
     times: Times,
-    mono_ms: u64,
+    now: Now,
     unix_ms: u64,
 ) -> Result<Judgement, TooManyResources> {
-    note_running(store, memory, mono_ms, unix_ms);
+    note_running(store, memory, now.mono_ms, unix_ms);
     let consumers = consumers(store);
-    let objects = objects(store, memory, &consumers, times, mono_ms);
+    let objects = objects(store, memory, &consumers, times, now);
     let resolved = objects.resolve()?;
     let mut cluster = resolved.cluster;
     let pods: Vec<(&String, &SeenPod)> = store.pods.iter().collect();
@@ -300,12 +302,16 @@ fn objects(
     memory: &Memory,
     consumers: &BTreeMap<String, (&String, &ConsumerSpec)>,
     times: Times,
-    mono_ms: u64,
+    now: Now,
 ) -> Objects {
     let nodes = store.nodes.iter().map(|(name, node)| NamedNode {
         name: name.clone(),
         allocatable: node.allocatable.clone(),
-        withheld: node.withheld.clone(),
+        withheld: if valid_ms(node.withheld_at_unix_ms, now.unix_ms) > 0 {
+            node.withheld.clone()
+        } else {
+            Named::new()
+        },
         state: node.state(),
     });
     // What only pods and quotas name bounds no pod that could run, and any tenant can make such names up.
@@ -323,7 +329,7 @@ fn objects(
     }
     let pods = store.pods.iter().map(|(uid, pod)| {
         let spec = consumers.get(&pod.namespace).map(|(_, spec)| *spec);
-        let mut named = named_pod(store, memory, (uid, pod), spec, times, mono_ms);
+        let mut named = named_pod(store, memory, (uid, pod), spec, times, now.mono_ms);
         named.requests = keep(named.requests);
         let has_enough = long
             .get(pod.namespace.as_str())
@@ -730,7 +736,11 @@ pub(super) fn refused_with(store: &Store, work: usize) -> BTreeSet<String> {
         grace_period_ms: 0,
         minimum_run_time_ms: 0,
     };
-    let objects = objects(store, &Memory::default(), &consumers(store), times, 0);
+    let now = Now {
+        mono_ms: 0,
+        unix_ms: 0,
+    };
+    let objects = objects(store, &Memory::default(), &consumers(store), times, now);
     let mut cluster = objects.resolve().unwrap().cluster;
     let pods: Vec<(&String, &SeenPod)> = store.pods.iter().collect();
     let refused = choose_nodes(store, &pods, &mut cluster, work);

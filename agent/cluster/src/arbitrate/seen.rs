@@ -16,13 +16,10 @@ use serde_json::Value;
 
 use super::placement::{Placement, Taint};
 use crate::clock::unix_ms_of;
+use crate::report::pressure::{OVERUSED, WITHHELD, read_withheld};
 
 /// The notice on a pod: when it is evicted if nothing changes.
 pub const EVICT_AFTER: &str = "plimsoll.dev/evict-after";
-/// On a node under pressure: which namespaces are overused.
-pub const OVERUSED: &str = "plimsoll.dev/overused";
-/// On a node: what cannot be had of it without passing a pressure threshold.
-const WITHHELD: &str = "plimsoll.dev/withheld";
 /// Conditions with which a node takes no further pod: the kubelet's, and those of Plimsoll.
 const PRESSURE: [&str; 4] = [
     "MemoryPressure",
@@ -103,6 +100,8 @@ pub struct SeenNode {
     pub allocatable: Named,
     /// What of that cannot be had under pressure.
     pub withheld: Named,
+    /// When it said so, milliseconds since 1970 by its clock.
+    pub withheld_at_unix_ms: u64,
     /// `Ready` is true.
     pub is_ready: bool,
     /// `spec.unschedulable`.
@@ -166,14 +165,15 @@ impl SeenNode {
             })
         };
         let mut annotations = node.metadata.annotations.unwrap_or_default();
-        let withheld = annotations
-            .get(WITHHELD)
-            .and_then(|text| serde_json::from_str(text).ok());
+        let withheld = annotations.get(WITHHELD);
+        let withheld = withheld.and_then(|text| read_withheld(text));
+        let (withheld_at_unix_ms, withheld) = withheld.unwrap_or_default();
         let taints = node.spec.taints.unwrap_or_default();
         let seen = Self {
             uid: node.metadata.uid,
             allocatable: amounts(node.status.allocatable, Rounding::Down),
-            withheld: amounts(withheld, Rounding::Up),
+            withheld: amounts(Some(withheld), Rounding::Up),
+            withheld_at_unix_ms,
             is_ready: is_true(&["Ready"]),
             is_cordoned: node.spec.unschedulable,
             has_pressure: is_true(&PRESSURE),

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::call::{Refusal, Verb};
+use crate::report::pressure::OVERUSED;
 
 struct World {
     arbiter: Arbiter,
@@ -449,7 +450,7 @@ fn no_hole_is_planned_under_pressure_and_the_node_hears_who_uses_too_much() {
         .collect();
     assert_eq!(lists.len(), 3, "renewed before it is void");
     let list: Value = serde_json::from_str(
-        lists[0]["metadata"]["annotations"][seen::OVERUSED]
+        lists[0]["metadata"]["annotations"][OVERUSED]
             .as_str()
             .unwrap(),
     )
@@ -466,6 +467,30 @@ fn no_hole_is_planned_under_pressure_and_the_node_hears_who_uses_too_much() {
         .find(|(target, _)| *target == Target::Overused("n".into()))
         .unwrap();
     assert!(String::from_utf8_lossy(&gone.1.body).contains("null"));
+}
+
+#[test]
+fn what_a_node_withholds_lowers_what_there_is_for_a_minute() {
+    let mut world = World::full(false);
+    let node = |at: &str| {
+        let withheld = format!(r#"{{"at":"{at}","cpu":"4"}}"#);
+        json!({"metadata": {"name": "n", "annotations": {"plimsoll.dev/withheld": withheld}},
+            "status": {"allocatable": {"cpu": "10", "pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}]}})
+    };
+    let mut capacity = |at: &str, seconds| {
+        world.see(Kind::Nodes, &node(at));
+        world.run(seconds, true, |_| None);
+        world.arbiter.judgement.capacity["cpu"]
+    };
+    assert_eq!(capacity("2026-11-22T10:00:00Z", 40), 6000);
+    assert_eq!(capacity("2026-11-22T10:00:30Z", 40), 6000, "renewed");
+    assert_eq!(capacity("2026-11-22T10:00:30Z", 30), 10_000, "void");
+    assert_eq!(
+        capacity("2026-11-22T12:00:00Z", 2),
+        10_000,
+        "of another clock"
+    );
+    assert_eq!(capacity("later", 2), 10_000);
 }
 
 #[test]

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
-use super::seen::{EVICT_AFTER, OVERUSED, SeenPod};
+use super::seen::{EVICT_AFTER, SeenPod};
 use super::status::{Difference, Status};
 use super::{Arbiter, Target};
 use crate::call::{Call, Content, Verb};
-use crate::clock::{Now, rfc3339_s};
+use crate::clock::Now;
 use crate::report::body::{escaped, pod_path};
+use crate::report::pressure::{OVERUSED, OverusedList, RENEWED_EVERY_MS};
 
 /// A write that is due.
 type Due = (Target, Call);
@@ -18,16 +19,12 @@ const API: &str = "plimsoll.dev/v1alpha1";
 const PATH: &str = "/apis/plimsoll.dev/v1alpha1";
 /// A status that differs by little is written after this.
 const LITTLE_MS: u64 = 60_000;
-/// A list of overused namespaces is void after a minute: it is renewed before.
-const OVERUSED_EVERY_MS: u64 = 25_000;
 /// What is due is looked for so often where no cycle has changed it.
 const QUEUE_EVERY_MS: u64 = 1_000;
 /// Writes of a class that are due at once; the others are found the next time.
 const OF_A_CLASS_MAX: usize = 200;
 /// How long after its wait the failures of a write are remembered.
 const FORGOTTEN_MS: u64 = 120_000;
-/// Namespaces in it.
-const OVERUSED_MAX: usize = 256;
 
 /// Of this pod as it was seen, and no other. `version`: group and version that the API server takes.
 pub(super) fn eviction(uid: &str, pod: &SeenPod, version: &str, is_dry: bool) -> Call {
@@ -251,15 +248,12 @@ impl Arbiter {
         let mut due = Vec::new();
         // What was judged before is not stamped as if it were new.
         if self.store.stale().is_none() && self.broken.is_none() {
-            let at = rfc3339_s(now.unix_ms);
             for (name, namespaces) in &self.judgement.overused_on {
                 let target = Target::Overused(name.clone());
                 let last = self.overused_at.get(name);
-                let is_due = last.is_none_or(|last| ms >= last + OVERUSED_EVERY_MS);
+                let is_due = last.is_none_or(|last| ms >= last + RENEWED_EVERY_MS);
                 if is_due && self.may_write(&target, ms) {
-                    let first: BTreeMap<&String, &u64> =
-                        namespaces.iter().take(OVERUSED_MAX).collect();
-                    let value = json!({"at": at, "namespaces": first}).to_string();
+                    let value = OverusedList::value(namespaces, now.unix_ms);
                     due.push((target, overused(name, Some(&value))));
                 }
             }

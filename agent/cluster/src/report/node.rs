@@ -3,6 +3,8 @@
 //! Conditions are a strategic merge by `type`, so that those of the kubelet and of others stay. Taints are one atomic list: it is read, changed and written with
 //! the resource version that was read, and read again when that has passed.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use plimsoll_core::kube::cluster_link::{NodeConditionReport, PlimsollCondition};
@@ -11,6 +13,7 @@ use crate::backoff::Backoff;
 use crate::call::{Answer, Call, Content, Verb, cut};
 use crate::clock::{Now, rfc3339_s};
 use crate::report::body::escaped;
+use crate::report::pressure::{OVERUSED, OverusedList, RENEWED_EVERY_MS, WITHHELD, withheld_value};
 
 /// Unchanged conditions are written so often, milliseconds: as the kubelet does with a status that did not change (`nodeStatusReportFrequency`).
 const HEARTBEAT_MS: u64 = 300_000;
@@ -33,6 +36,8 @@ pub struct SeenNode {
     pub kubelet_version: String,
     /// `spec.taints`, whole: what others wrote there is written back.
     pub taints: Vec<Value>,
+    /// What the arbitrator says of namespaces with pods here.
+    pub overused: Option<OverusedList>,
 }
 
 impl SeenNode {
@@ -53,6 +58,8 @@ impl SeenNode {
             name: String,
             uid: String,
             resource_version: String,
+            #[serde(default)]
+            annotations: Option<BTreeMap<String, String>>,
         }
         #[derive(serde::Deserialize, Default)]
         struct Spec {
@@ -70,7 +77,10 @@ impl SeenNode {
             kubelet_version: String,
         }
         let node: ApiNode = serde_json::from_slice(object).ok()?;
+        let annotations = node.metadata.annotations.unwrap_or_default();
+        let overused = annotations.get(OVERUSED);
         Some(Self {
+            overused: overused.and_then(|text| OverusedList::read(text)),
             name: node.metadata.name,
             uid: node.metadata.uid,
             resource_version: node.metadata.resource_version,
@@ -114,6 +124,8 @@ pub enum NodePurpose {
 #[derive(Debug)]
 pub struct NodeReports {
     wanted: Vec<NodeConditionReport>,
+    /// What of the node's memory cannot be had, bytes.
+    withheld_bytes: u64,
     is_dirty: bool,
     last_written_ms: u64,
     /// Whether the taint is to be there; `None`: nothing is known, or the option is off.
@@ -131,6 +143,7 @@ impl NodeReports {
     pub fn new(seed: u64) -> Self {
         Self {
             wanted: Vec::new(),
+            withheld_bytes: 0,
             is_dirty: false,
             last_written_ms: 0,
             wants_taint: None,
@@ -167,6 +180,12 @@ impl NodeReports {
         begun
     }
 
+    /// Takes what the agent says is withheld.
+    pub fn withhold(&mut self, memory_bytes: u64) {
+        self.is_dirty |= self.withheld_bytes != memory_bytes;
+        self.withheld_bytes = memory_bytes;
+    }
+
     /// Whether nothing waits but the next heartbeat.
     #[must_use]
     pub fn is_idle(&self, node: Option<&SeenNode>) -> bool {
@@ -191,7 +210,13 @@ impl NodeReports {
                 None => NodePurpose::ReadTaints,
             });
         }
-        let is_due = now.mono_ms.saturating_sub(self.last_written_ms) >= HEARTBEAT_MS;
+        // What is withheld would be void before the next heartbeat.
+        let every_ms = if self.withheld_bytes > 0 {
+            RENEWED_EVERY_MS
+        } else {
+            HEARTBEAT_MS
+        };
+        let is_due = now.mono_ms.saturating_sub(self.last_written_ms) >= every_ms;
         (!self.wanted.is_empty() && (self.is_dirty || is_due)).then_some(NodePurpose::Conditions)
     }
 
@@ -208,6 +233,7 @@ impl NodeReports {
                         .iter()
                         .map(|wanted| condition(wanted, now))
                         .collect(),
+                    withheld_value(self.withheld_bytes, now.unix_ms),
                     dry_run,
                 )
             }
@@ -275,9 +301,18 @@ fn condition(report: &NodeConditionReport, now: Now) -> Value {
     })
 }
 
-fn conditions_call(name: &str, conditions: Vec<Value>, dry_run: bool) -> Call {
+/// `withheld`: the annotation; nothing takes it away. The status subresource lets annotations through.
+fn conditions_call(
+    name: &str,
+    conditions: Vec<Value>,
+    withheld: Option<String>,
+    dry_run: bool,
+) -> Call {
     let path = format!("/api/v1/nodes/{}/status", escaped(name));
-    let body = json!({"status": {"conditions": conditions}});
+    let body = json!({
+        "metadata": {"annotations": {WITHHELD: withheld}},
+        "status": {"conditions": conditions},
+    });
     Call::write(
         Verb::Patch,
         "nodes/status",
@@ -307,7 +342,7 @@ fn taints_call(node: &SeenNode, wanted: bool, dry_run: bool) -> Call {
     Call::write(Verb::Patch, "nodes", &path, Content::Merge, &body, dry_run)
 }
 
-/// Takes everything of Plimsoll off the node: its conditions, and its taint where there is one.
+/// Takes everything of Plimsoll off the node: its conditions, what it withheld, and its taint where there is one.
 #[must_use]
 pub fn removal(node: &SeenNode, dry_run: bool) -> Vec<Call> {
     let all = [
@@ -318,7 +353,7 @@ pub fn removal(node: &SeenNode, dry_run: bool) -> Vec<Call> {
     let conditions = all
         .map(|it| json!({"type": it.name(), "$patch": "delete"}))
         .to_vec();
-    let mut calls = vec![conditions_call(&node.name, conditions, dry_run)];
+    let mut calls = vec![conditions_call(&node.name, conditions, None, dry_run)];
     if node.has_taint() {
         calls.push(taints_call(node, false, dry_run));
     }
@@ -443,6 +478,35 @@ mod tests {
             reports.next(Some(&node), now(702_000)),
             Some(NodePurpose::Conditions)
         );
+    }
+
+    #[test]
+    fn what_is_withheld_is_renewed_before_it_is_void_and_taken_away() {
+        let mut reports = NodeReports::new(1);
+        let node = node(json!(null), "1");
+        reports.want(vec![pressure(true)], false);
+        let mut written = |withheld_bytes: u64, at| {
+            reports.withhold(withheld_bytes);
+            let purpose = reports.next(Some(&node), now(at))?;
+            let call = reports.send(purpose, "n", now(at), false);
+            reports.answered(purpose, &Answer::Done(Vec::new()), now(at));
+            Some(body(&call)["metadata"]["annotations"][WITHHELD].clone())
+        };
+        let value = |at: &str| {
+            json!(format!(
+                r#"{{"at":"2026-11-22T10:0{at}Z","memory":"4096"}}"#
+            ))
+        };
+        assert_eq!(
+            written(0, 1_000),
+            Some(Value::Null),
+            "of an earlier process"
+        );
+        assert_eq!(written(4096, 2_000), Some(value("0:02")));
+        assert_eq!(written(4096, 26_999), None);
+        assert_eq!(written(4096, 27_000), Some(value("0:27")));
+        assert_eq!(written(0, 28_000), Some(Value::Null));
+        assert_eq!(written(0, 60_000), None);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use plimsoll_core::kube::cluster_link::OverusedNamespace;
+
 use super::*;
 use crate::call::{Refusal, Verb};
 use crate::pod::tests::api_pod;
@@ -37,12 +39,15 @@ fn store(pods: usize) -> Store {
 
 fn reporter(policy: Policy) -> Reporter {
     let mut reporter = Reporter::new("node-1", policy, 7);
-    reporter.saw_node(SeenNode {
-        name: "node-1".into(),
-        uid: "nu".into(),
-        kubelet_version: "v1.36.2".into(),
-        ..SeenNode::default()
-    });
+    reporter.saw_node(
+        SeenNode {
+            name: "node-1".into(),
+            uid: "nu".into(),
+            kubelet_version: "v1.36.2".into(),
+            ..SeenNode::default()
+        },
+        now(0),
+    );
     reporter.heard();
     reporter.outgoing();
     reporter
@@ -359,5 +364,41 @@ fn the_agent_hears_whether_the_api_server_answers() {
     // The watch is back: what waited for the back-off goes at once where it may.
     reporter.heard();
     assert_eq!(reporter.outgoing(), [ToAgent::Api { is_reachable: true }]);
-    assert_eq!(reporter.greeting().len(), 2);
+    assert_eq!(reporter.greeting(now(0)).len(), 3);
+}
+
+#[test]
+fn the_agent_hears_who_uses_too_much_once_and_for_as_long_as_it_holds() {
+    let mut reporter = reporter(Policy::default());
+    let node = |list: Option<&str>| {
+        let object = json!({"metadata": {"name": "node-1", "uid": "nu", "resourceVersion": "1", "annotations": {"plimsoll.dev/overused": list}},
+            "status": {"nodeInfo": {"kubeletVersion": "v1.36.2"}}});
+        SeenNode::read(object.to_string().as_bytes()).unwrap()
+    };
+    let heard = |valid_ms, namespaces: &[(&str, u16)]| ToAgent::Overused {
+        valid_ms,
+        namespaces: namespaces
+            .iter()
+            .map(|(namespace, excess)| OverusedNamespace {
+                namespace: (*namespace).to_owned(),
+                excess: *excess,
+            })
+            .collect(),
+    };
+    let list = r#"{"at":"2026-11-22T10:00:00Z","namespaces":{"a":30,"b":7}}"#;
+    reporter.saw_node(node(Some(list)), now(5_000));
+    let both = [("a", 30), ("b", 7)];
+    assert_eq!(reporter.outgoing(), [heard(55_000, &both)]);
+    reporter.saw_node(node(Some(list)), now(6_000));
+    assert_eq!(reporter.outgoing(), []);
+    // An agent that comes later hears what is left of it.
+    let greeting = |reporter: &Reporter, at| reporter.greeting(now(at)).pop();
+    assert_eq!(greeting(&reporter, 59_000), Some(heard(1_000, &both)));
+    assert_eq!(greeting(&reporter, 60_000), Some(heard(0, &[])));
+    reporter.saw_node(node(Some("{}")), now(7_000));
+    assert_eq!(reporter.outgoing(), [heard(0, &[])]);
+    // Of a clock that is far ahead.
+    let list = r#"{"at":"2126-11-22T10:00:00Z","namespaces":{"a":30}}"#;
+    reporter.saw_node(node(Some(list)), now(8_000));
+    assert_eq!(reporter.outgoing(), [heard(0, &[])]);
 }

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use plimsoll_cluster::call::{Answer, Call, Content, Verb};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
+use super::support::program::page;
 use super::support::server::{Server, free_port};
 use super::support::{run, until};
 
@@ -143,14 +143,7 @@ impl Arbitrator {
     }
 
     async fn page(&self, path: &str) -> String {
-        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)).await else {
-            return String::new();
-        };
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).await.unwrap();
-        text
+        page(TcpStream::connect(("127.0.0.1", self.port)).await, path).await
     }
 
     async fn metric(&self, name: &str) -> f64 {
@@ -327,33 +320,35 @@ fn kubeconfig(server: &Server) -> PathBuf {
     server.kubeconfig_of("arbitrator.conf", "arbitrator-token")
 }
 
-/// Two groups with weights 4 and 6 on ten CPUs; `four` has filled the cluster when `six` comes.
-async fn two_groups(server: &Server) {
-    node(server, "n1", 5).await;
-    node(server, "n2", 5).await;
+/// Two groups with weights 4 and 6 on ten CPUs; `four` has filled the cluster.
+async fn two_groups() -> Option<(Arc<Server>, Cluster)> {
+    let server = Arc::new(installed().await?);
+    let nodes = [("n1", 5_u64), ("n2", 5)];
+    for (name, cpus) in nodes {
+        node(&server, name, cpus).await;
+    }
     for (group, weight, member) in [("big-four", 4, "four"), ("big-six", 6, "six")] {
-        consumer(server, group, &json!({"weight": weight})).await;
-        namespace(server, member).await;
+        consumer(&server, group, &json!({"weight": weight})).await;
+        namespace(&server, member).await;
         consumer(
-            server,
+            &server,
             member,
             &json!({"namespace": member, "parent": group}),
         )
         .await;
     }
-    pods(server, "four", 0..10).await;
+    pods(&server, "four", 0..10).await;
+    let cluster = Cluster::start(&server, &nodes.map(|(name, cpus)| (name, cpus as usize)));
+    cluster.runs(&[("four", 10)]).await;
+    Some((server, cluster))
 }
 
 #[test]
 fn two_groups_share_lend_and_take_back_within_budgets_whatever_happens() {
     run(async {
-        let Some(server) = installed().await else {
+        let Some((server, cluster)) = two_groups().await else {
             return;
         };
-        let server = Arc::new(server);
-        two_groups(&server).await;
-        let cluster = Cluster::start(&server, &[("n1", 5), ("n2", 5)]);
-        cluster.runs(&[("four", 10)]).await;
         let arbitrator = Arbitrator::start(&kubeconfig(&server), "one");
         // What is idle is lent.
         until("the borrower's share", async || {
@@ -511,13 +506,9 @@ async fn said(server: &Server) {
 #[test]
 fn a_leader_that_is_killed_in_the_middle_of_a_plan_is_followed_by_the_other_one() {
     run(async {
-        let Some(server) = installed().await else {
+        let Some((server, cluster)) = two_groups().await else {
             return;
         };
-        let server = Arc::new(server);
-        two_groups(&server).await;
-        let cluster = Cluster::start(&server, &[("n1", 5), ("n2", 5)]);
-        cluster.runs(&[("four", 10)]).await;
         let config = kubeconfig(&server);
         let mut pair = [
             Arbitrator::start(&config, "one"),
@@ -637,9 +628,8 @@ async fn all(server: &Arc<Server>, path: &'static str, bodies: Vec<Value>) {
     }
 }
 
-/// Nodes here have no kubelet at all: evicted pods stay, as leaving ones.
+/// Nodes here have no kubelet at all: evicted pods stay, as leaving ones. 41 s of CPU time with the servers, most of it to make the objects.
 #[test]
-#[ignore = "thousands of objects: minutes"]
 fn five_hundred_nodes_with_five_thousand_pods() {
     run(async {
         let Some(server) = installed().await else {

@@ -1,5 +1,7 @@
 //! The node itself, and the rights that it takes.
 
+use plimsoll_cluster::report::pressure::{OVERUSED, OverusedList, WITHHELD, read_withheld};
+
 use super::*;
 
 fn condition_of(node: &Value, name: &str) -> Value {
@@ -181,5 +183,58 @@ fn rights_and_tokens() {
             })
             .await;
         assert_eq!(agent.known.gone, 0);
+    });
+}
+
+/// What is withheld goes to the arbitrator, and who uses too much to the agent, both by annotations.
+#[test]
+fn a_node_under_pressure_and_the_arbitrator_hear_of_each_other() {
+    run(async {
+        let Some(server) = server::shared().await else {
+            return;
+        };
+        let (mut agent, _program) = beside(&server, "pressed", "v1.36.2", &[]).await;
+        let path = "/api/v1/nodes/pressed";
+        let withheld = async || {
+            let node = server.get(path).await?;
+            let text = node["metadata"]["annotations"][WITHHELD]
+                .as_str()?
+                .to_owned();
+            read_withheld(&text).map(|(_, quantities)| quantities["memory"].clone())
+        };
+        agent.send(&pressure(true)).await;
+        agent
+            .send(&ToCluster::Withheld { memory_bytes: 4096 })
+            .await;
+        until("what is withheld", async || {
+            (withheld().await? == "4096").then_some(())
+        })
+        .await;
+        let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let unix_ms = u64::try_from(unix.unwrap().as_millis()).unwrap();
+        let list = OverusedList::value(&[("greedy".to_owned(), 12)].into(), unix_ms);
+        let body = json!({"metadata": {"annotations": {OVERUSED: list}}});
+        server.merge(&format!("{path}/status"), &body).await;
+        agent
+            .until("who uses too much", |known| {
+                known
+                    .overused
+                    .iter()
+                    .any(|it| it.namespace == "greedy" && it.excess == 12)
+            })
+            .await;
+        let body = json!({"metadata": {"annotations": {OVERUSED: null}}});
+        server.merge(&format!("{path}/status"), &body).await;
+        agent
+            .until("the end of the list", |known| known.overused.is_empty())
+            .await;
+        agent.send(&ToCluster::Withheld { memory_bytes: 0 }).await;
+        until("nothing to be withheld", async || {
+            let node = server.get(path).await?;
+            node["metadata"]["annotations"][WITHHELD]
+                .is_null()
+                .then_some(())
+        })
+        .await;
     });
 }

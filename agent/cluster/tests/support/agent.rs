@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use plimsoll_core::kube::cluster_link::{
-    EvictionIntent, FRAMING, PROTOCOL, Settled, ToAgent, ToCluster,
+    EvictionIntent, FRAMING, OverusedNamespace, PROTOCOL, Settled, ToAgent, ToCluster,
 };
 use plimsoll_core::kube::pod_uid::PodUid;
 use serde_json::json;
@@ -21,6 +21,7 @@ pub(crate) struct Known {
     pub(crate) is_listed: bool,
     pub(crate) is_reachable: Option<bool>,
     pub(crate) kubelet_version: Option<String>,
+    pub(crate) overused: Vec<OverusedNamespace>,
     pub(crate) reported: Vec<PodUid>,
     pub(crate) refused: Vec<PodUid>,
     pub(crate) settled: BTreeMap<PodUid, Settled>,
@@ -179,6 +180,7 @@ impl Agent {
             }
             ToAgent::Api { is_reachable } => known.is_reachable = Some(is_reachable),
             ToAgent::Node { kubelet_version } => known.kubelet_version = Some(kubelet_version),
+            ToAgent::Overused { namespaces, .. } => known.overused = namespaces,
             ToAgent::Reported { uid } => known.reported.push(uid),
             ToAgent::Refused { uid } => known.refused.push(uid),
             ToAgent::Settled { uid, how } => {

@@ -4,8 +4,23 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::UnixStream;
+
+/// What an HTTP end says of a path, head and all; nothing where no connection was made.
+pub(crate) async fn page(
+    connection: std::io::Result<impl AsyncRead + AsyncWrite + Unpin>,
+    path: &str,
+) -> String {
+    let Ok(mut stream) = connection else {
+        return String::new();
+    };
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    text
+}
 
 pub(crate) struct Program {
     child: Child,
@@ -55,14 +70,7 @@ impl Program {
 
     /// The body of a page of its HTTP end.
     pub(crate) async fn page(&self, path: &str) -> String {
-        let Ok(mut stream) = UnixStream::connect(&self.metrics).await else {
-            return String::new();
-        };
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).await.unwrap();
-        text
+        page(UnixStream::connect(&self.metrics).await, path).await
     }
 
     /// The sum of a metric over all of its labels that contain `labels`.

@@ -9,6 +9,7 @@ use crate::explain::kubelet::{self, KubeletAnswer};
 use crate::explain::pod::{ExplainedPod, find};
 use crate::explain::{Candidate, ExplainedRanking, NoSuchPod};
 use crate::kube::admission::standing::QuotaUse;
+use crate::kube::cluster_link::OverusedNamespace;
 use crate::model::config::EngineConfig;
 use crate::model::decision::LocalStorageReason;
 use crate::model::options::EvictionOptions;
@@ -53,6 +54,9 @@ pub struct EvictionExplanation {
     /// What the namespaces with a share use of it: option `namespaceShares`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub namespace_shares: Vec<ExplainedShare>,
+    /// Namespaces that use more of the cluster than they deserve, while the arbitrator's list holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overuse: Option<ExplainedOveruse>,
     /// Quotas of the namespace of [`Self::pod`], as far as whoever asks knows them: the engine has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub quotas: Vec<QuotaUse>,
@@ -201,6 +205,16 @@ pub struct ExplainedShare {
     pub share: u64,
 }
 
+/// Namespaces that the arbitrator of the cluster says use more than they deserve.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExplainedOveruse {
+    /// How much longer the list holds, nanoseconds.
+    pub valid_for_ns: u64,
+    /// By name.
+    pub namespaces: Vec<OverusedNamespace>,
+}
+
 /// A pod that is not ranked.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -310,6 +324,11 @@ impl EvictionExplanation {
                 share,
             })
             .collect();
+        let overuse = share::overuse(state, resource);
+        let overuse = overuse.map(|(namespaces, valid_for_ns)| ExplainedOveruse {
+            valid_for_ns,
+            namespaces: namespaces.to_vec(),
+        });
         let ranked: Vec<Candidate> = rows
             .into_iter()
             .filter_map(|row| Some(candidate(state.pods.get(&row.uid)?, row)))
@@ -347,6 +366,7 @@ impl EvictionExplanation {
             usage_unit: signal.row().usage_unit(),
             ranking,
             namespace_shares,
+            overuse,
             quotas: Vec::new(),
             victims,
             not_ranked,

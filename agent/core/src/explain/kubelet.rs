@@ -10,6 +10,7 @@ use crate::model::signal::{Signal, memory};
 use crate::model::state::NodeState;
 use crate::policy::memory::candidates;
 use crate::policy::memory::foresight::{self, Foreseen};
+use crate::policy::memory::share;
 
 /// What the kubelet would do in the same place.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -78,10 +79,13 @@ pub(crate) fn answer(
             .pods
             .get(&first.row.uid)
             .is_some_and(|pod| pod.running);
-        let has_shares = !config.namespace_shares.is_empty();
-        let why = match runs && has_shares {
-            true => "namespaceShares",
-            false => "pods without processes are not candidates",
+        let by_share = !config.namespace_shares.is_empty();
+        let by_overuse = share::counts_overuse(config, state, row.resource);
+        let why = match (runs, by_share, by_overuse) {
+            (true, true, false) => "namespaceShares",
+            (true, false, true) => "overuseRanking",
+            (true, true, true) => "namespaceShares and overuseRanking",
+            _ => "pods without processes are not candidates",
         };
         differ(
             why,

@@ -331,6 +331,7 @@ mod tests {
             unnamed: 0,
             stats_known: true,
             priority,
+            overused: 0,
             over_share: 0,
             usage,
             allowance: request,

@@ -58,6 +58,9 @@ pub struct Place {
     pub usage_over_request: Option<i64>,
     /// Whether it uses more than it requested.
     pub exceeds_request: bool,
+    /// What its namespace uses beyond what it deserves of the cluster, in thousandths of the cluster; 0 unless that comes before priority.
+    #[serde(default, skip_serializing_if = "is_none_over")]
+    pub overused: u16,
     /// What its namespace uses beyond its share, in thousandths of the share; 0 without one.
     #[serde(default, skip_serializing_if = "is_none_over")]
     pub over_share: u16,
@@ -91,9 +94,11 @@ impl ExplainedRanking {
             .windows(2)
             .map(|pair| ranking.deciding_comparator(&pair[0].row, &pair[1].row))
             .collect();
-        let is_over = candidates
-            .iter()
-            .any(|candidate| candidate.row.over_share > 0);
+        let any = |excess: fn(&RankRow) -> u16| {
+            let mut candidates = candidates.iter();
+            candidates.any(|candidate| excess(&candidate.row) > 0)
+        };
+        let (is_over_share, is_overused) = (any(|row| row.over_share), any(|row| row.overused));
         let places = candidates
             .into_iter()
             .enumerate()
@@ -111,7 +116,11 @@ impl ExplainedRanking {
                 .order()
                 .iter()
                 .copied()
-                .filter(|step| is_over || *step != Comparator::OverShare)
+                .filter(|step| match step {
+                    Comparator::OverShare => is_over_share,
+                    Comparator::Overused => is_overused,
+                    _ => true,
+                })
                 .collect(),
             places,
         }
@@ -149,6 +158,7 @@ impl Place {
             request: row.request.units_up(),
             usage_over_request: row.stats_known.then(|| row.excess().units_down()),
             exceeds_request: row.exceeds_request(),
+            overused: row.overused,
             over_share: row.over_share,
             ahead_of_next_by,
             uid: row.uid,

@@ -23,6 +23,12 @@ pub const FRAMING: Framing = Framing {
 pub const PODS_MAX: usize = 1024;
 /// Budgets that are taken from the cluster.
 pub const BUDGETS_MAX: usize = 1024;
+/// Overused namespaces that are taken from the cluster: those with pods here, and a node has no more.
+pub const OVERUSED_MAX: usize = 256;
+/// A list of overused namespaces holds for so long after its time stamp, milliseconds.
+pub const OVERUSED_FOR_MS: u64 = 60_000;
+/// The greatest excess of a namespace: all of the cluster, in thousandths.
+pub const EXCESS_MAX: u16 = 1000;
 /// Evictions that wait to be reported; beyond, the oldest ones become a count.
 pub const INTENTS_MAX: usize = 1024;
 
@@ -77,6 +83,13 @@ pub enum ToAgent {
         /// `status.nodeInfo.kubeletVersion`.
         kubelet_version: String,
     },
+    /// The arbitrator says which namespaces with pods here use more of the cluster than they deserve. Takes the place of the list before.
+    Overused {
+        /// How much longer it holds, milliseconds: [`OVERUSED_FOR_MS`] at most, 0 for a list that is void.
+        valid_ms: u64,
+        /// Each once, [`OVERUSED_MAX`] at most.
+        namespaces: Vec<OverusedNamespace>,
+    },
     /// The API server has taken the report of an eviction: the kubelet ends the pod now, with hooks and SIGTERM. Comes before [`Self::Settled`].
     Reported {
         /// Of which pod.
@@ -95,6 +108,16 @@ pub enum ToAgent {
         /// How.
         how: Settled,
     },
+}
+
+/// A namespace that uses more of the cluster than it deserves.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct OverusedNamespace {
+    /// The namespace.
+    pub namespace: String,
+    /// What it uses beyond what it deserves of the resource in which that is most, in thousandths of the cluster's: [`EXCESS_MAX`] at most.
+    pub excess: u16,
 }
 
 /// Why an eviction needs no further report.
@@ -141,6 +164,11 @@ pub enum ToCluster {
     Conditions {
         /// Each once.
         conditions: Vec<NodeConditionReport>,
+    },
+    /// What of this node's allocatable memory cannot be had without meeting an eviction threshold. Sent when it changes, every 10 s at most.
+    Withheld {
+        /// Bytes; 0 without pressure.
+        memory_bytes: u64,
     },
 }
 

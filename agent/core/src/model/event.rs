@@ -9,6 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::kube::budget::DisruptionBudget;
+use crate::kube::cluster_link::{EXCESS_MAX, OverusedNamespace};
 use crate::kube::pod::Pod;
 use crate::model::bandwidth::{CpuKnob, CpuReading};
 use crate::model::options::Availability;
@@ -80,6 +81,8 @@ pub enum EventKind {
         /// Which pod.
         uid: PodUid,
     },
+    /// The arbitrator of the cluster says which namespaces use more than they deserve. Takes the place of what it said before.
+    Overused(Arc<Overused>),
     /// A container's cgroup has lost its last process, and its pod has others.
     ContainerEnded {
         /// Which pod.
@@ -143,6 +146,26 @@ pub enum EventKind {
         /// The error, if it could not be done.
         error: Option<String>,
     },
+}
+
+/// Namespaces that use more of the cluster than they deserve.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Overused {
+    /// From then on it means nothing: CLOCK_MONOTONIC, nanoseconds.
+    pub until_ns: u64,
+    /// Sorted by name, which each has once; [`OVERUSED_MAX`](crate::kube::cluster_link::OVERUSED_MAX) at most.
+    pub namespaces: Vec<OverusedNamespace>,
+}
+
+impl Overused {
+    /// By how much a namespace is over, in thousandths of the cluster; 0 for one that is not on the list.
+    #[must_use]
+    pub fn excess(&self, namespace: &str) -> u16 {
+        let found = self
+            .namespaces
+            .binary_search_by(|known| known.namespace.as_str().cmp(namespace));
+        found.map_or(0, |at| self.namespaces[at].excess.min(EXCESS_MAX))
+    }
 }
 
 /// A kill by the last line in the kernel. Times are CLOCK_MONOTONIC, nanoseconds; amounts bytes of `kernelMemory.available`.

@@ -21,6 +21,9 @@ pub struct EvictionOptions {
     pub disruption_budgets: bool,
     /// The order in which the kernel's OOM killer is to take pods.
     pub oom_order: OomOrder,
+    /// What the arbitrator's list of overused namespaces means for the order of pods.
+    #[serde(default)]
+    pub overuse_ranking: OveruseRanking,
     /// Whether the kernel's OOM killer takes a pod as a whole (`memory.oom.group` on the pod's cgroup; kubernetes#117793).
     pub pod_oom_group: bool,
     /// Leave the kernel an order in which it may kill when the agent does not answer. `None`: off.
@@ -103,6 +106,19 @@ pub struct NamespaceShare {
     /// Their CPU time, thousandths of a CPU; `None`: any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_milli: Option<u64>,
+}
+
+/// What it means for a pod that its namespace uses more of the cluster than it deserves ([`share`](crate::policy::memory::share)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OveruseRanking {
+    /// Nothing, as in the kubelet.
+    #[default]
+    Ignore,
+    /// It goes first among pods that exceed their requests alike and have the same priority.
+    AmongEquals,
+    /// It goes first among pods that exceed their requests alike, whatever their priority.
+    BeforePriority,
 }
 
 /// How many pods one pass may evict.
@@ -214,6 +230,7 @@ impl EvictionOptions {
             remedies: None,
             disruption_budgets: false,
             oom_order: OomOrder::Kubelet,
+            overuse_ranking: OveruseRanking::Ignore,
             pod_oom_group: false,
             last_line: None,
             breaker: None,

@@ -74,6 +74,10 @@ pub struct RankRow {
     pub exempt: bool,
     /// The pod's priority, 0 if it has none.
     pub priority: i32,
+    /// What its namespace uses beyond what it deserves of the cluster, in thousandths of the cluster, 1000 at most; only with
+    /// [`OveruseRanking::BeforePriority`](crate::model::options::OveruseRanking::BeforePriority), else 0.
+    #[serde(default, skip_serializing_if = "is_none_over")]
+    pub overused: u16,
     /// What its namespace uses beyond its share, in thousandths of the share: [`share`](crate::policy::memory::share). 0 without one.
     #[serde(default, skip_serializing_if = "is_none_over")]
     pub over_share: u16,
@@ -146,6 +150,7 @@ impl RankRow {
             },
             exempt: pod.is_critical(),
             priority: pod.priority(),
+            overused: 0,
             over_share: 0,
             usage: usage.unwrap_or(0),
             allowance,
@@ -174,9 +179,12 @@ pub enum Comparator {
     MissingStats,
     /// A pod above its request is evicted before one within it.
     ExceedsRequest,
+    /// The namespace that is further above what it deserves of the cluster goes first: `overuseRanking: BeforePriority`. The kubelet does not have this.
+    Overused,
     /// The lower priority is evicted first.
     Priority,
-    /// The namespace that is further above its share goes first: option `namespaceShares`. The kubelet does not have this.
+    /// The namespace that is further above its share goes first: options `namespaceShares`, and `overuseRanking: AmongEquals` with what it deserves of the
+    /// cluster. The kubelet does not have this.
     OverShare,
     /// The larger usage minus request is evicted first.
     UsageOverRequest,
@@ -190,6 +198,7 @@ impl fmt::Display for Comparator {
             Self::Unnamed => "being known by more than its cgroup, or by its QoS class",
             Self::MissingStats => "having no statistics",
             Self::ExceedsRequest => "exceeding its request",
+            Self::Overused => "its namespace using more of the cluster than it deserves",
             Self::Priority => "lower priority",
             Self::OverShare => "its namespace being further above its share",
             Self::UsageOverRequest => "more usage over request",

@@ -11,7 +11,7 @@ use crate::kube::cgroup_config::swap_request_bytes;
 use crate::kube::pod::{Exemption, Pod, PressureSignal};
 use crate::model::config::EngineConfig;
 use crate::model::cpu_state::CpuState;
-use crate::model::event::{Action, Event, EventKind, NodeMemory, Sample};
+use crate::model::event::{Action, Event, EventKind, NodeMemory, Overused, Sample};
 use crate::model::outlook::Outlook;
 use crate::model::rank_row::RankRow;
 use crate::model::reading::{NumaPods, PodLoads, ProcessReading, StorageReading};
@@ -37,6 +37,9 @@ pub struct NodeState {
     /// Disruption budgets, by `namespace/name`.
     #[serde(default)]
     pub budgets: BTreeMap<Arc<str>, Arc<DisruptionBudget>>,
+    /// What the arbitrator of the cluster said last; `None`: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overused: Option<Arc<Overused>>,
     /// Whether thresholds have been judged before ([`Passes`](crate::model::threshold::Passes)).
     pub passed: bool,
     /// One entry per threshold of the configuration.
@@ -300,6 +303,7 @@ impl NodeState {
             EventKind::BudgetRemoved { budget } => {
                 self.budgets.remove(budget);
             }
+            EventKind::Overused(overused) => self.overused = Some(Arc::clone(overused)),
             EventKind::PodRunning { uid } => {
                 if let Some(pod) = self.pods.get_mut(uid) {
                     // One that was not empty in between has not been started anew: its cgroup was only looked at again.

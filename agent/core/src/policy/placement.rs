@@ -157,6 +157,7 @@ pub(crate) fn decide(
         EventKind::Sample(_)
         | EventKind::PodEnding { .. }
         | EventKind::EvictionRefused { .. }
+        | EventKind::Overused(_)
         | EventKind::BudgetApplied { .. }
         | EventKind::BudgetRemoved { .. }
         | EventKind::NodeReclaimed { .. }

@@ -36,6 +36,7 @@ impl Agent {
             ClusterEvent::Node { kubelet_version } => {
                 tracing::info!(kubelet_version, "the kubelet of this node");
             }
+            ClusterEvent::Overused(list) => self.take_in(EventKind::Overused(list)),
             ClusterEvent::Reported { uid } => self.acknowledged(&uid),
             ClusterEvent::Refused { uid } => {
                 tracing::info!(%uid, "a disruption budget refuses an eviction");

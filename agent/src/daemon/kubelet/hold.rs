@@ -40,6 +40,7 @@ impl Agent {
             self.lift_again(at_ns);
         }
         self.kill_again();
+        self.report_withheld(at_ns);
     }
 
     /// The API server has not taken the report of a soft eviction: SIGTERM, and nothing new in the pod.

@@ -7,8 +7,9 @@ use plimsoll_core::model::decision::{Decision, KillReason, Reason};
 use plimsoll_core::model::event::Event;
 use plimsoll_core::model::signal::{NodeCondition, Signal};
 use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::memory::thresholds::withheld_bytes;
 
-use super::{ACKNOWLEDGE_NS, Evicted};
+use super::{ACKNOWLEDGE_NS, Evicted, WITHHELD_EVERY_NS};
 use crate::daemon::Agent;
 use crate::host::clock::wall;
 
@@ -207,6 +208,23 @@ impl Agent {
         }
         if let Some(link) = &work.link {
             link.conditions(work.conditions.clone());
+        }
+    }
+
+    /// What of the node's memory pods cannot have under pressure, where that has changed.
+    pub(super) fn report_withheld(&mut self, at_ns: u64) {
+        let bytes = withheld_bytes(self.engine.config(), self.engine.state());
+        let Some(work) = &mut self.kubelet else {
+            return;
+        };
+        let (said_bytes, said_ns) = work.withheld;
+        let is_due = bytes == 0 || at_ns >= said_ns.saturating_add(WITHHELD_EVERY_NS);
+        if bytes == said_bytes || !is_due {
+            return;
+        }
+        work.withheld = (bytes, at_ns);
+        if let Some(link) = &work.link {
+            link.withheld(bytes);
         }
     }
 

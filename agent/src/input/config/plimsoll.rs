@@ -7,7 +7,7 @@ use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::resources::{CPU, MEMORY};
 use plimsoll_core::model::options::{
     Availability, Breaker, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, LastLine,
-    NamespaceShare, OomOrder, Remedies, Victims,
+    NamespaceShare, OomOrder, OveruseRanking, Remedies, Victims,
 };
 use plimsoll_core::policy::memory::remedies::THROTTLE_MAX_NS;
 use plimsoll_core::policy::memory::share::NAMESPACE_SHARES_MAX;
@@ -44,6 +44,8 @@ pub const FIELDS: &[Field] = &[
         "skip a pod whose disruption budget is exhausted, if evicting other pods is enough").pointer(),
     field("namespaceShares", Used, Shape::Map(&Shape::Map(&Shape::Quantity)),
         "by namespace, the memory and cpu of this node above which its pods are evicted first among equals").pointer(),
+    field("overuseRanking", Used, Shape::OneOf(&["Ignore", "AmongEquals", "BeforePriority"]),
+        "beside a kubelet: pods of namespaces that use more of the cluster than they deserve go first, not at all (Ignore), among equals, or before priority"),
     field("oomScoreOrder", Used, Shape::OneOf(&["Kubelet", "Dynamic"]),
         "oom_score_adj by QoS class and request (Kubelet), or following the eviction ranking (Dynamic)"),
     field("podOOMGroup", Used, Shape::Bool,
@@ -82,6 +84,11 @@ const VICTIMS: [(&str, Victims); 2] = [("One", Victims::One), ("Targeted", Victi
 const AVAILABILITY: [(&str, Availability); 2] = [
     ("Kubelet", Availability::Kubelet),
     ("Reclaimable", Availability::Reclaimable),
+];
+const OVERUSE_RANKING: [(&str, OveruseRanking); 3] = [
+    ("Ignore", OveruseRanking::Ignore),
+    ("AmongEquals", OveruseRanking::AmongEquals),
+    ("BeforePriority", OveruseRanking::BeforePriority),
 ];
 const OOM_ORDER: [(&str, OomOrder); 2] = [
     ("Kubelet", OomOrder::Kubelet),
@@ -286,6 +293,8 @@ impl PlimsollOptions {
                 remedies,
                 disruption_budgets: bool_of(get("respectDisruptionBudgets"))
                     .unwrap_or(default.disruption_budgets),
+                overuse_ranking: named(&OVERUSE_RANKING, get("overuseRanking"))
+                    .unwrap_or(default.overuse_ranking),
                 oom_order: named(&OOM_ORDER, get("oomScoreOrder")).unwrap_or(default.oom_order),
                 pod_oom_group: bool_of(get("podOOMGroup")).unwrap_or(default.pod_oom_group),
                 last_line: get("lastLine")
@@ -302,7 +311,7 @@ impl PlimsollOptions {
     }
 
     /// The options as they would be written.
-    fn entries(&self) -> [(&'static str, Value); 12] {
+    fn entries(&self) -> [(&'static str, Value); 13] {
         let eviction = &self.eviction;
         let durations = |pairs: &[(&str, u64)]| {
             Value::Map(
@@ -344,6 +353,10 @@ impl PlimsollOptions {
                 Value::Bool(eviction.disruption_budgets),
             ),
             ("namespaceShares", Value::Map(Vec::new())),
+            (
+                "overuseRanking",
+                name_of(&OVERUSE_RANKING, &eviction.overuse_ranking),
+            ),
             ("oomScoreOrder", name_of(&OOM_ORDER, &eviction.oom_order)),
             ("podOOMGroup", Value::Bool(eviction.pod_oom_group)),
             ("lastLine", last_line(eviction.last_line)),

@@ -8,7 +8,7 @@ use super::*;
 use plimsoll_core::kube::cgroup_config::{MemoryReservationPolicy, SwapBehavior};
 use plimsoll_core::model::options::{
     Availability, Breaker, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, LastLine,
-    NamespaceShare, OomOrder, Remedies, Victims,
+    NamespaceShare, OomOrder, OveruseRanking, Remedies, Victims,
 };
 use plimsoll_core::model::threshold::Amount;
 
@@ -269,7 +269,7 @@ fn shares_of_namespaces_are_read_and_checked() {
 fn our_options_are_read_and_left_out_parts_are_off() {
     let config = of("kind: PlimsollConfiguration\napiVersion: plimsoll.dev/v1alpha1\nplimsoll:\n\
          \x20 evictionVictims: Targeted\n  memoryAvailability: Reclaimable\n  outOfMemoryForesight: {horizon: 500ms}\n\
-         \x20 remedies: {reclaim: 500ms, throttle: 2s}\n  respectDisruptionBudgets: true\n  oomScoreOrder: Dynamic\n  podOOMGroup: true\n\
+         \x20 remedies: {reclaim: 500ms, throttle: 2s}\n  respectDisruptionBudgets: true\n  overuseRanking: AmongEquals\n  oomScoreOrder: Dynamic\n  podOOMGroup: true\n\
          \x20 lastLine: {enabled: true, expiresAfter: 5s}\n")
     .unwrap();
     assert_eq!(
@@ -286,6 +286,7 @@ fn our_options_are_read_and_left_out_parts_are_off() {
                 notify_budget_ns: 0,
             }),
             disruption_budgets: true,
+            overuse_ranking: OveruseRanking::AmongEquals,
             oom_order: OomOrder::Dynamic,
             pod_oom_group: true,
             last_line: Some(LastLine {

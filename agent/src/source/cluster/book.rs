@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use plimsoll_core::kube::budget::DisruptionBudget;
-use plimsoll_core::kube::cluster_link::{BUDGETS_MAX, PODS_MAX, ToAgent};
+use plimsoll_core::kube::cluster_link::{
+    BUDGETS_MAX, EXCESS_MAX, OVERUSED_FOR_MS, OVERUSED_MAX, OverusedNamespace, PODS_MAX, ToAgent,
+};
 use plimsoll_core::kube::pod::{CONFIG_HASH_ANNOTATION, Pod, UNNAMED_ANNOTATION};
+use plimsoll_core::model::event::Overused;
 use plimsoll_core::model::units::PodUid;
 
 use super::{ClusterChange, ClusterPod};
@@ -205,6 +208,42 @@ impl Book {
         (self.pods, self.budgets) = (pods, budgets);
         Ok(found)
     }
+}
+
+/// A list of overused namespaces, as the engine takes it.
+///
+/// # Errors
+/// Why it is refused: it is longer than any that is right, holds for longer, or has a namespace twice.
+pub(super) fn overused(
+    mut namespaces: Vec<OverusedNamespace>,
+    valid_ms: u64,
+    now_ns: u64,
+) -> Result<Overused, String> {
+    if namespaces.len() > OVERUSED_MAX {
+        return Err(format!("more than {OVERUSED_MAX} overused namespaces"));
+    }
+    if valid_ms > OVERUSED_FOR_MS {
+        return Err(format!(
+            "a list of overused namespaces that holds for more than {OVERUSED_FOR_MS} ms"
+        ));
+    }
+    for one in &namespaces {
+        check(&one.namespace)?;
+        if one.excess > EXCESS_MAX {
+            return Err(format!("an excess of more than {EXCESS_MAX} thousandths"));
+        }
+    }
+    namespaces.sort_unstable();
+    if namespaces
+        .windows(2)
+        .any(|pair| pair[0].namespace == pair[1].namespace)
+    {
+        return Err("an overused namespace twice".to_owned());
+    }
+    Ok(Overused {
+        until_ns: now_ns.saturating_add(valid_ms.saturating_mul(1_000_000)),
+        namespaces,
+    })
 }
 
 /// A name of the API, which may also name a directory.

@@ -107,6 +107,10 @@ fn pod(uid: &str) -> Value {
     json!({"type": "pod", "pod": {"metadata": {"name": "web", "namespace": "default", "uid": uid}, "spec": {"containers": [{"name": "app"}]}}})
 }
 
+fn overused(valid_ms: u64, namespaces: &Value) -> Value {
+    json!({"type": "overused", "valid_ms": valid_ms, "namespaces": namespaces})
+}
+
 fn uids(change: &ClusterChange) -> Vec<String> {
     change
         .pods
@@ -191,6 +195,22 @@ fn hostile_frames_are_refused_counted_and_change_nothing() {
         json!({"type": "hello", "protocol": PROTOCOL, "node": "again"})
             .to_string()
             .into_bytes(),
+        overused(1, &json!([{"namespace": "../../etc", "excess": 1}]))
+            .to_string()
+            .into_bytes(),
+        overused(1, &json!([{"namespace": "a", "excess": 1001}]))
+            .to_string()
+            .into_bytes(),
+        overused(60_001, &json!([])).to_string().into_bytes(),
+        overused(
+            1,
+            &json!([{"namespace": "a", "excess": 1}, {"namespace": "a", "excess": 2}]),
+        )
+        .to_string()
+        .into_bytes(),
+        overused(1, &json!(vec![json!({"namespace": "a", "excess": 1}); 257]))
+            .to_string()
+            .into_bytes(),
         pod("../../etc").to_string().into_bytes(),
         pod("").to_string().into_bytes(),
         // Deeper than any parser goes, and more values than a pod has.
@@ -211,6 +231,34 @@ fn hostile_frames_are_refused_counted_and_change_nothing() {
     client.say(&pod("a"));
     assert_eq!(uids(&scene.change()), ["a"]);
     scene.refused(count);
+}
+
+#[test]
+fn a_list_of_overused_namespaces_holds_from_when_it_came() {
+    let mut scene = Scene::new();
+    let (mut client, _) = scene.introduced();
+    let before_ns = now_ns();
+    let both = json!([{"namespace": "b", "excess": 7}, {"namespace": "a", "excess": 30}]);
+    client.say(&overused(60_000, &both));
+    let ClusterEvent::Overused(list) = scene.next() else {
+        panic!("no list");
+    };
+    let found: Vec<(&str, u16)> = list
+        .namespaces
+        .iter()
+        .map(|it| (it.namespace.as_str(), it.excess))
+        .collect();
+    assert_eq!(found, [("a", 30), ("b", 7)]);
+    let (from, to) = (before_ns + 60_000_000_000, now_ns() + 60_000_000_000);
+    assert!((from..=to).contains(&list.until_ns));
+    // And the other way: what is withheld is said again after each connection.
+    scene.link.as_ref().unwrap().withheld(4096);
+    let withheld = json!({"type": "withheld", "memory_bytes": 4096});
+    assert_eq!(client.hear(), withheld);
+    drop(client);
+    assert!(matches!(scene.next(), ClusterEvent::Lost { .. }));
+    let (_client, heard) = scene.introduced();
+    assert!(heard.contains(&withheld), "{heard:?}");
 }
 
 #[test]

@@ -46,7 +46,7 @@ pub(crate) fn rows(view: &View<'_>, resource: Resource, rows: &mut Vec<RankRow>)
     } else {
         rows.extend(pods.map(|pod| row(config, state, pod, resource)));
     }
-    share::mark(config, state, resource, rows);
+    share::mark(view, resource, rows);
 }
 
 /// A pod's row in the ranking of `resource`.

@@ -78,6 +78,7 @@ mod tests {
             unnamed: 0,
             stats_known: true,
             priority: 0,
+            overused: 0,
             over_share: 0,
             usage: gib(usage),
             allowance: Nanos::from_units(gib(request)),

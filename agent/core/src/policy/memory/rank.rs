@@ -32,6 +32,7 @@ impl Comparator {
             Self::Unnamed => a.unnamed.cmp(&b.unnamed),
             Self::MissingStats => missing_stats(a, b),
             Self::ExceedsRequest => exceeds_request(a, b),
+            Self::Overused => b.overused.cmp(&a.overused),
             Self::Priority => priority(a, b),
             Self::OverShare => b.over_share.cmp(&a.over_share),
             Self::UsageOverRequest => usage_over_request(a, b),
@@ -45,6 +46,7 @@ impl Comparator {
             Self::Unnamed => "unnamed",
             Self::MissingStats => "missingStats",
             Self::ExceedsRequest => "exceedsRequest",
+            Self::Overused => "overused",
             Self::Priority => "priority",
             Self::OverShare => "overShare",
             Self::UsageOverRequest => "usageOverRequest",
@@ -96,13 +98,15 @@ impl Ranking {
     /// The comparators, the most important first.
     pub const fn order(self) -> &'static [Comparator] {
         use Comparator::{
-            ExceedsRequest, MissingStats, OverShare, Priority, Uid, Unnamed, UsageOverRequest,
+            ExceedsRequest, MissingStats, OverShare, Overused, Priority, Uid, Unnamed,
+            UsageOverRequest,
         };
         match self {
             Self::Memory | Self::Cpu => &[
                 Unnamed,
                 MissingStats,
                 ExceedsRequest,
+                Overused,
                 Priority,
                 OverShare,
                 UsageOverRequest,
@@ -253,6 +257,7 @@ mod tests {
             unnamed: 0,
             exempt: false,
             priority,
+            overused: 0,
             over_share: 0,
             usage,
             allowance: request,
@@ -355,6 +360,7 @@ mod tests {
             stats_known: bool,
             unnamed in 0u8..4,
             priority in prop_oneof![4 => -2i32..3, 1 => any::<i32>()],
+            overused in prop_oneof![4 => 0u16..3, 1 => 0u16..=1000],
             over_share in prop_oneof![4 => 0u16..3, 1 => any::<u16>()],
             usage in prop_oneof![4 => 0u64..5, 1 => any::<u64>()],
             allowance in any_amount(),
@@ -362,6 +368,7 @@ mod tests {
         ) -> RankRow {
             RankRow {
                 unnamed,
+                overused,
                 over_share,
                 allowance: Nanos(allowance),
                 request: Nanos(request),

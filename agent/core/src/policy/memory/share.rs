@@ -7,12 +7,19 @@
 //! reserves nothing, refuses nothing, and evicts nobody by itself.
 //!
 //! What a namespace uses is the sum over its pods that are ranked: working sets for memory, CPU time for CPU stalls. Other resources have no shares.
+//!
+//! In a cluster the arbitrator says which namespaces use more than they deserve of it (`docs/decisions/0048`). That is a share too, of the cluster: with
+//! `overuseRanking: AmongEquals` the excess counts in the same step, and the greater of both excesses decides. With `BeforePriority` it has a step of its own.
+//! The arbitrator's list holds for a minute after its time stamp, and is then as if it were empty.
 
+use crate::kube::cluster_link::OverusedNamespace;
 use crate::model::config::EngineConfig;
-use crate::model::options::NamespaceShare;
+use crate::model::event::Overused;
+use crate::model::options::{NamespaceShare, OveruseRanking};
 use crate::model::rank_row::RankRow;
 use crate::model::signal::Resource;
 use crate::model::state::NodeState;
+use crate::policy::memory::view::View;
 
 /// Namespaces with a share, at most: their sums are on the stack.
 pub const NAMESPACE_SHARES_MAX: usize = 64;
@@ -51,22 +58,65 @@ fn used(config: &EngineConfig, state: &NodeState, rows: &[RankRow]) -> [u64; NAM
     used
 }
 
-/// Marks the rows of namespaces above their share. Allocates nothing.
-pub(crate) fn mark(
+/// Whether pods can be above a share of this.
+const fn is_shared(resource: Resource) -> bool {
+    matches!(resource, Resource::Memory | Resource::Cpu)
+}
+
+/// The arbitrator's list, while it holds and counts.
+fn overused<'state>(
     config: &EngineConfig,
+    state: &'state NodeState,
+    now_ns: u64,
+) -> Option<&'state Overused> {
+    let is_ignored = config.options.overuse_ranking == OveruseRanking::Ignore;
+    let list = state.overused.as_deref().filter(|_| !is_ignored)?;
+    (now_ns < list.until_ns && !list.namespaces.is_empty()).then_some(list)
+}
+
+/// Marks the rows of namespaces above their share of the node, or of the cluster. Allocates nothing.
+pub(crate) fn mark(view: &View<'_>, resource: Resource, rows: &mut [RankRow]) {
+    let View { config, state, .. } = *view;
+    if !config.namespace_shares.is_empty() {
+        let used = used(config, state, rows);
+        for row in rows.iter_mut() {
+            let share = place(config, state, row)
+                .and_then(|at| Some((at, share_of(&config.namespace_shares[at], resource)?)));
+            row.over_share = share.map_or(0, |(at, share)| excess(used[at], share));
+        }
+    }
+    let list = overused(config, state, view.now_ns).filter(|_| is_shared(resource));
+    let Some(list) = list else { return };
+    for row in rows {
+        let excess = state
+            .pods
+            .get(&row.uid)
+            .map_or(0, |pod| list.excess(pod.pod.namespace()));
+        match config.options.overuse_ranking {
+            OveruseRanking::Ignore => {}
+            OveruseRanking::AmongEquals => row.over_share = row.over_share.max(excess),
+            OveruseRanking::BeforePriority => row.overused = excess,
+        }
+    }
+}
+
+/// Whether the arbitrator's list counts in the order of pods now.
+pub(crate) fn counts_overuse(config: &EngineConfig, state: &NodeState, resource: Resource) -> bool {
+    is_shared(resource) && overused(config, state, state.now_ns).is_some()
+}
+
+/// The namespaces that the arbitrator says are overused, and how much longer that holds, nanoseconds: whether or not it counts here. Nothing for a resource
+/// without shares.
+pub(crate) fn overuse(
     state: &NodeState,
     resource: Resource,
-    rows: &mut [RankRow],
-) {
-    if config.namespace_shares.is_empty() {
-        return;
-    }
-    let used = used(config, state, rows);
-    for row in rows {
-        let share = place(config, state, row)
-            .and_then(|at| Some((at, share_of(&config.namespace_shares[at], resource)?)));
-        row.over_share = share.map_or(0, |(at, share)| excess(used[at], share));
-    }
+) -> Option<(&[OverusedNamespace], u64)> {
+    let list = state.overused.as_deref().filter(|_| is_shared(resource))?;
+    let left_ns = list
+        .until_ns
+        .checked_sub(state.now_ns)
+        .filter(|left| *left > 0)?;
+    (!list.namespaces.is_empty()).then_some((&list.namespaces[..], left_ns))
 }
 
 /// What each namespace with a share of this resource uses of it: namespace, used, share.
@@ -116,22 +166,45 @@ mod tests {
         shares: &[NamespaceShare],
         pods: &[(Arc<Pod>, u64)],
     ) -> Vec<(String, u16, Option<Comparator>)> {
-        let config = EngineConfig {
+        ranked_at(OveruseRanking::Ignore, shares, pods, 1)
+    }
+
+    /// At that time, where `a` is over by 30 ‰ of the cluster and `b` by 20 ‰, up to 100 ns.
+    fn ranked_at(
+        overuse_ranking: OveruseRanking,
+        shares: &[NamespaceShare],
+        pods: &[(Arc<Pod>, u64)],
+        now_ns: u64,
+    ) -> Vec<(String, u16, Option<Comparator>)> {
+        let mut config = EngineConfig {
             namespace_shares: shares.to_vec(),
             ..EngineConfig::default()
         };
+        config.options.overuse_ranking = overuse_ranking;
         let mut engine = Engine::new(config);
+        let namespaces = [("a", 30), ("b", 20)].map(|(namespace, excess)| OverusedNamespace {
+            namespace: namespace.into(),
+            excess,
+        });
+        let list = Overused {
+            until_ns: 100,
+            namespaces: namespaces.into(),
+        };
+        let kind = EventKind::Overused(Arc::new(list));
+        engine.step(&Event { at_ns: 1, kind }, &mut Vec::new());
         for (pod, _) in pods {
             let kind = EventKind::PodApplied {
                 pod: Arc::clone(pod),
             };
-            engine.step(&Event { at_ns: 1, kind }, &mut Vec::new());
+            let at_ns = now_ns;
+            engine.step(&Event { at_ns, kind }, &mut Vec::new());
         }
         let mut rows: Vec<RankRow> = pods
             .iter()
             .map(|(pod, usage)| RankRow::memory(pod, Some(*usage)))
             .collect();
-        mark(engine.config(), engine.state(), Resource::Memory, &mut rows);
+        let view = View::now(engine.config(), engine.state());
+        mark(&view, Resource::Memory, &mut rows);
         Ranking::Memory.rank(&mut rows, &mut Vec::new());
         let by = |at: usize| {
             let next = rows.get(at + 1)?;
@@ -170,6 +243,40 @@ mod tests {
         // The namespace that is further above goes first.
         let both = [share("a", 1000 * MIB), share("b", 100 * MIB)];
         assert_eq!(order(&both), ["c1", "b1", "a2", "a1", "important"]);
+    }
+
+    #[test]
+    fn pods_of_overused_namespaces_go_first_where_the_option_says_and_for_a_minute() {
+        let pods = [
+            (pod("a", "a1", 0), 100 * MIB),
+            (pod("b", "b1", 0), 150 * MIB),
+            (pod("c", "c1", 0), 300 * MIB),
+            (pod("a", "important", 7), 200 * MIB),
+            (pod("c", "low", -1), MIB),
+        ];
+        let order = |ranking, now_ns| -> Vec<String> {
+            let rows = ranked_at(ranking, &[], &pods, now_ns).into_iter();
+            rows.map(|(uid, ..)| uid).collect()
+        };
+        let kubelet = ["low", "c1", "b1", "a1", "important"];
+        assert_eq!(order(OveruseRanking::Ignore, 1), kubelet);
+        let among = OveruseRanking::AmongEquals;
+        assert_eq!(order(among, 1), ["low", "a1", "b1", "c1", "important"]);
+        let before = OveruseRanking::BeforePriority;
+        assert_eq!(order(before, 1), ["a1", "important", "b1", "low", "c1"]);
+        for ranking in [among, before] {
+            assert_ne!(order(ranking, 99), kubelet);
+            assert_eq!(order(ranking, 100), kubelet, "void");
+        }
+        let by = |ranking| ranked_at(ranking, &[], &pods, 1)[1].2;
+        assert_eq!(by(among), Some(Comparator::OverShare));
+        assert_eq!(by(before), Some(Comparator::Overused));
+        // Of two shares the one that is exceeded further counts.
+        let shares = [share("c", 300 * MIB)];
+        let rows = ranked_at(among, &shares, &pods, 1);
+        let uids: Vec<&str> = rows.iter().map(|(uid, ..)| uid.as_str()).collect();
+        assert_eq!(uids, ["low", "a1", "b1", "c1", "important"]);
+        assert_eq!((rows[1].1, rows[3].1), (30, 4));
     }
 
     #[test]

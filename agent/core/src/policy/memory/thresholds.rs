@@ -11,7 +11,7 @@
 
 use crate::model::config::EngineConfig;
 use crate::model::decision::Decision;
-use crate::model::signal::{NodeCondition, Observation, Observations, Resource};
+use crate::model::signal::{NodeCondition, Observation, Observations, Resource, Signal, Unit};
 use crate::model::state::{NodeState, ThresholdState};
 use crate::model::threshold::{Passes, Threshold};
 use crate::policy::memory::foresight::{Foreseen, Verdict};
@@ -150,6 +150,29 @@ pub(crate) fn all_satisfied(config: &EngineConfig, observations: &Observations) 
             .and_then(|observation| threshold.shortfall(observation, true))
             .is_none()
     })
+}
+
+/// What of the node's memory cannot be had without meeting an eviction threshold: while `MemoryPressure` lasts, the most that is missing to a threshold with
+/// its minimum reclaim, bytes. 0 without pressure.
+#[must_use]
+pub fn withheld_bytes(config: &EngineConfig, state: &NodeState) -> u64 {
+    if !state.condition(NodeCondition::MemoryPressure).status {
+        return 0;
+    }
+    let missing = |threshold: &Threshold| {
+        let row = threshold.signal.row();
+        // What one NUMA node lacks, the others may have.
+        let counts = row.resource == Resource::Memory
+            && row.unit == Unit::Bytes
+            && row.signal != Signal::NumaMemoryAvailable;
+        let observation = state
+            .observations
+            .get(threshold.signal)
+            .filter(|_| counts)?;
+        threshold.shortfall(observation, true)
+    };
+    let missing = config.thresholds.iter().filter_map(missing);
+    missing.max().unwrap_or(0)
 }
 
 /// Brings the node conditions up to date.

@@ -21,7 +21,7 @@ use crate::policy::memory::foresight;
 use crate::policy::memory::rank::{Place, RankRow};
 use crate::policy::memory::thresholds::{self, Met};
 use crate::policy::memory::view::View;
-use crate::policy::memory::{breaker, candidates, on_node, stall, target};
+use crate::policy::memory::{breaker, candidates, on_node, share, stall, target};
 
 /// Space for one judgement, kept so that none is allocated on the way to a kill.
 #[derive(Clone, Debug, Default)]
@@ -175,6 +175,7 @@ pub(crate) fn first_known<'scratch>(
     rows.clear();
     let pods = pods.filter(|pod| view.is_candidate(pod));
     rows.extend(pods.map(|pod| pod.row.clone()));
+    share::mark(view, met.resource(), rows);
     let ranking = met.resource().ranking();
     ranking.lead(rows, places, |row| !row.exempt);
     let first = rows.iter().position(|row| !row.exempt)?;

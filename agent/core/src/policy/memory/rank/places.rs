@@ -5,13 +5,15 @@
 //! comparators from the highest bit down. Keys are sorted with the rows' places, and then each row is moved once.
 //!
 //! Why the order is the comparators' own: a key never contradicts them. Flags and priorities fit as they are; of the amount
-//! the key has what fits (±2⁷⁵ nanos, 32 TiB), cut off monotonically. Rows with equal keys are compared by
+//! the key has what fits (±2⁶⁵ nanos, 34 GiB), cut off monotonically. Rows with equal keys are compared by
 //! the comparators themselves.
 
 use super::{Comparator, Nanos, RankRow, Ranking};
 
-/// Bits of a key that an amount gets: what flags, priority and share leave.
-const AMOUNT_BITS: u32 = 76;
+/// Bits of a key that an amount gets: what flags, priority, overuse and share leave.
+const AMOUNT_BITS: u32 = 66;
+/// The greatest excess of a namespace that fits.
+const OVERUSED_MOST: u16 = (1 << 10) - 1;
 
 /// Where a row is, and its key.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +31,9 @@ fn key(ranking: Ranking, row: &RankRow) -> u128 {
         // Moved up by 2^31: the order of i32 as that of u32.
         Comparator::Priority => {
             key << 32 | u128::from(row.priority.cast_unsigned() ^ i32::MIN.cast_unsigned())
+        }
+        Comparator::Overused => {
+            key << 10 | u128::from(OVERUSED_MOST - row.overused.min(OVERUSED_MOST))
         }
         Comparator::OverShare => key << 16 | u128::from(u16::MAX - row.over_share),
         Comparator::UsageOverRequest => key << AMOUNT_BITS | amount(row),

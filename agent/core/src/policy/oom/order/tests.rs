@@ -35,6 +35,7 @@ fn pod(uid: &str, priority: i32, containers: Vec<OomContainer>) -> OomPod {
             unnamed: 0,
             stats_known: true,
             priority,
+            overused: 0,
             over_share: 0,
             usage: sum(|container| container.usage_bytes),
             allowance: request,
