@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, ensure};
 use super::{Binaries, PROGRAMS_OF_NODE, found_with};
 use crate::guest::{GuestExit, OF_NODE, UmlGuest, build_programs, cluster_tests};
 use crate::paths;
-use crate::process::output_of;
+use crate::process::{in_path, output_of};
 use crate::progress::{minutes, print, say};
 
 /// What runs on the node.
@@ -28,7 +28,10 @@ pub(crate) struct NodeArgs {
     /// Only tests whose names contain this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Take plimsoll, plimsoll-agent and hog from this folder instead of building them
+    /// Measure instead of testing
+    #[arg(long)]
+    measure: bool,
+    /// Take plimsoll, plimsoll-agent and hog from this folder instead of building them; also plimsoll-cluster and node (its tests) where it has both
     #[arg(long, value_name = "DIR")]
     programs: Option<PathBuf>,
     /// Where the programs on the node write: a folder that is empty or made [default: target/cluster-logs, which is emptied]
@@ -73,10 +76,11 @@ pub(crate) fn boot(args: &NodeArgs, on_line: &mut dyn FnMut(&str)) -> Result<Gue
     for name in PROGRAMS_OF_NODE {
         payload.push(((*name).to_owned(), binaries.join(name)));
     }
-    for program in programs(args.programs.as_deref())?
-        .into_iter()
-        .chain(cluster_tests()?)
-    {
+    // What people see is shown where it is there.
+    if let Some(kubectl) = in_path("kubectl") {
+        payload.push(("kubectl".to_owned(), kubectl));
+    }
+    for program in programs(args.programs.as_deref())? {
         let name = program.file_name().context("a program without a name")?;
         let name = name.to_string_lossy().into_owned();
         // Cargo names a program of tests `node-1234567890abcdef`.
@@ -88,6 +92,7 @@ pub(crate) fn boot(args: &NodeArgs, on_line: &mut dyn FnMut(&str)) -> Result<Gue
         _ => "containerd",
     };
     let only = args.only.as_deref().unwrap_or_default();
+    let measure = if args.measure { "--ignored" } else { "" };
     let out = args.logs();
     if args.logs.is_none() {
         let _none = fs::remove_dir_all(&out);
@@ -106,7 +111,7 @@ pub(crate) fn boot(args: &NodeArgs, on_line: &mut dyn FnMut(&str)) -> Result<Gue
         packages: vec![containerd, "runc"],
         payload,
         command: format!(
-            "PLIMSOLL_NODE=/payload PLIMSOLL_KUBERNETES=/payload PLIMSOLL_TEST_NOTES=/out/notes {TESTS} --test-threads 1 --nocapture {only}"
+            "PLIMSOLL_NODE=/payload PLIMSOLL_KUBERNETES=/payload PLIMSOLL_TEST_NOTES=/out/notes {TESTS} --test-threads 1 --nocapture {measure} {only}"
         ),
         memory_mb: 3072,
         out,
@@ -143,9 +148,10 @@ fn minor_in(said: &str) -> Option<u32> {
 
 fn programs(given: Option<&Path>) -> Result<Vec<PathBuf>> {
     let Some(folder) = given else {
-        return build_programs(Some(OF_NODE));
+        return Ok([build_programs(Some(OF_NODE))?, cluster_tests()?].concat());
     };
-    let programs: Vec<PathBuf> = OF_NODE.iter().map(|name| folder.join(name)).collect();
+    let in_folder = |name: &&str| folder.join(name);
+    let mut programs: Vec<PathBuf> = OF_NODE.iter().map(in_folder).collect();
     for program in &programs {
         let path = program.display();
         ensure!(
@@ -153,6 +159,11 @@ fn programs(given: Option<&Path>) -> Result<Vec<PathBuf>> {
             "{path} is not there: --programs takes a folder with {}",
             OF_NODE.join(", ")
         );
+    }
+    let of_cluster = ["plimsoll-cluster", TESTS].each_ref().map(in_folder);
+    match of_cluster.iter().all(|program| program.is_file()) {
+        true => programs.extend(of_cluster),
+        false => programs.extend(cluster_tests()?),
     }
     Ok(programs)
 }

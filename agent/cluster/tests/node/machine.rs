@@ -26,6 +26,9 @@ const CGROUPS: &str = "/sys/fs/cgroup/kubepods";
 /// The node falls below the agent's threshold when pods have taken so much, MiB. Page faults are slow in a guest without an emulator.
 const HEADROOM_MIB: u64 = 200;
 
+/// Takes memory as soon as it is asked to.
+pub(crate) const LEAK: [&str; 5] = ["/hog", "ramp", "--rate-mb-s", "25", "--wait-usr1"];
+
 /// A process that ends with it.
 struct Process(Child);
 
@@ -145,9 +148,33 @@ impl Machine {
             .to_owned()
     }
 
+    /// 36 of `v1.36.2`.
+    pub(crate) async fn minor_version(&self) -> u32 {
+        minor(&self.kubelet_version().await)
+    }
+
     /// Whether the kubelet ends a pod whose status says `Failed`.
     pub(crate) async fn kubelet_heeds_status(&self) -> bool {
-        minor(&self.kubelet_version().await) >= 22
+        self.minor_version().await >= 22
+    }
+
+    /// Makes the image of the programs as they are installed.
+    pub(crate) fn import_programs(&self, name: &str) {
+        let programs = ["plimsoll", "plimsoll-agent", "plimsoll-cluster"];
+        let programs = programs.map(|name| self.folder.join(name));
+        import(&programs, name, &["/plimsoll"]);
+    }
+
+    /// Pods' cgroups in which nothing may start.
+    pub(crate) fn held(&self) -> Vec<PathBuf> {
+        let of_class = |class: &str| fs::read_dir(Path::new(CGROUPS).join(class));
+        let pods = ["", "burstable", "besteffort"].map(of_class);
+        let pods = pods.into_iter().flatten().flatten().flatten();
+        let is_held = |dir: &PathBuf| {
+            let text = fs::read_to_string(dir.join("cgroup.max.descendants"));
+            text.is_ok_and(|text| text.trim() == "0")
+        };
+        pods.map(|entry| entry.path()).filter(is_held).collect()
     }
 
     pub(crate) fn start_kubelet(&mut self) {
@@ -231,10 +258,26 @@ impl Machine {
             .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// What `plimsoll explain` shows.
+    /// What `plimsoll explain eviction` shows.
     pub(crate) fn explain(&self) -> String {
         let program = self.folder.join("plimsoll");
-        output(&program.to_string_lossy(), &["explain"])
+        output(&program.to_string_lossy(), &["explain", "eviction"])
+    }
+
+    /// Shows what `kubectl` says; nothing where there is none.
+    pub(crate) fn show(&self, arguments: &[&str]) {
+        let kubeconfig = self.server.path("admin.conf");
+        let kubectl = Command::new(self.folder.join("kubectl"))
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .args(["--namespace", "shop", "--cache-dir", "/run/kubectl"])
+            .args(arguments)
+            .output();
+        if let Ok(output) = kubectl {
+            self.say(&format!("kubectl {}", arguments.join(" ")));
+            println!("{}", String::from_utf8_lossy(&output.stdout));
+            eprintln!("{}", String::from_utf8_lossy(&output.stderr));
+        }
     }
 
     /// Makes a pod of one container, `app`; `more` is put into its spec. Waits as [`Machine::runs`] does.
@@ -271,6 +314,17 @@ impl Machine {
 
     /// Waits until the API shows this container of a pod running, and the agent the pod's name.
     pub(crate) async fn runs(&self, name: &str, uid: &str, container: &str) -> Pod {
+        let pod = self.runs_by_api(name, uid, container).await;
+        let shown = format!("shop/{name} ");
+        until(&format!("pod {name} to be shown"), async || {
+            self.top().filter(|top| top.contains(&shown)).map(|_| ())
+        })
+        .await;
+        pod
+    }
+
+    /// Waits until the API shows this container of a pod running.
+    async fn runs_by_api(&self, name: &str, uid: &str, container: &str) -> Pod {
         until(&format!("{container} of pod {name} to run"), async || {
             let pod = self.server.get(&pod_path(name)).await?;
             let of = |key: &str| pod["status"][key].as_array().cloned().unwrap_or_default();
@@ -278,11 +332,6 @@ impl Machine {
             let is_running =
                 |one: &&Value| one["name"] == container && one["state"]["running"].is_object();
             all.iter().find(is_running).map(|_| ())
-        })
-        .await;
-        let shown = format!("shop/{name} ");
-        until(&format!("pod {name} to be shown"), async || {
-            self.top().filter(|top| top.contains(&shown)).map(|_| ())
         })
         .await;
         let cgroup = pod_cgroup(uid);
@@ -296,14 +345,21 @@ impl Machine {
 
     /// A pod that takes memory as soon as it is asked to.
     pub(crate) async fn leaky(&self, name: &str) -> Pod {
-        let command = ["/hog", "ramp", "--rate-mb-s", "25", "--wait-usr1"];
         self.pod(
             name,
-            &command,
+            &LEAK,
             json!({"requests": {"memory": "16Mi"}}),
             json!({}),
         )
         .await
+    }
+
+    /// As [`Machine::leaky`], where no agent may be there to show it.
+    pub(crate) async fn leaky_by_api(&self, name: &str) -> Pod {
+        let mut app = container("app", &LEAK);
+        app["resources"] = json!({"requests": {"memory": "16Mi"}});
+        let uid = self.create(name, json!({"containers": [app]})).await;
+        self.runs_by_api(name, &uid, "app").await
     }
 
     /// Asks its `hog` to leak.
@@ -491,9 +547,14 @@ fn say(started: Instant, what: &str) {
     println!("{:7.1} s  {what}", started.elapsed().as_secs_f64());
 }
 
-/// What the kubelet and the agent call available, with an empty page cache: capacity minus working set.
+/// What the kubelet and the agent call available, with an empty page cache.
 fn available_mib() -> u64 {
     drop_page_cache();
+    free_mib()
+}
+
+/// What the kubelet and the agent call available: capacity minus working set.
+pub(crate) fn free_mib() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap();
     let kib = |name: &str| -> u64 {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -545,18 +606,20 @@ async fn start_containerd(folder: &Path) -> Process {
             .then_some(())
     })
     .await;
-    import(folder, SANDBOX_IMAGE, &["/busybox", "sleep", "1000000"]);
-    import(folder, IMAGE, &["/hog"]);
+    let files = [folder.join("hog"), PathBuf::from("/bin/busybox")];
+    import(&files, SANDBOX_IMAGE, &["/busybox", "sleep", "1000000"]);
+    import(&files, IMAGE, &["/hog"]);
     process
 }
 
-/// Makes an image of `hog` and busybox, in the form that `docker save` writes.
-fn import(folder: &Path, name: &str, entrypoint: &[&str]) {
+/// Makes an image of these files, in the form that `docker save` writes.
+fn import(files: &[PathBuf], name: &str, entrypoint: &[&str]) {
     let work = Path::new("/run/image");
     let root = work.join("root");
     fs::create_dir_all(&root).unwrap();
-    fs::copy(folder.join("hog"), root.join("hog")).unwrap();
-    fs::copy("/bin/busybox", root.join("busybox")).unwrap();
+    for file in files {
+        fs::copy(file, root.join(file.file_name().unwrap())).unwrap();
+    }
     let path = |name: &str| work.join(name).to_string_lossy().into_owned();
     output(
         "/bin/busybox",

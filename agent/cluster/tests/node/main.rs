@@ -2,14 +2,16 @@
 //! run in; anywhere else they are left out.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
+mod daemon_set;
 mod machine;
+mod measure;
 #[path = "../support/mod.rs"]
 mod support;
 
 use std::fs;
 use std::time::Duration;
 
-use machine::{Machine, STATIC_PODS, container, said};
+use machine::{LEAK, Machine, STATIC_PODS, container, said};
 use serde_json::json;
 use support::server::pod_path;
 use support::{notes, run, until};
@@ -78,6 +80,11 @@ fn b_a_pod_that_leaks_is_evicted() {
             said("eviction_finished", &pod.uid).then_some(())
         })
         .await;
+        // What the guide shows (docs/guide/cluster.md).
+        machine.show(&["get", "pods"]);
+        machine.show(&["describe", "pod", "leaky"]);
+        machine.show(&["get", "events"]);
+        machine.show(&["describe", "node", machine::NODE]);
     });
 }
 
@@ -145,9 +152,8 @@ fn f_init_containers_and_sidecars_leak() {
     run(async {
         let Some(guard) = machine().await else { return };
         let machine = guard.as_ref().unwrap();
-        let leak = ["/hog", "ramp", "--rate-mb-s", "25", "--wait-usr1"];
         let rest = container("app", &["/busybox", "sleep", "100000"]);
-        let init = json!({"initContainers": [container("setup", &leak)], "containers": [rest]});
+        let init = json!({"initContainers": [container("setup", &LEAK)], "containers": [rest]});
         let uid = machine.create("leaky-init", init).await;
         let pod = machine.runs("leaky-init", &uid, "setup").await;
         machine.leak(&pod).await;
@@ -156,7 +162,7 @@ fn f_init_containers_and_sidecars_leak() {
             notes::left_out("sidecars: this kubelet has none (from 1.28)");
             return;
         }
-        let mut sidecar = container("proxy", &leak);
+        let mut sidecar = container("proxy", &LEAK);
         sidecar["restartPolicy"] = json!("Always");
         let spec = json!({"initContainers": [sidecar], "containers": [rest]});
         let uid = machine.create("leaky-sidecar", spec).await;
@@ -358,6 +364,46 @@ fn j_the_kubelet_evicts_too() {
         machine.kubelet_eviction = none;
         machine.start_kubelet();
         machine.is_ready().await;
+    });
+}
+
+/// Scenario 31: the ranking follows what the kubelet has allocated.
+#[test]
+fn l_requests_are_resized_in_place() {
+    run(async {
+        let Some(guard) = machine().await else { return };
+        let machine = guard.as_ref().unwrap();
+        if machine.minor_version().await < 33 {
+            notes::left_out("scenario 31: this kubelet resizes no pods in place (from 1.33)");
+            return;
+        }
+        for (name, mb) in [("leader", "60"), ("runner-up", "30")] {
+            let command = ["/hog", "hold", "--mb", mb];
+            let request = json!({"requests": {"memory": "16Mi"}});
+            machine.pod(name, &command, request, json!({})).await;
+        }
+        let is_before = |first: &str, second: &str| {
+            let text = machine.explain();
+            let at = |name: &str| text.find(&format!("shop/{name}"));
+            let at = (at(first)?, at(second)?);
+            (at.0 < at.1).then_some(text)
+        };
+        let before = until("the ranking", async || is_before("leader", "runner-up")).await;
+        println!("{before}");
+        let resources = json!({"requests": {"memory": "200Mi"}});
+        let body = json!({"spec": {"containers": [{"name": "app", "resources": resources}]}});
+        let path = format!("{}/resize", pod_path("leader"));
+        machine.server.patch(&path, &body).await;
+        machine.say("the leader's request is more than it uses");
+        let after = until("the ranking to change", async || {
+            is_before("runner-up", "leader")
+        })
+        .await;
+        machine.say("the ranking has changed");
+        println!("{after}");
+        for name in ["leader", "runner-up"] {
+            machine.server.delete(&pod_path(name)).await;
+        }
     });
 }
 

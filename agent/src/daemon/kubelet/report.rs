@@ -2,7 +2,7 @@
 
 use plimsoll_core::explain::{ContainerUse, RunnerUp, StatusMessage};
 use plimsoll_core::kube::cluster_link::{EvictionIntent, NodeConditionReport, PlimsollCondition};
-use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod::{Container, Pod};
 use plimsoll_core::model::decision::{Decision, KillReason, Reason};
 use plimsoll_core::model::event::Event;
 use plimsoll_core::model::signal::{NodeCondition, Signal};
@@ -20,6 +20,23 @@ pub(super) fn losses_in_short(lost: &[String]) -> Option<String> {
         0 => first.clone(),
         more => format!("{first} (and {more} more: kubectl plimsoll check NODE)"),
     })
+}
+
+/// The one container that can run in a pod: its regular one, while no init container and no sidecar runs beside or before it.
+pub(super) fn only_container(pod: &Pod) -> Option<&Container> {
+    let [container] = &pod.spec.containers[..] else {
+        return None;
+    };
+    let rests = |init: &Container| {
+        let mut statuses = pod.status.containers();
+        let status = statuses.find(|status| status.name == init.name);
+        status.is_some_and(|status| status.state.running.is_none())
+    };
+    pod.spec
+        .init_containers
+        .iter()
+        .all(rests)
+        .then_some(container)
 }
 
 /// For times that people read. Not for the hot path.
@@ -168,8 +185,8 @@ impl Agent {
         let Reason::Threshold(reason) = reason else {
             return Vec::new();
         };
-        let containers = self.pods.pod(uid).map(|pod| &pod.spec.containers);
-        if let Some([container]) = containers.map(|containers| &containers[..]) {
+        let pod = self.pods.pod(uid);
+        if let Some(container) = pod.and_then(|pod| only_container(pod)) {
             return vec![(container.name.clone(), reason.usage)];
         }
         let used = self.pods.container_usages(uid).into_iter();

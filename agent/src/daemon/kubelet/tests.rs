@@ -1,11 +1,14 @@
 use std::fs;
 
 use plimsoll_core::kube::cluster_link::{PlimsollCondition, Settled};
+use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Event, EventKind};
 use plimsoll_core::model::signal::NodeCondition;
 
-use super::report::losses_in_short;
+use serde_json::{Value, json};
+
+use super::report::{losses_in_short, only_container};
 use super::*;
 use crate::daemon::tests::{Cgroup, Node, VICTIM, pod_dir};
 use crate::pods::kill::HOLD_FILE;
@@ -170,6 +173,35 @@ fn a_condition_names_the_first_loss_and_counts_the_others() {
         Some(format!("a (and 1{others}"))
     );
     assert_eq!(losses_in_short(&lost), Some(format!("a (and 2{others}")));
+}
+
+/// The message of an eviction names the container that used the memory.
+#[test]
+fn the_pods_usage_is_its_containers_only_while_no_init_container_runs() {
+    let running = json!({"running": {"startedAt": "2026-11-23T00:00:00Z"}});
+    let ended = json!({"terminated": {"exitCode": 0}});
+    let init = |state: &Value| json!([{"name": "setup", "state": state}]);
+    let setup = json!([{"name": "setup"}]);
+    let app = json!([{"name": "app"}]);
+    let cases = [
+        (&app, json!([]), json!([]), Some("app")),
+        (&app, setup.clone(), init(&ended), Some("app")),
+        (&app, setup.clone(), init(&running), None),
+        (&app, setup, json!([]), None),
+        (
+            &json!([{"name": "app"}, {"name": "b"}]),
+            json!([]),
+            json!([]),
+            None,
+        ),
+    ];
+    for (containers, init, statuses, expected) in cases {
+        let pod = json!({"spec": {"containers": containers, "initContainers": init},
+            "status": {"initContainerStatuses": statuses}});
+        let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
+        let found = only_container(&pod).map(|container| container.name.as_str());
+        assert_eq!(found, expected, "{pod:?}");
+    }
 }
 
 #[test]
