@@ -17,8 +17,10 @@ use crate::{paths, process, setup};
 
 /// Longest input, bytes: more than any of the files has that are read.
 const INPUT_BYTES_MAX: u32 = 64 << 10;
-/// Longest input that is kept in the repository, bytes: all of them together stay below 200 kB.
+/// Longest input that is kept in the repository, bytes.
 const KEPT_BYTES_MAX: u32 = 384;
+/// All that is kept there, bytes: more is for `target/fuzz/corpus`.
+const SEEDS_BYTES_MAX: u64 = 300_000;
 /// An input that takes longer than this many seconds is a find: on a busy machine, too, for libFuzzer counts by the clock on the wall.
 const INPUT_SECONDS_MAX: u32 = 60;
 /// So is one that makes a process of so many MB, or one allocation of so many.
@@ -28,6 +30,9 @@ const ALLOCATION_MB_MAX: u32 = 256;
 /// hanging ([`crate::watched`]).
 const SLICE_SECONDS: u32 = 600;
 const FUZZ_FOLDER: &str = "tests/fuzz";
+/// The program, and how it knows which target it is (tests/fuzz/src/lib.rs).
+const PROGRAM: &str = "parsers";
+const TARGET: &str = "PLIMSOLL_FUZZ_TARGET";
 const HOST: &str = "x86_64-unknown-linux-gnu";
 
 /// Where a target has its files.
@@ -59,7 +64,7 @@ const WEEKLY_SECONDS: u32 = 60;
 /// Runs each target for so long, and all of them whatever one finds; 1 when there is a find.
 pub(crate) fn run(seconds: u32, keep: bool, wanted: &[String]) -> Result<u8> {
     let names = chosen(wanted)?;
-    build(&names)?;
+    build()?;
     let (mut executions, mut finds) = (0, 0);
     for name in &names {
         let target = Target::prepare(name)?;
@@ -72,6 +77,9 @@ pub(crate) fn run(seconds: u32, keep: bool, wanted: &[String]) -> Result<u8> {
             target.keep()?;
         }
     }
+    if keep {
+        seeds_are_small(&paths::root().join(FUZZ_FOLDER).join("seeds"))?;
+    }
     let number = names.len();
     progress::print(&format!(
         "targets: {number}, with a find: {finds}; executions: {executions}"
@@ -79,10 +87,31 @@ pub(crate) fn run(seconds: u32, keep: bool, wanted: &[String]) -> Result<u8> {
     Ok(u8::from(finds > 0))
 }
 
+/// Refuses more seeds than belong into a repository.
+fn seeds_are_small(seeds: &Path) -> Result<()> {
+    let files = |folder: &Path| -> Result<Vec<fs::DirEntry>> {
+        let entries =
+            fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+        Ok(entries.filter_map(Result::ok).collect())
+    };
+    let mut bytes = 0;
+    for target in files(seeds)?.iter().filter(|entry| entry.path().is_dir()) {
+        for seed in files(&target.path())? {
+            bytes += seed.metadata().map_or(0, |metadata| metadata.len());
+        }
+    }
+    ensure!(
+        bytes <= SEEDS_BYTES_MAX,
+        "{} has {bytes} bytes, at most {SEEDS_BYTES_MAX} are for the repository: lower KEPT_BYTES_MAX in xtask/src/fuzz_parsers.rs and keep anew",
+        seeds.display()
+    );
+    Ok(())
+}
+
 /// A minute of each target.
 pub(crate) fn a_minute_of_each() -> Result<()> {
     let names = chosen(&[])?;
-    build(&names)?;
+    build()?;
     let mut finds = Vec::new();
     for name in &names {
         let figures = Target::prepare(name)?.tell(WEEKLY_SECONDS)?;
@@ -94,15 +123,12 @@ pub(crate) fn a_minute_of_each() -> Result<()> {
 
 /// The targets that are wanted, or all.
 fn chosen(wanted: &[String]) -> Result<Vec<String>> {
-    let folder = paths::root().join(FUZZ_FOLDER).join("fuzz_targets");
+    let folder = paths::root().join(FUZZ_FOLDER).join("seeds");
     let entries = fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
     let mut all: Vec<String> = entries
         .filter_map(Result::ok)
-        .filter_map(|entry| {
-            let path = entry.path();
-            let is_target = path.extension() == Some(OsStr::new("rs"));
-            is_target.then(|| path.file_stem()?.to_str().map(str::to_owned))?
-        })
+        .filter(|entry| entry.path().is_dir())
+        .filter_map(|entry| entry.file_name().to_str().map(str::to_owned))
         .collect();
     all.sort();
     for name in wanted {
@@ -119,8 +145,8 @@ fn chosen(wanted: &[String]) -> Result<Vec<String>> {
     })
 }
 
-/// Builds the targets: one alone, or all. What that needs is installed.
-fn build(names: &[String]) -> Result<()> {
+/// Builds the program of all targets. What that needs is installed.
+fn build() -> Result<()> {
     let (cargo_fuzz, nightly) = (setup::cargo_fuzz()?, setup::nightly()?);
     let step = Step::begin("fuzz", "building the targets, for coverage");
     let mut command = Command::new("rustup");
@@ -132,7 +158,7 @@ fn build(names: &[String]) -> Result<()> {
         .arg(built())
         // One unit, as in a release, would be one CPU for ten minutes, and gigabytes.
         .args(["--codegen-units", "16"])
-        .args(names.first().filter(|_| names.len() == 1))
+        .arg(PROGRAM)
         .env_remove("RUSTUP_TOOLCHAIN")
         .current_dir(paths::root());
     let ended = process::run_cargo(&mut command, &step)?;
@@ -155,7 +181,7 @@ impl Target {
         let folder = |kind: &str| paths::target("fuzz").join(kind).join(name);
         let target = Self {
             name: name.to_owned(),
-            program: built().join(HOST).join("release").join(name),
+            program: built().join(HOST).join("release").join(PROGRAM),
             seeds: paths::root().join(FUZZ_FOLDER).join("seeds").join(name),
             corpus: folder("corpus"),
             finds: folder("finds"),
@@ -176,6 +202,7 @@ impl Target {
             .arg(format!("-artifact_prefix={}/", self.finds.display()))
             // As cargo-fuzz does: names that two crates have are no error.
             .env("ASAN_OPTIONS", "detect_odr_violation=0")
+            .env(TARGET, &self.name)
             .current_dir(paths::root());
         command
     }
@@ -253,7 +280,7 @@ impl Target {
 
     /// What to do with a find.
     fn explain(&self, find: &str) {
-        let program = self.program.display();
+        let program = format!("{TARGET}={} {}", self.name, self.program.display());
         say(
             "fuzz",
             format_args!(
@@ -348,6 +375,17 @@ mod tests {
         assert_eq!(figures, expected);
         figures.take("artifact_prefix='/f/'; Test unit written to /f/crash-da39a3ee");
         assert_eq!(figures.find.as_deref(), Some("/f/crash-da39a3ee"));
+    }
+
+    #[test]
+    fn the_seeds_of_the_repository_are_small() {
+        seeds_are_small(&paths::root().join(FUZZ_FOLDER).join("seeds")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("target")).unwrap();
+        seeds_are_small(folder.path()).unwrap();
+        let seed = fs::File::create(folder.path().join("target/seed")).unwrap();
+        seed.set_len(SEEDS_BYTES_MAX + 1).unwrap();
+        assert!(seeds_are_small(folder.path()).is_err());
     }
 
     #[test]

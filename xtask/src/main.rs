@@ -153,7 +153,7 @@ enum Command {
         /// Then put the smallest inputs that reach everything that was reached into tests/fuzz/seeds
         #[arg(long)]
         keep: bool,
-        /// Targets, the files of tests/fuzz/fuzz_targets [default: all]
+        /// Targets, the folders of tests/fuzz/seeds [default: all]
         #[arg(value_name = "TARGET")]
         targets: Vec<String>,
     },

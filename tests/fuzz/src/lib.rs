@@ -9,6 +9,7 @@ use std::fs;
 use std::io::Write as _;
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -17,31 +18,92 @@ use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{Input, Symbolizer};
 use plimsoll::act::placement::checkpoint::{CHECKPOINT, Checkpoint, PlacementLock};
 use plimsoll::act::placement::kubelet_state::{CpuManagerState, MemoryManagerState};
+use plimsoll::daemon::beside;
 use plimsoll::host::capabilities::Capabilities;
 use plimsoll::host::cgroup::PodMemoryFiles;
 use plimsoll::host::cgroup_paths::hierarchy_number;
 use plimsoll::host::cpuset::Cpuset;
 use plimsoll::host::numa::PodNumaFile;
 use plimsoll::host::pressure::read_stalls;
-use plimsoll::host::processes::ProcessFiles;
+use plimsoll::host::processes::{ProcessFiles, start_ticks};
+use plimsoll::host::state_dir::INTENTS_FILE;
 use plimsoll::host::swap::SwapFiles;
 use plimsoll::host::topology::read_machine;
-use plimsoll::host::{CgroupMounts, CgroupPath, Controller, HostRoot, Ledger, MeminfoFile};
+use plimsoll::host::{
+    CgroupMounts, CgroupPath, Controller, HostRoot, Ledger, MeminfoFile, unwind_tables,
+};
 use plimsoll::input::config::{ConfigFile, Effective, EvictionFlags};
-use plimsoll::input::{devices, machine, manifests, usage};
+use plimsoll::input::manifests::ManifestDir;
+use plimsoll::input::manifests::admission::{ADMITTED, Ground};
+use plimsoll::input::{devices, machine, manifests, snapshot, usage};
 use plimsoll::kernel::btf::Btf;
 use plimsoll::kernel::{decode, sample};
+use plimsoll::pods::names;
+use plimsoll::pods::sandbox::sandbox;
 use plimsoll::record::snapshot::Snapshot;
 use plimsoll::record::steps;
 use plimsoll::serve::control::{Reply, Request, Snapshots, snapshots};
 use plimsoll::serve::http::{Answers, Bounds, Server, address, bind};
 use plimsoll::serve::summary::Statistics;
+use plimsoll::source::cluster::{ClusterEvent, ClusterLink, ClusterSettings};
 use plimsoll::source::memory_events::{CgroupEvents, MemoryEvents};
 use plimsoll::storage::mountinfo;
+use plimsoll_core::arbitration::arbitrate;
 use plimsoll_core::engine::{Engine, EngineConfig};
+use plimsoll_core::kube::cluster_link::{self, EvictionIntent};
 use plimsoll_core::kube::duration;
+use plimsoll_core::kube::framing::LENGTH_BYTES;
+use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::quantity::Quantity;
+use plimsoll_core::kube::runtime_link::{self, FromRuntime, Inventory, ToRuntime};
 use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::policy::disk::unused::{ImageBook, ended_containers, unused_images};
+
+/// The environment's variable with the name of the target.
+const TARGET: &str = "PLIMSOLL_FUZZ_TARGET";
+
+/// By their names, which are those of folders in `seeds`.
+const TARGETS: [(&str, fn(&[u8])); 27] = [
+    ("admission", admission),
+    ("arbitration", arbitration),
+    ("btf", btf),
+    ("cgroup_files", cgroup_files),
+    ("checkpoint", checkpoint),
+    ("cluster_link", cluster_link),
+    ("config", config),
+    ("http", http),
+    ("intents", intents),
+    ("journal", journal),
+    ("kernel_files", kernel_files),
+    ("kube", kube),
+    ("kubelet_config", kubelet_config),
+    ("kubelet_state", kubelet_state),
+    ("ledger", ledger),
+    ("machine", machine),
+    ("manifests", manifests),
+    ("mountinfo", mountinfo),
+    ("mounts", mounts),
+    ("processes", processes),
+    ("records", records),
+    ("requests", requests),
+    ("runtime_link", runtime_link),
+    ("symbols", symbols),
+    ("sysfs", sysfs),
+    ("unwind_tables", unwind_tables),
+    ("usage", usage),
+];
+
+/// Gives the bytes to the target that the environment names.
+pub fn run(bytes: &[u8]) {
+    static WANTED: OnceLock<fn(&[u8])> = OnceLock::new();
+    let target = WANTED.get_or_init(|| {
+        let name = std::env::var(TARGET).unwrap_or_default();
+        let known = TARGETS.iter().find(|(known, _)| *known == name);
+        let (_, target) = known.expect("PLIMSOLL_FUZZ_TARGET names a folder of tests/fuzz/seeds");
+        *target
+    });
+    target(bytes);
+}
 
 /// Bytes as the text that they are, up to where they are none.
 fn text(bytes: &[u8]) -> &str {
@@ -106,6 +168,65 @@ pub fn btf(bytes: &[u8]) {
 /// [`manifests::read_file`].
 pub fn manifests(bytes: &[u8]) {
     manifests::read_file(&file("pod.yaml", bytes));
+}
+
+/// [`ManifestDir::look`] with admission. Before a zero byte: what an agent before has admitted.
+pub fn admission(bytes: &[u8]) {
+    let manifests = folder().join("manifests");
+    let zero = bytes.iter().position(|byte| *byte == 0);
+    let (admitted, text) = bytes.split_at(zero.unwrap_or_default());
+    if zero.is_some() {
+        file(ADMITTED, &with_checksum("admitted", admitted));
+    }
+    file(
+        "manifests/all.yaml",
+        text.strip_prefix(b"\0").unwrap_or(text),
+    );
+    let ground = Ground {
+        state_dir: folder(),
+        is_running: Box::new(|pod| pod.metadata.name.len() % 2 == 0),
+    };
+    let mut manifests = ManifestDir::new(manifests).with_admission(ground);
+    for at_s in 0..2 {
+        manifests.look(Duration::from_secs(at_s));
+    }
+    forget(ADMITTED);
+}
+
+/// [`snapshot::read`], up to who gives back.
+pub fn arbitration(bytes: &[u8]) {
+    let stdin = [PathBuf::from(manifests::STDIN)];
+    if let Ok(snapshot) = snapshot::read(&stdin, bytes, 1_795_000_000)
+        && let Ok(resolved) = snapshot.objects.resolve()
+    {
+        arbitrate(&resolved.cluster);
+    }
+}
+
+/// [`kubelet_config`].
+pub fn kubelet_config(bytes: &[u8]) {
+    beside::kubelet_config(&file("kubelet.yaml", bytes)).ok();
+}
+
+/// What a process calls itself, in its `stat`; and the path of a cgroup, by which pods and containers are told apart.
+pub fn processes(bytes: &[u8]) {
+    file("proc/77/stat", bytes);
+    if let Some(pid) = rustix::process::Pid::from_raw(77) {
+        start_ticks(&HostRoot::new(folder()), pid);
+    }
+    let path = Path::new(OsStr::from_bytes(bytes));
+    names::pods_of(path);
+    let names: Vec<(&str, u64)> = text(bytes).split('/').zip(0..).collect();
+    for (name, _) in &names {
+        names::container_id(name);
+    }
+    sandbox(&Pod::default(), &names, None);
+}
+
+/// [`unwind_tables`], and what is left of a mapping without them.
+pub fn unwind_tables(bytes: &[u8]) {
+    let tables = unwind_tables::unwind_tables(&file("program", bytes));
+    unwind_tables::without(0x10000..0x20000, 0x4000, &tables, 0x1000);
 }
 
 /// [`ConfigFile::parse`], [`Effective::new`].
@@ -242,16 +363,28 @@ pub fn mountinfo(bytes: &[u8]) {
 
 /// [`Checkpoint::read`]: the bytes are the placement, and the checksum around it is right.
 pub fn checkpoint(bytes: &[u8]) {
-    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    let head = format!(r#"{{"version":1,"checksum":"{hash:016x}","placement":"#);
-    let path = file(CHECKPOINT, &[head.as_bytes(), bytes, b"}"].concat());
+    file(CHECKPOINT, &with_checksum("placement", bytes));
     let folder = folder();
     if let Ok(lock) = PlacementLock::exclusive(&folder, Duration::ZERO) {
         Checkpoint::read(&lock, &folder).ok();
     }
-    let _none = fs::remove_file(path.with_file_name(format!("{CHECKPOINT}.damaged-1")));
+    forget(CHECKPOINT);
+}
+
+/// A file of the state directory that holds this, whatever it is, under its right checksum.
+fn with_checksum(what: &str, bytes: &[u8]) -> Vec<u8> {
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let head = format!(r#"{{"version":1,"checksum":"{hash:016x}","{what}":"#);
+    [head.as_bytes(), bytes, b"}"].concat()
+}
+
+/// Removes it, and what was set aside of it.
+fn forget(name: &str) {
+    for name in [name, &format!("{name}.damaged-1")] {
+        let _none = fs::remove_file(folder().join(name));
+    }
 }
 
 /// A client of the HTTP port: the bytes are all that it sends.
@@ -280,6 +413,96 @@ fn serve() -> Server {
     let answers = Answers::new(Arc::new(Snapshots::new(source)), statistics);
     let listener = bind(address("127.0.0.1:0").expect("an address")).expect("a free port");
     Server::start(listener, answers, Bounds::default()).expect("a thread")
+}
+
+/// The agent's end of the socket to `plimsoll-cluster`, which has an eviction to report: what a client says after its greeting, a message on each line.
+/// Behind a zero byte: frames as they are.
+pub fn cluster_link(bytes: &[u8]) {
+    static LINK: OnceLock<PathBuf> = OnceLock::new();
+    let socket = LINK.get_or_init(listen);
+    let Ok(mut stream) = UnixStream::connect(socket) else {
+        return;
+    };
+    let frame = |json: &[u8]| cluster_link::FRAMING.frame(json).unwrap_or_default();
+    let sent = match bytes.split_first() {
+        Some((0, frames)) => frames.to_vec(),
+        _ => {
+            let hello = br#"{"type":"hello","protocol":1,"node":"n"}"#;
+            let lines = bytes.split(|byte| *byte == b'\n');
+            [&hello[..]]
+                .into_iter()
+                .chain(lines)
+                .flat_map(frame)
+                .collect()
+        }
+    };
+    stream.write_all(&sent).ok();
+    stream.shutdown(Shutdown::Write).ok();
+    std::io::copy(&mut stream, &mut std::io::sink()).ok();
+}
+
+/// The agent's socket, with a loop that takes every event at once and evicts the pod `u` again and again.
+fn listen() -> PathBuf {
+    let settings = cluster_settings();
+    let (link, mut events, _) = ClusterLink::start(&settings).expect("a socket");
+    std::thread::spawn(move || {
+        link.evicted(intent());
+        while let Some(event) = events.blocking_recv() {
+            if matches!(event, ClusterEvent::Settled { .. }) {
+                link.evicted(intent());
+            }
+        }
+    });
+    settings.socket
+}
+
+fn cluster_settings() -> ClusterSettings {
+    ClusterSettings {
+        socket: folder().join("cluster.sock"),
+        user: 0,
+        state_dir: folder(),
+    }
+}
+
+fn intent() -> EvictionIntent {
+    serde_json::from_value(serde_json::json!({
+        "uid": "u", "namespace": "default", "name": "web", "decidedUnixMs": 7, "signal": "memory.available", "message": "",
+        "rank": 1, "ranked": 1, "graceS": 0, "isHeld": false, "starvedResource": "memory", "offendingContainers": "",
+        "offendingContainersUsage": ""}))
+    .expect("an eviction")
+}
+
+/// The evictions that an agent before has left, by [`ClusterLink::start`].
+pub fn intents(bytes: &[u8]) {
+    file(INTENTS_FILE, bytes);
+    ClusterLink::start(&cluster_settings()).ok();
+}
+
+/// Frames both ways, and what of a list is removed first.
+pub fn runtime_link(bytes: &[u8]) {
+    let framing = runtime_link::FRAMING;
+    let mut inventory = Inventory::default();
+    let mut rest = bytes;
+    while let Ok(Some(end)) = framing.first(rest) {
+        let (frame, after) = rest.split_at(end);
+        rest = after;
+        let Ok(body) = framing.body(&frame[LENGTH_BYTES..]) else {
+            return;
+        };
+        serde_json::from_slice::<ToRuntime>(body).ok();
+        match serde_json::from_slice::<FromRuntime>(body) {
+            Ok(FromRuntime::Container { container }) => inventory.containers.push(*container),
+            Ok(FromRuntime::Image { image }) => inventory.images.push(*image),
+            Ok(FromRuntime::Listed { unix_ns, .. }) => inventory.unix_ns = unix_ns,
+            _ => {}
+        }
+    }
+    let mut book = ImageBook::default();
+    for now_ns in [1, 1 << 60] {
+        book.observe(&inventory, now_ns);
+        ended_containers(&inventory);
+        unused_images(&inventory, &book, now_ns);
+    }
 }
 
 /// [`Request::of_line`], [`Reply::of_line`].

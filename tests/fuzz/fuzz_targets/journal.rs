@@ -1,4 +1,0 @@
-//! Journals, replayed.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| plimsoll_fuzz::journal(bytes));
