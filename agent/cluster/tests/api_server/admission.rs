@@ -1,6 +1,6 @@
 //! The admission that the core computes beside that of a real API server: same objects, same answers, letter by letter.
 //!
-//! Each case is a namespace with LimitRanges and quotas, and objects that are created in it one after the other, on both sides. There is no controller of
+//! Each case is a namespace with LimitRanges and quotas, and objects that are created in it one after the other, on both sides; some are then changed ([`updates`]). There is no controller of
 //! quotas here: their status is set once through the subresource, and from then on the admission plugin alone keeps `status.used`, as [`World`] does.
 //!
 //! The plugins look at caches. A namespace for probes is asked until it has the last of the deciding objects: a cache gets them in their order. It is asked
@@ -84,7 +84,7 @@ impl Status {
         Self {
             message: text(&self.message),
             causes: causes
-                .map(|[kind, field, what]| [kind.clone(), field.clone(), text(what)])
+                .map(|[kind, field, what]| [kind.clone(), text(field), text(what)])
                 .collect(),
             ..self.clone()
         }

@@ -480,6 +480,13 @@ fn answer(
         admission: Admission::Upstream,
     };
     plugin.validate(&request, store)?;
+    // A resize leaves metadata as it was, what LimitRanger has noted too.
+    if let (Object::Pod(new), Some(Object::Pod(old))) = (&mut request.object, &request.old_object)
+        && change.subresource == "resize"
+    {
+        let annotations = &mut new.more.metadata.annotations;
+        annotations.clone_from(&old.more.metadata.annotations);
+    }
     Ok(ours(change.resource, &request.object))
 }
 

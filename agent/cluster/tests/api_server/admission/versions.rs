@@ -37,6 +37,17 @@ const DIFFERENCES: &[Difference] = &[
         name: "a scope selector's bad value has words of its own",
         common: |text| cut(text, "convert selector: ", &["a valid label "]),
     },
+    Difference {
+        name: "what may change in a pod",
+        common: |text| cut(text, "pod updates may not change fields other than ", &[]),
+    },
+    Difference {
+        name: "the field of a class's value has the name that it has in the server's own code",
+        common: |text| match text {
+            "Value" => "value".to_owned(),
+            text => text.replace("invalid: Value: ", "invalid: value: "),
+        },
+    },
 ];
 
 /// Whole answers that older servers give otherwise; the reason of a [`Case`](super::cases::Case).
