@@ -195,12 +195,15 @@ impl Reporter {
         frames
     }
 
+    /// The agent is gone: what its node lacks is not known any more. One that comes back says it again.
+    pub fn lost_agent(&mut self) {
+        self.reports.withhold(0);
+    }
+
     /// A frame of the agent that is no greeting.
     pub fn from_agent(&mut self, frame: ToCluster, now: Now) {
         match frame {
             ToCluster::Hello { unreported, .. } => {
-                // An agent that withholds something says so next.
-                self.reports.withhold(0);
                 // Those that are wanted follow; one may have been withdrawn while nothing was connected.
                 self.drop_withdrawn();
                 for eviction in self.evictions.values_mut() {

@@ -464,6 +464,7 @@ impl Loop {
             FromAgent::Lost(why) => {
                 self.metrics.say(&why);
                 self.agent = None;
+                self.reporter.lost_agent();
             }
         }
     }

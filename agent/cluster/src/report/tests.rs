@@ -402,3 +402,25 @@ fn the_agent_hears_who_uses_too_much_once_and_for_as_long_as_it_holds() {
     reporter.saw_node(node(Some(list)), now(8_000));
     assert_eq!(reporter.outgoing(), [heard(0, &[])]);
 }
+
+#[test]
+fn what_an_agent_withheld_ends_with_it() {
+    let (mut reporter, mut pods) = (reporter(Policy::default()), store(0));
+    let condition = json!({"condition": "memory_pressure", "status": true, "reason": "R", "message": "m", "sinceUnixMs": T_MS});
+    let conditions = vec![serde_json::from_value(condition).unwrap()];
+    reporter.from_agent(ToCluster::Withheld { memory_bytes: 4096 }, now(0));
+    reporter.from_agent(ToCluster::Conditions { conditions }, now(0));
+    let mut written = |reporter: &mut Reporter, at| loop {
+        let (target, call) = reporter.next(&pods, now(at))?;
+        let node = br#"{"metadata": {"name": "node-1", "uid": "nu", "resourceVersion": "1"}}"#;
+        reporter.answered(&target, &Answer::Done(node.to_vec()), &mut pods, now(at));
+        if matches!(target, Target::Node(_)) {
+            let body: Value = serde_json::from_slice(&call.body).unwrap();
+            return Some(body["metadata"]["annotations"]["plimsoll.dev/withheld"].is_string());
+        }
+    };
+    assert_eq!(written(&mut reporter, 0), Some(true));
+    assert_eq!(written(&mut reporter, 1_000), None);
+    reporter.lost_agent();
+    assert_eq!(written(&mut reporter, 2_000), Some(false));
+}

@@ -239,9 +239,9 @@ impl Agent {
         if bytes == said_bytes || !is_due {
             return;
         }
-        work.withheld = (bytes, at_ns);
-        if let Some(link) = &work.link {
-            link.withheld(bytes);
+        // What finds no room is said with the next turn.
+        if work.link.as_ref().is_none_or(|link| link.withheld(bytes)) {
+            work.withheld = (bytes, at_ns);
         }
     }
 
