@@ -273,6 +273,7 @@ impl Agent {
             pid: child.id(),
             mechanisms: Vec::new(),
             lost: Vec::new(),
+            pods: 0,
             programs: None,
         };
         let mut agent = Self {

@@ -528,7 +528,7 @@ async fn compare(
     let theirs = theirs.map_err(|status| status.mapped(first_line));
     let what = format!("{namespace}/{name}: {resource} {} {at}", change.subresource);
     let is_taken = theirs.is_ok();
-    tally.compare(&what, None, ours.clone(), theirs, &[]);
+    tally.compare(&what, None, ours.as_ref().cloned(), theirs, &[]);
     if resource == "resourcequotas" || !is_taken {
         return;
     }
