@@ -49,7 +49,6 @@ pub fn charges_count(ctx: FEntryContext) -> u32 {
         .get_ptr(charges::GENERATION)
         // SAFETY: a map value.
         .map_or(0, |word| unsafe { word.read_volatile() });
-    let node = node_pages();
     let sent = send_critical(Kind::ChargesReached, |record: *mut ChargesReached| {
         // SAFETY: reserved for this type.
         unsafe {
@@ -57,7 +56,8 @@ pub fn charges_count(ctx: FEntryContext) -> u32 {
                 header: header(Kind::ChargesReached, 0),
                 charged_pages,
                 generation,
-                node,
+                // Only where there is room for it: with a full ring each charge comes here.
+                node: node_pages(),
             });
         }
     });

@@ -47,7 +47,7 @@ use crate::host::syscall::fill_allocations;
 use crate::input::devices;
 use crate::input::manifests::admission::Ground;
 use crate::kernel::load::{Programs, load_pinned};
-use crate::kernel::{Bpf, PinOwner};
+use crate::kernel::{Bpf, PinError, PinOwner};
 use crate::pods::kill::KillThread;
 use crate::pods::names::{POD_UID_VARIABLE, is_pod_hidden, pods_of_this_process};
 use crate::pods::registry::Pods;
@@ -126,6 +126,8 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     });
     if !args.keep_on_exit
         && let Err(error) = PinOwner::of(&args.state_dir).remove()
+        // Those of another agent, which are not this one's to remove.
+        && !matches!(error, PinError::InUse { .. })
     {
         tracing::error!(%error, "pinned BPF programs stay; the next start, or `plimsoll uninstall`, removes them");
     }

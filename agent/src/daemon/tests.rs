@@ -347,6 +347,28 @@ fn crossing(generation: u64) -> Vec<u8> {
     record.as_bytes().to_vec()
 }
 
+/// A crossing so long ago, with what the node had then.
+fn crossing_with(available_bytes: u64, age_ns: u64) -> Vec<u8> {
+    let pages = |bytes: u64| bytes / rustix::param::page_size() as u64;
+    let record = abi::ChargesReached {
+        header: Header {
+            ts_ns: now_ns() - age_ns,
+            ..header(Kind::ChargesReached, 0)
+        },
+        charged_pages: 1 << 20,
+        generation: ARMING,
+        node: abi::NodePages {
+            free: pages(available_bytes),
+            available: pages(available_bytes),
+            anon: pages(16 * GIB - available_bytes),
+            file: 0,
+            inactive_file: 0,
+            active_file: 0,
+        },
+    };
+    record.as_bytes().to_vec()
+}
+
 fn last_line_kill(cgroup_id: u64, uid: [u64; 5]) -> Vec<u8> {
     let record = abi::last_line::LastLineKill {
         header: header(Kind::LastLineKill, cgroup_id),
@@ -512,6 +534,35 @@ fn nothing_is_allocated_between_record_and_kill_on_v2() {
 #[test]
 fn nothing_is_allocated_between_record_and_kill_on_v1() {
     nothing_is_allocated(Cgroup::V1);
+}
+
+#[test]
+fn a_record_says_what_the_node_has_unless_it_is_old_or_there_is_swap() {
+    let mut node = Node::built(Cgroup::V2, false, false, KillThread::start().unwrap());
+    let host = node.host.clone();
+    set_available(&host, 8 * GIB);
+    node.timer();
+    node.rest();
+    node.timer();
+    let mut free_bytes = |available_bytes, age_ns| {
+        let record = crossing_with(available_bytes, age_ns);
+        assert_eq!(node.turn(&[record]), 0);
+        node.agent.sample.node.free_bytes
+    };
+    // The loop itself may be late by more than a millisecond: then the file is read, and the next crossing is asked.
+    let said = (0..1000).find(|_| free_bytes(4 * GIB, 0) == 4 * GIB);
+    assert!(said.is_some(), "what the record says is never used");
+    assert_eq!(free_bytes(4 * GIB, 2_000_000), 8 * GIB, "an old one");
+
+    let text = fs::read_to_string(host.procfs("meminfo")).unwrap();
+    let swap = text.replace("SwapTotal: 0 kB", "SwapTotal: 4096 kB");
+    fs::write(host.procfs("meminfo"), swap).unwrap();
+    node.timer();
+    let mut turn = |available_bytes| {
+        node.turn(&[crossing_with(available_bytes, 0)]);
+        node.agent.sample.node.free_bytes
+    };
+    assert!((0..10).all(|_| turn(4 * GIB) == 8 * GIB), "with swap");
 }
 
 #[test]

@@ -269,12 +269,14 @@ impl Agent {
     pub fn react(&mut self, cause: Cause, crossing: Option<Crossing>) -> Result<()> {
         let received_ns = now_ns();
         self.hops = Hops::default();
-        self.find_empty_pods(received_ns);
+        let has_ended = self.find_empty_pods(received_ns);
         let counts_charges = self.bpf.as_ref().filter(|_| !self.has_lost_records);
         let charged_bytes = crossing.map(|crossing| crossing.charged_bytes);
         let charged_bytes = charged_bytes.or_else(|| counts_charges.and_then(Bpf::charged_bytes));
-        let is_new =
-            |crossing: &Crossing| received_ns.saturating_sub(crossing.at_ns) <= CROSSING_AGE_MAX_NS;
+        // What an ended pod has freed is not in it yet.
+        let is_new = |crossing: &Crossing| {
+            !has_ended && received_ns.saturating_sub(crossing.at_ns) <= CROSSING_AGE_MAX_NS
+        };
         let counted = crossing.filter(is_new).and_then(|crossing| crossing.node);
         self.before_sample(received_ns, charged_bytes);
         let mut sample = std::mem::take(&mut self.sample);
@@ -397,8 +399,9 @@ impl Agent {
         }
     }
 
-    /// Pods on their way out are looked at before each sample: their last process may be gone.
-    fn find_empty_pods(&mut self, at_ns: u64) {
+    /// Pods on their way out are looked at before each sample: their last process may be gone. Returns whether one's is.
+    fn find_empty_pods(&mut self, at_ns: u64) -> bool {
+        let mut has_ended = false;
         self.leaving.clear();
         let leaving = self
             .engine
@@ -412,6 +415,7 @@ impl Agent {
             match self.pods.has_emptied(&uid) {
                 Ok(false) => {}
                 Ok(true) => {
+                    has_ended = true;
                     self.timelines.gone(&uid, at_ns);
                     self.step(at_ns, EventKind::PodEmpty { uid });
                 }
@@ -421,6 +425,7 @@ impl Agent {
                 }
             }
         }
+        has_ended
     }
 
     /// One event that is not urgent: decide, act, then write down and say what was done.

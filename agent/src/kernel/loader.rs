@@ -31,10 +31,13 @@ const CANARIES: [(&str, HookKind, &str); 2] = [
 ];
 
 /// Members without which the programs do not read the node's memory.
-const NODE_PAGES: [&str; 18] = [
-    "mem_cgroup.css",
+const NODE_PAGES: [&str; 21] = [
     "task_struct.cgroups",
     "css_set.subsys[memory_cgrp_id]",
+    "cgroup_subsys_state.cgroup",
+    "cgroup.ancestors",
+    "cgroup.subsys[memory_cgrp_id]",
+    "mem_cgroup.css",
     "mem_cgroup.nodeinfo",
     "mem_cgroup_per_node.lruvec.pgdat",
     "pglist_data.totalreserve_pages",
@@ -218,14 +221,19 @@ pub(super) fn kernel_types() -> Result<Vec<u8>, BpfError> {
     })
 }
 
-/// How many NUMA nodes there can be; 0 for more than the programs can add up.
+/// How many NUMA nodes there can be; 0 for more than the programs can add up, or where that cannot be known.
 fn memory_nodes(host: &HostRoot) -> u32 {
-    // Without the file there is no NUMA.
-    let last = read_text(host.sysfs("devices/system/node/possible"))
-        .ok()
-        .and_then(|text| text.trim().rsplit(['-', ',']).next()?.parse().ok())
-        .unwrap_or(0);
-    Some(last + 1)
+    let last = match read_text(host.sysfs("devices/system/node/possible")) {
+        Ok(text) => text
+            .trim()
+            .rsplit(['-', ','])
+            .next()
+            .and_then(|last| last.parse().ok()),
+        // A kernel without NUMA.
+        Err(error) if error.is_vanished() => Some(0_u32),
+        Err(_) => None,
+    };
+    last.and_then(|last| last.checked_add(1))
         .filter(|nodes| *nodes <= MEMORY_NODES_MAX)
         .unwrap_or(0)
 }

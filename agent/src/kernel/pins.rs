@@ -398,20 +398,29 @@ impl PinOwner {
                 .and_then(Dir::lock);
             // Another owner, or an agent before, may be removing either directory at this moment.
             let is_gone = match &made {
-                Ok(PinLock(locked)) => {
-                    !is_at(locked, &self.dir).map_err(|source| PinError::Io {
-                        path: self.dir.clone(),
-                        source,
-                    })?
-                }
+                Ok(PinLock(locked)) => !self.is_mine(locked)?,
                 Err(PinError::Io { source, .. }) => source.kind() == io::ErrorKind::NotFound,
                 Err(_) => false,
             };
-            if !is_gone || rounds_left == 0 {
+            if !is_gone {
                 return made;
+            }
+            if rounds_left == 0 {
+                return Err(PinError::Io {
+                    path: self.dir.clone(),
+                    source: io::Error::other("others remove it as often as it is made"),
+                });
             }
             rounds_left -= 1;
         }
+    }
+
+    /// Whether this is the directory at the owner's place, and not one that was removed.
+    fn is_mine(&self, locked: &File) -> Result<bool, PinError> {
+        is_at(locked, &self.dir).map_err(|source| PinError::Io {
+            path: self.dir.clone(),
+            source,
+        })
     }
 
     /// All sets that are there. None where there is no such directory.
@@ -432,7 +441,13 @@ impl PinOwner {
     pub fn remove(&self) -> Result<Vec<PathBuf>, PinError> {
         let mut removed = Vec::new();
         let owner = self.open()?.map(|(_, owner)| owner);
-        let _lock = owner.map(Dir::lock).transpose()?;
+        let lock = owner.map(Dir::lock).transpose()?;
+        if let Some(PinLock(locked)) = &lock
+            && !self.is_mine(locked)?
+        {
+            // Another one has removed it meanwhile; what is at its place by now is an agent's that has just started.
+            return Ok(removed);
+        }
         for set in self.sets()? {
             set.remove()?;
             removed.push(set.path);

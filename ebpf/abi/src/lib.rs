@@ -343,7 +343,53 @@ pub struct NodePages {
     pub active_file: u64,
 }
 
+/// The kernel's counters, summed up over NUMA nodes, pages. One that has not heard of all CPUs yet can be below zero, in two's complement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeSums {
+    /// `NR_FREE_PAGES`.
+    pub free: u64,
+    /// `NR_ANON_MAPPED`.
+    pub anon: u64,
+    /// `NR_FILE_PAGES`.
+    pub file: u64,
+    /// `NR_INACTIVE_FILE`.
+    pub inactive_file: u64,
+    /// `NR_ACTIVE_FILE`.
+    pub active_file: u64,
+    /// `NR_SLAB_RECLAIMABLE_B`.
+    pub slab: u64,
+    /// `NR_KERNEL_MISC_RECLAIMABLE`.
+    pub misc: u64,
+    /// `totalreserve_pages`.
+    pub reserve: u64,
+    /// The low watermarks of all zones.
+    pub low_watermarks: u64,
+}
+
 impl NodePages {
+    /// What `/proc/meminfo` makes of the counters: one below zero counts as 0, and `MemAvailable` is that of `si_mem_available` in mm/show_mem.c.
+    #[must_use]
+    #[inline(always)]
+    pub const fn of(sums: &NodeSums) -> Self {
+        let free = positive(sums.free);
+        let inactive_file = positive(sums.inactive_file);
+        let active_file = positive(sums.active_file);
+        let cache = inactive_file.wrapping_add(active_file);
+        let reclaimable = positive(sums.slab).wrapping_add(positive(sums.misc));
+        let low = sums.low_watermarks;
+        let have = free
+            .wrapping_add(that_can_go(cache, low))
+            .wrapping_add(that_can_go(reclaimable, low));
+        Self {
+            free,
+            available: have.saturating_sub(sums.reserve),
+            anon: positive(sums.anon),
+            file: positive(sums.file),
+            inactive_file,
+            active_file,
+        }
+    }
+
     /// Not read.
     pub const UNKNOWN: Self = Self {
         free: UNKNOWN_U64,
@@ -353,27 +399,6 @@ impl NodePages {
         inactive_file: UNKNOWN_U64,
         active_file: UNKNOWN_U64,
     };
-}
-
-/// `MemAvailable` in pages, as the kernel reckons it (`si_mem_available` in `mm/show_mem.c`): of page cache and of what else can be reclaimed the half, or
-/// what the low watermarks ask for if that is less, counts as needed.
-#[must_use]
-pub const fn mem_available_pages(
-    free: u64,
-    reserve: u64,
-    file_lru: u64,
-    reclaimable: u64,
-    low_watermarks: u64,
-) -> u64 {
-    let cache = file_lru - lesser(file_lru / 2, low_watermarks);
-    let freed = reclaimable - lesser(reclaimable / 2, low_watermarks);
-    free.wrapping_add(cache)
-        .wrapping_add(freed)
-        .saturating_sub(reserve)
-}
-
-const fn lesser(a: u64, b: u64) -> u64 {
-    if a < b { a } else { b }
 }
 
 /// [`MemoryStall::cause`] numbers.
@@ -460,6 +485,22 @@ pub struct ProcessBirth {
 
 /// Bytes of the `MANIFEST` map's value: JSON, filled up with zeros.
 pub const MANIFEST_BYTES: usize = 32 << 10;
+
+/// A counter of the kernel as it shows it.
+#[inline(always)]
+pub(crate) const fn positive(counter: u64) -> u64 {
+    if counter > u64::MAX / 2 { 0 } else { counter }
+}
+
+/// What of a cache can go if so much of it is kept, and half of a small one.
+#[inline(always)]
+pub(crate) const fn that_can_go(cache: u64, kept: u64) -> u64 {
+    if cache / 2 < kept {
+        cache - cache / 2
+    } else {
+        cache - kept
+    }
+}
 
 /// The words of the `CHARGES` map.
 pub mod charges {
@@ -839,6 +880,48 @@ mod tests {
             }
         }
         assert!(!seen[UNTRACKED as usize]);
+    }
+
+    #[test]
+    fn counters_are_shown_as_the_kernel_shows_them() {
+        let sums = NodeSums {
+            free: 1000,
+            anon: 500,
+            file: 400,
+            inactive_file: 100,
+            active_file: 300,
+            slab: 60,
+            misc: 4,
+            reserve: 50,
+            low_watermarks: 40,
+        };
+        let pages = NodePages::of(&sums);
+        // Of 400 pages of cache 360 can go, of 64 others half.
+        assert_eq!(pages.available, 1000 + 360 + 32 - 50);
+        assert_eq!(
+            (pages.free, pages.anon, pages.file),
+            (sums.free, sums.anon, sums.file)
+        );
+        // Not all CPUs have told theirs: that is no page, not nearly all there could be.
+        let below: NodeSums = NodeSums {
+            free: 10_u64.wrapping_neg(),
+            anon: 10_u64.wrapping_neg(),
+            file: 10_u64.wrapping_neg(),
+            inactive_file: 10_u64.wrapping_neg(),
+            active_file: 10_u64.wrapping_neg(),
+            slab: 10_u64.wrapping_neg(),
+            misc: 10_u64.wrapping_neg(),
+            ..sums
+        };
+        let none = NodePages {
+            free: 0,
+            available: 0,
+            anon: 0,
+            file: 0,
+            inactive_file: 0,
+            active_file: 0,
+        };
+        assert_eq!(NodePages::of(&below), none);
     }
 
     #[test]

@@ -307,8 +307,11 @@ fn objects(
     let nodes = store.nodes.iter().map(|(name, node)| NamedNode {
         name: name.clone(),
         allocatable: node.allocatable.clone(),
+        // Of what the node does not have there is nothing to withhold, and a node's token can make such names up.
         withheld: if valid_ms(node.withheld_at_unix_ms, now.unix_ms) > 0 {
-            node.withheld.clone()
+            let mut withheld = node.withheld.clone();
+            withheld.retain(|name, _| node.allocatable.contains_key(name));
+            withheld
         } else {
             Named::new()
         },

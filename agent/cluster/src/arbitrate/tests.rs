@@ -449,6 +449,12 @@ fn no_hole_is_planned_under_pressure_and_the_node_hears_who_uses_too_much() {
         .map(|(_, call)| serde_json::from_slice(&call.body).unwrap())
         .collect();
     assert_eq!(lists.len(), 3, "renewed before it is void");
+    // A dry run sends none: the node would evict others for it.
+    let mut dry = World::full(true);
+    dry.see(Kind::Nodes, &node("True", json!({})));
+    let calls = dry.run(60, true, |_| None);
+    let is_list = |(target, _): &(Target, Call)| *target == Target::Overused("n".into());
+    assert!(!calls.iter().any(is_list));
     let list: Value = serde_json::from_str(
         lists[0]["metadata"]["annotations"][OVERUSED]
             .as_str()

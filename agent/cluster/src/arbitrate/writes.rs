@@ -237,7 +237,8 @@ impl Arbiter {
         }
     }
 
-    /// Nodes under pressure hear which namespaces are overused, again and again, as the list is void after a minute.
+    /// Nodes under pressure hear which namespaces are overused, again and again, as the list is void after a minute. A dry run sends no list: nodes
+    /// would evict other pods for it.
     fn due_overused(&mut self, now: Now) -> Vec<Due> {
         let ms = now.mono_ms;
         let nodes = &self.store.nodes;
@@ -247,7 +248,7 @@ impl Arbiter {
         });
         let mut due = Vec::new();
         // What was judged before is not stamped as if it were new.
-        if self.store.stale().is_none() && self.broken.is_none() {
+        if self.store.stale().is_none() && self.broken.is_none() && !self.settings.is_dry {
             for (name, namespaces) in &self.judgement.overused_on {
                 let target = Target::Overused(name.clone());
                 let last = self.overused_at.get(name);

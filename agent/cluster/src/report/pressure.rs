@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use plimsoll_core::kube::admission::names::dns_label_errors;
 use plimsoll_core::kube::cluster_link::{
     EXCESS_MAX, OVERUSED_FOR_MS, OVERUSED_MAX, OverusedNamespace,
 };
@@ -71,7 +72,10 @@ impl OverusedList {
             namespaces: BTreeMap<String, u64>,
         }
         let list: List = parsed(text)?;
-        let namespaces = list.namespaces.into_iter().take(OVERUSED_MAX);
+        // The agent refuses a list with one name that is none.
+        let namespaces = list.namespaces.into_iter();
+        let namespaces = namespaces.filter(|(name, _)| dns_label_errors(name).is_empty());
+        let namespaces = namespaces.take(OVERUSED_MAX);
         Some(Self {
             at_unix_ms: unix_ms_of(&list.at)?,
             namespaces: namespaces

@@ -13,7 +13,7 @@ use crate::kube::pod::Pod;
 use crate::kube::pod_uid::PodUid;
 
 /// The version of this protocol. A peer with another one is refused with both numbers.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 /// Of all frames. The largest pod has a fraction of these values.
 pub const FRAMING: Framing = Framing {
     bytes_max: 1 << 20,
