@@ -261,6 +261,8 @@ unsafe extern "C" fn closedir(dir: *mut libc::DIR) -> c_int {
         unsafe { std::mem::transmute(next(c"closedir")) };
     if let Some(_inside) = enter() {
         world().fds.remove(&unsafe { libc::dirfd(dir) });
+        // Another directory may come to be at its address.
+        world().cgroup_dirs.remove(&(dir as usize));
     }
     unsafe { real(dir) }
 }
