@@ -24,7 +24,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "faults::a_killed_agent_leaves_nothing_behind",
-        on: On::EachKernelAndHybrid,
+        on: On::These(&[Machine::V6_1, Machine::Hybrid, Machine::V7_2]),
         run: killed_agent,
     },
     Test {

@@ -24,7 +24,7 @@ use super::{EVICTION_TIMEOUT, available_bytes, go, leak, needs_memory_v2, thresh
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "hostile::a_pod_that_resists_holds_nobody_up",
-        on: On::EachKernel,
+        on: On::OldestAndNewest,
         run: resisting,
     },
     Test {
@@ -55,7 +55,7 @@ pub(super) const TESTS: &[Test] = &[
     Test {
         name: "hostile::a_pod_that_waits_for_a_dead_disk_holds_nobody_up",
         // Uninterruptible sleep, and what the kernel frees meanwhile.
-        on: On::These(&[Machine::V6_1, Machine::V7_2]),
+        on: On::OldestAndNewest,
         run: uninterruptible,
     },
     Test {

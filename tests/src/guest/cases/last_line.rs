@@ -22,17 +22,17 @@ use super::{go, oom_kills};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "last_line::a_frozen_agent_is_not_needed_to_end_the_condemned",
-        on: On::EachKernelAndHybrid,
+        on: On::These(&[Machine::V6_1, Machine::Hybrid, Machine::V7_2]),
         run: || frozen(None, LastLineReason::Unacknowledged),
     },
     Test {
         name: "last_line::without_fentry_direct_reclaim_is_where_it_acts",
-        on: On::EachKernel,
+        on: On::OldestAndNewest,
         run: || frozen(Some("fentry"), LastLineReason::Critical),
     },
     Test {
         name: "last_line::a_killed_agent_is_not_needed_and_the_next_one_tells",
-        on: On::EachKernel,
+        on: On::OldestAndNewest,
         run: killed,
     },
     Test {
@@ -47,17 +47,17 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "last_line::a_pod_does_not_escape_by_nested_cgroups",
-        on: On::EachKernelAndHybrid,
+        on: On::These(&[Machine::V6_1, Machine::Hybrid, Machine::V7_2]),
         run: nested,
     },
     Test {
         name: "last_line::without_addresses_the_last_retry_is_what_is_left",
-        on: On::EachKernel,
+        on: On::OldestAndNewest,
         run: || with_hidden_addresses(only_the_last_retry),
     },
     Test {
         name: "last_line::it_expires_and_the_kernels_oom_killer_is_back",
-        on: On::EachKernelAndHybrid,
+        on: On::These(&[Machine::V6_1, Machine::Hybrid, Machine::V7_2]),
         run: expired,
     },
     Test {

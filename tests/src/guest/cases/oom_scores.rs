@@ -20,12 +20,12 @@ use super::super::process::{Guard, program};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "oom_scores::children_forked_meanwhile_get_it_too",
-        on: On::EachKernelAndHybrid,
+        on: On::These(&[Machine::V6_1, Machine::Hybrid, Machine::V7_2]),
         run: forked_meanwhile,
     },
     Test {
         name: "oom_scores::a_container_goes_as_a_whole_and_is_told_as_one_kill",
-        on: On::EachKernel,
+        on: On::OldestAndNewest,
         run: || group_oom("", &["main"], 6),
     },
     Test {
@@ -35,7 +35,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "oom_scores::a_process_put_into_a_container_gets_its_score",
-        on: On::EachKernelAndHybrid,
+        on: On::These(&[Machine::V6_1, Machine::Hybrid, Machine::V7_2]),
         run: || put_into_containers(&Options::hard("memory.available<1Mi"), true),
     },
     Test {
