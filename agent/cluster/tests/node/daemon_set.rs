@@ -16,11 +16,11 @@ const BASE: [&str; 5] = [
     include_str!("../../../../deploy/base/configmap.yaml"),
     include_str!("../../../../deploy/base/daemonset.yaml"),
 ];
-const IMAGE: &str = "docker.io/plimsoll/plimsoll:1";
+const IMAGE: &str = "localhost/plimsoll/plimsoll:1";
 const PODS: &str = "/api/v1/namespaces/plimsoll/pods";
 /// Kubernetes has them since then.
 const ADMISSION_POLICIES_FROM: u32 = 30;
-/// Of the agent's loss of its container: what `deploy/components/least-privilege` gives instead of `privileged`.
+/// What `deploy/components/least-privilege` gives the agent instead of `privileged`.
 const LEAST_PRIVILEGE: &str =
     include_str!("../../../../deploy/components/least-privilege/kustomization.yaml");
 

@@ -14,9 +14,9 @@ use super::support::{notes, until};
 /// The node's name.
 pub(crate) const NODE: &str = "node-1";
 /// Of the pods' containers: the program `hog`.
-const IMAGE: &str = "docker.io/plimsoll/hog:1";
+const IMAGE: &str = "localhost/plimsoll/hog:1";
 /// Of the sandboxes.
-const SANDBOX_IMAGE: &str = "docker.io/plimsoll/sandbox:1";
+const SANDBOX_IMAGE: &str = "localhost/plimsoll/sandbox:1";
 /// The end of the sandbox's command line.
 const SANDBOX_SLEEP: &[u8] = b"sleep\x001000000\0";
 /// Where the kubelet finds the manifests of static pods.
@@ -582,7 +582,7 @@ authorization: {mode: AlwaysAllow}
 const CONTAINERD_CONFIG: &str = "\
 version = 2
 [plugins.\"io.containerd.grpc.v1.cri\"]
-  sandbox_image = \"docker.io/plimsoll/sandbox:1\"
+  sandbox_image = \"localhost/plimsoll/sandbox:1\"
   [plugins.\"io.containerd.grpc.v1.cri\".cni]
     bin_dir = \"/run\"
     conf_dir = \"/run/cni\"

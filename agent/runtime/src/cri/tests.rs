@@ -154,7 +154,7 @@ async fn only_a_container_that_has_ended_is_removed_and_what_is_gone_is_no_error
 #[test]
 fn an_image_for_sandboxes_is_known_by_its_name_too() {
     for (name, is) in [
-        ("registry.k8s.io/pause:3.9", true),
+        ("registry.example/pause:3.9", true),
         ("pause@sha256:aa", true),
         ("pause", true),
         ("example.com/pause/app:1", false),
