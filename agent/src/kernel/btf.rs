@@ -7,6 +7,7 @@
 //!
 //! Terms: a *type id* counts the records of the type section from 1; 0 is `void`.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 
 use zerocopy::IntoBytes as _;
@@ -77,6 +78,8 @@ pub struct Btf<'data> {
     types: Vec<u32>,
     /// Structs, functions and typedefs by kind and name. Of equal names the first, as in the kernel's own lookup.
     names: HashMap<(u8, &'data [u8]), u32>,
+    /// Values of enumerators, once one was asked for.
+    enumerators: OnceCell<HashMap<&'data [u8], u32>>,
 }
 
 /// A type's record, read.
@@ -149,6 +152,7 @@ impl<'data> Btf<'data> {
             strings: &data[strings],
             types: vec![0],
             names: HashMap::new(),
+            enumerators: OnceCell::new(),
         };
         let mut at = types.start;
         while at < types.end {
@@ -258,18 +262,27 @@ impl<'data> Btf<'data> {
             .map(|index| index as u32)
     }
 
-    /// The value of an enumerator of any enum.
+    /// The value of an enumerator of any enum; of equal names the first.
     #[must_use]
     pub fn enumerator(&self, name: &str) -> Option<u32> {
-        (1..self.types.len() as u32)
-            .filter_map(|id| self.type_by_id(id).filter(|found| found.kind == kind::ENUM))
-            .find_map(|found| {
-                (0..found.length).find_map(|index| {
-                    let at = found.body + 8 * index;
-                    let is_it = self.string(u32_at(self.data, at, "").ok()?) == name.as_bytes();
-                    is_it.then(|| u32_at(self.data, at + 4, "").ok()).flatten()
-                })
-            })
+        let all = self.enumerators.get_or_init(|| self.all_enumerators());
+        all.get(name.as_bytes()).copied()
+    }
+
+    /// Every enumerator: one walk over all types for the dozen that are asked for.
+    fn all_enumerators(&self) -> HashMap<&'data [u8], u32> {
+        let mut all = HashMap::new();
+        let types = (1..self.types.len() as u32).filter_map(|id| self.type_by_id(id));
+        for found in types.filter(|found| found.kind == kind::ENUM) {
+            for index in 0..found.length {
+                let at = found.body + 8 * index;
+                let name = u32_at(self.data, at, "");
+                if let (Ok(name), Ok(value)) = (name, u32_at(self.data, at + 4, "")) {
+                    all.entry(self.string(name)).or_insert(value);
+                }
+            }
+        }
+        all
     }
 
     /// The byte offset of a member, written as in C: `kernfs_node.id`, `mm_struct.rss_stat[1].count`. Embedded structs,
