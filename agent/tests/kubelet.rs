@@ -20,6 +20,7 @@ use plimsoll::host::HostRoot;
 use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller};
 use plimsoll::pods::kill::HOLD_FILE;
 use plimsoll::pods::names::{Driver, KubeletTree};
+use plimsoll_core::kube::cluster_link::PROTOCOL;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::units::PodUid;
 use serde_json::{Value, json};
@@ -28,12 +29,17 @@ const LEAKY: &str = "1b2c9a00-0000-4000-8000-00000000000a";
 const CRITICAL: &str = "1b2c9a00-0000-4000-8000-00000000000b";
 const STATIC: &str = "0123456789abcdef0123456789abcdef";
 const UNNAMED: &str = "1b2c9a00-0000-4000-8000-00000000000c";
-/// A threshold that is met on every machine; 100% would mean none.
-const MET: &str = "memory.available<99%";
 const LOOK: Duration = Duration::from_millis(20);
 
 /// One scene at a time: each is on the whole machine's memory.
 static SCENE: Mutex<()> = Mutex::new(());
+
+/// A threshold that is met on every machine: all its memory. As a percentage that would mean none, and less of it is not met where nothing runs.
+fn met() -> String {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
+    let total = meminfo.split_whitespace().nth(1).unwrap();
+    format!("memory.available<{total}Ki")
+}
 
 fn id(digit: char) -> String {
     std::iter::repeat_n(digit, 64).collect()
@@ -274,7 +280,9 @@ struct Cluster(UnixStream);
 impl Cluster {
     fn connect(dir: &Path) -> Self {
         let mut cluster = Self(UnixStream::connect(dir.join("cluster.sock")).unwrap());
-        cluster.say(&json!({"type": "hello", "protocol": 1, "node": "n1"}));
+        cluster.say(&json!({"type": "hello", "protocol": PROTOCOL, "node": "n1"}));
+        // An agent that sends this client away closes the connection: then this fails, and nothing waits for what will not come.
+        assert_eq!(cluster.hear("hello")["protocol"], PROTOCOL);
         cluster
     }
 
@@ -351,7 +359,7 @@ fn hard_eviction(driver: Driver) {
     for (uid, digits) in [(LEAKY, "01"), (CRITICAL, "23"), (STATIC, "45")] {
         tree.make(uid, digits);
     }
-    let agent = Agent::start(dir.path(), &tree, &["--eviction-hard", MET]);
+    let agent = Agent::start(dir.path(), &tree, &["--eviction-hard", &met()]);
     let mut cluster = Cluster::connect(dir.path());
     let critical = json!({"priority": 2_000_001_000, "priorityClassName": "system-node-critical"});
     cluster.list(&[
@@ -411,7 +419,7 @@ fn hard_eviction(driver: Driver) {
         fs::read_to_string(tree.hold_file(LEAKY)).unwrap().trim(),
         "0"
     );
-    let mut agent = Agent::start(dir.path(), &tree, &["--eviction-hard", MET]);
+    let mut agent = Agent::start(dir.path(), &tree, &["--eviction-hard", &met()]);
     let mut cluster = Cluster::connect(dir.path());
     assert_eq!(cluster.hear("evicted")["intent"], intent);
     assert_eq!(
@@ -462,11 +470,12 @@ fn a_soft_threshold_reports_first_and_ends_the_pod_itself_when_nothing_acknowled
     };
     let dir = tempfile::tempdir().unwrap();
     tree.make(LEAKY, "01");
+    let soft = met();
     let options = [
         "--eviction-hard",
         "memory.available<1Ki",
         "--eviction-soft",
-        MET,
+        &soft,
         "--eviction-soft-grace-period",
         "memory.available=100ms",
         "--eviction-max-pod-grace-period",
@@ -513,7 +522,7 @@ fn without_the_api_pods_are_known_by_their_cgroups_and_a_second_tree_is_an_error
     wait_until_named(dir.path(), UNNAMED);
     agent.stop();
     let before = tree.settings();
-    let mut agent = Agent::start(dir.path(), &tree, &["--eviction-hard", MET]);
+    let mut agent = Agent::start(dir.path(), &tree, &["--eviction-hard", &met()]);
     let app = tree.start(UNNAMED, '1');
     let sandbox = tree.start(UNNAMED, '0');
     assert_eq!(tree.processes[app].wait().unwrap().signal(), Some(9));

@@ -427,9 +427,10 @@ pub fn cluster_link(bytes: &[u8]) {
     let sent = match bytes.split_first() {
         Some((0, frames)) => frames.to_vec(),
         _ => {
-            let hello = br#"{"type":"hello","protocol":1,"node":"n"}"#;
+            let protocol = cluster_link::PROTOCOL;
+            let hello = format!(r#"{{"type":"hello","protocol":{protocol},"node":"n"}}"#);
             let lines = bytes.split(|byte| *byte == b'\n');
-            [&hello[..]]
+            [hello.as_bytes()]
                 .into_iter()
                 .chain(lines)
                 .flat_map(frame)
