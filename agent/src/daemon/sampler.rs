@@ -17,7 +17,8 @@ use crate::kernel::decode::NodeCounters;
 use crate::pods::registry::Pods;
 use crate::record::timeline::Hops;
 
-/// So few pods are read with every sample: before an eviction of one of five, that takes 84.1 µs and one leader after the other 88.8 µs (`cargo xtask demo`).
+/// So few pods are read with every sample: before an eviction of one of five that took 84.1 µs and one leader after the other 88.8 µs (`cargo xtask demo`, when
+/// both still read `/proc/meminfo`).
 const FEW_PODS: usize = 8;
 /// Leaders that are read one by one. To find each takes a look at what is known of all pods; from this number on it is less work to read them all.
 const LEADERS_MAX: usize = 4;

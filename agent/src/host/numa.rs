@@ -152,7 +152,7 @@ impl Node {
 }
 
 /// `0-1,4` as numbers; at most [`NUMA_NODES_MAX`]. An empty list is a list of none.
-pub(super) fn parse_list(text: &[u8]) -> Option<Vec<u32>> {
+pub(crate) fn parse_list(text: &[u8]) -> Option<Vec<u32>> {
     let mut numbers = Vec::new();
     if text.is_empty() {
         return Some(numbers);

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::host::cgroup_paths::hierarchy_number;
 use crate::host::file::read_text;
+use crate::host::numa::parse_list;
 use crate::host::{Controller, HostRoot, Version};
 
 /// The running kernel's type information.
@@ -127,13 +128,13 @@ pub(super) fn load(
         // The file is there without PSI, too, and then cannot be read.
         psi_is_on: u32::from(fs::read(PRESSURE).is_ok()),
         counts_pods_only: u32::from(options.counts == Counts::PodsOnly),
-        memory_nodes: match resolved
-            .missing
+        memory_nodes: if NODE_PAGES
             .iter()
-            .any(|member| NODE_PAGES.contains(member))
+            .any(|member| resolved.missing.contains(member))
         {
-            true => 0,
-            false => machine.memory_nodes,
+            0
+        } else {
+            machine.memory_nodes
         },
     };
     // A long list: read only if a program needs it.
@@ -224,11 +225,7 @@ pub(super) fn kernel_types() -> Result<Vec<u8>, BpfError> {
 /// How many NUMA nodes there can be; 0 for more than the programs can add up, or where that cannot be known.
 fn memory_nodes(host: &HostRoot) -> u32 {
     let last = match read_text(host.sysfs("devices/system/node/possible")) {
-        Ok(text) => text
-            .trim()
-            .rsplit(['-', ','])
-            .next()
-            .and_then(|last| last.parse().ok()),
+        Ok(text) => parse_list(text.trim().as_bytes()).and_then(|nodes| nodes.last().copied()),
         // A kernel without NUMA.
         Err(error) if error.is_vanished() => Some(0_u32),
         Err(_) => None,

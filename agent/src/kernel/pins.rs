@@ -22,6 +22,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use aya::maps::{Map, MapData};
 use aya::programs::links::{FdLink, PinnedLink};
@@ -35,7 +36,7 @@ use super::identity::Fnv;
 use super::manifest::Manifest;
 use super::{HookKind, HookReport, HookState, Unavailable};
 
-use crate::host::lock::Holders;
+use crate::host::lock::{FlockError, Holders, flock_within};
 use crate::host::shown::Show as _;
 use crate::host::state_dir::is_at;
 
@@ -299,13 +300,20 @@ impl Dir {
     /// Locks it, without waiting.
     fn lock(self) -> Result<PinLock, PinError> {
         let file = File::from(self.fd);
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        match flock_within(
+            &file,
+            FlockOperation::NonBlockingLockExclusive,
+            Duration::ZERO,
+        ) {
             Ok(()) => Ok(PinLock(file)),
-            Err(Errno::AGAIN) => Err(PinError::InUse {
+            Err(FlockError::Held(holders)) => Err(PinError::InUse {
                 path: self.path,
-                holders: Holders::of(&file),
+                holders,
             }),
-            Err(errno) => Err(PinError::io(&self.path, errno)),
+            Err(FlockError::Io(source)) => Err(PinError::Io {
+                path: self.path,
+                source,
+            }),
         }
     }
 

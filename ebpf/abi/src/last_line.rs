@@ -18,7 +18,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::{COMM_BYTES, Header, positive, that_can_go};
+use crate::{COMM_BYTES, Header, positive};
 
 /// Pods in the order, at most.
 pub const CONDEMNED_MAX: u32 = 32;
@@ -238,6 +238,15 @@ pub const fn available_pages(pages: Pages, cache_kept_pages: u64) -> u64 {
     // The kernel, too, shows no less than 0.
     have.saturating_sub(pages.reserve)
         .wrapping_add(positive(pages.swap))
+}
+
+#[inline(always)]
+const fn that_can_go(cache: u64, kept: u64) -> u64 {
+    if cache / 2 < kept {
+        cache - cache / 2
+    } else {
+        cache - kept
+    }
 }
 
 /// What was crossed, and when.

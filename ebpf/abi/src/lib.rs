@@ -374,15 +374,16 @@ impl NodePages {
         let free = positive(sums.free);
         let inactive_file = positive(sums.inactive_file);
         let active_file = positive(sums.active_file);
-        let cache = inactive_file.wrapping_add(active_file);
-        let reclaimable = positive(sums.slab).wrapping_add(positive(sums.misc));
-        let low = sums.low_watermarks;
-        let have = free
-            .wrapping_add(that_can_go(cache, low))
-            .wrapping_add(that_can_go(reclaimable, low));
+        let pages = last_line::Pages {
+            free,
+            file: inactive_file.wrapping_add(active_file),
+            reclaimable: positive(sums.slab).wrapping_add(positive(sums.misc)),
+            reserve: sums.reserve,
+            swap: 0,
+        };
         Self {
             free,
-            available: have.saturating_sub(sums.reserve),
+            available: last_line::available_pages(pages, sums.low_watermarks),
             anon: positive(sums.anon),
             file: positive(sums.file),
             inactive_file,
@@ -490,16 +491,6 @@ pub const MANIFEST_BYTES: usize = 32 << 10;
 #[inline(always)]
 pub(crate) const fn positive(counter: u64) -> u64 {
     if counter > u64::MAX / 2 { 0 } else { counter }
-}
-
-/// What of a cache can go if so much of it is kept, and half of a small one.
-#[inline(always)]
-pub(crate) const fn that_can_go(cache: u64, kept: u64) -> u64 {
-    if cache / 2 < kept {
-        cache - cache / 2
-    } else {
-        cache - kept
-    }
 }
 
 /// The words of the `CHARGES` map.

@@ -73,7 +73,7 @@ pub(crate) struct Machine {
     threshold_mib: u64,
     started: Instant,
     /// Of the kubelet: what is added to [`KUBELET_CONFIG`].
-    pub(crate) kubelet_eviction: String,
+    kubelet_eviction: String,
     _containerd: Process,
 }
 
@@ -205,6 +205,15 @@ impl Machine {
 
     pub(crate) fn stop_kubelet(&mut self) {
         self.kubelet = None;
+    }
+
+    /// Starts the kubelet anew with this as its hard eviction, and returns what it had.
+    pub(crate) async fn kubelet_evicts_at(&mut self, eviction: String) -> String {
+        self.stop_kubelet();
+        let before = std::mem::replace(&mut self.kubelet_eviction, eviction);
+        self.start_kubelet();
+        self.is_ready().await;
+        before
     }
 
     pub(crate) fn start_agent(&mut self) {

@@ -333,11 +333,8 @@ fn j_the_kubelet_evicts_too() {
             notes::left_out("scenario 29: this kubelet's own eviction needs cgroup v1");
             return;
         }
-        machine.stop_kubelet();
         let same = format!("memory.available: {}Mi", machine.threshold_mib());
-        let none = std::mem::replace(&mut machine.kubelet_eviction, same);
-        machine.start_kubelet();
-        machine.is_ready().await;
+        let none = machine.kubelet_evicts_at(same).await;
         let rest = ["/hog", "hold", "--mb", "20"];
         let other = machine.pod("beside", &rest, json!({}), json!({})).await;
         let pod = machine.leaky("both").await;
@@ -360,10 +357,7 @@ fn j_the_kubelet_evicts_too() {
             assert!(!other.processes().is_empty(), "one victim, not two");
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        machine.stop_kubelet();
-        machine.kubelet_eviction = none;
-        machine.start_kubelet();
-        machine.is_ready().await;
+        machine.kubelet_evicts_at(none).await;
     });
 }
 

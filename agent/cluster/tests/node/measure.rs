@@ -248,11 +248,8 @@ fn first_of_two() {
         if !machine.kubelet_heeds_status().await {
             return;
         }
-        machine.stop_kubelet();
         let same = format!("memory.available: {}Mi", machine.threshold_mib());
-        let none = std::mem::replace(&mut machine.kubelet_eviction, same);
-        machine.start_kubelet();
-        machine.is_ready().await;
+        let none = machine.kubelet_evicts_at(same).await;
         let other = machine
             .pod(
                 "beside",
@@ -304,9 +301,6 @@ fn first_of_two() {
             ));
         }
         machine.start_agent();
-        machine.stop_kubelet();
-        machine.kubelet_eviction = none;
-        machine.start_kubelet();
-        machine.is_ready().await;
+        machine.kubelet_evicts_at(none).await;
     });
 }
