@@ -196,8 +196,8 @@ impl Reporter {
     }
 
     /// The agent is gone: what its node lacks is not known any more. One that comes back says it again.
-    pub fn lost_agent(&mut self) {
-        self.reports.withhold(0);
+    pub fn lost_agent(&mut self, now: Now) {
+        self.reports.lose_agent(now);
     }
 
     /// A frame of the agent that is no greeting.
@@ -520,10 +520,10 @@ impl Reporter {
 
     /// Whether something has to be looked at within a fraction of a second; else the next thing heard, or some seconds, are soon enough.
     #[must_use]
-    pub fn is_busy(&self) -> bool {
+    pub fn is_busy(&self, now: Now) -> bool {
         !self.evictions.is_empty()
             || !self.events.is_idle()
-            || !self.reports.is_idle(self.node.as_ref())
+            || !self.reports.is_idle(self.node.as_ref(), now)
             || self.in_flight > 0
     }
 

@@ -201,7 +201,8 @@ impl Loop {
     ) {
         let mut budgets: Option<Receiver<Heard>> = None;
         loop {
-            let pause = if self.reporter.is_busy() { BUSY } else { IDLE };
+            let is_busy = self.reporter.is_busy(self.now());
+            let pause = if is_busy { BUSY } else { IDLE };
             tokio::select! {
                 Some(heard) = pods.recv() => self.heard_pod(heard),
                 Some(heard) = nodes.recv() => self.heard_node(heard),
@@ -464,7 +465,8 @@ impl Loop {
             FromAgent::Lost(why) => {
                 self.metrics.say(&why);
                 self.agent = None;
-                self.reporter.lost_agent();
+                let now = self.now();
+                self.reporter.lost_agent(now);
             }
         }
     }

@@ -17,6 +17,9 @@ use crate::report::pressure::{OVERUSED, OverusedList, RENEWED_EVERY_MS, WITHHELD
 
 /// Unchanged conditions are written so often, milliseconds: as the kubelet does with a status that did not change (`nodeStatusReportFrequency`).
 const HEARTBEAT_MS: u64 = 300_000;
+/// An agent that is gone for longer does not only start anew, milliseconds: what it said is not known any more. As long as a kubelet may be silent
+/// (`--node-monitor-grace-period` of kube-controller-manager from 1.32 on).
+const LOST_AFTER_MS: u64 = 50_000;
 /// Key of the taint.
 pub const TAINT_KEY: &str = "plimsoll.dev/memory-pressure";
 const TAINT_EFFECT: &str = "NoSchedule";
@@ -128,6 +131,12 @@ pub struct NodeReports {
     withheld_bytes: u64,
     is_dirty: bool,
     last_written_ms: u64,
+    /// When the agent was last connected; nothing: it is.
+    lost: Option<Now>,
+    /// The conditions that are on their way say that nothing is known.
+    sends_unknown: bool,
+    /// The API server has them.
+    is_unknown: bool,
     /// Whether the taint is to be there; `None`: nothing is known, or the option is off.
     wants_taint: Option<bool>,
     /// The node as it was just read, to be written back with the change.
@@ -146,6 +155,9 @@ impl NodeReports {
             withheld_bytes: 0,
             is_dirty: false,
             last_written_ms: 0,
+            lost: None,
+            sends_unknown: false,
+            is_unknown: false,
             wants_taint: None,
             fresh: None,
             in_flight: None,
@@ -169,7 +181,8 @@ impl NodeReports {
             .iter()
             .filter(|new| new.status && !was(new.condition));
         let begun = begun.cloned().collect();
-        self.is_dirty |= self.wanted != conditions;
+        let was_lost = self.lost.take().is_some();
+        self.is_dirty |= was_lost || self.wanted != conditions;
         let pressure = conditions
             .iter()
             .find(|it| it.condition == PlimsollCondition::MemoryPressure);
@@ -186,14 +199,32 @@ impl NodeReports {
         self.withheld_bytes = memory_bytes;
     }
 
-    /// Whether nothing waits but the next heartbeat.
-    #[must_use]
-    pub fn is_idle(&self, node: Option<&SeenNode>) -> bool {
-        !self.is_dirty && !node.is_some_and(|node| self.taint_differs(node))
+    /// The agent is gone. What it withheld is not known any more, and no condition has a heartbeat.
+    pub fn lose_agent(&mut self, now: Now) {
+        self.withhold(0);
+        self.lost.get_or_insert(now);
     }
 
-    fn taint_differs(&self, node: &SeenNode) -> bool {
-        self.wants_taint
+    /// Whether the agent is gone for good.
+    fn is_lost(&self, now: Now) -> bool {
+        self.lost
+            .is_some_and(|lost| now.mono_ms >= lost.mono_ms.saturating_add(LOST_AFTER_MS))
+    }
+
+    /// Whether the taint is to be there; nothing: it is let be. As with the kubelet's, whose taints go when its conditions are unknown.
+    fn taint_wanted(&self, now: Now) -> Option<bool> {
+        let is_lost = self.is_lost(now);
+        self.wants_taint.map(|wants| wants && !is_lost)
+    }
+
+    /// Whether nothing waits but the next heartbeat.
+    #[must_use]
+    pub fn is_idle(&self, node: Option<&SeenNode>, now: Now) -> bool {
+        !self.is_dirty && !node.is_some_and(|node| self.taint_differs(node, now))
+    }
+
+    fn taint_differs(&self, node: &SeenNode, now: Now) -> bool {
+        self.taint_wanted(now)
             .is_some_and(|wants| wants != node.has_taint())
     }
 
@@ -204,7 +235,7 @@ impl NodeReports {
         if self.in_flight.is_some() || now.mono_ms < self.not_before_ms {
             return None;
         }
-        if self.taint_differs(node) {
+        if self.taint_differs(node, now) {
             return Some(match self.fresh {
                 Some(_) => NodePurpose::WriteTaints,
                 None => NodePurpose::ReadTaints,
@@ -216,7 +247,11 @@ impl NodeReports {
         } else {
             HEARTBEAT_MS
         };
-        let is_due = now.mono_ms.saturating_sub(self.last_written_ms) >= every_ms;
+        let is_due = match self.lost {
+            None => now.mono_ms.saturating_sub(self.last_written_ms) >= every_ms,
+            // A heartbeat would say that someone has looked.
+            Some(_) => self.is_lost(now) && !self.is_unknown,
+        };
         (!self.wanted.is_empty() && (self.is_dirty || is_due)).then_some(NodePurpose::Conditions)
     }
 
@@ -227,12 +262,18 @@ impl NodeReports {
         match purpose {
             NodePurpose::Conditions => {
                 self.is_dirty = false;
+                self.sends_unknown = self.is_lost(now);
+                let heard = self.lost.unwrap_or(now);
+                let shown = |wanted: &NodeConditionReport| {
+                    if self.sends_unknown {
+                        unknown(wanted, heard)
+                    } else {
+                        condition(wanted, heard)
+                    }
+                };
                 conditions_call(
                     name,
-                    self.wanted
-                        .iter()
-                        .map(|wanted| condition(wanted, now))
-                        .collect(),
+                    self.wanted.iter().map(shown).collect(),
                     withheld_value(self.withheld_bytes, now.unix_ms),
                     dry_run,
                 )
@@ -240,7 +281,7 @@ impl NodeReports {
             NodePurpose::ReadTaints => Call::get("nodes", path),
             NodePurpose::WriteTaints => {
                 let fresh = self.fresh.take().unwrap_or_default();
-                taints_call(&fresh, self.wants_taint == Some(true), dry_run)
+                taints_call(&fresh, self.taint_wanted(now) == Some(true), dry_run)
             }
         }
     }
@@ -256,6 +297,7 @@ impl NodeReports {
         match (answer, purpose) {
             (Answer::Done(_), NodePurpose::Conditions) => {
                 self.last_written_ms = now.mono_ms;
+                self.is_unknown = self.sends_unknown;
                 self.backoff.reset();
                 None
             }
@@ -290,14 +332,27 @@ impl NodeReports {
     }
 }
 
-fn condition(report: &NodeConditionReport, now: Now) -> Value {
+/// `heard`: when the agent was last known to hold to it.
+fn condition(report: &NodeConditionReport, heard: Now) -> Value {
     json!({
         "type": report.condition.name(),
         "status": if report.status { "True" } else { "False" },
         "reason": report.reason,
         "message": cut(&report.message, MESSAGE_BYTES_MAX),
-        "lastHeartbeatTime": rfc3339_s(now.unix_ms),
+        "lastHeartbeatTime": rfc3339_s(heard.unix_ms),
         "lastTransitionTime": rfc3339_s(report.since_unix_ms),
+    })
+}
+
+/// As the node controller has the conditions of a kubelet that is silent.
+fn unknown(report: &NodeConditionReport, heard: Now) -> Value {
+    json!({
+        "type": report.condition.name(),
+        "status": "Unknown",
+        "reason": "AgentStatusUnknown",
+        "message": "plimsoll-agent is not connected to plimsoll-cluster any more: look at its log on the node",
+        "lastHeartbeatTime": rfc3339_s(heard.unix_ms),
+        "lastTransitionTime": rfc3339_s(heard.unix_ms),
     })
 }
 
@@ -415,6 +470,65 @@ mod tests {
     }
 
     #[test]
+    fn what_an_agent_that_is_gone_said_is_unknown_and_has_no_heartbeat() {
+        let mut reports = NodeReports::new(1);
+        let clean = node(json!(null), "1");
+        let tainted = node(json!([{"key": TAINT_KEY, "effect": "NoSchedule"}]), "1");
+        let written = |reports: &mut NodeReports, node: &SeenNode, ms| {
+            let purpose = reports.next(Some(node), now(ms))?;
+            let call = reports.send(purpose, "n", now(ms), false);
+            reports.answered(purpose, &Answer::Done(Vec::new()), now(ms));
+            let body: Value = serde_json::from_slice(&call.body).unwrap_or_default();
+            Some((purpose, body["status"]["conditions"][0].clone()))
+        };
+        reports.want(vec![pressure(true)], true);
+        assert_eq!(
+            written(&mut reports, &tainted, 1_000).unwrap().1["status"],
+            "True"
+        );
+        reports.lose_agent(now(290_000));
+        assert_eq!(
+            written(&mut reports, &tainted, 301_000),
+            None,
+            "no heartbeat"
+        );
+        assert!(reports.is_idle(Some(&tainted), now(339_999)));
+        // It is gone for good: the taint goes, and the condition says so, once, as of when the agent was there.
+        let (purpose, _) = written(&mut reports, &tainted, 340_000).unwrap();
+        assert_eq!(purpose, NodePurpose::ReadTaints);
+        let (_, shown) = written(&mut reports, &clean, 340_000).unwrap();
+        assert_eq!(
+            (&shown["status"], &shown["reason"]),
+            (&json!("Unknown"), &json!("AgentStatusUnknown"))
+        );
+        assert_eq!(shown["lastHeartbeatTime"], "2026-11-22T10:04:50Z");
+        assert_eq!(written(&mut reports, &clean, 4_000_000), None);
+        // The taint is not put back by a later look, and a second loss is the first one.
+        reports.lose_agent(now(4_000_000));
+        assert_eq!(written(&mut reports, &clean, 4_000_001), None);
+        // It comes back and says the same as before.
+        assert!(reports.want(vec![pressure(true)], false).is_empty());
+        let (_, shown) = written(&mut reports, &tainted, 4_001_000).unwrap();
+        assert_eq!(shown["status"], "True");
+        assert_eq!(written(&mut reports, &tainted, 4_002_000), None);
+        assert!(written(&mut reports, &tainted, 4_301_000).is_some());
+    }
+
+    #[test]
+    fn an_agent_that_starts_anew_changes_nothing() {
+        let mut reports = NodeReports::new(1);
+        let node = node(json!(null), "1");
+        reports.want(vec![pressure(true)], false);
+        reports.send(NodePurpose::Conditions, "n", now(0), false);
+        reports.answered(NodePurpose::Conditions, &Answer::Done(Vec::new()), now(0));
+        reports.lose_agent(now(1_000));
+        assert_eq!(reports.next(Some(&node), now(50_999)), None);
+        reports.want(vec![pressure(true)], false);
+        let call = reports.send(NodePurpose::Conditions, "n", now(51_000), false);
+        assert_eq!(body(&call)["status"]["conditions"][0]["status"], "True");
+    }
+
+    #[test]
     fn conditions_are_written_on_a_change_and_every_five_minutes() {
         let mut reports = NodeReports::new(1);
         let node = node(json!(null), "1");
@@ -472,7 +586,7 @@ mod tests {
             &Answer::Done(Vec::new()),
             now(402_000),
         );
-        assert!(reports.is_idle(Some(&node)));
+        assert!(reports.is_idle(Some(&node), now(402_000)));
         assert_eq!(reports.next(Some(&node), now(701_999)), None);
         assert_eq!(
             reports.next(Some(&node), now(702_000)),

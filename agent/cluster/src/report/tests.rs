@@ -115,7 +115,7 @@ fn an_eviction_from_the_intent_to_the_agents_word() {
             how: Settled::Shown
         }]
     );
-    assert!(!reporter.is_busy());
+    assert!(!reporter.is_busy(now(3_200)));
 }
 
 #[test]
@@ -421,6 +421,6 @@ fn what_an_agent_withheld_ends_with_it() {
     };
     assert_eq!(written(&mut reporter, 0), Some(true));
     assert_eq!(written(&mut reporter, 1_000), None);
-    reporter.lost_agent();
+    reporter.lost_agent(now(1_500));
     assert_eq!(written(&mut reporter, 2_000), Some(false));
 }
