@@ -12,9 +12,11 @@ pub mod judge;
 pub mod lease;
 pub mod placement;
 pub mod reclaim;
+pub mod review;
 pub mod seen;
 pub mod status;
 pub mod store;
+pub mod webhook;
 mod writes;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -8,6 +8,7 @@ pub mod api;
 pub mod arbitrate;
 pub mod backoff;
 pub mod call;
+pub mod certificate;
 pub mod cli;
 pub mod clock;
 pub mod heard;

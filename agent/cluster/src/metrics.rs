@@ -31,6 +31,11 @@ struct Of {
     of: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Answered {
+    answer: &'static str,
+}
+
 /// All metrics.
 #[derive(Debug)]
 pub struct Metrics {
@@ -47,6 +52,8 @@ pub struct Metrics {
     is_agent_connected: Gauge,
     /// Of the arbitrator.
     is_ready: Gauge,
+    reviews: Family<Answered, Counter>,
+    webhook: Gauge,
     /// A word that is said once and not with each repetition.
     last_said: Mutex<String>,
 }
@@ -130,6 +137,8 @@ impl Metrics {
             is_reachable,
             is_agent_connected,
             is_ready: Gauge::default(),
+            reviews: Family::default(),
+            webhook: Gauge::default(),
             last_said: Mutex::default(),
         }
     }
@@ -154,6 +163,16 @@ impl Metrics {
             "Whether all objects were listed",
             metrics.is_ready.clone(),
         );
+        registry.register(
+            "admission_requests",
+            "Reviews of Consumers by answer; the last three are none: allowed, refused, uncompared, unreadable, busy, late",
+            metrics.reviews.clone(),
+        );
+        registry.register(
+            "webhook_ready",
+            "Whether the webhook has a certificate that the API server trusts",
+            metrics.webhook.clone(),
+        );
         let arbitration = Arbitration::new(&mut registry);
         metrics.registry = registry;
         (metrics, arbitration)
@@ -173,6 +192,16 @@ impl Metrics {
                 code,
             })
             .inc();
+    }
+
+    /// The webhook was asked about a Consumer.
+    pub fn reviewed(&self, answer: &'static str) {
+        self.reviews.get_or_create(&Answered { answer }).inc();
+    }
+
+    /// Whether the webhook serves a certificate that the API server trusts.
+    pub fn set_webhook(&self, is_ready: bool) {
+        self.webhook.set(i64::from(is_ready));
     }
 
     /// A watch begins with a new list.

@@ -1,8 +1,10 @@
 //! The loop: hears the API server and the agent, asks `report` what to do, and does it.
 
 pub mod arbitrate;
+pub mod webhook;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -61,6 +63,9 @@ pub enum RunError {
     /// The address for metrics.
     #[error("cannot serve metrics at {0:?}: {1}; choose another --metrics")]
     Metrics(Address, std::io::Error),
+    /// The address for the webhook.
+    #[error("cannot serve the webhook at {0}: {1}; choose another --webhook")]
+    Webhook(SocketAddr, std::io::Error),
     /// What `arbitrate --once` needs could not be read.
     #[error(
         "the cluster cannot be judged: {0}; check the rights (docs/reference/cluster.md), and that the resources of deploy/components/arbitrator are installed"

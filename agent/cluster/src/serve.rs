@@ -1,5 +1,7 @@
 //! Metrics and probes over HTTP, on a Unix socket or loopback.
 
+pub mod webhook;
+
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -79,7 +79,7 @@ const ROOMS: [(&str, &[&str]); 14] = [
 ];
 
 /// Of `plimsoll-cluster`, as [`ROOMS`]. What decides (`arbitrate` and below) knows no connection.
-const CLUSTER_ROOMS: [(&str, &[&str]); 15] = [
+const CLUSTER_ROOMS: [(&str, &[&str]); 16] = [
     ("main", &[]),
     ("cli", &["run", "serve", "api", "arbitrate", "report"]),
     (
@@ -89,6 +89,7 @@ const CLUSTER_ROOMS: [(&str, &[&str]); 15] = [
             "link",
             "api",
             "metrics",
+            "certificate",
             "arbitrate",
             "report",
             "store",
@@ -98,10 +99,11 @@ const CLUSTER_ROOMS: [(&str, &[&str]); 15] = [
             "clock",
         ],
     ),
-    ("serve", &["metrics"]),
+    ("serve", &["metrics", "certificate"]),
     ("link", &["backoff"]),
     ("api", &["metrics", "report", "call", "heard", "backoff"]),
     ("metrics", &["arbitrate", "report", "store"]),
+    ("certificate", &["arbitrate"]),
     (
         "arbitrate",
         &["report", "call", "heard", "clock", "backoff"],
@@ -152,7 +154,7 @@ const CORE_ROOMS: [&str; 8] = [
 ];
 
 /// Crates that only these rooms may use.
-const CRATES: [(&Crate, &str, &[&str]); 4] = [
+const CRATES: [(&Crate, &str, &[&str]); 6] = [
     (&AGENT, "aya", &["kernel"]),
     (&CLUSTER, "kube", &["api"]),
     (
@@ -161,6 +163,8 @@ const CRATES: [(&Crate, &str, &[&str]); 4] = [
         &["connection", "cri", "interface", "pod_resources"],
     ),
     (&CLUSTER, "tokio", &["cli", "run", "serve", "link", "api"]),
+    (&CLUSTER, "tokio_rustls", &["serve", "certificate"]),
+    (&CLUSTER, "rcgen", &["certificate"]),
 ];
 
 /// Room → room of the crate, with a file that has it.

@@ -191,7 +191,13 @@ impl Store {
     /// A kind that is not known as it is now, and why.
     #[must_use]
     pub fn stale(&self) -> Option<(Kind, String)> {
-        Kind::ALL.into_iter().find_map(|kind| {
+        self.stale_of(&Kind::ALL)
+    }
+
+    /// The same, of these kinds.
+    #[must_use]
+    pub fn stale_of(&self, kinds: &[Kind]) -> Option<(Kind, String)> {
+        kinds.iter().copied().find_map(|kind| {
             let watch = self.watch(kind);
             match (watch.missed, watch.is_listed, watch.beyond) {
                 (Some(why), _, _) => Some((kind, why)),

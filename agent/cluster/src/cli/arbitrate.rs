@@ -12,11 +12,13 @@ use crate::api::Source;
 use crate::arbitrate::Settings as Rules;
 use crate::arbitrate::judge::Times;
 use crate::run::arbitrate::Settings;
+use crate::run::webhook::Settings as Webhook;
 use crate::serve::Address;
 
 pub(super) const AFTER_HELP: &str = "\
 Examples:
   plimsoll-cluster arbitrate --listen 0.0.0.0:9187                in a pod, with its service account
+  plimsoll-cluster arbitrate --webhook 0.0.0.0:9443               refuses a wrong Consumer when it is written
   plimsoll-cluster arbitrate --kubeconfig admin.conf --once       says what it would do, and changes nothing
   plimsoll-cluster arbitrate --kubeconfig admin.conf --once --output json
   plimsoll-cluster arbitrate --dry-run                            shares, notices as Events, and no eviction
@@ -62,6 +64,12 @@ pub(super) struct Arbitrate {
     /// Serve /metrics, /healthz and /readyz here
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
+    /// Check Consumers when they are written: the port of the webhook of deploy/components/arbitrator. The leader makes its certificate
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    webhook: Option<SocketAddr>,
+    /// The name in the webhook's certificate: what the API server calls [default: plimsoll-arbitrator.NAMESPACE.svc, of the Lease's namespace]
+    #[arg(long, value_name = "NAME", requires = "webhook", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    webhook_name: Option<String>,
     /// Read the cluster, print shares and plan, and end
     #[arg(long)]
     once: bool,
@@ -108,6 +116,14 @@ impl Arbitrate {
     }
 
     pub(super) fn settings(self) -> Settings {
+        let namespace = self.lease_namespace;
+        let webhook = self.webhook.map(|listen| Webhook {
+            listen,
+            name: self
+                .webhook_name
+                .unwrap_or_else(|| format!("plimsoll-arbitrator.{namespace}.svc")),
+            namespace: namespace.clone(),
+        });
         Settings {
             source: self
                 .kubeconfig
@@ -122,8 +138,9 @@ impl Arbitrate {
                 is_dry: self.dry_run,
                 identity: self.identity,
             },
-            lease_namespace: self.lease_namespace,
+            lease_namespace: namespace,
             listen: self.listen.map(Address::Tcp),
+            webhook,
         }
     }
 }

@@ -8,11 +8,15 @@ use plimsoll_core::arbitration::units::quantity_of;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
+use super::webhook::{self, ASKED_MAX, Asked, Keeper};
 use super::{RunError, discovered, now, seed, watched};
 use crate::api::{Api, Source};
 use crate::arbitrate::lease::Election;
+use crate::arbitrate::review::Verdict;
+use crate::arbitrate::review::waiting::Waiting;
 use crate::arbitrate::store::Kind;
 use crate::arbitrate::{Arbiter, Settings as Rules, Target};
 use crate::call::Answer;
@@ -46,6 +50,8 @@ pub struct Settings {
     pub lease_namespace: String,
     /// Where metrics are served.
     pub listen: Option<Address>,
+    /// The webhook.
+    pub webhook: Option<webhook::Settings>,
 }
 
 struct Loop {
@@ -61,6 +67,9 @@ struct Loop {
     discoveries: JoinSet<Option<Served>>,
     heard: Receiver<(Kind, Heard)>,
     to_heard: Sender<(Kind, Heard)>,
+    asked: Receiver<Asked>,
+    to_asked: Sender<Asked>,
+    reviews: Waiting<oneshot::Sender<Verdict>>,
     seed: u64,
     acted: bool,
 }
@@ -70,7 +79,7 @@ struct Loop {
 /// # Errors
 /// [`RunError`]: only what cannot get better by waiting.
 pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(), RunError> {
-    let listen = settings.listen.clone();
+    let (listen, webhook) = (settings.listen.clone(), settings.webhook.clone());
     let mut state = Loop::start(settings).await?;
     let (lease, api) = (state.lease.clone(), state.api.clone());
     tokio::spawn(keep(lease, api, state.metrics.clone(), state.began));
@@ -78,6 +87,15 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         let wrong = |error| RunError::Metrics(address.clone(), error);
         let listener = Listener::open(&address).await.map_err(wrong)?;
         tokio::spawn(listener.serve(state.metrics.clone()));
+    }
+    if let Some(settings) = webhook {
+        let keeper = Keeper {
+            api: state.api.clone(),
+            lease: state.lease.clone(),
+            metrics: state.metrics.clone(),
+            began: state.began,
+        };
+        webhook::start(settings, keeper, state.to_asked.clone()).await?;
     }
     let mut stop = std::pin::pin!(stop);
     loop {
@@ -92,7 +110,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
 }
 
 /// One at a time; what a panic left is as it was.
-fn locked(lease: &Mutex<Election>) -> MutexGuard<'_, Election> {
+pub(super) fn locked(lease: &Mutex<Election>) -> MutexGuard<'_, Election> {
     lease.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -137,6 +155,13 @@ pub async fn once(settings: Settings) -> Result<Value, RunError> {
                 None => Ok(found(&state.arbiter)),
             };
         }
+    }
+}
+
+/// Answers reviews. Whoever asked may have gone.
+fn tell(verdicts: impl IntoIterator<Item = (oneshot::Sender<Verdict>, Verdict)>) {
+    for (reply, verdict) in verdicts {
+        let _gone = reply.send(verdict);
     }
 }
 
@@ -186,6 +211,7 @@ impl Loop {
         let seed = seed();
         let began = Instant::now();
         let (to_heard, heard) = channel(HEARD_MAX);
+        let (to_asked, asked) = channel(ASKED_MAX);
         // A pod's name outlives its process: a number makes two of them.
         let identity = &mut settings.rules.identity;
         identity.push_str(&format!("_{seed:016x}"));
@@ -204,6 +230,9 @@ impl Loop {
             discoveries: JoinSet::new(),
             heard,
             to_heard,
+            asked,
+            to_asked,
+            reviews: Waiting::default(),
             seed,
             acted: false,
         };
@@ -271,6 +300,11 @@ impl Loop {
                     self.arbiter.eviction_version = served.eviction;
                 }
             }
+            Some(Asked { question, reply }) = self.asked.recv() => {
+                let now = self.now();
+                let verdict = self.reviews.ask(&self.arbiter.store, question, reply, now);
+                tell(verdict);
+            }
             () = tokio::time::sleep(PAUSE) => {}
         }
     }
@@ -279,6 +313,7 @@ impl Loop {
         if let Heard::Missed(why) = &heard {
             self.metrics.say(why);
         }
+        self.reviews.hear(kind);
         self.arbiter.hear(kind, heard);
     }
 
@@ -337,6 +372,7 @@ impl Loop {
     /// What is due now.
     fn act(&mut self) {
         let now = self.now();
+        tell(self.reviews.due(&self.arbiter.store, now));
         let (acts, holds) = {
             let election = locked(&self.lease);
             (election.acts(now), election.holds(now))

@@ -16,9 +16,9 @@ use super::support::program::page;
 use super::support::server::{Server, free_port};
 use super::support::{run, until};
 
-const CONSUMERS: &str = "/apis/plimsoll.dev/v1alpha1/consumers";
+pub(super) const CONSUMERS: &str = "/apis/plimsoll.dev/v1alpha1/consumers";
 
-fn deploy(file: &str) -> Vec<Value> {
+pub(super) fn deploy(file: &str) -> Vec<Value> {
     let path = format!(
         "{}/../../deploy/components/arbitrator/{file}",
         env!("CARGO_MANIFEST_DIR")
@@ -27,7 +27,7 @@ fn deploy(file: &str) -> Vec<Value> {
 }
 
 /// A server with the resources and rights of `deploy/`, and a namespace for the Lease.
-async fn installed() -> Option<Server> {
+pub(super) async fn installed() -> Option<Server> {
     let server = Server::start().await?;
     for file in ["consumers.yaml", "allocations.yaml"] {
         for object in deploy(file) {
@@ -63,18 +63,18 @@ async fn installed() -> Option<Server> {
     Some(server)
 }
 
-async fn namespace(server: &Server, name: &str) {
+pub(super) async fn namespace(server: &Server, name: &str) {
     server
         .create("/api/v1/namespaces", &json!({"metadata": {"name": name}}))
         .await;
 }
 
-async fn consumer(server: &Server, name: &str, spec: &Value) -> Value {
+pub(super) async fn consumer(server: &Server, name: &str, spec: &Value) -> Value {
     let body = json!({"apiVersion": "plimsoll.dev/v1alpha1", "kind": "Consumer", "metadata": {"name": name}, "spec": spec});
     server.create(CONSUMERS, &body).await
 }
 
-async fn node(server: &Server, name: &str, cpus: u64) {
+pub(super) async fn node(server: &Server, name: &str, cpus: u64) {
     server
         .create("/api/v1/nodes", &json!({"metadata": {"name": name}}))
         .await;
@@ -111,7 +111,7 @@ async fn pods(server: &Server, namespace: &str, names: std::ops::Range<u32>) {
 }
 
 /// The arbitrator, as it is installed.
-struct Arbitrator {
+pub(super) struct Arbitrator {
     child: Child,
     port: u16,
 }
@@ -124,6 +124,10 @@ impl Drop for Arbitrator {
 
 impl Arbitrator {
     fn start(kubeconfig: &Path, name: &str) -> Self {
+        Self::start_with(kubeconfig, name, &[])
+    }
+
+    pub(super) fn start_with(kubeconfig: &Path, name: &str, options: &[String]) -> Self {
         let port = free_port();
         let child = Command::new(env!("CARGO_BIN_EXE_plimsoll-cluster"))
             .args([
@@ -136,6 +140,7 @@ impl Arbitrator {
             .arg("--kubeconfig")
             .arg(kubeconfig)
             .arg(format!("--listen=127.0.0.1:{port}"))
+            .args(options)
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
@@ -146,7 +151,7 @@ impl Arbitrator {
         page(TcpStream::connect(("127.0.0.1", self.port)).await, path).await
     }
 
-    async fn metric(&self, name: &str) -> f64 {
+    pub(super) async fn metric(&self, name: &str) -> f64 {
         let name = format!("plimsoll_arbitrator_{name} ");
         let text = self.page("/metrics").await;
         let line = text.lines().find_map(|line| line.strip_prefix(&name));
@@ -298,7 +303,7 @@ async fn condition(server: &Server, consumer: &str, kind: &str) -> Option<Value>
         .cloned()
 }
 
-async fn until_condition(
+pub(super) async fn until_condition(
     server: &Server,
     consumer: &str,
     kind: &str,
@@ -316,7 +321,7 @@ async fn until_condition(
 }
 
 /// Kubeconfig with the rights of `deploy/`.
-fn kubeconfig(server: &Server) -> PathBuf {
+pub(super) fn kubeconfig(server: &Server) -> PathBuf {
     server.kubeconfig_of("arbitrator.conf", "arbitrator-token")
 }
 

@@ -7,6 +7,7 @@
 pub(crate) mod agent;
 pub(crate) mod program;
 pub(crate) mod server;
+pub(crate) mod tls;
 
 #[path = "../../../tests/notes/mod.rs"]
 pub(crate) mod notes;

@@ -1,0 +1,185 @@
+//! The webhook of the arbitrator: a listener whose reviews the loop answers, and the task that keeps its certificate.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::StatusCode;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc::Sender;
+use tokio::sync::oneshot;
+
+use super::arbitrate::locked;
+use super::{RunError, now};
+use crate::api::Api;
+use crate::arbitrate::lease::Election;
+use crate::arbitrate::review::{Question, Verdict};
+use crate::arbitrate::webhook::{
+    self as objects, Lasts, Pair, SeenConfiguration, SeenSecret, Step,
+};
+use crate::call::{Answer, Call};
+use crate::certificate;
+use crate::metrics::Metrics;
+use crate::serve::webhook::{Slot, serve};
+
+/// Reviews that the loop has not looked at yet.
+pub(super) const ASKED_MAX: usize = 16;
+/// The API server waits for three seconds (`timeoutSeconds` in `deploy/`).
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(2_500);
+/// Secret and configuration are read so often.
+const READ_EVERY: Duration = Duration::from_secs(15);
+/// Steps that follow each other at once: make, trust, serve.
+const STEPS_MAX: usize = 3;
+
+/// The options.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// What the API server calls it: the name, or the address, in the certificate.
+    pub name: String,
+    /// Where the Secret is.
+    pub namespace: String,
+}
+
+/// A review that the loop is to answer. Dropped: there are too many.
+pub(super) struct Asked {
+    pub(super) question: Question,
+    pub(super) reply: oneshot::Sender<Verdict>,
+}
+
+/// Opens the port and answers from now on.
+///
+/// # Errors
+/// The port is taken.
+pub(super) async fn start(
+    settings: Settings,
+    keeper: Keeper,
+    asked: Sender<Asked>,
+) -> Result<(), RunError> {
+    let listen = settings.listen;
+    let wrong = |error| RunError::Webhook(listen, error);
+    let listener = TcpListener::bind(listen).await.map_err(wrong)?;
+    let (slot, metrics) = (Slot::default(), keeper.metrics.clone());
+    tokio::spawn(serve(listener, slot.clone(), move |body: Bytes| {
+        answered(body, asked.clone(), metrics.clone())
+    }));
+    tokio::spawn(keeper.run(settings, slot));
+    Ok(())
+}
+
+/// The answer to one review. Every code but 200 is no answer, and the API server goes on without one.
+async fn answered(
+    body: Bytes,
+    asked: Sender<Asked>,
+    metrics: Arc<Metrics>,
+) -> Result<Vec<u8>, StatusCode> {
+    let failed = |why, code| {
+        metrics.reviewed(why);
+        code
+    };
+    let question = Question::read(&body);
+    let question = question.map_err(|_| failed("unreadable", StatusCode::BAD_REQUEST))?;
+    let (reply, verdict) = oneshot::channel();
+    let busy = || failed("busy", StatusCode::SERVICE_UNAVAILABLE);
+    let ask = Asked {
+        question: question.clone(),
+        reply,
+    };
+    asked.try_send(ask).map_err(|_| busy())?;
+    let verdict = tokio::time::timeout(ANSWER_TIMEOUT, verdict).await;
+    let verdict = verdict.map_err(|_| failed("late", StatusCode::GATEWAY_TIMEOUT))?;
+    let verdict = verdict.map_err(|_| busy())?;
+    metrics.reviewed(verdict.name());
+    Ok(question.answer(&verdict).to_string().into_bytes())
+}
+
+/// Keeps the certificate.
+pub(super) struct Keeper {
+    pub(super) api: Api,
+    pub(super) lease: Arc<Mutex<Election>>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) began: Instant,
+}
+
+impl Keeper {
+    async fn run(self, settings: Settings, slot: Slot) {
+        let mut served = Pair::default();
+        loop {
+            for _ in 0..STEPS_MAX {
+                match self.step(&settings, &slot, &mut served).await {
+                    Ok(Step::Make | Step::Trust) => continue,
+                    Ok(step) => self.metrics.set_webhook(step == Step::Serve),
+                    Err(why) => {
+                        let text = format!(
+                            "the webhook: {why}; a Consumer that is wrong may be taken when it is written"
+                        );
+                        self.metrics.say(&text);
+                    }
+                }
+                break;
+            }
+            tokio::time::sleep(READ_EVERY).await;
+        }
+    }
+
+    /// Reads both objects and does the next step. After [`Step::Make`] and [`Step::Trust`] another one follows.
+    async fn step(
+        &self,
+        settings: &Settings,
+        slot: &Slot,
+        served: &mut Pair,
+    ) -> Result<Step, String> {
+        let Settings {
+            name, namespace, ..
+        } = settings;
+        let what = ["the Secret", "the ValidatingWebhookConfiguration"];
+        let secret = self.done(SeenSecret::call(namespace), what[0]).await?;
+        let secret = SeenSecret::read(&secret).map_err(|why| format!("{}: {why}", what[0]))?;
+        let configuration = self.done(SeenConfiguration::call(), what[1]).await?;
+        let configuration = SeenConfiguration::read(&configuration);
+        let configuration = configuration.map_err(|why| format!("{}: {why}", what[1]))?;
+        let now = now(self.began);
+        let lasts = certificate::lasts(&secret.pair, name, now.unix_ms);
+        let leads = locked(&self.lease).acts(now);
+        let step = objects::next(&secret.pair, &configuration.bundle, lasts, leads);
+        match step {
+            Step::Make => {
+                let pair = certificate::make(name, now.unix_ms);
+                let mut pair = pair.map_err(|why| {
+                    format!("no certificate can be made for {name}: {why}: correct --webhook-name")
+                })?;
+                // The authority of one that is good for nobody need not be trusted.
+                if lasts != Lasts::Not {
+                    pair = pair.after(&secret.pair);
+                }
+                self.done(secret.replace(namespace, &pair), what[0]).await?;
+                self.metrics.say("the webhook has a new certificate");
+            }
+            Step::Trust => {
+                let call = configuration.trust(&secret.pair.authorities);
+                self.done(call, what[1]).await?;
+            }
+            Step::Serve if *served != secret.pair => {
+                slot.set(certificate::served(&secret.pair)?);
+                *served = secret.pair;
+            }
+            Step::Serve | Step::Wait => {}
+        }
+        Ok(step)
+    }
+
+    async fn done(&self, call: Call, what: &str) -> Result<Vec<u8>, String> {
+        match self.api.call(&call).await {
+            Answer::Done(body) => Ok(body),
+            // It has changed since it was read: the next step goes by what is there now.
+            Answer::Refused(refusal) if refusal.code == 409 => Ok(Vec::new()),
+            Answer::Refused(refusal) => Err(format!(
+                "{what}: {} {} {}: install deploy/components/arbitrator as a whole",
+                refusal.code, refusal.reason, refusal.message
+            )),
+            Answer::Lost(why) => Err(format!("{what}: {why}")),
+        }
+    }
+}

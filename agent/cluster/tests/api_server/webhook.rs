@@ -1,0 +1,168 @@
+//! The arbitrator's webhook, called by a real API server. It is called by a URL: without kube-proxy no Service leads anywhere.
+
+use plimsoll_cluster::arbitrate::webhook::SeenSecret;
+use plimsoll_cluster::call::{Answer, Call, Content, Verb};
+use plimsoll_cluster::certificate;
+use serde_json::{Value, json};
+
+use super::arbitrator::{
+    Arbitrator, CONSUMERS, consumer, deploy, installed, kubeconfig, namespace, node,
+    until_condition,
+};
+use super::support::server::{Server, free_port};
+use super::support::tls::connect;
+use super::support::{run, until};
+use super::unix_ms;
+
+const SECRETS: &str = "/api/v1/namespaces/plimsoll/secrets";
+const SECRET: &str = "/api/v1/namespaces/plimsoll/secrets/plimsoll-arbitrator-webhook";
+const CONFIGURATIONS: &str =
+    "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
+const DAY_MS: u64 = 24 * 3_600_000;
+
+/// The Secret and the configuration of `deploy/`, which calls this port.
+async fn install(server: &Server, port: u16) {
+    for mut object in deploy("webhook.yaml") {
+        match object["kind"].as_str().unwrap() {
+            "Secret" => {
+                server.create(SECRETS, &object).await;
+            }
+            "ValidatingWebhookConfiguration" => {
+                let client = &mut object["webhooks"][0]["clientConfig"];
+                let path = client["service"]["path"].as_str().unwrap();
+                *client = json!({"url": format!("https://127.0.0.1:{port}{path}")});
+                server.create(CONFIGURATIONS, &object).await;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What the API server says to a new Consumer that is not stored.
+async fn tried(server: &Server, name: &str, spec: &Value) -> Answer {
+    let body = json!({"apiVersion": "plimsoll.dev/v1alpha1", "kind": "Consumer", "metadata": {"name": name}, "spec": spec});
+    let call = Call::write(Verb::Post, "test", CONSUMERS, Content::Json, &body, true);
+    server.admin.call(&call).await
+}
+
+async fn until_refused(server: &Server, spec: &Value, sentence: &str) {
+    until(
+        &format!("{spec} to be refused: {sentence}"),
+        async || match tried(server, "wrong", spec).await {
+            Answer::Refused(refusal) if refusal.code == 403 => {
+                assert!(refusal.message.contains(sentence), "{}", refusal.message);
+                Some(())
+            }
+            _ => None,
+        },
+    )
+    .await;
+}
+
+async fn secret(server: &Server) -> SeenSecret {
+    let secret = server.get(SECRET).await.unwrap();
+    SeenSecret::read(secret.to_string().as_bytes()).unwrap()
+}
+
+#[test]
+fn a_wrong_consumer_is_refused_and_without_the_webhook_it_is_taken() {
+    run(async {
+        let Some(server) = installed().await else {
+            return;
+        };
+        let port = free_port();
+        install(&server, port).await;
+        node(&server, "n1", 5).await;
+        for name in ["a", "lost"] {
+            namespace(&server, name).await;
+        }
+        let options = [
+            format!("--webhook=127.0.0.1:{port}"),
+            "--webhook-name=127.0.0.1".to_owned(),
+        ];
+        let start = || Arbitrator::start_with(&kubeconfig(&server), "one", &options);
+        let arbitrator = start();
+        until("the webhook to be ready", async || {
+            let is_ready = arbitrator.metric("webhook_ready").await > 0.0;
+            (is_ready && arbitrator.metric("ready").await > 0.0).then_some(())
+        })
+        .await;
+        // The API server sees the authority a moment later.
+        let orphan = json!({"namespace": "lost", "parent": "nowhere"});
+        let nowhere = "spec.parent: there is no Consumer nowhere that can be read: create the group first, or leave parent out";
+        until_refused(&server, &orphan, nowhere).await;
+
+        // A group and its member, at once: the refusal waits for the watch.
+        consumer(&server, "top", &json!({})).await;
+        consumer(&server, "below", &json!({"parent": "top"})).await;
+        consumer(
+            &server,
+            "a",
+            &json!({"namespace": "a", "parent": "below", "reserved": {"cpu": "2"}}),
+        )
+        .await;
+        // A cycle.
+        let body = json!({"spec": {"parent": "below"}});
+        let path = format!("{CONSUMERS}/top");
+        let call = Call::write(Verb::Patch, "test", &path, Content::Merge, &body, false);
+        let Answer::Refused(refusal) = server.admin.call(&call).await else {
+            panic!("the cycle was taken");
+        };
+        assert_eq!(
+            refusal.message,
+            "admission webhook \"consumers.plimsoll.dev\" denied the request: spec.parent: a cycle: below is this Consumer, or below it: name a group that is not"
+        );
+        let beyond = json!({"namespace": "b", "reserved": {"cpu": "4"}});
+        let sentence = "6 would be reserved by all Consumers together, and the nodes have 5";
+        until_refused(&server, &beyond, sentence).await;
+        let above = json!({"namespace": "b", "hard": {"cpu": "1"}, "reserved": {"cpu": "2"}});
+        until_refused(&server, &above, "2 is more than spec.hard.cpu, 1").await;
+        let right = json!({"namespace": "b", "reserved": {"cpu": "3"}});
+        let answer = tried(&server, "b", &right).await;
+        assert!(matches!(answer, Answer::Done(_)), "{answer:?}");
+        for answer in ["allowed", "refused"] {
+            let name = format!("admission_requests_total{{answer=\"{answer}\"}}");
+            assert!(arbitrator.metric(&name).await > 0.0, "{name}");
+        }
+
+        renewed(&server, port).await;
+        until_refused(&server, &orphan, nowhere).await;
+
+        // Away: it is taken, and told later.
+        drop(arbitrator);
+        consumer(&server, "orphan", &orphan).await;
+        let arbitrator = start();
+        until_condition(&server, "orphan", "Accepted", "False", "NoParent").await;
+        until_refused(&server, &orphan, nowhere).await;
+        // What was wrong before does not keep it from being changed.
+        let path = format!("{CONSUMERS}/orphan");
+        server.merge(&path, &json!({"spec": {"weight": 3}})).await;
+        drop(arbitrator);
+    });
+}
+
+/// A certificate that ends in twenty days gives way to another one.
+async fn renewed(server: &Server, port: u16) {
+    let old = certificate::make("127.0.0.1", unix_ms() - 70 * DAY_MS).unwrap();
+    let call = secret(server).await.replace("plimsoll", &old);
+    server.must(&call).await;
+    let renewed = until("another certificate", async || {
+        let seen = secret(server).await.pair;
+        (seen.certificate != old.certificate).then_some(seen)
+    })
+    .await;
+    // The API server trusts both for now.
+    assert!(renewed.authorities.ends_with(&old.authorities));
+    let authority = renewed.authorities.replace(&old.authorities, "");
+    until("it to be served", async || {
+        connect(port, &authority).await.ok()
+    })
+    .await;
+    let path = format!("{CONFIGURATIONS}/plimsoll-arbitrator");
+    let configuration = server.get(&path).await.unwrap();
+    let bundle = &configuration["webhooks"][0]["clientConfig"]["caBundle"];
+    let secret = server.get(SECRET).await.unwrap();
+    assert_eq!(*bundle, secret["data"]["ca.crt"]);
+    let labels = &secret["metadata"]["labels"];
+    assert_eq!(labels["app.kubernetes.io/name"], "plimsoll-arbitrator");
+}

@@ -1,0 +1,132 @@
+//! The listener of the arbitrator's webhook, asked by a client over TLS.
+#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
+
+mod support;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::StatusCode;
+use plimsoll_cluster::arbitrate::webhook::Pair;
+use plimsoll_cluster::certificate::{make, served};
+use plimsoll_cluster::serve::webhook::{BODY_BYTES_MAX, Slot, serve};
+use support::run;
+use support::tls::{connect, exchange, post};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::{TcpListener, TcpStream};
+
+const ANSWER_BYTES_MAX: usize = 4096;
+
+fn pair() -> Pair {
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    make("127.0.0.1", unix.as_millis().try_into().unwrap()).unwrap()
+}
+
+/// Sends back what it is sent, and refuses `no`.
+async fn review(body: Bytes) -> Result<Vec<u8>, StatusCode> {
+    match &body[..] {
+        b"no" => Err(StatusCode::SERVICE_UNAVAILABLE),
+        _ => Ok(body.to_vec()),
+    }
+}
+
+async fn listener(slot: &Slot) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(serve(listener, slot.clone(), review));
+    port
+}
+
+async fn asked(port: u16, authorities: &str, request: &[u8]) -> String {
+    let mut stream = connect(port, authorities).await.unwrap();
+    exchange(&mut stream, request, ANSWER_BYTES_MAX).await
+}
+
+#[test]
+fn reviews_are_answered_over_tls_and_nothing_else_is() {
+    run(async {
+        let (slot, pair) = (Slot::default(), pair());
+        let port = listener(&slot).await;
+        assert!(
+            connect(port, &pair.authorities).await.is_err(),
+            "no certificate yet"
+        );
+        slot.set(served(&pair).unwrap());
+        let trusted = &pair.authorities;
+        let ask = async |request: &[u8]| asked(port, trusted, request).await;
+        let answer = ask(&post("/consumers?timeout=3s", "{}")).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert!(answer.contains("application/json") && answer.ends_with("{}"));
+        for (request, code) in [
+            (post("/consumers", "no"), "503"),
+            (post("/metrics", "{}"), "404"),
+            (
+                b"GET /consumers HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+                "405",
+            ),
+            (b"garbage\r\n\r\n".to_vec(), "400"),
+        ] {
+            let answer = ask(&request).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{answer}");
+        }
+        // Who trusts another authority goes.
+        assert!(connect(port, &self::pair().authorities).await.is_err());
+    });
+}
+
+#[test]
+fn a_body_is_refused_before_it_is_read() {
+    run(async {
+        let (slot, pair) = (Slot::default(), pair());
+        slot.set(served(&pair).unwrap());
+        let port = listener(&slot).await;
+        let head = |rest: &str| format!("POST /consumers HTTP/1.1\r\nHost: x\r\n{rest}\r\n\r\n");
+        // None of the body is ever sent.
+        let announced = head(&format!("Content-Length: {}", BODY_BYTES_MAX + 1));
+        let answer = asked(port, &pair.authorities, announced.as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+        let mut chunks = head("Transfer-Encoding: chunked").into_bytes();
+        chunks.extend_from_slice(format!("{:x}\r\n", BODY_BYTES_MAX + 1).as_bytes());
+        chunks.resize(chunks.len() + BODY_BYTES_MAX + 1, b'x');
+        let answer = asked(port, &pair.authorities, &chunks).await;
+        assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+        let whole = "x".repeat(BODY_BYTES_MAX);
+        let answer = asked(port, &pair.authorities, &post("/consumers", &whole)).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    });
+}
+
+#[test]
+fn who_says_nothing_is_let_go_and_others_get_their_turn() {
+    run(async {
+        let (slot, pair) = (Slot::default(), pair());
+        slot.set(served(&pair).unwrap());
+        let port = listener(&slot).await;
+        let mut silent = Vec::new();
+        for _ in 0..16 {
+            silent.push(TcpStream::connect(("127.0.0.1", port)).await.unwrap());
+        }
+        // Accepted only when one of them is let go.
+        let answer = asked(port, &pair.authorities, &post("/consumers", "{}")).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let mut ended = silent.remove(0);
+        assert_eq!(ended.read(&mut [0; 16]).await.unwrap_or(0), 0);
+    });
+}
+
+#[test]
+fn a_certificate_is_renewed_while_connections_go_on() {
+    run(async {
+        let (slot, first, second) = (Slot::default(), pair(), pair());
+        slot.set(served(&first).unwrap());
+        let port = listener(&slot).await;
+        let mut stream = connect(port, &first.authorities).await.unwrap();
+        slot.set(served(&second).unwrap());
+        let answer = exchange(&mut stream, &post("/consumers", "{}"), ANSWER_BYTES_MAX).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert!(connect(port, &first.authorities).await.is_err());
+        // As the configuration has it meanwhile.
+        let both = second.after(&first);
+        assert!(connect(port, &both.authorities).await.is_ok());
+    });
+}
