@@ -6,7 +6,7 @@ pub use arbitration::Arbitration;
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use plimsoll_core::shown::line;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -36,14 +36,19 @@ struct Answered {
     answer: &'static str,
 }
 
+/// Sets a counter to what was counted elsewhere, which never falls.
+fn count(counter: &Counter, total: u64) {
+    counter.inner().store(total, Ordering::Relaxed);
+}
+
 /// All metrics.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
     calls: Family<CallLabels, Counter>,
     restarts: Family<Of, Counter>,
-    dropped: Family<Of, Gauge>,
-    settled: Family<Of, Gauge>,
+    dropped: Family<Of, Counter>,
+    settled: Family<Of, Counter>,
     pods: Gauge,
     unreported: Gauge,
     unsettled: Gauge,
@@ -219,7 +224,7 @@ impl Metrics {
         is_agent_connected: bool,
     ) {
         let signed = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-        for (of, count) in [
+        for (of, dropped) in [
             ("garbage", dropped.garbage),
             ("too_large", dropped.too_large),
             ("other_node", dropped.other_node),
@@ -227,11 +232,11 @@ impl Metrics {
             ("events", figures.events_dropped),
             ("intents", figures.intents_refused),
         ] {
-            self.dropped.get_or_create(&Of { of }).set(signed(count));
+            count(&self.dropped.get_or_create(&Of { of }), dropped);
         }
         let ways = ["shown", "ended_otherwise", "gone", "given_up"];
-        for (of, count) in ways.into_iter().zip(figures.settled) {
-            self.settled.get_or_create(&Of { of }).set(signed(count));
+        for (of, settled) in ways.into_iter().zip(figures.settled) {
+            count(&self.settled.get_or_create(&Of { of }), settled);
         }
         self.pods.set(i64::try_from(pods).unwrap_or(i64::MAX));
         self.unreported.set(signed(figures.unreported));

@@ -370,7 +370,7 @@ fn a_list_of_a_hundred_megabytes_takes_no_memory() {
         agent.until("the list", |known| known.is_listed).await;
         assert_eq!(agent.known.pods.len(), PODS_MAX);
         until("what is beyond to be counted", async || {
-            (program.metric("dropped", "of=\"too_many\"").await == 4_000.0 - PODS_MAX as f64)
+            (program.metric("dropped_total", "of=\"too_many\"").await == 4_000.0 - PODS_MAX as f64)
                 .then_some(())
         })
         .await;
@@ -392,8 +392,8 @@ fn one_object_that_is_no_pod_hides_no_other() {
         assert_eq!(agent.known.pods, ["u1".into()].into());
         until("what was not taken to be counted", async || {
             let (garbage, other) = (
-                program.metric("dropped", "of=\"garbage\"").await,
-                program.metric("dropped", "of=\"other_node\"").await,
+                program.metric("dropped_total", "of=\"garbage\"").await,
+                program.metric("dropped_total", "of=\"other_node\"").await,
             );
             (garbage >= 2.0 && other >= 1.0).then_some(())
         })

@@ -3,10 +3,12 @@
 use std::sync::atomic::AtomicU64;
 
 use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::count;
 use crate::arbitrate::Arbiter;
 use crate::arbitrate::store::Kind;
 
@@ -34,15 +36,15 @@ struct Amount {
 pub struct Arbitration {
     leader: Gauge,
     held_back: Gauge,
-    cycles: Gauge,
+    cycles: Counter,
     cycle: Gauge<f64, AtomicU64>,
     notices: Gauge,
-    notices_begun: Gauge,
-    refused: Gauge,
-    evictions: Family<Of, Gauge>,
+    notices_begun: Counter,
+    refused: Counter,
+    evictions: Family<Of, Counter>,
     entitled: Family<Of, Gauge>,
     objects: Family<Of, Gauge>,
-    unreadable: Family<Of, Gauge>,
+    unreadable: Family<Of, Counter>,
     wrong: Family<Of, Gauge>,
     capacity: Family<Resource, Gauge>,
     deserved: Family<Amount, Gauge>,
@@ -51,14 +53,14 @@ pub struct Arbitration {
 
 impl Arbitration {
     pub(super) fn new(registry: &mut Registry) -> Self {
-        let [leader, held_back, cycles, notices, notices_begun, refused] =
-            std::array::from_fn(|_| Gauge::default());
+        let [leader, held_back, notices] = std::array::from_fn(|_| Gauge::default());
+        let [cycles, notices_begun, refused] = std::array::from_fn(|_| Counter::default());
         let cycle = Gauge::default();
-        let [evictions, entitled, objects, unreadable, wrong] =
-            std::array::from_fn(|_| Family::default());
+        let [entitled, objects, wrong] = std::array::from_fn(|_| Family::default());
+        let [evictions, unreadable] = std::array::from_fn(|_| Family::default());
         let capacity = Family::default();
         let [deserved, used] = std::array::from_fn(|_| Family::default());
-        let gauges: [(&str, &str, &Gauge); 6] = [
+        let gauges: [(&str, &str, &Gauge); 3] = [
             (
                 "leader",
                 "Whether this process has the Lease and acts",
@@ -69,8 +71,13 @@ impl Arbitration {
                 "Whether something is in doubt, so that no pod is evicted",
                 &held_back,
             ),
-            ("cycles", "Cycles computed", &cycles),
             ("notices", "Pods that have notice of an eviction", &notices),
+        ];
+        for (name, help, gauge) in gauges {
+            registry.register(name, help, gauge.clone());
+        }
+        let counters: [(&str, &str, &Counter); 3] = [
+            ("cycles", "Cycles computed", &cycles),
             ("notices_begun", "Notices given so far", &notices_begun),
             (
                 "refused_writes",
@@ -78,8 +85,8 @@ impl Arbitration {
                 &refused,
             ),
         ];
-        for (name, help, gauge) in gauges {
-            registry.register(name, help, gauge.clone());
+        for (name, help, counter) in counters {
+            registry.register(name, help, counter.clone());
         }
         registry.register_with_unit(
             "last_cycle",
@@ -87,23 +94,28 @@ impl Arbitration {
             Unit::Seconds,
             cycle.clone(),
         );
-        let families: [(&str, &str, &Family<Of, Gauge>); 5] = [
+        let counted: [(&str, &str, &Family<Of, Counter>); 2] = [
             (
                 "evictions",
                 "Evictions that were asked for, by what came of them",
                 &evictions,
             ),
             (
+                "unreadable_objects",
+                "Objects that could not be read, by resource",
+                &unreadable,
+            ),
+        ];
+        for (name, help, family) in counted {
+            registry.register(name, help, family.clone());
+        }
+        let families: [(&str, &str, &Family<Of, Gauge>); 3] = [
+            (
                 "entitled_pods",
                 "Entitled pods, by what the plan says",
                 &entitled,
             ),
             ("objects", "Objects that are known, by resource", &objects),
-            (
-                "unreadable_objects",
-                "Objects that could not be read, by resource",
-                &unreadable,
-            ),
             (
                 "wrong_objects",
                 "Objects with a fault that was put right, by reason",
@@ -152,24 +164,24 @@ impl Arbitration {
         self.leader.set(i64::from(acts));
         self.held_back.set(i64::from(arbiter.held_back.is_some()));
         self.notices.set(signed(arbiter.notices()));
-        for (outcome, count) in &arbiter.figures.evictions {
+        for (outcome, evictions) in &arbiter.figures.evictions {
             let of = outcome.name();
-            self.evictions.get_or_create(&Of { of }).set(signed(*count));
+            count(&self.evictions.get_or_create(&Of { of }), *evictions);
         }
     }
 
     /// What a cycle has found.
     pub fn set(&self, arbiter: &Arbiter) {
         let figures = &arbiter.figures;
-        self.cycles.set(signed(figures.cycles));
+        count(&self.cycles, figures.cycles);
         self.cycle
             .set(std::time::Duration::from_micros(figures.cycle_us).as_secs_f64());
-        self.notices_begun.set(signed(figures.notices));
-        self.refused.set(signed(figures.refused));
+        count(&self.notices_begun, figures.notices);
+        count(&self.refused, figures.refused);
         let store = &arbiter.store;
         for kind in Kind::ALL {
             let of = kind.resource();
-            let count = match kind {
+            let known = match kind {
                 Kind::Pods => store.pods.len(),
                 Kind::Nodes => store.nodes.len(),
                 Kind::Namespaces => store.namespaces.len(),
@@ -178,11 +190,9 @@ impl Arbitration {
                 Kind::Quotas => store.quotas.len(),
                 Kind::Allocations => store.allocations.len(),
             };
-            self.objects.get_or_create(&Of { of }).set(signed(count));
-            let unreadable = store.watch(kind).unreadable;
-            self.unreadable
-                .get_or_create(&Of { of })
-                .set(signed(unreadable));
+            self.objects.get_or_create(&Of { of }).set(signed(known));
+            let unreadable = self.unreadable.get_or_create(&Of { of });
+            count(&unreadable, store.watch(kind).unreadable);
         }
         let judgement = &arbiter.judgement;
         for (family, counts) in [

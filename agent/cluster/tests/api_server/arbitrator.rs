@@ -673,7 +673,7 @@ fn five_hundred_nodes_with_five_thousand_pods() {
         let began = std::time::Instant::now();
         until("fifty evictions", async || {
             let text = arbitrator.page("/metrics").await;
-            let name = "plimsoll_arbitrator_evictions{of=\"evicted\"} ";
+            let name = "plimsoll_arbitrator_evictions_total{of=\"evicted\"} ";
             let count = text.lines().find_map(|line| line.strip_prefix(name));
             (count == Some("50")).then_some(())
         })
@@ -688,10 +688,10 @@ fn five_hundred_nodes_with_five_thousand_pods() {
         ));
         // No further one.
         until("ten more cycles", async || {
-            (arbitrator.metric("cycles").await >= 10.0).then_some(())
+            (arbitrator.metric("cycles_total").await >= 10.0).then_some(())
         })
         .await;
         let text = arbitrator.page("/metrics").await;
-        assert!(text.contains("plimsoll_arbitrator_evictions{of=\"evicted\"} 50\n"));
+        assert!(text.contains("plimsoll_arbitrator_evictions_total{of=\"evicted\"} 50\n"));
     });
 }

@@ -398,6 +398,6 @@ fn events_are_bounded_and_end_with_their_namespace() {
             .count();
         // The burst has one less by now; one more for every 6 s that this takes.
         assert!((24..35).contains(&ours), "{ours}");
-        assert!(program.metric("dropped", "of=\"events\"").await >= 5.0);
+        assert!(program.metric("dropped_total", "of=\"events\"").await >= 5.0);
     });
 }
