@@ -7,6 +7,7 @@ mod evictions;
 mod node;
 #[path = "../support/mod.rs"]
 mod support;
+mod topology;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
