@@ -154,5 +154,42 @@ fn what_numa_nodes_have_left_is_written_by_one_writer() {
         clean_up(&server, "numa-other");
         let other = format!("{OBJECTS}/numa-other");
         assert!(server.get(&other).await.is_some());
+
+        // A token that names no node may write none: as the policy of deploy/ says.
+        if !bind(&server).await {
+            return support::notes::left_out("policies of admission: Kubernetes 1.30 and later");
+        }
+        let (mut agent, program) = beside(&server, "numa-bound", "v1.36.2", &option).await;
+        let mut at = 0;
+        until("that the policy refuses it", async || {
+            at += 1;
+            agent.send(&frame(at % 7)).await;
+            is_so(&program, "failed").await
+        })
+        .await;
     });
+}
+
+/// The policy for these objects, for the user of the program under test. `false`: this server knows none.
+async fn bind(server: &Server) -> bool {
+    let text = include_str!("../../../../deploy/base/admission-policy.yaml")
+        .replace("system:serviceaccount:plimsoll:plimsoll", "cluster");
+    let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    let group = "/apis/admissionregistration.k8s.io/v1";
+    let policies = format!("{group}/validatingadmissionpolicies");
+    if server.get(&policies).await.is_none() {
+        return false;
+    }
+    for object in objects {
+        let collection = match object["kind"].as_str() {
+            Some("ValidatingAdmissionPolicy") => "validatingadmissionpolicies",
+            _ => "validatingadmissionpolicybindings",
+        };
+        if object["metadata"]["name"] == "plimsoll-topologies" {
+            server
+                .create(&format!("{group}/{collection}"), &object)
+                .await;
+        }
+    }
+    true
 }
