@@ -11,8 +11,7 @@ mod connection;
 use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -34,7 +33,7 @@ const LOOK: Duration = Duration::from_secs(10);
 /// After a failure it is not started again before this, and twice that after each further one.
 const AGAIN_FIRST: Duration = Duration::from_secs(1);
 const AGAIN_MAX: Duration = Duration::from_secs(60);
-const STACK_BYTES: usize = 1 << 20;
+const STACK_BYTES: usize = 512 << 10;
 
 /// Whom to ask.
 #[derive(Debug, Clone)]

@@ -1,16 +1,19 @@
 //! One `plimsoll-runtime resources`, and its frames.
 
-use super::*;
-
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::framing::LENGTH_BYTES;
-use plimsoll_core::kube::pod_resources::{FRAMING, PROTOCOL};
+use plimsoll_core::kube::pod_resources::{FRAMING, FromKubelet, PROTOCOL};
 
+use super::ResourceSettings;
+use crate::host::boundary;
 use crate::host::program::NotStarted;
 
 /// A frame comes every second, or after the kubelet's bounds: ten seconds each for two questions, and five to connect.
