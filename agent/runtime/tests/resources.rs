@@ -2,11 +2,7 @@
 //!
 //! What is waited for is progress; how long it takes is noted.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
-#![expect(
-    dead_code,
-    unreachable_pub,
-    reason = "of the stand-in a part is needed here"
-)]
+#![expect(dead_code, reason = "of the stand-in a part is needed here")]
 
 #[path = "../../tests/notes/mod.rs"]
 mod notes;
