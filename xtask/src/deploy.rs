@@ -23,13 +23,14 @@ use crate::process::output_of;
 use crate::progress::say;
 
 /// Each component of Kustomize, and the values of the chart that mean the same.
-const COMPONENTS: [(&str, &str); 9] = [
+const COMPONENTS: [(&str, &str); 10] = [
     ("arbitrator", "arbitrator.enabled=true"),
     ("budgets", "budgets=true"),
     ("delete-evicted", "deleteEvicted.enabled=true"),
     ("eviction-api", "evictionAPI=true"),
     ("grafana", "grafana=true"),
     ("least-privilege", "leastPrivilege=true"),
+    ("node-resource-topology", "nodeResourceTopology=true"),
     ("prometheus", "prometheus=true"),
     ("runtime", "runtime=true"),
     ("taint", "taintOnPressure=true"),

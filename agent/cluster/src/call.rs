@@ -47,6 +47,8 @@ pub enum Content {
     Merge,
     /// Server-side apply: all that this manager sets, and nothing else of its own; it creates what is not there.
     Apply,
+    /// The same, refused (409) where another manager has set one of these fields to something else.
+    ApplyUnlessForeign,
 }
 
 impl Content {
@@ -58,7 +60,7 @@ impl Content {
             Self::StrategicMerge => "application/strategic-merge-patch+json",
             Self::Merge => "application/merge-patch+json",
             // JSON is YAML.
-            Self::Apply => "application/apply-patch+yaml",
+            Self::Apply | Self::ApplyUnlessForeign => "application/apply-patch+yaml",
         }
     }
 }

@@ -78,13 +78,17 @@ struct Node {
     /// Watch disruption budgets for the agent's ranking (needs `list` and `watch` of poddisruptionbudgets)
     #[arg(long)]
     respect_disruption_budgets: bool,
+    /// Write what this node's NUMA nodes have left as its NodeResourceTopology, with the agent's option of this name (needs `create` and `patch` of
+    /// noderesourcetopologies.topology.node.k8s.io)
+    #[arg(long)]
+    node_resource_topology: bool,
     /// Send every write as a dry run: the API server checks it and stores nothing
     #[arg(long)]
     dry_run: bool,
     /// Serve /metrics, /healthz and /readyz: unix:PATH, or a port of loopback
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<Address>,
-    /// Take Plimsoll's conditions and taint off the node, and end
+    /// Take Plimsoll's conditions and taint off the node, delete the NodeResourceTopology that it wrote, and end
     #[arg(long)]
     clean_up: bool,
 }
@@ -102,6 +106,7 @@ impl Node {
                 evict_by: self.evict_by,
                 dry_run: self.dry_run,
                 taint_on_pressure: self.taint_on_pressure,
+                node_resource_topology: self.node_resource_topology,
             },
             respect_budgets: self.respect_disruption_budgets,
             metrics: self.metrics,

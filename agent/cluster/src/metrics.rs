@@ -17,6 +17,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::report::Figures;
+use crate::report::topology::ObjectState;
 use crate::store::Dropped;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -49,6 +50,8 @@ pub struct Metrics {
     restarts: Family<Of, Counter>,
     dropped: Family<Of, Counter>,
     settled: Family<Of, Counter>,
+    topology: Family<Of, Gauge>,
+    unwritten_topology: Gauge<f64, AtomicU64>,
     pods: Gauge,
     unreported: Gauge,
     unsettled: Gauge,
@@ -78,6 +81,8 @@ impl Metrics {
         let restarts = Family::default();
         let dropped = Family::default();
         let settled = Family::default();
+        let topology = Family::default();
+        let unwritten_topology = Gauge::default();
         let [
             pods,
             unreported,
@@ -129,12 +134,25 @@ impl Metrics {
             "Whether plimsoll-agent is connected",
             is_agent_connected.clone(),
         );
+        registry.register(
+            "node_topology",
+            "Whether the NodeResourceTopology of this node is written, another program's, not installed, or refused",
+            topology.clone(),
+        );
+        registry.register_with_unit(
+            "unwritten_node_topology_age",
+            "For how long the NodeResourceTopology of this node has not been what the agent says",
+            Unit::Seconds,
+            unwritten_topology.clone(),
+        );
         Self {
             registry,
             calls,
             restarts,
             dropped,
             settled,
+            topology,
+            unwritten_topology,
             pods,
             unreported,
             unsettled,
@@ -238,6 +256,13 @@ impl Metrics {
         for (of, settled) in ways.into_iter().zip(figures.settled) {
             count(&self.settled.get_or_create(&Of { of }), settled);
         }
+        let (state, unwritten_ms) = figures.topology;
+        for (known, of) in ObjectState::NAMED {
+            let is_so = i64::from(known == state);
+            self.topology.get_or_create(&Of { of }).set(is_so);
+        }
+        self.unwritten_topology
+            .set(std::time::Duration::from_millis(unwritten_ms).as_secs_f64());
         self.pods.set(i64::try_from(pods).unwrap_or(i64::MAX));
         self.unreported.set(signed(figures.unreported));
         self.unsettled.set(signed(figures.unsettled));

@@ -82,6 +82,8 @@ pub struct SeenPod {
     pub owner: Option<Box<str>>,
     /// Whether it has a deletion timestamp.
     pub is_deleting: bool,
+    /// Whether its QoS class is `Guaranteed`.
+    pub is_guaranteed: bool,
     /// The frame of [`ToAgent::Pod`], without its length.
     pub frame: Arc<[u8]>,
 }
@@ -183,6 +185,7 @@ impl SeenPod {
         let namespace = Arc::from(metadata.namespace.as_deref().unwrap_or_default());
         let name = Box::from(metadata.name.as_str());
         let spec = reduced(api.spec.kept, &status);
+        let qos_class = status.qos_class.as_deref().and_then(QosClass::from_name);
         // By their ids the agent tells containers from the sandbox.
         let kept = |statuses: Option<Vec<ApiContainerStatus>>| {
             let statuses = statuses.unwrap_or_default();
@@ -192,7 +195,7 @@ impl SeenPod {
             metadata,
             spec,
             status: PodStatus {
-                qos_class: status.qos_class.as_deref().and_then(QosClass::from_name),
+                qos_class,
                 container_statuses: kept(status.container_statuses),
                 init_container_statuses: kept(status.init_container_statuses),
                 ephemeral_container_statuses: kept(status.ephemeral_container_statuses),
@@ -219,6 +222,7 @@ impl SeenPod {
             evicted: evicted.map(Into::into),
             owner: owner.map(|owner| owner.uid.into()),
             is_deleting,
+            is_guaranteed: qos_class == Some(QosClass::Guaranteed),
             frame: frame.into(),
         })
     }

@@ -9,6 +9,7 @@ pub mod policy;
 pub mod pressure;
 mod reach;
 pub mod retention;
+pub mod topology;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,6 +27,7 @@ use node::{NodePurpose, NodeReports, SeenNode};
 use policy::Policy;
 use pressure::{OverusedList, valid_ms};
 use reach::Reach;
+use topology::{ObjectState, TopologyReports};
 
 /// Calls in any second.
 const CALLS_PER_S: usize = 10;
@@ -47,6 +49,8 @@ pub enum Target {
     Event(EventKey),
     /// The node.
     Node(NodePurpose),
+    /// What its NUMA nodes have left.
+    Topology,
     /// An evicted pod that is kept no longer.
     Kept(PodUid),
 }
@@ -75,6 +79,8 @@ pub struct Figures {
     pub intents_refused: u64,
     /// How many were settled, by [`Settled`] in its order.
     pub settled: [u64; 4],
+    /// How the object of this node's NUMA nodes is, and for how long it is not as it should be, milliseconds.
+    pub topology: (ObjectState, u64),
 }
 
 /// All that is to be told, and how far it is.
@@ -89,6 +95,7 @@ pub struct Reporter {
     turn: Option<PodUid>,
     events: Events,
     reports: NodeReports,
+    topology: TopologyReports,
     pace: Pace,
     in_flight: usize,
     /// After a call without an answer nothing is sent for a while.
@@ -118,6 +125,7 @@ impl Reporter {
             turn: None,
             events: Events::new(node_name, seed),
             reports: NodeReports::new(seed),
+            topology: TopologyReports::new(seed),
             pace: Pace::new(CALLS_PER_S),
             in_flight: 0,
             gate_ms: 0,
@@ -224,6 +232,11 @@ impl Reporter {
                 }
             }
             ToCluster::Withheld { memory_bytes } => self.reports.withhold(memory_bytes),
+            ToCluster::NodeTopology { topology } => {
+                if self.policy.node_resource_topology {
+                    self.topology.want(*topology);
+                }
+            }
             ToCluster::Conditions { conditions } => {
                 let taints = self.policy.taint_on_pressure && !self.policy.dry_run;
                 for begun in self.reports.want(conditions, taints) {
@@ -320,6 +333,7 @@ impl Reporter {
         let found = self
             .next_eviction(pods, now)
             .or_else(|| self.next_of_node(now))
+            .or_else(|| self.next_topology(pods, now))
             .or_else(|| self.next_event(now))
             .or_else(|| self.next_kept(pods, now))?;
         self.in_flight += 1;
@@ -405,6 +419,15 @@ impl Reporter {
         Some((Target::Node(purpose), call))
     }
 
+    fn next_topology(&mut self, pods: &Store, now: Now) -> Option<(Target, Call)> {
+        let is_due = self.topology.is_due(self.node.as_ref(), pods, now);
+        let dry_run = self.policy.dry_run;
+        is_due.then(|| {
+            let call = self.topology.send(&self.node_name, now, dry_run);
+            (Target::Topology, call)
+        })
+    }
+
     fn next_event(&mut self, now: Now) -> Option<(Target, Call)> {
         let key = self.events.next(now)?;
         let call = self.events.send(&key, self.policy.dry_run)?;
@@ -465,6 +488,7 @@ impl Reporter {
                     self.saw_node(node, now);
                 }
             }
+            Target::Topology => self.topology.answered(answer, now),
             Target::Kept(uid) => {
                 // A pod that could not be deleted is looked at again with the next round, not before.
                 self.kept_in_flight.remove(uid);
@@ -518,12 +542,18 @@ impl Reporter {
         std::mem::take(&mut self.outgoing)
     }
 
+    /// What is to be said to people since the last time.
+    pub fn words(&mut self) -> Vec<String> {
+        self.topology.words()
+    }
+
     /// Whether something has to be looked at within a fraction of a second; else the next thing heard, or some seconds, are soon enough.
     #[must_use]
     pub fn is_busy(&self, now: Now) -> bool {
         !self.evictions.is_empty()
             || !self.events.is_idle()
             || !self.reports.is_idle(self.node.as_ref(), now)
+            || !self.topology.is_idle()
             || self.in_flight > 0
     }
 
@@ -539,6 +569,7 @@ impl Reporter {
             oldest_unreported_ms: oldest_ms,
             unsettled: u64::try_from(self.evictions.len()).unwrap_or(u64::MAX),
             events_dropped: self.events.dropped,
+            topology: self.topology.state(now),
             ..self.figures
         }
     }

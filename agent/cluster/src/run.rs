@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 
 use crate::api::watch::{self, Watched};
 use crate::api::{Api, ApiError, Source, discovery};
-use crate::call::{Answer, Call};
+use crate::call::{Answer, Call, Content, Verb};
 use crate::clock::Now;
 use crate::heard::Heard;
 use crate::link::{self, Batch, Frame, FromAgent};
@@ -26,6 +26,7 @@ use crate::pod::NotTaken;
 use crate::report::body::escaped;
 use crate::report::node::{SeenNode, removal};
 use crate::report::policy::Policy;
+use crate::report::topology;
 use crate::report::{Reporter, Served, Target};
 use crate::serve::{Address, Listener};
 use crate::store::{Change, Store};
@@ -260,6 +261,9 @@ impl Loop {
             let api = self.api.clone();
             self.calls
                 .spawn(async move { (target, api.call(&call).await) });
+        }
+        for word in self.reporter.words() {
+            self.metrics.say(&word);
         }
         let is_reachable = self.reporter.is_reachable(now);
         if is_reachable && !self.was_reachable {
@@ -502,6 +506,7 @@ pub async fn clean_up(settings: &Settings) -> Result<(), RunError> {
         node: settings.node.clone(),
         why,
     };
+    delete_topology(&api, settings).await.map_err(wrong)?;
     let path = format!("/api/v1/nodes/{}", escaped(&settings.node));
     // The taint may be written by others at the same time: some tries, each with what was read anew.
     let mut why = String::new();
@@ -526,6 +531,32 @@ pub async fn clean_up(settings: &Settings) -> Result<(), RunError> {
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
     Err(wrong(why))
+}
+
+/// Deletes the NodeResourceTopology of this node, if it was written here. Who has no right to read it has not written it.
+async fn delete_topology(api: &Api, settings: &Settings) -> Result<(), String> {
+    let path = topology::object_path(&settings.node);
+    let call = Call::get(topology::RESOURCE, path.clone());
+    match api.call(&call).await {
+        Answer::Done(object) if topology::is_written_here(&object) => {}
+        Answer::Done(_) => return Ok(()),
+        Answer::Refused(refusal) if matches!(refusal.code, 403 | 404) => return Ok(()),
+        other => return Err(words(&other)),
+    }
+    let (dry_run, body) = (settings.policy.dry_run, serde_json::json!({}));
+    let call = Call::write(
+        Verb::Delete,
+        topology::RESOURCE,
+        &path,
+        Content::Json,
+        &body,
+        dry_run,
+    );
+    match api.call(&call).await {
+        Answer::Done(_) => Ok(()),
+        Answer::Refused(refusal) if refusal.code == 404 => Ok(()),
+        other => Err(words(&other)),
+    }
 }
 
 fn words(answer: &Answer) -> String {

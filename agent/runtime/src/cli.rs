@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use plimsoll_core::policy::disk::unused::{ImageBook, unused_images};
 use plimsoll_core::shown::line;
 use serde_json::json;
+use tokio::net::UnixStream;
 
 use crate::cri::{Runtime, SOCKETS};
 use crate::{limits, pod_resources, serve, show};
@@ -45,6 +46,12 @@ enum Command {
         /// Format
         #[arg(short, long, value_enum, default_value = "text")]
         output: Output,
+    },
+    /// Tell the agent, which starts this with a socket as standard input, what the kubelet has given to containers
+    Resources {
+        /// Socket on which the kubelet lists what it has given
+        #[arg(long, value_name = "PATH", default_value = pod_resources::SOCKET, value_parser = endpoint)]
+        pod_resources: PathBuf,
     },
     /// Answer the agent, which starts this with a socket as standard input
     Serve {
@@ -109,16 +116,14 @@ pub fn main() -> ExitCode {
 async fn run(command: Command) -> Result<(), String> {
     match command {
         Command::Serve { runtime_endpoint } => {
-            if let Err(error) = limits::take() {
-                eprintln!("plimsoll-runtime: its memory is not bounded: {error}");
-            }
-            let agent = serve::agent();
-            let agent = agent.map_err(|error| {
-                format!("standard input is not the agent's socket ({error}); `plimsoll run --runtime-endpoint` starts this")
-            })?;
-            serve::run(&runtime_endpoint, agent)
-                .await
-                .map_err(|error| error.to_string())
+            let agent = agent("--runtime-endpoint")?;
+            let served = serve::run(&runtime_endpoint, agent).await;
+            served.map_err(|error| error.to_string())
+        }
+        Command::Resources { pod_resources } => {
+            let agent = agent("--node-resource-topology")?;
+            let served = serve::resources::run(&pod_resources, agent).await;
+            served.map_err(|error| error.to_string())
         }
         Command::List {
             what: What::Devices,
@@ -140,6 +145,16 @@ async fn run(command: Command) -> Result<(), String> {
             list(what, &socket, output).await
         }
     }
+}
+
+/// The agent, with which option it starts this; from now on this process is bounded.
+fn agent(option: &str) -> Result<UnixStream, String> {
+    if let Err(error) = limits::take() {
+        eprintln!("plimsoll-runtime: its memory is not bounded: {error}");
+    }
+    serve::agent().map_err(|error| {
+        format!("standard input is not the agent's socket ({error}); `plimsoll run {option}` starts this")
+    })
 }
 
 fn found() -> Result<PathBuf, String> {

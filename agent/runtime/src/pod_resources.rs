@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use serde::Serialize;
+use plimsoll_core::kube::pod_resources::{Devices, Given, Memory, NodeResources};
+use tonic::transport::Channel;
 
 use crate::connection::{ANSWER_BYTES_MAX, CallError, call, connect};
 use crate::interface::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
@@ -17,106 +18,76 @@ pub const SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 /// The kubelet answers from memory.
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// Devices of one kind on the same NUMA nodes.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Devices {
-    /// The resource that asks for them.
-    pub resource: String,
-    /// Their ids.
-    pub ids: Vec<String>,
-    /// NUMA nodes that they are near to; none: it does not matter.
-    pub numa_nodes: Vec<i64>,
+/// The kubelet, connected.
+#[derive(Debug, Clone)]
+pub struct Kubelet {
+    client: PodResourcesListerClient<Channel>,
 }
 
-/// Memory or huge pages.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Memory {
-    /// `memory`, `hugepages-2Mi`.
-    pub kind: String,
-    /// How much, bytes.
-    pub bytes: u64,
-    /// Of these NUMA nodes.
-    pub numa_nodes: Vec<i64>,
-}
-
-/// What one container has got, or all of the node together.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Given {
-    /// `namespace/pod/container`; empty for the node.
-    pub container: String,
-    /// Exclusive CPUs; of the node: those that may become exclusive.
-    pub cpus: Vec<i64>,
-    /// Memory.
-    pub memory: Vec<Memory>,
-    /// Devices.
-    pub devices: Vec<Devices>,
-}
-
-/// What the kubelet has, and what it has given away.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NodeResources {
-    /// All that it may give; `None`: a kubelet before 1.23 does not say.
-    pub allocatable: Option<Given>,
-    /// Containers that have got something, sorted.
-    pub given: Vec<Given>,
-}
-
-impl NodeResources {
-    /// Which of the kubelet's managers give something to containers now: then CPUs or memory nodes are the kubelet's to place.
-    pub fn owners(&self) -> Vec<&'static str> {
-        let cpus = self.given.iter().any(|given| !given.cpus.is_empty());
-        let memory = self.given.iter().any(|given| !given.memory.is_empty());
-        let owners = [
-            cpus.then_some("cpuManagerPolicy: static"),
-            memory.then_some("memoryManagerPolicy: Static"),
-        ];
-        owners.into_iter().flatten().collect()
+impl Kubelet {
+    /// Connects.
+    ///
+    /// # Errors
+    /// [`CallError::Connect`].
+    pub async fn open(socket: &Path) -> Result<Self, CallError> {
+        let client = PodResourcesListerClient::new(connect(socket).await?);
+        let client = client.max_decoding_message_size(ANSWER_BYTES_MAX);
+        Ok(Self { client })
     }
-}
 
-/// Asks the kubelet.
-///
-/// # Errors
-/// [`CallError`].
-pub async fn list(socket: &Path) -> Result<NodeResources, CallError> {
-    let channel = connect(socket).await?;
-    let mut client =
-        PodResourcesListerClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
-    let allocatable = client.get_allocatable_resources(AllocatableResourcesRequest {});
-    let allocatable = match call("GetAllocatableResources", WITHIN, allocatable).await {
-        Ok(answer) => Some(Given {
-            container: String::new(),
-            cpus: answer.cpu_ids,
-            memory: memory(answer.memory),
-            devices: devices(answer.devices),
-        }),
-        Err(error) if error.is(tonic::Code::Unimplemented) => None,
-        Err(error) => return Err(error),
-    };
-    let listed = client.list(ListPodResourcesRequest {});
-    let listed = call("List", WITHIN, listed).await?;
-    let mut given: Vec<Given> = listed
-        .pod_resources
-        .into_iter()
-        .flat_map(|pod| {
+    /// Asks.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn resources(&mut self) -> Result<NodeResources, CallError> {
+        let allocatable = self
+            .client
+            .get_allocatable_resources(AllocatableResourcesRequest {});
+        let allocatable = match call("GetAllocatableResources", WITHIN, allocatable).await {
+            Ok(answer) => Some(Given {
+                container: String::new(),
+                cpus: answer.cpu_ids,
+                memory: memory(answer.memory),
+                devices: devices(answer.devices),
+            }),
+            Err(error) if error.is(tonic::Code::Unimplemented) => None,
+            Err(error) => return Err(error),
+        };
+        let listed = self.client.list(ListPodResourcesRequest {});
+        let listed = call("List", WITHIN, listed).await?;
+        let mut resources = NodeResources {
+            allocatable,
+            ..NodeResources::default()
+        };
+        for pod in listed.pod_resources {
             let of = format!("{}/{}", pod.namespace, pod.name);
-            pod.containers.into_iter().map(move |container| Given {
+            let given = pod.containers.into_iter().map(|container| Given {
                 container: format!("{of}/{}", container.name),
                 cpus: container.cpu_ids,
                 memory: memory(container.memory),
                 devices: devices(container.devices),
-            })
-        })
-        .filter(|given| {
-            !(given.cpus.is_empty() && given.memory.is_empty() && given.devices.is_empty())
-        })
-        .collect();
-    given.sort();
-    Ok(NodeResources { allocatable, given })
+            });
+            resources.given.extend(given.filter(|given| {
+                !(given.cpus.is_empty() && given.memory.is_empty() && given.devices.is_empty())
+            }));
+            resources.pods.push(of);
+        }
+        // The kubelet's order changes from answer to answer.
+        for given in resources.given.iter_mut().chain(&mut resources.allocatable) {
+            given.cpus.sort_unstable();
+        }
+        resources.given.sort();
+        resources.pods.sort_unstable();
+        Ok(resources)
+    }
+}
+
+/// Asks the kubelet once.
+///
+/// # Errors
+/// [`CallError`].
+pub async fn list(socket: &Path) -> Result<NodeResources, CallError> {
+    Kubelet::open(socket).await?.resources().await
 }
 
 fn nodes(topology: Option<TopologyInfo>) -> Vec<i64> {

@@ -1,5 +1,7 @@
 //! The agent's questions, one after the other, over the socket that is standard input.
 
+pub mod resources;
+
 use std::io;
 use std::os::fd::AsFd as _;
 use std::path::Path;

@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
+use plimsoll_core::kube::pod_resources::{Given, NodeResources};
 use plimsoll_core::kube::runtime_link::{RuntimeContainer, RuntimeImage};
 use plimsoll_core::shown::Show as _;
 
 use crate::cri::FileSystem;
-use crate::pod_resources::{Given, NodeResources};
 
 /// Rows below their headings, in columns.
 fn table(headings: &[&str], rows: &[Vec<String>]) -> String {

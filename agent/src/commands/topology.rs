@@ -3,22 +3,26 @@
 //! The machine is the one at hand, or one that a file describes ([`plimsoll_core::placement::machine`], docs/reference/machine.md). What is
 //! drawn is a tree of parts that contain each other ([`layout`](crate::show::topology::layout)), whatever the order in which this machine nests them; who holds
 //! which CPUs ([`Holders`]) is shown where it is known.
+//!
+//! With `--zones` it is what the kubelet's containers leave of each NUMA node: the zones of the NodeResourceTopology that the agent has written.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use plimsoll_core::placement::node_topology::Survey;
 
 use crate::commands::exit_status::CommandError;
 use crate::host::HostRoot;
 use crate::host::output::{Drawing, OutputArgs, Style};
-use crate::host::shown::page;
+use crate::host::shown::{line, page};
 use crate::host::topology::{TopologyReadError, read_machine};
 use crate::input::machine::{self, MachineFileError};
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::{AgentArgs, Answer, Refusal, RefusalKind, Request};
 use crate::show::topology::holders::Holders;
+use crate::source::node_topology::{self, ResourceSettings, SOCKET};
 
 /// Draw the machine: sockets, NUMA nodes, caches, cores, memory, distances
 #[derive(Debug, Clone, Args)]
@@ -28,6 +32,7 @@ Examples:
   plimsoll topology --output svg > machine.svg        as a picture
   plimsoll topology --output json > machine.json      as a file for --machine
   plimsoll topology --machine machine.json            a described machine
+  plimsoll topology --zones                           what each NUMA node has left beside a kubelet; --output json as it is published
 
 CORES \"8 × 2\" is eight cores of two threads; SIBLINGS \"0+8\" are the threads of one core.
 machine.json: docs/reference/machine.md. Lines of topologies.jsonl (tests/golden) are accepted, too.")]
@@ -42,6 +47,12 @@ pub struct TopologyArgs {
     /// Do not fold: one line for each cache and node
     #[arg(long)]
     pub all: bool,
+    /// What the kubelet's containers leave of each NUMA node, as --node-resource-topology publishes it
+    #[arg(long, conflicts_with_all = ["machine", "all"])]
+    pub zones: bool,
+    /// Socket on which the kubelet lists what it has given to containers (with --zones)
+    #[arg(long, value_name = "PATH", requires = "zones", default_value = SOCKET)]
+    pub pod_resources: PathBuf,
 }
 
 /// Why nothing is drawn.
@@ -53,6 +64,9 @@ pub enum TopologyError {
     /// The file.
     #[error(transparent)]
     File(#[from] MachineFileError),
+    /// The kubelet, or what it says.
+    #[error("{0}")]
+    Zones(String),
     /// Standard output.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
@@ -65,6 +79,9 @@ impl CommandError for TopologyError {}
 /// # Errors
 /// [`TopologyError`].
 pub fn run(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
+    if args.zones {
+        return zones(args);
+    }
     let (machine, holders) = match &args.machine {
         None => {
             let machine = read_machine(&HostRoot::live()).map_err(TopologyError::Host)?;
@@ -83,6 +100,36 @@ pub fn run(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
             ))
         }
         Drawing::Svg => crate::show::topology::svg::draw(&machine, holders),
+    };
+    stdout.write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Without the topology policy, which is in the kubelet's configuration, and without the fingerprint, which needs the API's pods.
+fn zones(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
+    let program = std::env::current_exe()?.with_file_name("plimsoll-runtime");
+    let settings = ResourceSettings {
+        socket: args.pod_resources.clone(),
+        program,
+    };
+    let surveyed = node_topology::once(&settings)
+        .and_then(|resources| node_topology::look(&HostRoot::live(), &resources, None));
+    let Survey { topology, doubts } = surveyed.map_err(TopologyError::Zones)?;
+    for doubt in doubts {
+        eprintln!("plimsoll: {}", line(&doubt.to_string()));
+    }
+    let zones = topology.named_zones();
+    let mut stdout = io::stdout().lock();
+    let text = match args.output.format {
+        Drawing::Json => {
+            let document = serde_json::json!({ "zones": zones });
+            serde_json::to_string_pretty(&document).map_err(io::Error::from)? + "\n"
+        }
+        Drawing::Text => crate::show::topology::zones(&topology, Style::of(&stdout)),
+        Drawing::Svg => {
+            let why = "there is no picture of the zones; use --output text or json";
+            return Err(TopologyError::Zones(why.to_owned()));
+        }
     };
     stdout.write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)

@@ -1,9 +1,11 @@
 //! The start beside a kubelet: what is asked for, and what the agent then does without.
 
+use std::cell::Cell;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use plimsoll_core::kube::node_topology::Alignment;
 use plimsoll_core::model::config::EngineConfig;
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::Threshold;
@@ -12,6 +14,7 @@ use serde_json::Value;
 use crate::host::shown::Show as _;
 use crate::input::config::{Config, ConfigFile, EvictionFlags};
 use crate::source::cluster::{SOCKET, USER};
+use crate::source::node_topology::{ReadAlignment, SOCKET as POD_RESOURCES};
 
 /// More than any configuration has.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
@@ -34,17 +37,24 @@ pub struct KubeletArgs {
     /// The kubelet's configuration file, or what its /configz answers: conflicts with the agent's thresholds are reported (with --kubernetes)
     #[arg(long, value_name = "FILE", requires = "kubernetes")]
     pub kubelet_config: Option<PathBuf>,
+    /// Say what each NUMA node has left, for a scheduler that binds by it: plimsoll-runtime asks the kubelet, and plimsoll-cluster with the same option
+    /// writes this node's NodeResourceTopology (with --kubernetes)
+    #[arg(long, requires = "kubernetes")]
+    pub node_resource_topology: bool,
+    /// Socket on which the kubelet lists what it has given to containers (with --node-resource-topology)
+    #[arg(long, value_name = "PATH", requires = "node_resource_topology", default_value = POD_RESOURCES)]
+    pub pod_resources: PathBuf,
 }
 
 /// Reads a kubelet's configuration: its file, or the answer of `/configz`.
 ///
 /// # Errors
 /// It cannot be read, or is neither.
-pub fn kubelet_config(path: &Path) -> Result<EngineConfig, String> {
+pub fn kubelet_config(path: &Path) -> Result<Config, String> {
     let parsed = |text: &str| {
         let file = ConfigFile::parse(text, Some(path)).map_err(|error| error.to_string())?;
         let config = Config::new(file, &EvictionFlags::default());
-        Ok(config.map_err(|error| error.to_string())?.engine)
+        config.map_err(|error| error.to_string())
     };
     let mut text = String::new();
     std::fs::File::open(path)
@@ -60,6 +70,29 @@ pub fn kubelet_config(path: &Path) -> Result<EngineConfig, String> {
         }
         _ => parsed(&text),
     }
+}
+
+/// Reads the kubelet's topology policy from its configuration, each time anew: a kubelet that is started again may have another. `None` where there is no file,
+/// or it cannot be read; that is said once for each change.
+pub fn alignment(path: PathBuf) -> ReadAlignment {
+    let said = Cell::new(false);
+    Box::new(move || match kubelet_config(&path) {
+        Ok(config) => {
+            said.set(false);
+            Some(Alignment {
+                policy: config.placement.topology_manager_policy,
+                scope: config.placement.topology_manager_scope,
+            })
+        }
+        Err(error) => {
+            if !said.replace(true) {
+                tracing::warn!(
+                    "NodeResourceTopology: the kubelet's topology policy is unknown, so the scheduler's plugin will filter nothing: {error}; give --kubelet-config"
+                );
+            }
+            None
+        }
+    })
 }
 
 /// By which settings the kubelet acts before the agent does, a line each.
@@ -102,7 +135,7 @@ mod tests {
             "apiVersion: {API_VERSION}\nkind: KubeletConfiguration\nevictionHard: {{memory.available: {hard}}}\n"
         );
         std::fs::write(&file, text).unwrap();
-        kubelet_config(&file).unwrap()
+        kubelet_config(&file).unwrap().engine
     }
 
     #[test]
@@ -121,7 +154,7 @@ mod tests {
         let text = r#"{"kubeletconfig": {"evictionHard": {"memory.available": "2Gi"}, "evictionSoft": {"memory.available": "3Gi"},
             "evictionSoftGracePeriod": {"memory.available": "1m30s"}, "cgroupDriver": "systemd"}}"#;
         std::fs::write(&file, text).unwrap();
-        let kubelet = kubelet_config(&file).unwrap();
+        let kubelet = kubelet_config(&file).unwrap().engine;
         let lines = conflicts(&ours("1Gi"), &kubelet, 16 * GIB);
         assert_eq!(lines.len(), 2, "{lines:?}");
         assert!(lines[0].contains("2048 Mi"), "{lines:?}");

@@ -21,6 +21,7 @@ use plimsoll_core::model::units::PodUid;
 use super::{Agent, now_ns};
 use crate::act::holds::Holds;
 use crate::source::cluster::ClusterLink;
+use crate::source::node_topology::TopologySource;
 
 /// In this time the API server has to take the report of an eviction for a soft threshold; then the agent ends the pod itself.
 const ACKNOWLEDGE_NS: u64 = 2_000_000_000;
@@ -64,6 +65,8 @@ impl Evicted {
 #[derive(Debug)]
 pub struct KubeletWork {
     link: Option<ClusterLink>,
+    /// What NUMA nodes have left; a thread of its own.
+    topology: Option<TopologySource>,
     holds: Option<Holds>,
     evicted: BTreeMap<PodUid, Evicted>,
     /// Held on the way to a kill, and not noted yet.
@@ -105,6 +108,7 @@ impl KubeletWork {
             .is_some_and(|holds| !holds.to_lift().is_empty());
         Self {
             link,
+            topology: None,
             lift_again_ns: has_more.then_some(at_ns),
             holds,
             evicted,
@@ -117,6 +121,13 @@ impl KubeletWork {
             is_unheld_said: false,
             is_tree_said: false,
         }
+    }
+
+    /// Says what NUMA nodes have left.
+    #[must_use]
+    pub fn with_topology(mut self, topology: Option<TopologySource>) -> Self {
+        self.topology = topology;
+        self
     }
 
     /// When something is to be done of which nothing else reminds the loop.
@@ -152,7 +163,7 @@ impl Agent {
     /// Holds stay: an eviction is not over because the agent is replaced.
     pub(super) fn end_kubelet(&mut self) {
         if let Some(work) = &mut self.kubelet {
-            work.link = None;
+            (work.topology, work.link) = (None, None);
         }
     }
 }

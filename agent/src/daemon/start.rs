@@ -71,7 +71,7 @@ mod plan;
 
 pub use self::args::RunArgs;
 use self::ledgers::Ledgers;
-use self::plan::{Plan, disks};
+use self::plan::{Plan, disks, topology_source};
 
 /// The program that this is, beside `plimsoll`.
 pub const PROGRAM: &str = "plimsoll-agent";
@@ -276,7 +276,7 @@ impl Start<'_> {
             Some(path) => match kubelet_config(path) {
                 Ok(kubelet) => {
                     let memory_bytes = MeminfoFile::open(&self.plan.host)?.read()?.total;
-                    conflicts(&self.plan.config.engine, &kubelet, memory_bytes)
+                    conflicts(&self.plan.config.engine, &kubelet.engine, memory_bytes)
                 }
                 Err(error) => vec![format!("--kubelet-config is not compared with: {error}")],
             },
@@ -289,6 +289,8 @@ impl Start<'_> {
             state_dir: args.state_dir.clone(),
         })?;
         sources.watch_cluster(events);
+        let topology = topology_source(&self.plan, &link);
+        let topology = self.without("saying what NUMA nodes have left", topology.transpose());
         conflicts.into_iter().for_each(|text| self.warn(text));
         // The loop writes to it.
         let ledger = self.plan.ledger(HOLDS_LEDGER).map(Ledger::without_waiting);
@@ -300,13 +302,8 @@ impl Start<'_> {
             )
             .map_or((None, Vec::new()), |(holds, held)| (Some(holds), held));
         let lost = self.lost.clone();
-        Ok(Some(KubeletWork::new(
-            Some(link),
-            holds,
-            held,
-            unsettled,
-            lost,
-        )))
+        let work = KubeletWork::new(Some(link), holds, held, unsettled, lost);
+        Ok(Some(work.with_topology(topology.flatten())))
     }
 
     /// The cgroups above the pods; a kubelet's are its own.

@@ -6,6 +6,7 @@ pub mod svg;
 
 use std::collections::BTreeMap;
 
+use plimsoll_core::kube::node_topology::{NodeTopology, zone_name};
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::{Core, Machine, NumaNode, page_size};
 
@@ -20,6 +21,30 @@ const LINES_MAX: usize = 32;
 const DISTANCE_COLUMNS_MAX: usize = 16;
 /// Cores that are named one by one; of more, the first and the last are.
 const CORES_NAMED_MAX: usize = 3;
+
+/// What NUMA nodes have left, a line for each resource.
+pub(crate) fn zones(topology: &NodeTopology, style: Style) -> String {
+    let heading = ["ZONE", "RESOURCE", "CAPACITY", "ALLOCATABLE", "AVAILABLE"];
+    let mut table = Table::new(&heading, &[2, 3, 4]);
+    for (at, zone) in topology.zones.iter().enumerate() {
+        for (resource, amounts) in &zone.resources {
+            let is_of_bytes = resource == "memory" || resource.starts_with("hugepages-");
+            let amount = |amount: u64| match is_of_bytes {
+                true => bytes(amount.into()),
+                false => amount.to_string(),
+            };
+            let row = vec![
+                zone_name(at),
+                resource.clone(),
+                amount(amounts.capacity),
+                amount(amounts.allocatable),
+                amount(amounts.available),
+            ];
+            table.row(Tone::Plain, row);
+        }
+    }
+    table.render(style)
+}
 
 /// The text, each line ended.
 pub(crate) fn draw(

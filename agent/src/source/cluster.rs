@@ -10,6 +10,7 @@
 mod book;
 mod intents;
 mod peer;
+mod topology;
 
 use std::collections::BTreeSet;
 use std::fs::Permissions;
@@ -42,6 +43,8 @@ use crate::host::state_dir::INTENTS_FILE;
 use book::Book;
 use intents::Intents;
 use peer::{Peer, frame};
+
+pub use topology::TopologySlot;
 
 /// Where it listens, unless told otherwise.
 pub const SOCKET: &str = "/run/plimsoll/cluster.sock";
@@ -217,6 +220,7 @@ pub struct ClusterLink {
     reports: Option<SyncSender<Report>>,
     wake: Arc<OwnedFd>,
     counts: Arc<ClusterCounts>,
+    topology: TopologySlot,
     thread: Option<JoinHandle<()>>,
     socket: PathBuf,
 }
@@ -246,6 +250,7 @@ impl ClusterLink {
         let (reports, taken) = sync_channel(REPORTS);
         let (events, received) = mpsc::channel(EVENTS);
         let counts = Arc::new(ClusterCounts::default());
+        let topology = TopologySlot::new(Arc::clone(&wake));
         let work = Work {
             listener,
             user: settings.user,
@@ -258,6 +263,8 @@ impl ClusterLink {
             intents,
             conditions: Vec::new(),
             withheld_bytes: 0,
+            newest: topology.clone(),
+            topology: None,
             counts: Arc::clone(&counts),
         };
         let thread = std::thread::Builder::new()
@@ -269,6 +276,7 @@ impl ClusterLink {
             reports: Some(reports),
             wake,
             counts,
+            topology,
             thread: Some(thread),
             socket: settings.socket.clone(),
         };
@@ -278,6 +286,11 @@ impl ClusterLink {
     /// What the thread has counted so far.
     pub fn counts(&self) -> &Arc<ClusterCounts> {
         &self.counts
+    }
+
+    /// Where the zones of NUMA nodes are put.
+    pub fn topology(&self) -> TopologySlot {
+        self.topology.clone()
     }
 
     /// A pod was evicted: it is to be reported. Does not wait. Returns whether there was room.
@@ -389,6 +402,9 @@ struct Work {
     intents: Intents,
     conditions: Vec<NodeConditionReport>,
     withheld_bytes: u64,
+    newest: TopologySlot,
+    /// The newest zones, as a frame.
+    topology: Option<Vec<u8>>,
     counts: Arc<ClusterCounts>,
 }
 
@@ -397,6 +413,7 @@ impl Work {
         self.count();
         loop {
             let is_over = self.take_reports();
+            self.take_topology();
             self.write();
             if is_over {
                 return;
@@ -458,10 +475,27 @@ impl Work {
         }
     }
 
+    fn take_topology(&mut self) {
+        match self.newest.take() {
+            None => {}
+            Some(Ok(frame)) => {
+                self.send_frame(Ok(frame.clone()));
+                self.topology = Some(frame);
+            }
+            Some(Err(why)) => {
+                tracing::warn!("the NodeResourceTopology of this node is not published: {why}");
+            }
+        }
+    }
+
     /// To the client, if there is one that has introduced itself.
     fn send(&mut self, message: &ToCluster) {
+        self.send_frame(frame(message));
+    }
+
+    fn send_frame(&mut self, frame: Result<Vec<u8>, String>) {
         if let Some(peer) = self.peer.as_mut().filter(|peer| peer.has_hello)
-            && let Err(why) = frame(message).and_then(|frame| peer.queue(&frame))
+            && let Err(why) = frame.and_then(|frame| peer.queue(&frame))
         {
             self.lose(&why);
         }
@@ -659,6 +693,9 @@ impl Work {
         let memory_bytes = self.withheld_bytes;
         if memory_bytes > 0 {
             self.send(&ToCluster::Withheld { memory_bytes });
+        }
+        if let Some(frame) = self.topology.clone() {
+            self.send_frame(Ok(frame));
         }
         let conditions = self.conditions.clone();
         self.send(&ToCluster::Conditions { conditions });

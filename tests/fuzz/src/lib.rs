@@ -55,15 +55,18 @@ use plimsoll_core::kube::duration;
 use plimsoll_core::kube::framing::LENGTH_BYTES;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::quantity::Quantity;
+use plimsoll_core::kube::pod_resources::{self, FromKubelet};
 use plimsoll_core::kube::runtime_link::{self, FromRuntime, Inventory, ToRuntime};
 use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::placement::machine::Machine;
+use plimsoll_core::placement::node_topology::survey;
 use plimsoll_core::policy::disk::unused::{ImageBook, ended_containers, unused_images};
 
 /// The environment's variable with the name of the target.
 const TARGET: &str = "PLIMSOLL_FUZZ_TARGET";
 
 /// By their names, which are those of folders in `seeds`.
-const TARGETS: [(&str, fn(&[u8])); 27] = [
+const TARGETS: [(&str, fn(&[u8])); 28] = [
     ("admission", admission),
     ("arbitration", arbitration),
     ("btf", btf),
@@ -83,6 +86,7 @@ const TARGETS: [(&str, fn(&[u8])); 27] = [
     ("manifests", manifests),
     ("mountinfo", mountinfo),
     ("mounts", mounts),
+    ("pod_resources", pod_resources),
     ("processes", processes),
     ("records", records),
     ("requests", requests),
@@ -503,6 +507,25 @@ pub fn runtime_link(bytes: &[u8]) {
         book.observe(&inventory, now_ns);
         ended_containers(&inventory);
         unused_images(&inventory, &book, now_ns);
+    }
+}
+
+/// A frame, and the zones that follow from what it lists.
+pub fn pod_resources(bytes: &[u8]) {
+    const MACHINE: &str = r#"{"version": 1, "cores": [{"threads": ["0-1"], "socket": 0, "node": 0}, {"threads": ["2-3"], "socket": 0, "node": 2}],
+        "nodes": [{"id": 0, "memory": "16Gi", "hugepages": [{"pageSize": "2Mi", "pages": 8}]}, {"id": 2, "memory": "1Gi"}]}"#;
+    let machine: Machine = serde_json::from_str(MACHINE).expect("a machine");
+    let Ok(body) = pod_resources::FRAMING.body(bytes) else {
+        return;
+    };
+    let Ok(FromKubelet::Resources { resources }) = serde_json::from_slice(body) else {
+        return;
+    };
+    let Ok(surveyed) = survey(&machine, &resources, None) else {
+        return;
+    };
+    for amounts in surveyed.topology.zones.iter().flat_map(|zone| zone.resources.values()) {
+        assert!(amounts.available <= amounts.allocatable && amounts.allocatable <= amounts.capacity);
     }
 }
 

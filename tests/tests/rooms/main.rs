@@ -54,8 +54,8 @@ const ROOMS: [(&str, &[&str]); 14] = [
     (
         "commands",
         &[
-            "show", "daemon", "serve", "storage", "act", "pods", "record", "probe", "kernel",
-            "input", "host",
+            "show", "daemon", "serve", "storage", "act", "pods", "record", "probe", "source",
+            "kernel", "input", "host",
         ],
     ),
     ("show", &["serve", "record", "probe", "kernel", "host"]),
@@ -131,8 +131,8 @@ const RUNTIME_ROOMS: [(&str, &[&str]); 10] = [
             "limits",
         ],
     ),
-    ("serve", &["cri", "connection", "frames"]),
-    ("show", &["cri", "pod_resources"]),
+    ("serve", &["cri", "pod_resources", "connection", "frames"]),
+    ("show", &["cri"]),
     ("cri", &["connection", "interface"]),
     ("pod_resources", &["connection", "interface"]),
     ("connection", &[]),

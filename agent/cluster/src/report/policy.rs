@@ -74,6 +74,8 @@ pub struct Policy {
     pub dry_run: bool,
     /// `--taint-on-pressure`.
     pub taint_on_pressure: bool,
+    /// `--node-resource-topology`.
+    pub node_resource_topology: bool,
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod evictions;
 mod node;
 #[path = "../support/mod.rs"]
 mod support;
+mod topology;
 mod webhook;
 
 use std::collections::BTreeSet;

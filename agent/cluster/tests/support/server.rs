@@ -427,7 +427,7 @@ impl Server {
 }
 
 /// What docs/reference/cluster.md says is needed, options included.
-pub(crate) const RIGHTS: [(&str, &str, &[&str]); 7] = [
+pub(crate) const RIGHTS: [(&str, &str, &[&str]); 8] = [
     ("", "pods", &["get", "list", "watch", "delete"]),
     ("", "pods/status", &["patch"]),
     ("", "pods/eviction", &["create"]),
@@ -435,6 +435,11 @@ pub(crate) const RIGHTS: [(&str, &str, &[&str]); 7] = [
     ("", "nodes/status", &["patch"]),
     ("events.k8s.io", "events", &["create", "patch"]),
     ("policy", "poddisruptionbudgets", &["get", "list", "watch"]),
+    (
+        "topology.node.k8s.io",
+        "noderesourcetopologies",
+        &["get", "create", "patch", "delete"],
+    ),
 ];
 
 pub(crate) fn pod_path(name: &str) -> String {

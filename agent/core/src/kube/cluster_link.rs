@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::kube::budget::DisruptionBudget;
 use crate::kube::framing::Framing;
+use crate::kube::node_topology::NodeTopology;
 use crate::kube::pod::Pod;
 use crate::kube::pod_uid::PodUid;
 
 /// The version of this protocol. A peer with another one is refused with both numbers.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 /// Of all frames. The largest pod has a fraction of these values.
 pub const FRAMING: Framing = Framing {
     bytes_max: 1 << 20,
@@ -169,6 +170,11 @@ pub enum ToCluster {
     Withheld {
         /// Bytes; 0 without pressure.
         memory_bytes: u64,
+    },
+    /// What the node's NUMA nodes have left. Sent when it changes, where the option asks for it.
+    NodeTopology {
+        /// All of it.
+        topology: Box<NodeTopology>,
     },
 }
 

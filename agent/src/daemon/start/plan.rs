@@ -1,10 +1,13 @@
 //! What the agent is to do, as its arguments, its configuration and the host say, before it changes anything.
 
+use std::io;
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
+use crate::daemon::beside::alignment;
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::knobs::{KnobError, Ledger};
@@ -15,10 +18,15 @@ use crate::input::config::{Config, ConfigFile, Effective};
 use crate::pods;
 use crate::pods::names::KubeletTree;
 use crate::serve::http;
+use crate::source::cluster::ClusterLink;
+use crate::source::node_topology::{ResourceSettings, TopologySource};
 use crate::storage::StorageSettings;
 use crate::storage::runtime::RuntimeSettings;
 
 use super::args::RunArgs;
+
+/// Where most kubelets have their configuration, below their root directory.
+const KUBELET_CONFIG: &str = "config.yaml";
 
 /// What the arguments, the configuration and the host say. Nothing has been changed yet.
 pub(super) struct Plan<'a> {
@@ -135,9 +143,35 @@ pub(super) fn disks(plan: &Plan<'_>) -> StorageSettings {
 /// The container runtime, and `plimsoll-runtime`, in the directory of this program.
 pub(super) fn runtime_settings(args: &RunArgs) -> Option<RuntimeSettings> {
     let socket = args.runtime_endpoint.clone()?;
+    let program = runtime_program();
+    Some(RuntimeSettings { socket, program })
+}
+
+fn runtime_program() -> PathBuf {
     let program = std::env::current_exe().unwrap_or_default();
-    Some(RuntimeSettings {
-        socket,
-        program: program.with_file_name("plimsoll-runtime"),
-    })
+    program.with_file_name("plimsoll-runtime")
+}
+
+/// What asks the kubelet what it has given to containers, where the option wants it.
+pub(super) fn topology_source(
+    plan: &Plan<'_>,
+    link: &ClusterLink,
+) -> Option<io::Result<TopologySource>> {
+    let args = &plan.args;
+    if !args.kubelet.node_resource_topology {
+        return None;
+    }
+    let settings = ResourceSettings {
+        socket: args.kubelet.pod_resources.clone(),
+        program: runtime_program(),
+    };
+    let config = args.kubelet.kubelet_config.clone();
+    let config = config.unwrap_or_else(|| args.kubelet_dir.join(KUBELET_CONFIG));
+    let (host, slot) = (plan.host.clone(), link.topology());
+    Some(TopologySource::start(
+        settings,
+        host,
+        alignment(config),
+        slot,
+    ))
 }

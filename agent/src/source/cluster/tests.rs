@@ -367,3 +367,50 @@ fn an_eviction_is_sent_again_after_each_connection_until_it_is_settled() {
     let (_link, _events, unsettled) = start(scene.dir.path());
     assert_eq!(unsettled, [PodUid::from("b")].into());
 }
+
+#[test]
+fn the_newest_zones_are_sent_and_again_after_each_connection() {
+    use plimsoll_core::kube::node_topology::{NodeTopology, Zone};
+    let mut scene = Scene::new();
+    let slot = scene.link.as_ref().unwrap().topology();
+    let with = |zones: usize| NodeTopology {
+        zones: vec![Zone::default(); zones],
+        ..NodeTopology::default()
+    };
+    let (mut client, heard) = scene.introduced();
+    assert!(heard.iter().all(|frame| frame["type"] != "node_topology"));
+    slot.put(with(2));
+    let frame = client.hear();
+    assert_eq!(frame["type"], "node_topology");
+    assert_eq!(frame["topology"]["zones"].as_array().unwrap().len(), 2);
+    drop(client);
+    assert!(matches!(scene.next(), ClusterEvent::Lost { .. }));
+    let (mut client, heard) = scene.introduced();
+    let zones = |frame: &Value| frame["topology"]["zones"].as_array().map(Vec::len);
+    assert_eq!(heard.iter().find_map(zones), Some(2));
+    slot.put(with(3));
+    slot.put(with(4));
+    while zones(&client.hear()) != Some(4) {}
+}
+
+#[test]
+fn zones_that_do_not_fit_into_a_frame_are_not_sent_and_end_no_connection() {
+    use plimsoll_core::kube::node_topology::{ListedPod, NodeTopology};
+    let mut scene = Scene::new();
+    let slot = scene.link.as_ref().unwrap().topology();
+    let (mut client, _) = scene.introduced();
+    let pod = ListedPod {
+        namespace: "n".repeat(253),
+        name: "p".repeat(253),
+        held: Vec::new(),
+    };
+    slot.put(NodeTopology {
+        pods: vec![pod; 4096],
+        ..NodeTopology::default()
+    });
+    slot.put(NodeTopology {
+        pods: Vec::new(),
+        ..NodeTopology::default()
+    });
+    assert_eq!(client.hear()["type"], "node_topology");
+}

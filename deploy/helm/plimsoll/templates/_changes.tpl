@@ -6,6 +6,7 @@
 {{- if $values.budgets }}{{ $rules = append $rules (dict "apiGroups" (list "policy") "resources" (list "poddisruptionbudgets") "verbs" (list "get" "list" "watch")) }}{{ end -}}
 {{- if $values.deleteEvicted.enabled }}{{ $rules = append $rules (dict "apiGroups" (list "") "resources" (list "pods") "verbs" (list "delete")) }}{{ end -}}
 {{- if $values.evictionAPI }}{{ $rules = append $rules (dict "apiGroups" (list "") "resources" (list "pods/eviction") "verbs" (list "create")) }}{{ end -}}
+{{- if $values.nodeResourceTopology }}{{ $rules = append $rules (dict "apiGroups" (list "topology.node.k8s.io") "resources" (list "noderesourcetopologies") "verbs" (list "create" "patch")) }}{{ end -}}
 {{- if $values.taintOnPressure }}{{ $rules = append $rules (dict "apiGroups" (list "") "resources" (list "nodes") "verbs" (list "patch")) }}{{ end -}}
 {{- $_ := set .object "rules" $rules -}}
 {{- end -}}
@@ -38,9 +39,11 @@
 {{- if $values.budgets }}{{ $args = append $args "--respect-disruption-budgets" }}{{ end -}}
 {{- with $values.deleteEvicted }}{{ if .enabled }}{{ $args = append $args (printf "--evicted-pods=keepPerOwner=%d,keepFor=%s" (int .keepPerOwner) .keepFor) }}{{ end }}{{ end -}}
 {{- if $values.evictionAPI }}{{ $args = append $args "--evict-by=EvictionAPI" }}{{ end -}}
+{{- if $values.nodeResourceTopology }}{{ $args = append $args "--node-resource-topology" }}{{ end -}}
 {{- if $values.taintOnPressure }}{{ $args = append $args "--taint-on-pressure" }}{{ end -}}
 {{- $_ := set $cluster "args" (concat $args $values.extraArgs.cluster) -}}
 {{- $args = $agent.args -}}
+{{- if $values.nodeResourceTopology }}{{ $args = append $args "--node-resource-topology" }}{{ end -}}
 {{- if $values.prometheus -}}
   {{- $args = append $args "--listen=$(HOST_IP):9186" -}}
   {{- $host := dict "name" "HOST_IP" "valueFrom" (dict "fieldRef" (dict "fieldPath" "status.hostIP")) -}}

@@ -1,0 +1,239 @@
+//! What each NUMA node has left, by what the kubelet says that it has given to containers.
+//!
+//! **Problem.** Only the kubelet knows, and says it over gRPC when it is asked; a scheduler that hears it a minute late binds pods that are refused.
+//! **Approach.** `plimsoll-runtime resources` asks every second and sends what has changed ([`pod_resources`](plimsoll_core::kube::pod_resources)); it is a
+//! process that this thread starts, and kills when it is silent. The thread reads the machine again with each change and every [`LOOK`] (CPUs and memory
+//! come and go), and puts the zones where plimsoll-cluster is served ([`TopologySlot`]). The loop has no part in it.
+#![forbid(unsafe_code)]
+
+mod connection;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use plimsoll_core::kube::node_topology::{Alignment, NodeTopology};
+use plimsoll_core::kube::pod_resources::{FromKubelet, NodeResources};
+use plimsoll_core::placement::node_topology::{Doubt, Survey, survey};
+
+use crate::host::HostRoot;
+use crate::host::boundary;
+use crate::host::shown::line;
+use crate::host::topology::read_machine;
+use crate::source::cluster::TopologySlot;
+use connection::{Connection, Start, Stopper, started};
+
+/// Where the kubelet listens, unless told otherwise.
+pub const SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
+/// How often the machine and the kubelet's configuration are read although the kubelet says nothing new.
+const LOOK: Duration = Duration::from_secs(10);
+/// After a failure it is not started again before this, and twice that after each further one.
+const AGAIN_FIRST: Duration = Duration::from_secs(1);
+const AGAIN_MAX: Duration = Duration::from_secs(60);
+const STACK_BYTES: usize = 512 << 10;
+
+/// Whom to ask.
+#[derive(Debug, Clone)]
+pub struct ResourceSettings {
+    /// The kubelet's socket.
+    pub socket: PathBuf,
+    /// `plimsoll-runtime`.
+    pub program: PathBuf,
+}
+
+/// Reads the kubelet's topology policy, where it is known.
+pub type ReadAlignment = Box<dyn Fn() -> Option<Alignment> + Send>;
+
+/// Asks once.
+///
+/// # Errors
+/// Why there is no answer.
+pub fn once(settings: &ResourceSettings) -> Result<NodeResources, String> {
+    let mut connection = started(settings).map_err(|error| error.to_string())?;
+    connection.greet()?;
+    match connection.read()? {
+        FromKubelet::Resources { resources } => Ok(*resources),
+        FromKubelet::Failed { why } => Err(why),
+        FromKubelet::Hello { .. } | FromKubelet::Same => Err(connection::nonsense()),
+    }
+}
+
+/// The zones of this machine.
+///
+/// # Errors
+/// The machine cannot be read, or the kubelet does not say enough.
+pub fn look(
+    host: &HostRoot,
+    resources: &NodeResources,
+    alignment: Option<Alignment>,
+) -> Result<Survey, String> {
+    let machine = read_machine(host).map_err(|error| error.to_string())?;
+    let surveyed = boundary::guard(|| survey(&machine, resources, alignment));
+    let surveyed = surveyed.map_err(|panicked| panicked.to_string())?;
+    surveyed.map_err(|error| error.to_string())
+}
+
+/// The thread, which ends with this.
+#[derive(Debug)]
+pub struct TopologySource {
+    stopper: Arc<Stopper>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TopologySource {
+    /// Begins.
+    ///
+    /// # Errors
+    /// The system's: no thread.
+    pub fn start(
+        settings: ResourceSettings,
+        host: HostRoot,
+        alignment: ReadAlignment,
+        slot: TopologySlot,
+    ) -> io::Result<Self> {
+        Self::started_by(Box::new(move || started(&settings)), host, alignment, slot)
+    }
+
+    fn started_by(
+        start: Start,
+        host: HostRoot,
+        alignment: ReadAlignment,
+        slot: TopologySlot,
+    ) -> io::Result<Self> {
+        let stopper = Arc::new(Stopper::default());
+        let work = Work {
+            start,
+            host,
+            alignment,
+            slot,
+            stopper: Arc::clone(&stopper),
+            resources: None,
+            looked: None,
+            sent: None,
+            doubts: BTreeSet::new(),
+            said: None,
+        };
+        let thread = std::thread::Builder::new()
+            .name("topology".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || work.run())?;
+        Ok(Self {
+            stopper,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for TopologySource {
+    fn drop(&mut self) {
+        self.stopper.stop();
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            if thread.join().is_err() {
+                tracing::error!("the thread for NUMA zones panicked");
+            }
+        }
+    }
+}
+
+struct Work {
+    start: Start,
+    host: HostRoot,
+    alignment: ReadAlignment,
+    slot: TopologySlot,
+    stopper: Arc<Stopper>,
+    /// What the kubelet last said.
+    resources: Option<NodeResources>,
+    /// When the machine was last read.
+    looked: Option<Instant>,
+    sent: Option<NodeTopology>,
+    /// What was last said.
+    doubts: BTreeSet<Doubt>,
+    said: Option<String>,
+}
+
+impl Work {
+    fn run(mut self) {
+        let mut again = AGAIN_FIRST;
+        while !self.stopper.is_stopped() {
+            let connected = (self.start)().map_err(|error| error.to_string());
+            let ended = connected.and_then(|mut connection| {
+                self.stopper.watch(&connection)?;
+                connection.greet()?;
+                self.follow(&mut connection, &mut again)
+            });
+            let Err(why) = ended else { return };
+            if !self.stopper.is_stopped() {
+                self.say_failure(Some(why));
+                let until = Instant::now() + again;
+                while !self.stopper.is_stopped() && Instant::now() < until {
+                    std::thread::park_timeout(until.saturating_duration_since(Instant::now()));
+                }
+                again = (again * 2).min(AGAIN_MAX);
+            }
+        }
+    }
+
+    /// Until the connection ends, which is a failure unless it was stopped.
+    fn follow(&mut self, connection: &mut Connection, again: &mut Duration) -> Result<(), String> {
+        loop {
+            let heard = connection.read();
+            if self.stopper.is_stopped() {
+                return Ok(());
+            }
+            match heard? {
+                FromKubelet::Hello { .. } => return Err(connection::nonsense()),
+                FromKubelet::Resources { resources } => {
+                    (self.resources, self.looked) = (Some(*resources), None);
+                }
+                FromKubelet::Same => {}
+                FromKubelet::Failed { why } => {
+                    self.say_failure(Some(why));
+                    continue;
+                }
+            }
+            *again = AGAIN_FIRST;
+            self.look();
+        }
+    }
+
+    fn look(&mut self) {
+        let is_due = self.looked.is_none_or(|looked| looked.elapsed() >= LOOK);
+        let Some(resources) = self.resources.as_ref().filter(|_| is_due) else {
+            return;
+        };
+        self.looked = Some(Instant::now());
+        let alignment = boundary::guard(|| (self.alignment)()).ok().flatten();
+        match look(&self.host, resources, alignment) {
+            Ok(Survey { topology, doubts }) => {
+                for doubt in doubts.difference(&self.doubts) {
+                    tracing::warn!("NodeResourceTopology: {doubt}");
+                }
+                self.doubts = doubts;
+                self.say_failure(None);
+                if self.sent.as_ref() != Some(&topology) {
+                    self.slot.put(topology.clone());
+                    self.sent = Some(topology);
+                }
+            }
+            Err(why) => self.say_failure(Some(why)),
+        }
+    }
+
+    /// Says what is wrong, once for each change.
+    fn say_failure(&mut self, failure: Option<String>) {
+        if let Some(why) = failure.as_ref().filter(|_| failure != self.said) {
+            tracing::warn!(
+                "the NodeResourceTopology of this node is not kept up to date: {}",
+                line(why)
+            );
+        }
+        self.said = failure;
+    }
+}
+
+#[cfg(test)]
+mod tests;

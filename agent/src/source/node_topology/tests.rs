@@ -1,0 +1,135 @@
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+
+use plimsoll_core::kube::pod_resources::{FRAMING, Given, PROTOCOL};
+use rustix::event::{EventfdFlags, eventfd};
+use serde_json::Value;
+
+use super::*;
+
+fn send(stream: &mut UnixStream, message: &FromKubelet) {
+    let frame = FRAMING.frame(&serde_json::to_vec(message).unwrap());
+    // The agent may have gone.
+    let _gone = stream.write_all(&frame.unwrap());
+}
+
+fn hello(stream: &mut UnixStream) {
+    send(stream, &FromKubelet::Hello { protocol: PROTOCOL });
+}
+
+fn slot() -> TopologySlot {
+    TopologySlot::new(Arc::new(eventfd(0, EventfdFlags::empty()).unwrap()))
+}
+
+/// A source on this machine whose other ends come out here, as they are made.
+fn source(slot: &TopologySlot) -> (TopologySource, std::sync::mpsc::Receiver<UnixStream>) {
+    let (made, ends) = std::sync::mpsc::channel();
+    let start = move || {
+        let (stream, theirs) = UnixStream::pair()?;
+        made.send(theirs).map_err(io::Error::other)?;
+        Ok(Connection {
+            stream,
+            process: None,
+        })
+    };
+    let alignment = || {
+        Some(Alignment {
+            policy: "single-numa-node".to_owned(),
+            scope: "pod".to_owned(),
+        })
+    };
+    let source = TopologySource::started_by(
+        Box::new(start),
+        HostRoot::live(),
+        Box::new(alignment),
+        slot.clone(),
+    );
+    (source.unwrap(), ends)
+}
+
+/// The next zones that are put.
+fn zones(slot: &TopologySlot) -> Value {
+    loop {
+        if let Some(frame) = slot.take() {
+            let frame = frame.unwrap();
+            return serde_json::from_slice::<Value>(&frame[4..]).unwrap()["topology"].take();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// No manager places anything, and these pods are listed.
+fn resources(pods: &[&str]) -> FromKubelet {
+    FromKubelet::Resources {
+        resources: Box::new(NodeResources {
+            allocatable: Some(Given::default()),
+            given: Vec::new(),
+            pods: pods.iter().map(|pod| (*pod).to_owned()).collect(),
+        }),
+    }
+}
+
+#[test]
+fn zones_are_put_when_they_have_changed_and_outlive_a_failure() {
+    let slot = slot();
+    let (source, ends) = source(&slot);
+    let mut end = ends.recv().unwrap();
+    hello(&mut end);
+    send(&mut end, &resources(&["n/a"]));
+    let first = zones(&slot);
+    assert!(!first["zones"].as_array().unwrap().is_empty());
+    assert_eq!(first["alignment"]["scope"], "pod");
+    assert_eq!(first["pods"][0]["name"], "a");
+    // None of these puts anything.
+    send(&mut end, &FromKubelet::Same);
+    send(&mut end, &resources(&["n/a"]));
+    let why = "away".to_owned();
+    send(&mut end, &FromKubelet::Failed { why });
+    send(&mut end, &resources(&["n/a", "n/b"]));
+    assert_eq!(zones(&slot)["pods"].as_array().unwrap().len(), 2);
+    // It ends, and is started again.
+    drop(end);
+    let mut end = ends.recv().unwrap();
+    hello(&mut end);
+    send(&mut end, &resources(&[]));
+    assert_eq!(zones(&slot)["pods"].as_array().unwrap().len(), 0);
+    // The end does not wait for a word.
+    drop(source);
+    assert!(ends.recv().is_err());
+}
+
+#[test]
+fn a_source_ends_while_it_waits_to_start_again() {
+    let failing = || Err(io::Error::other("no program"));
+    let source = TopologySource::started_by(
+        Box::new(failing),
+        HostRoot::live(),
+        Box::new(|| None),
+        slot(),
+    );
+    drop(source.unwrap());
+}
+
+#[test]
+fn what_is_no_answer_is_refused() {
+    let refused = |sends: &dyn Fn(&mut UnixStream)| {
+        let (stream, mut theirs) = UnixStream::pair().unwrap();
+        let mut connection = Connection {
+            stream,
+            process: None,
+        };
+        sends(&mut theirs);
+        drop(theirs);
+        connection.greet().unwrap_err()
+    };
+    let bytes =
+        |bytes: &'static [u8]| refused(&move |end: &mut UnixStream| end.write_all(bytes).unwrap());
+    assert!(bytes(&[]).contains("has ended"));
+    assert!(bytes(&[9, 0, 0, 0, b'{']).contains("has ended"));
+    assert!(bytes(&[0xff; 4]).contains("announced a frame of 4294967295 bytes"));
+    assert!(bytes(&[2, 0, 0, 0, b'{', b'}']).contains("no answer"));
+    let other = |end: &mut UnixStream| send(end, &FromKubelet::Hello { protocol: 99 });
+    assert!(refused(&other).contains("protocol 99"));
+    let no_hello = |end: &mut UnixStream| send(end, &FromKubelet::Same);
+    assert!(refused(&no_hello).contains("no answer"));
+}
