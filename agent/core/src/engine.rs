@@ -111,6 +111,7 @@ impl Engine {
         placement::decide(&mut self.state, event, first, decisions);
         cpu::decide(&self.config, &mut self.state, event, first, decisions);
         sampling::schedule(&self.config, &mut self.state, decisions);
+        self.state.look_for_leaving();
     }
 
     /// What [`Engine::step`] does with a sample once its signals have been observed. For vectors and simulations, which give

@@ -94,6 +94,19 @@ pub struct NodeState {
     /// [`Breaker`](crate::model::options::Breaker)).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retained: Option<Retained>,
+    /// Whether it is known that no pod is on its way out, so that they need not all be looked at again and again before one is chosen. Not saved.
+    #[serde(skip)]
+    pub(crate) none_leaves: Noted,
+}
+
+/// Whether something has been noted that follows from the rest of a state: states are equal with and without it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Noted(pub(crate) bool);
+
+impl PartialEq for Noted {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
 }
 
 /// A journal of an earlier version has fewer conditions: those that came later were false.
@@ -285,6 +298,29 @@ impl NodeState {
     /// The state of a condition.
     pub fn condition(&self, condition: NodeCondition) -> ConditionState {
         self.conditions[condition as usize]
+    }
+
+    /// The pods on their way out.
+    pub(crate) fn leaving(&self) -> impl Iterator<Item = &PodState> {
+        let is_leaving = |pod: &&PodState| pod.leaving.is_some();
+        debug_assert!(
+            !(self.none_leaves.0 && self.pods.values().any(|pod| pod.leaving.is_some())),
+            "whatever lets a pod leave takes note of it"
+        );
+        let pods = (!self.none_leaves.0).then(|| self.pods.values());
+        pods.into_iter().flatten().filter(is_leaving)
+    }
+
+    /// The pods on their way out.
+    pub(crate) fn leaving_mut(&mut self) -> impl Iterator<Item = (&PodUid, &mut PodState)> {
+        let pods = (!self.none_leaves.0).then(|| self.pods.iter_mut());
+        let pods = pods.into_iter().flatten();
+        pods.filter(|(_, pod)| pod.leaving.is_some())
+    }
+
+    /// Looks whether a pod is on its way out.
+    pub(crate) fn look_for_leaving(&mut self) {
+        self.none_leaves = Noted(self.pods.values().all(|pod| pod.leaving.is_none()));
     }
 
     /// Takes in what an event says. Decides nothing.

@@ -6,6 +6,7 @@ pub mod disruption;
 pub mod eviction;
 pub mod foresight;
 pub mod freshness;
+pub(crate) mod head;
 pub mod leaving;
 pub mod on_node;
 pub mod rank;

@@ -20,12 +20,11 @@ use crate::model::event::Cause;
 #[cfg(doc)]
 use crate::model::options::Victims;
 use crate::model::signal::{NodeCondition, Observation, Observations, Resource, Signal};
-use crate::model::state::{Leaving, NodeReclaim, NodeState};
+use crate::model::state::{Leaving, NodeReclaim, NodeState, Noted};
 use crate::model::threshold::{Operator, Threshold};
 use crate::model::units::PodUid;
 use crate::policy::disk::local_storage;
 use crate::policy::memory::foresight::{self, Verdict};
-use crate::policy::memory::rank::RankRow;
 use crate::policy::memory::thresholds::{self, Met};
 use crate::policy::memory::verdict::{self, Next, Scratch};
 use crate::policy::memory::view::View;
@@ -157,7 +156,7 @@ fn shorten_grace(
 ) {
     let now_ns = state.now_ns;
     let available_bytes = leaving::available_bytes(observations);
-    for (uid, pod) in &mut state.pods {
+    for (uid, pod) in state.leaving_mut() {
         let Some(leaving) = &mut pod.leaving else {
             continue;
         };
@@ -188,7 +187,7 @@ fn choose(
 ) {
     let resource = met.resource();
     let ranking = resource.ranking();
-    verdict::victims(&View::now(config, state), met, scratch);
+    let ranked = verdict::victims(&View::now(config, state), met, scratch).ranked;
     let Scratch {
         rows,
         chosen,
@@ -196,7 +195,7 @@ fn choose(
         ..
     } = scratch;
     if chosen.is_empty() {
-        no_victim(state, met, rows, decisions);
+        no_victim(state, met, ranked, decisions);
         return;
     }
     state.no_victim = None;
@@ -213,7 +212,7 @@ fn choose(
             request: row.request.units_up(),
             priority: row.priority,
             rank: count(at + 1),
-            ranked: count(rows.len()),
+            ranked: count(ranked),
             exempt: count(exempt_before.count()),
             ahead_by: rows
                 .get(at + 1)
@@ -271,6 +270,7 @@ pub(crate) fn evict(
     let now_ns = state.now_ns;
     remedies::let_go(state, uid, decisions);
     let available_bytes = leaving::available_bytes(&state.observations);
+    state.none_leaves = Noted(false);
     let Some(pod) = state.pods.get_mut(uid) else {
         return;
     };
@@ -312,7 +312,7 @@ fn count(pods: usize) -> u32 {
     u32::try_from(pods).unwrap_or(u32::MAX)
 }
 
-fn no_victim(state: &mut NodeState, met: &Met, rows: &[RankRow], decisions: &mut Vec<Decision>) {
+fn no_victim(state: &mut NodeState, met: &Met, ranked: usize, decisions: &mut Vec<Decision>) {
     // Reported once per threshold, not at every sample.
     if state.no_victim == Some(met.threshold.signal) {
         return;
@@ -322,7 +322,7 @@ fn no_victim(state: &mut NodeState, met: &Met, rows: &[RankRow], decisions: &mut
         signal: met.threshold.signal,
         observed: met.observation.value,
         threshold: met.threshold.amount(met.observation.capacity),
-        why: if rows.is_empty() {
+        why: if ranked == 0 {
             NoVictimReason::NoPods
         } else {
             NoVictimReason::AllExempt

@@ -110,7 +110,7 @@ pub(crate) fn wanted(view: &View<'_>, sample: &Sample) -> Wanted {
     let foreseen = view.foreseen(swap_bytes);
     match verdict::asked(view, sample.cause, &observations, foreseen.as_ref()).met {
         Some(met) if !verdict::takes_the_first(config, &met) => Wanted::All,
-        None if state.pods.values().all(|pod| pod.leaving.is_none()) => Wanted::Nothing,
+        None if state.leaving().next().is_none() => Wanted::Nothing,
         _ => Wanted::Leaders,
     }
 }
@@ -118,8 +118,8 @@ pub(crate) fn wanted(view: &View<'_>, sample: &Sample) -> Wanted {
 /// The first figure of `sample`, the one that `view` has ahead, that is old and could change what the engine decides about it.
 pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) -> Option<Stale> {
     if sample.leaders_only {
-        let mut pods = view.state.pods.values();
-        let unread = pods.find(|pod| pod.leaving.is_some() && view.is_unread(&pod.row.uid));
+        let mut pods = view.state.leaving();
+        let unread = pods.find(|pod| view.is_unread(&pod.row.uid));
         if let Some(pod) = unread {
             return Some(Stale::Unread(pod.row.uid.clone()));
         }
@@ -155,7 +155,7 @@ pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) 
 /// ([`breaker`](crate::policy::memory::breaker)).
 fn stale_retained(view: &View<'_>, sample: &Sample) -> Option<usize> {
     view.config.options.breaker?;
-    let pods = view.state.pods.values();
+    let pods = view.state.leaving();
     let mut ended = pods.filter(|pod| view.ends_lingering(pod));
     ended.find_map(|pod| {
         let index = index_of(&sample.pods, &pod.row)?;
@@ -175,7 +175,7 @@ fn index_of(pods: &[PodMemory], row: &RankRow) -> Option<usize> {
 fn stale_pod(view: &View<'_>, met: &Met, sample: &Sample, scratch: &mut Scratch) -> Option<Stale> {
     if sample.leaders_only
         && sample.pods.iter().all(|memory| is_leaving(view, memory))
-        && let Some(row) = verdict::first_known(view, met, scratch)
+        && let Some(row) = verdict::first_known(view, scratch)
     {
         // With this one most of what the others can have is accounted for.
         return Some(Stale::Unread(row.uid.clone()));

@@ -149,17 +149,6 @@ impl Ranking {
         places::sort(self, rows, places);
     }
 
-    /// Ranks as many rows as it takes to know the first two that are `wanted`: O(n) if these are among the first. The rows after these are in no order.
-    /// Allocates as [`Ranking::rank`].
-    pub(crate) fn lead(
-        self,
-        rows: &mut [RankRow],
-        places: &mut Vec<Place>,
-        wanted: impl Fn(&RankRow) -> bool,
-    ) {
-        places::lead(self, rows, places, wanted);
-    }
-
     /// The comparator that sets two rows apart; [`Comparator::Uid`] where no other does.
     pub fn deciding_comparator(self, a: &RankRow, b: &RankRow) -> Comparator {
         self.order()
@@ -242,7 +231,7 @@ impl DiskScope {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
@@ -377,7 +366,7 @@ mod tests {
         }
     }
 
-    fn any_rows() -> impl Strategy<Value = Vec<RankRow>> {
+    pub(crate) fn any_rows() -> impl Strategy<Value = Vec<RankRow>> {
         prop::collection::vec(any_row(), 0..40).prop_map(|mut rows| {
             for (at, row) in rows.iter_mut().enumerate() {
                 row.uid = PodUid::from(format!("{}-{at}", row.uid).as_str());
@@ -426,20 +415,6 @@ mod tests {
             let mut keyed = rows;
             ranking.rank(&mut keyed, &mut Vec::new());
             prop_assert_eq!(keyed, compared);
-        }
-
-        #[test]
-        fn the_lead_is_the_beginning_of_the_whole_order(ranking in any_ranking(), rows in any_rows(), exempt in prop::collection::vec(0..3u8, 40)) {
-            let mut sorted = rows;
-            for (row, exempt) in sorted.iter_mut().zip(exempt) {
-                row.exempt = exempt > 0;
-            }
-            let mut led = sorted.clone();
-            ranking.rank(&mut sorted, &mut Vec::new());
-            ranking.lead(&mut led, &mut Vec::new(), |row| !row.exempt);
-            let wanted = sorted.iter().enumerate().filter(|(_, row)| !row.exempt);
-            let known = wanted.map(|(at, _)| at + 1).nth(1).unwrap_or(sorted.len());
-            prop_assert_eq!(&led[..known], &sorted[..known]);
         }
 
         #[test]

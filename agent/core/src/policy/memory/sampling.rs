@@ -58,7 +58,7 @@ pub(crate) fn arm(
     decisions: &mut Vec<Decision>,
 ) {
     let now_ns = state.now_ns;
-    let victim_in_grace = state.pods.values().any(|pod| {
+    let victim_in_grace = state.leaving().any(|pod| {
         pod.leaving.is_some_and(|leaving| {
             leaving.evicted_for == Some(Resource::Memory) && leaving.killed_at_ns.is_none()
         })
@@ -188,7 +188,7 @@ pub(crate) fn schedule(
             }
         }
     }
-    for pod in state.pods.values() {
+    for pod in state.leaving() {
         if let Some(leaving) = &pod.leaving {
             at_ns = at_ns.min(leaving::next_ns(leaving, now_ns));
         }

@@ -64,7 +64,7 @@ const fn is_shared(resource: Resource) -> bool {
 }
 
 /// The arbitrator's list, while it holds and counts.
-fn overused<'state>(
+pub(crate) fn overused<'state>(
     config: &EngineConfig,
     state: &'state NodeState,
     now_ns: u64,

@@ -60,7 +60,7 @@ pub(crate) fn victim_seen_ns(state: &NodeState, now_ns: u64) -> u64 {
             .is_some_and(|leaving| leaving.evicted_for.is_some())
     };
     let seen_ns = state.victim_seen_ns.unwrap_or(now_ns);
-    if state.pods.values().any(is_victim) {
+    if state.leaving().any(is_victim) {
         now_ns
     } else {
         seen_ns
@@ -69,10 +69,11 @@ pub(crate) fn victim_seen_ns(state: &NodeState, now_ns: u64) -> u64 {
 
 /// Whether what a signal shows is all of the time since the last victim was seen.
 pub(crate) fn settled(view: &View<'_>, signal: Signal) -> bool {
-    let (Some(window_ns), Some(seen_ns)) = (window_ns(signal), view.victim_seen_ns()) else {
+    let Some(window_ns) = window_ns(signal) else {
         return true;
     };
-    view.now_ns.saturating_sub(seen_ns) >= window_ns
+    let seen_ns = view.victim_seen_ns();
+    seen_ns.is_none_or(|seen_ns| view.now_ns.saturating_sub(seen_ns) >= window_ns)
 }
 
 /// Whether what pods are ranked by has been read.

@@ -13,7 +13,7 @@ use crate::model::decision::ReclaimSource;
 use crate::model::event::Cause;
 use crate::model::options;
 use crate::model::signal::{Observations, Resource, Signal};
-use crate::model::state::NodeReclaim;
+use crate::model::state::{NodeReclaim, PodState};
 use crate::model::threshold::Operator;
 use crate::policy::disk::node_reclaim;
 use crate::policy::memory::disruption::{Budgeting, Preference};
@@ -21,12 +21,12 @@ use crate::policy::memory::foresight;
 use crate::policy::memory::rank::{Place, RankRow};
 use crate::policy::memory::thresholds::{self, Met};
 use crate::policy::memory::view::View;
-use crate::policy::memory::{breaker, candidates, on_node, share, stall, target};
+use crate::policy::memory::{breaker, candidates, head, on_node, stall, target};
 
 /// Space for one judgement, kept so that none is allocated on the way to a kill.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scratch {
-    /// The ranking.
+    /// The ranking, or its head.
     pub(crate) rows: Vec<RankRow>,
     /// For sorting it.
     pub(crate) places: Vec<Place>,
@@ -152,6 +152,8 @@ pub(crate) fn takes_the_first(config: &EngineConfig, met: &Met) -> bool {
 /// Which pods go: rows of [`Scratch::chosen`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Victims {
+    /// How many pods were candidates. [`Scratch::rows`] has all of them, or the [head](crate::policy::memory::head) of their ranking.
+    pub(crate) ranked: usize,
     /// The figures of so many rows, from the first of the ranking on, decide it. If those of later rows are smaller than is known, the same pods go.
     pub(crate) rests_on: usize,
     /// What they must free together for it; `None` if that did not count.
@@ -167,17 +169,10 @@ pub(crate) fn candidates(view: &View<'_>, signal: Signal, rows: &mut Vec<RankRow
 /// The first in the ranking of what is known, up to the one that would go, which the sample ahead lacks.
 pub(crate) fn first_known<'scratch>(
     view: &View<'_>,
-    met: &Met,
     scratch: &'scratch mut Scratch,
 ) -> Option<&'scratch RankRow> {
     let Scratch { rows, places, .. } = scratch;
-    let pods = view.state.pods.values();
-    rows.clear();
-    let pods = pods.filter(|pod| view.is_candidate(pod));
-    rows.extend(pods.map(|pod| pod.row.clone()));
-    share::mark(view, met.resource(), rows);
-    let ranking = met.resource().ranking();
-    ranking.lead(rows, places, |row| !row.exempt);
+    head::fill(view, true, rows, places, |pod| !pod.row.exempt);
     let first = rows.iter().position(|row| !row.exempt)?;
     let mut leaders = rows[..=first].iter();
     leaders.find(|row| view.is_unread(&row.uid))
@@ -192,14 +187,18 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
         chosen,
         budgeting,
     } = scratch;
-    candidates(view, met.threshold.signal, rows);
     let is_soft = !met.threshold.is_hard();
-    if takes_the_first(view.config, met) {
-        let goes = |row: &RankRow| !(row.exempt || is_soft && is_refused(view, row));
-        ranking.lead(rows, places, goes);
+    let head = if takes_the_first(view.config, met) {
+        let goes = |pod: &PodState| !(pod.row.exempt || is_soft && view.is_refused(pod));
+        head::fill(view, false, rows, places, goes)
     } else {
+        None
+    };
+    let ranked = head.unwrap_or_else(|| {
+        candidates(view, met.threshold.signal, rows);
         ranking.rank(rows, places);
-    }
+        rows.len()
+    });
     chosen.clear();
     chosen.extend((0..rows.len()).filter(|&at| !rows[at].exempt));
     if is_soft {
@@ -247,6 +246,7 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
         chosen.truncate(1);
     }
     Victims {
+        ranked,
         rests_on,
         need: need.filter(|_| several || preference != Preference::None),
     }

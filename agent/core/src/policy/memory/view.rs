@@ -54,9 +54,9 @@ impl<'a> View<'a> {
         }
     }
 
-    fn pods_ahead(&self) -> Option<&'a [PodMemory]> {
-        let sample = self.ahead.filter(|sample| !sample.node_only)?;
-        Some(&sample.pods)
+    /// The sample ahead, if it has pods.
+    pub(crate) fn pods_ahead(&self) -> Option<&'a Sample> {
+        self.ahead.filter(|sample| !sample.node_only)
     }
 
     /// How a pod leaves, if it does.
@@ -77,7 +77,7 @@ impl<'a> View<'a> {
     }
 
     fn memory_ahead(&self, pod: &PodState) -> Option<PodMemory> {
-        let sample = self.ahead.filter(|sample| !sample.node_only)?;
+        let sample = self.pods_ahead()?;
         let mut pods = sample.pods.iter();
         let memory = pods.find(|memory| memory.uid == pod.row.uid)?;
         Some(memory.limited(&sample.node))
@@ -101,7 +101,7 @@ impl<'a> View<'a> {
                 .map_or(0, |memory| memory.used_bytes(availability)),
             None => pod.row.usage,
         };
-        let pods = self.state.pods.values();
+        let pods = self.state.leaving();
         pods.fold(known, |known, pod| match (pod.leaving, self.left(pod)) {
             (Some(leaving), Some(Err(ending))) => breaker::after(
                 self.config,
@@ -117,14 +117,19 @@ impl<'a> View<'a> {
 
     /// Whether a pod may be chosen, be it exempt or not: not one that has no process, or whose processes have been killed and do not go.
     pub(crate) fn is_candidate(&self, pod: &PodState) -> bool {
-        let goes = match self.left(pod) {
+        if !pod.running {
+            return false;
+        }
+        if pod.leaving.is_none() {
+            return !leaving::is_stuck(pod, self.now_ns);
+        }
+        match self.left(pod) {
             Some(Err(ending)) => ending != Ending::Stuck,
             Some(Ok(leaving)) => {
                 !leaving::is_overdue(&leaving, self.now_ns) && !leaving::is_stuck(pod, self.now_ns)
             }
-            None => !leaving::is_stuck(pod, self.now_ns),
-        };
-        pod.running && goes
+            None => true,
+        }
     }
 
     /// Whether a disruption budget has refused its eviction, and others are to go in its place.
@@ -136,13 +141,13 @@ impl<'a> View<'a> {
     /// Whether an eviction is under way, so that none for `resource` may begin. Memory does not wait for a pod that still has
     /// time to leave for another reason.
     pub(crate) fn eviction_under_way(&self, resource: Resource) -> bool {
-        let mut leaving = self.state.pods.values().filter_map(|pod| self.leaving(pod));
+        let mut leaving = self.state.leaving().filter_map(|pod| self.leaving(pod));
         leaving.any(|leaving| is_under_way(&leaving, resource))
     }
 
     /// The same, but memory does not wait either for a pod that was killed and does not go while ever less memory is available.
     pub(crate) fn waits_for_victim(&self, resource: Resource, observations: &Observations) -> bool {
-        let mut leaving = self.state.pods.values().filter_map(|pod| self.leaving(pod));
+        let mut leaving = self.state.leaving().filter_map(|pod| self.leaving(pod));
         leaving.any(|leaving| {
             let passed_over = resource == Resource::Memory
                 && leaving::is_overdue(&leaving, self.now_ns)
@@ -185,7 +190,7 @@ impl<'a> View<'a> {
 
     /// Puts what the sample ahead shows into rows of the memory ranking, which are in the order of UIDs.
     pub(crate) fn apply_sample(&self, rows: &mut [RankRow]) {
-        let Some(sample) = self.ahead.filter(|sample| !sample.node_only) else {
+        let Some(sample) = self.pods_ahead() else {
             return;
         };
         if self.unread().is_none() {

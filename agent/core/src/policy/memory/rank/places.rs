@@ -52,51 +52,13 @@ fn amount(row: &RankRow) -> u128 {
     (MOST - excess.clamp(LEAST, MOST)).unsigned_abs()
 }
 
-/// So many rows are looked for one by one before all are sorted.
-const LEAD_MAX: usize = 8;
-
-fn fill(ranking: Ranking, rows: &[RankRow], places: &mut Vec<Place>) {
+/// Sorts `rows`, the first to be evicted at index 0. Allocates only if `places` has no room for all.
+pub(super) fn sort(ranking: Ranking, rows: &mut [RankRow], places: &mut Vec<Place>) {
     places.clear();
     places.extend(rows.iter().enumerate().map(|(at, row)| Place {
         key: key(ranking, row),
         at,
     }));
-}
-
-/// Puts the rows up to the second that is `wanted` where sorting puts them; those after it are in no order. Allocates as [`sort`].
-pub(super) fn lead(
-    ranking: Ranking,
-    rows: &mut [RankRow],
-    places: &mut Vec<Place>,
-    wanted: impl Fn(&RankRow) -> bool,
-) {
-    fill(ranking, rows, places);
-    let mut found = 0;
-    for to in 0..rows.len().min(LEAD_MAX) {
-        let mut least = to;
-        for at in to + 1..rows.len() {
-            let order = places[at].key.cmp(&places[least].key);
-            if order
-                .then_with(|| ranking.compare(&rows[at], &rows[least]))
-                .is_lt()
-            {
-                least = at;
-            }
-        }
-        // The place of each row stays beside it.
-        rows.swap(to, least);
-        places.swap(to, least);
-        found += usize::from(wanted(&rows[to]));
-        if found == 2 {
-            return;
-        }
-    }
-    sort(ranking, rows, places);
-}
-
-/// Sorts `rows`, the first to be evicted at index 0. Allocates only if `places` has no room for all.
-pub(super) fn sort(ranking: Ranking, rows: &mut [RankRow], places: &mut Vec<Place>) {
-    fill(ranking, rows, places);
     places.sort_unstable_by(|a, b| {
         a.key
             .cmp(&b.key)
