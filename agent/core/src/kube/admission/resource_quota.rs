@@ -9,17 +9,16 @@ pub mod configuration;
 pub mod evaluator;
 pub mod recalculate;
 pub mod scope;
+pub mod usage;
 pub mod validate;
-
-use serde::{Serialize, Serializer};
 
 use super::Admission;
 use super::object::ResourceQuota;
 use super::request::{Operation, Phase, Refusal, Request};
 use crate::kube::quantity::Quantity;
-use crate::kube::resources::ResourceList;
 use configuration::Configuration;
 use evaluator::{Cluster, Evaluator};
+pub use usage::{Charge, Usage};
 
 /// How often a write that conflicted is tried again.
 const RETRIES_MAX: usize = 3;
@@ -47,26 +46,7 @@ pub trait QuotaStore {
     ///
     /// # Errors
     /// If the quota has changed since it was read; then it is tried again with the quota as it is now.
-    fn add_used(
-        &mut self,
-        namespace: &str,
-        name: &str,
-        added: &[(String, Quantity)],
-    ) -> Result<(), Conflict>;
-}
-
-/// What one quota counts for an object.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Charge {
-    /// The quota.
-    pub quota: String,
-    /// What was added to what is in use, by name.
-    #[serde(serialize_with = "as_map")]
-    pub added: Vec<(String, Quantity)>,
-}
-
-fn as_map<S: Serializer>(list: &[(String, Quantity)], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_map(list.iter().map(|(name, quantity)| (name, quantity)))
+    fn add_used(&mut self, namespace: &str, charge: &Charge) -> Result<(), Conflict>;
 }
 
 /// A quota that has changed since it was read.
@@ -125,7 +105,7 @@ impl Plugin<'_> {
             }
             let mut failed_now = Vec::new();
             for charge in changed {
-                match store.add_used(namespace, &charge.quota, &charge.added) {
+                match store.add_used(namespace, &charge) {
                     Ok(()) => charges.push(charge),
                     Err(Conflict) => failed_now.push(charge.quota),
                 }
@@ -161,33 +141,8 @@ fn conflict(name: &str) -> Refusal {
     }
 }
 
-/// Adds to a list of what is in use; what it lacks is taken over.
-pub fn add_to(used: &mut ResourceList, added: &[(String, Quantity)]) {
-    for (name, quantity) in added {
-        match used.get_mut(name) {
-            Some(value) => *value += quantity,
-            None => {
-                used.insert(name.clone(), quantity.clone());
-            }
-        }
-    }
-}
-
-/// `a - b`, and zero where that is negative or only `b` has the name.
-pub(crate) fn increase(a: &ResourceList, b: &ResourceList) -> ResourceList {
-    let mut increase = a.clone();
-    for (name, quantity) in b {
-        *increase.entry(name.clone()).or_default() -= quantity;
-    }
-    increase
-        .values_mut()
-        .filter(|quantity| quantity.sign() <= 0)
-        .for_each(|quantity| *quantity = Quantity::default());
-    increase
-}
-
 /// `cpu=1,memory=1Gi`.
-fn shown<'a>(list: impl Iterator<Item = (&'a String, &'a Quantity)>) -> String {
+fn shown<'a>(list: impl Iterator<Item = (&'a str, &'a Quantity)>) -> String {
     let parts: Vec<String> = list
         .map(|(name, quantity)| format!("{name}={quantity}"))
         .collect();
