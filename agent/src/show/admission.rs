@@ -87,7 +87,7 @@ pub(crate) fn answer(lines: &[Line<'_>], why: bool, style: Style) -> String {
             for default in &admitted.defaults {
                 writeln!(text, "  {}", because(default)).ok();
             }
-            for charge in &admitted.charges {
+            for charge in admitted.charges.iter() {
                 let added = amounts(charge.added());
                 writeln!(text, "  ResourceQuota {} counts {added}", charge.quota).ok();
             }

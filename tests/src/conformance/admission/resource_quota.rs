@@ -70,7 +70,7 @@ impl QuotaStore for Store {
         &self.quotas
     }
 
-    fn add_used(&mut self, _: &str, charge: &Charge) -> Result<(), Conflict> {
+    fn add_used(&mut self, _: &str, charge: Charge<'_>) -> Result<(), Conflict> {
         self.writes += 1;
         if self.conflicts > 0 {
             self.conflicts -= 1;

@@ -374,7 +374,7 @@ impl QuotaStore for Store {
         &self.0
     }
 
-    fn add_used(&mut self, _: &str, charge: &Charge) -> Result<(), Conflict> {
+    fn add_used(&mut self, _: &str, charge: Charge<'_>) -> Result<(), Conflict> {
         let mut quotas = self.0.iter_mut();
         let quota = quotas.find(|quota| quota.metadata.name == charge.quota);
         charge.add_to(&mut quota.ok_or(Conflict)?.status.used);

@@ -19,7 +19,7 @@ use super::request::{Phase, Refusal, Request};
 use super::resource_quota::configuration::Configuration;
 use super::resource_quota::evaluator::Cluster;
 use super::resource_quota::recalculate::{Counted, Counts};
-use super::resource_quota::{Charge, Conflict, Plugin, QuotaStore};
+use super::resource_quota::{Charge, Charges, Conflict, Plugin, QuotaStore};
 use super::{Admission, claim_rules, limit_range::validate as range_rules, pod_rules};
 use crate::kube::pod::{PodStatus, Resources};
 use crate::kube::quantity::Quantity;
@@ -152,7 +152,7 @@ pub struct Admitted {
     /// What was added to it, in the order of the fields.
     pub defaults: Vec<Defaulted>,
     /// What the quotas count for it.
-    pub charges: Vec<Charge>,
+    pub charges: Charges,
 }
 
 /// The objects of all namespaces that decide about others.
@@ -189,10 +189,11 @@ impl QuotaStore for Store<'_> {
         self.0.get(namespace).map_or(&[], Vec::as_slice)
     }
 
-    fn add_used(&mut self, namespace: &str, charge: &Charge) -> Result<(), Conflict> {
+    fn add_used(&mut self, namespace: &str, charge: Charge<'_>) -> Result<(), Conflict> {
         let quotas = self.0.get_mut(namespace).ok_or(Conflict)?;
-        let at = quotas.binary_search_by(|quota| quota.metadata.name.cmp(&charge.quota));
-        let quota = at.ok().and_then(|at| quotas.get_mut(at));
+        // No write fails here, so that all were checked, in this order.
+        let quota = quotas.get_mut(charge.at);
+        let quota = quota.filter(|quota| quota.metadata.name == charge.quota);
         charge.add_to(&mut quota.ok_or(Conflict)?.status.used);
         Ok(())
     }

@@ -27,6 +27,9 @@ pub const ANNOTATION: &str = "kubernetes.io/limit-ranger";
 /// What the note begins with.
 const PREFIX: &str = "LimitRanger plugin set: ";
 
+/// About as long is a note.
+const NOTE_BYTES: usize = 192;
+
 /// Adds what `from` has and `to` lacks.
 fn fill(to: &mut ResourceList, from: &ResourceList) {
     for (name, quantity) in from {
@@ -182,6 +185,9 @@ fn fill_pod(defaults: &Resources, pod: &mut PodObject, mut filled: impl FnMut(Fi
                         resource,
                         amount,
                     });
+                    if note.is_empty() {
+                        note.reserve(NOTE_BYTES);
+                    }
                     note.push_str(between);
                     note.push_str(resource);
                     between = ", ";

@@ -18,7 +18,7 @@ use super::request::{Operation, Phase, Refusal, Request};
 use crate::kube::quantity::Quantity;
 use configuration::Configuration;
 use evaluator::{Cluster, Evaluator};
-pub use usage::{Charge, Usage};
+pub use usage::{Charge, Charges, Usage};
 
 /// How often a write that conflicted is tried again.
 const RETRIES_MAX: usize = 3;
@@ -46,7 +46,7 @@ pub trait QuotaStore {
     ///
     /// # Errors
     /// If the quota has changed since it was read; then it is tried again with the quota as it is now.
-    fn add_used(&mut self, namespace: &str, charge: &Charge) -> Result<(), Conflict>;
+    fn add_used(&mut self, namespace: &str, charge: Charge<'_>) -> Result<(), Conflict>;
 }
 
 /// A quota that has changed since it was read.
@@ -79,15 +79,15 @@ impl Plugin<'_> {
         &self,
         request: &Request,
         store: &mut impl QuotaStore,
-    ) -> Result<Vec<Charge>, Refusal> {
+    ) -> Result<Charges, Refusal> {
         let namespace = request.namespace.as_str();
         let creates_namespace =
             request.resource.is("namespaces") && request.operation == Operation::Create;
         if namespace.is_empty() || creates_namespace || !handles(request, self.admission) {
-            return Ok(Vec::new());
+            return Ok(Charges::default());
         }
-        let mut charges = Vec::new();
-        // The names of those whose write failed; at first all are looked at.
+        // At first all are looked at; then those whose write failed. What a write has counted is kept in `written`.
+        let mut written: Vec<Charges> = Vec::new();
         let mut failed: Option<Vec<String>> = None;
         for tries_left in (0..=RETRIES_MAX).rev() {
             let all = store.quotas(namespace).iter();
@@ -99,24 +99,30 @@ impl Plugin<'_> {
             if quotas.is_empty() && self.configuration.limited_resources.is_empty() {
                 break;
             }
-            let changed = self.check(request, &quotas)?;
+            let mut changed = self.check(request, &quotas)?;
             if request.dry_run {
                 break;
             }
             let mut failed_now = Vec::new();
-            for charge in changed {
-                match store.add_used(namespace, &charge) {
-                    Ok(()) => charges.push(charge),
-                    Err(Conflict) => failed_now.push(charge.quota),
+            for charge in changed.iter() {
+                if store.add_used(namespace, charge) == Err(Conflict) {
+                    failed_now.push(charge.quota.to_owned());
                 }
             }
+            if !failed_now.is_empty() {
+                changed.retain(|charge| !failed_now.iter().any(|name| name == charge.quota));
+            }
+            written.push(changed);
             match failed_now.last() {
                 None => break,
                 Some(last) if tries_left == 0 => return Err(conflict(last)),
                 Some(_) => failed = Some(failed_now),
             }
         }
-        Ok(charges)
+        let mut charges = written.into_iter();
+        let mut first = charges.next().unwrap_or_default();
+        charges.for_each(|more| first.append(&more));
+        Ok(first)
     }
 }
 

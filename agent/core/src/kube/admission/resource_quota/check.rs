@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::evaluator::Evaluator;
 use super::scope;
-use super::usage::{Charge, Usage};
+use super::usage::{Charges, Usage};
 use super::{Plugin, shown};
 use crate::kube::admission::object::{Object, ResourceQuota, Scope, ScopeRequirement};
 use crate::kube::admission::request::{Operation, Phase, Refusal, Request};
@@ -16,13 +16,21 @@ use crate::kube::quantity::Quantity;
 #[derive(Default)]
 struct Covered<'a> {
     /// The quotas that apply, each with its part of [`Self::rows`].
-    applying: Vec<(&'a ResourceQuota, Range<usize>)>,
+    applying: Vec<Applying<'a>>,
     /// What these limit.
     rows: Vec<Row<'a>>,
     /// Names that these count.
     names: BTreeSet<&'a str>,
     /// Scopes that match the object; in [`Admission::Upstream`](super::Admission) also those of quotas that do not apply.
     scopes: Vec<Scope<'a>>,
+}
+
+/// A quota that applies.
+struct Applying<'a> {
+    /// Its place among all quotas.
+    at: usize,
+    quota: &'a ResourceQuota,
+    rows: Range<usize>,
 }
 
 /// What a quota says of one name.
@@ -42,17 +50,13 @@ impl Plugin<'_> {
     ///
     /// # Errors
     /// If a quota does not allow it.
-    pub fn check(
-        &self,
-        request: &Request,
-        quotas: &[&ResourceQuota],
-    ) -> Result<Vec<Charge>, Refusal> {
+    pub fn check(&self, request: &Request, quotas: &[&ResourceQuota]) -> Result<Charges, Refusal> {
         let evaluator = Evaluator::of(&request.resource);
         if !evaluator.handles(request, self.admission) {
-            return Ok(Vec::new());
+            return Ok(Charges::default());
         }
         let Some(limited_scopes) = self.limited_scopes(request)? else {
-            return Ok(Vec::new());
+            return Ok(Charges::default());
         };
         let usage = evaluator.usage(&request.object, self.cluster);
         let limited_names = self.limited_names(request, &usage);
@@ -74,7 +78,7 @@ impl Plugin<'_> {
         let usage = Arc::new(usage.without_zeros());
         let additions = self.additions(&covered.applying, &evaluator, grown.as_ref(), &usage)?;
         let Some(additions) = additions else {
-            return Ok(Vec::new());
+            return Ok(Charges::default());
         };
         let uncovered: Vec<&str> = limited_names
             .iter()
@@ -86,10 +90,12 @@ impl Plugin<'_> {
             return Err(request.forbidden(Phase::Validate, &why));
         }
         self.check_scopes(request, &limited_scopes, &covered.scopes)?;
-        let mut charges = Vec::with_capacity(covered.applying.len());
-        for ((quota, rows), usage) in covered.applying.into_iter().zip(additions) {
-            let rows = covered.rows.get(rows).unwrap_or_default();
-            charges.extend(charged(request, quota, rows, usage)?);
+        let mut charges = Charges::with_capacity(covered.applying.len(), covered.rows.len());
+        for (applying, usage) in covered.applying.into_iter().zip(additions) {
+            let rows = covered.rows.get(applying.rows).unwrap_or_default();
+            let name = &applying.quota.metadata.name;
+            charge(request, name, rows, usage, &mut charges)?;
+            charges.end_quota(applying.at, name, usage);
         }
         Ok(charges)
     }
@@ -141,11 +147,12 @@ impl Plugin<'_> {
         let has_scopes = matches!(request.object, Object::Pod(_) | Object::Claim(_));
         let has_limits = !self.configuration.limited_resources.is_empty();
         let unset = evaluator.unset(&request.object);
-        for &quota in quotas {
+        for (at, &quota) in quotas.iter().enumerate() {
             let name = &quota.metadata.name;
             let mut is_matched = true;
             let before = covered.scopes.len();
-            for scope in quota.scopes().filter(|_| has_scopes) {
+            let scopes = (has_scopes && quota.has_scopes()).then(|| quota.scopes());
+            for scope in scopes.into_iter().flatten() {
                 let matches = scope::matches(scope, &request.object).map_err(|error| {
                     Refusal::plain_error(format!(
                         "error matching scopes of quota {name}, err: error on matching scope {scope}: {error}"
@@ -165,14 +172,20 @@ impl Plugin<'_> {
                         .map_err(|error| Refusal::plain_error(error.to_string()).by(name))?);
             let from = covered.rows.len();
             if applies {
-                let status = &quota.status;
+                let mut used = quota.status.used.iter().peekable();
+                // Both are sorted.
                 covered
                     .rows
-                    .extend(status.hard.iter().map(|(name, hard)| Row {
-                        name,
-                        hard,
-                        used: status.used.get(name),
-                        is_counted: evaluator.counts(name, self.cluster),
+                    .extend(quota.status.hard.iter().map(|(name, hard)| {
+                        while used.next_if(|(other, _)| *other < name).is_some() {}
+                        Row {
+                            name,
+                            hard,
+                            used: used
+                                .next_if(|(other, _)| *other == name)
+                                .map(|(_, used)| used),
+                            is_counted: evaluator.counts(name, self.cluster),
+                        }
                     }));
             }
             let rows = covered.rows.get(from..).unwrap_or_default();
@@ -206,7 +219,7 @@ impl Plugin<'_> {
                 covered.names.extend(counted().map(|row| row.name));
             }
             let rows = from..covered.rows.len();
-            covered.applying.push((quota, rows));
+            covered.applying.push(Applying { at, quota, rows });
         }
         Ok(covered)
     }
@@ -233,13 +246,13 @@ impl Plugin<'_> {
     /// more.
     fn additions<'a>(
         &self,
-        applying: &[(&ResourceQuota, Range<usize>)],
+        applying: &[Applying<'_>],
         evaluator: &Evaluator,
         grown: Option<&'a Grown<'_>>,
         usage: &'a Arc<Usage>,
     ) -> Result<Option<Vec<&'a Arc<Usage>>>, Refusal> {
         let mut changes = Vec::with_capacity(applying.len());
-        for (quota, _) in applying {
+        for Applying { quota, .. } in applying {
             let change = match grown {
                 Some((old, grown)) => {
                     let applied = evaluator
@@ -293,30 +306,29 @@ impl Plugin<'_> {
     }
 }
 
-/// What is added to one quota; none if that does not change.
-fn charged(
+/// Adds what one quota counts.
+///
+/// # Errors
+/// If that is more than it has left.
+fn charge(
     request: &Request,
-    quota: &ResourceQuota,
+    name: &str,
     rows: &[Row<'_>],
-    usage: &Arc<Usage>,
-) -> Result<Option<Charge>, Refusal> {
-    let name = &quota.metadata.name;
+    usage: &Usage,
+    charges: &mut Charges,
+) -> Result<(), Refusal> {
     // What has been allocated is a fact, whatever the quota says.
     let is_enforced = request.subresource != "status";
-    let mut charge = Charge::new(name, usage, rows.len());
     let mut exceeded: Vec<&Row<'_>> = Vec::new();
     for row in rows {
-        let Some(amount) = charge.add(row.name) else {
+        let Some(at) = usage.position(row.name) else {
             continue;
         };
-        let exceeds = match row.used {
-            Some(used) => {
-                let mut sum = used.clone();
-                sum += amount;
-                sum > *row.hard
-            }
+        charges.add_place(at);
+        let exceeds = usage.at(at).is_some_and(|amount| match row.used {
+            Some(used) => used.exceeds_with(amount, row.hard),
             None => amount > row.hard,
-        };
+        });
         if is_enforced && exceeds {
             exceeded.push(row);
         }
@@ -335,5 +347,5 @@ fn charged(
         );
         return Err(request.forbidden(Phase::Validate, &why).by(name));
     }
-    Ok(Some(charge).filter(|charge| !charge.is_empty()))
+    Ok(())
 }

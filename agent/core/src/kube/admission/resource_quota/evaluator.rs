@@ -233,8 +233,25 @@ impl Evaluator {
         if pod.pod.pod_level_resources().is_some() {
             return Vec::new();
         }
-        let is_unset = |name: &&str| pod.pod.all_containers().any(|it| !sets(it, name));
-        REQUIRED.into_iter().filter(is_unset).collect()
+        // Several of the names are about the same field.
+        let unset = |list: fn(&Container) -> &ResourceList, name: &str| {
+            let mut containers = pod.pod.all_containers();
+            containers.any(|container| !list(container).contains_key(name))
+        };
+        let [requests, limits]: [fn(&Container) -> &ResourceList; 2] =
+            [|it| &it.resources.requests, |it| &it.resources.limits];
+        let (cpu, memory) = (unset(requests, CPU), unset(requests, MEMORY));
+        let is_unset = [
+            cpu,
+            memory,
+            cpu,
+            memory,
+            unset(limits, CPU),
+            unset(limits, MEMORY),
+        ];
+        let all = REQUIRED.into_iter().zip(is_unset);
+        all.filter_map(|(name, is_unset)| is_unset.then_some(name))
+            .collect()
     }
 
     /// Which containers do not set these names, which are sorted: `name for: containers`.
