@@ -187,8 +187,8 @@ impl Charges {
     }
 
     /// The same without the quotas for which this does not hold.
-    pub(super) fn retain(&mut self, mut holds: impl FnMut(Charge<'_>) -> bool) {
-        let kept: Vec<bool> = self.iter().map(|charge| holds(charge)).collect();
+    pub(super) fn retain(&mut self, holds: impl FnMut(Charge<'_>) -> bool) {
+        let kept: Vec<bool> = self.iter().map(holds).collect();
         let mut kept = kept.into_iter();
         self.all.retain(|_| kept.next().unwrap_or(false));
     }
