@@ -108,6 +108,17 @@ impl Node {
         String::from_utf8(stderr).unwrap()
     }
 
+    /// What `plimsoll quota` says of a namespace: its exit status and output.
+    fn quota(&self, namespace: &str) -> (Option<i32>, String) {
+        let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .args(["quota", "-n", namespace, "--state-dir"])
+            .arg(self.dir.path().join("state"))
+            .output()
+            .unwrap();
+        let shown = String::from_utf8(output.stdout).unwrap();
+        (output.status.code(), shown)
+    }
+
     /// A pod that runs until it is ended.
     fn run(&mut self, manifest: &str, name: &str) -> Child {
         let mut command = self.exec(manifest, "exec sleep 100000");
@@ -174,6 +185,50 @@ fn it_has_started_when_the_manifests_are_read() {
     agent.stop();
 }
 
+/// It does not start, and what it would have admitted is not written down.
+#[test]
+fn a_second_agent_admits_nothing() {
+    let files = [("limits.yaml", LIMITS), ("a.yaml", &pod("a"))];
+    let Some(mut node) = Node::new("second", &files) else {
+        return;
+    };
+    node.until("it is admitted", |it| status(it, "a").is_some());
+    let state = node.dir.path().join("state");
+    let before = std::fs::read(state.join("admitted.json")).unwrap();
+    let others = node.dir.path().join("others");
+    std::fs::create_dir(&others).unwrap();
+    std::fs::write(others.join("b.yaml"), pod("b")).unwrap();
+    let second = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .args([
+            "run",
+            "--without",
+            "bpf",
+            "--cgroup-root",
+            &node.cgroup_root,
+        ])
+        .arg("--manifests")
+        .arg(&others)
+        .arg("--state-dir")
+        .arg(&state)
+        .output()
+        .unwrap();
+    assert_eq!(second.status.code(), Some(1), "{second:?}");
+    let said = String::from_utf8(second.stderr).unwrap();
+    assert!(
+        said.contains("already runs with the state directory"),
+        "{said}"
+    );
+    assert_eq!(
+        std::fs::read(state.join("admitted.json")).unwrap(),
+        before,
+        "what is in use is the first agent's"
+    );
+    let overview = ask_overview(&node.socket()).unwrap();
+    assert_eq!(used(&overview), "pods=1,requests.cpu=250m");
+    assert!(status(&overview, "b").is_none());
+    node.stop();
+}
+
 #[test]
 fn a_quota_of_one_machine() {
     let Some(mut node) = Node::new(
@@ -193,6 +248,18 @@ fn a_quota_of_one_machine() {
     });
     let (mut a, mut b) = (node.run("a.yaml", "a"), node.run("b.yaml", "b"));
     assert!(node.refused("c.yaml").contains(sentence));
+    let (status_of_team, shown) = node.quota("team");
+    assert_eq!(status_of_team, Some(3), "{shown}");
+    for line in [
+        "ResourceQuota team/compute",
+        "pods             2     2     0",
+        "requests.cpu  500m     1  500m",
+        sentence,
+    ] {
+        assert!(shown.contains(line), "no {line:?} in\n{shown}");
+    }
+    let elsewhere = (Some(0), "no ResourceQuota: nothing is limited\n".to_owned());
+    assert_eq!(node.quota("elsewhere"), elsewhere);
     let asked = Request::ExplainEviction {
         signal: None,
         pod: Some("team/c".to_owned()),

@@ -54,11 +54,17 @@ fn plugin(dir: &Path, args: &[&str]) -> Output {
         dir.to_str().unwrap(),
         std::env::var("PATH").unwrap()
     );
-    Command::new(PLUGIN)
+    let temporary = dir.join("tmp");
+    fs::create_dir_all(&temporary).unwrap();
+    let output = Command::new(PLUGIN)
         .args(args)
         .env("PATH", path)
+        .env("TMPDIR", &temporary)
         .output()
-        .unwrap()
+        .unwrap();
+    let left = fs::read_dir(&temporary).unwrap().count();
+    assert_eq!(left, 0, "{args:?} leaves a temporary directory behind");
+    output
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -97,6 +103,12 @@ fn one_table_over_all_nodes_and_one_node_s_reasons() {
     assert!(text(&why.stdout).contains("default/x"), "{why:?}");
     let near = "default/compute: pods 9 of 10 in use";
     assert!(text(&why.stdout).contains(near), "{why:?}");
+    // The agent knows the namespace of a pod that is named without one.
+    let by_name = plugin(dir.path(), &["explain", "b", "eviction", "x"]);
+    assert_eq!(by_name.status.code(), Some(0), "{by_name:?}");
+    assert!(text(&by_name.stdout).contains(near), "{by_name:?}");
+    let unknown = plugin(dir.path(), &["explain", "b", "eviction", "unknown"]);
+    assert_eq!(unknown.status.code(), Some(3), "{unknown:?}");
     // Who may not list quotas is explained the rest; here there is no such pod.
     let without = plugin(dir.path(), &["explain", "b", "eviction", "other/x"]);
     let said = text(&without.stderr);

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use plimsoll_core::kube::admission::Admission;
 use plimsoll_core::kube::admission::chain::{Source, World};
+use plimsoll_core::kube::admission::field::FieldError;
 use plimsoll_core::kube::admission::object::{LimitRange, Object, ResourceQuota};
 use plimsoll_core::kube::admission::pod_object::{MorePod, PodObject};
 use plimsoll_core::kube::admission::pod_rules;
@@ -337,5 +338,86 @@ fn a_resize_changes_cpu_and_memory_alone() {
     assert_eq!(
         errors(&node, &node),
         ["spec: Forbidden: pods with node allocatable resource claims cannot be resized"]
+    );
+}
+
+/// 1.36 refuses a restart of a container that ends before the others start; a pod that has one keeps it, and is not resized there.
+#[test]
+fn resize_policies_of_new_and_old_pods() {
+    let with = |more: Value| {
+        let mut value = json!({"metadata": {"name": "p", "namespace": "n", "resourceVersion": "1"}, "spec": {
+            "initContainers": [{"name": "i", "resources": {"requests": {"cpu": "1"}}}], "containers": [{"name": "c"}]}});
+        for (pointer, field) in [
+            ("init", "/spec/initContainers/0"),
+            ("container", "/spec/containers/0"),
+            ("spec", "/spec"),
+        ] {
+            for (name, new) in more[pointer].as_object().into_iter().flatten() {
+                value.pointer_mut(field).unwrap()[name] = new.clone();
+            }
+        }
+        value
+    };
+    let texts = |errors: Vec<FieldError>| -> Vec<String> {
+        errors.iter().map(ToString::to_string).collect()
+    };
+    let policy =
+        |resource: &str, restart: &str| json!({"resourceName": resource, "restartPolicy": restart});
+    let restarts = json!([
+        policy("memory", "NotRequired"),
+        policy("cpu", "RestartContainer")
+    ]);
+    let restarted = with(json!({"init": {"resizePolicy": restarts}}));
+    let cases: [(Value, &[&str]); 6] = [
+        (
+            restarted.clone(),
+            &[
+                "spec.initContainers[0].resizePolicy[1].restartPolicy: Invalid value: \"RestartContainer\": must not be set to 'RestartContainer' for non-sidecar initContainers",
+            ],
+        ),
+        (
+            with(json!({"init": {"resizePolicy": restarts, "restartPolicy": "Always"}})),
+            &[],
+        ),
+        (with(json!({"container": {"resizePolicy": restarts}})), &[]),
+        (
+            with(
+                json!({"container": {"resizePolicy": restarts}, "spec": {"restartPolicy": "Never"}}),
+            ),
+            &[
+                "spec.containers[0].resizePolicy: Invalid value: \"RestartContainer\": must be 'NotRequired' when pod `restartPolicy` is 'Never'",
+            ],
+        ),
+        (
+            with(
+                json!({"container": {"resizePolicy": [policy("cpu", "NotRequired"), policy("cpu", "Sometimes")]}}),
+            ),
+            &[
+                "spec.containers[0].resizePolicy[1]: Duplicate value: \"cpu\"",
+                "spec.containers[0].resizePolicy: Unsupported value: \"Sometimes\": supported values: \"NotRequired\", \"RestartContainer\"",
+            ],
+        ),
+        (
+            with(json!({"container": {"resizePolicy": [policy("pods", "")]}})),
+            &[
+                "spec.containers[0].resizePolicy: Unsupported value: \"pods\": supported values: \"cpu\", \"memory\"",
+                "spec.containers[0].resizePolicy: Required value",
+            ],
+        ),
+    ];
+    for (value, wanted) in cases {
+        let errors = texts(pod_rules::create_errors(&pod(&value)));
+        assert_eq!(errors, wanted, "{value}");
+    }
+    let mut resized = restarted.clone();
+    resized["spec"]["initContainers"][0]["resources"]["requests"]["cpu"] = json!("2");
+    let old = pod(&restarted);
+    assert_eq!(pod_rules::update_errors(&old, &old), []);
+    assert_eq!(pod_rules::resize_errors(&old, &old), []);
+    assert_eq!(
+        texts(pod_rules::resize_errors(&pod(&resized), &old)),
+        [
+            "spec.initContainers[0]: Forbidden: non-sidecar init containers with a resize policy of RestartContainer cannot be resized"
+        ]
     );
 }

@@ -20,6 +20,7 @@ use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{OutputArgs, Style};
 use crate::host::shown::{Show as _, page};
 use crate::input::manifests::{ManifestError, STDIN};
+use crate::serve::control::client::AskError;
 use crate::show::admission;
 
 /// Show whether a namespace would take pods and other objects, with which requests and limits, and why not
@@ -91,6 +92,9 @@ pub enum AdmitError {
     /// `-` twice.
     #[error("standard input can be read once; write one of the inputs to a file")]
     StdinTwice,
+    /// No agent, or it refuses.
+    #[error(transparent)]
+    Ask(#[from] AskError),
     /// Standard output.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
@@ -100,7 +104,7 @@ impl CommandError for AdmitError {
     fn exit_status(&self) -> u8 {
         match self {
             Self::StdinTwice => exit_status::WRONG_USAGE,
-            Self::Input(_) | Self::Output(_) => exit_status::FAILED,
+            Self::Input(_) | Self::Ask(_) | Self::Output(_) => exit_status::FAILED,
         }
     }
 }

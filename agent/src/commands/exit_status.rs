@@ -143,7 +143,7 @@ pub const TABLE: [(&str, &[Meaning]); 22] = [
             (Some(DONE), "every object fits, and no quota is exceeded"),
             (
                 Some(FAILED),
-                "a file cannot be read or is wrong; each message names file, line and field",
+                "a file cannot be read or is wrong; each message names file, line and field; without files: no agent answers, or this user may not ask",
             ),
             (
                 Some(REFUSED),
@@ -222,7 +222,7 @@ pub const TABLE: [(&str, &[Meaning]); 22] = [
             (Some(DONE), "explained"),
             (
                 Some(FAILED),
-                "no agent answers, this user may not ask, or the journal cannot be read",
+                "no agent answers, this user may not ask, or the journal cannot be read; or one of `--quotas` cannot, and all else is explained",
             ),
             (
                 Some(REFUSED),

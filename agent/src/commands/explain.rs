@@ -11,7 +11,8 @@ use plimsoll_core::kube::admission::standing::QuotaUse;
 
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Output, OutputArgs, Style};
-use crate::host::shown::{Show as _, page};
+use crate::host::shown::{Show as _, line, page};
+use crate::input::manifests::ManifestError;
 use crate::input::manifests::objects::{self, Item};
 use crate::record::steps::{JournalReadError, at_seconds, replay_until};
 use crate::serve::control::client::{AskError, ask};
@@ -90,9 +91,6 @@ pub enum ExplainError {
     /// `--quotas` with something else than a pod of `eviction`.
     #[error("--quotas applies only to `explain eviction POD`")]
     QuotasOfNoPod,
-    /// The quotas that are given: all messages, one a line.
-    #[error("nothing is explained, because the quotas cannot be read:\n{0}")]
-    Quotas(String),
     /// Standard output.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
@@ -117,13 +115,17 @@ impl CommandError for ExplainError {
 /// # Errors
 /// [`ExplainError`].
 pub fn run(args: &ExplainArgs) -> Result<ExitCode, ExplainError> {
-    let quotas = match &args.quotas {
+    let (quotas, unread) = match &args.quotas {
         Some(_) if args.what != What::Eviction || args.pod.is_none() => {
             return Err(ExplainError::QuotasOfNoPod);
         }
-        Some(path) => quotas_of(path, io::stdin().lock())?,
-        None => Vec::new(),
+        Some(path) => quotas_of(path, io::stdin().lock()),
+        None => (Vec::new(), Vec::new()),
     };
+    // An eviction does not depend on a quota: what can be explained is.
+    for error in &unread {
+        eprintln!("plimsoll: {}", line(&error.to_string()));
+    }
     let mut stdout = io::stdout().lock();
     let mut answer = answer_to(args)?;
     if let Answer::Eviction(explained) = answer {
@@ -145,16 +147,16 @@ pub fn run(args: &ExplainArgs) -> Result<ExitCode, ExplainError> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written?,
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if unread.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(exit_status::FAILED)
+    })
 }
 
-/// What is in use of the quotas of a file. One without status is named: nothing is known about it.
-fn quotas_of(path: &Path, stdin: impl io::Read) -> Result<Vec<QuotaUse>, ExplainError> {
+/// What is in use of the quotas of a file, and what is wrong with those that cannot be read. One without status is named: nothing is known about it.
+fn quotas_of(path: &Path, stdin: impl io::Read) -> (Vec<QuotaUse>, Vec<ManifestError>) {
     let read = objects::read(&[path.to_owned()], None, stdin);
-    if !read.errors.is_empty() {
-        let lines: Vec<String> = read.errors.iter().map(ToString::to_string).collect();
-        return Err(ExplainError::Quotas(lines.join("\n")));
-    }
     let mut quotas = Vec::new();
     for (source, item) in read.items {
         let Item::Quota(quota) = item else { continue };
@@ -175,7 +177,7 @@ fn quotas_of(path: &Path, stdin: impl io::Read) -> Result<Vec<QuotaUse>, Explain
             used: status.used,
         });
     }
-    Ok(quotas)
+    (quotas, read.errors)
 }
 
 fn json(answer: &Answer) -> io::Result<String> {
@@ -230,21 +232,26 @@ mod tests {
             )
         };
         let list = format!(
-            "apiVersion: v1\nkind: List\nitems:\n{}{}",
+            "apiVersion: v1\nkind: List\nitems:\n{}{}{}",
+            quota("wrong", ", status: {used: {pods: many}}"),
             quota("compute", ", status: {hard: {pods: 10}, used: {pods: 9}}"),
             quota("new", "")
         );
-        let quotas = quotas_of(Path::new("-"), list.as_bytes()).unwrap();
+        let (quotas, errors) = quotas_of(Path::new("-"), list.as_bytes());
         let names: Vec<_> = quotas.iter().map(|quota| quota.quota.as_str()).collect();
         assert_eq!(names, ["team/compute"], "one without status says nothing");
         assert_eq!(quotas[0].nearly_used_up().count(), 1);
-        let wrong = quota("compute", ", status: {used: {pods: many}}");
-        let error = quotas_of(Path::new("-"), wrong.trim_start_matches("- ").as_bytes());
-        let error = error.unwrap_err().to_string();
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        let place = "standard input:4: items[0].status.used[pods]: ResourceQuota team/wrong: quantity \"many\"";
         assert!(
-            error.contains("standard input:1: status.used[pods]: "),
-            "{error}"
+            errors.len() == 1 && errors[0].starts_with(place),
+            "{errors:?}"
         );
+        // A file that is no YAML, or is not there, says so and nothing more.
+        for (path, text) in [("-", "items: ["), ("missing.yaml", "")] {
+            let (quotas, errors) = quotas_of(Path::new(path), text.as_bytes());
+            assert_eq!((quotas.len(), errors.len()), (0, 1), "{path}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `plimsoll quota`: what the quotas of namespaces have left, and who takes how much, from files.
+//! `plimsoll quota`: what the quotas of namespaces have left, and who takes how much, from files; or what those of a running agent have left.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 use plimsoll_core::kube::admission::object::{ResourceQuota, Scope};
 use plimsoll_core::kube::admission::resource_quota::recalculate::Counts;
+use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod};
 use plimsoll_core::kube::resources::ResourceList;
 use serde_json::{Value, json};
 
@@ -15,22 +16,32 @@ use crate::commands::admit::{AdmitError, Defects, Form, document, row};
 use crate::commands::exit_status;
 use crate::host::output::{OutputArgs, Style};
 use crate::host::shown::page;
-use crate::show::admission::{self, QuotaLines, amounts};
+use crate::serve::control::AgentArgs;
+use crate::serve::control::client::ask_overview;
+use crate::show::admission::{self, Line, Outcome, QuotaLines, amounts};
 
-/// Show what the quotas of namespaces have left, and who takes how much, from files
+/// Show what the quotas of namespaces have left, and who takes how much: from files, or of a running agent
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
   plimsoll quota -f ./team-a                          as if all of it were created in an empty namespace
   plimsoll quota -f ./team-a -n team-a -o json
   kubectl get quota,limitrange,pods,pvc,services -n team-a -o yaml | plimsoll quota -f - -f web.yaml -n team-a
+  plimsoll quota -n team-a                            what the agent of this machine has admitted, and which pods it refuses
 
 Objects are admitted as by `plimsoll admit`; one that is refused takes nothing. What a quota with a status has in use beyond the objects that
-are given is taken by others.")]
+are given is taken by others. Without files a running agent is asked (plimsoll run --manifests); it does not say who takes how much.")]
 pub struct QuotaArgs {
-    /// Objects: a file, a directory, or - for standard input; may be repeated
-    #[arg(short, long = "file", value_name = "PATH", required = true)]
+    /// Objects: a file, a directory, or - for standard input; may be repeated [default: ask the agent]
+    #[arg(
+        short,
+        long = "file",
+        value_name = "PATH",
+        conflicts_with = "control_socket"
+    )]
     pub files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) agent: AgentArgs,
     /// Show this namespace alone; objects that name none are in it [default: default, and all are shown]
     #[arg(short, long, value_name = "NAMESPACE")]
     pub namespace: Option<String>,
@@ -55,6 +66,9 @@ struct Standing<'a> {
 /// # Errors
 /// [`AdmitError`].
 pub fn run(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
+    if args.files.is_empty() {
+        return of_agent(args);
+    }
     let namespace = args.namespace.as_deref();
     let answer = ask(
         &args.files,
@@ -73,6 +87,64 @@ pub fn run(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
         .iter()
         .filter(|row| matches!(row.verdict, Verdict::Refused(_)))
         .collect();
+    let lines: Vec<Line<'_>> = refused.iter().map(|row| row.line()).collect();
+    let values = || refused.iter().map(|refused| row(refused)).collect();
+    print(args, &standings, &lines, values)
+}
+
+/// What the agent of this machine says. It has the answer of each refused pod, and no list of who takes how much.
+fn of_agent(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
+    let overview = ask_overview(&args.agent.socket())?;
+    let is_shown = |label: &str| {
+        let of = label
+            .split_once('/')
+            .map_or(label, |(namespace, _)| namespace);
+        args.namespace.as_deref().is_none_or(|asked| asked == of)
+    };
+    let quotas = overview.quotas.iter().filter(|it| is_shown(&it.quota));
+    let quotas: Vec<ResourceQuota> = quotas.map(as_quota).collect();
+    let standings: Vec<Standing<'_>> = quotas.iter().map(Standing::alone).collect();
+    let refused = overview.refused.iter().filter(|it| is_shown(&it.pod));
+    let refused: Vec<&RefusedPod> = refused.collect();
+    let lines: Vec<Line<'_>> = refused.iter().copied().map(refused_line).collect();
+    let values = || {
+        let refused = refused.iter();
+        refused
+            .map(|it| json!({"pod": it.pod, "place": it.place, "verdict": "Refused", "message": it.message}))
+            .collect()
+    };
+    print(args, &standings, &lines, values)
+}
+
+fn refused_line(pod: &RefusedPod) -> Line<'_> {
+    Line {
+        label: format!("Pod {}", pod.pod),
+        place: pod.place.clone(),
+        outcome: Outcome::Refused {
+            message: &pod.message,
+            causes: Vec::new(),
+        },
+    }
+}
+
+/// A quota as far as the agent tells of it.
+fn as_quota(quota: &QuotaUse) -> ResourceQuota {
+    let mut object = ResourceQuota::default();
+    if let Some((namespace, name)) = quota.quota.split_once('/') {
+        namespace.clone_into(&mut object.metadata.namespace);
+        name.clone_into(&mut object.metadata.name);
+    }
+    object.status.hard.clone_from(&quota.hard);
+    object.status.used.clone_from(&quota.used);
+    object
+}
+
+fn print(
+    args: &QuotaArgs,
+    standings: &[Standing<'_>],
+    refused: &[Line<'_>],
+    values: impl FnOnce() -> Vec<Value>,
+) -> Result<ExitCode, AdmitError> {
     let mut stdout = io::stdout().lock();
     let style = Style::of(&stdout);
     let text = match args.output.format {
@@ -83,16 +155,14 @@ pub fn run(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
                 lines => admission::quotas(lines, style),
             };
             if !refused.is_empty() {
-                let refused: Vec<_> = refused.iter().map(|row| row.line()).collect();
                 text.push('\n');
-                text += &admission::answer(&refused, false, style);
+                text += &admission::answer(refused, false, style);
             }
             page(&text)
         }
         form => {
             let quotas: Vec<Value> = standings.iter().map(Standing::json).collect();
-            let refused: Vec<Value> = refused.iter().map(|refused| row(refused)).collect();
-            document(form, &json!({"quotas": quotas, "refused": refused}))?
+            document(form, &json!({"quotas": quotas, "refused": values()}))?
         }
     };
     stdout.write_all(text.as_bytes())?;
@@ -107,6 +177,15 @@ pub fn run(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
 }
 
 impl<'a> Standing<'a> {
+    /// Of which nothing is known but what is in use.
+    fn alone(quota: &'a ResourceQuota) -> Self {
+        Self {
+            quota,
+            takers: Vec::new(),
+            others: ResourceList::new(),
+        }
+    }
+
     fn of(counts: &Counts<'_>, quota: &'a ResourceQuota) -> Self {
         let mut others = quota.status.used.clone();
         let mut takers = Vec::new();
@@ -162,11 +241,10 @@ impl<'a> Standing<'a> {
     fn scopes(&self) -> Vec<String> {
         let shown = |scope: Scope<'_>| match (scope.operator, scope.values) {
             ("Exists", _) => scope.scope_name.to_owned(),
-            (operator, values) => format!(
-                "{} {operator} {}",
-                scope.scope_name,
-                values.unwrap_or_default().join(",")
-            ),
+            (operator, Some(values)) => {
+                format!("{} {operator} {}", scope.scope_name, values.join(","))
+            }
+            (operator, None) => format!("{} {operator}", scope.scope_name),
         };
         self.quota.scopes().map(shown).collect()
     }

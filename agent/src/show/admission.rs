@@ -1,10 +1,9 @@
 //! What admission made of objects, and what quotas have left, for people.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 
 use plimsoll_core::kube::admission::chain::{Admitted, Defaulted, Source};
 use plimsoll_core::kube::admission::object::Object;
-use plimsoll_core::kube::admission::resource_quota::Charge;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::resources::{self, Scope};
@@ -42,7 +41,10 @@ pub(crate) enum Outcome<'a> {
 }
 
 /// `cpu=1,memory=1Gi`; `-` for nothing.
-pub(crate) fn amounts<'a>(list: impl IntoIterator<Item = (&'a String, &'a Quantity)>) -> String {
+pub(crate) fn amounts<'a, N>(list: impl IntoIterator<Item = (N, &'a Quantity)>) -> String
+where
+    N: Display,
+{
     let parts: Vec<String> = list
         .into_iter()
         .map(|(name, amount)| format!("{name}={amount}"))
@@ -85,9 +87,9 @@ pub(crate) fn answer(lines: &[Line<'_>], why: bool, style: Style) -> String {
             for default in &admitted.defaults {
                 writeln!(text, "  {}", because(default)).ok();
             }
-            for Charge { quota, added } in &admitted.charges {
-                let added = amounts(added.iter().map(|(name, amount)| (name, amount)));
-                writeln!(text, "  ResourceQuota {quota} counts {added}").ok();
+            for charge in admitted.charges.iter() {
+                let added = amounts(charge.added());
+                writeln!(text, "  ResourceQuota {} counts {added}", charge.quota).ok();
             }
             true
         });

@@ -255,6 +255,13 @@ fn small_sum((a, x): (i64, i32), (b, y): (i64, i32), negate: bool) -> Option<Amo
             exponent: y,
         });
     }
+    if x == y {
+        let mantissa = a.checked_add(b)?;
+        return Some(Amount::Small {
+            mantissa,
+            exponent: x,
+        });
+    }
     let exponent = x.min(y);
     let at = |mantissa: i64, from_exponent: i32| {
         let places = u32::try_from(i64::from(from_exponent) - i64::from(exponent)).ok()?;
@@ -443,6 +450,19 @@ impl Quantity {
     /// Whether the value is zero.
     pub fn is_zero(&self) -> bool {
         self.sign() == 0
+    }
+
+    /// Whether it is more than `most` together with `more`.
+    pub fn exceeds_with(&self, more: &Self, most: &Self) -> bool {
+        let milli = |quantity: &Self| quantity.amount.whole_milli();
+        if let (Some(own), Some(more), Some(most)) = (milli(self), milli(more), milli(most))
+            && let Some(sum) = own.checked_add(more)
+        {
+            return sum > most;
+        }
+        let mut sum = self.clone();
+        sum += more;
+        sum > *most
     }
 
     /// The notation.

@@ -23,6 +23,7 @@ use serde::de::DeserializeOwned;
 use super::gather::{STDIN, manifests_in, read_or_stdin};
 use super::schema::{self, Field, Finding, Kind, METADATA, join};
 use super::{Bounds, ManifestError, read_text};
+use crate::host::shown::Show as _;
 use crate::input::yaml::{Node, Value, documents};
 use kinds::{Form, KINDS, OWNERS, fields_of};
 
@@ -200,16 +201,30 @@ impl Objects {
                 self.items.push((source, item));
             }
             Err(findings) => {
+                let named = |what| match name_in_list(&document, &kind, path) {
+                    Some(name) => format!("{name}: {what}"),
+                    None => what,
+                };
                 self.errors
                     .extend(findings.into_iter().map(|finding| ManifestError::Field {
                         file: Arc::clone(file),
                         line: finding.line,
                         field: finding.field,
-                        what: finding.what,
+                        what: named(finding.what),
                     }))
             }
         }
     }
+}
+
+/// How an error names one of a list's objects, whose place in the list says little; `None` where it has no name, or is in no list.
+fn name_in_list(document: &Node, kind: &str, path: &str) -> Option<String> {
+    let metadata = document.get("metadata").filter(|_| !path.is_empty())?;
+    let name = metadata.get("name").and_then(Node::text)?.shown();
+    Some(match metadata.get("namespace").and_then(Node::text) {
+        Some(namespace) => format!("{} {}/{name}", kind.shown(), namespace.shown()),
+        None => format!("{} {name}", kind.shown()),
+    })
 }
 
 /// Items of a typed list such as PodList may leave out what the list says.

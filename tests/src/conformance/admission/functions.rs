@@ -11,12 +11,12 @@ use plimsoll_core::kube::admission::object::{
 };
 use plimsoll_core::kube::admission::pod_object::PodObject;
 use plimsoll_core::kube::admission::request::{Operation, Request};
+use plimsoll_core::kube::admission::resource_quota::Plugin;
 use plimsoll_core::kube::admission::resource_quota::configuration::{
     Configuration, LimitedResource,
 };
 use plimsoll_core::kube::admission::resource_quota::evaluator::{Cluster, Evaluator};
 use plimsoll_core::kube::admission::resource_quota::recalculate::{self, Counted};
-use plimsoll_core::kube::admission::resource_quota::{Plugin, add_to};
 use plimsoll_core::kube::pod::Container;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::kube::resources::{ResourceList, validate};
@@ -262,7 +262,7 @@ fn pod_create(vector: &Value, admission: Admission) -> Result<(), String> {
     let cluster = Cluster::default();
     let quotas: Vec<ResourceQuota> = list(&vector["quotas"])?;
     let usage = Evaluator::Pods.usage(&request.object, &cluster);
-    same_list("pod_usage", &usage, &vector["pod_usage"])?;
+    same_list("pod_usage", &(&usage).into(), &vector["pod_usage"])?;
     let matches = quotas
         .iter()
         .map(|quota| Evaluator::Pods.applies(quota, &request.object, &cluster));
@@ -284,10 +284,9 @@ fn pod_create(vector: &Value, admission: Admission) -> Result<(), String> {
                 let mut charges = charges.iter();
                 let charge = charges.find(|charge| charge.quota == quota.metadata.name);
                 let mut used = quota.status.used.clone();
-                add_to(
-                    &mut used,
-                    charge.map_or(&[], |charge| charge.added.as_slice()),
-                );
+                if let Some(charge) = charge {
+                    charge.add_to(&mut used);
+                }
                 same_list("new_used", &used, expected)?;
             }
             Ok(())

@@ -8,9 +8,8 @@ use plimsoll_core::kube::admission::resource_quota::configuration::{
 };
 use plimsoll_core::kube::admission::resource_quota::evaluator::{Cluster, Evaluator};
 use plimsoll_core::kube::admission::resource_quota::{
-    self, Conflict, Plugin, QuotaStore, validate,
+    self, Charge, Conflict, Plugin, QuotaStore, validate,
 };
-use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::resources::ResourceList;
 use plimsoll_core::kube::time::Time;
 use serde_json::{Map, Value, json};
@@ -71,12 +70,7 @@ impl QuotaStore for Store {
         &self.quotas
     }
 
-    fn add_used(
-        &mut self,
-        _: &str,
-        name: &str,
-        added: &[(String, Quantity)],
-    ) -> Result<(), Conflict> {
+    fn add_used(&mut self, _: &str, charge: Charge<'_>) -> Result<(), Conflict> {
         self.writes += 1;
         if self.conflicts > 0 {
             self.conflicts -= 1;
@@ -85,8 +79,8 @@ impl QuotaStore for Store {
         let own = self
             .quotas
             .iter_mut()
-            .find(|quota| quota.metadata.name == name);
-        resource_quota::add_to(&mut own.ok_or(Conflict)?.status.used, added);
+            .find(|quota| quota.metadata.name == charge.quota);
+        charge.add_to(&mut own.ok_or(Conflict)?.status.used);
         Ok(())
     }
 }

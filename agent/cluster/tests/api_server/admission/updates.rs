@@ -7,10 +7,9 @@ use plimsoll_core::kube::admission::limit_range::{self, validate as range_rules}
 use plimsoll_core::kube::admission::object::{GroupResource, LimitRange};
 use plimsoll_core::kube::admission::request::{Operation, Request, invalid};
 use plimsoll_core::kube::admission::resource_quota::{
-    self, Conflict, Plugin, QuotaStore, validate as quota_rules,
+    Charge, Conflict, Plugin, QuotaStore, validate as quota_rules,
 };
 use plimsoll_core::kube::admission::{pod_rules, priority};
-use plimsoll_core::kube::quantity::Quantity;
 
 use super::cases::{case, claim, limits, pod, quota, range, requests, service, with};
 use super::*;
@@ -375,15 +374,10 @@ impl QuotaStore for Store {
         &self.0
     }
 
-    fn add_used(
-        &mut self,
-        _: &str,
-        name: &str,
-        added: &[(String, Quantity)],
-    ) -> Result<(), Conflict> {
+    fn add_used(&mut self, _: &str, charge: Charge<'_>) -> Result<(), Conflict> {
         let mut quotas = self.0.iter_mut();
-        let quota = quotas.find(|quota| quota.metadata.name == name);
-        resource_quota::add_to(&mut quota.ok_or(Conflict)?.status.used, added);
+        let quota = quotas.find(|quota| quota.metadata.name == charge.quota);
+        charge.add_to(&mut quota.ok_or(Conflict)?.status.used);
         Ok(())
     }
 }

@@ -11,19 +11,18 @@ use std::sync::Arc;
 use serde::{Serialize, Serializer};
 
 use super::field::quoted;
-use super::limit_range::{self, Origin};
+use super::limit_range::{self, Filled, Origin};
 use super::object::{GroupResource, LimitRange, Object, PriorityClass, ResourceQuota};
-use super::pod_object::MoreStatus;
+use super::pod_object::{MILLI, MoreStatus};
 use super::priority::{self, CLASS_KIND, Gates};
 use super::request::{Phase, Refusal, Request};
 use super::resource_quota::configuration::Configuration;
 use super::resource_quota::evaluator::Cluster;
 use super::resource_quota::recalculate::{Counted, Counts};
-use super::resource_quota::{Charge, Conflict, Plugin, QuotaStore, add_to};
+use super::resource_quota::{Charge, Charges, Conflict, Plugin, QuotaStore};
 use super::{Admission, claim_rules, limit_range::validate as range_rules, pod_rules};
 use crate::kube::pod::{PodStatus, Resources};
 use crate::kube::quantity::Quantity;
-use crate::kube::resources::ResourceList;
 
 /// Where a value comes from that its object did not have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -153,7 +152,7 @@ pub struct Admitted {
     /// What was added to it, in the order of the fields.
     pub defaults: Vec<Defaulted>,
     /// What the quotas count for it.
-    pub charges: Vec<Charge>,
+    pub charges: Charges,
 }
 
 /// The objects of all namespaces that decide about others.
@@ -175,12 +174,12 @@ pub struct World {
 /// A LimitRange in force.
 #[derive(Debug, Clone)]
 struct Range {
-    /// As it was given, for the origin of a default.
-    given: LimitRange,
     /// With the API's defaults.
     range: LimitRange,
     /// What containers without get.
     defaults: Resources,
+    /// Which field of the object that was given has each of these: of requests, of limits.
+    origins: [BTreeMap<String, Origin>; 2],
 }
 
 struct Store<'a>(&'a mut BTreeMap<String, Vec<ResourceQuota>>);
@@ -190,16 +189,12 @@ impl QuotaStore for Store<'_> {
         self.0.get(namespace).map_or(&[], Vec::as_slice)
     }
 
-    fn add_used(
-        &mut self,
-        namespace: &str,
-        name: &str,
-        added: &[(String, Quantity)],
-    ) -> Result<(), Conflict> {
+    fn add_used(&mut self, namespace: &str, charge: Charge<'_>) -> Result<(), Conflict> {
         let quotas = self.0.get_mut(namespace).ok_or(Conflict)?;
-        let at = quotas.binary_search_by(|quota| quota.metadata.name.as_str().cmp(name));
-        let quota = at.ok().and_then(|at| quotas.get_mut(at));
-        add_to(&mut quota.ok_or(Conflict)?.status.used, added);
+        // No write fails here, so that all were checked, in this order.
+        let quota = quotas.get_mut(charge.at);
+        let quota = quota.filter(|quota| quota.metadata.name == charge.quota);
+        charge.add_to(&mut quota.ok_or(Conflict)?.status.used);
         Ok(())
     }
 }
@@ -262,11 +257,7 @@ impl World {
         }
         self.take_name(&request)?;
         self.add_object(request);
-        let range = Range {
-            defaults: range.container_defaults(),
-            given,
-            range,
-        };
+        let range = Range::new(&given, range);
         self.ranges
             .entry(meta.namespace)
             .or_default()
@@ -339,21 +330,31 @@ impl World {
         }
     }
 
-    /// Whether there is an object of that kind, namespace and name.
-    fn has_name(&self, request: &Request) -> bool {
-        let of_resource = self.names.get(&request.resource);
-        of_resource
-            .and_then(|all| all.get(&request.namespace))
-            .is_some_and(|names| names.contains(&request.object.meta().name))
+    /// The names that are taken, where the request is about.
+    fn names_beside(&mut self, request: &Request) -> Option<&mut BTreeSet<String>> {
+        let of_resource = self.names.get_mut(&request.resource)?;
+        of_resource.get_mut(&request.namespace)
     }
 
+    /// # Errors
+    /// If there is an object of that kind, namespace and name.
     fn take_name(&mut self, request: &Request) -> Result<(), Refusal> {
-        let of_resource = self.names.entry(request.resource.clone()).or_default();
-        let names = of_resource.entry(request.namespace.clone()).or_default();
-        if names.insert(request.object.meta().name.clone()) {
-            return Ok(());
+        let name = request.object.meta().name.clone();
+        let is_new = if let Some(names) = self.names_beside(request) {
+            names.insert(name)
+        } else {
+            let of_resource = self.names.entry(request.resource.clone()).or_default();
+            let names = of_resource.entry(request.namespace.clone()).or_default();
+            names.insert(name)
+        };
+        if is_new { Ok(()) } else { Err(exists(request)) }
+    }
+
+    /// The object does not come to be after all.
+    fn leave_name(&mut self, request: &Request) {
+        if let Some(names) = self.names_beside(request) {
+            names.remove(&request.object.meta().name);
         }
-        Err(exists(request))
     }
 
     /// Asks for a new object.
@@ -363,9 +364,7 @@ impl World {
     pub fn admit(&mut self, resource: &str, object: Object) -> Result<Admitted, Refusal> {
         let mut request = self.request(resource, object);
         let mut defaults = Vec::new();
-        let mut before = Before::of(&request.object);
-        request.object.set_defaults();
-        before.note(&request.object, &mut defaults, |_| Source::Api);
+        set_api_defaults(&mut request.object, &mut defaults);
         let namespaced = self
             .ranges
             .get(&request.namespace)
@@ -373,16 +372,13 @@ impl World {
             .flat_map(BTreeMap::values);
         let ranges: Vec<&Range> = namespaced.collect();
         for range in &ranges {
-            limit_range::fill_request(&mut request, &range.defaults);
-            before.note(&request.object, &mut defaults, |field| {
-                range_source(&range.given, field)
+            limit_range::fill_request(&mut request, &range.defaults, |filled| {
+                defaults.push(range.source_of(filled));
             });
         }
+        let given = Ranked::of(&request.object);
         priority::admit(&mut request, &self.classes, Gates::default())?;
-        let class = class_of(&request.object);
-        before.note(&request.object, &mut defaults, |_| Source::PriorityClass {
-            name: class.clone(),
-        });
+        note_priority(given, &request.object, &mut defaults);
         request.generate_name();
         drop_status(&mut request.object);
         let errors = match &request.object {
@@ -400,16 +396,14 @@ impl World {
         let defaulted = ranges.iter().map(|range| &range.range);
         limit_range::validate(&request, defaulted, self.admission)?;
         // The object would be counted and then found to exist; the count is put right soon after.
-        if self.has_name(&request) {
-            return Err(exists(&request));
-        }
+        self.take_name(&request)?;
         let plugin = Plugin {
             configuration: &self.configuration,
             cluster: &self.cluster,
             admission: self.admission,
         };
-        let charges = plugin.validate(&request, &mut Store(&mut self.quotas))?;
-        self.take_name(&request)?;
+        let charges = plugin.validate(&request, &mut Store(&mut self.quotas));
+        let charges = charges.inspect_err(|_| self.leave_name(&request))?;
         defaults.sort_by(|a, b| a.field.cmp(&b.field));
         Ok(Admitted {
             object: self.add_object(request),
@@ -460,146 +454,139 @@ fn drop_status(object: &mut Object) {
     }
 }
 
-fn class_of(object: &Object) -> String {
-    match object {
-        Object::Pod(pod) => pod.priority_class_name().to_owned(),
-        _ => String::new(),
-    }
-}
-
-/// The source of a field that a LimitRange has set.
-fn range_source(given: &LimitRange, field: &DefaultedField) -> Source {
-    let origin = match field {
-        DefaultedField::Container {
-            is_request,
-            resource,
-            ..
-        } => limit_range::origin(given, *is_request, resource),
-        _ => None,
-    };
-    let Origin { item, field } = origin.unwrap_or(Origin { item: 0, field: "" });
-    Source::LimitRange {
-        name: given.metadata.name.clone(),
-        item,
-        field,
-    }
-}
-
-/// The names of the resources of one list.
-type Names = Vec<String>;
-
-/// What a pod has, as far as steps add to it; nothing else gets defaults that are noted.
-struct Before(Option<Has>);
-
-/// What a pod has.
-#[derive(Default)]
-struct Has {
-    /// Requests and limits of each container, then of each init container.
-    containers: Vec<[Names; 2]>,
-    /// The same of the pod as a whole.
-    level: [Names; 2],
-    class: String,
-    priority: bool,
-    policy: bool,
-}
-
-impl Before {
-    fn of(object: &Object) -> Self {
-        let Object::Pod(pod) = object else {
-            return Self(None);
-        };
-        let names = |list: &ResourceList| list.keys().cloned().collect();
-        let both = |resources: &Resources| [names(&resources.requests), names(&resources.limits)];
-        let spec = &pod.pod.spec;
-        Self(Some(Has {
-            containers: pod
-                .pod
-                .all_containers()
-                .map(|container| both(&container.resources))
-                .collect(),
-            level: spec.resources.as_ref().map(both).unwrap_or_default(),
-            class: pod.priority_class_name().to_owned(),
-            priority: spec.priority.is_some(),
-            policy: pod.more.spec.preemption_policy.is_some(),
-        }))
-    }
-
-    /// Notes what is new.
-    fn note(
-        &mut self,
-        object: &Object,
-        defaults: &mut Vec<Defaulted>,
-        source: impl Fn(&DefaultedField) -> Source,
-    ) {
-        let (Some(has), Object::Pod(pod)) = (&mut self.0, object) else {
-            return;
-        };
-        let mut add = |field: DefaultedField, value: DefaultedValue| {
-            let source = source(&field);
-            defaults.push(Defaulted {
-                field,
-                value,
-                source,
-            });
-        };
-        let mut lists = |field: &dyn Fn(bool, String) -> DefaultedField,
-                         has: &mut [Names; 2],
-                         now: &Resources| {
-            let [requests, limits] = has;
-            for (is_request, has, now) in [
-                (true, requests, &now.requests),
-                (false, limits, &now.limits),
-            ] {
-                // A step only adds.
-                if has.len() == now.len() {
-                    continue;
-                }
-                for (resource, amount) in now {
-                    if !has.contains(resource) {
-                        let field = field(is_request, resource.clone());
-                        add(field, DefaultedValue::Amount(amount.clone()));
-                        has.push(resource.clone());
-                    }
-                }
-            }
-        };
-        let spec = &pod.pod.spec;
-        let all = [(false, &spec.containers), (true, &spec.init_containers)];
-        let numbered = all.into_iter().flat_map(|(is_init, containers)| {
-            let containers = containers.iter().enumerate();
-            containers.map(move |(at, container)| (is_init, at, container))
+impl Range {
+    /// `range` is what was given, with the API's defaults.
+    fn new(given: &LimitRange, range: LimitRange) -> Self {
+        let defaults = range.container_defaults();
+        let origins = [(true, &defaults.requests), (false, &defaults.limits)];
+        let origins = origins.map(|(is_request, list)| {
+            let origin = |name: &String| limit_range::origin(given, is_request, name);
+            let found = list.keys().map(|name| Some((name.clone(), origin(name)?)));
+            found.flatten().collect()
         });
-        for ((is_init, at, container), has) in numbered.zip(&mut has.containers) {
-            let field = |is_request, resource| DefaultedField::Container {
-                is_init,
-                at,
-                is_request,
-                resource,
-            };
-            lists(&field, has, &container.resources);
+        Self {
+            range,
+            defaults,
+            origins,
         }
-        if let Some(level) = &spec.resources {
-            let field = |is_request, resource| DefaultedField::Pod {
-                is_request,
-                resource,
-            };
-            lists(&field, &mut has.level, level);
+    }
+
+    /// What it has set, and by which of its fields.
+    fn source_of(&self, filled: Filled<'_>) -> Defaulted {
+        let [requests, limits] = &self.origins;
+        let origins = if filled.is_request { requests } else { limits };
+        let origin = origins.get(filled.resource).copied();
+        let Origin { item, field } = origin.unwrap_or(Origin { item: 0, field: "" });
+        Defaulted {
+            field: DefaultedField::Container {
+                is_init: filled.is_init,
+                at: filled.at,
+                is_request: filled.is_request,
+                resource: filled.resource.to_owned(),
+            },
+            value: DefaultedValue::Amount(filled.amount.clone()),
+            source: Source::LimitRange {
+                name: self.range.metadata.name.clone(),
+                item,
+                field,
+            },
         }
-        let class = pod.priority_class_name();
-        if has.class != class {
-            let value = DefaultedValue::Text(class.to_owned());
-            add(DefaultedField::Spec("priorityClassName"), value);
-            class.clone_into(&mut has.class);
+    }
+}
+
+/// Sets what the API sets by itself, and notes it: requests of containers from their limits, and pod-level values from those of the containers.
+fn set_api_defaults(object: &mut Object, defaults: &mut Vec<Defaulted>) {
+    let Object::Pod(pod) = object else {
+        return object.set_defaults();
+    };
+    let mut note = |field, amount| {
+        defaults.push(Defaulted {
+            field,
+            value: DefaultedValue::Amount(amount),
+            source: Source::Api,
+        });
+    };
+    let spec = &pod.pod.spec;
+    for (is_init, containers) in [(false, &spec.containers), (true, &spec.init_containers)] {
+        for (at, container) in containers.iter().enumerate() {
+            let Resources { requests, limits } = &container.resources;
+            let lacking = limits
+                .iter()
+                .filter(|(name, _)| !requests.contains_key(*name));
+            for (resource, limit) in lacking {
+                let mut amount = limit.clone();
+                amount.round_up(MILLI);
+                let field = DefaultedField::Container {
+                    is_init,
+                    at,
+                    is_request: true,
+                    resource: resource.clone(),
+                };
+                note(field, amount);
+            }
         }
-        if let (false, Some(priority)) = (has.priority, spec.priority) {
-            let value = DefaultedValue::Number(priority);
-            add(DefaultedField::Spec("priority"), value);
-            has.priority = true;
+    }
+    let given = spec.resources.clone();
+    pod.set_defaults();
+    if let (Some(given), Some(now)) = (&given, &pod.pod.spec.resources) {
+        for (is_request, given, now) in [
+            (true, &given.requests, &now.requests),
+            (false, &given.limits, &now.limits),
+        ] {
+            for (resource, amount) in now.iter().filter(|(name, _)| !given.contains_key(*name)) {
+                let field = DefaultedField::Pod {
+                    is_request,
+                    resource: resource.clone(),
+                };
+                note(field, amount.clone());
+            }
         }
-        if let (false, Some(policy)) = (has.policy, &pod.more.spec.preemption_policy) {
-            let value = DefaultedValue::Text(policy.clone());
-            add(DefaultedField::Spec("preemptionPolicy"), value);
-            has.policy = true;
-        }
+    }
+}
+
+/// What a pod says of its priority.
+struct Ranked {
+    class: String,
+    has_priority: bool,
+    has_policy: bool,
+}
+
+impl Ranked {
+    /// `None`: it is no pod.
+    fn of(object: &Object) -> Option<Self> {
+        let Object::Pod(pod) = object else {
+            return None;
+        };
+        Some(Self {
+            class: pod.priority_class_name().to_owned(),
+            has_priority: pod.pod.spec.priority.is_some(),
+            has_policy: pod.more.spec.preemption_policy.is_some(),
+        })
+    }
+}
+
+/// Notes what the plugin Priority has set.
+fn note_priority(given: Option<Ranked>, object: &Object, defaults: &mut Vec<Defaulted>) {
+    let (Some(given), Object::Pod(pod)) = (given, object) else {
+        return;
+    };
+    let class = pod.priority_class_name();
+    let mut note = |field, value| {
+        defaults.push(Defaulted {
+            field: DefaultedField::Spec(field),
+            value,
+            source: Source::PriorityClass {
+                name: class.to_owned(),
+            },
+        });
+    };
+    if given.class != class {
+        note("priorityClassName", DefaultedValue::Text(class.to_owned()));
+    }
+    if let (false, Some(priority)) = (given.has_priority, pod.pod.spec.priority) {
+        note("priority", DefaultedValue::Number(priority));
+    }
+    if let (false, Some(policy)) = (given.has_policy, &pod.more.spec.preemption_policy) {
+        note("preemptionPolicy", DefaultedValue::Text(policy.clone()));
     }
 }

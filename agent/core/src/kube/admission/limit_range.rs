@@ -11,6 +11,7 @@ use super::object::{LimitRange, LimitRangeItem, Object};
 use super::pod_object::{PodObject, round_to_milli};
 use super::request::{Operation, Phase, Refusal, Request};
 use crate::kube::pod::Resources;
+use crate::kube::quantity::Quantity;
 use crate::kube::resources::ResourceList;
 
 /// The item type for containers.
@@ -25,6 +26,9 @@ pub const ANNOTATION: &str = "kubernetes.io/limit-ranger";
 
 /// What the note begins with.
 const PREFIX: &str = "LimitRanger plugin set: ";
+
+/// About as long is a note.
+const NOTE_BYTES: usize = 192;
 
 /// Adds what `from` has and `to` lacks.
 fn fill(to: &mut ResourceList, from: &ResourceList) {
@@ -120,52 +124,77 @@ pub fn admit<'a>(request: &mut Request, ranges: impl IntoIterator<Item = &'a Lim
     }
 }
 
-/// The same with the defaults of one LimitRange, made before.
-pub fn fill_request(request: &mut Request, defaults: &Resources) {
+/// An amount that a LimitRange has set in a container.
+#[derive(Debug, Clone, Copy)]
+pub struct Filled<'a> {
+    /// Whether it is an init container.
+    pub is_init: bool,
+    /// Its place in its list, from 0.
+    pub at: usize,
+    /// Whether it is a request; else a limit.
+    pub is_request: bool,
+    /// Of which resource.
+    pub resource: &'a str,
+    /// How much.
+    pub amount: &'a Quantity,
+}
+
+/// The same with the defaults of one LimitRange, made before; `filled` hears of each amount.
+pub fn fill_request(request: &mut Request, defaults: &Resources, filled: impl FnMut(Filled<'_>)) {
     if !handles(request) || is_leaving(request) {
         return;
     }
     if let Object::Pod(pod) = &mut request.object {
-        fill_pod(defaults, pod);
+        fill_pod(defaults, pod, filled);
     }
 }
 
 /// Sets what one LimitRange sets, and notes it in the pod's annotation (`PodMutateLimitFunc`).
 pub fn default_pod(range: &LimitRange, pod: &mut PodObject) {
-    fill_pod(&range.container_defaults(), pod);
+    fill_pod(&range.container_defaults(), pod, |_| {});
 }
 
-fn fill_pod(defaults: &Resources, pod: &mut PodObject) {
+fn fill_pod(defaults: &Resources, pod: &mut PodObject, mut filled: impl FnMut(Filled<'_>)) {
     let mut note = String::new();
     let spec = &mut pod.pod.spec;
-    let containers = spec
-        .containers
-        .iter_mut()
-        .map(|container| ("container", container));
-    let init = spec
-        .init_containers
-        .iter_mut()
-        .map(|container| ("init container", container));
-    for (what, container) in containers.chain(init) {
-        for (list, own, default) in [
-            (
-                "request",
-                &mut container.resources.requests,
-                &defaults.requests,
-            ),
-            ("limit", &mut container.resources.limits, &defaults.limits),
+    let containers = spec.containers.iter_mut().enumerate();
+    let init = spec.init_containers.iter_mut().enumerate();
+    let all = containers
+        .map(|numbered| (false, numbered))
+        .chain(init.map(|numbered| (true, numbered)));
+    for (is_init, (at, container)) in all {
+        let what = if is_init {
+            "init container"
+        } else {
+            "container"
+        };
+        let resources = &mut container.resources;
+        for (is_request, own, default) in [
+            (true, &mut resources.requests, &defaults.requests),
+            (false, &mut resources.limits, &defaults.limits),
         ] {
             let mut between = if note.is_empty() { PREFIX } else { "; " };
             let before = note.len();
-            for (name, amount) in default {
-                if !own.contains_key(name) {
-                    own.insert(name.clone(), amount.clone());
+            for (resource, amount) in default {
+                if !own.contains_key(resource) {
+                    own.insert(resource.clone(), amount.clone());
+                    filled(Filled {
+                        is_init,
+                        at,
+                        is_request,
+                        resource,
+                        amount,
+                    });
+                    if note.is_empty() {
+                        note.reserve(NOTE_BYTES);
+                    }
                     note.push_str(between);
-                    note.push_str(name);
+                    note.push_str(resource);
                     between = ", ";
                 }
             }
             if note.len() > before {
+                let list = if is_request { "request" } else { "limit" };
                 for part in [" ", list, " for ", what, " ", &container.name] {
                     note.push_str(part);
                 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::object_meta::{ObjectMeta, null_as_default};
+use super::resource_rules::RESTART_CONTAINER;
 use crate::kube::pod::{AnySource, Container, Pod, Resources};
 use crate::kube::resources::ResourceList;
 
@@ -43,6 +44,9 @@ pub struct MoreSpec {
     pub active_deadline_seconds: Option<i64>,
     /// Whether it may preempt pods of lower priority.
     pub preemption_policy: Option<String>,
+    /// When its containers start again; empty for `Always`.
+    #[serde(deserialize_with = "null_as_default")]
+    pub restart_policy: String,
     /// Which pods it wants to be near to, or far from.
     #[serde(deserialize_with = "null_as_default")]
     pub affinity: Affinity,
@@ -94,6 +98,14 @@ pub struct MoreContainer {
     /// What a change of its resources needs.
     #[serde(deserialize_with = "null_as_default")]
     pub resize_policy: Vec<ResizePolicy>,
+}
+
+impl MoreContainer {
+    /// Whether a resize restarts it.
+    pub fn is_restarted(&self) -> bool {
+        let mut policies = self.resize_policy.iter();
+        policies.any(|policy| policy.restart_policy == RESTART_CONTAINER)
+    }
 }
 
 /// One of a container's `resizePolicy`.
@@ -245,9 +257,13 @@ pub struct ExtendedResourceClaimStatus {
     pub resource_claim_name: String,
 }
 
-/// Rounds every quantity up to a thousandth, away from zero: the API keeps nothing finer.
+/// The decimal exponent of a thousandth: the API keeps nothing finer.
+pub(super) const MILLI: i32 = -3;
+
+/// Rounds every quantity up to a thousandth, away from zero.
 pub fn round_to_milli(list: &mut ResourceList) {
-    list.values_mut().for_each(|quantity| quantity.round_up(-3));
+    list.values_mut()
+        .for_each(|quantity| quantity.round_up(MILLI));
 }
 
 impl Affinity {

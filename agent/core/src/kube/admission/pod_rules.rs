@@ -1,7 +1,7 @@
 //! What the API refuses in a pod, as far as names, resources and priority go.
 //!
 //! Source: `ValidatePodCreate`, `ValidatePodUpdate` and `ValidatePodResize` in `pkg/apis/core/validation/validation.go` and
-//! the strategies in `pkg/registry/core/pod` of 1.36. Not checked: everything else in a pod.
+//! the strategies in `pkg/registry/core/pod` of 1.36. Resize policies are part of resources. Not checked: everything else in a pod.
 
 use super::field::{FieldError, json_text, quoted};
 use super::names;
@@ -9,7 +9,7 @@ use super::object_meta::Scope;
 use super::pod_object::{
     ClaimReference, MoreContainer, MoreSpec, PodObject, ResizePolicy, WINDOWS,
 };
-use super::resource_rules::{self, Options, Owner};
+use super::resource_rules::{self, Options, Owner, RESTART_CONTAINER};
 use crate::kube::pod::{CONFIG_MIRROR_ANNOTATION, Container, Resources};
 use crate::kube::qos::QosClass;
 use crate::kube::resources::{self, CPU, MEMORY, ResourceList, is_huge_pages};
@@ -33,7 +33,7 @@ pub fn preemption_policy_errors(policy: &str, path: &str, errors: &mut Vec<Field
 /// Everything wrong with a new pod that has its defaults and its name.
 pub fn create_errors(pod: &PodObject) -> Vec<FieldError> {
     let mut errors = pod.meta().create_errors(Scope::Namespaced);
-    spec_errors(pod, false, &mut errors);
+    spec_errors(pod, Kept::default(), &mut errors);
     if !pod.more.spec.ephemeral_containers.is_empty() {
         errors.push(FieldError::forbidden(
             "spec.ephemeralContainers",
@@ -43,8 +43,28 @@ pub fn create_errors(pod: &PodObject) -> Vec<FieldError> {
     errors
 }
 
+/// What a pod may keep that a new one may not have: the API has refused it only since some version.
+#[derive(Debug, Clone, Copy, Default)]
+struct Kept {
+    parts_of_huge_pages: bool,
+    /// An init container that is no sidecar and is restarted by a resize.
+    restarted_init_containers: bool,
+}
+
+impl Kept {
+    fn of(old: &PodObject) -> Self {
+        let init = old.pod.spec.init_containers.iter();
+        let mut init = init.zip(&old.more.spec.init_containers);
+        Self {
+            parts_of_huge_pages: has_parts_of_huge_pages(old),
+            restarted_init_containers: init
+                .any(|(container, more)| !container.is_sidecar() && more.is_restarted()),
+        }
+    }
+}
+
 /// Names, resources and priority of a pod.
-fn spec_errors(pod: &PodObject, parts_of_huge_pages: bool, errors: &mut Vec<FieldError>) {
+fn spec_errors(pod: &PodObject, kept: Kept, errors: &mut Vec<FieldError>) {
     let (spec, more) = (&pod.pod.spec, &pod.more.spec);
     let pod_claims: Vec<String> = more
         .resource_claims
@@ -53,7 +73,7 @@ fn spec_errors(pod: &PodObject, parts_of_huge_pages: bool, errors: &mut Vec<Fiel
         .collect();
     let options = Options {
         pod_claims: &pod_claims,
-        parts_of_huge_pages,
+        parts_of_huge_pages: kept.parts_of_huge_pages,
     };
     for (list, containers, claiming) in [
         ("containers", &spec.containers, &more.containers),
@@ -76,6 +96,17 @@ fn spec_errors(pod: &PodObject, parts_of_huge_pages: bool, errors: &mut Vec<Fiel
                 options,
                 errors,
             );
+            let policies = claiming.get(at).map(|container| &container.resize_policy);
+            if let Some(policies) = policies.filter(|policies| !policies.is_empty()) {
+                let path = format!("spec.{list}[{at}].resizePolicy");
+                resource_rules::resize_policy_errors(policies, &more.restart_policy, &path, errors);
+                if list == "initContainers"
+                    && !container.is_sidecar()
+                    && !kept.restarted_init_containers
+                {
+                    restarted_errors(policies, &path, errors);
+                }
+            }
         }
     }
     for (at, container) in more.ephemeral_containers.iter().enumerate() {
@@ -120,6 +151,19 @@ fn spec_errors(pod: &PodObject, parts_of_huge_pages: bool, errors: &mut Vec<Fiel
             pod_level_errors(pod, level, options, errors);
         }
     }
+}
+
+/// A container that ends before the pod's others start is not restarted by a resize.
+fn restarted_errors(policies: &[ResizePolicy], path: &str, errors: &mut Vec<FieldError>) {
+    let policies = policies.iter().enumerate();
+    let restarting = policies.filter(|(_, policy)| policy.restart_policy == RESTART_CONTAINER);
+    errors.extend(restarting.map(|(at, policy)| {
+        FieldError::invalid(
+            format!("{path}[{at}].restartPolicy"),
+            &json_text(&policy.restart_policy),
+            "must not be set to 'RestartContainer' for non-sidecar initContainers",
+        )
+    }));
 }
 
 /// Pod-level resources, by themselves and against those of the containers.
@@ -207,7 +251,7 @@ const UPDATABLE: &str = "pod updates may not change fields other than `spec.cont
 /// here that is the changed fields alone.
 pub fn update_errors(pod: &PodObject, old: &PodObject) -> Vec<FieldError> {
     let mut errors = pod.meta().update_errors(old.meta());
-    spec_errors(pod, has_parts_of_huge_pages(old), &mut errors);
+    spec_errors(pod, Kept::of(old), &mut errors);
     let mut lines = Vec::new();
     let text = |value: &str| quoted(value);
     let number =
@@ -257,7 +301,7 @@ fn resources_of(pod: &PodObject) -> (Vec<(&str, &Resources)>, Option<&Resources>
 pub fn resize_errors(pod: &PodObject, old: &PodObject) -> Vec<FieldError> {
     let resized = &without_other_changes(pod, old);
     let mut errors = resized.meta().update_errors(old.meta());
-    spec_errors(resized, has_parts_of_huge_pages(old), &mut errors);
+    spec_errors(resized, Kept::of(old), &mut errors);
     if old
         .meta()
         .annotations
@@ -352,7 +396,7 @@ fn other_changes(resized: &PodObject, old: &PodObject, errors: &mut Vec<FieldErr
             let restarts = new
                 .policies
                 .iter()
-                .filter(|policy| policy.restart_policy == "RestartContainer");
+                .filter(|policy| policy.restart_policy == RESTART_CONTAINER);
             let what = "non-sidecar init containers with a resize policy of RestartContainer cannot be resized";
             errors.extend(restarts.map(|_| FieldError::forbidden(&path, what)));
         }

@@ -9,17 +9,16 @@ pub mod configuration;
 pub mod evaluator;
 pub mod recalculate;
 pub mod scope;
+pub mod usage;
 pub mod validate;
-
-use serde::{Serialize, Serializer};
 
 use super::Admission;
 use super::object::ResourceQuota;
 use super::request::{Operation, Phase, Refusal, Request};
 use crate::kube::quantity::Quantity;
-use crate::kube::resources::ResourceList;
 use configuration::Configuration;
 use evaluator::{Cluster, Evaluator};
+pub use usage::{Charge, Charges, Usage};
 
 /// How often a write that conflicted is tried again.
 const RETRIES_MAX: usize = 3;
@@ -47,26 +46,7 @@ pub trait QuotaStore {
     ///
     /// # Errors
     /// If the quota has changed since it was read; then it is tried again with the quota as it is now.
-    fn add_used(
-        &mut self,
-        namespace: &str,
-        name: &str,
-        added: &[(String, Quantity)],
-    ) -> Result<(), Conflict>;
-}
-
-/// What one quota counts for an object.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Charge {
-    /// The quota.
-    pub quota: String,
-    /// What was added to what is in use, by name.
-    #[serde(serialize_with = "as_map")]
-    pub added: Vec<(String, Quantity)>,
-}
-
-fn as_map<S: Serializer>(list: &[(String, Quantity)], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_map(list.iter().map(|(name, quantity)| (name, quantity)))
+    fn add_used(&mut self, namespace: &str, charge: Charge<'_>) -> Result<(), Conflict>;
 }
 
 /// A quota that has changed since it was read.
@@ -99,15 +79,15 @@ impl Plugin<'_> {
         &self,
         request: &Request,
         store: &mut impl QuotaStore,
-    ) -> Result<Vec<Charge>, Refusal> {
+    ) -> Result<Charges, Refusal> {
         let namespace = request.namespace.as_str();
         let creates_namespace =
             request.resource.is("namespaces") && request.operation == Operation::Create;
         if namespace.is_empty() || creates_namespace || !handles(request, self.admission) {
-            return Ok(Vec::new());
+            return Ok(Charges::default());
         }
-        let mut charges = Vec::new();
-        // The names of those whose write failed; at first all are looked at.
+        // At first all are looked at; then those whose write failed. What a write has counted is kept in `written`.
+        let mut written: Vec<Charges> = Vec::new();
         let mut failed: Option<Vec<String>> = None;
         for tries_left in (0..=RETRIES_MAX).rev() {
             let all = store.quotas(namespace).iter();
@@ -119,24 +99,30 @@ impl Plugin<'_> {
             if quotas.is_empty() && self.configuration.limited_resources.is_empty() {
                 break;
             }
-            let changed = self.check(request, &quotas)?;
+            let mut changed = self.check(request, &quotas)?;
             if request.dry_run {
                 break;
             }
             let mut failed_now = Vec::new();
-            for charge in changed {
-                match store.add_used(namespace, &charge.quota, &charge.added) {
-                    Ok(()) => charges.push(charge),
-                    Err(Conflict) => failed_now.push(charge.quota),
+            for charge in changed.iter() {
+                if store.add_used(namespace, charge) == Err(Conflict) {
+                    failed_now.push(charge.quota.to_owned());
                 }
             }
+            if !failed_now.is_empty() {
+                changed.retain(|charge| !failed_now.iter().any(|name| name == charge.quota));
+            }
+            written.push(changed);
             match failed_now.last() {
                 None => break,
                 Some(last) if tries_left == 0 => return Err(conflict(last)),
                 Some(_) => failed = Some(failed_now),
             }
         }
-        Ok(charges)
+        let mut charges = written.into_iter();
+        let mut first = charges.next().unwrap_or_default();
+        charges.for_each(|more| first.append(&more));
+        Ok(first)
     }
 }
 
@@ -161,33 +147,8 @@ fn conflict(name: &str) -> Refusal {
     }
 }
 
-/// Adds to a list of what is in use; what it lacks is taken over.
-pub fn add_to(used: &mut ResourceList, added: &[(String, Quantity)]) {
-    for (name, quantity) in added {
-        match used.get_mut(name) {
-            Some(value) => *value += quantity,
-            None => {
-                used.insert(name.clone(), quantity.clone());
-            }
-        }
-    }
-}
-
-/// `a - b`, and zero where that is negative or only `b` has the name.
-pub(crate) fn increase(a: &ResourceList, b: &ResourceList) -> ResourceList {
-    let mut increase = a.clone();
-    for (name, quantity) in b {
-        *increase.entry(name.clone()).or_default() -= quantity;
-    }
-    increase
-        .values_mut()
-        .filter(|quantity| quantity.sign() <= 0)
-        .for_each(|quantity| *quantity = Quantity::default());
-    increase
-}
-
 /// `cpu=1,memory=1Gi`.
-fn shown<'a>(list: impl Iterator<Item = (&'a String, &'a Quantity)>) -> String {
+fn shown<'a>(list: impl Iterator<Item = (&'a str, &'a Quantity)>) -> String {
     let parts: Vec<String> = list
         .map(|(name, quantity)| format!("{name}={quantity}"))
         .collect();

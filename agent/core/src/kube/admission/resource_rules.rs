@@ -7,10 +7,19 @@ use std::fmt;
 
 use super::field::{FieldError, json_text, quoted};
 use super::names;
-use super::pod_object::ClaimReference;
+use super::pod_object::{ClaimReference, ResizePolicy};
 use crate::kube::pod::Resources;
 use crate::kube::quantity::Quantity;
-use crate::kube::resources::{CPU, MEMORY, ResourceList, is_huge_pages, is_pod_level_resource};
+use crate::kube::resources::{
+    CPU, EPHEMERAL_STORAGE, MEMORY, ResourceList, is_huge_pages, is_pod_level_resource,
+};
+
+/// The resize policy that restarts the container.
+pub const RESTART_CONTAINER: &str = "RestartContainer";
+/// The resize policies that there are.
+const RESIZE_POLICIES: [&str; 2] = ["NotRequired", RESTART_CONTAINER];
+/// The resources that a resize changes.
+const RESIZABLE: [&str; 2] = [CPU, MEMORY];
 
 /// Whose resources are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +55,9 @@ pub fn container_name_errors(
     path: impl fmt::Display + Copy,
     errors: &mut Vec<FieldError>,
 ) {
+    if matches!(name, CPU | MEMORY | EPHEMERAL_STORAGE) {
+        return;
+    }
     name_errors(name, path, errors);
     let what = if !name.contains('/') {
         (!names::is_standard_for_container(name))
@@ -236,6 +248,44 @@ fn claim_errors(
                 what = format!("{what}: {}", sorted.join(", "));
             }
             errors.push(FieldError::not_found(&path, &quoted(name), &what));
+        }
+    }
+}
+
+/// What is wrong with a container's resize policies (`validateResizePolicy`).
+pub fn resize_policy_errors(
+    policies: &[ResizePolicy],
+    pod_restart_policy: &str,
+    path: impl fmt::Display + Copy,
+    errors: &mut Vec<FieldError>,
+) {
+    for (at, policy) in policies.iter().enumerate() {
+        let (resource, restart) = (&policy.resource_name, &policy.restart_policy);
+        let mut earlier = policies.iter().take(at);
+        if earlier.any(|other| other.resource_name == *resource) {
+            errors.push(FieldError::duplicate(
+                format!("{path}[{at}]"),
+                &json_text(resource),
+            ));
+        }
+        for (value, supported) in [(resource, RESIZABLE), (restart, RESIZE_POLICIES)] {
+            if value.is_empty() {
+                errors.push(FieldError::required(path.to_string(), ""));
+            } else if !supported.contains(&value.as_str()) {
+                let value = json_text(value);
+                errors.push(FieldError::not_supported(
+                    path.to_string(),
+                    &value,
+                    &supported,
+                ));
+            }
+        }
+        if pod_restart_policy == "Never" && restart != "NotRequired" {
+            errors.push(FieldError::invalid(
+                path.to_string(),
+                &json_text(restart),
+                "must be 'NotRequired' when pod `restartPolicy` is 'Never'",
+            ));
         }
     }
 }

@@ -1,49 +1,70 @@
 //! Whether the quotas of a namespace allow a request, and what is in use afterwards (`CheckRequest`).
 
 use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
 
 use super::evaluator::Evaluator;
 use super::scope;
-use super::{Charge, Plugin, increase, shown};
+use super::usage::{Charges, Usage};
+use super::{Plugin, shown};
 use crate::kube::admission::object::{Object, ResourceQuota, Scope, ScopeRequirement};
 use crate::kube::admission::request::{Operation, Phase, Refusal, Request};
-use crate::kube::resources::ResourceList;
+use crate::kube::quantity::Quantity;
 
 /// What the quotas have in common about a request.
 #[derive(Default)]
 struct Covered<'a> {
-    /// Indexes of the quotas that apply.
-    applying: Vec<usize>,
+    /// The quotas that apply, each with its part of [`Self::rows`].
+    applying: Vec<Applying<'a>>,
+    /// What these limit.
+    rows: Vec<Row<'a>>,
     /// Names that these count.
     names: BTreeSet<&'a str>,
     /// Scopes that match the object; in [`Admission::Upstream`](super::Admission) also those of quotas that do not apply.
     scopes: Vec<Scope<'a>>,
 }
 
+/// A quota that applies.
+struct Applying<'a> {
+    /// Its place among all quotas.
+    at: usize,
+    quota: &'a ResourceQuota,
+    rows: Range<usize>,
+}
+
+/// What a quota says of one name.
+struct Row<'a> {
+    name: &'a str,
+    hard: &'a Quantity,
+    used: Option<&'a Quantity>,
+    /// Whether objects of this kind count under the name.
+    is_counted: bool,
+}
+
+/// An object as it was, and by how much it counts more now.
+type Grown<'a> = (&'a Object, Arc<Usage>);
+
 impl Plugin<'_> {
     /// The quotas whose usage changes once the request is granted, in their order.
     ///
     /// # Errors
     /// If a quota does not allow it.
-    pub fn check(
-        &self,
-        request: &Request,
-        quotas: &[&ResourceQuota],
-    ) -> Result<Vec<Charge>, Refusal> {
+    pub fn check(&self, request: &Request, quotas: &[&ResourceQuota]) -> Result<Charges, Refusal> {
         let evaluator = Evaluator::of(&request.resource);
         if !evaluator.handles(request, self.admission) {
-            return Ok(Vec::new());
+            return Ok(Charges::default());
         }
         let Some(limited_scopes) = self.limited_scopes(request)? else {
-            return Ok(Vec::new());
+            return Ok(Charges::default());
         };
-        let mut usage = evaluator.usage(&request.object, self.cluster);
+        let usage = evaluator.usage(&request.object, self.cluster);
         let limited_names = self.limited_names(request, &usage);
         let covered = self.covered(request, quotas, &evaluator)?;
         let negative: Vec<&str> = usage
             .iter()
             .filter(|(_, quantity)| quantity.sign() < 0)
-            .map(|(name, _)| name.as_str())
+            .map(|(name, _)| name)
             .collect();
         if !negative.is_empty() {
             let why = format!(
@@ -53,21 +74,11 @@ impl Plugin<'_> {
             return Err(request.forbidden(Phase::Validate, &why));
         }
         let old = self.usage_before(request, &evaluator)?;
-        let grown = old.map(|(old, used)| {
-            let mut grown = increase(&usage, &used);
-            grown.retain(|_, quantity| !quantity.is_zero());
-            (old, grown)
-        });
-        usage.retain(|_, quantity| !quantity.is_zero());
-        let additions = self.additions(
-            quotas,
-            &covered.applying,
-            &evaluator,
-            grown.as_ref(),
-            &usage,
-        )?;
+        let grown = old.map(|(old, used)| (old, Arc::new(usage.increase(&used))));
+        let usage = Arc::new(usage.without_zeros());
+        let additions = self.additions(&covered.applying, &evaluator, grown.as_ref(), &usage)?;
         let Some(additions) = additions else {
-            return Ok(Vec::new());
+            return Ok(Charges::default());
         };
         let uncovered: Vec<&str> = limited_names
             .iter()
@@ -79,11 +90,12 @@ impl Plugin<'_> {
             return Err(request.forbidden(Phase::Validate, &why));
         }
         self.check_scopes(request, &limited_scopes, &covered.scopes)?;
-        let mut charges = Vec::with_capacity(covered.applying.len());
-        for (at, added) in covered.applying.into_iter().zip(additions) {
-            if let Some(quota) = quotas.get(at) {
-                charges.extend(charged(request, quota, added)?);
-            }
+        let mut charges = Charges::with_capacity(covered.applying.len(), covered.rows.len());
+        for (applying, usage) in covered.applying.into_iter().zip(additions) {
+            let rows = covered.rows.get(applying.rows).unwrap_or_default();
+            let name = &applying.quota.metadata.name;
+            charge(request, name, rows, usage, &mut charges)?;
+            charges.end_quota(applying.at, name, usage);
         }
         Ok(charges)
     }
@@ -108,7 +120,7 @@ impl Plugin<'_> {
     }
 
     /// The names of the usage that are limited by default.
-    fn limited_names(&self, request: &Request, usage: &ResourceList) -> BTreeSet<String> {
+    fn limited_names(&self, request: &Request, usage: &Usage) -> BTreeSet<String> {
         let limited = self.configuration.limited_resources.iter();
         let parts = limited
             .filter(|limited| limited.is_about(&request.resource))
@@ -117,7 +129,7 @@ impl Plugin<'_> {
         let used = usage.iter().filter(|(_, quantity)| quantity.sign() > 0);
         used.map(|(name, _)| name)
             .filter(|name| parts.iter().any(|part| name.contains(part.as_str())))
-            .cloned()
+            .map(str::to_owned)
             .collect()
     }
 
@@ -128,16 +140,19 @@ impl Plugin<'_> {
         quotas: &[&'a ResourceQuota],
         evaluator: &Evaluator,
     ) -> Result<Covered<'a>, Refusal> {
-        let mut covered = Covered::default();
+        let mut covered = Covered {
+            rows: Vec::with_capacity(quotas.len()),
+            ..Covered::default()
+        };
         let has_scopes = matches!(request.object, Object::Pod(_) | Object::Claim(_));
         let has_limits = !self.configuration.limited_resources.is_empty();
-        let mut counted = Vec::new();
         let unset = evaluator.unset(&request.object);
-        for (at, quota) in quotas.iter().enumerate() {
+        for (at, &quota) in quotas.iter().enumerate() {
             let name = &quota.metadata.name;
             let mut is_matched = true;
             let before = covered.scopes.len();
-            for scope in quota.scopes().filter(|_| has_scopes) {
+            let scopes = (has_scopes && quota.has_scopes()).then(|| quota.scopes());
+            for scope in scopes.into_iter().flatten() {
                 let matches = scope::matches(scope, &request.object).map_err(|error| {
                     Refusal::plain_error(format!(
                         "error matching scopes of quota {name}, err: error on matching scope {scope}: {error}"
@@ -155,38 +170,56 @@ impl Plugin<'_> {
                     || evaluator
                         .applies(quota, &request.object, self.cluster)
                         .map_err(|error| Refusal::plain_error(error.to_string()).by(name))?);
-            counted.clear();
+            let from = covered.rows.len();
             if applies {
-                counted.extend(evaluator.counted(&quota.status.hard, self.cluster));
+                let mut used = quota.status.used.iter().peekable();
+                // Both are sorted.
+                covered
+                    .rows
+                    .extend(quota.status.hard.iter().map(|(name, hard)| {
+                        while used.next_if(|(other, _)| *other < name).is_some() {}
+                        Row {
+                            name,
+                            hard,
+                            used: used
+                                .next_if(|(other, _)| *other == name)
+                                .map(|(_, used)| used),
+                            is_counted: evaluator.counts(name, self.cluster),
+                        }
+                    }));
             }
-            if counted.is_empty() {
+            let rows = covered.rows.get(from..).unwrap_or_default();
+            let counted = || rows.iter().filter(|row| row.is_counted);
+            if counted().next().is_none() {
+                covered.rows.truncate(from);
                 if !self.admission.is_upstream() {
                     covered.scopes.truncate(before);
                 }
                 continue;
             }
-            let mut missing: Vec<&str> = unset.clone();
-            missing.retain(|name| counted.contains(name));
+            let unset = unset.iter().copied();
+            let mut missing: Vec<&str> = unset
+                .filter(|unset| counted().any(|row| row.name == *unset))
+                .collect();
             if !missing.is_empty() {
                 missing.sort_unstable();
                 let missing = Evaluator::missing(&missing, &request.object);
                 let why = format!("failed quota: {name}: must specify {}", missing.join("; "));
                 return Err(request.forbidden(Phase::Validate, &why).by(name));
             }
-            if counted
-                .iter()
-                .any(|name| !quota.status.used.contains_key(*name))
-            {
+            if counted().any(|row| row.used.is_none()) {
+                let counted: Vec<&str> = counted().map(|row| row.name).collect();
                 let why = format!(
                     "status unknown for quota: {name}, resources: {}",
                     counted.join(",")
                 );
                 return Err(request.forbidden(Phase::Validate, &why).by(name));
             }
-            covered.applying.push(at);
             if has_limits {
-                covered.names.extend(&counted);
+                covered.names.extend(counted().map(|row| row.name));
             }
+            let rows = from..covered.rows.len();
+            covered.applying.push(Applying { at, quota, rows });
         }
         Ok(covered)
     }
@@ -196,7 +229,7 @@ impl Plugin<'_> {
         &self,
         request: &'a Request,
         evaluator: &Evaluator,
-    ) -> Result<Option<(&'a Object, ResourceList)>, Refusal> {
+    ) -> Result<Option<(&'a Object, Usage)>, Refusal> {
         if request.operation != Operation::Update {
             return Ok(None);
         }
@@ -213,14 +246,13 @@ impl Plugin<'_> {
     /// more.
     fn additions<'a>(
         &self,
-        quotas: &[&ResourceQuota],
-        applying: &[usize],
+        applying: &[Applying<'_>],
         evaluator: &Evaluator,
-        grown: Option<&'a (&Object, ResourceList)>,
-        usage: &'a ResourceList,
-    ) -> Result<Option<Vec<&'a ResourceList>>, Refusal> {
+        grown: Option<&'a Grown<'_>>,
+        usage: &'a Arc<Usage>,
+    ) -> Result<Option<Vec<&'a Arc<Usage>>>, Refusal> {
         let mut changes = Vec::with_capacity(applying.len());
-        for quota in applying.iter().filter_map(|at| quotas.get(*at)) {
+        for Applying { quota, .. } in applying {
             let change = match grown {
                 Some((old, grown)) => {
                     let applied = evaluator
@@ -274,49 +306,46 @@ impl Plugin<'_> {
     }
 }
 
-/// What is added to one quota; none if that does not change.
-fn charged(
+/// Adds what one quota counts.
+///
+/// # Errors
+/// If that is more than it has left.
+fn charge(
     request: &Request,
-    quota: &ResourceQuota,
-    usage: &ResourceList,
-) -> Result<Option<Charge>, Refusal> {
-    let status = &quota.status;
-    let name = &quota.metadata.name;
-    // A quota has few names, and an object counts under many.
-    let counted = status
-        .hard
-        .iter()
-        .filter_map(|(name, hard)| Some((name, usage.get(name)?, hard)));
+    name: &str,
+    rows: &[Row<'_>],
+    usage: &Usage,
+    charges: &mut Charges,
+) -> Result<(), Refusal> {
     // What has been allocated is a fact, whatever the quota says.
     let is_enforced = request.subresource != "status";
-    let mut added = Vec::with_capacity(status.hard.len());
-    let mut exceeded = Vec::new();
-    for (name, amount, hard) in counted {
-        let mut sum = amount.clone();
-        if let Some(used) = status.used.get(name) {
-            sum += used;
+    let mut exceeded: Vec<&Row<'_>> = Vec::new();
+    for row in rows {
+        let Some(at) = usage.position(row.name) else {
+            continue;
+        };
+        charges.add_place(at);
+        let exceeds = usage.at(at).is_some_and(|amount| match row.used {
+            Some(used) => used.exceeds_with(amount, row.hard),
+            None => amount > row.hard,
+        });
+        if is_enforced && exceeds {
+            exceeded.push(row);
         }
-        if is_enforced && sum > *hard {
-            exceeded.push((name, amount));
-        }
-        added.push((name.clone(), amount.clone()));
     }
     if !exceeded.is_empty() {
-        let of = |list: &ResourceList| {
-            let list = list.iter();
-            shown(list.filter(|(name, _)| exceeded.iter().any(|(other, _)| other == name)))
-        };
+        let rows = exceeded.iter();
+        let requested = rows
+            .clone()
+            .filter_map(|row| Some((row.name, usage.get(row.name)?)));
+        let used = rows.clone().filter_map(|row| Some((row.name, row.used?)));
         let why = format!(
             "exceeded quota: {name}, requested: {}, used: {}, limited: {}",
-            shown(exceeded.iter().copied()),
-            of(&status.used),
-            of(&status.hard),
+            shown(requested),
+            shown(used),
+            shown(rows.map(|row| (row.name, row.hard))),
         );
         return Err(request.forbidden(Phase::Validate, &why).by(name));
     }
-    let charge = Charge {
-        quota: name.clone(),
-        added,
-    };
-    Ok(Some(charge).filter(|charge| !charge.added.is_empty()))
+    Ok(())
 }

@@ -7,6 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::evaluator::{Cluster, one, pod_usage};
+use super::usage::Usage;
 use crate::kube::admission::names::REQUESTS_PREFIX;
 use crate::kube::admission::object::{DeviceClass, DeviceCount, ResourceClaim};
 use crate::kube::quantity::{Format, Quantity};
@@ -137,7 +138,7 @@ fn add_extended(usage: &mut ResourceList, claim: &ResourceClaim, cluster: &Clust
 }
 
 /// What the pod counts that owns an extended resource claim, if both know each other.
-fn usage_of_owner(claim: &ResourceClaim, cluster: &Cluster) -> Option<ResourceList> {
+fn usage_of_owner(claim: &ResourceClaim, cluster: &Cluster) -> Option<Usage> {
     let meta = &claim.metadata;
     if meta
         .annotations

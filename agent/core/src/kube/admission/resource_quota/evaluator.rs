@@ -2,10 +2,12 @@
 //!
 //! Source: `pkg/quota/v1/evaluator/core` and `k8s.io/apiserver/pkg/quota/v1/generic` of 1.36.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use super::claims::{self, DeviceClasses};
 use super::scope::{self, SelectorError};
+use super::usage::Usage;
 use crate::kube::admission::Admission;
 use crate::kube::admission::names::{self, REQUESTS_PREFIX};
 use crate::kube::admission::object::{
@@ -203,17 +205,23 @@ impl Evaluator {
     }
 
     /// What an object counts, under all names.
-    pub fn usage(&self, object: &Object, cluster: &Cluster) -> ResourceList {
+    pub fn usage(&self, object: &Object, cluster: &Cluster) -> Usage {
         match (self, object) {
             (Self::Pods, Object::Pod(pod)) => pod_usage(pod, cluster.now),
-            (Self::Claims, Object::Claim(claim)) => claim_usage(claim),
-            (Self::Services, Object::Service(service)) => service_usage(service),
-            (Self::ResourceClaims, Object::ResourceClaim(claim)) => claims::usage(claim, cluster),
+            (Self::Claims, Object::Claim(claim)) => claim_usage(claim).into(),
+            (Self::Services, Object::Service(service)) => service_usage(service).into(),
+            (Self::ResourceClaims, Object::ResourceClaim(claim)) => {
+                claims::usage(claim, cluster).into()
+            }
             (Self::Count { count, alias }, _) => {
                 let names = alias.iter().chain([count]);
-                names.map(|name| (name.clone(), one())).collect()
+                Usage::new(
+                    names
+                        .map(|name| (Cow::Owned(name.clone()), one()))
+                        .collect(),
+                )
             }
-            _ => ResourceList::new(),
+            _ => Usage::default(),
         }
     }
 
@@ -225,8 +233,25 @@ impl Evaluator {
         if pod.pod.pod_level_resources().is_some() {
             return Vec::new();
         }
-        let is_unset = |name: &&str| pod.pod.all_containers().any(|it| !sets(it, name));
-        REQUIRED.into_iter().filter(is_unset).collect()
+        // Several of the names are about the same field.
+        let unset = |list: fn(&Container) -> &ResourceList, name: &str| {
+            let mut containers = pod.pod.all_containers();
+            containers.any(|container| !list(container).contains_key(name))
+        };
+        let [requests, limits]: [fn(&Container) -> &ResourceList; 2] =
+            [|it| &it.resources.requests, |it| &it.resources.limits];
+        let (cpu, memory) = (unset(requests, CPU), unset(requests, MEMORY));
+        let is_unset = [
+            cpu,
+            memory,
+            cpu,
+            memory,
+            unset(limits, CPU),
+            unset(limits, MEMORY),
+        ];
+        let all = REQUIRED.into_iter().zip(is_unset);
+        all.filter_map(|(name, is_unset)| is_unset.then_some(name))
+            .collect()
     }
 
     /// Which containers do not set these names, which are sorted: `name for: containers`.
@@ -256,30 +281,45 @@ fn sets(container: &Container, name: &str) -> bool {
 }
 
 /// What a pod counts. One that has ended, or should be gone, counts only as an object.
-pub fn pod_usage(pod: &PodObject, now: Time) -> ResourceList {
-    let mut usage = ResourceList::from([("count/pods".to_owned(), one())]);
+pub fn pod_usage(pod: &PodObject, now: Time) -> Usage {
     if has_ended(pod, now) {
-        return usage;
+        return Usage::new(vec![(Cow::Borrowed("count/pods"), one())]);
     }
-    usage.insert("pods".to_owned(), one());
     let effective = pod.with_effective_resources();
     let requests = resources::pod_requests(&effective, Scope::ALL);
     let limits = resources::pod_limits(&effective, Scope::ALL);
+    let mut usage = Vec::with_capacity(2 + 2 * requests.len() + limits.len());
+    usage.push((Cow::Borrowed("count/pods"), one()));
+    usage.push((Cow::Borrowed("pods"), one()));
     for (name, request) in requests {
-        let as_request = format!("{REQUESTS_PREFIX}{name}");
-        if matches!(name.as_str(), CPU | MEMORY | EPHEMERAL_STORAGE) || is_huge_pages(&name) {
-            usage.insert(as_request, request.clone());
-            usage.insert(name, request);
-        } else if names::is_extended(&name) || name.starts_with(claims::CLASS_PREFIX) {
-            usage.insert(as_request, request);
-        }
+        let (bare, as_request) = match name.as_str() {
+            CPU => (CPU, "requests.cpu"),
+            MEMORY => (MEMORY, "requests.memory"),
+            EPHEMERAL_STORAGE => (EPHEMERAL_STORAGE, "requests.ephemeral-storage"),
+            _ => {
+                let as_request = || Cow::Owned(format!("{REQUESTS_PREFIX}{name}"));
+                if is_huge_pages(&name) {
+                    usage.push((as_request(), request.clone()));
+                    usage.push((Cow::Owned(name), request));
+                } else if names::is_extended(&name) || name.starts_with(claims::CLASS_PREFIX) {
+                    usage.push((as_request(), request));
+                }
+                continue;
+            }
+        };
+        usage.push((Cow::Borrowed(bare), request.clone()));
+        usage.push((Cow::Borrowed(as_request), request));
     }
     for (name, limit) in limits {
-        if matches!(name.as_str(), CPU | MEMORY | EPHEMERAL_STORAGE) {
-            usage.insert(format!("limits.{name}"), limit);
-        }
+        let as_limit = match name.as_str() {
+            CPU => "limits.cpu",
+            MEMORY => "limits.memory",
+            EPHEMERAL_STORAGE => "limits.ephemeral-storage",
+            _ => continue,
+        };
+        usage.push((Cow::Borrowed(as_limit), limit));
     }
-    usage
+    Usage::new(usage)
 }
 
 /// Whether a pod has ended, or its time to do so is over (the opposite of `QuotaV1Pod`).

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::evaluator::{Cluster, Evaluator};
 use super::scope;
+use super::usage::Usage;
 use crate::kube::admission::object::{GroupResource, Object, ResourceQuota};
 use crate::kube::quantity::Quantity;
 use crate::kube::resources::ResourceList;
@@ -76,7 +77,7 @@ struct One<'a> {
     /// Its place among all objects.
     at: usize,
     counted: &'a Counted,
-    usage: ResourceList,
+    usage: Usage,
 }
 
 impl<'a> Counts<'a> {
@@ -124,7 +125,7 @@ impl<'a> Counts<'a> {
         counting
             .flat_map(|of| &of.objects)
             .filter(|one| one.counted.object.meta().namespace == quota.metadata.namespace)
-            .filter(|one| one.usage.keys().any(|name| names.contains(name.as_str())))
+            .filter(|one| one.usage.iter().any(|(name, _)| names.contains(name)))
             .filter(|one| {
                 // A scope that cannot be read matches nothing.
                 let object = &one.counted.object;
@@ -153,16 +154,17 @@ impl<'a> Counts<'a> {
     /// What each object counts of a quota, in the order in which they were given; those that count nothing are left out.
     pub fn takers(&self, quota: &ResourceQuota) -> Vec<(&'a Counted, ResourceList)> {
         let names = self.names(quota);
-        let mut takers: Vec<(usize, &Counted, ResourceList)> =
-            self.of_quota(quota, &names)
-                .map(|one| {
-                    let takes = one.usage.iter().filter(|(name, amount)| {
-                        names.contains(name.as_str()) && !amount.is_zero()
-                    });
-                    let takes = takes.map(|(name, amount)| (name.clone(), amount.clone()));
-                    (one.at, one.counted, takes.collect())
-                })
-                .collect();
+        let mut takers: Vec<(usize, &Counted, ResourceList)> = self
+            .of_quota(quota, &names)
+            .map(|one| {
+                let takes = one
+                    .usage
+                    .iter()
+                    .filter(|(name, amount)| names.contains(name) && !amount.is_zero());
+                let takes = takes.map(|(name, amount)| (name.to_owned(), amount.clone()));
+                (one.at, one.counted, takes.collect())
+            })
+            .collect();
         takers.retain(|(_, _, takes)| !takes.is_empty());
         takers.sort_by_key(|(at, ..)| *at);
         let ordered = takers.into_iter();
