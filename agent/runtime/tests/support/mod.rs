@@ -258,20 +258,13 @@ impl Containerd {
         let ctr = self.programs.join(self.package).join("usr/bin/ctr");
         let socket = self.socket();
         let socket = socket.to_str().unwrap();
-        run(
-            ctr.to_str().unwrap(),
-            &[
-                "-a",
-                socket,
-                "-n",
-                "k8s.io",
-                "images",
-                "import",
-                "--snapshotter",
-                "native",
-                "image.tar",
-            ],
-        );
+        let mut import = vec!["-a", socket, "-n", "k8s.io", "images", "import"];
+        if self.package == CONTAINERD_2 {
+            // Unpacked by this client: the service for it knows no snapshotter but its configured one.
+            import.push("--local");
+        }
+        import.extend(["--snapshotter", "native", "image.tar"]);
+        run(ctr.to_str().unwrap(), &import);
     }
 
     /// What `plimsoll-runtime list` says.
