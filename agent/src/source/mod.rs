@@ -9,6 +9,7 @@ pub mod cluster;
 mod epoll_set;
 pub mod memcg_v1;
 pub mod memory_events;
+pub mod nri;
 pub mod pod_events;
 pub mod pressure;
 pub mod stall_triggers;

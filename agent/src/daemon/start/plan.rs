@@ -1,6 +1,7 @@
 //! What the agent is to do, as its arguments, its configuration and the host say, before it changes anything.
 
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -15,6 +16,7 @@ use crate::input::config::{Config, ConfigFile, Effective};
 use crate::pods;
 use crate::pods::names::KubeletTree;
 use crate::serve::http;
+use crate::source::nri::NriSettings;
 use crate::storage::StorageSettings;
 use crate::storage::runtime::RuntimeSettings;
 
@@ -135,9 +137,22 @@ pub(super) fn disks(plan: &Plan<'_>) -> StorageSettings {
 /// The container runtime, and `plimsoll-runtime`, in the directory of this program.
 pub(super) fn runtime_settings(args: &RunArgs) -> Option<RuntimeSettings> {
     let socket = args.runtime_endpoint.clone()?;
-    let program = std::env::current_exe().unwrap_or_default();
-    Some(RuntimeSettings {
-        socket,
-        program: program.with_file_name("plimsoll-runtime"),
+    let program = runtime_program();
+    Some(RuntimeSettings { socket, program })
+}
+
+/// Where the runtime takes plugins, where one runs the pods.
+pub(super) fn nri_settings(plan: &Plan<'_>) -> Option<NriSettings> {
+    plan.kubelet.as_ref()?;
+    plan.args.runtime_endpoint.as_ref()?;
+    Some(NriSettings {
+        socket: plan.args.nri_socket.clone(),
+        program: runtime_program(),
     })
+}
+
+/// In the directory of this program.
+fn runtime_program() -> PathBuf {
+    let program = std::env::current_exe().unwrap_or_default();
+    program.with_file_name("plimsoll-runtime")
 }
