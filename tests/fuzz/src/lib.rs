@@ -55,15 +55,16 @@ use plimsoll_core::kube::duration;
 use plimsoll_core::kube::framing::LENGTH_BYTES;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::quantity::Quantity;
-use plimsoll_core::kube::runtime_link::{self, FromRuntime, Inventory, ToRuntime};
+use plimsoll_core::kube::runtime_link::{self, FromNri, FromRuntime, Inventory, ToNri, ToRuntime};
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::policy::disk::unused::{ImageBook, ended_containers, unused_images};
+use plimsoll_runtime::nri::trunk::Trunk;
 
 /// The environment's variable with the name of the target.
 const TARGET: &str = "PLIMSOLL_FUZZ_TARGET";
 
 /// By their names, which are those of folders in `seeds`.
-const TARGETS: [(&str, fn(&[u8])); 27] = [
+const TARGETS: [(&str, fn(&[u8])); 28] = [
     ("admission", admission),
     ("arbitration", arbitration),
     ("btf", btf),
@@ -83,6 +84,7 @@ const TARGETS: [(&str, fn(&[u8])); 27] = [
     ("manifests", manifests),
     ("mountinfo", mountinfo),
     ("mounts", mounts),
+    ("nri", nri),
     ("processes", processes),
     ("records", records),
     ("requests", requests),
@@ -491,6 +493,8 @@ pub fn runtime_link(bytes: &[u8]) {
             return;
         };
         serde_json::from_slice::<ToRuntime>(body).ok();
+        serde_json::from_slice::<ToNri>(body).ok();
+        serde_json::from_slice::<FromNri>(body).ok();
         match serde_json::from_slice::<FromRuntime>(body) {
             Ok(FromRuntime::Container { container }) => inventory.containers.push(*container),
             Ok(FromRuntime::Image { image }) => inventory.images.push(*image),
@@ -503,6 +507,17 @@ pub fn runtime_link(bytes: &[u8]) {
         book.observe(&inventory, now_ns);
         ended_containers(&inventory);
         unused_images(&inventory, &book, now_ns);
+    }
+}
+
+/// [`Trunk::take`]: the same messages however the bytes are cut.
+pub fn nri(bytes: &[u8]) {
+    let whole = Trunk::default().take(bytes);
+    let mut trunk = Trunk::default();
+    let portions: Result<Vec<_>, _> = bytes.chunks(7).map(|part| trunk.take(part)).collect();
+    match (whole, portions) {
+        (Ok(whole), Ok(portions)) => assert_eq!(whole, portions.concat()),
+        (whole, portions) => assert!(whole.is_err() && portions.is_err()),
     }
 }
 
